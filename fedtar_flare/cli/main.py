@@ -1,0 +1,44 @@
+"""Entry point of ``fedtar``: parses, calls one command, and turns errors into one readable message and an exit code."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from fedtar_flare.cli import simulate
+from fedtar_flare.errors import FedTARError
+from fedtar_flare.version import __version__
+
+COMMANDS = (simulate,)
+
+
+def parser() -> argparse.ArgumentParser:
+    """The whole command line."""
+    top = argparse.ArgumentParser(
+        prog="fedtar",
+        description="Federated learning of longitudinal medical report generation on NVIDIA FLARE.",
+        epilog="Exit codes: 0 done, 1 failed, 2 wrong use.",
+    )
+    top.add_argument("--version", action="version", version=f"fedtar_flare {__version__}")
+    commands = top.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    for command in COMMANDS:
+        command.add_parser(commands)
+    return top
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit code."""
+    arguments = parser().parse_args(argv)
+    try:
+        return int(arguments.run(arguments))
+    except FedTARError as error:
+        print(f"fedtar {arguments.command}: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print(f"fedtar {arguments.command}: interrupted", file=sys.stderr)
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main())

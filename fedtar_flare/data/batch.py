@@ -1,0 +1,61 @@
+"""Prepared images of several visits as one batch of tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+
+from fedtar_flare.errors import DataError
+
+
+class PreparedImage(Protocol):
+    """What preparation leaves of one visit: ``image`` uint8 (S, 3, H, W), ``position_mm`` float32 (S,)."""
+
+    image: np.ndarray
+    position_mm: np.ndarray
+
+
+@dataclass
+class ImageBatch:
+    """Images of B visits.
+
+    Args:
+        images: float32 (B, S, 3, H, W) in [-1, 1].
+        position_mm: float32 (B, S), position of each slice along the body's axis in millimetres.
+        slice_mask: bool (B, S), False where a visit has fewer slices than the longest.
+    """
+
+    images: torch.Tensor
+    position_mm: torch.Tensor
+    slice_mask: torch.Tensor
+
+    def to(self, device: torch.device | str) -> ImageBatch:
+        """The same batch on another device."""
+        return ImageBatch(self.images.to(device), self.position_mm.to(device), self.slice_mask.to(device))
+
+
+def collate(prepared: Sequence[PreparedImage]) -> ImageBatch:
+    """Stack prepared images; those with fewer slices are padded with zeros and masked.
+
+    Raises:
+        DataError: when empty, or when the sizes in plane differ (``mixed-size``).
+    """
+    if not prepared:
+        raise DataError("an empty batch", reason="empty-batch")
+    sizes = {item.image.shape[1:] for item in prepared}
+    if len(sizes) > 1:
+        raise DataError(f"images of different sizes in one batch: {sorted(sizes)}", reason="mixed-size")
+    slices = max(item.image.shape[0] for item in prepared)
+    images = torch.zeros(len(prepared), slices, *sizes.pop())
+    positions = torch.zeros(len(prepared), slices)
+    mask = torch.zeros(len(prepared), slices, dtype=torch.bool)
+    for i, item in enumerate(prepared):
+        n = item.image.shape[0]
+        images[i, :n] = torch.from_numpy(np.array(item.image)).float().div_(127.5).sub_(1.0)
+        positions[i, :n] = torch.from_numpy(np.array(item.position_mm, dtype=np.float32))
+        mask[i, :n] = True
+    return ImageBatch(images, positions, mask)

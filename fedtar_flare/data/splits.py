@@ -1,0 +1,50 @@
+"""Keyed hashes of a patient's identifier: which split it is in, and its coordinate in the demographic profile.
+
+Plain hashes of identifiers can be inverted by trying identifiers; HMAC-SHA-256 with a key that stays at the site
+cannot. A patient's split depends on the identifier and the key alone, so a new visit never moves a patient.
+"""
+
+from __future__ import annotations
+
+import hmac
+from typing import TYPE_CHECKING
+
+from fedtar_flare.errors import ConfigError
+
+if TYPE_CHECKING:
+    from fedtar_flare.data.types import Split
+
+FRACTIONS = (0.7, 0.1, 0.2)
+"""Train, validation, test."""
+
+
+def keyed_unit(text: str, key: bytes) -> float:
+    """HMAC-SHA-256 of a text as a number in [0, 1), uniform, with 53 bits.
+
+    Raises:
+        ConfigError: when the key is shorter than 16 bytes.
+    """
+    if len(key) < 16:
+        raise ConfigError("the site's hash key must have at least 16 bytes")
+    return (int.from_bytes(hmac.digest(key, text.encode(), "sha256")[:8], "big") >> 11) / 2**53
+
+
+def split_of(patient_id: str, key: bytes, fractions: tuple[float, float, float] = FRACTIONS) -> Split:
+    """The split of a patient.
+
+    Args:
+        patient_id: the site's own identifier.
+        key: the site's secret.
+        fractions: of train, validation and test; they sum to one.
+    """
+    if min(fractions) < 0 or abs(sum(fractions) - 1) > 1e-9:
+        raise ConfigError(f"fractions {fractions} must be non-negative and sum to one")
+    place = keyed_unit(f"split:{patient_id}", key)
+    if place < fractions[0]:
+        return "train"
+    return "validation" if place < fractions[0] + fractions[1] else "test"
+
+
+def identity_hash(patient_id: str, key: bytes) -> float:
+    """The first coordinate of the profile, ``hash(id)`` in [0, 1) (FedTAR, Eq. 2)."""
+    return keyed_unit(f"profile:{patient_id}", key)

@@ -1,0 +1,245 @@
+"""FedTAR at a site: ``PatientAdaptiveExecutor``, three tasks, one of which is one visit step."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fedtar_flare.errors import ConfigError, DataError
+from fedtar_flare.fedtar.config import DataConfig, LoRAConfig, PatientConfig, TrainingConfig, build, digest
+from fedtar_flare.flare.exchange import WIRE_DTYPES, ExchangeSchema
+from fedtar_flare.flare.method_executor import MethodExecutor, Site, Tensors, abstain, home, ok
+from fedtar_flare.flare.site_state import SiteState
+from fedtar_flare.flare.tasks import CLOSE_ROUND, HANDSHAKE, TASKS, TRAIN, Order, Reply, version
+from fedtar_flare.version import __version__
+
+
+class PatientAdaptiveExecutor(MethodExecutor):
+    """Trains the patient-adaptive report generator of one site.
+
+    Tasks:
+        ``handshake``: read the site's data, fit the demographic mixture, answer schema, versions and counts, and the
+        scores of the start. ``train``: one visit step, answers the difference of the shared part.
+        ``close_round``: validation loss, the T numbers of the hypergradient, and scores when due.
+
+    Everything a task needs of the one before is on disk (:class:`SiteState`), because a task may run in a new process.
+
+    Args:
+        preset: model preset (see :mod:`fedtar_flare.models.presets`).
+        model: settings that override the preset's.
+        lora: settings of :class:`LoRAConfig`.
+        patient: settings of :class:`PatientConfig`.
+        training: settings of :class:`TrainingConfig`.
+        data: settings of :class:`DataConfig`.
+        seed: all randomness derives from it, the site's name, the round, the step and the task.
+        torch_threads: threads of one task; equal threads give equal bits.
+
+    Raises:
+        ConfigError: when built with a setting that is unknown or not allowed.
+    """
+
+    def __init__(
+        self,
+        preset: str = "small",
+        model: dict[str, Any] | None = None,
+        lora: dict[str, Any] | None = None,
+        patient: dict[str, Any] | None = None,
+        training: dict[str, Any] | None = None,
+        data: dict[str, Any] | None = None,
+        seed: int = 0,
+        torch_threads: int = 1,
+    ):
+        super().__init__()
+        if torch_threads < 1:
+            raise ConfigError(f"torch_threads must be at least 1, not {torch_threads}")
+        self.preset, self.model = preset, model
+        self.lora, self.patient, self.training, self.data = lora, patient, training, data
+        self.seed, self.torch_threads = seed, torch_threads
+        from fedtar_flare.models.presets import preset as model_preset
+
+        self._model = model_preset(preset, **(model or {}))
+        self._lora = build(LoRAConfig, lora, "lora")
+        self._patient = build(PatientConfig, patient, "patient")
+        self._training = build(TrainingConfig, training, "training")
+        self._data = build(DataConfig, data, "data")
+        self._learner: Any = None
+        self._learner_key: tuple[str, str] | None = None
+
+    def perform(self, task: str, order: Order, weights: Tensors, site: Site) -> tuple[Reply, Tensors | None]:
+        """Route a task (see :class:`MethodExecutor`)."""
+        torch.set_num_threads(self.torch_threads)
+        if task == HANDSHAKE:
+            return self._handshake(order, weights, site)
+        if task == TRAIN:
+            return self._train(order, weights, site)
+        if task == CLOSE_ROUND:
+            return self._close_round(order, weights, site)
+        raise ConfigError(f"task '{task}' is unknown; this executor does {', '.join(TASKS)}")
+
+    # ------------------------------------------------------------------ the three tasks
+    def _handshake(self, order: Order, weights: Tensors, site: Site) -> tuple[Reply, Tensors | None]:
+        from fedtar_flare.fedtar.profiles import fit_mixture
+
+        state, cohort = self._open(order, site)
+        if self._patient.enabled and not state.has("mixture"):
+            mixture = fit_mixture(cohort, self._patient, seed_of(self.seed, site.name, 0, 0, "mixture"))
+            if mixture.note:
+                self.logger.warning(f"site {site.name}: {mixture.note}")
+            state.write("mixture", {k: torch.from_numpy(v) for k, v in mixture.state().items()}, {"note": mixture.note})
+        learner = self._learner_of(order, site, state, cohort)
+        if weights:
+            learner.load_shared(weights)
+        if state.latest(order.after) is None:
+            state.save(version(0, 0), learner.private(), {"round": 0, "step": 0})
+        shared = learner.shared()
+        payload: dict[str, Any] = {
+            "schema": ExchangeSchema.of(shared, self._lora.dtype_up).to_dict(),
+            "versions": {"fedtar_flare": __version__},
+            "settings": digest(self._model, self._lora, self._patient, self._training, self._data) + f"-{self.seed}",
+            "counts": cohort.counts(),
+            "skipped_studies": dict(cohort.rejected),
+            "adapter_config": learner.adapter_config(),
+            "model": learner.describe(),
+        }
+        if order.evaluate:
+            self._load_private(learner, state, order.after)
+            payload["scores"] = learner.evaluate(self._min_cell(site))
+        return ok(order, payload=payload), shared if order.initial_site == site.name else None
+
+    def _train(self, order: Order, weights: Tensors, site: Site) -> tuple[Reply, Tensors | None]:
+        state, cohort = self._open(order, site)
+        self._keep_broadcast(state, order.round, order.step - 1, weights)
+        visits = len(cohort.samples("train", order.step))
+        if visits < self._min_cell(site):
+            return abstain(order, f"{visits} training visit(s) at step {order.step}" if not visits else "too few"), None
+        learner = self._learner_of(order, site, state, cohort)
+        learner.load_shared(weights)
+        self._load_private(learner, state, order.after)
+        result = learner.train(order.step, seed_of(self.seed, site.name, order.round, order.step, TRAIN))
+        site.stop_if_aborted()
+        state.save(version(order.round, order.step), learner.private(), {"round": order.round, "step": order.step})
+        numbers = {
+            "samples": result.samples,
+            "train_loss": result.loss,
+            "first_loss": result.first_loss,
+            "last_loss": result.last_loss,
+        }
+        wire = WIRE_DTYPES[self._lora.dtype_up]
+        return ok(order, numbers), {name: value.to(wire) for name, value in result.update.items()}
+
+    def _close_round(self, order: Order, weights: Tensors, site: Site) -> tuple[Reply, Tensors | None]:
+        from fedtar_flare.fedtar.policy import t_numbers
+
+        state, cohort = self._open(order, site)
+        learner = self._learner_of(order, site, state, cohort)
+        learner.load_shared(weights)
+        self._load_private(learner, state, order.after)
+        numbers: dict[str, float] = {}
+        payload: dict[str, Any] = {}
+        broadcasts = [self._broadcast(state, order.round, t) for t in range(order.time_steps)] + [dict(weights)]
+        validated = learner.validate()
+        if validated is not None:
+            numbers |= {"validation_loss": validated.loss, "reports": validated.reports}
+            if all(w is not None for w in broadcasts):
+                payload["t_numbers"] = t_numbers(validated.gradient, broadcasts)
+            else:
+                payload["t_numbers"] = None
+        if order.evaluate:
+            payload["scores"] = learner.evaluate(self._min_cell(site))
+        return ok(order, numbers, payload), None
+
+    # ------------------------------------------------------------------ what the tasks share
+    def _open(self, order: Order, site: Site) -> tuple[SiteState, Any]:
+        """The site's state of this run and its patients (read anew in every process; light)."""
+        from fedtar_flare.data.site import load_cohort, load_site_config
+
+        self._config = load_site_config(site.name, workspace=site.workspace, simulator=site.simulated)
+        cohort = load_cohort(
+            self._config,
+            site.name,
+            time_steps=order.time_steps,
+            alignment=self._data.alignment,
+            prior=self._data.prior,
+            seed=self.seed,
+            synthetic_patients=self._data.synthetic_patients,
+        )
+        return SiteState(site.state_root(self._config.state_dir), order.run_id, site.name), cohort
+
+    def _learner_of(self, order: Order, site: Site, state: SiteState, cohort: Any) -> Any:
+        """The site's learner, built once per process and run."""
+        from fedtar_flare.fedtar.device import choose_device
+        from fedtar_flare.fedtar.learner import SiteLearner
+
+        if self._learner_key != (order.run_id, site.name):
+            mixture = None
+            if self._patient.enabled:
+                from fedtar_flare.fedtar.demographics import DemographicMixture
+
+                arrays, _ = state.read("mixture")
+                mixture = DemographicMixture.from_state({name: value.numpy() for name, value in arrays.items()})
+            device, autocast = choose_device(self._config.device, self._config.precision)
+            self._learner = SiteLearner(
+                model=self._model,
+                lora=self._lora,
+                patient=self._patient,
+                training=self._training,
+                cohort=cohort,
+                mixture=mixture,
+                time_steps=order.time_steps,
+                seed=self.seed,
+                cache=Path(self._config.cache_dir or home()) / "prepared",
+                device=device,
+                autocast=autocast,
+                checkpoint=site.stop_if_aborted,
+            )
+            self._learner_key = (order.run_id, site.name)
+        self._learner.cohort = cohort  # a visit added or withdrawn since counts from this task on
+        self._learner.checkpoint = site.stop_if_aborted
+        return self._learner
+
+    def _load_private(self, learner: Any, state: SiteState, after: str) -> None:
+        """Load the newest private state that is not later than the version the task names."""
+        newest = state.latest(after)
+        if newest is None:
+            raise DataError(
+                f"{state.folder} has no state of this run at or before version {after}; it was deleted, or the run began "
+                "on another machine. Submit the job anew, or restore the folder",
+                reason="no-site-state",
+            )
+        tensors, _ = state.read(newest)
+        learner.load_private(tensors)
+
+    def _min_cell(self, site: Site) -> int:
+        configured = self._config.min_cell
+        return self._data.min_cell if configured is None else max(configured, self._data.min_cell)
+
+    @staticmethod
+    def _keep_broadcast(state: SiteState, round_: int, step: int, weights: Tensors) -> None:
+        """Keep w_{t-1} for the T numbers; what is left of other rounds goes (not earlier: a task may be repeated)."""
+        for path in state.folder.glob("broadcast-*.safetensors"):
+            if not path.stem.startswith(f"broadcast-{round_:04d}-"):
+                path.unlink(missing_ok=True)
+        state.write(_broadcast_name(round_, step), weights, {})
+
+    @staticmethod
+    def _broadcast(state: SiteState, round_: int, step: int) -> Mapping[str, torch.Tensor] | None:
+        name = _broadcast_name(round_, step)
+        return state.read(name)[0] if state.has(name) else None
+
+
+def seed_of(seed: int, site: str, round_: int, step: int, task: str) -> int:
+    """Seed of one task: the same in every process and whatever ran before.
+
+    >>> seed_of(0, "site-1", 1, 2, "train") == seed_of(0, "site-1", 1, 2, "train")
+    True
+    """
+    text = f"{seed}/{site}/{round_}/{step}/{task}"
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "big")
+
+
+def _broadcast_name(round_: int, step: int) -> str:
+    return f"broadcast-{round_:04d}-{step:02d}"

@@ -1,0 +1,310 @@
+"""Patient-adaptive LoRA: every sample of a batch has low-rank factors of its own (paper, Eq. 4).
+
+A layer that PEFT adapts, with frozen weight ``W`` and shared factors ``A``, ``B``, becomes for sample ``p`` ::
+
+    W + s A B^T + s_p A_p B_p^T,   [A_p, B_p] = h_l(phi_p),   phi_p = W_proj q_p + b_proj (+ e_t)
+
+with ``q_p`` the soft assignment of the patient to the site's clusters, ``h_l`` one linear hypernetwork per layer and
+``e_t`` a learned embedding of the time step (the paper's form is ``time_conditioned=False``). The shared factors
+travel; everything that :class:`PatientLoRA` owns is the site's own state and stays.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from fedtar_flare.errors import ConfigError, DataError
+
+if TYPE_CHECKING:
+    from peft import PeftModel
+
+# The patient's A starts near one common random A: this is the size of its patient-dependent share.
+_PATIENT_SHARE_OF_A = 0.1
+
+
+@dataclass(frozen=True, kw_only=True)
+class PatientLoRAConfig:
+    """Settings of the patient part.
+
+    Args:
+        rank: r of ``A_p`` and ``B_p``.
+        scale: ``s_p`` in Eq. 4, on its own so that it need not follow the shared part's ``alpha / rank``.
+        components: length of ``q``.
+        embedding_dim: d, length of ``phi``.
+        time_conditioned: add a learned embedding of the time step to ``phi``, so that the factors are the patient's
+            at that visit.
+        time_steps: T; time steps are 1..T.
+        seed: makes the initial parameters; the global random state is neither read nor changed.
+
+    Raises:
+        ConfigError: a value is out of range.
+    """
+
+    rank: int = 4
+    scale: float = 1.0
+    components: int = 16
+    embedding_dim: int = 32
+    time_conditioned: bool = True
+    time_steps: int
+    seed: int
+
+    def __post_init__(self) -> None:
+        for name in ("rank", "components", "embedding_dim", "time_steps"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise ConfigError(f"PatientLoRAConfig.{name} is {value!r}: it must be an integer of at least 1")
+        if not math.isfinite(self.scale) or self.scale <= 0:
+            raise ConfigError(f"PatientLoRAConfig.scale is {self.scale!r}: it must be a finite number above 0")
+        if not isinstance(self.seed, int) or isinstance(self.seed, bool):
+            raise ConfigError(f"PatientLoRAConfig.seed is {self.seed!r}: it must be an integer")
+
+
+class LayerHypernetwork(nn.Module):
+    """h_l: the linear map from ``phi`` (B, d) to the factors of one layer.
+
+    The B half is zero at the start, so that an untrained patient part changes nothing. The A half starts like LoRA's
+    own A (Kaiming uniform) in its bias, with a small patient-dependent share.
+    """
+
+    def __init__(self, in_features: int, out_features: int, rank: int, embedding_dim: int, generator: torch.Generator):
+        super().__init__()
+        self.rank = rank
+        bound = 1 / math.sqrt(in_features)
+        self.a_weight = nn.Parameter(
+            _uniform((rank * in_features, embedding_dim), _PATIENT_SHARE_OF_A * bound, generator)
+        )
+        self.a_bias = nn.Parameter(_uniform((rank * in_features,), bound, generator))
+        self.b_weight = nn.Parameter(torch.zeros(rank * out_features, embedding_dim))
+        self.b_bias = nn.Parameter(torch.zeros(rank * out_features))
+
+    def forward(self, phi: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+        """``A_p^T`` (B, r, in) and ``scale * B_p^T`` (B, r, out) of every sample."""
+        a = torch.addmm(self.a_bias, phi, self.a_weight.t())
+        b = torch.addmm(self.b_bias, phi, self.b_weight.t(), beta=scale, alpha=scale)
+        return a.view(len(phi), self.rank, -1), b.view(len(phi), self.rank, -1)
+
+
+@dataclass(frozen=True)
+class _AdaptedLayer:
+    name: str
+    layer: Any  # peft.tuners.lora.Linear over nn.Linear or Conv1D
+    hypernetwork: LayerHypernetwork
+
+
+@dataclass
+class _Batch:
+    """What one ``adapt`` context holds; factors are kept only while gradients are off."""
+
+    q: Tensor
+    time_step: Tensor
+    phi: Tensor | None = None
+    factors: dict[tuple[str, torch.dtype], tuple[Tensor, Tensor]] = field(default_factory=dict)
+
+
+class PatientLoRA(nn.Module):
+    """The patient part of every LoRA layer of a PEFT model.
+
+    It is not a submodule of the PEFT model: its ``state_dict()`` is exactly the site's private state, with names
+    ``projection.*``, ``time_embedding`` and ``hypernetworks.<layer path with / for .>.{a,b}_{weight,bias}``. The
+    parameters are made on the device and in the precision of the LoRA factors; after moving the PEFT model, move
+    this module likewise.
+
+    Inside :meth:`adapt` each PEFT LoRA layer runs one fused pass for the shared and the patient part; outside of it
+    the layers run PEFT's own forward, the shared part alone.
+
+    Args:
+        peft_model: a PEFT model with plain LoRA (no dropout, no variant such as DoRA) on ``nn.Linear`` or
+            transformers' ``Conv1D`` layers.
+        config: settings of the patient part.
+
+    Raises:
+        ConfigError: the model has no LoRA layer, or one that this pass cannot adapt; names the layer.
+    """
+
+    def __init__(self, peft_model: PeftModel, config: PatientLoRAConfig):
+        super().__init__()
+        self.config = config
+        layers = _lora_layers(peft_model)
+        generator = torch.Generator().manual_seed(config.seed)
+
+        self.projection = nn.utils.skip_init(nn.Linear, config.components, config.embedding_dim)
+        with torch.no_grad():
+            # Columns of length about 1: the embedding of a patient who belongs to one cluster alone.
+            self.projection.weight.copy_(
+                torch.randn(self.projection.weight.shape, generator=generator) / math.sqrt(config.embedding_dim)
+            )
+            self.projection.bias.zero_()
+        if config.time_conditioned:
+            self.time_embedding = nn.Parameter(torch.zeros(config.time_steps, config.embedding_dim))
+        self._adapted = tuple(
+            _AdaptedLayer(
+                name,
+                layer,
+                LayerHypernetwork(layer.in_features, layer.out_features, config.rank, config.embedding_dim, generator),
+            )
+            for name, layer in layers.items()
+        )
+        self.hypernetworks = nn.ModuleDict({item.name.replace(".", "/"): item.hypernetwork for item in self._adapted})
+        factor = next(iter(self._adapted[0].layer.lora_A.values())).weight
+        self.to(device=factor.device, dtype=factor.dtype)
+
+    def embed(self, q: Tensor, time_step: Tensor) -> Tensor:
+        """``phi`` (B, d) of patients with soft assignments ``q`` (B, components) at time steps (B,) in 1..T."""
+        phi = nn.functional.linear(q, self.projection.weight, self.projection.bias)
+        if self.config.time_conditioned:
+            phi = phi + nn.functional.embedding(time_step - 1, self.time_embedding)
+        return phi
+
+    @contextmanager
+    def adapt(self, q: Tensor, time_step: Tensor) -> Iterator[None]:
+        """Adapt the model to the B samples of one batch while the context is open.
+
+        The leading dimension of any adapted layer's input must be B * k with the k rows of a sample adjacent, in the
+        batch's order (slices, windows, beams); inputs have two or more dimensions. The context may be nested (the
+        innermost batch counts) and always gives the layers back, also after an exception. With gradients off each
+        layer's factors are made once and kept until the context closes or gradients are on again, so neither these
+        parameters nor the shared factors may be replaced meanwhile. Where layers are recomputed in the backward pass
+        (gradient checkpointing), that pass belongs inside the context too.
+
+        Args:
+            q: (B, components), floating point, on any device.
+            time_step: (B,), integer, 1..T; checked even where the embedding does not depend on it.
+
+        Raises:
+            DataError: ``q`` or ``time_step`` has another shape or range, or (in a layer's forward) the rows of an
+                input are no multiple of B; names the layer.
+            ConfigError: the shared LoRA is merged into the base weights.
+        """
+        self._check(q, time_step)
+        weight = self.projection.weight
+        batch = _Batch(q.to(weight), time_step.to(weight.device, torch.long))
+        replaced = [(item.layer, item.layer.__dict__.get("forward")) for item in self._adapted]
+        try:
+            for item in self._adapted:
+                item.layer.forward = partial(self._forward, item, batch)
+            yield
+        finally:
+            for layer, forward in replaced:
+                if forward is None:
+                    layer.__dict__.pop("forward", None)
+                else:
+                    layer.forward = forward
+
+    def _check(self, q: Tensor, time_step: Tensor) -> None:
+        config = self.config
+        if q.dim() != 2 or q.shape[0] < 1 or q.shape[1] != config.components or not q.is_floating_point():
+            raise DataError(
+                f"q is {q.dtype} of shape {tuple(q.shape)}: it must be floating point (B, {config.components})",
+                reason="adapter-batch",
+            )
+        if time_step.shape != q.shape[:1] or time_step.is_floating_point() or time_step.is_complex():
+            raise DataError(
+                f"time_step is {time_step.dtype} of shape {tuple(time_step.shape)}: it must be integer "
+                f"({q.shape[0]},), one time step for each row of q",
+                reason="adapter-batch",
+            )
+        if int(time_step.min()) < 1 or int(time_step.max()) > config.time_steps:
+            raise DataError(
+                f"time_step reaches from {int(time_step.min())} to {int(time_step.max())}: it must lie in "
+                f"1..{config.time_steps}",
+                reason="adapter-batch",
+            )
+        for item in self._adapted:
+            if item.layer.merged:
+                raise ConfigError(
+                    f"layer {item.name}: the shared LoRA is merged into the base weight; call unmerge_adapter() first"
+                )
+
+    def _forward(self, item: _AdaptedLayer, batch: _Batch, x: Tensor) -> Tensor:
+        """One layer's pass: ``base(x) + x [A; A_p]^T-down, [s B; s_p B_p]^T-up``, a group of rows per sample."""
+        layer = item.layer
+        if layer.disable_adapters:
+            return layer.base_layer(x)
+        samples = batch.q.shape[0]
+        if x.dim() < 2 or x.shape[0] % samples:
+            raise DataError(
+                f"layer {item.name}: an input of shape {tuple(x.shape)} does not divide into the {samples} samples of "
+                "this batch; its leading dimension must be a multiple of them (a layer that works on something else "
+                "than samples does not belong into the LoRA targets)",
+                reason="adapter-batch",
+            )
+        rows = x.reshape(samples, -1, x.shape[-1])
+        base = layer.base_layer(rows)
+        down, up = self._factors(item, batch, _compute_dtype(rows, item))
+        low = torch.bmm(rows.to(down.dtype), down.transpose(1, 2))
+        adapted = torch.baddbmm(base.to(up.dtype), low, up).to(base.dtype)
+        return adapted.view(*x.shape[:-1], adapted.shape[-1])
+
+    def _factors(self, item: _AdaptedLayer, batch: _Batch, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """``[A; A_p]^T`` (B, R + r, in) and ``[s B, s_p B_p]^T`` (B, R + r, out) of the batch, in ``dtype``."""
+        key = (item.name, dtype)
+        if torch.is_grad_enabled():
+            batch.factors.clear()  # training may change the parameters before the next pass without gradients
+        elif key in batch.factors:
+            return batch.factors[key]
+        layer, samples = item.layer, batch.q.shape[0]
+        downs, ups = [], []
+        # Factors are small: full precision costs nothing, and spares autocast a copy of every hypernetwork.
+        device = batch.q.device.type
+        with torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext():
+            for name in layer.active_adapters:
+                if name in layer.lora_A:
+                    downs.append(layer.lora_A[name].weight.expand(samples, -1, -1))
+                    ups.append((layer.lora_B[name].weight.t() * layer.scaling[name]).expand(samples, -1, -1))
+            a, b = item.hypernetwork(self._phi(batch), self.config.scale)
+            factors = (torch.cat([*downs, a], dim=1).to(dtype), torch.cat([*ups, b], dim=1).to(dtype))
+        if not torch.is_grad_enabled():
+            batch.factors[key] = factors
+        return factors
+
+    def _phi(self, batch: _Batch) -> Tensor:
+        """``phi`` of the batch, shared by all layers; made anew where a backward pass used its graph up."""
+        if batch.phi is None or (torch.is_grad_enabled() and not batch.phi.requires_grad):
+            batch.phi = self.embed(batch.q, batch.time_step)
+            if batch.phi.requires_grad:
+                batch.phi.register_hook(lambda _: setattr(batch, "phi", None))
+        return batch.phi
+
+
+def _compute_dtype(x: Tensor, item: _AdaptedLayer) -> torch.dtype:
+    """Autocast's precision where it is on, else that of the patient part (as PEFT, which follows its factors)."""
+    device = x.device.type
+    if torch.is_autocast_enabled(device):
+        return torch.get_autocast_dtype(device)
+    return item.hypernetwork.a_bias.dtype
+
+
+def _uniform(shape: tuple[int, ...], bound: float, generator: torch.Generator) -> Tensor:
+    return (torch.rand(shape, generator=generator) * 2 - 1) * bound
+
+
+def _lora_layers(peft_model: PeftModel) -> dict[str, Any]:
+    """PEFT's LoRA layers by their path in the base model, sorted by it."""
+    from peft.tuners.lora import Linear, LoraLayer
+
+    layers = {
+        name: module for name, module in peft_model.get_base_model().named_modules() if isinstance(module, LoraLayer)
+    }
+    if not layers:
+        raise ConfigError("the model has no LoRA layer: call add_shared_lora first")
+    for name, layer in layers.items():
+        if type(layer) is not Linear:
+            raise ConfigError(
+                f"layer {name} is {type(layer).__module__}.{type(layer).__name__}: patient-adaptive LoRA works on "
+                "unquantised nn.Linear and Conv1D layers; leave it out of the LoRA targets"
+            )
+        plain_dropout = all(isinstance(module, nn.Identity) for module in layer.lora_dropout.values())
+        if layer.lora_variant or any(layer.lora_bias.values()) or not plain_dropout:
+            raise ConfigError(
+                f"layer {name} has LoRA with dropout, a bias or a variant: patient-adaptive LoRA works on plain LoRA; "
+                "make the adapter with add_shared_lora"
+            )
+    return dict(sorted(layers.items()))

@@ -1,0 +1,206 @@
+"""The meta-learned alpha and its hypergradient from T numbers, as pure tensor functions (FedTAR, Eq. 8).
+
+The paper's outer gradient uses ``S = dw/dpsi``, a matrix of (size of w) x (size of psi). Eq. 7 telescopes, so the same
+gradient is, exactly and with wbar_t held fixed,
+
+    dL/dalpha_t = prod_{y > t, y taken} (1 - alpha_y) * <g, Delta_t>,    Delta_t = (w_t - w_{t-1}) / alpha_t,
+
+with g the gradient of the validation loss at w_T. A site knows w_0..w_T from the broadcasts, so it sends the T numbers
+``<g, w_t - w_{t-1}>``; neither the gradient nor any data leaves it. autograd carries dL/dalpha on into psi.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import nn
+
+from fedtar_flare.errors import ConfigError, ExchangeError
+
+Tensors = Mapping[str, torch.Tensor]
+ALPHA_FORMS = ("softmax", "sigmoid")
+SCHEDULES = ("constant", "inverse_sqrt")
+ALPHA_FLOOR = 1e-8
+"""An alpha_t below this has no usable Delta_t: its gradient is 0."""
+
+
+class AlphaPolicy(nn.Module):
+    """alpha_1..alpha_T from psi: a learnable table of time embeddings and one hidden ReLU layer (Eq. 8), in float64.
+
+    Args:
+        time_steps: T.
+        alpha_form: ``softmax`` over the steps (the paper: the alphas of a round sum to one) or ``sigmoid`` of each.
+        initial_alpha: start of every alpha_t under ``sigmoid``; under ``softmax`` they start near 1/T.
+        embedding_dim: d_psi, width of the time embeddings and of the hidden layer.
+        seed: of psi; the global random state is neither read nor changed.
+
+    Raises:
+        ConfigError: for a value that is not allowed.
+    """
+
+    def __init__(
+        self,
+        time_steps: int,
+        *,
+        alpha_form: str = "softmax",
+        initial_alpha: float = 0.7,
+        embedding_dim: int = 32,
+        seed: int = 0,
+    ):
+        super().__init__()
+        if time_steps < 1 or embedding_dim < 1:
+            raise ConfigError(f"time_steps ({time_steps}) and embedding_dim ({embedding_dim}) must be at least 1")
+        if alpha_form not in ALPHA_FORMS:
+            raise ConfigError(f"alpha_form '{alpha_form}' is not one of {', '.join(ALPHA_FORMS)}")
+        if not 0 < initial_alpha < 1:
+            raise ConfigError(f"initial_alpha must lie between 0 and 1, not {initial_alpha}")
+        self.alpha_form = alpha_form
+        generator = torch.Generator().manual_seed(seed)
+
+        def draw(*shape: int, scale: float) -> nn.Parameter:
+            return nn.Parameter(torch.randn(*shape, generator=generator, dtype=torch.float64) * scale)
+
+        d = embedding_dim
+        self.embedding = draw(time_steps, d, scale=1.0)
+        self.hidden_weight = draw(d, d, scale=math.sqrt(2 / d))
+        self.hidden_bias = nn.Parameter(torch.zeros(d, dtype=torch.float64))
+        self.output_weight = draw(d, scale=0.01 / math.sqrt(d))  # small: the alphas start near equal
+        start = math.log(initial_alpha / (1 - initial_alpha)) if alpha_form == "sigmoid" else 0.0
+        self.output_bias = nn.Parameter(torch.tensor(start, dtype=torch.float64))
+
+    def alphas(self) -> torch.Tensor:
+        """alpha_1..alpha_T, shape (T,), float64, differentiable in psi."""
+        hidden = torch.relu(self.embedding @ self.hidden_weight.T + self.hidden_bias)
+        logits = hidden @ self.output_weight + self.output_bias
+        return torch.softmax(logits, 0) if self.alpha_form == "softmax" else torch.sigmoid(logits)
+
+
+def t_numbers(gradient: Tensors, broadcasts: Sequence[Tensors]) -> list[float]:
+    """What a site sends: ``<g, w_t - w_{t-1}>`` for t = 1..T, in float64.
+
+    Args:
+        gradient: g, gradient of the site's validation loss at w_T, by tensor name.
+        broadcasts: w_0..w_T, as the site received them.
+
+    Raises:
+        ExchangeError: when the names differ or a number is not finite.
+    """
+    names = sorted(gradient)
+    if any(sorted(w) != names for w in broadcasts):
+        raise ExchangeError("the broadcasts and the gradient do not have the same tensors")
+    numbers = []
+    for before, after in zip(broadcasts[:-1], broadcasts[1:], strict=True):
+        numbers.append(
+            math.fsum(float((gradient[n].double() * (after[n].double() - before[n].double())).sum()) for n in names)
+        )
+    if not all(math.isfinite(number) for number in numbers):
+        raise ExchangeError("a T number is not finite")
+    return numbers
+
+
+def pool_t_numbers(numbers: Mapping[str, Sequence[float]], reports: Mapping[str, int]) -> torch.Tensor:
+    """Mean of the sites' T numbers, weighted by their counts of validation reports.
+
+    Args:
+        numbers: site to T numbers.
+        reports: site to its count, positive.
+
+    Returns:
+        shape (T,), float64, summed in sorted site order.
+
+    Raises:
+        ExchangeError: when there is none, lengths differ, or a number is not finite.
+    """
+    if not numbers or len({len(values) for values in numbers.values()}) != 1:
+        raise ExchangeError("the T numbers of the sites are missing or of different length")
+    if any(reports[site] < 1 for site in numbers):
+        raise ExchangeError("a count of validation reports is not positive")
+    total = sum(reports[site] for site in numbers)
+    pooled = sum(torch.tensor(numbers[site], dtype=torch.float64) * (reports[site] / total) for site in sorted(numbers))
+    assert isinstance(pooled, torch.Tensor)
+    if not torch.isfinite(pooled).all():
+        raise ExchangeError("a T number is not finite")
+    return pooled
+
+
+def hypergradient(numbers: torch.Tensor, alphas: torch.Tensor, taken: torch.Tensor) -> torch.Tensor:
+    """dL/dalpha from the T numbers (see the head of this file), exact in float64.
+
+    Args:
+        numbers: (T,) ``<g, w_t - w_{t-1}>``.
+        alphas: (T,) the alphas that the round was run with.
+        taken: (T,) bool; a skipped step has gradient 0 and its factor is left out of the products.
+
+    Returns:
+        (T,) float64; 0 where a step was skipped or its alpha is below :data:`ALPHA_FLOOR`.
+    """
+    if not numbers.shape == alphas.shape == taken.shape or numbers.dim() != 1:
+        raise ConfigError("T numbers, alphas and taken steps must be vectors of the same length")
+    alphas = alphas.detach().double()
+    gradient = torch.zeros_like(alphas)
+    rest = 1.0
+    for t in range(len(alphas) - 1, -1, -1):
+        if taken[t]:
+            if alphas[t] >= ALPHA_FLOOR:
+                gradient[t] = rest * numbers[t].double() / alphas[t]
+            rest = rest * (1.0 - float(alphas[t]))
+    return gradient
+
+
+class OuterOptimizer:
+    """AdamW on psi, one step a round.
+
+    Args:
+        policy: the alpha policy.
+        eta: learning rate.
+        schedule: ``constant``, or ``inverse_sqrt``: eta / sqrt(round).
+
+    Raises:
+        ConfigError: for a value that is not allowed.
+    """
+
+    def __init__(self, policy: AlphaPolicy, *, eta: float = 1e-2, schedule: str = "constant"):
+        if not eta > 0 or not math.isfinite(eta):
+            raise ConfigError(f"eta must be positive, not {eta}")
+        if schedule not in SCHEDULES:
+            raise ConfigError(f"eta_schedule '{schedule}' is not one of {', '.join(SCHEDULES)}")
+        self.eta = eta
+        self.schedule = schedule
+        self._named = dict(policy.named_parameters())
+        self._adamw = torch.optim.AdamW(self._named.values(), lr=eta)
+
+    def step(self, policy: AlphaPolicy, gradient: torch.Tensor, round_: int) -> float:
+        """psi <- psi - eta grad_psi L, with grad_psi from dL/dalpha by autograd.
+
+        Args:
+            policy: the policy given at construction.
+            gradient: (T,) dL/dalpha.
+            round_: r, 1-based, for the schedule.
+
+        Returns:
+            the Euclidean norm of grad_psi.
+        """
+        self._adamw.zero_grad()
+        policy.alphas().backward(gradient)
+        norm = math.sqrt(math.fsum(float(p.grad.square().sum()) for p in self._named.values() if p.grad is not None))
+        for group in self._adamw.param_groups:
+            group["lr"] = self.eta if self.schedule == "constant" else self.eta / math.sqrt(round_)
+        self._adamw.step()
+        return norm
+
+    def state_tensors(self) -> dict[str, torch.Tensor]:
+        """AdamW's state by name, for a checkpoint."""
+        return {
+            f"{key}.{name}": value.detach().clone()
+            for name, parameter in self._named.items()
+            for key, value in self._adamw.state.get(parameter, {}).items()
+        }
+
+    def load_state_tensors(self, state: Tensors) -> None:
+        """Take up what :meth:`state_tensors` gave."""
+        self._adamw.state.clear()
+        for key, value in state.items():
+            field, name = key.split(".", 1)
+            self._adamw.state[self._named[name]][field] = value.clone()

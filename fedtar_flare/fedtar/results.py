@@ -1,0 +1,200 @@
+"""What a run leaves behind at the server: the record, the scores, the adapter, the page and the closing table."""
+
+from __future__ import annotations
+
+import logging
+import platform
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from fedtar_flare.fedtar.adapter_file import write_adapter
+from fedtar_flare.flare.method_controller import Answers, Tensors, now
+from fedtar_flare.flare.record import METRICS_FILE, RunRecord, write_json
+from fedtar_flare.version import __version__
+
+if TYPE_CHECKING:
+    from fedtar_flare.fedtar.controller import TemporalResidualController
+
+logger = logging.getLogger(__name__)
+
+
+class ResultsWriter:
+    """Writes ``<server run folder>/fedtar/`` as the run goes.
+
+    Args:
+        folder: that folder.
+        record: its run record.
+    """
+
+    def __init__(self, folder: Path, record: RunRecord):
+        self.folder = folder
+        self.record = record
+        self._adapter_config: dict[str, Any] = {}
+        self._losses: dict[int, float] = {}
+        self._metrics: dict[str, Any] = {}
+        self._bytes_down = 0
+
+    def start(self, controller: TemporalResidualController, answers: Answers) -> None:
+        """After the handshake: who takes part with what, and the scores of the start."""
+        schema = controller.schema
+        first = next(iter(answers.replies.values()))
+        model = dict(first.payload.get("model") or {})
+        self._adapter_config = dict(first.payload.get("adapter_config") or {})
+        self._bytes_down = 4 * schema.parameters
+        self._metrics |= {
+            "run_id": controller.run_id,
+            "rounds": controller.num_rounds,
+            "time_steps": controller.time_steps,
+        }
+        self.record.write(
+            "start",
+            run_id=controller.run_id,
+            time=now(),
+            settings=controller.settings() | {"min_sites": controller.min_sites, "model": model},
+            versions={"fedtar_flare": __version__, "torch": torch.__version__, "python": platform.python_version()},
+            sites=sorted(answers.replies),
+            absent=answers.absent | answers.refused,
+            counts={site: reply.payload.get("counts") for site, reply in sorted(answers.replies.items())},
+            skipped_studies={s: reply.payload.get("skipped_studies") for s, reply in sorted(answers.replies.items())},
+            exchange={
+                "tensors": len(schema.shapes),
+                "parameters": schema.parameters,
+                "bytes": self._bytes_down,
+                "full_parameters": model.get("parameters"),
+                "full_bytes": 4 * int(model.get("parameters") or 0),
+                "dtype_up": schema.dtype_up,
+            },
+            time_steps=controller.time_steps,
+            rounds=controller.num_rounds,
+            first_round=controller.first_round,
+            alpha=controller.policy.alphas().tolist(),
+        )
+        logger.info(
+            f"run {controller.run_id}: {len(answers.replies)} site(s), {schema.parameters} values of "
+            f"{len(schema.shapes)} tensors travel, {controller.num_rounds} rounds x {controller.time_steps} steps"
+        )
+        self._evaluation(controller.first_round - 1, answers, "warm_start")
+
+    def step(self, r: int, t: int, alpha: float, answers: Answers, residual_norm: float, update_norm: float) -> None:
+        """One residual step: who sent what, and how far w moved."""
+        replies = sorted(answers.replies.items())
+        sites = {
+            site: {
+                "samples": int(reply.numbers["samples"]),
+                "train_loss": reply.numbers.get("train_loss"),
+                "last_loss": reply.numbers.get("last_loss"),
+                "seconds": reply.numbers.get("seconds"),
+                "bytes_up": answers.bytes_up[site],
+            }
+            for site, reply in replies
+        }
+        asked = len(replies) + len(answers.abstained) + len(answers.refused) + len(answers.absent)
+        self.record.write(
+            "step",
+            round=r,
+            step=t,
+            alpha=alpha,
+            residual_norm=residual_norm,
+            update_norm=update_norm,
+            skipped=not replies,
+            sites=sites,
+            absent=answers.abstained | answers.absent,
+            refused=answers.refused,
+            seconds=max(answers.seconds.values(), default=0.0),
+            bytes_down=self._bytes_down * asked,
+            bytes_up=sum(answers.bytes_up.values()),
+        )
+        loss = " ".join(f"{s} {v['train_loss']:.3f}" for s, v in sites.items() if v["train_loss"] is not None)
+        logger.info(
+            f"round {r}, step {t}: " + (f"alpha {alpha:.3f}, loss {loss}" if sites else "skipped, nobody had data")
+        )
+
+    def outer(
+        self,
+        r: int,
+        closing: Answers,
+        alphas: torch.Tensor,
+        moved: torch.Tensor,
+        gradient_norm: float | None,
+        seconds: float,
+    ) -> None:
+        """The outer step: T numbers, validation loss, and how alpha moved."""
+        sites: dict[str, Any] = {}
+        left_out = closing.abstained | closing.absent | closing.refused
+        for site, reply in sorted(closing.replies.items()):
+            if "validation_loss" not in reply.numbers:
+                left_out[site] = "no validation patient"
+                continue
+            sites[site] = {
+                "validation_loss": reply.numbers["validation_loss"],
+                "n": int(reply.numbers["reports"]),
+                "t_numbers": reply.payload.get("t_numbers"),
+            }
+            if reply.payload.get("t_numbers") is None:
+                left_out[site] = "it did not receive every step of this round"
+        reports = sum(entry["n"] for entry in sites.values())
+        loss = sum(entry["validation_loss"] * entry["n"] for entry in sites.values()) / reports if reports else None
+        if loss is not None:
+            self._losses[r] = loss
+        self._metrics.setdefault("alpha", []).append(alphas.tolist())
+        self._metrics.setdefault("validation_loss", []).append(loss)
+        self.record.write(
+            "outer",
+            round=r,
+            validation_loss=loss,
+            sites=sites,
+            left_out=left_out,
+            psi_grad_norm=gradient_norm,
+            alpha_before=alphas.tolist(),
+            alpha_after=moved.tolist(),
+            seconds=seconds,
+        )
+        shown = "none (no validation patient)" if loss is None else f"{loss:.4f}"
+        logger.info(f"round {r}: validation loss {shown}, alpha " + " ".join(f"{a:.3f}" for a in moved.tolist()))
+        self._evaluation(r, closing, "final")
+
+    def is_best(self, r: int) -> bool:
+        """Whether round r has the lowest validation loss so far; without any validation patient the last one counts."""
+        return not self._losses or self._losses.get(r, float("inf")) <= min(self._losses.values())
+
+    def adapter(self, w: Tensors) -> None:
+        """Write ``adapter/`` in PEFT's own format."""
+        write_adapter(self.folder / "adapter", w, self._adapter_config)
+
+    def progress(self) -> dict[str, Any]:
+        """What a resumed run must know of the rounds before."""
+        return {"losses": {str(r): loss for r, loss in self._losses.items()}, "metrics": self._metrics}
+
+    def restore(self, info: Mapping[str, Any]) -> None:
+        """Take up :meth:`progress` of the run that is resumed."""
+        self._losses = {int(r): float(loss) for r, loss in info.get("losses", {}).items()}
+        self._metrics = dict(info.get("metrics", {}))
+
+    def finish(self) -> None:
+        """After the ``end`` event: metrics, model card, page, and the closing table."""
+        from fedtar_flare.reporting.console import final_table
+        from fedtar_flare.reporting.model_card import write_model_card
+        from fedtar_flare.reporting.page import write_report
+        from fedtar_flare.reporting.run import read_run
+
+        best = min(self._losses, key=lambda r: (self._losses[r], r)) if self._losses else None
+        write_json(self.folder / METRICS_FILE, self._metrics | {"best_round": best})
+        run = read_run(self.folder)
+        if (self.folder / "adapter").is_dir():
+            write_model_card(run, self.folder / "adapter")
+        page = write_report(self.folder)
+        for line in final_table(run).splitlines():
+            logger.info(line)
+        logger.info(f"report:  {page}")
+        logger.info(f"record:  {self.record.path}")
+        logger.info(f"adapter: {self.folder / 'adapter'} (best round by validation loss: {best or 'last'})")
+
+    def _evaluation(self, r: int, answers: Answers, key: str) -> None:
+        scores = {s: a.payload["scores"] for s, a in sorted(answers.replies.items()) if a.payload.get("scores")}
+        if scores:
+            self.record.write("evaluation", round=r, sites=scores)
+            if key != "warm_start" or key not in self._metrics:
+                self._metrics[key] = scores

@@ -1,0 +1,65 @@
+"""Run a recipe in FLARE's simulator and say where its results are."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from nvflare.recipe.sim_env import SimEnv
+
+from fedtar_flare.errors import ConfigError, FedTARError
+from fedtar_flare.fedtar.recipe import FedTARRecipe
+
+ALLOW_LIST = {"format_version": 2, "class_allow_list": ["nvflare.", "fedtar_flare."]}
+"""The simulator's own policy: on a researcher's machine these two packages may be used by a job."""
+
+
+def simulate(
+    recipe: FedTARRecipe, sites: int | Sequence[str], *, workspace: Path | str, threads: int | None = None
+) -> Path:
+    """Run a recipe in the simulator.
+
+    Args:
+        recipe: the job.
+        sites: how many (named site-1, site-2, ...), or their names.
+        workspace: the run lies in ``<workspace>/<name of the recipe>``; what that held of an earlier run is replaced.
+        threads: how many sites run at the same time; all by default.
+
+    Returns:
+        the folder of the results, ``<workspace>/<name>/server/simulate_job/fedtar``.
+
+    Raises:
+        ConfigError: for a number or name of sites that cannot be.
+        FedTARError: when the run failed; names the server's log.
+    """
+    names = [f"site-{i}" for i in range(1, sites + 1)] if isinstance(sites, int) else list(sites)
+    if not names or len(set(names)) != len(names):
+        raise ConfigError(f"sites: at least one, and no name twice; got {names}")
+    workspace = Path(workspace).resolve() / recipe.name
+    policy = workspace / "local" / "resources.json"
+    policy.parent.mkdir(parents=True, exist_ok=True)
+    policy.write_text(json.dumps(ALLOW_LIST, indent=2), encoding="utf-8")
+    folder = workspace / "server" / "simulate_job" / "fedtar"
+    log = workspace / "server" / "log.txt"
+    environment = SimEnv(clients=names, num_threads=threads or len(names), workspace_root=str(workspace.parent))
+    with contextlib.suppress(RuntimeError):  # the run record says why, better than FLARE's return code
+        recipe.run(environment)
+    status = _status(folder)
+    if status != "completed":
+        raise FedTARError(f"the run did not complete ({status}); the server's log: {log}")
+    return folder
+
+
+def _status(folder: Path) -> str:
+    from fedtar_flare.flare.record import read_events
+
+    try:
+        events = read_events(folder)
+    except FedTARError:
+        return "it did not start"
+    last = events[-1] if events else {}
+    if last.get("event") != "end":
+        return "it stopped in the middle"
+    return str(last["status"]) if last["status"] == "completed" else f"{last['status']}: {last.get('reason')}"

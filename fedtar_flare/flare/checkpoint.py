@@ -1,0 +1,121 @@
+"""The server's checkpoints: weights, psi, its optimiser and the place in the run, in one file each.
+
+A checkpoint is written beside and renamed, carries a checksum of its tensors, and is read only when that is right.
+``last()`` takes the newest one that is whole, so a truncated file costs one round, never the run.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fedtar_flare.errors import ConfigError, FedTARError
+from fedtar_flare.flare.site_state import StateError, read_tensors, write_tensors
+
+_FILE = re.compile(r"^round-(\d{4})\.safetensors$")
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """State of the server after round ``round``.
+
+    Args:
+        round: the last round that is whole (0 = the initial weights).
+        weights: the shared weights w, float32.
+        policy: psi and its optimiser's tensors, by name.
+        info: run_id, settings that must not change, schema, best loss, seeds (JSON-able).
+    """
+
+    round: int
+    weights: Mapping[str, torch.Tensor]
+    policy: Mapping[str, torch.Tensor]
+    info: Mapping[str, Any]
+
+
+class CheckpointFolder:
+    """Checkpoints of one run.
+
+    Args:
+        folder: where they lie; made when missing.
+        keep: how many of the newest stay (``best.safetensors`` is beside them and not counted).
+    """
+
+    def __init__(self, folder: Path | str, keep: int = 3):
+        if keep < 1:
+            raise ConfigError(f"keep must be at least 1, not {keep}")
+        self.folder = Path(folder)
+        self.keep = keep
+
+    def save(self, checkpoint: Checkpoint, *, best: bool = False) -> Path:
+        """Write a checkpoint (and ``best.safetensors`` when it is the best so far), then drop the oldest."""
+        path = self.folder / f"round-{checkpoint.round:04d}.safetensors"
+        _write(path, checkpoint)
+        if best:
+            _write(self.folder / "best.safetensors", checkpoint)
+        for _, old in self._files()[: -self.keep]:
+            old.unlink()
+        return path
+
+    def last(self) -> tuple[Checkpoint, list[str]]:
+        """The newest whole checkpoint, and one line for each damaged one that was passed over.
+
+        Raises:
+            FedTARError: when none is whole.
+        """
+        problems: list[str] = []
+        for _, path in reversed(self._files()):
+            try:
+                return load(path), problems
+            except StateError as error:
+                problems.append(str(error))
+        raise FedTARError("\n".join([f"{self.folder}: no whole checkpoint to start from", *problems]))
+
+    def _files(self) -> list[tuple[int, Path]]:
+        if not self.folder.is_dir():
+            return []
+        matches = ((_FILE.match(path.name), path) for path in self.folder.iterdir())
+        return sorted((int(match.group(1)), path) for match, path in matches if match)
+
+
+def load(path: Path) -> Checkpoint:
+    """Read one checkpoint file.
+
+    Raises:
+        StateError: when it is missing, damaged, of another format, or its checksum is wrong.
+    """
+    tensors, info = read_tensors(path)
+    if info.get("format") != FORMAT:
+        raise StateError(f"{path}: checkpoint format {info.get('format')!r}; this version reads format {FORMAT}")
+    if info.get("checksum") != _checksum(tensors):
+        raise StateError(f"{path}: the checksum is wrong; the file was damaged after it was written")
+    weights = {name[2:]: value for name, value in tensors.items() if name.startswith("w.")}
+    policy = {name[4:]: value for name, value in tensors.items() if name.startswith("psi.")}
+    return Checkpoint(int(info["round"]), weights, policy, info["info"])
+
+
+def _write(path: Path, checkpoint: Checkpoint) -> None:
+    tensors = {f"w.{name}": value for name, value in checkpoint.weights.items()}
+    tensors |= {f"psi.{name}": value for name, value in checkpoint.policy.items()}
+    head = {
+        "format": FORMAT,
+        "round": checkpoint.round,
+        "info": dict(checkpoint.info),
+        "checksum": _checksum(tensors),
+    }
+    write_tensors(path, tensors, head)
+
+
+def _checksum(tensors: Mapping[str, torch.Tensor]) -> str:
+    digest = hashlib.sha256()
+    for name in sorted(tensors):
+        value = tensors[name].detach().cpu().contiguous()
+        digest.update(f"{name} {value.dtype} {tuple(value.shape)}\n".encode())
+        digest.update(value.flatten().view(torch.uint8).numpy().tobytes() if value.numel() else b"")
+    return digest.hexdigest()

@@ -1,0 +1,148 @@
+"""The exchange: which tensors travel, agreed once in the handshake and enforced in both directions ever after."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from fedtar_flare.errors import ExchangeError
+
+WIRE_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+"""Number formats an update may travel in; the server's master copy is always float32."""
+
+
+@dataclass(frozen=True)
+class ExchangeSchema:
+    """Names and shapes of the tensors that travel, in sorted order, and the number format of the way up.
+
+    Args:
+        shapes: tensor name to shape.
+        dtype_up: ``float32`` or ``bfloat16``.
+    """
+
+    shapes: tuple[tuple[str, tuple[int, ...]], ...]
+    dtype_up: str = "float32"
+
+    def __post_init__(self) -> None:
+        if self.dtype_up not in WIRE_DTYPES:
+            raise ExchangeError(f"dtype_up '{self.dtype_up}' is not one of {', '.join(WIRE_DTYPES)}")
+        if not self.shapes:
+            raise ExchangeError("the exchange is empty: no tensor would travel; check the LoRA targets of the model")
+        if list(self.shapes) != sorted(self.shapes):
+            raise ExchangeError("the exchange schema must be sorted by tensor name")
+
+    @classmethod
+    def of(cls, state: Mapping[str, torch.Tensor], dtype_up: str = "float32") -> ExchangeSchema:
+        """Schema of a state dictionary."""
+        return cls(tuple(sorted((name, tuple(value.shape)) for name, value in state.items())), dtype_up)
+
+    @property
+    def parameters(self) -> int:
+        """Number of values that travel one way."""
+        return sum(torch.Size(shape).numel() for _, shape in self.shapes)
+
+    def to_dict(self) -> dict[str, Any]:
+        """As primitives, for the handshake."""
+        return {"shapes": {name: list(shape) for name, shape in self.shapes}, "dtype_up": self.dtype_up}
+
+    @classmethod
+    def from_dict(cls, data: Any) -> ExchangeSchema:
+        """From primitives.
+
+        Raises:
+            ExchangeError: when malformed.
+        """
+        try:
+            shapes = tuple(sorted((str(n), tuple(int(d) for d in s)) for n, s in data["shapes"].items()))
+            return cls(shapes, str(data["dtype_up"]))
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise ExchangeError(f"the exchange schema is malformed ({type(error).__name__})") from error
+
+    def digest(self) -> str:
+        """Short hash of the schema."""
+        return hashlib.sha256(json.dumps(self.to_dict(), sort_keys=True).encode()).hexdigest()[:16]
+
+    def check(self, state: Mapping[str, torch.Tensor], *, dtypes: Iterable[str]) -> None:
+        """Refuse a state that is not exactly this exchange: names, shapes, number format, finite values.
+
+        Args:
+            state: tensor name to tensor.
+            dtypes: allowed number formats, names of :data:`WIRE_DTYPES`.
+
+        Raises:
+            ExchangeError: names the first tensor at fault and never its values.
+        """
+        shapes = dict(self.shapes)
+        for name in sorted(set(state) - set(shapes)):
+            raise ExchangeError(f"tensor '{name}' is not part of the agreed exchange")
+        for name in sorted(set(shapes) - set(state)):
+            raise ExchangeError(f"tensor '{name}' of the agreed exchange is missing")
+        allowed = {name: WIRE_DTYPES[name] for name in dtypes}
+        for name, shape in self.shapes:
+            check_tensor(name, state[name], shape, allowed)
+
+
+def check_tensor(name: str, value: Any, shape: tuple[int, ...] | None, dtypes: Mapping[str, torch.dtype]) -> None:
+    """Refuse anything but a finite dense tensor of the given shape and one of the given formats.
+
+    Raises:
+        ExchangeError: names the tensor.
+    """
+    if not isinstance(value, torch.Tensor):
+        raise ExchangeError(f"tensor '{name}' is a {type(value).__name__}, not a torch tensor")
+    if value.layout != torch.strided:
+        raise ExchangeError(f"tensor '{name}' is not dense")
+    if value.dtype not in dtypes.values():
+        raise ExchangeError(f"tensor '{name}' has dtype {value.dtype}; allowed: {', '.join(dtypes)}")
+    if shape is not None and tuple(value.shape) != tuple(shape):
+        raise ExchangeError(f"tensor '{name}' has shape {tuple(value.shape)}; agreed: {tuple(shape)}")
+    if not torch.isfinite(value).all():
+        raise ExchangeError(f"tensor '{name}' has values that are not finite (NaN or infinity)")
+
+
+def check_update_size(update: Mapping[str, torch.Tensor], reference: Mapping[str, torch.Tensor], limit: float) -> float:
+    """Refuse an update whose norm is more than ``limit`` times the norm of the weights it is added to.
+
+    Args:
+        update: difference, tensor name to tensor.
+        reference: the weights that the site started from.
+        limit: largest allowed ratio of the Euclidean norms.
+
+    Returns:
+        the Euclidean norm of the update.
+
+    Raises:
+        ExchangeError: names the ratio.
+    """
+    norm, base = euclidean_norm(update), euclidean_norm(reference)
+    if norm > limit * base:
+        raise ExchangeError(
+            f"the update's norm is {norm / max(base, 1e-30):.3g} times that of the weights (limit {limit:g})"
+        )
+    return norm
+
+
+def euclidean_norm(state: Mapping[str, torch.Tensor]) -> float:
+    """Euclidean norm over all tensors, summed in float64 in sorted order."""
+    return sum(float(state[name].double().square().sum()) for name in sorted(state)) ** 0.5
+
+
+def disagreement_table(values: Mapping[str, Mapping[str, Any]]) -> str | None:
+    """Who differs in what: sites against fields, as a plain-text table; None when all sites agree.
+
+    Args:
+        values: site to (field to value); values are compared by equality and shown by ``str``.
+    """
+    sites = sorted(values)
+    fields = sorted({key for fields_of_site in values.values() for key in fields_of_site})
+    differing = [key for key in fields if len({str(values[site].get(key, "(missing)")) for site in sites}) > 1]
+    if not differing:
+        return None
+    rows = [["", *sites]] + [[key, *(str(values[site].get(key, "(missing)")) for site in sites)] for key in differing]
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)

@@ -1,0 +1,147 @@
+"""What stays at a site between tasks: versions of its private state on disk, keyed by run and site.
+
+In the plain simulator every task is a new process, and FLARE's swap-out events are not reliable, so the disk is the
+only memory. One version is one ``safetensors`` file with its own JSON inside, written beside and renamed into place:
+a killed process leaves either the old version or the new one, never half of one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+
+from fedtar_flare.errors import ConfigError, FedTARError
+
+_VERSION = re.compile(r"^(\d{4})-(\d{2})$")
+_NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._@-]{0,127}$")
+
+
+class StateError(FedTARError):
+    """Site state is missing or cannot be read."""
+
+    default_public = "the site's state of this run is missing or unreadable"
+
+
+class SiteState:
+    """Versions of one site's state in one run.
+
+    Args:
+        root: folder outside of FLARE's run folder.
+        run_id: made by the server, carried by its checkpoints.
+        site: the site's name.
+        keep_rounds: besides the running round, this many rounds keep their last version, so that a run can be resumed
+            from the checkpoint before the last.
+
+    Layout: ``<root>/<run_id>/<site>/<round>-<step>.safetensors`` for versions, other files by name beside them.
+    """
+
+    def __init__(self, root: Path | str, run_id: str, site: str, keep_rounds: int = 3):
+        for what, name in (("run_id", run_id), ("site", site)):
+            if not _NAME.match(name):
+                raise ConfigError(f"{what} '{name}' cannot name a folder: letters, digits, '.', '_', '@', '-' only")
+        if keep_rounds < 1:
+            raise ConfigError(f"keep_rounds must be at least 1, not {keep_rounds}")
+        self.folder = Path(root) / run_id / site
+        self.keep_rounds = keep_rounds
+
+    def save(self, version: str, tensors: Mapping[str, torch.Tensor], info: Mapping[str, Any]) -> None:
+        """Write a version (atomically; an older file of the same name is replaced) and prune old ones."""
+        if not _VERSION.match(version):
+            raise ConfigError(f"state version '{version}' is not of the form 0001-02")
+        self.write(version, tensors, info)
+        self._prune(version)
+
+    def latest(self, not_after: str) -> str | None:
+        """The newest version that is not later than ``not_after``; None when there is none."""
+        return max((v for v in self.versions() if v <= not_after), default=None)
+
+    def versions(self) -> list[str]:
+        """All versions on disk, oldest first."""
+        if not self.folder.is_dir():
+            return []
+        return sorted(path.stem for path in self.folder.glob("*.safetensors") if _VERSION.match(path.stem))
+
+    def write(self, name: str, tensors: Mapping[str, torch.Tensor], info: Mapping[str, Any]) -> None:
+        """Write ``<name>.safetensors`` atomically, with ``info`` (JSON) inside."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        os.chmod(self.folder, 0o700)  # noqa: PTH101 - private to the account that runs the site
+        write_tensors(self.folder / f"{name}.safetensors", tensors, info)
+
+    def read(self, name: str) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+        """Read what :meth:`write` or :meth:`save` wrote.
+
+        Raises:
+            StateError: when the file is missing or damaged.
+        """
+        return read_tensors(self.folder / f"{name}.safetensors")
+
+    def has(self, name: str) -> bool:
+        """Whether ``<name>.safetensors`` is there."""
+        return (self.folder / f"{name}.safetensors").is_file()
+
+    def remove(self, name: str) -> None:
+        """Delete ``<name>.safetensors`` if it is there."""
+        (self.folder / f"{name}.safetensors").unlink(missing_ok=True)
+
+    def discard(self) -> None:
+        """Delete everything of this site in this run."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _prune(self, current: str) -> None:
+        """Keep the last two versions of the running round and the last one of each of ``keep_rounds`` rounds before."""
+        versions = [v for v in self.versions() if v <= current]
+        rounds = sorted({v[:4] for v in versions})
+        kept = set(versions[-2:])
+        kept |= {max(v for v in versions if v[:4] == r) for r in rounds[-1 - self.keep_rounds :]}
+        for v in set(versions) - kept:
+            self.remove(v)
+
+
+def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor], info: Mapping[str, Any]) -> None:
+    """Write one safetensors file atomically: beside, flushed to disk, then renamed.
+
+    Args:
+        path: the file.
+        tensors: name to tensor (moved to the CPU, made contiguous; shared memory is copied).
+        info: JSON-able dictionary, stored in the file's header.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    os.close(handle)
+    try:
+        data = {name: value.detach().to("cpu").contiguous().clone() for name, value in tensors.items()}
+        save_file(data, temporary, metadata={"info": json.dumps(info, sort_keys=True)})
+        with open(temporary, "rb") as written:  # noqa: PTH123
+            os.fsync(written.fileno())
+        os.replace(temporary, path)  # noqa: PTH105
+    except BaseException:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(temporary)  # noqa: PTH108
+        raise
+
+
+def read_tensors(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+    """Read what :func:`write_tensors` wrote; nothing is ever unpickled.
+
+    Raises:
+        StateError: when the file is missing, truncated or not of this form.
+    """
+    try:
+        with safe_open(str(path), framework="pt") as file:
+            info = json.loads((file.metadata() or {})["info"])
+            return {name: file.get_tensor(name) for name in file.keys()}, info  # noqa: SIM118
+    except FileNotFoundError as error:
+        raise StateError(f"{path}: not found") from error
+    except (SafetensorError, KeyError, ValueError, OSError) as error:
+        raise StateError(f"{path}: damaged or not written by this package ({error})") from error

@@ -1,0 +1,36 @@
+"""Shared fixtures: fixed seeds and threads, and the real public data where it is present."""
+
+from __future__ import annotations
+
+import os
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture(autouse=True)
+def _fixed_seeds():
+    import torch
+
+    torch.set_num_threads(int(os.environ.get("FEDTAR_TEST_THREADS", "2")))
+    random.seed(0)
+    np.random.seed(0)  # noqa: NPY002 - third-party code under test draws from the global generator
+    torch.manual_seed(0)
+
+
+@pytest.fixture(scope="session")
+def repository() -> Path:
+    return REPOSITORY
+
+
+@pytest.fixture(scope="session")
+def shared_data() -> Path:
+    """Folder of the real public data; the test is skipped, with the reason, where it is absent."""
+    folder = Path(os.environ.get("FEDTAR_SHARED_DATA", REPOSITORY.parent / "shared" / "data"))
+    if not folder.is_dir():
+        pytest.skip(f"real public data not found at {folder}; set FEDTAR_SHARED_DATA")
+    return folder

@@ -1,0 +1,358 @@
+import json
+import random
+
+import pytest
+import torch
+from federation import NAMES, LocalFederation, QuadraticSite, pair
+
+from fedtar_flare.errors import ConfigError
+from fedtar_flare.fedtar.controller import TemporalResidualController
+from fedtar_flare.flare.checkpoint import CheckpointFolder
+from fedtar_flare.flare.method_executor import ok
+from fedtar_flare.flare.record import read_events
+from fedtar_flare.flare.tasks import ABSTAIN, CLOSE_ROUND, ERROR, HANDSHAKE, TRAIN, Reply
+
+T = 3
+
+
+def sites(**changes):
+    made = {
+        "site-a": QuadraticSite("site-a", [pair(1), pair(2), pair(3)], samples=3, validation=pair(9)),
+        "site-b": QuadraticSite("site-b", [pair(4), None, pair(5)], samples=5, validation=pair(10)),
+        "site-c": QuadraticSite("site-c", [pair(6), None, pair(7)], samples=2, validation=None),
+    }
+    return made | changes
+
+
+def federation(tmp_path, local=None, **settings):
+    settings = {"num_rounds": 3, "time_steps": T, "step_time_limit": 1, "eta": 0.1} | settings
+    return LocalFederation(tmp_path, local or sites(), **settings)
+
+
+def run(controller):
+    controller.run()
+    events = read_events(controller.results_folder)
+    return {kind: [e for e in events if e["event"] == kind] for kind in ("start", "step", "outer", "evaluation", "end")}
+
+
+def final_weights(controller):
+    checkpoint, _ = CheckpointFolder(controller.results_folder / "checkpoint").last()
+    return checkpoint
+
+
+def reference(local, num_rounds, weighting, alpha_form, eta):
+    """FedTAR written down once more, by autograd through Eq. 7 with the step means held fixed."""
+    from fedtar_flare.fedtar.policy import AlphaPolicy
+
+    policy = AlphaPolicy(T, alpha_form=alpha_form, initial_alpha=0.7, seed=0)
+    optimizer = torch.optim.AdamW(policy.parameters(), lr=eta)
+    w = [v.double() for v in next(iter(local.values())).start().values()]
+    for _ in range(num_rounds):
+        alphas = policy.alphas()
+        start, means = w, []
+        current = [v.clone() for v in w]
+        for t in range(T):
+            have = [s for s in local.values() if s.targets[t] is not None]
+            if not have:
+                means.append(None)
+                continue
+            size = {"samples": lambda s: s.samples, "uniform": lambda s: 1, "inverse": lambda s: 1 / s.samples}[
+                weighting
+            ]
+            total = sum(size(s) for s in have)
+            mean = [
+                sum(size(s) / total * (v - s.lr * (v - s.targets[t][i].double())) for s in have)
+                for i, v in enumerate(current)
+            ]
+            means.append(mean)
+            current = [v + float(alphas[t]) * (m - v) for v, m in zip(current, mean, strict=True)]
+        through = [v.clone() for v in start]
+        for t in range(T):
+            if means[t] is not None:
+                through = [v + alphas[t] * (m - v) for v, m in zip(through, means[t], strict=True)]
+        judges = [s for s in local.values() if s.validation is not None]
+        reports = sum(s.samples for s in judges)
+        loss = sum(
+            s.samples / reports * 0.5 * (v - s.validation[i].double()).square().sum()
+            for s in judges
+            for i, v in enumerate(through)
+        )
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        w = current
+    return w, policy.alphas().detach()
+
+
+@pytest.mark.parametrize("alpha_form", ["softmax", "sigmoid"])
+@pytest.mark.parametrize("weighting", ["samples", "uniform", "inverse"])
+@pytest.mark.parametrize("skip", [False, True])
+def test_a_run_equals_an_independent_reference(tmp_path, alpha_form, weighting, skip):
+    local = sites()
+    if skip:
+        local["site-a"].targets[1] = None  # nobody has a visit at step 2
+    controller = federation(tmp_path, local, alpha_form=alpha_form, weighting=weighting)
+    events = run(controller)
+    w, alphas = reference(local, 3, weighting, alpha_form, 0.1)
+    for name, expected in zip(NAMES, w, strict=True):
+        torch.testing.assert_close(final_weights(controller).weights[name].double(), expected, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(controller.policy.alphas().detach().double(), alphas.double(), rtol=1e-5, atol=1e-6)
+    assert [e["skipped"] for e in events["step"]] == ([False, True, False] if skip else [False] * 3) * 3
+    assert events["end"][0]["status"] == "completed" and not controller.panics
+
+
+def test_theorem_2_in_the_record_and_every_site_is_accounted_for(tmp_path):
+    events = run(federation(tmp_path))
+    for step in events["step"]:
+        assert step["residual_norm"] == pytest.approx(step["alpha"] * step["update_norm"], rel=1e-5)
+        assert {*step["sites"], *step["absent"], *step["refused"]} == {"site-a", "site-b", "site-c"}
+    for outer in events["outer"]:
+        assert set(outer["sites"]) == {"site-a", "site-b"} and set(outer["left_out"]) == {"site-c"}
+        assert all(len(site["t_numbers"]) == T for site in outer["sites"].values())
+        assert sum(outer["alpha_after"]) == pytest.approx(1)
+    metrics = json.loads((tmp_path / "fedtar" / "metrics.json").read_text())
+    assert len(metrics["validation_loss"]) == 3 and metrics["best_round"] in (1, 2, 3)
+
+
+def test_the_order_of_arrival_does_not_change_a_bit(tmp_path):
+    def shuffled(seed):
+        return lambda names: random.Random(seed).sample(sorted(names), len(names))
+
+    results = []
+    for seed in range(4):
+        controller = federation(tmp_path / str(seed))
+        controller.order_of_arrival = shuffled(seed)
+        run(controller)
+        results.append(final_weights(controller))
+    for other in results[1:]:
+        assert all(torch.equal(results[0].weights[n], other.weights[n]) for n in NAMES)
+        assert all(torch.equal(results[0].policy[n], other.policy[n]) for n in results[0].policy)
+
+
+@pytest.mark.parametrize("after", [1, 2])
+def test_a_resumed_run_equals_the_uninterrupted_one(tmp_path, after):
+    whole = federation(tmp_path / "whole", num_rounds=4)
+    run(whole)
+    first = federation(tmp_path / "first", num_rounds=after)
+    run(first)
+    second = federation(tmp_path / "second", num_rounds=4, resume_from=str(first.results_folder / "checkpoint"))
+    events = run(second)
+    assert events["start"][0]["run_id"] == read_events(first.results_folder)[0]["run_id"]
+    assert [e["round"] for e in events["outer"]] == list(range(after + 1, 5))
+    a, b = final_weights(whole), final_weights(second)
+    assert all(torch.equal(a.weights[n], b.weights[n]) for n in NAMES)
+    assert all(torch.equal(a.policy[n], b.policy[n]) for n in a.policy)
+
+
+def test_a_resume_with_other_settings_is_refused(tmp_path):
+    first = federation(tmp_path / "first", num_rounds=1)
+    run(first)
+    second = federation(tmp_path / "b", resume_from=str(first.results_folder / "checkpoint"), weighting="uniform")
+    assert run(second)["end"][0]["status"] == "failed"
+    assert "weighting" in second.panics[0]
+
+
+class Broken(QuadraticSite):
+    """Does one thing wrong at round 2, step 1."""
+
+    def __init__(self, spoil, task=TRAIN, **kwargs):
+        super().__init__(**kwargs)
+        self.spoil, self.task = spoil, task
+
+    def __call__(self, task, order, weights):
+        answer = super().__call__(task, order, weights)
+        if task == self.task and (order.round, order.step) in ((2, 1), (2, T)):
+            return self.spoil(order, *answer)
+        return answer
+
+
+def changed(name, value):
+    return lambda order, reply, tensors: (reply, {**(tensors or {}), name: value})
+
+
+NAN = torch.full((3, 2), float("nan"))
+REFUSED = {
+    "NaN": (changed(NAMES[0], NAN), "not finite"),
+    "infinity": (changed(NAMES[1], -NAN / 0), "not finite"),
+    "a wrong shape": (changed(NAMES[0], torch.ones(2, 2)), "shape"),
+    "a wrong dtype": (changed(NAMES[0], torch.ones(3, 2, dtype=torch.float64)), "dtype"),
+    "an unknown name": (changed("other", torch.ones(1)), "other"),
+    "a missing tensor": (lambda o, r, t: (r, {NAMES[0]: t[NAMES[0]]}), "missing"),
+    "another step": (lambda o, r, t: (Reply("ok", o.round, o.step + 1, numbers=r.numbers), t), "not the open task"),
+    "1,000 times too large": (lambda o, r, t: (r, {n: v * 1000 for n, v in t.items()}), "times"),
+    "no samples": (lambda o, r, t: (ok(o, {"samples": 0}), t), "samples"),
+    "half a sample": (lambda o, r, t: (ok(o, {"samples": 0.5}), t), "samples"),
+}
+
+
+def broken(spoil, **kwargs):
+    return Broken(spoil, name="site-b", targets=[pair(4), None, pair(5)], samples=5, validation=pair(10), **kwargs)
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_a_bad_update_is_refused_by_name_and_the_step_goes_on(tmp_path, case):
+    spoil, word = REFUSED[case]
+    controller = federation(tmp_path, sites(**{"site-b": broken(spoil)}))
+    events = run(controller)
+    step = next(e for e in events["step"] if (e["round"], e["step"]) == (2, 1))
+    assert word in step["refused"]["site-b"] and set(step["sites"]) == {"site-a", "site-c"}
+    assert events["end"][0]["status"] == "completed"
+    assert all(torch.isfinite(v).all() for v in final_weights(controller).weights.values())
+
+
+@pytest.mark.parametrize("task", [TRAIN, CLOSE_ROUND])
+def test_a_site_that_raises_or_reports_an_error_is_recorded_and_left_out(tmp_path, task):
+    def raises(order, reply, tensors):
+        raise RuntimeError("patient 17 is unreadable")
+
+    for number, spoil in enumerate((raises, lambda o, r, t: (Reply(ERROR, o.round, o.step, "no disk"), None))):
+        controller = federation(tmp_path / str(number), sites(**{"site-b": broken(spoil, task=task)}))
+        events = run(controller)
+        kind, field, step = ("step", "absent", 1) if task == TRAIN else ("outer", "left_out", None)
+        event = next(e for e in events[kind] if e["round"] == 2 and (step is None or e["step"] == step))
+        assert "site-b" in event[field]
+        assert events["end"][0]["status"] == "completed"
+        assert "patient 17" not in controller.record.path.read_text()
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda o, r, t: (ok(o, r.numbers, {"t_numbers": [1.0]}), None),
+        lambda o, r, t: (ok(o, r.numbers, {"t_numbers": [1.0, float("nan"), 0.0]}), None),
+        lambda o, r, t: (ok(o, r.numbers, {"t_numbers": "many"}), None),
+        lambda o, r, t: (ok(o, {"validation_loss": float("nan"), "reports": 3}, r.payload), None),
+        lambda o, r, t: (ok(o, {"validation_loss": 1.0, "reports": -3}, r.payload), None),
+        lambda o, r, t: (ok(o, {"validation_loss": 1.0}, r.payload), None),
+        lambda o, r, t: (r, {NAMES[0]: torch.ones(3, 2)}),
+    ],
+)
+def test_bad_numbers_of_the_outer_step_are_refused(tmp_path, spoil):
+    controller = federation(tmp_path, sites(**{"site-b": broken(spoil, task=CLOSE_ROUND)}))
+    events = run(controller)
+    outer = next(e for e in events["outer"] if e["round"] == 2)
+    assert set(outer["sites"]) == {"site-a"} and "site-b" in outer["left_out"]
+    assert events["end"][0]["status"] == "completed"
+
+
+def test_a_site_that_never_answers_costs_its_time_limit_once(tmp_path):
+    silent = {
+        "site-b": lambda task, order, weights: sites()["site-b"](task, order, weights) if task == HANDSHAKE else None
+    }
+    controller = federation(tmp_path, sites(**silent), num_rounds=1)
+    events = run(controller)
+    reasons = [e["absent"]["site-b"] for e in events["step"]]
+    assert "no answer within 1 s" in reasons[0] and all("not waited for" in r for r in reasons[1:])
+    assert events["end"][0]["status"] == "completed" and events["end"][0]["seconds"] < 3
+
+
+def test_a_disconnected_site_is_not_asked_and_comes_back(tmp_path):
+    controller = federation(tmp_path)
+    original = controller.send_model
+
+    def send(task_name, data, **kwargs):
+        original(task_name=task_name, data=data, **kwargs)
+        controller.disconnected = {"site-b"} if controller.sent[-1][2:] == (1, 1) else controller.disconnected
+        controller.disconnected = set() if controller.sent[-1][2:] == (2, 1) else controller.disconnected
+
+    controller.send_model = send
+    events = run(controller)
+    asked = {(r, t) for task, site, r, t in controller.sent if site == "site-b" and task == TRAIN}
+    assert (1, 1) in asked and (1, 2) not in asked and (2, 1) not in asked and (2, 2) in asked
+    left_out = {e["round"]: e["left_out"] for e in events["outer"]}
+    assert "every step" in left_out[2]["site-b"] and "site-b" not in left_out[3]
+
+
+def test_fewer_than_min_sites_stops_the_job_with_the_reason(tmp_path):
+    bad = broken(lambda o, r, t: (Reply(ERROR, o.round, o.step, "no disk"), None))
+    controller = federation(tmp_path, sites(**{"site-b": bad}), min_sites=3)
+    events = run(controller)
+    assert events["end"][0]["status"] == "failed" and "no disk" in events["end"][0]["reason"]
+    assert controller.panics and final_weights(controller).round == 1
+
+
+def test_abstaining_counts_as_taking_part(tmp_path):
+    events = run(federation(tmp_path, min_sites=3))
+    assert events["end"][0]["status"] == "completed"
+    assert events["step"][1]["absent"]["site-b"] == "no visit"
+    assert Reply(ABSTAIN, 1, 2, "no visit").status == ABSTAIN
+
+
+@pytest.mark.parametrize("at", [(HANDSHAKE, 0, 0), (TRAIN, 1, 1), (TRAIN, 2, 2), (CLOSE_ROUND, 2, T)])
+def test_an_abort_stops_at_once_and_saves_nothing_of_the_running_round(tmp_path, at):
+    controller = federation(tmp_path)
+    inner = controller.local_sites["site-b"]
+
+    def aborting(task, order, weights):
+        if (task, order.round, order.step) == at:
+            controller.abort_signal.trigger(True)
+        return inner(task, order, weights)
+
+    controller.local_sites["site-b"] = aborting
+    events = run(controller)
+    assert events["end"][0]["status"] == "aborted" and not controller.panics
+    whole = [p.name for p in (controller.results_folder / "checkpoint").glob("round-*")]
+    assert whole == ([] if at[1] < 2 else ["round-0001.safetensors"])
+    assert not list(controller.results_folder.rglob("*.part")) and not (controller.results_folder / "updates").exists()
+    assert all(sent[2:] <= at[1:] for sent in controller.sent)
+
+
+def test_sites_that_disagree_stop_the_job_with_a_table(tmp_path):
+    class Other(QuadraticSite):
+        def __call__(self, task, order, weights):
+            reply, tensors = super().__call__(task, order, weights)
+            if task == HANDSHAKE:
+                reply.payload["versions"] = {"fedtar_flare": "0.0.1"}
+                reply.payload["schema"]["shapes"][NAMES[0]] = [9, 9]
+            return reply, tensors
+
+    controller = federation(tmp_path, sites(**{"site-b": Other("site-b", [None] * 3)}))
+    events = run(controller)
+    assert events["end"][0]["status"] == "failed"
+    table = events["end"][0]["reason"]
+    assert "site-a" in table and "site-b" in table and "0.0.1" in table and NAMES[0] in table and "[9, 9]" in table
+
+
+def test_the_start_comes_from_the_named_site_or_the_next_that_can(tmp_path):
+    controller = federation(tmp_path / "a", initial_site="site-c", num_rounds=1)
+    run(controller)
+    assert not controller.panics
+    failing = {"site-a": lambda task, order, weights: (Reply(ERROR, order.round, order.step, "no site file"), None)}
+    controller = federation(tmp_path / "b", sites(**failing), num_rounds=1)
+    events = run(controller)
+    assert events["start"][0]["sites"] == ["site-b", "site-c"]
+    assert events["start"][0]["absent"] == {"site-a": "no site file"}
+    assert events["end"][0]["status"] == "completed"
+    controller = federation(tmp_path / "c", initial_site="site-x")
+    assert "site-x" in run(controller)["end"][0]["reason"]
+
+
+def test_a_checkpoint_can_be_the_start(tmp_path):
+    first = federation(tmp_path / "a", num_rounds=1)
+    run(first)
+    path = first.results_folder / "checkpoint" / "round-0001.safetensors"
+    second = federation(tmp_path / "b", num_rounds=1, initial_checkpoint=str(path))
+    run(second)
+    assert not any(task == HANDSHAKE and r for task, _, r, _ in second.sent)
+    assert not torch.equal(final_weights(first).weights[NAMES[0]], final_weights(second).weights[NAMES[0]])
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"num_rounds": 0},
+        {"time_steps": 0},
+        {"weighting": "median"},
+        {"alpha_form": "linear"},
+        {"eta": -1.0},
+        {"eta_schedule": "cosine"},
+        {"min_sites": 0},
+        {"step_time_limit": -1},
+        {"evaluate_every": 0},
+        {"update_norm_limit": 0.0},
+        {"resume_from": "a", "initial_checkpoint": "b"},
+    ],
+)
+def test_bad_settings_fail_when_built(bad):
+    with pytest.raises(ConfigError):
+        TemporalResidualController(**bad)
