@@ -289,7 +289,7 @@ class SiteLearner:
         assert self.patient is not None and self._mixture is not None
         q = memberships(samples, self._mixture, self.cohort, self._profile_fields)
         steps = torch.tensor([sample.time_step for sample in samples])
-        return self.patient.adapt(q.to(self.device), steps.to(self.device))
+        return self.patient.adapt(q, steps)
 
 
 class _Both:

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from fedtar_flare.errors import ConfigError, DataError
+from fedtar_flare.fedtar.shared_lora import lora_layers
 
 if TYPE_CHECKING:
     from peft import PeftModel
@@ -132,7 +133,7 @@ class PatientLoRA(nn.Module):
     def __init__(self, peft_model: PeftModel, config: PatientLoRAConfig):
         super().__init__()
         self.config = config
-        layers = _lora_layers(peft_model)
+        layers = lora_layers(peft_model)
         generator = torch.Generator().manual_seed(config.seed)
 
         self.projection = nn.utils.skip_init(nn.Linear, config.components, config.embedding_dim)
@@ -224,7 +225,7 @@ class PatientLoRA(nn.Module):
                 )
 
     def _forward(self, item: _AdaptedLayer, batch: _Batch, x: Tensor) -> Tensor:
-        """One layer's pass: ``base(x) + x [A; A_p]^T-down, [s B; s_p B_p]^T-up``, a group of rows per sample."""
+        """One layer's pass, shared and patient part in one pair of products per sample (the rows of x in B groups)."""
         layer = item.layer
         if layer.disable_adapters:
             return layer.base_layer(x)
@@ -244,7 +245,7 @@ class PatientLoRA(nn.Module):
         return adapted.view(*x.shape[:-1], adapted.shape[-1])
 
     def _factors(self, item: _AdaptedLayer, batch: _Batch, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """``[A; A_p]^T`` (B, R + r, in) and ``[s B, s_p B_p]^T`` (B, R + r, out) of the batch, in ``dtype``."""
+        """Eq. 4's ``[A, A_p]^T`` (B, R + r, in) and ``[s B, s_p B_p]^T`` (B, R + r, out) of the batch, in ``dtype``."""
         key = (item.name, dtype)
         if torch.is_grad_enabled():
             batch.factors.clear()  # training may change the parameters before the next pass without gradients
@@ -284,27 +285,3 @@ def _compute_dtype(x: Tensor, item: _AdaptedLayer) -> torch.dtype:
 
 def _uniform(shape: tuple[int, ...], bound: float, generator: torch.Generator) -> Tensor:
     return (torch.rand(shape, generator=generator) * 2 - 1) * bound
-
-
-def _lora_layers(peft_model: PeftModel) -> dict[str, Any]:
-    """PEFT's LoRA layers by their path in the base model, sorted by it."""
-    from peft.tuners.lora import Linear, LoraLayer
-
-    layers = {
-        name: module for name, module in peft_model.get_base_model().named_modules() if isinstance(module, LoraLayer)
-    }
-    if not layers:
-        raise ConfigError("the model has no LoRA layer: call add_shared_lora first")
-    for name, layer in layers.items():
-        if type(layer) is not Linear:
-            raise ConfigError(
-                f"layer {name} is {type(layer).__module__}.{type(layer).__name__}: patient-adaptive LoRA works on "
-                "unquantised nn.Linear and Conv1D layers; leave it out of the LoRA targets"
-            )
-        plain_dropout = all(isinstance(module, nn.Identity) for module in layer.lora_dropout.values())
-        if layer.lora_variant or any(layer.lora_bias.values()) or not plain_dropout:
-            raise ConfigError(
-                f"layer {name} has LoRA with dropout, a bias or a variant: patient-adaptive LoRA works on plain LoRA; "
-                "make the adapter with add_shared_lora"
-            )
-    return dict(sorted(layers.items()))

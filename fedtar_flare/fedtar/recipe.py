@@ -109,3 +109,7 @@ class FedTARRecipe(Recipe):
             note = Path(job_dir) / self.name / "app" / "custom" / "README.md"
             note.parent.mkdir(parents=True, exist_ok=True)
             note.write_text(CUSTOM_NOTE, encoding="utf-8")
+
+
+if __name__ == "__main__":  # python -m fedtar_flare.fedtar.recipe, from the repository's root: makes jobs/fedtar again
+    FedTARRecipe().export("jobs")

@@ -27,12 +27,12 @@ _EXTRA = "exchanged_extra"  # attribute of the PEFT model: names of the extras, 
 
 
 def add_shared_lora(
-    model: nn.Module, *, targets: str, rank: int = 4, alpha: int = 128, seed: int, extra: Sequence[str] = ()
+    model: nn.Module, *, targets: str, rank: int = 4, alpha: float = 128, seed: int, extra: Sequence[str] = ()
 ) -> PeftModel:
     """Wrap ``model`` (changed in place) so that only LoRA factors and extras are trained.
 
     ``A`` is Kaiming uniform, ``B`` zero (the model starts unchanged), both a function of ``seed`` and the layers'
-    names alone; the global random state is neither read nor changed. No dropout.
+    names and sizes alone; the global random state is neither read nor changed. No dropout.
 
     Args:
         model: any module; need not be a transformers model.
@@ -52,11 +52,18 @@ def add_shared_lora(
     """
     from peft import LoraConfig, get_peft_model
 
-    if rank < 1 or alpha <= 0:
+    if rank < 1 or not math.isfinite(alpha) or alpha <= 0:
         raise ConfigError(f"LoRA rank is {rank!r} and alpha {alpha!r}: both must be above 0")
     names = _target_names(model, targets)
     extras = _extra_names(model, extra)
-    config = LoraConfig(r=rank, lora_alpha=alpha, target_modules=targets, lora_dropout=0.0, bias="none")
+    scale = int(alpha) if alpha == int(alpha) else alpha  # PEFT declares an integer and divides by the rank
+    config = LoraConfig(
+        r=rank,
+        lora_alpha=scale,  # type: ignore[arg-type]
+        target_modules=targets,
+        lora_dropout=0.0,
+        bias="none",
+    )
     # PEFT draws its own initial factors from the global generator; they are replaced below.
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
         # PEFT corrects this field per layer, so a model with both nn.Linear and Conv1D always warns.
@@ -139,6 +146,34 @@ def save_adapter(peft_model: PeftModel, folder: Path | str) -> None:
     Extras go to ``extra.safetensors``; see :func:`fedtar_flare.fedtar.adapter_file.load_extra`.
     """
     write_adapter(folder, shared_state(peft_model), adapter_config(peft_model))
+
+
+def lora_layers(peft_model: PeftModel) -> dict[str, Any]:
+    """PEFT's LoRA layers by their path in the base model, sorted by it.
+
+    Raises:
+        ConfigError: there is none, or one that is no plain LoRA on ``nn.Linear`` or ``Conv1D``; names the layer.
+    """
+    from peft.tuners.lora import Linear, LoraLayer
+
+    layers = {
+        name: module for name, module in peft_model.get_base_model().named_modules() if isinstance(module, LoraLayer)
+    }
+    if not layers:
+        raise ConfigError("the model has no LoRA layer: call add_shared_lora first")
+    for name, layer in layers.items():
+        if type(layer) is not Linear:
+            raise ConfigError(
+                f"layer {name} is {type(layer).__module__}.{type(layer).__name__}: patient-adaptive LoRA works on "
+                "unquantised nn.Linear and Conv1D layers; leave it out of the LoRA targets"
+            )
+        plain_dropout = all(isinstance(module, nn.Identity) for module in layer.lora_dropout.values())
+        if layer.lora_variant or any(layer.lora_bias.values()) or not plain_dropout:
+            raise ConfigError(
+                f"layer {name} has LoRA with dropout, a bias or a variant: patient-adaptive LoRA works on plain LoRA; "
+                "make the adapter with add_shared_lora"
+            )
+    return dict(sorted(layers.items()))
 
 
 def _exchanged(peft_model: PeftModel) -> dict[str, nn.Parameter]:

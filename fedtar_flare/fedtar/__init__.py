@@ -1,0 +1,1 @@
+"""FedTAR: what the paper adds, one file per idea."""

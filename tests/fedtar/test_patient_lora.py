@@ -1,0 +1,153 @@
+"""Per-sample LoRA against a loop that writes each patient's weights out, on every kind of backbone."""
+
+from __future__ import annotations
+
+import copy
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from adapted_models import (
+    BATCH,
+    CASES,
+    GPT2_TARGETS,
+    PAD,
+    adapted,
+    gpt2_case,
+    gpt2_model,
+    normal,
+    patients,
+    shake,
+    written_out_weights,
+)
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from fedtar_flare.fedtar.shared_lora import shared_parameters
+
+
+def called_with(base: nn.Module, weights: dict[str, Tensor], **inputs: Tensor) -> Any:
+    return functional_call(base, weights, kwargs=inputs)
+
+
+@pytest.mark.parametrize("time_conditioned", [True, False])
+@pytest.mark.parametrize("name", CASES)
+def test_outputs_and_gradients_equal_a_loop_over_written_out_weights(name: str, time_conditioned: bool) -> None:
+    case = CASES[name]()
+    base = case.model.double().eval()
+    peft_model, patient = adapted(copy.deepcopy(base), case.targets, time_conditioned=time_conditioned)
+    shake(peft_model)
+    shake(patient)
+    q, steps = patients()
+    with patient.adapt(q, steps):
+        outputs = case.outputs(peft_model.get_base_model(), case.inputs)
+    weighting = normal(*outputs.shape, seed=7)
+    parameters = [*shared_parameters(peft_model), *patient.parameters()]
+    gradients = torch.autograd.grad((outputs * weighting).sum(), parameters)
+
+    rows = []
+    for p in range(BATCH):
+        weights = written_out_weights(base, peft_model, patient, q[p], steps[p])
+        rows.append(case.outputs(partial(called_with, base, weights), case.of_sample(p)))
+    reference = torch.cat(rows)
+    expected = torch.autograd.grad((reference * weighting).sum(), parameters)
+
+    torch.testing.assert_close(outputs, reference, rtol=1e-9, atol=1e-9)
+    for gradient, wanted in zip(gradients, expected, strict=True):
+        assert wanted.abs().max() > 0
+        torch.testing.assert_close(gradient, wanted, rtol=1e-9, atol=1e-9 * float(wanted.abs().max()))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_start_equals_the_shared_model_and_outside_pefts_own_forward_runs(name: str) -> None:
+    case = CASES[name]()
+    peft_model, patient = adapted(case.model.double().eval(), case.targets)
+    shake(peft_model)
+
+    def run() -> Tensor:
+        return case.outputs(peft_model.get_base_model(), case.inputs).detach()
+
+    shared = run()
+    with patient.adapt(*patients()):
+        torch.testing.assert_close(run(), shared, rtol=1e-12, atol=1e-12)
+    shake(patient)
+    with patient.adapt(*patients()):
+        assert not torch.allclose(run(), shared, atol=1e-3)
+    assert torch.equal(run(), shared)
+    with peft_model.disable_adapter():
+        plain = run()
+        with patient.adapt(*patients()):
+            assert torch.equal(run(), plain)
+    assert not torch.allclose(plain, shared, atol=1e-3)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_permuting_the_batch_permutes_the_outputs(name: str) -> None:
+    case = CASES[name]()
+    peft_model, patient = adapted(case.model.double().eval(), case.targets)
+    shake(peft_model)
+    shake(patient)
+    q, steps = patients()
+    order = torch.tensor([2, 0, 1])
+    rows = (order[:, None] * case.rows + torch.arange(case.rows)).flatten()
+    model = peft_model.get_base_model()
+    with torch.no_grad(), patient.adapt(q, steps):
+        outputs = case.outputs(model, case.inputs)
+    with torch.no_grad(), patient.adapt(q[order], steps[order]):
+        permuted = case.outputs(model, {key: value[rows] for key, value in case.inputs.items()})
+    torch.testing.assert_close(permuted, outputs[rows], rtol=1e-10, atol=1e-10)
+
+
+# --------------------------------------------------------------------------- generation
+def test_beam_search_of_a_batch_equals_one_at_a_time_and_makes_factors_once() -> None:
+    peft_model, patient = adapted(gpt2_model().double().eval(), GPT2_TARGETS)
+    shake(peft_model, 0.3)
+    shake(patient, 0.3)
+    calls = []
+    for hypernetwork in patient.hypernetworks.values():
+        hypernetwork.register_forward_hook(lambda module, *_: calls.append(module))
+    memory, (q, steps) = normal(BATCH, 5, 16), patients()
+
+    def write(chosen: list[int], q: Tensor = q) -> list[list[int]]:
+        start = torch.zeros(len(chosen), 1, dtype=torch.long)
+        with torch.no_grad(), patient.adapt(q[chosen], steps[chosen]):
+            rows = peft_model.get_base_model().generate(
+                input_ids=start,
+                attention_mask=torch.ones_like(start),
+                encoder_hidden_states=memory[chosen],
+                num_beams=3,
+                max_length=12,
+                do_sample=False,
+            )
+        return [[token for token in row if token != PAD] for row in rows.tolist()]
+
+    together = write([0, 1, 2])
+    assert len(calls) == len(patient.hypernetworks)
+    assert together == [write([p])[0] for p in range(BATCH)]
+    assert len({tuple(row) for row in together}) == BATCH
+    assert together != write([0, 1, 2], q[[1, 2, 0]])
+
+
+@pytest.mark.gpu
+def test_a_gpu_gives_the_cpus_outputs_and_gradients() -> None:
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA device")
+    results = []
+    for device in ("cpu", "cuda"):
+        case = gpt2_case()
+        torch.manual_seed(0)
+        base = gpt2_model().double().eval().to(device)
+        peft_model, patient = adapted(base, case.targets)
+        shake(peft_model.cpu())
+        shake(patient.cpu())
+        peft_model.to(device)
+        patient.to(device)
+        inputs = {key: value.to(device) for key, value in case.inputs.items()}
+        with patient.adapt(*patients()):
+            outputs = case.outputs(peft_model.get_base_model(), inputs)
+        parameters = [*shared_parameters(peft_model), *patient.parameters()]
+        gradients = torch.autograd.grad(outputs.square().sum(), parameters)
+        results.append([outputs.detach().cpu(), *(gradient.cpu() for gradient in gradients)])
+    for on_cpu, on_gpu in zip(*results, strict=True):
+        torch.testing.assert_close(on_gpu, on_cpu, rtol=1e-9, atol=1e-9)

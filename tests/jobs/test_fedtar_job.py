@@ -1,0 +1,153 @@
+import filecmp
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from simulator import run_simulator
+
+from fedtar_flare.fedtar.recipe import FedTARRecipe
+from fedtar_flare.flare.checkpoint import CheckpointFolder
+from fedtar_flare.flare.record import read_events
+
+TINY = {
+    "preset": "tiny",
+    "num_rounds": 2,
+    "time_steps": 2,
+    "training": {"local_steps": 2, "batch_size": 4},
+    "data": {"synthetic_patients": 16},
+}
+
+
+@pytest.fixture(scope="session")
+def home(tmp_path_factory):
+    return tmp_path_factory.mktemp("home")
+
+
+def export(folder: Path, **changes) -> Path:
+    FedTARRecipe(name="tiny", **{**TINY, **changes}).export(str(folder))
+    return folder / "tiny"
+
+
+@pytest.fixture(scope="session")
+def finished(tmp_path_factory, home):
+    """One whole run of the tiny job, both sites side by side."""
+    folder = tmp_path_factory.mktemp("tiny")
+    process, results = run_simulator(export(folder), folder / "ws", "-n", "2", "-t", "2", home=home)
+    assert process.returncode == 0, process.stdout[-4000:]
+    return process, results
+
+
+def last(results: Path):
+    return CheckpointFolder(results / "checkpoint").last()[0]
+
+
+def by_kind(results: Path) -> dict[str, list[dict]]:
+    events = read_events(results)
+    return {kind: [e for e in events if e["event"] == kind] for kind in {e["event"] for e in events}}
+
+
+def test_the_shipped_job_is_the_export_of_the_recipe(tmp_path, repository):
+    FedTARRecipe().export(str(tmp_path))
+    shipped, made = repository / "jobs" / "fedtar", tmp_path / "fedtar"
+    files = sorted(p.relative_to(made) for p in made.rglob("*") if p.is_file())
+    assert files == sorted(p.relative_to(shipped) for p in shipped.rglob("*") if p.is_file())
+    _, differing, errors = filecmp.cmpfiles(made, shipped, [str(f) for f in files], shallow=False)
+    assert not differing and not errors, "run: python -m fedtar_flare.fedtar.recipe"
+
+
+def test_production_export_has_no_custom_folder(tmp_path):
+    FedTARRecipe(name="strict").export(str(tmp_path), byoc=False)
+    assert not list(tmp_path.rglob("custom"))
+
+
+def test_a_run_leaves_everything_that_it_promises(finished):
+    process, results = finished
+    kinds = by_kind(results)
+    assert kinds["end"][0]["status"] == "completed"
+    assert [(e["round"], e["step"]) for e in kinds["step"]] == [(1, 1), (1, 2), (2, 1), (2, 2)]
+    assert [e["round"] for e in kinds["evaluation"]] == [0, 1, 2]
+    start = kinds["start"][0]
+    assert start["sites"] == ["site-1", "site-2"]
+    for site in start["sites"]:
+        counts = start["counts"][site]
+        assert sum(counts["train"]) > sum(counts["test"]) > 0
+    for step in kinds["step"]:
+        assert step["bytes_up"] == step["bytes_down"] == 2 * start["exchange"]["bytes"]
+        assert all(s["samples"] == start["counts"][n]["train"][step["step"] - 1] for n, s in step["sites"].items())
+    for name in ("rounds.jsonl", "metrics.json", "report.html", "adapter/adapter_model.safetensors", "adapter/README.md"):
+        assert (results / name).is_file(), name
+    metrics = json.loads((results / "metrics.json").read_text())
+    for key in ("warm_start", "final"):
+        assert metrics[key]["site-1"]["all"]["n"] == sum(start["counts"]["site-1"]["test"])
+        assert 0 <= metrics[key]["site-1"]["all"]["bleu_4"] <= 1
+    assert "report.html" in process.stdout and "BLEU-4" in process.stdout
+
+
+def test_the_adapter_loads_with_peft_and_is_the_best_round_s(finished):
+    from peft import PeftModel
+
+    from fedtar_flare.fedtar.shared_lora import shared_state
+    from fedtar_flare.flare.checkpoint import load
+    from fedtar_flare.models.presets import build_model, preset
+
+    _, results = finished
+    model = PeftModel.from_pretrained(build_model(preset("tiny")), str(results / "adapter"))
+    best = load(results / "checkpoint" / "best.safetensors").weights
+    state = shared_state(model)
+    assert state.keys() == best.keys() and all(torch.equal(state[n], best[n]) for n in best)
+    assert any(v.abs().sum() > 0 for n, v in state.items() if "lora_B" in n)
+
+
+def test_a_repeated_run_gives_the_same_bits(finished, tmp_path, home):
+    _, first = finished
+    process, second = run_simulator(export(tmp_path), tmp_path / "ws", "-n", "2", "-t", "2", home=home)
+    assert process.returncode == 0, process.stdout[-4000:]
+    a, b = last(first), last(second)
+    assert a.info["run_id"] != b.info["run_id"]
+    assert all(torch.equal(a.weights[n], b.weights[n]) for n in a.weights)
+    assert all(torch.equal(a.policy[n], b.policy[n]) for n in a.policy)
+
+
+def test_one_thread_gives_the_same_numbers_though_every_task_is_a_new_process(finished, tmp_path, home):
+    _, first = finished
+    process, second = run_simulator(export(tmp_path), tmp_path / "ws", "-n", "2", home=home)
+    assert process.returncode == 0, process.stdout[-4000:]
+    a, b = last(first), last(second)
+    for name in a.weights:
+        torch.testing.assert_close(a.weights[name], b.weights[name], rtol=1e-5, atol=1e-5)
+    for x, y in zip(by_kind(first)["outer"], by_kind(second)["outer"], strict=True):
+        assert x["validation_loss"] == pytest.approx(y["validation_loss"], abs=1e-5)
+        assert x["alpha_after"] == pytest.approx(y["alpha_after"], abs=1e-5)
+
+
+def test_a_site_file_that_is_wrong_stops_with_one_readable_line(tmp_path, home):
+    sites = tmp_path / "sites"
+    sites.mkdir()
+    for name in ("site-1", "site-2"):
+        (sites / f"{name}.yaml").write_text("sourse: synthetic\n")
+    process, results = run_simulator(
+        export(tmp_path), tmp_path / "ws", "-n", "2", "-t", "2", home=home, FEDTAR_SITES=str(sites)
+    )
+    assert process.returncode != 0
+    end = by_kind(results)["end"][0]
+    assert end["status"] == "failed" and "site-1" in end["reason"] and "min_sites" in end["reason"]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_the_shipped_job_learns(tmp_path, repository, home):
+    """The README's first command: the loss falls, scores rise at every site, alpha moves within its bounds."""
+    process, results = run_simulator(repository / "jobs" / "fedtar", tmp_path / "ws", home=home, timeout=1500)
+    assert process.returncode == 0, process.stdout[-4000:]
+    kinds = by_kind(results)
+    losses = [e["validation_loss"] for e in kinds["outer"]]
+    assert losses[-1] < 0.9 * losses[0]
+    metrics = json.loads((results / "metrics.json").read_text())
+    for site, before in metrics["warm_start"].items():
+        after = metrics["final"][site]
+        assert after["all"]["bleu_4"] > before["all"]["bleu_4"] and after["all"]["cider"] > before["all"]["cider"]
+    start, end = kinds["start"][0]["alpha"], kinds["outer"][-1]["alpha_after"]
+    assert max(abs(a - b) for a, b in zip(start, end, strict=True)) >= 0.02
+    for outer in kinds["outer"]:
+        assert sum(outer["alpha_after"]) == pytest.approx(1) and min(outer["alpha_after"]) >= 0
