@@ -1,0 +1,46 @@
+"""From a cohort's samples to soft cluster assignments: joins :mod:`demographics` with the site's patients."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from fedtar_flare.data.splits import identity_hash
+from fedtar_flare.data.types import Cohort, Sample
+from fedtar_flare.errors import DataError
+from fedtar_flare.fedtar.config import PatientConfig
+from fedtar_flare.fedtar.demographics import DemographicMixture, profile_vector
+
+
+def fit_mixture(cohort: Cohort, config: PatientConfig, seed: int) -> DemographicMixture:
+    """Fit the site's mixture: one row per training patient, at the age of the first visit.
+
+    Raises:
+        DataError: when the site has no training patient.
+    """
+    rows = {s.visit.patient_id: s for s in reversed(cohort.samples("train"))}  # the first visit wins
+    if not rows:
+        raise DataError(f"site {cohort.site} has no training patient", reason="no-training-patient")
+    median = training_median_age(cohort)
+    profiles = [_profile(sample, cohort.key, median, config.profile) for sample in rows.values()]
+    return DemographicMixture.fit(np.stack(profiles), components=config.components, seed=seed)
+
+
+def memberships(
+    samples: Sequence[Sample], mixture: DemographicMixture, cohort: Cohort, fields: Sequence[str]
+) -> torch.Tensor:
+    """q of each sample at the age of its visit, float32 (B, components)."""
+    median = training_median_age(cohort)
+    return torch.from_numpy(mixture.assign(np.stack([_profile(s, cohort.key, median, fields) for s in samples])))
+
+
+def training_median_age(cohort: Cohort) -> float | None:
+    """Median age of the training patients at their first visit with a known age; None when none is known."""
+    ages = {s.visit.patient_id: s.visit.age for s in reversed(cohort.samples("train")) if s.visit.age is not None}
+    return float(np.median(list(ages.values()))) if ages else None
+
+
+def _profile(sample: Sample, key: bytes, median: float | None, fields: Sequence[str]) -> np.ndarray:
+    return profile_vector(identity_hash(sample.visit.patient_id, key), sample.visit.age, sample.sex, median, fields)
