@@ -7,6 +7,7 @@ the patient part, its optimiser and the demographic mixture stay inside and are 
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -17,14 +18,20 @@ import torch
 from fedtar_flare.data.pipeline import InputConfig, prepare
 from fedtar_flare.fedtar.demographics import DemographicMixture
 from fedtar_flare.fedtar.profiles import memberships
-from fedtar_flare.models.presets import ModelConfig, build_model, build_tokenizer
+from fedtar_flare.models.presets import ModelConfig, build_model, build_tokenizer, require_trained
 
 from fedtar_flare.data.batch import ImageBatch, collate
 from fedtar_flare.data.types import Cohort, Sample, Split
 from fedtar_flare.errors import DataError
 from fedtar_flare.fedtar.config import LoRAConfig, PatientConfig, TrainingConfig
 from fedtar_flare.fedtar.patient_lora import PatientLoRA, PatientLoRAConfig
-from fedtar_flare.fedtar.shared_lora import add_shared_lora, load_shared_state, shared_parameters, shared_state
+from fedtar_flare.fedtar.shared_lora import (
+    adapter_config,
+    add_shared_lora,
+    load_shared_state,
+    shared_parameters,
+    shared_state,
+)
 
 logger = logging.getLogger(__name__)
 Tensors = Mapping[str, torch.Tensor]
@@ -98,13 +105,17 @@ class SiteLearner:
         self._autocast = autocast
         self._checkpoint = checkpoint
         self._mixture = mixture
+        self._preset = model.preset
         self._profile_fields = patient.profile
         self._cache = cache
         self._input = InputConfig(image_size=model.image_size, slices=model.slices)
         self._micro_batch = training.batch_size
         self.tokenizer = build_tokenizer(model)
+        generator = build_model(model)
+        exchanged = [n for n, _ in generator.named_parameters() if any(re.fullmatch(p, n) for p in lora.exchange)]
+        require_trained(generator, model, exchanged)
         self.model = add_shared_lora(
-            build_model(model),
+            generator,
             targets=model.lora_targets,
             rank=lora.rank,
             alpha=lora.alpha,
@@ -135,6 +146,16 @@ class SiteLearner:
     def load_shared(self, weights: Tensors) -> None:
         """Load the shared part; raises :class:`ExchangeError` naming a tensor that does not fit."""
         load_shared_state(self.model, dict(weights))
+
+    def adapter_config(self) -> dict[str, Any]:
+        """PEFT's configuration of the shared part, free of any path of the site."""
+        return adapter_config(self.model)
+
+    def describe(self) -> dict[str, Any]:
+        """Name and sizes of the model, for the record."""
+        base = sum(p.numel() for n, p in self.model.get_base_model().named_parameters() if ".lora_" not in n)
+        patient = sum(p.numel() for p in self.patient.parameters()) if self.patient is not None else 0
+        return {"preset": self._preset, "parameters": base, "patient_parameters": patient}
 
     def private(self) -> dict[str, torch.Tensor]:
         """The patient part and its optimiser: what persists at the site between tasks."""
@@ -326,8 +347,6 @@ def _parts(samples: Sequence[Sample], size: int) -> Iterator[Sequence[Sample]]:
 def _score(
     samples: Sequence[Sample], texts: Sequence[str], losses: Sequence[float], chosen: Sequence[int], min_cell: int
 ) -> dict[str, Any]:
-    from fedtar_flare.data.synthetic.vocabulary import findings_in
-    from fedtar_flare.metrics.clinical import finding_f1
     from fedtar_flare.metrics.language import language_scores
 
     cell: dict[str, Any] = {"n": len(chosen)}
@@ -337,6 +356,9 @@ def _score(
     cell["token_loss"] = sum(losses[i] for i in chosen) / len(chosen)
     known = [i for i in chosen if samples[i].visit.findings is not None]
     if known:
+        from fedtar_flare.data.synthetic.vocabulary import findings_in
+        from fedtar_flare.metrics.clinical import finding_f1
+
         truth = [samples[i].visit.findings or frozenset() for i in known]
         cell["finding_f1"] = finding_f1(truth, [findings_in(texts[i]) for i in known])["finding_f1"]
     return cell

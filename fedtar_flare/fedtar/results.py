@@ -174,7 +174,9 @@ class ResultsWriter:
         self._metrics = dict(info.get("metrics", {}))
 
     def finish(self) -> None:
-        """After the ``end`` event: metrics, model card, page, and the closing table."""
+        """After the ``end`` event: metrics, model card, page, and the closing table; nothing where no run began."""
+        if "run_id" not in self._metrics:
+            return
         from fedtar_flare.reporting.console import final_table
         from fedtar_flare.reporting.model_card import write_model_card
         from fedtar_flare.reporting.page import write_report
@@ -183,14 +185,16 @@ class ResultsWriter:
         best = min(self._losses, key=lambda r: (self._losses[r], r)) if self._losses else None
         write_json(self.folder / METRICS_FILE, self._metrics | {"best_round": best})
         run = read_run(self.folder)
-        if (self.folder / "adapter").is_dir():
-            write_model_card(run, self.folder / "adapter")
+        adapter = self.folder / "adapter"
+        if adapter.is_dir():
+            write_model_card(run, adapter)
         page = write_report(self.folder)
         for line in final_table(run).splitlines():
             logger.info(line)
         logger.info(f"report:  {page}")
         logger.info(f"record:  {self.record.path}")
-        logger.info(f"adapter: {self.folder / 'adapter'} (best round by validation loss: {best or 'last'})")
+        if adapter.is_dir():
+            logger.info(f"adapter: {adapter} (best round by validation loss: {best or 'last'})")
 
     def _evaluation(self, r: int, answers: Answers, key: str) -> None:
         scores = {s: a.payload["scores"] for s, a in sorted(answers.replies.items()) if a.payload.get("scores")}
