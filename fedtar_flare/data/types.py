@@ -10,9 +10,9 @@ import hmac
 import math
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal
 
@@ -32,7 +32,7 @@ class Visit:
 
     Args:
         patient_id, visit_id: the site's own; they never leave it.
-        acquired: acquisition date and time.
+        acquired: acquisition date and time; one with a time zone is kept in UTC, without the zone, so that all compare.
         image: DICOM folder, file or zip, NIfTI, PNG, JPEG or DICOM film.
         report: the report's text.
         modality: ``ct`` or ``film``.
@@ -58,6 +58,8 @@ class Visit:
             raise DataError(
                 f"{where}: no acquisition date; a visit cannot be put in order without one", reason="no-date"
             )
+        if self.acquired.tzinfo is not None:
+            object.__setattr__(self, "acquired", self.acquired.astimezone(UTC).replace(tzinfo=None))
         if not self.report.strip():
             raise DataError(f"{where}: the report is empty", reason="empty-report")
         if self.modality not in ("ct", "film"):
@@ -158,6 +160,7 @@ class Cohort:
         if prior not in ("none", "report"):
             raise ConfigError(f"prior '{prior}' is not 'none' or 'report'")
         periods = list(periods or ())
+        self._settings = {"key": key, "time_steps": time_steps, "alignment": alignment, "periods": periods, "prior": prior}
         if alignment == "period" and (len(periods) != time_steps - 1 or periods != sorted(set(periods))):
             raise ConfigError(
                 f"alignment 'period' needs {time_steps - 1} rising dates, the bounds between {time_steps} bins"
@@ -193,6 +196,24 @@ class Cohort:
     def samples(self, split: Split, time_step: int | None = None) -> list[Sample]:
         """Samples of one split (and one step), by patient in hash order, then by date; the same in every process."""
         return [s for s in self._samples if s.split == split and time_step in (None, s.time_step)]
+
+    def leaving_out(self, reason_of: Callable[[Visit], str | None]) -> Cohort:
+        """The cohort without the visits for which ``reason_of`` gives a reason; they are counted in ``rejected``.
+
+        Visits after one that is left out move to the step before it (``alignment="visit"``), as if it had never been.
+
+        Raises:
+            DataError: ``no-patient`` when nobody is left.
+        """
+        rejected = Counter(self.rejected)
+        patients = []
+        for patient in self.patients:
+            reasons = [reason_of(visit) for visit in patient.visits]
+            rejected.update(reason for reason in reasons if reason)
+            visits = tuple(v for v, reason in zip(patient.visits, reasons, strict=True) if not reason)
+            if visits:
+                patients.append(Patient(patient.patient_id, patient.sex, visits))
+        return Cohort(self.site, patients, rejected=rejected, **self._settings)
 
     def counts(self) -> dict[Split, list[int]]:
         """Visits per split and step: lists of length T."""

@@ -1,0 +1,223 @@
+"""The site file: where this site's data lies and how it computes. The site's own knowledge, never the job's."""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import os
+import secrets
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from fedtar_flare.data.types import Cohort
+from fedtar_flare.errors import ConfigError, DataError
+
+SOURCES = ("synthetic", "manifest", "covid_chestxray")
+SITES_VARIABLE = "FEDTAR_SITES"
+SITE_FILE = "fedtar.yaml"
+KEY_FILE = "fedtar.key"
+
+
+@dataclass(frozen=True)
+class SiteConfig:
+    """What a site file says.
+
+    Args:
+        source: ``manifest``, ``covid_chestxray`` or ``synthetic``.
+        path: the manifest, or the folder of the source.
+        options: further settings of the source.
+        cache_dir: folder of prepared images; default ``$FEDTAR_HOME`` or ``~/.cache/fedtar_flare``.
+        state_dir: folder of the site state; None: FLARE's kit, or the cache in the simulator.
+        device: ``auto``, ``cpu``, ``cuda`` or ``cuda:<i>``.
+        precision: ``auto``, ``float32`` or ``bfloat16``.
+        min_cell: fewest visits at a step to train on it and to report scores; None: the job's, 5 in production.
+        exclude: text file of patient ids, one a line, that are left out (patients who withdrew).
+        origin: which file this was read from.
+
+    Raises:
+        ConfigError: names the field, its value and what is allowed.
+    """
+
+    source: str
+    path: Path | None = None
+    options: dict[str, Any] = field(default_factory=dict)
+    cache_dir: Path | None = None
+    state_dir: Path | None = None
+    device: str = "auto"
+    precision: str = "auto"
+    min_cell: int | None = None
+    exclude: Path | None = None
+    origin: Path | None = None
+
+    def __post_init__(self) -> None:
+        where = f"{self.origin}: " if self.origin else ""
+        if self.source not in SOURCES:
+            raise ConfigError(f"{where}source '{self.source}' is not one of {', '.join(SOURCES)}")
+        if self.source != "synthetic" and self.path is None:
+            raise ConfigError(f"{where}source '{self.source}' needs a path")
+        if self.min_cell is not None and (not isinstance(self.min_cell, int) or self.min_cell < 1):
+            raise ConfigError(f"{where}min_cell must be a number of at least 1, not {self.min_cell!r}")
+        if not isinstance(self.options, dict):
+            raise ConfigError(f"{where}options must be a mapping, not {self.options!r}")
+
+
+def load_site_config(site_name: str, *, workspace: Path | None, simulator: bool) -> SiteConfig:
+    """Find and read the site file.
+
+    Looked for in this order: ``<site>.yaml`` in the folder that FEDTAR_SITES names, ``local/fedtar.yaml`` in the
+    site's FLARE workspace. Without one, the simulator takes the synthetic cohort; any other site stops.
+
+    Args:
+        site_name: name of the site.
+        workspace: its FLARE workspace.
+        simulator: whether the site is simulated.
+
+    Raises:
+        ConfigError: no site file outside of the simulator, unreadable, or with an unknown key or wrong value.
+    """
+    places = []
+    if os.environ.get(SITES_VARIABLE):
+        places.append(Path(os.environ[SITES_VARIABLE]) / f"{site_name}.yaml")
+    if workspace is not None:
+        places.append(workspace / "local" / SITE_FILE)
+    for place in places:
+        if place.is_file():
+            return read_site_file(place)
+    if simulator:
+        return SiteConfig(source="synthetic")
+    raise ConfigError(
+        f"site {site_name} has no site file, and synthetic data is used only in the simulator or where a site file asks "
+        f"for it. Write {places[-1] if places else SITE_FILE} with at least 'source: manifest' and 'path: <your "
+        "manifest>' (or 'source: synthetic' for a trial)",
+        public="the site has no site file (local/fedtar.yaml)",
+    )
+
+
+def read_site_file(place: Path) -> SiteConfig:
+    """Read one site file; relative paths in it are relative to its folder.
+
+    Raises:
+        ConfigError: names the file, the key and the nearest known one.
+    """
+    try:
+        content = yaml.safe_load(place.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ConfigError(f"{place}: not readable as YAML ({error})") from error
+    if not isinstance(content, dict):
+        raise ConfigError(f"{place}: must hold 'key: value' lines, at least 'source: ...'")
+    known = [f.name for f in fields(SiteConfig) if f.name != "origin"]
+    for key in content:
+        if key not in known:
+            near = difflib.get_close_matches(str(key), known, n=1)
+            hint = f"; did you mean '{near[0]}'?" if near else ""
+            raise ConfigError(f"{place}: unknown key '{key}'{hint} (known: {', '.join(known)})")
+    if "source" not in content:
+        raise ConfigError(f"{place}: 'source' is missing; one of {', '.join(SOURCES)}")
+    for key in ("path", "cache_dir", "state_dir", "exclude"):
+        if content.get(key) is not None:
+            content[key] = place.parent / Path(str(content[key])).expanduser()
+    return SiteConfig(**content, origin=place)
+
+
+def load_cohort(
+    config: SiteConfig,
+    site_name: str,
+    *,
+    time_steps: int,
+    alignment: str = "visit",
+    prior: str = "none",
+    seed: int = 0,
+    synthetic_patients: int = 48,
+    workspace: Path | None = None,
+) -> Cohort:
+    """The site's patients, without those it excludes.
+
+    Args:
+        config: the site file.
+        site_name: name of the site.
+        time_steps: T.
+        alignment, prior: see :class:`Cohort`.
+        seed, synthetic_patients: of the synthetic cohort.
+        workspace: the site's FLARE workspace, where a real site keeps its hash key.
+
+    Raises:
+        DataError: nothing can be used.
+        ConfigError: a setting is wrong.
+    """
+    if config.source == "synthetic":
+        from fedtar_flare.data.synthetic.cohort import synthetic_cohort
+
+        cohort = synthetic_cohort(
+            site_name,
+            folder=(config.path or cache_folder(config) / "synthetic"),
+            patients=synthetic_patients,
+            time_steps=time_steps,
+            seed=seed,
+            alignment=alignment,
+            prior=prior,
+        )
+    else:
+        from fedtar_flare.data.sources import read_source
+
+        patients, rejected = read_source(config.source, config.path, config.options)
+        key = site_key(config.state_dir or (workspace / "local" if workspace else cache_folder(config)))
+        cohort = Cohort(
+            site_name, patients, key=key, time_steps=time_steps, alignment=alignment, prior=prior, rejected=rejected
+        )
+    excluded = excluded_patients(config)
+    return cohort.leaving_out(lambda v: "excluded" if v.patient_id in excluded else None) if excluded else cohort
+
+
+def cache_folder(config: SiteConfig) -> Path:
+    """Where prepared images and the synthetic cohort lie."""
+    return config.cache_dir or Path(os.environ.get("FEDTAR_HOME") or Path.home() / ".cache" / "fedtar_flare")
+
+
+def excluded_patients(config: SiteConfig) -> frozenset[str]:
+    """Patient ids of the exclusion list.
+
+    Raises:
+        ConfigError: the list is named but cannot be read; nothing is trained then, rather than with those patients.
+    """
+    if config.exclude is None:
+        return frozenset()
+    try:
+        lines = config.exclude.read_text(encoding="utf-8").splitlines()
+    except OSError as error:
+        raise ConfigError(f"{config.exclude}: the exclusion list cannot be read ({error.strerror})") from error
+    return frozenset(line.strip() for line in lines if line.strip() and not line.lstrip().startswith("#"))
+
+
+def site_key(folder: Path) -> bytes:
+    """The site's secret for keyed hashes: made once, readable by its owner alone. Back it up: splits depend on it.
+
+    Raises:
+        DataError: the file is there but is not a key.
+    """
+    file = folder / KEY_FILE
+    if not file.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        temporary = file.with_name(f".{KEY_FILE}.{os.getpid()}")
+        with os.fdopen(os.open(temporary, os.O_CREAT | os.O_WRONLY | os.O_EXCL, 0o600), "w") as handle:
+            handle.write(secrets.token_hex(32) + "\n")
+        try:
+            os.link(temporary, file)  # fails when another process was first: its key counts
+        except FileExistsError:
+            pass
+        finally:
+            temporary.unlink()
+    try:
+        key = bytes.fromhex(file.read_text(encoding="utf-8").strip())
+    except ValueError as error:
+        raise DataError(f"{file} is not a key of this package; restore it from its backup", reason="bad-key") from error
+    if len(key) < 16:
+        raise DataError(f"{file} is too short to be a key; restore it from its backup", reason="bad-key")
+    return key
+
+
+def derived_key(seed: int, site: str) -> bytes:
+    """Key of a simulated site, a function of the cohort's seed and the site's name."""
+    return hashlib.sha256(f"fedtar synthetic {seed} {site}".encode()).digest()
