@@ -160,7 +160,13 @@ class Cohort:
         if prior not in ("none", "report"):
             raise ConfigError(f"prior '{prior}' is not 'none' or 'report'")
         periods = list(periods or ())
-        self._settings = {"key": key, "time_steps": time_steps, "alignment": alignment, "periods": periods, "prior": prior}
+        self._settings = {
+            "key": key,
+            "time_steps": time_steps,
+            "alignment": alignment,
+            "periods": periods,
+            "prior": prior,
+        }
         if alignment == "period" and (len(periods) != time_steps - 1 or periods != sorted(set(periods))):
             raise ConfigError(
                 f"alignment 'period' needs {time_steps - 1} rising dates, the bounds between {time_steps} bins"

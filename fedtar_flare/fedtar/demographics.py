@@ -6,10 +6,10 @@ responsibilities of the fitted mixture are computed here, exactly, in numpy.
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Integral
 
 import numpy as np
 
@@ -37,40 +37,73 @@ def profile_vector(
         float64 vector of the fields.
 
     Raises:
-        DataError: for an age outside 0 to 130 or an identity outside 0 to 1.
+        ConfigError: for fields that are not one of :data:`PROFILES`.
+        DataError: for an age outside 0 to 130 (``age-out-of-range``) or an identity outside 0 to 1 (``bad-profile``).
     """
+    if tuple(fields) not in PROFILES:
+        raise ConfigError(f"profile {tuple(fields)} is not one of {PROFILES}")
     if not 0 <= identity <= 1:
         raise DataError(f"the identity hash {identity} is not within 0 to 1", reason="bad-profile")
     age = median_age if age is None else age
-    if age is not None and not (math.isfinite(age) and 0 <= age <= 130):
+    if age is not None and not 0 <= age <= 130:
         raise DataError(f"age {age} is not within 0 to 130 years", reason="age-out-of-range")
     values = {
         "hash": identity,
         "age": UNKNOWN_AGE if age is None else age / 100,
         "sex": {"F": 0.0, "M": 1.0}.get(sex or "", UNKNOWN_SEX),
     }
-    if tuple(fields) not in PROFILES:
-        raise ConfigError(f"profile {tuple(fields)} is not one of {PROFILES}")
     return np.array([values[field] for field in fields])
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class DemographicMixture:
     """A Gaussian mixture with diagonal covariances over profiles; stays at the site.
 
     Args:
-        weights: (K,) of the fitted components, K <= ``components``, positive, sum one.
+        weights: (K,) of the fitted components, K <= ``components``, not negative, sum one.
         means: (K, P).
         variances: (K, P), positive.
         components: length of q; q is padded with zeros beyond K.
-        note: what the data did not allow, else empty.
+        converged: False when the fit stopped before its tolerance was met.
+
+    Raises:
+        DataError: when the arrays do not make such a mixture (``bad-mixture``).
     """
 
     weights: np.ndarray
     means: np.ndarray
     variances: np.ndarray
     components: int
-    note: str = ""
+    converged: bool = True
+
+    def __post_init__(self) -> None:
+        for name in ("weights", "means", "variances"):
+            value = np.array(getattr(self, name), dtype=np.float64)
+            object.__setattr__(self, name, value)
+            if not np.isfinite(value).all():
+                raise DataError(f"the mixture's {name} are not all finite", reason="bad-mixture")
+        k = len(np.atleast_1d(self.weights))
+        if self.weights.shape != (k,) or self.means.ndim != 2 or len(self.means) != k or not 1 <= k <= self.components:
+            raise DataError(
+                f"weights of shape {self.weights.shape}, means of shape {self.means.shape} and {self.components} "
+                "components do not make a mixture",
+                reason="bad-mixture",
+            )
+        if self.variances.shape != self.means.shape or not (self.variances > 0).all():
+            raise DataError("the mixture's variances must be positive, one for each mean", reason="bad-mixture")
+        if not (self.weights >= 0).all() or abs(self.weights.sum() - 1) > 1e-6:
+            raise DataError("the mixture's weights must not be negative and must sum to one", reason="bad-mixture")
+
+    @property
+    def note(self) -> str:
+        """What the data did not allow; empty when there is nothing to say."""
+        notes = []
+        if len(self.weights) < self.components:
+            k = len(self.weights)
+            notes.append(f"{k} distinct profiles allow {k} of {self.components} components; the rest of q is zero")
+        if not self.converged:
+            notes.append("the fit of the demographic mixture stopped before its tolerance was met")
+        return "; ".join(notes)
 
     @classmethod
     def fit(
@@ -78,80 +111,124 @@ class DemographicMixture:
     ) -> DemographicMixture:
         """Fit by expectation maximisation (scikit-learn's ``GaussianMixture``, diagonal covariances).
 
+        The same profiles, in whatever order, and the same seed give the same mixture.
+
         Args:
             profiles: (N, P), one row per training patient.
             components: K wanted; with fewer distinct profiles, as many as those.
             seed: of the initialisation.
-            reg_covar, tol: as scikit-learn's; small and strict, since profiles lie within [0, 1].
+            reg_covar, tol: as scikit-learn's; small and strict, since profiles lie within [0, 1.3].
 
         Returns:
             the mixture, its components ordered by their means.
 
         Raises:
+            ConfigError: for a setting that is not allowed.
             DataError: no profile (``no-training-patient``) or a value that is not finite (``bad-profile``).
         """
+        if not isinstance(components, Integral) or components < 1:
+            raise ConfigError(f"components must be a whole number from 1, not {components!r}")
+        for name, value in (("reg_covar", reg_covar), ("tol", tol)):
+            if not value > 0 or not np.isfinite(value):
+                raise ConfigError(f"{name} must be positive, not {value}")
         profiles = np.asarray(profiles, dtype=np.float64)
-        if components < 1:
-            raise ConfigError(f"components must be at least 1, not {components}")
-        if profiles.ndim != 2 or not len(profiles):
-            raise DataError("no training patient: the demographic mixture cannot be fitted", reason="no-training-patient")
+        if profiles.ndim != 2 or not profiles.size:
+            raise DataError(
+                "no training patient: the demographic mixture cannot be fitted", reason="no-training-patient"
+            )
         if not np.isfinite(profiles).all():
             raise DataError("a profile has a value that is not finite", reason="bad-profile")
+        profiles = profiles[_by_column(profiles)]  # the fit depends on the order of rows; the patients have none
+        distinct = len(np.unique(profiles, axis=0))
+        if distinct == 1:  # scikit-learn wants two rows, but a site may have one patient
+            return cls(np.ones(1), profiles[:1], np.full_like(profiles[:1], reg_covar), components)
         from sklearn.exceptions import ConvergenceWarning
         from sklearn.mixture import GaussianMixture
 
-        distinct = len(np.unique(profiles, axis=0))
-        k = min(components, distinct)
-        if len(profiles) == 1:  # scikit-learn wants two rows; a single patient is one component at its profile
-            weights, means, variances = np.ones(1), profiles.copy(), np.full_like(profiles, reg_covar)
-        else:
-            model = GaussianMixture(
-                k, covariance_type="diag", reg_covar=reg_covar, tol=tol, max_iter=500, random_state=seed % 2**32
-            )
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", ConvergenceWarning)
-                model.fit(profiles)
-            weights, means, variances = model.weights_, model.means_, model.covariances_
-        order = np.lexsort(means.T[::-1])
-        note = ""
-        if k < components:
-            note = f"{distinct} distinct profiles allow {k} of {components} components; the rest of q is zero"
-        return cls(weights[order], means[order], variances[order], components, note)
+        model = GaussianMixture(
+            min(components, distinct),
+            covariance_type="diag",
+            reg_covar=reg_covar,
+            tol=tol,
+            max_iter=500,
+            random_state=seed % 2**32,
+        )
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ConvergenceWarning)  # kept in ``converged``
+            model.fit(profiles)
+        order = _by_column(model.means_)
+        return cls(
+            model.weights_[order], model.means_[order], model.covariances_[order], components, bool(model.converged_)
+        )
 
-    def assign(self, profiles: np.ndarray) -> np.ndarray:
-        """``q_p``, the responsibilities (Eq. 3), float32 (N, components); rows sum to one.
+    def responsibilities(self, profiles: np.ndarray) -> np.ndarray:
+        """Posterior probability of each fitted component (Eq. 3), float64 (N, K); rows sum to one.
 
         Args:
             profiles: (N, P).
 
         Raises:
-            DataError: when the width differs from the fitted profiles'.
+            DataError: when the width differs from the fitted profiles', or a value is not finite (``bad-profile``).
         """
         profiles = np.asarray(profiles, dtype=np.float64)
         if profiles.ndim != 2 or profiles.shape[1] != self.means.shape[1]:
             raise DataError(
-                f"profiles of shape {profiles.shape}: the mixture has {self.means.shape[1]} fields", reason="bad-profile"
+                f"profiles of shape {profiles.shape}: the mixture has {self.means.shape[1]} fields",
+                reason="bad-profile",
             )
+        if not np.isfinite(profiles).all():
+            raise DataError("a profile has a value that is not finite", reason="bad-profile")
+        # squares of differences, not scikit-learn's expanded product: exact for narrow components too
         difference = profiles[:, None, :] - self.means[None]
         log_density = -0.5 * (difference**2 / self.variances + np.log(2 * np.pi * self.variances)).sum(2)
         joint = log_density + np.log(np.maximum(self.weights, np.finfo(float).tiny))
         joint -= joint.max(1, keepdims=True)  # far from every component the nearest one still wins, without underflow
         q = np.exp(joint)
-        q /= q.sum(1, keepdims=True)
-        padded = np.zeros((len(profiles), self.components), dtype=np.float32)
+        return q / q.sum(1, keepdims=True)
+
+    def assign(self, profiles: np.ndarray) -> np.ndarray:
+        """``q_p``: the responsibilities padded with zeros, float32 (N, components); rows sum to one.
+
+        Args:
+            profiles: (N, P).
+
+        Raises:
+            DataError: as :meth:`responsibilities`.
+        """
+        q = self.responsibilities(profiles)
+        padded = np.zeros((len(q), self.components), dtype=np.float32)
         padded[:, : q.shape[1]] = q
         return padded
 
     def state(self) -> dict[str, np.ndarray]:
         """Plain arrays, for the site state."""
         return {
-            "weights": np.ascontiguousarray(self.weights),
-            "means": np.ascontiguousarray(self.means),
-            "variances": np.ascontiguousarray(self.variances),
+            "weights": self.weights.copy(),
+            "means": self.means.copy(),
+            "variances": self.variances.copy(),
             "components": np.array([self.components]),
+            "converged": np.array([self.converged]),
         }
 
     @classmethod
     def from_state(cls, state: Mapping[str, np.ndarray]) -> DemographicMixture:
-        """From :meth:`state`."""
-        return cls(state["weights"], state["means"], state["variances"], int(state["components"][0]))
+        """From :meth:`state`; imports nothing.
+
+        Raises:
+            DataError: when an array is missing or does not fit (``bad-mixture``).
+        """
+        missing = [name for name in ("weights", "means", "variances", "components", "converged") if name not in state]
+        if missing:
+            raise DataError(f"the stored mixture has no '{missing[0]}'", reason="bad-mixture")
+        return cls(
+            state["weights"],
+            state["means"],
+            state["variances"],
+            int(state["components"][0]),
+            bool(state["converged"][0]),
+        )
+
+
+def _by_column(rows: np.ndarray) -> np.ndarray:
+    """Order of rows by their first column, then the second, and so on."""
+    return np.lexsort(rows.T[::-1])

@@ -11,7 +11,7 @@ import torch
 
 from fedtar_flare.errors import ConfigError, DataError
 from fedtar_flare.fedtar.config import DataConfig, LoRAConfig, PatientConfig, TrainingConfig, build, digest
-from fedtar_flare.flare.exchange import WIRE_DTYPES, ExchangeSchema
+from fedtar_flare.flare.exchange import WIRE_DTYPES, ExchangeSchema, check_tensor
 from fedtar_flare.flare.method_executor import MethodExecutor, Site, Tensors, abstain, home, ok
 from fedtar_flare.flare.site_state import SiteState
 from fedtar_flare.flare.tasks import CLOSE_ROUND, HANDSHAKE, TASKS, TRAIN, Order, Reply, version
@@ -92,7 +92,7 @@ class PatientAdaptiveExecutor(MethodExecutor):
             state.write("mixture", {k: torch.from_numpy(v) for k, v in mixture.state().items()}, {"note": mixture.note})
         learner = self._learner_of(order, site, state, cohort)
         if weights:
-            learner.load_shared(weights)
+            self._load_shared(learner, weights)
         if state.latest(order.after) is None:
             state.save(version(0, 0), learner.private(), {"round": 0, "step": 0})
         shared = learner.shared()
@@ -117,7 +117,7 @@ class PatientAdaptiveExecutor(MethodExecutor):
         if visits < self._min_cell(site):
             return abstain(order, f"{visits} training visit(s) at step {order.step}" if not visits else "too few"), None
         learner = self._learner_of(order, site, state, cohort)
-        learner.load_shared(weights)
+        self._load_shared(learner, weights)
         self._load_private(learner, state, order.after)
         result = learner.train(order.step, seed_of(self.seed, site.name, order.round, order.step, TRAIN))
         site.stop_if_aborted()
@@ -136,7 +136,7 @@ class PatientAdaptiveExecutor(MethodExecutor):
 
         state, cohort = self._open(order, site)
         learner = self._learner_of(order, site, state, cohort)
-        learner.load_shared(weights)
+        self._load_shared(learner, weights)
         self._load_private(learner, state, order.after)
         numbers: dict[str, float] = {}
         payload: dict[str, Any] = {}
@@ -200,6 +200,13 @@ class PatientAdaptiveExecutor(MethodExecutor):
         self._learner.cohort = cohort  # a visit added or withdrawn since counts from this task on
         self._learner.checkpoint = site.stop_if_aborted
         return self._learner
+
+    @staticmethod
+    def _load_shared(learner: Any, weights: Tensors) -> None:
+        """Load what the server sent, checked first: the other side is not trusted either."""
+        for name in sorted(weights):
+            check_tensor(name, weights[name], None, {"float32": torch.float32})
+        learner.load_shared(weights)
 
     def _load_private(self, learner: Any, state: SiteState, after: str) -> None:
         """Load the newest private state that is not later than the version the task names."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 
 import torch
 from torch import nn
@@ -82,21 +83,33 @@ def t_numbers(gradient: Tensors, broadcasts: Sequence[Tensors]) -> list[float]:
 
     Args:
         gradient: g, gradient of the site's validation loss at w_T, by tensor name.
-        broadcasts: w_0..w_T, as the site received them.
+        broadcasts: w_0..w_T, as the site received them, with g's names and shapes.
 
     Raises:
-        ExchangeError: when the names differ or a number is not finite.
+        ExchangeError: names the tensor (and the step) that is missing, unknown, of another shape, or not finite.
     """
     names = sorted(gradient)
-    if any(sorted(w) != names for w in broadcasts):
-        raise ExchangeError("the broadcasts and the gradient do not have the same tensors")
+    if not names:
+        raise ExchangeError("the gradient has no tensor")
+    if len(broadcasts) < 2:
+        raise ExchangeError(f"T numbers need w_0..w_T; {len(broadcasts)} broadcast(s) are here")
+    for t, w in enumerate(broadcasts):
+        for name in sorted({*names, *w}):
+            if name not in w or name not in gradient:
+                raise ExchangeError(f"tensor '{name}' is not in both the gradient and w_{t}")
+            if w[name].shape != gradient[name].shape:
+                raise ExchangeError(
+                    f"tensor '{name}' has shape {tuple(w[name].shape)} in w_{t}, {tuple(gradient[name].shape)} in the "
+                    "gradient"
+                )
     numbers = []
-    for before, after in zip(broadcasts[:-1], broadcasts[1:], strict=True):
-        numbers.append(
-            math.fsum(float((gradient[n].double() * (after[n].double() - before[n].double())).sum()) for n in names)
-        )
-    if not all(math.isfinite(number) for number in numbers):
-        raise ExchangeError("a T number is not finite")
+    for t, (before, after) in enumerate(pairwise(broadcasts), start=1):
+        parts = []
+        for name in names:
+            parts.append(float((gradient[name].double() * (after[name].double() - before[name].double())).sum()))
+            if not math.isfinite(parts[-1]):
+                raise ExchangeError(f"tensor '{name}': its part of the T number of step {t} is not finite")
+        numbers.append(math.fsum(parts))
     return numbers
 
 
@@ -111,17 +124,23 @@ def pool_t_numbers(numbers: Mapping[str, Sequence[float]], reports: Mapping[str,
         shape (T,), float64, summed in sorted site order.
 
     Raises:
-        ExchangeError: when there is none, lengths differ, or a number is not finite.
+        ExchangeError: when there is none; names the site whose numbers are of another length or not finite, or whose
+            count is missing or not positive.
     """
-    if not numbers or len({len(values) for values in numbers.values()}) != 1:
-        raise ExchangeError("the T numbers of the sites are missing or of different length")
-    if any(reports[site] < 1 for site in numbers):
-        raise ExchangeError("a count of validation reports is not positive")
+    if not numbers:
+        raise ExchangeError("no site sent T numbers: there is nothing to pool")
+    steps = len(numbers[min(numbers)])
+    for site in sorted(numbers):
+        if not numbers[site] or len(numbers[site]) != steps:
+            raise ExchangeError(f"site {site} sent {len(numbers[site])} T numbers; site {min(numbers)} sent {steps}")
+        if not all(math.isfinite(number) for number in numbers[site]):
+            raise ExchangeError(f"site {site} sent a T number that is not finite")
+        if not reports.get(site, 0) >= 1:
+            raise ExchangeError(f"site {site}: the count of validation reports is {reports.get(site)}, not positive")
     total = sum(reports[site] for site in numbers)
-    pooled = sum(torch.tensor(numbers[site], dtype=torch.float64) * (reports[site] / total) for site in sorted(numbers))
-    assert isinstance(pooled, torch.Tensor)
-    if not torch.isfinite(pooled).all():
-        raise ExchangeError("a T number is not finite")
+    pooled = torch.zeros(steps, dtype=torch.float64)
+    for site in sorted(numbers):
+        pooled += torch.tensor(numbers[site], dtype=torch.float64) * (reports[site] / total)
     return pooled
 
 
@@ -134,23 +153,44 @@ def hypergradient(numbers: torch.Tensor, alphas: torch.Tensor, taken: torch.Tens
         taken: (T,) bool; a skipped step has gradient 0 and its factor is left out of the products.
 
     Returns:
-        (T,) float64; 0 where a step was skipped or its alpha is below :data:`ALPHA_FLOOR`.
+        (T,) float64; 0 where a step was skipped, and at the steps that :func:`floored_steps` names.
+
+    Raises:
+        ConfigError: when the lengths differ, a number is not finite, or an alpha is not within [0, 1].
     """
     if not numbers.shape == alphas.shape == taken.shape or numbers.dim() != 1:
         raise ConfigError("T numbers, alphas and taken steps must be vectors of the same length")
-    alphas = alphas.detach().double()
+    if taken.dtype != torch.bool:
+        raise ConfigError(f"taken steps must be booleans, not {taken.dtype}")
+    alphas, numbers = alphas.detach().double(), numbers.detach().double()
+    if not torch.isfinite(numbers).all():
+        raise ConfigError("a T number is not finite")
+    if not ((alphas >= 0) & (alphas <= 1)).all():
+        raise ConfigError(f"alphas {alphas.tolist()} are not all within [0, 1]")
+    floored = floored_steps(alphas, taken)
     gradient = torch.zeros_like(alphas)
     rest = 1.0
-    for t in range(len(alphas) - 1, -1, -1):
-        if taken[t]:
-            if alphas[t] >= ALPHA_FLOOR:
-                gradient[t] = rest * numbers[t].double() / alphas[t]
-            rest = rest * (1.0 - float(alphas[t]))
+    for t in range(len(alphas), 0, -1):
+        if taken[t - 1]:
+            if t not in floored:
+                gradient[t - 1] = rest * numbers[t - 1] / alphas[t - 1]
+            rest *= 1.0 - float(alphas[t - 1])
     return gradient
 
 
+def floored_steps(alphas: torch.Tensor, taken: torch.Tensor) -> list[int]:
+    """Steps t (1-based) that were taken with an alpha below :data:`ALPHA_FLOOR`: their gradient is set to 0.
+
+    Args:
+        alphas: (T,) the alphas that the round was run with.
+        taken: (T,) bool.
+    """
+    pairs = zip(alphas.tolist(), taken.tolist(), strict=True)
+    return [t for t, (alpha, took) in enumerate(pairs, start=1) if took and alpha < ALPHA_FLOOR]
+
+
 class OuterOptimizer:
-    """AdamW on psi, one step a round.
+    """AdamW on psi (weight decay .01), one step a round.
 
     Args:
         policy: the alpha policy.
@@ -168,6 +208,7 @@ class OuterOptimizer:
             raise ConfigError(f"eta_schedule '{schedule}' is not one of {', '.join(SCHEDULES)}")
         self.eta = eta
         self.schedule = schedule
+        self._policy = policy
         self._named = dict(policy.named_parameters())
         self._adamw = torch.optim.AdamW(self._named.values(), lr=eta)
 
@@ -181,9 +222,22 @@ class OuterOptimizer:
 
         Returns:
             the Euclidean norm of grad_psi.
+
+        Raises:
+            ConfigError: for another policy, a round before the first, or a gradient of another length or with a value
+                that is not finite; psi is then unchanged.
         """
+        if policy is not self._policy:
+            raise ConfigError("the outer optimiser was built for another policy")
+        if round_ < 1:
+            raise ConfigError(f"rounds count from 1, not {round_}")
+        alphas = policy.alphas()
+        if gradient.shape != alphas.shape:
+            raise ConfigError(f"dL/dalpha has shape {tuple(gradient.shape)}; there are {len(alphas)} time steps")
+        if not torch.isfinite(gradient).all():
+            raise ConfigError(f"dL/dalpha = {gradient.tolist()} is not finite")
         self._adamw.zero_grad()
-        policy.alphas().backward(gradient)
+        alphas.backward(gradient.double())
         norm = math.sqrt(math.fsum(float(p.grad.square().sum()) for p in self._named.values() if p.grad is not None))
         for group in self._adamw.param_groups:
             group["lr"] = self.eta if self.schedule == "constant" else self.eta / math.sqrt(round_)
@@ -191,7 +245,7 @@ class OuterOptimizer:
         return norm
 
     def state_tensors(self) -> dict[str, torch.Tensor]:
-        """AdamW's state by name, for a checkpoint."""
+        """AdamW's state by name (``<field>.<parameter>``), for a checkpoint; empty before the first step."""
         return {
             f"{key}.{name}": value.detach().clone()
             for name, parameter in self._named.items()
@@ -199,8 +253,26 @@ class OuterOptimizer:
         }
 
     def load_state_tensors(self, state: Tensors) -> None:
-        """Take up what :meth:`state_tensors` gave."""
+        """Take up what :meth:`state_tensors` gave; the next step is then the same to the bit.
+
+        Raises:
+            ConfigError: names the first tensor that is missing, unknown or of another shape; nothing is loaded then.
+        """
+        shapes = {
+            f"{field}.{name}": parameter.shape if field != "step" else torch.Size([])
+            for name, parameter in self._named.items()
+            for field in ("step", "exp_avg", "exp_avg_sq")
+        }
+        for key in sorted({*state, *shapes}) if state else []:
+            if key not in state or key not in shapes:
+                what = "missing" if key in shapes else "unknown"
+                raise ConfigError(f"tensor '{key}' of the outer optimiser's state is {what}")
+            if state[key].shape != shapes[key]:
+                raise ConfigError(
+                    f"tensor '{key}' of the outer optimiser's state has shape {tuple(state[key].shape)}, not "
+                    f"{tuple(shapes[key])}"
+                )
         self._adamw.state.clear()
-        for key, value in state.items():
+        for key in state:
             field, name = key.split(".", 1)
-            self._adamw.state[self._named[name]][field] = value.clone()
+            self._adamw.state[self._named[name]][field] = state[key].clone()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
+from numbers import Integral
 from pathlib import Path
 from types import TracebackType
 
@@ -35,12 +36,13 @@ def aggregation_weights(counts: Mapping[str, int], weighting: str = "samples") -
         site to weight, in sorted site order.
 
     Raises:
-        ConfigError: for an unknown weighting, a negative count, or when no site has a sample.
+        ConfigError: for an unknown weighting, a count that is no whole number from 0, or when no site has a sample.
     """
     if weighting not in WEIGHTINGS:
         raise ConfigError(f"weighting '{weighting}' is not one of {', '.join(WEIGHTINGS)}")
-    if any(n < 0 for n in counts.values()):
-        raise ConfigError("a count of samples is negative")
+    for site in sorted(counts):
+        if not isinstance(counts[site], Integral) or counts[site] < 0:
+            raise ConfigError(f"site {site}: the count of samples must be a whole number from 0, not {counts[site]!r}")
     size = {"samples": float, "uniform": lambda n: 1.0, "inverse": lambda n: 1.0 / n}[weighting]
     raw = {site: size(counts[site]) for site in sorted(counts) if counts[site] > 0}
     if not raw:
@@ -49,21 +51,52 @@ def aggregation_weights(counts: Mapping[str, int], weighting: str = "samples") -
     return {site: value / total for site, value in raw.items()}
 
 
+def weighted_mean(updates: Mapping[str, Tensors], weights: Mapping[str, float]) -> dict[str, torch.Tensor]:
+    """``sum_k c_k (w_k - w_{t-1})`` of updates that are all in memory (Eq. 6), summed in sorted site order.
+
+    Args:
+        updates: site to its difference, by tensor name.
+        weights: site to c_k, as :func:`aggregation_weights` gives it.
+
+    Returns:
+        float64 by tensor name; the same bits as :meth:`SpilledUpdates.mean`.
+
+    Raises:
+        ConfigError: when a site of ``weights`` has sent nothing, or the weights do not sum to one.
+        ExchangeError: when two updates do not have the same tensors, or a value is not finite.
+    """
+    _check_weights(weights, updates)
+    total: dict[str, torch.Tensor] = {}
+    shapes = _shapes(updates[min(weights)])
+    for site in sorted(weights):
+        _check_update(updates[site], shapes)
+        for name in sorted(shapes):
+            _add(total, name, updates[site][name], weights[site])
+    return total
+
+
 class SpilledUpdates:
     """Accepted updates of one step, on disk until they are summed, so that memory stays flat in the number of sites.
 
     The sum runs tensor by tensor in sorted site order in float64: it does not depend on the order of arrival and gives
-    the same bits every time. A context manager; the folder is removed at the end.
+    the same bits every time. A context manager; the folder is removed at the end. Its methods are to be called one at a
+    time.
 
     Args:
-        folder: made empty at the start.
+        folder: of this object alone; emptied at the start.
         names: names of the tensors that every update has.
+
+    Raises:
+        ConfigError: when there is no name.
     """
 
     def __init__(self, folder: Path | str, names: Iterable[str]):
         self.folder = Path(folder)
         self.names = sorted(names)
+        if not self.names:
+            raise ConfigError("an update must have at least one tensor; no name was given")
         self._files: dict[str, Path] = {}
+        self._shapes: dict[str, tuple[int, ...]] = {}
 
     def __enter__(self) -> SpilledUpdates:
         shutil.rmtree(self.folder, ignore_errors=True)
@@ -76,10 +109,15 @@ class SpilledUpdates:
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def add(self, site: str, update: Tensors) -> None:
-        """Keep one site's difference.
+        """Keep one site's difference. A refused or half-written update leaves nothing behind that is summed.
+
+        Args:
+            site: its name; any text.
+            update: by tensor name; the shapes of the first update hold for all.
 
         Raises:
-            ExchangeError: when the site has sent one already, or a tensor is missing or unknown.
+            ExchangeError: when the site has sent one already; when a tensor is missing, unknown, of another shape than
+                before, or has a value that is not finite.
         """
         if site in self._files:
             raise ExchangeError("the site has sent an update of this step already")
@@ -87,66 +125,91 @@ class SpilledUpdates:
             raise ExchangeError(
                 f"the update has other tensors than agreed: {sorted(set(update) ^ set(self.names))[:3]}"
             )
+        shapes = self._shapes or _shapes(update)
+        _check_update(update, shapes)
         path = self.folder / f"{len(self._files):06d}.safetensors"  # a number: a site's name need not be a file's
-        save_file({name: update[name].detach().cpu().contiguous() for name in self.names}, path)
-        self._files[site] = path
+        # cloned: safetensors refuses tensors that share memory
+        save_file({name: update[name].detach().cpu().contiguous().clone() for name in self.names}, f"{path}.part")
+        Path(f"{path}.part").replace(path)
+        self._files[site], self._shapes = path, shapes
 
     def mean(self, weights: Mapping[str, float]) -> dict[str, torch.Tensor]:
-        """``sum_k c_k (w_k - w_{t-1})``, float64 by tensor name (Eq. 6).
+        """``sum_k c_k (w_k - w_{t-1})``, float64 by tensor name (Eq. 6); one tensor of one site in memory at a time.
 
         Args:
             weights: site to c_k, as :func:`aggregation_weights` gives it.
 
         Raises:
-            ConfigError: when a site of ``weights`` has sent nothing.
+            ConfigError: when a site of ``weights`` has sent nothing, or the weights do not sum to one.
         """
-        missing = sorted(set(weights) - set(self._files))
-        if missing:
-            raise ConfigError(f"no update of {missing[0]} is here")
-        result: dict[str, torch.Tensor] = {}
+        _check_weights(weights, self._files)
+        total: dict[str, torch.Tensor] = {}
         for site in sorted(weights):
             with safe_open(str(self._files[site]), framework="pt") as file:
                 for name in self.names:
-                    part = file.get_tensor(name).double().mul_(weights[site])
-                    result[name] = part if name not in result else result[name].add_(part)
-        return result
+                    _add(total, name, file.get_tensor(name), weights[site])
+        return total
 
 
 def residual_step(w: Tensors, mean: Tensors, alpha: float) -> tuple[dict[str, torch.Tensor], float, float]:
-    """Eq. 7: ``w_t = w_{t-1} + alpha_t (wbar_t - w_{t-1})``.
+    """Eq. 7: ``w_t = w_{t-1} + alpha_t (wbar_t - w_{t-1})``, in float64, rounded once to float32.
 
     Args:
         w: w_{t-1}, the float32 master.
-        mean: ``wbar_t - w_{t-1}``, float64.
+        mean: ``wbar_t - w_{t-1}``, by the same names and shapes.
         alpha: alpha_t in [0, 1].
 
     Returns:
-        w_t (float32), ``||w_t - w_{t-1}||`` and ``||wbar_t - w_{t-1}||``; Theorem 2: the first norm is alpha_t times
-        the second.
+        w_t (float32), ``||w_t - w_{t-1}||`` and ``||wbar_t - w_{t-1}||``. The first norm is measured on the master, so
+        it is alpha_t times the second (Theorem 2) up to float32's rounding. Where it departs clearly from that, alpha_t
+        times the update is about as small as float32 resolves beside w, and part of it is lost.
 
     Raises:
         ConfigError: when alpha_t is not within [0, 1].
-        ExchangeError: when the names differ.
+        ExchangeError: names the tensor that is missing, unknown, of another shape, no float32 master, or not finite
+            after the step.
     """
     if not 0.0 <= alpha <= 1.0:
         raise ConfigError(f"alpha_t = {alpha} is not within [0, 1]")
-    if set(w) != set(mean):
+    if not w or set(w) != set(mean):
         raise ExchangeError(f"the mean update has other tensors than the weights: {sorted(set(w) ^ set(mean))[:3]}")
-    moved = {name: (w[name].double() + alpha * mean[name]).float() for name in w}
-    update_norm = math.sqrt(math.fsum(float(mean[name].double().square().sum()) for name in sorted(mean)))
-    return moved, alpha * update_norm, update_norm
+    moved: dict[str, torch.Tensor] = {}
+    residual_squares, update_squares = [], []
+    for name in sorted(w):
+        if w[name].dtype != torch.float32:
+            raise ExchangeError(f"tensor '{name}' of the master is {w[name].dtype}, not torch.float32")
+        if w[name].shape != mean[name].shape:
+            raise ExchangeError(
+                f"tensor '{name}' has shape {tuple(w[name].shape)} in the weights, {tuple(mean[name].shape)} in the "
+                "mean update"
+            )
+        before, difference = w[name].double(), mean[name].double()
+        moved[name] = (before + alpha * difference).float()
+        residual_squares.append(float((moved[name].double() - before).square().sum()))
+        update_squares.append(float(difference.square().sum()))
+        if not math.isfinite(residual_squares[-1] + update_squares[-1]):
+            raise ExchangeError(f"tensor '{name}' has values that are not finite after the step")
+    return moved, math.sqrt(math.fsum(residual_squares)), math.sqrt(math.fsum(update_squares))
 
 
 def telescoped_weights(alphas: Sequence[float], taken: Sequence[bool]) -> list[float]:
     """Theorem 1: ``w_T = beta_0 w_0 + sum_x beta_x wbar_x`` with betas that are non-negative and sum to one.
 
     Args:
-        alphas: alpha_1..alpha_T.
+        alphas: alpha_1..alpha_T, each in [0, 1].
         taken: which steps anybody answered; a skipped step has beta 0, and products run over the steps taken.
 
     Returns:
         beta_0..beta_T.
+
+    Raises:
+        ConfigError: when the lengths differ or an alpha is not within [0, 1].
     """
+    if len(alphas) != len(taken):
+        raise ConfigError(f"{len(alphas)} alphas but {len(taken)} marks of steps taken")
+    for t, alpha in enumerate(alphas, start=1):
+        if not 0.0 <= alpha <= 1.0:
+            raise ConfigError(f"alpha_{t} = {alpha} is not within [0, 1]")
     betas = [0.0] * (len(alphas) + 1)
     rest = 1.0
     for t in range(len(alphas), 0, -1):
@@ -155,3 +218,36 @@ def telescoped_weights(alphas: Sequence[float], taken: Sequence[bool]) -> list[f
             rest *= 1.0 - alphas[t - 1]
     betas[0] = rest
     return betas
+
+
+def _add(total: dict[str, torch.Tensor], name: str, value: torch.Tensor, weight: float) -> None:
+    """``total[name] += weight * value`` in float64; never changes ``value``."""
+    part = value.double() * weight
+    total[name] = part if name not in total else total[name].add_(part)
+
+
+def _shapes(update: Tensors) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(value.shape) for name, value in update.items()}
+
+
+def _check_update(update: Tensors, shapes: Mapping[str, tuple[int, ...]]) -> None:
+    for name in sorted({*update, *shapes}):
+        if name not in update or name not in shapes:
+            raise ExchangeError(f"tensor '{name}' is not in every update")
+        if tuple(update[name].shape) != shapes[name]:
+            raise ExchangeError(
+                f"tensor '{name}' has shape {tuple(update[name].shape)}; in the first update it has {shapes[name]}"
+            )
+        if not torch.isfinite(update[name]).all():
+            raise ExchangeError(f"tensor '{name}' has values that are not finite (NaN or infinity)")
+
+
+def _check_weights(weights: Mapping[str, float], senders: Iterable[str]) -> None:
+    missing = sorted(set(weights) - set(senders))
+    if missing:
+        raise ConfigError(f"site {missing[0]} has a weight but has sent no update")
+    for site, weight in weights.items():
+        if not 0.0 <= weight <= 1.0:
+            raise ConfigError(f"site {site}: the weight {weight} is not within [0, 1]")
+    if abs(math.fsum(weights.values()) - 1.0) > 1e-9:
+        raise ConfigError(f"the weights of {len(weights)} site(s) sum to {math.fsum(weights.values())}, not to 1")

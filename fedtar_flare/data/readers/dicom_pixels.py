@@ -1,0 +1,138 @@
+"""Stored pixel values of CT slices to Hounsfield units in int16."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+import numpy as np
+from pydicom import dcmread
+from pydicom.pixels import pixel_array
+from pydicom.uid import ExplicitVRBigEndian
+
+from fedtar_flare.data.readers.dicom_slices import Slice
+from fedtar_flare.data.readers.volume import AIR_HU, INT16, CTRules, Note, to_int16
+from fedtar_flare.errors import DataError
+
+PADDING_BELOW_HU = -900
+"""A padding value above this would wipe out tissue: it is not believed."""
+
+
+def read_hu(slices: Sequence[Slice], rules: CTRules) -> tuple[np.ndarray, list[Note]]:
+    """Decode and rescale.
+
+    Padding becomes air (-1,024 HU); bits above BitsStored are masked (old overlays live there); values that do not
+    fit int16 are clipped. Each of these is noted.
+
+    Returns:
+        int16 (z, y, x) in the given order, and the notes.
+
+    Raises:
+        DataError: ``no-rescale``, ``truncated``, ``undecodable``.
+    """
+    volume = np.empty((len(slices), *slices[0].size), np.int16)
+    seen: Counter[str] = Counter()
+    decoded: tuple[str, np.ndarray] | None = None
+    for i, slice_ in enumerate(slices):
+        if slice_.storage.offset is not None:
+            raw = _in_place(slice_)
+        else:
+            if decoded is None or decoded[0] != slice_.source.name:  # the frames of one file are decoded once
+                decoded = slice_.source.name, _decode(slice_)
+            raw = decoded[1][slice_.frame]
+        _to_hu(raw, slice_, rules, volume[i], seen)
+    return volume, [Note(reason, f"{TEXTS[reason]} in {n} of {len(slices)} slices") for reason, n in seen.items()]
+
+
+TEXTS = {
+    "padding": "padding set to air",
+    "padding-in-tissue": "a padding value within the range of tissue was ignored",
+    "unused-bits": "bits above BitsStored were masked",
+    "clipped": "values beyond 16 bits were clipped",
+    "lossy": "lossy compression",
+    "rescale-type": "RescaleType is not HU",
+}
+
+
+def _in_place(slice_: Slice) -> np.ndarray:
+    store = slice_.storage
+    order = ">" if store.syntax == ExplicitVRBigEndian else "<"
+    dtype = np.dtype(f"{order}{'i' if store.signed else 'u'}{store.bits_allocated // 8}")
+    count = slice_.size[0] * slice_.size[1]
+    offset = (store.offset or 0) + slice_.frame * count * dtype.itemsize
+    raw = np.fromfile(slice_.source.path, dtype, count, offset=offset)
+    if raw.size < count:
+        raise DataError(f"{slice_.source.name}: the file ends within its pixels; copy it again", reason="truncated")
+    return raw.reshape(slice_.size)
+
+
+def _decode(slice_: Slice) -> np.ndarray:
+    """All frames of one file, (frames, rows, columns)."""
+    name = slice_.source.name
+    try:
+        with slice_.source.open() as file:
+            dataset = dcmread(file, force=True)
+            if "PixelData" not in dataset:
+                raise DataError(f"{name}: the file ends within its pixels; copy it again", reason="truncated")
+            raw = pixel_array(dataset, raw=True)
+    except DataError:
+        raise
+    except Exception as error:  # decoders raise whatever the broken bytes lead to
+        raise DataError(
+            f"{name}: the pixels cannot be decoded ({slice_.storage.syntax.name}: {error})", reason="undecodable"
+        ) from error
+    raw = raw.reshape(-1, *raw.shape[-2:])
+    if raw.shape[1:] != slice_.size or raw.shape[0] <= slice_.frame:
+        raise DataError(f"{name}: decoded to {raw.shape}, not to the announced size", reason="undecodable")
+    return raw
+
+
+def _to_hu(raw: np.ndarray, slice_: Slice, rules: CTRules, out: np.ndarray, seen: Counter[str]) -> None:
+    store = slice_.storage
+    slope, intercept = _rescale(slice_, rules)
+    if slice_.rescale_type not in ("", "HU"):
+        seen["rescale-type"] += 1
+    if store.lossy:
+        seen["lossy"] += 1
+    low, high = int(raw.min()), int(raw.max())
+    padding = None
+    if store.padding is not None and low <= store.padding[1] and high >= store.padding[0]:
+        where = (raw >= store.padding[0]) & (raw <= store.padding[1])
+        if where.any():
+            believed = max(value * slope for value in store.padding) + intercept < PADDING_BELOW_HU
+            seen["padding" if believed else "padding-in-tissue"] += 1
+            if believed:
+                padding = where
+                raw = np.where(where, raw.dtype.type(0), raw)
+                low, high = int(raw.min()), int(raw.max())
+    floor = -(1 << (store.bits_stored - 1)) if store.signed else 0
+    if store.bits_stored < store.bits_allocated and not floor <= low <= high < floor + (1 << store.bits_stored):
+        seen["unused-bits"] += 1
+        shift = store.bits_allocated - store.bits_stored
+        raw = (raw << shift) >> shift
+        low, high = int(raw.min()), int(raw.max())
+    edges = sorted((low * slope + intercept, high * slope + intercept))
+    fits = INT16.min <= edges[0] and edges[1] <= INT16.max
+    if fits and slope == 1 and intercept.is_integer() and abs(intercept) <= INT16.max:
+        np.add(raw.astype(np.int16, copy=False), np.int16(intercept), out=out)  # wraps there and back again: exact
+    else:
+        if not fits:
+            seen["clipped"] += 1
+        out[:] = to_int16(raw * np.float64(slope) + intercept)
+    if padding is not None:
+        out[padding] = AIR_HU
+
+
+def _rescale(slice_: Slice, rules: CTRules) -> tuple[float, float]:
+    slope, intercept = slice_.slope, slice_.intercept
+    if slope is None or intercept is None:
+        if rules.rescale is None:
+            raise DataError(
+                f"{slice_.source.name}: no RescaleSlope and RescaleIntercept, so that the values' unit is unknown; "
+                "state them in the rules (rescale) when you know them",
+                reason="no-rescale",
+            )
+        return float(rules.rescale[0]), float(rules.rescale[1])
+    if slope == 0:
+        raise DataError(f"{slice_.source.name}: RescaleSlope is 0", reason="no-rescale")
+    return slope, intercept

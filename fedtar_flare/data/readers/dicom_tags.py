@@ -1,0 +1,87 @@
+"""Values of single DICOM tags, checked; read without pydicom's conversion where that is slow (decimal strings)."""
+
+from __future__ import annotations
+
+import math
+from typing import overload
+
+from pydicom.dataset import Dataset
+
+from fedtar_flare.errors import DataError
+
+
+def text(dataset: Dataset, keyword: str) -> str:
+    """The value as text, its parts divided by backslashes; empty when absent."""
+    if keyword not in dataset:
+        return ""
+    value = dataset.get_item(keyword).value
+    if isinstance(value, bytes):
+        return value.decode("ascii", "replace").strip(" \0")
+    if value is None:
+        return ""
+    return str(value) if isinstance(value, str) or not hasattr(value, "__iter__") else "\\".join(map(str, value))
+
+
+def first(dataset: Dataset, keyword: str) -> str:
+    """The first part of the value, trimmed; empty when absent."""
+    return text(dataset, keyword).split("\\")[0].strip(" \0")
+
+
+def words(dataset: Dataset, keyword: str) -> tuple[str, ...]:
+    """All parts, trimmed, in capitals."""
+    return tuple(part.strip(" \0").upper() for part in text(dataset, keyword).split("\\"))
+
+
+def decimals(dataset: Dataset, keyword: str, count: int, name: str) -> tuple[float, ...] | None:
+    """Decimal numbers; None when the tag is absent or empty.
+
+    Raises:
+        DataError: ``bad-header`` for what is not ``count`` finite numbers.
+    """
+    value = text(dataset, keyword)
+    if not value.strip(" \\"):
+        return None
+    try:
+        numbers = tuple(float(part) for part in value.split("\\"))
+    except ValueError as error:
+        raise DataError(f"{name}: {keyword} = '{value}' is no number", reason="bad-header") from error
+    if len(numbers) < count or not all(map(math.isfinite, numbers)):
+        raise DataError(f"{name}: {keyword} = '{value}' should be {count} finite number(s)", reason="bad-header")
+    return numbers[:count]
+
+
+def decimal(dataset: Dataset, keyword: str, name: str) -> float | None:
+    """One decimal number; None when absent or empty."""
+    numbers = decimals(dataset, keyword, 1, name)
+    return numbers[0] if numbers else None
+
+
+@overload
+def integer(dataset: Dataset, keyword: str, name: str, default: int) -> int: ...
+@overload
+def integer(dataset: Dataset, keyword: str, name: str, default: None) -> int | None: ...
+def integer(dataset: Dataset, keyword: str, name: str, default: int | None) -> int | None:
+    """A whole number; ``default`` when absent or empty.
+
+    Raises:
+        DataError: ``bad-header`` when it cannot be read.
+    """
+    try:
+        value = dataset.get(keyword)
+        if value is None or value == "" or value == b"":
+            return default
+        return int(value[0] if isinstance(value, list | tuple) else value)
+    except Exception as error:  # pydicom's conversion raises whatever the broken bytes lead to
+        raise DataError(f"{name}: {keyword} is not readable ({error})", reason="bad-header") from error
+
+
+def positive(dataset: Dataset, keyword: str, name: str) -> int:
+    """A whole number that must be there and be positive.
+
+    Raises:
+        DataError: ``bad-header``.
+    """
+    value = integer(dataset, keyword, name, None)
+    if value is None or value < 1:
+        raise DataError(f"{name}: {keyword} is missing or not positive", reason="bad-header")
+    return value

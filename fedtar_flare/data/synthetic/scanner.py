@@ -1,0 +1,82 @@
+"""Scanners of the synthetic cohort: what makes one site's images look different from another's."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Scanner:
+    """Geometry and image character of one scanner.
+
+    Args:
+        slices: number of axial slices.
+        matrix: rows and columns of a slice.
+        spacing_mm: (z, y, x).
+        smoothing: side weight of a 1-2-1 kind of kernel in plane, 0 (sharp) to 0.3 (soft).
+        noise_hu: standard deviation of the noise.
+        offset_hu: calibration error added to every voxel.
+        contrast_hu: attenuation of blood (intravenous contrast).
+        kernel: name of the reconstruction kernel written to DICOM.
+    """
+
+    slices: int = 24
+    matrix: int = 80
+    spacing_mm: tuple[float, float, float] = (10.5, 4.5, 4.5)
+    smoothing: float = 0.1
+    noise_hu: float = 20.0
+    offset_hu: float = 0.0
+    contrast_hu: float = 140.0
+    kernel: str = "STANDARD"
+
+
+# (smoothing, noise): sharp and noisy to soft and smooth
+_KERNELS: dict[str, tuple[float, float]] = {
+    "SHARP": (0.0, 34.0),
+    "MEDIUM": (0.06, 26.0),
+    "STANDARD": (0.12, 20.0),
+    "SOFT": (0.2, 13.0),
+}
+_COVERAGE_MM = 252.0
+# field of view in mm, slices, kernel, offset, contrast; one line per house, repeated beyond the last
+_SITES: tuple[tuple[float, int, str, float, float], ...] = (
+    (360.0, 24, "STANDARD", 0.0, 140.0),
+    (380.0, 22, "SHARP", 8.0, 115.0),
+    (345.0, 25, "SOFT", -10.0, 160.0),
+    (370.0, 26, "MEDIUM", 4.0, 125.0),
+    (352.0, 23, "SHARP", -6.0, 150.0),
+    (388.0, 24, "SOFT", 12.0, 135.0),
+)
+
+
+def _scanner(view_mm: float, slices: int, kernel: str, offset: float, contrast: float) -> Scanner:
+    smoothing, noise = _KERNELS[kernel]
+    matrix = Scanner.matrix
+    pixel = round(view_mm / matrix, 4)
+    return Scanner(
+        slices=slices,
+        spacing_mm=(round(_COVERAGE_MM / slices, 4), pixel, pixel),
+        smoothing=smoothing,
+        noise_hu=noise,
+        offset_hu=offset,
+        contrast_hu=contrast,
+        kernel=kernel,
+    )
+
+
+def site_scanner(house: int) -> Scanner:
+    """The scanner of a house (1, 2, ...): six different ones, then again from the first."""
+    return _scanner(*_SITES[(house - 1) % len(_SITES)])
+
+
+def random_scanner(rng: np.random.Generator) -> Scanner:
+    """A scanner from ranges that enclose all those of the sites; for the warm start."""
+    return _scanner(
+        view_mm=float(rng.uniform(340, 392)),
+        slices=int(rng.integers(22, 27)),
+        kernel=str(rng.choice(sorted(_KERNELS))),
+        offset=float(rng.uniform(-14, 14)),
+        contrast=float(rng.uniform(110, 165)),
+    )

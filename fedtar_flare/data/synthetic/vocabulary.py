@@ -1,0 +1,97 @@
+"""The findings of the synthetic cohort, and how they are read back from a text.
+
+Ids: ``effusion``, ``consolidation`` and ``nodule`` carry a side (``effusion_right``); ``emphysema``, ``cardiomegaly``
+and ``lymphadenopathy`` do not.
+"""
+
+from __future__ import annotations
+
+import re
+
+KINDS = ("effusion", "consolidation", "nodule", "emphysema", "cardiomegaly", "lymphadenopathy")
+SIDED = frozenset({"effusion", "consolidation", "nodule"})
+FINDINGS: tuple[str, ...] = tuple(
+    f"{kind}_{side}" if side else kind for kind in KINDS for side in (("right", "left") if kind in SIDED else ("",))
+)
+"""Every finding id, in a fixed order."""
+SIZES = ("small", "moderate", "large")
+"""Names of size 1, 2 and 3."""
+
+_TERMS = {
+    "effusion": re.compile(r"(?<!pericardial )\beffusions?\b|\bpleural (?:fluid|collections?)\b"),
+    "consolidation": re.compile(
+        r"\bconsolidat(?:ions?|ed)\b|\bairspace (?:opacity|opacities|disease)\b|\binfiltrates?\b"
+    ),
+    "nodule": re.compile(r"\bnodul(?:e|es|ar)\b"),
+    "emphysema": re.compile(r"\bemphysema(?:tous)?\b"),
+    "cardiomegaly": re.compile(
+        r"\bcardiomegaly\b|\bcardiac enlargement\b|\benlarged (?:heart|cardiac)\b|\b(?:heart|cardiac)\b.*\benlarged\b"
+    ),
+    "lymphadenopathy": re.compile(r"\b(?:lymph)?adenopathy\b|\benlarged (?:\w+ )*nodes?\b|\bnodes?\b.*\benlarged\b"),
+}
+_SIDE = re.compile(r"\b(right|left|bilateral|both)\b")
+_SENTENCE = re.compile(r"[.;\n]+|\b(?:but|however|while|whereas)\b")
+_PIECE = re.compile(r",|\band\b|\bor\b|\bplus\b")
+# said of the whole sentence, whatever stands before or after
+_DENIES_ALL = re.compile(r"\b(?:none|nil|absent|not|no longer|resolved|resolution|cleared|disappeared|gone)\b")
+# denies what follows it
+_DENIES_REST = re.compile(r"\b(?:no|without|free of|negative for|absence of)\b")
+_NOT_A_DENIAL = re.compile(r"\b(?:no|without) (?:\w+ )?change\b")
+
+
+def findings_in(text: str) -> frozenset[str]:
+    """Findings that a text states as present now, by rules; in any house's style, the generic one, or a mixture.
+
+    Negated and resolved findings are left out, and so is a sided finding whose side is not said. Never fails: an
+    unreadable text has no findings.
+
+    Args:
+        text: a report, in upper or lower case.
+
+    Returns:
+        Finding ids, a subset of ``FINDINGS``.
+    """
+    found: set[str] = set()
+    for sentence in _SENTENCE.split(_NOT_A_DENIAL.sub("unchanged", " ".join(text.lower().split()))):
+        if not _DENIES_ALL.search(sentence):
+            found |= _stated(_DENIES_REST.split(sentence, maxsplit=1)[0])
+    return frozenset(found)
+
+
+def _stated(sentence: str) -> set[str]:
+    """Findings of a sentence without negation.
+
+    A side belongs to the finding in its own piece (pieces end at commas and conjunctions); a finding without one
+    takes the next piece's, else the one before ("effusion and consolidation on the right").
+    """
+    found: set[str] = set()
+    waiting: list[str] = []  # sided findings that have no side yet
+    last_kinds: list[str] = []
+    last_sides: set[str] = set()
+    pending: set[str] = set()  # sides that came before their finding ("right and left effusions")
+    for piece in _PIECE.split(sentence):
+        kinds = [kind for kind, term in _TERMS.items() if term.search(piece)]
+        sides = {side for word in _SIDE.findall(piece) for side in _sides(word)}
+        found |= {kind for kind in kinds if kind not in SIDED}
+        sided = [kind for kind in kinds if kind in SIDED]
+        if sides:
+            found |= {f"{kind}_{side}" for kind in waiting for side in sides}
+            if waiting and not sided:
+                last_kinds, last_sides = waiting, sides
+            elif not sided:
+                pending |= sides
+            waiting = []
+        if sided:
+            if sides or pending:
+                last_kinds, last_sides = sided, sides | pending
+                found |= {f"{kind}_{side}" for kind in sided for side in last_sides}
+                pending = set()
+            else:
+                waiting = waiting + sided
+    found |= {f"{kind}_{side}" for kind in waiting for side in last_sides}
+    found |= {f"{kind}_{side}" for kind in last_kinds for side in pending}  # "nodules in the right and left lung"
+    return found
+
+
+def _sides(word: str) -> tuple[str, ...]:
+    return (word,) if word in ("right", "left") else ("right", "left")

@@ -1,0 +1,46 @@
+"""Agreement of findings: which findings a generated report names against those that are there."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
+
+from fedtar_flare.errors import DataError
+
+
+def finding_f1(truth: Sequence[AbstractSet[str]], predicted: Sequence[AbstractSet[str]]) -> dict[str, float | None]:
+    """F1 of findings, in both usual averages.
+
+    Args:
+        truth: per report the findings that are there.
+        predicted: per report the findings that the generated text names, in the same order.
+
+    Returns:
+        - ``finding_precision``, ``finding_recall``, ``finding_f1``: micro, from the counts of (report, finding) pairs
+          over all reports. Undefined, and then None: precision when nothing is named, recall when nothing is there,
+          F1 when both.
+        - ``finding_f1_example``: mean over reports of each report's own F1; a report without any finding of which
+          none is named counts 1. Always defined.
+
+    Raises:
+        DataError: ``no-reports`` for empty lists, ``unequal-lengths`` for lists of different length.
+    """
+    if len(truth) != len(predicted):
+        raise DataError(
+            f"findings of {len(truth)} report(s) but predictions of {len(predicted)}: they must go in pairs",
+            reason="unequal-lengths",
+        )
+    if not truth:
+        raise DataError("there is no report whose findings to score", reason="no-reports")
+    there = sum(len(findings) for findings in truth)
+    named = sum(len(findings) for findings in predicted)
+    hits = [len(t & p) for t, p in zip(truth, predicted, strict=True)]
+    examples = [
+        2 * hit / (len(t) + len(p)) if t or p else 1.0 for hit, t, p in zip(hits, truth, predicted, strict=True)
+    ]
+    return {
+        "finding_precision": sum(hits) / named if named else None,
+        "finding_recall": sum(hits) / there if there else None,
+        "finding_f1": 2 * sum(hits) / (there + named) if there + named else None,
+        "finding_f1_example": sum(examples) / len(examples),
+    }

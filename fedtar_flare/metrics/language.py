@@ -1,0 +1,284 @@
+"""BLEU-1..4, ROUGE-L and CIDEr of generated reports, equal to pycocoevalcap's.
+
+Two levels. :func:`language_scores` takes texts, cleans them and scores one reference per report.
+:func:`language_statistics` takes tokens, any number of references per report, and keeps what every report adds
+(:class:`LanguageStatistics`), from which scores of the whole, of a part or of thousands of bootstrap replicates follow
+by one matrix product.
+
+The scores are raw: BLEU and ROUGE-L in 0..1, CIDEr in 0..10. Papers print them times 100.
+
+CIDEr weighs a phrase by how rare it is in the corpus of references. So it is a property of a corpus: it is 0 for a
+corpus of one report, and the CIDEr of two sites must not be pooled into one (average the sites' values, and say so).
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import unicodedata
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from fedtar_flare.errors import DataError
+
+CLEANING_VERSION = 1
+"""Rises whenever :func:`clean` changes a text differently: scores of different versions cannot be compared."""
+
+LANGUAGE_SCORES = ("bleu_1", "bleu_2", "bleu_3", "bleu_4", "rouge_l", "cider")
+
+_N = 4  # longest n-gram
+_ROUGE_BETA = 1.2
+_CIDER_SIGMA = 6.0
+# pycocoevalcap's guards against empty reports; they show in the scores of very short texts, so they belong to BLEU
+_TINY = 1e-15
+_SMALL = 1e-9
+
+_NUMBERED = re.compile(r"^\s*\d+[.)]\s+", re.MULTILINE)  # "1. ", "2) " at the start of a line
+_DASHES = re.compile(r"[‐‑‒–—―−]")
+_LONE_HYPHEN = re.compile(r"(?<![^\W_])-+|-+(?![^\W_])")
+_FULL_STOP = re.compile(r"(?<!\d)\.|\.(?!\d)")
+_COMMA = re.compile(r"(?<!\d),|,(?!\d)")
+_JOINED = re.compile(r"['’‘`]")
+_SEPARATORS = re.compile(r"[_;:!?*%^&+()\[\]{}<>\"“”„«»/\\|=~#@$§•·]")
+_FULL_STOPS = re.compile(r"(\. )+")
+
+Counts = Mapping[tuple[str, ...], int]
+Array = NDArray[np.float64]
+
+
+def clean(text: str) -> str:
+    """Bring a report into the form that is scored: lower case, tokens separated by one space, ``.`` a token.
+
+    Numbering of lists, underscores (left by de-identification), quotes and all punctuation but the full stop go; the
+    point or comma inside a number and the hyphen inside a word stay.
+
+    >>> clean("1. No   effusion.\\n2. Nodule (1.5 cm), well-defined; follow-up!")
+    'no effusion . nodule 1.5 cm well-defined follow-up'
+    """
+    text = unicodedata.normalize("NFKC", text).lower()
+    text = _NUMBERED.sub("", text)
+    text = _JOINED.sub("", _DASHES.sub("-", text))
+    text = _COMMA.sub(" ", _SEPARATORS.sub(" ", text))
+    text = _FULL_STOP.sub(" . ", _LONE_HYPHEN.sub(" ", text))
+    text = " ".join(text.split()) + " "
+    return _FULL_STOPS.sub(". ", text).strip()
+
+
+def language_scores(references: Sequence[str], hypotheses: Sequence[str]) -> dict[str, float]:
+    """Scores of generated reports, each against its one reference; both are cleaned first (:func:`clean`).
+
+    Args:
+        references: what the radiologists wrote.
+        hypotheses: what was generated, in the same order; an empty text is allowed and scores 0.
+
+    Returns:
+        ``bleu_1`` to ``bleu_4``, ``rouge_l``, ``cider``: raw, always finite.
+
+    Raises:
+        DataError: ``no-reports`` for empty lists, ``unequal-lengths`` for lists of different length.
+    """
+    return language_statistics(
+        [[clean(text).split()] for text in references], [clean(text).split() for text in hypotheses]
+    ).scores()
+
+
+@dataclass(frozen=True)
+class LanguageStatistics:
+    """What each of N reports adds to the corpus scores.
+
+    Args:
+        matches: (N, 4), n-grams of the hypothesis that a reference has too, clipped; n = 1..4.
+        guesses: (N, 4), n-grams of the hypothesis.
+        hypothesis_length: (N,), tokens.
+        reference_length: (N,), tokens of the reference nearest in length.
+        rouge_l: (N,), ROUGE-L of each report.
+        cider: (N,), CIDEr of each report, document frequencies taken from all N.
+    """
+
+    matches: Array
+    guesses: Array
+    hypothesis_length: Array
+    reference_length: Array
+    rouge_l: Array
+    cider: Array
+
+    def __len__(self) -> int:
+        return len(self.cider)
+
+    def scores(self) -> dict[str, float]:
+        """``bleu_1`` to ``bleu_4``, ``rouge_l``, ``cider`` of the corpus."""
+        return {name: float(values[0]) for name, values in self.resampled(np.ones((1, len(self)))).items()}
+
+    def resampled(self, weights: ArrayLike) -> dict[str, Array]:
+        """Scores of R weighted corpora, such as bootstrap replicates or the reports of one time step.
+
+        Args:
+            weights: (R, N), how often each report counts. CIDEr keeps the document frequencies of the whole corpus.
+
+        Returns:
+            the scores of :meth:`scores`, each of shape (R,).
+
+        Raises:
+            DataError: ``unusable-weights`` for another shape, a negative weight or a row without any report.
+        """
+        w = np.asarray(weights, dtype=np.float64)
+        if w.ndim != 2 or w.shape[1] != len(self) or not np.isfinite(w).all() or (w < 0).any():
+            raise DataError(
+                f"weights must be finite, not negative and of shape (R, {len(self)}); got shape {w.shape}",
+                reason="unusable-weights",
+            )
+        total = w.sum(axis=1)
+        if not total.all():
+            raise DataError("a row of weights takes no report at all", reason="unusable-weights")
+        bleu = bleu_of_sums(w @ self.matches, w @ self.guesses, w @ self.hypothesis_length, w @ self.reference_length)
+        scores = {f"bleu_{n + 1}": bleu[:, n] for n in range(_N)}
+        return scores | {"rouge_l": w @ self.rouge_l / total, "cider": w @ self.cider / total}
+
+
+def language_statistics(
+    references: Sequence[Sequence[Sequence[str]]], hypotheses: Sequence[Sequence[str]]
+) -> LanguageStatistics:
+    """Per-report statistics of tokenised reports.
+
+    Args:
+        references: per report its references (at least one), each a list of tokens.
+        hypotheses: per report the tokens that were generated.
+
+    Raises:
+        DataError: ``no-reports``, ``unequal-lengths``, ``no-reference`` (a report without one), or ``not-tokens``
+            (a text in the place of a list of tokens).
+    """
+    _check(references, hypotheses)
+    counted = [_ngrams(tokens) for tokens in hypotheses]
+    counted_references = [[_ngrams(tokens) for tokens in group] for group in references]
+    pairs = list(zip(counted, counted_references, strict=True))
+    return LanguageStatistics(
+        matches=np.array([_matches(own, group) for own, group in pairs], dtype=np.float64),
+        guesses=np.array([[max(0, len(h) - n) for n in range(_N)] for h in hypotheses], dtype=np.float64),
+        hypothesis_length=np.array([len(h) for h in hypotheses], dtype=np.float64),
+        reference_length=np.array(
+            [
+                min((abs(len(r) - len(h)), len(r)) for r in group)[1]
+                for h, group in zip(hypotheses, references, strict=True)
+            ],
+            dtype=np.float64,
+        ),
+        rouge_l=np.array([_rouge_l(h, group) for h, group in zip(hypotheses, references, strict=True)]),
+        cider=_cider(pairs),
+    )
+
+
+def bleu_of_sums(matches: Array, guesses: Array, hypothesis_length: Array, reference_length: Array) -> Array:
+    """Corpus BLEU-1..4 from sums over its reports; sums of several sites may be added before.
+
+    Args:
+        matches, guesses: (..., 4), summed over reports.
+        hypothesis_length, reference_length: (...), likewise.
+
+    Returns:
+        (..., 4).
+    """
+    precision = (matches + _TINY) / (guesses + _SMALL)
+    bleu = np.cumprod(precision, axis=-1) ** (1 / np.arange(1, _N + 1))
+    ratio = (hypothesis_length + _TINY) / (reference_length + _SMALL)
+    brevity = np.exp(np.minimum(0.0, 1 - 1 / ratio))
+    return np.asarray(bleu * brevity[..., None], dtype=np.float64)
+
+
+def _check(references: Sequence[Sequence[Sequence[str]]], hypotheses: Sequence[Sequence[str]]) -> None:
+    if len(references) != len(hypotheses):
+        raise DataError(
+            f"{len(references)} reference(s) but {len(hypotheses)} generated report(s): they must go in pairs",
+            reason="unequal-lengths",
+        )
+    if not references:
+        raise DataError("there is no report to score", reason="no-reports")
+    for i, (group, tokens) in enumerate(zip(references, hypotheses, strict=True)):
+        if isinstance(group, str) or isinstance(tokens, str) or any(isinstance(r, str) for r in group):
+            raise DataError(f"report {i}: a text where a list of tokens belongs; split it first", reason="not-tokens")
+        if not group:
+            raise DataError(f"report {i} has no reference", reason="no-reference")
+
+
+def _ngrams(tokens: Sequence[str]) -> list[Counts]:
+    """Per n = 1..4, how often each n-gram occurs."""
+    return [Counter(zip(*(tokens[i:] for i in range(n)), strict=False)) for n in range(1, _N + 1)]
+
+
+def _matches(hypothesis: Sequence[Counts], references: Sequence[Sequence[Counts]]) -> list[int]:
+    """Per n, n-grams of the hypothesis found in a reference, each at most as often as in the one that has most."""
+    found = []
+    for n, own in enumerate(hypothesis):
+        others = [reference[n] for reference in references]
+        most = others[0] if len(others) == 1 else _most(others)
+        found.append(sum(min(own[gram], most[gram]) for gram in own.keys() & most.keys()))
+    return found
+
+
+def _most(counts: Sequence[Counts]) -> Counts:
+    most: dict[tuple[str, ...], int] = {}
+    for each in counts:
+        for gram, count in each.items():
+            most[gram] = max(count, most.get(gram, 0))
+    return most
+
+
+def _rouge_l(hypothesis: Sequence[str], references: Sequence[Sequence[str]]) -> float:
+    """F-measure (beta 1.2) of the longest common subsequence, best precision and best recall over the references.
+
+    An empty text counts as one empty token, as in pycocoevalcap: two empty texts agree.
+    """
+    own = hypothesis or [""]
+    common = [(_lcs(reference or [""], own), max(1, len(reference))) for reference in references]
+    precision = max(length for length, _ in common) / len(own)
+    recall = max(length / tokens for length, tokens in common)
+    if not precision:
+        return 0.0
+    return (1 + _ROUGE_BETA**2) * precision * recall / (recall + _ROUGE_BETA**2 * precision)
+
+
+def _lcs(a: Sequence[str], b: Sequence[str]) -> int:
+    """Length of the longest common subsequence, bit-parallel: one word operation per token of b stands for a row."""
+    where: dict[str, int] = {}
+    for i, token in enumerate(a):
+        where[token] = where.get(token, 0) | 1 << i
+    full = (1 << len(a)) - 1
+    row = full
+    for token in b:
+        hits = row & where.get(token, 0)
+        row = (row + hits | row - hits) & full
+    return len(a) - row.bit_count()
+
+
+def _cider(pairs: Sequence[tuple[list[Counts], list[list[Counts]]]]) -> Array:
+    """CIDEr of each report: tf-idf cosine of n-grams (clipped), with a Gaussian penalty on the difference in length."""
+    frequency: Counter[tuple[str, ...]] = Counter()
+    for _, references in pairs:
+        frequency.update(set().union(*(counts for reference in references for counts in reference)))
+    log_n = math.log(len(pairs))
+    idf = {gram: log_n - math.log(count) for gram, count in frequency.items()}
+    scores = []
+    for hypothesis, references in pairs:
+        norms = [_norm(counts, idf, log_n) for counts in hypothesis]
+        total = 0.0
+        for reference in references:
+            cosines = 0.0
+            for own, other, norm in zip(hypothesis, reference, norms, strict=True):
+                both = own.keys() & other.keys()
+                dot = sum(min(own[gram], other[gram]) * other[gram] * idf[gram] ** 2 for gram in both)
+                if dot:  # then neither norm is 0
+                    cosines += dot / (norm * _norm(other, idf, log_n))
+            # pycocoevalcap takes a text's length in 2-grams
+            difference = sum(hypothesis[1].values()) - sum(reference[1].values())
+            total += cosines * math.exp(-(difference**2) / (2 * _CIDER_SIGMA**2))
+        scores.append(10 * total / _N / len(references))
+    return np.array(scores)
+
+
+def _norm(counts: Counts, idf: Mapping[tuple[str, ...], float], unseen: float) -> float:
+    """Length of the tf-idf vector; an n-gram that no reference has weighs log N."""
+    return math.hypot(*(count * idf.get(gram, unseen) for gram, count in counts.items()))

@@ -1,0 +1,128 @@
+"""GPT-2 decoders with cross-attention, and the tokenizers that named ones bring along."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from fedtar_flare.errors import ConfigError
+from fedtar_flare.models.sources import LoadResult, fetching, is_folder, quiet_loading
+from fedtar_flare.models.tokenizer import ReportTokenizer
+
+if TYPE_CHECKING:
+    from transformers.models.gpt2.modeling_gpt2 import GPT2LMHeadModel
+
+    from fedtar_flare.models.presets import ModelConfig
+
+
+def build_decoder(config: ModelConfig, vocab_size: int, load_pretrained: bool = True) -> LoadResult[GPT2LMHeadModel]:
+    """The decoder of a configuration, and the names of its parameters that stayed random.
+
+    A named checkpoint has no cross-attention; those layers are added and start random.
+
+    Args:
+        config: which decoder.
+        vocab_size: of the tokenizer.
+        load_pretrained: load a named decoder's weights; False where a checkpoint of the whole model follows.
+
+    Raises:
+        ConfigError: it cannot be fetched (with both ways out), is not of the GPT-2 family, or is too short for
+            ``max_length`` or too small for the tokenizer.
+    """
+    from transformers.models.gpt2.configuration_gpt2 import GPT2Config
+    from transformers.models.gpt2.modeling_gpt2 import GPT2LMHeadModel
+
+    settings: dict[str, Any] = {"add_cross_attention": True, "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
+    if config.decoder_name is None:
+        decoder = GPT2LMHeadModel(
+            GPT2Config(
+                vocab_size=vocab_size,
+                n_positions=config.decoder_positions,
+                n_embd=config.decoder_width,
+                n_layer=config.decoder_layers,
+                n_head=config.decoder_heads,
+                bos_token_id=None,
+                eos_token_id=None,
+                **settings,
+            )
+        )
+        return LoadResult(decoder, tuple(name for name, _ in decoder.named_parameters()))
+    with fetching("decoder", config.decoder_name), quiet_loading():
+        gpt2_config = GPT2Config.from_pretrained(config.decoder_name, **settings)
+        _check(config, gpt2_config, vocab_size)
+        if not load_pretrained:
+            decoder = GPT2LMHeadModel(gpt2_config)
+            return LoadResult(decoder, tuple(name for name, _ in decoder.named_parameters()))
+        loaded: Any = GPT2LMHeadModel.from_pretrained(
+            config.decoder_name, config=gpt2_config, dtype=torch.float32, output_loading_info=True
+        )
+    decoder, info = loaded
+    return LoadResult(decoder, tuple(sorted(name for name in info["missing_keys"] if name != "lm_head.weight")))
+
+
+def _check(config: ModelConfig, gpt2_config: Any, vocab_size: int) -> None:
+    name = config.decoder_name
+    if gpt2_config.model_type != "gpt2":
+        raise ConfigError(
+            f"model setting decoder_name is '{name}', a {gpt2_config.model_type} model: it must be of the GPT-2 family"
+        )
+    if config.max_length > gpt2_config.n_positions:
+        raise ConfigError(
+            f"model setting max_length is {config.max_length}: decoder '{name}' has {gpt2_config.n_positions} positions"
+        )
+    if vocab_size > gpt2_config.vocab_size:
+        raise ConfigError(
+            f"model setting tokenizer is '{config.tokenizer}' with {vocab_size} tokens: decoder '{name}' knows "
+            f"{gpt2_config.vocab_size}; take tokenizer='decoder'"
+        )
+
+
+def decoder_tokenizer(name: str, max_length: int) -> ReportTokenizer:
+    """The tokenizer of a named GPT-2-family decoder, from ``tokenizer.json`` or ``vocab.json`` and ``merges.txt``.
+
+    Its own begin, end and padding tokens are used; GPT-2 has one for the three, so that no embedding is added and the
+    published weights fit as they are.
+
+    Raises:
+        ConfigError: it cannot be fetched (with both ways out) or has no end token.
+    """
+    from tokenizers import Tokenizer
+    from tokenizers.implementations import ByteLevelBPETokenizer
+
+    with fetching("decoder", name):
+        settings = json.loads(_file(name, "config.json").read_text())
+        try:
+            tokenizer = Tokenizer.from_file(str(_file(name, "tokenizer.json")))
+        except FileNotFoundError:
+            vocabulary, merges = _file(name, "vocab.json"), _file(name, "merges.txt")
+            tokenizer = ByteLevelBPETokenizer.from_file(str(vocabulary), str(merges))._tokenizer
+    eos = settings.get("eos_token_id")
+    if not isinstance(eos, int):
+        raise ConfigError(f"decoder '{name}': config.json has no eos_token_id, so a report would never end")
+    bos, pad = settings.get("bos_token_id"), settings.get("pad_token_id")
+    return ReportTokenizer(
+        tokenizer,
+        max_length,
+        bos_id=bos if isinstance(bos, int) else eos,
+        eos_id=eos,
+        pad_id=pad if isinstance(pad, int) else eos,
+    )
+
+
+def _file(name: str, filename: str) -> Path:
+    """A model's file; raises FileNotFoundError where the model has none of that name."""
+    if is_folder(name):
+        path = Path(name).expanduser() / filename
+        if not path.is_file():
+            raise FileNotFoundError(f"no {filename} in {path.parent}")
+        return path
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import EntryNotFoundError
+
+    try:
+        return Path(hf_hub_download(name, filename))
+    except EntryNotFoundError as error:
+        raise FileNotFoundError(str(error)) from error

@@ -1,0 +1,151 @@
+"""Image encoders that turn each slice into tokens: CvT through transformers, or any timm backbone."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from fedtar_flare.errors import ConfigError
+from fedtar_flare.models.sources import LoadResult, fetching, is_folder, quiet_loading
+
+if TYPE_CHECKING:
+    from fedtar_flare.models.presets import ModelConfig
+
+
+class SliceEncoder(nn.Module):
+    """A backbone shared by all slices, always in eval mode.
+
+    BatchNorm statistics would drift in train mode even where every parameter is frozen, and each site's would drift
+    to its own; stochastic depth and dropout are off as well. Gradients flow as usual.
+
+    Args:
+        backbone: the network.
+        width: channels of its tokens.
+        mean, std: per channel, of images in [0, 1], as the backbone was trained with.
+    """
+
+    def __init__(self, backbone: nn.Module, width: int, mean: tuple[float, ...], std: tuple[float, ...]):
+        super().__init__()
+        self.backbone = backbone
+        self.width = width
+        scale, shift = torch.tensor(std), torch.tensor(mean)
+        self.register_buffer("pixel_scale", (0.5 / scale).view(3, 1, 1), persistent=False)
+        self.register_buffer("pixel_shift", ((0.5 - shift) / scale).view(3, 1, 1), persistent=False)
+        self.pixel_scale: Tensor
+        self.pixel_shift: Tensor
+        self.eval()
+
+    def train(self, mode: bool = True) -> SliceEncoder:
+        """Stay in eval mode, whatever is asked."""
+        super().train(False)
+        return self
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Tokens (N, T, width) of images (N, 3, H, W) in [-1, 1]."""
+        return self.tokens(images * self.pixel_scale + self.pixel_shift)
+
+    def tokens(self, images: Tensor) -> Tensor:
+        """Tokens (N, T, width) of normalised images (N, 3, H, W)."""
+        raise NotImplementedError
+
+
+class CvtEncoder(SliceEncoder):
+    """CvT: the feature map of its last stage, row by row."""
+
+    def tokens(self, images: Tensor) -> Tensor:
+        """See :meth:`SliceEncoder.tokens`."""
+        return self.backbone(images).last_hidden_state.flatten(2).transpose(1, 2)
+
+
+class TimmEncoder(SliceEncoder):
+    """A timm backbone: tokens as they are, or its last feature map row by row (both channel orders)."""
+
+    def tokens(self, images: Tensor) -> Tensor:
+        """See :meth:`SliceEncoder.tokens`."""
+        features = self.backbone.forward_features(images)  # type: ignore[operator]
+        if features.dim() == 4 and features.shape[1] == self.width != features.shape[3]:
+            features = features.permute(0, 2, 3, 1)
+        return features.flatten(1, -2)
+
+
+def build_encoder(config: ModelConfig, load_pretrained: bool = True) -> LoadResult[SliceEncoder]:
+    """The encoder of a configuration, and the names of its parameters that stayed random.
+
+    Args:
+        config: which encoder.
+        load_pretrained: load a named encoder's weights; False where a checkpoint of the whole model follows.
+
+    Raises:
+        ConfigError: it cannot be fetched (with both ways out), or is not of the family.
+    """
+    if config.encoder == "timm":
+        return _timm(config, load_pretrained)
+    return _cvt(config, load_pretrained)
+
+
+def _cvt(config: ModelConfig, load_pretrained: bool) -> LoadResult[SliceEncoder]:
+    from transformers.models.cvt.configuration_cvt import CvtConfig
+    from transformers.models.cvt.modeling_cvt import CvtModel
+
+    still: dict[str, Any] = {key: [0.0] * 3 for key in ("drop_path_rate", "drop_rate", "attention_drop_rate")}
+    missing: tuple[str, ...]
+    if config.encoder_name is None:
+        cvt = CvtModel(
+            CvtConfig(
+                embed_dim=config.encoder_widths,
+                depth=config.encoder_depths,
+                num_heads=config.encoder_heads,
+                mlp_ratio=(config.encoder_mlp_ratio,) * 3,
+                cls_token=[False] * 3,
+                **still,
+            )
+        )
+        missing = tuple(name for name, _ in cvt.named_parameters())
+    else:
+        with fetching("encoder", config.encoder_name), quiet_loading():
+            cvt_config = CvtConfig.from_pretrained(config.encoder_name, **still)
+            if cvt_config.model_type != "cvt":
+                raise ConfigError(
+                    f"model setting encoder_name is '{config.encoder_name}', a {cvt_config.model_type} model: it must "
+                    "be a CvT checkpoint (or take encoder='timm')"
+                )
+            if load_pretrained and config.encoder_pretrained:
+                loaded: Any = CvtModel.from_pretrained(
+                    config.encoder_name, config=cvt_config, dtype=torch.float32, output_loading_info=True
+                )
+                cvt, info = loaded
+                missing = tuple(sorted(info["missing_keys"]))
+            else:
+                cvt = CvtModel(cvt_config)
+                missing = tuple(name for name, _ in cvt.named_parameters())
+    encoder = CvtEncoder(cvt, int(cvt.config.embed_dim[-1]), config.image_mean, config.image_std)
+    return LoadResult(encoder, tuple(f"backbone.{name}" for name in missing))
+
+
+def _timm(config: ModelConfig, load_pretrained: bool) -> LoadResult[SliceEncoder]:
+    import timm
+
+    assert config.encoder_name is not None
+    name = f"local-dir:{config.encoder_name}" if is_folder(config.encoder_name) else config.encoder_name
+    pretrained = load_pretrained and config.encoder_pretrained
+    repository = None
+    if ":" not in name:
+        if not timm.is_model(name):
+            near = timm.list_models(f"*{name.split('_')[0]}*")[:4]
+            raise ConfigError(
+                f"model setting encoder_name is '{name}': it is no folder, and timm has no such architecture"
+                + (f" (it has {', '.join(near)}, ...)" if near else "")
+            )
+        published = timm.get_pretrained_cfg(name)
+        repository = published.hf_hub_id if published else None
+    with fetching("encoder", config.encoder_name, repository):
+        backbone: Any
+        try:
+            backbone = timm.create_model(name, pretrained=pretrained, num_classes=0, img_size=config.image_size)
+        except TypeError:  # an architecture that takes any size has no such argument
+            backbone = timm.create_model(name, pretrained=pretrained, num_classes=0)
+    encoder = TimmEncoder(backbone, int(backbone.num_features), config.image_mean, config.image_std)
+    missing = () if pretrained else tuple(f"backbone.{key}" for key, _ in backbone.named_parameters())
+    return LoadResult(encoder, missing)

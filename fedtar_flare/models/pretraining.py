@@ -1,0 +1,205 @@
+"""Training a whole report generator before any federation: paired images and reports, mixed with reports alone.
+
+The paired part teaches the encoder and the cross-attention; the text part widens the decoder's language beyond the
+paired reports' style. Afterwards everything is frozen and LoRA adapts it.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from fedtar_flare.data.batch import PreparedImage, collate
+from fedtar_flare.errors import ConfigError
+from fedtar_flare.models.report_generator import ReportGenerator, report_loss
+from fedtar_flare.models.tokenizer import ReportTokenizer
+
+if TYPE_CHECKING:
+    from fedtar_flare.data.batch import ImageBatch
+
+GENERATION_BATCH = 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class PretrainingConfig:
+    """Settings of a warm start.
+
+    Args:
+        steps: optimiser updates.
+        batch_size: paired reports per update.
+        text_batch: reports without image per update; 0 for paired training alone.
+        text_weight: weight of the text part's loss beside the paired one's.
+        lr: highest learning rate; linear warm-up, then a cosine down to a twentieth.
+        warmup: updates of warm-up.
+        weight_decay: AdamW's, on matrices.
+        max_grad_norm: gradient norm is clipped to it.
+        seed: of the order of the samples.
+
+    Raises:
+        ConfigError: a value is out of range.
+    """
+
+    steps: int = 1500
+    batch_size: int = 16
+    text_batch: int = 16
+    text_weight: float = 0.3
+    lr: float = 2e-3
+    warmup: int = 100
+    weight_decay: float = 0.05
+    max_grad_norm: float = 1.0
+    batch_norm: bool = True
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name, least in (("steps", 1), ("batch_size", 1), ("text_batch", 0), ("warmup", 0)):
+            if getattr(self, name) < least:
+                raise ConfigError(f"warm-start setting {name} is {getattr(self, name)}: it must be at least {least}")
+        for name in ("text_weight", "weight_decay"):
+            if getattr(self, name) < 0:
+                raise ConfigError(f"warm-start setting {name} is {getattr(self, name)}: it must be 0 or more")
+        for name in ("lr", "max_grad_norm"):
+            if getattr(self, name) <= 0:
+                raise ConfigError(f"warm-start setting {name} is {getattr(self, name)}: it must be above 0")
+
+
+@dataclass(frozen=True)
+class Progress:
+    """State of a warm start after ``step`` of ``steps`` updates; losses are means since the last report of progress."""
+
+    step: int
+    steps: int
+    paired_loss: float
+    text_loss: float
+    rate: float
+
+    def __str__(self) -> str:
+        left = (self.steps - self.step) / self.rate
+        return (
+            f"step {self.step}/{self.steps}  paired loss {self.paired_loss:.3f}  text loss {self.text_loss:.3f}  "
+            f"{self.rate:.2f} steps/s  {left / 60:.1f} min left"
+        )
+
+
+def pretrain(
+    model: ReportGenerator,
+    tokenizer: ReportTokenizer,
+    images: Sequence[PreparedImage],
+    reports: Sequence[str],
+    texts: Sequence[str],
+    config: PretrainingConfig,
+    on_progress: Callable[[Progress], None] = lambda progress: None,
+    every: int = 25,
+) -> None:
+    """Train all weights of ``model`` in place, on its own device; it ends in eval mode.
+
+    Args:
+        model: the whole model, unadapted.
+        tokenizer: its tokenizer.
+        images, reports: the pairs, in the same order.
+        texts: reports without images; may be empty.
+        config: settings.
+        on_progress: called every ``every`` updates and at the end.
+
+    Raises:
+        ConfigError: no pairs, or different numbers of images and reports.
+    """
+    if not images or len(images) != len(reports):
+        raise ConfigError(f"a warm start needs pairs: there are {len(images)} images and {len(reports)} reports")
+    device = next(model.parameters()).device
+    optimizer = torch.optim.AdamW(_groups(model, config.weight_decay), lr=config.lr, betas=(0.9, 0.98))
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: _share_of_lr(step, config))
+    pairs = _endless(len(reports), config.batch_size, config.seed)
+    alone = _endless(len(texts), config.text_batch, config.seed + 1) if texts and config.text_batch else None
+    losses: list[tuple[float, float]] = []
+    model.train()
+    _statistics(model, config.batch_norm)
+    started = time.monotonic()
+    for step in range(1, config.steps + 1):
+        if step > 0.8 * config.steps:
+            _statistics(model, False)  # the last updates fit the weights to the statistics that will stay
+        chosen = next(pairs)
+        paired = _paired_loss(model, tokenizer, [images[i] for i in chosen], [reports[i] for i in chosen], device)
+        paired.backward()
+        text = torch.zeros(())
+        if alone is not None:
+            text = _text_loss(model, tokenizer, [texts[i] for i in next(alone)], device)
+            (config.text_weight * text).backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), config.max_grad_norm)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        schedule.step()
+        losses.append((paired.item(), text.item()))
+        if step % every == 0 or step == config.steps:
+            means = [sum(column) / len(losses) for column in zip(*losses, strict=True)]
+            on_progress(Progress(step, config.steps, means[0], means[1], step / (time.monotonic() - started)))
+            losses.clear()
+    model.eval()
+
+
+def write_reports(model: ReportGenerator, tokenizer: ReportTokenizer, images: Sequence[PreparedImage]) -> list[str]:
+    """Reports that the model generates for these images, in their order."""
+    device = next(model.parameters()).device
+    written = []
+    for start in range(0, len(images), GENERATION_BATCH):
+        batch: ImageBatch = collate(images[start : start + GENERATION_BATCH]).to(device)
+        written += [tokenizer.decode(row) for row in model.generate(batch).tolist()]
+    return written
+
+
+def _paired_loss(
+    model: ReportGenerator,
+    tokenizer: ReportTokenizer,
+    images: Sequence[PreparedImage],
+    reports: Sequence[str],
+    device: torch.device,
+) -> Tensor:
+    input_ids, labels = tokenizer.batch(reports)
+    return model(collate(images).to(device), input_ids.to(device), labels.to(device)).mean()
+
+
+def _text_loss(
+    model: ReportGenerator, tokenizer: ReportTokenizer, texts: Sequence[str], device: torch.device
+) -> Tensor:
+    """Loss of the decoder alone: without memory its cross-attention layers are passed by."""
+    input_ids, labels = tokenizer.batch(texts)
+    logits = model.decoder(input_ids=input_ids.to(device), use_cache=False).logits
+    return report_loss(logits, labels.to(device)).mean()
+
+
+def _statistics(model: ReportGenerator, learn: bool) -> None:
+    """Whether BatchNorm layers of the encoder normalise by the batch and learn its statistics."""
+    for module in model.encoder.modules():
+        if isinstance(module, torch.nn.modules.batchnorm._BatchNorm):
+            module.train(learn)
+
+
+def _groups(model: torch.nn.Module, weight_decay: float) -> list[dict[str, object]]:
+    parameters = list(model.parameters())
+    return [
+        {"params": [p for p in parameters if p.dim() > 1], "weight_decay": weight_decay},
+        {"params": [p for p in parameters if p.dim() <= 1], "weight_decay": 0.0},
+    ]
+
+
+def _share_of_lr(step: int, config: PretrainingConfig) -> float:
+    if step < config.warmup:
+        return (step + 1) / (config.warmup + 1)
+    done = (step - config.warmup) / max(1, config.steps - config.warmup)
+    return 0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * done))
+
+
+def _endless(number: int, size: int, seed: int) -> Iterator[list[int]]:
+    """Batches of indices through shuffled epochs; a batch may span two of them."""
+    generator = torch.Generator().manual_seed(seed)
+    order: list[int] = []
+    while True:
+        while len(order) < size:
+            order += torch.randperm(number, generator=generator).tolist()
+        yield order[:size]
+        order = order[size:]

@@ -1,0 +1,163 @@
+"""The report generator: image of a visit in, report out."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fedtar_flare.errors import ConfigError
+from fedtar_flare.models.decoder import build_decoder
+from fedtar_flare.models.encoders import SliceEncoder, build_encoder
+from fedtar_flare.models.pooling import NoPooling, SliceAttentionPooling
+from fedtar_flare.models.tokenizer import IGNORED, ReportTokenizer
+
+if TYPE_CHECKING:
+    from transformers.models.gpt2.modeling_gpt2 import GPT2LMHeadModel
+
+    from fedtar_flare.data.batch import ImageBatch
+    from fedtar_flare.models.presets import ModelConfig
+
+
+def report_loss(logits: Tensor, labels: Tensor) -> Tensor:
+    """Mean token loss of each report, shape (B,), float32.
+
+    Args:
+        logits: (B, L, V); those at position i predict the token at i + 1.
+        labels: (B, L), -100 where no loss is taken.
+    """
+    targets = labels[:, 1:]
+    tokens = F.cross_entropy(
+        logits[:, :-1].float().flatten(0, 1), targets.flatten(), ignore_index=IGNORED, reduction="none"
+    ).view(targets.shape)
+    return tokens.sum(1) / (targets != IGNORED).sum(1).clamp(min=1)
+
+
+class ReportGenerator(nn.Module):
+    """Slice-wise encoder, slice pooling, bias-free projection, GPT-2 decoder with cross-attention.
+
+    Rows keep the batch's order wherever they are multiplied: slice rows belong to sample ``i // S``, beam rows to
+    sample ``i // beams``.
+
+    Args:
+        encoder: images to tokens.
+        pooling: :class:`SliceAttentionPooling` or :class:`NoPooling`.
+        decoder: GPT-2 with cross-attention.
+        max_length, num_beams: defaults of :meth:`generate`.
+        bos_id, eos_id, pad_id: special tokens.
+        untrained: names of parameters at random values, without pre-trained weights.
+    """
+
+    def __init__(
+        self,
+        encoder: SliceEncoder,
+        pooling: SliceAttentionPooling | NoPooling,
+        decoder: GPT2LMHeadModel,
+        *,
+        max_length: int,
+        num_beams: int,
+        bos_id: int,
+        eos_id: int,
+        pad_id: int,
+        untrained: tuple[str, ...] = (),
+    ):
+        super().__init__()
+        self.encoder = encoder
+        self.pooling = pooling
+        self.projection = nn.Linear(encoder.width, decoder.config.n_embd, bias=False)
+        self.decoder = decoder
+        self.max_length = max_length
+        self.num_beams = num_beams
+        self.bos_id, self.eos_id, self.pad_id = bos_id, eos_id, pad_id
+        self.untrained = untrained
+
+    def encode(self, batch: ImageBatch) -> Tensor:
+        """Decoder memory (B, M, E): every slice gives M / S tokens, in the order of the slices."""
+        b, s = batch.images.shape[:2]
+        tokens = self.encoder(batch.images.flatten(0, 1))
+        return self.projection(self.pooling(tokens.unflatten(0, (b, s)), batch.position_mm))
+
+    def memory_mask(self, batch: ImageBatch, memory: Tensor) -> Tensor:
+        """(B, M) bool: False at memory tokens of padded slices."""
+        return batch.slice_mask.repeat_interleave(memory.shape[1] // batch.slice_mask.shape[1], dim=1)
+
+    def forward(self, batch: ImageBatch, input_ids: Tensor, labels: Tensor) -> Tensor:
+        """Mean token loss of each report, shape (B,), float32.
+
+        Args:
+            batch: images of B visits.
+            input_ids: (B, L), padded on the right.
+            labels: (B, L), -100 where no loss is taken (see :meth:`ReportTokenizer.batch`).
+        """
+        memory = self.encode(batch)
+        # Padding stands on the right, so the causal mask alone keeps it from every token that has a label.
+        logits = self.decoder(
+            input_ids=input_ids,
+            encoder_hidden_states=memory,
+            encoder_attention_mask=self.memory_mask(batch, memory),
+            use_cache=False,
+        ).logits
+        return report_loss(logits, labels)
+
+    @torch.no_grad()
+    def generate(self, batch: ImageBatch, num_beams: int | None = None, max_length: int | None = None) -> Tensor:
+        """Token ids (B, L) of the best beam, begin token first, padded after the end token (int64).
+
+        A report does not depend on the others of its batch.
+
+        Raises:
+            ConfigError: ``max_length`` goes beyond the decoder's positions.
+        """
+        from transformers.generation.configuration_utils import GenerationConfig
+
+        length = max_length or self.max_length
+        if length > self.decoder.config.n_positions:
+            raise ConfigError(f"max_length {length}: the decoder has {self.decoder.config.n_positions} positions")
+        memory = self.encode(batch)
+        start = torch.full((memory.shape[0], 1), self.bos_id, dtype=torch.int64, device=memory.device)
+        decoder: Any = self.decoder
+        ids: Tensor = decoder.generate(
+            start,
+            attention_mask=torch.ones_like(start),
+            encoder_hidden_states=memory,
+            encoder_attention_mask=self.memory_mask(batch, memory),
+            generation_config=GenerationConfig(
+                max_length=length,
+                num_beams=num_beams or self.num_beams,
+                do_sample=False,
+                bos_token_id=self.bos_id,
+                eos_token_id=self.eos_id,
+                pad_token_id=self.pad_id,
+            ),
+        )
+        return ids
+
+
+def assemble(config: ModelConfig, tokenizer: ReportTokenizer, *, load_pretrained: bool) -> ReportGenerator:
+    """Join the parts of a configuration; random values follow ``config.seed`` and leave the global state alone."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(config.seed)
+        encoder = build_encoder(config, load_pretrained)
+        pooling = (
+            SliceAttentionPooling(encoder.part.width, config.queries) if config.pooling == "attention" else NoPooling()
+        )
+        decoder = build_decoder(config, tokenizer.vocab_size, load_pretrained)
+        model = ReportGenerator(
+            encoder.part,
+            pooling,
+            decoder.part,
+            max_length=config.max_length,
+            num_beams=config.num_beams,
+            bos_id=tokenizer.bos_id,
+            eos_id=tokenizer.eos_id,
+            pad_id=tokenizer.pad_id,
+        )
+    model.untrained = (
+        *(f"encoder.{name}" for name in encoder.untrained),
+        *(f"pooling.{name}" for name, _ in pooling.named_parameters()),
+        *(f"projection.{name}" for name, _ in model.projection.named_parameters()),
+        *(f"decoder.{name}" for name in decoder.untrained),
+    )
+    return model

@@ -1,0 +1,89 @@
+"""Where pre-trained parts come from: a local folder first, else the Hugging Face hub; errors that name the ways out."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Generic, TypeVar
+
+from fedtar_flare.errors import ConfigError
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class LoadResult(Generic[T]):
+    """A part, and the names of its parameters for which there were no pre-trained weights."""
+
+    part: T
+    untrained: tuple[str, ...]
+
+
+def is_folder(name: str) -> bool:
+    """Whether a name is a local folder.
+
+    Raises:
+        ConfigError: it is written as a path, but there is no such folder.
+    """
+    path = Path(name).expanduser()
+    if path.is_dir():
+        return True
+    if path.is_absolute() or name.startswith((".", "~", os.sep)):
+        raise ConfigError(f"there is no folder {path}: name an existing model folder, or a Hugging Face hub name")
+    return False
+
+
+@contextmanager
+def fetching(part: str, name: str, repository: str | None = None) -> Iterator[None]:
+    """Turn whatever a failed load raises into one error that says what to do.
+
+    Args:
+        part: ``encoder`` or ``decoder``.
+        name: hub name or local folder.
+        repository: hub repository of the name, where they differ.
+
+    Raises:
+        ConfigError: with the two ways out for a hub name, or what a folder lacks.
+    """
+    folder = is_folder(name)
+    try:
+        yield
+    except ConfigError:
+        raise
+    except Exception as error:  # libraries raise anything from OSError to bare Exception here
+        reason = f"{type(error).__name__}: {_first_line(error)}"
+        if folder:
+            raise ConfigError(
+                f"{part} folder {name} cannot be loaded ({reason}). It must hold config.json and model.safetensors as "
+                "save_pretrained or the hub writes them"
+            ) from error
+        raise ConfigError(
+            f"{part} '{name}' is not a local folder, and could not be fetched from the Hugging Face hub ({reason}). "
+            f"Two ways out: (1) where there is a network, run `hf download {repository or name}` once and let "
+            f"HF_HOME on this machine point at that cache; (2) copy the model's folder here and set {part}_name to its "
+            "path"
+        ) from error
+
+
+@contextmanager
+def quiet_loading() -> Iterator[None]:
+    """No progress bars and no loading report on the console: what was not loaded is returned, not printed."""
+    from transformers.utils import logging
+
+    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+        if bars:
+            logging.enable_progress_bar()
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else "no message"

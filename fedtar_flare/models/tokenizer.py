@@ -1,0 +1,123 @@
+"""Byte-level BPE: every text has tokens, and decoding gives the very text back.
+
+Needs the small ``tokenizers`` library alone, so that a client process need not import transformers for text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fedtar_flare.errors import ConfigError
+
+if TYPE_CHECKING:
+    import torch
+    from tokenizers import Tokenizer
+
+BOS, EOS, PAD = "<bos>", "<eos>", "<pad>"
+IGNORED = -100  # label of positions that no loss is taken at
+
+
+class ReportTokenizer:
+    """Reports to token ids and back.
+
+    ``decode(encode(text)) == text`` for any text that fits in ``max_length``; a text that spells a special token is
+    ordinary text. Only lone surrogates, which are no Unicode text, are replaced (by ``?``).
+
+    Args:
+        tokenizer: byte-level BPE of the ``tokenizers`` library.
+        max_length: longest sequence, begin and end tokens included; the end token survives the cut only where the
+            report fits, so that a model does not learn to stop in mid-sentence.
+        bos_id, eos_id, pad_id: special tokens; the three may be the same (GPT-2).
+    """
+
+    def __init__(self, tokenizer: Tokenizer, max_length: int, *, bos_id: int, eos_id: int, pad_id: int):
+        tokenizer.encode_special_tokens = True
+        tokenizer.no_padding()
+        tokenizer.no_truncation()
+        self._tokenizer = tokenizer
+        self.max_length = max_length
+        self.bos_id, self.eos_id, self.pad_id = bos_id, eos_id, pad_id
+
+    @classmethod
+    def load(cls, path: Path, max_length: int) -> ReportTokenizer:
+        """Read a ``tokenizer.json`` that :meth:`train` made.
+
+        Raises:
+            ConfigError: the file is unreadable or lacks a special token.
+        """
+        from tokenizers import Tokenizer
+
+        try:
+            tokenizer = Tokenizer.from_file(str(path))
+        except Exception as error:  # the library raises bare Exception
+            raise ConfigError(f"{path} is no readable tokenizer.json: {error}") from error
+        ids: dict[str, int] = {}
+        for token in (BOS, EOS, PAD):
+            number = tokenizer.token_to_id(token)
+            if number is None:
+                raise ConfigError(
+                    f"{path} lacks the special token {token}: take a tokenizer made by fedtar warmstart, or "
+                    "tokenizer='decoder' for the decoder's own"
+                )
+            ids[token] = number
+        return cls(tokenizer, max_length, bos_id=ids[BOS], eos_id=ids[EOS], pad_id=ids[PAD])
+
+    @classmethod
+    def train(cls, texts: Iterable[str], vocab_size: int, max_length: int) -> ReportTokenizer:
+        """Learn the merges from texts; all 256 bytes are tokens, whatever the texts hold."""
+        from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+        tokenizer = Tokenizer(models.BPE())
+        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        tokenizer.decoder = decoders.ByteLevel()
+        trainer = trainers.BpeTrainer(
+            vocab_size=vocab_size,
+            special_tokens=[BOS, EOS, PAD],
+            initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+            min_frequency=2,
+            show_progress=False,
+        )
+        tokenizer.train_from_iterator(texts, trainer)
+        return cls(tokenizer, max_length, bos_id=0, eos_id=1, pad_id=2)
+
+    def save(self, path: Path) -> None:
+        """Write ``tokenizer.json``."""
+        self._tokenizer.save(str(path))
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of token ids, special ones included."""
+        return int(self._tokenizer.get_vocab_size())
+
+    def encode(self, text: str) -> list[int]:
+        """``[bos, ..., eos]``, cut to ``max_length``."""
+        clean = text.encode("utf-8", "replace").decode("utf-8")
+        body = self._tokenizer.encode(clean, add_special_tokens=False).ids
+        return [self.bos_id, *body, self.eos_id][: self.max_length]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text of the tokens after the leading begin token and before the first end token."""
+        body = list(ids)
+        if body and body[0] == self.bos_id:
+            body = body[1:]
+        if self.eos_id in body:
+            body = body[: body.index(self.eos_id)]
+        special = {self.bos_id, self.pad_id}
+        return str(self._tokenizer.decode([i for i in body if i not in special], skip_special_tokens=False))
+
+    def batch(self, texts: Sequence[str]) -> tuple[torch.Tensor, torch.Tensor]:
+        """``input_ids`` (B, L) padded on the right, and ``labels`` (B, L): the same ids, -100 at padding (int64).
+
+        Labels stand where their tokens stand; the model shifts them by one.
+        """
+        import torch
+
+        rows = [self.encode(text) for text in texts]
+        length = max((len(row) for row in rows), default=0)
+        input_ids = torch.full((len(rows), length), self.pad_id, dtype=torch.int64)
+        labels = torch.full((len(rows), length), IGNORED, dtype=torch.int64)
+        for i, row in enumerate(rows):
+            input_ids[i, : len(row)] = labels[i, : len(row)] = torch.tensor(row, dtype=torch.int64)
+        return input_ids, labels

@@ -1,0 +1,67 @@
+"""Weights of a whole report generator as one safetensors file, loaded strictly."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from fedtar_flare.errors import ConfigError
+
+_TIED = "decoder.lm_head.weight"  # the same tensor as the token embedding; safetensors refuses two names for one
+
+
+def own_state(model: nn.Module) -> dict[str, Tensor]:
+    """The model's tensors by name, sorted, each once. They share memory with the model."""
+    return {name: tensor for name, tensor in sorted(model.state_dict().items()) if name != _TIED}
+
+
+def save_weights(model: nn.Module, path: Path, dtype: torch.dtype = torch.float16) -> None:
+    """Write all parameters and buffers, floating-point ones in ``dtype``.
+
+    Raises:
+        ConfigError: a value is not finite in ``dtype``; names the tensor.
+    """
+    from safetensors.torch import save_file
+
+    state = {}
+    for name, tensor in own_state(model).items():
+        stored = tensor.detach().cpu()
+        if stored.is_floating_point():
+            stored = stored.to(dtype)
+            if not stored.isfinite().all():
+                raise ConfigError(f"weights cannot be written to {path}: tensor {name} is not finite as {dtype}")
+        state[name] = stored.contiguous()
+    save_file(state, path)
+
+
+def load_weights(model: nn.Module, path: Path) -> None:
+    """Copy a weights file into the model, which keeps its precision and device.
+
+    Raises:
+        ConfigError: the file is unreadable, or a tensor is missing, unknown, of another shape or not finite; names it
+            and changes nothing.
+    """
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        loaded = load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise ConfigError(f"weights file {path} cannot be read: {error}") from error
+    own = own_state(model)
+    for verb, names in (("lacks", own.keys() - loaded.keys()), ("has the unknown", loaded.keys() - own.keys())):
+        if names:
+            raise ConfigError(f"weights file {path} {verb} tensor {min(names)} ({len(names)} such in all): other model")
+    for name, tensor in loaded.items():
+        if tensor.shape != own[name].shape:
+            raise ConfigError(
+                f"weights file {path}: tensor {name} has shape {tuple(tensor.shape)}, "
+                f"in the model {tuple(own[name].shape)}"
+            )
+        if tensor.is_floating_point() and not tensor.isfinite().all():
+            raise ConfigError(f"weights file {path}: tensor {name} is not finite")
+    with torch.no_grad():
+        for name, tensor in loaded.items():
+            own[name].copy_(tensor)

@@ -1,0 +1,1 @@
+"""From the run record to what people read: page, closing table, model card. Needs no third-party package."""

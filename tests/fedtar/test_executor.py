@@ -1,0 +1,253 @@
+"""The executor by itself: its three tasks, each in a fresh instance, as the plain simulator runs them."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from nvflare.apis.fl_constant import FLContextKey, ReturnCode
+from nvflare.apis.fl_context import FLContext
+from nvflare.apis.signal import Signal
+from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
+from nvflare.app_common.utils.fl_model_utils import FLModelUtils
+
+from fedtar_flare.errors import ConfigError
+from fedtar_flare.fedtar.executor import PatientAdaptiveExecutor, seed_of
+from fedtar_flare.flare.guard import OutboundGuard
+from fedtar_flare.flare.tasks import CLOSE_ROUND, HANDSHAKE, TRAIN, Order, Reply, version
+
+T = 2
+SETTINGS = {
+    "preset": "tiny",
+    "training": {"local_steps": 2, "batch_size": 4},
+    "data": {"synthetic_patients": 16},
+}
+
+
+class HospitalSite:
+    """Runs tasks through ``execute`` and the outbound guard, in one executor or in a new one each time."""
+
+    def __init__(self, workspace, name="site-1", fresh=True, simulated=True, **settings):
+        self.workspace, self.name, self.fresh, self.simulated = workspace, name, fresh, simulated
+        self.settings = {**SETTINGS, **settings}
+        self.executor = PatientAdaptiveExecutor(**self.settings)
+        self.signal = Signal()
+
+    def run(self, task, order, weights=None):
+        if self.fresh:
+            self.executor = PatientAdaptiveExecutor(**self.settings)
+        ctx = FLContext()
+        ctx.set_prop("__identity_name__", self.name, private=False, sticky=False)
+        ctx.set_prop(FLContextKey.SIMULATE_MODE, self.simulated, private=True, sticky=False)
+        workspace = SimpleNamespace(get_root_dir=lambda: str(self.workspace))
+        ctx.get_engine = lambda: SimpleNamespace(get_workspace=lambda: workspace)
+        model = (
+            FLModel(params=weights, params_type=ParamsType.FULL, meta=order.to_meta())
+            if weights
+            else FLModel(metrics={}, meta=order.to_meta())
+        )
+        shareable = FLModelUtils.to_shareable(model)
+        ctx.set_prop(FLContextKey.TASK_NAME, task, private=True, sticky=False)
+        ctx.set_prop(FLContextKey.TASK_DATA, shareable, private=True, sticky=False)
+        answer = self.executor.execute(task, shareable, ctx, self.signal)
+        if answer.get_return_code() not in (None, ReturnCode.OK):
+            return answer.get_return_code(), None
+        result = FLModelUtils.from_shareable(OutboundGuard().process(answer, ctx))
+        return Reply.from_meta(result.meta), result.params
+
+    def handshake(self, run_id="run", **order):
+        return self.run(HANDSHAKE, Order(run_id, 0, 0, 2, T, version(0, 0), initial_site=self.name, **order))
+
+    def train(self, w, r, t, run_id="run"):
+        return self.run(TRAIN, Order(run_id, r, t, 2, T, version(r, t - 1)), w)
+
+    def close(self, w, r, evaluate=False, run_id="run"):
+        return self.run(CLOSE_ROUND, Order(run_id, r, T, 2, T, version(r, T), evaluate), w)
+
+
+@pytest.fixture(scope="session")
+def home(tmp_path_factory):
+    return tmp_path_factory.mktemp("home")
+
+
+@pytest.fixture(autouse=True)
+def _environment(home, tmp_path, monkeypatch):
+    monkeypatch.setenv("FEDTAR_HOME", str(home))
+    monkeypatch.delenv("FEDTAR_SITES", raising=False)
+    (tmp_path / "state").mkdir()
+    sites = tmp_path / "sites"
+    sites.mkdir()
+    for name in ("site-1", "hospital"):
+        (sites / f"{name}.yaml").write_text(f"source: synthetic\nstate_dir: {tmp_path / 'state'}\n")
+    monkeypatch.setenv("FEDTAR_SITES", str(sites))
+
+
+def a_round(site, w, r=1, run_id="run"):
+    """One round at one site with alpha 0.5; returns w_T and the updates."""
+    updates = []
+    for t in range(1, T + 1):
+        reply, update = site.train(w, r, t, run_id)
+        assert reply.status == "ok", reply.reason
+        updates.append(update)
+        w = {name: w[name] + 0.5 * update[name] for name in w}
+    return w, updates
+
+
+def test_handshake_tells_what_the_server_needs_and_nothing_private(tmp_path):
+    reply, weights = HospitalSite(tmp_path).handshake(evaluate=True)
+    assert reply.status == "ok", reply.reason
+    assert set(weights) == set(reply.payload["schema"]["shapes"])
+    assert all("lora_" in name for name in weights)
+    assert [len(v) for v in reply.payload["counts"].values()] == [T] * 3
+    assert reply.payload["scores"]["all"]["n"] == sum(reply.payload["counts"]["test"])
+    assert "SYN" not in str(reply.payload) and str(tmp_path) not in str(reply.payload)
+
+
+def test_a_new_process_for_every_task_gives_the_same_bits_as_one(tmp_path):
+    ends = []
+    for fresh in (True, False):
+        run_id = f"fresh-{fresh}"
+        site = HospitalSite(tmp_path, fresh=fresh)
+        _, w = site.handshake(run_id)
+        for r in (1, 2):
+            w, _ = a_round(site, w, r, run_id)
+            reply, _ = site.close(w, r, run_id=run_id)
+        ends.append((w, reply))
+    (a, x), (b, y) = ends
+    assert all(torch.equal(a[name], b[name]) for name in a)
+    assert x.payload["t_numbers"] == y.payload["t_numbers"]
+    assert x.numbers["validation_loss"] == y.numbers["validation_loss"]
+
+
+def test_a_task_that_is_done_again_starts_from_the_version_it_names(tmp_path):
+    site = HospitalSite(tmp_path)
+    _, w = site.handshake()
+    first, _ = site.train(w, 1, 1), site.train(w, 1, 2)
+    again = site.train(w, 1, 1)
+    assert all(torch.equal(first[1][n], again[1][n]) for n in w)
+    assert first[0].numbers["train_loss"] == again[0].numbers["train_loss"]
+
+
+def test_the_patient_part_persists_and_learns(tmp_path):
+    from fedtar_flare.flare.site_state import SiteState
+
+    site = HospitalSite(tmp_path)
+    _, w = site.handshake()
+    a_round(site, w)
+    state = SiteState(tmp_path / "state", "run", "site-1")
+    before, _ = state.read(version(0, 0)) if state.has(version(0, 0)) else ({}, {})
+    after, _ = state.read(version(1, 2))
+    moved = [n for n in after if n.startswith("patient/") and (n not in before or not torch.equal(after[n], before[n]))]
+    assert moved and any(n.startswith("adamw/") for n in after)
+
+
+def test_t_numbers_agree_with_differences_of_the_validation_loss(tmp_path):
+    """First order: L(w_T) - L(w_T - epsilon (w_t - w_{t-1})) is epsilon times the T number of step t."""
+    site = HospitalSite(tmp_path, fresh=False)
+    _, w0 = site.handshake()
+    ws = [w0]
+    for t in range(1, T + 1):
+        _, update = site.train(ws[-1], 1, t)
+        ws.append({n: ws[-1][n] + 0.5 * update[n] for n in w0})
+    reply, _ = site.close(ws[-1], 1)
+    learner = site.executor._learner
+    for t in range(1, T + 1):
+        step = {n: ws[t][n] - ws[t - 1][n] for n in w0}
+        losses = []
+        for sign in (1, -1):
+            learner.load_shared({n: ws[-1][n] + sign * 0.5 * step[n] for n in w0})
+            losses.append(learner.validate().loss)
+        assert reply.payload["t_numbers"][t - 1] == pytest.approx(losses[0] - losses[1], rel=0.05, abs=2e-5)
+
+
+def test_a_site_that_missed_a_step_sends_its_loss_and_no_t_numbers(tmp_path):
+    site = HospitalSite(tmp_path)
+    _, w = site.handshake()
+    site.train(w, 1, 2)
+    reply, _ = site.close(w, 1)
+    assert reply.payload["t_numbers"] is None and reply.numbers["reports"] > 0
+
+
+def test_too_few_visits_abstain_and_keep_the_broadcast(tmp_path):
+    site = HospitalSite(tmp_path, data={"synthetic_patients": 16, "min_cell": 1000})
+    _, w = site.handshake()
+    for t in range(1, T + 1):
+        reply, update = site.train(w, 1, t)
+        assert reply.status == "abstain" and update is None
+    assert site.close(w, 1)[0].payload["t_numbers"] == [0.0] * T
+
+
+def test_bfloat16_updates_travel_as_such(tmp_path):
+    site = HospitalSite(tmp_path, lora={"dtype_up": "bfloat16"})
+    reply, w = site.handshake()
+    assert reply.payload["schema"]["dtype_up"] == "bfloat16" and all(v.dtype == torch.float32 for v in w.values())
+    _, update = site.train(w, 1, 1)
+    assert all(v.dtype == torch.bfloat16 for v in update.values())
+
+
+def test_without_the_patient_part_nothing_but_the_shared_adapter_trains(tmp_path):
+    site = HospitalSite(tmp_path, patient={"enabled": False})
+    reply, w = site.handshake()
+    assert reply.payload["model"]["patient_parameters"] == 0
+    assert site.train(w, 1, 1)[0].status == "ok"
+
+
+def test_what_the_server_sends_is_checked_before_it_is_loaded(tmp_path):
+    site = HospitalSite(tmp_path)
+    _, w = site.handshake()
+    name = next(iter(w))
+    for bad in (
+        {**w, "other": torch.ones(1)},
+        {n: v for n, v in w.items() if n != name},
+        {**w, name: torch.ones(1)},
+        {**w, name: torch.full_like(w[name], float("nan"))},
+    ):
+        reply, update = site.train(bad, 1, 1)
+        assert reply.status == "error" and update is None
+        assert name in reply.reason or "other" in reply.reason
+
+
+def test_a_hospital_without_a_site_file_never_trains_on_phantoms(tmp_path, monkeypatch):
+    monkeypatch.delenv("FEDTAR_SITES")
+    reply, weights = HospitalSite(tmp_path, name="hospital", simulated=False).handshake()
+    assert reply.status == "error" and "site file" in reply.reason and weights is None
+    assert str(tmp_path) not in reply.reason
+
+
+def test_another_run_never_meets_the_state_of_the_first(tmp_path):
+    site = HospitalSite(tmp_path)
+    _, w = site.handshake()
+    reply, _ = site.train(w, 1, 1, run_id="another")
+    assert reply.status == "error"
+
+
+def test_an_abort_is_honoured_between_batches(tmp_path):
+    site = HospitalSite(tmp_path)
+    _, w = site.handshake()
+    site.signal.trigger(True)
+    code, _ = site.train(w, 1, 1)
+    assert code == ReturnCode.TASK_ABORTED
+
+
+def test_seeds_differ_by_all_that_names_a_task():
+    seeds = {seed_of(s, site, r, t, task) for s in (0, 1) for site in "ab" for r in (1, 2) for t in (1, 2) for task in "xy"}
+    assert len(seeds) == 32
+
+
+@pytest.mark.parametrize(
+    ("bad", "word"),
+    [
+        ({"preset": "smal"}, "small"),
+        ({"training": {"lr_share": 1}}, "lr_shared"),
+        ({"training": {"lr_shared": -1.0}}, "lr_shared"),
+        ({"lora": {"rank": 0}}, "rank"),
+        ({"lora": {"dtype_up": "float16"}}, "dtype_up"),
+        ({"patient": {"profile": ["sex"]}}, "profile"),
+        ({"data": {"alignment": "month"}}, "alignment"),
+        ({"torch_threads": 0}, "torch_threads"),
+    ],
+)
+def test_bad_settings_fail_when_built_and_name_the_right_one(bad, word):
+    with pytest.raises(ConfigError, match=word):
+        PatientAdaptiveExecutor(**bad)

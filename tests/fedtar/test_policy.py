@@ -1,0 +1,319 @@
+import copy
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import load, save
+
+from fedtar_flare.errors import ConfigError, ExchangeError
+from fedtar_flare.fedtar.policy import (
+    ALPHA_FLOOR,
+    ALPHA_FORMS,
+    AlphaPolicy,
+    OuterOptimizer,
+    floored_steps,
+    hypergradient,
+    pool_t_numbers,
+    t_numbers,
+)
+
+forms = st.sampled_from(ALPHA_FORMS)
+D = 7
+
+
+def moved(policy, seed, scale=0.5):
+    """The policy with its psi moved away from the start, so that its alphas differ from each other."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in policy.parameters():
+            parameter += scale * torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+    return policy
+
+
+class Round:
+    """One round in float64: step means that are held fixed, and a quadratic validation loss (dense Hessian)."""
+
+    def __init__(self, taken, seed):
+        generator = torch.Generator().manual_seed(seed)
+        draw = lambda *shape: torch.randn(*shape, generator=generator, dtype=torch.float64)  # noqa: E731
+        self.taken, self.w0, self.means = taken, draw(D), [draw(D) for _ in taken]
+        self.hessian, self.linear = draw(D, D), draw(D)
+
+    def broadcasts(self, alphas):
+        """w_0..w_T by Eq. 7."""
+        path = [self.w0]
+        for alpha, took, mean in zip(alphas, self.taken, self.means, strict=True):
+            path.append(path[-1] + alpha * (mean - path[-1]) if took else path[-1])
+        return path
+
+    def loss(self, w):
+        return 0.5 * (self.hessian @ w).square().sum() + self.linear @ w
+
+    def gradient(self, w):
+        return self.hessian.T @ (self.hessian @ w) + self.linear
+
+    def t_numbers(self, alphas):
+        path = self.broadcasts(alphas)
+        return t_numbers(split(self.gradient(path[-1])), [split(w) for w in path])
+
+    def by_autograd(self, policy):
+        """grad_psi of the loss, straight through Eq. 7."""
+        return torch.autograd.grad(self.loss(self.broadcasts(policy.alphas())[-1]), tuple(policy.parameters()))
+
+    def by_recursion(self, policy):
+        """``S_t = (1 - alpha_t) S_{t-1} + Delta_t (grad_psi alpha_t)^T`` and ``grad = S_T^T g``."""
+        alphas = policy.alphas()
+        size = sum(p.numel() for p in policy.parameters())
+        s = torch.zeros(D, size, dtype=torch.float64)
+        w = self.w0
+        for t, took in enumerate(self.taken):
+            if took:
+                slope = torch.autograd.grad(alphas[t], tuple(policy.parameters()), retain_graph=True)
+                delta = self.means[t] - w
+                alpha = alphas[t].detach()
+                s = (1 - alpha) * s + torch.outer(delta, torch.cat([g.flatten() for g in slope]))
+                w = w + alpha * delta
+        return s.T @ self.gradient(w)
+
+
+def split(vector):
+    return {"x": vector[:3].reshape(3, 1), "y": vector[3:]}
+
+
+# ------------------------------------------------------------------ alpha(psi)
+@settings(max_examples=60, deadline=None)
+@given(forms, st.integers(1, 9), st.integers(0, 2**31), st.floats(0, 3))
+def test_alphas_keep_within_the_bounds_of_their_form(form, time_steps, seed, scale):
+    alphas = moved(AlphaPolicy(time_steps, alpha_form=form, seed=seed), seed, scale).alphas().detach()
+    assert alphas.shape == (time_steps,) and alphas.dtype == torch.float64
+    assert ((alphas >= 0) & (alphas <= 1)).all()
+    if form == "softmax":
+        assert float(alphas.sum()) == pytest.approx(1, abs=1e-12)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_alphas_start_near_equal(seed):
+    softmax = AlphaPolicy(5, seed=seed).alphas()
+    assert torch.allclose(softmax, torch.full((5,), 0.2, dtype=torch.float64), atol=0.02)
+    assert len(set(softmax.tolist())) == 5  # near, not equal: the steps can part
+    for start in (0.1, 0.7):
+        sigmoid = AlphaPolicy(5, alpha_form="sigmoid", initial_alpha=start, seed=seed).alphas()
+        assert torch.allclose(sigmoid, torch.full((5,), start, dtype=torch.float64), atol=0.02)
+
+
+def test_a_seed_gives_the_same_psi_and_leaves_the_global_state_alone():
+    before = torch.get_rng_state()
+    first, second, other = AlphaPolicy(4, seed=3), AlphaPolicy(4, seed=3), AlphaPolicy(4, seed=4)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert all(torch.equal(a, b) for a, b in zip(first.parameters(), second.parameters(), strict=True))
+    assert not torch.equal(first.embedding, other.embedding)
+    third = AlphaPolicy(4, seed=9)
+    third.load_state_dict(load(save(first.state_dict())))
+    assert torch.equal(first.alphas(), third.alphas())
+
+
+@pytest.mark.parametrize(
+    "settings_", [{"time_steps": 0}, {"embedding_dim": 0}, {"alpha_form": "tanh"}, {"initial_alpha": 1.0}]
+)
+def test_a_policy_refuses_what_is_not_allowed(settings_):
+    with pytest.raises(ConfigError, match=next(iter(settings_))):
+        AlphaPolicy(**({"time_steps": 3} | settings_))
+
+
+# ------------------------------------------------------------------ hypergradient
+@settings(max_examples=120, deadline=None)
+@given(forms, st.lists(st.booleans(), min_size=1, max_size=6), st.integers(0, 2**31))
+def test_hypergradient_equals_autograd_and_the_recursion(form, taken, seed):
+    policy = moved(AlphaPolicy(len(taken), alpha_form=form, embedding_dim=5, seed=seed), seed + 1)
+    round_ = Round(taken, seed)
+    alphas = policy.alphas()
+    numbers = torch.tensor(round_.t_numbers(alphas.detach()), dtype=torch.float64)
+    slope = hypergradient(numbers, alphas.detach(), torch.tensor(taken))
+
+    free = alphas.detach().clone().requires_grad_()
+    direct = torch.zeros_like(free)
+    if any(taken):
+        (direct,) = torch.autograd.grad(round_.loss(round_.broadcasts(free)[-1]), free)
+    scale = 1 + float(direct.abs().max())
+    torch.testing.assert_close(slope, direct, rtol=1e-10, atol=1e-10 * scale)
+
+    if any(taken):
+        ours = torch.cat([g.flatten() for g in torch.autograd.grad(alphas, tuple(policy.parameters()), slope)])
+        autograd = torch.cat([g.flatten() for g in round_.by_autograd(policy)])
+        scale = 1 + float(autograd.abs().max())
+        torch.testing.assert_close(ours, autograd, rtol=1e-10, atol=1e-10 * scale)
+        torch.testing.assert_close(ours, round_.by_recursion(policy), rtol=1e-10, atol=1e-10 * scale)
+    assert all(slope[t] == 0 for t, took in enumerate(taken) if not took)
+
+
+def test_hypergradient_when_a_later_alpha_is_one_or_zero():
+    round_ = Round([True, True, True], 4)
+    for alphas in ([0.3, 1.0, 0.4], [0.3, 1.0, 1.0], [0.2, 0.5, 1e-6]):
+        free = torch.tensor(alphas, dtype=torch.float64, requires_grad=True)
+        (direct,) = torch.autograd.grad(round_.loss(round_.broadcasts(free)[-1]), free)
+        numbers = torch.tensor(round_.t_numbers(free.detach()), dtype=torch.float64)
+        slope = hypergradient(numbers, free, torch.ones(3, dtype=torch.bool))
+        torch.testing.assert_close(slope, direct, rtol=1e-8, atol=1e-10)
+
+
+def test_a_step_with_hardly_any_alpha_gets_no_gradient_and_is_named():
+    alphas = torch.tensor([0.5, ALPHA_FLOOR / 2, 0.25, 0.0], dtype=torch.float64)
+    taken = torch.tensor([True, True, True, False])
+    slope = hypergradient(torch.tensor([1.0, 1.0, 1.0, 0.0]), alphas, taken)
+    assert floored_steps(alphas, taken) == [2]
+    assert slope.tolist() == pytest.approx([0.75 * (1 - ALPHA_FLOOR / 2) / 0.5, 0, 4, 0], rel=1e-15)
+    assert floored_steps(torch.tensor([0.5]), torch.tensor([True])) == []
+
+
+def test_pooled_numbers_are_those_of_the_pooled_loss():
+    rounds = {"site-b": Round([True, True, False], 1), "site-a": Round([True, True, False], 2)}
+    reports = {"site-a": 3, "site-b": 5}
+    shared = rounds["site-a"]
+    for other in rounds.values():
+        other.w0, other.means = shared.w0, shared.means  # the same broadcasts, another validation loss
+    policy = moved(AlphaPolicy(3, alpha_form="sigmoid", embedding_dim=4), 0)
+    alphas = policy.alphas()
+    pooled = pool_t_numbers({s: r.t_numbers(alphas.detach()) for s, r in rounds.items()}, reports)
+    slope = hypergradient(pooled, alphas, torch.tensor(shared.taken))
+    loss = sum(reports[s] / 8 * r.loss(shared.broadcasts(alphas)[-1]) for s, r in rounds.items())
+    expected = torch.autograd.grad(loss, tuple(policy.parameters()), retain_graph=True)
+    ours = torch.autograd.grad(alphas, tuple(policy.parameters()), slope)
+    for a, b in zip(ours, expected, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-10)
+    backwards = {s: rounds[s].t_numbers(alphas.detach()) for s in sorted(rounds)}
+    assert torch.equal(pool_t_numbers(backwards, reports), pooled)
+
+
+def test_t_numbers_are_exact_for_float32_broadcasts():
+    before, after, gradient = ({"x": torch.rand(1000, generator=torch.Generator().manual_seed(k))} for k in range(3))
+    exact = sum(
+        g * (b - a) for g, a, b in zip(gradient["x"].tolist(), before["x"].tolist(), after["x"].tolist(), strict=True)
+    )
+    assert t_numbers(gradient, [before, after]) == [pytest.approx(exact, rel=1e-12)]
+
+
+# ------------------------------------------------------------------ the outer step
+@pytest.mark.parametrize("form", ALPHA_FORMS)
+@pytest.mark.parametrize("schedule", ["constant", "inverse_sqrt"])
+def test_outer_steps_lower_the_validation_loss(form, schedule):
+    policy = AlphaPolicy(3, alpha_form=form)
+    outer = OuterOptimizer(policy, eta=1e-2, schedule=schedule)
+    round_ = Round([True, False, True], 8)
+    losses = []
+    for r in range(1, 41):
+        alphas = policy.alphas().detach()
+        losses.append(float(round_.loss(round_.broadcasts(alphas)[-1])))
+        numbers = torch.tensor(round_.t_numbers(alphas), dtype=torch.float64)
+        assert outer.step(policy, hypergradient(numbers, alphas, torch.tensor(round_.taken)), r) > 0
+    assert losses[-1] < losses[0] - 1e-3
+
+
+@pytest.mark.parametrize("after", [0, 1, 4])
+def test_the_state_goes_through_a_file_and_the_next_steps_are_the_same_to_the_bit(after):
+    generator = torch.Generator().manual_seed(1)
+    slopes = torch.randn(8, 3, generator=generator, dtype=torch.float64)
+    policy = AlphaPolicy(3, seed=2)
+    outer = OuterOptimizer(policy, eta=3e-2, schedule="inverse_sqrt")
+    for r in range(1, after + 1):
+        outer.step(policy, slopes[r - 1], r)
+    state = outer.state_tensors()
+    saved = load(save(state)) if state else {}
+    resumed = AlphaPolicy(3, seed=7)
+    resumed.load_state_dict(policy.state_dict())
+    again = OuterOptimizer(resumed, eta=3e-2, schedule="inverse_sqrt")
+    again.load_state_tensors(saved)
+    for r in range(after + 1, 9):
+        assert outer.step(policy, slopes[r - 1], r) == again.step(resumed, slopes[r - 1], r)
+        assert torch.equal(policy.alphas(), resumed.alphas())
+    assert all(torch.equal(v, again.state_tensors()[k]) for k, v in outer.state_tensors().items())
+
+
+def test_the_norm_and_the_schedule_are_what_they_say():
+    slope = torch.tensor([1.0, -1.0], dtype=torch.float64)
+    first = {}
+    for schedule in ("constant", "inverse_sqrt"):
+        policy = AlphaPolicy(2, alpha_form="sigmoid", seed=1)
+        start = copy.deepcopy(policy)
+        norm = OuterOptimizer(policy, eta=1e-3, schedule=schedule).step(policy, slope, 4)
+        gradient = torch.autograd.grad(start.alphas(), tuple(start.parameters()), slope)
+        assert norm == pytest.approx(float(torch.cat([g.flatten() for g in gradient]).norm()), rel=1e-12)
+        first[schedule] = policy.output_weight - start.output_weight
+    torch.testing.assert_close(first["constant"], 2 * first["inverse_sqrt"])
+
+
+# ------------------------------------------------------------------ refusals
+def test_t_numbers_refuse_what_does_not_fit_and_name_it():
+    good = {"x": torch.ones(3), "y": torch.ones(2)}
+    for gradient, path, words in (
+        ({}, [{}, {}], "no tensor"),
+        (good, [good], "1 broadcast"),
+        (good, [good, {"x": good["x"]}], "'y'.*w_1"),
+        (good, [good | {"z": torch.ones(1)}, good], "'z'.*w_0"),
+        (good, [good, good | {"x": torch.ones(1)}], r"'x' has shape \(1,\) in w_1"),
+        (good | {"x": torch.full((3,), math.nan)}, [good, good], "'x'.*step 1"),
+        (good, [good, good, good | {"y": torch.full((2,), math.inf)}], "'y'.*step 2"),
+    ):
+        with pytest.raises(ExchangeError, match=words):
+            t_numbers(gradient, path)
+
+
+def test_pooling_refuses_what_does_not_fit_and_names_the_site():
+    for numbers, reports, words in (
+        ({}, {}, "no site"),
+        ({"a": [], "b": []}, {"a": 1, "b": 1}, "site a sent 0"),
+        ({"a": [1.0], "b": [1.0, 2.0]}, {"a": 1, "b": 1}, "site b sent 2"),
+        ({"a": [1.0], "b": [math.nan]}, {"a": 1, "b": 1}, "site b"),
+        ({"a": [1.0], "b": [1.0]}, {"a": 1}, "site b"),
+        ({"a": [1.0], "b": [1.0]}, {"a": 1, "b": 0}, "site b"),
+    ):
+        with pytest.raises(ExchangeError, match=words):
+            pool_t_numbers(numbers, reports)
+
+
+def test_hypergradient_refuses_what_does_not_fit():
+    numbers, alphas, taken = torch.ones(2), torch.full((2,), 0.5), torch.ones(2, dtype=torch.bool)
+    for arguments, words in (
+        ((numbers[:1], alphas, taken), "same length"),
+        ((numbers, alphas, taken.float()), "booleans"),
+        ((numbers * math.nan, alphas, taken), "T number"),
+        ((numbers, alphas * 3, taken), "within"),
+        ((numbers, alphas * math.nan, taken), "within"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            hypergradient(*arguments)
+
+
+def test_the_outer_step_refuses_what_does_not_fit_and_leaves_psi_alone():
+    policy = AlphaPolicy(2)
+    outer = OuterOptimizer(policy)
+    before = copy.deepcopy(policy.state_dict())
+    for arguments, words in (
+        ((AlphaPolicy(2), torch.ones(2), 1), "another policy"),
+        ((policy, torch.ones(3), 1), "time steps"),
+        ((policy, torch.tensor([1.0, math.nan]), 1), "not finite"),
+        ((policy, torch.ones(2), 0), "from 1"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            outer.step(*arguments)
+    assert all(torch.equal(before[k], v) for k, v in policy.state_dict().items()) and outer.state_tensors() == {}
+    for settings_, words in (({"eta": 0.0}, "eta"), ({"eta": math.inf}, "eta"), ({"schedule": "cosine"}, "cosine")):
+        with pytest.raises(ConfigError, match=words):
+            OuterOptimizer(policy, **settings_)
+
+
+def test_a_state_that_does_not_fit_is_refused_by_name_and_nothing_is_loaded():
+    policy = AlphaPolicy(2)
+    outer = OuterOptimizer(policy)
+    outer.step(policy, torch.ones(2), 1)
+    state = outer.state_tensors()
+    less = {k: v for k, v in state.items() if k != "exp_avg.embedding"}
+    for bad, words in (
+        (less, r"'exp_avg\.embedding'.*missing"),
+        (state | {"exp_avg.other": torch.ones(1)}, r"'exp_avg\.other'.*unknown"),
+        (state | {"exp_avg.embedding": torch.ones(3, 32)}, r"'exp_avg\.embedding'.*shape"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            outer.load_state_tensors(bad)
+    assert all(torch.equal(v, outer.state_tensors()[k]) for k, v in state.items())

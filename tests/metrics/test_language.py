@@ -1,0 +1,171 @@
+import json
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedtar_flare.errors import DataError
+from fedtar_flare.metrics.language import (
+    LANGUAGE_SCORES,
+    bleu_of_sums,
+    clean,
+    language_scores,
+    language_statistics,
+)
+
+WORDS = ["lung", "clear", "no", "effusion", ".", "nodule", "1.5", "cm"]
+TOKENS = st.lists(st.sampled_from(WORDS), max_size=9)
+CORPUS = st.lists(st.tuples(st.lists(TOKENS, min_size=1, max_size=3), TOKENS), min_size=1, max_size=8)
+
+
+def pycocoevalcap(references, hypotheses):
+    """The oracle's scores, per report too."""
+    pytest.importorskip("pycocoevalcap")
+    from pycocoevalcap.bleu.bleu import Bleu
+    from pycocoevalcap.cider.cider import Cider
+    from pycocoevalcap.rouge.rouge import Rouge
+
+    gts = {i: [" ".join(r) for r in group] for i, group in enumerate(references)}
+    res = {i: [" ".join(h)] for i, h in enumerate(hypotheses)}
+    bleu = Bleu().compute_score(gts, res, verbose=0)[0]
+    cider, each_cider = Cider().compute_score(gts, res)
+    rouge, each_rouge = Rouge().compute_score(gts, res)
+    scores = dict(zip(LANGUAGE_SCORES, [*bleu, rouge, cider], strict=True))
+    return scores, each_rouge, each_cider
+
+
+@pytest.mark.shared_data
+def test_published_scores_of_real_captions_are_reproduced(shared_data):
+    folder = shared_data / "caption_metrics_oracle"
+    references, generated, expected = (
+        json.loads((folder / f"{name}.json").read_text()) for name in ("gts", "res", "expected")
+    )
+    statistics = language_statistics(
+        [[text.split() for text in references[key]] for key in references],
+        [generated[key][0].split() for key in references],
+    )
+    scores = {name.replace("bleu_", "bleu"): value for name, value in statistics.scores().items()}
+    assert expected.pop("n") == len(statistics)
+    assert scores == pytest.approx(expected, abs=1e-6)
+
+
+@settings(max_examples=150, deadline=None)
+@given(CORPUS)
+def test_equals_pycocoevalcap_on_random_corpora(corpus):
+    references, hypotheses = [group for group, _ in corpus], [h for _, h in corpus]
+    if not any(token for group in references for r in group for token in r):
+        references[0] = [["lung"]]  # pycocoevalcap's CIDEr fails where no reference has a word
+    statistics = language_statistics(references, hypotheses)
+    expected, rouge, cider = pycocoevalcap(references, hypotheses)
+    assert statistics.scores() == pytest.approx(expected, abs=1e-9)
+    assert statistics.rouge_l == pytest.approx(rouge, abs=1e-12)
+    assert statistics.cider == pytest.approx(cider, abs=1e-9)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(st.tuples(st.text(max_size=40), st.text(max_size=40)), min_size=1, max_size=5))
+def test_any_text_gives_finite_scores_within_their_range(pairs):
+    scores = language_scores([r for r, _ in pairs], [h for _, h in pairs])
+    assert tuple(scores) == LANGUAGE_SCORES
+    for name, value in scores.items():
+        assert math.isfinite(value) and 0 <= value <= (10 if name == "cider" else 1) + 1e-9
+
+
+def test_perfect_and_empty_generation():
+    reports = ["No effusion. Nodule of 1.5 cm in the left lobe.", "The heart is of normal size.", "No change."]
+    perfect = language_scores(reports, reports)
+    assert perfect["bleu_4"] == pytest.approx(1.0, abs=1e-6)
+    assert perfect["rouge_l"] == pytest.approx(1.0)
+    assert perfect["cider"] > 5
+    assert language_scores(reports, ["", "", ""]) == dict.fromkeys(LANGUAGE_SCORES, 0.0)
+
+
+def test_cider_of_a_corpus_of_one_is_zero():
+    scores = language_scores(["The lungs are clear."], ["The lungs are clear."])
+    assert scores["cider"] == 0.0 and scores["bleu_4"] == pytest.approx(1.0, abs=1e-6)
+
+
+def test_repeated_words_do_not_raise_a_score():
+    statistics = language_statistics([[["lung", "clear"]]], [["lung", "lung", "lung", "lung"]])
+    assert statistics.matches[0].tolist() == [1, 0, 0, 0]
+    assert statistics.guesses[0].tolist() == [4, 3, 2, 1]
+
+
+def test_scores_of_a_part_and_of_sums_follow_from_the_statistics():
+    generator = np.random.default_rng(0)
+    draw = lambda: [[WORDS[i] for i in generator.integers(len(WORDS), size=7)] for _ in range(12)]  # noqa: E731
+    references, hypotheses = draw(), draw()
+    whole = language_statistics([[r] for r in references], hypotheses)
+    first, second = np.repeat([[1, 0], [0, 1]], 6, axis=1)
+    parts = whole.resampled([first, second, first + second, 3 * first])
+    for rows, column in ((slice(6), 0), (slice(6, 12), 1), (slice(12), 2), (slice(6), 3)):
+        alone = language_statistics([[r] for r in references[rows]], hypotheses[rows]).scores()
+        for name in LANGUAGE_SCORES[:5]:
+            assert parts[name][column] == pytest.approx(alone[name], abs=1e-6)
+    assert parts["cider"][0] == pytest.approx(whole.cider[:6].mean())
+    sums = [
+        values.sum(axis=0) for values in (whole.matches, whole.guesses, whole.hypothesis_length, whole.reference_length)
+    ]
+    assert bleu_of_sums(*sums).tolist() == pytest.approx([whole.scores()[f"bleu_{n}"] for n in range(1, 5)])
+
+
+@pytest.mark.parametrize("weights", [[1.0, 1.0], [[1.0]], [[0.0, 0.0]], [[1.0, -1.0]], [[1.0, float("nan")]]])
+def test_weights_that_would_give_no_number_are_refused(weights):
+    statistics = language_statistics([[["lung"]], [["clear"]]], [["lung"], ["clear"]])
+    with pytest.raises(DataError) as error:
+        statistics.resampled(weights)
+    assert error.value.reason == "unusable-weights"
+
+
+@pytest.mark.parametrize(
+    ("references", "hypotheses", "reason"),
+    [
+        ([], [], "no-reports"),
+        ([[["a"]]], [], "unequal-lengths"),
+        ([[]], [["a"]], "no-reference"),
+        (["a b"], [["a"]], "not-tokens"),
+        ([["a b"]], [["a"]], "not-tokens"),
+        ([[["a"]]], ["a b"], "not-tokens"),
+    ],
+)
+def test_what_cannot_be_scored_is_refused_by_name(references, hypotheses, reason):
+    with pytest.raises(DataError) as error:
+        language_statistics(references, hypotheses)
+    assert error.value.reason == reason
+
+
+@pytest.mark.parametrize(
+    ("text", "cleaned"),
+    [
+        ("1. No   effusion.\n2. Nodule (1.5 cm), well-defined; follow-up!", None),
+        ("FINDINGS: The lungs are clear.", "findings the lungs are clear ."),
+        ("Knoten von 1,5 cm, glatt begrenzt.", "knoten von 1,5 cm glatt begrenzt ."),
+        ("compared to ___, unchanged...", "compared to unchanged ."),
+        ("- mild 'tree-in-bud' – the patient's", "mild tree-in-bud the patients"),
+        ("SUV 3.2.", "suv 3.2 ."),
+        ("L1/L2 at 50%", "l1 l2 at 50"),
+        ("measures 5.", "measures 5 ."),
+        ("両肺に異常なし。", "両肺に異常なし。"),
+        ("", ""),
+        (" .. ! ", "."),
+    ],
+)
+def test_cleaning(text, cleaned):
+    if cleaned is None:
+        cleaned = "no effusion . nodule 1.5 cm well-defined follow-up"
+    assert clean(text) == cleaned
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.text(alphabet=st.characters(max_codepoint=0x17F), max_size=30))
+def test_a_cleaned_text_is_clean(text):
+    once = clean(text)
+    assert clean(once) == once
+    assert "  " not in once and once == once.strip()
+
+
+def test_typography_does_not_change_a_score():
+    plain = "Tree-in-bud opacities of 1.5 cm. No effusion."
+    assert clean("Tree‑in–bud  opacities\nof 1.5\u00a0cm .No effusion.") == clean(plain)

@@ -1,0 +1,62 @@
+"""The LoRA targets of each preset are exactly the linear layers of the transformer layers."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+
+from fedtar_flare.data.batch import ImageBatch
+from fedtar_flare.models.presets import ModelConfig, build_model, build_tokenizer, preset
+
+SMALL_DECODER = {"decoder_name": None, "decoder_width": 32, "decoder_layers": 2, "decoder_heads": 2, "max_length": 96}
+TIMM = {"encoder_pretrained": False, "tokenizer": "small", "slices": 2, **SMALL_DECODER}
+CASES = [
+    (preset("tiny"), r"encoder\.backbone\.encoder\.stages\.\d\.layers\.\d\.", 6 * 6),
+    (preset("small", weights=None), r"encoder\.backbone\.encoder\.stages\.\d\.layers\.\d\.", 6 * 6),
+    (preset("timm", image_size=32, encoder_name="test_vit", **TIMM), r"encoder\.backbone\.blocks\.\d\.", 4 * 6),
+    (
+        preset("timm", image_size=224, encoder_name="swin_tiny_patch4_window7_224", **TIMM),
+        r"encoder\.backbone\.layers\.\d\.blocks\.\d\.",
+        4 * 12,
+    ),
+]
+
+
+def linear_names(model: torch.nn.Module) -> set[str]:
+    from transformers.pytorch_utils import Conv1D
+
+    return {name for name, module in model.named_modules() if isinstance(module, torch.nn.Linear | Conv1D)}
+
+
+@pytest.mark.parametrize(("config", "layer", "in_encoder"), CASES)
+def test_targets_hit_every_linear_of_every_layer_and_nothing_else(config: ModelConfig, layer: str, in_encoder: int):
+    model = build_model(config)
+    hit = {name for name, _ in model.named_modules() if re.fullmatch(config.lora_targets, name)}
+    wanted = {n for n in linear_names(model) if re.match(rf"({layer}|decoder\.transformer\.h\.\d\.)", n)}
+    assert hit == wanted
+    assert len([name for name in hit if name.startswith("encoder")]) == in_encoder
+    assert len([name for name in hit if name.startswith("decoder")]) == 7 * config.decoder_layers
+    assert not {"decoder.lm_head", "projection", "pooling.position"} & hit
+
+
+def test_peft_adapts_exactly_these_and_the_model_still_writes():
+    from peft import LoraConfig, get_peft_model
+
+    config = preset("tiny")
+    model = build_model(config)
+    targets = {name for name, _ in model.named_modules() if re.fullmatch(config.lora_targets, name)}
+    batch = ImageBatch(torch.rand(2, 4, 3, 32, 32), torch.zeros(2, 4), torch.ones(2, 4, dtype=torch.bool))
+    ids, labels = build_tokenizer(config).batch(["clear", "a nodule"])
+    before, written = model(batch, ids, labels), model.generate(batch, max_length=12)
+    adapted = get_peft_model(model, LoraConfig(r=2, target_modules=config.lora_targets, init_lora_weights=True))
+    base = adapted.get_base_model()
+    assert {name for name, module in base.named_modules() if hasattr(module, "lora_A")} == targets
+    torch.testing.assert_close(adapted(batch, ids, labels), before)
+    assert torch.equal(base.generate(batch, max_length=12), written)
+    adapted.train()
+    assert not any(m.training for n, m in base.encoder.named_modules() if "lora" not in n)
+    adapted(batch, ids, labels).sum().backward()
+    trained = {n for n, p in adapted.named_parameters() if p.grad is not None}
+    assert trained and all("lora_" in name for name in trained)

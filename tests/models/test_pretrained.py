@@ -1,0 +1,210 @@
+"""Presets with named parts: tiny local checkpoints in the real formats, and what is said without a network."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from fedtar_flare.data.batch import ImageBatch
+from fedtar_flare.errors import ConfigError
+from fedtar_flare.models.presets import ASSETS, build_model, build_tokenizer, preset, require_trained
+
+
+@pytest.fixture(scope="module")
+def cvt_folder(tmp_path_factory) -> Path:
+    """A CvT image classifier, as microsoft/cvt-* are published."""
+    from transformers.models.cvt.configuration_cvt import CvtConfig
+    from transformers.models.cvt.modeling_cvt import CvtForImageClassification
+
+    folder = tmp_path_factory.mktemp("cvt")
+    torch.manual_seed(1)
+    config = CvtConfig(embed_dim=[8, 16, 24], num_heads=[1, 1, 2], depth=[1, 2, 3], drop_path_rate=[0.0, 0.0, 0.1])
+    CvtForImageClassification(config).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def gpt2_folder(tmp_path_factory) -> Path:
+    """A language model of the GPT-2 family without cross-attention, with GPT-2's one special token, in float16."""
+    from tokenizers import ByteLevelBPETokenizer
+    from transformers.models.gpt2.configuration_gpt2 import GPT2Config
+    from transformers.models.gpt2.modeling_gpt2 import GPT2LMHeadModel
+
+    folder = tmp_path_factory.mktemp("gpt2")
+    tokenizer = ByteLevelBPETokenizer()
+    tokenizer.train_from_iterator(["the lungs are clear"] * 3, 300, special_tokens=["<|endoftext|>"])
+    tokenizer.save_model(str(folder))
+    tokenizer.save(str(folder / "tokenizer.json"))
+    torch.manual_seed(2)
+    config = GPT2Config(vocab_size=300, n_positions=64, n_embd=16, n_layer=2, n_head=2, bos_token_id=0, eos_token_id=0)
+    GPT2LMHeadModel(config).half().save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def paper(cvt_folder, gpt2_folder):
+    return preset("paper", encoder_name=str(cvt_folder), decoder_name=str(gpt2_folder), max_length=48, image_size=64)
+
+
+def film(size: int = 64) -> ImageBatch:
+    return ImageBatch(torch.rand(2, 1, 3, size, size) * 2 - 1, torch.zeros(2, 1), torch.ones(2, 1, dtype=torch.bool))
+
+
+def test_the_paper_preset_loads_published_checkpoints(paper, cvt_folder, gpt2_folder):
+    from safetensors.torch import load_file
+
+    model, tokenizer = build_model(paper), build_tokenizer(paper)
+    encoder, decoder = load_file(cvt_folder / "model.safetensors"), load_file(gpt2_folder / "model.safetensors")
+    own = model.state_dict()
+    for name, tensor in encoder.items():
+        if name.startswith("cvt."):
+            assert torch.equal(own["encoder.backbone." + name.removeprefix("cvt.")], tensor), name
+    for name, tensor in decoder.items():
+        assert own["decoder." + name].dtype == torch.float32
+        assert torch.equal(own["decoder." + name], tensor.float()), name
+    assert not any(getattr(module, "drop_prob", 0.0) for module in model.modules())
+
+    new = [name for name, _ in model.named_parameters() if "cross" in name]
+    assert sorted(model.untrained) == sorted([*new, "projection.weight"])
+    with pytest.raises(ConfigError, match=r"crossattention.*warm-started checkpoint"):
+        require_trained(model, paper, exchanged=())
+    require_trained(model, paper, exchanged=model.untrained)
+
+    memory = model.encode(film())
+    assert memory.shape == (2, 4 * 4, 16)
+    ids, labels = tokenizer.batch(["the lungs are clear", "the"])
+    assert tokenizer.bos_id == tokenizer.eos_id == tokenizer.pad_id == 0
+    assert (labels[1] != -100).sum() == len(tokenizer.encode("the"))
+    assert model(film(), ids, labels).isfinite().all()
+    assert model.generate(film(), max_length=10).shape[0] == 2
+
+
+def test_random_parts_beside_loaded_ones_are_reproducible(paper):
+    first, second = build_model(paper), build_model(paper)
+    assert all(torch.equal(t, second.state_dict()[n]) for n, t in first.state_dict().items())
+
+
+def test_images_are_normalised_as_the_checkpoint_expects(paper):
+    model = build_model(paper)
+    seen = []
+    model.encoder.backbone.register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0]))
+    batch = film()
+    model.encode(batch)
+    mean, std = (torch.tensor(v).view(3, 1, 1) for v in (paper.image_mean, paper.image_std))
+    torch.testing.assert_close(seen[0], ((batch.images[:, 0] + 1) / 2 - mean) / std, rtol=1e-4, atol=1e-5)
+
+
+def test_a_warm_started_checkpoint_leaves_nothing_untrained(paper, tmp_path):
+    from dataclasses import replace
+
+    from fedtar_flare.models.weights import own_state, save_weights
+
+    model = build_model(paper)
+    save_weights(model, tmp_path / "warm.safetensors", torch.float32)
+    config = replace(paper, weights=str(tmp_path / "warm.safetensors"), seed=9)
+    warm = build_model(config)
+    require_trained(warm, config, exchanged=())
+    assert all(torch.equal(t, own_state(warm)[n]) for n, t in own_state(model).items())
+
+
+def test_a_tokenizer_as_vocab_and_merges_is_read_too(paper, gpt2_folder, tmp_path):
+    for name in ("config.json", "vocab.json", "merges.txt"):
+        (tmp_path / name).write_bytes((gpt2_folder / name).read_bytes())
+    from fedtar_flare.models.decoder import decoder_tokenizer
+
+    text = "the lungs <|endoftext|> are 4 mm"
+    old = decoder_tokenizer(str(tmp_path), 64)
+    assert old.encode(text) == build_tokenizer(paper).encode(text)
+    assert old.decode(old.encode(text)) == text
+
+
+@pytest.mark.parametrize("name", ["test_vit", "test_resnet", "test_convnext"])
+def test_any_timm_encoder_gives_tokens(name, gpt2_folder):
+    config = preset(
+        "timm", encoder_name=name, encoder_pretrained=False, image_size=64, slices=2,
+        decoder_name=str(gpt2_folder), max_length=32,
+    )  # fmt: skip
+    model = build_model(config)
+    batch = ImageBatch(torch.rand(2, 2, 3, 64, 64), torch.zeros(2, 2), torch.ones(2, 2, dtype=torch.bool))
+    assert model.encode(batch).shape == (2, 2 * config.queries, 16)
+    assert any(name.startswith("encoder.backbone") for name in model.untrained)
+
+
+def test_a_timm_folder_is_loaded(gpt2_folder, tmp_path):
+    import timm
+    from safetensors.torch import save_file
+
+    source = timm.create_model("test_vit", num_classes=0, img_size=64)
+    config = {"architecture": "test_vit", "num_classes": 0, "pretrained_cfg": {**source.pretrained_cfg}}
+    config["pretrained_cfg"] |= {"num_classes": 0, "input_size": [3, 64, 64]}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    save_file(source.state_dict(), tmp_path / "model.safetensors")
+    chosen = preset(
+        "timm", encoder_name=str(tmp_path), image_size=64, slices=2, decoder_name=str(gpt2_folder), max_length=32
+    )
+    model = build_model(chosen)
+    own = model.encoder.backbone.state_dict()
+    assert all(torch.equal(tensor, own[name]) for name, tensor in source.state_dict().items())
+    assert not any(name.startswith("encoder") for name in model.untrained)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        ({"max_length": 65}, "has 64 positions"),
+        ({"tokenizer": "small"}, "knows 300; take tokenizer='decoder'"),
+        ({"encoder_name": "/nowhere"}, "there is no folder /nowhere"),
+        ({"decoder_name": "./nowhere"}, "there is no folder nowhere"),
+        ({"encoder": "timm", "encoder_name": "vit_none"}, "timm has no such architecture"),
+    ],
+)
+def test_what_does_not_fit_is_said(paper, overrides, said):
+    from dataclasses import replace
+
+    with pytest.raises(ConfigError, match=said):
+        build_model(replace(paper, **overrides))
+
+
+def test_a_checkpoint_of_another_family_and_an_empty_folder_are_refused(paper, cvt_folder, gpt2_folder, tmp_path):
+    from dataclasses import replace
+
+    with pytest.raises(ConfigError, match="gpt2 model: it must be a CvT checkpoint"):
+        build_model(replace(paper, encoder_name=str(gpt2_folder)))
+    with pytest.raises(ConfigError, match=r"encoder folder .* cannot be loaded .*must hold config\.json"):
+        build_model(replace(paper, encoder_name=str(tmp_path)))
+    with pytest.raises(ConfigError, match="decoder folder"):
+        build_tokenizer(replace(paper, decoder_name=str(tmp_path)))
+
+
+@pytest.mark.parametrize("what", ["encoder", "decoder", "timm"])
+def test_without_a_network_the_error_names_both_ways_out(what, cvt_folder, gpt2_folder, tmp_path):
+    overrides = {"encoder_name": str(cvt_folder), "decoder_name": str(gpt2_folder), "max_length": 48}
+    if what == "timm":
+        overrides |= {"encoder": "timm", "encoder_name": "vit_tiny_patch16_224"}
+    else:
+        del overrides[f"{what}_name"]
+    code = (
+        "from fedtar_flare.errors import ConfigError\n"
+        "from fedtar_flare.models.presets import preset, build_model\n"
+        f"try:\n    build_model(preset('paper', **{overrides!r}))\n"
+        "except ConfigError as error:\n    print(error)\n"
+    )
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
+    name = {"encoder": "microsoft/cvt-21-384-22k", "decoder": "distilgpt2", "timm": "vit_tiny_patch16_224"}[what]
+    assert f"'{name}' is not a local folder" in done.stdout
+    repository = "timm/vit_tiny_patch16_224." if what == "timm" else name
+    assert (
+        f"hf download {repository}" in done.stdout
+        and f"set {'decoder' if what == 'decoder' else 'encoder'}_name" in done.stdout
+    )
+
+
+def test_the_shipped_assets_are_small():
+    assert sum(path.stat().st_size for path in (ASSETS / "small").iterdir()) < 8_000_000

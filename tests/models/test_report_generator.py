@@ -1,0 +1,172 @@
+"""Shapes, masks, losses and beams of the report generator."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from fedtar_flare.data.batch import ImageBatch
+from fedtar_flare.errors import ConfigError
+from fedtar_flare.models.presets import build_model, build_tokenizer, preset
+
+CONFIG = preset("tiny")
+REPORTS = ["lungs are clear", "nodule of 7 mm in the right upper lobe, new", "effusion"]
+
+
+@pytest.fixture(scope="module")
+def model():
+    model = build_model(CONFIG)
+    with torch.no_grad():  # sharper than an untrained decoder, so that reports differ and end
+        for parameter in model.decoder.parameters():
+            parameter.mul_(6.0)
+    return model
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return build_tokenizer(CONFIG)
+
+
+def images(b: int = 3, s: int = 4, size: int = 32, seed: int = 0) -> ImageBatch:
+    generator = torch.Generator().manual_seed(seed)
+    return ImageBatch(
+        torch.rand(b, s, 3, size, size, generator=generator) * 2 - 1,
+        torch.arange(s).mul(20.0).repeat(b, 1),
+        torch.ones(b, s, dtype=torch.bool),
+    )
+
+
+def rows(batch: ImageBatch, at: slice) -> ImageBatch:
+    return ImageBatch(batch.images[at], batch.position_mm[at], batch.slice_mask[at])
+
+
+def pad(batch: ImageBatch, extra: int) -> ImageBatch:
+    b = batch.images.shape[0]
+    return ImageBatch(
+        torch.cat([batch.images, torch.full((b, extra, *batch.images.shape[2:]), 9.0)], 1),
+        torch.cat([batch.position_mm, torch.full((b, extra), 777.0)], 1),
+        torch.cat([batch.slice_mask, torch.zeros(b, extra, dtype=torch.bool)], 1),
+    )
+
+
+def test_memory_has_the_same_number_of_tokens_for_each_slice(model):
+    batch = images()
+    memory = model.encode(batch)
+    assert memory.shape == (3, CONFIG.slices * CONFIG.queries, CONFIG.decoder_width)
+    assert model.memory_mask(batch, memory).shape == memory.shape[:2]
+
+
+def test_rows_of_the_encoder_are_slices_of_adjacent_samples(model):
+    batch = images()
+    seen = []
+    handle = model.encoder.register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0]))
+    model.encode(batch)
+    handle.remove()
+    assert torch.equal(seen[0][5], batch.images[5 // 4, 5 % 4])
+
+
+def test_loss_of_each_report_is_the_mean_over_its_tokens(model, tokenizer):
+    batch = images()
+    input_ids, labels = tokenizer.batch(REPORTS)
+    loss = model(batch, input_ids, labels)
+    assert loss.shape == (3,) and loss.dtype == torch.float32
+    for i, report in enumerate(REPORTS):
+        ids = torch.tensor([tokenizer.encode(report)])
+        memory = model.encode(rows(batch, slice(i, i + 1)))
+        logits = model.decoder(input_ids=ids, encoder_hidden_states=memory).logits[0]
+        chosen = logits.log_softmax(-1)[torch.arange(ids.shape[1] - 1), ids[0, 1:]]
+        torch.testing.assert_close(loss[i], -chosen.mean(), rtol=1e-4, atol=1e-5)
+
+
+def test_loss_stays_float32_under_autocast(model, tokenizer):
+    input_ids, labels = tokenizer.batch(REPORTS)
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = model(images(), input_ids, labels)
+    assert loss.dtype == torch.float32 and loss.isfinite().all()
+
+
+def test_padded_slices_change_nothing(model, tokenizer):
+    batch = images()
+    padded = pad(batch, 3)
+    input_ids, labels = tokenizer.batch(REPORTS)
+    torch.testing.assert_close(model(padded, input_ids, labels), model(batch, input_ids, labels), rtol=1e-5, atol=1e-5)
+    assert torch.equal(model.generate(padded), model.generate(batch))
+
+
+def test_padded_text_changes_nothing(model, tokenizer):
+    batch = images(1)
+    input_ids, labels = tokenizer.batch(REPORTS[:1])
+    longer = torch.nn.functional.pad(input_ids, (0, 9), value=tokenizer.pad_id)
+    masked = torch.nn.functional.pad(labels, (0, 9), value=-100)
+    torch.testing.assert_close(model(batch, longer, masked), model(batch, input_ids, labels))
+
+
+def test_position_and_image_both_reach_the_loss(model, tokenizer):
+    input_ids, labels = tokenizer.batch(REPORTS)
+    batch, moved = images(), images()
+    moved.position_mm = moved.position_mm + 60.0
+    base = model(batch, input_ids, labels)
+    assert not torch.allclose(base, model(moved, input_ids, labels))
+    assert not torch.allclose(base, model(images(seed=1), input_ids, labels))
+
+
+def test_slices_of_one_sample_do_not_touch_another(model):
+    batch, changed = images(), images()
+    changed.images[1] = 0.3
+    before, after = model.encode(batch), model.encode(changed)
+    assert torch.equal(before[[0, 2]], after[[0, 2]]) and not torch.equal(before[1], after[1])
+
+
+@pytest.mark.parametrize("beams", [1, 3])
+def test_a_batch_of_beams_equals_single_ones(model, beams):
+    batch = pad(images(4), 1)
+    batch.slice_mask[2, 2:] = False
+    together = model.generate(batch, num_beams=beams, max_length=24)
+    assert together.dtype == torch.int64 and (together[:, 0] == model.bos_id).all()
+    for i in range(4):
+        alone = model.generate(rows(batch, slice(i, i + 1)), num_beams=beams, max_length=24)[0]
+        row = together[i]
+        assert row[: len(alone)].tolist() == alone.tolist()
+        assert (row[len(alone) :] == model.pad_id).all()
+
+
+def test_beam_rows_lie_beside_each_other(model):
+    seen = []
+    handle = model.decoder.register_forward_pre_hook(
+        lambda module, args, kwargs: seen.append(kwargs["encoder_hidden_states"]), with_kwargs=True
+    )
+    model.generate(images(2), num_beams=3, max_length=4)
+    handle.remove()
+    memory = model.encode(images(2))
+    torch.testing.assert_close(seen[-1], memory.repeat_interleave(3, dim=0))
+
+
+def test_generation_ends_at_the_given_length_and_refuses_more_than_there_are_positions(model):
+    assert model.generate(images(1), max_length=5).shape[1] <= 5
+    with pytest.raises(ConfigError, match="96 positions"):
+        model.generate(images(1), max_length=97)
+
+
+def test_the_encoder_stays_in_eval_mode_and_its_statistics_stay_put(model, tokenizer):
+    before = {k: v.clone() for k, v in model.encoder.state_dict().items()}
+    model.train()
+    model.encoder.train()
+    assert model.decoder.training and not any(module.training for module in model.encoder.modules())
+    input_ids, labels = tokenizer.batch(REPORTS)
+    first, second = (model(images(), input_ids, labels) for _ in range(2))
+    assert torch.equal(first, second)
+    assert all(torch.equal(v, before[k]) for k, v in model.encoder.state_dict().items())
+    model.eval()
+
+
+def test_without_pooling_every_token_of_one_film_is_memory():
+    config = preset("tiny", slices=1, pooling="none", image_size=64)
+    memory = build_model(config).encode(images(2, 1, 64))
+    assert memory.shape == (2, 4 * 4, config.decoder_width)
+
+
+def test_gradients_reach_every_part(tokenizer):
+    model = build_model(CONFIG).train()
+    model(images(), *tokenizer.batch(REPORTS)).mean().backward()
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None and parameter.grad.isfinite().all(), name
