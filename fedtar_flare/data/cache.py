@@ -1,8 +1,8 @@
-"""Prepared images on disk: made once, memory-mapped afterwards.
+"""Prepared images on disk: computed once, memory-mapped afterwards.
 
-An entry is found by a key that holds everything that matters (which files, their sizes and times, the settings, the
-version of the code), so a changed file or setting never meets an old entry. Entries are written beside and renamed:
-a killed process or two sites at work leave whole entries only. Names are hashes: no patient's identity is in them.
+One file per study holds the picture, the positions and a checksum of both. Files are written aside and renamed, so
+that processes never see half of one; what is damaged all the same is found by the checksum and computed again. The key
+holds everything that matters: the files' paths, sizes and times, the settings, and the version of the preparation.
 """
 
 from __future__ import annotations
@@ -11,67 +11,100 @@ import hashlib
 import json
 import os
 import tempfile
-from collections.abc import Mapping
+import zlib
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from fedtar_flare.errors import DataError
 
+PREPARATION_VERSION = 1
+"""Raised whenever the same files and settings give other numbers."""
 
-class Prepared(NamedTuple):
-    """Model input of one visit: ``image`` uint8 (S, 3, H, W), memory-mapped; ``position_mm`` float32 (S,)."""
+
+@dataclass(frozen=True, eq=False)
+class Prepared:
+    """Model input of one visit.
+
+    Args:
+        image: uint8 (S, 3, H, W), memory-mapped and read-only.
+        position_mm: float32 (S,).
+    """
 
     image: np.ndarray
     position_mm: np.ndarray
 
 
-def entry_key(image: Path, settings: Mapping[str, Any]) -> str:
-    """Key of an entry.
-
-    Args:
-        image: file or folder (all files below it count).
-        settings: JSON-able; everything that the result depends on besides the files.
+def file_identity(path: Path) -> list[tuple[str, int, int]]:
+    """Path, size and modification time (ns) of a file, or of every file below a folder.
 
     Raises:
-        DataError: ``no-image`` when there is nothing at that path.
+        DataError: ``no-image`` when there is none.
     """
-    if image.is_dir():
-        files = sorted(Path(top) / name for top, _, names in os.walk(image) for name in names)
-    else:
-        files = [image]
-    digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode())
-    try:
-        for file in files:
-            status = file.stat()
-            digest.update(f"{file.absolute()}|{status.st_size}|{status.st_mtime_ns}\n".encode())
-    except OSError as error:
-        raise DataError(f"{image}: there is no such image ({error.strerror})", reason="no-image") from error
-    return digest.hexdigest()[:40]
+    found = [path] if path.is_file() else [Path(top) / name for top, _, names in os.walk(path) for name in names]
+    if not found:
+        raise DataError(f"{path}: there is no such file, or the folder is empty", reason="no-image")
+    stats = ((str(file.absolute()), file.stat()) for file in sorted(found))
+    return [(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats]
 
 
-def load_entry(folder: Path, key: str) -> Prepared | None:
-    """The entry, or None when it is not there or is damaged."""
+def entry_path(folder: Path, identity: list[tuple[str, int, int]], settings: dict[str, Any]) -> Path:
+    """Where the prepared image of these files under these settings lies."""
+    text = json.dumps([PREPARATION_VERSION, settings, identity], sort_keys=True)
+    key = hashlib.sha256(text.encode()).hexdigest()[:40]
+    return folder / key[:2] / f"{key}.npy"
+
+
+def load(entry: Path) -> Prepared | None:
+    """The prepared image; None when it is not there or damaged."""
     try:
-        image = np.load(folder / key[:2] / f"{key}.npy", mmap_mode="r")
-        position = np.load(folder / key[:2] / f"{key}.mm.npy")
-    except (OSError, ValueError, EOFError):
+        record = np.load(entry, mmap_mode="r")
+        image, position = record["image"][0], record["position_mm"][0]
+        if _checksum(image, position) == record["checksum"][0]:
+            return Prepared(image, position)
+    except (OSError, ValueError, KeyError, IndexError, EOFError):
+        pass
+    return None
+
+
+def store(entry: Path, image: np.ndarray, position_mm: np.ndarray) -> None:
+    """Write a prepared image, whole or not at all."""
+    record = np.empty(
+        1,
+        [("image", np.uint8, image.shape), ("position_mm", np.float32, position_mm.shape), ("checksum", np.uint32)],
+    )
+    record["image"][0], record["position_mm"][0] = image, position_mm
+    record["checksum"][0] = _checksum(record["image"][0], record["position_mm"][0])
+    _write(entry, lambda file: np.save(file, record))
+
+
+def load_refusal(entry: Path) -> DataError | None:
+    """Why this study was refused the last time; None when it was not."""
+    try:
+        text, reason = json.loads(entry.with_suffix(".refused.json").read_text())
+        return DataError(text, reason=reason)
+    except (OSError, ValueError):
         return None
-    whole = image.ndim == 4 and image.dtype == np.uint8 and position.shape == image.shape[:1]
-    return Prepared(image, position) if whole else None
 
 
-def store_entry(folder: Path, key: str, image: np.ndarray, position_mm: np.ndarray) -> None:
-    """Write an entry; the image comes last, so that it is there only when the entry is whole."""
-    place = folder / key[:2]
-    place.mkdir(parents=True, exist_ok=True)
-    for name, array in ((f"{key}.mm.npy", position_mm.astype(np.float32)), (f"{key}.npy", image.astype(np.uint8))):
-        handle, temporary = tempfile.mkstemp(dir=place, prefix=".part-")
-        try:
-            with os.fdopen(handle, "wb") as file:
-                np.save(file, array)
-            os.replace(temporary, place / name)  # noqa: PTH105
-        except BaseException:
-            Path(temporary).unlink(missing_ok=True)
-            raise
+def store_refusal(entry: Path, error: DataError) -> None:
+    """Remember a refusal, so that the next process need not read the study again."""
+    _write(entry.with_suffix(".refused.json"), lambda file: file.write(json.dumps([str(error), error.reason]).encode()))
+
+
+def _write(path: Path, write: Any) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)  # pictures of patients: for this user alone
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=".writing-")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            write(file)
+        Path(name).replace(path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+
+
+def _checksum(image: np.ndarray, position_mm: np.ndarray) -> int:
+    return zlib.crc32(np.ascontiguousarray(position_mm), zlib.crc32(np.ascontiguousarray(image)))

@@ -1,7 +1,6 @@
-"""From a CT volume to model input: slices sampled over the lungs, three HU windows as channels.
+"""MONAI transforms from a CT volume (or a film) to what the encoder sees; usable in any ``Compose``.
 
-The array functions are the work; the MONAI ``MapTransform`` s below wrap them, so that a hospital can put its own
-steps between. Only the chosen slices are resized, never the whole volume: that is what makes it fast.
+The volume is never resampled: slices are picked, windowed and shrunk in plane, which takes hundredths of a second.
 """
 
 from __future__ import annotations
@@ -12,148 +11,161 @@ from typing import Any
 import numpy as np
 import torch
 from monai.config import KeysCollection
+from monai.data import MetaTensor
 from monai.transforms import MapTransform
+from torch.nn.functional import interpolate
 
+from fedtar_flare.data.lungs import lung_range, sample_slices
+from fedtar_flare.data.readers.volume import to_int16
 from fedtar_flare.errors import ConfigError, DataError
 
-AIR_LIMIT_HU = -400
-AIR_FILL_HU = -1024
-Windows = Sequence[tuple[float, float]]
-
-
-def lung_range(hu: np.ndarray) -> tuple[int, int]:
-    """First and last slice of the lungs: where air lies inside the body.
-
-    Args:
-        hu: int16 (z, y, x).
-
-    Returns:
-        indices, both included; the whole volume when no lung is found.
-    """
-    from scipy.ndimage import label
-
-    step = max(1, hu.shape[1] // 96)
-    areas = np.zeros(len(hu))
-    for i, plane in enumerate(hu[:, ::step, ::step]):
-        parts, _ = label(plane < AIR_LIMIT_HU)
-        outside = np.unique(np.concatenate([parts[0], parts[-1], parts[:, 0], parts[:, -1]]))
-        areas[i] = np.count_nonzero(parts) - np.count_nonzero(np.isin(parts, outside[outside > 0]))
-    most = int(areas.argmax())
-    if areas[most] < 0.02 * hu[0, ::step, ::step].size:
-        return 0, len(hu) - 1
-    lungs = areas > 0.1 * areas[most]
-    first = most - int(np.argmin(lungs[most::-1])) + 1 if not lungs[: most + 1].all() else 0
-    last = most + int(np.argmin(lungs[most:])) - 1 if not lungs[most:].all() else len(hu) - 1
-    return first, last
-
-
-def choose_slices(hu: np.ndarray, spacing_z_mm: float, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """Slices spread evenly over the lungs, each the middle of an equal part.
-
-    Args:
-        hu: int16 (z, y, x), z towards the head.
-        spacing_z_mm: slice distance.
-        count: S; a volume with fewer slices repeats some.
-
-    Returns:
-        indices (S,), rising, and positions (S,) in mm from the middle of the lungs towards the head, float32.
-    """
-    first, last = lung_range(hu)
-    places = first - 0.5 + (np.arange(count) + 0.5) * (last - first + 1) / count
-    indices = np.clip(np.rint(places), first, last).astype(int)
-    positions = (indices - (first + last) / 2) * spacing_z_mm
-    return indices, positions.astype(np.float32)
-
-
-def resize_square(planes: np.ndarray, size: int, fill: float, pixel_mm: tuple[float, float] = (1.0, 1.0)) -> np.ndarray:
-    """Pad to a square in millimetres around the centre, then average down (or interpolate up) to size x size.
-
-    Args:
-        planes: (S, y, x).
-        size: H and W.
-        fill: value of the padding.
-        pixel_mm: distance of pixels along y and x; where they differ, the plane is stretched to equal ones.
-
-    Returns:
-        float32 (S, size, size).
-    """
-    tensor = torch.from_numpy(np.ascontiguousarray(planes)).float()
-    height, width = planes.shape[1] * pixel_mm[0], planes.shape[2] * pixel_mm[1]
-    longest = max(height, width)
-    target = (max(1, round(size * height / longest)), max(1, round(size * width / longest)))
-    shrinks = target[0] <= planes.shape[1] and target[1] <= planes.shape[2]
-    small = torch.nn.functional.interpolate(
-        tensor[:, None], size=target, **({"mode": "area"} if shrinks else {"mode": "bilinear", "align_corners": False})
-    )[:, 0]
-    top, left = (size - target[0]) // 2, (size - target[1]) // 2
-    result = torch.full((len(planes), size, size), float(fill))
-    result[:, top : top + target[0], left : left + target[1]] = small
-    return result.numpy()
-
-
-def hu_windows(planes: np.ndarray, windows: Windows) -> np.ndarray:
-    """HU windows as channels: level and width to 0..255.
-
-    Args:
-        planes: (S, H, W) in HU.
-        windows: (level, width) per channel.
-
-    Returns:
-        uint8 (S, C, H, W).
-    """
-    channels = [np.clip((planes - (level - width / 2)) * (255.0 / width), 0, 255) for level, width in windows]
-    return np.rint(np.stack(channels, 1)).astype(np.uint8)
+DISPLAY_AXES = ("S", "P", "L")
+"""Slices from feet to head; in a slice, rows from front to back and columns from the patient's right to the left."""
 
 
 class LungSlicesd(MapTransform):
-    """Sample S slices over the lungs and resize them; a volume (1, x, y, z) in LPS becomes (S, H, W) in HU.
+    """Volume to S slices that sample the lungs evenly in millimetres, every volume lying the same way.
+
+    Input: (1, X, Y, Z) or (X, Y, Z) Hounsfield units with an affine (``MetaTensor``). Output: int16 (S, H, W), feet to
+    head; under ``position_key`` float32 (S,), mm from the middle of the lungs, positive towards the head; under
+    ``pixel_key`` the distance between rows and between columns in mm.
 
     Args:
-        keys: of the volumes.
-        slices: S.
-        image_size: H and W.
-        position_key: where the positions (S,) in mm are put.
+        keys: of the volume.
+        slices: S. A range with fewer slices repeats some of them.
+        position_key, pixel_key: where positions and pixel size go.
+
+    Raises:
+        DataError: ``not-a-volume`` for another shape or a volume without an affine.
     """
 
-    def __init__(self, keys: KeysCollection, slices: int, image_size: int, position_key: str = "position_mm"):
-        super().__init__(keys)
-        if slices < 1 or image_size < 8:
-            raise ConfigError(f"slices ({slices}) must be at least 1 and image_size ({image_size}) at least 8")
-        self.slices, self.image_size, self.position_key = slices, image_size, position_key
+    def __init__(
+        self,
+        keys: KeysCollection,
+        slices: int = 16,
+        position_key: str = "position_mm",
+        pixel_key: str = "pixel_mm",
+        allow_missing_keys: bool = False,
+    ):
+        super().__init__(keys, allow_missing_keys)
+        if slices < 1:
+            raise ConfigError(f"slices must be at least 1, not {slices}")
+        self.slices, self.position_key, self.pixel_key = slices, position_key, pixel_key
 
     def __call__(self, data: Mapping[Hashable, Any]) -> dict[Hashable, Any]:
-        """Apply to all keys."""
-        result = dict(data)
-        for key in self.key_iterator(result):
-            volume = result[key]
-            spacing = np.linalg.norm(np.asarray(volume.affine, dtype=float)[:3, :3], axis=0)
-            hu = np.asarray(volume)[0].transpose(2, 1, 0)
-            if hu.ndim != 3 or 0 in hu.shape:
-                raise DataError(f"a volume of shape {np.asarray(volume).shape} has no slices", reason="empty-volume")
-            indices, positions = choose_slices(hu, float(spacing[2]), self.slices)
-            pixel = (float(spacing[1]), float(spacing[0]))
-            result[key] = resize_square(hu[indices], self.image_size, AIR_FILL_HU, pixel)
-            result[self.position_key] = positions
-        return result
+        """See the class."""
+        out = dict(data)
+        for key in self.key_iterator(out):
+            hu, spacing = displayed(out[key])
+            first, last = lung_range(hu, spacing)
+            choice = sample_slices(first, last, spacing[0], self.slices)
+            out[key] = to_int16(hu[choice.index])
+            out[self.position_key] = choice.position_mm
+            out[self.pixel_key] = spacing[1:]
+        return out
+
+
+def displayed(volume: Any) -> tuple[np.ndarray, tuple[float, float, float]]:
+    """A view of the volume as (feet to head, front to back, right to left), and its spacing in mm along these."""
+    import nibabel.orientations as nio
+
+    if not isinstance(volume, MetaTensor):
+        raise DataError("a CT volume needs its affine; load it with LoadImaged", reason="not-a-volume")
+    affine = np.asarray(volume.affine, np.float64)
+    array = volume.as_tensor().numpy()
+    array = array[0] if array.ndim == 4 and array.shape[0] == 1 else array
+    if array.ndim != 3:
+        raise DataError(f"a CT volume has three axes, not the shape {array.shape}", reason="not-a-volume")
+    turn = nio.ornt_transform(nio.io_orientation(affine), nio.axcodes2ornt(DISPLAY_AXES))
+    sizes = np.linalg.norm(affine[:3, :3], axis=0)
+    z, y, x = (float(sizes[int(np.flatnonzero(turn[:, 0] == axis)[0])]) for axis in range(3))
+    return nio.apply_orientation(array, turn), (z, y, x)
 
 
 class HUWindowsd(MapTransform):
-    """HU windows as channels: (S, H, W) in HU becomes uint8 (S, C, H, W).
+    """Hounsfield units (S, H, W) to uint8 (S, C, H, W): each window is a channel, from black to white across its width.
 
     Args:
-        keys: of the sampled slices.
-        windows: (level, width) per channel.
+        keys: of the slices.
+        windows: (level, width) of each channel.
     """
 
-    def __init__(self, keys: KeysCollection, windows: Windows):
-        super().__init__(keys)
-        self.windows = [(float(level), float(width)) for level, width in windows]
-        if not self.windows or any(width <= 0 for _, width in self.windows):
-            raise ConfigError(f"windows {windows} must be (level, width) pairs with positive widths")
+    def __init__(
+        self, keys: KeysCollection, windows: Sequence[tuple[float, float]], allow_missing_keys: bool = False
+    ):  # fmt: skip
+        super().__init__(keys, allow_missing_keys)
+        if not windows or any(width <= 0 for _, width in windows):
+            raise ConfigError(f"windows are (level, width) with a positive width, not {windows}")
+        values = np.arange(1 << 16, dtype=np.uint16).view(np.int16).astype(np.float32)
+        self._tables = [
+            np.rint(np.clip((values - (level - width / 2)) * (255 / width), 0, 255)).astype(np.uint8)
+            for level, width in windows
+        ]
 
     def __call__(self, data: Mapping[Hashable, Any]) -> dict[Hashable, Any]:
-        """Apply to all keys."""
-        result = dict(data)
-        for key in self.key_iterator(result):
-            result[key] = hu_windows(result[key], self.windows)
-        return result
+        """See the class."""
+        out = dict(data)
+        for key in self.key_iterator(out):
+            hu = np.ascontiguousarray(to_int16(np.asarray(out[key]))).view(np.uint16)
+            out[key] = np.stack([table[hu] for table in self._tables], axis=1)
+        return out
+
+
+class SquareResized(MapTransform):
+    """Shrink the last two axes of a uint8 array to a square, keeping the shape of what is shown; the rest is black.
+
+    Averages over areas when shrinking, interpolates linearly when enlarging.
+
+    Args:
+        keys: of the pictures.
+        size: height and width of the result.
+        pixel_key: distance between rows and between columns in mm, where the pictures have one; else pixels are square.
+    """
+
+    def __init__(
+        self, keys: KeysCollection, size: int, pixel_key: str = "pixel_mm", allow_missing_keys: bool = False
+    ):  # fmt: skip
+        super().__init__(keys, allow_missing_keys)
+        if size < 1:
+            raise ConfigError(f"size must be at least 1, not {size}")
+        self.size, self.pixel_key = size, pixel_key
+
+    def __call__(self, data: Mapping[Hashable, Any]) -> dict[Hashable, Any]:
+        """See the class."""
+        out = dict(data)
+        for key in self.key_iterator(out):
+            out[key] = _to_square(np.asarray(out[key]), self.size, out.get(self.pixel_key, (1.0, 1.0)))
+        return out
+
+
+def _to_square(pictures: np.ndarray, size: int, pixel_mm: tuple[float, float]) -> np.ndarray:
+    *front, rows, columns = pictures.shape
+    extent = rows * pixel_mm[0], columns * pixel_mm[1]
+    height, width = (max(1, round(size * side / max(extent))) for side in extent)
+    planes = torch.from_numpy(pictures.reshape(1, -1, rows, columns)).float()
+    if height <= rows and width <= columns:
+        planes = interpolate(planes, size=(height, width), mode="area")
+    else:
+        planes = interpolate(planes, size=(height, width), mode="bilinear", antialias=True)
+    out = np.zeros((planes.shape[1], size, size), np.uint8)
+    top, left = (size - height) // 2, (size - width) // 2
+    out[:, top : top + height, left : left + width] = planes[0].round().clamp(0, 255).numpy()
+    return out.reshape(*front, size, size)
+
+
+class FilmToSlicesd(MapTransform):
+    """Film uint8 (1, H, W) to (1, 3, H, W) with equal channels, and its position, 0: a film is a study of one slice."""
+
+    def __init__(
+        self, keys: KeysCollection, position_key: str = "position_mm", allow_missing_keys: bool = False
+    ):  # fmt: skip
+        super().__init__(keys, allow_missing_keys)
+        self.position_key = position_key
+
+    def __call__(self, data: Mapping[Hashable, Any]) -> dict[Hashable, Any]:
+        """See the class."""
+        out = dict(data)
+        for key in self.key_iterator(out):
+            out[key] = np.repeat(np.asarray(out[key])[:, None], 3, axis=1)
+            out[self.position_key] = np.zeros(1, np.float32)
+        return out

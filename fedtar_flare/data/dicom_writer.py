@@ -173,7 +173,7 @@ def _header(
     header.PatientPosition = "HFS"
     header.StudyInstanceUID = study_uid
     header.SeriesInstanceUID = series_uid
-    header.StudyID = ""
+    header.StudyID = "1"
     header.SeriesNumber = "1"
     header.AcquisitionNumber = "1"
     header.ImageOrientationPatient = ["1", "0", "0", "0", "1", "0"]

@@ -1,39 +1,42 @@
-"""From a visit's image on disk to model input: MONAI pipelines, and :func:`prepare`, which runs them once per image."""
+"""From a study on disk to model input: MONAI pipelines for CT and films, and their cached result."""
 
 from __future__ import annotations
 
+import logging
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedtar_flare.data.cache import Prepared, entry_key, load_entry, store_entry
-from fedtar_flare.errors import ConfigError
+from fedtar_flare.data import cache
+from fedtar_flare.data.cache import Prepared
+from fedtar_flare.data.types import Cohort, Modality, Visit
+from fedtar_flare.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     from monai.transforms import Compose
 
-    from fedtar_flare.data.types import Visit
-
-CODE_VERSION = 1
-"""Raised whenever the result of a pipeline changes: older cache entries are then made anew."""
-
-NIFTI = (".nii", ".nii.gz")
+logger = logging.getLogger(__name__)
+PROGRESS_SECONDS = 15.0
+NOT_REMEMBERED = {"no-image", "unsupported-transfer-syntax"}
+"""Refusals that a mounted disk or an installed decoder cures without the files changing."""
 
 
 @dataclass(frozen=True)
 class InputConfig:
-    """How images become model input.
+    """What the encoder sees.
 
     Args:
-        image_size: height and width, pixels.
-        slices: S, slices sampled over the lungs of a CT volume.
-        windows: HU windows as channels, (level, width): lung, mediastinum, bone.
+        image_size: height and width of a slice or film.
+        slices: S, slices of a CT volume (a film has one).
+        windows: (level, width) in HU of the three channels: lung, mediastinum, bone.
 
     Raises:
-        ConfigError: for a value that is not allowed.
+        ConfigError: names the field and its value.
     """
 
     image_size: int = 64
@@ -41,80 +44,123 @@ class InputConfig:
     windows: tuple[tuple[float, float], ...] = ((-600.0, 1500.0), (40.0, 400.0), (400.0, 1800.0))
 
     def __post_init__(self) -> None:
-        if self.image_size < 16 or self.slices < 1:
-            raise ConfigError(
-                f"image_size ({self.image_size}) must be at least 16 and slices ({self.slices}) at least 1"
-            )
-        if len(self.windows) != 3 or any(width <= 0 for _, width in self.windows):
-            raise ConfigError(f"windows {self.windows} must be three (level, width) pairs with positive widths")
+        if self.image_size < 8:
+            raise ConfigError(f"image_size must be at least 8, not {self.image_size}")
+        if self.slices < 1:
+            raise ConfigError(f"slices must be at least 1, not {self.slices}")
+        object.__setattr__(self, "windows", tuple((float(level), float(width)) for level, width in self.windows))
+        if len(self.windows) != 3 or min(width for _, width in self.windows) <= 0:
+            raise ConfigError(f"windows must be three pairs (level, width) with positive widths, not {self.windows}")
 
 
-def ct_pipeline(config: InputConfig, extra: Sequence[Callable[..., Any]] = ()) -> Compose:
-    """``{"image": path}`` to ``{"image": uint8 (S, 3, H, W), "position_mm": float32 (S,)}``.
+def ct_pipeline(config: InputConfig, extra: Sequence[Callable[[Any], Any]] = ()) -> Compose:
+    """``{"image": path}`` to ``{"image": uint8 (S, 3, H, W), "position_mm": float32 (S,), ...}`` for CT.
 
     Args:
-        config: sizes and windows.
-        extra: dictionary transforms of one's own, run on the volume (1, x, y, z) in HU, oriented to LPS, before slices
-            are sampled.
+        config: what the encoder sees.
+        extra: a hospital's own dictionary transforms. They get the volume as a ``MetaTensor`` (1, X, Y, Z) in HU with a
+            RAS affine, before slices are picked.
     """
-    from monai.transforms import Compose, LoadImaged, Orientationd
+    from monai.transforms import Compose, LoadImaged
 
-    from fedtar_flare.data.ct_transforms import HUWindowsd, LungSlicesd
+    from fedtar_flare.data.ct_transforms import HUWindowsd, LungSlicesd, SquareResized
     from fedtar_flare.data.readers.dicom_ct import CTSeriesReader
 
     return Compose(
         [
-            LoadImaged("image", reader=CTSeriesReader(), dtype=np.int16, ensure_channel_first=True),
-            Orientationd("image", axcodes="LPS", labels=None),
+            LoadImaged("image", reader=CTSeriesReader(as_tensor=True), dtype=np.int16, ensure_channel_first=True),
             *extra,
-            LungSlicesd("image", config.slices, config.image_size),
+            LungSlicesd("image", config.slices),
             HUWindowsd("image", config.windows),
+            SquareResized("image", config.image_size),
         ]
     )
 
 
-def film_pipeline(config: InputConfig, extra: Sequence[Callable[..., Any]] = ()) -> Compose:
-    """The same for a film: S = 1, three equal channels, position 0."""
-    from monai.transforms import Compose
+def film_pipeline(config: InputConfig, extra: Sequence[Callable[[Any], Any]] = ()) -> Compose:
+    """The same for films: S = 1, three equal channels, position 0. ``extra`` gets the film as uint8 (1, H, W)."""
+    from monai.transforms import Compose, LoadImaged
 
-    from fedtar_flare.data.film_transforms import FilmChannelsd, LoadFilmd
+    from fedtar_flare.data.ct_transforms import FilmToSlicesd, SquareResized
+    from fedtar_flare.data.readers.film_reader import FilmReader
 
-    return Compose([LoadFilmd("image"), *extra, FilmChannelsd("image", config.image_size)])
-
-
-def model_input(hu: np.ndarray, spacing_mm: Sequence[float], config: InputConfig) -> Prepared:
-    """Model input of a volume in memory, by the same steps as :func:`ct_pipeline`.
-
-    Args:
-        hu: int16 (z, y, x): z towards the head, y to the back, x to the patient's left.
-        spacing_mm: along z, y, x.
-        config: sizes and windows.
-    """
-    from fedtar_flare.data.ct_transforms import AIR_FILL_HU, choose_slices, hu_windows, resize_square
-
-    indices, positions = choose_slices(hu, float(spacing_mm[0]), config.slices)
-    pixel = (float(spacing_mm[1]), float(spacing_mm[2]))
-    planes = resize_square(hu[indices], config.image_size, AIR_FILL_HU, pixel)
-    return Prepared(hu_windows(planes, config.windows), positions)
+    return Compose(
+        [
+            LoadImaged("image", reader=FilmReader(), dtype=np.uint8, ensure_channel_first=True),
+            *extra,
+            SquareResized("image", config.image_size),
+            FilmToSlicesd("image"),
+        ]
+    )
 
 
-def prepare(visit: Visit, config: InputConfig, cache: Path) -> Prepared:
-    """Model input of a visit: from the cache, else made and put there. A hit imports neither MONAI nor pydicom.
+def prepare(visit: Visit, config: InputConfig, cache_dir: Path) -> Prepared:
+    """Model input of a visit: from the cache, or computed and kept there.
 
-    Args:
-        visit: its ``image`` and ``modality`` count.
-        config: sizes and windows.
-        cache: folder of entries; safe for several processes.
+    Neither MONAI nor pydicom is imported when the cache has it. Safe for processes that prepare the same visit at once.
 
     Raises:
-        DataError: the image cannot be read or is refused; its ``reason`` says why.
+        DataError: the study cannot be used; ``reason`` says which kind of trouble.
     """
-    settings = {"code": CODE_VERSION, "modality": visit.modality, **asdict(config)}
-    key = entry_key(visit.image, settings)
-    found = load_entry(cache, key)
-    if found is not None:
+    settings = {"modality": visit.modality, **asdict(config)}
+    if visit.modality == "film":
+        settings = {"modality": "film", "image_size": config.image_size}
+    entry = cache.entry_path(Path(cache_dir), cache.file_identity(visit.image), settings)
+    if (found := cache.load(entry)) is not None:
         return found
-    made = (ct_pipeline if visit.modality == "ct" else film_pipeline)(config)({"image": str(visit.image)})
-    store_entry(cache, key, np.asarray(made["image"]), np.asarray(made["position_mm"]))
-    stored = load_entry(cache, key)
-    return stored if stored is not None else Prepared(np.asarray(made["image"]), np.asarray(made["position_mm"]))
+    if (refusal := cache.load_refusal(entry)) is not None:
+        raise refusal
+    try:
+        result = _run(visit.image, visit.modality, config)
+    except DataError as error:
+        if error.reason not in NOT_REMEMBERED:
+            cache.store_refusal(entry, error)
+        raise
+    image = np.ascontiguousarray(result["image"], np.uint8)
+    position = np.ascontiguousarray(result["position_mm"], np.float32)
+    cache.store(entry, image, position)
+    return cache.load(entry) or Prepared(image, position)  # a full disk or a lost mount must not stop the run
+
+
+def prepare_cohort(cohort: Cohort, config: InputConfig, cache_dir: Path) -> Cohort:
+    """Prepare every visit; those that cannot be read are left out of the cohort and counted by reason.
+
+    What was prepared or refused before is only looked up, so that this may run at the start of every task.
+
+    Raises:
+        DataError: ``no-patient`` when nothing is left.
+    """
+    total = sum(len(patient.visits) for patient in cohort.patients)
+    reasons: dict[tuple[str, str], str] = {}
+    done, last = 0, time.monotonic()
+    for patient in cohort.patients:
+        for visit in patient.visits:
+            try:
+                prepare(visit, config, cache_dir)
+            except DataError as error:
+                reasons[visit.patient_id, visit.visit_id] = error.reason
+                logger.warning("study left out (%s): %s", error.reason, error)
+            done += 1
+            if time.monotonic() - last > PROGRESS_SECONDS:
+                logger.info("prepared %d of %d studies", done, total)
+                last = time.monotonic()
+    return cohort.leaving_out(lambda visit: reasons.get((visit.patient_id, visit.visit_id))) if reasons else cohort
+
+
+def _run(image: Path, modality: Modality, config: InputConfig) -> dict[str, Any]:
+    pipeline = ct_pipeline(config) if modality == "ct" else film_pipeline(config)
+    try:
+        return pipeline({"image": str(image)})
+    except RuntimeError as error:  # MONAI wraps what its transforms raise
+        cause: BaseException | None = error
+        while cause is not None and not isinstance(cause, DataError):
+            cause = cause.__cause__
+        if cause is None:
+            raise
+        raise cause from None
+
+
+@lru_cache(maxsize=4)
+def _pipeline(modality: str, config: InputConfig) -> Compose:
+    """Built once: MONAI's LoadImaged looks for all its optional readers whenever it is made."""
+    return (ct_pipeline if modality == "ct" else film_pipeline)(config)

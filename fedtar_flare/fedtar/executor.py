@@ -166,6 +166,7 @@ class PatientAdaptiveExecutor(MethodExecutor):
             prior=self._data.prior,
             seed=self.seed,
             synthetic_patients=self._data.synthetic_patients,
+            workspace=site.workspace,
         )
         return SiteState(site.state_root(self._config.state_dir), order.run_id, site.name), cohort
 

@@ -81,7 +81,7 @@ class OutboundGuard(Filter):
         try:
             self.check(shareable, task, fl_ctx.get_prop(FLContextKey.TASK_DATA))
         except ExchangeError as error:
-            self.log_error(fl_ctx, f"outbound guard: nothing was sent for task '{task}': {error}")
+            self.logger.error(f"outbound guard: nothing was sent for task '{task}': {error}")
             return refusal(shareable, f"outbound guard at the site: {error}")
         return shareable
 

@@ -70,13 +70,13 @@ class MethodExecutor(Executor):
         except TaskAborted:
             return make_reply(ReturnCode.TASK_ABORTED)
         except FedTARError as error:
-            self.log_error(fl_ctx, f"task '{task_name}': {error}")
+            self.logger.error(f"task '{task_name}': {error}")  # the logger alone: FLARE's log_error fires events
             reply, tensors = _failure(order, error.public), None
         except Exception as error:
-            self.log_exception(fl_ctx, f"task '{task_name}' failed: {error}")
+            self.logger.exception(f"task '{task_name}' failed: {error}")
             reply, tensors = _failure(order, f"unexpected {type(error).__name__} (see the site's own log)"), None
         if reply.status == ABSTAIN:
-            self.log_info(fl_ctx, f"task '{task_name}': no update from here: {reply.reason}")
+            self.logger.info(f"task '{task_name}': no update from here: {reply.reason}")
         reply.numbers["seconds"] = round(time.monotonic() - start, 3)
         return _to_shareable(task_name, reply, tensors)
 

@@ -69,11 +69,12 @@ class Fields:
         return list(value or ())
 
     def numbers(self, key: str) -> tuple[float, ...]:
-        """A list of finite numbers; empty when missing."""
+        """A list of finite numbers; empty when missing, or when one of them is not known."""
         values = self.sequence(key)
-        if any(isinstance(v, bool) or not isinstance(v, int | float) or not math.isfinite(v) for v in values):
-            raise self.wrong(f"'{key}' holds something that is not a finite number")
-        return tuple(float(value) for value in values)
+        if any(isinstance(value, bool) or not isinstance(value, int | float | None) for value in values):
+            raise self.wrong(f"'{key}' holds something that is not a number")
+        known = [float(value) for value in values if value is not None and math.isfinite(value)]
+        return tuple(known) if len(known) == len(values) else ()
 
     def part(self, key: str) -> Fields:
         """Named values under one key; none when missing."""

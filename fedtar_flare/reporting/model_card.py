@@ -10,32 +10,33 @@ from pathlib import Path
 
 from fedtar_flare.reporting.format import SCORE_NAMES, flat, number, plain, score, size, times, visits
 from fedtar_flare.reporting.run import SPLITS, Evaluation, Run
-from fedtar_flare.reporting.scores import mean_row, score_rows, start_name
+from fedtar_flare.reporting.scores import MEAN, Row, mean_row, score_rows, start_name
 
 CARD_FILE = "README.md"
 NOT_STATED = "not stated"
 
 _USE = """\
-A draft of a report for research on federated report generation. **Not for clinical use**: not a medical device, not
-validated for diagnosis, and nothing that it writes may reach a patient's record without a radiologist's own reading.
+Drafts radiology reports for research on federated report generation. **Not for clinical use**: not a medical device,
+not validated for diagnosis, and nothing that it writes may reach a patient's record without a radiologist's own
+reading.
 
 Limits:
 
 - It can leave out findings, invent findings, and write fluent text that is wrong. The scores below measure likeness
   to reference reports, not safety.
 - It knows the sites, scanners, patients and report styles that it was trained on, and no others.
-- Scores were taken with each site's own patient-adaptive part, **which is not in this folder** and never left its
-  site. A hospital outside the run uses the shared adapter alone and should expect less.
-- Only sums over patients left the sites, without a formal privacy guarantee: treat the adapter as derived from
-  patient data."""
+- Scores were taken with the site's own patient-adaptive part where the run has one. That part **is not in this
+  folder** and never left its site: a hospital outside the run uses the shared adapter alone and should expect less.
+- No report and no image left a site, but the adapter was fitted to them, without a formal privacy guarantee: treat it
+  as derived from patient data."""
 
 
 def write_model_card(run: Run, folder: Path | str) -> Path:
     """Write ``README.md`` beside the adapter's files.
 
-    Base model and licence are given as the run's settings state them (``model.base_model`` or the names of encoder and
-    decoder, ``model.license``); what they do not state is said to be not stated. Counts under ``min_cell`` are not told
-    exactly.
+    Base model and licence are given as the run's settings state them (``model.preset``, ``model.base_model``,
+    ``model.encoder_name``, ``model.decoder_name``; ``model.license``); what they do not state is said to be not stated.
+    The card leaves the server with the adapter, so counts under ``min_cell`` are not told exactly.
 
     Args:
         run: the run that the adapter comes from.
@@ -59,7 +60,7 @@ def model_card(run: Run) -> str:
             [
                 _head(run),
                 f"# Shared adapter of run {_md(run.run_id)}",
-                f"LoRA weights in PEFT's format, trained over {len(run.sites)} site(s) by federated temporal adaptation "
+                f"LoRA weights in PEFT's format, trained at {len(run.sites)} site(s) by federated temporal adaptation "
                 f"(FedTAR). {_which(run)} They load with `PeftModel.from_pretrained(base_model, folder)`.",
                 "## Intended use and limits",
                 _USE,
@@ -79,21 +80,26 @@ def model_card(run: Run) -> str:
 
 def _head(run: Run) -> str:
     model = _model_settings(run)
-    fields = {"library_name": "peft", "pipeline_tag": "image-to-text", "base_model": base_model(run)}
+    fields: dict[str, object] = {"library_name": "peft", "pipeline_tag": "image-to-text"}
+    if parts := _base_parts(run):
+        fields["base_model"] = parts
     if model.get("license"):
         fields["license"] = plain(model["license"])
-    fields |= {"tags": ["lora", "federated-learning", "radiology", "report-generation"]}
+    fields["tags"] = ["lora", "federated-learning", "radiology", "report-generation"]
     return "\n".join(["---", *(f"{name}: {json.dumps(value)}" for name, value in fields.items()), "---"])
 
 
 def base_model(run: Run) -> str:
     """Name of the base model as far as the settings state it."""
+    preset = _model_settings(run).get("preset")
+    parts = [f"fedtar_flare preset {plain(preset)}"] if preset else []
+    return ", ".join([*parts, *_base_parts(run)]) or NOT_STATED
+
+
+def _base_parts(run: Run) -> list[str]:
+    """Published models that the base is made of."""
     model = _model_settings(run)
-    if model.get("base_model"):
-        return plain(model["base_model"])
-    parts = [plain(model[name]) for name in ("encoder_name", "decoder_name") if model.get(name)]
-    preset = f"fedtar_flare preset {plain(model['preset'])}" if model.get("preset") else ""
-    return " with ".join(filter(None, [preset, " and ".join(parts)])) or NOT_STATED
+    return [plain(model[name]) for name in ("base_model", "encoder_name", "decoder_name") if model.get(name)]
 
 
 def _which(run: Run) -> str:
@@ -104,7 +110,7 @@ def _which(run: Run) -> str:
 
 def _model(run: Run) -> list[tuple[str, str]]:
     one = run.exchange
-    full = f", {times(one.full_bytes, one.bytes)} less than the whole model" if one.full_bytes else ""
+    full = f" (the whole model: {times(one.full_bytes, one.bytes)} as much)" if one.full_bytes else ""
     loss = next((outer.validation_loss for outer in run.outers if outer.round == run.best_round), None)
     return [
         ("base model", base_model(run)),
@@ -141,24 +147,30 @@ def _scores(run: Run, chosen: Evaluation | None) -> str:
     mean = mean_row(rows)
     body = []
     for row in [*rows, *([mean] if mean else [])]:
-        values = [
-            f"{score(name, row.before.get(name))} → {score(name, row.after.get(name))}"
-            if row.before or row.after
-            else ""
-            for name in SCORE_NAMES
-        ]
-        body.append((row.site, "all" if row.step is None else str(row.step), visits(row.n, run.min_cell), *values))
-    until = f"round {chosen.round}" if chosen else "no later evaluation"
+        pairs = [(score(name, row.before.get(name)), score(name, row.after.get(name))) for name in SCORE_NAMES]
+        values = [" → ".join(pair) if row.before or row.after else "" for pair in pairs]
+        body.append(
+            (row.site, "all" if row.step is None else str(row.step), _reports(row, rows, run.min_cell), *values)
+        )
+    until = f" → round {chosen.round}" if chosen else ""
     other = (
         f" The adapter is that of round {run.best_round}, which was not evaluated."
         if chosen and run.best_round not in (None, chosen.round)
         else ""
     )
     return (
-        f"Test patients, {start_name(run)} → {until}; n is the number of reports; BLEU-4, CIDEr and finding F1 × 100.{other} "
-        "CIDEr depends on the corpus and must not be compared between sites; the mean is over the sites' own scores.\n\n"
-        + _table(("site", "step", "n", *SCORE_NAMES.values()), body)
+        f"Test patients, {start_name(run)}{until}; n is the number of reports. BLEU-4, CIDEr and finding F1 are "
+        f"× 100.{other} CIDEr depends on the corpus and must not be compared between sites; the mean is over the "
+        "sites' own scores.\n\n" + _table(("site", "step", "n", *SCORE_NAMES.values()), body)
     )
+
+
+def _reports(row: Row, rows: Sequence[Row], min_cell: int) -> str:
+    """n of a row; a total must not give away the small cell that it holds."""
+    parts = [one.n for one in rows if one.step is not None and row.site in (one.site, MEAN)]
+    if row.step is None and any(0 < n < min_cell for n in parts):
+        return f"over {sum(n for n in parts if n >= min_cell)}"
+    return visits(row.n, min_cell)
 
 
 def _model_settings(run: Run) -> Mapping[str, object]:

@@ -98,9 +98,7 @@ def line_chart(
     ys = [y for one in drawn for _, y, _ in one.points if y is not None]
     x_low, x_high = x_range or (min(xs), max(xs))
     y_low, y_high = y_range or _padded(min([*ys, *(g.y for g in guides)]), max([*ys, *(g.y for g in guides)]))
-    y_ticks = ticks(y_low, y_high, 5 if size[1] > 200 else 4)
-    digits = _digits(y_ticks)
-    labels = {y: _tick(y, digits) for y in y_ticks}
+    labels = _tick_labels(ticks(y_low, y_high, 5 if size[1] > 200 else 4))
     left = 22 + 6.4 * max(map(len, labels.values()), default=0)
     frame = _Frame(x_low, max(x_high, x_low + 1), y_low, y_high, *size, left)
     parts = [
@@ -187,14 +185,15 @@ def _axes(frame: _Frame, y_labels: Mapping[float, str], x_label: str, y_label: s
     )
 
 
-def _digits(values: Sequence[float]) -> int:
-    """Decimals that neighbouring ticks need."""
-    step = min((b - a for a, b in pairwise(values)), default=abs(values[0]) if values else 1.0)
-    return next((d for d in range(5) if abs(round(step, d) - step) < 1e-6 * step), 5)
-
-
-def _tick(value: float, digits: int) -> str:
-    return f"{value:.1e}" if digits > 4 else f"{value + 0.0:.{digits}f}"
+def _tick_labels(values: Sequence[float]) -> dict[float, str]:
+    """As many digits as tell neighbouring ticks apart; powers of ten where all are tiny or huge."""
+    largest = max(map(abs, values), default=0.0)
+    step = min((b - a for a, b in pairwise(values)), default=largest) or 1.0
+    if 0 < largest < 1e-3 or largest >= 1e6:
+        digits = math.floor(math.log10(max(1.0, largest / step))) + 2
+        return {value: f"{value:.{digits}g}" for value in values}
+    digits = next((d for d in range(9) if abs(round(step, d) - step) < 1e-6 * step), 9)
+    return {value: f"{value + 0.0:.{digits}f}" for value in values}
 
 
 def _guide(frame: _Frame, guide: Guide) -> str:

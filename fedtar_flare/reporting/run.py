@@ -60,7 +60,6 @@ class Step:
 
     round: int
     step: int
-    alpha: float | None
     residual_norm: float | None
     update_norm: float | None
     skipped: bool
@@ -68,7 +67,6 @@ class Step:
     abstained: Mapping[str, str]
     absent: Mapping[str, str]
     refused: Mapping[str, str]
-    seconds: float | None
     bytes_down: int
     bytes_up: int
 
@@ -245,7 +243,6 @@ def _step(event: Fields, counts: Mapping[str, Mapping[str, tuple[int, ...]]], mi
     return Step(
         round=event.whole("round"),
         step=t,
-        alpha=event.number("alpha"),
         residual_norm=event.number("residual_norm"),
         update_norm=event.number("update_norm"),
         skipped=bool(event.values.get("skipped")),
@@ -256,7 +253,6 @@ def _step(event: Fields, counts: Mapping[str, Mapping[str, tuple[int, ...]]], mi
         abstained=abstained,
         absent=absent,
         refused=event.reasons("refused"),
-        seconds=event.number("seconds"),
         bytes_down=event.count("bytes_down"),
         bytes_up=event.count("bytes_up"),
     )

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from fedtar_flare.reporting.format import (
     NOTHING,
     SCORE_NAMES,
+    duration,
     flat,
     number,
     score,
@@ -197,7 +198,7 @@ def _part(step: Step, site: str, most: int, first: bool) -> str:
     if site in step.sites:
         update = step.sites[site]
         depth = 0.1 + 0.35 * update.samples / max(1, most)
-        tip = f"{where}: {update.samples} visits"
+        tip = f"{where}: {update.samples} visits, {duration(update.seconds)}"
         return f'<td class="took{group}" style="--a:{depth:.2f}" title="{text(tip)}">{update.samples}</td>'
     for kind, (sign, word) in _ABSENCES.items():
         reasons = getattr(step, kind)

@@ -156,9 +156,9 @@ def test_t_numbers_agree_with_differences_of_the_validation_loss(tmp_path):
         step = {n: ws[t][n] - ws[t - 1][n] for n in w0}
         losses = []
         for sign in (1, -1):
-            learner.load_shared({n: ws[-1][n] + sign * 0.5 * step[n] for n in w0})
+            learner.load_shared({n: ws[-1][n] + sign * 0.05 * step[n] for n in w0})
             losses.append(learner.validate().loss)
-        assert reply.payload["t_numbers"][t - 1] == pytest.approx(losses[0] - losses[1], rel=0.05, abs=2e-5)
+        assert reply.payload["t_numbers"][t - 1] == pytest.approx((losses[0] - losses[1]) / 0.1, rel=0.05, abs=1e-4)
 
 
 def test_a_site_that_missed_a_step_sends_its_loss_and_no_t_numbers(tmp_path):

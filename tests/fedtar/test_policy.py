@@ -1,5 +1,6 @@
 import copy
 import math
+import random
 
 import pytest
 import torch
@@ -186,11 +187,21 @@ def test_pooled_numbers_are_those_of_the_pooled_loss():
     assert torch.equal(pool_t_numbers(backwards, reports), pooled)
 
 
-def test_t_numbers_are_exact_for_float32_broadcasts():
-    before, after, gradient = ({"x": torch.rand(1000, generator=torch.Generator().manual_seed(k))} for k in range(3))
-    exact = sum(
-        g * (b - a) for g, a, b in zip(gradient["x"].tolist(), before["x"].tolist(), after["x"].tolist(), strict=True)
-    )
+def test_pooling_does_not_depend_on_the_order_of_the_sites():
+    generator = torch.Generator().manual_seed(0)
+    numbers = {f"site-{k}": (torch.randn(4, generator=generator) * 10.0**k).tolist() for k in range(6)}
+    reports = {site: 3 + k for k, site in enumerate(numbers)}
+    pooled = pool_t_numbers(numbers, reports)
+    for seed in range(5):
+        order = random.Random(seed).sample(sorted(numbers), len(numbers))
+        assert torch.equal(pool_t_numbers({site: numbers[site] for site in order}, reports), pooled)
+
+
+def test_t_numbers_take_the_difference_of_float32_broadcasts_in_float64():
+    generator = torch.Generator().manual_seed(0)
+    before, after, gradient = ({"x": torch.randn(1000, generator=generator) * size} for size in (1.0, 1e-4, 1.0))
+    terms = zip(gradient["x"].tolist(), before["x"].tolist(), after["x"].tolist(), strict=True)
+    exact = math.fsum(g * (b - a) for g, a, b in terms)
     assert t_numbers(gradient, [before, after]) == [pytest.approx(exact, rel=1e-12)]
 
 

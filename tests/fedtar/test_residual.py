@@ -189,7 +189,7 @@ def test_updates_wait_on_disk_not_in_memory_and_the_folder_goes(tmp_path):
 
 def test_any_site_name_and_tensors_that_share_memory(tmp_path):
     shared = torch.arange(6.0)
-    update = {"a": shared, "b": shared.view(2, 3).T}
+    update = {"a": shared, "b": shared.view(2, 3), "c": shared.view(2, 3).T}
     with SpilledUpdates(tmp_path / "updates", update) as spilled:
         spilled.add("../a/..", update)
         spilled.add("", {n: 3 * v for n, v in update.items()})
@@ -230,6 +230,7 @@ def test_a_half_written_update_is_never_summed(tmp_path, monkeypatch):
             patch.setattr(residual, "save_file", full_disk)
             with pytest.raises(OSError, match="no space"):
                 spilled.add("site-a", tensors(0))
+        assert not list((tmp_path / "updates").glob("*.safetensors"))  # it never got its name
         with pytest.raises(ConfigError, match="site-a has a weight"):
             spilled.mean({"site-a": 1.0})
         spilled.add("site-a", tensors(1))

@@ -100,7 +100,7 @@ def _start(rounds, time_steps, alpha_form, sites, min_cell, first_round, alpha) 
             site: {
                 "train": train[site],
                 "validation": [5] * time_steps,
-                "test": [9, *[7 - i] * (time_steps - 2), 3 if site == SOUTH else 6][:time_steps],
+                "test": _test_reports(site, i, time_steps),
             }
             for i, site in enumerate(sites)
         },
@@ -123,6 +123,10 @@ def _visits(site: str, t: int, time_steps: int) -> int:
     return 0 if site == SOUTH and t == time_steps else max(6, 34 - 9 * (t - 1) - len(site) % 5)
 
 
+def _test_reports(site: str, i: int, time_steps: int) -> list[int]:
+    return [9, *[7 - i % 3] * (time_steps - 2), 3 if site == SOUTH else 6][:time_steps]
+
+
 def _alphas(logits: list[float], alpha_form: str) -> list[float]:
     if alpha_form == "sigmoid":
         return [1 / (1 + math.exp(-value)) for value in logits]
@@ -139,7 +143,7 @@ def _step(record, drawn, r, t, alpha, sites, time_steps) -> None:
     if EAST in sites and (r, t) == (2, 1):
         refused[EAST] = "tensor base_model.model.decoder.x.lora_A.weight holds a value that is not finite"
     if (r, t) == (2, time_steps):  # a step that nobody answered
-        absent |= {site: "the site could not train (data at the site cannot be used)" for site in sites} | absent
+        absent |= dict.fromkeys(sites, "the site could not train (data at the site cannot be used)") | absent
     taking = [site for site in sites if site not in absent and site not in refused]
     distance = r - 1 + t / time_steps
     residual = 1.9 * math.exp(-0.5 * distance) + 0.1 * drawn.random() if taking else 0.0
@@ -183,8 +187,8 @@ def _evaluate(record, r, progress, sites, time_steps, min_cell) -> None:
 
     scores = {}
     for i, site in enumerate(sites):
-        counts = [9, *[7 - i] * (time_steps - 2), 3 if site == SOUTH else 6][:time_steps]
-        good = (0.95 - 0.12 * i) * progress ** (0.5 + 0.3 * i)
+        counts = _test_reports(site, i, time_steps)
+        good = (0.95 - 0.12 * (i % 5)) * progress ** (0.5 + 0.3 * i)
         steps = {str(t): cell(n, good * (1 - 0.07 * t)) for t, n in enumerate(counts, 1)}
         scores[site] = {"steps": steps, "all": cell(sum(counts), good * 0.88)}
     record.write("evaluation", round=r, sites=scores)

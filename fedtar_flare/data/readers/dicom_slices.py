@@ -91,8 +91,8 @@ def slices_of(header: Header) -> list[Slice]:
 
     Raises:
         NotASlice: ``no-pixel-data``, ``not-ct``, ``localizer``, ``secondary-capture``.
-        DataError: ``no-pixel-data``, ``unsupported-transfer-syntax``, ``lossy-8bit``, ``truncated``, ``no-pixel-spacing``, ``no-position``,
-            ``no-orientation``, ``bad-header``.
+        DataError: ``no-pixel-data``, ``unsupported-transfer-syntax``, ``lossy-8bit``, ``truncated``,
+            ``no-pixel-spacing``, ``no-position``, ``no-orientation``, ``bad-header``.
     """
     dataset, name = header.dataset, header.source.name
     image_type = words(dataset, "ImageType")

@@ -26,7 +26,7 @@ class Stack:
         positions: along the normal, mm, relative to the first slice.
         spacing: between slices, mm: the even grid's.
         even: whether the slices lie on that grid.
-        shear: drift of the first voxel per mm along the normal, in mm along a row and along a column; zero without tilt.
+        shear: drift of the first voxel per mm along the normal, in mm along a row and a column; zero without tilt.
         notes: what was met.
     """
 
@@ -101,8 +101,8 @@ def _one_acquisition(slices: list[Slice], normal: np.ndarray, where: str) -> tup
     best = min(groups.values(), key=lambda group: (-len(group), group[0].acquisition))
     if len(groups) == 1 or _doubles(best, normal):
         raise DataError(
-            f"{where}: {_doubles(best, normal)} places hold different images (contrast phases or reconstructions in one "
-            "series?); export them apart",
+            f"{where}: {_doubles(best, normal)} places hold different images (contrast phases or reconstructions "
+            "in one series?); export them apart",
             reason="duplicate-slices",
         )
     text = (

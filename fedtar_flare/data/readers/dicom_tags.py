@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import overload
+from typing import Literal, overload
 
 from pydicom.dataset import Dataset
 
@@ -67,6 +67,12 @@ def integer(dataset: Dataset, keyword: str, name: str, default: int | None) -> i
         DataError: ``bad-header`` when it cannot be read.
     """
     try:
+        if keyword not in dataset:
+            return default
+        item = dataset.get_item(keyword)
+        if isinstance(item.value, bytes) and len(item.value) == 2 and item.VR in ("US", "SS"):
+            order: Literal["little", "big"] = "little" if getattr(item, "is_little_endian", True) else "big"
+            return int.from_bytes(item.value, order, signed=item.VR == "SS")
         value = dataset.get(keyword)
         if value is None or value == "" or value == b"":
             return default

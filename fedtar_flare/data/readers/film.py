@@ -1,0 +1,109 @@
+"""Chest films (PNG, JPEG, DICOM CR and DX) as 8-bit greyscale, dense tissue bright. Needs no MONAI.
+
+8-bit pictures are taken as they are. Deeper ones are mapped to 8 bits by the film's own window where it has one
+(DICOM), else between their 0.1 and 99.9 percentiles, so that a marker or a dead pixel does not darken the film.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from fedtar_flare.errors import DataError
+
+PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff")
+LATERAL = {"LL", "RL", "LATERAL", "LLD", "RLD"}
+MAX_PIXELS = 400_000_000
+
+
+def read_film(path: Path | str, *, lateral: bool = False) -> np.ndarray:
+    """Read one film.
+
+    Args:
+        path: PNG, JPEG, BMP, TIFF, or DICOM CR/DX.
+        lateral: whether a lateral view (DICOM ViewPosition) is accepted.
+
+    Returns:
+        uint8 (height, width).
+
+    Raises:
+        DataError: ``no-image``, ``unreadable``, ``not-film``, ``lateral-view``, ``no-pixel-data``,
+            ``unsupported-transfer-syntax``, ``blank``.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise DataError(f"{path}: there is no such file", reason="no-image")
+    film = _read_picture(path) if path.suffix.lower() in PICTURES else _read_dicom(path, lateral)
+    if film.min() == film.max():
+        raise DataError(f"{path}: every pixel has the same value", reason="blank")
+    return film
+
+
+def _read_picture(path: Path) -> np.ndarray:
+    from PIL import Image, ImageOps
+
+    try:
+        with Image.open(path) as image:
+            if image.width * image.height > MAX_PIXELS:
+                raise DataError(f"{path}: {image.size} pixels are no film", reason="unreadable")
+            upright = ImageOps.exif_transpose(image)
+            if upright.mode in ("I;16", "I;16B", "I;16L", "I", "F"):
+                return stretch(np.asarray(upright).astype(np.float32))
+            if upright.mode in ("RGBA", "LA", "PA", "P"):
+                upright = upright.convert("RGBA").convert("RGB")  # the colours below a transparent layer are kept
+            return np.asarray(upright.convert("L"))
+    except DataError:
+        raise
+    except Exception as error:  # PIL raises whatever the broken bytes lead to
+        raise DataError(f"{path}: not readable as a picture ({error})", reason="unreadable") from error
+
+
+def _read_dicom(path: Path, lateral: bool) -> np.ndarray:
+    from pydicom import dcmread
+    from pydicom.errors import InvalidDicomError
+    from pydicom.pixels import apply_modality_lut, apply_voi_lut, pixel_array
+
+    try:
+        dataset = dcmread(path)
+    except InvalidDicomError as error:
+        raise DataError(f"{path}: neither a picture nor DICOM", reason="unreadable") from error
+    except Exception as error:  # pydicom raises whatever the broken bytes lead to
+        raise DataError(f"{path}: not readable as DICOM ({error})", reason="unreadable") from error
+    if dataset.get("Modality") not in ("CR", "DX"):
+        raise DataError(f"{path}: modality '{dataset.get('Modality')}' is not CR or DX", reason="not-film")
+    if str(dataset.get("ViewPosition", "")).upper() in LATERAL and not lateral:
+        raise DataError(f"{path}: a lateral view", reason="lateral-view")
+    if "PixelData" not in dataset:
+        raise DataError(f"{path}: no pixel data", reason="no-pixel-data")
+    try:
+        stored = pixel_array(dataset, raw=True)
+    except NotImplementedError as error:
+        syntax = dataset.file_meta.TransferSyntaxUID
+        raise DataError(
+            f"{path}: no decoder for transfer syntax {syntax} ({syntax.name})", reason="unsupported-transfer-syntax"
+        ) from error
+    except Exception as error:  # decoders raise whatever the broken bytes lead to
+        raise DataError(f"{path}: the pixels cannot be decoded ({error})", reason="unreadable") from error
+    if stored.ndim != 2:
+        raise DataError(f"{path}: pixels of shape {stored.shape} are no film", reason="not-film")
+    values = apply_modality_lut(stored, dataset)
+    if "WindowCenter" in dataset or "VOILUTSequence" in dataset:
+        values = np.asarray(apply_voi_lut(values, dataset), np.float32)
+        grey = _to_bytes(values, float(values.min()), float(values.max()))
+    else:
+        grey = stretch(np.asarray(values, np.float32))
+    return 255 - grey if dataset.get("PhotometricInterpretation") == "MONOCHROME1" else grey
+
+
+def stretch(values: np.ndarray) -> np.ndarray:
+    """Map the 0.1 to 99.9 percentiles to 0..255, uint8."""
+    low, high = np.percentile(values[::4, ::4] if values.size > 1_000_000 else values, (0.1, 99.9))
+    if high <= low:
+        low, high = float(values.min()), float(values.max())
+    return _to_bytes(values, float(low), float(high))
+
+
+def _to_bytes(values: np.ndarray, low: float, high: float) -> np.ndarray:
+    scaled = (values - low) * (255.0 / max(high - low, 1e-6))
+    return np.rint(np.clip(scaled, 0, 255)).astype(np.uint8)

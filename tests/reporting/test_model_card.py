@@ -1,0 +1,103 @@
+import json
+
+import pytest
+import yaml
+from recorded_runs import RUN_ID, SOUTH, write_run
+
+from fedtar_flare.reporting.model_card import base_model, model_card, write_model_card
+from fedtar_flare.reporting.run import read_run
+
+
+def head_of(card):
+    _, head, _ = card.split("---\n", 2)
+    return yaml.safe_load(head)
+
+
+def edited(folder, **model):
+    """The run in ``folder`` with other model settings."""
+    lines = (folder / "rounds.jsonl").read_text().splitlines()
+    start = json.loads(lines[0])
+    start["settings"]["model"] = model
+    (folder / "rounds.jsonl").write_text("\n".join([json.dumps(start), *lines[1:]]) + "\n")
+    return read_run(folder)
+
+
+def test_the_card_beside_the_adapter(tmp_path):
+    run = read_run(write_run(tmp_path))
+    (tmp_path / "adapter").mkdir()
+    path = write_model_card(run, tmp_path / "adapter")
+    assert path == tmp_path / "adapter" / "README.md" and [p.name for p in path.parent.iterdir()] == ["README.md"]
+    card = path.read_text(encoding="utf-8")
+    assert head_of(card)["library_name"] == "peft" and head_of(card)["license"] == "Apache-2.0"
+    for words in (
+        f"# Shared adapter of run {RUN_ID}",
+        "round 3 of 3, the one with the lowest validation loss",
+        "## Intended use and limits",
+        "Not for clinical use",
+        "**is not in this\n  folder**",
+        "| licence of the base model | Apache-2.0 |",
+        "| adapter | 71680 values in 96 tensors, 287 kB in float32 (the whole model: 28 × as much) |",
+        "| hospital-north | train | 30 | 21 | 12 |",
+        "| alpha\\_form | softmax |",
+        "| torch | 2.15.0 |",
+    ):
+        assert words in card, words
+    after = run.final.sites["hospital-north"].all.scores
+    assert f"| hospital-north | all | 21 | 8.0 → {100 * after['bleu_4']:.1f} |" in card
+
+
+def test_small_cells_are_blank_and_cannot_be_worked_out_from_totals(tmp_path):
+    card = model_card(read_run(write_run(tmp_path)))
+    assert f"| {SOUTH} | test | 9 | 5 | \\< 5 |" in card
+    assert f"| {SOUTH} | 3 | \\< 5 |  |  |  |  |" in card
+    assert f"| {SOUTH} | all | over 14 |" in card and "| mean of sites | all | over 57 |" in card
+    open_card = model_card(read_run(write_run(tmp_path / "open", min_cell=1)))
+    assert f"| {SOUTH} | all | 17 |" in open_card and "| mean of sites | all | 60 |" in open_card
+
+
+def test_scores_are_those_of_the_adapters_round(tmp_path):
+    write_run(tmp_path)
+    path = tmp_path / "rounds.jsonl"
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    for event in lines:
+        if event["event"] == "outer" and event["round"] == 2:
+            event["validation_loss"] = 0.01
+    path.write_text("\n".join(map(json.dumps, lines)))
+    assert "warm start → round 2;" in model_card(read_run(tmp_path))
+    kept = [e for e in lines if not (e["event"] == "evaluation" and e["round"] == 2)]
+    path.write_text("\n".join(map(json.dumps, kept)))
+    card = model_card(read_run(tmp_path))
+    assert "warm start → round 3;" in card and "The adapter is that of round 2, which was not evaluated." in card
+
+
+@pytest.mark.parametrize(
+    ("model", "name", "listed"),
+    [
+        ({}, "not stated", None),
+        ({"preset": "small"}, "fedtar_flare preset small", None),
+        (
+            {"preset": "paper", "encoder_name": "microsoft/cvt-21-384-22k", "decoder_name": "distilgpt2"},
+            "fedtar_flare preset paper, microsoft/cvt-21-384-22k, distilgpt2",
+            ["microsoft/cvt-21-384-22k", "distilgpt2"],
+        ),
+        ({"base_model": "a: b # c"}, "a: b # c", ["a: b # c"]),
+    ],
+)
+def test_base_model_and_licence_are_as_the_settings_state_them(tmp_path, model, name, listed):
+    write_run(tmp_path)
+    run = edited(tmp_path, **model)
+    assert base_model(run) == name
+    head = head_of(model_card(run))
+    assert head.get("base_model") == listed and "license" not in head
+    assert "| licence of the base model | not stated |" in model_card(run)
+
+
+def test_names_from_outside_stay_in_their_cell(tmp_path):
+    card = model_card(read_run(write_run(tmp_path, sites=["a|b", "<i>`c`</i>\n# d"])))
+    assert "| a\\|b | train |" in card and "\\<i\\>\\`c\\`\\</i\\> \\# d" in card
+
+
+def test_a_run_without_validation_or_evaluation_has_a_card(tmp_path):
+    card = model_card(read_run(write_run(tmp_path, until="start")))
+    assert "there was no validation patient to choose by" in card and "The run has no evaluation." in card
+    assert "nan" not in card.lower().split()

@@ -1,0 +1,131 @@
+import re
+from html import unescape
+from xml.etree import ElementTree
+
+import pytest
+from recorded_runs import EAST, RUN_ID, SITES, SOUTH, write_run
+
+from fedtar_flare.errors import FedTARError
+from fedtar_flare.flare.record import RunRecord
+from fedtar_flare.reporting.page import write_report
+from fedtar_flare.reporting.run import read_run
+
+SECTIONS = ["alpha", "loss", "scores", "participation", "movement", "outer", "bytes", "data", "settings"]
+
+
+def page_of(folder):
+    """The page's source, its tree, and all that it says to a reader."""
+    html = write_report(folder).read_text(encoding="utf-8")
+    tree = ElementTree.fromstring(html)
+    return html, tree, " ".join(" ".join(tree.find("body").itertext()).split())
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    return page_of(write_run(tmp_path_factory.mktemp("run")))
+
+
+@pytest.mark.parametrize("until", ["start", "warm-start", "step", "rounds", "end"])
+@pytest.mark.parametrize("alpha_form", ["softmax", "sigmoid"])
+def test_a_run_stopped_anywhere_gives_a_whole_page(tmp_path, until, alpha_form):
+    html, tree, said = page_of(write_run(tmp_path, until=until, alpha_form=alpha_form, time_steps=4))
+    assert [section.get("id") for section in tree.iter("section")] == SECTIONS
+    assert RUN_ID in said and ("completed" if until == "end" else "unfinished") in said
+    assert not re.search(r"\b(nan|inf|None)\b", said, re.IGNORECASE)
+    assert not re.search(r"\b(nan|none|inf)\b", " ".join(re.findall(r'\b(?:d|x|y|transform)="([^"]*)"', html)))
+    assert ("sum 1 (softmax)" if alpha_form == "softmax" else "between 0 and 1 (sigmoid)") in said
+
+
+def test_nothing_is_fetched_and_nothing_runs(whole):
+    html, tree, _ = whole
+    assert not re.search(r"https?:|//[a-z]|@import|url\(|<script|<link|<iframe|<img", html)
+    assert all(link.get("href")[1:] in SECTIONS for link in tree.iter("a"))
+    assert not [name for element in tree.iter() for name in element.attrib if name.startswith("on") or name == "src"]
+    assert "default-src 'none'" in html
+
+
+def test_names_from_outside_are_text(whole):
+    html, tree, said = whole
+    assert EAST in said and "<b>clinic" not in html
+    assert {element.text for element in tree.iter("b")} <= {str(n) for n in range(200)}
+
+
+def test_hostile_names_and_reasons_do_not_break_the_page(tmp_path):
+    names = ["</style><script>alert(1)</script>", "a\x00\x1b[31m\ud800\u202eb", "' onload='x", "&amp;", "{}%s"]
+    folder = write_run(tmp_path, sites=sorted(names), rounds=1, until="rounds")
+    RunRecord(folder).write("end", status="failed", reason="<img src=x>\n& more", seconds=None)
+    html, _, said = page_of(folder)
+    assert "<script" not in html and "<img" not in html
+    assert "<img src=x> & more" in said and "failed" in said
+
+
+def test_the_numbers_of_the_run_are_on_it(tmp_path):
+    run = read_run(write_run(tmp_path))
+    html, _, said = page_of(tmp_path)
+    tips = unescape(html)
+    for site in SITES:
+        cell = run.final.sites[site].all
+        assert f"{100 * cell.scores['bleu_4']:.1f}" in said and f"{cell.scores['token_loss']:.3f}" in said
+    for step in run.steps:
+        for site, update in step.sites.items():
+            assert f"{site}, round {step.round}, step {step.step}: {update.samples} visits" in tips
+            assert f"{site}, round {step.round}, step {step.step}: {update.train_loss:.3f}" in tips
+    for outer in run.outers:
+        assert f"{outer.validation_loss:.4f}" in said
+        assert " ".join(f"{alpha:.3f}" for alpha in outer.alpha_after) in said
+    for said_too in ("4 min 12 s", "287 kB", "7.94 MB", "28 ×", "3 of 3", "eta_schedule", "data.min_cell", "2.15.0"):
+        assert said_too in said
+
+
+def test_who_was_missing_is_told_with_the_reason(whole):
+    _, _, said = whole
+    assert f"– {EAST}, no update: no answer within 60 s (step 2 of round 1)" in said
+    assert f"× {EAST}, update refused: tensor base_model.model.decoder.x.lora_A.weight holds" in said
+    assert f"○ {SOUTH}, too few visits to train on: 0 training visit(s) at step 3 (step 3 of rounds 1 to 3)" in said
+    assert "Skipped, as nobody sent an update: step 3 of round 2" in said
+    assert "hospital-west is not in the run: no answer within 60 s" in said
+    assert f"round 2: {EAST} was left out: it did not receive every step of this round" in said
+
+
+def test_cells_under_min_cell_are_blank_but_for_n(whole):
+    _, tree, _ = whole
+    table = next(element for element in tree.iter("table") if element.get("class") == "scores")
+    rows = [[(cell.text or "") for cell in row if cell.tag == "td"] for row in table.find("tbody")]
+    assert rows[[r[:2] for r in rows].index(["3", "3"])] == ["3", "3"] + [""] * 8
+    assert sum("" in row for row in rows) == 1
+
+
+def test_every_colour_is_there_in_light_and_in_dark(whole):
+    html, _, _ = whole
+    used = set(re.findall(r"var\((--[\w-]+)\)", html)) - {"--a"}
+    themes = re.findall(r":root[^{]*\{(--bg[^}]*)\}", html)
+    assert len(themes) == 3 and themes[1] == themes[2]
+    for theme in themes:
+        assert used <= set(re.findall(r"(--[\w-]+):", theme))
+
+
+def test_many_sites_have_lines_that_can_be_told_apart(tmp_path):
+    html, _, _ = page_of(write_run(tmp_path, sites=[f"site-{i:02d}" for i in range(30)], rounds=1))
+    key = re.findall(r'<li style="color:([^"]+)"><svg[^>]*><path[^>]*><path d="([^"]+)"/></svg><span>site', html)
+    assert len(key) == 60 and len(set(key)) == 30
+
+
+def test_a_run_without_any_site_or_start_has_a_page(tmp_path):
+    RunRecord(tmp_path).write("end", seconds=2.0, status="failed", reason="0 site(s) took part, min_sites is 1")
+    _, _, said = page_of(tmp_path)
+    assert "A run that did not start" in said and "min_sites is 1" in said
+
+
+def test_a_folder_without_a_record_gets_no_page(tmp_path):
+    with pytest.raises(FedTARError, match=r"no rounds\.jsonl"):
+        write_report(tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_page_is_replaced_whole_and_the_same_each_time(tmp_path):
+    folder = write_run(tmp_path)
+    first = write_report(folder)
+    text = first.read_text()
+    assert write_report(tmp_path) == first == tmp_path / "report.html" and first.read_text() == text
+    assert sorted(path.name for path in folder.iterdir()) == ["report.html", "rounds.jsonl"]
+    assert len(text) < 150_000

@@ -1,0 +1,70 @@
+import re
+from itertools import pairwise
+from xml.etree import ElementTree
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedtar_flare.reporting.plots import Guide, Series, line_chart, ticks
+
+NUMBERS = st.floats(-1e6, 1e6, allow_nan=False)
+
+
+@given(NUMBERS, st.floats(1e-6, 1e6), st.integers(2, 8))
+def test_ticks_are_few_even_and_inside(low, span, most):
+    high = low + span
+    values = ticks(low, high, most)
+    assert len(values) <= most + 1
+    assert all(low - 1e-6 * span <= value <= high + 1e-6 * span for value in values)
+    gaps = [b - a for a, b in pairwise(values)]
+    assert not gaps or max(gaps) == pytest.approx(min(gaps), rel=1e-3)
+
+
+def chart(*points, **settings):
+    series = Series("<site>", [(x, y, f"{x}: {y}") for x, y in points])
+    settings = {"x_label": "round", "y_label": "loss", **settings}
+    return ElementTree.fromstring(line_chart('A "title" & more', [series], **settings))
+
+
+@given(st.lists(st.tuples(st.integers(0, 50), st.none() | NUMBERS), max_size=12))
+def test_any_series_gives_well_formed_svg_inside_its_frame(points):
+    figure = chart(*points)
+    assert figure.find("figcaption").text == 'A "title" & more'
+    if all(y is None for _, y in points):
+        assert figure.find("p").text == "Nothing recorded yet."
+        return
+    marks = [e.get("transform") for e in figure.iter("path") if e.find("title") is not None]
+    assert len(marks) == sum(y is not None for _, y in points)
+    for mark in marks:
+        x, y = map(float, re.match(r"translate\((\S+) (\S+)\)", mark).groups())
+        assert 0 <= x <= 420 and 0 <= y <= 240
+    assert "nan" not in ElementTree.tostring(figure, encoding="unicode").lower()
+
+
+def test_a_gap_breaks_the_line_and_a_lone_point_has_none():
+    drawn = chart((0, 1.0), (1, 2.0), (2, None), (3, 1.0))
+    (line,) = [e.get("d") for e in drawn.iter("path") if e.get("class") == "line"]
+    assert line.count("M") == 1 and line.count("L") == 1
+    assert not [e for e in chart((0, 1.0)).iter("path") if e.get("class") == "line"]
+
+
+def test_guides_and_crosses_say_what_they_are():
+    drawn = chart((1, 0.5), guides=[Guide(1.0, "upper bound")], crosses=[(2, "skipped")], y_range=(0, 1))
+    words = [e.text for e in drawn.iter("text")]
+    assert "upper bound" in words and "loss" in words and "1.0" in words
+    assert "skipped" in [e.text for e in drawn.iter("title")]
+
+
+def test_tick_labels_differ():
+    for low, high in (
+        (0.0071, 0.0184),
+        (3.0, 3.00002),
+        (1e-9, 5e-9),
+        (0, 9e5),
+        (0, 3e8),
+        (1e6, 1e6 + 1),
+        (-2e-4, 1e-4),
+    ):
+        words = [e.text for e in chart((0, low), (1, high)).iter("text") if e.get("class") == "end"]
+        assert len(words) >= 2 and len(set(words)) == len(words)
