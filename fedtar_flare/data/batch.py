@@ -15,8 +15,11 @@ from fedtar_flare.errors import DataError
 class PreparedImage(Protocol):
     """What preparation leaves of one visit: ``image`` uint8 (S, 3, H, W), ``position_mm`` float32 (S,)."""
 
-    image: np.ndarray
-    position_mm: np.ndarray
+    @property
+    def image(self) -> np.ndarray: ...
+
+    @property
+    def position_mm(self) -> np.ndarray: ...
 
 
 @dataclass

@@ -107,4 +107,4 @@ def _write(path: Path, write: Any) -> None:
 
 
 def _checksum(image: np.ndarray, position_mm: np.ndarray) -> int:
-    return zlib.crc32(np.ascontiguousarray(position_mm), zlib.crc32(np.ascontiguousarray(image)))
+    return zlib.crc32(np.ascontiguousarray(position_mm).data, zlib.crc32(np.ascontiguousarray(image).data))

@@ -1,6 +1,6 @@
-"""MONAI transforms from a CT volume (or a film) to what the encoder sees; usable in any ``Compose``.
+"""MONAI transforms from a CT volume to what the encoder sees; usable in any ``Compose``.
 
-The volume is never resampled: slices are picked, windowed and shrunk in plane, which takes hundredths of a second.
+The volume is never resampled: slices are picked, windowed and shrunk in plane, which takes tenths of a second.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class LungSlicesd(MapTransform):
             hu, spacing = displayed(out[key])
             first, last = lung_range(hu, spacing)
             choice = sample_slices(first, last, spacing[0], self.slices)
-            out[key] = to_int16(hu[choice.index])
+            out[key] = to_int16(hu[choice.indices])
             out[self.position_key] = choice.position_mm
             out[self.pixel_key] = spacing[1:]
         return out
@@ -151,21 +151,3 @@ def _to_square(pictures: np.ndarray, size: int, pixel_mm: tuple[float, float]) -
     top, left = (size - height) // 2, (size - width) // 2
     out[:, top : top + height, left : left + width] = planes[0].round().clamp(0, 255).numpy()
     return out.reshape(*front, size, size)
-
-
-class FilmToSlicesd(MapTransform):
-    """Film uint8 (1, H, W) to (1, 3, H, W) with equal channels, and its position, 0: a film is a study of one slice."""
-
-    def __init__(
-        self, keys: KeysCollection, position_key: str = "position_mm", allow_missing_keys: bool = False
-    ):  # fmt: skip
-        super().__init__(keys, allow_missing_keys)
-        self.position_key = position_key
-
-    def __call__(self, data: Mapping[Hashable, Any]) -> dict[Hashable, Any]:
-        """See the class."""
-        out = dict(data)
-        for key in self.key_iterator(out):
-            out[key] = np.repeat(np.asarray(out[key])[:, None], 3, axis=1)
-            out[self.position_key] = np.zeros(1, np.float32)
-        return out

@@ -17,7 +17,7 @@ MIN_RANGE_MM = 60.0
 class SliceChoice(NamedTuple):
     """Indices of the chosen slices, ascending, and their position relative to the centre of the range, mm."""
 
-    index: np.ndarray
+    indices: np.ndarray
     position_mm: np.ndarray
 
 
@@ -63,5 +63,5 @@ def sample_slices(first: int, last: int, spacing_mm: float, slices: int) -> Slic
         slices: S.
     """
     middles = first - 0.5 + (np.arange(slices) + 0.5) * (last - first + 1) / slices
-    index = np.clip(np.ceil(middles - 0.5).astype(int), first, last)
-    return SliceChoice(index, ((index - (first + last) / 2) * spacing_mm).astype(np.float32))
+    indices = np.clip(np.ceil(middles - 0.5).astype(int), first, last)
+    return SliceChoice(indices, ((indices - (first + last) / 2) * spacing_mm).astype(np.float32))

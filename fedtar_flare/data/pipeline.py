@@ -63,35 +63,35 @@ def ct_pipeline(config: InputConfig, extra: Sequence[Callable[[Any], Any]] = ())
     """
     from monai.transforms import Compose, LoadImaged
 
-    from fedtar_flare.data.ct_transforms import HUWindowsd, LungSlicesd, SquareResized
     from fedtar_flare.data.readers.dicom_ct import CTSeriesReader
 
-    return Compose(
-        [
-            LoadImaged("image", reader=CTSeriesReader(as_tensor=True), dtype=np.int16, ensure_channel_first=True),
-            *extra,
-            LungSlicesd("image", config.slices),
-            HUWindowsd("image", config.windows),
-            SquareResized("image", config.image_size),
-        ]
-    )
+    reader: Any = CTSeriesReader(as_tensor=True)
+    load = LoadImaged("image", reader=reader, dtype=np.int16, ensure_channel_first=True)
+    return Compose([load, *extra, *ct_steps(config)])
+
+
+def ct_steps(config: InputConfig) -> list[Callable[[Any], Any]]:
+    """The steps of :func:`ct_pipeline` after the reader, for a volume that is in memory as a ``MetaTensor``."""
+    from fedtar_flare.data.ct_transforms import HUWindowsd, LungSlicesd, SquareResized
+
+    return [
+        LungSlicesd("image", config.slices),
+        HUWindowsd("image", config.windows),
+        SquareResized("image", config.image_size),
+    ]
 
 
 def film_pipeline(config: InputConfig, extra: Sequence[Callable[[Any], Any]] = ()) -> Compose:
     """The same for films: S = 1, three equal channels, position 0. ``extra`` gets the film as uint8 (1, H, W)."""
     from monai.transforms import Compose, LoadImaged
 
-    from fedtar_flare.data.ct_transforms import FilmToSlicesd, SquareResized
+    from fedtar_flare.data.ct_transforms import SquareResized
+    from fedtar_flare.data.film_transforms import FilmToSliced
     from fedtar_flare.data.readers.film_reader import FilmReader
 
-    return Compose(
-        [
-            LoadImaged("image", reader=FilmReader(), dtype=np.uint8, ensure_channel_first=True),
-            *extra,
-            SquareResized("image", config.image_size),
-            FilmToSlicesd("image"),
-        ]
-    )
+    reader: Any = FilmReader()
+    load = LoadImaged("image", reader=reader, dtype=np.uint8, ensure_channel_first=True)
+    return Compose([load, *extra, SquareResized("image", config.image_size), FilmToSliced("image")])
 
 
 def prepare(visit: Visit, config: InputConfig, cache_dir: Path) -> Prepared:
@@ -147,10 +147,15 @@ def prepare_cohort(cohort: Cohort, config: InputConfig, cache_dir: Path) -> Coho
     return cohort.leaving_out(lambda visit: reasons.get((visit.patient_id, visit.visit_id))) if reasons else cohort
 
 
-def _run(image: Path, modality: Modality, config: InputConfig) -> dict[str, Any]:
-    pipeline = ct_pipeline(config) if modality == "ct" else film_pipeline(config)
+@lru_cache(maxsize=4)
+def _pipeline(modality: Modality, config: InputConfig) -> Compose:
+    """Built once: MONAI's LoadImaged looks for all its optional readers whenever it is made."""
+    return ct_pipeline(config) if modality == "ct" else film_pipeline(config)
+
+
+def _run(image: Path, modality: Modality, config: InputConfig) -> Any:
     try:
-        return pipeline({"image": str(image)})
+        return _pipeline(modality, config)({"image": str(image)})
     except RuntimeError as error:  # MONAI wraps what its transforms raise
         cause: BaseException | None = error
         while cause is not None and not isinstance(cause, DataError):
@@ -158,9 +163,3 @@ def _run(image: Path, modality: Modality, config: InputConfig) -> dict[str, Any]
         if cause is None:
             raise
         raise cause from None
-
-
-@lru_cache(maxsize=4)
-def _pipeline(modality: str, config: InputConfig) -> Compose:
-    """Built once: MONAI's LoadImaged looks for all its optional readers whenever it is made."""
-    return (ct_pipeline if modality == "ct" else film_pipeline)(config)

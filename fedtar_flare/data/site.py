@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import difflib
 import hashlib
+import logging
 import os
+import re
 import secrets
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from fedtar_flare.data.sources.reading import Reading
 from fedtar_flare.data.types import Cohort
 from fedtar_flare.errors import ConfigError, DataError
 
+logger = logging.getLogger(__name__)
 SOURCES = ("synthetic", "manifest", "covid_chestxray")
 SITES_VARIABLE = "FEDTAR_SITES"
 SITE_FILE = "fedtar.yaml"
@@ -35,7 +41,9 @@ class SiteConfig:
         precision: ``auto``, ``float32`` or ``bfloat16``.
         min_cell: fewest visits at a step to train on it and to report scores; None: the job's, 5 in production.
         exclude: text file of patient ids, one a line, that are left out (patients who withdrew).
-        origin: which file this was read from.
+        origin: which file this was read from (not a key of the file).
+        simulated: whether the site is simulated (not a key of the file): its hash key then derives from the job's seed,
+            so that a repeated simulation splits its patients alike.
 
     Raises:
         ConfigError: names the field, its value and what is allowed.
@@ -51,6 +59,7 @@ class SiteConfig:
     min_cell: int | None = None
     exclude: Path | None = None
     origin: Path | None = None
+    simulated: bool = False
 
     def __post_init__(self) -> None:
         where = f"{self.origin}: " if self.origin else ""
@@ -58,7 +67,14 @@ class SiteConfig:
             raise ConfigError(f"{where}source '{self.source}' is not one of {', '.join(SOURCES)}")
         if self.source != "synthetic" and self.path is None:
             raise ConfigError(f"{where}source '{self.source}' needs a path")
-        if self.min_cell is not None and (not isinstance(self.min_cell, int) or self.min_cell < 1):
+        if self.source != "synthetic" and self.path is not None and not self.path.exists():
+            raise ConfigError(f"{where}path {self.path} is not there", public="the site's data is not at its path")
+        if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", str(self.device)):
+            raise ConfigError(f"{where}device '{self.device}' is not one of auto, cpu, cuda, cuda:<i>")
+        if self.precision not in ("auto", "float32", "bfloat16"):
+            raise ConfigError(f"{where}precision '{self.precision}' is not one of auto, float32, bfloat16")
+        whole = isinstance(self.min_cell, int) and not isinstance(self.min_cell, bool)
+        if self.min_cell is not None and (not whole or self.min_cell < 1):
             raise ConfigError(f"{where}min_cell must be a number of at least 1, not {self.min_cell!r}")
         if not isinstance(self.options, dict):
             raise ConfigError(f"{where}options must be a mapping, not {self.options!r}")
@@ -68,7 +84,9 @@ def load_site_config(site_name: str, *, workspace: Path | None, simulator: bool)
     """Find and read the site file.
 
     Looked for in this order: ``<site>.yaml`` in the folder that FEDTAR_SITES names, ``local/fedtar.yaml`` in the
-    site's FLARE workspace. Without one, the simulator takes the synthetic cohort; any other site stops.
+    site's FLARE workspace. Without one, the simulator takes the synthetic cohort; any other site stops. Where
+    FEDTAR_SITES is set, the simulator wants a file for every site: one misspelt name must not put phantoms among
+    real hospitals.
 
     Args:
         site_name: name of the site.
@@ -79,24 +97,32 @@ def load_site_config(site_name: str, *, workspace: Path | None, simulator: bool)
         ConfigError: no site file outside of the simulator, unreadable, or with an unknown key or wrong value.
     """
     places = []
-    if os.environ.get(SITES_VARIABLE):
-        places.append(Path(os.environ[SITES_VARIABLE]) / f"{site_name}.yaml")
+    folder = os.environ.get(SITES_VARIABLE)
+    if folder:
+        places.append(Path(folder) / f"{site_name}.yaml")
     if workspace is not None:
         places.append(workspace / "local" / SITE_FILE)
     for place in places:
         if place.is_file():
-            return read_site_file(place)
+            return read_site_file(place, simulated=simulator)
+    if simulator and folder:
+        there = ", ".join(sorted(file.name for file in Path(folder).glob("*.yaml"))) or "none"
+        raise ConfigError(
+            f"site {site_name}: {SITES_VARIABLE} names {folder}, which has no {site_name}.yaml (there: {there}). Write it "
+            f"('source: synthetic' for phantoms), or unset {SITES_VARIABLE}",
+            public=f"the site has no file in the folder that {SITES_VARIABLE} names",
+        )
     if simulator:
-        return SiteConfig(source="synthetic")
+        return SiteConfig(source="synthetic", simulated=True)
     raise ConfigError(
-        f"site {site_name} has no site file, and synthetic data is used only in the simulator or where a site file asks "
-        f"for it. Write {places[-1] if places else SITE_FILE} with at least 'source: manifest' and 'path: <your "
+        f"site {site_name} has no site file, and synthetic data is used only in the simulator or where a site file "
+        f"asks for it. Write {places[-1] if places else SITE_FILE} with at least 'source: manifest' and 'path: <your "
         "manifest>' (or 'source: synthetic' for a trial)",
         public="the site has no site file (local/fedtar.yaml)",
     )
 
 
-def read_site_file(place: Path) -> SiteConfig:
+def read_site_file(place: Path, simulated: bool = False) -> SiteConfig:
     """Read one site file; relative paths in it are relative to its folder.
 
     Raises:
@@ -108,7 +134,7 @@ def read_site_file(place: Path) -> SiteConfig:
         raise ConfigError(f"{place}: not readable as YAML ({error})") from error
     if not isinstance(content, dict):
         raise ConfigError(f"{place}: must hold 'key: value' lines, at least 'source: ...'")
-    known = [f.name for f in fields(SiteConfig) if f.name != "origin"]
+    known = [f.name for f in fields(SiteConfig) if f.name not in ("origin", "simulated")]
     for key in content:
         if key not in known:
             near = difflib.get_close_matches(str(key), known, n=1)
@@ -119,7 +145,8 @@ def read_site_file(place: Path) -> SiteConfig:
     for key in ("path", "cache_dir", "state_dir", "exclude"):
         if content.get(key) is not None:
             content[key] = place.parent / Path(str(content[key])).expanduser()
-    return SiteConfig(**content, origin=place)
+    content = {key: value for key, value in content.items() if value is not None}
+    return SiteConfig(**content, origin=place, simulated=simulated)
 
 
 def load_cohort(
@@ -132,6 +159,7 @@ def load_cohort(
     seed: int = 0,
     synthetic_patients: int = 48,
     workspace: Path | None = None,
+    periods: Sequence[datetime] | None = None,
 ) -> Cohort:
     """The site's patients, without those it excludes.
 
@@ -139,8 +167,9 @@ def load_cohort(
         config: the site file.
         site_name: name of the site.
         time_steps: T.
-        alignment, prior: see :class:`Cohort`.
-        seed, synthetic_patients: of the synthetic cohort.
+        alignment, prior, periods: see :class:`Cohort`.
+        seed: of the synthetic cohort, and of the hash key of any simulated site.
+        synthetic_patients: of the synthetic cohort.
         workspace: the site's FLARE workspace, where a real site keeps its hash key.
 
     Raises:
@@ -148,27 +177,64 @@ def load_cohort(
         ConfigError: a setting is wrong.
     """
     if config.source == "synthetic":
-        from fedtar_flare.data.synthetic.cohort import synthetic_cohort
-
-        cohort = synthetic_cohort(
-            site_name,
-            folder=(config.path or cache_folder(config) / "synthetic"),
-            patients=synthetic_patients,
-            time_steps=time_steps,
-            seed=seed,
-            alignment=alignment,
-            prior=prior,
-        )
+        cohort = _synthetic(config, site_name, synthetic_patients, time_steps, seed, alignment, prior)
     else:
-        from fedtar_flare.data.sources import read_source
-
-        patients, rejected = read_source(config.source, config.path, config.options)
-        key = site_key(config.state_dir or (workspace / "local" if workspace else cache_folder(config)))
+        reading = _read(config)
+        patients = reading.patients()
         cohort = Cohort(
-            site_name, patients, key=key, time_steps=time_steps, alignment=alignment, prior=prior, rejected=rejected
+            site_name,
+            patients,
+            key=derived_key(seed, site_name) if config.simulated else site_key(_key_folder(config, workspace)),
+            time_steps=time_steps,
+            alignment=alignment,
+            periods=periods,
+            prior=prior,
+            rejected=reading.rejected(),
         )
     excluded = excluded_patients(config)
+    absent = len(excluded - {patient.patient_id for patient in cohort.patients})
+    if absent:
+        logger.warning("%d id(s) of the exclusion list %s are no patients of this site", absent, config.exclude)
     return cohort.leaving_out(lambda v: "excluded" if v.patient_id in excluded else None) if excluded else cohort
+
+
+def _read(config: SiteConfig) -> Reading:
+    assert config.path is not None  # a SiteConfig of these sources has one
+    if config.source == "manifest":
+        from fedtar_flare.data.sources.manifest import read_manifest
+
+        return read_manifest(config.path, config.options)
+    from fedtar_flare.data.sources.covid_chestxray import read_covid_chestxray
+
+    return read_covid_chestxray(config.path, config.options)
+
+
+def _synthetic(
+    config: SiteConfig, site_name: str, patients: int, time_steps: int, seed: int, alignment: str, prior: str
+) -> Cohort:
+    from fedtar_flare.data.sources.reading import check_options
+    from fedtar_flare.data.synthetic.cohort import CohortOptions, synthetic_cohort
+
+    check_options(config.options, [f.name for f in fields(CohortOptions)], "synthetic")
+    return synthetic_cohort(
+        site_name,
+        folder=config.path or cache_folder(config) / "synthetic",
+        patients=patients,
+        time_steps=time_steps,
+        seed=seed,
+        alignment=alignment,
+        prior=prior,
+        options=CohortOptions(**config.options),
+    )
+
+
+def _key_folder(config: SiteConfig, workspace: Path | None) -> Path:
+    """Where a real site keeps its key: with its state, else in its kit, else beside its site file."""
+    if config.state_dir is not None:
+        return config.state_dir
+    if workspace is not None:
+        return workspace / "local"
+    return config.origin.parent if config.origin is not None else cache_folder(config)
 
 
 def cache_folder(config: SiteConfig) -> Path:
@@ -185,9 +251,12 @@ def excluded_patients(config: SiteConfig) -> frozenset[str]:
     if config.exclude is None:
         return frozenset()
     try:
-        lines = config.exclude.read_text(encoding="utf-8").splitlines()
-    except OSError as error:
-        raise ConfigError(f"{config.exclude}: the exclusion list cannot be read ({error.strerror})") from error
+        lines = config.exclude.read_text(encoding="utf-8-sig").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(
+            f"{config.exclude}: the exclusion list cannot be read ({error})",
+            public="the site's exclusion list cannot be read",
+        ) from error
     return frozenset(line.strip() for line in lines if line.strip() and not line.lstrip().startswith("#"))
 
 
@@ -219,5 +288,5 @@ def site_key(folder: Path) -> bytes:
 
 
 def derived_key(seed: int, site: str) -> bytes:
-    """Key of a simulated site, a function of the cohort's seed and the site's name."""
-    return hashlib.sha256(f"fedtar synthetic {seed} {site}".encode()).digest()
+    """Key of a simulated site with real data, a function of the job's seed and the site's name."""
+    return hashlib.sha256(f"fedtar simulated site\x1f{seed}\x1f{site}".encode()).digest()

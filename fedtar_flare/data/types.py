@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from fedtar_flare.data.splits import split_of
 from fedtar_flare.errors import ConfigError, DataError
@@ -160,7 +160,7 @@ class Cohort:
         if prior not in ("none", "report"):
             raise ConfigError(f"prior '{prior}' is not 'none' or 'report'")
         periods = list(periods or ())
-        self._settings = {
+        self._settings: dict[str, Any] = {
             "key": key,
             "time_steps": time_steps,
             "alignment": alignment,

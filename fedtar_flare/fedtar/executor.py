@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,10 +11,13 @@ import torch
 from fedtar_flare.errors import ConfigError, DataError
 from fedtar_flare.fedtar.config import DataConfig, LoRAConfig, PatientConfig, TrainingConfig, build, digest
 from fedtar_flare.flare.exchange import WIRE_DTYPES, ExchangeSchema, check_tensor
-from fedtar_flare.flare.method_executor import MethodExecutor, Site, Tensors, abstain, home, ok
+from fedtar_flare.flare.method_executor import MethodExecutor, Site, Tensors, abstain, ok
 from fedtar_flare.flare.site_state import SiteState
 from fedtar_flare.flare.tasks import CLOSE_ROUND, HANDSHAKE, TASKS, TRAIN, Order, Reply, version
 from fedtar_flare.version import __version__
+
+PRODUCTION_MIN_CELL = 5
+"""Fewest visits at a step to train on it and to report scores, at a real site whose site file says nothing."""
 
 
 class PatientAdaptiveExecutor(MethodExecutor):
@@ -144,10 +146,9 @@ class PatientAdaptiveExecutor(MethodExecutor):
         validated = learner.validate()
         if validated is not None:
             numbers |= {"validation_loss": validated.loss, "reports": validated.reports}
-            if all(w is not None for w in broadcasts):
-                payload["t_numbers"] = t_numbers(validated.gradient, broadcasts)
-            else:
-                payload["t_numbers"] = None
+            received = [w for w in broadcasts if w is not None]
+            whole = len(received) == order.time_steps + 1  # else it did not get every step of this round
+            payload["t_numbers"] = t_numbers(validated.gradient, received) if whole else None
         if order.evaluate:
             payload["scores"] = learner.evaluate(self._min_cell(site))
         return ok(order, numbers, payload), None
@@ -155,7 +156,8 @@ class PatientAdaptiveExecutor(MethodExecutor):
     # ------------------------------------------------------------------ what the tasks share
     def _open(self, order: Order, site: Site) -> tuple[SiteState, Any]:
         """The site's state of this run and its patients (read anew in every process; light)."""
-        from fedtar_flare.data.site import load_cohort, load_site_config
+        from fedtar_flare.data.pipeline import InputConfig, prepare_cohort
+        from fedtar_flare.data.site import cache_folder, load_cohort, load_site_config
 
         self._config = load_site_config(site.name, workspace=site.workspace, simulator=site.simulated)
         cohort = load_cohort(
@@ -168,6 +170,9 @@ class PatientAdaptiveExecutor(MethodExecutor):
             synthetic_patients=self._data.synthetic_patients,
             workspace=site.workspace,
         )
+        self._cache = cache_folder(self._config) / "prepared"
+        images = InputConfig(image_size=self._model.image_size, slices=self._model.slices)
+        cohort = prepare_cohort(cohort, images, self._cache)  # a study that cannot be read is left out and counted
         return SiteState(site.state_root(self._config.state_dir), order.run_id, site.name), cohort
 
     def _learner_of(self, order: Order, site: Site, state: SiteState, cohort: Any) -> Any:
@@ -192,7 +197,7 @@ class PatientAdaptiveExecutor(MethodExecutor):
                 mixture=mixture,
                 time_steps=order.time_steps,
                 seed=self.seed,
-                cache=Path(self._config.cache_dir or home()) / "prepared",
+                cache=self._cache,
                 device=device,
                 autocast=autocast,
                 checkpoint=site.stop_if_aborted,
@@ -214,16 +219,19 @@ class PatientAdaptiveExecutor(MethodExecutor):
         newest = state.latest(after)
         if newest is None:
             raise DataError(
-                f"{state.folder} has no state of this run at or before version {after}; it was deleted, or the run began "
-                "on another machine. Submit the job anew, or restore the folder",
+                f"{state.folder} has no state of this run at or before version {after}; it was deleted, or the run "
+                "began on another machine. Submit the job anew, or restore the folder",
                 reason="no-site-state",
             )
         tensors, _ = state.read(newest)
         learner.load_private(tensors)
 
     def _min_cell(self, site: Site) -> int:
+        """The job's, the site's or (outside of the simulator) 5, whichever is largest."""
         configured = self._config.min_cell
-        return self._data.min_cell if configured is None else max(configured, self._data.min_cell)
+        if configured is None:
+            configured = 1 if site.simulated or self._config.source == "synthetic" else PRODUCTION_MIN_CELL
+        return max(configured, self._data.min_cell)
 
     @staticmethod
     def _keep_broadcast(state: SiteState, round_: int, step: int, weights: Tensors) -> None:

@@ -12,19 +12,18 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
-from fedtar_flare.data.pipeline import InputConfig, prepare
-from fedtar_flare.fedtar.demographics import DemographicMixture
-from fedtar_flare.fedtar.profiles import memberships
-from fedtar_flare.models.presets import ModelConfig, build_model, build_tokenizer, require_trained
 
 from fedtar_flare.data.batch import ImageBatch, collate
+from fedtar_flare.data.pipeline import InputConfig, prepare
 from fedtar_flare.data.types import Cohort, Sample, Split
 from fedtar_flare.errors import DataError
 from fedtar_flare.fedtar.config import LoRAConfig, PatientConfig, TrainingConfig
+from fedtar_flare.fedtar.demographics import DemographicMixture
 from fedtar_flare.fedtar.patient_lora import PatientLoRA, PatientLoRAConfig
+from fedtar_flare.fedtar.profiles import memberships
 from fedtar_flare.fedtar.shared_lora import (
     adapter_config,
     add_shared_lora,
@@ -32,6 +31,7 @@ from fedtar_flare.fedtar.shared_lora import (
     shared_parameters,
     shared_state,
 )
+from fedtar_flare.models.presets import ModelConfig, build_model, build_tokenizer, require_trained
 
 logger = logging.getLogger(__name__)
 Tensors = Mapping[str, torch.Tensor]
@@ -58,7 +58,7 @@ class Trained:
 
 @dataclass(frozen=True)
 class Validated:
-    """Validation loss (mean over reports of the per-report token mean), its gradient in w, and the number of reports."""
+    """Validation loss (mean over reports of the per-report token mean), its gradient in w, number of reports."""
 
     loss: float
     gradient: dict[str, torch.Tensor]
@@ -233,7 +233,8 @@ class SiteLearner:
     def _halve_micro_batch(self) -> None:
         if self._micro_batch == 1:
             raise DataError(
-                "the GPU's memory does not hold one report; take a smaller model or input, or device: cpu in the site file",
+                "the GPU's memory does not hold one report; take a smaller model or input, or write device: cpu in "
+                "the site file",
                 reason="out-of-memory",
             )
         self._micro_batch = max(1, self._micro_batch // 2)
@@ -287,7 +288,7 @@ class SiteLearner:
     def generate(self, samples: Sequence[Sample], personal: bool = True) -> list[str]:
         """Reports written by beam search for these samples."""
         with self._context(samples, personal):
-            ids = self.model.get_base_model().generate(self._images(samples))
+            ids = cast(Any, self.model.get_base_model()).generate(self._images(samples))
         return [self.tokenizer.decode(row) for row in ids.tolist()]
 
     def _report_losses(self, samples: Sequence[Sample], personal: bool = True) -> torch.Tensor:

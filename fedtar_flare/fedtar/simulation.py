@@ -37,13 +37,13 @@ def simulate(
     names = [f"site-{i}" for i in range(1, sites + 1)] if isinstance(sites, int) else list(sites)
     if not names or len(set(names)) != len(names):
         raise ConfigError(f"sites: at least one, and no name twice; got {names}")
-    workspace = Path(workspace).resolve() / recipe.name
-    policy = workspace / "local" / "resources.json"
+    place = Path(workspace).resolve() / recipe.name
+    policy = place / "local" / "resources.json"
     policy.parent.mkdir(parents=True, exist_ok=True)
     policy.write_text(json.dumps(ALLOW_LIST, indent=2), encoding="utf-8")
-    folder = workspace / "server" / "simulate_job" / "fedtar"
-    log = workspace / "server" / "log.txt"
-    environment = SimEnv(clients=names, num_threads=threads or len(names), workspace_root=str(workspace.parent))
+    folder = place / "server" / "simulate_job" / "fedtar"
+    log = place / "server" / "log.txt"
+    environment = SimEnv(clients=names, num_threads=threads or len(names), workspace_root=str(place.parent))
     with contextlib.suppress(RuntimeError):  # the run record says why, better than FLARE's return code
         recipe.run(environment)
     status = _status(folder)

@@ -133,8 +133,8 @@ def refusal(shareable: Shareable, reason: str) -> Shareable:
     """An error reply with the refused message's round and step and nothing else of it."""
     header = from_shareable(shareable).meta.get(HEADER)
     header = header if isinstance(header, dict) else {}
-    place = {key: header.get(key) if isinstance(header.get(key), int) else -1 for key in ("round", "step")}
-    reply = Reply(status=ERROR, reason=reason[:MAX_TEXT], **place)
+    place = {key: value if isinstance(value := header.get(key), int) else -1 for key in ("round", "step")}
+    reply = Reply(ERROR, place["round"], place["step"], reason[:MAX_TEXT])
     return FLModelUtils.to_shareable(FLModel(metrics={}, meta=reply.to_meta()))
 
 

@@ -56,6 +56,7 @@ class SiteUpdate:
 class Step:
     """One residual step. Every site that was asked is in exactly one of ``sites``, ``abstained`` (too few visits to
     train on at this step), ``absent`` (no update for another reason) and ``refused``; the last three give the reason.
+    ``update_norm`` is that of the mean update, ``residual_norm`` that of the step taken: alpha times it (Theorem 2).
     """
 
     round: int

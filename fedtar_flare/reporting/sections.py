@@ -156,7 +156,7 @@ def curves(run: Run) -> str:
 
 
 def movement_section(run: Run) -> str:
-    """Norms of residual and update per step, and of the gradient of psi per round."""
+    """Norms of mean update and residual per step, and of the gradient of psi per round."""
     skipped = [(_at(run, one), f"{_name(one)}: skipped, nobody sent an update") for one in run.steps if one.skipped]
 
     def line(name: str, index: int, values: Sequence[float | None]) -> Series:
@@ -174,10 +174,10 @@ def movement_section(run: Run) -> str:
     )
     charts = [
         line_chart(
-            "Residual and update, Euclidean norm of the shared adapter's values",
+            "Update and step, Euclidean norm over the shared adapter",
             [
-                line("residual ‖Δ‖", 0, [one.residual_norm for one in run.steps]),
-                line("update alpha ‖Δ‖", 1, [one.update_norm for one in run.steps]),
+                line("mean update of the sites", 0, [one.update_norm for one in run.steps]),
+                line("step taken, alpha times it", 1, [one.residual_norm for one in run.steps]),
             ],
             x_label="round (a point per time step)",
             y_label="norm",
@@ -192,7 +192,7 @@ def movement_section(run: Run) -> str:
             x_range=_rounds(run),
         ),
     ]
-    lead = "The residual is the distance from the shared adapter to the sites' mean; alpha times it is the step taken."
+    lead = "Alpha times the sites' mean update (Eq. 6) enters the shared adapter as the step's residual (Eq. 7)."
     lead += " A cross on the axis is a step that was skipped." if skipped else ""
     return section("movement", "How far the adapter moved", lead, _charts(charts))
 

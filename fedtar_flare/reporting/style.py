@@ -68,7 +68,7 @@ thead tr:first-child th:first-child{position:sticky;left:0}
 tr.total>*{font-weight:600}
 table.scores tbody th{vertical-align:top;border-bottom-color:var(--line)}
 table.scores tr.total>*{border-bottom-color:var(--line)}
-table.scores th.group{text-align:center}
+th.group[colspan]{text-align:center}
 td.before{color:var(--muted);padding-right:0}
 td.after{padding-left:0;text-align:left}
 td.after::before{content:"→";color:var(--muted);padding:0 6px}

@@ -146,14 +146,14 @@ def _step(record, drawn, r, t, alpha, sites, time_steps) -> None:
         absent |= dict.fromkeys(sites, "the site could not train (data at the site cannot be used)") | absent
     taking = [site for site in sites if site not in absent and site not in refused]
     distance = r - 1 + t / time_steps
-    residual = 1.9 * math.exp(-0.5 * distance) + 0.1 * drawn.random() if taking else 0.0
+    update = 1.9 * math.exp(-0.5 * distance) + 0.1 * drawn.random() if taking else 0.0
     record.write(
         "step",
         round=r,
         step=t,
         alpha=alpha,
-        residual_norm=residual,
-        update_norm=alpha * residual,
+        residual_norm=alpha * update,
+        update_norm=update,
         skipped=not taking,
         sites={
             site: {

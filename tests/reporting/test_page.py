@@ -70,6 +70,8 @@ def test_the_numbers_of_the_run_are_on_it(tmp_path):
         for site, update in step.sites.items():
             assert f"{site}, round {step.round}, step {step.step}: {update.samples} visits" in tips
             assert f"{site}, round {step.round}, step {step.step}: {update.train_loss:.3f}" in tips
+        for name, norm in (("mean update of the sites", step.update_norm), ("step taken", step.residual_norm)):
+            assert step.skipped or re.search(rf"{name}[^:]*, round {step.round}, step {step.step}: {norm:.3g}<", tips)
     for outer in run.outers:
         assert f"{outer.validation_loss:.4f}" in said
         assert " ".join(f"{alpha:.3f}" for alpha in outer.alpha_after) in said

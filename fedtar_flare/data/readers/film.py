@@ -52,7 +52,7 @@ def _read_picture(path: Path) -> np.ndarray:
                 return stretch(np.asarray(upright).astype(np.float32))
             if upright.mode in ("RGBA", "LA", "PA", "P"):
                 upright = upright.convert("RGBA").convert("RGB")  # the colours below a transparent layer are kept
-            return np.asarray(upright.convert("L"))
+            return np.array(upright.convert("L"))
     except DataError:
         raise
     except Exception as error:  # PIL raises whatever the broken bytes lead to

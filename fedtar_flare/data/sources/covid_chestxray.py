@@ -1,0 +1,133 @@
+"""The COVID-19 image data collection: public chest films of patients over time, with clinical notes as reports.
+
+Only frontal films with notes count. The collection dates films by ``offset``, days since the first symptoms (it may be
+negative): that orders a patient's visits; it is no calendar date. The column ``location`` names the hospital, so that
+the collection falls apart into natural sites.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from fedtar_flare.data.sources.fields import age_of, sex_of
+from fedtar_flare.data.sources.reading import Reading, check_options
+from fedtar_flare.data.types import Visit
+from fedtar_flare.errors import ConfigError, DataError
+
+OPTIONS = ("location", "not_location")
+COLUMNS = (
+    "patientid",
+    "offset",
+    "sex",
+    "age",
+    "view",
+    "modality",
+    "location",
+    "folder",
+    "filename",
+    "clinical_notes",
+)
+FRONTAL = ("PA", "AP", "AP SUPINE", "APS", "AP ERECT", "AP SEMI ERECT")
+NAMED_SITES = ("Spain", "Australia")
+DAY_ZERO = datetime(2000, 1, 1)
+"""Stands for the first symptoms; offsets are counted from it."""
+
+
+def read_covid_chestxray(path: Path, options: Mapping[str, Any] | None = None) -> Reading:
+    """Read the collection, or the part of it that makes up one site.
+
+    Args:
+        path: folder with ``metadata.csv`` and the images.
+        options: ``location``: texts of which one must occur in a patient's location (case does not matter), or
+            ``others``: everywhere but Spain and Australia. ``not_location``: texts of which none may occur.
+
+    Raises:
+        ConfigError: no metadata, a missing column, an unknown option, or a location that nobody has.
+    """
+    options = options or {}
+    check_options(options, OPTIONS, "covid_chestxray")
+    within, without = _texts(options.get("location"), "location"), _texts(options.get("not_location"), "not_location")
+    if within == ["others"]:
+        within, without = [], [*without, *(name.lower() for name in NAMED_SITES)]
+    rows = _rows(path / "metadata.csv")
+    home: dict[str, str] = {}
+    for row in rows:  # a patient belongs to one site, even if a later film was taken elsewhere
+        home.setdefault(row["patientid"], row["location"].lower())
+    rows = [
+        row
+        for row in rows
+        if (not within or any(text in home[row["patientid"]] for text in within))
+        and not any(text in home[row["patientid"]] for text in without)
+    ]
+    if not rows:
+        raise ConfigError(f"{path}: no film with location {options.get('location')} (not {without})")
+    reading = Reading(str(path))
+    usable = []
+    for row in rows:
+        try:
+            _check(row, path)
+            usable.append(row)
+        except DataError as error:
+            reading.leave_out(error)
+    films = Counter(row["patientid"] for row in usable)
+    for row in usable:
+        try:
+            reading.add(_visit(row, path, only=films[row["patientid"]] == 1), sex_of(row["sex"]))
+        except DataError as error:
+            reading.leave_out(error)
+    return reading
+
+
+def _check(row: Mapping[str, str], path: Path) -> None:
+    name = row["filename"]
+    if row["modality"].lower() != "x-ray" or row["view"].upper() not in FRONTAL:
+        text = f"{name}: {row['modality']}, view '{row['view']}' is not a frontal film"
+        raise DataError(text, reason="not-frontal-film")
+    if not row["clinical_notes"]:
+        raise DataError(f"{name}: no clinical notes", reason="empty-report")
+    if not (path / row["folder"] / name).is_file():
+        raise DataError(f"{name}: {path / row['folder'] / name} is not there", reason="no-image")
+
+
+def _visit(row: Mapping[str, str], path: Path, only: bool) -> Visit:
+    name = row["filename"]
+    if not row["offset"] and not only:
+        raise DataError(f"{name}: no offset, so that it cannot be put among the patient's films", reason="no-date")
+    try:
+        acquired = DAY_ZERO + timedelta(days=float(row["offset"] or 0))
+    except (ValueError, OverflowError) as error:
+        raise DataError(f"{name}: offset '{row['offset']}' is no number of days", reason="bad-date") from error
+    return Visit(
+        patient_id=row["patientid"],
+        visit_id=name,
+        acquired=acquired,
+        image=path / row["folder"] / name,
+        report=row["clinical_notes"],
+        modality="film",
+        age=age_of(row["age"]),
+    )
+
+
+def _rows(table: Path) -> list[dict[str, str]]:
+    try:
+        with table.open(encoding="utf-8", errors="replace", newline="") as file:
+            reader = csv.DictReader(file)
+            missing = [name for name in COLUMNS if name not in (reader.fieldnames or [])]
+            if missing:
+                raise ConfigError(f"{table}: columns {', '.join(missing)} are missing")
+            return [{name: (row[name] or "").strip() for name in COLUMNS} for row in reader]
+    except OSError as error:
+        raise ConfigError(f"{table} cannot be read ({error.strerror})") from error
+
+
+def _texts(value: Any, name: str) -> list[str]:
+    """A text or a list of texts, in small letters."""
+    texts = [value] if isinstance(value, str) else list(value) if isinstance(value, Sequence) else []
+    if value is not None and (not texts or not all(isinstance(text, str) and text for text in texts)):
+        raise ConfigError(f"source 'covid_chestxray': {name} must be a text or a list of texts, not {value!r}")
+    return [text.lower() for text in texts]

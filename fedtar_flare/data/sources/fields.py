@@ -1,0 +1,72 @@
+"""Values as people write them in tables: dates, ages, sex. Each either understood or refused, never guessed."""
+
+from __future__ import annotations
+
+import re
+from datetime import datetime
+
+from fedtar_flare.data.types import MAX_AGE, Sex
+from fedtar_flare.errors import DataError
+
+YEAR_DAYS = 365.2425
+UNITS = {"Y": 1.0, "M": 1 / 12, "W": 7 / YEAR_DAYS, "D": 1 / YEAR_DAYS}
+SEXES: dict[str, Sex] = {"F": "F", "FEMALE": "F", "M": "M", "MALE": "M"}
+
+
+def date_of(text: str) -> datetime:
+    """ISO 8601 (``2020-01-31``, ``2020-01-31 12:30``, with or without a zone) or DICOM (``20200131``, ``20200131123000``).
+
+    Raises:
+        DataError: ``no-date`` when empty, ``bad-date`` for anything else; 01/02/2020 means two days in two countries.
+    """
+    text = text.strip()
+    if not text:
+        raise DataError("no date; a visit cannot be put in order without one", reason="no-date")
+    if dicom := re.fullmatch(r"(\d{8})(\d{2})(\d{2})?(\d{2})?(\.\d+)?", text):
+        text = f"{dicom[1]}T{dicom[2]}{dicom[3] or '00'}{dicom[4] or '00'}"
+    try:
+        return datetime.fromisoformat(text)
+    except ValueError as error:
+        raise DataError(f"'{text}' is no date of the form 2020-01-31 or 2020-01-31 12:30", reason="bad-date") from error
+
+
+def age_of(text: str) -> float | None:
+    """Years as a number (``54``, ``54.5``) or as DICOM writes them (``054Y``, ``018M``); None when empty.
+
+    Raises:
+        DataError: ``bad-age``, or ``age-out-of-range``.
+    """
+    text = text.strip().upper()
+    if not text:
+        return None
+    parts = re.fullmatch(r"(\d+(?:\.\d+)?)([YMWD]?)", text)
+    if not parts:
+        raise DataError(f"'{text}' is no age in years", reason="bad-age")
+    return checked_age(float(parts[1]) * UNITS[parts[2] or "Y"])
+
+
+def age_at(born: str, visit: datetime) -> float | None:
+    """Years from a birth date to a visit; None when there is no birth date.
+
+    Raises:
+        DataError: ``bad-date``, or ``age-out-of-range`` (born after the visit).
+    """
+    if not born.strip():
+        return None
+    return checked_age((visit.replace(tzinfo=None) - date_of(born).replace(tzinfo=None)).days / YEAR_DAYS)
+
+
+def checked_age(years: float) -> float:
+    """The age itself, within 0 to 130.
+
+    Raises:
+        DataError: ``age-out-of-range``.
+    """
+    if not 0 <= years <= MAX_AGE:
+        raise DataError(f"age {years:g} is not within 0 to {MAX_AGE:g} years", reason="age-out-of-range")
+    return years
+
+
+def sex_of(text: str) -> Sex | None:
+    """``F``, ``female``, ``M``, ``male`` in any case; anything else is unknown or other: None."""
+    return SEXES.get(text.strip().upper())

@@ -1,0 +1,154 @@
+"""A hospital's own table of studies: one CSV row per study.
+
+| column | what |
+|---|---|
+| ``patient_id`` | the same text for all studies of a patient |
+| ``study_datetime`` | date, or date and time, of acquisition: 2020-01-31, 2020-01-31 12:30, 20200131 |
+| ``image`` | DICOM folder, file or zip, NIfTI, PNG, JPEG or DICOM film; relative to the table's folder |
+| ``report`` or ``report_path`` | the text, or a UTF-8 file with it |
+| ``age`` or ``birth_date`` | optional: years at the study, or date of birth |
+| ``sex`` | optional: F or M; anything else is unknown |
+
+Commas, semicolons or tabs divide columns. Further columns are not read.
+"""
+
+from __future__ import annotations
+
+import csv
+import difflib
+import logging
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from fedtar_flare.data.sources.fields import age_at, age_of, date_of, sex_of
+from fedtar_flare.data.sources.reading import Reading, check_options, read_text
+from fedtar_flare.data.types import Modality, Visit
+from fedtar_flare.errors import ConfigError, DataError
+
+logger = logging.getLogger(__name__)
+OPTIONS = ("modality",)
+REQUIRED = ("patient_id", "study_datetime", "image")
+REPORTS = ("report", "report_path")
+OPTIONAL = ("age", "birth_date", "sex")
+FILMS = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff")
+Row = dict[str, str]
+
+
+def read_manifest(path: Path, options: Mapping[str, Any] | None = None) -> Reading:
+    """Read a table of studies. A row that cannot be used is left out and names its row and column.
+
+    Args:
+        path: the CSV file, or a folder with ``manifest.csv``.
+        options: ``modality``: ``ct`` or ``film``; without it, told from the first image.
+
+    Raises:
+        ConfigError: no such table, a missing column, an unknown option.
+    """
+    options = options or {}
+    check_options(options, OPTIONS, "manifest")
+    if options.get("modality") not in (None, "ct", "film"):
+        raise ConfigError(f"source 'manifest': modality '{options['modality']}' is not 'ct' or 'film'")
+    table = path / "manifest.csv" if path.is_dir() else path
+    reading = Reading(str(table))
+    modality: Modality | None = options.get("modality")
+    for number, row in _rows(table):
+        where = f"{table}, row {number}"
+        try:
+            image = _image(row, table.parent, where)
+            modality = modality or _modality(image)
+            reading.add(_visit(row, number, image, modality, table.parent, where), _sex(row, where))
+        except DataError as error:
+            reading.leave_out(error)
+    return reading
+
+
+def _visit(row: Row, number: int, image: Path, modality: Modality, folder: Path, where: str) -> Visit:
+    patient_id = row["patient_id"]
+    if not patient_id:
+        raise _wrong(where, "patient_id", DataError("empty", reason="no-patient-id"))
+    column = "study_datetime"
+    try:
+        acquired = date_of(row[column])
+        column = "age"
+        age = age_of(row.get(column, ""))
+        if age is None:
+            column = "birth_date"
+            age = age_at(row.get(column, ""), acquired)
+    except DataError as error:
+        raise _wrong(where, column, error) from error
+    column, text = "report", row.get("report", "")
+    if not text and row.get("report_path"):
+        column, text = "report_path", read_text(folder / row["report_path"], f"{where}, column 'report_path'")
+    if not text.strip():
+        raise _wrong(where, column, DataError("the report is empty", reason="empty-report"))
+    return Visit(patient_id, f"row-{number}", acquired, image, text.strip(), modality, age)
+
+
+def _image(row: Row, folder: Path, where: str) -> Path:
+    if not row["image"]:
+        raise _wrong(where, "image", DataError("empty", reason="no-image"))
+    image = folder / Path(row["image"]).expanduser()
+    if not image.exists():
+        raise _wrong(where, "image", DataError(f"{image} is not there", reason="no-image"))
+    return image
+
+
+def _modality(image: Path) -> Modality:
+    """CT or film, by what the first image of the table looks like; a single DICOM file says so itself."""
+    if image.suffix.lower() in FILMS:
+        return "film"
+    if image.is_dir() or image.name.lower().endswith((".nii", ".nii.gz", ".zip")):
+        return "ct"
+    from pydicom import dcmread
+
+    try:
+        return "film" if dcmread(image, specific_tags=["Modality"]).get("Modality") in ("CR", "DX") else "ct"
+    except Exception as error:  # pydicom raises whatever the broken bytes lead to
+        raise DataError(f"{image}: neither a picture nor readable DICOM ({error})", reason="unreadable") from error
+
+
+def _sex(row: Row, where: str) -> Any:
+    text = row.get("sex", "")
+    sex = sex_of(text)
+    if sex is None and text.upper() not in ("", "U", "UNKNOWN", "O", "OTHER", "X", "D", "NA", "N/A"):
+        logger.warning("%s, column 'sex': '%s' is not F or M and is taken as unknown", where, text)
+    return sex
+
+
+def _rows(table: Path) -> Iterator[tuple[int, Row]]:
+    """Row number as a spreadsheet shows it, and the trimmed values by column."""
+    try:
+        with table.open(encoding="utf-8-sig", newline="") as file:
+            head = file.readline()
+            file.seek(0)
+            reader = csv.DictReader(file, delimiter=max(",;\t", key=head.count))
+            _check_columns([name.strip() for name in reader.fieldnames or []], table)
+            for number, row in enumerate(reader, start=2):
+                if any(isinstance(value, str) and value.strip() for value in row.values()):
+                    yield number, {k.strip(): (v or "").strip() for k, v in row.items() if isinstance(k, str)}
+    except OSError as error:
+        raise ConfigError(f"{table}: the manifest cannot be read ({error.strerror})") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{table}: the manifest is not UTF-8; save it as 'CSV UTF-8'") from error
+    except csv.Error as error:
+        raise ConfigError(f"{table}: the manifest is not readable as CSV ({error})") from error
+
+
+def _check_columns(columns: list[str], table: Path) -> None:
+    missing = [name for name in REQUIRED if name not in columns]
+    if not any(name in columns for name in REPORTS):
+        missing.append("report")
+    for name in missing:
+        near = difflib.get_close_matches(name, columns, n=1)
+        hint = f"; '{near[0]}' comes near" if near else ""
+        raise ConfigError(f"{table}: column '{name}' is missing{hint} (there is: {', '.join(columns) or 'nothing'})")
+    known = (*REQUIRED, *REPORTS, *OPTIONAL)
+    for column in columns:
+        near = difflib.get_close_matches(column, known, n=1, cutoff=0.8)
+        if column not in known and near and near[0] not in columns:
+            logger.warning("%s: column '%s' is not read; did you mean '%s'?", table, column, near[0])
+
+
+def _wrong(where: str, column: str, error: DataError) -> DataError:
+    return DataError(f"{where}, column '{column}': {error}", reason=error.reason)

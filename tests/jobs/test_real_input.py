@@ -1,0 +1,74 @@
+"""Real images through the real path: a CT series to a text, and films through the FedTAR job over two hospitals."""
+
+from datetime import datetime
+
+import pytest
+from simulator import run_simulator
+
+from fedtar_flare.data.types import Visit
+from fedtar_flare.fedtar.recipe import FedTARRecipe
+from fedtar_flare.flare.record import read_events
+
+pytestmark = pytest.mark.shared_data
+
+
+def test_a_real_ct_series_becomes_a_text(shared_data, tmp_path):
+    import torch
+
+    from fedtar_flare.data.batch import collate
+    from fedtar_flare.data.pipeline import InputConfig, prepare
+    from fedtar_flare.models.presets import build_model, build_tokenizer, preset
+
+    folder = shared_data / "lung_pet_ct_dx" / "A0001_3.000000-5mm-41315"
+    config = preset("small")
+    visit = Visit("p", "v", datetime(2020, 1, 1), folder, "unknown", "ct")
+    image = prepare(visit, InputConfig(image_size=config.image_size, slices=config.slices), tmp_path)
+    assert image.image.shape == (16, 3, 64, 64)
+    assert 100 < image.position_mm[-1] - image.position_mm[0] < 320  # the lungs of an adult, in millimetres
+    with torch.no_grad():
+        ids = build_model(config).generate(collate([image]))
+    assert len(build_tokenizer(config).decode(ids[0].tolist()).split()) > 3
+
+
+@pytest.fixture(scope="module")
+def hospitals(shared_data, tmp_path_factory):
+    """Site files of two simulated hospitals over the real films: Spain, and all others but Australia."""
+    sites = tmp_path_factory.mktemp("sites")
+    for name, place in (("site-1", "[Spain]"), ("site-2", "others")):
+        (sites / f"{name}.yaml").write_text(
+            f"source: covid_chestxray\npath: {shared_data / 'covid_chestxray'}\noptions:\n  location: {place}\n"
+            f"state_dir: {sites / name}\n"
+        )
+    return sites
+
+
+def film_run(folder, hospitals, home, *arguments):
+    recipe = FedTARRecipe(
+        name="films",
+        preset="small",
+        num_rounds=2,
+        time_steps=2,
+        training={"local_steps": 3, "batch_size": 4},
+        server={"evaluate_every": 2},
+    )
+    recipe.export(str(folder))
+    process, results = run_simulator(
+        folder / "films", folder / "ws", "-n", "2", *arguments, home=home, FEDTAR_SITES=str(hospitals)
+    )
+    assert process.returncode == 0, process.stdout[-4000:]
+    return read_events(results)
+
+
+@pytest.mark.timeout(1200)
+def test_real_films_train_through_the_job_and_threads_do_not_matter(hospitals, tmp_path, tmp_path_factory):
+    home = tmp_path_factory.mktemp("home")
+    events = film_run(tmp_path / "a", hospitals, home, "-t", "2")
+    start = events[0]
+    visits = {site: sum(sum(steps) for steps in counts.values()) for site, counts in start["counts"].items()}
+    assert min(visits.values()) > 0 and sum(visits.values()) >= 20
+    outer = [e for e in events if e["event"] == "outer"]
+    assert outer[-1]["validation_loss"] < outer[0]["validation_loss"]
+    again = film_run(tmp_path / "b", hospitals, home)
+    for a, b in zip(outer, (e for e in again if e["event"] == "outer"), strict=True):
+        assert a["validation_loss"] == pytest.approx(b["validation_loss"], abs=1e-5)
+        assert a["alpha_after"] == pytest.approx(b["alpha_after"], abs=1e-5)
