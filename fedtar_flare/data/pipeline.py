@@ -14,6 +14,7 @@ import numpy as np
 
 from fedtar_flare.data import cache
 from fedtar_flare.data.cache import Prepared
+from fedtar_flare.data.sources.reading import log_left_out
 from fedtar_flare.data.types import Cohort, Modality, Visit
 from fedtar_flare.errors import ConfigError, DataError
 
@@ -131,20 +132,23 @@ def prepare_cohort(cohort: Cohort, config: InputConfig, cache_dir: Path) -> Coho
         DataError: ``no-patient`` when nothing is left.
     """
     total = sum(len(patient.visits) for patient in cohort.patients)
-    reasons: dict[tuple[str, str], str] = {}
+    errors: dict[tuple[str, str], DataError] = {}
     done, last = 0, time.monotonic()
     for patient in cohort.patients:
         for visit in patient.visits:
             try:
                 prepare(visit, config, cache_dir)
             except DataError as error:
-                reasons[visit.patient_id, visit.visit_id] = error.reason
-                logger.warning("study left out (%s): %s", error.reason, error)
+                errors[visit.patient_id, visit.visit_id] = error
             done += 1
             if time.monotonic() - last > PROGRESS_SECONDS:
                 logger.info("prepared %d of %d studies", done, total)
                 last = time.monotonic()
-    return cohort.leaving_out(lambda visit: reasons.get((visit.patient_id, visit.visit_id))) if reasons else cohort
+    if not errors:
+        return cohort
+    log_left_out(list(errors.values()))
+    reasons = {key: error.reason for key, error in errors.items()}
+    return cohort.leaving_out(lambda visit: reasons.get((visit.patient_id, visit.visit_id)))
 
 
 @lru_cache(maxsize=4)

@@ -108,8 +108,8 @@ def load_site_config(site_name: str, *, workspace: Path | None, simulator: bool)
     if simulator and folder:
         there = ", ".join(sorted(file.name for file in Path(folder).glob("*.yaml"))) or "none"
         raise ConfigError(
-            f"site {site_name}: {SITES_VARIABLE} names {folder}, which has no {site_name}.yaml (there: {there}). Write it "
-            f"('source: synthetic' for phantoms), or unset {SITES_VARIABLE}",
+            f"site {site_name}: {SITES_VARIABLE} names {folder}, which has no {site_name}.yaml (there: {there}). "
+            f"Write it ('source: synthetic' for phantoms), or unset {SITES_VARIABLE}",
             public=f"the site has no file in the folder that {SITES_VARIABLE} names",
         )
     if simulator:
@@ -216,6 +216,10 @@ def _synthetic(
     from fedtar_flare.data.synthetic.cohort import CohortOptions, synthetic_cohort
 
     check_options(config.options, [f.name for f in fields(CohortOptions)], "synthetic")
+    try:
+        options = CohortOptions(**config.options)
+    except TypeError as error:
+        raise ConfigError(f"{config.origin}: an option of the synthetic cohort has the wrong type ({error})") from error
     return synthetic_cohort(
         site_name,
         folder=config.path or cache_folder(config) / "synthetic",
@@ -224,7 +228,7 @@ def _synthetic(
         seed=seed,
         alignment=alignment,
         prior=prior,
-        options=CohortOptions(**config.options),
+        options=options,
     )
 
 

@@ -113,7 +113,10 @@ class TemporalResidualController(MethodController):
                 closing = self.close_round(w, r)
                 self.outer_step(closing, alphas, taken, r)  # Eq. 8
                 self.save(w, r)
-        self.results.finish()
+        try:
+            self.results.finish()
+        except Exception as error:  # the run is whole and saved: a page that cannot be written must not fail it
+            self.exception(f"the closing page or table could not be written: {error}")
 
     def train_step(self, w: Tensors, r: int, t: int, updates: SpilledUpdates) -> Answers:
         """Every live site trains from w_{t-1} on its visit-t data alone; good updates are spilled to disk."""

@@ -103,6 +103,7 @@ class PatientAdaptiveExecutor(MethodExecutor):
             "versions": {"fedtar_flare": __version__},
             "settings": digest(self._model, self._lora, self._patient, self._training, self._data) + f"-{self.seed}",
             "counts": cohort.counts(),
+            "min_cell": self._min_cell(site),
             "skipped_studies": dict(cohort.rejected),
             "adapter_config": learner.adapter_config(),
             "model": learner.describe(),

@@ -105,7 +105,7 @@ class SiteLearner:
         self._autocast = autocast
         self._checkpoint = checkpoint
         self._mixture = mixture
-        self._preset = model.preset
+        self._config = model
         self._profile_fields = patient.profile
         self._cache = cache
         self._input = InputConfig(image_size=model.image_size, slices=model.slices)
@@ -155,7 +155,15 @@ class SiteLearner:
         """Name and sizes of the model, for the record."""
         base = sum(p.numel() for n, p in self.model.get_base_model().named_parameters() if ".lora_" not in n)
         patient = sum(p.numel() for p in self.patient.parameters()) if self.patient is not None else 0
-        return {"preset": self._preset, "parameters": base, "patient_parameters": patient}
+        return {
+            "preset": self._config.preset,
+            "base_model": f"fedtar_flare preset '{self._config.preset}'",
+            "encoder_name": self._config.encoder_name,
+            "decoder_name": self._config.decoder_name,
+            "license": "Apache-2.0" if self._config.weights == "small" else None,
+            "parameters": base,
+            "patient_parameters": patient,
+        }
 
     def private(self) -> dict[str, torch.Tensor]:
         """The patient part and its optimiser: what persists at the site between tasks."""
@@ -282,7 +290,9 @@ class SiteLearner:
         steps = range(1, self.cohort.time_steps + 1)
         at = {str(t): [i for i, sample in enumerate(samples) if sample.time_step == t] for t in steps}
         cell = lambda chosen: _score(samples, texts, losses, chosen, min_cell)  # noqa: E731
-        return {"steps": {t: cell(chosen) for t, chosen in at.items()}, "all": cell(list(range(len(samples))))}
+        # a step that is blanked is left out of "all" too: else its scores could be had by subtraction
+        shown = [i for chosen in at.values() if len(chosen) >= min_cell for i in chosen]
+        return {"steps": {t: cell(chosen) for t, chosen in at.items()}, "all": cell(shown)}
 
     @torch.no_grad()
     def generate(self, samples: Sequence[Sample], personal: bool = True) -> list[str]:

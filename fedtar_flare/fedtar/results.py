@@ -53,7 +53,12 @@ class ResultsWriter:
             "start",
             run_id=controller.run_id,
             time=now(),
-            settings=controller.settings() | {"min_sites": controller.min_sites, "model": model},
+            settings=controller.settings()
+            | {
+                "min_sites": controller.min_sites,
+                "min_cell": max(int(reply.payload.get("min_cell") or 1) for reply in answers.replies.values()),
+                "model": model,
+            },
             versions={"fedtar_flare": __version__, "torch": torch.__version__, "python": platform.python_version()},
             sites=sorted(answers.replies),
             absent=answers.absent | answers.refused,
@@ -101,7 +106,8 @@ class ResultsWriter:
             update_norm=update_norm,
             skipped=not replies,
             sites=sites,
-            absent=answers.abstained | answers.absent,
+            abstained=answers.abstained,
+            absent=answers.absent,
             refused=answers.refused,
             seconds=max(answers.seconds.values(), default=0.0),
             bytes_down=self._bytes_down * asked,
@@ -158,11 +164,15 @@ class ResultsWriter:
 
     def is_best(self, r: int) -> bool:
         """Whether round r has the lowest validation loss so far; without any validation patient the last one counts."""
-        return not self._losses or self._losses.get(r, float("inf")) <= min(self._losses.values())
+        return self._best() in (None, r)
 
     def adapter(self, w: Tensors) -> None:
         """Write ``adapter/`` in PEFT's own format."""
         write_adapter(self.folder / "adapter", w, self._adapter_config)
+
+    def _best(self) -> int | None:
+        """The earliest round with the lowest validation loss."""
+        return min(self._losses, key=lambda r: (self._losses[r], r)) if self._losses else None
 
     def progress(self) -> dict[str, Any]:
         """What a resumed run must know of the rounds before."""
@@ -182,7 +192,7 @@ class ResultsWriter:
         from fedtar_flare.reporting.page import write_report
         from fedtar_flare.reporting.run import read_run
 
-        best = min(self._losses, key=lambda r: (self._losses[r], r)) if self._losses else None
+        best = self._best()
         write_json(self.folder / METRICS_FILE, self._metrics | {"best_round": best})
         run = read_run(self.folder)
         adapter = self.folder / "adapter"

@@ -39,6 +39,7 @@ PAYLOAD_FIELDS = {
     "versions",  # of packages
     "settings",  # digest of the settings that must agree
     "counts",  # visits per split and step
+    "min_cell",  # fewest reports of a cell that has scores
     "adapter_config",  # PEFT's own, public
     "model",  # parameter counts, base model's name
     "scores",  # per step: n and scores

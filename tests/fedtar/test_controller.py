@@ -105,7 +105,7 @@ def test_theorem_2_in_the_record_and_every_site_is_accounted_for(tmp_path):
     events = run(federation(tmp_path))
     for step in events["step"]:
         assert step["residual_norm"] == pytest.approx(step["alpha"] * step["update_norm"], rel=1e-5, abs=1e-6)
-        assert {*step["sites"], *step["absent"], *step["refused"]} == {"site-a", "site-b", "site-c"}
+        assert {*step["sites"], *step["abstained"], *step["absent"], *step["refused"]} == {"site-a", "site-b", "site-c"}
     for outer in events["outer"]:
         assert set(outer["sites"]) == {"site-a", "site-b"} and set(outer["left_out"]) == {"site-c"}
         assert all(len(site["t_numbers"]) == T for site in outer["sites"].values())
@@ -274,7 +274,7 @@ def test_fewer_than_min_sites_stops_the_job_with_the_reason(tmp_path):
 def test_abstaining_counts_as_taking_part(tmp_path):
     events = run(federation(tmp_path, min_sites=3))
     assert events["end"][0]["status"] == "completed"
-    assert events["step"][1]["absent"]["site-b"] == "no visit"
+    assert events["step"][1]["abstained"]["site-b"] == "no visit"
     assert Reply(ABSTAIN, 1, 2, "no visit").status == ABSTAIN
 
 

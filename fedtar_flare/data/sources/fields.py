@@ -14,7 +14,7 @@ SEXES: dict[str, Sex] = {"F": "F", "FEMALE": "F", "M": "M", "MALE": "M"}
 
 
 def date_of(text: str) -> datetime:
-    """ISO 8601 (``2020-01-31``, ``2020-01-31 12:30``, with or without a zone) or DICOM (``20200131``, ``20200131123000``).
+    """ISO 8601 (``2020-01-31``, ``2020-01-31 12:30``, zone allowed) or DICOM (``20200131``, ``20200131123000``).
 
     Raises:
         DataError: ``no-date`` when empty, ``bad-date`` for anything else; 01/02/2020 means two days in two countries.

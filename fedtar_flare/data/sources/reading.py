@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import logging
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,6 @@ from fedtar_flare.data.types import Patient, Sex, Visit
 from fedtar_flare.errors import ConfigError, DataError
 
 logger = logging.getLogger(__name__)
-SHOWN = 20
 
 
 @dataclass
@@ -72,10 +71,16 @@ class Reading:
         return dict(sorted(Counter(problem.reason for problem in self.problems).items()))
 
     def _log(self) -> None:
-        for problem in self.problems[:SHOWN]:
-            logger.warning("study left out (%s): %s", problem.reason, problem)
-        if len(self.problems) > SHOWN:
-            logger.warning("%s: %d further studies left out", self.where, len(self.problems) - SHOWN)
+        log_left_out(self.problems)
+
+
+def log_left_out(problems: Sequence[DataError]) -> None:
+    """One line for each reason with its count and an example; every study on the debug level."""
+    examples = {problem.reason: problem for problem in reversed(problems)}
+    for reason, n in sorted(Counter(problem.reason for problem in problems).items()):
+        logger.warning("%d study(ies) left out: %s, such as: %s", n, reason, examples[reason])
+    for problem in problems:
+        logger.debug("study left out: %s: %s", problem.reason, problem)
 
 
 def check_options(options: Mapping[str, Any], known: Collection[str], source: str) -> None:

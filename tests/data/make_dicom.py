@@ -1,0 +1,77 @@
+"""Small DICOM files for the tests, written with pydicom alone (never with the writer of the package)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+from pydicom.dataset import Dataset, FileMetaDataset
+from pydicom.uid import CTImageStorage, ExplicitVRLittleEndian, generate_uid
+
+SPACING = (2.5, 0.8, 0.7)
+ORIGIN = (-11.0, -22.0, -33.0)
+Edit = Callable[[Dataset, int], "Dataset | None"]
+
+
+def chest(slices: int = 12, size: tuple[int, int] = (24, 20)) -> np.ndarray:
+    """HU (z, y, x): no two voxels' neighbourhoods alike, with air, tissue and bone; body in the middle slices."""
+    rng = np.random.default_rng(7)
+    hu = rng.integers(-1024, 1500, (slices, *size)).astype(np.int16)
+    hu[:, 0, 0] = np.arange(slices) * 10 - 900
+    return hu
+
+
+def slice_dataset(hu: np.ndarray, i: int, spacing: tuple[float, float, float] = SPACING) -> Dataset:
+    """One CT slice of a series: 12 unsigned bits, intercept -1024."""
+    ds = Dataset()
+    ds.file_meta = FileMetaDataset()
+    ds.file_meta.TransferSyntaxUID = ExplicitVRLittleEndian
+    ds.file_meta.MediaStorageSOPClassUID = ds.SOPClassUID = CTImageStorage
+    ds.file_meta.MediaStorageSOPInstanceUID = ds.SOPInstanceUID = f"1.2.3.4.{i + 1}"
+    ds.ImageType = ["ORIGINAL", "PRIMARY", "AXIAL"]
+    ds.Modality, ds.PatientID = "CT", "P"
+    ds.StudyInstanceUID, ds.SeriesInstanceUID, ds.AcquisitionNumber = "1.2.3", "1.2.3.4", 1
+    ds.ConvolutionKernel, ds.SliceThickness = "B31f", spacing[0]
+    ds.ImagePositionPatient = [ORIGIN[0], ORIGIN[1], ORIGIN[2] + i * spacing[0]]
+    ds.ImageOrientationPatient = [1, 0, 0, 0, 1, 0]
+    ds.PixelSpacing = [spacing[1], spacing[2]]
+    ds.SamplesPerPixel, ds.PhotometricInterpretation = 1, "MONOCHROME2"
+    ds.Rows, ds.Columns = hu.shape
+    ds.BitsAllocated, ds.BitsStored, ds.HighBit, ds.PixelRepresentation = 16, 12, 11, 0
+    ds.RescaleIntercept, ds.RescaleSlope = -1024, 1
+    ds.PixelData = (hu.astype(np.int32) + 1024).astype("<u2").tobytes()
+    return ds
+
+
+def write_series(
+    folder: Path,
+    hu: np.ndarray | None = None,
+    *,
+    edit: Edit = lambda ds, i: None,
+    prefix: str = "",
+    spacing: tuple[float, float, float] = SPACING,
+) -> np.ndarray:
+    """Write a series under file names whose order says nothing.
+
+    Args:
+        edit: changes the dataset of slice i; returning an empty dataset leaves the slice out.
+
+    Returns:
+        the HU volume that a right reader gives back when ``edit`` changes nothing.
+    """
+    hu = chest() if hu is None else hu
+    folder.mkdir(parents=True, exist_ok=True)
+    names = np.random.default_rng(3).permutation(len(hu))
+    for i, plane in enumerate(hu):
+        ds = slice_dataset(plane, i, spacing)
+        kept = edit(ds, i)
+        if kept is None or len(kept):
+            (kept or ds).save_as(folder / f"{prefix}{names[i]:03d}.dcm", enforce_file_format=True)
+    return hu
+
+
+def another_series(ds: Dataset, number: int) -> None:
+    """Make the slice one of another series of the same study."""
+    ds.SeriesInstanceUID = f"1.2.3.4{number}"
+    ds.SOPInstanceUID = ds.file_meta.MediaStorageSOPInstanceUID = generate_uid()

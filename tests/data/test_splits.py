@@ -1,0 +1,52 @@
+from __future__ import annotations
+
+import hashlib
+import hmac
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedtar_flare.data.splits import FRACTIONS, identity_hash, keyed_unit, split_of
+from fedtar_flare.errors import ConfigError
+
+KEY = bytes(range(32))
+
+
+@given(st.text(min_size=1), st.binary(min_size=16, max_size=64))
+def test_the_keyed_number_is_the_head_of_the_hmac(text, key):
+    digest = hmac.new(key, text.encode("utf-8", "surrogatepass"), hashlib.sha256).hexdigest()
+    assert keyed_unit(text, key) == (int(digest[:16], 16) >> 11) / 2**53
+    assert 0 <= keyed_unit(text, key) < 1
+
+
+def test_fractions_are_met_within_statistics():
+    n = 20_000
+    seen = Counter(split_of(f"patient-{i}", KEY) for i in range(n))
+    for split, share in zip(("train", "validation", "test"), FRACTIONS, strict=True):
+        assert abs(seen[split] - n * share) < 4 * np.sqrt(n * share * (1 - share))
+
+
+def test_the_hash_is_uniform_and_independent_of_the_split():
+    values = np.array([identity_hash(str(i), KEY) for i in range(5000)])
+    assert np.abs(np.sort(values) - (np.arange(5000) + 0.5) / 5000).max() < 1.95 / np.sqrt(5000)  # Kolmogorov, 0.1 %
+    test = np.array([split_of(str(i), KEY) == "test" for i in range(5000)])
+    assert abs(values[test].mean() - values[~test].mean()) < 0.04
+
+
+def test_another_key_gives_other_splits():
+    other = bytes(32)
+    assert any(split_of(str(i), KEY) != split_of(str(i), other) for i in range(20))
+
+
+@pytest.mark.parametrize("fractions", [(0.5, 0.5, 0.5), (1.2, -0.2, 0.0)])
+def test_fractions_that_do_not_sum_to_one_are_refused(fractions):
+    with pytest.raises(ConfigError):
+        split_of("p", KEY, fractions)
+
+
+def test_a_short_key_is_refused():
+    with pytest.raises(ConfigError):
+        split_of("p", b"short")
