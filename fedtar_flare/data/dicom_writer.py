@@ -74,6 +74,7 @@ def write_ct_series(
             or ``age-out-of-range``.
     """
     from pydicom.filewriter import dcmwrite
+    from pydicom.uid import UID
 
     _check(hu, spacing_mm, patient_id, age)
     slices, rows, columns = hu.shape
@@ -99,7 +100,7 @@ def write_ct_series(
     folder.mkdir(parents=True, exist_ok=True)
     files: list[Path] = []
     for k in range(slices):  # one dataset, reused: only what differs from slice to slice is set
-        uid = content_uid("instance", series_uid, k)
+        uid = UID(content_uid("instance", series_uid, k))
         header.file_meta.MediaStorageSOPInstanceUID = uid
         header.SOPInstanceUID = uid
         header.InstanceNumber = k + 1
@@ -147,12 +148,13 @@ def _header(
 ) -> Dataset:
     """What all slices share, apart from the patient."""
     from pydicom.dataset import Dataset, FileMetaDataset
+    from pydicom.uid import UID
 
     header = Dataset()
     header.file_meta = FileMetaDataset()
-    header.file_meta.MediaStorageSOPClassUID = CT_IMAGE_STORAGE
-    header.file_meta.TransferSyntaxUID = EXPLICIT_VR_LITTLE_ENDIAN
-    header.file_meta.ImplementationClassUID = content_uid("implementation", "fedtar_flare")
+    header.file_meta.MediaStorageSOPClassUID = UID(CT_IMAGE_STORAGE)
+    header.file_meta.TransferSyntaxUID = UID(EXPLICIT_VR_LITTLE_ENDIAN)
+    header.file_meta.ImplementationClassUID = UID(content_uid("implementation", "fedtar_flare"))
     header.file_meta.ImplementationVersionName = "FEDTAR_FLARE"
     date, time = f"{acquired:%Y%m%d}", f"{acquired:%H%M%S}"
     header.SpecificCharacterSet = "ISO_IR 192"

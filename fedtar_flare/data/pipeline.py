@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache
@@ -153,8 +154,11 @@ def prepare_cohort(cohort: Cohort, config: InputConfig, cache_dir: Path) -> Coho
 
 @lru_cache(maxsize=4)
 def _pipeline(modality: Modality, config: InputConfig) -> Compose:
-    """Built once: MONAI's LoadImaged looks for all its optional readers whenever it is made."""
-    return ct_pipeline(config) if modality == "ct" else film_pipeline(config)
+    """Built once: LoadImaged looks for all of MONAI's optional readers whenever it is made, and warns of each."""
+    logging.getLogger("monai.data.nvimgcodec_pydicom_plugin").setLevel(logging.ERROR)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="NvImgCodec")
+        return ct_pipeline(config) if modality == "ct" else film_pipeline(config)
 
 
 def _run(image: Path, modality: Modality, config: InputConfig) -> Any:

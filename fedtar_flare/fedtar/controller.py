@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from fedtar_flare.errors import ConfigError, ExchangeError, FedTARError
-from fedtar_flare.fedtar.policy import AlphaPolicy, OuterOptimizer, hypergradient, pool_t_numbers
+from fedtar_flare.fedtar.policy import AlphaPolicy, OuterOptimizer, floored_steps, hypergradient, pool_t_numbers
 from fedtar_flare.fedtar.residual import SpilledUpdates, aggregation_weights, residual_step
 from fedtar_flare.fedtar.results import ResultsWriter
 from fedtar_flare.flare.checkpoint import Checkpoint, CheckpointFolder, load
@@ -147,15 +147,14 @@ class TemporalResidualController(MethodController):
         """psi <- psi - eta grad_psi L_val(w_T(psi)) from the sites' T numbers (first order, exact)."""
         start = time.monotonic()
         sent = {s: a for s, a in closing.replies.items() if a.payload.get("t_numbers") is not None}
-        gradient_norm = None
+        gradient_norm, floored = None, []
         if sent and bool(taken.any()):
             numbers = {site: reply.payload["t_numbers"] for site, reply in sent.items()}
             reports = {site: int(reply.numbers["reports"]) for site, reply in sent.items()}
             gradient = hypergradient(pool_t_numbers(numbers, reports), alphas, taken)
-            gradient_norm = self.outer.step(self.policy, gradient, r)
-        self.results.outer(
-            r, closing, alphas, self.policy.alphas().detach(), gradient_norm, round(time.monotonic() - start, 4)
-        )
+            gradient_norm, floored = self.outer.step(self.policy, gradient, r), floored_steps(alphas, taken)
+        seconds = round(time.monotonic() - start, 4)
+        self.results.outer(r, closing, alphas, self.policy.alphas().detach(), gradient_norm, floored, seconds)
 
     # ------------------------------------------------------------------ begin and save
     def begin(self) -> tuple[Tensors, int]:

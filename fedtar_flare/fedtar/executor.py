@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import torch
 
 from fedtar_flare.errors import ConfigError, DataError
@@ -84,14 +85,15 @@ class PatientAdaptiveExecutor(MethodExecutor):
 
     # ------------------------------------------------------------------ the three tasks
     def _handshake(self, order: Order, weights: Tensors, site: Site) -> tuple[Reply, Tensors | None]:
-        from fedtar_flare.fedtar.profiles import fit_mixture
+        from fedtar_flare.fedtar.profiles import fit_mixture, training_median_age
 
         state, cohort = self._open(order, site)
         if self._patient.enabled and not state.has("mixture"):
             mixture = fit_mixture(cohort, self._patient, seed_of(self.seed, site.name, 0, 0, "mixture"))
             if mixture.note:
                 self.logger.warning(f"site {site.name}: {mixture.note}")
-            state.write("mixture", {k: torch.from_numpy(v) for k, v in mixture.state().items()}, {"note": mixture.note})
+            arrays = {name: torch.from_numpy(np.atleast_1d(value)) for name, value in mixture.state().items()}
+            state.write("mixture", arrays, {"median_age": training_median_age(cohort)})
         learner = self._learner_of(order, site, state, cohort)
         if weights:
             self._load_shared(learner, weights)
@@ -182,11 +184,12 @@ class PatientAdaptiveExecutor(MethodExecutor):
         from fedtar_flare.fedtar.learner import SiteLearner
 
         if self._learner_key != (order.run_id, site.name):
-            mixture = None
+            mixture, median_age = None, None
             if self._patient.enabled:
                 from fedtar_flare.fedtar.demographics import DemographicMixture
 
-                arrays, _ = state.read("mixture")
+                arrays, info = state.read("mixture")
+                median_age = info["median_age"]
                 mixture = DemographicMixture.from_state({name: value.numpy() for name, value in arrays.items()})
             device, autocast = choose_device(self._config.device, self._config.precision)
             self._learner = SiteLearner(
@@ -196,6 +199,7 @@ class PatientAdaptiveExecutor(MethodExecutor):
                 training=self._training,
                 cohort=cohort,
                 mixture=mixture,
+                median_age=median_age,
                 time_steps=order.time_steps,
                 seed=self.seed,
                 cache=self._cache,

@@ -75,6 +75,7 @@ class SiteLearner:
         training: local training.
         cohort: the site's patients.
         mixture: the demographic mixture fitted at this site; None when the patient part is off.
+        median_age: of the training patients when it was fitted.
         time_steps: T.
         seed: of the shared and patient parts' initial values, the same at every site.
         cache: folder of prepared images.
@@ -92,6 +93,7 @@ class SiteLearner:
         training: TrainingConfig,
         cohort: Cohort,
         mixture: DemographicMixture | None,
+        median_age: float | None = None,
         time_steps: int,
         seed: int,
         cache: Path,
@@ -105,6 +107,7 @@ class SiteLearner:
         self._autocast = autocast
         self._checkpoint = checkpoint
         self._mixture = mixture
+        self._median_age = median_age
         self._config = model
         self._profile_fields = patient.profile
         self._cache = cache
@@ -319,7 +322,7 @@ class SiteLearner:
 
     def _adapt(self, samples: Sequence[Sample]) -> AbstractContextManager[Any]:
         assert self.patient is not None and self._mixture is not None
-        q = memberships(samples, self._mixture, self.cohort, self._profile_fields)
+        q = memberships(samples, self._mixture, self.cohort.key, self._median_age, self._profile_fields)
         steps = torch.tensor([sample.time_step for sample in samples])
         return self.patient.adapt(q, steps)
 

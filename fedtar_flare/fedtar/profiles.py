@@ -29,11 +29,22 @@ def fit_mixture(cohort: Cohort, config: PatientConfig, seed: int) -> Demographic
 
 
 def memberships(
-    samples: Sequence[Sample], mixture: DemographicMixture, cohort: Cohort, fields: Sequence[str]
+    samples: Sequence[Sample],
+    mixture: DemographicMixture,
+    key: bytes,
+    median_age: float | None,
+    fields: Sequence[str],
 ) -> torch.Tensor:
-    """q of each sample at the age of its visit, float32 (B, components)."""
-    median = training_median_age(cohort)
-    return torch.from_numpy(mixture.assign(np.stack([_profile(s, cohort.key, median, fields) for s in samples])))
+    """q of each sample at the age of its visit, float32 (B, components).
+
+    Args:
+        samples: B samples.
+        mixture: fitted at this site.
+        key: the site's secret.
+        median_age: :func:`training_median_age` at the time of the fit, so that a later visit moves nobody's q.
+        fields: of the profile.
+    """
+    return torch.from_numpy(mixture.assign(np.stack([_profile(s, key, median_age, fields) for s in samples])))
 
 
 def training_median_age(cohort: Cohort) -> float | None:

@@ -125,6 +125,7 @@ class ResultsWriter:
         alphas: torch.Tensor,
         moved: torch.Tensor,
         gradient_norm: float | None,
+        floored: list[int],
         seconds: float,
     ) -> None:
         """The outer step: T numbers, validation loss, and how alpha moved."""
@@ -154,6 +155,7 @@ class ResultsWriter:
             sites=sites,
             left_out=left_out,
             psi_grad_norm=gradient_norm,
+            floored_steps=floored,
             alpha_before=alphas.tolist(),
             alpha_after=moved.tolist(),
             seconds=seconds,

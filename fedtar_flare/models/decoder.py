@@ -44,6 +44,7 @@ def build_decoder(config: ModelConfig, vocab_size: int, load_pretrained: bool = 
                 n_embd=config.decoder_width,
                 n_layer=config.decoder_layers,
                 n_head=config.decoder_heads,
+                initializer_range=0.05,  # as for the encoder
                 bos_token_id=None,
                 eos_token_id=None,
                 **settings,

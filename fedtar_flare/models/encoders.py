@@ -99,6 +99,7 @@ def _cvt(config: ModelConfig, load_pretrained: bool) -> LoadResult[SliceEncoder]
                 num_heads=config.encoder_heads,
                 mlp_ratio=(config.encoder_mlp_ratio,) * 3,
                 cls_token=[False] * 3,
+                initializer_range=0.06,  # for widths of some hundred and less; CvT's own 0.02 hardly starts to learn
                 **still,
             )
         )

@@ -1,4 +1,6 @@
-"""Make the shipped small model: ``python -m fedtar_flare.models.warmstart --preset small --out fedtar_flare/assets/small``.
+"""Make the shipped small model again.
+
+``python -m fedtar_flare.models.warmstart --preset small --out fedtar_flare/assets/small --seed 0``
 
 Trains on CT phantoms with reports in the generic style, mixed with text of ever new styles, so that the model sees
 findings well and has the words of radiology, and knows no site's way of writing. The phantoms pass through the very
@@ -10,7 +12,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,14 +21,15 @@ import numpy as np
 import torch
 
 from fedtar_flare.data.cache import Prepared
-from fedtar_flare.data.pipeline import InputConfig
-from fedtar_flare.errors import ConfigError
-from fedtar_flare.models.presets import ModelConfig, build_model, preset
+from fedtar_flare.data.pipeline import InputConfig, ct_steps
+from fedtar_flare.models.presets import ModelConfig, build_model, build_tokenizer, preset
 from fedtar_flare.models.pretraining import PretrainingConfig, pretrain, write_reports
 from fedtar_flare.models.report_generator import ReportGenerator
 from fedtar_flare.models.tokenizer import ReportTokenizer
 from fedtar_flare.models.weights import save_weights
 
+VOCABULARY = 1500
+TEXTS = 4000
 HELD_OUT_SEED_STEP = 1_000_003  # pairs that are scored come from another stream than those trained on
 
 
@@ -59,37 +62,25 @@ def phantom_pairs(n: int, seed: int, config: InputConfig, say: Callable[[str], N
 def volume_pipeline(config: InputConfig) -> Callable[[np.ndarray, tuple[float, float, float]], Prepared]:
     """The steps of :func:`fedtar_flare.data.pipeline.ct_pipeline` after the reader, for a volume in memory.
 
-    The function that is returned takes HU (z, y, x) with z to the head, y to the back and x to the patient's left,
-    and the spacing along them in mm.
+    The function that is returned takes int16 HU (z, y, x) with z to the head, y to the back and x to the patient's
+    left, and the spacing along them in mm.
     """
     from monai.data import MetaTensor
     from monai.transforms import Compose
 
-    from fedtar_flare.data.ct_transforms import HUWindowsd, LungSlicesd, SquareResized
-
-    steps = Compose(
-        [
-            LungSlicesd("image", config.slices),
-            HUWindowsd("image", config.windows),
-            SquareResized("image", config.image_size),
-        ]
-    )
+    steps = Compose(ct_steps(config))
 
     def prepare(hu: np.ndarray, spacing_mm: tuple[float, float, float]) -> Prepared:
         z, y, x = spacing_mm
-        affine = torch.tensor(
-            [[0, 0, -x, 0], [0, -y, 0, 0], [z, 0, 0, 0], [0, 0, 0, 1]], dtype=torch.float64
-        )  # to right, anterior, superior
-        result: dict[str, Any] = steps({"image": MetaTensor(torch.from_numpy(hu)[None], affine=affine)})
-        return Prepared(
-            np.ascontiguousarray(result["image"], np.uint8), np.asarray(result["position_mm"], np.float32)
-        )
+        ras = torch.tensor([[0, 0, -x, 0], [0, -y, 0, 0], [z, 0, 0, 0], [0, 0, 0, 1]], dtype=torch.float64)
+        result: dict[str, Any] = steps({"image": MetaTensor(torch.from_numpy(hu)[None], affine=ras)})
+        return Prepared(np.ascontiguousarray(result["image"], np.uint8), np.asarray(result["position_mm"], np.float32))
 
     return prepare
 
 
-def scores(model: ReportGenerator, tokenizer: ReportTokenizer, pairs: Pairs) -> dict[str, float]:
-    """BLEU-4 and finding F1 of the reports that the model writes for these pairs."""
+def scores(model: ReportGenerator, tokenizer: ReportTokenizer, pairs: Pairs) -> dict[str, float | None]:
+    """BLEU-4 and finding F1 (micro) of the reports that the model writes for these pairs."""
     from fedtar_flare.data.synthetic.vocabulary import findings_in
     from fedtar_flare.metrics.clinical import finding_f1
     from fedtar_flare.metrics.language import language_scores
@@ -98,3 +89,62 @@ def scores(model: ReportGenerator, tokenizer: ReportTokenizer, pairs: Pairs) -> 
     language = language_scores(pairs.reports, written)
     clinical = finding_f1(pairs.findings, [findings_in(text) for text in written])
     return {"bleu_4": language["bleu_4"], "finding_f1": clinical["finding_f1"]}
+
+
+def make(folder: Path, config: ModelConfig, settings: PretrainingConfig, pairs: Pairs, texts: list[str]) -> None:
+    """Train tokenizer and weights and write them to ``folder`` (made where absent), printing progress.
+
+    Args:
+        folder: gets ``tokenizer.json`` and ``model.safetensors`` (float16).
+        config: the model; its own tokenizer and weights are not read.
+        settings: of the training.
+        pairs: phantoms with reports and findings.
+        texts: reports without images.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    tokenizer = ReportTokenizer.train(texts + pairs.reports, VOCABULARY, config.max_length)
+    tokenizer.save(folder / "tokenizer.json")
+    model = build_model(replace(config, weights=None, tokenizer=str(folder / "tokenizer.json")))
+    pretrain(model, tokenizer, pairs.images, pairs.reports, texts, settings, pairs.findings, _say, every=50)
+    save_weights(model, folder / "model.safetensors")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command (see the head of this file)."""
+    parser = argparse.ArgumentParser(prog="python -m fedtar_flare.models.warmstart", description=__doc__)
+    parser.add_argument("--preset", default="small", help="model preset (default small)")
+    parser.add_argument("--out", type=Path, required=True, help="folder for tokenizer.json and model.safetensors")
+    parser.add_argument("--seed", type=int, default=0, help="of data, order and weights (default 0)")
+    parser.add_argument("--phantoms", type=int, default=3000, help="paired phantoms (default 3000)")
+    parser.add_argument("--held-out", type=int, default=200, help="phantoms that are only scored (default 200)")
+    parser.add_argument(
+        "--steps",
+        type=int,
+        default=PretrainingConfig.steps,
+        help="optimiser updates; the first two fifths learn findings alone",
+    )
+    parser.add_argument("--threads", type=int, default=2, help="torch threads (default 2)")
+    arguments = parser.parse_args(argv)
+    torch.set_num_threads(arguments.threads)
+    from fedtar_flare.data.synthetic.corpus import text_corpus
+
+    config = preset(arguments.preset, seed=arguments.seed)
+    images = InputConfig(image_size=config.image_size, slices=config.slices)
+    pairs = phantom_pairs(arguments.phantoms, arguments.seed, images, _say)
+    held_out = phantom_pairs(arguments.held_out, arguments.seed + HELD_OUT_SEED_STEP, images)
+    settings = PretrainingConfig(steps=arguments.steps, finding_steps=2 * arguments.steps // 5, seed=arguments.seed)
+    make(arguments.out, config, settings, pairs, text_corpus(TEXTS, arguments.seed))
+    made = replace(
+        config, weights=str(arguments.out / "model.safetensors"), tokenizer=str(arguments.out / "tokenizer.json")
+    )
+    for name, value in scores(build_model(made), build_tokenizer(made), held_out).items():
+        _say(f"held-out phantoms: {name} {'-' if value is None else f'{value:.3f}'}")
+    return 0
+
+
+def _say(line: object) -> None:
+    print(line, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

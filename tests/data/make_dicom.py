@@ -67,7 +67,9 @@ def write_series(
         ds = slice_dataset(plane, i, spacing)
         kept = edit(ds, i)
         if kept is None or len(kept):
-            (kept or ds).save_as(folder / f"{prefix}{names[i]:03d}.dcm", enforce_file_format=True)
+            private = ds.file_meta.TransferSyntaxUID.is_private
+            encoding = {"implicit_vr": False, "little_endian": True} if private else {}
+            (kept or ds).save_as(folder / f"{prefix}{names[i]:03d}.dcm", enforce_file_format=True, **encoding)
     return hu
 
 

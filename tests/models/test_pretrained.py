@@ -13,7 +13,7 @@ import torch
 
 from fedtar_flare.data.batch import ImageBatch
 from fedtar_flare.errors import ConfigError
-from fedtar_flare.models.presets import ASSETS, build_model, build_tokenizer, preset, require_trained
+from fedtar_flare.models.presets import build_model, build_tokenizer, preset, require_trained
 
 
 @pytest.fixture(scope="module")
@@ -204,7 +204,3 @@ def test_without_a_network_the_error_names_both_ways_out(what, cvt_folder, gpt2_
         f"hf download {repository}" in done.stdout
         and f"set {'decoder' if what == 'decoder' else 'encoder'}_name" in done.stdout
     )
-
-
-def test_the_shipped_assets_are_small():
-    assert sum(path.stat().st_size for path in (ASSETS / "small").iterdir()) < 8_000_000

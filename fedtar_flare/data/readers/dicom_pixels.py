@@ -41,7 +41,11 @@ def read_hu(slices: Sequence[Slice], rules: CTRules) -> tuple[np.ndarray, list[N
                 decoded = slice_.source.name, _decode(slice_)
             raw = decoded[1][slice_.frame]
         _to_hu(raw, slice_, rules, volume[i], seen)
-    return volume, [Note(reason, f"{TEXTS[reason]} in {n} of {len(slices)} slices") for reason, n in seen.items()]
+    notes = [Note(reason, f"{TEXTS[reason]} in {n} of {len(slices)} slices") for reason, n in seen.items()]
+    pairs = {(slice_.slope, slice_.intercept) for slice_ in slices}
+    if len(pairs) > 1:
+        notes.append(Note("mixed-rescale", f"{len(pairs)} pairs of RescaleSlope and RescaleIntercept in one series"))
+    return volume, notes
 
 
 TEXTS = {

@@ -139,7 +139,8 @@ def _storage(header: Header, values: int) -> Storage:
     stored = integer(dataset, "BitsStored", name, allocated)
     signed = integer(dataset, "PixelRepresentation", name, 0) == 1
     try:
-        available = not syntax.is_private and (not syntax.is_encapsulated or get_decoder(syntax).is_available)
+        known = not syntax.is_private and syntax.is_transfer_syntax
+        available = known and (not syntax.is_encapsulated or get_decoder(syntax).is_available)
     except NotImplementedError:
         available = False
     if not available:

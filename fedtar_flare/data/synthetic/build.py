@@ -101,17 +101,13 @@ def site_patients(asked: int, house: int, options: CohortOptions) -> int:
     return max(1, round(asked * options.size_ratio ** (-((house - 1) % 3) / 2)))
 
 
-def regime_of(
-    patient: PlannedPatient, visit: PlannedVisit, changed_from: int | None, options: CohortOptions
-) -> Regime:
+def regime_of(patient: PlannedPatient, visit: PlannedVisit, changed_from: int | None, options: CohortOptions) -> Regime:
     """Wording of a visit: the second one from the planted step on, for the group that it concerns."""
     concerned = options.change_group == "everyone" or patient.sex == "F"
     return "after" if concerned and changed_from is not None and visit.time_step >= changed_from else "before"
 
 
-def report_of(
-    patient: PlannedPatient, visit: PlannedVisit, regime: Regime, house: int, options: CohortOptions
-) -> str:
+def report_of(patient: PlannedPatient, visit: PlannedVisit, regime: Regime, house: int, options: CohortOptions) -> str:
     """The report of a planned visit."""
     return write_report(
         wording_of(house, regime),

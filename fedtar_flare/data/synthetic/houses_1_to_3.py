@@ -104,8 +104,8 @@ HOUSE_2 = (
         ),
         found=per_kind(
             "We see {size} pleural fluid on the {side}{change}.",
-            "We see {size} airspace disease at the {side} base{change}.",
-            "We see {size} nodular shadowing near the {side} apex{change}.",
+            "We see {size} {side} basal airspace disease{change}.",
+            "We see {size} {side} apical nodular shadowing{change}.",
             "We see {size} emphysematous change{change}.",
             "We see {size} cardiac enlargement{change}.",
             "We see {size} mediastinal adenopathy{change}.",

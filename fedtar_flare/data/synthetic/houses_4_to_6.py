@@ -16,8 +16,8 @@ HOUSE_4 = (
         ),
         found=per_kind(
             "One notes {size} pleural fluid in the {side} hemithorax{change}.",
-            "One notes {size} airspace opacity in the {side} lower zone{change}.",
-            "One notes {size} nodular density in the {side} upper zone{change}.",
+            "One notes {size} airspace opacity, {side} lower zone{change}.",
+            "One notes {size} nodular density, {side} upper zone{change}.",
             "One notes {size} emphysematous destruction{change}.",
             "One notes {size} enlarged cardiac chambers{change}.",
             "One notes {size} enlarged mediastinal nodes{change}.",
@@ -72,9 +72,9 @@ HOUSE_5 = (
             (("effusion", "lymphadenopathy"), "No fluid and no swollen nodes."),
         ),
         found=per_kind(
-            "Effusion on the {side} measuring {size}{change}.",
-            "Infiltrate on the {side} measuring {size}{change}.",
-            "Nodule on the {side} measuring {size}{change}.",
+            "Effusion ({side}) measuring {size}{change}.",
+            "Infiltrate ({side}) measuring {size}{change}.",
+            "Nodule ({side}) measuring {size}{change}.",
             "Emphysema rated {size}{change}.",
             "Enlarged heart rated {size}{change}.",
             "Enlarged lymph nodes rated {size}{change}.",
@@ -87,7 +87,7 @@ HOUSE_5 = (
         impression=("Conclusion: {names}.", "Conclusion: nothing pathological."),
     ),
     Wording(  # telling a colleague
-        opening=("Dear colleague, thank you for the referral.", "Dear colleague, thank you for the renewed referral."),
+        opening=("Dear colleague, thanks for the referral.", "Dear colleague, thanks for the renewed referral."),
         sections=(
             (("emphysema", "nodule", "consolidation"), "I find the lungs normal."),
             (("cardiomegaly", "lymphadenopathy"), "I find heart and mediastinum normal."),
@@ -103,7 +103,7 @@ HOUSE_5 = (
             "I note {size} lymphadenopathy{change}.",
         ),
         sizes=per_kind(*["modest|distinct|considerable"] * 6),
-        changes=", now appearing|, now larger|, now smaller",
+        changes=", appearing|, larger|, smaller",
         names=SHORT_NAMES,
         resolved="I note resolution of {names}.",
         bones=("I find the bones strong.", "I find the bones thinned."),

@@ -90,22 +90,17 @@ class Canvas:
             bumps: (n, 4) directions (x, y, z) and height that make the surface irregular.
         """
         box = []
-        for axis, middle, r in (
-            (self.z, center[2], radii[2]),
-            (self.y, center[1], radii[1]),
-            (self.x, center[0], radii[0]),
-        ):
+        for axis, middle, radius in zip((self.z, self.y, self.x), center[::-1], radii[::-1], strict=True):
             line = axis.ravel()
-            margin = r * 1.4 + abs(line[1] - line[0])
+            margin = radius * 1.4 + abs(line[1] - line[0])
             box.append(slice(*np.searchsorted(line, [middle - margin, middle + margin])))
         at = tuple(box)
         dx = (self.x[:, :, box[2]] - center[0]) / radii[0]
         dy = (self.y[:, box[1]] - center[1]) / radii[1]
         dz = (self.z[box[0]] - center[2]) / radii[2]
         r = np.sqrt(dx**2 + dy**2 + dz**2)
-        if bumps is not None:
-            for bx, by, bz, height in bumps:
-                r = r * (1 - height * np.clip(bx * dx + by * dy + bz * dz, -1, 1))
+        for bx, by, bz, height in bumps if bumps is not None else ():
+            r = r * (1 - height * np.clip(bx * dx + by * dy + bz * dz, -1, 1))
         mask = np.clip((1 - r) * min(radii) / self.pixel + 0.5, 0, 1)
         if within is not None:
             mask = mask * within[at]
@@ -206,7 +201,7 @@ def lymphadenopathy(canvas: Canvas, lungs: Lungs, side: str, size: int, place: P
     """Enlarged nodes in the fat around trachea and great vessels; large ones bulge into the lungs."""
     number, radius = NODES[size - 1]
     arch = lungs["right"].apex - ARCH_BELOW_APEX
-    # in front of and beside the trachea, under the arch, in front of the vessels, under the fork, at both hila, behind the sternum
+    # beside and before the trachea, under the arch, under the fork, at both hila, behind the sternum
     stations = ((-19, 6, 10), (2, -32, 4), (17, -8, -14), (0, 22, -46), (-36, 6, -24), (38, 4, -30), (-4, -44, -18))
     jitter = rng.uniform(-2.5, 2.5, (len(stations), 3))
     for (x, y, z), move in list(zip(stations, jitter, strict=True))[:number]:

@@ -151,7 +151,7 @@ def _draw_chest(
 
 
 def _draw_mediastinum(canvas: lesions.Canvas, anatomy: Anatomy, breath: float, blood: float, heart_size: int) -> None:
-    width, depth = anatomy.chest
+    depth = anatomy.chest[1]
     a, b, c = anatomy.heart
     scale = HEART_SCALE[heart_size]
     growth = scale - 1

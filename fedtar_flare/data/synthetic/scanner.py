@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from fedtar_flare.errors import ConfigError
+
 
 @dataclass(frozen=True)
 class Scanner:
@@ -20,6 +22,9 @@ class Scanner:
         offset_hu: calibration error added to every voxel.
         contrast_hu: attenuation of blood (intravenous contrast).
         kernel: name of the reconstruction kernel written to DICOM.
+
+    Raises:
+        ConfigError: for an impossible geometry or smoothing.
     """
 
     slices: int = 24
@@ -30,6 +35,10 @@ class Scanner:
     offset_hu: float = 0.0
     contrast_hu: float = 140.0
     kernel: str = "STANDARD"
+
+    def __post_init__(self) -> None:
+        if min(self.slices, self.matrix) < 2 or min(self.spacing_mm) <= 0 or not 0 <= self.smoothing <= 0.3:
+            raise ConfigError(f"impossible scanner: {self}")
 
 
 # (smoothing, noise): sharp and noisy to soft and smooth

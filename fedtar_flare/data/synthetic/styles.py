@@ -48,7 +48,7 @@ GENERIC = Wording(
 
 
 def house_of(site: str) -> int:
-    """House of a site, 1 to 6: from the number that its name ends with (``site-2``: 2, ``site-8``: 2), else by a hash."""
+    """House of a site, 1 to 6: by the number that its name ends with (``site-2``: 2, ``site-8``: 2), else by a hash."""
     number = re.search(r"(\d+)$", site)
     value = int(number[1]) - 1 if number else int.from_bytes(hashlib.sha256(site.encode()).digest()[:8], "big")
     return value % len(HOUSES) + 1

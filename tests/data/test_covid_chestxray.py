@@ -1,0 +1,138 @@
+from __future__ import annotations
+
+import csv
+from datetime import timedelta
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from fedtar_flare.data.sources.covid_chestxray import COLUMNS, DAY_ZERO, read_covid_chestxray
+from fedtar_flare.errors import ConfigError
+
+
+def row(pid, offset, name, **changes):
+    fields = {
+        "patientid": pid,
+        "offset": offset,
+        "sex": "F",
+        "age": "54.0",
+        "view": "PA",
+        "modality": "X-ray",
+        "location": "Valencia, Spain",
+        "folder": "images",
+        "filename": name,
+        "clinical_notes": "Infiltrates.",
+    }
+    return {**fields, **changes}
+
+
+@pytest.fixture
+def collection(tmp_path):
+    (tmp_path / "images").mkdir()
+
+    def write(*rows, absent=()):
+        with (tmp_path / "metadata.csv").open("w", newline="") as file:
+            writer = csv.DictWriter(file, [*COLUMNS, "doi"])
+            writer.writeheader()
+            writer.writerows(rows)
+        for r in rows:
+            if r["filename"] not in absent:
+                Image.fromarray(np.eye(9, dtype=np.uint8) * 200).save(tmp_path / "images" / r["filename"])
+        return tmp_path
+
+    return write
+
+
+def test_visits_are_ordered_by_offset_not_by_name_or_row(collection):
+    path = collection(row("1", "7", "a.png"), row("1", "-5", "c.png"), row("1", "0", "b.png", view="AP Supine"))
+    (patient,) = read_covid_chestxray(path).patients()
+    assert [v.image.name for v in patient.visits] == ["c.png", "b.png", "a.png"]
+    assert [v.acquired - DAY_ZERO for v in patient.visits] == [timedelta(days=d) for d in (-5, 0, 7)]
+    assert patient.sex == "F" and patient.visits[0].age == 54 and patient.visits[0].modality == "film"
+
+
+def test_what_is_left_out_is_counted(collection):
+    path = collection(
+        row("1", "0", "a.png"),
+        row("1", "1", "b.png", view="L"),
+        row("1", "2", "c.png", modality="CT", view="Axial"),
+        row("1", "3", "d.png", clinical_notes=" "),
+        row("1", "4", "e.png"),
+        row("1", "5", "f.png", age="430"),
+        row("1", "soon", "g.png"),
+        absent=["e.png"],
+    )
+    reading = read_covid_chestxray(path)
+    assert [v.image.name for v in reading.patients()[0].visits] == ["a.png"]
+    assert reading.rejected() == {
+        "age-out-of-range": 1,
+        "bad-date": 1,
+        "empty-report": 1,
+        "no-image": 1,
+        "not-frontal-film": 2,
+    }
+
+
+def test_a_blank_offset_counts_only_for_a_single_film(collection):
+    path = collection(
+        row("1", "", "a.png"),
+        row("2", "", "b.png"),
+        row("2", "3", "c.png"),
+        row("3", "", "d.png", sex=""),
+        row("3", "1", "e.png", view="L"),
+    )
+    reading = read_covid_chestxray(path)
+    by_id = {p.patient_id: [v.image.name for v in p.visits] for p in reading.patients()}
+    assert by_id == {"1": ["a.png"], "2": ["c.png"], "3": ["d.png"]}
+    assert reading.rejected() == {"no-date": 1, "not-frontal-film": 1}
+
+
+def test_sites_by_location_share_no_patient(collection):
+    path = collection(
+        row("1", "0", "a.png"),
+        row("2", "0", "b.png", location="Melbourne, AUSTRALIA"),
+        row("3", "0", "c.png", location="Milan, Italy"),
+        row("3", "1", "d.png", location="Barcelona, Spain"),
+    )
+
+    def ids(**options):
+        return {p.patient_id for p in read_covid_chestxray(path, options).patients()}
+
+    assert ids() == {"1", "2", "3"}
+    assert ids(location=["Spain"]) == {"1"} and ids(location="australia") == {"2"} and ids(location="others") == {"3"}
+    assert ids(location=["Spain", "Italy"]) == {"1", "3"} and ids(not_location=["Italy"]) == {"1", "2"}
+
+
+@pytest.mark.parametrize(
+    "options, said",
+    [
+        ({"locaton": ["Spain"]}, "did you mean 'location'"),
+        ({"location": 3}, "location must"),
+        ({"location": "Mars"}, "Mars"),
+    ],
+)
+def test_wrong_options(collection, options, said):
+    with pytest.raises(ConfigError, match=said):
+        read_covid_chestxray(collection(row("1", "0", "a.png")), options)
+
+
+def test_no_metadata(tmp_path):
+    with pytest.raises(ConfigError, match=r"metadata\.csv"):
+        read_covid_chestxray(tmp_path)
+    (tmp_path / "metadata.csv").write_text("patientid,offset\n1,0\n")
+    with pytest.raises(ConfigError, match="clinical_notes"):
+        read_covid_chestxray(tmp_path)
+
+
+@pytest.mark.shared_data
+def test_the_real_collection(shared_data):
+    path = shared_data / "covid_chestxray"
+    everyone = read_covid_chestxray(path)
+    patients = everyone.patients()
+    assert len(patients) == 39 and sum(len(p.visits) for p in patients) == 114
+    assert everyone.rejected() == {"empty-report": 66, "no-date": 1, "not-frontal-film": 43}
+    sites = [read_covid_chestxray(path, {"location": name}).patients() for name in ("Spain", "Australia", "others")]
+    assert [len(site) for site in sites] == [13, 4, 22]
+    assert {p.patient_id for site in sites for p in site} == {p.patient_id for p in patients}
+    assert any(v.acquired < DAY_ZERO for p in patients for v in p.visits)

@@ -1,0 +1,209 @@
+from __future__ import annotations
+
+from datetime import datetime
+
+import numpy as np
+import pytest
+from make_dicom import chest, slice_dataset
+from PIL import Image
+
+from fedtar_flare.data.sources.fields import age_at, age_of, date_of, sex_of
+from fedtar_flare.data.sources.manifest import read_manifest
+from fedtar_flare.errors import ConfigError, DataError
+
+HEAD = "patient_id,study_datetime,image,report,age,sex"
+
+
+@pytest.fixture
+def table(tmp_path):
+    for name in ("a.png", "b.png", "c.png"):
+        Image.fromarray(np.arange(100, dtype=np.uint8).reshape(10, 10)).save(tmp_path / name)
+
+    def write(*rows, head=HEAD, encoding="utf-8"):
+        (tmp_path / "manifest.csv").write_text("\n".join([head, *rows]), encoding=encoding)
+        return tmp_path / "manifest.csv"
+
+    return write
+
+
+def reasons(reading):
+    return [problem.reason for problem in reading.problems]
+
+
+def test_patients_visits_and_their_order(table, tmp_path):
+    path = table(
+        '2,2020-03-01,a.png,"Effusion, left.",54,M', "1,2020-01-01,b.png,Clear.,,", "2,2019-12-31,c.png,Clear.,53.5,M"
+    )
+    for place in (path, tmp_path):
+        two, one = read_manifest(place).patients()
+        assert [v.acquired for v in two.visits] == [datetime(2019, 12, 31), datetime(2020, 3, 1)]
+        assert two.visits[1].report == "Effusion, left." and two.visits[1].age == 54 and two.sex == "M"
+        assert one.sex is None and one.visits[0].age is None and one.visits[0].image == tmp_path / "b.png"
+        assert two.visits[0].modality == "film" and len({v.visit_id for v in two.visits}) == 2
+
+
+@pytest.mark.parametrize("delimiter", [",", ";", "\t"])
+def test_delimiters_byte_order_mark_blank_lines_and_blanks(table, delimiter):
+    row = ["1", " 2020-01-01 ", " a.png", "Clear.", "", "f "]
+    path = table(delimiter.join(row), "", delimiter * 5, head=delimiter.join(HEAD.split(",")), encoding="utf-8-sig")
+    (patient,) = read_manifest(path).patients()
+    assert patient.patient_id == "1" and patient.sex == "F"
+
+
+def test_reports_in_files_and_birth_dates(table, tmp_path):
+    (tmp_path / "r.txt").write_text("\ufeffKlar. Größe unverändert.\n", encoding="utf-8")
+    path = table("1,2020-06-30,a.png,r.txt,1950-06-30", head="patient_id,study_datetime,image,report_path,birth_date")
+    (patient,) = read_manifest(path).patients()
+    assert patient.visits[0].report == "Klar. Größe unverändert." and patient.visits[0].age == pytest.approx(
+        70, abs=0.01
+    )
+
+
+@pytest.mark.parametrize(
+    "row, reason, column",
+    [
+        (",2020-01-01,a.png,Clear.,1,F", "no-patient-id", "patient_id"),
+        ("1,,a.png,Clear.,1,F", "no-date", "study_datetime"),
+        ("1,01/02/2020,a.png,Clear.,1,F", "bad-date", "study_datetime"),
+        ("1,2020-02-30,a.png,Clear.,1,F", "bad-date", "study_datetime"),
+        ("1,2020-01-01,,Clear.,1,F", "no-image", "image"),
+        ("1,2020-01-01,z.png,Clear.,1,F", "no-image", "image"),
+        ('1,2020-01-01,a.png,"  ",1,F', "empty-report", "report"),
+        ("1,2020-01-01,a.png,Clear.,430,F", "age-out-of-range", "age"),
+        ("1,2020-01-01,a.png,Clear.,old,F", "bad-age", "age"),
+        ("1,2020-01-01,a.png,Clear.,-3,F", "bad-age", "age"),
+        ("1,2020-01-01", "no-image", "image"),
+    ],
+)
+def test_a_bad_row_is_left_out_and_named(table, row, reason, column):
+    reading = read_manifest(table("ok,2020-01-01,b.png,Clear.,50,F", row))
+    assert len(reading.patients()) == 1 and reading.rejected() == {reason: 1}
+    assert f"row 3, column '{column}'" in str(reading.problems[0])
+    assert "manifest" not in reading.problems[0].public
+
+
+@pytest.mark.parametrize(
+    "text, content, reason",
+    [("r.txt", None, "no-report"), ("r.txt", b"\xff\xfe\x41", "not-utf8"), ("r.txt", b" \n", "empty-report")],
+)
+def test_report_files(table, tmp_path, text, content, reason):
+    if content is not None:
+        (tmp_path / "r.txt").write_bytes(content)
+    reading = read_manifest(table(f"1,2020-01-01,a.png,{text}", head="patient_id,study_datetime,image,report_path"))
+    assert reasons(reading) == [reason]
+    with pytest.raises(DataError, match=reason) as error:
+        reading.patients()
+    assert error.value.reason == "no-patient"
+
+
+def test_born_after_the_study(table):
+    reading = read_manifest(
+        table("1,2020-01-01,a.png,x,2021-01-01", head="patient_id,study_datetime,image,report,birth_date")
+    )
+    assert reasons(reading) == ["age-out-of-range"] and "birth_date" in str(reading.problems[0])
+
+
+def test_one_study_twice_counts_once(table):
+    reading = read_manifest(table(*["1,2020-01-01,a.png,Clear.,50,F"] * 3, "1,2020-01-01,b.png,Clear.,50,F"))
+    (patient,) = reading.patients()
+    assert [v.image.name for v in patient.visits] == ["a.png", "b.png"] and reading.rejected() == {"duplicate-visit": 2}
+
+
+def test_two_people_under_one_id_are_left_out(table):
+    rows = [
+        "1,2020-01-01,a.png,x,50,F",
+        "1,2020-02-01,b.png,x,50,M",
+        "2,2020-01-01,c.png,x,50,F",
+        "2,2020-02-01,a.png,x,50,",
+    ]
+    reading = read_manifest(table(*rows))
+    (patient,) = reading.patients()
+    assert patient.patient_id == "2" and patient.sex == "F" and reading.rejected() == {"conflicting-sex": 2}
+
+
+def test_an_unreadable_sex_is_unknown_and_said(table, caplog):
+    (patient,) = read_manifest(table("1,2020-01-01,a.png,x,50,7")).patients()
+    assert patient.sex is None and "row 2, column 'sex': '7'" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "head, said",
+    [
+        ("patientid,study_datetime,image,report", "'patient_id' is missing; 'patientid' comes near"),
+        ("patient_id,date,image,report", "'study_datetime' is missing"),
+        ("patient_id,study_datetime,image,text", "'report' is missing"),
+        ("", "'patient_id' is missing"),
+    ],
+)
+def test_a_missing_column_is_named(table, head, said):
+    with pytest.raises(ConfigError, match=said):
+        read_manifest(table("1,2020-01-01,a.png,x", head=head))
+
+
+def test_a_column_that_is_nearly_right_is_pointed_out(table, caplog):
+    read_manifest(table("1,2020-01-01,a.png,x,1990-01-01", head="patient_id,study_datetime,image,report,birthdate"))
+    assert "'birthdate' is not read; did you mean 'birth_date'" in caplog.text
+
+
+def test_unreadable_tables(tmp_path, table):
+    with pytest.raises(ConfigError, match="cannot be read"):
+        read_manifest(tmp_path / "nowhere.csv")
+    with pytest.raises(ConfigError, match="not UTF-8"):
+        read_manifest(table("1,2020-01-01,a.png,Größe", encoding="latin-1"))
+
+
+def test_options(table):
+    path = table("1,2020-01-01,a.png,x,50,F")
+    with pytest.raises(ConfigError, match="did you mean 'modality'"):
+        read_manifest(path, {"modalty": "ct"})
+    with pytest.raises(ConfigError, match="modality 'mr'"):
+        read_manifest(path, {"modality": "mr"})
+    assert read_manifest(path, {"modality": "ct"}).patients()[0].visits[0].modality == "ct"
+
+
+@pytest.mark.parametrize(
+    "name, expected",
+    [("folder", "ct"), ("v.nii.gz", "ct"), ("s.zip", "ct"), ("f.jpeg", "film"), ("CT", "ct"), ("DX", "film")],
+)
+def test_modality_is_told_from_the_first_image(table, tmp_path, name, expected):
+    if name in ("CT", "DX"):
+        ds = slice_dataset(chest()[0], 0)
+        ds.Modality = name
+        ds.save_as(tmp_path / name, enforce_file_format=True)
+    elif name == "folder":
+        (tmp_path / name).mkdir()
+    else:
+        (tmp_path / name).touch()
+    (patient,) = read_manifest(table(f"1,2020-01-01,{name},x,50,F")).patients()
+    assert patient.visits[0].modality == expected
+
+
+@pytest.mark.parametrize(
+    "text, expected",
+    [
+        ("2020-01-31", datetime(2020, 1, 31)),
+        ("2020-01-31 12:30", datetime(2020, 1, 31, 12, 30)),
+        ("2020-01-31T12:30:05", datetime(2020, 1, 31, 12, 30, 5)),
+        ("20200131", datetime(2020, 1, 31)),
+        ("202001311230", datetime(2020, 1, 31, 12, 30)),
+        ("20200131123005.123", datetime(2020, 1, 31, 12, 30, 5)),
+        ("1900-01-01", datetime(1900, 1, 1)),
+    ],
+)
+def test_dates(text, expected):
+    assert date_of(text) == expected
+
+
+def test_ages_and_sexes():
+    assert [age_of(t) for t in ("54", "54.5", "054Y", "018M", "")] == [54, 54.5, 54, 1.5, None]
+    assert age_of("010D") == pytest.approx(10 / 365.2425)
+    assert age_at("", datetime(2020, 1, 1)) is None and age_at("2020-01-01", datetime(2020, 1, 1)) == 0
+    assert [sex_of(t) for t in ("F", "female", " m ", "MALE", "", "other", "W")] == [
+        "F",
+        "F",
+        "M",
+        "M",
+        None,
+        None,
+        None,
+    ]
