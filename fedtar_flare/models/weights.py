@@ -23,7 +23,7 @@ def save_weights(model: nn.Module, path: Path, dtype: torch.dtype = torch.float1
     Raises:
         ConfigError: a value is not finite in ``dtype``; names the tensor.
     """
-    from safetensors.torch import save_file
+    from safetensors.torch import save
 
     state = {}
     for name, tensor in own_state(model).items():
@@ -33,7 +33,7 @@ def save_weights(model: nn.Module, path: Path, dtype: torch.dtype = torch.float1
             if not stored.isfinite().all():
                 raise ConfigError(f"weights cannot be written to {path}: tensor {name} is not finite as {dtype}")
         state[name] = stored.contiguous()
-    save_file(state, path)
+    path.write_bytes(save(state))  # save_file would make it readable by its owner alone
 
 
 def load_weights(model: nn.Module, path: Path) -> None:
