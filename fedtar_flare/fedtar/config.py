@@ -11,6 +11,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from datetime import datetime
 from typing import Any, TypeVar
 
 from fedtar_flare.errors import ConfigError
@@ -86,13 +87,18 @@ class DataConfig:
     """How a site's visits become samples."""
 
     alignment: str = field(default="visit", metadata={"help": "time step by 'visit' number or by calendar 'period'"})
+    periods: tuple[str, ...] = field(
+        default=(), metadata={"help": "for 'period': T - 1 rising ISO dates, the bounds between the bins"}
+    )
     prior: str = field(default="none", metadata={"help": "'none' (the paper) or 'report' of the visit before"})
     min_cell: int = field(default=1, metadata={"help": "fewest visits at a step to train on it and to report scores"})
     synthetic_patients: int = field(default=48, metadata={"help": "patients of a simulated site"})
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "periods", tuple(self.periods))
         _require(
             self,
+            periods=_rising_dates(self.periods),
             alignment=self.alignment in ("visit", "period"),
             prior=self.prior in ("none", "report"),
             min_cell=self.min_cell >= 1,
@@ -128,6 +134,14 @@ def digest(*configs: Any) -> str:
     """Short hash of settings that all sites must share."""
     text = json.dumps([asdict(config) for config in configs], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _rising_dates(texts: tuple[str, ...]) -> bool:
+    try:
+        dates = [datetime.fromisoformat(text) for text in texts]
+    except (TypeError, ValueError):
+        return False
+    return dates == sorted(set(dates))
 
 
 def _require(config: Any, **checks: bool) -> None:

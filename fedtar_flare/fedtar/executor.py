@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
+from datetime import datetime
 from typing import Any
 
 import numpy as np
@@ -168,6 +169,7 @@ class PatientAdaptiveExecutor(MethodExecutor):
             site.name,
             time_steps=order.time_steps,
             alignment=self._data.alignment,
+            periods=[datetime.fromisoformat(text) for text in self._data.periods] or None,
             prior=self._data.prior,
             seed=self.seed,
             synthetic_patients=self._data.synthetic_patients,

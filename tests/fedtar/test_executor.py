@@ -231,7 +231,9 @@ def test_an_abort_is_honoured_between_batches(tmp_path):
 
 
 def test_seeds_differ_by_all_that_names_a_task():
-    seeds = {seed_of(s, site, r, t, task) for s in (0, 1) for site in "ab" for r in (1, 2) for t in (1, 2) for task in "xy"}
+    seeds = {
+        seed_of(s, site, r, t, task) for s in (0, 1) for site in "ab" for r in (1, 2) for t in (1, 2) for task in "xy"
+    }
     assert len(seeds) == 32
 
 
@@ -245,6 +247,7 @@ def test_seeds_differ_by_all_that_names_a_task():
         ({"lora": {"dtype_up": "float16"}}, "dtype_up"),
         ({"patient": {"profile": ["sex"]}}, "profile"),
         ({"data": {"alignment": "month"}}, "alignment"),
+        ({"data": {"periods": ["2020-01-01", "2019-01-01"]}}, "periods"),
         ({"torch_threads": 0}, "torch_threads"),
     ],
 )

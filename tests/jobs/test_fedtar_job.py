@@ -75,7 +75,13 @@ def test_a_run_leaves_everything_that_it_promises(finished):
     for step in kinds["step"]:
         assert step["bytes_up"] == step["bytes_down"] == 2 * start["exchange"]["bytes"]
         assert all(s["samples"] == start["counts"][n]["train"][step["step"] - 1] for n, s in step["sites"].items())
-    for name in ("rounds.jsonl", "metrics.json", "report.html", "adapter/adapter_model.safetensors", "adapter/README.md"):
+    for name in (
+        "rounds.jsonl",
+        "metrics.json",
+        "report.html",
+        "adapter/adapter_model.safetensors",
+        "adapter/README.md",
+    ):
         assert (results / name).is_file(), name
     metrics = json.loads((results / "metrics.json").read_text())
     for key in ("warm_start", "final"):
