@@ -66,7 +66,7 @@ class TrainingConfig:
     local_steps: int = field(default=12, metadata={"help": "optimiser updates per task"})
     batch_size: int = field(default=8, metadata={"help": "reports per update"})
     lr_shared: float = field(default=1e-3, metadata={"help": "AdamW learning rate of the shared part"})
-    lr_patient: float = field(default=2e-3, metadata={"help": "AdamW learning rate of the patient part"})
+    lr_patient: float = field(default=1e-3, metadata={"help": "AdamW learning rate of the patient part"})
     weight_decay: float = field(default=0.01, metadata={"help": "AdamW weight decay of both"})
     max_grad_norm: float = field(default=1.0, metadata={"help": "gradient norm limit; 0 switches it off"})
 
