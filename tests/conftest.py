@@ -8,6 +8,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import settings
+
+settings.register_profile("fixed", derandomize=True, deadline=None)
+settings.load_profile("fixed")  # the same examples in every run
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 

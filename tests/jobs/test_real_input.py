@@ -48,7 +48,7 @@ def film_run(folder, hospitals, home, *arguments):
         preset="small",
         num_rounds=2,
         time_steps=2,
-        training={"local_steps": 3, "batch_size": 4},
+        training={"local_steps": 10, "batch_size": 4},
         server={"evaluate_every": 2},
     )
     recipe.export(str(folder))
@@ -59,16 +59,33 @@ def film_run(folder, hospitals, home, *arguments):
     return read_events(results)
 
 
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    return tmp_path_factory.mktemp("home")
+
+
+@pytest.fixture(scope="module")
+def finished(hospitals, home, tmp_path_factory):
+    """One whole run over the real films, both hospitals side by side."""
+    return film_run(tmp_path_factory.mktemp("films"), hospitals, home, "-t", "2")
+
+
+def outer_steps(events):
+    return [event for event in events if event["event"] == "outer"]
+
+
 @pytest.mark.timeout(1200)
-def test_real_films_train_through_the_job_and_threads_do_not_matter(hospitals, tmp_path, tmp_path_factory):
-    home = tmp_path_factory.mktemp("home")
-    events = film_run(tmp_path / "a", hospitals, home, "-t", "2")
-    start = events[0]
+def test_real_films_train_through_the_job(finished):
+    start, outer = finished[0], outer_steps(finished)
     visits = {site: sum(sum(steps) for steps in counts.values()) for site, counts in start["counts"].items()}
     assert min(visits.values()) > 0 and sum(visits.values()) >= 20
-    outer = [e for e in events if e["event"] == "outer"]
     assert outer[-1]["validation_loss"] < outer[0]["validation_loss"]
-    again = film_run(tmp_path / "b", hospitals, home)
-    for a, b in zip(outer, (e for e in again if e["event"] == "outer"), strict=True):
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_threads_do_not_matter_on_real_films(finished, hospitals, home, tmp_path):
+    again = film_run(tmp_path, hospitals, home)
+    for a, b in zip(outer_steps(finished), outer_steps(again), strict=True):
         assert a["validation_loss"] == pytest.approx(b["validation_loss"], abs=1e-5)
         assert a["alpha_after"] == pytest.approx(b["alpha_after"], abs=1e-5)
