@@ -105,7 +105,7 @@ class SiteLearner:
         self.training = training
         self.device = torch.device(device)
         self._autocast = autocast
-        self._checkpoint = checkpoint
+        self.checkpoint = checkpoint
         self._mixture = mixture
         self._median_age = median_age
         self._config = model
@@ -214,7 +214,7 @@ class SiteLearner:
         private = list(self.patient.parameters()) if self.patient is not None else []
         losses = []
         for chosen in _batches(len(samples), self.training.batch_size, self.training.local_steps, seed):
-            self._checkpoint()
+            self.checkpoint()
             losses.append(self._accumulate([samples[i] for i in chosen]))
             for parameters in (shared, private):
                 if parameters and self.training.max_grad_norm:
@@ -287,7 +287,7 @@ class SiteLearner:
         texts: list[str] = []
         with torch.no_grad():
             for part in _parts(samples, EVALUATION_BATCH):
-                self._checkpoint()
+                self.checkpoint()
                 losses += self._report_losses(part, personal).tolist()
                 texts += self.generate(part, personal)
         steps = range(1, self.cohort.time_steps + 1)

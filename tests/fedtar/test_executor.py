@@ -222,9 +222,11 @@ def test_another_run_never_meets_the_state_of_the_first(tmp_path):
     assert reply.status == "error"
 
 
-def test_an_abort_is_honoured_between_batches(tmp_path):
-    site = HospitalSite(tmp_path)
+@pytest.mark.parametrize("fresh", [True, False])
+def test_an_abort_is_honoured_between_batches(tmp_path, fresh):
+    site = HospitalSite(tmp_path, fresh=fresh)
     _, w = site.handshake()
+    site.signal = Signal()  # each task has a signal of its own, also in an executor that lives on
     site.signal.trigger(True)
     code, _ = site.train(w, 1, 1)
     assert code == ReturnCode.TASK_ABORTED
