@@ -6,11 +6,18 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from fedtar_flare.cli import simulate
+from fedtar_flare.cli.commands import add_commands
 from fedtar_flare.errors import FedTARError
 from fedtar_flare.version import __version__
 
-COMMANDS = (simulate,)
+COMMANDS = (
+    "simulate",
+    "export",
+    "report",
+    "generate",
+    "warmstart",
+    "data",
+)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -22,8 +29,7 @@ def parser() -> argparse.ArgumentParser:
     )
     top.add_argument("--version", action="version", version=f"fedtar_flare {__version__}")
     commands = top.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    for command in COMMANDS:
-        command.add_parser(commands)
+    add_commands(commands, COMMANDS)
     return top
 
 

@@ -48,3 +48,8 @@ def split_of(patient_id: str, key: bytes, fractions: tuple[float, float, float] 
 def identity_hash(patient_id: str, key: bytes) -> float:
     """The first coordinate of the profile, ``hash(id)`` in [0, 1) (FedTAR, Eq. 2)."""
     return keyed_unit(f"profile:{patient_id}", key)
+
+
+def key_check(key: bytes) -> str:
+    """A short value that tells whether a key is the one meant, and gives nothing of it away."""
+    return hmac.digest(key, b"fedtar key check", "sha256")[:8].hex()

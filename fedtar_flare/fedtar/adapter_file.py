@@ -4,6 +4,7 @@ A server that never builds the model (and so never imports PEFT) can write a fol
 ``peft.PeftModel.from_pretrained(base_model, folder)`` loads. A folder holds ``adapter_model.safetensors`` (LoRA
 factors, PEFT's names), ``adapter_config.json``, and, where parameters beyond the factors travel,
 ``extra.safetensors`` (base-model names), which PEFT does not read: :func:`load_extra` puts those into the base model.
+``fedtar.json`` says which base model and which run an adapter belongs to.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from fedtar_flare.errors import ConfigError, ExchangeError
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 ADAPTER_CONFIG = "adapter_config.json"
 EXTRA_WEIGHTS = "extra.safetensors"
+ADAPTER_INFO = "fedtar.json"
 
 _PREFIX = "base_model.model."
 _SUFFIXES = (".lora_A.weight", ".lora_B.weight")
@@ -31,7 +33,12 @@ def is_adapter_name(name: str) -> bool:
     return name.startswith(_PREFIX) and name.endswith(_SUFFIXES)
 
 
-def write_adapter(folder: Path | str, state: Mapping[str, Tensor], adapter_config: Mapping[str, Any]) -> None:
+def write_adapter(
+    folder: Path | str,
+    state: Mapping[str, Tensor],
+    adapter_config: Mapping[str, Any],
+    info: Mapping[str, Any] | None = None,
+) -> None:
     """Write ``state`` as a PEFT adapter folder (made where absent); each file appears whole or not at all.
 
     Args:
@@ -39,6 +46,7 @@ def write_adapter(folder: Path | str, state: Mapping[str, Tensor], adapter_confi
             removed where ``state`` has no extras.
         state: what :func:`~fedtar_flare.fedtar.shared_lora.shared_state` gives: factors and extras by name.
         adapter_config: what :func:`~fedtar_flare.fedtar.shared_lora.adapter_config` gives.
+        info: which base model and run it belongs to (JSON), for :func:`read_adapter_info`.
 
     Raises:
         ConfigError: ``adapter_config`` is not one of LoRA.
@@ -62,6 +70,33 @@ def write_adapter(folder: Path | str, state: Mapping[str, Tensor], adapter_confi
         (folder / EXTRA_WEIGHTS).unlink(missing_ok=True)
     text = json.dumps(dict(adapter_config), indent=2, sort_keys=True)
     _replace(folder / ADAPTER_CONFIG, text.encode())
+    if info is not None:
+        _replace(folder / ADAPTER_INFO, json.dumps(dict(info), indent=2, sort_keys=True).encode())
+
+
+def read_adapter_info(folder: Path | str) -> dict[str, Any]:
+    """What ``fedtar.json`` says: ``model`` (settings of the base model), ``fingerprint``, ``run_id``, ``round``, ...
+
+    Raises:
+        ConfigError: the folder is no adapter of this package, or one of a release that did not write it.
+    """
+    folder = Path(folder)
+    if not (folder / ADAPTER_WEIGHTS).is_file():
+        raise ConfigError(
+            f"{folder} is no adapter folder: it has no {ADAPTER_WEIGHTS} (a run leaves one as <results>/adapter)"
+        )
+    try:
+        info = json.loads((folder / ADAPTER_INFO).read_text(encoding="utf-8"))
+        if not isinstance(info["model"], dict) or not isinstance(info["fingerprint"], str):
+            raise ValueError("model and fingerprint")
+        return dict(info)
+    except FileNotFoundError as error:
+        raise ConfigError(
+            f"{folder} has no {ADAPTER_INFO}: an adapter of an older release or of another program, whose base model "
+            "is not known"
+        ) from error
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(f"{folder / ADAPTER_INFO} is damaged ({error})") from error
 
 
 def read_adapter(folder: Path | str) -> dict[str, Tensor]:

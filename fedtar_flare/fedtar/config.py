@@ -65,6 +65,9 @@ class TrainingConfig:
 
     local_steps: int = field(default=12, metadata={"help": "optimiser updates per task"})
     batch_size: int = field(default=8, metadata={"help": "reports per update"})
+    micro_batch: int = field(
+        default=0, metadata={"help": "reports in memory at once, gradients added up over the batch; 0: the whole batch"}
+    )
     lr_shared: float = field(default=1e-3, metadata={"help": "AdamW learning rate of the shared part"})
     lr_patient: float = field(default=1e-3, metadata={"help": "AdamW learning rate of the patient part"})
     weight_decay: float = field(default=0.01, metadata={"help": "AdamW weight decay of both"})
@@ -75,6 +78,7 @@ class TrainingConfig:
             self,
             local_steps=self.local_steps >= 1,
             batch_size=self.batch_size >= 1,
+            micro_batch=self.micro_batch >= 0,
             lr_shared=self.lr_shared > 0,
             lr_patient=self.lr_patient > 0,
             weight_decay=self.weight_decay >= 0,

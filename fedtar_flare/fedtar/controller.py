@@ -19,7 +19,7 @@ from fedtar_flare.flare.checkpoint import Checkpoint, CheckpointFolder, load
 from fedtar_flare.flare.exchange import ExchangeSchema, check_update_size, disagreement_table
 from fedtar_flare.flare.method_controller import Answers, MethodController, Tensors
 from fedtar_flare.flare.record import RunRecord
-from fedtar_flare.flare.tasks import CLOSE_ROUND, HANDSHAKE, TRAIN, Order, Reply, version
+from fedtar_flare.flare.tasks import CLOSE_ROUND, HANDSHAKE, TRAIN, Order, Reply, same_release, version
 from fedtar_flare.version import __version__
 
 
@@ -94,7 +94,7 @@ class TemporalResidualController(MethodController):
     def run(self) -> None:
         """Handshake, then R rounds of T residual steps and one outer step each (FedTAR, Algorithm 1)."""
         self.record = RunRecord(self.results_folder)
-        self.results = ResultsWriter(self.results_folder, self.record)
+        self.results = ResultsWriter(self.results_folder, self.record, self.scalar)
         with self.recorded(self.record):
             w, first_round = self.begin()
             for r in range(first_round, self.num_rounds + 1):
@@ -207,7 +207,7 @@ class TemporalResidualController(MethodController):
         folder = CheckpointFolder(self.results_folder / "checkpoint", self.keep_checkpoints)
         folder.save(Checkpoint(r, w, policy, info | self.results.progress()), best=best)
         if best:
-            self.results.adapter(w)
+            self.results.adapter(w, r)
 
     def settings(self) -> dict[str, Any]:
         """Settings that a resumed run must share."""
@@ -269,8 +269,9 @@ def agreed_schema(replies: Mapping[str, Reply]) -> ExchangeSchema:
     schemas = {site: ExchangeSchema.from_dict(reply.payload["schema"]) for site, reply in replies.items()}
     rows: dict[str, dict[str, Any]] = {
         site: {
-            "fedtar_flare": (reply.payload.get("versions") or {}).get("fedtar_flare"),
+            "fedtar_flare": same_release((reply.payload.get("versions") or {}).get("fedtar_flare")),
             "settings": reply.payload.get("settings"),
+            "base weights": (reply.payload.get("model") or {}).get("fingerprint"),
             "updates in": schemas[site].dtype_up,
             "tensors": len(schemas[site].shapes),
             "parameters": schemas[site].parameters,

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from datetime import datetime
 from typing import Any
 
 import numpy as np
 import torch
 
+from fedtar_flare.data.splits import key_check
 from fedtar_flare.errors import ConfigError, DataError
 from fedtar_flare.fedtar.config import DataConfig, LoRAConfig, PatientConfig, TrainingConfig, build, digest
 from fedtar_flare.flare.exchange import WIRE_DTYPES, ExchangeSchema, check_tensor
 from fedtar_flare.flare.method_executor import MethodExecutor, Site, Tensors, abstain, ok
+from fedtar_flare.flare.scalars import send_scalar
 from fedtar_flare.flare.site_state import SiteState
 from fedtar_flare.flare.tasks import CLOSE_ROUND, HANDSHAKE, TASKS, TRAIN, Order, Reply, version
+from fedtar_flare.progress import Progress
 from fedtar_flare.version import __version__
 
 PRODUCTION_MIN_CELL = 5
@@ -65,11 +69,11 @@ class PatientAdaptiveExecutor(MethodExecutor):
         self.seed, self.torch_threads = seed, torch_threads
         from fedtar_flare.models.presets import preset as model_preset
 
-        self._model = model_preset(preset, **(model or {}))
-        self._lora = build(LoRAConfig, lora, "lora")
-        self._patient = build(PatientConfig, patient, "patient")
-        self._training = build(TrainingConfig, training, "training")
-        self._data = build(DataConfig, data, "data")
+        self.model_config = model_preset(preset, **(model or {}))
+        self.lora_config = build(LoRAConfig, lora, "lora")
+        self.patient_config = build(PatientConfig, patient, "patient")
+        self.training_config = build(TrainingConfig, training, "training")
+        self.data_config = build(DataConfig, data, "data")
         self._learner: Any = None
         self._learner_key: tuple[str, str] | None = None
 
@@ -89,12 +93,12 @@ class PatientAdaptiveExecutor(MethodExecutor):
         from fedtar_flare.fedtar.profiles import fit_mixture, training_median_age
 
         state, cohort = self._open(order, site)
-        if self._patient.enabled and not state.has("mixture"):
-            mixture = fit_mixture(cohort, self._patient, seed_of(self.seed, site.name, 0, 0, "mixture"))
+        if self.patient_config.enabled and not state.has("mixture"):
+            mixture = fit_mixture(cohort, self.patient_config, seed_of(self.seed, site.name, 0, 0, "mixture"))
             if mixture.note:
                 self.logger.warning(f"site {site.name}: {mixture.note}")
             arrays = {name: torch.from_numpy(np.atleast_1d(value)) for name, value in mixture.state().items()}
-            state.write("mixture", arrays, {"median_age": training_median_age(cohort)})
+            state.write("mixture", arrays, self._personal_settings(cohort, order, training_median_age(cohort)))
         learner = self._learner_of(order, site, state, cohort)
         if weights:
             self._load_shared(learner, weights)
@@ -102,9 +106,9 @@ class PatientAdaptiveExecutor(MethodExecutor):
             state.save(version(0, 0), learner.private(), {"round": 0, "step": 0})
         shared = learner.shared()
         payload: dict[str, Any] = {
-            "schema": ExchangeSchema.of(shared, self._lora.dtype_up).to_dict(),
+            "schema": ExchangeSchema.of(shared, self.lora_config.dtype_up).to_dict(),
             "versions": {"fedtar_flare": __version__},
-            "settings": digest(self._model, self._lora, self._patient, self._training, self._data) + f"-{self.seed}",
+            "settings": self._settings(),
             "counts": cohort.counts(),
             "min_cell": self._min_cell(site),
             "skipped_studies": dict(cohort.rejected),
@@ -113,7 +117,7 @@ class PatientAdaptiveExecutor(MethodExecutor):
         }
         if order.evaluate:
             self._load_private(learner, state, order.after)
-            payload["scores"] = learner.evaluate(self._min_cell(site))
+            payload["scores"] = self._evaluate(learner, order, site, state)
         return ok(order, payload=payload), shared if order.initial_site == site.name else None
 
     def _train(self, order: Order, weights: Tensors, site: Site) -> tuple[Reply, Tensors | None]:
@@ -125,7 +129,8 @@ class PatientAdaptiveExecutor(MethodExecutor):
         learner = self._learner_of(order, site, state, cohort)
         self._load_shared(learner, weights)
         self._load_private(learner, state, order.after)
-        result = learner.train(order.step, seed_of(self.seed, site.name, order.round, order.step, TRAIN))
+        seed = seed_of(self.seed, site.name, order.round, order.step, TRAIN)
+        result = learner.train(order.step, seed, self._on_update(order, site))
         site.stop_if_aborted()
         state.save(version(order.round, order.step), learner.private(), {"round": order.round, "step": order.step})
         numbers = {
@@ -134,7 +139,7 @@ class PatientAdaptiveExecutor(MethodExecutor):
             "first_loss": result.first_loss,
             "last_loss": result.last_loss,
         }
-        wire = WIRE_DTYPES[self._lora.dtype_up]
+        wire = WIRE_DTYPES[self.lora_config.dtype_up]
         return ok(order, numbers), {name: value.to(wire) for name, value in result.update.items()}
 
     def _close_round(self, order: Order, weights: Tensors, site: Site) -> tuple[Reply, Tensors | None]:
@@ -154,10 +159,54 @@ class PatientAdaptiveExecutor(MethodExecutor):
             whole = len(received) == order.time_steps + 1  # else it did not get every step of this round
             payload["t_numbers"] = t_numbers(validated.gradient, received) if whole else None
         if order.evaluate:
-            payload["scores"] = learner.evaluate(self._min_cell(site))
+            payload["scores"] = self._evaluate(learner, order, site, state)
         return ok(order, numbers, payload), None
 
     # ------------------------------------------------------------------ what the tasks share
+    def _on_update(self, order: Order, site: Site) -> Callable[[int, float], None]:
+        """After each local update: a progress line now and then, and the loss to TensorBoard where that is allowed."""
+        count = self.training_config.local_steps
+        progress = Progress(f"round {order.round}, step {order.step}: update", count, self.logger.info)
+        allowed = self._config.stream_losses
+        if allowed is None:
+            allowed = site.simulated or self._config.source == "synthetic"
+        before = ((order.round - 1) * order.time_steps + order.step - 1) * count
+
+        def on_update(number: int, loss: float) -> None:
+            progress(number)
+            if allowed:
+                with site.engine.new_context() as context:
+                    send_scalar(self, context, "loss of local updates", loss, before + number)
+
+        return on_update
+
+    def _evaluate(self, learner: Any, order: Order, site: Site, state: SiteState) -> dict[str, Any]:
+        """Scores of the test patients; a page of generated beside reference reports stays in the site's state."""
+
+        def keep(samples: Any, texts: Any) -> None:
+            from fedtar_flare.reporting.examples import SiteExamples, choose, write_examples
+
+            steps, visits = [sample.time_step for sample in samples], [sample.visit for sample in samples]
+            chosen = choose(steps, texts, [v.report for v in visits], [v.findings for v in visits])
+            synthetic = self._config.source == "synthetic"
+            page = write_examples(state.folder, SiteExamples(site.name, order.round, synthetic, chosen))
+            self.logger.info(f"generated beside reference reports, for this site's eyes: {page}")
+
+        scores: dict[str, Any] = learner.evaluate(self._min_cell(site), on_texts=keep)
+        return scores
+
+    def _personal_settings(self, cohort: Any, order: Order, median_age: float | None) -> dict[str, Any]:
+        """What it takes to use this site's state later, without the job: see :mod:`fedtar_flare.fedtar.drafting`."""
+        return {
+            "median_age": median_age,
+            "patient": asdict(self.patient_config),
+            "rank": self.lora_config.rank,
+            "time_steps": order.time_steps,
+            "seed": self.seed,
+            "site": cohort.site,
+            "key": key_check(cohort.key),
+        }
+
     def _open(self, order: Order, site: Site) -> tuple[SiteState, Any]:
         """The site's state of this run and its patients (read anew in every process; light)."""
         from fedtar_flare.data.pipeline import InputConfig, prepare_cohort
@@ -168,15 +217,15 @@ class PatientAdaptiveExecutor(MethodExecutor):
             self._config,
             site.name,
             time_steps=order.time_steps,
-            alignment=self._data.alignment,
-            periods=[datetime.fromisoformat(text) for text in self._data.periods] or None,
-            prior=self._data.prior,
+            alignment=self.data_config.alignment,
+            periods=[datetime.fromisoformat(text) for text in self.data_config.periods] or None,
+            prior=self.data_config.prior,
             seed=self.seed,
-            synthetic_patients=self._data.synthetic_patients,
+            synthetic_patients=self.data_config.synthetic_patients,
             workspace=site.workspace,
         )
         self._cache = cache_folder(self._config) / "prepared"
-        images = InputConfig(image_size=self._model.image_size, slices=self._model.slices)
+        images = InputConfig(image_size=self.model_config.image_size, slices=self.model_config.slices)
         cohort = prepare_cohort(cohort, images, self._cache)  # a study that cannot be read is left out and counted
         return SiteState(site.state_root(self._config.state_dir), order.run_id, site.name), cohort
 
@@ -187,7 +236,7 @@ class PatientAdaptiveExecutor(MethodExecutor):
 
         if self._learner_key != (order.run_id, site.name):
             mixture, median_age = None, None
-            if self._patient.enabled:
+            if self.patient_config.enabled:
                 from fedtar_flare.fedtar.demographics import DemographicMixture
 
                 arrays, info = state.read("mixture")
@@ -195,10 +244,10 @@ class PatientAdaptiveExecutor(MethodExecutor):
                 mixture = DemographicMixture.from_state({name: value.numpy() for name, value in arrays.items()})
             device, autocast = choose_device(self._config.device, self._config.precision)
             self._learner = SiteLearner(
-                model=self._model,
-                lora=self._lora,
-                patient=self._patient,
-                training=self._training,
+                model=self.model_config,
+                lora=self.lora_config,
+                patient=self.patient_config,
+                training=self.training_config,
                 cohort=cohort,
                 mixture=mixture,
                 median_age=median_age,
@@ -233,12 +282,17 @@ class PatientAdaptiveExecutor(MethodExecutor):
         tensors, _ = state.read(newest)
         learner.load_private(tensors)
 
+    def _settings(self) -> str:
+        """Digest of the settings that must be the same at every site."""
+        parts = (self.model_config, self.lora_config, self.patient_config, self.training_config, self.data_config)
+        return f"{digest(*parts)}-{self.seed}"
+
     def _min_cell(self, site: Site) -> int:
         """The job's, the site's or (outside of the simulator) 5, whichever is largest."""
         configured = self._config.min_cell
         if configured is None:
             configured = 1 if site.simulated or self._config.source == "synthetic" else PRODUCTION_MIN_CELL
-        return max(configured, self._data.min_cell)
+        return max(configured, self.data_config.min_cell)
 
     @staticmethod
     def _keep_broadcast(state: SiteState, round_: int, step: int, weights: Tensors) -> None:

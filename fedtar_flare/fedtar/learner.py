@@ -10,7 +10,7 @@ import logging
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, cast
 
@@ -32,6 +32,8 @@ from fedtar_flare.fedtar.shared_lora import (
     shared_state,
 )
 from fedtar_flare.models.presets import ModelConfig, build_model, build_tokenizer, require_trained
+from fedtar_flare.models.weights import fingerprint
+from fedtar_flare.progress import Progress
 
 logger = logging.getLogger(__name__)
 Tensors = Mapping[str, torch.Tensor]
@@ -112,9 +114,10 @@ class SiteLearner:
         self._profile_fields = patient.profile
         self._cache = cache
         self._input = InputConfig(image_size=model.image_size, slices=model.slices)
-        self._micro_batch = training.batch_size
+        self._micro_batch = min(training.micro_batch or training.batch_size, training.batch_size)
         self.tokenizer = build_tokenizer(model)
         generator = build_model(model)
+        self.fingerprint = fingerprint(generator)
         exchanged = [n for n, _ in generator.named_parameters() if any(re.fullmatch(p, n) for p in lora.exchange)]
         require_trained(generator, model, exchanged)
         self.model = add_shared_lora(
@@ -166,6 +169,8 @@ class SiteLearner:
             "license": "Apache-2.0" if self._config.weights == "small" else None,
             "parameters": base,
             "patient_parameters": patient,
+            "fingerprint": self.fingerprint,
+            "config": asdict(self._config),
         }
 
     def private(self) -> dict[str, torch.Tensor]:
@@ -193,12 +198,15 @@ class SiteLearner:
                 self._patient_optimizer.state[parameters[name]][field] = value
 
     # ------------------------------------------------------------------ training
-    def train(self, time_step: int | None, seed: int) -> Trained:
+    def train(
+        self, time_step: int | None, seed: int, on_update: Callable[[int, float], None] = lambda number, loss: None
+    ) -> Trained:
         """Algorithm 1 of FedTAR: local updates of the shared and the patient part on the visits of one time step.
 
         Args:
             time_step: t; None takes the visits of all steps together (the pooled baselines).
             seed: of the order of the samples.
+            on_update: called after each local update with its number from 1 and its loss.
 
         Raises:
             DataError: when the site has no training visit at this step (ask :attr:`cohort` first).
@@ -222,6 +230,7 @@ class SiteLearner:
             optimizer.step()
             if self.patient is not None:
                 self._patient_optimizer.step()
+            on_update(len(losses), losses[-1])
         self._clear_gradients()
         end = self.shared()
         update = {name: end[name] - start[name] for name in start}
@@ -270,13 +279,20 @@ class SiteLearner:
         self._clear_gradients()
         return Validated(loss, gradient, len(samples))
 
-    def evaluate(self, min_cell: int, split: Split = "test", personal: bool = True) -> dict[str, Any]:
+    def evaluate(
+        self,
+        min_cell: int,
+        split: Split = "test",
+        personal: bool = True,
+        on_texts: Callable[[Sequence[Sample], Sequence[str]], None] = lambda samples, texts: None,
+    ) -> dict[str, Any]:
         """Scores of generated reports per time step and over all, of the given split's patients.
 
         Args:
             min_cell: a cell with fewer reports holds only its n.
             split: whose visits.
             personal: whether the patient part is on.
+            on_texts: gets the samples and what was written for them; both stay at the site.
 
         Returns:
             ``{"steps": {"1": cell, ...}, "all": cell}``; a cell has n, bleu_1..bleu_4, rouge_l, cider, token_loss, and
@@ -285,11 +301,14 @@ class SiteLearner:
         samples = self.cohort.samples(split)
         losses: list[float] = []
         texts: list[str] = []
+        progress = Progress("scoring report", len(samples), logger.info)
         with torch.no_grad():
             for part in _parts(samples, EVALUATION_BATCH):
                 self.checkpoint()
                 losses += self._report_losses(part, personal).tolist()
                 texts += self.generate(part, personal)
+                progress(len(texts))
+        on_texts(samples, texts)
         steps = range(1, self.cohort.time_steps + 1)
         at = {str(t): [i for i, sample in enumerate(samples) if sample.time_step == t] for t in steps}
         cell = lambda chosen: _score(samples, texts, losses, chosen, min_cell)  # noqa: E731

@@ -13,6 +13,7 @@ from fedtar_flare.errors import ConfigError
 from fedtar_flare.fedtar.controller import TemporalResidualController
 from fedtar_flare.fedtar.executor import PatientAdaptiveExecutor
 from fedtar_flare.flare.guard import LORA_NAMES, OutboundGuard
+from fedtar_flare.flare.scalars import add_tensorboard
 from fedtar_flare.flare.tasks import TASKS
 
 TASK_REQUEST_INTERVAL = 0.05
@@ -90,9 +91,12 @@ class FedTARRecipe(Recipe):
             seed=seed,
             torch_threads=torch_threads,
         )
+        self.controller, self.executor = controller, executor
         job.to_clients(executor, tasks=list(TASKS))
         names = [LORA_NAMES, *(lora or {}).get("exchange", ())]
-        job.to_clients(OutboundGuard(allowed_names=names), filter_type=FilterType.TASK_RESULT, tasks=["*"])
+        for filter_type in (FilterType.TASK_DATA, FilterType.TASK_RESULT):  # FLARE knows no "*": each task by its name
+            job.to_clients(OutboundGuard(allowed_names=names), filter_type=filter_type, tasks=list(TASKS))
+        add_tensorboard(job)
         super().__init__(job)
         self.add_server_config({"server": {"task_request_interval": TASK_REQUEST_INTERVAL}})
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import platform
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,13 +13,17 @@ import torch
 
 from fedtar_flare.fedtar.adapter_file import write_adapter
 from fedtar_flare.flare.method_controller import Answers, Tensors, now
+from fedtar_flare.flare.method_executor import home
 from fedtar_flare.flare.record import METRICS_FILE, RunRecord, write_json
+from fedtar_flare.reporting.examples import EXAMPLES_FILE, EXAMPLES_FOLDER, read_examples
 from fedtar_flare.version import __version__
 
 if TYPE_CHECKING:
     from fedtar_flare.fedtar.controller import TemporalResidualController
 
 logger = logging.getLogger(__name__)
+CURVES = ("bleu_4", "cider", "token_loss", "finding_f1")
+"""Scores that become TensorBoard curves."""
 
 
 class ResultsWriter:
@@ -27,12 +32,17 @@ class ResultsWriter:
     Args:
         folder: that folder.
         record: its run record.
+        scalar: takes points of curves (tag, value, place) for TensorBoard.
     """
 
-    def __init__(self, folder: Path, record: RunRecord):
+    def __init__(
+        self, folder: Path, record: RunRecord, scalar: Callable[[str, float | None, int], None] = lambda *point: None
+    ):
         self.folder = folder
+        self._scalar = scalar
         self.record = record
         self._adapter_config: dict[str, Any] = {}
+        self._base_model: dict[str, Any] = {}
         self._losses: dict[int, float] = {}
         self._metrics: dict[str, Any] = {}
         self._bytes_down = 0
@@ -42,6 +52,7 @@ class ResultsWriter:
         schema = controller.schema
         first = next(iter(answers.replies.values()))
         model = dict(first.payload.get("model") or {})
+        self._base_model = {"model": model.pop("config", {}), "fingerprint": model.get("fingerprint")}
         self._adapter_config = dict(first.payload.get("adapter_config") or {})
         self._bytes_down = 4 * schema.parameters
         self._metrics |= {
@@ -113,6 +124,10 @@ class ResultsWriter:
             bytes_down=self._bytes_down * asked,
             bytes_up=sum(answers.bytes_up.values()),
         )
+        self._scalar(f"alpha/step {t}", alpha, r)
+        self._scalar(f"norm of the residual/step {t}", residual_norm, r)
+        for site, values in sites.items():
+            self._scalar(f"training loss at step {t}/{site}", values["train_loss"], r)
         loss = " ".join(f"{s} {v['train_loss']:.3f}" for s, v in sites.items() if v["train_loss"] is not None)
         logger.info(
             f"round {r}, step {t}: " + (f"alpha {alpha:.3f}, loss {loss}" if sites else "skipped, nobody had data")
@@ -146,6 +161,9 @@ class ResultsWriter:
         loss = sum(entry["validation_loss"] * entry["n"] for entry in sites.values()) / reports if reports else None
         if loss is not None:
             self._losses[r] = loss
+        self._scalar("validation loss/all sites", loss, r)
+        for site, entry in sites.items():
+            self._scalar(f"validation loss/{site}", entry["validation_loss"], r)
         self._metrics.setdefault("alpha", []).append(alphas.tolist())
         self._metrics.setdefault("validation_loss", []).append(loss)
         self.record.write(
@@ -168,9 +186,18 @@ class ResultsWriter:
         """Whether round r has the lowest validation loss so far; without any validation patient the last one counts."""
         return self._best() in (None, r)
 
-    def adapter(self, w: Tensors) -> None:
-        """Write ``adapter/`` in PEFT's own format."""
-        write_adapter(self.folder / "adapter", w, self._adapter_config)
+    def adapter(self, w: Tensors, r: int) -> None:
+        """Write ``adapter/`` in PEFT's own format, with what it belongs to."""
+        run = {"run_id": self._metrics["run_id"], "round": r, "time_steps": self._metrics["time_steps"]}
+        info = {"format": 1, "fedtar_flare": __version__, **run, **self._base_model}
+        write_adapter(self.folder / "adapter", w, self._adapter_config, info)
+
+    def _examples(self) -> None:
+        """Of a simulation's synthetic sites, whose state lies on this machine: what was generated, for the page."""
+        for path in sorted((home() / "state" / self._metrics["run_id"]).glob(f"*/{EXAMPLES_FILE}")):
+            examples = read_examples(path)
+            if examples.synthetic:
+                write_json(self.folder / EXAMPLES_FOLDER / f"{examples.site}.json", asdict(examples))
 
     def _best(self) -> int | None:
         """The earliest round with the lowest validation loss."""
@@ -194,6 +221,7 @@ class ResultsWriter:
         from fedtar_flare.reporting.page import write_report
         from fedtar_flare.reporting.run import read_run
 
+        self._examples()
         best = self._best()
         write_json(self.folder / METRICS_FILE, self._metrics | {"best_round": best})
         run = read_run(self.folder)
@@ -212,5 +240,8 @@ class ResultsWriter:
         scores = {s: a.payload["scores"] for s, a in sorted(answers.replies.items()) if a.payload.get("scores")}
         if scores:
             self.record.write("evaluation", round=r, sites=scores)
+            for site, cells in scores.items():
+                for name in CURVES:
+                    self._scalar(f"{name}/{site}", cells["all"].get(name), r)
             if key != "warm_start" or key not in self._metrics:
                 self._metrics[key] = scores

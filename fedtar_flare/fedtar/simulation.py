@@ -34,9 +34,7 @@ def simulate(
         ConfigError: for a number or name of sites that cannot be.
         FedTARError: when the run failed; names the server's log.
     """
-    names = [f"site-{i}" for i in range(1, sites + 1)] if isinstance(sites, int) else list(sites)
-    if not names or len(set(names)) != len(names):
-        raise ConfigError(f"sites: at least one, and no name twice; got {names}")
+    names = site_names(sites)
     place = Path(workspace).resolve() / recipe.name
     policy = place / "local" / "resources.json"
     policy.parent.mkdir(parents=True, exist_ok=True)
@@ -50,6 +48,21 @@ def simulate(
     if status != "completed":
         raise FedTARError(f"the run did not complete ({status}); the server's log: {log}")
     return folder
+
+
+def site_names(sites: int | str | Sequence[str]) -> list[str]:
+    """Names of simulated sites: a number gives site-1, site-2, ...; a text is divided at its commas.
+
+    Raises:
+        ConfigError: none, or one twice.
+    """
+    if isinstance(sites, int):
+        names = [f"site-{i}" for i in range(1, sites + 1)]
+    else:
+        names = [name.strip() for name in (sites.split(",") if isinstance(sites, str) else sites)]
+    if not names or not all(names) or len(set(names)) != len(names):
+        raise ConfigError(f"sites: at least one, none without a name and no name twice; got {names}")
+    return names
 
 
 def _status(folder: Path) -> str:

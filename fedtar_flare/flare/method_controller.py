@@ -22,6 +22,7 @@ from nvflare.app_common.workflows.model_controller import ModelController
 
 from fedtar_flare.errors import ConfigError, ExchangeError, FedTARError
 from fedtar_flare.flare.record import RunRecord
+from fedtar_flare.flare.scalars import send_scalar
 from fedtar_flare.flare.tasks import ABSTAIN, ERROR, Order, Reply
 from fedtar_flare.flare.tensors import register_tensors
 
@@ -214,6 +215,10 @@ class MethodController(ModelController):
             self._silent.discard(client.name)
 
     # ------------------------------------------------------------------ record
+    def scalar(self, tag: str, value: float | None, step: int) -> None:
+        """One point of a curve in the server's TensorBoard."""
+        send_scalar(self, self.fl_ctx, tag, value, step)
+
     @property
     def results_folder(self) -> Path:
         """``<server run folder>/fedtar``."""

@@ -52,7 +52,8 @@ def clean(value: Any) -> Any:
 
 
 def write_json(path: Path, data: Any) -> None:
-    """Write a JSON file atomically."""
+    """Write a JSON file atomically, its folder too."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.part")
     temporary.write_text(json.dumps(clean(data), indent=2, allow_nan=False) + "\n", encoding="utf-8")
     os.replace(temporary, path)  # noqa: PTH105

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -135,23 +135,27 @@ def pretrain(
     findings: Sequence[frozenset[str]] | None = None,
     on_progress: Callable[[Progress], None] = lambda progress: None,
     every: int = 25,
+    only: Collection[str] | None = None,
 ) -> None:
-    """Train all weights of ``model`` in place, on its own device; it ends in eval mode.
+    """Train ``model`` in place, on its own device; it ends in eval mode.
 
     Args:
         model: the whole model, unadapted.
         tokenizer: its tokenizer.
-        images, reports: the pairs, in the same order.
-        texts: reports without images; may be empty.
+        images, reports: the pairs, in the same order; both empty to train the decoder on texts alone.
+        texts: reports without images; may be empty beside pairs.
         config: settings.
         findings: what each image shows, where it is known; the encoder then learns that first.
         on_progress: called every ``every`` updates and at the end.
+        only: names of the parameters to train; None: all.
 
     Raises:
-        ConfigError: no pairs, or different numbers of images, reports and findings.
+        ConfigError: neither pairs nor texts, or different numbers of images, reports and findings.
     """
-    if not images or len(images) != len(reports):
+    if len(images) != len(reports):
         raise ConfigError(f"a warm start needs pairs: there are {len(images)} images and {len(reports)} reports")
+    if not images and not (texts and config.text_batch):
+        raise ConfigError("a warm start needs pairs of images and reports, or reports alone: there are neither")
     if findings is not None and len(findings) != len(images):
         raise ConfigError(f"a warm start needs the findings of every image: {len(findings)} for {len(images)} images")
     device = next(model.parameters()).device
@@ -162,9 +166,12 @@ def pretrain(
             torch.manual_seed(config.seed)
             head = FindingHead(model.projection.out_features, names).to(device)
     trained = nn.ModuleList([model] if head is None else [model, head])
+    frozen = [p for n, p in model.named_parameters() if p.requires_grad and only is not None and n not in only]
+    for parameter in frozen:
+        parameter.requires_grad_(False)
     optimizer = torch.optim.AdamW(_groups(trained, config.weight_decay), lr=config.lr, betas=(0.9, 0.98))
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: _share_of_lr(step, config))
-    pairs = _endless(len(reports), config.batch_size, config.seed)
+    pairs = _endless(len(reports), config.batch_size, config.seed) if reports else None
     alone = _endless(len(texts), config.text_batch, config.seed + 1) if texts and config.text_batch else None
     losses: list[tuple[float, float, float]] = []
     model.train()
@@ -173,20 +180,21 @@ def pretrain(
     for step in range(1, config.steps + 1):
         if step > 0.8 * config.steps:
             _statistics(model, False)  # the last updates fit the weights to the statistics that will stay
-        chosen = next(pairs)
-        batch = collate([images[i] for i in chosen]).to(device)
-        memory = model.encode(batch)
-        mask = model.memory_mask(batch, memory)
         seeing_only = head is not None and step <= config.finding_steps
         paired, finding, text = torch.zeros(()), torch.zeros(()), torch.zeros(())
-        if not seeing_only:
-            paired = _paired_loss(model, tokenizer, memory, mask, [reports[i] for i in chosen])
-        if head is not None and findings is not None:
-            finding = head.loss(head(memory, mask), [findings[i] for i in chosen])
-        (paired + (1.0 if seeing_only else config.finding_weight) * finding).backward()
+        if pairs is not None:
+            chosen = next(pairs)
+            batch = collate([images[i] for i in chosen]).to(device)
+            memory = model.encode(batch)
+            mask = model.memory_mask(batch, memory)
+            if not seeing_only:
+                paired = _paired_loss(model, tokenizer, memory, mask, [reports[i] for i in chosen])
+            if head is not None and findings is not None:
+                finding = head.loss(head(memory, mask), [findings[i] for i in chosen])
+            (paired + (1.0 if seeing_only else config.finding_weight) * finding).backward()
         if alone is not None and not seeing_only:
             text = _text_loss(model, tokenizer, [texts[i] for i in next(alone)], device)
-            (config.text_weight * text).backward()
+            ((config.text_weight if pairs is not None else 1.0) * text).backward()
         torch.nn.utils.clip_grad_norm_(trained.parameters(), config.max_grad_norm)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
@@ -197,6 +205,8 @@ def pretrain(
             rate = step / (time.monotonic() - started)
             on_progress(Progress(step, config.steps, paired_mean, text_mean, finding_mean, rate))
             losses.clear()
+    for parameter in frozen:
+        parameter.requires_grad_(True)
     model.eval()
 
 
@@ -237,7 +247,7 @@ def _statistics(model: ReportGenerator, learn: bool) -> None:
 
 
 def _groups(model: torch.nn.Module, weight_decay: float) -> list[dict[str, object]]:
-    parameters = list(model.parameters())
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     return [
         {"params": [p for p in parameters if p.dim() > 1], "weight_decay": weight_decay},
         {"params": [p for p in parameters if p.dim() <= 1], "weight_decay": 0.0},

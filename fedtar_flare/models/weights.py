@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 
 import torch
@@ -15,6 +16,20 @@ _TIED = "decoder.lm_head.weight"  # the same tensor as the token embedding; safe
 def own_state(model: nn.Module) -> dict[str, Tensor]:
     """The model's tensors by name, sorted, each once. They share memory with the model."""
     return {name: tensor for name, tensor in sorted(model.state_dict().items()) if name != _TIED}
+
+
+def fingerprint(model: nn.Module) -> str:
+    """Short hash of all weights by name, shape and bits: an adapter fits the base model that it was trained on alone.
+
+    Args:
+        model: on the CPU, before an adapter is put on it.
+    """
+    digest = hashlib.sha256()
+    for name, tensor in own_state(model).items():
+        whole = tensor.detach().contiguous()
+        digest.update(f"{name} {tuple(whole.shape)} {whole.dtype}".encode())
+        digest.update(whole.reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()[:16]
 
 
 def save_weights(model: nn.Module, path: Path, dtype: torch.dtype = torch.float16) -> None:

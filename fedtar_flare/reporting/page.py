@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
+from fedtar_flare.reporting.examples import SiteExamples, examples_section, run_examples
 from fedtar_flare.reporting.format import duration, number, score, size, text, times
 from fedtar_flare.reporting.run import Run, read_run
 from fedtar_flare.reporting.scores import mean_row, score_rows, start_name
@@ -39,17 +41,23 @@ def write_report(run_folder: Path | str) -> Path:
     run = read_run(run_folder)
     path = run.folder / REPORT_FILE
     temporary = path.with_name(f".{path.name}.part")
-    temporary.write_text(page(run), encoding="utf-8")
+    temporary.write_text(page(run, run_examples(run.folder)), encoding="utf-8")
     os.replace(temporary, path)  # noqa: PTH105
     return path
 
 
-def page(run: Run) -> str:
-    """The page as well-formed HTML (it parses as XML too)."""
+def page(run: Run, examples: Sequence[SiteExamples] = ()) -> str:
+    """The page as well-formed HTML (it parses as XML too).
+
+    Args:
+        run: the run.
+        examples: of synthetic sites, to be shown with it.
+    """
     sections = [
         alpha_section(run),
         loss_section(run),
         _scores(run),
+        examples_section(examples),
         participation_section(run),
         movement_section(run),
         outer_section(run),
@@ -68,7 +76,7 @@ def page(run: Run) -> str:
 {style_sheet(run.time_steps)}</style>
 </head>
 <body>
-{_header(run)}
+{_header(run, bool(examples))}
 <main>
 {chr(10).join(sections)}
 <footer>Written by fedtar_flare {text(__version__)} from rounds.jsonl. Scores were measured at the sites on their test
@@ -79,7 +87,7 @@ patients; numbers and counts left the sites, no report and no image.</footer>
 """
 
 
-def _header(run: Run) -> str:
+def _header(run: Run, examples: bool) -> str:
     status = run.status if run.status in STATUSES else "unfinished"
     why = f'<p class="why">{text(run.reason)}</p>' if run.reason else ""
     began = f"begun {run.started.replace('T', ' ').replace('Z', ' UTC')}" if run.started else "never began"
@@ -87,6 +95,7 @@ def _header(run: Run) -> str:
         ("alpha", "Alpha"),
         ("loss", "Loss"),
         ("scores", "Scores"),
+        *((("examples", "Examples"),) if examples else ()),
         ("participation", "Who took part"),
         ("movement", "Movement"),
         ("outer", "Outer steps"),

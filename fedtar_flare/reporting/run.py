@@ -167,6 +167,24 @@ class Run:
         return start + [(outer.round, outer.alpha_after) for outer in self.outers if outer.alpha_after]
 
 
+def find_run(folder: Path | str) -> Path:
+    """The folder with the record, in or somewhere below a folder (a simulator workspace, a downloaded job).
+
+    Raises:
+        FedTARError: no record there, or several.
+    """
+    folder = Path(folder)
+    if (folder / ROUNDS_FILE).is_file():
+        return folder
+    found = sorted(path.parent for path in folder.rglob(ROUNDS_FILE)) if folder.is_dir() else []
+    if not found:
+        raise FedTARError(f"{folder} holds no {ROUNDS_FILE}, nor does any folder below it: no run of fedtar_flare")
+    if len(found) > 1:
+        names = ", ".join(str(path) for path in found[:5])
+        raise FedTARError(f"{folder} holds {len(found)} runs; name one of them: {names}")
+    return found[0]
+
+
 def read_run(folder: Path | str) -> Run:
     """Read the record of a run.
 

@@ -90,6 +90,16 @@ margin:12px 0 16px;max-width:760px;font-size:14px}
 .bars span{font-size:13px;white-space:nowrap}
 .pair{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,400px),1fr));gap:6px 28px;align-items:start}
 table.names td{text-align:left;white-space:normal;overflow-wrap:anywhere}
+table.texts td{text-align:left;white-space:normal;vertical-align:top;min-width:260px;max-width:520px;line-height:1.55}
+table.texts th{vertical-align:top}
+table.texts thead th{text-align:left}
+mark{background:none;color:inherit;border-radius:3px;padding:1px 2px}
+mark.right{background:color-mix(in srgb,var(--good) 22%,transparent)}
+mark.wrong{background:color-mix(in srgb,var(--bad) 24%,transparent);text-decoration:underline wavy var(--bad) 1px}
+mark.same{background:color-mix(in srgb,var(--good) 16%,transparent)}
+mark.other{color:var(--muted)}
+.account{margin-top:6px;font-size:12.5px;color:var(--muted);display:flex;flex-wrap:wrap;gap:2px 12px}
+.account .right{color:var(--good)}.account .wrong{color:var(--bad)}.account .missed{color:var(--warn)}
 footer{color:var(--muted);font-size:13px;padding:24px 0 40px}
 @media(max-width:560px){
 main,header.top{padding-left:15px;padding-right:15px}

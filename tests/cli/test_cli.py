@@ -1,34 +1,12 @@
 """The ``fedtar`` command as a user runs it: a process of its own."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from simulator import end_session
+from command import fedtar
 
 from fedtar_flare.version import __version__
-
-BIN = Path(sys.executable).parent
-
-
-def fedtar(*arguments, timeout=300, **environment):
-    path = f"{BIN}{os.pathsep}{os.environ['PATH']}"
-    process = subprocess.Popen(
-        [str(BIN / "fedtar"), *map(str, arguments)],
-        env={**os.environ, "PATH": path, **environment},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-    try:
-        out, err = process.communicate(timeout=timeout)
-    finally:
-        end_session(process.pid)
-    return process.returncode, out, err
 
 
 def test_help_and_version():

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import html
 from types import SimpleNamespace
 
 import pytest
 import torch
+from nvflare.apis.analytix import ANALYTIC_EVENT_TYPE, AnalyticsData
+from nvflare.apis.dxo import from_shareable
 from nvflare.apis.fl_constant import FLContextKey, ReturnCode
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.signal import Signal
@@ -16,6 +19,7 @@ from fedtar_flare.errors import ConfigError
 from fedtar_flare.fedtar.executor import PatientAdaptiveExecutor, seed_of
 from fedtar_flare.flare.guard import OutboundGuard
 from fedtar_flare.flare.tasks import CLOSE_ROUND, HANDSHAKE, TRAIN, Order, Reply, version
+from fedtar_flare.reporting.examples import read_examples
 
 T = 2
 SETTINGS = {
@@ -23,6 +27,23 @@ SETTINGS = {
     "training": {"local_steps": 2, "batch_size": 4},
     "data": {"synthetic_patients": 16},
 }
+
+
+class Engine:
+    """What an executor asks of FLARE's engine; keeps the scalars that it streams."""
+
+    def __init__(self, workspace):
+        self.get_workspace = lambda: workspace
+        self.streamed = []
+
+    def new_context(self):
+        context = FLContext()
+        context.get_engine = lambda: self
+        return context
+
+    def fire_event(self, event_type, fl_ctx):
+        if event_type == ANALYTIC_EVENT_TYPE:
+            self.streamed.append(AnalyticsData.from_dxo(from_shareable(fl_ctx.get_prop(FLContextKey.EVENT_DATA))))
 
 
 class HospitalSite:
@@ -41,7 +62,9 @@ class HospitalSite:
         ctx.set_prop("__identity_name__", self.name, private=False, sticky=False)
         ctx.set_prop(FLContextKey.SIMULATE_MODE, self.simulated, private=True, sticky=False)
         workspace = SimpleNamespace(get_root_dir=lambda: str(self.workspace))
-        ctx.get_engine = lambda: SimpleNamespace(get_workspace=lambda: workspace)
+        engine = Engine(workspace)
+        self.streamed = engine.streamed
+        ctx.get_engine = lambda: engine
         model = (
             FLModel(params=weights, params_type=ParamsType.FULL, meta=order.to_meta())
             if weights
@@ -256,3 +279,31 @@ def test_seeds_differ_by_all_that_names_a_task():
 def test_bad_settings_fail_when_built_and_name_the_right_one(bad, word):
     with pytest.raises(ConfigError, match=word):
         PatientAdaptiveExecutor(**bad)
+
+
+def test_losses_of_local_updates_stream_from_simulated_sites_and_not_from_a_hospital(tmp_path):
+    site = HospitalSite(tmp_path)
+    _, w = site.handshake()
+    site.train(w, 1, 1)
+    streamed = [(data.tag, data.step) for data in site.streamed]
+    count = site.executor.training_config.local_steps
+    assert streamed == [("loss of local updates", n) for n in range(1, count + 1)]
+    assert all(0 < data.value < 20 for data in site.streamed)
+    site.train(w, 1, 2)
+    assert site.streamed[0].step == count + 1, "the next time step goes on along the same axis"
+    site_file = tmp_path / "sites" / "site-1.yaml"
+    site_file.write_text(site_file.read_text() + "stream_losses: false\n")
+    site.train(w, 1, 1)
+    assert site.streamed == []
+
+
+def test_examples_stay_in_the_site_s_state(tmp_path):
+    site = HospitalSite(tmp_path)
+    reply, _ = site.handshake(evaluate=True)
+    page = next((tmp_path / "state").rglob("examples.html"))
+    examples = read_examples(page.with_name("examples.json"))
+    assert examples.synthetic and examples.site == "site-1" and examples.examples
+    assert page.parent.stat().st_mode & 0o077 == 0
+    for example in examples.examples:
+        assert example.reference not in str(reply.payload)
+        assert html.escape(example.reference.split(".")[0]) in page.read_text()

@@ -1,0 +1,12 @@
+"""``fedtar data``: make, divide and check data."""
+
+from __future__ import annotations
+
+from fedtar_flare.cli.commands import Commands, add_group
+
+COMMANDS: tuple[str, ...] = ("data_synth",)
+
+
+def add_parser(commands: Commands) -> None:
+    """Add the group."""
+    add_group(commands, "data", "make, divide and check data", COMMANDS)

@@ -1,0 +1,109 @@
+"""Options that make a job, shared by ``fedtar simulate`` and ``fedtar export``."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedtar_flare.errors import ConfigError
+
+if TYPE_CHECKING:
+    from fedtar_flare.fedtar.recipe import FedTARRecipe
+
+GROUPS = ("server", "model", "lora", "patient", "training", "data")
+
+
+def add_job_options(command: argparse.ArgumentParser) -> None:
+    """Add the options of a job; every setting that has none of its own is reached by ``--set`` or ``--settings``."""
+    job = command.add_argument_group("job")
+    job.add_argument("-r", "--rounds", type=int, help="rounds R (default 3)")
+    job.add_argument("-T", "--time-steps", type=int, help="time steps T (default 3)")
+    job.add_argument("--preset", help="model preset: small (default), tiny, paper, timm")
+    job.add_argument("--alpha-form", choices=("softmax", "sigmoid"), help="form of alpha (default softmax)")
+    job.add_argument("--local-steps", type=int, help="optimiser updates per site and time step")
+    job.add_argument("--patients", type=int, help="patients of a synthetic site (default 48)")
+    job.add_argument("--min-sites", type=int, help="fewer sites taking part stop the job (default 1)")
+    job.add_argument("--seed", type=int, help="of everything random (default 0)")
+    job.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="GROUP.NAME=VALUE",
+        help=f"any setting of {', '.join(GROUPS)}, such as model.slices=1 or training.lr_shared=5e-4; may be repeated",
+    )
+    job.add_argument("--settings", type=Path, help="YAML file with arguments of FedTARRecipe; the options above win")
+
+
+def recipe_of(arguments: argparse.Namespace, **more: Any) -> FedTARRecipe:
+    """The recipe that the options describe.
+
+    Raises:
+        ConfigError: an unknown setting, or a value that is not allowed.
+    """
+    from fedtar_flare.fedtar.recipe import FedTARRecipe
+
+    settings = _file(arguments.settings) if arguments.settings else {}
+    for option, name in (
+        ("rounds", "num_rounds"),
+        ("time_steps", "time_steps"),
+        ("preset", "preset"),
+        ("min_sites", "min_sites"),
+        ("seed", "seed"),
+    ):
+        if getattr(arguments, option) is not None:
+            settings[name] = getattr(arguments, option)
+    for option, group, name in (
+        ("alpha_form", "server", "alpha_form"),
+        ("local_steps", "training", "local_steps"),
+        ("patients", "data", "synthetic_patients"),
+    ):
+        if getattr(arguments, option) is not None:
+            settings.setdefault(group, {})[name] = getattr(arguments, option)
+    for key, value in pairs(arguments.set, "--set").items():
+        group, _, name = key.partition(".")
+        if group not in GROUPS or not name:
+            raise ConfigError(f"--set {key}: write GROUP.NAME=VALUE with a group of {', '.join(GROUPS)}")
+        settings.setdefault(group, {})[name] = value
+    try:
+        return FedTARRecipe(**{**settings, **more})
+    except TypeError as error:
+        raise ConfigError(f"{arguments.settings or 'the job'}: {error}") from error
+
+
+def pairs(texts: Sequence[str], option: str) -> dict[str, Any]:
+    """``NAME=VALUE`` texts as a dictionary; values are read as YAML (numbers, true, lists, texts).
+
+    Raises:
+        ConfigError: names the text that has no ``=`` or a value that is not YAML.
+    """
+    import yaml
+
+    values = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals or not name:
+            raise ConfigError(f"{option} {text}: write NAME=VALUE")
+        try:
+            values[name] = yaml.safe_load(value)
+        except yaml.YAMLError as error:
+            raise ConfigError(f"{option} {text}: the value is not readable ({error})") from error
+        if isinstance(values[name], str):  # YAML 1.1 takes 1e-3 for a text
+            try:
+                values[name] = float(value)
+            except ValueError:
+                continue
+    return values
+
+
+def _file(path: Path) -> dict[str, Any]:
+    import yaml
+
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ConfigError(f"{path}: not readable as YAML ({error})") from error
+    if not isinstance(content, dict):
+        raise ConfigError(f"{path}: must hold 'name: value' lines, arguments of FedTARRecipe")
+    return content

@@ -1,0 +1,86 @@
+"""A draft as a DICOM Structured Report: partial, unverified, preliminary, and called a draft in its own text."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedtar_flare.errors import ConfigError
+from fedtar_flare.fedtar.drafting import DISCLAIMER, Draft
+from fedtar_flare.version import __version__
+
+if TYPE_CHECKING:
+    from pydicom import Dataset
+
+
+def structured_report(draft: Draft, image: Path) -> Dataset:
+    """An Enhanced SR (TID-free: a container with text items) that refers to the study's images.
+
+    Args:
+        draft: the text.
+        image: the study it was written for: a folder or file of DICOM images.
+
+    Raises:
+        ConfigError: highdicom is not installed, or the study is not DICOM.
+    """
+    try:
+        from highdicom.sr import (
+            ContainerContentItem,
+            ContentSequence,
+            EnhancedSR,
+            RelationshipTypeValues,
+            TextContentItem,
+        )
+        from highdicom.uid import UID
+    except ImportError as error:
+        raise ConfigError(
+            "a DICOM SR is written through highdicom, which is not installed: pip install 'fedtar_flare[sr]'"
+        ) from error
+    from pydicom.sr.codedict import codes
+    from pydicom.sr.coding import Code
+
+    evidence = _headers(image)
+    root = ContainerContentItem(name=Code("18748-4", "LN", "Diagnostic imaging report"), is_content_continuous=False)
+    notice = f"{DISCLAIMER}. {draft.model}, adapter of run {draft.run_id}, round {draft.round}"
+    items: list[tuple[Any, str]] = [
+        (codes.DCM.Comment, notice),
+        (Code("121070", "DCM", "Findings"), draft.text),
+    ]
+    root.ContentSequence = ContentSequence(
+        [
+            TextContentItem(name=name, value=value, relationship_type=RelationshipTypeValues.CONTAINS)
+            for name, value in items
+        ]
+    )
+    return EnhancedSR(
+        evidence=evidence,
+        content=root,
+        series_instance_uid=UID(),
+        series_number=9900,
+        sop_instance_uid=UID(),
+        instance_number=1,
+        manufacturer="fedtar_flare",
+        manufacturer_model_name=f"fedtar_flare {__version__}",
+        software_versions=__version__,
+        device_serial_number="none",
+        series_description=DISCLAIMER,
+        is_complete=False,
+        is_final=False,
+        is_verified=False,
+    )
+
+
+def _headers(image: Path) -> list[Dataset]:
+    from pydicom import dcmread
+    from pydicom.errors import InvalidDicomError
+
+    found: list[Dataset] = []
+    for path in sorted(image.rglob("*")) if image.is_dir() else [image]:
+        if path.is_file():
+            try:
+                found.append(dcmread(path, stop_before_pixels=True))
+            except (InvalidDicomError, OSError):
+                continue
+    if not found:
+        raise ConfigError(f"{image} holds no DICOM file: a DICOM SR belongs to a DICOM study; choose text or json")
+    return found

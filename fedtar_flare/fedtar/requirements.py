@@ -1,0 +1,131 @@
+"""What a job asks of a site before it joins: data, model, licence, computer, and what will leave."""
+
+from __future__ import annotations
+
+import textwrap
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from fedtar_flare.errors import ConfigError
+from fedtar_flare.fedtar.recipe import FedTARRecipe
+from fedtar_flare.flare.tasks import TASKS
+from fedtar_flare.models.presets import ModelConfig
+from fedtar_flare.version import __version__
+
+LICENSES = {"microsoft/cvt-21-384-22k": "Apache-2.0", "distilgpt2": "Apache-2.0"}
+"""As their model cards state; others are the reader's to look up."""
+
+
+def requirements(recipe: FedTARRecipe) -> dict[str, Any]:
+    """What the job needs, as primitives.
+
+    Sizes that only the model itself tells (parameters, exchange) are None where its parts are not on this machine.
+    """
+    executor, controller = recipe.executor, recipe.controller
+    model = executor.model_config
+    sizes = _sizes(recipe)
+    return {
+        "job": recipe.name,
+        "fedtar_flare": __version__,
+        "data": {
+            "studies": "films" if model.slices == 1 else "chest CT series",
+            "columns": ["patient_id", "study_datetime", "image", "report or report_path", "age or birth_date", "sex"],
+            "time_steps": controller.time_steps,
+            "alignment": executor.data_config.alignment,
+            "least_training_visits_per_step": max(5, executor.data_config.min_cell),
+            "input": f"{model.slices} x {model.image_size} x {model.image_size}",
+            "cache_bytes_per_study": 3 * model.slices * model.image_size**2,
+        },
+        "model": {
+            "preset": model.preset,
+            "parts": _parts(model),
+            "weights": model.weights,
+            "parameters": sizes.get("parameters"),
+            "memory_of_weights_bytes": 4 * sizes["parameters"] if sizes else None,
+        },
+        "computer": {
+            "gpu": "not needed" if model.preset in ("small", "tiny") else "strongly advised",
+            "python": "3.11 to 3.13",
+        },
+        "work": {
+            "rounds": controller.num_rounds,
+            "tasks": 1 + controller.num_rounds * (controller.time_steps + 1),
+            "training": asdict(executor.training_config),
+            "seconds_per_task_limit": controller.step_time_limit,
+        },
+        "leaves_the_site": {
+            "tasks": list(TASKS),
+            "values_per_exchange": sizes.get("exchanged"),
+            "bytes_up_per_step": sizes["exchanged"] * (2 if executor.lora_config.dtype_up == "bfloat16" else 4)
+            if sizes
+            else None,
+            "beside_them": "counts of visits, losses, T numbers, scores per time step; no report, image or patient",
+        },
+    }
+
+
+def describe(needs: dict[str, Any]) -> str:
+    """The same for people."""
+    data, model, work, leaves = needs["data"], needs["model"], needs["work"], needs["leaves_the_site"]
+    parts = "; ".join(f"{name} (licence: {licence})" for name, licence in model["parts"].items())
+    lines = [
+        f"Job {needs['job']}, fedtar_flare {needs['fedtar_flare']}. A site that joins needs:",
+        "",
+        f"data: {data['studies']} of patients over up to {data['time_steps']} time steps, with reports, as a manifest "
+        f"with the columns {', '.join(data['columns'])}. It trains at a time step where it has at least "
+        f"{data['least_training_visits_per_step']} training visits, and is passed over at the others.",
+        f"model: {parts}. Weights: {model['weights'] or 'those of the parts'}; "
+        + (
+            f"{model['parameters']:,} parameters, {model['memory_of_weights_bytes']:,} bytes in memory before training."
+            if model["parameters"]
+            else "its size is told where its parts are local folders."
+        ),
+        f"computer: a GPU is {needs['computer']['gpu']}; Python {needs['computer']['python']}; a cache of "
+        f"{data['cache_bytes_per_study']} bytes a study.",
+        f"work: {work['tasks']} tasks ({work['rounds']} rounds), {work['training']['local_steps']} updates of "
+        f"{work['training']['batch_size']} reports at each time step, at most {work['seconds_per_task_limit']} s a "
+        "task.",
+        "leaves the site at each time step: "
+        + (
+            f"{leaves['values_per_exchange']:,} values of the shared adapter ({leaves['bytes_up_per_step']:,} bytes); "
+            if leaves["values_per_exchange"]
+            else "the change of the shared adapter; "
+        )
+        + f"beside them {leaves['beside_them']}.",
+    ]
+    return "\n".join(textwrap.fill(line, 110, subsequent_indent="  ") for line in lines)
+
+
+def _parts(model: ModelConfig) -> dict[str, str]:
+    """Encoder and decoder with their licences."""
+    if model.weights == "small" or not (model.encoder_name or model.decoder_name):
+        return {"shipped with fedtar_flare" if model.weights == "small" else "made by the job": "Apache-2.0"}
+    names = [name for name in (model.encoder_name, model.decoder_name) if name]
+    return {name: LICENSES.get(name, "see its model card") for name in names}
+
+
+def _sizes(recipe: FedTARRecipe) -> dict[str, int]:
+    """Parameters of the model and of one exchange; empty where the model cannot be built here."""
+    from fedtar_flare.fedtar.shared_lora import add_shared_lora, shared_state
+    from fedtar_flare.models.presets import build_model
+
+    executor = recipe.executor
+    config = executor.model_config
+    if any(name and not Path(name).expanduser().is_dir() for name in (config.encoder_name, config.decoder_name)):
+        return {}  # on a hub: nothing is fetched to describe a job
+    try:
+        model = build_model(config)
+    except ConfigError:
+        return {}
+    parameters = sum(p.numel() for p in model.parameters())
+    lora = executor.lora_config
+    adapted = add_shared_lora(
+        model,
+        targets=config.lora_targets,
+        rank=lora.rank,
+        alpha=lora.alpha,
+        seed=0,
+        extra=lora.exchange,
+    )
+    return {"parameters": parameters, "exchanged": sum(value.numel() for value in shared_state(adapted).values())}

@@ -1,0 +1,43 @@
+"""TensorBoard scalars through FLARE's own analytics: sent at a site or at the server, received at the server.
+
+What a site streams this way passes no result filter. So a real site sends nothing unless its own site file says
+``stream_losses: true``; a tag and a number are all that can be sent.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from nvflare.apis.analytix import ANALYTIC_EVENT_TYPE, AnalyticsDataType, LogWriterName
+from nvflare.apis.fl_component import FLComponent
+from nvflare.apis.fl_context import FLContext
+from nvflare.apis.utils.analytix_utils import create_analytic_dxo, send_analytic_dxo
+from nvflare.app_common.widgets.convert_to_fed_event import ConvertToFedEvent
+from nvflare.app_opt.tracking.tb.tb_receiver import TBAnalyticsReceiver
+from nvflare.job_config.api import FedJob
+
+
+def add_tensorboard(job: FedJob) -> None:
+    """Add what carries scalars to ``<server run folder>/tb_events/<site>/``."""
+    job.to_server(TBAnalyticsReceiver(), id="tensorboard")
+    job.to_clients(ConvertToFedEvent(events_to_convert=[ANALYTIC_EVENT_TYPE]), id="event_to_fed")
+
+
+def send_scalar(sender: FLComponent, fl_ctx: FLContext, tag: str, value: float | None, step: int) -> None:
+    """Send one point; what is not a finite number is left out.
+
+    Args:
+        sender: the component that sends.
+        fl_ctx: a context of its engine.
+        tag: name of the curve.
+        value: its value.
+        step: place on the x axis.
+    """
+    if value is None or not math.isfinite(value):
+        return
+    extra: dict[str, Any] = {"global_step": int(step)}
+    dxo = create_analytic_dxo(
+        tag=tag, value=float(value), data_type=AnalyticsDataType.SCALAR, writer=LogWriterName.TORCH_TB, **extra
+    )
+    send_analytic_dxo(sender, dxo=dxo, fl_ctx=fl_ctx, event_type=ANALYTIC_EVENT_TYPE)
