@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -109,10 +110,20 @@ class FedTARRecipe(Recipe):
                 class allow-list stays in force.
         """
         super().export(job_dir, *args, **kwargs)
+        _order_filter_tasks(Path(job_dir) / self.name / "app" / "config" / "config_fed_client.json")
         if byoc:
             note = Path(job_dir) / self.name / "app" / "custom" / "README.md"
             note.parent.mkdir(parents=True, exist_ok=True)
             note.write_text(CUSTOM_NOTE, encoding="utf-8")
+
+
+def _order_filter_tasks(file: Path) -> None:
+    """FLARE keeps a filter's tasks as a set, so their order changes from one export to the next: put them in order."""
+    config = json.loads(file.read_text(encoding="utf-8"))
+    for direction in ("task_data_filters", "task_result_filters"):
+        for entry in config.get(direction, []):
+            entry["tasks"].sort(key=TASKS.index)
+    file.write_text(json.dumps(config, indent=4), encoding="utf-8")
 
 
 if __name__ == "__main__":  # python -m fedtar_flare.fedtar.recipe, from the repository's root: makes jobs/fedtar again

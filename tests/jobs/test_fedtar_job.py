@@ -90,6 +90,38 @@ def test_a_run_leaves_everything_that_it_promises(finished):
     assert "report.html" in process.stdout and "BLEU-4" in process.stdout
 
 
+def curves(results: Path, site: str) -> dict[str, list[tuple[int, float]]]:
+    """TensorBoard's scalars of one sender: tag to points."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(results.parent / "tb_events" / site))
+    events.Reload()
+    return {tag: [(e.step, e.value) for e in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
+
+
+def test_scalars_stream_to_tensorboard(finished):
+    _, results = finished
+    record = by_kind(results)
+    updates = 2 * 2 * TINY["training"]["local_steps"]
+    for site in ("site-1", "site-2"):
+        points = curves(results, site)["loss of local updates"]
+        assert [step for step, _ in points] == list(range(1, updates + 1))
+        mean = sum(value for _, value in points[:2]) / 2
+        assert mean == pytest.approx(record["step"][0]["sites"][site]["train_loss"], rel=1e-5)
+    server = curves(results, "simulator_server")
+    losses = [value for _, value in server["validation loss/all sites"]]
+    assert losses == pytest.approx([e["validation_loss"] for e in record["outer"]], rel=1e-5)
+    assert [value for _, value in server["alpha/step 1"]] == pytest.approx(
+        [e["alpha_before"][0] for e in record["outer"]]
+    )
+
+
+def test_examples_of_the_synthetic_cohort_are_on_the_page(finished):
+    _, results = finished
+    page = (results / "report.html").read_text()
+    assert 'id="examples"' in page and "site-2, after round 2" in page
+
+
 def test_the_adapter_loads_with_peft_and_is_the_best_round_s(finished):
     from peft import PeftModel
 
@@ -122,6 +154,7 @@ def test_one_thread_gives_the_same_numbers_though_every_task_is_a_new_process(fi
     a, b = last(first), last(second)
     for name in a.weights:
         torch.testing.assert_close(a.weights[name], b.weights[name], rtol=1e-5, atol=1e-5)
+    assert curves(first, "site-1").keys() == curves(second, "site-1").keys(), "nothing is lost when a process ends"
     for x, y in zip(by_kind(first)["outer"], by_kind(second)["outer"], strict=True):
         assert x["validation_loss"] == pytest.approx(y["validation_loss"], abs=1e-5)
         assert x["alpha_after"] == pytest.approx(y["alpha_after"], abs=1e-5)

@@ -87,7 +87,7 @@ def test_pairs_must_be_pairs():
     model, tokenizer = build_model(CONFIG), build_tokenizer(CONFIG)
     for images, reports, findings, said in (
         (pictures(), REPORTS[:5], None, "12 images and 5 reports"),
-        ([], [], None, "0 images"),
+        ([], REPORTS, None, "0 images"),
         (pictures(), REPORTS, FINDINGS[:3], "3 for 12 images"),
     ):
         with pytest.raises(ConfigError, match=said):
@@ -116,3 +116,27 @@ def test_the_finding_head_does_not_look_at_padding():
 def test_progress_says_steps_rate_and_time_left():
     line = str(Progress(30, 90, 1.25, 2.5, 0.5, 0.5))
     assert "step 30/90" in line and "0.50 steps/s" in line and "2.0 min left" in line
+
+
+def test_only_the_named_parameters_move_and_all_can_be_trained_again():
+    model, tokenizer, images, reports = build_model(CONFIG), build_tokenizer(CONFIG), pictures(), REPORTS
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    only = [name for name, _ in model.named_parameters() if "crossattention" in name]
+    settings = PretrainingConfig(steps=2, batch_size=2, text_batch=0, warmup=0, batch_norm=False)
+    pretrain(model, tokenizer, images, reports, [], settings, only=only)
+    moved = {name for name, value in model.state_dict().items() if not torch.equal(value, before[name])}
+    assert moved and moved <= set(only)
+    assert all(parameter.requires_grad for parameter in model.parameters())
+
+
+def test_reports_alone_train_the_decoder_alone():
+    model, tokenizer, reports = build_model(CONFIG), build_tokenizer(CONFIG), REPORTS
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    losses = []
+    settings = PretrainingConfig(steps=12, text_batch=4, warmup=0, lr=3e-3)
+    pretrain(model, tokenizer, [], [], reports, settings, on_progress=lambda p: losses.append(p.text_loss), every=4)
+    assert losses[-1] < losses[0]
+    moved = {name for name, value in model.state_dict().items() if not torch.equal(value, before[name])}
+    assert moved and all(name.startswith("decoder.") and "crossattention" not in name for name in moved)
+    with pytest.raises(ConfigError, match="neither"):
+        pretrain(model, tokenizer, [], [], [], settings)

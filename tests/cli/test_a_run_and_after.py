@@ -1,0 +1,241 @@
+"""What a user does around a run: synth, simulate, report, generate, export, warmstart.
+
+Each command runs once as a process of its own (``fedtar``); its variants run in this process (``here``).
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pydicom
+import pytest
+from command import fedtar
+
+from fedtar_flare.cli.main import main
+from fedtar_flare.fedtar.adapter_file import read_adapter_info
+from fedtar_flare.fedtar.drafting import DISCLAIMER
+from fedtar_flare.flare.record import read_events
+
+
+@pytest.fixture
+def here(capsys, monkeypatch):
+    """Run a command in this process; exit code, standard output and standard error like ``fedtar``'s."""
+
+    def run(*arguments, **environment):
+        for name, value in environment.items():
+            monkeypatch.setenv(name, value)
+        capsys.readouterr()
+        try:
+            code = main([str(argument) for argument in arguments])
+        except SystemExit as end:  # argparse
+            code = end.code
+        return code, *capsys.readouterr()
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    return tmp_path_factory.mktemp("user")
+
+
+@pytest.fixture(scope="module")
+def hospitals(place):
+    """Two hospitals as ``fedtar data synth`` writes them."""
+    code, out, err = fedtar(
+        "data", "synth", place / "hospitals", "-c", "north,south", "--patients", 14, "-T", 2, "--json",
+        FEDTAR_HOME=str(place / "home"),
+    )  # fmt: skip
+    assert code == 0, err
+    return {site["site"]: site for site in json.loads(out)}
+
+
+@pytest.fixture(scope="module")
+def results(place, hospitals):
+    """One run on them, through their site files."""
+    code, out, err = fedtar(
+        "simulate", "-c", "north,south", "-r", 1, "-T", 2, "--preset", "tiny", "--local-steps", 2, "--json",
+        "-w", place / "ws", FEDTAR_HOME=str(place / "home"), FEDTAR_SITES=str(place / "hospitals" / "sites"),
+    )  # fmt: skip
+    assert code == 0, err[-3000:]
+    return Path(json.loads(out.strip().splitlines()[-1])["results"])
+
+
+@pytest.fixture(scope="module")
+def a_study(hospitals):
+    folder = Path(hospitals["north"]["manifest"]).parent / "patients"
+    return sorted(folder.glob("*/*/ct"))[0]
+
+
+@pytest.fixture(scope="module")
+def site_state(place, results):
+    return place / "home" / "state" / read_adapter_info(results / "adapter")["run_id"] / "north"
+
+
+def test_synth_writes_hospitals_that_are_used_like_real_ones(hospitals, results):
+    north = hospitals["north"]
+    truth = json.loads(Path(north["truth"]).read_text())
+    assert len(truth["patients"]) == north["patients"]
+    assert sum(len(patient["visits"]) for patient in truth["patients"]) == north["visits"]
+    counts = next(event for event in read_events(results) if event["event"] == "start")["counts"]["north"]
+    assert sum(map(sum, counts.values())) == north["visits"]
+
+
+def test_synth_overwrites_nothing(place, hospitals, here):
+    code, _, err = here("data", "synth", place / "hospitals", "-c", "north", "--patients", 2)
+    assert code == 1 and "there already" in err and "Traceback" not in err
+
+
+def test_report_makes_the_page_again_from_any_folder_around_the_run(results, place, here):
+    (results / "report.html").unlink()
+    code, out, err = fedtar("report", place / "ws", "--json")
+    assert code == 0, err
+    assert json.loads(out)["status"] == "completed" and (results / "report.html").is_file()
+    code, out, _ = here("report", results)
+    assert code == 0 and "BLEU-4" in out and "north" in out
+
+
+def test_report_of_no_run_or_an_old_one_is_one_readable_line(tmp_path, here):
+    code, _, err = here("report", tmp_path)
+    assert code == 1 and "rounds.jsonl" in err and "Traceback" not in err
+    (tmp_path / "rounds.jsonl").write_text('{"event": "begin", "version": 0}\n')
+    code, _, err = here("report", tmp_path)
+    assert code == 1 and "rounds.jsonl" in err and "Traceback" not in err
+
+
+def test_generate_with_the_shared_adapter_alone(results, a_study, tmp_path, here):
+    code, out, err = fedtar("generate", a_study, "--adapter", results / "adapter")
+    assert code == 0, err
+    assert out.startswith(f"*** {DISCLAIMER} ***") and "shared adapter alone" in out
+    code, _, err = here("generate", a_study, "--adapter", results / "adapter", "--format", "json", "-o", tmp_path / "d")
+    assert code == 0 and DISCLAIMER in err
+    written = json.loads((tmp_path / "d").read_text())
+    assert written["status"] == DISCLAIMER and written["patient_adaptive"] is False and written["text"] in out
+
+
+def test_generate_with_the_patient_s_own_part(results, site_state, a_study, here):
+    arguments = ["generate", a_study, "--adapter", results / "adapter", "--state", site_state, "--format", "json"]
+    code, out, err = here(*arguments, "--time-step", 1)
+    assert code == 0, err
+    assert json.loads(out)["patient_adaptive"] is True
+    code, _, err = here(*arguments)
+    assert code == 1 and "--time-step" in err
+
+
+def test_generate_writes_a_structured_report_that_says_draft(results, a_study, tmp_path, here):
+    code, _, err = here("generate", a_study, "--adapter", results / "adapter", "--format", "sr", "-o", tmp_path / "sr")
+    assert code == 0, err
+    report, image = pydicom.dcmread(tmp_path / "sr"), pydicom.dcmread(sorted(a_study.iterdir())[0])
+    assert report.Modality == "SR" and report.StudyInstanceUID == image.StudyInstanceUID
+    assert report.PatientID == image.PatientID and report.SeriesDescription == DISCLAIMER
+    assert (report.CompletionFlag, report.VerificationFlag, report.PreliminaryFlag) == (
+        "PARTIAL", "UNVERIFIED", "PRELIMINARY",
+    )  # fmt: skip
+    texts = [item.TextValue for item in report.ContentSequence]
+    assert texts[0].startswith(DISCLAIMER) and len(texts) == 2
+    referenced = report.CurrentRequestedProcedureEvidenceSequence[0].ReferencedSeriesSequence[0]
+    assert len(referenced.ReferencedSOPSequence) == len(list(a_study.iterdir()))
+
+
+@pytest.mark.parametrize(
+    ("change", "word"),
+    [
+        (["--model", "seed=5"], "another base model"),
+        (["--model", "sede=5"], "seed"),
+        (["--adapter", "nowhere"], "adapter_model.safetensors"),
+        (["--format", "sr"], "--out"),
+    ],
+)
+def test_generate_refuses_what_cannot_be_right(results, a_study, change, word, here):
+    code, out, err = here("generate", a_study, "--adapter", results / "adapter", *change)
+    assert code == 1 and word in err and "Traceback" not in err and not out
+
+
+def test_generate_needs_the_state_of_the_same_run_and_a_study(results, site_state, a_study, tmp_path, here):
+    other = tmp_path / "20200101-000000-aaaaaaaa" / "north"
+    shutil.copytree(site_state, other)
+    code, _, err = here("generate", a_study, "--adapter", results / "adapter", "--state", other, "--time-step", 1)
+    assert code == 1 and "20200101-000000-aaaaaaaa" in err
+    code, _, err = here("generate", tmp_path / "gone", "--adapter", results / "adapter")
+    assert code == 1 and "is not there" in err
+
+
+def test_the_sites_own_page_of_examples_has_no_identity_and_stays_at_the_site(results, site_state, hospitals):
+    page = (site_state / "examples.html").read_text()
+    assert "has to stay there" in page and "reference report" in page
+    assert all(patient.name not in page for patient in Path(hospitals["north"]["manifest"]).parent.glob("patients/*"))
+    assert not (results / "examples").exists(), "a manifest's reports are treated as real ones"
+
+
+def test_export_for_production_and_its_description(tmp_path, here):
+    code, out, err = fedtar("export", "-o", tmp_path, "--name", "trial", "--no-byoc", "--preset", "tiny", "--json")
+    assert code == 0, err
+    job = Path(json.loads(out)["job"])
+    assert (job / "meta.json").is_file() and not list(job.rglob("custom"))
+    code, out, _ = here("export", "--describe", "--preset", "paper", "--rounds", 5)
+    assert (
+        code == 0 and "distilgpt2" in out and "Apache-2.0" in out and "GPU" in out and "report, image or patient" in out
+    )
+
+
+def test_the_description_s_sizes_are_those_of_a_run(results, here):
+    code, out, _ = here("export", "--describe", "--preset", "tiny", "--json")
+    start = next(event for event in read_events(results) if event["event"] == "start")
+    needs = json.loads(out)
+    assert code == 0 and needs["leaves_the_site"]["values_per_exchange"] == start["exchange"]["parameters"]
+    assert needs["model"]["parameters"] == start["settings"]["model"]["parameters"]
+
+
+def test_warmstart_on_a_manifest_gives_weights_that_a_job_takes(hospitals, place, tmp_path, here):
+    out = tmp_path / "start"
+    code, printed, err = fedtar(
+        "warmstart", "--manifest", hospitals["south"]["manifest"], "--preset", "tiny", "--steps", 3,
+        "--vocabulary", 500, "-o", out, "--json", FEDTAR_HOME=str(place / "home"),
+    )  # fmt: skip
+    assert code == 0, err
+    about = json.loads(printed)
+    assert about["training_studies"] > about["validation_studies"] > 0 and "step 3/3" in err
+    settings = [f"model.weights={out / 'model.safetensors'}", f"model.tokenizer={out / 'tokenizer.json'}"]
+    code, _, err = here("export", "--describe", "--preset", "tiny", "--set", settings[0], "--set", settings[1])
+    assert code == 0, err
+    code, _, err = here("warmstart", "--manifest", hospitals["south"]["manifest"], "--preset", "tiny", "-o", out)
+    assert code == 1 and "there already" in err
+
+
+def test_warmstart_on_reports_alone(tmp_path, here):
+    (tmp_path / "reports.csv").write_text("report\nNo effusion.\nSmall nodule on the right.\n")
+    arguments = ["warmstart", "--preset", "tiny", "--steps", 2, "--threads", 1, "-o", tmp_path / "start"]
+    code, _, err = here(*arguments, "--texts", tmp_path / "reports.csv")
+    assert code == 0 and "2 further texts" in err
+    code, _, err = here("warmstart", "-o", tmp_path / "other")
+    assert code == 1 and "--manifest" in err
+    (tmp_path / "bad.csv").write_text("text\nNo effusion.\n")
+    code, _, err = here("warmstart", "--preset", "tiny", "-o", tmp_path / "other", "--texts", tmp_path / "bad.csv")
+    assert code == 1 and "column 'report'" in err
+
+
+def test_settings_from_a_file_and_their_mistakes(tmp_path, here):
+    file = tmp_path / "job.yaml"
+    file.write_text("preset: tiny\nnum_rounds: 4\ntraining: {local_steps: 7}\n")
+    code, out, err = here("export", "--describe", "--json", "--settings", file, "--set", "training.lr_shared=5e-4")
+    assert code == 0, err
+    work = json.loads(out)["work"]
+    assert work["rounds"] == 4 and work["training"]["local_steps"] == 7 and work["training"]["lr_shared"] == 5e-4
+    for wrong, word in (
+        ("training.local_step=3", "local_steps"),
+        ("trainin.x=1", "GROUP.NAME"),
+        ("model", "NAME=VALUE"),
+    ):
+        code, _, err = here("export", "--describe", "--set", wrong)
+        assert code == 1 and word in err and "Traceback" not in err
+    file.write_text("rounds: 3\n")
+    code, _, err = here("export", "--settings", file, "-o", tmp_path)
+    assert code == 1 and "rounds" in err and "Traceback" not in err
+
+
+def test_every_command_has_help(here):
+    for command in (["simulate"], ["export"], ["report"], ["generate"], ["warmstart"], ["data", "synth"]):
+        code, out, _ = here(*command, "--help")
+        assert code == 0 and len(out) > 300, command

@@ -1,0 +1,19 @@
+import doctest
+
+from fedtar_flare import progress
+from fedtar_flare.progress import Progress
+
+
+def test_the_example_in_the_docstring():
+    assert doctest.testmod(progress).failed == 0
+
+
+def test_lines_come_no_faster_than_asked_and_tell_the_time_left():
+    now, lines = [0.0], []
+    say = Progress("round 1, step 2: update", 100, lines.append, every=10, clock=lambda: now[0])
+    for done in range(1, 101):
+        now[0] += 1.0
+        say(done)
+    assert len(lines) == 10
+    assert lines[0] == "round 1, step 2: update 10 of 100, 1.0/s, 90 s left".replace("90 s", "2 min")
+    assert lines[-1].endswith("0 s left")
