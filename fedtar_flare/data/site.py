@@ -16,12 +16,12 @@ from typing import Any
 
 import yaml
 
-from fedtar_flare.data.sources.reading import Reading
+from fedtar_flare.data.sources import READERS, read_source
 from fedtar_flare.data.types import Cohort
 from fedtar_flare.errors import ConfigError, DataError
 
 logger = logging.getLogger(__name__)
-SOURCES = ("synthetic", "manifest", "covid_chestxray")
+SOURCES = ("synthetic", *READERS)
 SITES_VARIABLE = "FEDTAR_SITES"
 SITE_FILE = "fedtar.yaml"
 KEY_FILE = "fedtar.key"
@@ -32,7 +32,7 @@ class SiteConfig:
     """What a site file says.
 
     Args:
-        source: ``manifest``, ``covid_chestxray`` or ``synthetic``.
+        source: ``manifest``, ``mimic_cxr``, ``ct_rate``, ``iu_xray``, ``covid_chestxray`` or ``synthetic``.
         path: the manifest, or the folder of the source.
         options: further settings of the source.
         cache_dir: folder of prepared images; default ``$FEDTAR_HOME`` or ``~/.cache/fedtar_flare``.
@@ -41,6 +41,8 @@ class SiteConfig:
         precision: ``auto``, ``float32`` or ``bfloat16``.
         min_cell: fewest visits at a step to train on it and to report scores; None: the job's, 5 in production.
         exclude: text file of patient ids, one a line, that are left out (patients who withdrew).
+        stream_losses: whether the loss of every local update goes to the server's TensorBoard while the site trains;
+            None: only from a simulated site or a synthetic cohort.
         origin: which file this was read from (not a key of the file).
         simulated: whether the site is simulated (not a key of the file): its hash key then derives from the job's seed,
             so that a repeated simulation splits its patients alike.
@@ -58,13 +60,16 @@ class SiteConfig:
     precision: str = "auto"
     min_cell: int | None = None
     exclude: Path | None = None
+    stream_losses: bool | None = None
     origin: Path | None = None
     simulated: bool = False
 
     def __post_init__(self) -> None:
         where = f"{self.origin}: " if self.origin else ""
         if self.source not in SOURCES:
-            raise ConfigError(f"{where}source '{self.source}' is not one of {', '.join(SOURCES)}")
+            near = difflib.get_close_matches(str(self.source), SOURCES, n=1)
+            hint = f"; did you mean '{near[0]}'?" if near else ""
+            raise ConfigError(f"{where}source '{self.source}' is not one of {', '.join(SOURCES)}{hint}")
         if self.source != "synthetic" and self.path is None:
             raise ConfigError(f"{where}source '{self.source}' needs a path")
         if self.source != "synthetic" and self.path is not None and not self.path.exists():
@@ -76,6 +81,8 @@ class SiteConfig:
         whole = isinstance(self.min_cell, int) and not isinstance(self.min_cell, bool)
         if self.min_cell is not None and (not whole or self.min_cell < 1):
             raise ConfigError(f"{where}min_cell must be a number of at least 1, not {self.min_cell!r}")
+        if self.stream_losses not in (None, True, False):
+            raise ConfigError(f"{where}stream_losses must be true or false, not {self.stream_losses!r}")
         if not isinstance(self.options, dict):
             raise ConfigError(f"{where}options must be a mapping, not {self.options!r}")
 
@@ -179,7 +186,8 @@ def load_cohort(
     if config.source == "synthetic":
         cohort = _synthetic(config, site_name, synthetic_patients, time_steps, seed, alignment, prior)
     else:
-        reading = _read(config)
+        assert config.path is not None  # a SiteConfig of these sources has one
+        reading = read_source(config.source, config.path, config.options)
         patients = reading.patients()
         cohort = Cohort(
             site_name,
@@ -196,17 +204,6 @@ def load_cohort(
     if absent:
         logger.warning("%d id(s) of the exclusion list %s are no patients of this site", absent, config.exclude)
     return cohort.leaving_out(lambda v: "excluded" if v.patient_id in excluded else None) if excluded else cohort
-
-
-def _read(config: SiteConfig) -> Reading:
-    assert config.path is not None  # a SiteConfig of these sources has one
-    if config.source == "manifest":
-        from fedtar_flare.data.sources.manifest import read_manifest
-
-        return read_manifest(config.path, config.options)
-    from fedtar_flare.data.sources.covid_chestxray import read_covid_chestxray
-
-    return read_covid_chestxray(config.path, config.options)
 
 
 def _synthetic(
@@ -282,8 +279,19 @@ def site_key(folder: Path) -> bytes:
             pass
         finally:
             temporary.unlink()
+    return read_key(file)
+
+
+def read_key(file: Path) -> bytes:
+    """A site's key from its file.
+
+    Raises:
+        DataError: the file cannot be read, or is not a key.
+    """
     try:
         key = bytes.fromhex(file.read_text(encoding="utf-8").strip())
+    except OSError as error:
+        raise DataError(f"{file} cannot be read ({error.strerror})", reason="bad-key") from error
     except ValueError as error:
         raise DataError(f"{file} is not a key of this package; restore it from its backup", reason="bad-key") from error
     if len(key) < 16:

@@ -9,7 +9,7 @@ import pytest
 import yaml
 from PIL import Image
 
-from fedtar_flare.data.site import SiteConfig, load_cohort, load_site_config, read_site_file, site_key
+from fedtar_flare.data.site import SOURCES, SiteConfig, load_cohort, load_site_config, read_site_file, site_key
 from fedtar_flare.data.types import Cohort, Patient, Visit
 from fedtar_flare.errors import ConfigError, DataError
 
@@ -78,7 +78,8 @@ def test_paths_are_relative_to_the_file(manifest, tmp_path):
     [
         ({"source": "manifest", "pth": "x"}, "did you mean 'path'"),
         ({"source": "synthetic", "simulated": True}, "unknown key 'simulated'"),
-        ({"source": "manifst"}, "manifst"),
+        ({"source": "manifst"}, "'manifst' is not one of .*did you mean 'manifest'"),
+        ({"source": "mimic", "path": "."}, "did you mean 'mimic_cxr'"),
         ({"path": "x"}, "'source' is missing"),
         ({"source": "manifest"}, "needs a path"),
         ({"source": "manifest", "path": "nowhere.csv"}, "nowhere.csv"),
@@ -115,6 +116,20 @@ def test_a_manifest_becomes_a_cohort(manifest, tmp_path):
     assert sum(map(sum, made.counts().values())) == 60
     again = cohort(SiteConfig("manifest", manifest), tmp_path)
     assert again.samples("train") == made.samples("train")  # the key is made once
+
+
+def test_every_source_can_be_named_in_a_site_file(tmp_path):
+    for source in (s for s in SOURCES if s != "synthetic"):
+        config = read_site_file(write(tmp_path / "fedtar.yaml", source=source, path=".", options={"same_dy": "merge"}))
+        with pytest.raises(ConfigError, match=f"source '{source}': unknown option 'same_dy'; did you mean 'same_day'"):
+            cohort(config, tmp_path)
+
+
+def test_options_of_every_source_reach_the_cohort(manifest, tmp_path):
+    manifest.write_text(manifest.read_text().replace("Clear.", "FINDINGS: Clear. IMPRESSION: 1. Normal."))
+    options = {"sections": ["impression"], "cleaning": "r2gen-v1", "same_day": "merge"}
+    made = cohort(SiteConfig("manifest", manifest, options=options), tmp_path)
+    assert {v.report for p in made.patients for v in p.visits} == {"normal ."}
 
 
 def test_a_simulated_site_splits_by_the_seed(manifest, tmp_path):

@@ -1,1 +1,36 @@
-"""Sources: the layouts in which studies lie on disk, read into patients. A study that cannot be used is left out."""
+"""Sources: the layouts in which studies lie on disk, read into patients. A study that cannot be used is left out.
+
+Every source is a function ``read_<name>(path, options) -> Reading``; ``READERS`` names them all. Options that each of
+them has: see :mod:`fedtar_flare.data.sources.reading`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedtar_flare.errors import ConfigError
+
+if TYPE_CHECKING:
+    from fedtar_flare.data.sources.reading import Reading
+
+READERS = ("manifest", "mimic_cxr", "ct_rate", "iu_xray", "covid_chestxray")
+
+
+def read_source(name: str, path: Path, options: Mapping[str, Any] | None = None) -> Reading:
+    """Read a source by its name.
+
+    Raises:
+        ConfigError: an unknown source or option, or a layout that is not the source's.
+    """
+    if name not in READERS:
+        import difflib
+
+        near = difflib.get_close_matches(name, READERS, n=1)
+        hint = f"; did you mean '{near[0]}'?" if near else ""
+        raise ConfigError(f"source '{name}' is not one of {', '.join(READERS)}{hint}")
+    module = import_module(f"fedtar_flare.data.sources.{name}")
+    reading: Reading = getattr(module, f"read_{name}")(path, options)
+    return reading

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from fedtar_flare.data.sources.fields import age_of, sex_of
-from fedtar_flare.data.sources.reading import Reading, check_options
+from fedtar_flare.data.sources.reading import Reading, Rules, check_options
 from fedtar_flare.data.types import Visit
 from fedtar_flare.errors import ConfigError, DataError
 
@@ -44,7 +44,8 @@ def read_covid_chestxray(path: Path, options: Mapping[str, Any] | None = None) -
     Args:
         path: folder with ``metadata.csv`` and the images.
         options: ``location``: texts of which one must occur in a patient's location (case does not matter), or
-            ``others``: everywhere but Spain and Australia. ``not_location``: texts of which none may occur.
+            ``others``: everywhere but Spain and Australia. ``not_location``: texts of which none may occur. And the
+            options of every source (:mod:`fedtar_flare.data.sources.reading`).
 
     Raises:
         ConfigError: no metadata, a missing column, an unknown option, or a location that nobody has.
@@ -66,7 +67,7 @@ def read_covid_chestxray(path: Path, options: Mapping[str, Any] | None = None) -
     ]
     if not rows:
         raise ConfigError(f"{path}: no film with location {options.get('location')} (not {without})")
-    reading = Reading(str(path))
+    reading = Reading(str(path), Rules.of(options, "covid_chestxray"))
     usable = []
     for row in rows:
         try:
@@ -77,10 +78,16 @@ def read_covid_chestxray(path: Path, options: Mapping[str, Any] | None = None) -
     films = Counter(row["patientid"] for row in usable)
     for row in usable:
         try:
-            reading.add(_visit(row, path, only=films[row["patientid"]] == 1), sex_of(row["sex"]))
+            visit = _visit(row, path, only=films[row["patientid"]] == 1)
+            reading.add(visit, sex_of(row["sex"]), _institution(home[visit.patient_id]))
         except DataError as error:
             reading.leave_out(error)
     return reading
+
+
+def _institution(location: str) -> str:
+    """The natural site of a patient: one of the named ones, or ``others``."""
+    return next((name for name in NAMED_SITES if name.lower() in location), "others")
 
 
 def _check(row: Mapping[str, str], path: Path) -> None:

@@ -1,4 +1,4 @@
-"""A hospital's own table of studies: one CSV row per study.
+"""A hospital's own table of studies: one row per study, as CSV or Parquet.
 
 | column | what |
 |---|---|
@@ -8,8 +8,10 @@
 | ``report`` or ``report_path`` | the text, or a UTF-8 file with it |
 | ``age`` or ``birth_date`` | optional: years at the study, or date of birth |
 | ``sex`` | optional: F or M; anything else is unknown |
+| ``institution`` | optional: where the patient belongs, for dividing a table into sites |
 
-Commas, semicolons or tabs divide columns. Further columns are not read.
+Commas, semicolons or tabs divide the columns of a CSV file. Parquet needs ``pip install 'fedtar_flare[parquet]'``; its
+dates, numbers and empty cells are understood as such. Further columns are not read.
 """
 
 from __future__ import annotations
@@ -18,11 +20,12 @@ import csv
 import difflib
 import logging
 from collections.abc import Iterator, Mapping
+from datetime import date, datetime
 from pathlib import Path
 from typing import Any
 
 from fedtar_flare.data.sources.fields import age_at, age_of, date_of, sex_of
-from fedtar_flare.data.sources.reading import Reading, check_options, read_text
+from fedtar_flare.data.sources.reading import Reading, Rules, check_options, read_text
 from fedtar_flare.data.types import Modality, Visit
 from fedtar_flare.errors import ConfigError, DataError
 
@@ -30,7 +33,7 @@ logger = logging.getLogger(__name__)
 OPTIONS = ("modality",)
 REQUIRED = ("patient_id", "study_datetime", "image")
 REPORTS = ("report", "report_path")
-OPTIONAL = ("age", "birth_date", "sex")
+OPTIONAL = ("age", "birth_date", "sex", "institution")
 FILMS = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff")
 Row = dict[str, str]
 
@@ -39,8 +42,9 @@ def read_manifest(path: Path, options: Mapping[str, Any] | None = None) -> Readi
     """Read a table of studies. A row that cannot be used is left out and names its row and column.
 
     Args:
-        path: the CSV file, or a folder with ``manifest.csv``.
-        options: ``modality``: ``ct`` or ``film``; without it, told from the first image.
+        path: the CSV or Parquet file, or a folder with ``manifest.csv`` or ``manifest.parquet``.
+        options: ``modality``: ``ct`` or ``film``; without it, told from the first image. And the options of every
+            source (:mod:`fedtar_flare.data.sources.reading`).
 
     Raises:
         ConfigError: no such table, a missing column, an unknown option.
@@ -49,15 +53,21 @@ def read_manifest(path: Path, options: Mapping[str, Any] | None = None) -> Readi
     check_options(options, OPTIONS, "manifest")
     if options.get("modality") not in (None, "ct", "film"):
         raise ConfigError(f"source 'manifest': modality '{options['modality']}' is not 'ct' or 'film'")
-    table = path / "manifest.csv" if path.is_dir() else path
-    reading = Reading(str(table))
+    table = path
+    if path.is_dir():
+        names = [name for name in ("manifest.csv", "manifest.parquet") if (path / name).is_file()]
+        if len(names) > 1:
+            raise ConfigError(f"{path} holds manifest.csv and manifest.parquet; name the one that counts")
+        table = path / (names or ["manifest.csv"])[0]
+    reading = Reading(str(table), Rules.of(options, "manifest"))
     modality: Modality | None = options.get("modality")
     for number, row in _rows(table):
         where = f"{table}, row {number}"
         try:
             image = _image(row, table.parent, where)
             modality = modality or _modality(image)
-            reading.add(_visit(row, number, image, modality, table.parent, where), _sex(row, where))
+            visit = _visit(row, number, image, modality, table.parent, where)
+            reading.add(visit, _sex(row, where), row.get("institution", ""))
         except DataError as error:
             reading.leave_out(error)
     return reading
@@ -117,7 +127,10 @@ def _sex(row: Row, where: str) -> Any:
 
 
 def _rows(table: Path) -> Iterator[tuple[int, Row]]:
-    """Row number as a spreadsheet shows it, and the trimmed values by column."""
+    """Row number as a spreadsheet shows it (Parquet: from 1), and the trimmed values by column."""
+    if table.suffix.lower() in (".parquet", ".pq"):
+        yield from _parquet_rows(table)
+        return
     try:
         with table.open(encoding="utf-8-sig", newline="") as file:
             head = file.readline()
@@ -133,6 +146,50 @@ def _rows(table: Path) -> Iterator[tuple[int, Row]]:
         raise ConfigError(f"{table}: the manifest is not UTF-8; save it as 'CSV UTF-8'") from error
     except csv.Error as error:
         raise ConfigError(f"{table}: the manifest is not readable as CSV ({error})") from error
+
+
+def _parquet_rows(table: Path) -> Iterator[tuple[int, Row]]:
+    try:
+        import pyarrow as arrow
+        import pyarrow.parquet as parquet
+    except ImportError as error:
+        raise ConfigError(
+            f"{table}: reading Parquet needs pyarrow: pip install 'fedtar_flare[parquet]', or save the table as CSV"
+        ) from error
+    if not table.is_file():
+        raise ConfigError(f"{table}: the manifest cannot be read (no such file)")
+    known = (*REQUIRED, *REPORTS, *OPTIONAL)
+    number = 0
+    try:
+        with parquet.ParquetFile(table) as file:
+            _check_columns(file.schema_arrow.names, table)
+            names = [name for name in file.schema_arrow.names if name in known]
+            for batch in file.iter_batches(columns=names):
+                columns = {}
+                for name, column in zip(batch.schema.names, batch.columns, strict=True):
+                    if arrow.types.is_timestamp(column.type):  # nanoseconds do not fit Python's datetime
+                        column = column.cast(arrow.timestamp("us", column.type.tz), safe=False)
+                    columns[name] = column.to_pylist()
+                for values in zip(*columns.values(), strict=True):
+                    number += 1
+                    row = {name: _as_text(value) for name, value in zip(columns, values, strict=True)}
+                    if any(row.values()):
+                        yield number, row
+    except (OSError, arrow.ArrowException) as error:
+        raise ConfigError(f"{table}: the manifest is not readable as Parquet ({error})") from error
+
+
+def _as_text(value: Any) -> str:
+    """A typed cell as the CSV table would write it; None and NaN are empty, a whole number has no decimal point."""
+    if value is None or value != value:
+        return ""
+    if isinstance(value, datetime):
+        return value.isoformat(" ")
+    if isinstance(value, date):
+        return value.isoformat()
+    if isinstance(value, float) and value.is_integer():
+        return str(int(value))
+    return str(value).strip()
 
 
 def _check_columns(columns: list[str], table: Path) -> None:

@@ -1,4 +1,18 @@
-"""What every source shares: from single studies to patients, counting what is left out and why."""
+"""What every source shares: from single studies to patients, counting what is left out and why.
+
+Options of every source:
+
+| option | what |
+|---|---|
+| ``same_day`` | ``keep`` (default): every study is a visit; ``merge``: one visit per calendar day |
+| ``sections`` | sections of the report to keep, such as ``[findings, impression]``, or ``all`` |
+| ``cleaning`` | ``none`` (default) or ``r2gen-v1``, see :mod:`fedtar_flare.data.text.cleaning` |
+
+A merged visit has the image of the day's first study and the reports of all, in their order, each text once. Dates that
+a de-identifier moved (1900, 2180) are dates like others; a study without a date is left out, never put in order by its
+identifier. Studies of the very same moment have no order in time: theirs follows the text of the report, then the
+image's path, so that it does not hang on the order of the rows.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +20,61 @@ import difflib
 import logging
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from fedtar_flare.data.text.cleaning import CLEANINGS, clean_report
+from fedtar_flare.data.text.sections import check_sections, select_sections
 from fedtar_flare.data.types import Patient, Sex, Visit
 from fedtar_flare.errors import ConfigError, DataError
 
 logger = logging.getLogger(__name__)
+COMMON_OPTIONS = ("same_day", "sections", "cleaning")
+SAME_DAY = ("keep", "merge")
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What is done with every study, whatever its source.
+
+    Args:
+        same_day: ``keep`` or ``merge``.
+        sections: of the report; none: all of it.
+        cleaning: of ``CLEANINGS``.
+    """
+
+    same_day: str = "keep"
+    sections: tuple[str, ...] = ()
+    cleaning: str = "none"
+
+    @classmethod
+    def of(cls, options: Mapping[str, Any], source: str, sections: tuple[str, ...] = ()) -> Rules:
+        """From the options of a source, which may have sections of its own choice.
+
+        Raises:
+            ConfigError: names the option, its value and what is allowed.
+        """
+        where = f"source '{source}'"
+        same_day, cleaning = options.get("same_day", "keep"), options.get("cleaning", "none")
+        for name, value, known in (("same_day", same_day, SAME_DAY), ("cleaning", cleaning, CLEANINGS)):
+            if value not in known:
+                near = difflib.get_close_matches(str(value), known, n=1)
+                hint = f"; did you mean '{near[0]}'?" if near else ""
+                raise ConfigError(f"{where}: {name} '{value}' is not one of {', '.join(known)}{hint}")
+        wanted = check_sections(options["sections"], where) if "sections" in options else sections
+        return cls(same_day, wanted, cleaning)
+
+    def report(self, text: str) -> str:
+        """The part of a report that is trained on.
+
+        Raises:
+            DataError: ``no-section``, or ``empty-report`` when cleaning leaves no word.
+        """
+        text = clean_report(select_sections(text, self.sections), self.cleaning).strip()
+        if not any(character.isalnum() for character in text):
+            raise DataError("the report is empty", reason="empty-report")
+        return text
 
 
 @dataclass
@@ -22,16 +83,31 @@ class Reading:
 
     Args:
         where: name of the source for messages.
+        rules: of the options that all sources share.
         problems: one error for each study that was left out.
+        institutions: patient to institution, where the source knows it; the first one told counts.
     """
 
     where: str
+    rules: Rules = field(default_factory=Rules)
     problems: list[DataError] = field(default_factory=list)
+    institutions: dict[str, str] = field(default_factory=dict)
     _visits: dict[str, list[Visit]] = field(default_factory=dict)
     _sexes: dict[str, set[Sex]] = field(default_factory=dict)
 
-    def add(self, visit: Visit, sex: Sex | None) -> None:
-        """Take a study in."""
+    def add(self, visit: Visit, sex: Sex | None, institution: str = "") -> None:
+        """Take a study in.
+
+        Raises:
+            DataError: the rules leave nothing of its report.
+        """
+        try:
+            visit = replace(visit, report=self.rules.report(visit.report))
+        except DataError as error:
+            where = f"{self.where}: patient {visit.patient_id}, study {visit.visit_id}"
+            raise DataError(f"{where}: {error}", reason=error.reason) from error
+        if institution:
+            self.institutions.setdefault(visit.patient_id, institution)
         self._visits.setdefault(visit.patient_id, []).append(visit)
         self._sexes.setdefault(visit.patient_id, set()).update({sex} if sex else ())
 
@@ -43,7 +119,7 @@ class Reading:
         """Patients with their visits in order of date; doubles and contradictions are left out.
 
         A study that is there twice (same moment, same image) counts once. Studies under one id with different sex
-        belong to different people, so that none of them can be used.
+        belong to different people, so that none of them can be used. Studies of a day are merged where asked for.
 
         Raises:
             DataError: ``no-patient`` when nothing is left, with the reasons.
@@ -54,12 +130,15 @@ class Reading:
                 text = f"{self.where}: patient {patient_id} is F in one row and M in another; two people under one id?"
                 self.problems += [DataError(text, reason="conflicting-sex") for _ in visits]
                 continue
+            visits = sorted(visits, key=lambda visit: (visit.acquired, visit.report, str(visit.image)))
             once = {(visit.acquired, visit.image): visit for visit in reversed(visits)}  # the first one counts
             for _ in range(len(visits) - len(once)):
                 text = f"{self.where}: patient {patient_id}: the same study twice"
                 self.problems.append(DataError(text, reason="duplicate-visit"))
             sex = next(iter(self._sexes[patient_id]), None)
-            patients.append(Patient(patient_id, sex, tuple(reversed(once.values()))))
+            kept = list(reversed(once.values()))
+            kept = merged_days(kept, self.rules.cleaning) if self.rules.same_day == "merge" else kept
+            patients.append(Patient(patient_id, sex, tuple(kept)))
         self._log()
         if not patients:
             reasons = ", ".join(f"{reason}: {n}" for reason, n in self.rejected().items()) or "it holds no study"
@@ -74,6 +153,31 @@ class Reading:
         log_left_out(self.problems)
 
 
+def merged_days(visits: Sequence[Visit], cleaning: str = "none") -> list[Visit]:
+    """One visit per calendar day: the first study's image, moment and age, and every report of the day, each text once.
+
+    Args:
+        visits: of one patient, in order.
+        cleaning: of the reports; cleaned ones stay in one line.
+    """
+    days: dict[object, list[Visit]] = {}
+    for visit in visits:
+        days.setdefault(visit.acquired.date(), []).append(visit)
+    merged = []
+    for studies in days.values():
+        reports = dict.fromkeys(study.report for study in studies)
+        known = [study.findings for study in studies if study.findings is not None]
+        merged.append(
+            replace(
+                studies[0],
+                report=("\n" if cleaning == "none" else " ").join(reports),
+                age=next((study.age for study in studies if study.age is not None), None),
+                findings=frozenset().union(*known) if known else None,
+            )
+        )
+    return merged
+
+
 def log_left_out(problems: Sequence[DataError]) -> None:
     """One line for each reason with its count and an example; every study on the debug level."""
     examples = {problem.reason: problem for problem in reversed(problems)}
@@ -84,11 +188,12 @@ def log_left_out(problems: Sequence[DataError]) -> None:
 
 
 def check_options(options: Mapping[str, Any], known: Collection[str], source: str) -> None:
-    """Refuse options that the source does not have.
+    """Refuse options that neither the source nor all sources have.
 
     Raises:
         ConfigError: names the option and the nearest known one.
     """
+    known = [*known, *(COMMON_OPTIONS if source != "synthetic" else ())]
     for option in options:
         if option not in known:
             near = difflib.get_close_matches(str(option), list(known), n=1)

@@ -1,0 +1,131 @@
+"""CT-RATE: non-contrast chest CT volumes of Istanbul Medipol University with reports (Hamamci et al.).
+
+Layout, as its repository hands it out, under ``path`` (or ``path/dataset``):
+``train/train_1/train_1_a/train_1_a_1.nii.gz`` (or ``train_fixed/...``, the same volumes with HU and geometry corrected:
+taken where the folder is there), ``radiology_text_reports/train_reports.csv`` and ``metadata/train_metadata.csv``; the
+same for ``valid`` (tables named ``validation_...``).
+
+A name says patient (1), scan (a) and reconstruction (1). One visit per scan. Its volume: of the reconstructions that
+are on disk the one with most slices by ``NumberofSlices``, then the lowest number. Scans are put in order by
+``StudyDate`` (and ``StudyTime`` where there is one); a scan without a date is left out: its letter is no date.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from fedtar_flare.data.sources.fields import age_of, date_of, sex_of
+from fedtar_flare.data.sources.reading import Reading, Rules, check_options
+from fedtar_flare.data.sources.tables import Row, find_table, rows_of
+from fedtar_flare.data.text.sections import with_headings
+from fedtar_flare.data.types import Sex, Visit
+from fedtar_flare.errors import ConfigError, DataError
+
+OPTIONS = ("part", "images", "reports", "metadata")
+PARTS = {"train": "train", "valid": "validation"}
+REPORT_COLUMNS = ("VolumeName", "Findings_EN", "Impressions_EN")
+REPORT_OPTIONAL = ("ClinicalInformation_EN", "Technique_EN")
+METADATA_COLUMNS = ("VolumeName", "PatientAge", "PatientSex", "StudyDate")
+METADATA_OPTIONAL = ("StudyTime", "NumberofSlices")
+SECTIONS = (
+    ("history", "ClinicalInformation_EN"),
+    ("technique", "Technique_EN"),
+    ("findings", "Findings_EN"),
+    ("impression", "Impressions_EN"),
+)
+NAME = re.compile(r"((?:train|valid)_\d+)_([A-Za-z]+)_(\d+)\.nii\.gz")
+
+
+def read_ct_rate(path: Path, options: Mapping[str, Any] | None = None) -> Reading:
+    """Read one part of CT-RATE.
+
+    Args:
+        path: its folder, or the ``dataset`` folder in it.
+        options: ``part``: ``train`` (default) or ``valid``. ``images``, ``reports``, ``metadata``: folder of the
+            volumes, and the tables, where they are not at their usual place; relative paths are relative to ``path``.
+            ``sections``: findings and impression where nothing else is asked for.
+
+    Raises:
+        ConfigError: a table or the folder of volumes is missing, a column is missing, an unknown option.
+    """
+    options = options or {}
+    check_options(options, OPTIONS, "ct_rate")
+    part = options.get("part", "train")
+    if part not in PARTS:
+        raise ConfigError(f"source 'ct_rate': part '{part}' is not one of {', '.join(PARTS)}")
+    reading = Reading(str(path), Rules.of(options, "ct_rate", ("findings", "impression")))
+    root = path / "dataset" if (path / "dataset").is_dir() else path
+    images = _images(path, root, part, options.get("images"))
+    reports = _table(path, root, options, "reports", f"radiology_text_reports/{PARTS[part]}_reports.csv")
+    metadata = _table(path, root, options, "metadata", f"metadata/{PARTS[part]}_metadata.csv")
+    texts = {row["VolumeName"]: row for row in rows_of(reports, REPORT_COLUMNS, REPORT_OPTIONAL)}
+    details = {row["VolumeName"]: row for row in rows_of(metadata, METADATA_COLUMNS, METADATA_OPTIONAL)}
+    scans: dict[tuple[str, str], list[str]] = {}
+    for volume in sorted({*texts, *details}):
+        if name := NAME.fullmatch(volume):
+            scans.setdefault((name[1], name[2]), []).append(volume)
+        else:
+            text = f"{path}: '{volume}' is not named like train_1_a_1.nii.gz"
+            reading.leave_out(DataError(text, reason="bad-name"))
+    for (patient, scan), volumes in scans.items():
+        try:
+            reading.add(*_scan(images, patient, scan, volumes, texts, details))
+        except DataError as error:
+            reading.leave_out(error)
+    return reading
+
+
+def _scan(
+    images: Path, patient: str, scan: str, volumes: list[str], texts: Mapping[str, Row], details: Mapping[str, Row]
+) -> tuple[Visit, Sex | None]:
+    where = f"{patient}_{scan}"
+    there = {v: image for v in volumes if (image := images / patient / where / v).is_file()}
+    if not there:
+        raise DataError(f"{where}: none of {', '.join(volumes)} is in {images / patient / where}", reason="no-image")
+    volume = min(there, key=lambda v: (-_slices(details.get(v, {})), _number(v)))
+    # the reconstructions of a scan share its report and its date: a row missing for one is taken from another
+    text = next((texts[v] for v in (volume, *volumes) if v in texts), None)
+    about = next((details[v] for v in (volume, *volumes) if v in details), None)
+    if text is None:
+        raise DataError(f"{where}: no row in the table of reports", reason="no-report")
+    report = with_headings([(section, text[column]) for section, column in SECTIONS])
+    if not report:
+        raise DataError(f"{where}: the report is empty", reason="empty-report")
+    if about is None:
+        raise DataError(f"{where}: no row in the metadata, so no date", reason="no-date")
+    try:
+        # numbers of a table that went through a spreadsheet: 20200131.0
+        day, clock = (about[name].split(".")[0] for name in ("StudyDate", "StudyTime"))
+        acquired = date_of(day + (clock.zfill(6) if day and clock else ""))
+        age = age_of(about["PatientAge"])
+    except DataError as error:
+        raise DataError(f"{where}: {error}", reason=error.reason) from error
+    return Visit(patient, where, acquired, there[volume], report, "ct", age), sex_of(about["PatientSex"])
+
+
+def _slices(row: Row) -> int:
+    text = row.get("NumberofSlices", "").split(".")[0]
+    return int(text) if text.isdecimal() else 0
+
+
+def _number(volume: str) -> int:
+    name = NAME.fullmatch(volume)
+    assert name is not None  # only volumes that match come here
+    return int(name[3])
+
+
+def _images(path: Path, root: Path, part: str, given: Any) -> Path:
+    places = [path / Path(str(given)).expanduser()] if given else [root / f"{part}_fixed", root / part]
+    for place in places:
+        if place.is_dir():
+            return place
+    raise ConfigError(f"source 'ct_rate': no folder of volumes ({' or '.join(map(str, places))})")
+
+
+def _table(path: Path, root: Path, options: Mapping[str, Any], option: str, usual: str) -> Path:
+    if options.get(option):
+        return path / Path(str(options[option])).expanduser()
+    return find_table(root, (usual, Path(usual).name), f"the table of {option}")

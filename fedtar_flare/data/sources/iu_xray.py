@@ -1,0 +1,120 @@
+"""IU X-Ray (OpenI, Indiana University): chest films with reports in sections, one visit per patient, without dates.
+
+Two layouts. The tables ``indiana_reports.csv`` and ``indiana_projections.csv`` with the films in ``images_normalized``
+(in ``images`` or beside the tables): the first projection ``Frontal`` by file name is the visit's image. Or OpenI's own
+XML files, each with ``parentImage`` ids, and ``<id>.png``: they do not tell the view, so that the first image named
+counts. Tables come first where both are there.
+
+There is no date, and so no order between visits: nothing here is longitudinal. It is read only with the option
+``undated: single``, which says that every patient has one visit; all get the same day, 2000-01-01, which stands for
+"unknown". Age and sex are unknown too.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+from fedtar_flare.data.sources.reading import Reading, Rules, check_options
+from fedtar_flare.data.sources.tables import rows_of
+from fedtar_flare.data.text.sections import with_headings
+from fedtar_flare.data.types import Visit
+from fedtar_flare.errors import ConfigError, DataError
+
+logger = logging.getLogger(__name__)
+OPTIONS = ("undated", "images")
+REPORTS, PROJECTIONS = "indiana_reports.csv", "indiana_projections.csv"
+SECTIONS = ("comparison", "indication", "findings", "impression")
+UNDATED = datetime(2000, 1, 1)
+Study = tuple[str, str, list[str]]
+"""Id, report with headings, file names of images in order of preference."""
+
+
+def read_iu_xray(path: Path, options: Mapping[str, Any] | None = None) -> Reading:
+    """Read IU X-Ray.
+
+    Args:
+        path: folder with the two tables, or with the XML files (in any depth).
+        options: ``undated``: must be ``single``. ``images``: folder of the films, relative to ``path``. ``sections``:
+            findings and impression where nothing else is asked for.
+
+    Raises:
+        ConfigError: neither layout is there, no folder of films, ``undated`` is not set, an unknown option.
+    """
+    options = options or {}
+    check_options(options, OPTIONS, "iu_xray")
+    if options.get("undated") != "single":
+        raise ConfigError(
+            "source 'iu_xray' has no dates: visits of a patient cannot be put in order. Write 'undated: single' under "
+            f"'options' to take every patient as one visit of unknown date (it is {options.get('undated')!r})"
+        )
+    reading = Reading(str(path), Rules.of(options, "iu_xray", ("findings", "impression")))
+    if (path / REPORTS).is_file():
+        folder = _folder(path, options.get("images"), ("images/images_normalized", "images_normalized", "images"))
+        studies = _from_tables(path)
+    else:
+        files = sorted(path.rglob("*.xml"))
+        if not files:
+            raise ConfigError(f"{path}: neither {REPORTS} nor XML files of OpenI")
+        folder = _folder(path, options.get("images"), ("NLMCXR_png", "images", "."))
+        logger.warning("%s: OpenI's XML does not tell frontal from lateral; the first image of a report counts", path)
+        studies = _from_xml(files, reading)
+    seen: set[str] = set()
+    for uid, report, names in studies:
+        try:
+            if uid in seen:
+                raise DataError(f"report {uid} is there twice; without dates only one counts", reason="duplicate-visit")
+            seen.add(uid)
+            reading.add(_visit(uid, report, names, folder), None)
+        except DataError as error:
+            reading.leave_out(error)
+    return reading
+
+
+def _visit(uid: str, report: str, names: list[str], folder: Path) -> Visit:
+    if not names:
+        raise DataError(f"report {uid}: no frontal film", reason="not-frontal-film")
+    if not report:
+        raise DataError(f"report {uid}: the report is empty", reason="empty-report")
+    image = next((folder / name for name in names if (folder / name).is_file()), None)
+    if image is None:
+        raise DataError(f"report {uid}: {folder / names[0]} is not there", reason="no-image")
+    return Visit(uid, uid, UNDATED, image, report, "film")
+
+
+def _from_tables(path: Path) -> Iterator[Study]:
+    frontal: dict[str, list[str]] = {}
+    for row in rows_of(path / PROJECTIONS, ("uid", "filename", "projection")):
+        if row["projection"].lower() == "frontal":
+            frontal.setdefault(row["uid"], []).append(row["filename"])
+    for row in rows_of(path / REPORTS, ("uid", "findings", "impression"), ("comparison", "indication")):
+        report = with_headings([(section, row[section]) for section in SECTIONS])
+        yield row["uid"], report, sorted(frontal.get(row["uid"], []))
+
+
+def _from_xml(files: list[Path], reading: Reading) -> Iterator[Study]:
+    for file in files:
+        try:
+            tree = ElementTree.parse(file)
+        except (OSError, ElementTree.ParseError) as error:
+            reading.leave_out(DataError(f"{file}: not readable as XML ({error})", reason="unreadable"))
+            continue
+        parts = {
+            (text.get("Label") or "").lower(): " ".join("".join(text.itertext()).split())
+            for text in tree.iter("AbstractText")
+        }
+        report = with_headings([(section, parts.get(section, "")) for section in SECTIONS])
+        images = [f"{image.get('id')}.png" for image in tree.iter("parentImage") if image.get("id")]
+        yield file.stem, report, images
+
+
+def _folder(path: Path, given: Any, usual: tuple[str, ...]) -> Path:
+    places = [path / (Path(str(given)).expanduser() if given else name) for name in ([given] if given else usual)]
+    for place in places:
+        if place.is_dir():
+            return place
+    raise ConfigError(f"source 'iu_xray': no folder of films ({', '.join(map(str, places))})")

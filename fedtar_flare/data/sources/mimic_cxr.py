@@ -1,0 +1,129 @@
+"""MIMIC-CXR-JPG: chest films of the Beth Israel Deaconess Medical Center, dated, with free-text reports.
+
+Layout, as PhysioNet hands it out: ``files/p10/p10000032/s50414267/<dicom_id>.jpg`` and
+``mimic-cxr-2.0.0-metadata.csv[.gz]`` in ``path``; reports come with MIMIC-CXR, in a folder of their own:
+``files/p10/p10000032/s50414267.txt``. Dates are shifted per patient by the de-identification (into 2100 to 2200), which
+keeps their order and distances.
+
+One visit per study. Its image: a frontal film, PA before AP, then the earlier one, then the larger one; what is equal
+in all of these is chosen by name, so that the choice is the same each time. Lateral films are not read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from fedtar_flare.data.sources.fields import age_of, checked_age, date_of, sex_of
+from fedtar_flare.data.sources.reading import Reading, Rules, check_options, read_text
+from fedtar_flare.data.sources.tables import Row, find_table, rows_of
+from fedtar_flare.data.types import Sex, Visit
+from fedtar_flare.errors import ConfigError, DataError
+
+OPTIONS = ("reports", "patients", "split")
+COLUMNS = ("dicom_id", "subject_id", "study_id", "ViewPosition", "StudyDate", "StudyTime")
+FRONTAL = ("PA", "AP")
+SPLITS = ("train", "validate", "test")
+Person = tuple[float | None, int, Sex | None]
+"""Age in the anchor year (None: unknown), the anchor year, sex."""
+
+
+def read_mimic_cxr(path: Path, options: Mapping[str, Any] | None = None) -> Reading:
+    """Read MIMIC-CXR-JPG with the reports of MIMIC-CXR.
+
+    Args:
+        path: the folder of MIMIC-CXR-JPG.
+        options: ``reports``: folder of the report files (default: ``path``). ``patients``: MIMIC-IV's ``patients.csv``
+            (or ``.gz``) for age and sex; without it both are unknown. ``split``: only studies of these official splits
+            (``train``, ``validate``, ``test``), from ``mimic-cxr-2.0.0-split.csv``. ``sections``: findings and
+            impression where nothing else is asked for. Relative paths are relative to ``path``.
+
+    Raises:
+        ConfigError: a table is missing or lacks a column, an unknown option.
+    """
+    options = options or {}
+    check_options(options, OPTIONS, "mimic_cxr")
+    reading = Reading(str(path), Rules.of(options, "mimic_cxr", ("findings", "impression")))
+    reports = path / Path(str(options.get("reports", "."))).expanduser()
+    if not reports.is_dir():
+        raise ConfigError(f"source 'mimic_cxr': the folder of reports {reports} is not there")
+    reports = reports / "files" if (reports / "files").is_dir() else reports
+    people = _people(path / Path(str(options["patients"])).expanduser()) if options.get("patients") else {}
+    wanted = _wanted(path, options.get("split"))
+    metadata = find_table(path, ("mimic-cxr-*-metadata.csv", "mimic-cxr-*-metadata.csv.gz"), "the table of images")
+    studies: dict[tuple[str, str], Row | None] = {}  # the preferred frontal film of each
+    for row in rows_of(metadata, COLUMNS, ("Rows", "Columns")):
+        if wanted is None or row["dicom_id"] in wanted:
+            key = row["subject_id"], row["study_id"]
+            other = studies.setdefault(key, None)
+            if row["ViewPosition"].upper() in FRONTAL:
+                studies[key] = row if other is None else min(row, other, key=_preference)
+    for (subject, study), film in studies.items():
+        try:
+            reading.add(*_study(path, reports, subject, study, film, people.get(subject)))
+        except DataError as error:
+            reading.leave_out(error)
+    return reading
+
+
+def _study(
+    path: Path, reports: Path, subject: str, study: str, film: Row | None, person: Person | None
+) -> tuple[Visit, Sex | None]:
+    where = f"p{subject}, study s{study}"
+    if film is None:
+        raise DataError(f"{where}: no frontal film (PA or AP)", reason="not-frontal-film")
+    acquired = _moment(film, where)
+    folder = Path(f"p{subject[:2]}") / f"p{subject}"
+    image = path / "files" / folder / f"s{study}" / f"{film['dicom_id']}.jpg"
+    if not image.is_file():
+        raise DataError(f"{where}: {image} is not there", reason="no-image")
+    age, sex = None, None
+    if person is not None:
+        at_anchor, anchor_year, sex = person
+        age = None if at_anchor is None else checked_age(at_anchor + acquired.year - anchor_year)
+    text = read_text(reports / folder / f"s{study}.txt", where)
+    if not text.strip():
+        raise DataError(f"{where}: the report is empty", reason="empty-report")
+    return Visit(subject, f"s{study}", acquired, image, text.strip(), "film", age), sex
+
+
+def _preference(film: Row) -> tuple[int, str, str, int, str]:
+    size = film["Rows"], film["Columns"]
+    pixels = int(size[0]) * int(size[1]) if all(text.isdecimal() for text in size) else 0
+    view = FRONTAL.index(film["ViewPosition"].upper())
+    return view, film["StudyDate"], _clock(film["StudyTime"]), -pixels, film["dicom_id"]
+
+
+def _clock(text: str) -> str:
+    """HHMMSS: the table holds times as numbers, so that 08:53:20 is written 85320.515."""
+    return text.split(".")[0].zfill(6)
+
+
+def _moment(film: Row, where: str) -> datetime:
+    try:
+        return date_of(film["StudyDate"] + (_clock(film["StudyTime"]) if film["StudyTime"] else ""))
+    except DataError as error:
+        raise DataError(f"{where}: {error}", reason="no-date" if not film["StudyDate"] else error.reason) from error
+
+
+def _people(table: Path) -> dict[str, Person]:
+    people: dict[str, Person] = {}
+    for row in rows_of(table, ("subject_id", "gender", "anchor_age", "anchor_year")):
+        try:
+            people[row["subject_id"]] = (age_of(row["anchor_age"]), int(row["anchor_year"]), sex_of(row["gender"]))
+        except (DataError, ValueError) as error:
+            raise ConfigError(f"{table}: subject {row['subject_id']}: {error}") from error
+    return people
+
+
+def _wanted(path: Path, split: Any) -> set[str] | None:
+    """Images of the official splits that are asked for; None: all."""
+    if split is None:
+        return None
+    names = [split] if isinstance(split, str) else split
+    if not isinstance(names, list | tuple) or not names or any(name not in SPLITS for name in names):
+        raise ConfigError(f"source 'mimic_cxr': split must be one or a list of {', '.join(SPLITS)}, not {split!r}")
+    table = find_table(path, ("mimic-cxr-*-split.csv", "mimic-cxr-*-split.csv.gz"), "the table of official splits")
+    return {row["dicom_id"] for row in rows_of(table, ("dicom_id", "split")) if row["split"] in names}

@@ -1,0 +1,52 @@
+"""CSV tables of public collections, plain or gzipped."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from fedtar_flare.errors import ConfigError
+
+Row = dict[str, str]
+
+
+def rows_of(table: Path, columns: Sequence[str], optional: Sequence[str] = ()) -> Iterator[Row]:
+    """The rows of a table by column, values trimmed; of the columns asked for alone, since tables may be wide.
+
+    Args:
+        table: ``.csv`` or ``.csv.gz``, UTF-8.
+        columns: those that must be there.
+        optional: those that need not; empty where they are absent.
+
+    Raises:
+        ConfigError: the table cannot be read, or lacks a column.
+    """
+    try:
+        with gzip.open(table) if table.suffix == ".gz" else table.open("rb") as raw:
+            reader = csv.DictReader(io.TextIOWrapper(raw, encoding="utf-8-sig", newline=""))
+            missing = [name for name in columns if name not in (reader.fieldnames or [])]
+            if missing:
+                raise ConfigError(
+                    f"{table}: column(s) {', '.join(missing)} missing (there is: {', '.join(reader.fieldnames or [])})"
+                )
+            for row in reader:
+                yield {name: (row.get(name) or "").strip() for name in (*columns, *optional)}
+    except (OSError, EOFError) as error:
+        raise ConfigError(f"{table} cannot be read ({getattr(error, 'strerror', None) or error})") from error
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise ConfigError(f"{table} is not readable as CSV in UTF-8 ({error})") from error
+
+
+def find_table(folder: Path, patterns: Sequence[str], what: str) -> Path:
+    """The first file that fits one of the patterns.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    for pattern in patterns:
+        if files := sorted(folder.glob(pattern)):
+            return files[0]
+    raise ConfigError(f"{folder}: {what} is not there (looked for {', '.join(patterns)})")

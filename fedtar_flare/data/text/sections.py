@@ -1,0 +1,97 @@
+"""The sections of a report, by their headings.
+
+A heading is one of the names below with a colon after it: at the start of a line in any case ("Findings:"), or in
+capitals anywhere ("... lateral.  FINDINGS: ..."). A text without any heading has no sections: nothing is guessed.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Sequence
+
+from fedtar_flare.errors import ConfigError, DataError
+
+HEADINGS: dict[str, tuple[str, ...]] = {
+    "examination": ("examination", "exam", "study", "type of examination"),
+    "indication": ("indication", "indications", "clinical indication", "reason for exam", "reason for examination"),
+    "history": ("history", "clinical history", "clinical information", "patient history"),
+    "technique": ("technique", "techniques", "procedure"),
+    "comparison": ("comparison", "comparisons", "comparison study"),
+    "findings": ("findings", "finding"),
+    "impression": ("impression", "impressions", "conclusion", "conclusions"),
+    "recommendation": ("recommendation", "recommendations"),
+    "notification": ("notification",),
+    "addendum": ("addendum",),
+}
+SECTIONS = tuple(HEADINGS)
+_OTHER = ("final report", "wet read", "findings and impression", "findings/impression")  # end a section, name none
+_NAMES = {heading: section for section, headings in HEADINGS.items() for heading in headings}
+_ANY = "|".join(re.escape(name) for name in sorted([*_NAMES, *_OTHER], key=len, reverse=True))
+_HEADING = re.compile(
+    rf"(?im:^[^\S\n]*(?P<line>{_ANY})[^\S\n]*:)"
+    rf"|(?<![\w/])(?P<capitals>{_ANY.upper()}):"
+    r"|(?m:^[^\S\n]*(?P<bare>FINAL REPORT|WET READ)\b)"
+)
+
+
+def sections_of(text: str) -> dict[str, str]:
+    """Section to its text, in the order of the report; a section that comes twice is joined by a new line.
+
+    Args:
+        text: the report. ``findings and impression:`` in one counts as ``findings``.
+    """
+    found: dict[str, str] = {}
+    marks = list(_HEADING.finditer(text))
+    for i, mark in enumerate(marks):
+        heading = " ".join((mark["line"] or mark["capitals"] or mark["bare"]).lower().split())
+        section = _NAMES.get(heading) or ("findings" if heading.startswith("findings") else "")
+        end = marks[i + 1].start() if i + 1 < len(marks) else len(text)
+        body = text[mark.end() : end].strip()
+        if section and body:
+            found[section] = f"{found[section]}\n{body}" if section in found else body
+    return found
+
+
+def select_sections(text: str, wanted: Sequence[str]) -> str:
+    """The wanted sections of a report, in the order asked for, each on its own line; those it lacks are skipped.
+
+    Args:
+        text: the report.
+        wanted: of ``SECTIONS``; none: the whole text.
+
+    Raises:
+        DataError: ``no-section`` when it has none of them.
+    """
+    if not wanted:
+        return text
+    there = sections_of(text)
+    parts = [there[name] for name in wanted if name in there]
+    if not parts:
+        have = ", ".join(there) or "no headings at all"
+        raise DataError(f"the report has no section {' or '.join(wanted)} ({have})", reason="no-section")
+    return "\n".join(parts)
+
+
+def check_sections(value: object, where: str) -> tuple[str, ...]:
+    """``all`` or a section or a list of them, as a tuple (empty: all).
+
+    Raises:
+        ConfigError: names the section and the nearest known one.
+    """
+    if value is None or value == "all":
+        return ()
+    names = [value] if isinstance(value, str) else value
+    if not isinstance(names, list | tuple) or not names or not all(isinstance(name, str) for name in names):
+        raise ConfigError(f"{where}: sections must be 'all' or a list of {', '.join(SECTIONS)}, not {value!r}")
+    for name in names:
+        if name not in SECTIONS:
+            near = difflib.get_close_matches(name, SECTIONS, n=1)
+            hint = f"; did you mean '{near[0]}'?" if near else ""
+            raise ConfigError(f"{where}: unknown section '{name}'{hint} (known: {', '.join(SECTIONS)}, or all)")
+    return tuple(dict.fromkeys(names))
+
+
+def with_headings(parts: Sequence[tuple[str, str]]) -> str:
+    """A report out of (section, text) pairs, for sources that keep them in columns; empty ones are left out."""
+    return "\n".join(f"{name.upper()}: {text.strip()}" for name, text in parts if text.strip())

@@ -1,0 +1,150 @@
+from __future__ import annotations
+
+import csv
+from datetime import datetime
+
+import pytest
+
+from fedtar_flare.data.sources.ct_rate import read_ct_rate
+from fedtar_flare.errors import ConfigError
+
+
+def volume(name, day="20200131", age="054Y", sex="F", slices="300", findings="Lungs are clear.", impression="Normal."):
+    return {
+        "VolumeName": name,
+        "ClinicalInformation_EN": "Cough.",
+        "Technique_EN": "Non-contrast.",
+        "Findings_EN": findings,
+        "Impressions_EN": impression,
+        "PatientAge": age,
+        "PatientSex": sex,
+        "StudyDate": day,
+        "NumberofSlices": slices,
+    }
+
+
+REPORTS = ("VolumeName", "ClinicalInformation_EN", "Technique_EN", "Findings_EN", "Impressions_EN")
+METADATA = ("VolumeName", "PatientAge", "PatientSex", "StudyDate", "NumberofSlices")
+
+
+@pytest.fixture
+def collection(tmp_path):
+    def write(*volumes, absent=(), part="train", images=None, no_report=(), no_metadata=()):
+        root = tmp_path / "dataset"
+        table = "train" if part == "train" else "validation"
+        for file, columns, without in (
+            (f"radiology_text_reports/{table}_reports.csv", REPORTS, no_report),
+            (f"metadata/{table}_metadata.csv", METADATA, no_metadata),
+        ):
+            (root / file).parent.mkdir(parents=True, exist_ok=True)
+            with (root / file).open("w", newline="") as handle:
+                writer = csv.DictWriter(handle, columns, extrasaction="ignore")
+                writer.writeheader()
+                writer.writerows(v for v in volumes if v["VolumeName"] not in without)
+        for v in volumes:
+            name = v["VolumeName"]
+            if name not in absent and name.endswith(".nii.gz"):
+                split, number, scan, _ = name.split("_")
+                place = root / (images or part) / f"{split}_{number}" / f"{split}_{number}_{scan}" / name
+                place.parent.mkdir(parents=True, exist_ok=True)
+                place.touch()
+        return tmp_path
+
+    return write
+
+
+def test_scans_are_visits_in_the_order_of_their_dates_not_of_their_letters(collection, tmp_path):
+    path = collection(
+        volume("train_1_a_1.nii.gz", day="20210101"),
+        volume("train_1_b_1.nii.gz", day="20200101", age="053Y"),
+        volume("train_2_a_1.nii.gz", sex="M", age=""),
+    )
+    for place in (path, path / "dataset"):
+        one, two = read_ct_rate(place).patients()
+        assert [v.visit_id for v in one.visits] == ["train_1_b", "train_1_a"]
+        assert [v.age for v in one.visits] == [53, 54] and one.sex == "F" and one.patient_id == "train_1"
+        assert one.visits[0].acquired == datetime(2020, 1, 1) and one.visits[0].modality == "ct"
+        assert one.visits[0].image == tmp_path / "dataset/train/train_1/train_1_b/train_1_b_1.nii.gz"
+        assert one.visits[0].report == "Lungs are clear.\nNormal." and (two.sex, two.visits[0].age) == ("M", None)
+
+
+@pytest.mark.parametrize(
+    "slices, absent, chosen",
+    [
+        (("300", "300"), (), "1"),
+        (("300", "400"), (), "2"),
+        (("", ""), (), "1"),
+        (("400", "300"), ("train_1_a_1.nii.gz",), "2"),
+    ],
+)
+def test_one_reconstruction_of_a_scan_by_the_stated_rule(collection, slices, absent, chosen):
+    volumes = [volume(f"train_1_a_{i}.nii.gz", slices=s) for i, s in enumerate(slices, start=1)]
+    (patient,) = read_ct_rate(collection(*volumes[::-1], absent=absent)).patients()
+    assert [v.image.name for v in patient.visits] == [f"train_1_a_{chosen}.nii.gz"]
+
+
+def test_what_one_reconstruction_lacks_the_other_gives(collection):
+    volumes = [volume("train_1_a_1.nii.gz"), volume("train_1_a_2.nii.gz")]
+    path = collection(*volumes, no_report=["train_1_a_1.nii.gz"], no_metadata=["train_1_a_1.nii.gz"])
+    (patient,) = read_ct_rate(path).patients()
+    assert patient.visits[0].report and patient.visits[0].age == 54 and len(patient.visits) == 1
+
+
+def test_what_is_left_out_is_counted(collection):
+    path = collection(
+        volume("train_1_a_1.nii.gz"),
+        volume("train_1_b_1.nii.gz", day=""),
+        volume("train_2_a_1.nii.gz"),
+        volume("train_3_a_1.nii.gz"),
+        volume("train_4_a_1.nii.gz", findings="", impression=""),
+        volume("train_5_a_1.nii.gz", age="430Y"),
+        volume("train_6_a_1.nii.gz"),
+        volume("scan 7"),
+        absent=["train_2_a_1.nii.gz"],
+        no_report=["train_3_a_1.nii.gz"],
+        no_metadata=["train_6_a_1.nii.gz"],
+    )
+    reading = read_ct_rate(path)
+    assert [p.patient_id for p in reading.patients()] == ["train_1"]
+    assert reading.rejected() == {
+        "age-out-of-range": 1,
+        "bad-name": 1,
+        "no-date": 2,
+        "no-image": 1,
+        "no-report": 1,
+        "no-section": 1,
+    }
+
+
+def test_parts_sections_and_the_corrected_volumes(collection):
+    path = collection(volume("valid_1_a_1.nii.gz", day="20200131.0"), part="valid", images="valid_fixed")
+    (patient,) = read_ct_rate(path, {"part": "valid", "sections": ["technique", "impression"]}).patients()
+    assert patient.visits[0].report == "Non-contrast.\nNormal." and "valid_fixed" in patient.visits[0].image.parts
+    everything = read_ct_rate(path, {"part": "valid", "sections": "all"}).patients()[0].visits[0].report
+    assert everything.splitlines()[0] == "HISTORY: Cough." and everything.splitlines()[-1] == "IMPRESSION: Normal."
+
+
+def test_two_scans_of_one_day_may_be_one_visit(collection):
+    path = collection(volume("train_1_a_1.nii.gz"), volume("train_1_b_1.nii.gz", findings="A nodule."))
+    assert len(read_ct_rate(path).patients()[0].visits) == 2
+    (visit,) = read_ct_rate(path, {"same_day": "merge"}).patients()[0].visits
+    assert "Lungs are clear." in visit.report and "A nodule." in visit.report
+
+
+def test_wrong_layouts_and_options(collection, tmp_path):
+    path = collection(volume("train_1_a_1.nii.gz"))
+    for options, said in (
+        ({"prt": "train"}, "did you mean 'part'"),
+        ({"part": "test"}, "part 'test'"),
+        ({"part": "valid"}, "no folder of volumes"),
+        ({"images": "nowhere"}, "nowhere"),
+        ({"reports": "nowhere.csv"}, "nowhere.csv"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            read_ct_rate(path, options)
+    (path / "dataset/metadata/train_metadata.csv").write_text("VolumeName,PatientAge\n")
+    with pytest.raises(ConfigError, match="PatientSex, StudyDate missing"):
+        read_ct_rate(path)
+    (path / "dataset/metadata/train_metadata.csv").unlink()
+    with pytest.raises(ConfigError, match="table of metadata"):
+        read_ct_rate(path)

@@ -1,0 +1,106 @@
+from __future__ import annotations
+
+import csv
+
+import pytest
+
+from fedtar_flare.data.sources.iu_xray import UNDATED, read_iu_xray
+from fedtar_flare.errors import ConfigError
+
+SINGLE = {"undated": "single"}
+XML = """<?xml version="1.0" encoding="utf-8"?>
+<eCitation><uId id="CXR{n}"/><MedlineCitation><Article><Abstract>
+<AbstractText Label="COMPARISON">None.</AbstractText>
+<AbstractText Label="INDICATION">Positive TB test</AbstractText>
+<AbstractText Label="FINDINGS">{findings}</AbstractText>
+<AbstractText Label="IMPRESSION">Normal chest x-XXXX.</AbstractText>
+</Abstract></Article></MedlineCitation>
+<parentImage id="CXR{n}_1_IM-0001-3001"><caption>Xray Chest PA and Lateral</caption></parentImage>
+<parentImage id="CXR{n}_1_IM-0001-4001"><caption>Xray Chest PA and Lateral</caption></parentImage>
+</eCitation>"""
+
+
+def report(uid, findings="The heart is normal.", impression="Normal chest."):
+    head = {"uid": uid, "MeSH": "normal", "Problems": "normal", "image": "Xray Chest PA and Lateral"}
+    return head | {"indication": "TB", "comparison": "None.", "findings": findings, "impression": impression}
+
+
+@pytest.fixture
+def tables(tmp_path):
+    def write(reports, projections, absent=()):
+        for name, rows in (("indiana_reports.csv", reports), ("indiana_projections.csv", projections)):
+            with (tmp_path / name).open("w", newline="") as file:
+                writer = csv.DictWriter(file, list(rows[0]))
+                writer.writeheader()
+                writer.writerows(rows)
+        folder = tmp_path / "images" / "images_normalized"
+        folder.mkdir(parents=True, exist_ok=True)
+        for row in projections:
+            if row["filename"] not in absent:
+                (folder / row["filename"]).touch()
+        return tmp_path
+
+    return write
+
+
+def film(uid, name, projection="Frontal"):
+    return {"uid": uid, "filename": name, "projection": projection}
+
+
+def test_the_tables(tables):
+    path = tables(
+        [report("1"), report("2", findings=""), report("3"), report("4", "", ""), report("5"), report("1", "Again.")],
+        [
+            film("1", "1_IM-0001-4001.dcm.png", "Lateral"),
+            film("1", "1_IM-0001-3001.dcm.png"),
+            film("2", "2_b.png"),
+            film("2", "2_a.png"),
+            film("3", "3.png", "Lateral"),
+            film("4", "4.png"),
+            film("5", "5.png"),
+        ],
+        absent=["5.png"],
+    )
+    reading = read_iu_xray(path, SINGLE)
+    one, two = reading.patients()
+    assert one.visits[0].image == path / "images/images_normalized/1_IM-0001-3001.dcm.png"
+    assert one.visits[0].report == "The heart is normal.\nNormal chest." and one.visits[0].acquired == UNDATED
+    assert one.sex is None and one.visits[0].age is None and len(one.visits) == 1
+    assert two.visits[0].report == "Normal chest." and two.visits[0].image.name == "2_a.png"
+    assert reading.rejected() == {"duplicate-visit": 1, "no-image": 1, "no-section": 1, "not-frontal-film": 1}
+
+
+def test_the_xml_files(tmp_path, caplog):
+    (tmp_path / "ecgen-radiology").mkdir()
+    (tmp_path / "NLMCXR_png").mkdir()
+    for n in ("1", "2"):
+        text = XML.format(n=n, findings="The <b>heart</b> is\n normal &amp; small.")
+        (tmp_path / "ecgen-radiology" / f"{n}.xml").write_text(text)
+        for image in ("3001", "4001"):
+            (tmp_path / "NLMCXR_png" / f"CXR{n}_1_IM-0001-{image}.png").touch()
+    (tmp_path / "ecgen-radiology" / "3.xml").write_text("<eCitation>")
+    reading = read_iu_xray(tmp_path, {**SINGLE, "sections": ["findings"]})
+    one, _ = reading.patients()
+    assert one.patient_id == "1" and one.visits[0].report == "The heart is normal & small."
+    assert one.visits[0].image.name == "CXR1_1_IM-0001-3001.png" and reading.rejected() == {"unreadable": 1}
+    assert "does not tell frontal from lateral" in caplog.text
+
+
+@pytest.mark.parametrize("undated", [None, "many", True])
+def test_without_dates_only_where_it_is_said(tables, undated):
+    path = tables([report("1")], [film("1", "1.png")])
+    with pytest.raises(ConfigError, match="undated: single"):
+        read_iu_xray(path, {"undated": undated} if undated else {})
+
+
+def test_wrong_layouts_and_options(tables, tmp_path):
+    with pytest.raises(ConfigError, match=r"neither indiana_reports\.csv nor XML"):
+        read_iu_xray(tmp_path, SINGLE)
+    path = tables([report("1")], [film("1", "1.png")])
+    with pytest.raises(ConfigError, match="did you mean 'undated'"):
+        read_iu_xray(path, {"undatd": "single"})
+    with pytest.raises(ConfigError, match="no folder of films"):
+        read_iu_xray(path, {**SINGLE, "images": "nowhere"})
+    (path / "indiana_projections.csv").write_text("uid,filename\n1,1.png\n")
+    with pytest.raises(ConfigError, match="projection missing"):
+        read_iu_xray(path, SINGLE)

@@ -1,0 +1,98 @@
+"""The order of visits comes from their dates alone, and a merged day loses no text."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedtar_flare.data.sources.reading import Reading, Rules
+from fedtar_flare.data.types import Visit
+from fedtar_flare.errors import DataError
+
+EPOCHS = (datetime(1900, 1, 1), datetime(2020, 1, 1), datetime(2180, 6, 1))
+
+
+def studies_of(patients, epochs, days, hours, reports, images):
+    return st.lists(
+        st.tuples(
+            st.sampled_from(patients),
+            st.sampled_from(epochs),
+            st.sampled_from(days),
+            st.sampled_from(hours),
+            st.sampled_from(reports),
+            st.sampled_from(images),
+            st.sampled_from([None, 40.0, 50.0]),
+        ),
+        min_size=1,
+        max_size=12,
+    )
+
+
+REPORTS = ["Clear.", "Effusion, left.", "A nodule.", "1. Stable."]
+STUDIES = studies_of("abc", EPOCHS, range(4), [0, 6, 23], REPORTS, range(5))
+CROWDED = studies_of("ab", EPOCHS[:1], [0, 1], [0, 6], REPORTS[:2], range(5))  # many of the very same moment
+
+
+def read(studies, same_day="keep", rename=None, cleaning="none"):
+    reading = Reading("test", Rules(same_day=same_day, cleaning=cleaning))
+    for number, (patient, epoch, day, hour, report, image, age) in enumerate(studies):
+        patient = (rename or {}).get(patient, patient)
+        acquired = epoch + timedelta(days=day, hours=hour)
+        reading.add(Visit(patient, f"v{number}", acquired, Path(f"i{image}"), report, "film", age), None)
+    return reading.patients()
+
+
+def course(patients, rename=None):
+    return {
+        (rename or {}).get(p.patient_id, p.patient_id): [(v.acquired, v.image, v.report) for v in p.visits]
+        for p in patients
+    }
+
+
+@given(STUDIES | CROWDED, st.randoms(use_true_random=False), st.sampled_from(["keep", "merge"]))
+def test_order_does_not_hang_on_the_order_of_rows(studies, random, same_day):
+    mixed = random.sample(studies, len(studies))
+    assert course(read(studies, same_day)) == course(read(mixed, same_day))
+
+
+@given(STUDIES | CROWDED, st.permutations("abc"), st.sampled_from(["keep", "merge"]))
+def test_order_does_not_hang_on_identifiers(studies, names, same_day):
+    rename = dict(zip("abc", names, strict=True))
+    assert course(read(studies, same_day), rename) == course(read(studies, same_day, rename))
+
+
+@given(STUDIES)
+def test_merging_leaves_one_visit_a_day_and_every_text(studies):
+    for kept, merged in zip(read(studies), read(studies, "merge"), strict=True):
+        days = [v.acquired.date() for v in merged.visits]
+        assert days == sorted(set(days)) == sorted({v.acquired.date() for v in kept.visits})
+        for visit in merged.visits:
+            same = [v for v in kept.visits if v.acquired.date() == visit.acquired.date()]
+            assert visit.report.split("\n") == list(dict.fromkeys(v.report for v in same))
+            assert (visit.image, visit.acquired, visit.visit_id) == (same[0].image, same[0].acquired, same[0].visit_id)
+            assert visit.age == next((v.age for v in same if v.age is not None), None)
+
+
+@given(STUDIES)
+def test_merged_and_cleaned_reports_stay_in_one_line(studies):
+    for patient in read(studies, "merge", cleaning="r2gen-v1"):
+        assert all("\n" not in v.report and v.report.endswith(".") for v in patient.visits)
+
+
+def test_a_day_is_the_days_of_the_stored_time():
+    late, early = datetime(2020, 1, 1, 23, 59), datetime(2020, 1, 2, 0, 1)
+    reading = Reading("test", Rules(same_day="merge"))
+    for n, when in enumerate((late, early)):
+        reading.add(Visit("a", f"{n}", when, Path(f"{n}"), "x", "ct"), None)
+    assert len(reading.patients()[0].visits) == 2
+
+
+def test_a_report_that_cleaning_empties_is_left_out_by_reason():
+    reading = Reading("test", Rules(cleaning="r2gen-v1"))
+    with pytest.raises(DataError, match="patient a, study s") as error:
+        reading.add(Visit("a", "s", EPOCHS[0], Path("i"), "... ___ .", "ct"), None)
+    assert error.value.reason == "empty-report"
