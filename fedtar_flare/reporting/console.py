@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from fedtar_flare.reporting.format import SCORE_NAMES, duration, plain, score
+from fedtar_flare.reporting.format import duration, plain, score
 from fedtar_flare.reporting.run import Run
-from fedtar_flare.reporting.scores import Row, mean_row, score_rows, start_name
+from fedtar_flare.reporting.scores import Row, mean_row, measured, score_rows, start_name
 
 
 def final_table(run: Run) -> str:
@@ -28,7 +28,7 @@ def final_table(run: Run) -> str:
         _column("site", [plain(row.site) for row in rows], left=True),
         _column("step", ["all" if row.step is None else str(row.step) for row in rows]),
         _column("n", [str(row.n) for row in rows]),
-        *(_column(label, _arrows(name, rows)) for name, label in SCORE_NAMES.items()),
+        *(_column(label, _arrows(name, rows)) for name, label in measured(rows).items()),
     ]
     return "\n".join([*lines, *("   ".join(parts).rstrip() for parts in zip(*columns, strict=True))])
 

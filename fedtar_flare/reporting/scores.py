@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from fedtar_flare.reporting.format import SCORE_NAMES
@@ -56,6 +56,13 @@ def mean_row(rows: list[Row]) -> Row | None:
             if values:
                 mean[name] = sum(values) / len(values)
     return Row(MEAN, None, sum(row.n for row in sites), before, after)
+
+
+def measured(rows: Sequence[Row]) -> dict[str, str]:
+    """The scores that any row has, name to label: real data has no finding F1, and no empty column for it."""
+    return {
+        name: label for name, label in SCORE_NAMES.items() if any(name in r.before or name in r.after for r in rows)
+    }
 
 
 def start_name(run: Run) -> str:

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Sequence
 
 from fedtar_flare.reporting.format import (
     NOTHING,
-    SCORE_NAMES,
     duration,
     flat,
     number,
@@ -18,7 +17,7 @@ from fedtar_flare.reporting.format import (
     whole,
 )
 from fedtar_flare.reporting.run import SPLITS, Run, Step
-from fedtar_flare.reporting.scores import Row, mean_row, score_rows
+from fedtar_flare.reporting.scores import Row, mean_row, measured, score_rows
 from fedtar_flare.reporting.sections import section
 
 _ABSENCES = {
@@ -34,6 +33,7 @@ def score_table(run: Run) -> str:
     if not rows:
         return '<p class="none">Not evaluated yet.</p>'
     mean = mean_row(rows)
+    names = measured(rows)
     body = []
     named = ""
     for row in [*rows, *([mean] if mean else [])]:
@@ -42,11 +42,11 @@ def score_table(run: Run) -> str:
             named = row.site
             together = max(1, sum(one.site == row.site for one in rows))
             head = f'<th scope="rowgroup" rowspan="{together}" title="{text(row.site)}">{text(row.site)}</th>'
-        cells = "".join(_from_to(name, row) for name in SCORE_NAMES)
+        cells = "".join(_from_to(name, row) for name in names)
         step = "all" if row.step is None else str(row.step)
         kind = "total" if row.step is None else ""
         body.append(f'<tr class="{kind}">{head}<td>{step}</td><td>{row.n}</td>{cells}</tr>')
-    heads = "".join(f'<th colspan="2" class="group">{text(name)}</th>' for name in SCORE_NAMES.values())
+    heads = "".join(f'<th colspan="2" class="group">{text(name)}</th>' for name in names.values())
     return _table(f"<tr><th>site</th><th>step</th><th>n</th>{heads}</tr>", "".join(body), "scores")
 
 
@@ -151,7 +151,11 @@ def outer_section(run: Run) -> str:
         "<tr><th>round</th><th>validation loss</th><th>reports</th><th>‖gradient of psi‖</th>"
         '<th style="text-align:left">alpha after it, steps 1 to T</th></tr>'
     )
-    left = [f"round {o.round}: {site} was left out: {why}" for o in run.outers for site, why in o.left_out.items()]
+    rounds: dict[tuple[str, str], list[int]] = {}
+    for outer in run.outers:
+        for site, why in outer.left_out.items():
+            rounds.setdefault((site, why), []).append(outer.round)
+    left = [f"{site} was left out in {_rounds(numbers)}: {why}" for (site, why), numbers in rounds.items()]
     lead = "Once per round alpha moves along the gradient of the validation loss, from T numbers that each site sends."
     return section(
         "outer",
@@ -223,18 +227,20 @@ def _problems(run: Run) -> str:
 
 def _places(steps: Sequence[Step]) -> str:
     """``step 3 of rounds 1 to 4, 6``."""
-    words = []
-    for t in sorted({step.step for step in steps}):
-        runs: list[list[int]] = []
-        for r in (step.round for step in steps if step.step == t):
-            if runs and r == runs[-1][-1] + 1:
-                runs[-1].append(r)
-            else:
-                runs.append([r])
-        spans = [str(span[0]) if len(span) == 1 else f"{span[0]} to {span[-1]}" for span in runs]
-        plural = "s" if len(runs) > 1 or len(runs[0]) > 1 else ""
-        words.append(f"step {t} of round{plural} {', '.join(spans)}")
-    return "; ".join(words)
+    at = sorted({step.step for step in steps})
+    return "; ".join(f"step {t} of {_rounds([step.round for step in steps if step.step == t])}" for t in at)
+
+
+def _rounds(numbers: Sequence[int]) -> str:
+    """``round 3``; ``rounds 1 to 4, 6``."""
+    runs: list[list[int]] = []
+    for r in numbers:
+        if runs and r == runs[-1][-1] + 1:
+            runs[-1].append(r)
+        else:
+            runs.append([r])
+    spans = [str(span[0]) if len(span) == 1 else f"{span[0]} to {span[-1]}" for span in runs]
+    return f"round{'s' if len(numbers) > 1 else ''} {', '.join(spans)}"
 
 
 def _notes(notes: Iterable[str]) -> str:

@@ -86,7 +86,7 @@ def test_who_was_missing_is_told_with_the_reason(whole):
     assert f"○ {SOUTH}, too few visits to train on: 0 training visit(s) at step 3 (step 3 of rounds 1 to 3)" in said
     assert "Skipped, as nobody sent an update: step 3 of round 2" in said
     assert "hospital-west is not in the run: no answer within 60 s" in said
-    assert f"round 2: {EAST} was left out: it did not receive every step of this round" in said
+    assert f"{EAST} was left out in round 2: it did not receive every step of this round" in said
 
 
 def test_cells_under_min_cell_are_blank_but_for_n(whole):
