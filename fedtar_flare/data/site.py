@@ -104,7 +104,7 @@ def load_site_config(site_name: str, *, workspace: Path | None, simulator: bool)
         ConfigError: no site file outside of the simulator, unreadable, or with an unknown key or wrong value.
     """
     places = []
-    folder = os.environ.get(SITES_VARIABLE)
+    folder = sites_folder()
     if folder:
         places.append(Path(folder) / f"{site_name}.yaml")
     if workspace is not None:
@@ -127,6 +127,19 @@ def load_site_config(site_name: str, *, workspace: Path | None, simulator: bool)
         "manifest>' (or 'source: synthetic' for a trial)",
         public="the site has no site file (local/fedtar.yaml)",
     )
+
+
+def sites_folder() -> Path | None:
+    """The folder that FEDTAR_SITES names; None where it is not set.
+
+    A relative one is relative to where the command was started: the simulator starts its sites in folders of their own.
+    """
+    named = os.environ.get(SITES_VARIABLE)
+    if not named:
+        return None
+    folder = Path(named).expanduser()
+    started = Path(os.environ.get("PWD", ".")) / folder
+    return folder if folder.is_dir() or not started.is_dir() else started
 
 
 def read_site_file(place: Path, simulated: bool = False) -> SiteConfig:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
 from nvflare.recipe.sim_env import SimEnv
 
+from fedtar_flare.data.site import SITES_VARIABLE, sites_folder
 from fedtar_flare.errors import ConfigError, FedTARError
 from fedtar_flare.fedtar.recipe import FedTARRecipe
 
@@ -41,6 +43,8 @@ def simulate(
     policy.write_text(json.dumps(ALLOW_LIST, indent=2), encoding="utf-8")
     folder = place / "server" / "simulate_job" / "fedtar"
     log = place / "server" / "log.txt"
+    if (sites_files := sites_folder()) is not None:
+        os.environ[SITES_VARIABLE] = str(sites_files.resolve())  # the sites' processes start in other folders
     environment = SimEnv(clients=names, num_threads=threads or len(names), workspace_root=str(place.parent))
     with contextlib.suppress(RuntimeError):  # the run record says why, better than FLARE's return code
         recipe.run(environment)

@@ -26,7 +26,7 @@ EXAMPLES_FOLDER = "examples"
 """Folder of a simulated run's results with one file per synthetic site."""
 PER_STEP = 3
 _SENTENCES = re.compile(r"[^.;\n]+[.;\n]*")
-_WORDS = re.compile(r"\w+(?:[.,]\d+)*|\s+|[^\w\s]")
+_WORDS = re.compile(r"\s*(?:\w+(?:[.,]\d+)*|[^\w\s]|\Z)")  # a word or sign, with the space before it
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,12 +210,13 @@ def _by_findings(written: str, truth: frozenset[str]) -> tuple[str, str]:
 
 def _by_words(written: str, reference: str) -> str:
     """Runs of words that the reference has in the same order, and the others."""
-    mine, theirs = _WORDS.findall(written), _WORDS.findall(reference.lower())
-    matcher = difflib.SequenceMatcher(None, [word.lower() for word in mine], theirs, autojunk=False)
+    mine, theirs = _WORDS.findall(written), _WORDS.findall(reference)
+    left, right = ([word.strip().lower() for word in words] for words in (mine, theirs))
+    matcher = difflib.SequenceMatcher(None, left, right, autojunk=False)
     parts, at = [], 0
     for start, _, count in matcher.get_matching_blocks():
-        for kind, words in (("other", mine[at:start]), ("same", mine[start : start + count])):
-            if words:
-                parts.append(f'<mark class="{kind}">{text("".join(words))}</mark>')
+        for kind, run in (("other", "".join(mine[at:start])), ("same", "".join(mine[start : start + count]))):
+            if run.strip():
+                parts.append(f'{run[: len(run) - len(run.lstrip())]}<mark class="{kind}">{text(run.strip())}</mark>')
         at = start + count
     return "".join(parts)

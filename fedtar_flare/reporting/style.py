@@ -90,7 +90,8 @@ margin:12px 0 16px;max-width:760px;font-size:14px}
 .bars span{font-size:13px;white-space:nowrap}
 .pair{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,400px),1fr));gap:6px 28px;align-items:start}
 table.names td{text-align:left;white-space:normal;overflow-wrap:anywhere}
-table.texts td{text-align:left;white-space:normal;vertical-align:top;min-width:260px;max-width:520px;line-height:1.55}
+table.texts td{text-align:left;white-space:normal;overflow-wrap:anywhere;
+vertical-align:top;min-width:260px;max-width:520px;line-height:1.55}
 table.texts th{vertical-align:top}
 table.texts thead th{text-align:left}
 mark{background:none;color:inherit;border-radius:3px;padding:1px 2px}

@@ -192,3 +192,13 @@ def test_processes_that_make_the_key_at_once_agree(tmp_path):
 def test_where_the_key_lies(manifest, tmp_path, state_dir, where):
     cohort(SiteConfig("manifest", manifest, state_dir=state_dir and tmp_path / state_dir), tmp_path)
     assert (tmp_path / where / "fedtar.key").is_file()
+
+
+def test_a_relative_folder_of_site_files_counts_from_where_the_command_was_started(tmp_path, monkeypatch):
+    (tmp_path / "sites").mkdir()
+    (tmp_path / "sites" / "a.yaml").write_text("source: synthetic\n")
+    (tmp_path / "run").mkdir()
+    monkeypatch.setenv("FEDTAR_SITES", "sites")
+    monkeypatch.setenv("PWD", str(tmp_path))
+    monkeypatch.chdir(tmp_path / "run")  # the simulator starts a site elsewhere
+    assert load_site_config("a", workspace=None, simulator=True).origin == tmp_path / "sites" / "a.yaml"

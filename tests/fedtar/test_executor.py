@@ -307,3 +307,16 @@ def test_examples_stay_in_the_site_s_state(tmp_path):
     for example in examples.examples:
         assert example.reference not in str(reply.payload)
         assert html.escape(example.reference.split(".")[0]) in page.read_text()
+
+
+def test_micro_batches_give_the_update_of_the_whole_batch(tmp_path):
+    updates = []
+    for micro_batch in (0, 1, 3):
+        training = {**SETTINGS["training"], "batch_size": 4, "micro_batch": micro_batch}
+        site = HospitalSite(tmp_path, training=training)
+        run_id = f"run-{micro_batch}"
+        _, w = site.handshake(run_id)
+        updates.append(site.train(w, 1, 1, run_id)[1])
+    for update in updates[1:]:
+        for name, value in update.items():
+            torch.testing.assert_close(value, updates[0][name], rtol=1e-3, atol=1e-6)
