@@ -16,7 +16,13 @@ COMMANDS = (
     "report",
     "generate",
     "warmstart",
+    "status",
+    "watch",
+    "resume",
     "data",
+    "site",
+    "audit",
+    "doctor",
 )
 
 

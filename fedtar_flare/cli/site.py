@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from fedtar_flare.cli.commands import Commands, add_group
 
-COMMANDS: tuple[str, ...] = ()
+COMMANDS: tuple[str, ...] = (
+    "site_pause",
+    "site_purge",
+)
 
 
 def add_parser(commands: Commands) -> None:

@@ -15,7 +15,7 @@ from fedtar_flare.errors import ConfigError, ExchangeError, FedTARError
 from fedtar_flare.fedtar.policy import AlphaPolicy, OuterOptimizer, floored_steps, hypergradient, pool_t_numbers
 from fedtar_flare.fedtar.residual import SpilledUpdates, aggregation_weights, residual_step
 from fedtar_flare.fedtar.results import ResultsWriter
-from fedtar_flare.flare.checkpoint import Checkpoint, CheckpointFolder, load
+from fedtar_flare.flare.checkpoint import BEST, Checkpoint, CheckpointFolder, load
 from fedtar_flare.flare.exchange import ExchangeSchema, check_update_size, disagreement_table
 from fedtar_flare.flare.method_controller import Answers, MethodController, Tensors
 from fedtar_flare.flare.record import RunRecord
@@ -44,7 +44,8 @@ class TemporalResidualController(MethodController):
         update_norm_limit: an update whose norm is larger than this times the weights' norm is refused.
         initial_site: whose initial weights all start from; empty: the first by name.
         initial_checkpoint: file (at the server) of weights to start from instead.
-        resume_from: checkpoint folder (at the server) of a run to go on with.
+        resume_from: what to go on with: the id of a job whose checkpoints this server keeps, or a checkpoint folder at
+            the server.
         keep_checkpoints: how many of the newest stay.
         seed: of psi.
 
@@ -172,12 +173,16 @@ class TemporalResidualController(MethodController):
         initial: dict[str, Tensors] = {}
         answers = self._greet(w, "" if w is not None else source, True, initial)
         self._sites = sorted(answers.replies)
+        if not self._sites:  # all were heard, and all abstained
+            raise FedTARError("no site takes part: " + "; ".join(f"{s}: {why}" for s, why in answers.abstained.items()))
         self.schema = agreed_schema(answers.replies)
         if w is None and not initial:  # the site that was to give the start failed: take the next one's
             self._greet(None, self._sites[0], False, initial)
         w = w if w is not None else next(iter(initial.values()))
         self.schema.check(w, dtypes=["float32"])
         self.results.start(self, answers)
+        if resumed:
+            self._carry_over(resumed.round)
         return w, self.first_round
 
     def _greet(self, w: Tensors | None, source: str, evaluate: bool, initial: dict[str, Tensors]) -> Answers:
@@ -204,8 +209,9 @@ class TemporalResidualController(MethodController):
         best = self.results.is_best(r)
         info = {"run_id": self.run_id, "schema": self.schema.to_dict(), "settings": self.settings()}
         policy = {**self.policy.state_dict(), **{f"outer.{k}": v for k, v in self.outer.state_tensors().items()}}
-        folder = CheckpointFolder(self.results_folder / "checkpoint", self.keep_checkpoints)
-        folder.save(Checkpoint(r, w, policy, info | self.results.progress()), best=best)
+        checkpoint = Checkpoint(r, w, policy, info | self.results.progress())
+        for folder in self.checkpoint_folders():
+            CheckpointFolder(folder, self.keep_checkpoints).save(checkpoint, best=best)
         if best:
             self.results.adapter(w, r)
 
@@ -221,7 +227,7 @@ class TemporalResidualController(MethodController):
         """The checkpoint to go on from, psi and its optimiser restored; None in a fresh run."""
         if not self.resume_from:
             return None
-        checkpoint, problems = CheckpointFolder(self.resume_from).last()
+        checkpoint, problems = CheckpointFolder(self.resume_folder(self.resume_from)).last()
         for problem in problems:
             self.warning(f"passed over: {problem}")
         before = checkpoint.info["settings"]
@@ -236,6 +242,22 @@ class TemporalResidualController(MethodController):
         self.outer.load_state_tensors(outer)
         self.results.restore(checkpoint.info)
         return checkpoint
+
+    def _carry_over(self, round_: int) -> None:
+        """A resumed run has the checkpoint that it starts from and the best one as its own from the beginning."""
+        source = CheckpointFolder(self.resume_folder(self.resume_from))
+        for folder in self.checkpoint_folders():
+            source.carry_to(CheckpointFolder(folder), round_)
+        best = self.results_folder / "checkpoint" / BEST
+        if best.is_file():
+            checkpoint = load(best)
+            self.results.adapter(checkpoint.weights, checkpoint.round)
+
+    def progress(self) -> dict[str, Any]:
+        """What :class:`MethodController` says, with alpha and the validation losses so far."""
+        so_far = self.results.progress() if hasattr(self, "results") else {"losses": {}}
+        alpha = [round(float(a), 6) for a in self.policy.alphas().detach()]
+        return super().progress() | {"alpha": alpha, "validation_loss": so_far["losses"]}
 
 
 def check_closing(reply: Reply, time_steps: int) -> None:

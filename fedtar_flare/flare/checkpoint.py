@@ -7,7 +7,9 @@ A checkpoint is written beside and renamed, carries a checksum of its tensors, a
 from __future__ import annotations
 
 import hashlib
+import os
 import re
+import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +22,9 @@ from fedtar_flare.flare.site_state import StateError, read_tensors, write_tensor
 
 _FILE = re.compile(r"^round-(\d{4})\.safetensors$")
 FORMAT = 1
+BEST = "best.safetensors"
+KEPT = "fedtar_checkpoints"
+"""Folder of the server's kit where checkpoints stay after a job, by the job's id."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +63,7 @@ class CheckpointFolder:
         path = self.folder / f"round-{checkpoint.round:04d}.safetensors"
         _write(path, checkpoint)
         if best:
-            _write(self.folder / "best.safetensors", checkpoint)
+            _write(self.folder / BEST, checkpoint)
         for _, old in self._files()[: -self.keep]:
             old.unlink()
         return path
@@ -76,6 +81,16 @@ class CheckpointFolder:
             except StateError as error:
                 problems.append(str(error))
         raise FedTARError("\n".join([f"{self.folder}: no whole checkpoint to start from", *problems]))
+
+    def carry_to(self, other: CheckpointFolder, round_: int) -> None:
+        """Copy the checkpoint of one round and the best one, so that a resumed run starts with them as its own."""
+        other.folder.mkdir(parents=True, exist_ok=True)
+        for name in (f"round-{round_:04d}.safetensors", BEST):
+            source, target = self.folder / name, other.folder / name
+            if source.is_file() and source.resolve() != target.resolve():
+                temporary = target.with_name(f".{name}.part")
+                shutil.copyfile(source, temporary)
+                os.replace(temporary, target)  # noqa: PTH105
 
     def _files(self) -> list[tuple[int, Path]]:
         if not self.folder.is_dir():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +15,11 @@ from fedtar_flare.errors import ExchangeError
 
 WIRE_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 """Number formats an update may travel in; the server's master copy is always float32."""
+
+MAX_VALUES = 200_000_000
+"""Largest number of values that a site takes in one message: 800 MB in float32, more than the paper's whole model."""
+
+_TENSOR_NAME = re.compile(r"^[A-Za-z0-9_.-]{1,300}$")
 
 
 @dataclass(frozen=True)
@@ -103,6 +109,29 @@ def check_tensor(name: str, value: Any, shape: tuple[int, ...] | None, dtypes: M
         raise ExchangeError(f"tensor '{name}' has shape {tuple(value.shape)}; agreed: {tuple(shape)}")
     if not torch.isfinite(value).all():
         raise ExchangeError(f"tensor '{name}' has values that are not finite (NaN or infinity)")
+
+
+def check_inbound(tensors: Any, max_values: int = MAX_VALUES) -> None:
+    """Refuse what no server of this package sends, before anything is loaded or written.
+
+    Args:
+        tensors: what came; None and an empty dictionary are fine. The method checks names and shapes by its schema.
+        max_values: largest number of values of one message.
+
+    Raises:
+        ExchangeError: names the tensor.
+    """
+    if tensors is None:
+        return
+    if not isinstance(tensors, Mapping):
+        raise ExchangeError(f"the server sent a {type(tensors).__name__} where tensors by name are expected")
+    for name in tensors:
+        if not isinstance(name, str) or not _TENSOR_NAME.match(name):
+            raise ExchangeError("the server sent a tensor whose name is not letters, digits, '.', '_' and '-' only")
+    if (values := sum(value.numel() for value in tensors.values() if torch.is_tensor(value))) > max_values:
+        raise ExchangeError(f"the server sent {values} values in one message; the limit is {max_values}")
+    for name in sorted(tensors):
+        check_tensor(name, tensors[name], None, {"float32": torch.float32})
 
 
 def check_update_size(update: Mapping[str, torch.Tensor], reference: Mapping[str, torch.Tensor], limit: float) -> float:

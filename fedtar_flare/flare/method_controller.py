@@ -7,6 +7,7 @@ counted, and memory must not grow with the number of sites.
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -19,9 +20,11 @@ import torch
 from nvflare.apis.fl_constant import ReturnCode
 from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
 from nvflare.app_common.workflows.model_controller import ModelController
+from nvflare.widgets.info_collector import InfoCollector
 
 from fedtar_flare.errors import ConfigError, ExchangeError, FedTARError
-from fedtar_flare.flare.record import RunRecord
+from fedtar_flare.flare.checkpoint import KEPT
+from fedtar_flare.flare.record import STATS_GROUP, RunRecord
 from fedtar_flare.flare.scalars import send_scalar
 from fedtar_flare.flare.tasks import ABSTAIN, ERROR, Order, Reply
 from fedtar_flare.flare.tensors import register_tensors
@@ -29,6 +32,9 @@ from fedtar_flare.flare.tensors import register_tensors
 register_tensors()
 
 Tensors = Mapping[str, torch.Tensor]
+SIMULATED_JOB = "simulate_job"
+"""FLARE's id of every job in the simulator."""
+
 POLL_SECONDS = 0.02
 """How often standing tasks and the abort signal are looked at."""
 
@@ -86,6 +92,7 @@ class MethodController(ModelController):
         self._lock = threading.Lock()
         self._answers = Answers()
         self._silent: set[str] = set()
+        self._open_task: tuple[str, Order, float, list[str]] | None = None
 
     # ------------------------------------------------------------------ sites
     def live_sites(self) -> list[str]:
@@ -126,6 +133,7 @@ class MethodController(ModelController):
         live = set(self.live_sites())
         answers.absent.update({site: "disconnected" for site in sites if site not in live})
         targets = [site for site in sites if site in live]
+        self._open_task = (task, order, start, targets)
         if targets:
             limit = self.step_time_limit
             self.send_model(
@@ -148,11 +156,12 @@ class MethodController(ModelController):
                 if site in known:
                     self._silent.discard(site)
                 else:
-                    answers.absent[site] = (
-                        f"no answer within {limit} s"
-                        if site not in self._silent
-                        else "still silent; not waited for again"
-                    )
+                    if self.get_client_disconnect_time(site):
+                        answers.absent[site] = "disconnected while it had the task"
+                    elif site in self._silent:
+                        answers.absent[site] = "still silent; not waited for again"
+                    else:
+                        answers.absent[site] = f"no answer within {limit} s"
                     self._silent.add(site)
         if answers.heard < self.min_sites:
             raise FedTARError(
@@ -214,7 +223,65 @@ class MethodController(ModelController):
         with self._lock:
             self._silent.discard(client.name)
 
+    # ------------------------------------------------------------------ status
+    def handle_event(self, event_type: str, fl_ctx: Any) -> None:
+        """Tell an administrator who asks (``fedtar status``, ``nvflare job stats``) how far the run is."""
+        super().handle_event(event_type, fl_ctx)
+        if event_type == InfoCollector.EVENT_TYPE_GET_STATS:
+            collector = fl_ctx.get_prop(InfoCollector.CTX_KEY_STATS_COLLECTOR)
+            if collector is not None:
+                collector.add_info(STATS_GROUP, self.progress())
+
+    def progress(self) -> dict[str, Any]:
+        """Place in the run and what each site does, as primitives; a method adds its own numbers."""
+        if self._open_task is None:
+            return {"task": "", "sites": {}}
+        with self._lock:
+            task, order, since, sites = self._open_task
+            answers = self._answers
+            word = dict.fromkeys(sites, "working")
+            word |= dict.fromkeys(answers.replies, "answered") | dict.fromkeys(answers.abstained, "abstained")
+            word |= {site: f"absent: {why}" for site, why in answers.absent.items()}
+            word |= {site: f"refused: {why}" for site, why in answers.refused.items()}
+        return {
+            "task": task,
+            "round": order.round,
+            "rounds": order.rounds,
+            "step": order.step,
+            "time_steps": order.time_steps,
+            "seconds": round(time.monotonic() - since, 1),
+            "sites": dict(sorted(word.items())),
+        }
+
     # ------------------------------------------------------------------ record
+    def checkpoint_folders(self) -> list[Path]:
+        """Where checkpoints go: with the results, and in the server's kit by the job's id, where they stay.
+
+        FLARE takes the run folder away when a job ends, and a server that was killed leaves no results to download:
+        the copy in the kit is what a resumed job starts from. The simulator has no kit.
+        """
+        folders = [self.results_folder / "checkpoint"]
+        job = self.fl_ctx.get_job_id()
+        if job and job != SIMULATED_JOB:
+            folders.append(self._kept(job))
+        return folders
+
+    def resume_folder(self, resume_from: str) -> Path:
+        """The folder that ``resume_from`` names: a path at the server, or the id of a job that ran there.
+
+        Raises:
+            FedTARError: this server has no checkpoint of that job.
+        """
+        if not re.fullmatch(r"[0-9A-Za-z-]+", resume_from):
+            return Path(resume_from)
+        folder = self._kept(resume_from)
+        if not folder.is_dir():
+            raise FedTARError(f"no checkpoint of job {resume_from} at this server: it ended before its first round did")
+        return folder
+
+    def _kept(self, job: str) -> Path:
+        return Path(self.get_run_dir()).parent / KEPT / job
+
     def scalar(self, tag: str, value: float | None, step: int) -> None:
         """One point of a curve in the server's TensorBoard."""
         send_scalar(self, self.fl_ctx, tag, value, step)

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import time
 from abc import abstractmethod
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import torch
 from nvflare.apis.executor import Executor
-from nvflare.apis.fl_constant import FLContextKey, ReturnCode
+from nvflare.apis.fl_constant import ReturnCode
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import Shareable, make_reply
 from nvflare.apis.signal import Signal
@@ -19,40 +17,18 @@ from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
 from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
 from fedtar_flare.errors import FedTARError
+from fedtar_flare.flare import audit
+from fedtar_flare.flare.exchange import check_inbound
+from fedtar_flare.flare.participation import Participation, participation
+from fedtar_flare.flare.site import Site, TaskAborted, home
 from fedtar_flare.flare.tasks import ABSTAIN, ERROR, OK, Order, Reply
 from fedtar_flare.flare.tensors import register_tensors
 
 register_tensors()
 
+__all__ = ["MethodExecutor", "Site", "TaskAborted", "Tensors", "abstain", "home", "ok"]
+
 Tensors = Mapping[str, torch.Tensor]
-
-
-class TaskAborted(Exception):
-    """The job was aborted while a task ran: leave without saving."""
-
-
-class Site:
-    """Where a task runs: the site's name, its FLARE workspace, whether it is simulated, and the abort signal."""
-
-    def __init__(self, fl_ctx: FLContext, abort_signal: Signal):
-        self.name = str(fl_ctx.get_identity_name())
-        self.simulated = bool(fl_ctx.get_prop(FLContextKey.SIMULATE_MODE, False))
-        self.workspace = Path(fl_ctx.get_engine().get_workspace().get_root_dir())
-        self._abort_signal = abort_signal
-
-    def state_root(self, configured: Path | None) -> Path:
-        """Folder of the site state: the site file's, else the kit's own, else (simulator) the user's cache.
-
-        Never inside FLARE's run folder: that one is deleted with the job, and in the simulator at every start.
-        """
-        if configured is not None:
-            return configured
-        return home() / "state" if self.simulated else self.workspace / "fedtar_state"
-
-    def stop_if_aborted(self) -> None:
-        """Raise :class:`TaskAborted` when the job was aborted; called between batches."""
-        if self._abort_signal.triggered:
-            raise TaskAborted
 
 
 class MethodExecutor(Executor):
@@ -65,8 +41,14 @@ class MethodExecutor(Executor):
         try:
             model = FLModelUtils.from_shareable(shareable)
             order = Order.from_meta(model.meta)
+            fl_ctx.set_prop(audit.ORDER_PROP, order, private=True, sticky=False)
             site = Site(fl_ctx, abort_signal)
-            reply, tensors = self.perform(task_name, order, model.params or {}, site)
+            audit.require_writable(site, fl_ctx)
+            check_inbound(model.params)
+            veto = _veto(order, site)
+            reply, tensors = veto or self.perform(task_name, order, model.params or {}, site)
+            if veto is None and (late := _veto(order, site)):  # the site changed its mind while the task ran
+                reply, tensors = late
         except TaskAborted:
             return make_reply(ReturnCode.TASK_ABORTED)
         except FedTARError as error:
@@ -79,6 +61,10 @@ class MethodExecutor(Executor):
             self.logger.info(f"task '{task_name}': no update from here: {reply.reason}")
         reply.numbers["seconds"] = round(time.monotonic() - start, 3)
         return _to_shareable(task_name, reply, tensors)
+
+    def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
+        """Keep the site's audit of what leaves (see :mod:`fedtar_flare.flare.audit`)."""
+        audit.record_event(event_type, fl_ctx)
 
     @abstractmethod
     def perform(self, task: str, order: Order, weights: Tensors, site: Site) -> tuple[Reply, Tensors | None]:
@@ -98,11 +84,6 @@ class MethodExecutor(Executor):
         """
 
 
-def home() -> Path:
-    """``$FEDTAR_HOME``, else ``~/.cache/fedtar_flare``: caches and simulated site state."""
-    return Path(os.environ.get("FEDTAR_HOME") or Path.home() / ".cache" / "fedtar_flare")
-
-
 def ok(order: Order, numbers: dict[str, float] | None = None, payload: dict[str, Any] | None = None) -> Reply:
     """A good answer to this order."""
     return Reply(OK, order.round, order.step, numbers=numbers or {}, payload=payload or {})
@@ -111,6 +92,16 @@ def ok(order: Order, numbers: dict[str, float] | None = None, payload: dict[str,
 def abstain(order: Order, reason: str) -> Reply:
     """No update from this site at this step."""
     return Reply(ABSTAIN, order.round, order.step, reason)
+
+
+def _veto(order: Order, site: Site) -> tuple[Reply, None] | None:
+    """The answer of a site that does not take part now; None when it does."""
+    state = participation(site.records)
+    if state is Participation.PAUSED:
+        return abstain(order, "paused by the site"), None
+    if state is Participation.LEFT:
+        return _failure(order, "the site has left the federation"), None
+    return None
 
 
 def _failure(order: Order | None, reason: str) -> Reply:

@@ -13,6 +13,8 @@ from fedtar_flare.errors import FedTARError
 
 ROUNDS_FILE = "rounds.jsonl"
 METRICS_FILE = "metrics.json"
+STATS_GROUP = "fedtar"
+"""Under which name ``nvflare job stats`` shows how far a run is."""
 
 
 class RunRecord:

@@ -6,10 +6,13 @@ every field that leaves (see :mod:`fedtar_flare.flare.guard`, which lets nothing
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from fedtar_flare.errors import ExchangeError
+from fedtar_flare.version import __version__
 
 HANDSHAKE = "handshake"
 TRAIN = "train"
@@ -23,6 +26,14 @@ OK = "ok"
 ABSTAIN = "abstain"
 ERROR = "error"
 STATUSES = (OK, ABSTAIN, ERROR)
+
+MAX_ROUNDS, MAX_STEPS = 9999, 99
+"""What a state version's name can hold."""
+RESERVED_RUNS = ("audit", "sites")
+"""Folders of a site's own beside the runs' in its state."""
+
+_RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,127}")
+_VERSION = re.compile(r"\d{4}-\d{2}")
 
 
 @dataclass(frozen=True)
@@ -39,6 +50,10 @@ class Order:
             version that is not later, so that a repeated or resumed task gives the same result.
         evaluate: whether test patients are scored within this task.
         initial_site: the site that answers the handshake with its initial shared weights; empty: none does.
+        plugin: version of fedtar_flare that sends it.
+
+    Raises:
+        ExchangeError: a field is not what a server of this package sends; nothing of it may become a path or a size.
     """
 
     run_id: str
@@ -49,6 +64,25 @@ class Order:
     after: str
     evaluate: bool = False
     initial_site: str = ""
+    plugin: str = __version__
+
+    def __post_init__(self) -> None:
+        whole = {"rounds": MAX_ROUNDS, "round": MAX_ROUNDS, "time_steps": MAX_STEPS, "step": MAX_STEPS}
+        for name, limit in whole.items():
+            value = getattr(self, name)
+            least = 1 if name in ("rounds", "time_steps") else 0
+            if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= limit:
+                raise ExchangeError(f"the task's {name} is not a whole number from {least} to {limit}")
+        if self.step > self.time_steps:
+            raise ExchangeError(f"the task's step {self.step} is beyond its {self.time_steps} time steps")
+        if not isinstance(self.run_id, str) or not _RUN_ID.fullmatch(self.run_id) or self.run_id in RESERVED_RUNS:
+            raise ExchangeError("the task's run_id cannot name a folder (letters, digits, '.', '_', '@', '-' only)")
+        if not isinstance(self.after, str) or not _VERSION.fullmatch(self.after):
+            raise ExchangeError("the task's state version is not of the form 0001-02")
+        if not isinstance(self.evaluate, bool):
+            raise ExchangeError("the task's 'evaluate' is neither true nor false")
+        if not isinstance(self.initial_site, str) or len(self.initial_site) > 256:
+            raise ExchangeError("the task's initial_site is not a name")
 
     def to_meta(self) -> dict[str, Any]:
         """The header as a dictionary for ``FLModel.meta``."""
@@ -59,18 +93,13 @@ class Order:
         """Read the header of a task.
 
         Raises:
-            ExchangeError: when the header is missing or has other fields than this version knows.
+            ExchangeError: when the header is missing, malformed, or of a version that does not fit this one (both
+                versions are named).
         """
         header = (meta or {}).get(HEADER)
         if not isinstance(header, dict):
             raise ExchangeError(f"the task carries no '{HEADER}' header: it was not sent by this plugin's controller")
-        try:
-            return cls(**header)
-        except TypeError as error:
-            raise ExchangeError(
-                f"the task's header does not fit this version of fedtar_flare ({error}); "
-                "install the same version at the server and at every site"
-            ) from error
+        return _read(cls, header, "server")
 
 
 @dataclass(frozen=True)
@@ -83,6 +112,7 @@ class Reply:
         reason: why a site abstains or fails; public text, free of identity.
         numbers: scalars by name (samples, train_loss, seconds, ...).
         payload: what a task adds (schema, counts, scores, T numbers); nested dictionaries and lists of primitives.
+        plugin: version of fedtar_flare that sends it.
     """
 
     status: str
@@ -91,10 +121,14 @@ class Reply:
     reason: str = ""
     numbers: dict[str, float] = field(default_factory=dict)
     payload: dict[str, Any] = field(default_factory=dict)
+    plugin: str = __version__
 
     def __post_init__(self) -> None:
-        if self.status not in STATUSES:
-            raise ExchangeError(f"status '{self.status}' of a reply is not one of {', '.join(STATUSES)}")
+        if not isinstance(self.status, str) or self.status not in STATUSES:
+            raise ExchangeError(f"the status of a reply is not one of {', '.join(STATUSES)}")
+        for name, kind in (("round", int), ("step", int), ("reason", str), ("numbers", dict), ("payload", dict)):
+            if isinstance(getattr(self, name), bool) or not isinstance(getattr(self, name), kind):
+                raise ExchangeError(f"the field '{name}' of a reply is not of type {kind.__name__}")
 
     def to_meta(self) -> dict[str, Any]:
         """The header as a dictionary for ``FLModel.meta``."""
@@ -110,10 +144,52 @@ class Reply:
         header = (meta or {}).get(HEADER)
         if not isinstance(header, dict):
             raise ExchangeError(f"the reply carries no '{HEADER}' header")
-        try:
-            return cls(**header)
-        except TypeError as error:
-            raise ExchangeError(f"the reply's header does not fit this version of fedtar_flare ({error})") from error
+        if header.get("status") == ERROR:
+            return _known(cls, header)  # whatever its version: its reason has to be read
+        return _read(cls, header, "site")
+
+
+def compatible(other: Any) -> bool:
+    """Whether a version of fedtar_flare understands this one: the same major and minor number.
+
+    >>> compatible(__version__)
+    True
+    """
+    return release(other) == release(__version__) and release(other) != ""
+
+
+def same_release(other: Any) -> str:
+    """This version for one that is compatible with it, else the other as it is: for tables of who differs."""
+    return __version__ if compatible(other) else str(other)
+
+
+def release(version_: Any) -> str:
+    """Major and minor number of a version, ``0.1`` of ``0.1.3``; empty when it is none."""
+    match = re.match(r"(\d{1,6}\.\d{1,6})(\D|$)", version_) if isinstance(version_, str) else None
+    return match.group(1) if match else ""
+
+
+def _read(cls: Any, header: Mapping[str, Any], sender: str) -> Any:
+    """A header as its dataclass; fields that a later release of the same minor version added are passed over."""
+    plugin = header.get("plugin", "")
+    if not compatible(plugin):
+        here, there = ("site", "server") if sender == "server" else ("server", "site")
+        named = plugin[:40] if isinstance(plugin, str) and plugin else "of an earlier release"
+        raise ExchangeError(
+            f"the {there}'s fedtar_flare is {named}, the {here}'s is {__version__}: they do not understand each "
+            "other. Install the same major.minor version everywhere"
+        )
+    return _known(cls, header)
+
+
+def _known(cls: Any, header: Mapping[str, Any]) -> Any:
+    known = {f.name for f in fields(cls)}
+    try:
+        return cls(**{name: value for name, value in header.items() if name in known})
+    except TypeError as error:
+        raise ExchangeError(
+            f"the header of version {header.get('plugin', '?')!s:.40} does not fit version {__version__} ({error})"
+        ) from error
 
 
 def version(round_: int, step: int) -> str:

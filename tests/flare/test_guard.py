@@ -111,7 +111,64 @@ def test_the_size_of_a_message_is_limited():
 
 def test_error_replies_of_flare_pass():
     reply = make_reply(ReturnCode.EXECUTION_EXCEPTION)
-    assert OutboundGuard().process(reply, context("train")) is reply
+    left = OutboundGuard().process(reply, context("train"))
+    assert left.get_return_code() == ReturnCode.EXECUTION_EXCEPTION
+
+
+def test_an_error_reply_carries_nothing_but_its_code():
+    reply = message(good())
+    reply.set_return_code("patient 17")
+    reply.set_header("note", "patient 17")
+    left = OutboundGuard().process(reply, context("train", good()))
+    assert left.get_return_code() == ReturnCode.EXECUTION_EXCEPTION and "patient" not in str(left) and "DXO" not in left
+
+
+def test_what_stands_beside_the_content_is_refused():
+    for smuggle in (lambda m: m.update(patients=["x"]), lambda m: m.set_header("note", "patient 17")):
+        sent = message(good())
+        smuggle(sent)
+        reply, params = outcome(sent, context("train", good()))
+        assert reply.status == ERROR and not params and "patient 17" not in reply.reason
+    reply, _ = outcome(make_reply(ReturnCode.OK), context("train", good()))
+    assert reply.status == ERROR
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        {"scores": {"Anna Muster": {"n": 1}}},
+        {"scores": {"steps": {"1": {"note": "Anna"}}}},
+        {"counts": {"train": ["Anna"]}},
+        {"counts": [1, 2]},
+        {"t_numbers": ["Anna"]},
+        {"t_numbers": [0.0] * 101},
+        {"min_cell": "Anna"},
+        {"settings": "Anna Muster"},
+        {"versions": {"fedtar_flare": "Anna Muster"}},
+        {"skipped_studies": {"no-image": "Anna"}},
+        {"schema": {"shapes": {}}},
+        {"privacy": {"unit": "Anna"}},
+        {"model": "Anna"},
+        {"model": {str(i): "x" * 500 for i in range(1000)}},
+    ],
+)
+def test_every_field_has_its_own_form(payload):
+    reply, _ = outcome(message(payload=payload), context("close_round"))
+    assert reply.status == ERROR and "Anna" not in reply.reason
+
+
+def test_what_the_tasks_really_send_passes():
+    payload = {
+        "scores": {"steps": {"1": {"n": 3, "bleu_4": 0.1, "finding_f1": None}}, "all": {"n": 3}},
+        "counts": {"train": [1, 2], "validation": [0, 1], "test": [1, 1]},
+        "t_numbers": [0.1, -2.0],
+        "skipped_studies": {"no-image": 2},
+        "privacy": {"epsilon": 1.5, "delta": 1e-5, "max_epsilon": 10.0, "releases": 3},
+        "versions": {"fedtar_flare": "0.1.0"},
+        "settings": "0123456789abcdef-0",
+        "min_cell": 5,
+    }
+    assert outcome(message(payload=payload), context("close_round"))[0].status == OK
 
 
 def test_bad_settings_fail_when_built():

@@ -1,0 +1,41 @@
+"""A FLARE context as a site's filters and executor get it, and messages of this package."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+from nvflare.apis.fl_constant import FLContextKey
+from nvflare.apis.fl_context import FLContext
+from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
+from nvflare.app_common.utils.fl_model_utils import FLModelUtils
+
+from fedtar_flare.flare.audit import ORDER_PROP
+from fedtar_flare.flare.tasks import OK, Order, Reply, version
+
+A, B = "base_model.model.x.lora_A.weight", "base_model.model.x.lora_B.weight"
+
+
+def context(workspace, task="train", run_id="run", simulated=False, name="site-1", order=None, job="job-1"):
+    ctx = FLContext()
+    ctx.set_prop("__identity_name__", name, private=False, sticky=False)
+    ctx.set_prop("__run_num__", job, private=False, sticky=False)
+    ctx.set_prop(FLContextKey.SIMULATE_MODE, simulated, private=True, sticky=False)
+    ctx.set_prop(FLContextKey.TASK_NAME, task, private=True, sticky=False)
+    ctx.set_prop(FLContextKey.TASK_ID, "task-1", private=True, sticky=False)
+    order = order or Order(run_id, 1, 1, 2, 2, version(1, 0))
+    ctx.set_prop(ORDER_PROP, order, private=True, sticky=False)
+    place = SimpleNamespace(get_root_dir=lambda: str(workspace))
+    engine = SimpleNamespace(get_workspace=lambda: place, fire_event=lambda *a: None)
+    ctx.get_engine = lambda: engine
+    return ctx
+
+
+def message(tensors=None, kind=ParamsType.DIFF, status=OK, reason="", numbers=None, payload=None):
+    meta = Reply(status, 1, 1, reason, numbers or {}, payload or {}).to_meta()
+    model = FLModel(params=tensors, params_type=kind, meta=meta) if tensors else FLModel(metrics={}, meta=meta)
+    return FLModelUtils.to_shareable(model)
+
+
+def read(shareable):
+    model = FLModelUtils.from_shareable(shareable)
+    return Reply.from_meta(model.meta), model.params or {}
