@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from fedtar_flare.cli.commands import Commands, add_group
 
-COMMANDS: tuple[str, ...] = ("data_synth",)
+COMMANDS: tuple[str, ...] = (
+    "data_index",
+    "data_check",
+    "data_synth",
+    "data_partition",
+)
 
 
 def add_parser(commands: Commands) -> None:

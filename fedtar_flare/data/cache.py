@@ -10,8 +10,10 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import stat
 import tempfile
 import zlib
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +22,7 @@ import numpy as np
 
 from fedtar_flare.errors import DataError
 
-PREPARATION_VERSION = 1
+PREPARATION_VERSION = 2
 """Raised whenever the same files and settings give other numbers."""
 
 
@@ -38,16 +40,21 @@ class Prepared:
 
 
 def file_identity(path: Path) -> list[tuple[str, int, int]]:
-    """Path, size and modification time (ns) of a file, or of every file below a folder.
+    """Path, size and modification time (ns) of a file, or of every regular file below a folder.
 
     Raises:
         DataError: ``no-image`` when there is none.
     """
     found = [path] if path.is_file() else [Path(top) / name for top, _, names in os.walk(path) for name in names]
-    if not found:
+    identity = []
+    for file in sorted(found):
+        with suppress(OSError):  # a link that leads nowhere, a file that went away
+            status = file.stat()
+            if stat.S_ISREG(status.st_mode):
+                identity.append((str(file.absolute()), status.st_size, status.st_mtime_ns))
+    if not identity:
         raise DataError(f"{path}: there is no such file, or the folder is empty", reason="no-image")
-    stats = ((str(file.absolute()), file.stat()) for file in sorted(found))
-    return [(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats]
+    return identity
 
 
 def entry_path(folder: Path, identity: list[tuple[str, int, int]], settings: dict[str, Any]) -> Path:

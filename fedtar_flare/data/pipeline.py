@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -18,14 +17,14 @@ from fedtar_flare.data.cache import Prepared
 from fedtar_flare.data.sources.reading import log_left_out
 from fedtar_flare.data.types import Cohort, Modality, Visit
 from fedtar_flare.errors import ConfigError, DataError
+from fedtar_flare.progress import Progress
 
 if TYPE_CHECKING:
     from monai.transforms import Compose
 
 logger = logging.getLogger(__name__)
-PROGRESS_SECONDS = 15.0
-NOT_REMEMBERED = {"no-image", "unsupported-transfer-syntax"}
-"""Refusals that a mounted disk or an installed decoder cures without the files changing."""
+NOT_REMEMBERED = {"no-image", "unsupported-transfer-syntax", "out-of-memory", "worker-died"}
+"""Refusals that a mounted disk, an installed decoder or more memory cures without the files changing."""
 
 
 @dataclass(frozen=True)
@@ -104,50 +103,97 @@ def prepare(visit: Visit, config: InputConfig, cache_dir: Path) -> Prepared:
     Raises:
         DataError: the study cannot be used; ``reason`` says which kind of trouble.
     """
-    settings = {"modality": visit.modality, **asdict(config)}
-    if visit.modality == "film":
-        settings = {"modality": "film", "image_size": config.image_size}
-    entry = cache.entry_path(Path(cache_dir), cache.file_identity(visit.image), settings)
+    entry = entry_of(visit, config, cache_dir)
     if (found := cache.load(entry)) is not None:
         return found
     if (refusal := cache.load_refusal(entry)) is not None:
         raise refusal
+    return _compute(visit.image, visit.modality, config, entry)
+
+
+def _compute(image: Path, modality: Modality, config: InputConfig, entry: Path) -> Prepared:
     try:
-        result = _run(visit.image, visit.modality, config)
+        result = _run(image, modality, config)
     except DataError as error:
         if error.reason not in NOT_REMEMBERED:
             cache.store_refusal(entry, error)
         raise
-    image = np.ascontiguousarray(result["image"], np.uint8)
+    picture = np.ascontiguousarray(result["image"], np.uint8)
     position = np.ascontiguousarray(result["position_mm"], np.float32)
-    cache.store(entry, image, position)
-    return cache.load(entry) or Prepared(image, position)  # a full disk or a lost mount must not stop the run
+    cache.store(entry, picture, position)
+    return cache.load(entry) or Prepared(picture, position)  # a full disk or a lost mount must not stop the run
 
 
-def prepare_cohort(cohort: Cohort, config: InputConfig, cache_dir: Path) -> Cohort:
+def prepare_task(image: str, modality: Modality, config: dict[str, Any], cache_dir: str) -> bool:
+    """Prepare one image (a worker's task); the result is in the cache.
+
+    Raises:
+        DataError: see :func:`prepare`.
+    """
+    settings = InputConfig(**config)
+    entry = _entry(Path(image), modality, settings, Path(cache_dir))
+    if cache.load(entry) is None:  # another site may have been first
+        _compute(Path(image), modality, settings, entry)
+    return True
+
+
+def entry_of(visit: Visit, config: InputConfig, cache_dir: Path) -> Path:
+    """Where the cache keeps the model input of a visit (whether or not it is there).
+
+    Raises:
+        DataError: ``no-image``: the visit's files are gone.
+    """
+    return _entry(visit.image, visit.modality, config, cache_dir)
+
+
+def _entry(image: Path, modality: Modality, config: InputConfig, cache_dir: Path) -> Path:
+    settings = {"modality": modality, **asdict(config)}
+    if modality == "film":
+        settings = {"modality": "film", "image_size": config.image_size}
+    return cache.entry_path(Path(cache_dir), cache.file_identity(image), settings)
+
+
+def prepare_cohort(cohort: Cohort, config: InputConfig, cache_dir: Path, *, workers: int | None = None) -> Cohort:
     """Prepare every visit; those that cannot be read are left out of the cohort and counted by reason.
 
-    What was prepared or refused before is only looked up, so that this may run at the start of every task.
+    What was prepared or refused before is only looked up, so that this may run at the start of every task. The rest is
+    prepared side by side in processes when it proves long; what comes out does not depend on their number. A worker
+    holds one volume at a time. Progress is logged with the rate and the time left.
+
+    Args:
+        cohort: of one modality.
+        config: what the encoder sees.
+        cache_dir: folder of prepared images.
+        workers: processes; None: one per processor, at most four.
 
     Raises:
         DataError: ``no-patient`` when nothing is left.
     """
-    total = sum(len(patient.visits) for patient in cohort.patients)
+    from fedtar_flare.data.workers import each, worker_count
+
+    count = worker_count(workers)
+    visits = [visit for patient in cohort.patients for visit in patient.visits]
     errors: dict[tuple[str, str], DataError] = {}
-    done, last = 0, time.monotonic()
-    for patient in cohort.patients:
-        for visit in patient.visits:
-            try:
-                prepare(visit, config, cache_dir)
-            except DataError as error:
-                errors[visit.patient_id, visit.visit_id] = error
-            done += 1
-            if time.monotonic() - last > PROGRESS_SECONDS:
-                logger.info("prepared %d of %d studies", done, total)
-                last = time.monotonic()
+    missing: list[Visit] = []
+    for visit in visits:
+        try:
+            entry = entry_of(visit, config, cache_dir)
+            if cache.load(entry) is None:
+                if (refusal := cache.load_refusal(entry)) is not None:
+                    raise refusal
+                missing.append(visit)
+        except DataError as error:
+            errors[visit.patient_id, visit.visit_id] = error
+    common = {"config": asdict(config), "cache_dir": str(cache_dir)}
+    items = [{"image": str(visit.image), "modality": visit.modality, **common} for visit in missing]
+    progress = Progress("preparing images: study", len(items), logger.info)
+    for done, (i, outcome) in enumerate(each("prepare", items, count), start=1):
+        if isinstance(outcome, DataError):
+            errors[missing[i].patient_id, missing[i].visit_id] = outcome
+        progress(done)
     if not errors:
         return cohort
-    log_left_out(list(errors.values()))
+    log_left_out([errors[key] for v in visits if (key := (v.patient_id, v.visit_id)) in errors])
     reasons = {key: error.reason for key, error in errors.items()}
     return cohort.leaving_out(lambda visit: reasons.get((visit.patient_id, visit.visit_id)))
 

@@ -71,6 +71,9 @@ class TrainingConfig:
     lr_shared: float = field(default=1e-3, metadata={"help": "AdamW learning rate of the shared part"})
     lr_patient: float = field(default=1e-3, metadata={"help": "AdamW learning rate of the patient part"})
     weight_decay: float = field(default=0.01, metadata={"help": "AdamW weight decay of both"})
+    augment: bool = field(
+        default=False, metadata={"help": "small random changes of training images (MONAI; never mirrored)"}
+    )
     max_grad_norm: float = field(default=1.0, metadata={"help": "gradient norm limit; 0 switches it off"})
 
     def __post_init__(self) -> None:

@@ -16,7 +16,7 @@ from fedtar_flare.errors import ConfigError, DataError
 from fedtar_flare.fedtar.config import DataConfig, LoRAConfig, PatientConfig, TrainingConfig, build, digest
 from fedtar_flare.flare.exchange import WIRE_DTYPES, ExchangeSchema, check_tensor
 from fedtar_flare.flare.method_executor import MethodExecutor, Site, Tensors, abstain, ok
-from fedtar_flare.flare.scalars import send_scalar
+from fedtar_flare.flare.scalars import has_privacy_filter, send_scalar
 from fedtar_flare.flare.site_state import SiteState
 from fedtar_flare.flare.tasks import CLOSE_ROUND, HANDSHAKE, TASKS, TRAIN, Order, Reply, version
 from fedtar_flare.progress import Progress
@@ -170,6 +170,8 @@ class PatientAdaptiveExecutor(MethodExecutor):
         allowed = self._config.stream_losses
         if allowed is None:
             allowed = site.simulated or self._config.source == "synthetic"
+        if allowed and has_privacy_filter(site.workspace):
+            allowed = False  # what streams passes no filter
         before = ((order.round - 1) * order.time_steps + order.step - 1) * count
 
         def on_update(number: int, loss: float) -> None:

@@ -10,7 +10,7 @@ import logging
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -220,10 +220,10 @@ class SiteLearner:
             shared, lr=self.training.lr_shared, weight_decay=self.training.weight_decay
         )  # fresh: its start point is not where the last task ended
         private = list(self.patient.parameters()) if self.patient is not None else []
-        losses = []
+        losses: list[float] = []
         for chosen in _batches(len(samples), self.training.batch_size, self.training.local_steps, seed):
             self.checkpoint()
-            losses.append(self._accumulate([samples[i] for i in chosen]))
+            losses.append(self._accumulate([samples[i] for i in chosen], f"{seed}/{len(losses)}"))
             for parameters in (shared, private):
                 if parameters and self.training.max_grad_norm:
                     torch.nn.utils.clip_grad_norm_(parameters, self.training.max_grad_norm)
@@ -236,14 +236,17 @@ class SiteLearner:
         update = {name: end[name] - start[name] for name in start}
         return Trained(update, len(samples), sum(losses) / len(losses), losses[0], losses[-1])
 
-    def _accumulate(self, samples: Sequence[Sample]) -> float:
-        """Gradient of the mean report loss of one batch, in micro-batches that fit in memory. Returns the loss."""
+    def _accumulate(self, samples: Sequence[Sample], training_seed: str | None = None) -> float:
+        """Gradient of the mean report loss of one batch, in micro-batches that fit in memory. Returns the loss.
+
+        With ``training_seed`` the images are those of training, augmented where the settings say so.
+        """
         while True:
             self._clear_gradients()
             try:
                 total = 0.0
                 for part in _parts(samples, self._micro_batch):
-                    loss = self._report_losses(part).sum() / len(samples)
+                    loss = self._report_losses(part, training_seed=training_seed).sum() / len(samples)
                     loss.backward()
                     total += loss.item()
                 return total
@@ -323,14 +326,23 @@ class SiteLearner:
             ids = cast(Any, self.model.get_base_model()).generate(self._images(samples))
         return [self.tokenizer.decode(row) for row in ids.tolist()]
 
-    def _report_losses(self, samples: Sequence[Sample], personal: bool = True) -> torch.Tensor:
+    def _report_losses(
+        self, samples: Sequence[Sample], personal: bool = True, training_seed: str | None = None
+    ) -> torch.Tensor:
         """Mean token loss of each report, shape (B,), float32."""
         input_ids, labels = self.tokenizer.batch([sample.visit.report for sample in samples])
         with self._context(samples, personal):
-            return self.model.get_base_model()(self._images(samples), input_ids.to(self.device), labels.to(self.device))
+            images = self._images(samples, training_seed)
+            return self.model.get_base_model()(images, input_ids.to(self.device), labels.to(self.device))
 
-    def _images(self, samples: Sequence[Sample]) -> ImageBatch:
-        return collate([prepare(sample.visit, self._input, self._cache) for sample in samples]).to(self.device)
+    def _images(self, samples: Sequence[Sample], training_seed: str | None = None) -> ImageBatch:
+        prepared = [prepare(sample.visit, self._input, self._cache) for sample in samples]
+        if training_seed is not None and self.training.augment:
+            from fedtar_flare.data.augment import augment, sample_seed
+
+            seeds = [sample_seed(0, training_seed, s.visit.patient_id, s.visit.visit_id) for s in samples]
+            prepared = [replace(one, image=augment(one.image, seed)) for one, seed in zip(prepared, seeds, strict=True)]
+        return collate(prepared).to(self.device)
 
     def _context(self, samples: Sequence[Sample], personal: bool) -> AbstractContextManager[Any]:
         stack = _Both(

@@ -1,11 +1,14 @@
-"""Reading a CT of 512 x 512 x 300, and turning it into model input, beside SimpleITK and MONAI on the same files.
+"""Reading a CT of 512 x 512 x 300, and turning it into model input, beside SimpleITK, ITK and MONAI on the same files;
+what a second epoch costs, and how much memory preparation takes.
 
 ``pytest tests/benchmarks/test_bench_ct_reader.py -m benchmark -s``
 """
 
 from __future__ import annotations
 
+import subprocess
 import sys
+import textwrap
 import time
 from datetime import datetime
 from pathlib import Path
@@ -57,12 +60,24 @@ def test_reading(study):
         reader.SetFileNames(reader.GetGDCMSeriesFileNames(str(study)))
         return sitk.GetArrayFromImage(reader.Execute())
 
+    def by_itk():
+        itk = pytest.importorskip("itk")
+        return itk.array_view_from_image(itk.imread(reader_files, itk.SS))
+
     def monai():
         reader = PydicomReader()
         return reader.get_data(reader.read(str(study)))
 
-    assert np.array_equal(read_ct(study).hu, simpleitk())
-    for name, function, n in (("read_ct", lambda: read_ct(study), 5), ("SimpleITK", simpleitk, 3), ("MONAI", monai, 2)):
+    reader_files = list(sitk.ImageSeriesReader().GetGDCMSeriesFileNames(str(study)))
+    expected = read_ct(study).hu
+    assert np.array_equal(expected, simpleitk()) and np.array_equal(expected, by_itk())
+    readers = (
+        ("read_ct", lambda: read_ct(study), 5),
+        ("SimpleITK", simpleitk, 3),
+        ("ITK", by_itk, 3),
+        ("MONAI", monai, 2),
+    )
+    for name, function, n in readers:
         print(f"\n{name:10s} {best_of(n, function):6.2f} s", end="")
 
 
@@ -81,9 +96,54 @@ def test_model_input(study, tmp_path):
     )
     visit = Visit("p", "v", datetime(2020, 1, 1), study, "Clear.", "ct")
     prepare(visit, config, tmp_path)
+    taken = {}
     for name, function, n in (
         ("ct_pipeline", lambda: ours({"image": str(study)}), 5),
         ("from the cache", lambda: np.array(prepare(visit, config, tmp_path).image), 5),
         ("MONAI chain with Spacingd", lambda: chain({"image": str(study)}), 1),
     ):
-        print(f"\n{name:26s} {best_of(n, function):7.3f} s", end="")
+        taken[name] = best_of(n, function)
+        print(f"\n{name:26s} {taken[name]:7.3f} s", end="")
+    first, again, monais = taken.values()
+    print(f"\nMONAI / ours {monais / first:.1f}, first epoch / second epoch {first / again:.0f}", end="")
+
+
+MEMORY = """
+    import sys
+    from datetime import datetime
+    from pathlib import Path
+    from fedtar_flare.data.pipeline import InputConfig, prepare
+    from fedtar_flare.data.types import Visit
+    def memory(field):
+        lines = Path("/proc/self/status").read_text().splitlines()
+        return next(int(line.split()[1]) for line in lines if line.startswith(field)) * 1024
+    def run(image):
+        visit = Visit("p", "v", datetime(2020, 1, 1), Path(image), "Clear.", "ct")
+        prepare(visit, InputConfig(224, 24), Path(sys.argv[3]))
+    run(sys.argv[1])  # what is imported and allocated once
+    before = memory("VmRSS")
+    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+    run(sys.argv[2])
+    print(memory("VmHWM") - before)
+"""
+
+
+@pytest.mark.parametrize("kind", ["DICOM", "NIfTI"])
+def test_memory_of_preparation(study, tmp_path, kind):
+    if not Path("/proc/self/clear_refs").exists():
+        pytest.skip("needs Linux' /proc")
+    small = tmp_path / "small"
+    write_series(small, np.tile(np.linspace(-1000, 50, 24).astype(np.int16)[:, None], (12, 1, 20)))
+    image, volume = study, 300 * 512 * 512 * 2
+    if kind == "NIfTI":
+        import nibabel
+
+        hu = read_ct(study)
+        image = tmp_path / "v.nii.gz"
+        scaled = nibabel.Nifti1Image(hu.hu.transpose(2, 1, 0), hu.affine)
+        scaled.header.set_slope_inter(1, 0.5)
+        nibabel.save(scaled, image)
+        del hu, scaled
+    arguments = [sys.executable, "-W", "ignore", "-c", textwrap.dedent(MEMORY), small, image, tmp_path / "cache"]
+    done = subprocess.run([*map(str, arguments)], capture_output=True, text=True, check=True)
+    print(f"\nmemory of preparing {kind}: {int(done.stdout) / volume:.2f} volumes of int16", end="")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from make_dicom import SPACING, write_series
+from make_dicom import ORIGIN, SPACING, write_series
 from monai.data import MetaTensor, PydicomReader
 from monai.transforms import LoadImaged, Orientationd, Spacingd
 from pydicom.dataset import Dataset
@@ -76,6 +76,34 @@ def test_monais_reader_merges_what_ours_tells_apart(tmp_path):
     ours, meta = CTSeriesReader().get_data(CTSeriesReader().read(str(tmp_path)))
     assert theirs.shape[2] == 2 * len(hu)
     assert np.array_equal(ours, hu.transpose(2, 1, 0)) and meta["warnings"][0].startswith("several-series")
+
+
+def test_monais_reader_keeps_a_tilt_as_a_shear(tmp_path):
+    """Its affine is no longer a box: a stock transform that works along the axes then measures along slanted ones."""
+
+    def tilt(ds, i):
+        ds.InstanceNumber = i + 1
+        ds.ImagePositionPatient = [ORIGIN[0], ORIGIN[1] + 0.6 * i, ORIGIN[2] + SPACING[0] * i]
+
+    write_series(tmp_path, edit=tilt)
+    theirs = LoadImaged("image", reader=PydicomReader())({"image": tmp_path})["image"]
+    axes = theirs.affine.numpy()[:3, :3] / np.linalg.norm(theirs.affine.numpy()[:3, :3], axis=0)
+    assert abs(float(axes[:, 1] @ axes[:, 2])) > 0.2  # 13 degrees off the perpendicular, and not a word of it
+    with pytest.raises(DataError) as error:
+        LoadImaged("image", reader=CTSeriesReader())({"image": str(tmp_path)})
+    assert error.value.reason == "gantry-tilt"
+
+
+def test_monais_reader_drops_slices_without_an_instance_number(tmp_path):
+    def number(ds, i):
+        if i != 6:
+            ds.InstanceNumber = i + 1
+
+    hu = write_series(tmp_path, edit=number)
+    theirs = LoadImaged("image", reader=PydicomReader())({"image": tmp_path})["image"]
+    assert theirs.shape[2] == len(hu) - 1
+    ours = LoadImaged("image", reader=CTSeriesReader(), dtype=np.int16)({"image": str(tmp_path)})["image"]
+    assert np.array_equal(ours.numpy(), hu.transpose(2, 1, 0))
 
 
 def test_suffixes(tmp_path):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import tracemalloc
 import zipfile
 
+import nibabel
 import numpy as np
 import pytest
 from make_dicom import ORIGIN, SPACING, another_series, chest, slice_dataset, write_series
@@ -284,3 +286,32 @@ def test_one_slice_takes_its_spacing_from_the_header(tmp_path):
     write_series(tmp_path, chest(1))
     volume = read_ct(tmp_path / "000.dcm", CTRules(min_slices=1))
     assert volume.hu.shape == (1, 24, 20) and volume.spacing_mm == pytest.approx(SPACING)
+
+
+def as_dicom(folder, hu):
+    write_series(folder, hu)
+    return folder
+
+
+def as_rle(folder, hu):
+    write_series(folder, hu, edit=lambda ds, i: ds.compress(RLELossless, generate_instance_uid=False))
+    return folder
+
+
+def as_scaled_nifti(folder, hu):
+    image = nibabel.Nifti1Image(hu.transpose(2, 1, 0), AFFINE)
+    image.header.set_slope_inter(1, 0.25)
+    folder.mkdir()
+    nibabel.save(image, folder / "v.nii")
+    return folder / "v.nii"
+
+
+@pytest.mark.parametrize("write", [as_dicom, as_rle, as_scaled_nifti])
+def test_a_volume_is_held_in_memory_once(tmp_path, write):
+    path = write(tmp_path / "s", chest(40, (160, 160)))
+    read_ct(path)  # what is imported once
+    tracemalloc.start()
+    volume = read_ct(path)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert volume.hu.nbytes <= peak < 1.5 * volume.hu.nbytes

@@ -1,6 +1,9 @@
 from __future__ import annotations
 
+import importlib.util
+import json
 from datetime import datetime
+from pathlib import Path
 
 import numpy as np
 import pydicom
@@ -86,6 +89,25 @@ def test_every_attribute_of_the_ct_image_iod(tmp_path):
         assert meta.MediaStorageSOPClassUID == image.SOPClassUID == "1.2.840.10008.5.1.4.1.1.2"
         assert meta.MediaStorageSOPInstanceUID == image.SOPInstanceUID
         assert all(UID(element.value).is_valid for element in image.iterall() if element.VR == "UI")
+
+
+def test_against_the_standards_own_tables(tmp_path):
+    """Every attribute of type 1 and 2 of every mandatory module of the CT Image IOD, from the standard's tables."""
+    spec = importlib.util.find_spec("highdicom")
+    if spec is None or spec.origin is None:
+        pytest.skip("the standard's tables come with highdicom, which is not installed")
+    folder = Path(spec.origin).parent / "_standard"
+    modules = json.loads((folder / "iod_module_map.json").read_text())["ct-image"]
+    attributes = json.loads((folder / "module_attribute_map.json").read_text())
+    mandatory = [module["key"] for module in modules if module["usage"] == "M"]
+    assert {"patient", "general-study", "image-plane", "image-pixel", "ct-image", "sop-common"} <= set(mandatory)
+    image = pydicom.dcmread(write(tmp_path)[0])
+    top = [one for module in mandatory for one in attributes[module] if not one["path"]]
+    assert len(top) > 100
+    assert [one["keyword"] for one in top if one["type"] == "1" and image.get(one["keyword"]) in (None, "")] == []
+    assert [one["keyword"] for one in top if one["type"] == "2" and one["keyword"] not in image] == []
+    known = {one["keyword"] for module in modules for one in attributes[module["key"]] if not one["path"]}
+    assert {element.keyword for element in image} <= known  # nothing that the IOD does not have
 
 
 @settings(max_examples=15, deadline=None)

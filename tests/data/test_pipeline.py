@@ -205,10 +205,41 @@ def test_a_cohort_without_the_studies_that_cannot_be_read(study, tmp_path):
     assert prepare_cohort(usable, CONFIG, tmp_path / "cache") is usable
 
 
+@pytest.mark.slow
+def test_a_cohort_prepared_in_processes_is_the_same(study, tmp_path, monkeypatch):
+    """Whatever the number of workers: the same entries, byte for byte, and the same refusals."""
+    write_series(tmp_path / "broken", trunk()[:3])
+    write_series(tmp_path / "other", trunk()[::-1], spacing=(6.0, 5.0, 5.0))
+    images = [study, tmp_path / "broken", tmp_path / "other", tmp_path / "nowhere"]
+    visits = tuple(visit(image, day=day) for day, image in enumerate(images, start=1))
+    cohort = Cohort("s", [Patient("p", None, visits)], key=bytes(16), time_steps=2)
+    alone = prepare_cohort(cohort, CONFIG, tmp_path / "alone", workers=1)
+    monkeypatch.setattr("fedtar_flare.data.workers.ALONE_SECONDS", -1.0)
+    monkeypatch.setattr("fedtar_flare.data.workers.WORTH_SECONDS", -1.0)
+    together = prepare_cohort(cohort, CONFIG, tmp_path / "together", workers=2)
+    assert alone.rejected == together.rejected == {"too-few-slices": 1, "no-image": 1}
+    one, two = entries(tmp_path / "alone"), entries(tmp_path / "together")
+    assert [e.relative_to(tmp_path / "alone") for e in one] == [e.relative_to(tmp_path / "together") for e in two]
+    assert [e.read_bytes() for e in one] == [e.read_bytes() for e in two] and len(one) == 3
+
+
+def test_what_a_dead_worker_refused_is_tried_again(study, tmp_path, monkeypatch):
+    def dies(*_):
+        raise DataError("killed", reason="worker-died")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(pipeline, "_run", dies)
+        with pytest.raises(DataError, match="killed"):
+            prepare(visit(study), CONFIG, tmp_path / "cache")
+    assert prepare(visit(study), CONFIG, tmp_path / "cache").image.shape == (4, 3, 16, 16)
+
+
 def test_identity_of_a_folder_holds_every_file(study):
     identity = file_identity(study)
     assert len(identity) == 30 and identity == sorted(identity)
     assert all(size > 0 and time > 0 for _, size, time in identity)
+    (study / "dead.dcm").symlink_to(study / "nowhere")
+    assert file_identity(study) == identity
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""A site with bad data: what can be used is used, the rest is counted, and the server reads a reason without identity."""
+"""A site with bad data: what can be used is used, the rest counted, and the server reads a reason without identity."""
 
 from __future__ import annotations
 
@@ -46,9 +46,7 @@ def spoil(column, value, where):
     index = HEAD.index(column)
 
     def change(rows):
-        return [
-            [*row[:index], value, *row[index + 1 :]] if number in where else row for number, row in enumerate(rows)
-        ]
+        return [[*row[:index], value, *row[index + 1 :]] if number in where else row for number, row in enumerate(rows)]
 
     return change
 

@@ -291,6 +291,12 @@ def test_losses_of_local_updates_stream_from_simulated_sites_and_not_from_a_hosp
     assert all(0 < data.value < 20 for data in site.streamed)
     site.train(w, 1, 2)
     assert site.streamed[0].step == count + 1, "the next time step goes on along the same axis"
+    policy = tmp_path / "local" / "privacy.json"
+    policy.parent.mkdir()
+    policy.write_text('{"task_result_filters": [{"path": "fedtar_flare.flare.privacy.GaussianPrivacy"}]}')
+    site.train(w, 1, 1)
+    assert site.streamed == [], "a site with a privacy filter streams nothing past it"
+    policy.unlink()
     site_file = tmp_path / "sites" / "site-1.yaml"
     site_file.write_text(site_file.read_text() + "stream_losses: false\n")
     site.train(w, 1, 1)
@@ -320,3 +326,24 @@ def test_micro_batches_give_the_update_of_the_whole_batch(tmp_path):
     for update in updates[1:]:
         for name, value in update.items():
             torch.testing.assert_close(value, updates[0][name], rtol=1e-3, atol=1e-6)
+
+
+def test_augmentation_changes_training_and_repeats_itself_and_leaves_validation_alone(tmp_path):
+    training = {**SETTINGS["training"], "local_steps": 1}
+    plain = HospitalSite(tmp_path, training=training)
+    augmented = HospitalSite(tmp_path, training={**training, "augment": True})
+    _, w = plain.handshake("plain")
+    augmented.handshake("augmented")
+    again = HospitalSite(tmp_path, training={**training, "augment": True})
+    again.handshake("again")
+    losses = [
+        site.train(w, 1, 1, run_id)[0].numbers["train_loss"]
+        for site, run_id in ((plain, "plain"), (augmented, "augmented"), (again, "again"))
+    ]
+    assert losses[1] != losses[0] and losses[2] == losses[1]
+    fresh = [HospitalSite(tmp_path, training={**training, "augment": on}) for on in (False, True)]
+    validation = []
+    for number, site in enumerate(fresh):
+        site.handshake(f"fresh-{number}")
+        validation.append(site.close(w, 1, run_id=f"fresh-{number}")[0].numbers["validation_loss"])
+    assert validation[0] == validation[1]

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import io
 import os
-from collections.abc import Iterator
+import zlib
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +17,6 @@ from zipfile import BadZipFile, ZipFile
 
 from pydicom import dcmread
 from pydicom.dataset import FileDataset
-from pydicom.errors import InvalidDicomError
 from pydicom.filereader import read_partial
 from pydicom.tag import BaseTag, Tag
 from pydicom.uid import UID, DeflatedExplicitVRLittleEndian, ImplicitVRLittleEndian
@@ -28,11 +28,15 @@ PIXEL_DATA = 0x7FE00010
 KEYWORDS = """
     SOPClassUID SOPInstanceUID StudyInstanceUID SeriesInstanceUID PatientID Modality ImageType AcquisitionNumber
     ConvolutionKernel SliceThickness SpacingBetweenSlices ImagePositionPatient ImageOrientationPatient SamplesPerPixel
-    PhotometricInterpretation NumberOfFrames Rows Columns PixelSpacing BitsAllocated BitsStored PixelRepresentation
+    PhotometricInterpretation NumberOfFrames Rows Columns PixelSpacing BitsAllocated BitsStored HighBit
+    PixelRepresentation
     PixelPaddingValue PixelPaddingRangeLimit RescaleIntercept RescaleSlope RescaleType LossyImageCompression
     SharedFunctionalGroupsSequence PerFrameFunctionalGroupsSequence
 """
 TAGS: list[BaseTag | int] = [Tag(keyword) for keyword in KEYWORDS.split()]
+MAX_MEMBER = 2 << 30
+"""A larger member of a zip archive is not unpacked (bytes)."""
+UNDEFINED = 0xFFFFFFFF
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,10 +53,31 @@ class Source:
         return f"{self.path}:{self.member}" if self.archive else str(self.path)
 
     def open(self) -> BinaryIO:
-        """Open for reading from the start; the caller closes it."""
-        if self.archive is not None:
+        """Open for reading from the start; the caller closes it.
+
+        Raises:
+            DataError: ``unreadable``: a file that may not be read, a damaged, encrypted or oversized member of a zip.
+        """
+        try:
+            if self.archive is None:
+                return self.path.open("rb")
+            size = self.archive.getinfo(self.member).file_size
+            if size > MAX_MEMBER:
+                raise DataError(f"{self.name}: {size} bytes unpacked are no image", reason="unreadable")
             return io.BytesIO(self.archive.read(self.member))
-        return self.path.open("rb")
+        except (OSError, EOFError, zlib.error, BadZipFile, RuntimeError, NotImplementedError) as error:
+            raise DataError(f"{self.name}: cannot be read ({error})", reason="unreadable") from error
+
+    def start(self) -> bytes:
+        """The first 132 bytes; of a zip member no more than these are unpacked."""
+        if self.archive is None:
+            with self.open() as file:
+                return file.read(132)
+        try:
+            with self.archive.open(self.member) as file:
+                return file.read(132)
+        except (OSError, EOFError, zlib.error, BadZipFile, RuntimeError, NotImplementedError) as error:
+            raise DataError(f"{self.name}: cannot be read ({error})", reason="unreadable") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +91,7 @@ class Header:
         has_pixels: whether there is pixel data at all.
         offset: place of the pixel values in the file; None when they cannot be read in place (deflated, zip).
         size: bytes of the file.
+        length: bytes that the pixel data claims; None when it does not say (compressed), or has none.
     """
 
     source: Source
@@ -74,6 +100,7 @@ class Header:
     has_pixels: bool
     offset: int | None
     size: int
+    length: int | None = None
 
 
 @contextmanager
@@ -89,11 +116,11 @@ def sources(path: Path | list[Path]) -> Iterator[list[Source]]:
             if not item.exists():
                 raise DataError(f"{item}: there is no such file or folder", reason="no-image")
             if item.is_dir():
-                found += [Source(Path(top) / name) for top, _, names in os.walk(item) for name in names]
+                found += [Source(file) for file in files_below(item)]
             elif item.suffix.lower() == ".zip":
                 try:
                     archive = stack.enter_context(ZipFile(item))
-                except BadZipFile as error:
+                except (BadZipFile, OSError, ValueError) as error:
                     raise DataError(f"{item}: not a readable zip archive ({error})", reason="unreadable") from error
                 found += [Source(item, archive, info.filename) for info in archive.infolist() if not info.is_dir()]
             elif item.name.upper().startswith("DICOMDIR"):
@@ -105,8 +132,18 @@ def sources(path: Path | list[Path]) -> Iterator[list[Source]]:
         )
 
 
-def read_header(source: Source) -> Header | None:
+def files_below(folder: Path) -> list[Path]:
+    """Every regular file below a folder; pipes and links that lead nowhere are none."""
+    found = (Path(top) / name for top, _, names in os.walk(folder) for name in names)
+    return [file for file in found if file.is_file()]
+
+
+def read_header(source: Source, tags: Sequence[BaseTag | int] = TAGS) -> Header | None:
     """The header of a DICOM file; None when it is not DICOM at all.
+
+    Args:
+        source: the file.
+        tags: what to read of it.
 
     Raises:
         DataError: ``truncated``, ``unsupported-transfer-syntax`` or ``unreadable``.
@@ -118,13 +155,17 @@ def read_header(source: Source) -> Header | None:
             pixels.append((vr, length))
         return number >= PIXEL_DATA
 
+    start = b""
+    if source.archive is not None and not _may_be_dicom(start := source.start()):
+        return None
     with source.open() as file:
-        start = file.read(132)
-        file.seek(0)
-        if start[128:] != b"DICM" and start[:2] not in (b"\x02\x00", b"\x08\x00"):
-            return None
+        if source.archive is None:
+            start = file.read(132)
+            file.seek(0)
+            if not _may_be_dicom(start):
+                return None
         try:
-            dataset = read_partial(file, stop_when=at_pixels, specific_tags=TAGS, force=True)
+            dataset = read_partial(file, stop_when=at_pixels, specific_tags=list(tags), force=True)
             place = file.tell()
             size = file.seek(0, io.SEEK_END)
             cut = not pixels and (place > size or _ends_short(dataset))
@@ -138,7 +179,12 @@ def read_header(source: Source) -> Header | None:
     offset = None
     if pixels and syntax != DeflatedExplicitVRLittleEndian and source.archive is None:
         offset = place + (12 if pixels[0][0] in EXPLICIT_VR_LENGTH_32 else 8)
-    return Header(source, dataset, syntax, bool(pixels), offset, size)
+    length = pixels[0][1] if pixels and pixels[0][1] != UNDEFINED else None
+    return Header(source, dataset, syntax, bool(pixels), offset, size, length)
+
+
+def _may_be_dicom(start: bytes) -> bool:
+    return start[128:] == b"DICM" or start[:2] in (b"\x02\x00", b"\x08\x00")
 
 
 def _ends_short(dataset: FileDataset) -> bool:
@@ -167,8 +213,9 @@ def _directory_entries(path: Path) -> list[Path]:
     """Files that a DICOMDIR refers to and that are there."""
     try:
         records = dcmread(path).DirectoryRecordSequence
-    except (InvalidDicomError, AttributeError, EOFError) as error:
+        names = [record.ReferencedFileID for record in records if "ReferencedFileID" in record]
+        files = [path.parent.joinpath(*([name] if isinstance(name, str) else name)) for name in names]
+    except Exception as error:  # pydicom raises whatever the broken bytes lead to
         raise DataError(f"{path}: not a readable DICOMDIR ({error})", reason="unreadable") from error
-    names = [record.ReferencedFileID for record in records if "ReferencedFileID" in record]
-    files = [path.parent.joinpath(*([name] if isinstance(name, str) else name)) for name in names]
-    return [file for file in files if file.is_file()]
+    folder = path.parent.resolve()  # what a directory names outside of its disc is none of its files
+    return [file for file in files if file.is_file() and file.resolve().is_relative_to(folder)]

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 from pydicom import dcmread
-from pydicom.pixels import pixel_array
+from pydicom.pixels import iter_pixels
 from pydicom.uid import ExplicitVRBigEndian
 
 from fedtar_flare.data.readers.dicom_slices import Slice
@@ -32,15 +32,15 @@ def read_hu(slices: Sequence[Slice], rules: CTRules) -> tuple[np.ndarray, list[N
     """
     volume = np.empty((len(slices), *slices[0].size), np.int16)
     seen: Counter[str] = Counter()
-    decoded: tuple[str, np.ndarray] | None = None
+    compressed: dict[str, list[int]] = {}
     for i, slice_ in enumerate(slices):
         if slice_.storage.offset is not None:
-            raw = _in_place(slice_)
+            _to_hu(_in_place(slice_), slice_, rules, volume[i], seen)
         else:
-            if decoded is None or decoded[0] != slice_.source.name:  # the frames of one file are decoded once
-                decoded = slice_.source.name, _decode(slice_)
-            raw = decoded[1][slice_.frame]
-        _to_hu(raw, slice_, rules, volume[i], seen)
+            compressed.setdefault(slice_.source.name, []).append(i)
+    for places in compressed.values():  # file by file: one may hold many slices
+        for i, raw in zip(places, _decode([slices[i] for i in places]), strict=True):
+            _to_hu(raw, slices[i], rules, volume[i], seen)
     notes = [Note(reason, f"{TEXTS[reason]} in {n} of {len(slices)} slices") for reason, n in seen.items()]
     pairs = {(slice_.slope, slice_.intercept) for slice_ in slices}
     if len(pairs) > 1:
@@ -70,25 +70,25 @@ def _in_place(slice_: Slice) -> np.ndarray:
     return raw.reshape(slice_.size)
 
 
-def _decode(slice_: Slice) -> np.ndarray:
-    """All frames of one file, (frames, rows, columns)."""
-    name = slice_.source.name
+def _decode(slices: Sequence[Slice]) -> Iterator[np.ndarray]:
+    """The stored values (rows, columns) of these slices of one file, one after the other."""
+    name, syntax = slices[0].source.name, slices[0].storage.syntax
+    frames = [slice_.frame for slice_ in slices]
     try:
-        with slice_.source.open() as file:
+        with slices[0].source.open() as file:
             dataset = dcmread(file, force=True)
             if "PixelData" not in dataset:
                 raise DataError(f"{name}: the file ends within its pixels; copy it again", reason="truncated")
-            raw = pixel_array(dataset, raw=True)
+            for raw in iter_pixels(dataset, raw=True, indices=frames):
+                if raw.shape != slices[0].size:
+                    raise DataError(f"{name}: decoded to {raw.shape}, not to the announced size", reason="undecodable")
+                yield raw
     except DataError:
         raise
     except Exception as error:  # decoders raise whatever the broken bytes lead to
         raise DataError(
-            f"{name}: the pixels cannot be decoded ({slice_.storage.syntax.name}: {error})", reason="undecodable"
+            f"{name}: the pixels cannot be decoded ({syntax.name}: {error})", reason="undecodable"
         ) from error
-    raw = raw.reshape(-1, *raw.shape[-2:])
-    if raw.shape[1:] != slice_.size or raw.shape[0] <= slice_.frame:
-        raise DataError(f"{name}: decoded to {raw.shape}, not to the announced size", reason="undecodable")
-    return raw
 
 
 def _to_hu(raw: np.ndarray, slice_: Slice, rules: CTRules, out: np.ndarray, seen: Counter[str]) -> None:

@@ -13,6 +13,7 @@ from pydicom.uid import UID
 
 from fedtar_flare.data.readers.dicom_files import Header, Source
 from fedtar_flare.data.readers.dicom_tags import decimal, decimals, first, integer, positive, words
+from fedtar_flare.data.readers.volume import check_spacing
 from fedtar_flare.errors import DataError
 
 PROJECTIONS = {"MIP", "MINIP", "MAX_IP", "MIN_IP", "PROJECTION IMAGE", "AVERAGE", "MEAN_IP", "VOLUME RENDERING"}
@@ -92,7 +93,8 @@ def slices_of(header: Header) -> list[Slice]:
     Raises:
         NotASlice: ``no-pixel-data``, ``not-ct``, ``localizer``, ``secondary-capture``.
         DataError: ``no-pixel-data``, ``unsupported-transfer-syntax``, ``lossy-8bit``, ``truncated``,
-            ``no-pixel-spacing``, ``no-position``, ``no-orientation``, ``bad-header``.
+            ``wrong-pixel-count``, ``no-pixel-spacing``, ``implausible-spacing``, ``no-position``, ``no-orientation``,
+            ``bad-header``.
     """
     dataset, name = header.dataset, header.source.name
     image_type = words(dataset, "ImageType")
@@ -137,6 +139,7 @@ def _storage(header: Header, values: int) -> Storage:
     dataset, name, syntax = header.dataset, header.source.name, header.syntax
     allocated = positive(dataset, "BitsAllocated", name)
     stored = integer(dataset, "BitsStored", name, allocated)
+    high_bit = integer(dataset, "HighBit", name, stored - 1)
     signed = integer(dataset, "PixelRepresentation", name, 0) == 1
     try:
         known = not syntax.is_private and syntax.is_transfer_syntax
@@ -152,9 +155,20 @@ def _storage(header: Header, values: int) -> Storage:
         raise DataError(f"{name}: {stored}-bit values cannot hold Hounsfield units", reason="lossy-8bit")
     if allocated not in (16, 32) or stored > allocated:
         raise DataError(f"{name}: {stored} bits stored in {allocated} allocated", reason="bad-header")
+    if high_bit != stored - 1:
+        raise DataError(f"{name}: {stored} bits stored, but the highest is bit {high_bit}", reason="bad-header")
     offset = None if syntax.is_encapsulated else header.offset
-    if offset is not None and offset + values * allocated // 8 > header.size:
+    expected = values * allocated // 8
+    if offset is not None and offset + expected > header.size:
         raise DataError(f"{name}: the file ends within its pixels; copy it again", reason="truncated")
+    if not syntax.is_encapsulated:
+        columns = positive(dataset, "Columns", name)
+        if header.length is None or header.length - expected >= columns * allocated // 8:
+            held = "compressed values" if header.length is None else f"{header.length} bytes"
+            raise DataError(
+                f"{name}: its pixel data holds {held}, not the {expected} bytes of the size it states",
+                reason="wrong-pixel-count",
+            )
     lossy = first(dataset, "LossyImageCompression") == "01" or (syntax.is_encapsulated and syntax not in LOSSLESS)
     return Storage(syntax, offset, allocated, stored, signed, _padding(dataset, name, signed, allocated), lossy)
 
@@ -196,6 +210,7 @@ def _geometry(frame: Dataset, name: str) -> dict[str, Any]:
     spacing = decimals(frame, "PixelSpacing", 2, name)
     if spacing is None or min(spacing) <= 0:
         raise DataError(f"{name}: no usable pixel spacing ({spacing})", reason="no-pixel-spacing")
+    check_spacing(name, *spacing)
     position = decimals(frame, "ImagePositionPatient", 3, name)
     if position is None:
         raise DataError(f"{name}: no position (ImagePositionPatient) to put the slice in order", reason="no-position")

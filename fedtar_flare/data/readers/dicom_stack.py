@@ -10,7 +10,7 @@ import numpy as np
 
 from fedtar_flare.data.readers.dicom_series import Series
 from fedtar_flare.data.readers.dicom_slices import Slice
-from fedtar_flare.data.readers.volume import CTRules, Note
+from fedtar_flare.data.readers.volume import CTRules, Note, check_spacing
 from fedtar_flare.errors import DataError
 
 SAME_PLACE_MM = 0.01
@@ -43,8 +43,8 @@ def build_stack(series: Series, rules: CTRules) -> Stack:
 
     Raises:
         DataError: the series' own damage; ``too-few-slices``, ``mixed-orientation``, ``mixed-size``,
-            ``mixed-pixel-spacing``, ``duplicate-slices``, ``missing-slices``, ``uneven-spacing``, ``gantry-tilt``,
-            ``shifted-slices``.
+            ``mixed-pixel-spacing``, ``duplicate-slices``, ``missing-slices``, ``uneven-spacing``,
+            ``implausible-spacing``, ``gantry-tilt``, ``shifted-slices``.
     """
     if series.damage:
         error = series.damage[0]
@@ -65,6 +65,7 @@ def build_stack(series: Series, rules: CTRules) -> Stack:
             notes.append(Note("no-slice-spacing", f"{where}: one slice without a thickness; 1 mm is assumed"))
         return Stack(slices, positions, slices[0].step_mm or 1.0, True, (0.0, 0.0), notes)
     spacing, even = _check_spacing(positions, where, rules, notes)
+    check_spacing(where, spacing)
     shear = _check_shear(slices, offsets, positions, where, rules, notes)
     return Stack(slices, positions, spacing, even, shear, notes)
 

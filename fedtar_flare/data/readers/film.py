@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -15,6 +16,8 @@ from fedtar_flare.errors import DataError
 PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff")
 LATERAL = {"LL", "RL", "LATERAL", "LLD", "RLD"}
 MAX_PIXELS = 400_000_000
+MIN_SIDE = 16
+GREY = ("MONOCHROME1", "MONOCHROME2")
 
 
 def read_film(path: Path | str, *, lateral: bool = False) -> np.ndarray:
@@ -28,8 +31,9 @@ def read_film(path: Path | str, *, lateral: bool = False) -> np.ndarray:
         uint8 (height, width).
 
     Raises:
-        DataError: ``no-image``, ``unreadable``, ``not-film``, ``lateral-view``, ``no-pixel-data``,
-            ``unsupported-transfer-syntax``, ``blank``.
+        DataError: ``no-image``, ``unreadable``, ``not-film`` (another modality, colours by a palette, several frames
+            or pages, black and white alone), ``lateral-view``, ``no-pixel-data``, ``wrong-pixel-count``,
+            ``unsupported-transfer-syntax``, ``bad-header``, ``not-finite``, ``blank``, ``too-small``.
     """
     path = Path(path)
     if not path.is_file():
@@ -37,6 +41,8 @@ def read_film(path: Path | str, *, lateral: bool = False) -> np.ndarray:
     film = _read_picture(path) if path.suffix.lower() in PICTURES else _read_dicom(path, lateral)
     if film.min() == film.max():
         raise DataError(f"{path}: every pixel has the same value", reason="blank")
+    if min(film.shape) < MIN_SIDE:
+        raise DataError(f"{path}: {film.shape[1]} x {film.shape[0]} pixels are no film", reason="too-small")
     return film
 
 
@@ -47,9 +53,15 @@ def _read_picture(path: Path) -> np.ndarray:
         with Image.open(path) as image:
             if image.width * image.height > MAX_PIXELS:
                 raise DataError(f"{path}: {image.size} pixels are no film", reason="unreadable")
+            if getattr(image, "n_frames", 1) > 1 or image.mode == "1":
+                what = "a bitmap without greys" if image.mode == "1" else "several pictures in one file"
+                raise DataError(f"{path}: {what}", reason="not-film")
             upright = ImageOps.exif_transpose(image)
             if upright.mode in ("I;16", "I;16B", "I;16L", "I", "F"):
-                return stretch(np.asarray(upright).astype(np.float32))
+                values = np.asarray(upright).astype(np.float32)
+                if not np.isfinite(values).all():
+                    raise DataError(f"{path}: values that are no number", reason="not-finite")
+                return stretch(values)
             if upright.mode in ("RGBA", "LA", "PA", "P"):
                 upright = upright.convert("RGBA").convert("RGB")  # the colours below a transparent layer are kept
             return np.array(upright.convert("L"))
@@ -76,6 +88,9 @@ def _read_dicom(path: Path, lateral: bool) -> np.ndarray:
         raise DataError(f"{path}: a lateral view", reason="lateral-view")
     if "PixelData" not in dataset:
         raise DataError(f"{path}: no pixel data", reason="no-pixel-data")
+    if (meaning := str(dataset.get("PhotometricInterpretation", ""))) not in GREY:
+        raise DataError(f"{path}: photometric interpretation '{meaning}' is not grey", reason="not-film")
+    _check_size(dataset, path)
     try:
         stored = pixel_array(dataset, raw=True)
     except NotImplementedError as error:
@@ -87,13 +102,32 @@ def _read_dicom(path: Path, lateral: bool) -> np.ndarray:
         raise DataError(f"{path}: the pixels cannot be decoded ({error})", reason="unreadable") from error
     if stored.ndim != 2:
         raise DataError(f"{path}: pixels of shape {stored.shape} are no film", reason="not-film")
-    values = apply_modality_lut(stored, dataset)
-    if "WindowCenter" in dataset or "VOILUTSequence" in dataset:
-        values = np.asarray(apply_voi_lut(values, dataset), np.float32)
-        grey = _to_bytes(values, float(values.min()), float(values.max()))
-    else:
-        grey = stretch(np.asarray(values, np.float32))
-    return 255 - grey if dataset.get("PhotometricInterpretation") == "MONOCHROME1" else grey
+    try:
+        values = apply_modality_lut(stored, dataset)
+        windowed = dataset.get("WindowCenter") not in (None, "") or "VOILUTSequence" in dataset
+        values = np.asarray(apply_voi_lut(values, dataset) if windowed else values, np.float32)
+    except Exception as error:  # pydicom raises whatever the broken header leads to
+        raise DataError(f"{path}: its window or rescale cannot be applied ({error})", reason="bad-header") from error
+    if not np.isfinite(values).all():
+        raise DataError(f"{path}: values that are no number", reason="not-finite")
+    grey = _to_bytes(values, float(values.min()), float(values.max())) if windowed else stretch(values)
+    return 255 - grey if meaning == "MONOCHROME1" else grey
+
+
+def _check_size(dataset: Any, path: Path) -> None:
+    """More pixels than rows and columns make: the film would be a part of what was exposed, or garbled."""
+    syntax = getattr(dataset.file_meta, "TransferSyntaxUID", None)
+    if syntax is None or syntax.is_encapsulated:
+        return
+    try:
+        row = int(dataset.Columns) * int(dataset.BitsAllocated) // 8
+        expected = int(dataset.Rows) * row * int(dataset.get("NumberOfFrames") or 1)
+    except (AttributeError, TypeError, ValueError) as error:
+        raise DataError(f"{path}: its size is not readable ({error})", reason="bad-header") from error
+    held = len(dataset.PixelData)
+    if held - expected >= max(row, 2):
+        text = f"{path}: its pixel data holds {held} bytes, not the {expected} of the size it states"
+        raise DataError(text, reason="wrong-pixel-count")
 
 
 def stretch(values: np.ndarray) -> np.ndarray:

@@ -10,7 +10,11 @@ import numpy as np
 from fedtar_flare.errors import ConfigError, DataError
 
 AIR_HU = -1024
+ONLY_AIR_HU = -700
+"""A volume without a value above this shows no body."""
 INT16 = np.iinfo(np.int16)
+PLAUSIBLE_MM = (0.05, 50.0)
+"""Bounds of the distance between voxels of a body CT; beyond them a file states another unit than millimetres."""
 Repair = Literal["refuse", "resample"]
 
 
@@ -94,15 +98,28 @@ def to_int16(values: np.ndarray) -> np.ndarray:
     return np.clip(values, INT16.min, INT16.max).astype(np.int16)
 
 
+def check_spacing(where: str, *spacing_mm: float) -> None:
+    """Refuse distances between voxels that no body CT has.
+
+    Raises:
+        DataError: ``implausible-spacing``.
+    """
+    if not all(PLAUSIBLE_MM[0] <= abs(step) <= PLAUSIBLE_MM[1] for step in spacing_mm):
+        shown = ", ".join(f"{step:g}" for step in spacing_mm)
+        raise DataError(f"{where}: {shown} mm between voxels; in another unit?", reason="implausible-spacing")
+
+
 def check_air(hu: np.ndarray, where: str, rules: CTRules) -> list[Note]:
     """A chest CT holds air. Without a voxel in -1,100 to -300 HU its values are most likely no Hounsfield units.
 
     Raises:
-        DataError: ``implausible-hu``, unless the rules accept it.
+        DataError: ``blank`` for nothing but air; ``implausible-hu``, unless the rules accept it.
     """
     step = max(1, hu.shape[0] // 16)
     sample = hu[::step, ::8, ::8]
     if np.any((sample >= -1100) & (sample <= -300)):
+        if hu[::step].max() <= ONLY_AIR_HU:
+            raise DataError(f"{where}: nothing but air", reason="blank")
         return []
     text = (
         f"{where}: no voxel is air (values {sample.min()} to {sample.max()}): these are no Hounsfield units of a chest"
