@@ -1,0 +1,93 @@
+"""``KitBuilder``: completes FLARE's kits for this plugin when ``nvflare provision`` makes them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from nvflare.lighter.constants import ProvFileName
+from nvflare.lighter.ctx import ProvisionContext
+from nvflare.lighter.entity import Project
+from nvflare.lighter.spec import Builder
+
+from fedtar_flare.errors import ConfigError
+from fedtar_flare.provision.kit import (
+    PRIVACY,
+    complete,
+    end_jobs_soon,
+    read_json,
+    site_policy,
+    without_byoc,
+    write_json,
+)
+
+
+class KitBuilder(Builder):
+    """Listed in ``project.yml`` after ``StaticFileBuilder`` and before ``SignatureBuilder``.
+
+    Into the kits go: the shipped job's classes on the allow-list (enforced), the server's storage inside its kit, the
+    supervised process launcher, the site policy ``local/privacy.json`` with the outbound guard, no log streaming from
+    sites, and a policy in which a lead may not bring code.
+
+    Args:
+        extra_classes: full class paths that jobs may use beside the shipped job's.
+        allowed_names: regular expressions of tensors that may leave a site; empty: the shared LoRA factors only.
+        filters: result filters of every site that run before the guard, such as differential privacy, in FLARE's form
+            (``path``, ``args``).
+        lead_byoc: whether a lead may submit a job with code of its own (FLARE's default; not ours).
+        max_restarts: of a site's job process that died of a signal.
+        gpus: site name to ``{"count": 1, "memory": 40}``; a job asks for them with its ``resource_spec``. Sites that
+            are not named manage none (a job then uses what the site file says).
+
+    Raises:
+        ConfigError: for a setting that is not allowed, or a site that the project does not have.
+    """
+
+    def __init__(
+        self,
+        extra_classes: Sequence[str] = (),
+        allowed_names: Sequence[str] = (),
+        filters: Sequence[Mapping[str, Any]] = (),
+        lead_byoc: bool = False,
+        max_restarts: int = 3,
+        gpus: Mapping[str, Mapping[str, float]] | None = None,
+    ):
+        for name, value in (("extra_classes", extra_classes), ("allowed_names", allowed_names), ("filters", filters)):
+            if isinstance(value, str | Mapping):
+                raise ConfigError(f"KitBuilder: {name} must be a list, not {value!r}")
+        for site, entry in (gpus or {}).items():
+            if set(entry) - {"count", "memory"}:
+                raise ConfigError(f"KitBuilder: gpus of '{site}' are {{count: ..., memory: ...}}, not {dict(entry)}")
+        self.extra_classes, self.allowed_names, self.filters = extra_classes, allowed_names, filters
+        self.lead_byoc, self.max_restarts, self.gpus = lead_byoc, max_restarts, dict(gpus or {})
+
+    def build(self, project: Project, ctx: ProvisionContext) -> None:
+        """Complete every kit of a server or site."""
+        unknown = sorted(set(self.gpus) - {client.name for client in project.get_clients()})
+        if unknown:
+            raise ConfigError(f"KitBuilder: gpus name '{unknown[0]}', which is no client of the project")
+        server = project.get_server()
+        for participant in [*([server] if server else []), *project.get_clients()]:
+            is_server = participant is server
+            local = Path(ctx.get_local_dir(participant))
+            gpus = self.gpus.get(participant.name, {})
+            resources = local / ProvFileName.RESOURCES_JSON_DEFAULT
+            if not resources.is_file():
+                raise ConfigError("KitBuilder must be listed after StaticFileBuilder in project.yml")
+            content = complete(
+                read_json(resources),
+                server=is_server,
+                extra_classes=self.extra_classes,
+                gpus=int(gpus.get("count", 0)),
+                gpu_memory=gpus.get("memory", 0),
+                max_restarts=self.max_restarts,
+            )
+            write_json(resources, content)
+            if not self.lead_byoc:
+                policy = local / ProvFileName.AUTHORIZATION_JSON_DEFAULT
+                write_json(policy, without_byoc(read_json(policy)))
+            if is_server:
+                end_jobs_soon(Path(ctx.get_kit_dir(participant)))
+            else:
+                write_json(local / PRIVACY, site_policy(self.allowed_names, self.filters))

@@ -1,0 +1,231 @@
+"""What a kit of this plugin holds beside FLARE's own: allow-list, launcher, storage, site policy, rights.
+
+The builder calls :func:`complete` for each kit that it makes; for a kit that was made without it:
+``python -m fedtar_flare.provision.kit KIT``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+from fedtar_flare.errors import ConfigError, FedTARError
+
+SERVER_CLASSES = ("fedtar_flare.fedtar.controller.TemporalResidualController",)
+"""Classes of the shipped job that a server builds and FLARE's default allow-list does not have."""
+
+SITE_CLASSES = (
+    "fedtar_flare.fedtar.executor.PatientAdaptiveExecutor",
+    "fedtar_flare.flare.guard.OutboundGuard",
+)
+"""The same at a site."""
+
+LAUNCHER = "fedtar_flare.provision.launcher.SupervisedProcessLauncher"
+STORAGE = "fedtar_flare.provision.storage.KitStorage"
+JOBS = "fedtar_flare.provision.storage.KitJobManager"
+GUARD = "fedtar_flare.flare.guard.OutboundGuard"
+AUDIT = "fedtar_flare.flare.audit.AuditTrail"
+SCOPE = "hospital"
+OUTCOME_SECONDS = 60
+"""How long the server waits for the last word of a site after a job's own end; see :func:`end_jobs_soon`."""
+
+RESOURCES, PRIVACY, AUTHORIZATION = "resources.json", "privacy.json", "authorization.json"
+
+
+def complete(
+    resources: Mapping[str, Any],
+    *,
+    server: bool,
+    extra_classes: Sequence[str] = (),
+    gpus: int = 0,
+    gpu_memory: float = 0,
+    max_restarts: int = 3,
+    log_streaming: bool = False,
+) -> dict[str, Any]:
+    """FLARE's resources of a kit with what this plugin needs; complete already: unchanged.
+
+    Args:
+        resources: content of ``local/resources.json.default``.
+        server: whether it is the server's kit.
+        extra_classes: full class paths that jobs may use beside the shipped job's.
+        gpus, gpu_memory: of a site: what a job may ask for with ``resource_spec`` (number, GiB each).
+        max_restarts: of a site's job process that died of a signal.
+        log_streaming: whether FLARE may stream a job's log from the site to the server. Off: a site's log may name
+            files and rows.
+
+    Raises:
+        ConfigError: the resources are not FLARE's, or a class path is a whole package.
+    """
+    result = deepcopy(dict(resources))
+    components = result.get("components")
+    if not isinstance(components, list) or not isinstance(result.get("class_allow_list"), list):
+        raise ConfigError("the resources have no 'components' or no 'class_allow_list': not made by FLARE 2.9")
+    for path in extra_classes:
+        if not _is_class(path):
+            raise ConfigError(f"'{path}' is not the full path of one class (package.module.Class); allow no packages")
+    wanted = [*(SERVER_CLASSES if server else SITE_CLASSES), *extra_classes]
+    result["class_list_enforcement_mode"] = "enforce"
+    result["class_allow_list"] += [path for path in wanted if path not in result["class_allow_list"]]
+    if server:
+        result["snapshot_persistor"]["args"]["storage"] = {"path": STORAGE, "args": {"folder": "storage/snapshots"}}
+        _set(components, "job_manager", path=JOBS, args={"folder": "storage/jobs", "job_store_id": "job_store"})
+    else:
+        result["allow_log_streaming"] = log_streaming
+        _set(components, "process_launcher", path=LAUNCHER, args={"max_restarts": max_restarts})
+        _set(
+            components,
+            "resource_manager",
+            args={"num_of_gpus": gpus, "mem_per_gpu_in_GiB": gpu_memory, "expiration_period": 300},
+        )
+    return result
+
+
+def site_policy(allowed_names: Sequence[str] = (), filters: Sequence[Mapping[str, Any]] = ()) -> dict[str, Any]:
+    """``local/privacy.json``: filters of the site itself, which stand whatever a job's own filters are.
+
+    Args:
+        allowed_names: regular expressions of tensors that may leave; empty: the shared LoRA factors only.
+        filters: further result filters in FLARE's form (``path``, ``args``), such as differential privacy; they run
+            before the guard, which has the last word.
+    """
+    guard = {"path": GUARD, "args": {"allowed_names": list(allowed_names)} if allowed_names else {}}
+    return {
+        "scopes": [
+            {
+                "name": SCOPE,
+                "properties": {},
+                "task_result_filters": [*(dict(entry) for entry in filters), guard],
+                "task_data_filters": [guard],  # it remembers what came down, to compare what goes up
+            }
+        ],
+        "default_scope": SCOPE,
+        "components": [{"id": "audit", "path": AUDIT, "args": {}}],
+    }
+
+
+def without_byoc(policy: Mapping[str, Any]) -> dict[str, Any]:
+    """FLARE's default authorization policy without the lead's right to bring code of their own into a job."""
+    result = deepcopy(dict(policy))
+    try:
+        result["permissions"]["lead"]["byoc"] = "none"
+    except (KeyError, TypeError) as error:
+        raise ConfigError("the authorization policy has no permissions for the role 'lead'") from error
+    return result
+
+
+def end_jobs_soon(startup: Path) -> bool:
+    """Let the server end a job soon after its run did, although a site was lost; returns whether anything changed.
+
+    FLARE 2.9 keeps such a job at RUNNING until the lost site's heartbeat is 10 minutes old, and reads the limit from
+    the environment alone; so it is set in the server's start script, where an administrator's own value counts first.
+    """
+    script, name = startup / "sub_start.sh", "NVFLARE_CLIENT_OUTCOME_WAIT_TIMEOUT"
+    first, _, rest = script.read_text(encoding="utf-8").partition("\n")
+    if name in rest:
+        return False
+    mode = script.stat().st_mode
+    temporary = script.with_name(f".{script.name}.part")
+    temporary.write_text(f"{first}\nexport {name}=${{{name}:-{OUTCOME_SECONDS}}}\n{rest}", encoding="utf-8")
+    temporary.chmod(mode)
+    os.replace(temporary, script)  # noqa: PTH105
+    return True
+
+
+def complete_kit(kit: Path, **settings: Any) -> list[Path]:
+    """Write what is missing into a kit that was provisioned without the builder, beside FLARE's ``*.default`` files.
+
+    Args:
+        kit: folder of the kit, with ``local/`` and ``startup/``.
+        settings: of :func:`complete`.
+
+    Returns:
+        the files that were written; FLARE reads them in place of the ``.default`` ones. A policy that the site has
+        written itself stays.
+
+    Raises:
+        ConfigError: no kit of a server or site.
+    """
+    local, startup = kit / "local", kit / "startup"
+    server = (startup / "fed_server.json").is_file()
+    if not server and not (startup / "fed_client.json").is_file():
+        raise ConfigError(f"{kit} is no kit of a FLARE server or site: startup/fed_client.json is not there")
+    written = [local / RESOURCES]
+    write_json(written[0], complete(_read(local, RESOURCES), server=server, **settings))
+    if not (local / AUTHORIZATION).is_file():
+        written.append(local / AUTHORIZATION)
+        write_json(written[-1], without_byoc(_read(local, AUTHORIZATION)))
+    if server and end_jobs_soon(startup):
+        written.append(startup / "sub_start.sh")
+    if not server and not (local / PRIVACY).is_file():
+        written.append(local / PRIVACY)
+        write_json(written[-1], site_policy())
+    return written
+
+
+def write_json(path: Path, content: Mapping[str, Any]) -> None:
+    """Write a JSON file atomically."""
+    temporary = path.with_name(f".{path.name}.part")
+    temporary.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    os.replace(temporary, path)  # noqa: PTH105
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Read a JSON file.
+
+    Raises:
+        ConfigError: it is missing or no JSON object.
+    """
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path}: cannot be read as JSON ({error})") from error
+    if not isinstance(content, dict):
+        raise ConfigError(f"{path}: not a JSON object")
+    return content
+
+
+def _read(local: Path, name: str) -> dict[str, Any]:
+    return read_json(local / name if (local / name).is_file() else local / f"{name}.default")
+
+
+def _set(components: list[dict[str, Any]], identity: str, **values: Any) -> None:
+    for component in components:
+        if component.get("id") == identity:
+            component.update(values)
+            return
+    components.append({"id": identity, **values})
+
+
+def _is_class(path: str) -> bool:
+    parts = path.split(".")
+    return len(parts) > 2 and all(part.isidentifier() for part in parts) and parts[-1][:1].isupper()
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """``python -m fedtar_flare.provision.kit KIT``."""
+    parser = argparse.ArgumentParser(
+        prog="python -m fedtar_flare.provision.kit",
+        description="Put this plugin's classes, launcher and site policy into a FLARE kit that was made without them.",
+    )
+    parser.add_argument("kit", type=Path, help="folder of the kit, with local/ and startup/")
+    parser.add_argument("--gpus", type=int, default=0, help="GPUs that jobs may use here (default 0)")
+    parser.add_argument("--gpu-memory", type=float, default=0, help="GiB of each")
+    arguments = parser.parse_args(argv)
+    try:
+        written = complete_kit(arguments.kit, gpus=arguments.gpus, gpu_memory=arguments.gpu_memory)
+    except FedTARError as error:
+        print(error, file=sys.stderr)
+        return 1
+    for path in written:
+        print(path)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,114 @@
+"""A launcher of job processes that starts a process again when a signal ended it.
+
+FLARE 2.9 fails the whole job, for all sites, when one site's job process dies of a signal (out of memory, a GPU driver
+that crashed, an operator's kill), whatever ``min_clients`` says. Here the site starts it again and the server sends
+the open task once more; the task names the state version that it starts from, so the numbers stay the same. When
+starting again does not help, the job goes on with the other sites.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+
+from nvflare.apis.fl_context import FLContext
+from nvflare.apis.job_launcher_spec import JobHandleSpec, JobReturnCode
+from nvflare.app_common.job_launcher.client_process_launcher import ClientProcessJobLauncher
+from nvflare.app_common.job_launcher.process_launcher import ProcessHandle
+
+from fedtar_flare.errors import ConfigError
+
+
+class SupervisedHandle(JobHandleSpec):
+    """Handle of a job process that is started again while it dies of signals.
+
+    Args:
+        launch: starts the process anew and returns its FLARE handle.
+        max_restarts: how often within ``window`` seconds; a process that dies more often is in a crash loop.
+        window: seconds.
+        say: takes a line for the log.
+        clock: seconds that only rise.
+    """
+
+    def __init__(
+        self,
+        launch: Callable[[], ProcessHandle],
+        max_restarts: int,
+        window: float,
+        say: Callable[[str], object],
+        clock: Callable[[], float] = time.monotonic,
+    ):
+        super().__init__()
+        self._launch, self._max_restarts, self._window = launch, max_restarts, window
+        self._say, self._clock = say, clock
+        self._lock = threading.Lock()
+        self._stopped = self._gave_up = False
+        self._restarts: deque[float] = deque()
+        self._handle = launch()
+
+    def terminate(self) -> None:
+        """End the process for good (FLARE calls this when the job is aborted or the site shuts down)."""
+        with self._lock:
+            self._stopped = True
+            self._handle.terminate()
+
+    def poll(self) -> int:
+        """FLARE's return code; death by a signal is UNKNOWN, which does not fail the job of the other sites."""
+        return JobReturnCode.UNKNOWN if self._killed() else int(self._handle.poll())
+
+    def wait(self) -> None:
+        """Return when the process has ended by itself, was terminated, or is in a crash loop."""
+        while True:
+            self._handle.wait()
+            with self._lock:
+                if not self._killed() or self._stopped or self._in_crash_loop():
+                    return
+                self._restarts.append(self._clock())
+                self._say(
+                    f"the job process was ended by signal {-self._exit_code()}: started again "
+                    f"({len(self._restarts)} of at most {self._max_restarts} times in {self._window:g} s)"
+                )
+                self._handle = self._launch()
+
+    def _in_crash_loop(self) -> bool:
+        while self._restarts and self._clock() - self._restarts[0] > self._window:
+            self._restarts.popleft()
+        if len(self._restarts) < self._max_restarts:
+            return False
+        self._say(
+            f"the job process was ended by signal {-self._exit_code()} again after {self._max_restarts} restarts in "
+            f"{self._window:g} s: this site leaves the job, which goes on with the others. Look at the job's log for "
+            "the cause (out of memory?)"
+        )
+        return True
+
+    def _exit_code(self) -> int:
+        """As Python's subprocess has it: negative for a signal; 0 while it runs."""
+        return self._handle.adapter.poll() or 0
+
+    def _killed(self) -> bool:
+        return self._exit_code() < 0
+
+
+class SupervisedProcessLauncher(ClientProcessJobLauncher):
+    """Takes the place of FLARE's ``ClientProcessJobLauncher`` (component ``process_launcher`` of a site's resources).
+
+    Args:
+        max_restarts: how often a job process that died of a signal is started again within ``window`` seconds.
+        window: seconds.
+    """
+
+    def __init__(self, max_restarts: int = 3, window: float = 900.0):
+        super().__init__()
+        if isinstance(max_restarts, bool) or not isinstance(max_restarts, int) or max_restarts < 0:
+            raise ConfigError(f"max_restarts must be a number of at least 0, not {max_restarts!r}")
+        if not window > 0:
+            raise ConfigError(f"window must be positive, not {window}")
+        self.max_restarts, self.window = max_restarts, window
+
+    def launch_job(self, job_meta: dict, fl_ctx: FLContext) -> JobHandleSpec:
+        """Start the job process; see :class:`SupervisedHandle`."""
+        start = super().launch_job
+        return SupervisedHandle(lambda: start(job_meta, fl_ctx), self.max_restarts, self.window, self.logger.warning)

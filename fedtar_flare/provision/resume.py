@@ -1,0 +1,99 @@
+"""Go on with a run whose job ended: a new job, the same run.
+
+FLARE has no resume: a job that was killed or aborted stays ended. The server keeps each job's checkpoints in its kit
+(``fedtar_checkpoints/<job id>/``), the sites keep their own state, and a new job that names the old one goes on after
+its last whole round, with the same run id, weights, psi and optimiser.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from fedtar_flare.errors import ConfigError, FedTARError
+from fedtar_flare.provision.admin import open_session
+from fedtar_flare.provision.kit import read_json, write_json
+from fedtar_flare.provision.status import FINISHED
+
+SERVER_CONFIG = "config_fed_server.json"
+SIGNATURES = (".__nvfl_sig.json", ".__nvfl_submitter.crt")
+
+
+def resume(
+    job_id: str, kit: Path, *, job_folder: Path | None = None, rounds: int | None = None, force: bool = False
+) -> str:
+    """Submit the job that goes on with ``job_id``.
+
+    Args:
+        job_id: the job that ended before its run did.
+        kit: startup kit of an admin user who may submit.
+        job_folder: the job as it was submitted; None: it is downloaded from the server.
+        rounds: more rounds than the run had; None: as before.
+        force: do so although FLARE says that the job has not ended (after the server itself was killed FLARE leaves it
+            at RUNNING for ever). Never while it really runs: two jobs would write the same site state.
+
+    Returns:
+        the new job's id.
+
+    Raises:
+        FedTARError: the job has not ended, or the server refuses.
+        ConfigError: the folder holds no job of this plugin.
+    """
+    if not re.fullmatch(r"[0-9A-Za-z-]+", job_id):
+        raise ConfigError(f"'{job_id}' is no id of a job; 'fedtar status' lists them")
+    with open_session(kit) as session, tempfile.TemporaryDirectory() as folder:
+        status = str(session.get_job_meta(job_id).get("status"))
+        if not status.startswith(FINISHED) and not force:
+            raise FedTARError(
+                f"job {job_id} is {status}: abort it first (nvflare job abort), or, when its server was killed and it "
+                "surely runs no more, use --force"
+            )
+        source = job_folder or _downloaded(session, job_id, Path(folder) / "download")
+        job = Path(folder) / "job" / source.name
+        shutil.copytree(source, job, ignore=shutil.ignore_patterns(*SIGNATURES))
+        resumed_job(job, job_id, rounds)
+        return str(session.submit_job(str(job)))
+
+
+def resumed_job(job: Path, job_id: str, rounds: int | None = None) -> None:
+    """Change an exported job in place so that it goes on with ``job_id``.
+
+    Raises:
+        ConfigError: it holds no job of this plugin, or fewer rounds than it had.
+    """
+    changed = 0
+    for file in sorted(job.rglob(SERVER_CONFIG)):
+        config = read_json(file)
+        for workflow in config.get("workflows", []):
+            arguments = workflow.get("args", {})
+            if str(workflow.get("path", "")).startswith("fedtar_flare."):
+                _go_on(arguments, job_id, rounds)
+                workflow["args"] = arguments
+                changed += 1
+        write_json(file, config)
+    if not changed:
+        raise ConfigError(f"{job} holds no job of fedtar_flare (no workflow of it in {SERVER_CONFIG})")
+
+
+def _go_on(arguments: dict[str, Any], job_id: str, rounds: int | None) -> None:
+    arguments.pop("initial_checkpoint", None)
+    arguments["resume_from"] = job_id
+    if rounds is not None:
+        if rounds < int(arguments.get("num_rounds", 1)):
+            raise ConfigError(f"rounds must be at least the run's own {arguments.get('num_rounds', 1)}, not {rounds}")
+        arguments["num_rounds"] = rounds
+
+
+def _downloaded(session: Any, job_id: str, folder: Path) -> Path:
+    """The job's definition, from the server's job store."""
+    folder.mkdir(parents=True)
+    place = Path(str(session.download_job_result(job_id, str(folder))))
+    metas = sorted(place.glob("job/*/meta.json"))
+    if not metas:
+        names = json.dumps(sorted(p.name for p in place.iterdir())) if place.is_dir() else "nothing"
+        raise FedTARError(f"the server's copy of job {job_id} has no definition ({names}); give the job folder instead")
+    return metas[0].parent

@@ -1,0 +1,116 @@
+"""What a federation does now, asked over mTLS with an admin's startup kit."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from fedtar_flare.flare.record import STATS_GROUP
+from fedtar_flare.provision.admin import open_session
+
+FINISHED = ("FINISHED", "FAILED")
+WATCH_SECONDS = 2.0
+
+
+def jobs(kit: Path, limit: int = 10) -> list[dict[str, Any]]:
+    """The newest jobs at the server, newest first, running ones with their progress.
+
+    Args:
+        kit: startup kit of an admin user.
+        limit: how many.
+
+    Returns:
+        per job ``id``, ``name``, ``status``, ``submitted``, ``submitter``, ``duration`` and, of a running one,
+        ``progress`` (see :meth:`MethodController.progress`) once it has begun.
+
+    Raises:
+        FedTARError: the server does not answer.
+    """
+    with open_session(kit) as session:
+        found = session.list_jobs(detailed=True, limit=limit, reverse=True) or []
+        return [_with_progress(session, entry) for entry in found]
+
+
+def job(kit: Path, job_id: str) -> dict[str, Any]:
+    """One job, in the form of :func:`jobs`.
+
+    Raises:
+        FedTARError: the server does not answer or does not know the job.
+    """
+    with open_session(kit) as session:
+        return _with_progress(session, session.get_job_meta(job_id))
+
+
+def watch(kit: Path, job_id: str, say: Callable[[dict[str, Any]], object], seconds: float = WATCH_SECONDS) -> str:
+    """Tell every change of a job until it ends; returns its final status.
+
+    Args:
+        kit: startup kit of an admin user.
+        job_id: the job.
+        say: takes the job in the form of :func:`jobs`, whenever something but the time changed.
+        seconds: between two looks.
+
+    Raises:
+        FedTARError: the server does not answer or does not know the job.
+    """
+    before = None
+    with open_session(kit) as session:
+        while True:
+            now = _with_progress(session, session.get_job_meta(job_id))
+            key = (now["status"], {k: v for k, v in (now.get("progress") or {}).items() if k != "seconds"})
+            if key != before:
+                say(now)
+                before = key
+            if now["status"].startswith(FINISHED):
+                return str(now["status"])
+            time.sleep(seconds)
+
+
+def line(entry: Mapping[str, Any]) -> str:
+    """One job in one line."""
+    text = f"{entry['id']}  {entry['status']:<22} {entry['name']}"
+    progress = entry.get("progress")
+    if not progress or not progress.get("task"):
+        return text
+    sites = ", ".join(f"{site} {word}" for site, word in progress["sites"].items())
+    alpha = " ".join(f"{a:.3f}" for a in progress.get("alpha", []))
+    place = f"round {progress['round']} of {progress['rounds']}, step {progress['step']} of {progress['time_steps']}"
+    losses = progress.get("validation_loss") or {}
+    last = f"; validation loss {losses[max(losses, key=int)]:.4f}" if losses else ""
+    return f"{text}\n  {progress['task']}: {place}, {progress['seconds']:.0f} s; {sites}; alpha {alpha}{last}"
+
+
+def _with_progress(session: Any, meta: Mapping[str, Any]) -> dict[str, Any]:
+    entry = {
+        "id": meta.get("job_id"),
+        "name": meta.get("job_name") or meta.get("name"),
+        "status": str(meta.get("status")),
+        "submitted": meta.get("submit_time_iso") or meta.get("submit_time"),
+        "submitter": meta.get("submitter_name"),
+        "duration": meta.get("duration"),
+    }
+    if entry["status"] == "RUNNING":
+        entry["progress"] = _progress(session, str(entry["id"]))
+    return entry
+
+
+def _progress(session: Any, job_id: str) -> dict[str, Any] | None:
+    """What the job's controller says of itself; None while it starts or when it ends just now."""
+    try:
+        stats = session.show_stats(job_id, "server")
+    except Exception:  # FLARE raises when the job's process is not there yet, or not any more
+        return None
+    found = _find(stats)
+    return dict(found) if found is not None else None
+
+
+def _find(stats: Any) -> Mapping[str, Any] | None:
+    if isinstance(stats, Mapping):
+        if isinstance(stats.get(STATS_GROUP), Mapping):
+            return stats[STATS_GROUP]
+        for value in stats.values():
+            if (found := _find(value)) is not None:
+                return found
+    return None

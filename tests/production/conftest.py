@@ -1,0 +1,33 @@
+"""One provisioned federation for all production tests, and the tiny job that they submit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from federation_process import SITES, Federation, recipe
+
+
+@pytest.fixture(scope="session")
+def federation(tmp_path_factory, repository):
+    """A server and two sites, up and registered."""
+    folder = tmp_path_factory.mktemp("federation")
+    sites = dict.fromkeys(SITES, "source: synthetic\n")
+    running = Federation(repository / "provisioning" / "project-localhost.yml", folder, sites)
+    try:
+        running.start("localhost")
+        running.start(*SITES)
+        yield running
+    finally:
+        running.close()
+
+
+@pytest.fixture
+def exported(tmp_path):
+    """Exports the tiny job without a ``custom`` folder, as production has it."""
+
+    def export(name: str = "tiny", rounds: int = 1, **changes) -> Path:
+        recipe(name, rounds, **changes).export(str(tmp_path / "jobs"), byoc=False)
+        return tmp_path / "jobs" / name
+
+    return export

@@ -1,0 +1,250 @@
+"""A provisioned federation of real processes with mTLS on localhost, for tests; ends exactly what it started.
+
+FLARE's start scripts leave daemons that start their process again, and job processes lead sessions of their own. So
+every process carries a mark of its federation in its environment, and is found and ended by that.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+from nvflare.fuel.flare_api.flare_api import Session, new_secure_session
+
+from fedtar_flare.fedtar.recipe import FedTARRecipe
+
+BIN = Path(sys.executable).parent
+MARK = "FEDTAR_TEST_FEDERATION"
+POLL = 0.2
+SITES = ("hospital-a", "hospital-b")
+T = TypeVar("T")
+
+
+def wait_for(what: str, condition: Callable[[], T], timeout: float = 180) -> T:
+    """The first true value of a condition; fails with ``what`` when none comes."""
+    end = time.monotonic() + timeout
+    while time.monotonic() < end:
+        value = condition()
+        if value:
+            return value
+        time.sleep(POLL)
+    raise AssertionError(f"within {timeout:g} s: {what}")
+
+
+def recipe(name: str = "tiny", rounds: int = 1, **changes) -> FedTARRecipe:
+    """A job of seconds: tiny model, two steps of two local updates, twelve synthetic patients a site."""
+    settings = {
+        "preset": "tiny",
+        "num_rounds": rounds,
+        "time_steps": 2,
+        "training": {"local_steps": 2, "batch_size": 4},
+        "data": {"synthetic_patients": 12},
+    }
+    return FedTARRecipe(name=name, **(settings | changes))
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
+class Federation:
+    """Server and sites of a project file, provisioned with a free port.
+
+    Args:
+        project: project file; its server must be ``localhost``.
+        folder: everything is below it.
+        sites: client names to site file content.
+        server_resources: changes the server's ``servers`` entry, to have short time limits in a test.
+    """
+
+    def __init__(self, project: Path, folder: Path, sites: dict[str, str], **server_resources: Any):
+        self.folder, self.mark = folder, uuid.uuid4().hex
+        content = yaml.safe_load(project.read_text())
+        content["participants"] = [p for p in content["participants"] if p["type"] != "client" or p["name"] in sites]
+        next(p for p in content["participants"] if p["type"] == "server")["fed_learn_port"] = free_port()
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "project.yml").write_text(yaml.safe_dump(content, sort_keys=False))
+        self.environment = {
+            **os.environ,
+            "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}",
+            "HOME": str(folder / "home"),
+            "FEDTAR_HOME": os.environ.get("FEDTAR_TEST_CACHE", str(folder / "cache")),
+            "HF_HUB_OFFLINE": "1",
+            "OMP_NUM_THREADS": "1",
+            MARK: self.mark,
+        }
+        (folder / "home").mkdir(exist_ok=True)
+        done = self.command("provision", "-p", folder / "project.yml", "-w", folder / "ws", "--force")
+        assert done.returncode == 0, done.stdout + done.stderr
+        self.kits = folder / "ws" / content["name"] / "prod_00"
+        self.server, self.sites = self.kits / "localhost", {name: self.kits / name for name in sites}
+        for name, text in sites.items():
+            (self.sites[name] / "local" / "fedtar.yaml").write_text(text)
+        if server_resources:
+            file = self.server / "local" / "resources.json.default"
+            resources = json.loads(file.read_text())
+            resources["servers"][0].update(server_resources)
+            file.write_text(json.dumps(resources))
+        self._sessions: dict[str, Session] = {}
+
+    # ------------------------------------------------------------------ processes
+    def start(self, *names: str) -> None:
+        """Start kits by name and wait until the server lists their sites."""
+        for name in names:
+            with (self.folder / f"{name}.out").open("ab") as out:
+                subprocess.run(
+                    ["bash", str(self.kits / name / "startup" / "start.sh")],
+                    env=self.environment,
+                    cwd=self.kits / name,
+                    stdin=subprocess.DEVNULL,
+                    stdout=out,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                    check=True,
+                )
+        sites = {name for name in names if name in self.sites}
+        if not sites:
+            wait_for("the server listens", self.listens)
+            return
+        wait_for("the server listens", self.listens)
+        wait_for(f"{sorted(sites)} are registered", lambda: sites <= self.connected())
+
+    def listens(self) -> bool:
+        port = yaml.safe_load((self.folder / "project.yml").read_text())
+        port = next(p for p in port["participants"] if p["type"] == "server")["fed_learn_port"]
+        with socket.socket() as probe:
+            return probe.connect_ex(("127.0.0.1", port)) == 0
+
+    def connected(self) -> set[str]:
+        return {client.name for client in self.session().get_system_info().client_info}
+
+    def processes(self) -> dict[int, list[str]]:
+        """Process id to command line of everything that this federation started and that lives."""
+        found = {}
+        for entry in Path("/proc").iterdir():
+            if not entry.name.isdigit():
+                continue
+            with contextlib.suppress(OSError):
+                if f"{MARK}={self.mark}".encode() in (entry / "environ").read_bytes().split(b"\0"):
+                    command = [part.decode() for part in (entry / "cmdline").read_bytes().split(b"\0") if part]
+                    if command:
+                        found[int(entry.name)] = command
+        return found
+
+    def job_process(self, name: str, job: str) -> int | None:
+        """Process id of a job at a site, or at the server ('localhost')."""
+        module = "runner_process" if name == "localhost" else "worker_process"
+        for pid, command in self.processes().items():
+            if any(module in part for part in command) and str(self.kits / name) in command and job in command:
+                return pid
+        return None
+
+    def site_processes(self, name: str) -> list[int]:
+        """Every process of one kit, its daemon first, so that ending them in this order starts none again."""
+        kit = str(self.kits / name)
+        mine = {pid: c for pid, c in self.processes().items() if any(part.startswith(kit) for part in c)}
+        return sorted(mine, key=lambda pid: (not any("start.sh" in part for part in mine[pid]), pid))
+
+    def kill(self, *pids: int) -> None:
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+    def kill_site(self, name: str) -> None:
+        """As when its machine loses power."""
+        self.kill(*self.site_processes(name))
+        wait_for(f"{name} is gone", lambda: not self.site_processes(name))
+        for leftover in ("daemon_pid.fl", "pid.fl"):
+            (self.kits / name / leftover).unlink(missing_ok=True)
+
+    def close(self) -> None:
+        for session in self._sessions.values():
+            with contextlib.suppress(Exception):
+                session.close()
+        self._sessions.clear()
+
+        def end() -> bool:
+            mine = self.processes()
+            self.kill(*sorted(mine, key=lambda pid: not any("start.sh" in part for part in mine[pid])))
+            return not self.processes()
+
+        wait_for("all processes ended", end, 60)
+
+    # ------------------------------------------------------------------ administration
+    def command(self, *arguments: object, timeout: float = 180) -> subprocess.CompletedProcess[str]:
+        """One ``nvflare`` command."""
+        return self.run(str(BIN / "nvflare"), *arguments, timeout=timeout)
+
+    def run(self, *arguments: object, timeout: float = 180, **kwargs: Any) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [str(a) for a in arguments],
+            env=self.environment,
+            cwd=self.folder,
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            **kwargs,
+        )
+
+    def session(self, user: str = "admin@hub.org") -> Session:
+        """FLARE's own admin session, over mTLS."""
+        if user not in self._sessions:
+            self._sessions[user] = new_secure_session(user, str(self.kits / user), timeout=60)
+        return self._sessions[user]
+
+    def submit(self, job: Path, user: str = "lead@hub.org") -> str:
+        return str(self.session(user).submit_job(str(job)))
+
+    def status(self, job: str) -> str:
+        return str(self.session().get_job_meta(job).get("status"))
+
+    def finished(self, job: str, timeout: float = 300) -> str:
+        """The job's final status."""
+
+        def done() -> str:
+            status = self.status(job)
+            return status if status.startswith(("FINISHED", "FAILED")) else ""
+
+        return wait_for(f"job {job} ends\n{self.tail(job)}", done, timeout)
+
+    def detail(self, job: str) -> str:
+        """Everything the server keeps about a job, as text."""
+        return json.dumps(self.session().get_job_meta(job), default=str)
+
+    def download(self, job: str, user: str = "lead@hub.org") -> Path:
+        """The job's results at the server, ``fedtar/`` of its workspace."""
+        folder = Path(str(self.session(user).download_job_result(job)))
+        return next(folder.rglob("rounds.jsonl")).parent
+
+    # ------------------------------------------------------------------ what a test looks at
+    def run_folder(self, job: str) -> Path:
+        return self.server / job / "fedtar"
+
+    def events(self, job: str) -> list[dict[str, Any]]:
+        """Whole events of a running job, read at the server."""
+        file = self.run_folder(job) / "rounds.jsonl"
+        lines = file.read_text().splitlines() if file.is_file() else []
+        events = []
+        for line in lines:
+            with contextlib.suppress(ValueError):
+                events.append(json.loads(line))
+        return events
+
+    def tail(self, job: str, lines: int = 40) -> str:
+        out = []
+        for file in [*self.kits.glob(f"*/{job}/log.txt"), *self.folder.glob("*.out")]:
+            out += [f"--- {file}", *file.read_text(errors="replace").splitlines()[-lines:]]
+        return "\n".join(out)

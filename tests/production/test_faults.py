@@ -1,0 +1,189 @@
+"""What dies, and what becomes of the run: real processes, killed with SIGKILL, over mTLS."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from command import fedtar
+from federation_process import SITES, recipe, wait_for
+
+from fedtar_flare.flare.checkpoint import CheckpointFolder
+from fedtar_flare.flare.record import read_events
+from fedtar_flare.flare.site_state import read_tensors
+
+pytestmark = [pytest.mark.production, pytest.mark.timeout(900)]
+LEAD = "lead@hub.org"
+LONG = {"training": {"local_steps": 8, "batch_size": 4}}
+LIMIT = 120
+"""Seconds; generous, because a handshake on a busy machine starts with a minute of imports."""
+
+
+@pytest.fixture
+def job(exported):
+    """The job of all tests here: two rounds of two steps, so that every run can be compared with the quiet one."""
+    return lambda name: exported(name, rounds=2, server={"step_time_limit": LIMIT}, **LONG)
+
+
+@pytest.fixture(scope="module")
+def quiet(federation, tmp_path_factory):
+    """The same job submitted twice, undisturbed, side by side: both last checkpoints."""
+    folder = tmp_path_factory.mktemp("quiet")
+    recipe("quiet", 2, server={"step_time_limit": LIMIT}, **LONG).export(str(folder), byoc=False)
+    jobs = [federation.submit(folder / "quiet") for _ in range(2)]
+    for identity in jobs:
+        assert federation.finished(identity, 400) == "FINISHED:COMPLETED", federation.tail(identity)
+    results = [federation.download(identity) for identity in jobs]
+    return [(last(folder), read_events(folder)) for folder in results]
+
+
+def last(results):
+    return CheckpointFolder(results / "checkpoint").last()[0]
+
+
+def steps(events):
+    return [event for event in events if event["event"] == "step"]
+
+
+def has_step(federation, identity, round_, step):
+    events = steps(federation.events(identity))
+    return any((event["round"], event["step"]) == (round_, step) for event in events)
+
+
+def check_same(a, b):
+    """Weights, psi and its optimiser."""
+    assert a.round == b.round and a.weights.keys() == b.weights.keys() and a.policy.keys() == b.policy.keys()
+    for name in a.weights:
+        torch.testing.assert_close(a.weights[name], b.weights[name], rtol=0, atol=1e-6)
+    for name in a.policy:
+        torch.testing.assert_close(a.policy[name], b.policy[name], rtol=0, atol=1e-6)
+
+
+def state_files(federation, site):
+    return sorted((federation.sites[site] / "fedtar_state").glob(f"*/{site}/*.safetensors"))
+
+
+def run_of(federation, identity):
+    """The run id that the server made for a job."""
+    start = wait_for(
+        f"{identity} has begun\n{federation.tail(identity)}",
+        lambda: next((event for event in federation.events(identity) if event["event"] == "start"), None),
+    )
+    return start["run_id"]
+
+
+def in_step(federation, identity, site, round_, step):
+    """Waits until a site is within the training of a step: it has kept the broadcast and not yet its new state."""
+    folder = federation.sites[site] / "fedtar_state" / run_of(federation, identity) / site
+    wait_for(
+        f"{site} trains round {round_}, step {step}\n{federation.tail(identity)}",
+        lambda: (folder / f"broadcast-{round_:04d}-{step - 1:02d}.safetensors").is_file(),
+    )
+
+
+def test_the_same_job_twice_at_the_same_time_counts_nothing_twice(quiet):
+    (first, events), (second, _) = quiet
+    assert first.info["run_id"] != second.info["run_id"]
+    check_same(first, second)
+    assert [(event["round"], event["step"]) for event in steps(events)] == [(1, 1), (1, 2), (2, 1), (2, 2)]
+    assert all(sorted(event["sites"]) == sorted(SITES) for event in steps(events))
+
+
+def test_a_site_s_job_process_that_dies_is_started_again_and_nothing_changes(federation, job, quiet):
+    identity = federation.submit(job("killed_once"))
+    in_step(federation, identity, "hospital-b", 1, 2)
+    before = federation.job_process("hospital-b", identity)
+    federation.kill(before)
+    wait_for("it is started again", lambda: federation.job_process("hospital-b", identity) not in (None, before))
+    assert federation.finished(identity, 400) == "FINISHED:COMPLETED", federation.tail(identity)
+    results = federation.download(identity)
+    assert all(sorted(event["sites"]) == sorted(SITES) for event in steps(read_events(results)))
+    check_same(last(results), quiet[0][0])
+
+
+def check_went_on_without(federation, identity, site):
+    """The run is whole, the lost site is recorded as absent, and its time limit was waited out at most once."""
+    assert federation.finished(identity, 600) == "FINISHED:COMPLETED", federation.tail(identity)
+    events = read_events(federation.download(identity))
+    assert [(event["round"], event["step"]) for event in steps(events)] == [(1, 1), (1, 2), (2, 1), (2, 2)]
+    lost = [event["absent"][site] for event in steps(events) if site in event["absent"]]
+    lost += [event["left_out"][site] for event in events if event["event"] == "outer" and site in event["left_out"]]
+    assert site in steps(events)[-1]["absent"] and lost
+    waited = [reason for reason in lost if reason.startswith(("no answer within", "disconnected while"))]
+    assert len(waited) <= 1, lost
+    others = [name for name in SITES if name != site]
+    assert all(set(others) <= set(event["sites"]) for event in steps(events))
+
+
+def test_a_site_s_job_process_that_keeps_dying_leaves_the_job_to_the_others(federation, job):
+    identity = federation.submit(job("killed_always"))
+    in_step(federation, identity, "hospital-b", 1, 2)
+    killed = set()
+
+    def gone() -> bool:
+        pid = federation.job_process("hospital-b", identity)
+        if pid and pid not in killed:
+            federation.kill(pid)
+            killed.add(pid)
+        return "this site leaves the job" in (federation.folder / "hospital-b.out").read_text(errors="replace")
+
+    wait_for(f"the site gives up\n{federation.tail(identity)}", gone)
+    assert len(killed) == 4  # once, and three restarts
+    check_went_on_without(federation, identity, "hospital-b")
+
+
+def test_a_site_that_is_lost_as_a_whole_is_skipped_and_can_come_back(federation, job):
+    identity = federation.submit(job("site_lost"))
+    in_step(federation, identity, "hospital-b", 1, 2)
+    federation.kill_site("hospital-b")
+    check_went_on_without(federation, identity, "hospital-b")
+    federation.start("hospital-b")  # the tests after this one have it again
+
+
+@pytest.mark.parametrize("end", ["killed within a step", "killed between two rounds", "aborted by the admin"])
+def test_a_run_whose_job_ended_is_resumed_with_the_same_numbers(federation, job, quiet, end):
+    identity = federation.submit(job("resumed"))
+    wait_for(
+        f"round 1 is whole\n{federation.tail(identity)}",
+        lambda: (federation.server / "fedtar_checkpoints" / identity / "round-0001.safetensors").is_file(),
+    )
+    if end == "killed within a step":
+        in_step(federation, identity, "hospital-a", 2, 2)
+    if end == "aborted by the admin":
+        in_step(federation, identity, "hospital-a", 2, 1)
+        federation.session(LEAD).abort_job(identity)
+    else:
+        federation.kill(federation.job_process("localhost", identity))
+    status = federation.finished(identity)
+    assert status == ("FINISHED:ABORTED" if "aborted" in end else "FINISHED:EXECUTION_EXCEPTION")
+    wait_for(
+        "its processes are gone", lambda: not any(federation.job_process(n, identity) for n in ("localhost", *SITES))
+    )
+    for site in SITES:
+        assert state_files(federation, site)
+        for file in state_files(federation, site):
+            read_tensors(file)  # whole, or this raises
+
+    code, out, err = fedtar("resume", identity, "--startup-kit", federation.kits / LEAD, "--json")
+    assert code == 0, err
+    resumed = json.loads(out)["job_id"]
+    assert federation.finished(resumed, 400) == "FINISHED:COMPLETED", federation.tail(resumed)
+    results = federation.download(resumed)
+    kept = CheckpointFolder(federation.server / "fedtar_checkpoints" / identity).last()[0]
+    assert kept.round == 1 and last(results).info["run_id"] == kept.info["run_id"]  # the same run, at the sites too
+    assert [(event["round"], event["step"]) for event in steps(read_events(results))] == [(2, 1), (2, 2)]
+    check_same(last(results), quiet[0][0])
+    assert (results / "adapter" / "adapter_model.safetensors").is_file()
+
+
+def test_a_job_that_ended_before_its_first_round_says_so_when_it_is_resumed(federation, job):
+    identity = federation.submit(job("too_early"))
+    run_of(federation, identity)
+    federation.kill(federation.job_process("localhost", identity))
+    federation.finished(identity)
+    code, out, err = fedtar("resume", identity, "--startup-kit", federation.kits / LEAD)
+    assert code == 0, err
+    resumed = out.strip()
+    assert federation.finished(resumed) != "FINISHED:COMPLETED"
+    assert "no checkpoint of job" in (federation.folder / "localhost.out").read_text(errors="replace")

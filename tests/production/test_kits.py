@@ -1,0 +1,217 @@
+"""What the provisioned kits hold. Fast: nothing is started here."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+import yaml
+from nvflare.app_common.default_component_policy import DEFAULT_CLASS_ALLOW_LIST
+
+from fedtar_flare.errors import ConfigError
+from fedtar_flare.fedtar.recipe import FedTARRecipe
+from fedtar_flare.provision import kit as kits
+from fedtar_flare.provision.builder import KitBuilder
+from fedtar_flare.provision.storage import KitJobManager, KitStorage
+
+BIN = Path(sys.executable).parent
+PROJECTS = ("project.yml", "project-relay.yml", "project-localhost.yml")
+
+
+def provision(project: Path, folder: Path) -> Path:
+    command = [str(BIN / "nvflare"), "provision", "-p", str(project), "-w", str(folder), "--force"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=180)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return next(folder.glob("*/prod_00"))
+
+
+@pytest.fixture(scope="module")
+def provisioned(tmp_path_factory, repository):
+    """Project file name to its kits."""
+    folder = tmp_path_factory.mktemp("kits")
+    return {name: provision(repository / "provisioning" / name, folder / name) for name in PROJECTS}
+
+
+def participants(repository, name, kind):
+    content = yaml.safe_load((repository / "provisioning" / name).read_text())
+    return [p["name"] for p in content["participants"] if p["type"] == kind]
+
+
+def classes(config) -> set[str]:
+    """Every class that a job's configuration names, nested ones too."""
+    if isinstance(config, dict):
+        own = {value for key, value in config.items() if key in ("path", "class_path")}
+        return own.union(*map(classes, config.values()))
+    return set().union(*map(classes, config)) if isinstance(config, list) else set()
+
+
+@pytest.mark.parametrize("side", ["server", "client"])
+def test_the_allow_list_has_exactly_the_classes_of_the_shipped_job(tmp_path, side):
+    FedTARRecipe(name="job").export(str(tmp_path), byoc=False)
+    config = json.loads((tmp_path / "job/app/config" / f"config_fed_{side}.json").read_text())
+    needed = classes(config) - set(DEFAULT_CLASS_ALLOW_LIST)
+    assert needed == set(kits.SERVER_CLASSES if side == "server" else kits.SITE_CLASSES)
+
+
+@pytest.mark.parametrize("project", PROJECTS)
+def test_every_kit_of_every_project_is_complete(provisioned, repository, project):
+    place = provisioned[project]
+    for kind, wanted in (("server", kits.SERVER_CLASSES), ("client", kits.SITE_CLASSES)):
+        names = participants(repository, project, kind)
+        assert names
+        for name in names:
+            local = place / name / "local"
+            resources = json.loads((local / "resources.json.default").read_text())
+            assert resources["class_list_enforcement_mode"] == "enforce"
+            ours = [path for path in resources["class_allow_list"] if path not in DEFAULT_CLASS_ALLOW_LIST]
+            assert ours == list(wanted) and "*" not in resources["class_allow_list"]
+            rights = json.loads((local / "authorization.json.default").read_text())["permissions"]
+            assert rights["lead"]["byoc"] == "none" and rights["lead"]["submit_job"] == "any"
+            assert "/tmp" not in json.dumps(resources)
+            startup = next((place / name / "startup").glob("fed_*.json"))
+            assert json.loads(startup.read_text())["require_signed_jobs"] is True
+    for name in participants(repository, project, "client"):
+        local = place / name / "local"
+        resources = json.loads((local / "resources.json.default").read_text())
+        components = {entry["id"]: entry for entry in resources["components"]}
+        assert components["process_launcher"]["path"] == kits.LAUNCHER
+        assert resources["allow_log_streaming"] is False  # a site's error log may name files and rows
+        policy = json.loads((local / "privacy.json").read_text())
+        (scope,) = policy["scopes"]
+        assert policy["default_scope"] == scope["name"]
+        assert [entry["path"] for entry in scope["task_result_filters"]] == [kits.GUARD]
+        assert [entry["path"] for entry in scope["task_data_filters"]] == [kits.GUARD]
+
+
+def test_hospitals_of_a_region_go_through_its_relay_and_every_connection_is_mutual_tls(provisioned):
+    place = provisioned["project-relay.yml"]
+    relay = json.loads((place / "relay-north" / "startup" / "fed_relay.json").read_text())["connect_to"]
+    assert relay["address"] == "server.example.org:8002" and relay["connection_security"] == "mtls"
+    for name, through in (("hospital-1", True), ("hospital-2", True), ("hospital-3", False)):
+        file = place / name / "local" / "relay__resources.json"
+        assert file.is_file() == through
+        if through:
+            entry = json.loads(file.read_text())["relay_config"]
+            assert entry["address"] == "relay-north.example.org:8102" and entry["connection_security"] == "mtls"
+
+
+def test_a_hospital_that_keeps_its_own_key_gets_the_same_kit(provisioned, tmp_path, repository):
+    """The commands of provisioning/README.md: the key stays in the hospital's folder."""
+    files = repository / "provisioning"
+    hospital, hub = tmp_path / "hospital", tmp_path / "hub"
+    hospital.mkdir()
+    hub.mkdir()
+
+    def nvflare(folder, *arguments):
+        command = [str(BIN / "nvflare"), *map(str, arguments)]
+        env = {**os.environ, "HOME": str(tmp_path)}
+        done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, done.stdout + done.stderr
+
+    nvflare(hub, "cert", "init", "--profile", files / "profile.yml", "-o", "ca")
+    nvflare(hospital, "cert", "request", "-p", files / "hospital.yml")
+    request = hospital / "hospital-6" / "hospital-6.request.zip"
+    assert not any("key" in name for name in zipfile.ZipFile(request).namelist())
+    signed = hub / "hospital-6.signed.zip"
+    nvflare(hub, "cert", "approve", request, "-c", "ca", "--profile", files / "profile.yml", "--out", signed)
+    fingerprint = json.loads((hub / "ca" / "ca.json").read_text())["rootCA_fingerprint"]
+    nvflare(hospital, "package", signed, "--request-dir", "hospital-6", "--fingerprint", fingerprint)
+    kit = hospital / "workspace" / "fedtar" / "prod_00" / "hospital-6"
+    assert (kit / "startup" / "client.key").stat().st_mode & 0o077 == 0
+    ours = provisioned["project.yml"] / "hospital-1" / "local"
+    for name in ("resources.json.default", "authorization.json.default", "privacy.json"):
+        assert (kit / "local" / name).read_text() == (ours / name).read_text()
+
+
+def test_flare_s_own_kit_is_completed_by_the_command(provisioned, tmp_path, repository):
+    """A hospital whose kit was made without the builder gets the same policy."""
+    project = yaml.safe_load((repository / "provisioning" / "project-localhost.yml").read_text())
+    project["builders"] = [b for b in project["builders"] if "fedtar_flare" not in b["path"]]
+    (tmp_path / "plain.yml").write_text(yaml.safe_dump(project))
+    place = provision(tmp_path / "plain.yml", tmp_path / "ws")
+    for name in ("localhost", "hospital-a"):
+        command = [sys.executable, "-m", "fedtar_flare.provision.kit", str(place / name)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, done.stderr
+        ours = provisioned["project-localhost.yml"] / name / "local"
+        pairs = [("resources.json", "resources.json.default"), ("authorization.json", "authorization.json.default")]
+        pairs += [("privacy.json", "privacy.json")] if name != "localhost" else []
+        assert {str(place / name / "local" / written) for written, _ in pairs} <= set(done.stdout.split())
+        if name == "localhost":
+            assert str(place / name / "startup" / "sub_start.sh") in done.stdout.split()
+        for written, made in pairs:
+            assert json.loads((place / name / "local" / written).read_text()) == json.loads((ours / made).read_text())
+
+
+def test_completing_a_kit_twice_changes_nothing_and_keeps_the_site_s_own_policy(provisioned, tmp_path):
+    kit = tmp_path / "kit"
+    shutil.copytree(provisioned["project-localhost.yml"] / "hospital-a", kit)
+    (kit / "local" / "privacy.json").write_text('{"scopes": [], "mine": true}')
+    kits.complete_kit(kit)
+    first = (kit / "local" / "resources.json").read_text()
+    kits.complete_kit(kit)
+    assert (kit / "local" / "resources.json").read_text() == first
+    assert json.loads((kit / "local" / "privacy.json").read_text())["mine"] is True
+
+
+def test_a_folder_that_is_no_kit_is_named(tmp_path):
+    with pytest.raises(ConfigError, match=str(tmp_path)):
+        kits.complete_kit(tmp_path)
+
+
+@pytest.mark.parametrize("path", ["fedtar_flare.", "fedtar_flare.fedtar", "*", "Executor", "a..B"])
+def test_no_package_can_be_put_on_the_allow_list(provisioned, path):
+    file = provisioned["project-localhost.yml"] / "hospital-a" / "local" / "resources.json.default"
+    with pytest.raises(ConfigError, match="one class"):
+        kits.complete(json.loads(file.read_text()), server=False, extra_classes=[path])
+
+
+@pytest.mark.parametrize("arguments", [{"extra_classes": "a.b.C"}, {"filters": {}}, {"gpus": {"x": {"cores": 1}}}])
+def test_builder_settings_are_checked_when_it_is_built(arguments):
+    with pytest.raises(ConfigError):
+        KitBuilder(**arguments)
+
+
+def test_filters_of_the_site_run_before_the_guard_and_gpus_reach_their_site(tmp_path, repository):
+    project = yaml.safe_load((repository / "provisioning" / "project-localhost.yml").read_text())
+    builder = next(b for b in project["builders"] if b["path"].startswith("fedtar_flare"))
+    noise = {"path": "nvflare.app_common.filters.exclude_vars.ExcludeVars", "args": {}}
+    builder["args"] = {"filters": [noise], "gpus": {"hospital-a": {"count": 2, "memory": 40}}, "lead_byoc": True}
+    (tmp_path / "p.yml").write_text(yaml.safe_dump(project))
+    local = provision(tmp_path / "p.yml", tmp_path / "ws") / "hospital-a" / "local"
+    (scope,) = json.loads((local / "privacy.json").read_text())["scopes"]
+    assert [entry["path"] for entry in scope["task_result_filters"]] == [noise["path"], kits.GUARD]
+    resources = json.loads((local / "resources.json.default").read_text())
+    manager = next(entry for entry in resources["components"] if entry["id"] == "resource_manager")
+    assert (manager["args"]["num_of_gpus"], manager["args"]["mem_per_gpu_in_GiB"]) == (2, 40)
+    assert json.loads((local / "authorization.json.default").read_text())["permissions"]["lead"]["byoc"] == "any"
+
+
+@pytest.mark.parametrize("build", [KitStorage, KitJobManager])
+def test_storage_lies_in_the_kit(tmp_path, monkeypatch, build):
+    monkeypatch.chdir(tmp_path)
+    build("storage/x")
+    assert (tmp_path / "storage" / "x").is_dir()
+    for folder in ("/elsewhere", "../elsewhere", ""):
+        with pytest.raises(ConfigError):
+            build(folder)
+
+
+def test_the_container_files_name_what_is_there(provisioned, repository):
+    """No engine here: the sources that are copied, the command and the mounts are looked up."""
+    lines = (repository / "provisioning" / "Dockerfile").read_text().splitlines()
+    copied = [source for line in lines if line.startswith("COPY ") for source in line.split()[1:-1]]
+    assert copied and all((repository / source).exists() for source in copied)
+    (command,) = (json.loads(line.removeprefix("CMD ")) for line in lines if line.startswith("CMD "))
+    script = provisioned["project.yml"] / "hospital-1" / Path(command[1]).relative_to("/kit")
+    assert script.is_file() and command[2] in script.read_text()
+    service = yaml.safe_load((repository / "provisioning" / "compose.yml").read_text())["services"]["hospital"]
+    mounts = {entry.split(":")[1]: entry.split(":")[2:] for entry in service["volumes"]}
+    (volumes,) = (json.loads(line.removeprefix("VOLUME ")) for line in lines if line.startswith("VOLUME "))
+    assert set(volumes) <= set(mounts) and mounts["/data"] == ["ro"] and mounts["/kit"] == []

@@ -1,0 +1,81 @@
+"""The supervised launcher on real processes that are really killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+
+import pytest
+from federation_process import wait_for
+from nvflare.apis.job_launcher_spec import JobReturnCode
+from nvflare.app_common.job_launcher.process_launcher import ProcessHandle
+from nvflare.utils.process_utils import spawn_process
+
+from fedtar_flare.errors import ConfigError
+from fedtar_flare.provision.launcher import SupervisedHandle, SupervisedProcessLauncher
+
+
+class Runs:
+    """A handle over a small program, waited for in a thread as FLARE does."""
+
+    def __init__(self, program, max_restarts=3, window=1000.0, clock=lambda: 0.0):
+        self.pids, self.said = [], []
+
+        def launch():
+            adapter = spawn_process([sys.executable, "-c", program], dict(os.environ))
+            self.pids.append(adapter.pid)
+            return ProcessHandle(process_adapter=adapter)
+
+        self.handle = SupervisedHandle(launch, max_restarts, window, self.said.append, clock)
+        self.thread = threading.Thread(target=self.handle.wait)
+        self.thread.start()
+
+    def kill(self, expected):
+        os.kill(self.pids[-1], signal.SIGKILL)
+        wait_for(f"{expected} starts", lambda: len(self.pids) == expected, 30)
+
+    def ended(self):
+        self.thread.join(30)
+        assert not self.thread.is_alive()
+        return self.handle.poll()
+
+
+SLEEP = "import time; time.sleep(600)"
+
+
+def test_a_killed_process_is_started_again_and_its_own_end_is_the_end():
+    runs = Runs(SLEEP)
+    assert runs.handle.poll() == JobReturnCode.UNKNOWN
+    runs.kill(2)
+    runs.kill(3)
+    runs.handle.terminate()
+    assert runs.ended() == JobReturnCode.UNKNOWN and len(runs.pids) == 3
+    assert "signal 9" in runs.said[0] and len(runs.said) == 2
+
+
+@pytest.mark.parametrize(("code", "expected"), [(0, JobReturnCode.SUCCESS), (1, JobReturnCode.EXECUTION_ERROR)])
+def test_a_process_that_ends_by_itself_is_not_started_again(code, expected):
+    runs = Runs(f"raise SystemExit({code})")
+    assert runs.ended() == expected and len(runs.pids) == 1 and not runs.said
+
+
+def test_a_crash_loop_stops_without_failing_the_job_of_the_others():
+    runs = Runs("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", max_restarts=2)
+    assert runs.ended() == JobReturnCode.UNKNOWN
+    assert len(runs.pids) == 3 and "leaves the job" in runs.said[-1] and "signal 11" in runs.said[-1]
+
+
+def test_deaths_that_lie_far_apart_are_no_crash_loop():
+    time = iter(range(0, 10_000, 100))
+    program = "import os, signal, sys; os.kill(os.getpid(), signal.SIGKILL)"
+    runs = Runs(program, max_restarts=1, window=50.0, clock=lambda: float(next(time)) if len(runs.pids) < 4 else 350.0)
+    runs.ended()
+    assert len(runs.pids) > 3
+
+
+@pytest.mark.parametrize("arguments", [{"max_restarts": -1}, {"max_restarts": True}, {"window": 0}])
+def test_bad_settings_fail_when_built(arguments):
+    with pytest.raises(ConfigError):
+        SupervisedProcessLauncher(**arguments)

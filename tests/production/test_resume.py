@@ -1,0 +1,125 @@
+"""Resume and status without a federation: the job that is submitted, the checkpoints that it finds, what is shown."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from command import fedtar
+from federation import LocalFederation, QuadraticSite, pair
+from nvflare.apis.fl_constant import FLContextKey
+from nvflare.apis.fl_context import FLContext
+from nvflare.widgets.info_collector import GroupInfoCollector, InfoCollector
+
+from fedtar_flare.errors import ConfigError
+from fedtar_flare.fedtar.controller import TemporalResidualController
+from fedtar_flare.fedtar.recipe import FedTARRecipe
+from fedtar_flare.flare.checkpoint import CheckpointFolder
+from fedtar_flare.flare.record import read_events
+from fedtar_flare.provision.resume import resumed_job
+from fedtar_flare.provision.status import line
+
+
+def local(root, job, **settings):
+    """The controller as the server's job process of this job runs it: its run folder is ``<kit>/<job id>``."""
+    sites = {name: QuadraticSite(name, [pair(i), pair(i + 9)], validation=pair(7)) for i, name in enumerate("ab")}
+    federation = LocalFederation(root / job, sites, **({"num_rounds": 3, "time_steps": 2} | settings))
+    federation.fl_ctx.set_prop(FLContextKey.CURRENT_RUN, job)
+    return federation
+
+
+def test_a_run_goes_on_by_the_id_of_its_job_though_the_run_folder_is_gone(tmp_path):
+    whole = local(tmp_path / "quiet", "job-0")
+    whole.run()
+    first = local(tmp_path, "job-1", num_rounds=2)
+    first.run()
+    (tmp_path / "job-1").rename(tmp_path / "taken-away")
+    second = local(tmp_path, "job-2", resume_from="job-1")
+    second.run()
+    a, b = (CheckpointFolder(f.results_folder / "checkpoint").last()[0] for f in (whole, second))
+    assert a.round == b.round == 3 and b.info["run_id"] == first.run_id
+    assert all(torch.equal(a.weights[name], b.weights[name]) for name in a.weights)
+    assert all(torch.equal(a.policy[name], b.policy[name]) for name in a.policy)
+
+
+def test_a_resumed_run_that_dies_at_once_can_be_resumed_again(tmp_path):
+    first = local(tmp_path, "job-1", num_rounds=2)
+    first.run()
+    second = local(tmp_path, "job-2", resume_from="job-1")
+    second.train_step = lambda *arguments: (_ for _ in ()).throw(KeyboardInterrupt)  # as if it were killed there
+    with pytest.raises(KeyboardInterrupt):
+        second.run()
+    kept = CheckpointFolder(tmp_path / "fedtar_checkpoints" / "job-2").last()[0]
+    assert kept.round == 2 and kept.info["run_id"] == first.run_id
+    assert (second.results_folder / "adapter" / "adapter_model.safetensors").is_file()
+    third = local(tmp_path, "job-3", resume_from="job-2")
+    third.run()
+    assert not third.panics and third.first_round == 3
+
+
+def test_a_job_without_a_checkpoint_is_named(tmp_path):
+    second = local(tmp_path, "job-2", resume_from="job-1")
+    second.run()
+    (reason,) = second.panics
+    assert "job-1" in reason and read_events(second.results_folder)[-1]["status"] == "failed"
+
+
+def test_the_simulator_keeps_nothing_beside_its_results(tmp_path):
+    local(tmp_path, "simulate_job", num_rounds=1).run()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["simulate_job"]
+
+
+def exported(folder, **settings):
+    FedTARRecipe(name="job", preset="tiny", **settings).export(str(folder), byoc=False)
+    return folder / "job"
+
+
+def test_the_resuming_job_is_the_same_job_but_for_what_it_starts_from(tmp_path):
+    job = exported(tmp_path, num_rounds=4, server={"initial_checkpoint": "start.safetensors"})
+    before = {path: path.read_text() for path in job.rglob("*.json")}
+    resumed_job(job, "job-1", rounds=6)
+    changed = [path.name for path, text in before.items() if path.read_text() != text]
+    assert changed == ["config_fed_server.json"]
+    (workflow,) = json.loads((job / "app" / "config" / "config_fed_server.json").read_text())["workflows"]
+    assert workflow["args"] == {"num_rounds": 6, "resume_from": "job-1"}
+    assert TemporalResidualController(**workflow["args"]).resume_from == "job-1"
+
+
+def test_fewer_rounds_and_foreign_jobs_are_refused(tmp_path):
+    with pytest.raises(ConfigError, match="at least"):
+        resumed_job(exported(tmp_path, num_rounds=4), "job-1", rounds=2)
+    (tmp_path / "foreign").mkdir()
+    with pytest.raises(ConfigError, match="no job of fedtar_flare"):
+        resumed_job(tmp_path / "foreign", "job-1")
+
+
+def test_an_administrator_who_asks_is_told_how_far_the_run_is(tmp_path):
+    federation = local(tmp_path, "job-1", num_rounds=2)
+    told = []
+
+    def ask():
+        collector, context = GroupInfoCollector(), FLContext()
+        context.set_prop(InfoCollector.CTX_KEY_STATS_COLLECTOR, collector, private=True, sticky=False)
+        federation.handle_event(InfoCollector.EVENT_TYPE_GET_STATS, context)
+        told.append(collector.info["fedtar"])
+        json.dumps(collector.info)
+
+    ask()  # before anything was asked of the sites
+    b = federation.local_sites["b"]
+    federation.local_sites["b"] = lambda *arguments: (ask(), b(*arguments))[1]
+    federation.run()
+    assert told[0]["task"] == "" and [entry["task"] for entry in told[1:4]] == ["handshake", "train", "train"]
+    second = told[3]
+    assert (second["round"], second["step"], second["rounds"], second["time_steps"]) == (1, 2, 2, 2)
+    assert second["sites"] == {"a": "answered", "b": "working"}
+    assert second["alpha"] == pytest.approx([0.5, 0.5], abs=0.1)
+    assert set(told[-1]["validation_loss"]) == {"1"}
+    text = line({"id": "x", "name": "n", "status": "RUNNING", "progress": told[-1]})
+    assert "round 2 of 2, step 2 of 2" in text and "b working" in text and "validation loss" in text
+
+
+@pytest.mark.parametrize("command", [["status"], ["watch", "x"], ["resume", "x"]])
+def test_a_folder_that_is_no_admin_s_kit_is_named(tmp_path, command):
+    code, _, err = fedtar(*command, "--startup-kit", tmp_path)
+    assert code == 1 and str(tmp_path) in err and "Traceback" not in err

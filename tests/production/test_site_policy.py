@@ -1,0 +1,76 @@
+"""The provisioned site policy as FLARE itself builds and applies it, around a task of which FLARE forgets the data."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from nvflare.apis.fl_constant import FilterKey, FLContextKey
+from nvflare.apis.fl_context import FLContext
+from nvflare.apis.utils.task_utils import apply_filters
+from nvflare.apis.workspace import Workspace
+from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
+from nvflare.app_common.utils.fl_model_utils import FLModelUtils
+from nvflare.private.fed.app.fl_conf import create_privacy_manager
+from nvflare.private.privacy_manager import Scope
+
+from fedtar_flare.fedtar.recipe import FedTARRecipe
+from fedtar_flare.flare.tasks import ERROR, OK, TASKS, Reply
+from fedtar_flare.provision.kit import site_policy
+
+A, B = "base_model.model.x.lora_A.weight", "base_model.model.x.lora_B.weight"
+DOWN = {A: torch.ones(2, 3), B: torch.ones(3, 2)}
+
+
+@pytest.fixture
+def scope(tmp_path):
+    for folder in ("local", "startup"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / "local" / "privacy.json").write_text(json.dumps(site_policy()))
+    return create_privacy_manager(Workspace(str(tmp_path), "hospital-a"), names_only=False).default_scope
+
+
+def answer(scope, update):
+    """What leaves the site when its executor answers ``train`` with this update; the job has no filter at all."""
+    context = FLContext()
+    context.set_prop(FLContextKey.SCOPE_OBJECT, scope, private=True, sticky=False)
+    context.set_prop(FLContextKey.TASK_NAME, "train", private=True, sticky=False)
+    task = FLModelUtils.to_shareable(FLModel(params=DOWN, params_type=ParamsType.FULL))
+    apply_filters(Scope.TASK_DATA_FILTERS_NAME, task, context, {}, "train", FilterKey.IN)
+    context.set_prop(FLContextKey.TASK_DATA, None, private=True, sticky=False)  # as FLARE does after the executor
+    meta = Reply(OK, 1, 1, numbers={"samples": 3}).to_meta()
+    result = FLModelUtils.to_shareable(FLModel(params=update, params_type=ParamsType.DIFF, meta=meta))
+    left = apply_filters(Scope.TASK_RESULT_FILTERS_NAME, result, context, {}, "train", FilterKey.OUT)
+    model = FLModelUtils.from_shareable(left)
+    return Reply.from_meta(model.meta), model.params
+
+
+def test_the_agreed_update_leaves(scope):
+    reply, params = answer(scope, DOWN)
+    assert reply.status == OK and sorted(params) == sorted(DOWN)
+
+
+@pytest.mark.parametrize(
+    "update",
+    [
+        {**DOWN, "hypernetworks.x.weight": torch.ones(2)},
+        {A: DOWN[A]},
+        {A: torch.ones(3, 3), B: DOWN[B]},
+        {A: DOWN[A] * float("nan"), B: DOWN[B]},
+    ],
+    ids=["more than came down", "less", "another shape", "not finite"],
+)
+def test_anything_else_stays(scope, update):
+    reply, params = answer(scope, update)
+    assert reply.status == ERROR and not params and "guard" in reply.reason
+
+
+def test_the_job_s_own_guard_stands_at_every_task_by_name(tmp_path):
+    """FLARE 2.9 takes a filter's tasks literally: '*' would name no task, and the guard would never run."""
+    FedTARRecipe(name="job").export(str(tmp_path), byoc=False)
+    config = json.loads((Path(tmp_path) / "job/app/config/config_fed_client.json").read_text())
+    for direction in ("task_data_filters", "task_result_filters"):
+        guarded = {t for c in config[direction] for t in c["tasks"] if any("Guard" in f["path"] for f in c["filters"])}
+        assert guarded == set(TASKS)

@@ -1,0 +1,102 @@
+"""Who may submit what, three ways, over mTLS."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import nvflare.fuel.hci.client.file_transfer as file_transfer
+import pytest
+from federation_process import SITES, recipe
+from nvflare.recipe.prod_env import ProdEnv
+
+from fedtar_flare.flare.record import read_events
+
+pytestmark = [pytest.mark.production, pytest.mark.timeout(900)]
+LEAD, MEMBER = "lead@hub.org", "member@hospital-b.org"
+
+
+def check_results(federation, job):
+    assert federation.finished(job) == "FINISHED:COMPLETED", federation.tail(job)
+    events = read_events(federation.download(job))
+    assert events[-1]["event"] == "end" and events[-1]["status"] == "completed"
+    steps = [event for event in events if event["event"] == "step"]
+    assert [sorted(step["sites"]) for step in steps] == [sorted(SITES)] * 2
+
+
+def test_a_lead_without_the_right_to_bring_code_submits_the_job(federation, exported):
+    done = federation.command(
+        "--format", "json", "job", "submit", "-j", exported(), "--startup-kit", federation.kits / LEAD
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    check_results(federation, json.loads(done.stdout)["data"]["job_id"])
+
+
+def test_from_the_admin_console(federation, exported):
+    job = exported("from_console")
+    script = federation.kits / LEAD / "startup" / "fl_admin.sh"
+    done = federation.run("bash", script, input=f"{LEAD}\nsubmit_job {job}\nbye\n")
+    assert "Submitted job" in done.stdout, done.stdout + done.stderr
+    check_results(federation, done.stdout.split("Submitted job:")[1].split()[0])
+
+
+def test_from_the_recipe(federation):
+    environment = ProdEnv(startup_kit_location=str(federation.kits / LEAD), username=LEAD)
+    run = recipe("from_recipe").execute(environment)
+    check_results(federation, run.get_job_id())
+
+
+def test_a_job_with_code_of_its_own_is_refused(federation, exported):
+    """The lead of our policy may submit, and may not bring code (FLARE's default policy lets a lead do both)."""
+    job = exported("with_code")
+    (job / "app" / "custom").mkdir()
+    (job / "app" / "custom" / "mine.py").write_text("print('mine')\n")
+    identity = federation.submit(job)
+    assert federation.finished(identity) == "FINISHED:FAILED_TO_RUN"
+    assert "BYOC not permitted" in federation.detail(identity)
+    assert not federation.run_folder(identity).exists()
+
+
+def test_a_member_is_refused(federation, exported):
+    kit = federation.kits / MEMBER
+    done = federation.command("job", "submit", "-j", exported(), "--startup-kit", kit)
+    assert done.returncode != 0 and "not authorized for 'submit_job'" in done.stderr
+    done = federation.command("--format", "json", "job", "list", "--startup-kit", kit)
+    assert done.returncode == 0, done.stderr  # looking is allowed
+
+
+@pytest.mark.parametrize(("side", "where"), [("server", "localhost"), ("client", "hospital-a")])
+def test_a_class_that_is_not_on_the_allow_list_is_refused(federation, exported, side, where):
+    job = exported(f"foreign_{side}")
+    file = job / "app" / "config" / f"config_fed_{side}.json"
+    config = json.loads(file.read_text())
+    foreign = "fedtar_flare.reporting.page.write_report"  # of this package, and still not for jobs
+    config["components"].append({"id": "x", "path": foreign, "args": {}})
+    file.write_text(json.dumps(config))
+    identity = federation.submit(job)
+    assert federation.finished(identity) in ("FINISHED:EXECUTION_EXCEPTION", "FINISHED:ABNORMAL", "FINISHED:ABORTED")
+    log = (federation.folder / f"{where}.out").read_text(errors="replace")
+    assert f"Component '{foreign}' at config path" in log and "is not in allow_list" in log
+
+
+def test_a_job_that_was_changed_after_it_was_signed_is_refused(federation, exported, monkeypatch):
+    sign = file_transfer.sign_folders
+
+    def sign_then_change(folder, *arguments, **settings):
+        sign(folder, *arguments, **settings)
+        file = next(Path(folder).rglob("config_fed_server.json"))
+        text = file.read_text()
+        file.write_text(text.replace("TemporalResidualController", "TemporalResidualController "))
+        assert file.read_text() != text
+
+    monkeypatch.setattr(file_transfer, "sign_folders", sign_then_change)
+    identity = federation.submit(exported("changed"))
+    assert federation.finished(identity) == "FINISHED:FAILED_TO_RUN"
+    assert "does not pass signature verification" in federation.detail(identity)
+
+
+def test_a_job_that_nobody_signed_is_refused(federation, exported, monkeypatch):
+    monkeypatch.setattr(file_transfer, "sign_folders", lambda *arguments, **settings: None)
+    identity = federation.submit(exported("unsigned"))
+    assert federation.finished(identity) == "FINISHED:FAILED_TO_RUN"
+    assert "unsigned job rejected" in federation.detail(identity)
