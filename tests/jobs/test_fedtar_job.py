@@ -147,6 +147,7 @@ def test_a_repeated_run_gives_the_same_bits(finished, tmp_path, home):
     assert all(torch.equal(a.policy[n], b.policy[n]) for n in a.policy)
 
 
+@pytest.mark.slow
 def test_one_thread_gives_the_same_numbers_though_every_task_is_a_new_process(finished, tmp_path, home):
     _, first = finished
     process, second = run_simulator(export(tmp_path), tmp_path / "ws", "-n", "2", home=home)
