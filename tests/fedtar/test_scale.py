@@ -1,0 +1,127 @@
+"""Many sites: the server's memory does not grow with them, and the order of their replies does not matter."""
+
+import random
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from federation import LocalFederation
+from safetensors.torch import load_file
+from torch.profiler import ProfilerActivity, profile
+from trivial_site import VALUES, TrivialSite
+
+from fedtar_flare.fedtar import controller as controller_module
+from fedtar_flare.fedtar.residual import SpilledUpdates, residual_step, weighted_mean
+from fedtar_flare.flare.checkpoint import CheckpointFolder
+from fedtar_flare.flare.record import read_events
+
+FEW, MANY = 8, 63
+UPDATE = 4 * VALUES
+"""Bytes of one update."""
+
+
+class FromThreads(LocalFederation):
+    """Replies come shuffled and several at once, each in a thread of its own, as FLARE's server takes them."""
+
+    def send_model(self, task_name, data, targets, min_responses, timeout, callback):
+        models = []
+        super().send_model(task_name, data, targets, min_responses, timeout, models.append)
+        random.Random(5).shuffle(models)
+        with ThreadPoolExecutor(8) as pool:
+            assert all(pool.map(callback, models))
+
+
+class Hoard(SpilledUpdates):
+    """What the server must not do: all updates of a step in memory."""
+
+    def __enter__(self):
+        self.updates = {}
+        return super().__enter__()
+
+    def add(self, site, update):
+        super().add(site, update)
+        self.updates[site] = {name: value.clone() for name, value in update.items()}
+
+    def mean(self, weights):
+        return weighted_mean(self.updates, weights)
+
+
+class AsTheyCome(SpilledUpdates):
+    """What the server must not do either: add up in the order of arrival."""
+
+    def mean(self, weights):
+        total = {}
+        for site, path in self._files.items():
+            for name, value in load_file(path).items():
+                total[name] = total.get(name, 0.0) + value.double() * weights[site]
+        return total
+
+
+def federation(folder, number, kind=LocalFederation, **settings):
+    sites = {name: TrivialSite(name, layers=4) for name in (f"site-{i:03d}" for i in range(number))}
+    return kind(folder, sites, **({"num_rounds": 1, "time_steps": 2, "step_time_limit": 60} | settings))
+
+
+def peak_of_tensors(controller):
+    """Largest number of bytes of tensors that live at the same time during a run, as torch's allocator reports them."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        controller.run()
+    assert not controller.panics
+    live = peak = 0
+    for event in profiler.profiler.kineto_results.events():
+        if event.name() == "[memory]":
+            live += event.nbytes()
+            peak = max(peak, live)
+    return peak
+
+
+def test_the_servers_memory_does_not_grow_with_the_sites(tmp_path, monkeypatch):
+    few = peak_of_tensors(federation(tmp_path / "few", FEW))
+    many = peak_of_tensors(federation(tmp_path / "many", MANY))
+    assert few > 2 * UPDATE  # the weights and one update at the least: the measure sees them
+    assert many <= 1.2 * few
+    steps = [event for event in read_events(tmp_path / "many" / "fedtar") if event["event"] == "step"]
+    assert [len(step["sites"]) for step in steps] == [MANY, MANY]
+    assert not (tmp_path / "many" / "fedtar" / "updates").exists()  # nor does the disk keep them
+    monkeypatch.setattr(controller_module, "SpilledUpdates", Hoard)
+    assert peak_of_tensors(federation(tmp_path / "hoard", MANY)) > few + (MANY - FEW) * UPDATE  # and it sees a hoard
+
+
+def means_of(controller, monkeypatch):
+    """The mean update of each step in float64, before it is rounded into the weights, and the last checkpoint."""
+    means = []
+
+    def recorded(w, mean, alpha):
+        means.append({name: value.clone() for name, value in mean.items()})
+        return residual_step(w, mean, alpha)
+
+    monkeypatch.setattr(controller_module, "residual_step", recorded)
+    controller.run()
+    assert not controller.panics
+    return means, CheckpointFolder(controller.results_folder / "checkpoint").last()[0]
+
+
+def same(means, others):
+    pairs = [(one[name], other[name]) for one, other in zip(means, others, strict=True) for name in one]
+    return all(torch.equal(one, other) for one, other in pairs)
+
+
+def shuffled(names):
+    return random.Random(1).sample(sorted(names), len(names))
+
+
+@pytest.mark.parametrize("weighting", ["samples", "uniform"])
+def test_the_result_of_many_sites_does_not_depend_on_the_order_of_arrival(tmp_path, monkeypatch, weighting):
+    settings = {"number": MANY, "weighting": weighting, "time_steps": 1}
+    means, first = means_of(federation(tmp_path / "sorted", **settings), monkeypatch)
+    for controller in (
+        federation(tmp_path / "shuffled", order_of_arrival=shuffled, **settings),
+        federation(tmp_path / "threads", kind=FromThreads, **settings),
+    ):
+        others, last = means_of(controller, monkeypatch)
+        assert same(means, others)
+        assert same([first.weights, first.policy], [last.weights, last.policy])
+    monkeypatch.setattr(controller_module, "SpilledUpdates", AsTheyCome)  # this one does depend on it, and it is seen
+    one, _ = means_of(federation(tmp_path / "a", **settings), monkeypatch)
+    other, _ = means_of(federation(tmp_path / "b", order_of_arrival=shuffled, **settings), monkeypatch)
+    assert not same(one, other)

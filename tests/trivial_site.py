@@ -1,0 +1,66 @@
+"""A site without a model: updates of the small preset's size that cost next to nothing to make.
+
+For tests and benchmarks of scale: as a function for :class:`federation.LocalFederation`, and as an executor for a job
+of the real simulator, whose ``custom`` folder gets a copy of this file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+import torch
+
+from fedtar_flare.flare.exchange import ExchangeSchema
+from fedtar_flare.flare.method_executor import MethodExecutor, ok
+from fedtar_flare.flare.tasks import HANDSHAKE, TRAIN
+from fedtar_flare.version import __version__
+
+VALUES = 77_568
+"""What the small preset exchanges, in 128 tensors: 310 kB."""
+
+
+class TrivialSite:
+    """Answers every task at once, the same each time.
+
+    Args:
+        name: of the site.
+        layers: how many pairs of LoRA factors share the values; a divisor of 64.
+    """
+
+    def __init__(self, name: str, layers: int = 64):
+        self.name = name
+        width = 64 // layers
+        self.shapes = {}
+        for i in range(layers):
+            self.shapes[f"base_model.model.layer_{i:02d}.lora_A.weight"] = (4, 101 * width)
+            self.shapes[f"base_model.model.layer_{i:02d}.lora_B.weight"] = (202 * width, 4)
+
+    def tensors(self, *key: object) -> dict[str, torch.Tensor]:
+        """Random numbers that depend on the key alone."""
+        seed = int.from_bytes(hashlib.sha256(repr(key).encode()).digest()[:6], "big")
+        generator = torch.Generator().manual_seed(seed)
+        return {name: 0.01 * torch.randn(shape, generator=generator) for name, shape in self.shapes.items()}
+
+    def __call__(self, task, order, weights):
+        if task == HANDSHAKE:
+            payload = {
+                "schema": ExchangeSchema(tuple(sorted(self.shapes.items()))).to_dict(),
+                "versions": {"fedtar_flare": __version__},
+                "settings": "same",
+                "counts": {"train": [1] * order.time_steps},
+                "adapter_config": {"peft_type": "LORA"},
+                "model": {"parameters": VALUES},
+            }
+            return ok(order, payload=payload), self.tensors("start") if order.initial_site == self.name else None
+        if task == TRAIN:
+            samples = 1 + sum(self.name.encode()) % 7
+            return ok(order, {"samples": samples, "train_loss": 1.0}), self.tensors(self.name, order.round, order.step)
+        numbers = {"validation_loss": 1.0, "reports": 1}
+        return ok(order, numbers, {"t_numbers": [0.1 * t for t in range(1, order.time_steps + 1)]}), None
+
+
+class TrivialExecutor(MethodExecutor):
+    """The same in a job."""
+
+    def perform(self, task, order, weights, site):
+        return TrivialSite(site.name)(task, order, weights)
