@@ -54,6 +54,9 @@ class LocalFederation(TemporalResidualController):
     def get_run_dir(self):
         return str(self.folder)
 
+    def scalar(self, tag, value, step):
+        """TensorBoard's points go through FLARE's engine, which is not here."""
+
     def panic(self, reason: str):
         self.panics.append(reason)
 

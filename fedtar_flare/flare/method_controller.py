@@ -11,7 +11,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ from fedtar_flare.flare.record import STATS_GROUP, RunRecord
 from fedtar_flare.flare.scalars import send_scalar
 from fedtar_flare.flare.tasks import ABSTAIN, ERROR, Order, Reply
 from fedtar_flare.flare.tensors import register_tensors
+from fedtar_flare.flare.time_limit import advice
 
 register_tensors()
 
@@ -92,6 +93,9 @@ class MethodController(ModelController):
         self._lock = threading.Lock()
         self._answers = Answers()
         self._silent: set[str] = set()
+        self._slowest: dict[str, float] = {}
+        self._advised: set[tuple[str, bool]] = set()
+        self._too_late = f"no answer within {step_time_limit} s"
         self._open_task: tuple[str, Order, float, list[str]] | None = None
 
     # ------------------------------------------------------------------ sites
@@ -161,14 +165,26 @@ class MethodController(ModelController):
                     elif site in self._silent:
                         answers.absent[site] = "still silent; not waited for again"
                     else:
-                        answers.absent[site] = f"no answer within {limit} s"
+                        answers.absent[site] = self._too_late
                     self._silent.add(site)
+        self._advise(task, answers)
         if answers.heard < self.min_sites:
             raise FedTARError(
                 f"task '{task}' of round {order.round}, step {order.step}: {answers.heard} site(s) took part, "
                 f"min_sites is {self.min_sites}. " + "; ".join(f"{s}: {why}" for s, why in _problems(answers))
             )
         return answers
+
+    def _advise(self, task: str, answers: Answers) -> None:
+        """Say in the log when the time limit does not fit what was seen; the same advice once."""
+        seen = [self._slowest.get(task, 0.0), *answers.seconds.values()]
+        self._slowest[task] = max(seen)
+        missed = sum(why == self._too_late for why in answers.absent.values())
+        line = advice(self.step_time_limit, self._slowest[task] or None, missed)
+        kind = (task, missed > 0)
+        if line and kind not in self._advised:
+            self._advised.add(kind)
+            self.info(f"task '{task}': {line}")
 
     def stop_if_aborted(self) -> None:
         """Raise :class:`RunAborted` when the job was aborted."""
@@ -220,6 +236,8 @@ class MethodController(ModelController):
     ) -> None:
         """A result that came after its task was closed is dropped and said so."""
         self.warning(f"a late answer of {client.name} to task '{task_name}' was dropped")
+        if (record := getattr(self, "record", None)) is not None:
+            record.write("late", time=now(), site=client.name, task=task_name)
         with self._lock:
             self._silent.discard(client.name)
 
@@ -297,7 +315,9 @@ class MethodController(ModelController):
         start = time.monotonic()
 
         def end(status: str, reason: str = "") -> None:
-            record.write("end", time=now(), seconds=round(time.monotonic() - start, 1), status=status, reason=reason)
+            seconds = round(time.monotonic() - start, 1)
+            with suppress(OSError):  # on a full disk the log still has the reason
+                record.write("end", time=now(), seconds=seconds, status=status, reason=reason)
 
         try:
             yield
@@ -309,6 +329,14 @@ class MethodController(ModelController):
             for line in str(error).splitlines():
                 self.error(line)
             self.panic(str(error))
+        except OSError as error:
+            reason = (
+                f"the server could not write its results ({error.strerror or error}). The last whole checkpoint stays; "
+                "make room or mend the disk, then resume the job"
+            )
+            end("failed", reason)
+            self.error(f"{reason}: {error}")
+            self.panic(reason)
         except Exception as error:
             end("failed", f"unexpected {type(error).__name__}")
             raise

@@ -1,4 +1,6 @@
+import errno
 import json
+import os
 import random
 
 import pytest
@@ -7,6 +9,10 @@ from federation import NAMES, LocalFederation, QuadraticSite, pair
 
 from fedtar_flare.errors import ConfigError
 from fedtar_flare.fedtar.controller import TemporalResidualController
+from fedtar_flare.fedtar.policy import OuterOptimizer
+from fedtar_flare.fedtar.residual import SpilledUpdates
+from fedtar_flare.fedtar.results import ResultsWriter
+from fedtar_flare.flare import site_state
 from fedtar_flare.flare.checkpoint import CheckpointFolder
 from fedtar_flare.flare.method_executor import ok
 from fedtar_flare.flare.record import read_events
@@ -142,6 +148,73 @@ def test_a_resumed_run_equals_the_uninterrupted_one(tmp_path, after):
     a, b = final_weights(whole), final_weights(second)
     assert all(torch.equal(a.weights[n], b.weights[n]) for n in NAMES)
     assert all(torch.equal(a.policy[n], b.policy[n]) for n in a.policy)
+
+
+class Killed(BaseException):
+    """The server's process dies here."""
+
+
+def dying(monkeypatch, where, name, at, after=False):
+    """Make the ``at``-th call of ``where.name`` end the process, before or after its work."""
+    original, calls = getattr(where, name), []
+
+    def call(*args, **kwargs):
+        calls.append(1)
+        if len(calls) != at:
+            return original(*args, **kwargs)
+        if after:
+            original(*args, **kwargs)
+        raise Killed
+
+    monkeypatch.setattr(where, name, call)
+
+
+DEATHS = {
+    "before an aggregation": (SpilledUpdates, "mean", 5, False),
+    "after an aggregation": (SpilledUpdates, "mean", 5, True),
+    "between steps": (ResultsWriter, "step", 4, True),
+    "before the outer step": (TemporalResidualController, "outer_step", 2, False),
+    "during the outer step": (OuterOptimizer, "step", 2, True),
+    "before a checkpoint": (CheckpointFolder, "save", 2, False),
+    "while a checkpoint is written": (site_state, "save_file", 2, True),
+    "after a checkpoint": (CheckpointFolder, "save", 2, True),
+}
+
+
+@pytest.mark.parametrize("death", DEATHS)
+def test_a_run_whose_server_dies_anywhere_is_resumed_to_the_same_end(tmp_path, death):
+    whole = federation(tmp_path / "whole")
+    run(whole)
+    first = federation(tmp_path / "first")
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(Killed):
+        where, name, at, after = DEATHS[death]
+        dying(patch, where, name, at, after)
+        run(first)
+    second = federation(tmp_path / "second", resume_from=str(first.results_folder / "checkpoint"))
+    run(second)
+    a, b = final_weights(whole), final_weights(second)
+    assert a.round == b.round
+    assert all(torch.equal(a.weights[n], b.weights[n]) for n in NAMES)
+    assert all(torch.equal(a.policy[n], b.policy[n]) for n in a.policy)
+
+
+def test_a_full_disk_stops_the_run_with_the_reason_and_keeps_the_last_checkpoint(tmp_path, monkeypatch):
+    controller = federation(tmp_path, num_rounds=3)
+    original, calls = site_state.save_file, []
+
+    def full(*args, **kwargs):
+        calls.append(1)
+        if len(calls) > 2:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return original(*args, **kwargs)
+
+    monkeypatch.setattr(site_state, "save_file", full)
+    end = run(controller)["end"][0]
+    assert end["status"] == "failed" and "No space left" in end["reason"] and "resume" in end["reason"]
+    assert "No space left" in controller.panics[0]
+    folder = controller.results_folder / "checkpoint"
+    assert CheckpointFolder(folder).last()[0].round < 3
+    assert not [path for path in folder.rglob("*") if path.name.startswith(".")], "nothing half-written stays"
 
 
 def test_a_resume_with_other_settings_is_refused(tmp_path):

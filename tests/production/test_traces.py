@@ -1,0 +1,70 @@
+"""After provisioned runs, every byte outside the hospitals is searched for what identifies their patients."""
+
+from __future__ import annotations
+
+import pytest
+from canary import MARK, marks_in, plant
+from federation_process import SITES, Federation
+
+from fedtar_flare.flare.record import read_events
+
+pytestmark = [pytest.mark.production, pytest.mark.timeout(900)]
+
+
+@pytest.fixture(scope="module")
+def hospitals(tmp_path_factory, repository):
+    """A federation whose sites hold marked patients."""
+    files = plant(tmp_path_factory.mktemp("hospitals"), SITES)
+    folder = tmp_path_factory.mktemp("marked")
+    sites = {name: (files / f"{name}.yaml").read_text() for name in SITES}
+    running = Federation(repository / "provisioning" / "project-localhost.yml", folder, sites)
+    try:
+        running.start("localhost")
+        running.start(*SITES)
+        yield running
+    finally:
+        running.close()
+
+
+def traces_outside(federation):
+    """Files outside the sites' kits, consoles and image caches that hold a mark; and how many were searched."""
+    own = {federation.kits / name for name in SITES} | {federation.folder / f"{name}.out" for name in SITES}
+    found, searched = [], 0
+    for part in (*federation.kits.iterdir(), *federation.folder.glob("*.out"), federation.folder / "home"):
+        if part in own:
+            continue
+        if part.is_dir():
+            found += [f"{part.name}/{name}" for name in marks_in(part)]
+            searched += sum(path.is_file() for path in part.rglob("*"))
+        else:
+            found += [part.name] if MARK.encode() in part.read_bytes() else []
+            searched += 1
+    return found, searched
+
+
+def test_a_whole_run_leaves_no_trace_of_a_patient_outside_the_hospitals(hospitals, exported):
+    job = hospitals.submit(exported("marked"))
+    assert hospitals.finished(job) == "FINISHED:COMPLETED", hospitals.tail(job)
+    results = hospitals.download(job)  # into the lead's kit, which is searched too
+    events = read_events(results)
+    steps = [event for event in events if event["event"] == "step"]
+    assert [sorted(step["sites"]) for step in steps] == [sorted(SITES)] * 2
+    start = next(event for event in events if event["event"] == "start")
+    assert all(start["skipped_studies"][site] for site in SITES)  # the broken row was read, and only counted
+    found, searched = traces_outside(hospitals)
+    assert found == [] and searched > 50
+    assert marks_in(results.parent) == []
+
+
+def test_a_failing_site_s_error_names_files_to_its_own_staff_alone(hospitals, exported):
+    site = hospitals.sites["hospital-b"]
+    table = hospitals.folder / f"{MARK}bad.csv"
+    table.write_text(f"{MARK}column\n{MARK}value\n")
+    (site / "local" / "fedtar.yaml").write_text(f"source: manifest\npath: {table}\n")
+    job = hospitals.submit(exported("failing"))
+    assert hospitals.finished(job) == "FINISHED:COMPLETED", hospitals.tail(job)
+    start = next(event for event in read_events(hospitals.download(job)) if event["event"] == "start")
+    assert start["sites"] == ["hospital-a"] and "hospital-b" in start["absent"]
+    found, _ = traces_outside(hospitals)
+    assert found == []
+    assert any(MARK in log.read_text(errors="replace") for log in site.rglob("log.txt"))
