@@ -102,7 +102,11 @@ class Federation:
 
     # ------------------------------------------------------------------ processes
     def start(self, *names: str) -> None:
-        """Start kits by name and wait until the server lists their sites."""
+        """Start kits by name and wait until their sites are registered.
+
+        The server goes on listing a site that was killed, so a site's own word counts: a registration after this start.
+        """
+        before = {name: self.registrations(name) for name in names}
         for name in names:
             with (self.folder / f"{name}.out").open("ab") as out:
                 subprocess.run(
@@ -120,7 +124,14 @@ class Federation:
             wait_for("the server listens", self.listens)
             return
         wait_for("the server listens", self.listens)
-        wait_for(f"{sorted(sites)} are registered", lambda: sites <= self.connected())
+        for name in sorted(sites):
+            wait_for(f"{name} is registered", lambda name=name: self.registrations(name) > before[name])
+        wait_for(f"the server lists {sorted(sites)}", lambda: sites <= self.connected())
+
+    def registrations(self, name: str) -> int:
+        """How often a site has said that the server took it in."""
+        out = self.folder / f"{name}.out"
+        return out.read_text(errors="replace").count("Successfully registered client") if out.is_file() else 0
 
     def listens(self) -> bool:
         port = yaml.safe_load((self.folder / "project.yml").read_text())

@@ -23,7 +23,7 @@ LIMIT = 120
 @pytest.fixture
 def job(exported):
     """The job of all tests here: two rounds of two steps, so that every run can be compared with the quiet one."""
-    return lambda name: exported(name, rounds=2, server={"step_time_limit": LIMIT}, **LONG)
+    return lambda name, **changes: exported(name, rounds=2, **({"server": {"step_time_limit": LIMIT}} | LONG | changes))
 
 
 @pytest.fixture(scope="module")
@@ -134,7 +134,8 @@ def test_a_site_s_job_process_that_keeps_dying_leaves_the_job_to_the_others(fede
 
 
 def test_a_site_that_is_lost_as_a_whole_is_skipped_and_can_come_back(federation, job):
-    identity = federation.submit(job("site_lost"))
+    limit = {"server": {"step_time_limit": LIMIT // 2}}  # waited out once here, so a shorter one
+    identity = federation.submit(job("site_lost", **limit))
     in_step(federation, identity, "hospital-b", 1, 2)
     federation.kill_site("hospital-b")
     check_went_on_without(federation, identity, "hospital-b")
