@@ -11,6 +11,7 @@ import pytest
 from hypothesis import settings
 
 settings.register_profile("fixed", derandomize=True, deadline=None)
+settings.register_profile("wide", max_examples=1000, derandomize=False, deadline=None)  # --hypothesis-profile=wide
 settings.load_profile("fixed")  # the same examples in every run
 
 REPOSITORY = Path(__file__).resolve().parent.parent

@@ -217,6 +217,7 @@ def _by_words(written: str, reference: str) -> str:
     for start, _, count in matcher.get_matching_blocks():
         for kind, run in (("other", "".join(mine[at:start])), ("same", "".join(mine[start : start + count]))):
             if run.strip():
-                parts.append(f'{run[: len(run) - len(run.lstrip())]}<mark class="{kind}">{text(run.strip())}</mark>')
+                space = text(run[: len(run) - len(run.lstrip())])
+                parts.append(f'{space}<mark class="{kind}">{text(run.strip())}</mark>')
         at = start + count
     return "".join(parts)
