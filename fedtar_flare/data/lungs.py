@@ -6,6 +6,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from fedtar_flare.data.threads import in_threads, thread_count
+
 BODY_HU = -400
 """Below: air and lung. Above: the body."""
 COARSE_MM = 3.0
@@ -32,18 +34,10 @@ def lung_range(hu: np.ndarray, spacing_mm: tuple[float, float, float]) -> tuple[
         hu: (z, y, x) Hounsfield units, z along the body's axis.
         spacing_mm: along z, y, x.
     """
-    from scipy import ndimage
-
     steps = [max(1, round(COARSE_MM / step)) for step in spacing_mm[1:]]
-    air = hu[:, :: steps[0], :: steps[1]] < BODY_HU
-    in_plane = np.zeros((3, 3, 3), bool)
-    in_plane[1] = ndimage.generate_binary_structure(2, 1)
-    labels, count = ndimage.label(air, in_plane)
-    outside = np.zeros(count + 1, bool)
-    outside[0] = True
-    for edge in (labels[:, 0], labels[:, -1], labels[:, :, 0], labels[:, :, -1]):
-        outside[edge.ravel()] = True
-    area = (~outside[labels]).sum(axis=(1, 2)) * (steps[0] * spacing_mm[1] * steps[1] * spacing_mm[2] / 100)
+    parts = np.array_split(hu[:, :: steps[0], :: steps[1]], min(len(hu), thread_count()))
+    voxels = np.concatenate(in_threads(_enclosed_air, parts))
+    area = voxels * (steps[0] * spacing_mm[1] * steps[1] * spacing_mm[2] / 100)
     whole = 0, len(hu) - 1
     if area.max() < MIN_AREA_CM2:
         return whole
@@ -52,6 +46,20 @@ def lung_range(hu: np.ndarray, spacing_mm: tuple[float, float, float]) -> tuple[
     first = int(low_air[low_air < peak].max(initial=-1)) + 1
     last = int(low_air[low_air > peak].min(initial=len(hu))) - 1
     return (first, last) if (last - first + 1) * spacing_mm[0] >= MIN_RANGE_MM else whole
+
+
+def _enclosed_air(hu: np.ndarray) -> np.ndarray:
+    """Voxels of each slice that are air and that the body encloses within the slice."""
+    from scipy import ndimage
+
+    in_plane = np.zeros((3, 3, 3), bool)
+    in_plane[1] = ndimage.generate_binary_structure(2, 1)
+    labels, count = ndimage.label(hu < BODY_HU, in_plane)
+    inside = np.ones(count + 1, bool)
+    inside[0] = False
+    for edge in (labels[:, 0], labels[:, -1], labels[:, :, 0], labels[:, :, -1]):
+        inside[edge.ravel()] = False
+    return inside[labels].sum(axis=(1, 2))
 
 
 def sample_slices(first: int, last: int, spacing_mm: float, slices: int) -> SliceChoice:

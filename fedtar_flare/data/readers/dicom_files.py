@@ -8,7 +8,7 @@ from __future__ import annotations
 import io
 import os
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,12 +16,13 @@ from typing import BinaryIO
 from zipfile import BadZipFile, ZipFile
 
 from pydicom import dcmread
-from pydicom.dataset import FileDataset
-from pydicom.filereader import read_partial
+from pydicom.dataset import Dataset
+from pydicom.filereader import read_dataset, read_partial
 from pydicom.tag import BaseTag, Tag
 from pydicom.uid import UID, DeflatedExplicitVRLittleEndian, ImplicitVRLittleEndian
 from pydicom.valuerep import EXPLICIT_VR_LENGTH_32
 
+from fedtar_flare.data.readers.dicom_tags import text
 from fedtar_flare.errors import DataError
 
 PIXEL_DATA = 0x7FE00010
@@ -95,7 +96,7 @@ class Header:
     """
 
     source: Source
-    dataset: FileDataset
+    dataset: Dataset
     syntax: UID
     has_pixels: bool
     offset: int | None
@@ -165,7 +166,7 @@ def read_header(source: Source, tags: Sequence[BaseTag | int] = TAGS) -> Header 
             if not _may_be_dicom(start):
                 return None
         try:
-            dataset = read_partial(file, stop_when=at_pixels, specific_tags=list(tags), force=True)
+            dataset, syntax = _read_tags(file, start, at_pixels, tags)
             place = file.tell()
             size = file.seek(0, io.SEEK_END)
             cut = not pixels and (place > size or _ends_short(dataset))
@@ -175,7 +176,6 @@ def read_header(source: Source, tags: Sequence[BaseTag | int] = TAGS) -> Header 
         return None
     if cut:
         raise DataError(f"{source.name}: the file ends within its header; copy it again", reason="truncated")
-    syntax = UID(str(getattr(dataset.file_meta, "TransferSyntaxUID", "") or ImplicitVRLittleEndian))
     offset = None
     if pixels and syntax != DeflatedExplicitVRLittleEndian and source.archive is None:
         offset = place + (12 if pixels[0][0] in EXPLICIT_VR_LENGTH_32 else 8)
@@ -183,11 +183,34 @@ def read_header(source: Source, tags: Sequence[BaseTag | int] = TAGS) -> Header 
     return Header(source, dataset, syntax, bool(pixels), offset, size, length)
 
 
+def _read_tags(
+    file: BinaryIO, start: bytes, at_pixels: Callable[[BaseTag, str | None, int], bool], tags: Sequence[BaseTag | int]
+) -> tuple[Dataset, UID]:
+    """The tags before the pixels, and the transfer syntax.
+
+    A file as the standard has it is read by pydicom's ``read_dataset`` at once, in half the time of ``read_partial``,
+    which serves every other one.
+    """
+    if start[128:] == b"DICM":
+        file.seek(132)
+        meta = read_dataset(file, False, True, stop_when=lambda tag, vr, length: int(tag) >> 16 != 2)
+        syntax = UID(text(meta, "TransferSyntaxUID"))
+        known = syntax.is_transfer_syntax and not syntax.is_private and syntax != DeflatedExplicitVRLittleEndian
+        group = file.read(2)
+        file.seek(-len(group), io.SEEK_CUR)
+        if known and group not in (b"", b"\0\0", b"\2\0"):
+            order = (syntax.is_implicit_VR, syntax.is_little_endian)
+            return read_dataset(file, *order, stop_when=at_pixels, specific_tags=list(tags)), syntax
+        file.seek(0)
+    dataset = read_partial(file, stop_when=at_pixels, specific_tags=list(tags), force=True)
+    return dataset, UID(str(getattr(dataset.file_meta, "TransferSyntaxUID", "") or ImplicitVRLittleEndian))
+
+
 def _may_be_dicom(start: bytes) -> bool:
     return start[128:] == b"DICM" or start[:2] in (b"\x02\x00", b"\x08\x00")
 
 
-def _ends_short(dataset: FileDataset) -> bool:
+def _ends_short(dataset: Dataset) -> bool:
     """Whether some value has fewer bytes than its header promised."""
     for tag in dataset.keys():  # noqa: SIM118 - iterating the dataset itself would decode every element
         item = dataset.get_item(tag)

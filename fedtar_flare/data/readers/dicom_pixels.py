@@ -35,12 +35,12 @@ def read_hu(slices: Sequence[Slice], rules: CTRules) -> tuple[np.ndarray, list[N
     compressed: dict[str, list[int]] = {}
     for i, slice_ in enumerate(slices):
         if slice_.storage.offset is not None:
-            _to_hu(_in_place(slice_), slice_, rules, volume[i], seen)
+            seen.update(_to_hu(_in_place(slice_), slice_, rules, volume[i]))
         else:
             compressed.setdefault(slice_.source.name, []).append(i)
     for places in compressed.values():  # file by file: one may hold many slices
         for i, raw in zip(places, _decode([slices[i] for i in places]), strict=True):
-            _to_hu(raw, slices[i], rules, volume[i], seen)
+            seen.update(_to_hu(raw, slices[i], rules, volume[i]))
     notes = [Note(reason, f"{TEXTS[reason]} in {n} of {len(slices)} slices") for reason, n in seen.items()]
     pairs = {(slice_.slope, slice_.intercept) for slice_ in slices}
     if len(pairs) > 1:
@@ -91,27 +91,28 @@ def _decode(slices: Sequence[Slice]) -> Iterator[np.ndarray]:
         ) from error
 
 
-def _to_hu(raw: np.ndarray, slice_: Slice, rules: CTRules, out: np.ndarray, seen: Counter[str]) -> None:
-    store = slice_.storage
+def _to_hu(raw: np.ndarray, slice_: Slice, rules: CTRules, out: np.ndarray) -> list[str]:
+    """Fill ``out``; what was met on the way, once each (see ``TEXTS``)."""
+    store, met = slice_.storage, []
     slope, intercept = _rescale(slice_, rules)
     if slice_.rescale_type not in ("", "HU"):
-        seen["rescale-type"] += 1
+        met.append("rescale-type")
     if store.lossy:
-        seen["lossy"] += 1
+        met.append("lossy")
     low, high = int(raw.min()), int(raw.max())
     padding = None
     if store.padding is not None and low <= store.padding[1] and high >= store.padding[0]:
         where = (raw >= store.padding[0]) & (raw <= store.padding[1])
         if where.any():
             believed = max(value * slope for value in store.padding) + intercept < PADDING_BELOW_HU
-            seen["padding" if believed else "padding-in-tissue"] += 1
+            met.append("padding" if believed else "padding-in-tissue")
             if believed:
                 padding = where
                 raw = np.where(where, raw.dtype.type(0), raw)
                 low, high = int(raw.min()), int(raw.max())
     floor = -(1 << (store.bits_stored - 1)) if store.signed else 0
     if store.bits_stored < store.bits_allocated and not floor <= low <= high < floor + (1 << store.bits_stored):
-        seen["unused-bits"] += 1
+        met.append("unused-bits")
         shift = store.bits_allocated - store.bits_stored
         raw = (raw << shift) >> shift
         low, high = int(raw.min()), int(raw.max())
@@ -121,10 +122,11 @@ def _to_hu(raw: np.ndarray, slice_: Slice, rules: CTRules, out: np.ndarray, seen
         np.add(raw.astype(np.int16, copy=False), np.int16(intercept), out=out)  # wraps there and back again: exact
     else:
         if not fits:
-            seen["clipped"] += 1
+            met.append("clipped")
         out[:] = to_int16(raw * np.float64(slope) + intercept)
     if padding is not None:
         out[padding] = AIR_HU
+    return met
 
 
 def _rescale(slice_: Slice, rules: CTRules) -> tuple[float, float]:

@@ -86,7 +86,7 @@ def _check_alike(slices: Sequence[Slice], where: str) -> None:
             raise DataError(f"{where}: slices of different orientation", reason="mixed-orientation")
         if slice_.size != one.size:
             raise DataError(f"{where}: slices of {one.size} and of {slice_.size} pixels", reason="mixed-size")
-        if not np.allclose(slice_.spacing, one.spacing, rtol=1e-3):
+        if not all(math.isclose(a, b, rel_tol=1e-3) for a, b in zip(slice_.spacing, one.spacing, strict=True)):
             raise DataError(
                 f"{where}: pixel spacings {one.spacing} and {slice_.spacing} mm", reason="mixed-pixel-spacing"
             )

@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 import math
+from functools import cache
 from typing import Literal, overload
 
 from pydicom.dataset import Dataset
+from pydicom.tag import BaseTag, Tag
 
 from fedtar_flare.errors import DataError
 
 
+@cache
+def tag(keyword: str) -> BaseTag:
+    """The tag of a keyword; looked up once, since pydicom's own way takes longer than reading the value."""
+    return Tag(keyword)
+
+
 def text(dataset: Dataset, keyword: str) -> str:
     """The value as text, its parts divided by backslashes; empty when absent."""
-    if keyword not in dataset:
+    item = dataset.get_item(tag(keyword))
+    if item is None:
         return ""
-    value = dataset.get_item(keyword).value
+    value = item.value
     if isinstance(value, bytes):
         return value.decode("ascii", "replace").strip(" \0")
     if value is None:
@@ -67,9 +76,9 @@ def integer(dataset: Dataset, keyword: str, name: str, default: int | None) -> i
         DataError: ``bad-header`` when it cannot be read.
     """
     try:
-        if keyword not in dataset:
+        item = dataset.get_item(tag(keyword))
+        if item is None:
             return default
-        item = dataset.get_item(keyword)
         if isinstance(item.value, bytes) and len(item.value) == 2 and item.VR in ("US", "SS"):
             order: Literal["little", "big"] = "little" if getattr(item, "is_little_endian", True) else "big"
             return int.from_bytes(item.value, order, signed=item.VR == "SS")

@@ -92,7 +92,12 @@ class CTRules:
 
 
 def to_int16(values: np.ndarray) -> np.ndarray:
-    """Round to int16 Hounsfield units; what does not fit is clipped, what is not a number becomes air."""
+    """Round to int16 Hounsfield units; what does not fit is clipped, what is not a number becomes air.
+
+    Values that are int16 already are handed back, not copied.
+    """
+    if values.dtype == np.int16:
+        return values
     if values.dtype.kind == "f":
         values = np.rint(np.nan_to_num(values, nan=AIR_HU, posinf=INT16.max, neginf=AIR_HU))
     return np.clip(values, INT16.min, INT16.max).astype(np.int16)
