@@ -24,7 +24,9 @@ def add_parser(commands: Commands) -> None:
     command.add_argument("--job", type=Path, help="folder of the job as it was submitted (default: downloaded)")
     command.add_argument("-r", "--rounds", type=int, help="more rounds than the run had")
     command.add_argument(
-        "--force", action="store_true", help="although FLARE says that it runs: only after the server was killed"
+        "--force",
+        action="store_true",
+        help="although FLARE says that it runs: only after its server was killed; needs --job",
     )
     command.add_argument("--json", action="store_true", help="print the new job's id as JSON")
     command.set_defaults(run=run)

@@ -33,16 +33,19 @@ def resume(
         kit: startup kit of an admin user who may submit.
         job_folder: the job as it was submitted; None: it is downloaded from the server.
         rounds: more rounds than the run had; None: as before.
-        force: do so although FLARE says that the job has not ended (after the server itself was killed FLARE leaves it
-            at RUNNING for ever). Never while it really runs: two jobs would write the same site state.
+        force: do so although FLARE says that the job has not ended: a server whose kit was made without this plugin's
+            builder leaves a job at RUNNING for ever when it was killed. Needs ``job_folder``, since FLARE gives nobody
+            the files of a job that runs. Never while it really runs: two jobs would write the same site state.
 
     Returns:
         the new job's id.
 
     Raises:
         FedTARError: the job has not ended, or the server refuses.
-        ConfigError: the folder holds no job of this plugin.
+        ConfigError: the folder holds no job of this plugin, or ``force`` without a folder.
     """
+    if force and job_folder is None:
+        raise ConfigError("--force needs --job: FLARE gives nobody the files of a job that it takes for running")
     if not re.fullmatch(r"[0-9A-Za-z-]+", job_id):
         raise ConfigError(f"'{job_id}' is no id of a job; 'fedtar status' lists them")
     with open_session(kit) as session, tempfile.TemporaryDirectory() as folder:
@@ -50,7 +53,7 @@ def resume(
         if not status.startswith(FINISHED) and not force:
             raise FedTARError(
                 f"job {job_id} is {status}: abort it first (nvflare job abort), or, when its server was killed and it "
-                "surely runs no more, use --force"
+                "surely runs no more, use --force with --job"
             )
         source = job_folder or _downloaded(session, job_id, Path(folder) / "download")
         job = Path(folder) / "job" / source.name

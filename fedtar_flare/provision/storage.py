@@ -1,4 +1,4 @@
-"""Storage of the server inside its own kit, wherever the kit lies.
+"""Storage of the server inside its own kit, wherever the kit lies; and no job that runs for ever after a power cut.
 
 FLARE's own components take absolute paths, which nobody knows when kits are provisioned, so its template puts jobs and
 results into the system's temporary folder. The server changes into its kit before it builds these.
@@ -6,12 +6,18 @@ results into the system's temporary folder. The server changes into its kit befo
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
+from nvflare.apis.event_type import EventType
+from nvflare.apis.fl_context import FLContext
 from nvflare.apis.impl.job_def_manager import SimpleJobDefManager
+from nvflare.apis.job_def import RunStatus
 from nvflare.app_common.storages.filesystem_storage import FilesystemStorage
 
 from fedtar_flare.errors import ConfigError
+
+logger = logging.getLogger(__name__)
 
 
 class KitStorage(FilesystemStorage):
@@ -32,6 +38,9 @@ class KitStorage(FilesystemStorage):
 class KitJobManager(SimpleJobDefManager):
     """FLARE's job manager with its jobs and results in a folder of the kit.
 
+    A server that is killed with a job running finds it at RUNNING when it starts again; FLARE leaves it there for ever,
+    and gives nobody its files. Here it becomes ``FINISHED:ABNORMAL`` before anything runs, and can be resumed.
+
     Args:
         folder: below the kit, such as ``storage/jobs``.
         job_store_id: component that stores them, with the file system's root as its own.
@@ -43,6 +52,17 @@ class KitJobManager(SimpleJobDefManager):
     def __init__(self, folder: str = "storage/jobs", job_store_id: str = "job_store"):
         self.folder = folder
         super().__init__(uri_root=str(_in_kit(folder)), job_store_id=job_store_id)
+
+    def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
+        """When the server starts: what its earlier life left at RUNNING has ended."""
+        if event_type != EventType.SYSTEM_BOOTSTRAP:
+            return
+        for job in self.get_jobs_by_status([RunStatus.RUNNING, RunStatus.DISPATCHED], fl_ctx):
+            self.set_status(job.job_id, RunStatus.FINISHED_ABNORMAL, fl_ctx)
+            logger.warning(
+                "job %s was running when this server went down: it has ended ('fedtar resume' goes on with it)",
+                job.job_id,
+            )
 
 
 def _in_kit(folder: str) -> Path:

@@ -176,16 +176,21 @@ class Federation:
 
     def kill_site(self, name: str) -> None:
         """As when its machine loses power."""
+        if name == self.server.name:
+            self._close_sessions()
         self.kill(*self.site_processes(name))
         wait_for(f"{name} is gone", lambda: not self.site_processes(name))
         for leftover in ("daemon_pid.fl", "pid.fl"):
             (self.kits / name / leftover).unlink(missing_ok=True)
 
-    def close(self) -> None:
+    def _close_sessions(self) -> None:
         for session in self._sessions.values():
             with contextlib.suppress(Exception):
                 session.close()
         self._sessions.clear()
+
+    def close(self) -> None:
+        self._close_sessions()
 
         def end() -> bool:
             mine = self.processes()

@@ -142,7 +142,11 @@ def test_a_site_that_is_lost_as_a_whole_is_skipped_and_can_come_back(federation,
     federation.start("hospital-b")  # the tests after this one have it again
 
 
-@pytest.mark.parametrize("end", ["killed within a step", "killed between two rounds", "aborted by the admin"])
+STATUS = {"aborted by the admin": "FINISHED:ABORTED", "the server lost as a whole": "FINISHED:ABNORMAL"}
+ENDS = ["killed within a step", "killed between two rounds", "aborted by the admin", "the server lost as a whole"]
+
+
+@pytest.mark.parametrize("end", ENDS)
 def test_a_run_whose_job_ended_is_resumed_with_the_same_numbers(federation, job, quiet, end):
     identity = federation.submit(job("resumed"))
     wait_for(
@@ -154,10 +158,14 @@ def test_a_run_whose_job_ended_is_resumed_with_the_same_numbers(federation, job,
     if end == "aborted by the admin":
         in_step(federation, identity, "hospital-a", 2, 1)
         federation.session(LEAD).abort_job(identity)
+    elif end == "the server lost as a whole":
+        federation.kill_site("localhost")
+        federation.start("localhost")
+        wait_for("the sites found the server again", lambda: set(SITES) <= federation.connected(), 300)
     else:
         federation.kill(federation.job_process("localhost", identity))
     status = federation.finished(identity)
-    assert status == ("FINISHED:ABORTED" if "aborted" in end else "FINISHED:EXECUTION_EXCEPTION")
+    assert status == STATUS.get(end, "FINISHED:EXECUTION_EXCEPTION")
     wait_for(
         "its processes are gone", lambda: not any(federation.job_process(n, identity) for n in ("localhost", *SITES))
     )
@@ -180,6 +188,8 @@ def test_a_run_whose_job_ended_is_resumed_with_the_same_numbers(federation, job,
 
 def test_a_job_that_ended_before_its_first_round_says_so_when_it_is_resumed(federation, job):
     identity = federation.submit(job("too_early"))
+    code, _, err = fedtar("resume", identity, "--startup-kit", federation.kits / LEAD)
+    assert code == 1 and "--force" in err and "Traceback" not in err  # never beside the run itself
     run_of(federation, identity)
     federation.kill(federation.job_process("localhost", identity))
     federation.finished(identity)
