@@ -100,7 +100,8 @@ def line_chart(
     y_low, y_high = y_range or _padded(min([*ys, *(g.y for g in guides)]), max([*ys, *(g.y for g in guides)]))
     labels = _tick_labels(ticks(y_low, y_high, 5 if size[1] > 200 else 4))
     left = 22 + 6.4 * max(map(len, labels.values()), default=0)
-    frame = _Frame(x_low, max(x_high, x_low + 1), y_low, y_high, *size, left)
+    right = _RIGHT + 6.4 * max((len(guide.name) for guide in guides if guide.y < y_high), default=0)
+    frame = _Frame(x_low, max(x_high, x_low + 1), y_low, y_high, *size, left, right)
     parts = [
         _axes(frame, labels, x_label, y_label),
         *(_guide(frame, guide) for guide in guides),
@@ -149,9 +150,10 @@ class _Frame:
     width: int
     height: int
     left: float
+    right: float
 
     def x(self, value: float) -> float:
-        inner = self.width - self.left - _RIGHT
+        inner = self.width - self.left - self.right
         return round(self.left + inner * (value - self.x_low) / (self.x_high - self.x_low), 1)
 
     def y(self, value: float) -> float:
@@ -197,10 +199,10 @@ def _tick_labels(values: Sequence[float]) -> dict[float, str]:
 
 
 def _guide(frame: _Frame, guide: Guide) -> str:
-    """Its word stands above it at the right end; under it at the left end where it is the top of the plot."""
+    """Its word stands beside the plot; under it at the left end where it is the top of the plot."""
     y, left, right = frame.y(guide.y), frame.x(frame.x_low), frame.x(frame.x_high)
-    above = f'x="{right}" y="{y - 4:g}" class="end note"'
-    place = above if y > _TOP + 14 else f'x="{left + 5:g}" y="{y + 12:g}" class="note"'
+    beside = f'x="{right + 5:g}" y="{y + 3.8:g}" class="note"'
+    place = beside if guide.y < frame.y_high else f'x="{left + 5:g}" y="{y + 12:g}" class="note"'
     return f'<path class="guide" d="M{left} {y}H{right}"/><text {place}>{text(guide.name)}</text>'
 
 

@@ -28,6 +28,11 @@ BIN = Path(sys.executable).parent
 MARK = "FEDTAR_TEST_FEDERATION"
 POLL = 0.2
 SITES = ("hospital-a", "hospital-b")
+CLOCK = """
+import os, time
+ahead, now, now_ns = float(os.environ["FEDTAR_TEST_CLOCK"]), time.time, time.time_ns
+time.time, time.time_ns = lambda: now() + ahead, lambda: now_ns() + int(ahead * 1e9)
+"""
 T = TypeVar("T")
 
 
@@ -101,17 +106,29 @@ class Federation:
         self._sessions: dict[str, Session] = {}
 
     # ------------------------------------------------------------------ processes
-    def start(self, *names: str) -> None:
+    def start(self, *names: str, clock_ahead_s: float = 0.0) -> None:
         """Start kits by name and wait until their sites are registered.
 
         The server goes on listing a site that was killed, so a site's own word counts: a registration after this start.
+
+        Args:
+            names: of kits.
+            clock_ahead_s: how far the clock of their Python processes goes ahead.
         """
+        environment = self.environment
+        if clock_ahead_s:
+            (self.folder / "clock").mkdir(exist_ok=True)
+            (self.folder / "clock" / "sitecustomize.py").write_text(CLOCK)
+            environment = environment | {
+                "PYTHONPATH": str(self.folder / "clock"),
+                "FEDTAR_TEST_CLOCK": str(clock_ahead_s),
+            }
         before = {name: self.registrations(name) for name in names}
         for name in names:
             with (self.folder / f"{name}.out").open("ab") as out:
                 subprocess.run(
                     ["bash", str(self.kits / name / "startup" / "start.sh")],
-                    env=self.environment,
+                    env=environment,
                     cwd=self.kits / name,
                     stdin=subprocess.DEVNULL,
                     stdout=out,

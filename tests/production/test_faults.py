@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from datetime import datetime, timedelta
 
 import pytest
 import torch
@@ -140,6 +141,24 @@ def test_a_site_that_is_lost_as_a_whole_is_skipped_and_can_come_back(federation,
     federation.kill_site("hospital-b")
     check_went_on_without(federation, identity, "hospital-b")
     federation.start("hospital-b")  # the tests after this one have it again
+
+
+def test_a_site_whose_clock_is_a_day_ahead_changes_nothing(federation, job, quiet):
+    federation.kill_site("hospital-b")
+    federation.start("hospital-b", clock_ahead_s=86400)
+    try:
+        identity = federation.submit(job("skewed"))
+        run_of(federation, identity)
+        log = federation.sites["hospital-b"] / identity / "log.txt"
+        tomorrow = f"{datetime.now().astimezone() + timedelta(days=1):%Y-%m-%d}"
+        wait_for("its log is a day ahead", lambda: log.is_file() and tomorrow in log.read_text(errors="replace"))
+        assert federation.finished(identity, 400) == "FINISHED:COMPLETED", federation.tail(identity)
+        results = federation.download(identity)
+        assert all(sorted(event["sites"]) == sorted(SITES) for event in steps(read_events(results)))
+        check_same(last(results), quiet[0][0])
+    finally:
+        federation.kill_site("hospital-b")
+        federation.start("hospital-b")
 
 
 STATUS = {"aborted by the admin": "FINISHED:ABORTED", "the server lost as a whole": "FINISHED:ABNORMAL"}
