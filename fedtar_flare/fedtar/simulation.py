@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import json
 import os
 from collections.abc import Sequence
@@ -16,6 +17,8 @@ from fedtar_flare.fedtar.recipe import FedTARRecipe
 
 ALLOW_LIST = {"format_version": 2, "class_allow_list": ["nvflare.", "fedtar_flare."]}
 """The simulator's own policy: on a researcher's machine these two packages may be used by a job."""
+
+TOO_CHATTY = ("TensorDownloadable", "ClientTaskWorker")
 
 
 def simulate(
@@ -45,7 +48,12 @@ def simulate(
     log = place / "server" / "log.txt"
     if (sites_files := sites_folder()) is not None:
         os.environ[SITES_VARIABLE] = str(sites_files.resolve())  # the sites' processes start in other folders
-    environment = SimEnv(clients=names, num_threads=threads or len(names), workspace_root=str(place.parent))
+    environment = SimEnv(
+        clients=names,
+        num_threads=threads or len(names),
+        workspace_root=str(place.parent),
+        log_config=str(_console_log(place / "local" / "console_log.json")),
+    )
     with contextlib.suppress(RuntimeError):  # the run record says why, better than FLARE's return code
         recipe.run(environment)
     status = _status(folder)
@@ -67,6 +75,16 @@ def site_names(sites: int | str | Sequence[str]) -> list[str]:
     if not names or not all(names) or len(set(names)) != len(names):
         raise ConfigError(f"sites: at least one, none without a name and no name twice; got {names}")
     return names
+
+
+def _console_log(file: Path) -> Path:
+    """FLARE's concise log without its lines on every tensor that was streamed; warnings and log files stay whole."""
+    from nvflare.fuel.utils.log_utils import concise_log_dict
+
+    config = copy.deepcopy(concise_log_dict)
+    config["filters"]["ConciseFilter"]["exclude_logger_names"] = list(TOO_CHATTY)
+    file.write_text(json.dumps(config, indent=2), encoding="utf-8")
+    return file
 
 
 def _status(folder: Path) -> str:

@@ -2,9 +2,9 @@
 
 ``python -m fedtar_flare.models.warmstart --preset small --out fedtar_flare/assets/small --seed 0``
 
-Trains on CT phantoms with reports in the generic style, mixed with text of ever new styles, so that the model sees
-findings well and has the words of radiology, and knows no site's way of writing. The phantoms pass through the very
-transforms that prepare a site's CT.
+Trains on CT phantoms, each with a report in the generic style and one in a style of its own, mixed with text alone, so
+that the model sees findings well, says them in many words, and knows no site's way of writing. The phantoms pass
+through the very transforms that prepare a site's CT.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from fedtar_flare.models.weights import save_weights
 
 VOCABULARY = 1500
 TEXTS = 4000
+STEPS = 2000
 HELD_OUT_SEED_STEP = 1_000_003  # pairs that are scored come from another stream than those trained on
 
 
@@ -39,6 +40,7 @@ class Pairs:
 
     images: list[Prepared]
     reports: list[str]
+    styled: list[str]
     findings: list[frozenset[str]]
 
 
@@ -47,12 +49,13 @@ def phantom_pairs(n: int, seed: int, config: InputConfig, say: Callable[[str], N
     from fedtar_flare.data.synthetic.warm_start import generic_pairs
 
     prepare = volume_pipeline(config)
-    pairs = Pairs([], [], [])
+    pairs = Pairs([], [], [], [])
     started = time.monotonic()
-    for i, (hu, spacing_mm, report, findings) in enumerate(generic_pairs(n, seed), start=1):
-        pairs.images.append(prepare(hu, spacing_mm))
-        pairs.reports.append(report)
-        pairs.findings.append(findings)
+    for i, pair in enumerate(generic_pairs(n, seed), start=1):
+        pairs.images.append(prepare(pair.hu, pair.spacing_mm))
+        pairs.reports.append(pair.report)
+        pairs.styled.append(pair.styled)
+        pairs.findings.append(pair.findings)
         if i % 250 == 0:
             rate = i / (time.monotonic() - started)
             say(f"phantom {i}/{n}  {rate:.1f}/s  {(n - i) / rate / 60:.1f} min left")
@@ -102,10 +105,11 @@ def make(folder: Path, config: ModelConfig, settings: PretrainingConfig, pairs: 
         texts: reports without images.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    tokenizer = ReportTokenizer.train(texts + pairs.reports, VOCABULARY, config.max_length)
+    reports = pairs.reports + pairs.styled
+    tokenizer = ReportTokenizer.train(texts + reports, VOCABULARY, config.max_length)
     tokenizer.save(folder / "tokenizer.json")
     model = build_model(replace(config, weights=None, tokenizer=str(folder / "tokenizer.json")))
-    pretrain(model, tokenizer, pairs.images, pairs.reports, texts, settings, pairs.findings, _say, every=50)
+    pretrain(model, tokenizer, pairs.images * 2, reports, texts, settings, pairs.findings * 2, _say, every=50)
     save_weights(model, folder / "model.safetensors")
 
 
@@ -120,7 +124,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--steps",
         type=int,
-        default=PretrainingConfig.steps,
+        default=STEPS,
         help="optimiser updates; the first two fifths learn findings alone",
     )
     parser.add_argument("--threads", type=int, default=2, help="torch threads (default 2)")

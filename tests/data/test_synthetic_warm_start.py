@@ -37,18 +37,18 @@ def test_pairs_are_repeatable_and_show_what_they_say():
         np.testing.assert_array_equal(a[0], b[0])
         np.testing.assert_array_equal(a[0], c[0])
         assert a[1:] == b[1:] == c[1:]
-        hu, spacing, report, findings = a
+        hu, spacing, report, styled, findings = a
         assert hu.dtype == np.int16 and hu.ndim == 3 and len(spacing) == 3
-        assert findings_in(report) == findings <= set(FINDINGS)
+        assert findings_in(report) == findings_in(styled) == findings <= set(FINDINGS)
     other = next(generic_pairs(1, 2))
     assert other[0].shape != first[0][0].shape or (other[0] != first[0][0]).any()
 
 
 def test_generic_reports_show_every_finding_and_share_no_sentence_with_a_site():
     pairs = list(generic_pairs(60, 0))
-    assert set().union(*(pair[3] for pair in pairs)) == set(FINDINGS)
-    assert not sentences(pair[2] for pair in pairs) & sentences(site_reports())
-    assert not any(re.search(r"\b(prior|previous|new|increased|resolved)\b", pair[2]) for pair in pairs)
+    assert set().union(*(pair.findings for pair in pairs)) == set(FINDINGS)
+    assert not sentences(pair.report for pair in pairs) & sentences(site_reports())
+    assert not any(re.search(r"\b(prior|previous|new|increased|resolved)\b", pair.report) for pair in pairs)
 
 
 def test_corpus_has_every_word_but_no_sentence_of_a_site():
@@ -57,7 +57,7 @@ def test_corpus_has_every_word_but_no_sentence_of_a_site():
     known = {word for text in corpus for word in words(text)}
     site = list(site_reports())
     assert {word for text in site for word in words(text)} <= known
-    assert {word for pair in generic_pairs(30, 0) for word in words(pair[2])} <= known
+    assert {word for pair in generic_pairs(30, 0) for word in words(pair.report)} <= known
     assert not sentences(corpus) & sentences(site)
 
 

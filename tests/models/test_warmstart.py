@@ -32,7 +32,7 @@ def test_a_volume_in_memory_is_prepared_like_a_series_on_disk(tmp_path):
     from fedtar_flare.data.dicom_writer import write_ct_series
     from fedtar_flare.data.synthetic.warm_start import generic_pairs
 
-    hu, spacing_mm, report, _ = next(iter(generic_pairs(1, 3)))
+    hu, spacing_mm, report, *_ = next(iter(generic_pairs(1, 3)))
     write_ct_series(tmp_path / "ct", hu, spacing_mm, patient_id="p", study_datetime=datetime(2020, 1, 1))
     visit = Visit("p", "v", datetime(2020, 1, 1), tmp_path / "ct", report, "ct")
     from_disk = prepare(visit, InputConfig(), tmp_path / "cache")

@@ -162,10 +162,30 @@ def corpus_report(rng: np.random.Generator) -> tuple[str, frozenset[str]]:
     return " ".join(line[0].upper() + line[1:] for line in lines), frozenset(findings)
 
 
-def _found(rng: np.random.Generator, name: str, house_changes: Sequence[str]) -> str:
+def styled_report(rng: np.random.Generator, sizes: Mapping[str, int]) -> str:
+    """A report on an image, in a style that is drawn anew: what the image shows, and nothing of a prior study.
+
+    Args:
+        rng: draws the style.
+        sizes: size (1 to 3) of every finding that the image shows.
+    """
+    body = [_found(rng, name, (), size) for name, size in sizes.items()]
+    body += [_pick(rng, lines) for kind, lines in _CLEAR.items() if not _has(list(sizes), kind) and rng.random() < 0.8]
+    rng.shuffle(body)
+    names = ", ".join(_named(rng, name) for name in sizes)
+    lines = [_pick(rng, _OPENING), *body]
+    if rng.random() < 0.4:
+        lines.append(_pick(rng, _CLOSING).format(names=names) if sizes else _pick(rng, _NORMAL_CLOSING))
+    if rng.random() < 0.15:
+        return " ".join(line.upper() for line in lines)
+    return " ".join(line[0].upper() + line[1:] for line in lines)
+
+
+def _found(rng: np.random.Generator, name: str, house_changes: Sequence[str], size_is: int | None = None) -> str:
     kind = name.partition("_")[0]
     pair = HOUSES[int(rng.integers(len(HOUSES)))]
-    size = _pick(rng, pair[int(rng.integers(2))].sizes[kind].split("|"))
+    words = pair[int(rng.integers(2))].sizes[kind].split("|")
+    size = _pick(rng, words) if size_is is None else words[size_is - 1]
     change = f", {_pick(rng, house_changes).strip(' ,()')}" if house_changes and rng.random() < 0.5 else ""
     return _pick(rng, _FOUND).format(what=_named(rng, name), size=size, change=change)
 
