@@ -13,9 +13,10 @@ MOST_THREADS = 4
 
 
 def thread_count() -> int:
-    """Processors that this process may use, at most four."""
+    """Processors that this process may use, at most four, and at most ``OMP_NUM_THREADS`` where that is set."""
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return min(MOST_THREADS, usable)
+    asked = os.environ.get("OMP_NUM_THREADS", "")
+    return max(1, min(MOST_THREADS, usable, int(asked) if asked.isdigit() else usable))
 
 
 def in_threads(function: Callable[[Item], Result], items: Iterable[Item]) -> list[Result]:

@@ -16,9 +16,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedtar_flare.data.pipeline import InputConfig, ct_pipeline, prepare
+from fedtar_flare.data.pipeline import InputConfig, ct_pipeline, prepare, prepare_cohort
 from fedtar_flare.data.readers.ct import read_ct
-from fedtar_flare.data.types import Visit
+from fedtar_flare.data.types import Cohort, Patient, Visit
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "data"))
 from make_dicom import write_series
@@ -110,12 +110,34 @@ def test_model_input(study, tmp_path):
     print(f"\nMONAI / ours {monai_s / ours_s:.1f}, first epoch / second epoch {first / second:.0f}", end="")
 
 
+def test_a_cohort_of_long_series_by_one_and_by_two_workers(study, tmp_path):
+    """A hundred studies of 300 slices; the two caches are the same."""
+    config = InputConfig(image_size=224, slices=24)
+    patients = []
+    for i in range(100):
+        folder = tmp_path / "studies" / f"{i}"
+        folder.mkdir(parents=True)
+        for file in study.iterdir():
+            (folder / file.name).hardlink_to(file)
+        patients.append(Patient(f"{i}", None, (Visit(f"{i}", "v", datetime(2020, 1, 1), folder, "Clear.", "ct"),)))
+    cohort = Cohort("site", patients, key=bytes(32), time_steps=1)
+    caches = []
+    for workers in (1, 2):
+        cache = tmp_path / f"cache-{workers}"
+        seconds = best_of(
+            1, lambda workers=workers, cache=cache: prepare_cohort(cohort, config, cache, workers=workers)
+        )
+        print(f"\n{workers} worker(s): {100 / seconds:.1f} studies a second", end="")
+        caches.append({file.name: file.read_bytes() for file in cache.rglob("*.npy")})
+    assert caches[0] == caches[1] and len(caches[0]) == 100
+
+
 MEMORY = """
     import sys
     from datetime import datetime
     from pathlib import Path
     from fedtar_flare.data.pipeline import InputConfig, prepare
-    from fedtar_flare.data.types import Visit
+    from fedtar_flare.data.types import Cohort, Patient, Visit
     def memory(field):
         lines = Path("/proc/self/status").read_text().splitlines()
         return next(int(line.split()[1]) for line in lines if line.startswith(field)) * 1024
