@@ -108,7 +108,14 @@ h1{font-size:21px}
 .bars{grid-template-columns:1fr;gap:3px}
 .bars div:nth-of-type(2){margin-bottom:8px}
 tbody th{max-width:118px}
-th,td{padding:5px 8px}}
+th,td{padding:5px 8px}
+table.texts,table.texts tbody,table.texts tr,table.texts td,table.texts tbody th{display:block;border:0}
+table.texts td{min-width:0;max-width:none;padding-bottom:9px}
+table.texts tr{border-top:1px solid var(--line)}
+table.texts thead{display:none}
+table.texts tbody th::before{content:"step "}
+table.texts td:nth-of-type(1)::before{content:"written by the model";display:block;color:var(--muted);font-size:12px}
+table.texts td:nth-of-type(2)::before{content:"reference report";display:block;color:var(--muted);font-size:12px}}
 @media print{section,figure,tr{break-inside:avoid}nav{display:none}}
 """
 
