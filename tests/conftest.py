@@ -17,6 +17,11 @@ settings.load_profile("fixed")  # the same examples in every run
 REPOSITORY = Path(__file__).resolve().parent.parent
 
 
+def pytest_collection_modifyitems(items):
+    """The longest test begins first, so that the others run beside it."""
+    items.sort(key=lambda item: item.path.name != "test_shipped_job.py")
+
+
 @pytest.fixture(autouse=True)
 def _fixed_seeds():
     import torch

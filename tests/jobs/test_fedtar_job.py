@@ -172,22 +172,3 @@ def test_a_site_file_that_is_wrong_stops_with_one_readable_line(tmp_path, home):
     assert process.returncode != 0
     end = by_kind(results)["end"][0]
     assert end["status"] == "failed" and "site-1" in end["reason"] and "min_sites" in end["reason"]
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(1800)
-def test_the_shipped_job_learns(tmp_path, repository, home):
-    """The README's first command: the loss falls, scores rise at every site, alpha moves within its bounds."""
-    process, results = run_simulator(repository / "jobs" / "fedtar", tmp_path / "ws", home=home, timeout=1500)
-    assert process.returncode == 0, process.stdout[-4000:]
-    kinds = by_kind(results)
-    losses = [e["validation_loss"] for e in kinds["outer"]]
-    assert losses[-1] < 0.9 * losses[0]
-    metrics = json.loads((results / "metrics.json").read_text())
-    for site, before in metrics["warm_start"].items():
-        after = metrics["final"][site]
-        assert after["all"]["bleu_4"] > before["all"]["bleu_4"] and after["all"]["cider"] > before["all"]["cider"]
-    start, end = kinds["start"][0]["alpha"], kinds["outer"][-1]["alpha_after"]
-    assert max(abs(a - b) for a, b in zip(start, end, strict=True)) >= 0.02
-    for outer in kinds["outer"]:
-        assert sum(outer["alpha_after"]) == pytest.approx(1) and min(outer["alpha_after"]) >= 0

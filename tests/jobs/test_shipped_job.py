@@ -1,0 +1,27 @@
+import json
+
+import pytest
+from simulator import run_simulator
+
+from fedtar_flare.flare.record import read_events
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_the_shipped_job_learns(tmp_path, repository):
+    """The README's first command: the loss falls, scores rise at every site, alpha moves within its bounds."""
+    job = repository / "jobs" / "fedtar"
+    process, results = run_simulator(job, tmp_path / "ws", home=tmp_path / "home", timeout=1500)
+    assert process.returncode == 0, process.stdout[-4000:]
+    events = read_events(results)
+    outer = [event for event in events if event["event"] == "outer"]
+    losses = [event["validation_loss"] for event in outer]
+    assert losses[-1] < 0.9 * losses[0]
+    metrics = json.loads((results / "metrics.json").read_text())
+    for site, before in metrics["warm_start"].items():
+        after = metrics["final"][site]
+        assert after["all"]["bleu_4"] > before["all"]["bleu_4"] and after["all"]["cider"] > before["all"]["cider"]
+    start, end = events[0]["alpha"], outer[-1]["alpha_after"]
+    assert max(abs(a - b) for a, b in zip(start, end, strict=True)) >= 0.02
+    for event in outer:
+        assert sum(event["alpha_after"]) == pytest.approx(1) and min(event["alpha_after"]) >= 0
