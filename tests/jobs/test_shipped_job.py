@@ -8,10 +8,10 @@ from fedtar_flare.flare.record import read_events
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_the_shipped_job_learns(tmp_path, repository):
+def test_the_shipped_job_learns(tmp_path, tmp_path_factory, repository):
     """The README's first command: the loss falls, scores rise at every site, alpha moves within its bounds."""
     job = repository / "jobs" / "fedtar"
-    process, results = run_simulator(job, tmp_path / "ws", home=tmp_path / "home", timeout=1500)
+    process, results = run_simulator(job, tmp_path / "ws", home=tmp_path_factory.mktemp("home"), timeout=1500)
     assert process.returncode == 0, process.stdout[-4000:]
     events = read_events(results)
     outer = [event for event in events if event["event"] == "outer"]

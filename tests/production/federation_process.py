@@ -89,6 +89,7 @@ class Federation:
             "FEDTAR_HOME": os.environ.get("FEDTAR_TEST_CACHE", str(folder / "cache")),
             "HF_HUB_OFFLINE": "1",
             "OMP_NUM_THREADS": "1",
+            "NVFLARE_CLIENT_OUTCOME_WAIT_TIMEOUT": "20",  # s; the kit's own 60 are looked at in test_kits
             MARK: self.mark,
         }
         (folder / "home").mkdir(exist_ok=True)

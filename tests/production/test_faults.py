@@ -135,7 +135,7 @@ def test_a_site_s_job_process_that_keeps_dying_leaves_the_job_to_the_others(fede
 
 
 def test_a_site_that_is_lost_as_a_whole_is_skipped_and_can_come_back(federation, job):
-    limit = {"server": {"step_time_limit": LIMIT // 2}}  # waited out once here, so a shorter one
+    limit = {"server": {"step_time_limit": 80}}  # waited out once here, so a shorter one
     identity = federation.submit(job("site_lost", **limit))
     in_step(federation, identity, "hospital-b", 1, 2)
     federation.kill_site("hospital-b")

@@ -76,6 +76,8 @@ def test_every_kit_of_every_project_is_complete(provisioned, repository, project
             assert "/tmp" not in json.dumps(resources)
             startup = next((place / name / "startup").glob("fed_*.json"))
             assert json.loads(startup.read_text())["require_signed_jobs"] is True
+            script = (place / name / "startup" / "sub_start.sh").read_text()
+            assert ("NVFLARE_CLIENT_OUTCOME_WAIT_TIMEOUT:-60}" in script) == (kind == "server")
     for name in participants(repository, project, "client"):
         local = place / name / "local"
         resources = json.loads((local / "resources.json.default").read_text())
