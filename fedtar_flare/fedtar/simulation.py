@@ -19,6 +19,7 @@ ALLOW_LIST = {"format_version": 2, "class_allow_list": ["nvflare.", "fedtar_flar
 """The simulator's own policy: on a researcher's machine these two packages may be used by a job."""
 
 TOO_CHATTY = ("TensorDownloadable", "ClientTaskWorker")
+"""FLARE's loggers whose INFO lines come with every exchange; on the console only their warnings are shown."""
 
 
 def simulate(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from federation_process import SITES, Federation, recipe
+from federation_process import SITES, recipe, running
 
 
 @pytest.fixture(scope="session")
@@ -13,13 +13,8 @@ def federation(tmp_path_factory, repository):
     """A server and two sites, up and registered."""
     folder = tmp_path_factory.mktemp("federation")
     sites = dict.fromkeys(SITES, "source: synthetic\n")
-    running = Federation(repository / "provisioning" / "project-localhost.yml", folder, sites)
-    try:
-        running.start("localhost")
-        running.start(*SITES)
-        yield running
-    finally:
-        running.close()
+    with running(repository / "provisioning" / "project-localhost.yml", folder, sites) as federation:
+        yield federation
 
 
 @pytest.fixture

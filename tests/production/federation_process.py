@@ -15,7 +15,7 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -282,3 +282,15 @@ class Federation:
         for file in [*self.kits.glob(f"*/{job}/log.txt"), *self.folder.glob("*.out")]:
             out += [f"--- {file}", *file.read_text(errors="replace").splitlines()[-lines:]]
         return "\n".join(out)
+
+
+@contextlib.contextmanager
+def running(project: Path, folder: Path, sites: dict[str, str]) -> Iterator[Federation]:
+    """A federation whose server and sites are up and registered; ended at the end."""
+    federation = Federation(project, folder, sites)
+    try:
+        federation.start("localhost")
+        federation.start(*sites)
+        yield federation
+    finally:
+        federation.close()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from canary import MARK, marks_in, plant
-from federation_process import SITES, Federation
+from federation_process import SITES, running
 
 from fedtar_flare.flare.record import read_events
 
@@ -17,13 +17,8 @@ def hospitals(tmp_path_factory, repository):
     files = plant(tmp_path_factory.mktemp("hospitals"), SITES)
     folder = tmp_path_factory.mktemp("marked")
     sites = {name: (files / f"{name}.yaml").read_text() for name in SITES}
-    running = Federation(repository / "provisioning" / "project-localhost.yml", folder, sites)
-    try:
-        running.start("localhost")
-        running.start(*SITES)
-        yield running
-    finally:
-        running.close()
+    with running(repository / "provisioning" / "project-localhost.yml", folder, sites) as federation:
+        yield federation
 
 
 def traces_outside(federation):

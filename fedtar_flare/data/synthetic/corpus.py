@@ -157,17 +157,17 @@ def corpus_report(rng: np.random.Generator) -> tuple[str, frozenset[str]]:
         lines.append(_pick(rng, _RESOLVED).format(names=", ".join(_named(rng, name) for name in resolved)))
     if rng.random() < 0.6:
         lines.append(closing)
-    if rng.random() < 0.15:
-        return " ".join(line.upper() for line in lines), frozenset(findings)
-    return " ".join(line[0].upper() + line[1:] for line in lines), frozenset(findings)
+    return _text(rng, lines), frozenset(findings)
 
 
 def styled_report(rng: np.random.Generator, sizes: Mapping[str, int]) -> str:
-    """A report on an image, in a style that is drawn anew: what the image shows, and nothing of a prior study.
+    """A report on an image, in a style that is drawn anew: its findings with their sizes, and no change of any.
+
+    Its opening is drawn like the rest, so that it may speak of a comparison that nothing in the image answers to.
 
     Args:
         rng: draws the style.
-        sizes: size (1 to 3) of every finding that the image shows.
+        sizes: finding id to size (1 to 3), for every finding that the image shows.
     """
     body = [_found(rng, name, (), size) for name, size in sizes.items()]
     body += [_pick(rng, lines) for kind, lines in _CLEAR.items() if not _has(list(sizes), kind) and rng.random() < 0.8]
@@ -176,6 +176,10 @@ def styled_report(rng: np.random.Generator, sizes: Mapping[str, int]) -> str:
     lines = [_pick(rng, _OPENING), *body]
     if rng.random() < 0.4:
         lines.append(_pick(rng, _CLOSING).format(names=names) if sizes else _pick(rng, _NORMAL_CLOSING))
+    return _text(rng, lines)
+
+
+def _text(rng: np.random.Generator, lines: Sequence[str]) -> str:
     if rng.random() < 0.15:
         return " ".join(line.upper() for line in lines)
     return " ".join(line[0].upper() + line[1:] for line in lines)
