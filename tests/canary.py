@@ -6,7 +6,7 @@ import zipfile
 
 from pydicom import dcmread
 
-from fedtar_flare.data.synthetic_sites import write_sites
+from fedtar_flare.synthetic.sites import write_sites
 
 MARK = "canaryqzx"
 DATE = "1987-06"

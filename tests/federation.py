@@ -22,9 +22,9 @@ from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
 from fedtar_flare.fedtar.controller import TemporalResidualController
 from fedtar_flare.fedtar.policy import t_numbers
-from fedtar_flare.flare.exchange import ExchangeSchema
-from fedtar_flare.flare.method_executor import ok
-from fedtar_flare.flare.tasks import CLOSE_ROUND, HANDSHAKE, TRAIN, Order
+from fedtar_flare.flare.executor import ok
+from fedtar_flare.protocol.exchange import ExchangeSchema
+from fedtar_flare.protocol.messages import CLOSE_ROUND, HANDSHAKE, TRAIN, Order
 from fedtar_flare.version import __version__
 
 NAMES = ("base_model.model.x.lora_A.weight", "base_model.model.x.lora_B.weight")
@@ -130,7 +130,7 @@ class QuadraticSite:
             self.received[order.round, order.step - 1] = weights
             target = self.targets[order.step - 1]
             if target is None:
-                from fedtar_flare.flare.method_executor import abstain
+                from fedtar_flare.flare.executor import abstain
 
                 return abstain(order, "no visit"), None
             update = {n: -self.lr * (weights[n] - goal) for n, goal in zip(NAMES, target, strict=True)}

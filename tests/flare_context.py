@@ -9,8 +9,8 @@ from nvflare.apis.fl_context import FLContext
 from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
 from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
-from fedtar_flare.flare.audit import ORDER_PROP
-from fedtar_flare.flare.tasks import OK, Order, Reply, version
+from fedtar_flare.protocol.messages import OK, Order, Reply, version
+from fedtar_flare.site.audit import ORDER_PROP
 
 A, B = "base_model.model.x.lora_A.weight", "base_model.model.x.lora_B.weight"
 

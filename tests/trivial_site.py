@@ -10,9 +10,9 @@ import hashlib
 
 import torch
 
-from fedtar_flare.flare.exchange import ExchangeSchema
-from fedtar_flare.flare.method_executor import MethodExecutor, ok
-from fedtar_flare.flare.tasks import HANDSHAKE, TRAIN
+from fedtar_flare.flare.executor import MethodExecutor, ok
+from fedtar_flare.protocol.exchange import ExchangeSchema
+from fedtar_flare.protocol.messages import HANDSHAKE, TRAIN
 from fedtar_flare.version import __version__
 
 VALUES = 77_568

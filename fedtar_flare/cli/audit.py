@@ -34,8 +34,8 @@ def add_parser(commands: Commands) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the audit."""
-    from fedtar_flare.flare.audit import audit_files, read_audit, totals
-    from fedtar_flare.flare.site import home
+    from fedtar_flare.site.audit import audit_files, read_audit, totals
+    from fedtar_flare.site.place import home
 
     entries = read_audit(audit_files(arguments.folder or home()))
     sums = totals(entries)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from fedtar_flare.cli.commands import Commands
 
 if TYPE_CHECKING:
-    from fedtar_flare.data.check import Check
+    from fedtar_flare.curation.check import Check
 
 
 def add_parser(commands: Commands) -> None:
@@ -35,9 +35,9 @@ def add_parser(commands: Commands) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Check; prints the summary, writes the page, 1 when anything was rejected."""
     from fedtar_flare.cli.terminal import ProgressLine
-    from fedtar_flare.data.check import check
-    from fedtar_flare.data.workers import worker_count
-    from fedtar_flare.reporting.data_page import write_data_page
+    from fedtar_flare.curation.check import check
+    from fedtar_flare.curation.page import write_data_page
+    from fedtar_flare.imaging.workers import worker_count
 
     with ProgressLine() as line:
         found = check(

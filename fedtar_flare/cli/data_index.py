@@ -49,9 +49,9 @@ def add_parser(commands: Commands) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Write the manifest; prints the counts."""
     from fedtar_flare.cli.terminal import ProgressLine
-    from fedtar_flare.data.archive import index_folder, write_manifest
-    from fedtar_flare.data.archive_reports import join_reports
-    from fedtar_flare.data.workers import worker_count
+    from fedtar_flare.curation.archive import index_folder, write_manifest
+    from fedtar_flare.curation.archive_reports import join_reports
+    from fedtar_flare.imaging.workers import worker_count
 
     with ProgressLine() as line:
         index = index_folder(

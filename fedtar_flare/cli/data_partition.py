@@ -58,7 +58,7 @@ def add_parser(commands: Commands) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Divide and write; prints one line for each site."""
-    from fedtar_flare.data.partition_files import partition_source
+    from fedtar_flare.curation.partition_files import partition_source
 
     if arguments.by == "institution" and arguments.sites is not None:
         arguments.wrong_use("-n does not go with --by institution: the institutions are the sites")

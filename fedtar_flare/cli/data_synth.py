@@ -48,9 +48,9 @@ def add_parser(commands: Commands) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Write the cohorts; prints one line for each."""
-    from fedtar_flare.data.synthetic.course import CohortOptions
-    from fedtar_flare.data.synthetic_sites import write_sites
-    from fedtar_flare.fedtar.simulation import site_names
+    from fedtar_flare.flare.simulation import site_names
+    from fedtar_flare.synthetic.course import CohortOptions
+    from fedtar_flare.synthetic.sites import write_sites
 
     options = CohortOptions(
         change=arguments.change,

@@ -33,7 +33,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Print the findings."""
     from dataclasses import asdict
 
-    from fedtar_flare.doctor import FAIL, WARN, diagnose
+    from fedtar_flare.site.doctor import FAIL, WARN, diagnose
 
     findings = diagnose(arguments.kit, arguments.site_file, arguments.time_steps)
     if arguments.json:

@@ -48,10 +48,10 @@ def add_parser(commands: Commands) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Write the draft."""
     from fedtar_flare.cli.job_options import pairs
-    from fedtar_flare.data.site import read_key
     from fedtar_flare.errors import ConfigError
     from fedtar_flare.fedtar.dicom_report import structured_report
     from fedtar_flare.fedtar.drafting import DISCLAIMER, Drafter, study_of
+    from fedtar_flare.site.site_file import read_key
 
     if arguments.format == "sr" and arguments.out is None:
         raise ConfigError("a DICOM SR is a file: name it with --out")

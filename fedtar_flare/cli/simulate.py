@@ -33,7 +33,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 def run(arguments: argparse.Namespace) -> int:
     """Run the simulation; prints where the results are."""
-    from fedtar_flare.fedtar.simulation import simulate, site_names
+    from fedtar_flare.flare.simulation import simulate, site_names
 
     names = site_names(arguments.clients or arguments.sites)
     results = simulate(recipe_of(arguments), names, workspace=arguments.workspace, threads=arguments.threads)

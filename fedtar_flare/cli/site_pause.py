@@ -49,7 +49,7 @@ def records_of(arguments: argparse.Namespace) -> Path:
     Raises:
         ConfigError: no kit there.
     """
-    from fedtar_flare.flare.site import STATE, kit_of, simulated_records
+    from fedtar_flare.site.place import STATE, kit_of, simulated_records
 
     if arguments.simulated:
         return simulated_records(arguments.simulated)
@@ -58,7 +58,7 @@ def records_of(arguments: argparse.Namespace) -> Path:
 
 def run(arguments: argparse.Namespace) -> int:
     """Write the decision."""
-    from fedtar_flare.flare.participation import Participation, decide
+    from fedtar_flare.site.participation import Participation, decide
 
     status = {"pause": Participation.PAUSED, "leave": Participation.LEFT, "join": Participation.TAKING_PART}
     file = decide(records_of(arguments), status[arguments.subcommand])

@@ -36,7 +36,7 @@ def add_parser(commands: Commands) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Show or carry out the plan."""
-    from fedtar_flare import purge
+    from fedtar_flare.site import purge
 
     if arguments.simulated:
         place = purge.place_of_simulated(arguments.simulated, arguments.site_file)

@@ -51,12 +51,12 @@ def run(arguments: argparse.Namespace) -> int:
     import torch
 
     from fedtar_flare.cli.job_options import pairs
-    from fedtar_flare.data.site import SiteConfig, cache_folder, load_cohort, read_site_file
     from fedtar_flare.errors import ConfigError
-    from fedtar_flare.fedtar.device import choose_device
-    from fedtar_flare.models.clinical_start import Corpus, read_texts, warm_start
-    from fedtar_flare.models.presets import preset
-    from fedtar_flare.models.pretraining import PretrainingConfig
+    from fedtar_flare.learning.clinical_start import Corpus, read_texts, warm_start
+    from fedtar_flare.learning.device import choose_device
+    from fedtar_flare.learning.pretraining import PretrainingConfig
+    from fedtar_flare.models.config import preset
+    from fedtar_flare.site.site_file import SiteConfig, cache_folder, load_cohort, read_site_file
 
     site: SiteConfig | None = None
     if arguments.site_file:

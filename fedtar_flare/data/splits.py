@@ -7,13 +7,12 @@ cannot. A patient's split depends on the identifier and the key alone, so a new 
 from __future__ import annotations
 
 import hmac
-from typing import TYPE_CHECKING
+from typing import Literal
 
 from fedtar_flare.errors import ConfigError
 
-if TYPE_CHECKING:
-    from fedtar_flare.data.types import Split
-
+Split = Literal["train", "validation", "test"]
+SPLITS: tuple[Split, ...] = ("train", "validation", "test")
 FRACTIONS = (0.7, 0.1, 0.2)
 """Train, validation, test."""
 

@@ -16,10 +16,10 @@ from fedtar_flare.fedtar.policy import AlphaPolicy, OuterOptimizer, floored_step
 from fedtar_flare.fedtar.residual import SpilledUpdates, aggregation_weights, residual_step
 from fedtar_flare.fedtar.results import ResultsWriter
 from fedtar_flare.flare.checkpoint import BEST, Checkpoint, CheckpointFolder, load
-from fedtar_flare.flare.exchange import ExchangeSchema, check_update_size, disagreement_table
-from fedtar_flare.flare.method_controller import Answers, MethodController, Tensors
-from fedtar_flare.flare.record import RunRecord
-from fedtar_flare.flare.tasks import CLOSE_ROUND, HANDSHAKE, TRAIN, Order, Reply, same_release, version
+from fedtar_flare.flare.controller import Answers, MethodController, Tensors
+from fedtar_flare.protocol.exchange import ExchangeSchema, check_update_size, disagreement_table
+from fedtar_flare.protocol.messages import CLOSE_ROUND, HANDSHAKE, TRAIN, Order, Reply, same_release, version
+from fedtar_flare.record.log import RunRecord
 from fedtar_flare.version import __version__
 
 

@@ -17,23 +17,24 @@ from typing import Any, cast
 
 import torch
 
-from fedtar_flare.data.batch import collate
-from fedtar_flare.data.pipeline import InputConfig, prepare
+from fedtar_flare.data.cohort import Modality, Sample, Sex, Visit
 from fedtar_flare.data.splits import key_check
-from fedtar_flare.data.types import Modality, Sample, Sex, Visit
 from fedtar_flare.errors import ConfigError, DataError
-from fedtar_flare.fedtar.adapter_file import ADAPTER_CONFIG, is_adapter_name, read_adapter, read_adapter_info
 from fedtar_flare.fedtar.config import PatientConfig, build
 from fedtar_flare.fedtar.demographics import DemographicMixture
-from fedtar_flare.fedtar.device import choose_device
 from fedtar_flare.fedtar.patient_lora import PatientLoRA, PatientLoRAConfig
 from fedtar_flare.fedtar.profiles import memberships
-from fedtar_flare.fedtar.shared_lora import add_shared_lora, load_shared_state
-from fedtar_flare.flare.site_state import SiteState
-from fedtar_flare.flare.tasks import version
-from fedtar_flare.models.presets import ModelConfig, build_model, build_tokenizer
-from fedtar_flare.models.presets import preset as model_preset
+from fedtar_flare.imaging.batch import collate
+from fedtar_flare.imaging.pipeline import InputConfig, prepare
+from fedtar_flare.learning.device import choose_device
+from fedtar_flare.models.adapters.lora import add_shared_lora, load_shared_state
+from fedtar_flare.models.adapters.peft_file import ADAPTER_CONFIG, is_adapter_name, read_adapter, read_adapter_info
+from fedtar_flare.models.build import build_model, build_tokenizer
+from fedtar_flare.models.config import ModelConfig
+from fedtar_flare.models.config import preset as model_preset
 from fedtar_flare.models.weights import fingerprint
+from fedtar_flare.protocol.messages import version
+from fedtar_flare.site.state import SiteState
 from fedtar_flare.version import __version__
 
 logger = logging.getLogger(__name__)
@@ -283,8 +284,8 @@ def _lora_settings(adapter: Path) -> dict[str, Any]:
 
 def _matching_key(about: Mapping[str, Any], key: bytes | None) -> bytes:
     """The key with which the mixture was fitted."""
-    from fedtar_flare.data.site import derived_key
-    from fedtar_flare.data.synthetic.course import synthetic_key
+    from fedtar_flare.site.site_file import derived_key
+    from fedtar_flare.synthetic.course import synthetic_key
 
     if key is not None:
         if key_check(key) != about["key"]:

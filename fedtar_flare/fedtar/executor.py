@@ -14,12 +14,12 @@ import torch
 from fedtar_flare.data.splits import key_check
 from fedtar_flare.errors import ConfigError, DataError
 from fedtar_flare.fedtar.config import DataConfig, LoRAConfig, PatientConfig, TrainingConfig, build, digest
-from fedtar_flare.flare.exchange import WIRE_DTYPES, ExchangeSchema, check_tensor
-from fedtar_flare.flare.method_executor import MethodExecutor, Site, Tensors, abstain, ok
+from fedtar_flare.flare.executor import MethodExecutor, Site, Tensors, abstain, ok
 from fedtar_flare.flare.scalars import has_privacy_filter, send_scalar
-from fedtar_flare.flare.site_state import SiteState
-from fedtar_flare.flare.tasks import CLOSE_ROUND, HANDSHAKE, TASKS, TRAIN, Order, Reply, version
 from fedtar_flare.progress import Progress
+from fedtar_flare.protocol.exchange import WIRE_DTYPES, ExchangeSchema, check_tensor
+from fedtar_flare.protocol.messages import CLOSE_ROUND, HANDSHAKE, TASKS, TRAIN, Order, Reply, version
+from fedtar_flare.site.state import SiteState
 from fedtar_flare.version import __version__
 
 PRODUCTION_MIN_CELL = 5
@@ -37,7 +37,7 @@ class PatientAdaptiveExecutor(MethodExecutor):
     Everything a task needs of the one before is on disk (:class:`SiteState`), because a task may run in a new process.
 
     Args:
-        preset: model preset (see :mod:`fedtar_flare.models.presets`).
+        preset: model preset (see :mod:`fedtar_flare.models.config`).
         model: settings that override the preset's.
         lora: settings of :class:`LoRAConfig`.
         patient: settings of :class:`PatientConfig`.
@@ -67,7 +67,7 @@ class PatientAdaptiveExecutor(MethodExecutor):
         self.preset, self.model = preset, model
         self.lora, self.patient, self.training, self.data = lora, patient, training, data
         self.seed, self.torch_threads = seed, torch_threads
-        from fedtar_flare.models.presets import preset as model_preset
+        from fedtar_flare.models.config import preset as model_preset
 
         self.model_config = model_preset(preset, **(model or {}))
         self.lora_config = build(LoRAConfig, lora, "lora")
@@ -211,8 +211,8 @@ class PatientAdaptiveExecutor(MethodExecutor):
 
     def _open(self, order: Order, site: Site) -> tuple[SiteState, Any]:
         """The site's state of this run and its patients (read anew in every process; light)."""
-        from fedtar_flare.data.pipeline import InputConfig, prepare_cohort
-        from fedtar_flare.data.site import cache_folder, load_cohort, load_site_config
+        from fedtar_flare.imaging.pipeline import InputConfig, prepare_cohort
+        from fedtar_flare.site.site_file import cache_folder, load_cohort, load_site_config
 
         self._config = load_site_config(site.name, workspace=site.workspace, simulator=site.simulated)
         cohort = load_cohort(
@@ -233,8 +233,8 @@ class PatientAdaptiveExecutor(MethodExecutor):
 
     def _learner_of(self, order: Order, site: Site, state: SiteState, cohort: Any) -> Any:
         """The site's learner, built once per process and run."""
-        from fedtar_flare.fedtar.device import choose_device
         from fedtar_flare.fedtar.learner import SiteLearner
+        from fedtar_flare.learning.device import choose_device
 
         if self._learner_key != (order.run_id, site.name):
             mixture, median_age = None, None

@@ -16,22 +16,23 @@ from typing import Any, cast
 
 import torch
 
-from fedtar_flare.data.batch import ImageBatch, collate
-from fedtar_flare.data.pipeline import InputConfig, prepare
-from fedtar_flare.data.types import Cohort, Sample, Split
+from fedtar_flare.data.cohort import Cohort, Sample, Split
 from fedtar_flare.errors import DataError
 from fedtar_flare.fedtar.config import LoRAConfig, PatientConfig, TrainingConfig
 from fedtar_flare.fedtar.demographics import DemographicMixture
 from fedtar_flare.fedtar.patient_lora import PatientLoRA, PatientLoRAConfig
 from fedtar_flare.fedtar.profiles import memberships
-from fedtar_flare.fedtar.shared_lora import (
+from fedtar_flare.imaging.batch import ImageBatch, collate
+from fedtar_flare.imaging.pipeline import InputConfig, prepare
+from fedtar_flare.models.adapters.lora import (
     adapter_config,
     add_shared_lora,
     load_shared_state,
     shared_parameters,
     shared_state,
 )
-from fedtar_flare.models.presets import ModelConfig, build_model, build_tokenizer, require_trained
+from fedtar_flare.models.build import build_model, build_tokenizer, require_trained
+from fedtar_flare.models.config import ModelConfig
 from fedtar_flare.models.weights import fingerprint
 from fedtar_flare.progress import Progress
 
@@ -338,7 +339,7 @@ class SiteLearner:
     def _images(self, samples: Sequence[Sample], training_seed: str | None = None) -> ImageBatch:
         prepared = [prepare(sample.visit, self._input, self._cache) for sample in samples]
         if training_seed is not None and self.training.augment:
-            from fedtar_flare.data.augment import augment, sample_seed
+            from fedtar_flare.imaging.augment import augment, sample_seed
 
             seeds = [sample_seed(0, training_seed, s.visit.patient_id, s.visit.visit_id) for s in samples]
             prepared = [replace(one, image=augment(one.image, seed)) for one, seed in zip(prepared, seeds, strict=True)]
@@ -401,8 +402,8 @@ def _score(
     cell["token_loss"] = sum(losses[i] for i in chosen) / len(chosen)
     known = [i for i in chosen if samples[i].visit.findings is not None]
     if known:
-        from fedtar_flare.data.synthetic.vocabulary import findings_in
         from fedtar_flare.metrics.clinical import finding_f1
+        from fedtar_flare.synthetic.vocabulary import findings_in
 
         truth = [samples[i].visit.findings or frozenset() for i in known]
         cell["finding_f1"] = finding_f1(truth, [findings_in(texts[i]) for i in known])["finding_f1"]

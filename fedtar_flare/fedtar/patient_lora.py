@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from fedtar_flare.errors import ConfigError, DataError
-from fedtar_flare.fedtar.shared_lora import lora_layers
+from fedtar_flare.models.adapters.lora import lora_layers
 
 if TYPE_CHECKING:
     from peft import PeftModel

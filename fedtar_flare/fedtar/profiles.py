@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from fedtar_flare.data.cohort import Cohort, Sample
 from fedtar_flare.data.splits import identity_hash
-from fedtar_flare.data.types import Cohort, Sample
 from fedtar_flare.errors import DataError
 from fedtar_flare.fedtar.config import PatientConfig
 from fedtar_flare.fedtar.demographics import DemographicMixture, profile_vector

@@ -13,9 +13,9 @@ from nvflare.recipe.spec import Recipe
 from fedtar_flare.errors import ConfigError
 from fedtar_flare.fedtar.controller import TemporalResidualController
 from fedtar_flare.fedtar.executor import PatientAdaptiveExecutor
-from fedtar_flare.flare.guard import LORA_NAMES, OutboundGuard
 from fedtar_flare.flare.scalars import add_tensorboard
-from fedtar_flare.flare.tasks import TASKS
+from fedtar_flare.protocol.messages import TASKS
+from fedtar_flare.site.guard import LORA_NAMES, OutboundGuard
 
 TASK_REQUEST_INTERVAL = 0.05
 """Seconds between a site's requests for a task; FLARE's own default of 2 s would be most of a short step."""

@@ -9,8 +9,8 @@ from typing import Any
 
 from fedtar_flare.errors import ConfigError
 from fedtar_flare.fedtar.recipe import FedTARRecipe
-from fedtar_flare.flare.tasks import TASKS
-from fedtar_flare.models.presets import ModelConfig
+from fedtar_flare.models.config import ModelConfig
+from fedtar_flare.protocol.messages import TASKS
 from fedtar_flare.version import __version__
 
 LICENSES = {"microsoft/cvt-21-384-22k": "Apache-2.0", "distilgpt2": "Apache-2.0"}
@@ -107,8 +107,8 @@ def _parts(model: ModelConfig) -> dict[str, str]:
 
 def _sizes(recipe: FedTARRecipe) -> dict[str, int]:
     """Parameters of the model and of one exchange; empty where the model cannot be built here."""
-    from fedtar_flare.fedtar.shared_lora import add_shared_lora, shared_state
-    from fedtar_flare.models.presets import build_model
+    from fedtar_flare.models.adapters.lora import add_shared_lora, shared_state
+    from fedtar_flare.models.build import build_model
 
     executor = recipe.executor
     config = executor.model_config

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from fedtar_flare.fedtar.adapter_file import write_adapter
-from fedtar_flare.flare.method_controller import Answers, Tensors, now
-from fedtar_flare.flare.method_executor import home
-from fedtar_flare.flare.record import METRICS_FILE, RunRecord, write_json
+from fedtar_flare.flare.controller import Answers, Tensors, now
+from fedtar_flare.flare.executor import home
+from fedtar_flare.models.adapters.peft_file import write_adapter
+from fedtar_flare.record.log import METRICS_FILE, RunRecord, write_json
 from fedtar_flare.reporting.examples import EXAMPLES_FILE, EXAMPLES_FOLDER, read_examples
 from fedtar_flare.version import __version__
 

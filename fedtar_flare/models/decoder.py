@@ -15,7 +15,7 @@ from fedtar_flare.models.tokenizer import ReportTokenizer
 if TYPE_CHECKING:
     from transformers.models.gpt2.modeling_gpt2 import GPT2LMHeadModel
 
-    from fedtar_flare.models.presets import ModelConfig
+    from fedtar_flare.models.config import ModelConfig
 
 
 def build_decoder(config: ModelConfig, vocab_size: int, load_pretrained: bool = True) -> LoadResult[GPT2LMHeadModel]:

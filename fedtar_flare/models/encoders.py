@@ -11,7 +11,7 @@ from fedtar_flare.errors import ConfigError
 from fedtar_flare.models.sources import LoadResult, fetching, is_folder, quiet_loading
 
 if TYPE_CHECKING:
-    from fedtar_flare.models.presets import ModelConfig
+    from fedtar_flare.models.config import ModelConfig
 
 
 class SliceEncoder(nn.Module):

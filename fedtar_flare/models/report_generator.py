@@ -17,8 +17,8 @@ from fedtar_flare.models.tokenizer import IGNORED, ReportTokenizer
 if TYPE_CHECKING:
     from transformers.models.gpt2.modeling_gpt2 import GPT2LMHeadModel
 
-    from fedtar_flare.data.batch import ImageBatch
-    from fedtar_flare.models.presets import ModelConfig
+    from fedtar_flare.imaging.batch import ImageBatch
+    from fedtar_flare.models.config import ModelConfig
 
 
 def report_loss(logits: Tensor, labels: Tensor) -> Tensor:

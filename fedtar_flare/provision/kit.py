@@ -22,15 +22,15 @@ SERVER_CLASSES = ("fedtar_flare.fedtar.controller.TemporalResidualController",)
 
 SITE_CLASSES = (
     "fedtar_flare.fedtar.executor.PatientAdaptiveExecutor",
-    "fedtar_flare.flare.guard.OutboundGuard",
+    "fedtar_flare.site.guard.OutboundGuard",
 )
 """The same at a site."""
 
 LAUNCHER = "fedtar_flare.provision.launcher.SupervisedProcessLauncher"
 STORAGE = "fedtar_flare.provision.storage.KitStorage"
 JOBS = "fedtar_flare.provision.storage.KitJobManager"
-GUARD = "fedtar_flare.flare.guard.OutboundGuard"
-AUDIT = "fedtar_flare.flare.audit.AuditTrail"
+GUARD = "fedtar_flare.site.guard.OutboundGuard"
+AUDIT = "fedtar_flare.site.audit.AuditTrail"
 SCOPE = "hospital"
 OUTCOME_SECONDS = 60
 """How long the server waits for the last word of a site after a job's own end; see :func:`end_jobs_soon`."""

@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from fedtar_flare.flare.record import STATS_GROUP
 from fedtar_flare.provision.admin import open_session
+from fedtar_flare.record.log import STATS_GROUP
 
 FINISHED = ("FINISHED", "FAILED")
 WATCH_SECONDS = 2.0

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from fedtar_flare.errors import FedTARError
-from fedtar_flare.flare.record import write_json
+from fedtar_flare.record.log import write_json
 from fedtar_flare.reporting.format import text
 from fedtar_flare.reporting.style import style_sheet
 
@@ -188,7 +188,7 @@ def _row(example: Example) -> str:
 
 def _by_findings(written: str, truth: frozenset[str]) -> tuple[str, str]:
     """Sentences that state findings, marked right or wrong, and a line with the account."""
-    from fedtar_flare.data.synthetic.vocabulary import findings_in
+    from fedtar_flare.synthetic.vocabulary import findings_in
 
     parts = []
     for sentence in _SENTENCES.findall(written):

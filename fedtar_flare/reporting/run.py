@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from fedtar_flare.errors import FedTARError
-from fedtar_flare.flare.record import ROUNDS_FILE, read_events
+from fedtar_flare.record.log import ROUNDS_FILE, read_events
 from fedtar_flare.reporting.fields import Fields
 
 KNOWN_EVENTS = ("start", "evaluation", "step", "outer", "end")

@@ -16,9 +16,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedtar_flare.data.pipeline import InputConfig, ct_pipeline, prepare, prepare_cohort
-from fedtar_flare.data.readers.ct import read_ct
-from fedtar_flare.data.types import Cohort, Patient, Visit
+from fedtar_flare.data.cohort import Cohort, Patient, Visit
+from fedtar_flare.imaging.pipeline import InputConfig, ct_pipeline, prepare, prepare_cohort
+from fedtar_flare.imaging.readers.ct import read_ct
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "data"))
 from make_dicom import write_series
@@ -136,8 +136,8 @@ MEMORY = """
     import sys
     from datetime import datetime
     from pathlib import Path
-    from fedtar_flare.data.pipeline import InputConfig, prepare
-    from fedtar_flare.data.types import Cohort, Patient, Visit
+    from fedtar_flare.imaging.pipeline import InputConfig, prepare
+    from fedtar_flare.data.cohort import Cohort, Patient, Visit
     def memory(field):
         lines = Path("/proc/self/status").read_text().splitlines()
         return next(int(line.split()[1]) for line in lines if line.startswith(field)) * 1024

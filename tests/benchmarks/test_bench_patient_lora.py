@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from fedtar_flare.fedtar.patient_lora import PatientLoRA, PatientLoRAConfig
-from fedtar_flare.fedtar.shared_lora import add_shared_lora
+from fedtar_flare.models.adapters.lora import add_shared_lora
 
 pytestmark = pytest.mark.benchmark
 

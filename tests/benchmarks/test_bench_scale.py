@@ -22,7 +22,7 @@ from scale_chart import chart
 from simulator import run_simulator
 
 from fedtar_flare.fedtar.recipe import FedTARRecipe
-from fedtar_flare.flare.record import read_events
+from fedtar_flare.record.log import read_events
 
 pytestmark = [
     pytest.mark.benchmark,

@@ -14,9 +14,9 @@ import pytest
 from command import fedtar
 
 from fedtar_flare.cli.main import main
-from fedtar_flare.fedtar.adapter_file import read_adapter_info
 from fedtar_flare.fedtar.drafting import DISCLAIMER
-from fedtar_flare.flare.record import read_events
+from fedtar_flare.models.adapters.peft_file import read_adapter_info
+from fedtar_flare.record.log import read_events
 
 
 @pytest.fixture

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fedtar_flare.data.pipeline import InputConfig, prepare_cohort
-from fedtar_flare.data.site import SiteConfig, load_cohort
 from fedtar_flare.data.sources.manifest import read_manifest
 from fedtar_flare.errors import ConfigError, DataError
+from fedtar_flare.imaging.pipeline import InputConfig, prepare_cohort
+from fedtar_flare.site.site_file import SiteConfig, load_cohort
 
 arrow = pytest.importorskip("pyarrow")
 parquet = pytest.importorskip("pyarrow.parquet")

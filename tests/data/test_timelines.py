@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fedtar_flare.data.cohort import Visit
 from fedtar_flare.data.sources.reading import Reading, Rules
-from fedtar_flare.data.types import Visit
 from fedtar_flare.errors import DataError
 
 EPOCHS = (datetime(1900, 1, 1), datetime(2020, 1, 1), datetime(2180, 6, 1))

@@ -12,11 +12,11 @@ from fedtar_flare.fedtar.controller import TemporalResidualController
 from fedtar_flare.fedtar.policy import OuterOptimizer
 from fedtar_flare.fedtar.residual import SpilledUpdates
 from fedtar_flare.fedtar.results import ResultsWriter
-from fedtar_flare.flare import site_state
 from fedtar_flare.flare.checkpoint import CheckpointFolder
-from fedtar_flare.flare.method_executor import ok
-from fedtar_flare.flare.record import read_events
-from fedtar_flare.flare.tasks import ABSTAIN, CLOSE_ROUND, ERROR, HANDSHAKE, TRAIN, Reply
+from fedtar_flare.flare.executor import ok
+from fedtar_flare.protocol.messages import ABSTAIN, CLOSE_ROUND, ERROR, HANDSHAKE, TRAIN, Reply
+from fedtar_flare.record.log import read_events
+from fedtar_flare.site import state as site_state
 
 T = 3
 

@@ -17,9 +17,9 @@ from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
 from fedtar_flare.errors import ConfigError
 from fedtar_flare.fedtar.executor import PatientAdaptiveExecutor, seed_of
-from fedtar_flare.flare.guard import OutboundGuard
-from fedtar_flare.flare.tasks import CLOSE_ROUND, HANDSHAKE, TRAIN, Order, Reply, version
+from fedtar_flare.protocol.messages import CLOSE_ROUND, HANDSHAKE, TRAIN, Order, Reply, version
 from fedtar_flare.reporting.examples import read_examples
+from fedtar_flare.site.guard import OutboundGuard
 
 T = 2
 SETTINGS = {
@@ -153,7 +153,7 @@ def test_a_task_that_is_done_again_starts_from_the_version_it_names(tmp_path):
 
 
 def test_the_patient_part_persists_and_learns(tmp_path):
-    from fedtar_flare.flare.site_state import SiteState
+    from fedtar_flare.site.state import SiteState
 
     site = HospitalSite(tmp_path)
     _, w = site.handshake()
@@ -293,7 +293,7 @@ def test_losses_of_local_updates_stream_from_simulated_sites_and_not_from_a_hosp
     assert site.streamed[0].step == count + 1, "the next time step goes on along the same axis"
     policy = tmp_path / "local" / "privacy.json"
     policy.parent.mkdir()
-    policy.write_text('{"task_result_filters": [{"path": "fedtar_flare.flare.privacy.GaussianPrivacy"}]}')
+    policy.write_text('{"task_result_filters": [{"path": "fedtar_flare.site.privacy.GaussianPrivacy"}]}')
     site.train(w, 1, 1)
     assert site.streamed == [], "a site with a privacy filter streams nothing past it"
     policy.unlink()

@@ -24,7 +24,7 @@ from adapted_models import (
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from fedtar_flare.fedtar.shared_lora import shared_parameters
+from fedtar_flare.models.adapters.lora import shared_parameters
 
 
 def called_with(base: nn.Module, weights: dict[str, Tensor], **inputs: Tensor) -> Any:

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from fedtar_flare.errors import ConfigError, DataError
 from fedtar_flare.fedtar.patient_lora import PatientLoRA, PatientLoRAConfig
-from fedtar_flare.fedtar.shared_lora import add_shared_lora, shared_parameters
+from fedtar_flare.models.adapters.lora import add_shared_lora, shared_parameters
 
 
 @settings(max_examples=30, deadline=None)

@@ -13,7 +13,7 @@ from trivial_site import VALUES, TrivialSite
 from fedtar_flare.fedtar import controller as controller_module
 from fedtar_flare.fedtar.residual import SpilledUpdates, residual_step, weighted_mean
 from fedtar_flare.flare.checkpoint import CheckpointFolder
-from fedtar_flare.flare.record import read_events
+from fedtar_flare.record.log import read_events
 
 FEW, MANY = 8, 63
 UPDATE = 4 * VALUES

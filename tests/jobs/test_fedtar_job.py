@@ -8,7 +8,7 @@ from simulator import run_simulator
 
 from fedtar_flare.fedtar.recipe import FedTARRecipe
 from fedtar_flare.flare.checkpoint import CheckpointFolder
-from fedtar_flare.flare.record import read_events
+from fedtar_flare.record.log import read_events
 
 TINY = {
     "preset": "tiny",
@@ -125,9 +125,10 @@ def test_examples_of_the_synthetic_cohort_are_on_the_page(finished):
 def test_the_adapter_loads_with_peft_and_is_the_best_round_s(finished):
     from peft import PeftModel
 
-    from fedtar_flare.fedtar.shared_lora import shared_state
     from fedtar_flare.flare.checkpoint import load
-    from fedtar_flare.models.presets import build_model, preset
+    from fedtar_flare.models.adapters.lora import shared_state
+    from fedtar_flare.models.build import build_model
+    from fedtar_flare.models.config import preset
 
     _, results = finished
     model = PeftModel.from_pretrained(build_model(preset("tiny")), str(results / "adapter"))

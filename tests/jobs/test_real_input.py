@@ -5,9 +5,9 @@ from datetime import datetime
 import pytest
 from simulator import run_simulator
 
-from fedtar_flare.data.types import Visit
+from fedtar_flare.data.cohort import Visit
 from fedtar_flare.fedtar.recipe import FedTARRecipe
-from fedtar_flare.flare.record import read_events
+from fedtar_flare.record.log import read_events
 
 pytestmark = pytest.mark.shared_data
 
@@ -15,9 +15,10 @@ pytestmark = pytest.mark.shared_data
 def test_a_real_ct_series_becomes_a_text(shared_data, tmp_path):
     import torch
 
-    from fedtar_flare.data.batch import collate
-    from fedtar_flare.data.pipeline import InputConfig, prepare
-    from fedtar_flare.models.presets import build_model, build_tokenizer, preset
+    from fedtar_flare.imaging.batch import collate
+    from fedtar_flare.imaging.pipeline import InputConfig, prepare
+    from fedtar_flare.models.build import build_model, build_tokenizer
+    from fedtar_flare.models.config import preset
 
     folder = shared_data / "lung_pet_ct_dx" / "A0001_3.000000-5mm-41315"
     config = preset("small")

@@ -3,7 +3,7 @@ import json
 import pytest
 from simulator import run_simulator
 
-from fedtar_flare.flare.record import read_events
+from fedtar_flare.record.log import read_events
 
 
 @pytest.mark.slow

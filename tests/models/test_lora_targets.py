@@ -7,8 +7,9 @@ import re
 import pytest
 import torch
 
-from fedtar_flare.data.batch import ImageBatch
-from fedtar_flare.models.presets import ModelConfig, build_model, build_tokenizer, preset
+from fedtar_flare.imaging.batch import ImageBatch
+from fedtar_flare.models.build import build_model, build_tokenizer
+from fedtar_flare.models.config import ModelConfig, preset
 
 SMALL_DECODER = {"decoder_name": None, "decoder_width": 32, "decoder_layers": 2, "decoder_heads": 2, "max_length": 96}
 TIMM = {"encoder_pretrained": False, "tokenizer": "small", "slices": 2, **SMALL_DECODER}

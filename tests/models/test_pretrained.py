@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedtar_flare.data.batch import ImageBatch
 from fedtar_flare.errors import ConfigError
-from fedtar_flare.models.presets import build_model, build_tokenizer, preset, require_trained
+from fedtar_flare.imaging.batch import ImageBatch
+from fedtar_flare.models.build import build_model, build_tokenizer, require_trained
+from fedtar_flare.models.config import preset
 
 
 @pytest.fixture(scope="module")
@@ -191,7 +192,8 @@ def test_without_a_network_the_error_names_both_ways_out(what, cvt_folder, gpt2_
         del overrides[f"{what}_name"]
     code = (
         "from fedtar_flare.errors import ConfigError\n"
-        "from fedtar_flare.models.presets import preset, build_model\n"
+        "from fedtar_flare.models.build import build_model\n"
+        "from fedtar_flare.models.config import preset\n"
         f"try:\n    build_model(preset('paper', **{overrides!r}))\n"
         "except ConfigError as error:\n    print(error)\n"
     )

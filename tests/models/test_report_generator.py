@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fedtar_flare.data.batch import ImageBatch
 from fedtar_flare.errors import ConfigError
-from fedtar_flare.models.presets import build_model, build_tokenizer, preset
+from fedtar_flare.imaging.batch import ImageBatch
+from fedtar_flare.models.build import build_model, build_tokenizer
+from fedtar_flare.models.config import preset
 
 CONFIG = preset("tiny")
 REPORTS = ["lungs are clear", "nodule of 7 mm in the right upper lobe, new", "effusion"]

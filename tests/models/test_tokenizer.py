@@ -8,7 +8,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from fedtar_flare.errors import ConfigError
-from fedtar_flare.models.presets import build_tokenizer, preset
+from fedtar_flare.models.build import build_tokenizer
+from fedtar_flare.models.config import preset
 from fedtar_flare.models.tokenizer import BOS, EOS, PAD, ReportTokenizer
 
 TOKENIZER = build_tokenizer(preset("tiny", max_length=100_000, decoder_positions=100_000))

@@ -11,8 +11,8 @@ from command import fedtar
 from federation_process import SITES, recipe, wait_for
 
 from fedtar_flare.flare.checkpoint import CheckpointFolder
-from fedtar_flare.flare.record import read_events
-from fedtar_flare.flare.site_state import read_tensors
+from fedtar_flare.record.log import read_events
+from fedtar_flare.site.state import read_tensors
 
 pytestmark = [pytest.mark.production, pytest.mark.timeout(900)]
 LEAD = "lead@hub.org"

@@ -7,7 +7,7 @@ import pytest
 import yaml
 from federation_process import Federation, free_port, wait_for
 
-from fedtar_flare.flare.record import read_events
+from fedtar_flare.record.log import read_events
 
 pytestmark = [pytest.mark.production, pytest.mark.timeout(900)]
 BEHIND, STRAIGHT = ("hospital-1", "hospital-2"), "hospital-3"

@@ -16,9 +16,9 @@ from fedtar_flare.errors import ConfigError
 from fedtar_flare.fedtar.controller import TemporalResidualController
 from fedtar_flare.fedtar.recipe import FedTARRecipe
 from fedtar_flare.flare.checkpoint import CheckpointFolder
-from fedtar_flare.flare.record import read_events
 from fedtar_flare.provision.resume import resumed_job
 from fedtar_flare.provision.status import line
+from fedtar_flare.record.log import read_events
 
 
 def local(root, job, **settings):

@@ -17,7 +17,7 @@ from nvflare.private.fed.app.fl_conf import create_privacy_manager
 from nvflare.private.privacy_manager import Scope
 
 from fedtar_flare.fedtar.recipe import FedTARRecipe
-from fedtar_flare.flare.tasks import ERROR, OK, TASKS, Reply
+from fedtar_flare.protocol.messages import ERROR, OK, TASKS, Reply
 from fedtar_flare.provision.kit import site_policy
 
 A, B = "base_model.model.x.lora_A.weight", "base_model.model.x.lora_B.weight"

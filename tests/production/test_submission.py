@@ -10,7 +10,7 @@ import pytest
 from federation_process import SITES, recipe
 from nvflare.recipe.prod_env import ProdEnv
 
-from fedtar_flare.flare.record import read_events
+from fedtar_flare.record.log import read_events
 
 pytestmark = [pytest.mark.production, pytest.mark.timeout(900)]
 LEAD, MEMBER = "lead@hub.org", "member@hospital-b.org"

@@ -6,7 +6,7 @@ import pytest
 from canary import MARK, marks_in, plant
 from federation_process import SITES, running
 
-from fedtar_flare.flare.record import read_events
+from fedtar_flare.record.log import read_events
 
 pytestmark = [pytest.mark.production, pytest.mark.timeout(900)]
 

@@ -8,7 +8,7 @@ import pytest
 from command import fedtar
 from federation_process import SITES, wait_for
 
-from fedtar_flare.flare.record import read_events
+from fedtar_flare.record.log import read_events
 
 pytestmark = [pytest.mark.production, pytest.mark.timeout(900)]
 

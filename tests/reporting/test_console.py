@@ -1,7 +1,7 @@
 import pytest
 from recorded_runs import write_run
 
-from fedtar_flare.flare.record import RunRecord
+from fedtar_flare.record.log import RunRecord
 from fedtar_flare.reporting.console import final_table
 from fedtar_flare.reporting.run import read_run
 

@@ -6,7 +6,7 @@ import pytest
 from recorded_runs import EAST, RUN_ID, SITES, SOUTH, write_run
 
 from fedtar_flare.errors import FedTARError
-from fedtar_flare.flare.record import RunRecord
+from fedtar_flare.record.log import RunRecord
 from fedtar_flare.reporting.page import write_report
 from fedtar_flare.reporting.run import read_run
 

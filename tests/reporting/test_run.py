@@ -4,7 +4,7 @@ import pytest
 from recorded_runs import EAST, NORTH, RUN_ID, SITES, SOUTH, WEST, write_run
 
 from fedtar_flare.errors import FedTARError
-from fedtar_flare.flare.record import RunRecord
+from fedtar_flare.record.log import RunRecord
 from fedtar_flare.reporting.run import Exchange, read_run
 
 

@@ -14,9 +14,9 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+from fedtar_flare.data.cohort import Visit
 from fedtar_flare.data.sources.fields import age_of, sex_of
 from fedtar_flare.data.sources.reading import Reading, Rules, check_options
-from fedtar_flare.data.types import Visit
 from fedtar_flare.errors import ConfigError, DataError
 
 OPTIONS = ("location", "not_location")

@@ -17,11 +17,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from fedtar_flare.data.cohort import Sex, Visit
 from fedtar_flare.data.sources.fields import age_of, date_of, sex_of
 from fedtar_flare.data.sources.reading import Reading, Rules, check_options
 from fedtar_flare.data.sources.tables import Row, find_table, rows_of
 from fedtar_flare.data.text.sections import with_headings
-from fedtar_flare.data.types import Sex, Visit
 from fedtar_flare.errors import ConfigError, DataError
 
 OPTIONS = ("part", "images", "reports", "metadata")

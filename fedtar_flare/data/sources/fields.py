@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from datetime import datetime
 
-from fedtar_flare.data.types import MAX_AGE, Sex
+from fedtar_flare.data.cohort import MAX_AGE, Sex
 from fedtar_flare.errors import DataError
 
 YEAR_DAYS = 365.2425

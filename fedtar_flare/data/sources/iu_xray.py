@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
+from fedtar_flare.data.cohort import Visit
 from fedtar_flare.data.sources.reading import Reading, Rules, check_options
 from fedtar_flare.data.sources.tables import rows_of
 from fedtar_flare.data.text.sections import with_headings
-from fedtar_flare.data.types import Visit
 from fedtar_flare.errors import ConfigError, DataError
 
 logger = logging.getLogger(__name__)

@@ -24,9 +24,9 @@ from datetime import date, datetime
 from pathlib import Path
 from typing import Any
 
+from fedtar_flare.data.cohort import Modality, Visit
 from fedtar_flare.data.sources.fields import age_at, age_of, date_of, sex_of
 from fedtar_flare.data.sources.reading import Reading, Rules, check_options, read_text
-from fedtar_flare.data.types import Modality, Visit
 from fedtar_flare.errors import ConfigError, DataError
 
 logger = logging.getLogger(__name__)

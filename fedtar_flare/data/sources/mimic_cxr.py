@@ -16,10 +16,10 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from fedtar_flare.data.cohort import Sex, Visit
 from fedtar_flare.data.sources.fields import age_of, checked_age, date_of, sex_of
 from fedtar_flare.data.sources.reading import Reading, Rules, check_options, read_text
 from fedtar_flare.data.sources.tables import Row, find_table, rows_of
-from fedtar_flare.data.types import Sex, Visit
 from fedtar_flare.errors import ConfigError, DataError
 
 OPTIONS = ("reports", "patients", "split")

@@ -24,9 +24,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from fedtar_flare.data.cohort import Patient, Sex, Visit
 from fedtar_flare.data.text.cleaning import CLEANINGS, clean_report
 from fedtar_flare.data.text.sections import check_sections, select_sections
-from fedtar_flare.data.types import Patient, Sex, Visit
 from fedtar_flare.errors import ConfigError, DataError
 
 logger = logging.getLogger(__name__)

@@ -1,0 +1,1 @@
+"""Index, check and divide an archive."""

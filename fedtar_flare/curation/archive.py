@@ -1,0 +1,326 @@
+"""A hospital's DICOM export folder (any naming, any depth, zips, with or without DICOMDIR) to a manifest of studies.
+
+Files are told apart by their headers alone: patients by PatientID, studies by StudyInstanceUID. A study's date is its
+StudyDate, else AcquisitionDate, else SeriesDate; its time likewise. Nothing is ordered by an identifier. A study that
+cannot stand in a manifest is left out and counted by reason; whether its pixels can be read says ``fedtar data check``.
+
+``image`` names the folder that holds one study and no other (a zip, or the file, where that is the whole study); of a
+study of films the frontal one. Where several studies lie in one folder, no path can name one of them: they are left out
+(``shared-folder``), or, with ``links``, each gets a folder of symbolic links of its own.
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import os
+import shutil
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from fedtar_flare.curation.archive_files import File, all_headers, studies_below
+from fedtar_flare.data.cohort import Modality
+from fedtar_flare.data.sources.fields import age_at, age_of, date_of, sex_of
+from fedtar_flare.errors import ConfigError, DataError
+
+COLUMNS = ("patient_id", "study_datetime", "image", "report", "report_path", "age", "sex")
+FRONTAL = {"PA": 0, "AP": 1}
+
+
+@dataclass
+class Study:
+    """One row of a manifest to be; ``top`` is its highest folder that holds no other study, where it is ``alone``."""
+
+    patient_id: str
+    uid: str
+    accession: str
+    acquired: datetime
+    image: Path
+    modality: Modality
+    age: float | None
+    sex: str
+    files: list[Path]
+    top: Path
+    alone: bool
+    report: str = ""
+    report_file: Path | None = None
+
+    def order(self) -> tuple[datetime, str]:
+        """By date; studies of the same moment by a hash."""
+        return self.acquired, hashlib.sha256(self.uid.encode()).hexdigest()
+
+
+@dataclass
+class Index:
+    """What an export folder holds.
+
+    Args:
+        studies: that can stand in a manifest, by date.
+        problems: one error for each study (or file that belongs to none) that cannot.
+        notes: reason to number of things that were passed over within studies.
+        files: how many files there are.
+        dicom: how many of them are DICOM.
+    """
+
+    studies: list[Study] = field(default_factory=list)
+    problems: list[DataError] = field(default_factory=list)
+    notes: Counter[str] = field(default_factory=Counter)
+    files: int = 0
+    dicom: int = 0
+
+    def rejected(self) -> dict[str, int]:
+        """Reason to number."""
+        return dict(sorted(Counter(problem.reason for problem in self.problems).items()))
+
+
+def index_folder(
+    folder: Path,
+    *,
+    modality: Modality | None = None,
+    links: Path | None = None,
+    workers: int = 1,
+    say: Any = None,
+    every: float = 15.0,
+) -> Index:
+    """Find the studies below a folder.
+
+    Args:
+        folder: the export.
+        modality: take only these; None: the kind of which there are more studies (a site has one kind).
+        links: folder in which studies without a folder of their own get one, of symbolic links.
+        workers: processes that read headers.
+        say: takes progress lines, at most one every ``every`` seconds.
+
+    Raises:
+        ConfigError: no such folder.
+        DataError: ``no-dicom``.
+    """
+    from fedtar_flare.imaging.readers.dicom_files import files_below
+
+    if not folder.is_dir():
+        raise ConfigError(f"{folder} is no folder")
+    paths = [path for path in files_below(folder) if links is None or not path.is_relative_to(links)]
+    index = Index(files=len(paths))
+    files, index.problems = all_headers(paths, workers, say, every)
+    holders = studies_below(files)
+    index.dicom = len(files)
+    if not files:
+        raise DataError(f"{folder}: no DICOM file among {len(paths)} file(s)", reason="no-dicom")
+    groups: dict[str, list[File]] = defaultdict(list)
+    for file in files:
+        if file.study:
+            groups[file.study].append(file)
+        elif file.kind in ("ct", "film"):
+            index.problems.append(DataError(f"{file.path}: no StudyInstanceUID", reason="no-study-uid"))
+    for uid, group in groups.items():
+        try:
+            index.studies.append(_study(uid, group, folder, holders, links, index.notes))
+        except DataError as error:
+            index.problems.append(error)
+    _one_modality(index, modality)
+    _one_person_each(index, files)
+    index.studies.sort(key=Study.order)
+    return index
+
+
+def write_manifest(index: Index, manifest: Path) -> int:
+    """Write the studies that have a report; the others are counted (``no-report``).
+
+    Paths below the manifest's folder are relative to it. ``index.studies`` keeps those that were written.
+
+    Returns:
+        number of rows.
+
+    Raises:
+        DataError: ``no-patient`` when no study is left.
+    """
+    rows, kept = [], []
+    folder = manifest.absolute().parent
+    for study in index.studies:
+        if not study.report.strip() and study.report_file is None:
+            text = f"study {study.uid} (accession '{study.accession}') of {study.acquired:%Y-%m-%d}: no report"
+            index.problems.append(DataError(text, reason="no-report"))
+            continue
+        kept.append(study)
+        rows.append(
+            {
+                "patient_id": study.patient_id,
+                "study_datetime": study.acquired.isoformat(sep=" ", timespec="seconds"),
+                "image": _relative(study.image, folder),
+                "report": study.report.strip(),
+                "report_path": _relative(study.report_file, folder) if study.report_file else "",
+                "age": "" if study.age is None else f"{study.age:.2f}".rstrip("0").rstrip("."),
+                "sex": study.sex,
+            }
+        )
+    if not rows:
+        reasons = ", ".join(f"{reason}: {n}" for reason, n in index.rejected().items()) or "no study"
+        raise DataError(f"no study can stand in the manifest ({reasons})", reason="no-patient")
+    index.studies = kept
+    folder.mkdir(parents=True, exist_ok=True)
+    temporary = manifest.with_name(f".{manifest.name}.part")
+    with temporary.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, COLUMNS)
+        writer.writeheader()
+        writer.writerows(rows)
+    temporary.replace(manifest)
+    return len(rows)
+
+
+def _study(
+    uid: str, files: list[File], root: Path, holders: dict[Path, set[str]], links: Path | None, notes: Counter[str]
+) -> Study:
+    from fedtar_flare.imaging.readers.radiograph import LATERAL
+
+    slices = [file for file in files if file.kind == "ct"]
+    films = [file for file in files if file.kind == "film"]
+    where = f"study {uid} ({files[0].path})"
+    if not slices and not films:
+        reason = Counter(file.kind for file in files).most_common(1)[0][0]
+        raise DataError(f"{where}: none of {len(files)} file(s) is a CT slice or a film", reason=reason)
+    used = slices or films
+    if films and slices:
+        notes["film-beside-ct"] += len(films)
+    for other in files:
+        if other.kind not in ("ct", "film"):
+            notes[other.kind] += 1
+    if len({file.patient_id for file in used}) > 1:
+        raise DataError(f"{where}: files of several patients", reason="mixed-patients")
+    if not used[0].patient_id:
+        raise DataError(f"{where}: no PatientID", reason="no-patient-id")
+    sexes = {sex for file in used if (sex := sex_of(file.sex))}
+    if len(sexes) > 1:
+        raise DataError(f"{where}: F in one file and M in another", reason="conflicting-sex")
+    acquired = _acquired(used, where, notes)
+    frontal = [film for film in films if film.view not in LATERAL]
+    if not slices and not frontal:
+        raise DataError(f"{where}: lateral films only", reason="lateral-view")
+    if not slices:
+        if len(frontal) > 1:
+            notes["further-films"] += len(frontal) - 1
+        best = min(frontal, key=lambda f: (FRONTAL.get(f.view, 2), hashlib.sha256(f.sop.encode()).hexdigest()))
+        if best.in_zip:
+            raise DataError(f"{where}: a film in a zip archive; unpack it", reason="film-in-zip")
+        image = Path(best.path)
+    else:
+        image = _place(uid, slices, holders, links, where)
+    return Study(
+        patient_id=used[0].patient_id,
+        uid=uid,
+        accession=next((file.accession for file in files if file.accession), ""),
+        acquired=acquired,
+        image=image,
+        modality="ct" if slices else "film",
+        age=_age(used, acquired, notes),
+        sex=sexes.pop() if sexes else "",
+        files=sorted({Path(file.path) for file in files}),
+        top=(top := _top(uid, Path(used[0].path).parent, root, holders)),
+        alone=holders[top] == {uid},
+    )
+
+
+def _top(uid: str, folder: Path, root: Path, holders: dict[Path, set[str]]) -> Path:
+    while folder != root and holders[folder.parent] == {uid}:
+        folder = folder.parent
+    return folder
+
+
+def _acquired(files: Sequence[File], where: str, notes: Counter[str]) -> datetime:
+    """The earliest moment that the files state; a time that cannot be read is midnight, and counted."""
+    stated = {(file.date.replace(".", ""), file.time.replace(":", "")) for file in files if file.date}
+    if not stated:
+        raise DataError(f"{where}: no StudyDate, AcquisitionDate or SeriesDate", reason="no-date")
+    moments = []
+    for date, time in stated:
+        try:
+            day = date_of(date)
+        except DataError as error:
+            raise DataError(f"{where}: {error}", reason=error.reason) from error
+        try:
+            moments.append(date_of(f"{date}{time.ljust(4, '0')}") if len(time) >= 2 else day)
+        except DataError:
+            notes["bad-time"] += 1
+            moments.append(day)
+    return min(moments)
+
+
+def _age(files: Sequence[File], acquired: datetime, notes: Counter[str]) -> float | None:
+    """PatientAge, else from the birth date; None, and counted, when it cannot be."""
+    for age, born in {(file.age, file.birth_date.replace(".", "")) for file in files[:1]}:
+        try:
+            years = age_of(age)
+            return age_at(born, acquired) if years is None else years
+        except DataError:
+            notes["bad-age"] += 1
+    return None
+
+
+def _place(uid: str, slices: list[File], holders: dict[Path, set[str]], links: Path | None, where: str) -> Path:
+    """The path that holds this study and no other."""
+    paths = sorted({Path(file.path) for file in slices})
+    if any(file.in_zip for file in slices):
+        if len(paths) > 1 or holders[paths[0]] != {uid}:
+            raise DataError(f"{where}: one zip archive should hold one whole study; unpack it", reason="shared-folder")
+        return paths[0]
+    common = paths[0] if len(paths) == 1 else Path(os.path.commonpath(paths))
+    if holders[common] == {uid}:
+        return common
+    if links is None:
+        raise DataError(
+            f"{where}: {common} holds {len(holders[common])} studies; a folder must hold one (--links makes such)",
+            reason="shared-folder",
+        )
+    return _linked(uid, paths, links)
+
+
+def _linked(uid: str, paths: Sequence[Path], links: Path) -> Path:
+    """A folder of symbolic links to the files, made whole or not at all."""
+    folder = links / f"study-{hashlib.sha256(uid.encode()).hexdigest()[:16]}"
+    temporary = folder.with_name(f".{folder.name}.part")
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir(parents=True)
+    for i, path in enumerate(paths):
+        (temporary / f"{i:05d}.dcm").symlink_to(path.absolute())
+    if folder.exists():
+        shutil.rmtree(folder)
+    temporary.rename(folder)
+    return folder
+
+
+def _one_modality(index: Index, modality: Modality | None) -> None:
+    counts = Counter(study.modality for study in index.studies)
+    wanted = modality or ("film" if counts["film"] > counts["ct"] else "ct")
+    for study in index.studies:
+        if study.modality != wanted:
+            text = f"study {study.uid}: {study.modality}, and this manifest is of {wanted}"
+            index.problems.append(DataError(text, reason="other-modality"))
+    index.studies = [study for study in index.studies if study.modality == wanted]
+
+
+def _one_person_each(index: Index, files: Sequence[File]) -> None:
+    """Studies under one PatientID with different birth dates or sex are of different people: none can be used."""
+    seen: dict[str, tuple[set[str], set[str]]] = defaultdict(lambda: (set(), set()))
+    used = {study.uid for study in index.studies}
+    for file in files:
+        if file.study in used:
+            births, sexes = seen[file.patient_id]
+            births |= {file.birth_date.replace(".", "")} - {""}
+            sexes |= {sex for sex in (sex_of(file.sex),) if sex}
+    wrong: dict[str, str] = {}
+    for patient_id, (births, sexes) in seen.items():
+        if len(births) > 1 or len(sexes) > 1:
+            wrong[patient_id] = "conflicting-birth-date" if len(births) > 1 else "conflicting-sex"
+    for study in index.studies:
+        if study.patient_id in wrong:
+            text = f"study {study.uid}: two people under the one PatientID {study.patient_id}?"
+            index.problems.append(DataError(text, reason=wrong[study.patient_id]))
+    index.studies = [study for study in index.studies if study.patient_id not in wrong]
+
+
+def _relative(path: Path, folder: Path) -> str:
+    path = path.absolute()
+    return str(path.relative_to(folder)) if path.is_relative_to(folder) else str(path)

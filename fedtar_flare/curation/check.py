@@ -1,0 +1,300 @@
+"""Look at everything a site would train on, before it does: every image opened, every rejection with its reason."""
+
+from __future__ import annotations
+
+import base64
+import io
+import time
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fedtar_flare.data.cohort import Patient, Visit
+from fedtar_flare.data.sources.reading import Reading
+from fedtar_flare.errors import ConfigError, DataError
+from fedtar_flare.progress import Progress
+
+if TYPE_CHECKING:
+    from fedtar_flare.imaging.readers.volume import CTVolume
+
+THUMBNAIL_SIZE = 160
+THUMBNAIL_SLICES = 3
+EXAMPLES = 3
+"""Rejected studies that are told for each reason."""
+
+
+@dataclass(frozen=True)
+class Thumbnail:
+    """A study in small: PNG pictures as data addresses, feet to head, or the one film."""
+
+    visit_id: str
+    day: str
+    pictures: tuple[str, ...]
+
+
+@dataclass
+class Check:
+    """What was found.
+
+    Args:
+        source: what was looked at.
+        modality: ``ct``, ``film``, or empty when nothing could be used.
+        patients: with at least one study that can be used, these studies only.
+        rejected: reason to the texts of all studies that cannot be used.
+        excluded: studies of patients on the site's exclusion list; not looked at.
+        notes: what readers met and could live with: reason to texts.
+        shapes: per image (slices, rows, columns); a film has one slice.
+        spacings: per CT (between slices, rows, columns) in mm.
+        identifiers: kind of likely identifier to the visits whose report holds one.
+        thumbnails: of some studies.
+        seconds: that reading all images took.
+        images: that were opened.
+    """
+
+    source: str
+    modality: str = ""
+    patients: list[Patient] = field(default_factory=list)
+    rejected: dict[str, list[str]] = field(default_factory=dict)
+    excluded: int = 0
+    notes: dict[str, list[str]] = field(default_factory=dict)
+    shapes: list[tuple[int, ...]] = field(default_factory=list)
+    spacings: list[tuple[float, ...]] = field(default_factory=list)
+    identifiers: dict[str, list[str]] = field(default_factory=dict)
+    thumbnails: list[Thumbnail] = field(default_factory=list)
+    seconds: float = 0.0
+    images: int = 0
+
+    @property
+    def visits(self) -> list[Visit]:
+        """All usable visits."""
+        return [visit for patient in self.patients for visit in patient.visits]
+
+    def visits_per_patient(self) -> list[int]:
+        """One number for each patient."""
+        return [len(patient.visits) for patient in self.patients]
+
+    def gaps(self) -> list[float]:
+        """Days from each visit to the next of the same patient."""
+        return [
+            (after.acquired - before.acquired).total_seconds() / 86400
+            for patient in self.patients
+            for before, after in pairwise(patient.visits)
+        ]
+
+    def sexes(self) -> dict[str, int]:
+        """Patients by sex."""
+        seen = Counter(patient.sex or "unknown" for patient in self.patients)
+        return {sex: seen[sex] for sex in ("F", "M", "unknown")}
+
+    def ages(self) -> list[float]:
+        """Years at each visit, where known."""
+        return [visit.age for visit in self.visits if visit.age is not None]
+
+    def words(self) -> list[int]:
+        """Length of each report."""
+        return [len(visit.report.split()) for visit in self.visits]
+
+    def rejections(self) -> dict[str, int]:
+        """Reason to number, the commonest first."""
+        return dict(
+            sorted(((r, len(texts)) for r, texts in self.rejected.items()), key=lambda item: (-item[1], item[0]))
+        )
+
+    def summary(self) -> dict[str, Any]:
+        """Everything in numbers, for JSON; no identity but the examples of what was rejected."""
+        return {
+            "source": self.source,
+            "modality": self.modality or None,
+            "patients": len(self.patients),
+            "visits": len(self.visits),
+            "visits_per_patient": {str(n): k for n, k in sorted(Counter(self.visits_per_patient()).items())},
+            "gap_days": spread(self.gaps()),
+            "sex": self.sexes(),
+            "age": spread(self.ages()) | {"unknown": len(self.visits) - len(self.ages())},
+            "report_words": spread(self.words()),
+            "slices": spread([shape[0] for shape in self.shapes]) if self.modality == "ct" else None,
+            "slice_spacing_mm": spread([spacing[0] for spacing in self.spacings]) if self.modality == "ct" else None,
+            "rejected": self.rejections(),
+            "examples": {reason: texts[:EXAMPLES] for reason, texts in self.rejected.items()},
+            "excluded": self.excluded,
+            "notes": {reason: len(texts) for reason, texts in sorted(self.notes.items())},
+            "likely_identifiers": {kind: len(visits) for kind, visits in sorted(self.identifiers.items())},
+            "images_opened": self.images,
+            "seconds": round(self.seconds, 2),
+        }
+
+
+def spread(values: Sequence[float]) -> dict[str, Any]:
+    """Number, smallest, quartiles and largest; only the number where there is none."""
+    if not values:
+        return {"n": 0}
+    names = ("min", "lower_quartile", "median", "upper_quartile", "max")
+    points = np.percentile(np.asarray(values, float), (0, 25, 50, 75, 100))
+    return {"n": len(values), **{name: round(float(point), 3) for name, point in zip(names, points, strict=True)}}
+
+
+def check(target: Path, *, workers: int = 1, thumbnails: int = 24, say: Any = None, every: float = 15.0) -> Check:
+    """Read everything that a manifest or a site file names.
+
+    Args:
+        target: a manifest (CSV), a folder with ``manifest.csv``, or a site file (YAML).
+        workers: processes.
+        thumbnails: how many studies are shown, spread evenly over time.
+        say: takes progress lines, at most one every ``every`` seconds.
+
+    Raises:
+        ConfigError: nothing of the kind is there.
+    """
+    reading, excluded = read_target(target)
+    found = Check(str(target))
+    try:
+        patients = reading.patients()
+    except DataError:  # nothing is left: the problems say why
+        patients = []
+    found.rejected = _by_reason(reading.problems)
+    found.excluded = sum(len(patient.visits) for patient in patients if patient.patient_id in excluded)
+    patients = [patient for patient in patients if patient.patient_id not in excluded]
+    visits = sorted((v for p in patients for v in p.visits), key=lambda v: (v.acquired, v.visit_id))
+    shown = (
+        {round(i) for i in np.linspace(0, len(visits) - 1, min(thumbnails, len(visits)))} if thumbnails > 0 else set()
+    )
+    opened = _open_all(found, visits, shown, workers, say, every)
+    for patient in patients:
+        good = tuple(visit for visit in patient.visits if id(visit) in opened)
+        if good:
+            found.patients.append(Patient(patient.patient_id, patient.sex, good))
+    kinds = Counter(visit.modality for visit in found.visits)
+    found.modality = kinds.most_common(1)[0][0] if kinds else ""
+    found.identifiers = _identifiers(found.visits)
+    return found
+
+
+def read_target(target: Path) -> tuple[Reading, frozenset[str]]:
+    """The studies that a manifest or a site file names, and the patients that the site excludes.
+
+    Raises:
+        ConfigError: nothing of the kind is there.
+    """
+    from fedtar_flare.data.sources import read_source
+    from fedtar_flare.data.sources.manifest import read_manifest
+    from fedtar_flare.site import site_file as site
+
+    if target.suffix.lower() in (".yaml", ".yml"):
+        config = site.read_site_file(target)
+        if config.source == "synthetic":
+            raise ConfigError(f"{target}: a synthetic site has no data of its own to check")
+        assert config.path is not None  # a SiteConfig of these sources has one
+        return read_source(config.source, config.path, config.options), site.excluded_patients(config)
+    if target.is_dir() and not (target / "manifest.csv").is_file():
+        raise ConfigError(
+            f"{target} holds no manifest.csv. Make one of a DICOM export: fedtar data index {target} -o manifest.csv"
+        )
+    return read_manifest(target), frozenset()
+
+
+def check_task(image: str, modality: str, thumbnail: bool) -> dict[str, Any]:
+    """Open one image through its reader (a worker's task).
+
+    Returns:
+        ``shape``, ``spacing_mm`` (CT), ``notes`` as [reason, text], ``pictures`` as data addresses.
+
+    Raises:
+        DataError: it cannot be used; ``unexpected`` for an error that no reader names.
+    """
+    try:
+        if modality == "film":
+            from fedtar_flare.imaging.readers.radiograph import read_film
+
+            film = read_film(image)
+            pictures = [_png(film)] if thumbnail else []
+            return {"shape": [1, *film.shape], "spacing_mm": [], "notes": [], "pictures": pictures}
+        from fedtar_flare.imaging.readers.ct import read_ct
+
+        volume = read_ct(image)
+        return {
+            "shape": list(volume.hu.shape),
+            "spacing_mm": [float(step) for step in volume.spacing_mm],
+            "notes": [list(note) for note in volume.warnings],
+            "pictures": _slices(volume) if thumbnail else [],
+        }
+    except (DataError, MemoryError):
+        raise
+    except Exception as error:  # a check goes on to the next study and says what happened to this one
+        raise DataError(f"{image}: {type(error).__name__}: {error}", reason="unexpected") from error
+
+
+def _open_all(found: Check, visits: Sequence[Visit], shown: set[int], workers: int, say: Any, every: float) -> set[int]:
+    """Open every image; the visits whose image can be used, by their ``id``."""
+    from fedtar_flare.imaging.workers import each
+
+    items = [{"image": str(v.image), "modality": v.modality, "thumbnail": i in shown} for i, v in enumerate(visits)]
+    progress = Progress("image", len(items), say or (lambda line: None), every)
+    start = time.monotonic()
+    outcomes: dict[int, Any] = {}
+    for done, (i, outcome) in enumerate(each("check", items, workers), start=1):
+        outcomes[i] = outcome
+        progress(done)
+    found.seconds, found.images = time.monotonic() - start, len(items)
+    opened = set()
+    for i, visit in enumerate(visits):
+        outcome = outcomes[i]
+        where = f"{visit.visit_id} ({visit.acquired:%Y-%m-%d})"
+        if isinstance(outcome, DataError):
+            found.rejected.setdefault(outcome.reason, []).append(f"{where}: {outcome}")
+            continue
+        opened.add(id(visit))
+        found.shapes.append(tuple(outcome["shape"]))
+        if outcome["spacing_mm"]:
+            found.spacings.append(tuple(outcome["spacing_mm"]))
+        for reason, text in outcome["notes"]:
+            found.notes.setdefault(reason, []).append(f"{where}: {text}")
+        if outcome["pictures"]:
+            found.thumbnails.append(Thumbnail(visit.visit_id, f"{visit.acquired:%Y-%m-%d}", tuple(outcome["pictures"])))
+    return opened
+
+
+def _by_reason(problems: Sequence[DataError]) -> dict[str, list[str]]:
+    reasons: dict[str, list[str]] = defaultdict(list)
+    for problem in problems:
+        reasons[problem.reason].append(str(problem))
+    return dict(reasons)
+
+
+def _identifiers(visits: Sequence[Visit]) -> dict[str, list[str]]:
+    """Visits whose report holds what looks like an identifier, by its kind."""
+    from fedtar_flare.data.text.identifiers import find_identifiers
+
+    kinds: dict[str, list[str]] = defaultdict(list)
+    for visit in visits:
+        for kind in sorted({kind for kind, *_ in find_identifiers(visit.report)}):
+            kinds[kind].append(visit.visit_id)
+    return dict(kinds)
+
+
+def _slices(volume: CTVolume) -> list[str]:
+    """Slices as the model would see them: over the lungs, in the lung window."""
+    import torch
+    from monai.data import MetaTensor
+    from monai.transforms import Compose
+
+    from fedtar_flare.imaging.pipeline import InputConfig, ct_steps
+
+    hu = MetaTensor(torch.from_numpy(volume.hu).permute(2, 1, 0), affine=torch.from_numpy(volume.affine))
+    steps = Compose(ct_steps(InputConfig(image_size=THUMBNAIL_SIZE, slices=THUMBNAIL_SLICES)))
+    prepared: Mapping[str, Any] = steps({"image": hu})
+    return [_png(np.asarray(picture)) for picture in prepared["image"][:, 0]]
+
+
+def _png(picture: np.ndarray) -> str:
+    from PIL import Image
+
+    file = io.BytesIO()
+    image = Image.fromarray(np.ascontiguousarray(picture))
+    image.thumbnail((THUMBNAIL_SIZE, THUMBNAIL_SIZE))
+    image.save(file, "PNG", optimize=True)
+    return "data:image/png;base64," + base64.b64encode(file.getvalue()).decode("ascii")

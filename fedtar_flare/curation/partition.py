@@ -1,0 +1,153 @@
+"""Divide one collection into the sites of a simulated federation: by patient, every patient in exactly one site.
+
+- ``institution``: where the patient belongs, as the source tells it.
+- ``random``: equal sizes, by chance.
+- ``clusters``: patients with like reports share a site (TF-IDF and k-means), one cluster a site.
+- ``dirichlet``: every class of patients is spread over the sites by a draw from a Dirichlet distribution; the smaller
+  the concentration, the more unlike the sites (Hsu et al. 2019). Classes are clusters of reports, or given labels.
+
+The same patients and seed give the same sites, in whatever order the patients come.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from fedtar_flare.data.cohort import Patient
+from fedtar_flare.errors import ConfigError, DataError
+
+WAYS = ("institution", "random", "clusters", "dirichlet")
+DRAWS = 1000
+Assignment = dict[str, str]
+"""Patient id to site name."""
+
+
+def shuffled(patients: Sequence[Patient], seed: int) -> list[str]:
+    """Patient ids in an order that hangs on the seed alone."""
+    return sorted(
+        (patient.patient_id for patient in patients),
+        key=lambda patient_id: hashlib.sha256(f"partition\x1f{seed}\x1f{patient_id}".encode()).digest(),
+    )
+
+
+def by_institution(patients: Sequence[Patient], institutions: Mapping[str, str]) -> Assignment:
+    """One site for every institution, named after it.
+
+    Raises:
+        ConfigError: the source does not tell institutions, or two have the same name once written as a site's name.
+    """
+    if not any(patient.patient_id in institutions for patient in patients):
+        raise ConfigError("this source does not tell institutions; divide it by random, clusters or dirichlet")
+    names: dict[str, str] = {}
+    for institution in sorted({institutions.get(patient.patient_id, "unknown") for patient in patients}):
+        name = site_name(institution)
+        if name in names:
+            raise ConfigError(f"institutions '{names[name]}' and '{institution}' would both be the site '{name}'")
+        names[name] = institution
+    return {p.patient_id: site_name(institutions.get(p.patient_id, "unknown")) for p in patients}
+
+
+def by_random(patients: Sequence[Patient], sites: int, seed: int) -> Assignment:
+    """Sites whose sizes differ by one patient at most.
+
+    Raises:
+        ConfigError: fewer patients than sites.
+    """
+    _enough(patients, sites)
+    return {patient_id: f"site-{i % sites + 1}" for i, patient_id in enumerate(shuffled(patients, seed))}
+
+
+def by_clusters(patients: Sequence[Patient], sites: int, seed: int) -> Assignment:
+    """One cluster of reports a site, the largest first.
+
+    Raises:
+        ConfigError: fewer patients than sites.
+        DataError: ``too-few-texts`` when there are fewer different reports than sites.
+    """
+    _enough(patients, sites)
+    return {patient_id: f"site-{cluster + 1}" for patient_id, cluster in report_clusters(patients, sites, seed).items()}
+
+
+def by_dirichlet(classes: Mapping[str, object], sites: int, concentration: float, seed: int) -> Assignment:
+    """Spread every class of patients over the sites; no site stays empty.
+
+    Args:
+        classes: patient id to class.
+        sites: their number.
+        concentration: of the Dirichlet distribution; 0.1 very unlike sites, 100 nearly equal mixtures.
+        seed: of the draws.
+
+    Raises:
+        ConfigError: settings that do not fit, or no draw in 1,000 without an empty site.
+    """
+    _enough(classes, sites)
+    if not (np.isfinite(concentration) and concentration > 0):
+        raise ConfigError(f"concentration must be a positive number, not {concentration}")
+    rng = np.random.default_rng(seed)
+    members: dict[str, list[str]] = {}
+    ids = sorted(classes, key=lambda i: hashlib.sha256(f"dirichlet\x1f{seed}\x1f{i}".encode()).digest())
+    for patient_id in ids:
+        members.setdefault(str(classes[patient_id]), []).append(patient_id)
+    for _ in range(DRAWS):
+        site_of: Assignment = {}
+        for label in sorted(members):
+            counts = _whole(rng.dirichlet(np.full(sites, concentration)), len(members[label]))
+            places = np.repeat(np.arange(sites), counts)
+            site_of.update({i: f"site-{k + 1}" for i, k in zip(members[label], places, strict=True)})
+        if len(set(site_of.values())) == sites:
+            return site_of
+    raise ConfigError(
+        f"{DRAWS} draws with concentration {concentration} left a site without patients; take fewer sites or a larger "
+        f"concentration ({len(ids)} patients, {len(members)} classes, {sites} sites)"
+    )
+
+
+def report_clusters(patients: Sequence[Patient], clusters: int, seed: int) -> dict[str, int]:
+    """Patient to cluster of reports, numbered from the largest: k-means on TF-IDF of all of a patient's reports.
+
+    Raises:
+        DataError: ``too-few-texts`` when there are fewer different texts than clusters, or no words.
+    """
+    from sklearn.cluster import KMeans
+    from sklearn.feature_extraction.text import TfidfVectorizer
+
+    texts = {patient.patient_id: "\n".join(visit.report for visit in patient.visits) for patient in patients}
+    ids = shuffled(patients, seed)
+    if len(set(texts.values())) < clusters:
+        raise DataError(
+            f"{len(set(texts.values()))} different texts make no {clusters} clusters", reason="too-few-texts"
+        )
+    try:
+        features = TfidfVectorizer(sublinear_tf=True, max_features=20_000).fit_transform([texts[i] for i in ids])
+    except ValueError as error:
+        raise DataError(f"the reports hold no words to cluster by ({error})", reason="too-few-texts") from error
+    labels = KMeans(clusters, n_init=10, random_state=seed).fit_predict(features)
+    sizes = np.bincount(labels, minlength=clusters)
+    if sizes.min() == 0:
+        raise DataError(f"the reports are too alike for {clusters} clusters", reason="too-few-texts")
+    rank = {int(label): place for place, label in enumerate(np.argsort(-sizes, kind="stable"))}
+    return {patient_id: rank[int(label)] for patient_id, label in zip(ids, labels, strict=True)}
+
+
+def site_name(text: str) -> str:
+    """A name that FLARE and file systems take: small letters, digits and hyphens."""
+    plain = "".join(c if c.isascii() and c.isalnum() else "-" for c in text.strip().lower())
+    return "-".join(part for part in plain.split("-") if part) or "unknown"
+
+
+def _whole(shares: np.ndarray, total: int) -> np.ndarray:
+    """Whole numbers that sum to ``total``, nearest to the shares (largest remainders)."""
+    exact = shares / shares.sum() * total if shares.sum() > 0 else np.full(len(shares), total / len(shares))
+    counts = np.floor(exact).astype(int)
+    counts[np.argsort(counts - exact, kind="stable")[: total - counts.sum()]] += 1
+    return counts
+
+
+def _enough(patients: Sequence[Patient] | Mapping[str, object], sites: int) -> None:
+    if sites < 1:
+        raise ConfigError(f"the number of sites must be at least 1, not {sites}")
+    if len(patients) < sites:
+        raise ConfigError(f"{len(patients)} patient(s) cannot fill {sites} sites")

@@ -1,0 +1,158 @@
+"""A divided collection on disk: a manifest and a site file for every simulated site. Images stay where they are."""
+
+from __future__ import annotations
+
+import csv
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from fedtar_flare.curation import partition
+from fedtar_flare.data.cohort import Patient
+from fedtar_flare.data.sources import read_source
+from fedtar_flare.data.sources.tables import rows_of
+from fedtar_flare.errors import ConfigError
+
+COLUMNS = ("patient_id", "study_datetime", "image", "report", "age", "sex", "institution")
+
+
+@dataclass(frozen=True)
+class PartitionedSite:
+    """One site of the simulated federation.
+
+    Args:
+        site: its name.
+        manifest, site_file: the files.
+        patients, visits: how many it has.
+        visits_per_step: how many at each time step, a patient's t-th visit at step t, later ones at the last.
+    """
+
+    site: str
+    manifest: Path
+    site_file: Path
+    patients: int
+    visits: int
+    visits_per_step: tuple[int, ...]
+
+
+def partition_source(
+    source: str,
+    path: Path,
+    out: Path,
+    *,
+    by: str,
+    sites: int | None = None,
+    seed: int = 0,
+    time_steps: int = 3,
+    concentration: float = 0.5,
+    classes: int = 10,
+    labels: Path | None = None,
+    options: Mapping[str, Any] | None = None,
+    relative: bool = False,
+) -> tuple[list[PartitionedSite], dict[str, int]]:
+    """Divide a source into sites and write ``out/<site>/manifest.csv`` and ``out/sites/<site>.yaml``.
+
+    Args:
+        source, path, options: of :func:`read_source`. What the options do to the reports is done once, here: the
+            manifests hold the result.
+        out: a folder; a site that is there already is refused, so that nothing is overwritten.
+        by: of ``partition.WAYS``.
+        sites: their number, for all ways but ``institution``.
+        seed: of everything random.
+        time_steps: T of the counts.
+        concentration, classes, labels: of ``dirichlet``: concentration, number of report clusters, or instead of
+            clusters a CSV table with the columns ``patient_id`` and ``label``.
+        relative: write image paths relative to the manifests' folders, for data and partition that move together.
+
+    Returns:
+        The sites by name, and reason to number of studies of the source that were left out.
+
+    Raises:
+        ConfigError, DataError: settings or data do not allow the partition.
+    """
+    if by not in partition.WAYS:
+        raise ConfigError(f"by '{by}' is not one of {', '.join(partition.WAYS)}")
+    if (by == "institution") != (sites is None):
+        raise ConfigError(f"by {by}: " + ("the institutions are the sites" if sites else "how many sites?"))
+    if time_steps < 1:
+        raise ConfigError(f"time_steps must be at least 1, not {time_steps}")
+    if source == "synthetic":
+        raise ConfigError("the synthetic cohort is made by site: fedtar data synth")
+    reading = read_source(source, path, options)
+    patients = reading.patients()
+    if by == "institution":
+        site_of = partition.by_institution(patients, reading.institutions)
+    elif by == "random":
+        site_of = partition.by_random(patients, sites or 0, seed)
+    elif by == "clusters":
+        site_of = partition.by_clusters(patients, sites or 0, seed)
+    else:
+        kinds: Mapping[str, object]
+        kinds = _labels(labels, patients) if labels else partition.report_clusters(patients, classes, seed)
+        site_of = partition.by_dirichlet(kinds, sites or 0, concentration, seed)
+    names = sorted(set(site_of.values()), key=lambda name: (len(name), name) if by != "institution" else (0, name))
+    taken = [place for name in names for place in (out / name, out / "sites" / f"{name}.yaml") if place.exists()]
+    if taken:
+        raise ConfigError(f"{taken[0]} is there already; name another folder, or delete it first")
+    members = {name: [p for p in patients if site_of[p.patient_id] == name] for name in names}
+    written = [
+        _write(name, out, members[name], reading.institutions, time_steps=time_steps, relative=relative)
+        for name in names
+    ]
+    return written, reading.rejected()
+
+
+def _write(
+    name: str,
+    out: Path,
+    patients: Sequence[Patient],
+    institutions: Mapping[str, str],
+    *,
+    time_steps: int,
+    relative: bool,
+) -> PartitionedSite:
+    folder, site_file = out / name, out / "sites" / f"{name}.yaml"
+    folder.mkdir(parents=True)
+    site_file.parent.mkdir(exist_ok=True)
+    steps = [0] * time_steps
+    temporary = folder / f".manifest.csv.{os.getpid()}"
+    with temporary.open("w", encoding="utf-8", newline="") as file:
+        table = csv.writer(file)
+        table.writerow(COLUMNS)
+        for patient in patients:
+            for i, visit in enumerate(patient.visits):
+                steps[min(i, time_steps - 1)] += 1
+                image = visit.image.absolute()
+                table.writerow(
+                    (
+                        patient.patient_id,
+                        visit.acquired.isoformat(" "),
+                        os.path.relpath(image, folder.absolute()) if relative else image,
+                        visit.report,
+                        "" if visit.age is None else f"{visit.age:.4f}".rstrip("0").rstrip("."),
+                        patient.sex or "",
+                        institutions.get(patient.patient_id, ""),
+                    )
+                )
+    temporary.replace(folder / "manifest.csv")
+    content = {
+        "source": "manifest",
+        "path": f"../{name}/manifest.csv",
+        "options": {"modality": patients[0].visits[0].modality},
+    }
+    temporary = site_file.with_name(f".{site_file.name}.{os.getpid()}")
+    temporary.write_text(yaml.safe_dump(content, sort_keys=False), encoding="utf-8")
+    temporary.replace(site_file)
+    return PartitionedSite(name, folder / "manifest.csv", site_file, len(patients), sum(steps), tuple(steps))
+
+
+def _labels(table: Path, patients: Sequence[Patient]) -> dict[str, str]:
+    labels = {row["patient_id"]: row["label"] for row in rows_of(table, ("patient_id", "label"))}
+    without = [patient.patient_id for patient in patients if not labels.get(patient.patient_id)]
+    if without:
+        raise ConfigError(f"{table}: {len(without)} patient(s) have no label, such as {without[0]}")
+    return {patient.patient_id: labels[patient.patient_id] for patient in patients}

@@ -1,0 +1,1 @@
+"""From an image file to a tensor: readers, transforms, cache, augmentation, batches."""

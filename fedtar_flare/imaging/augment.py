@@ -1,0 +1,120 @@
+"""Augmentation of model input by MONAI's transforms: small shifts and turns, brightness, contrast and noise.
+
+Off unless a training loop calls it. Two studies are told apart by where things lie and how bright they are, so the
+defaults stay small, and nothing is mirrored: left and right mean something in a report.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import threading
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from fedtar_flare.errors import ConfigError, DataError
+
+if TYPE_CHECKING:
+    from monai.transforms import Compose
+
+_ONE_AT_A_TIME = threading.Lock()  # MONAI's transforms keep their random state in themselves
+LARGEST = {
+    "rotation_deg": 45.0,
+    "shift": 0.5,
+    "scale": 0.5,
+    "intensity": 1.0,
+    "contrast": 0.9,
+    "noise": 1.0,
+    "probability": 1.0,
+}
+
+
+@dataclass(frozen=True)
+class AugmentConfig:
+    """How far images are changed; each change happens with probability ``probability``, on its own.
+
+    Args:
+        rotation_deg: largest turn in plane.
+        shift: largest shift in plane, as a share of the side.
+        scale: largest change of size, as a share.
+        intensity: largest shift of brightness, as a share of the range.
+        contrast: largest change of gamma, as a share.
+        noise: largest standard deviation of noise, as a share of the range.
+        probability: of each of affine, brightness, contrast and noise.
+
+    Raises:
+        ConfigError: names the field and its value.
+    """
+
+    rotation_deg: float = 5.0
+    shift: float = 0.04
+    scale: float = 0.05
+    intensity: float = 0.05
+    contrast: float = 0.1
+    noise: float = 0.02
+    probability: float = 0.8
+
+    def __post_init__(self) -> None:
+        for name, largest in LARGEST.items():
+            value = getattr(self, name)
+            if not 0 <= value <= largest:
+                raise ConfigError(f"augmentation: {name} must be within 0 to {largest:g}, not {value}")
+
+
+def augment(images: np.ndarray, seed: int, config: AugmentConfig | None = None) -> np.ndarray:
+    """A changed copy of one study's model input; all its slices and channels are moved alike.
+
+    Args:
+        images: uint8 (S, 3, H, W), as :func:`fedtar_flare.imaging.pipeline.prepare` gives them.
+        seed: decides everything random: the same seed gives the same picture, in every process.
+        config: how far.
+
+    Returns:
+        uint8 of the same shape; ``images`` is left as it is.
+
+    Raises:
+        DataError: ``not-model-input`` for another type or shape.
+    """
+    if images.dtype != np.uint8 or images.ndim != 4:
+        text = f"model input is uint8 (S, 3, H, W), not {images.dtype} {images.shape}"
+        raise DataError(text, reason="not-model-input")
+    import torch
+
+    slices, channels, height, width = images.shape
+    steps = _steps(config or AugmentConfig(), height, width)
+    planes = torch.from_numpy(np.array(images)).reshape(slices * channels, height, width).float() / 255
+    with _ONE_AT_A_TIME:
+        steps.set_random_state(seed=seed % 2**32)
+        changed = torch.as_tensor(steps(planes)).reshape(slices, channels, height, width)
+    return np.asarray(changed.mul(255).round().clamp(0, 255).to(torch.uint8).numpy())
+
+
+def sample_seed(seed: int, *parts: object) -> int:
+    """A seed for one use of one sample, such as ``sample_seed(seed, round, step, update, visit.visit_id)``."""
+    text = "\x1f".join(map(str, (seed, *parts)))
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big")
+
+
+@lru_cache(maxsize=4)
+def _steps(config: AugmentConfig, height: int, width: int) -> Compose:
+    from monai.transforms import Compose, RandAdjustContrast, RandAffine, RandGaussianNoise, RandShiftIntensity
+
+    p = config.probability
+    return Compose(
+        [
+            RandAffine(
+                prob=p,
+                rotate_range=math.radians(config.rotation_deg),
+                translate_range=[config.shift * height, config.shift * width],
+                scale_range=(config.scale, config.scale),
+                mode="bilinear",
+                padding_mode="zeros",
+            ),
+            RandShiftIntensity(offsets=config.intensity, prob=p),
+            RandAdjustContrast(prob=p, gamma=(1 - config.contrast, 1 + config.contrast)),
+            RandGaussianNoise(prob=p, std=config.noise),
+        ]
+    )

@@ -1,0 +1,163 @@
+"""MONAI transforms from a CT volume to what the encoder sees; usable in any ``Compose``.
+
+The volume is never resampled: slices are picked, windowed and shrunk in plane, which takes tenths of a second.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from monai.config import KeysCollection
+from monai.data import MetaTensor
+from monai.transforms import MapTransform
+from torch.nn.functional import interpolate
+
+from fedtar_flare.errors import ConfigError, DataError
+from fedtar_flare.imaging.lungs import lung_range, sample_slices
+from fedtar_flare.imaging.readers.volume import to_int16
+from fedtar_flare.imaging.threads import in_threads
+
+PLANES_AT_ONCE = 6
+"""Planes that are shrunk together: few enough to stay in the processor's cache."""
+DISPLAY_AXES = ("S", "P", "L")
+"""Slices from feet to head; in a slice, rows from front to back and columns from the patient's right to the left."""
+
+
+class LungSlicesd(MapTransform):
+    """Volume to S slices that sample the lungs evenly in millimetres, every volume lying the same way.
+
+    Input: (1, X, Y, Z) or (X, Y, Z) Hounsfield units with an affine (``MetaTensor``). Output: int16 (S, H, W), feet to
+    head; under ``position_key`` float32 (S,), mm from the middle of the lungs, positive towards the head; under
+    ``pixel_key`` the distance between rows and between columns in mm.
+
+    Args:
+        keys: of the volume.
+        slices: S. A range with fewer slices repeats some of them.
+        position_key, pixel_key: where positions and pixel size go.
+
+    Raises:
+        DataError: ``not-a-volume`` for another shape or a volume without an affine.
+    """
+
+    def __init__(
+        self,
+        keys: KeysCollection,
+        slices: int = 16,
+        position_key: str = "position_mm",
+        pixel_key: str = "pixel_mm",
+        allow_missing_keys: bool = False,
+    ):
+        super().__init__(keys, allow_missing_keys)
+        if slices < 1:
+            raise ConfigError(f"slices must be at least 1, not {slices}")
+        self.slices, self.position_key, self.pixel_key = slices, position_key, pixel_key
+
+    def __call__(self, data: Mapping[Hashable, Any]) -> dict[Hashable, Any]:
+        """See the class."""
+        out = dict(data)
+        for key in self.key_iterator(out):
+            hu, spacing = displayed(out[key])
+            first, last = lung_range(hu, spacing)
+            choice = sample_slices(first, last, spacing[0], self.slices)
+            out[key] = to_int16(hu[choice.indices])
+            out[self.position_key] = choice.position_mm
+            out[self.pixel_key] = spacing[1:]
+        return out
+
+
+def displayed(volume: Any) -> tuple[np.ndarray, tuple[float, float, float]]:
+    """A view of the volume as (feet to head, front to back, right to left), and its spacing in mm along these."""
+    import nibabel.orientations as nio
+
+    if not isinstance(volume, MetaTensor):
+        raise DataError("a CT volume needs its affine; load it with LoadImaged", reason="not-a-volume")
+    affine = np.asarray(volume.affine, np.float64)
+    array = volume.as_tensor().numpy()
+    array = array[0] if array.ndim == 4 and array.shape[0] == 1 else array
+    if array.ndim != 3:
+        raise DataError(f"a CT volume has three axes, not the shape {array.shape}", reason="not-a-volume")
+    turn = nio.ornt_transform(nio.io_orientation(affine), nio.axcodes2ornt(DISPLAY_AXES))
+    sizes = np.linalg.norm(affine[:3, :3], axis=0)
+    z, y, x = (float(sizes[int(np.flatnonzero(turn[:, 0] == axis)[0])]) for axis in range(3))
+    return nio.apply_orientation(array, turn), (z, y, x)
+
+
+class HUWindowsd(MapTransform):
+    """Hounsfield units (S, H, W) to uint8 (S, C, H, W): each window is a channel, from black to white across its width.
+
+    Args:
+        keys: of the slices.
+        windows: (level, width) of each channel.
+    """
+
+    def __init__(
+        self, keys: KeysCollection, windows: Sequence[tuple[float, float]], allow_missing_keys: bool = False
+    ):  # fmt: skip
+        super().__init__(keys, allow_missing_keys)
+        if not windows or any(width <= 0 for _, width in windows):
+            raise ConfigError(f"windows are (level, width) with a positive width, not {windows}")
+        values = np.arange(1 << 16, dtype=np.uint16).view(np.int16).astype(np.float32)
+        self._tables = [
+            np.rint(np.clip((values - (level - width / 2)) * (255 / width), 0, 255)).astype(np.uint8)
+            for level, width in windows
+        ]
+
+    def __call__(self, data: Mapping[Hashable, Any]) -> dict[Hashable, Any]:
+        """See the class."""
+        out = dict(data)
+        for key in self.key_iterator(out):
+            hu = np.ascontiguousarray(to_int16(np.asarray(out[key]))).view(np.uint16)
+            out[key] = np.stack(in_threads(self._channels, hu))
+        return out
+
+    def _channels(self, plane: np.ndarray) -> np.ndarray:
+        places = plane.astype(np.intp)
+        return np.stack([table.take(places, mode="clip") for table in self._tables])  # clip: no check of each place
+
+
+class SquareResized(MapTransform):
+    """Shrink the last two axes of a uint8 array to a square, keeping the shape of what is shown; the rest is black.
+
+    Averages over areas when shrinking, interpolates linearly when enlarging.
+
+    Args:
+        keys: of the pictures.
+        size: height and width of the result.
+        pixel_key: distance between rows and between columns in mm, where the pictures have one; else pixels are square.
+    """
+
+    def __init__(
+        self, keys: KeysCollection, size: int, pixel_key: str = "pixel_mm", allow_missing_keys: bool = False
+    ):  # fmt: skip
+        super().__init__(keys, allow_missing_keys)
+        if size < 1:
+            raise ConfigError(f"size must be at least 1, not {size}")
+        self.size, self.pixel_key = size, pixel_key
+
+    def __call__(self, data: Mapping[Hashable, Any]) -> dict[Hashable, Any]:
+        """See the class."""
+        out = dict(data)
+        for key in self.key_iterator(out):
+            out[key] = _to_square(np.asarray(out[key]), self.size, out.get(self.pixel_key, (1.0, 1.0)))
+        return out
+
+
+def _to_square(pictures: np.ndarray, size: int, pixel_mm: tuple[float, float]) -> np.ndarray:
+    *front, rows, columns = pictures.shape
+    extent = rows * pixel_mm[0], columns * pixel_mm[1]
+    height, width = (max(1, round(size * side / max(extent))) for side in extent)
+    shrinks = height <= rows and width <= columns
+    planes = torch.from_numpy(pictures.reshape(-1, 1, rows, columns))
+    out = np.zeros((len(planes), size, size), np.uint8)
+    top, left = (size - height) // 2, (size - width) // 2
+    for i in range(0, len(planes), PLANES_AT_ONCE):
+        part = planes[i : i + PLANES_AT_ONCE].float()
+        if shrinks:
+            part = interpolate(part, size=(height, width), mode="area")
+        else:
+            part = interpolate(part, size=(height, width), mode="bilinear", antialias=True)
+        out[i : i + PLANES_AT_ONCE, top : top + height, left : left + width] = part[:, 0].round().clamp(0, 255).numpy()
+    return out.reshape(*front, size, size)

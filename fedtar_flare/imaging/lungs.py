@@ -1,0 +1,75 @@
+"""Where the lungs are in a CT volume, and which slices sample them evenly in millimetres."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from fedtar_flare.imaging.threads import in_threads, thread_count
+
+BODY_HU = -400
+"""Below: air and lung. Above: the body."""
+COARSE_MM = 3.0
+MIN_AREA_CM2 = 15.0
+MIN_SHARE = 0.1
+MIN_RANGE_MM = 60.0
+
+
+class SliceChoice(NamedTuple):
+    """Indices of the chosen slices, ascending, and their position relative to the centre of the range, mm."""
+
+    indices: np.ndarray
+    position_mm: np.ndarray
+
+
+def lung_range(hu: np.ndarray, spacing_mm: tuple[float, float, float]) -> tuple[int, int]:
+    """First and last slice of the lungs.
+
+    Air that the body encloses within a slice is lung, in the main; slices count while its area is at least a tenth of
+    the largest slice's. That keeps the tips and leaves out windpipe and bowel gas. Where no lungs are found (another
+    part of the body, an unusual field of view), the whole volume is the range.
+
+    Args:
+        hu: (z, y, x) Hounsfield units, z along the body's axis.
+        spacing_mm: along z, y, x.
+    """
+    steps = [max(1, round(COARSE_MM / step)) for step in spacing_mm[1:]]
+    parts = np.array_split(hu[:, :: steps[0], :: steps[1]], min(len(hu), thread_count()))
+    voxels = np.concatenate(in_threads(_enclosed_air, parts))
+    area = voxels * (steps[0] * spacing_mm[1] * steps[1] * spacing_mm[2] / 100)
+    whole = 0, len(hu) - 1
+    if area.max() < MIN_AREA_CM2:
+        return whole
+    peak = int(area.argmax())
+    low_air = np.flatnonzero(area < max(MIN_SHARE * area[peak], MIN_AREA_CM2 / 2))
+    first = int(low_air[low_air < peak].max(initial=-1)) + 1
+    last = int(low_air[low_air > peak].min(initial=len(hu))) - 1
+    return (first, last) if (last - first + 1) * spacing_mm[0] >= MIN_RANGE_MM else whole
+
+
+def _enclosed_air(hu: np.ndarray) -> np.ndarray:
+    """Voxels of each slice that are air and that the body encloses within the slice."""
+    from scipy import ndimage
+
+    in_plane = np.zeros((3, 3, 3), bool)
+    in_plane[1] = ndimage.generate_binary_structure(2, 1)
+    labels, count = ndimage.label(hu < BODY_HU, in_plane)
+    inside = np.ones(count + 1, bool)
+    inside[0] = False
+    for edge in (labels[:, 0], labels[:, -1], labels[:, :, 0], labels[:, :, -1]):
+        inside[edge.ravel()] = False
+    return inside[labels].sum(axis=(1, 2))
+
+
+def sample_slices(first: int, last: int, spacing_mm: float, slices: int) -> SliceChoice:
+    """Slices nearest to the middles of equal parts of a range; with fewer slices than parts some are repeated.
+
+    Args:
+        first, last: slice indices of the range, both within.
+        spacing_mm: between slices.
+        slices: S.
+    """
+    middles = first - 0.5 + (np.arange(slices) + 0.5) * (last - first + 1) / slices
+    indices = np.clip(np.ceil(middles - 0.5).astype(int), first, last)
+    return SliceChoice(indices, ((indices - (first + last) / 2) * spacing_mm).astype(np.float32))

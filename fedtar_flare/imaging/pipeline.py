@@ -1,0 +1,219 @@
+"""From a study on disk to model input: MONAI pipelines for CT and films, and their cached result."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fedtar_flare.data.cohort import Cohort, Modality, Visit
+from fedtar_flare.data.sources.reading import log_left_out
+from fedtar_flare.errors import ConfigError, DataError
+from fedtar_flare.imaging import cache
+from fedtar_flare.imaging.cache import Prepared
+from fedtar_flare.progress import Progress
+
+if TYPE_CHECKING:
+    from monai.transforms import Compose
+
+logger = logging.getLogger(__name__)
+NOT_REMEMBERED = {"no-image", "unsupported-transfer-syntax", "out-of-memory", "worker-died"}
+"""Refusals that a mounted disk, an installed decoder or more memory cures without the files changing."""
+
+
+@dataclass(frozen=True)
+class InputConfig:
+    """What the encoder sees.
+
+    Args:
+        image_size: height and width of a slice or film.
+        slices: S, slices of a CT volume (a film has one).
+        windows: (level, width) in HU of the three channels: lung, mediastinum, bone.
+
+    Raises:
+        ConfigError: names the field and its value.
+    """
+
+    image_size: int = 64
+    slices: int = 16
+    windows: tuple[tuple[float, float], ...] = ((-600.0, 1500.0), (40.0, 400.0), (400.0, 1800.0))
+
+    def __post_init__(self) -> None:
+        if self.image_size < 8:
+            raise ConfigError(f"image_size must be at least 8, not {self.image_size}")
+        if self.slices < 1:
+            raise ConfigError(f"slices must be at least 1, not {self.slices}")
+        object.__setattr__(self, "windows", tuple((float(level), float(width)) for level, width in self.windows))
+        if len(self.windows) != 3 or min(width for _, width in self.windows) <= 0:
+            raise ConfigError(f"windows must be three pairs (level, width) with positive widths, not {self.windows}")
+
+
+def ct_pipeline(config: InputConfig, extra: Sequence[Callable[[Any], Any]] = ()) -> Compose:
+    """``{"image": path}`` to ``{"image": uint8 (S, 3, H, W), "position_mm": float32 (S,), ...}`` for CT.
+
+    Args:
+        config: what the encoder sees.
+        extra: a hospital's own dictionary transforms. They get the volume as a ``MetaTensor`` (1, X, Y, Z) in HU with a
+            RAS affine, before slices are picked.
+    """
+    from monai.transforms import Compose, LoadImaged
+
+    from fedtar_flare.imaging.readers.dicom_ct import CTSeriesReader
+
+    reader: Any = CTSeriesReader(as_tensor=True)
+    load = LoadImaged("image", reader=reader, dtype=np.int16, ensure_channel_first=True)
+    return Compose([load, *extra, *ct_steps(config)])
+
+
+def ct_steps(config: InputConfig) -> list[Callable[[Any], Any]]:
+    """The steps of :func:`ct_pipeline` after the reader, for a volume that is in memory as a ``MetaTensor``."""
+    from fedtar_flare.imaging.ct_transforms import HUWindowsd, LungSlicesd, SquareResized
+
+    return [
+        LungSlicesd("image", config.slices),
+        HUWindowsd("image", config.windows),
+        SquareResized("image", config.image_size),
+    ]
+
+
+def film_pipeline(config: InputConfig, extra: Sequence[Callable[[Any], Any]] = ()) -> Compose:
+    """The same for films: S = 1, three equal channels, position 0. ``extra`` gets the film as uint8 (1, H, W)."""
+    from monai.transforms import Compose, LoadImaged
+
+    from fedtar_flare.imaging.ct_transforms import SquareResized
+    from fedtar_flare.imaging.radiograph_transforms import FilmToSliced
+    from fedtar_flare.imaging.readers.radiograph_reader import FilmReader
+
+    reader: Any = FilmReader()
+    load = LoadImaged("image", reader=reader, dtype=np.uint8, ensure_channel_first=True)
+    return Compose([load, *extra, SquareResized("image", config.image_size), FilmToSliced("image")])
+
+
+def prepare(visit: Visit, config: InputConfig, cache_dir: Path) -> Prepared:
+    """Model input of a visit: from the cache, or computed and kept there.
+
+    Neither MONAI nor pydicom is imported when the cache has it. Safe for processes that prepare the same visit at once.
+
+    Raises:
+        DataError: the study cannot be used; ``reason`` says which kind of trouble.
+    """
+    entry = entry_of(visit, config, cache_dir)
+    if (found := cache.load(entry)) is not None:
+        return found
+    if (refusal := cache.load_refusal(entry)) is not None:
+        raise refusal
+    return _compute(visit.image, visit.modality, config, entry)
+
+
+def _compute(image: Path, modality: Modality, config: InputConfig, entry: Path) -> Prepared:
+    try:
+        result = _run(image, modality, config)
+    except DataError as error:
+        if error.reason not in NOT_REMEMBERED:
+            cache.store_refusal(entry, error)
+        raise
+    picture = np.ascontiguousarray(result["image"], np.uint8)
+    position = np.ascontiguousarray(result["position_mm"], np.float32)
+    cache.store(entry, picture, position)
+    return cache.load(entry) or Prepared(picture, position)  # a full disk or a lost mount must not stop the run
+
+
+def prepare_task(image: str, modality: Modality, config: dict[str, Any], cache_dir: str) -> bool:
+    """Prepare one image (a worker's task); the result is in the cache.
+
+    Raises:
+        DataError: see :func:`prepare`.
+    """
+    settings = InputConfig(**config)
+    entry = _entry(Path(image), modality, settings, Path(cache_dir))
+    if cache.load(entry) is None:  # another site may have been first
+        _compute(Path(image), modality, settings, entry)
+    return True
+
+
+def entry_of(visit: Visit, config: InputConfig, cache_dir: Path) -> Path:
+    """Where the cache keeps the model input of a visit (whether or not it is there).
+
+    Raises:
+        DataError: ``no-image``: the visit's files are gone.
+    """
+    return _entry(visit.image, visit.modality, config, cache_dir)
+
+
+def _entry(image: Path, modality: Modality, config: InputConfig, cache_dir: Path) -> Path:
+    settings = {"modality": modality, **asdict(config)}
+    if modality == "film":
+        settings = {"modality": "film", "image_size": config.image_size}
+    return cache.entry_path(Path(cache_dir), cache.file_identity(image), settings)
+
+
+def prepare_cohort(cohort: Cohort, config: InputConfig, cache_dir: Path, *, workers: int | None = None) -> Cohort:
+    """Prepare every visit; those that cannot be read are left out of the cohort and counted by reason.
+
+    What was prepared or refused before is only looked up, so that this may run at the start of every task. The rest is
+    prepared side by side in processes when it proves long; what comes out does not depend on their number. A worker
+    holds one volume at a time. Progress is logged with the rate and the time left.
+
+    Args:
+        cohort: of one modality.
+        config: what the encoder sees.
+        cache_dir: folder of prepared images.
+        workers: processes; None: one per processor, at most four.
+
+    Raises:
+        DataError: ``no-patient`` when nothing is left.
+    """
+    from fedtar_flare.imaging.workers import each, worker_count
+
+    count = worker_count(workers)
+    visits = [visit for patient in cohort.patients for visit in patient.visits]
+    errors: dict[tuple[str, str], DataError] = {}
+    missing: list[Visit] = []
+    for visit in visits:
+        try:
+            entry = entry_of(visit, config, cache_dir)
+            if cache.load(entry) is None:
+                if (refusal := cache.load_refusal(entry)) is not None:
+                    raise refusal
+                missing.append(visit)
+        except DataError as error:
+            errors[visit.patient_id, visit.visit_id] = error
+    common = {"config": asdict(config), "cache_dir": str(cache_dir)}
+    items = [{"image": str(visit.image), "modality": visit.modality, **common} for visit in missing]
+    progress = Progress("preparing images: study", len(items), logger.info)
+    for done, (i, outcome) in enumerate(each("prepare", items, count), start=1):
+        if isinstance(outcome, DataError):
+            errors[missing[i].patient_id, missing[i].visit_id] = outcome
+        progress(done)
+    if not errors:
+        return cohort
+    log_left_out([errors[key] for v in visits if (key := (v.patient_id, v.visit_id)) in errors])
+    reasons = {key: error.reason for key, error in errors.items()}
+    return cohort.leaving_out(lambda visit: reasons.get((visit.patient_id, visit.visit_id)))
+
+
+@lru_cache(maxsize=4)
+def _pipeline(modality: Modality, config: InputConfig) -> Compose:
+    """Built once: LoadImaged looks for all of MONAI's optional readers whenever it is made, and warns of each."""
+    logging.getLogger("monai.data.nvimgcodec_pydicom_plugin").setLevel(logging.ERROR)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="NvImgCodec")
+        return ct_pipeline(config) if modality == "ct" else film_pipeline(config)
+
+
+def _run(image: Path, modality: Modality, config: InputConfig) -> Any:
+    try:
+        return _pipeline(modality, config)({"image": str(image)})
+    except RuntimeError as error:  # MONAI wraps what its transforms raise
+        cause: BaseException | None = error
+        while cause is not None and not isinstance(cause, DataError):
+            cause = cause.__cause__
+        if cause is None:
+            raise
+        raise cause from None

@@ -1,0 +1,76 @@
+"""Read a CT volume in Hounsfield units: a DICOM series (folder, file, zip, DICOMDIR) or NIfTI. Needs no MONAI."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from fedtar_flare.errors import DataError
+from fedtar_flare.imaging.readers.volume import CTRules, CTVolume, check_air
+
+LPS_TO_RAS = np.diag([-1.0, -1.0, 1.0, 1.0])
+NIFTI_SUFFIXES = (".nii", ".nii.gz")
+
+
+def read_ct(path: Path | str | Sequence[Path | str], rules: CTRules | None = None) -> CTVolume:
+    """Read one CT volume.
+
+    A study with several series: the one to read is chosen by the rule of :mod:`.dicom_series`; when it is refused the
+    next one is tried, and both are noted in ``warnings``.
+
+    Args:
+        path: folder (searched recursively), file, zip or DICOMDIR; or a list of the files of one study.
+        rules: what is accepted.
+
+    Returns:
+        the volume; slices ascend along the normal of their plane (towards the head for an ordinary axial series).
+
+    Raises:
+        DataError: with its own ``reason`` for each kind of trouble; nothing is guessed in silence.
+    """
+    rules = rules or CTRules()
+    paths = [Path(path)] if isinstance(path, str | Path) else [Path(p) for p in path]
+    if len(paths) == 1 and paths[0].name.lower().endswith(NIFTI_SUFFIXES):
+        from fedtar_flare.imaging.readers.nifti import read_nifti
+
+        return read_nifti(paths[0], rules)
+    return _read_series(paths, rules)
+
+
+def _read_series(paths: list[Path], rules: CTRules) -> CTVolume:
+    from fedtar_flare.imaging.readers.dicom_files import sources
+    from fedtar_flare.imaging.readers.dicom_pixels import read_hu
+    from fedtar_flare.imaging.readers.dicom_series import candidates, notes_of, scan
+    from fedtar_flare.imaging.readers.dicom_stack import build_stack
+    from fedtar_flare.imaging.readers.regrid import even, straighten
+
+    where = str(paths[0]) if len(paths) == 1 else f"{len(paths)} files beside {paths[0]}"
+    with sources(paths) as files:
+        series, left_out = scan(files, where)
+        refused = []
+        for one in candidates(series, where, rules):
+            try:
+                stack = build_stack(one, rules)
+                hu, notes = read_hu(stack.slices, rules)
+                notes += check_air(hu, one.describe(), rules)
+                break
+            except DataError as error:
+                refused.append((one, error))
+        else:
+            raise refused[0][1]
+    notes = notes_of(one, refused, series, left_out) + stack.notes + notes
+    first = stack.slices[0]
+    origin = first.position.copy()
+    if not stack.even:
+        hu = even(hu, stack.positions, stack.spacing)
+    if any(stack.shear):
+        hu, (right, down) = straighten(hu, stack.spacing, first.spacing, stack.shear)
+        origin += right * first.row + down * first.column
+    affine = np.eye(4)
+    affine[:3, 0] = first.row * first.spacing[1]
+    affine[:3, 1] = first.column * first.spacing[0]
+    affine[:3, 2] = first.normal * stack.spacing
+    affine[:3, 3] = origin
+    return CTVolume(hu, (stack.spacing, *first.spacing), LPS_TO_RAS @ affine, one.uid, tuple(notes))

@@ -1,0 +1,244 @@
+"""Where DICOM bytes lie (folder, file, zip, DICOMDIR) and their headers, without the pixels.
+
+Pixel data is not read with the header, only its place in the file is: a volume is held in memory once.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+from zipfile import BadZipFile, ZipFile
+
+from pydicom import dcmread
+from pydicom.dataset import Dataset
+from pydicom.filereader import read_dataset, read_partial
+from pydicom.tag import BaseTag, Tag
+from pydicom.uid import UID, DeflatedExplicitVRLittleEndian, ImplicitVRLittleEndian
+from pydicom.valuerep import EXPLICIT_VR_LENGTH_32
+
+from fedtar_flare.errors import DataError
+from fedtar_flare.imaging.readers.dicom_tags import text
+
+PIXEL_DATA = 0x7FE00010
+KEYWORDS = """
+    SOPClassUID SOPInstanceUID StudyInstanceUID SeriesInstanceUID PatientID Modality ImageType AcquisitionNumber
+    ConvolutionKernel SliceThickness SpacingBetweenSlices ImagePositionPatient ImageOrientationPatient SamplesPerPixel
+    PhotometricInterpretation NumberOfFrames Rows Columns PixelSpacing BitsAllocated BitsStored HighBit
+    PixelRepresentation
+    PixelPaddingValue PixelPaddingRangeLimit RescaleIntercept RescaleSlope RescaleType LossyImageCompression
+    SharedFunctionalGroupsSequence PerFrameFunctionalGroupsSequence
+"""
+TAGS: list[BaseTag | int] = [Tag(keyword) for keyword in KEYWORDS.split()]
+MAX_MEMBER = 2 << 30
+"""A larger member of a zip archive is not unpacked (bytes)."""
+UNDEFINED = 0xFFFFFFFF
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """One file on disk, or one member of a zip archive."""
+
+    path: Path
+    archive: ZipFile | None = None
+    member: str = ""
+
+    @property
+    def name(self) -> str:
+        """Name for messages."""
+        return f"{self.path}:{self.member}" if self.archive else str(self.path)
+
+    def open(self) -> BinaryIO:
+        """Open for reading from the start; the caller closes it.
+
+        Raises:
+            DataError: ``unreadable``: a file that may not be read, a damaged, encrypted or oversized member of a zip.
+        """
+        try:
+            if self.archive is None:
+                return self.path.open("rb")
+            size = self.archive.getinfo(self.member).file_size
+            if size > MAX_MEMBER:
+                raise DataError(f"{self.name}: {size} bytes unpacked are no image", reason="unreadable")
+            return io.BytesIO(self.archive.read(self.member))
+        except (OSError, EOFError, zlib.error, BadZipFile, RuntimeError, NotImplementedError) as error:
+            raise DataError(f"{self.name}: cannot be read ({error})", reason="unreadable") from error
+
+    def start(self) -> bytes:
+        """The first 132 bytes; of a zip member no more than these are unpacked."""
+        if self.archive is None:
+            with self.open() as file:
+                return file.read(132)
+        try:
+            with self.archive.open(self.member) as file:
+                return file.read(132)
+        except (OSError, EOFError, zlib.error, BadZipFile, RuntimeError, NotImplementedError) as error:
+            raise DataError(f"{self.name}: cannot be read ({error})", reason="unreadable") from error
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """What one DICOM file says of itself.
+
+    Args:
+        source: the file.
+        dataset: the tags of ``TAGS``.
+        syntax: its transfer syntax.
+        has_pixels: whether there is pixel data at all.
+        offset: place of the pixel values in the file; None when they cannot be read in place (deflated, zip).
+        size: bytes of the file.
+        length: bytes that the pixel data claims; None when it does not say (compressed), or has none.
+    """
+
+    source: Source
+    dataset: Dataset
+    syntax: UID
+    has_pixels: bool
+    offset: int | None
+    size: int
+    length: int | None = None
+
+
+@contextmanager
+def sources(path: Path | list[Path]) -> Iterator[list[Source]]:
+    """All files below a folder, in a zip, named by a DICOMDIR, or the given file(s) themselves, sorted by name.
+
+    Raises:
+        DataError: ``no-image`` when the path is not there, ``unreadable`` for a broken zip.
+    """
+    with ExitStack() as stack:
+        found: list[Source] = []
+        for item in path if isinstance(path, list) else [path]:
+            if not item.exists():
+                raise DataError(f"{item}: there is no such file or folder", reason="no-image")
+            if item.is_dir():
+                found += [Source(file) for file in files_below(item)]
+            elif item.suffix.lower() == ".zip":
+                try:
+                    archive = stack.enter_context(ZipFile(item))
+                except (BadZipFile, OSError, ValueError) as error:
+                    raise DataError(f"{item}: not a readable zip archive ({error})", reason="unreadable") from error
+                found += [Source(item, archive, info.filename) for info in archive.infolist() if not info.is_dir()]
+            elif item.name.upper().startswith("DICOMDIR"):
+                found += [Source(file) for file in _directory_entries(item)]
+            else:
+                found.append(Source(item))
+        yield sorted(
+            (s for s in found if not Path(s.member or s.path).name.upper().startswith("DICOMDIR")), key=lambda s: s.name
+        )
+
+
+def files_below(folder: Path) -> list[Path]:
+    """Every regular file below a folder; pipes and links that lead nowhere are none."""
+    found = (Path(top) / name for top, _, names in os.walk(folder) for name in names)
+    return [file for file in found if file.is_file()]
+
+
+def read_header(source: Source, tags: Sequence[BaseTag | int] = TAGS) -> Header | None:
+    """The header of a DICOM file; None when it is not DICOM at all.
+
+    Args:
+        source: the file.
+        tags: what to read of it.
+
+    Raises:
+        DataError: ``truncated``, ``unsupported-transfer-syntax`` or ``unreadable``.
+    """
+    pixels: list[tuple[str | None, int]] = []
+
+    def at_pixels(tag: BaseTag, vr: str | None, length: int) -> bool:
+        if (number := int(tag)) == PIXEL_DATA:  # plain numbers: comparing BaseTags takes half of the time of a header
+            pixels.append((vr, length))
+        return number >= PIXEL_DATA
+
+    start = b""
+    if source.archive is not None and not _may_be_dicom(start := source.start()):
+        return None
+    with source.open() as file:
+        if source.archive is None:
+            start = file.read(132)
+            file.seek(0)
+            if not _may_be_dicom(start):
+                return None
+        try:
+            dataset, syntax = _read_tags(file, start, at_pixels, tags)
+            place = file.tell()
+            size = file.seek(0, io.SEEK_END)
+            cut = not pixels and (place > size or _ends_short(dataset))
+        except Exception as error:  # pydicom raises whatever the broken bytes lead to
+            raise _unreadable(source, error) from error
+    if start[128:] != b"DICM" and "SOPClassUID" not in dataset:
+        return None
+    if cut:
+        raise DataError(f"{source.name}: the file ends within its header; copy it again", reason="truncated")
+    offset = None
+    if pixels and syntax != DeflatedExplicitVRLittleEndian and source.archive is None:
+        offset = place + (12 if pixels[0][0] in EXPLICIT_VR_LENGTH_32 else 8)
+    length = pixels[0][1] if pixels and pixels[0][1] != UNDEFINED else None
+    return Header(source, dataset, syntax, bool(pixels), offset, size, length)
+
+
+def _read_tags(
+    file: BinaryIO, start: bytes, at_pixels: Callable[[BaseTag, str | None, int], bool], tags: Sequence[BaseTag | int]
+) -> tuple[Dataset, UID]:
+    """The tags before the pixels, and the transfer syntax.
+
+    A file as the standard has it is read by pydicom's ``read_dataset`` at once, in half the time of ``read_partial``,
+    which serves every other one.
+    """
+    if start[128:] == b"DICM":
+        file.seek(132)
+        meta = read_dataset(file, False, True, stop_when=lambda tag, vr, length: int(tag) >> 16 != 2)
+        syntax = UID(text(meta, "TransferSyntaxUID"))
+        known = syntax.is_transfer_syntax and not syntax.is_private and syntax != DeflatedExplicitVRLittleEndian
+        group = file.read(2)
+        file.seek(-len(group), io.SEEK_CUR)
+        if known and group not in (b"", b"\0\0", b"\2\0"):
+            order = (syntax.is_implicit_VR, syntax.is_little_endian)
+            return read_dataset(file, *order, stop_when=at_pixels, specific_tags=list(tags)), syntax
+        file.seek(0)
+    dataset = read_partial(file, stop_when=at_pixels, specific_tags=list(tags), force=True)
+    return dataset, UID(str(getattr(dataset.file_meta, "TransferSyntaxUID", "") or ImplicitVRLittleEndian))
+
+
+def _may_be_dicom(start: bytes) -> bool:
+    return start[128:] == b"DICM" or start[:2] in (b"\x02\x00", b"\x08\x00")
+
+
+def _ends_short(dataset: Dataset) -> bool:
+    """Whether some value has fewer bytes than its header promised."""
+    for tag in dataset.keys():  # noqa: SIM118 - iterating the dataset itself would decode every element
+        item = dataset.get_item(tag)
+        value = getattr(item, "value", None)
+        if isinstance(value, bytes) and len(value) < getattr(item, "length", 0) < 0xFFFFFFFF:
+            return True
+    return False
+
+
+def _unreadable(source: Source, error: Exception) -> DataError:
+    """A transfer syntax that nobody knows is the usual cause, and is named."""
+    try:
+        with source.open() as file:
+            syntax = UID(str(read_partial(file, stop_when=lambda *_: True, force=True).file_meta.TransferSyntaxUID))
+    except Exception:
+        syntax = UID("")
+    if syntax and (syntax.is_private or not syntax.is_transfer_syntax):
+        return DataError(f"{source.name}: transfer syntax {syntax} is not known", reason="unsupported-transfer-syntax")
+    return DataError(f"{source.name}: not readable as DICOM ({type(error).__name__}: {error})", reason="unreadable")
+
+
+def _directory_entries(path: Path) -> list[Path]:
+    """Files that a DICOMDIR refers to and that are there."""
+    try:
+        records = dcmread(path).DirectoryRecordSequence
+        names = [record.ReferencedFileID for record in records if "ReferencedFileID" in record]
+        files = [path.parent.joinpath(*([name] if isinstance(name, str) else name)) for name in names]
+    except Exception as error:  # pydicom raises whatever the broken bytes lead to
+        raise DataError(f"{path}: not a readable DICOMDIR ({error})", reason="unreadable") from error
+    folder = path.parent.resolve()  # what a directory names outside of its disc is none of its files
+    return [file for file in files if file.is_file() and file.resolve().is_relative_to(folder)]

@@ -1,0 +1,120 @@
+"""DICOM files to series, and which series of a study is read.
+
+The rule, in this order: slices across the body's axis; no projection (MIP); a soft-tissue kernel; most slices;
+thinnest; then the smallest SeriesInstanceUID, so that the choice never depends on file names.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from fedtar_flare.errors import DataError
+from fedtar_flare.imaging.readers.dicom_files import Source, read_header
+from fedtar_flare.imaging.readers.dicom_slices import PROJECTIONS, NotASlice, Slice, slices_of
+from fedtar_flare.imaging.readers.dicom_tags import first
+from fedtar_flare.imaging.readers.kernels import softness
+from fedtar_flare.imaging.readers.volume import CTRules, Note
+
+AXIAL = 0.85
+"""Least share of the normal along the body's axis (32 degrees) for a slice to count as axial."""
+
+
+@dataclass(eq=False)
+class Series:
+    """The slices of one series, and the files of it that are damaged."""
+
+    uid: str
+    slices: list[Slice] = field(default_factory=list)
+    damage: list[DataError] = field(default_factory=list)
+
+    def rank(self) -> tuple[bool, bool, int, int, float, str]:
+        """Smaller is better."""
+        if not self.slices:
+            return True, True, 2, 0, 0.0, self.uid
+        one = self.slices[0]
+        return (
+            abs(one.normal[2]) < AXIAL,
+            bool(PROJECTIONS & set(one.image_type)),
+            softness(one.kernel),
+            -len(self.slices),
+            one.thickness or 0.0,
+            self.uid,
+        )
+
+    def describe(self) -> str:
+        """One line for messages."""
+        one = self.slices[0] if self.slices else None
+        what = f"kernel '{one.kernel}', {one.thickness} mm" if one else "damaged"
+        return f"series {self.uid} ({len(self.slices)} slices, {what})"
+
+
+def scan(sources: Sequence[Source], where: str) -> tuple[list[Series], list[DataError]]:
+    """All CT series in these files, and why other files were left out.
+
+    Raises:
+        DataError: ``no-dicom`` when no file is DICOM; the commonest reason when no file is a CT slice;
+            ``mixed-patients`` for files of several patients.
+    """
+    series: dict[str, Series] = {}
+    left_out: list[DataError] = []
+    for source in sources:
+        header = None
+        try:
+            header = read_header(source)
+            if header is None:
+                continue
+            for slice_ in slices_of(header):
+                series.setdefault(slice_.series_uid, Series(slice_.series_uid)).slices.append(slice_)
+        except NotASlice as error:
+            left_out.append(error)
+        except DataError as error:
+            if header is None:
+                left_out.append(error)
+            else:
+                uid = first(header.dataset, "SeriesInstanceUID")
+                series.setdefault(uid, Series(uid)).damage.append(error)
+    if not series:
+        if not left_out:
+            raise DataError(f"{where}: no DICOM file among {len(sources)} file(s)", reason="no-dicom")
+        reason = Counter(error.reason for error in left_out).most_common(1)[0][0]
+        raise next(error for error in left_out if error.reason == reason)
+    patients = {slice_.patient_id for one in series.values() for slice_ in one.slices}
+    if len(patients) > 1:
+        raise DataError(f"{where}: files of {len(patients)} patients; one folder is one study", reason="mixed-patients")
+    return sorted(series.values(), key=Series.rank), left_out
+
+
+def candidates(series: Sequence[Series], where: str, rules: CTRules) -> list[Series]:
+    """Series to try, best first.
+
+    Raises:
+        DataError: ``no-such-series`` for a named series that is not there; ``several-studies``.
+    """
+    if rules.series_uid is not None:
+        named = [one for one in series if one.uid == rules.series_uid]
+        if not named:
+            known = ", ".join(one.describe() for one in series)
+            raise DataError(f"{where}: no series {rules.series_uid}; there is {known}", reason="no-such-series")
+        return named
+    if len({slice_.study_uid for one in series for slice_ in one.slices}) > 1:
+        raise DataError(
+            f"{where}: files of several studies, whose dates differ; give each its own folder, or name the series",
+            reason="several-studies",
+        )
+    return list(series)
+
+
+def notes_of(chosen: Series, refused: Sequence[tuple[Series, DataError]], all_: Sequence[Series],
+             left_out: Sequence[DataError]) -> list[Note]:  # fmt: skip
+    """What the reader of a study should know of the choice."""
+    notes = []
+    if len(all_) > 1:
+        others = "; ".join(one.describe() for one in all_ if one is not chosen)
+        notes.append(Note("several-series", f"{chosen.describe()} was chosen by rule; not read: {others}"))
+    notes += [Note("series-refused", f"{one.describe()}: {error.reason}: {error}") for one, error in refused]
+    for reason, n in sorted(Counter(error.reason for error in left_out).items()):
+        example = next(error for error in left_out if error.reason == reason)
+        notes.append(Note(reason, f"{n} file(s) left out, such as {example}"))
+    return notes

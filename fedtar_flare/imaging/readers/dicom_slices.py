@@ -1,0 +1,241 @@
+"""A DICOM header as one or many slices (frames) of a CT series: geometry, rescale and how the pixels are stored."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from pydicom.dataset import Dataset
+from pydicom.pixels import get_decoder
+from pydicom.uid import UID
+
+from fedtar_flare.errors import DataError
+from fedtar_flare.imaging.readers.dicom_files import Header, Source
+from fedtar_flare.imaging.readers.dicom_tags import decimal, decimals, first, integer, positive, words
+from fedtar_flare.imaging.readers.volume import check_spacing
+
+PROJECTIONS = {"MIP", "MINIP", "MAX_IP", "MIN_IP", "PROJECTION IMAGE", "AVERAGE", "MEAN_IP", "VOLUME RENDERING"}
+CAPTURES = {"SCREEN SAVE", "DOSE_INFO", "SCREENSHOT", "REPORT"}
+LOCALIZERS = {"LOCALIZER", "SCOUT", "TOPOGRAM", "SURVIEW"}
+SECONDARY_CAPTURE = "1.2.840.10008.5.1.4.1.1.7"
+LOSSLESS = {f"1.2.840.10008.1.2.{end}" for end in ("5", "4.57", "4.70", "4.80", "4.90", "4.92", "4.201", "4.202")}
+
+
+class NotASlice(DataError):
+    """The file is simply no slice of a volume and can be left out; any other error condemns its series."""
+
+
+@dataclass(frozen=True, slots=True)
+class Storage:
+    """How the pixel values of a slice lie in its file.
+
+    Args:
+        syntax: transfer syntax.
+        offset: place of the first value in the file; None when the file has to be decoded.
+        bits_allocated, bits_stored, signed: of a stored value.
+        padding: lowest and highest stored value that mark "no image here"; None without such a mark.
+        lossy: whether the values went through a lossy compression.
+    """
+
+    syntax: UID
+    offset: int | None
+    bits_allocated: int
+    bits_stored: int
+    signed: bool
+    padding: tuple[int, int] | None
+    lossy: bool
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Slice:
+    """One slice of a CT series.
+
+    Args:
+        position: centre of the first voxel, LPS millimetres.
+        row, column: unit vectors along a row and along a column, LPS.
+        spacing: between rows and between columns, mm.
+        slope, intercept: stored value to HU; None where the file has none.
+        step_mm: what the header says of the distance between slices (or the thickness); None when silent.
+    """
+
+    source: Source
+    frame: int
+    series_uid: str
+    study_uid: str
+    patient_id: str
+    sop_uid: str
+    acquisition: str
+    image_type: tuple[str, ...]
+    kernel: str
+    size: tuple[int, int]
+    spacing: tuple[float, float]
+    position: np.ndarray
+    row: np.ndarray
+    column: np.ndarray
+    thickness: float | None
+    step_mm: float | None
+    slope: float | None
+    intercept: float | None
+    rescale_type: str
+    storage: Storage
+
+    @property
+    def normal(self) -> np.ndarray:
+        """Unit vector across the slice, LPS."""
+        return np.cross(self.row, self.column)
+
+
+def slices_of(header: Header) -> list[Slice]:
+    """The slices that a file holds: one, or one per frame of an enhanced multi-frame CT.
+
+    Raises:
+        NotASlice: ``no-pixel-data``, ``not-ct``, ``localizer``, ``secondary-capture``.
+        DataError: ``no-pixel-data``, ``unsupported-transfer-syntax``, ``lossy-8bit``, ``truncated``,
+            ``wrong-pixel-count``, ``no-pixel-spacing``, ``implausible-spacing``, ``no-position``, ``no-orientation``,
+            ``bad-header``.
+    """
+    dataset, name = header.dataset, header.source.name
+    image_type = words(dataset, "ImageType")
+    _check_kind(header, image_type)
+    rows, columns = positive(dataset, "Rows", name), positive(dataset, "Columns", name)
+    frames = list(_frames(dataset, name))
+    storage = _storage(header, rows * columns * len(frames))
+    common: dict[str, Any] = {
+        "source": header.source,
+        "series_uid": first(dataset, "SeriesInstanceUID"),
+        "study_uid": first(dataset, "StudyInstanceUID"),
+        "patient_id": first(dataset, "PatientID"),
+        "acquisition": first(dataset, "AcquisitionNumber"),
+        "image_type": image_type,
+        "size": (rows, columns),
+        "storage": storage,
+    }
+    sop_uid = first(dataset, "SOPInstanceUID") or name
+    return [
+        Slice(frame=i, sop_uid=f"{sop_uid}/{i}" if i else sop_uid, **common, **_geometry(frame, name))
+        for i, frame in enumerate(frames)
+    ]
+
+
+def _check_kind(header: Header, image_type: tuple[str, ...]) -> None:
+    dataset, name = header.dataset, header.source.name
+    modality, sop_class = first(dataset, "Modality"), first(dataset, "SOPClassUID")
+    if not header.has_pixels:
+        kind = DataError if modality == "CT" and "Rows" in dataset else NotASlice
+        raise kind(f"{name}: a DICOM object without pixel data (modality '{modality}')", reason="no-pixel-data")
+    if sop_class.startswith(SECONDARY_CAPTURE) or CAPTURES & set(image_type):
+        raise NotASlice(f"{name}: a secondary capture (a picture of a screen)", reason="secondary-capture")
+    if modality != "CT":
+        raise NotASlice(f"{name}: modality '{modality}' is not CT", reason="not-ct")
+    if LOCALIZERS & set(image_type):
+        raise NotASlice(f"{name}: a localizer", reason="localizer")
+    if integer(dataset, "SamplesPerPixel", name, 1) != 1:
+        raise NotASlice(f"{name}: a colour image", reason="secondary-capture")
+
+
+def _storage(header: Header, values: int) -> Storage:
+    dataset, name, syntax = header.dataset, header.source.name, header.syntax
+    allocated = positive(dataset, "BitsAllocated", name)
+    stored = integer(dataset, "BitsStored", name, allocated)
+    high_bit = integer(dataset, "HighBit", name, stored - 1)
+    signed = integer(dataset, "PixelRepresentation", name, 0) == 1
+    try:
+        known = not syntax.is_private and syntax.is_transfer_syntax
+        available = known and (not syntax.is_encapsulated or get_decoder(syntax).is_available)
+    except NotImplementedError:
+        available = False
+    if not available:
+        raise DataError(
+            f"{name}: no decoder for transfer syntax {syntax} ({syntax.name}); export the series uncompressed",
+            reason="unsupported-transfer-syntax",
+        )
+    if stored <= 8:
+        raise DataError(f"{name}: {stored}-bit values cannot hold Hounsfield units", reason="lossy-8bit")
+    if allocated not in (16, 32) or stored > allocated:
+        raise DataError(f"{name}: {stored} bits stored in {allocated} allocated", reason="bad-header")
+    if high_bit != stored - 1:
+        raise DataError(f"{name}: {stored} bits stored, but the highest is bit {high_bit}", reason="bad-header")
+    offset = None if syntax.is_encapsulated else header.offset
+    expected = values * allocated // 8
+    if offset is not None and offset + expected > header.size:
+        raise DataError(f"{name}: the file ends within its pixels; copy it again", reason="truncated")
+    if not syntax.is_encapsulated:
+        columns = positive(dataset, "Columns", name)
+        if header.length is None or header.length - expected >= columns * allocated // 8:
+            held = "compressed values" if header.length is None else f"{header.length} bytes"
+            raise DataError(
+                f"{name}: its pixel data holds {held}, not the {expected} bytes of the size it states",
+                reason="wrong-pixel-count",
+            )
+    lossy = first(dataset, "LossyImageCompression") == "01" or (syntax.is_encapsulated and syntax not in LOSSLESS)
+    return Storage(syntax, offset, allocated, stored, signed, _padding(dataset, name, signed, allocated), lossy)
+
+
+def _padding(dataset: Dataset, name: str, signed: bool, bits: int) -> tuple[int, int] | None:
+    """The padding value may be written as signed or unsigned whatever the pixels are."""
+    low = integer(dataset, "PixelPaddingValue", name, None)
+    if low is None:
+        return None
+    high = integer(dataset, "PixelPaddingRangeLimit", name, low)
+    if signed:
+        low, high = (v - (1 << bits) if v >= 1 << (bits - 1) else v for v in (low, high))
+    else:
+        low, high = (v + (1 << bits) if v < 0 else v for v in (low, high))
+    return min(low, high), max(low, high)
+
+
+def _frames(dataset: Dataset, name: str) -> Iterator[Dataset]:
+    """The datasets that describe each frame: the file's own, or (enhanced CT) shared and per-frame groups merged."""
+    if "PerFrameFunctionalGroupsSequence" not in dataset:
+        if integer(dataset, "NumberOfFrames", name, 1) > 1:
+            raise DataError(f"{name}: several frames without a position of each", reason="no-position")
+        yield dataset
+        return
+    shared = list(dataset.get("SharedFunctionalGroupsSequence") or [])
+    for item in dataset.PerFrameFunctionalGroupsSequence:
+        frame = Dataset()
+        for keyword in ("ConvolutionKernel", "SliceThickness", "SpacingBetweenSlices"):
+            if keyword in dataset:
+                frame[keyword] = dataset[keyword]
+        for groups in (*shared, item):
+            for group in groups:
+                if group.VR == "SQ" and len(group.value) == 1:
+                    frame.update(group.value[0])
+        yield frame
+
+
+def _geometry(frame: Dataset, name: str) -> dict[str, Any]:
+    spacing = decimals(frame, "PixelSpacing", 2, name)
+    if spacing is None or min(spacing) <= 0:
+        raise DataError(f"{name}: no usable pixel spacing ({spacing})", reason="no-pixel-spacing")
+    check_spacing(name, *spacing)
+    position = decimals(frame, "ImagePositionPatient", 3, name)
+    if position is None:
+        raise DataError(f"{name}: no position (ImagePositionPatient) to put the slice in order", reason="no-position")
+    orientation = decimals(frame, "ImageOrientationPatient", 6, name)
+    if orientation is None:
+        raise DataError(f"{name}: no orientation (ImageOrientationPatient)", reason="no-orientation")
+    row, column = np.array(orientation[:3]), np.array(orientation[3:])
+    lengths = float(np.linalg.norm(row)), float(np.linalg.norm(column))
+    if max(abs(lengths[0] - 1), abs(lengths[1] - 1), abs(float(row @ column))) > 0.01:
+        raise DataError(
+            f"{name}: orientation {orientation} is not two perpendicular unit vectors", reason="no-orientation"
+        )
+    row /= lengths[0]
+    column -= row * float(row @ column)
+    column /= np.linalg.norm(column)
+    thickness = decimal(frame, "SliceThickness", name)
+    return {
+        "kernel": first(frame, "ConvolutionKernel"),
+        "spacing": spacing,
+        "position": np.array(position),
+        "row": row,
+        "column": column,
+        "thickness": thickness,
+        "step_mm": abs(decimal(frame, "SpacingBetweenSlices", name) or thickness or 0) or None,
+        "slope": decimal(frame, "RescaleSlope", name),
+        "intercept": decimal(frame, "RescaleIntercept", name),
+        "rescale_type": first(frame, "RescaleType"),
+    }

@@ -1,0 +1,96 @@
+"""NIfTI volumes of a chest CT in Hounsfield units, in any orientation."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedtar_flare.errors import DataError
+from fedtar_flare.imaging.readers.volume import CTRules, CTVolume, Note, check_air, check_spacing, to_int16
+
+MOST_NOT_FINITE = 0.5
+"""Largest share of values that are no number: outside of the scanner's circle lie a fifth, half is no volume."""
+
+
+def read_nifti(path: Path, rules: CTRules | None = None) -> CTVolume:
+    """Read a NIfTI file; its scaling (scl_slope, scl_inter) is applied, slice by slice, so that memory holds the
+    volume once.
+
+    Raises:
+        DataError: ``no-image``, ``unreadable``, ``not-a-volume`` (2D, 4D or colour), ``no-orientation`` (neither sform
+            nor qform), ``no-pixel-spacing``, ``implausible-spacing``, ``gantry-tilt`` (axes that are not
+            perpendicular), ``lossy-8bit``, ``too-few-slices``, ``not-finite``, ``blank``, ``implausible-hu``.
+    """
+    rules = rules or CTRules()
+    if not path.is_file():
+        raise DataError(f"{path}: there is no such file", reason="no-image")
+    image = _open(path)
+    header, shape = image.header, tuple(image.shape)
+    if header.get_data_dtype().kind not in "iuf":
+        raise DataError(f"{path}: values of type {header.get_data_dtype()} are no CT", reason="not-a-volume")
+    while len(shape) > 3 and shape[-1] == 1:
+        shape = shape[:-1]
+    if len(shape) != 3:
+        raise DataError(f"{path}: shape {shape} is not one volume", reason="not-a-volume")
+    affine, lengths = _geometry(image, path, rules)
+    if header.get_data_dtype().itemsize == 1 and not np.isfinite(header["scl_slope"]):
+        raise DataError(f"{path}: 8-bit values cannot hold Hounsfield units", reason="lossy-8bit")
+    if min(shape) < rules.min_slices:
+        raise DataError(f"{path}: {shape} voxels, at least {rules.min_slices} slices needed", reason="too-few-slices")
+    hu, strange = _values(image, path, shape)
+    notes = []
+    if strange > MOST_NOT_FINITE * hu.size:
+        raise DataError(f"{path}: {strange} of {hu.size} values are no number", reason="not-finite")
+    if strange:
+        notes.append(Note("not-finite", f"{path}: {strange} values that are no number were set to air"))
+    notes += check_air(hu, str(path), rules)
+    return CTVolume(hu, (float(lengths[2]), float(lengths[1]), float(lengths[0])), affine, "", tuple(notes))
+
+
+def _open(path: Path) -> Any:
+    import nibabel
+
+    try:
+        return nibabel.Nifti1Image.from_filename(path, keep_file_open=True)  # compressed: unpacked once, front to back
+    except Exception as error:  # nibabel, gzip and zlib each raise their own
+        raise _unreadable(path, error) from error
+
+
+def _unreadable(path: Path, error: Exception) -> DataError:
+    return DataError(f"{path}: not readable as NIfTI ({type(error).__name__}: {error})", reason="unreadable")
+
+
+def _geometry(image: Any, path: Path, rules: CTRules) -> tuple[np.ndarray, np.ndarray]:
+    """Affine, and the voxel sizes in mm along x, y, z."""
+    if not (image.header["sform_code"] or image.header["qform_code"]):
+        raise DataError(f"{path}: neither sform nor qform says how the volume lies", reason="no-orientation")
+    affine = np.asarray(image.affine, np.float64)
+    lengths = np.linalg.norm(affine[:3, :3], axis=0)
+    if not np.all(np.isfinite(affine)) or lengths.min() <= 0:
+        raise DataError(f"{path}: voxel sizes {lengths} mm", reason="no-pixel-spacing")
+    check_spacing(str(path), *lengths)
+    axes = affine[:3, :3] / lengths
+    skew = float(np.abs(axes.T @ axes - np.eye(3)).max())
+    if skew > math.sin(math.radians(max(rules.tilt_tolerance_deg, 0.1))):
+        angle = math.degrees(math.asin(min(1.0, skew)))
+        raise DataError(f"{path}: axes {angle:.1f} degrees off the perpendicular; resample it", reason="gantry-tilt")
+    return affine, lengths
+
+
+def _values(image: Any, path: Path, shape: tuple[int, ...]) -> tuple[np.ndarray, int]:
+    """int16 (z, y, x), and how many values were no number."""
+    hu = np.empty(shape[::-1], np.int16)
+    strange = 0
+    rest = (0,) * (len(image.shape) - 3)
+    try:
+        for k in range(shape[2]):
+            plane = np.asanyarray(image.dataobj[(slice(None), slice(None), k, *rest)])
+            if plane.dtype.kind == "f":
+                strange += int(plane.size - np.isfinite(plane).sum())
+            hu[k] = to_int16(plane).T
+    except Exception as error:  # nibabel, gzip and zlib each raise their own
+        raise _unreadable(path, error) from error
+    return hu, strange

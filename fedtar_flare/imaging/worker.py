@@ -1,0 +1,52 @@
+"""A worker process: one JSON request a line in, one JSON answer a line out, until its input ends.
+
+``python -m fedtar_flare.imaging.worker`` is started by :mod:`fedtar_flare.imaging.workers`. It is a program of its own
+and no fork, so that it can be started beside running threads, and it never runs its parent's main module again.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any
+
+from fedtar_flare.errors import DataError
+
+TASKS = {
+    "headers": "fedtar_flare.curation.archive_files:read_headers",
+    "prepare": "fedtar_flare.imaging.pipeline:prepare_task",
+    "check": "fedtar_flare.curation.check:check_task",
+}
+"""What a worker can be asked for: each takes and gives what JSON can hold."""
+
+
+def task(name: str) -> Callable[..., Any]:
+    """The function of a task."""
+    module, function = TASKS[name].split(":")
+    found: Callable[..., Any] = getattr(import_module(module), function)
+    return found
+
+
+def answer(request: dict[str, Any]) -> dict[str, Any]:
+    """Do one request; data that cannot be used is an answer, any other error ends the process."""
+    try:
+        return {"result": task(request["task"])(**request["arguments"])}
+    except DataError as error:
+        return {"refused": str(error), "reason": error.reason}
+    except MemoryError:
+        return {"refused": f"not enough memory for {request['arguments']}", "reason": "out-of-memory"}
+
+
+def main() -> None:
+    """Answer until the input ends; what libraries print goes to the error stream."""
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+    for line in sys.stdin:
+        print(json.dumps(answer(json.loads(line))), file=answers, flush=True)
+
+
+if __name__ == "__main__":
+    main()

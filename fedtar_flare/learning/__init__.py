@@ -1,0 +1,1 @@
+"""How one site learns, without federation."""

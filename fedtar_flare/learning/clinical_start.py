@@ -1,0 +1,178 @@
+"""Warm start on a hospital's own studies or on reports alone: the paper's "pre-trained on clinical corpora".
+
+The result is a folder with ``model.safetensors``, ``tokenizer.json`` where one was trained, and ``warmstart.json``,
+which a job takes as its ``model.weights`` (and ``model.tokenizer``). All sites of a run need the same folder.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Literal, overload
+
+import torch
+
+from fedtar_flare.data.cohort import Cohort, Visit
+from fedtar_flare.errors import ConfigError
+from fedtar_flare.imaging.cache import Prepared
+from fedtar_flare.imaging.pipeline import InputConfig, prepare, prepare_cohort
+from fedtar_flare.learning.pretraining import PretrainingConfig, pretrain, write_reports
+from fedtar_flare.models.build import build_model, build_tokenizer
+from fedtar_flare.models.config import ModelConfig
+from fedtar_flare.models.tokenizer import ReportTokenizer
+from fedtar_flare.models.weights import save_weights
+
+logger = logging.getLogger(__name__)
+WEIGHTS, TOKENIZER, ABOUT = "model.safetensors", "tokenizer.json", "warmstart.json"
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """What a warm start learns from.
+
+    Args:
+        pairs: visits with images and reports; None for texts alone.
+        texts: reports without images.
+    """
+
+    pairs: Cohort | None
+    texts: tuple[str, ...] = ()
+
+
+class PreparedVisits(Sequence[Prepared]):
+    """Model input of visits, read from the cache one by one: a corpus need not fit in memory."""
+
+    def __init__(self, visits: Sequence[Visit], config: InputConfig, cache: Path):
+        self._visits, self._config, self._cache = visits, config, cache
+
+    def __len__(self) -> int:
+        return len(self._visits)
+
+    @overload
+    def __getitem__(self, index: int) -> Prepared: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Prepared]: ...
+    def __getitem__(self, index: int | slice) -> Prepared | list[Prepared]:
+        if isinstance(index, slice):
+            return [prepare(visit, self._config, self._cache) for visit in self._visits[index]]
+        return prepare(self._visits[index], self._config, self._cache)
+
+
+def warm_start(
+    config: ModelConfig,
+    corpus: Corpus,
+    settings: PretrainingConfig,
+    out: Path,
+    *,
+    cache: Path,
+    train: Literal["all", "new"] = "all",
+    vocabulary: int | None = None,
+    device: str = "cpu",
+    say: Callable[[str], None] = print,
+) -> dict[str, Any]:
+    """Train a report generator centrally and write it to a folder.
+
+    Training patients are learned from, validation patients only scored; test patients are not touched, so that a
+    federation that starts from the result can still be measured on them.
+
+    Args:
+        config: the model; parts with pre-trained weights (hub name, local folder, ``weights``) start from those.
+        corpus: paired studies, texts, or both.
+        settings: of the training.
+        out: a folder, made where absent; one that holds a model already is refused.
+        cache: folder of prepared images.
+        train: ``all`` weights, or only the ``new`` ones, which have no pre-trained values (cross-attention and
+            projection of the ``paper`` preset).
+        vocabulary: size of a tokenizer to learn from the training texts; None keeps the model's own.
+        device: ``cpu`` or ``cuda[:i]``.
+        say: takes lines of progress.
+
+    Returns:
+        what ``warmstart.json`` holds: counts, settings, loss and scores on validation patients.
+
+    Raises:
+        ConfigError: nothing to learn from, nothing to train, or a model is there already.
+    """
+    if (out / WEIGHTS).exists():
+        raise ConfigError(f"{out / WEIGHTS} is there already; name another folder, or delete it first")
+    images = InputConfig(image_size=config.image_size, slices=config.slices)
+    cohort = prepare_cohort(corpus.pairs, images, cache) if corpus.pairs is not None else None
+    visits = [sample.visit for sample in cohort.samples("train")] if cohort else []
+    held_out = [sample.visit for sample in cohort.samples("validation")] if cohort else []
+    texts = list(corpus.texts)
+    out.mkdir(parents=True, exist_ok=True)
+    if vocabulary is not None:
+        tokenizer = ReportTokenizer.train([*texts, *(v.report for v in visits)], vocabulary, config.max_length)
+        tokenizer.save(out / TOKENIZER)
+        config = replace(config, tokenizer=str(out / TOKENIZER))
+    tokenizer = build_tokenizer(config)
+    model = build_model(config).to(device)
+    new = list(model.untrained)
+    if train == "new" and not new:
+        raise ConfigError("every weight of this model is pre-trained: there is nothing new to train; choose all")
+    say(
+        f"{len(visits)} training studies, {len(held_out)} validation studies, {len(texts)} further texts; "
+        f"{len(new) if train == 'new' else sum(1 for _ in model.parameters())} tensors are trained"
+    )
+    pretrain(
+        model,
+        tokenizer,
+        PreparedVisits(visits, images, cache),
+        [visit.report for visit in visits],
+        texts,
+        replace(settings, batch_norm=any(name.startswith("encoder.") for name in new)),
+        on_progress=lambda progress: say(str(progress)),
+        only=new if train == "new" else None,
+    )
+    save_weights(model, out / WEIGHTS)
+    about = {
+        "preset": config.preset,
+        "training_studies": len(visits),
+        "validation_studies": len(held_out),
+        "texts": len(texts),
+        "left_out": dict(cohort.rejected) if cohort else {},
+        "train": train,
+        "settings": asdict(settings),
+        "validation": _scores(model, tokenizer, held_out, PreparedVisits(held_out, images, cache)),
+    }
+    (out / ABOUT).write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
+    return about
+
+
+def read_texts(path: Path) -> tuple[str, ...]:
+    """Reports from a CSV file with a column ``report``, or from a text file with empty lines between reports.
+
+    Raises:
+        ConfigError: unreadable, no such column, or no text.
+    """
+    try:
+        content = path.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: the texts cannot be read as UTF-8 ({error})") from error
+    if path.suffix.lower() == ".csv":
+        rows = list(csv.DictReader(content.splitlines(keepends=True)))
+        if rows and "report" not in rows[0]:
+            raise ConfigError(f"{path}: column 'report' is missing (there is: {', '.join(rows[0])})")
+        texts = [(row["report"] or "").strip() for row in rows]
+    else:
+        texts = [" ".join(part.split()) for part in content.split("\n\n")]
+    if not (texts := [text for text in texts if text]):
+        raise ConfigError(f"{path} holds no text")
+    return tuple(texts)
+
+
+@torch.no_grad()
+def _scores(
+    model: Any, tokenizer: ReportTokenizer, visits: Sequence[Visit], images: Sequence[Prepared]
+) -> dict[str, float]:
+    """BLEU-4, ROUGE-L and CIDEr on validation studies; none without any."""
+    from fedtar_flare.metrics.language import language_scores
+
+    if not visits:
+        return {}
+    found = language_scores([visit.report for visit in visits], write_reports(model, tokenizer, images))
+    return {name: round(found[name], 4) for name in ("bleu_4", "rouge_l", "cider")}

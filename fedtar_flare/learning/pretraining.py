@@ -1,0 +1,272 @@
+"""Training a whole report generator before any federation: findings, paired images and reports, reports alone.
+
+The encoder first learns to see: a head that is thrown away afterwards names the findings that an image shows, which
+tells it far more per image than the words of a report do. Then come paired reports (with that head still beside them)
+and, mixed in, reports without images, which widen the decoder's language beyond the paired reports' style. Afterwards
+everything is frozen and LoRA adapts it.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fedtar_flare.errors import ConfigError
+from fedtar_flare.imaging.batch import PreparedImage, collate
+from fedtar_flare.models.report_generator import ReportGenerator, report_loss
+from fedtar_flare.models.tokenizer import ReportTokenizer
+
+if TYPE_CHECKING:
+    from fedtar_flare.imaging.batch import ImageBatch
+
+GENERATION_BATCH = 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class PretrainingConfig:
+    """Settings of a warm start.
+
+    Args:
+        steps: optimiser updates.
+        batch_size: paired reports per update.
+        text_batch: reports without image per update; 0 for paired training alone.
+        text_weight: weight of the text part's loss beside the paired one's.
+        finding_steps: first updates that learn findings alone, where findings are given.
+        finding_weight: weight of the finding loss beside the paired one's afterwards.
+        lr: highest learning rate; linear warm-up, then a cosine down to a twentieth.
+        warmup: updates of warm-up.
+        weight_decay: AdamW's, on matrices.
+        max_grad_norm: gradient norm is clipped to it.
+        batch_norm: let the encoder's BatchNorm layers learn their statistics; only for an encoder that starts from
+            random weights.
+        seed: of the order of the samples.
+
+    Raises:
+        ConfigError: a value is out of range.
+    """
+
+    steps: int = 1500
+    batch_size: int = 8
+    text_batch: int = 8
+    text_weight: float = 0.3
+    finding_steps: int = 600
+    finding_weight: float = 0.5
+    lr: float = 1.5e-3
+    warmup: int = 100
+    weight_decay: float = 0.05
+    max_grad_norm: float = 1.0
+    batch_norm: bool = True
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name, least in (("steps", 1), ("batch_size", 1), ("text_batch", 0), ("warmup", 0), ("finding_steps", 0)):
+            if getattr(self, name) < least:
+                raise ConfigError(f"warm-start setting {name} is {getattr(self, name)}: it must be at least {least}")
+        for name in ("text_weight", "finding_weight", "weight_decay"):
+            if getattr(self, name) < 0:
+                raise ConfigError(f"warm-start setting {name} is {getattr(self, name)}: it must be 0 or more")
+        for name in ("lr", "max_grad_norm"):
+            if getattr(self, name) <= 0:
+                raise ConfigError(f"warm-start setting {name} is {getattr(self, name)}: it must be above 0")
+
+
+@dataclass(frozen=True)
+class Progress:
+    """State of a warm start after ``step`` of ``steps`` updates; losses are means since the last report of progress."""
+
+    step: int
+    steps: int
+    paired_loss: float
+    text_loss: float
+    finding_loss: float
+    rate: float
+
+    def __str__(self) -> str:
+        left = (self.steps - self.step) / self.rate
+        return (
+            f"step {self.step}/{self.steps}  paired loss {self.paired_loss:.3f}  text loss {self.text_loss:.3f}  "
+            f"finding loss {self.finding_loss:.3f}  {self.rate:.2f} steps/s  {left / 60:.1f} min left"
+        )
+
+
+class FindingHead(nn.Module):
+    """Which findings an image shows, from the decoder's memory; used in the warm start and thrown away after it.
+
+    Args:
+        width: E of the memory.
+        names: the findings.
+    """
+
+    def __init__(self, width: int, names: Sequence[str]):
+        super().__init__()
+        self.names = list(names)
+        self.norm = nn.LayerNorm(width)
+        self.queries = nn.Parameter(torch.randn(len(self.names), width))
+        self.weight = nn.Parameter(torch.randn(len(self.names), width) * width**-0.5)
+        self.bias = nn.Parameter(torch.zeros(len(self.names)))
+
+    def forward(self, memory: Tensor, mask: Tensor) -> Tensor:
+        """Logits (B, F) of memory (B, M, E) with mask (B, M)."""
+        x = self.norm(memory)
+        scores = torch.einsum("fe,bme->bfm", self.queries, x) * x.shape[-1] ** -0.5
+        found = scores.masked_fill(~mask[:, None], -torch.inf).softmax(-1) @ x
+        return (found * self.weight).sum(-1) + self.bias
+
+    def loss(self, logits: Tensor, findings: Sequence[frozenset[str]]) -> Tensor:
+        """Mean binary cross-entropy."""
+        truth = torch.tensor([[float(name in shown) for name in self.names] for shown in findings])
+        return F.binary_cross_entropy_with_logits(logits.float(), truth.to(logits.device))
+
+
+def pretrain(
+    model: ReportGenerator,
+    tokenizer: ReportTokenizer,
+    images: Sequence[PreparedImage],
+    reports: Sequence[str],
+    texts: Sequence[str],
+    config: PretrainingConfig,
+    findings: Sequence[frozenset[str]] | None = None,
+    on_progress: Callable[[Progress], None] = lambda progress: None,
+    every: int = 25,
+    only: Collection[str] | None = None,
+) -> None:
+    """Train ``model`` in place, on its own device; it ends in eval mode.
+
+    Args:
+        model: the whole model, unadapted.
+        tokenizer: its tokenizer.
+        images, reports: the pairs, in the same order; both empty to train the decoder on texts alone.
+        texts: reports without images; may be empty beside pairs.
+        config: settings.
+        findings: what each image shows, where it is known; the encoder then learns that first.
+        on_progress: called every ``every`` updates and at the end.
+        only: names of the parameters to train; None: all.
+
+    Raises:
+        ConfigError: neither pairs nor texts, or different numbers of images, reports and findings.
+    """
+    if len(images) != len(reports):
+        raise ConfigError(f"a warm start needs pairs: there are {len(images)} images and {len(reports)} reports")
+    if not images and not (texts and config.text_batch):
+        raise ConfigError("a warm start needs pairs of images and reports, or reports alone: there are neither")
+    if findings is not None and len(findings) != len(images):
+        raise ConfigError(f"a warm start needs the findings of every image: {len(findings)} for {len(images)} images")
+    device = next(model.parameters()).device
+    names = sorted(set().union(*findings)) if findings is not None else []
+    head: FindingHead | None = None
+    if names:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(config.seed)
+            head = FindingHead(model.projection.out_features, names).to(device)
+    trained = nn.ModuleList([model] if head is None else [model, head])
+    frozen = [p for n, p in model.named_parameters() if p.requires_grad and only is not None and n not in only]
+    for parameter in frozen:
+        parameter.requires_grad_(False)
+    optimizer = torch.optim.AdamW(_groups(trained, config.weight_decay), lr=config.lr, betas=(0.9, 0.98))
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: _share_of_lr(step, config))
+    pairs = _endless(len(reports), config.batch_size, config.seed) if reports else None
+    alone = _endless(len(texts), config.text_batch, config.seed + 1) if texts and config.text_batch else None
+    losses: list[tuple[float, float, float]] = []
+    model.train()
+    _statistics(model, config.batch_norm)
+    started = time.monotonic()
+    for step in range(1, config.steps + 1):
+        if step > 0.8 * config.steps:
+            _statistics(model, False)  # the last updates fit the weights to the statistics that will stay
+        seeing_only = head is not None and step <= config.finding_steps
+        paired, finding, text = torch.zeros(()), torch.zeros(()), torch.zeros(())
+        if pairs is not None:
+            chosen = next(pairs)
+            batch = collate([images[i] for i in chosen]).to(device)
+            memory = model.encode(batch)
+            mask = model.memory_mask(batch, memory)
+            if not seeing_only:
+                paired = _paired_loss(model, tokenizer, memory, mask, [reports[i] for i in chosen])
+            if head is not None and findings is not None:
+                finding = head.loss(head(memory, mask), [findings[i] for i in chosen])
+            (paired + (1.0 if seeing_only else config.finding_weight) * finding).backward()
+        if alone is not None and not seeing_only:
+            text = _text_loss(model, tokenizer, [texts[i] for i in next(alone)], device)
+            ((config.text_weight if pairs is not None else 1.0) * text).backward()
+        torch.nn.utils.clip_grad_norm_(trained.parameters(), config.max_grad_norm)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        schedule.step()
+        losses.append((paired.item(), text.item(), finding.item()))
+        if step % every == 0 or step == config.steps:
+            paired_mean, text_mean, finding_mean = (sum(column) / len(losses) for column in zip(*losses, strict=True))
+            rate = step / (time.monotonic() - started)
+            on_progress(Progress(step, config.steps, paired_mean, text_mean, finding_mean, rate))
+            losses.clear()
+    for parameter in frozen:
+        parameter.requires_grad_(True)
+    model.eval()
+
+
+def write_reports(model: ReportGenerator, tokenizer: ReportTokenizer, images: Sequence[PreparedImage]) -> list[str]:
+    """Reports that the model generates for these images, in their order."""
+    device = next(model.parameters()).device
+    written = []
+    for start in range(0, len(images), GENERATION_BATCH):
+        batch: ImageBatch = collate(images[start : start + GENERATION_BATCH]).to(device)
+        written += [tokenizer.decode(row) for row in model.generate(batch).tolist()]
+    return written
+
+
+def _paired_loss(
+    model: ReportGenerator, tokenizer: ReportTokenizer, memory: Tensor, mask: Tensor, reports: Sequence[str]
+) -> Tensor:
+    input_ids, labels = (ids.to(memory.device) for ids in tokenizer.batch(reports))
+    logits = model.decoder(
+        input_ids=input_ids, encoder_hidden_states=memory, encoder_attention_mask=mask, use_cache=False
+    ).logits
+    return report_loss(logits, labels).mean()
+
+
+def _text_loss(
+    model: ReportGenerator, tokenizer: ReportTokenizer, texts: Sequence[str], device: torch.device
+) -> Tensor:
+    """Loss of the decoder alone: without memory its cross-attention layers are passed by."""
+    input_ids, labels = tokenizer.batch(texts)
+    logits = model.decoder(input_ids=input_ids.to(device), use_cache=False).logits
+    return report_loss(logits, labels.to(device)).mean()
+
+
+def _statistics(model: ReportGenerator, learn: bool) -> None:
+    """Whether BatchNorm layers of the encoder normalise by the batch and learn its statistics."""
+    for module in model.encoder.modules():
+        if isinstance(module, torch.nn.modules.batchnorm._BatchNorm):
+            module.train(learn)
+
+
+def _groups(model: torch.nn.Module, weight_decay: float) -> list[dict[str, object]]:
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    return [
+        {"params": [p for p in parameters if p.dim() > 1], "weight_decay": weight_decay},
+        {"params": [p for p in parameters if p.dim() <= 1], "weight_decay": 0.0},
+    ]
+
+
+def _share_of_lr(step: int, config: PretrainingConfig) -> float:
+    if step < config.warmup:
+        return (step + 1) / (config.warmup + 1)
+    done = (step - config.warmup) / max(1, config.steps - config.warmup)
+    return 0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * done))
+
+
+def _endless(number: int, size: int, seed: int) -> Iterator[list[int]]:
+    """Batches of indices through shuffled epochs; a batch may span two of them."""
+    generator = torch.Generator().manual_seed(seed)
+    order: list[int] = []
+    while True:
+        while len(order) < size:
+            order += torch.randperm(number, generator=generator).tolist()
+        yield order[:size]
+        order = order[size:]

@@ -1,0 +1,157 @@
+"""Adapter folders in PEFT's file format, written and read with torch and safetensors alone.
+
+A server that never builds the model (and so never imports PEFT) can write a folder that
+``peft.PeftModel.from_pretrained(base_model, folder)`` loads. A folder holds ``adapter_model.safetensors`` (LoRA
+factors, PEFT's names), ``adapter_config.json``, and, where parameters beyond the factors travel,
+``extra.safetensors`` (base-model names), which PEFT does not read: :func:`load_extra` puts those into the base model.
+``fedtar.json`` says which base model and which run an adapter belongs to.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedtar_flare.errors import ConfigError, ExchangeError
+
+ADAPTER_WEIGHTS = "adapter_model.safetensors"
+ADAPTER_CONFIG = "adapter_config.json"
+EXTRA_WEIGHTS = "extra.safetensors"
+ADAPTER_INFO = "fedtar.json"
+
+_PREFIX = "base_model.model."
+_SUFFIXES = (".lora_A.weight", ".lora_B.weight")
+
+
+def is_adapter_name(name: str) -> bool:
+    """Whether ``name`` is that of a LoRA factor in PEFT's adapter format (else: a base-model parameter)."""
+    return name.startswith(_PREFIX) and name.endswith(_SUFFIXES)
+
+
+def write_adapter(
+    folder: Path | str,
+    state: Mapping[str, Tensor],
+    adapter_config: Mapping[str, Any],
+    info: Mapping[str, Any] | None = None,
+) -> None:
+    """Write ``state`` as a PEFT adapter folder (made where absent); each file appears whole or not at all.
+
+    Args:
+        folder: where to write. Files of an earlier adapter there are replaced, an earlier ``extra.safetensors`` is
+            removed where ``state`` has no extras.
+        state: what :func:`~fedtar_flare.models.adapters.lora.shared_state` gives: factors and extras by name.
+        adapter_config: what :func:`~fedtar_flare.models.adapters.lora.adapter_config` gives.
+        info: which base model and run it belongs to (JSON), for :func:`read_adapter_info`.
+
+    Raises:
+        ConfigError: ``adapter_config`` is not one of LoRA.
+        ExchangeError: ``state`` has no LoRA factor.
+    """
+    if adapter_config.get("peft_type") != "LORA":
+        raise ConfigError(
+            f"adapter_config['peft_type'] is {adapter_config.get('peft_type')!r}: it must be 'LORA', as "
+            "shared_lora.adapter_config gives it"
+        )
+    factors = {name: tensor for name, tensor in state.items() if is_adapter_name(name)}
+    extra = {name: tensor for name, tensor in state.items() if not is_adapter_name(name)}
+    if not factors:
+        raise ExchangeError(f"the state to be written has no LoRA factor named {_PREFIX}*{_SUFFIXES[0]}")
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    _write_tensors(folder / ADAPTER_WEIGHTS, factors)
+    if extra:
+        _write_tensors(folder / EXTRA_WEIGHTS, extra)
+    else:
+        (folder / EXTRA_WEIGHTS).unlink(missing_ok=True)
+    text = json.dumps(dict(adapter_config), indent=2, sort_keys=True)
+    _replace(folder / ADAPTER_CONFIG, text.encode())
+    if info is not None:
+        _replace(folder / ADAPTER_INFO, json.dumps(dict(info), indent=2, sort_keys=True).encode())
+
+
+def read_adapter_info(folder: Path | str) -> dict[str, Any]:
+    """What ``fedtar.json`` says: ``model`` (settings of the base model), ``fingerprint``, ``run_id``, ``round``, ...
+
+    Raises:
+        ConfigError: the folder is no adapter of this package, or one of a release that did not write it.
+    """
+    folder = Path(folder)
+    if not (folder / ADAPTER_WEIGHTS).is_file():
+        raise ConfigError(
+            f"{folder} is no adapter folder: it has no {ADAPTER_WEIGHTS} (a run leaves one as <results>/adapter)"
+        )
+    try:
+        info = json.loads((folder / ADAPTER_INFO).read_text(encoding="utf-8"))
+        if not isinstance(info["model"], dict) or not isinstance(info["fingerprint"], str):
+            raise ValueError("model and fingerprint")
+        return dict(info)
+    except FileNotFoundError as error:
+        raise ConfigError(
+            f"{folder} has no {ADAPTER_INFO}: an adapter of an older release or of another program, whose base model "
+            "is not known"
+        ) from error
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(f"{folder / ADAPTER_INFO} is damaged ({error})") from error
+
+
+def read_adapter(folder: Path | str) -> dict[str, Tensor]:
+    """Factors and extras of an adapter folder on the CPU, sorted by name, as ``load_shared_state`` takes them.
+
+    Raises:
+        ConfigError: the folder has no ``adapter_model.safetensors``.
+    """
+    from safetensors.torch import load_file
+
+    folder = Path(folder)
+    if not (folder / ADAPTER_WEIGHTS).is_file():
+        raise ConfigError(f"{folder} is no adapter folder: it has no {ADAPTER_WEIGHTS}")
+    state = load_file(folder / ADAPTER_WEIGHTS)
+    if (folder / EXTRA_WEIGHTS).is_file():
+        state.update(load_file(folder / EXTRA_WEIGHTS))
+    return dict(sorted(state.items()))
+
+
+def load_extra(model: nn.Module, folder: Path | str) -> list[str]:
+    """Load a folder's extras into the plain base model, before ``PeftModel.from_pretrained`` wraps it.
+
+    Returns:
+        The names loaded, sorted; none where the folder has no extras.
+
+    Raises:
+        ExchangeError: a tensor is no parameter of the model or has another shape; names it and changes nothing.
+    """
+    from safetensors.torch import load_file
+
+    file = Path(folder) / EXTRA_WEIGHTS
+    extra = dict(sorted(load_file(file).items())) if file.is_file() else {}
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    for name, tensor in extra.items():
+        if name not in parameters:
+            raise ExchangeError(f"tensor {name} of {EXTRA_WEIGHTS} is no parameter of this model before PEFT wraps it")
+        if parameters[name].shape != tensor.shape:
+            raise ExchangeError(
+                f"tensor {name} of {EXTRA_WEIGHTS} has shape {tuple(tensor.shape)}, the model's has "
+                f"{tuple(parameters[name].shape)}"
+            )
+    with torch.no_grad():
+        for name, tensor in extra.items():
+            parameters[name].copy_(tensor)
+    return list(extra)
+
+
+def _write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    from safetensors.torch import save
+
+    whole = {name: tensor.detach().cpu().contiguous() for name, tensor in sorted(tensors.items())}
+    _replace(path, save(whole, metadata={"format": "pt"}))
+
+
+def _replace(path: Path, content: bytes) -> None:
+    partial = path.with_name(f".{path.name}.partial")
+    partial.write_bytes(content)
+    partial.replace(path)

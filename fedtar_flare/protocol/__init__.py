@@ -1,0 +1,1 @@
+"""What travels between server and sites: methods' contracts, message headers, the exchange of tensors."""

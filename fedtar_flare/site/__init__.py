@@ -1,0 +1,1 @@
+"""What belongs to a hospital: site file, key, state, participation, audit, guard, privacy."""

@@ -1,0 +1,175 @@
+"""Accounting of Gaussian releases: exact composition, and a ledger on disk that outlives runs and restarts.
+
+A release of a function with L2 sensitivity S under Gaussian noise of standard deviation z S has noise multiplier z and
+is mu-GDP with mu = 1/z. Gaussian releases, also adaptively chosen ones, compose exactly to mu = sqrt(sum 1/z_i^2)
+(Dong, Roth and Su, *Gaussian Differential Privacy*, 2022, Corollary 3.3), and
+
+    delta(epsilon) = Phi(mu/2 - epsilon/mu) - exp(epsilon) Phi(-mu/2 - epsilon/mu)
+
+(Balle and Wang 2018, Theorem 8). No bound is lost, unlike with Renyi accounting. No amplification by sampling is used:
+every visit of a step takes part in its update.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedtar_flare.errors import ConfigError, FedTARError
+from fedtar_flare.record.log import write_json
+
+FILE = "privacy_ledger.json"
+FORMAT = 1
+
+
+def composed_mu(releases: Mapping[float, int]) -> float:
+    """mu of all releases together.
+
+    Args:
+        releases: noise multiplier z to the number of releases with it.
+    """
+    return math.sqrt(sum(count / multiplier**2 for multiplier, count in sorted(releases.items())))
+
+
+def delta_of(epsilon: float, mu: float) -> float:
+    """delta at this epsilon of a mu-GDP mechanism."""
+    if mu == 0:
+        return 0.0
+    high, low = mu / 2 - epsilon / mu, -mu / 2 - epsilon / mu
+    return max(0.0, _phi(high) - math.exp(epsilon + _log_phi(low)))
+
+
+def epsilon_of(mu: float, delta: float) -> float:
+    """The smallest epsilon with delta(epsilon) <= delta, rounded up by less than 1e-9 of it.
+
+    Raises:
+        ConfigError: delta is not between 0 and 1.
+    """
+    if not 0 < delta < 1:
+        raise ConfigError(f"delta must lie between 0 and 1, not {delta}")
+    if delta_of(0.0, mu) <= delta:
+        return 0.0
+    low, high = 0.0, 1.0
+    while delta_of(high, mu) > delta:
+        low, high = high, 2 * high
+    while high - low > 1e-10 * high:
+        middle = (low + high) / 2
+        low, high = (middle, high) if delta_of(middle, mu) > delta else (low, middle)
+    return high
+
+
+@dataclass(frozen=True)
+class Spent:
+    """What a ledger says.
+
+    Args:
+        epsilon: spent so far at ``delta``.
+        delta: at which.
+        releases: number of releases.
+    """
+
+    epsilon: float
+    delta: float
+    releases: int
+
+
+class Ledger:
+    """The releases of one site, in one JSON file written atomically, each before its message leaves.
+
+    Args:
+        file: where; made with the first release.
+        scope: run whose releases count towards the budget (simulated sites); None: the releases of all runs together,
+            since they all speak of the same patients.
+
+    Raises:
+        FedTARError: the file is there but cannot be read. Nothing is released then: an unreadable ledger must not
+            become a fresh budget.
+    """
+
+    def __init__(self, file: Path, scope: str | None = None):
+        self.file, self.scope = file, scope
+        self._runs: dict[str, dict[float, int]] = {}
+        try:
+            content = json.loads(file.read_text(encoding="utf-8"))
+            if content["format"] != FORMAT:
+                raise ValueError(f"format {content['format']!r}")
+            for run, releases in content["runs"].items():
+                self._runs[run] = {_multiplier(z): _count(count) for z, count in releases.items()}
+        except FileNotFoundError:
+            pass
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise FedTARError(
+                f"{file}: the privacy ledger cannot be read ({error}); restore it from its backup. A new one would "
+                "forget what was spent",
+                public="the site's privacy ledger cannot be read",
+            ) from error
+
+    def spent(self, delta: float, planned: float | None = None) -> Spent:
+        """What is spent, or would be after one more release with noise multiplier ``planned``."""
+        releases: dict[float, int] = {}
+        for run, own in self._runs.items():
+            if self.scope in (None, run):
+                for multiplier, count in own.items():
+                    releases[multiplier] = releases.get(multiplier, 0) + count
+        if planned is not None:
+            releases[planned] = releases.get(planned, 0) + 1
+        return Spent(epsilon_of(composed_mu(releases), delta), delta, sum(releases.values()))
+
+    def add(self, run: str, multiplier: float) -> None:
+        """Count one release and write the file before returning."""
+        own = self._runs.setdefault(run, {})
+        own[multiplier] = own.get(multiplier, 0) + 1
+        runs: dict[str, Any] = {
+            name: {repr(z): count for z, count in sorted(releases.items())} for name, releases in self._runs.items()
+        }
+        try:
+            write_json(self.file, {"format": FORMAT, "runs": runs})
+        except OSError as error:
+            raise FedTARError(
+                f"{self.file}: the privacy ledger cannot be written ({error}); nothing is released",
+                public="the site's privacy ledger cannot be written",
+            ) from error
+
+
+@contextmanager
+def locked(file: Path) -> Iterator[None]:
+    """One process at a time between reading and writing a ledger (two jobs may run at one site)."""
+    import fcntl
+
+    file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with file.with_name(f".{file.name}.lock").open("w") as handle:
+        os.chmod(handle.name, 0o600)  # noqa: PTH101
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+
+
+def _multiplier(text: str) -> float:
+    value = float(text)
+    if not (math.isfinite(value) and value > 0):
+        raise ValueError(f"noise multiplier {text}")
+    return value
+
+
+def _count(value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ValueError(f"count {value!r}")
+    return value
+
+
+def _phi(x: float) -> float:
+    return 0.5 * math.erfc(-x / math.sqrt(2))
+
+
+def _log_phi(x: float) -> float:
+    """log Phi(x), also far in the tail (asymptotic series of the Mills ratio below -30)."""
+    if x > -30:
+        return math.log(_phi(x))
+    square = x * x
+    series = 1 - 1 / square + 3 / square**2 - 15 / square**3
+    return -square / 2 - math.log(-x * math.sqrt(2 * math.pi)) + math.log(series)

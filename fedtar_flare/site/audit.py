@@ -1,0 +1,226 @@
+"""The audit: what leaves a site, one JSON line for each message, in a file at the site.
+
+FLARE runs the site's filters first and the job's after them, so a filter can never see what truly leaves. The event
+``AFTER_TASK_RESULT_FILTER`` comes after both and carries the message itself: that is what is recorded here. Every
+executor of this package records by itself; :class:`AuditTrail` as a ``component`` of the site's ``privacy.json``
+records for any other executor too (a message is recorded once). Scalars that a job streams to the server's TensorBoard
+pass no filter; they are recorded as they are sent.
+
+A line holds names, shapes and norms, never a value of the data: the audit may be shown to whoever asks.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import time
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from nvflare.apis.analytix import ANALYTIC_EVENT_TYPE
+from nvflare.apis.dxo import from_shareable
+from nvflare.apis.event_type import EventType
+from nvflare.apis.fl_component import FLComponent
+from nvflare.apis.fl_constant import EventScope, FLContextKey, ReturnCode
+from nvflare.apis.fl_context import FLContext
+from nvflare.apis.shareable import ReservedHeaderKey, Shareable
+
+from fedtar_flare.errors import FedTARError
+from fedtar_flare.protocol.messages import HEADER, Order
+from fedtar_flare.record.log import clean
+from fedtar_flare.site.place import Site
+
+FOLDER = "audit"
+ORDER_PROP = "fedtar.order"
+"""Context property with the :class:`Order` of the running task (its header is gone when the filters run)."""
+REFUSED_PROP = "fedtar.refused"
+"""Context property with the reason why a filter of this package replaced the message."""
+_RECORDED = "fedtar.recorded"
+_UNSAFE = re.compile(r"[^A-Za-z0-9._@-]")
+
+
+class AuditTrail(FLComponent):
+    """Records what leaves, whatever executor the job brings: a ``component`` of the site's ``privacy.json``.
+
+    It listens and changes nothing, so it stands among ``components``, not among the filters.
+    """
+
+    def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
+        """Record a message that is about to leave, or a scalar that is being streamed."""
+        record_event(event_type, fl_ctx)
+
+
+def record_event(event_type: str, fl_ctx: FLContext) -> None:
+    """What :class:`AuditTrail` and every executor of this package do with an event."""
+    if event_type == EventType.AFTER_TASK_RESULT_FILTER:
+        result = fl_ctx.get_prop(FLContextKey.TASK_RESULT)
+        task_id = fl_ctx.get_prop(FLContextKey.TASK_ID)
+        if isinstance(result, Shareable) and fl_ctx.get_prop(_RECORDED) != (task_id, id(result)):
+            fl_ctx.set_prop(_RECORDED, (task_id, id(result)), private=True, sticky=False)
+            write(Site(fl_ctx), _job(fl_ctx), describe(result, fl_ctx))
+    elif event_type == ANALYTIC_EVENT_TYPE and fl_ctx.get_prop(FLContextKey.EVENT_SCOPE) != EventScope.FEDERATION:
+        data = fl_ctx.get_prop(FLContextKey.EVENT_DATA)
+        if isinstance(data, Shareable) and fl_ctx.get_prop(_RECORDED) != id(data):
+            fl_ctx.set_prop(_RECORDED, id(data), private=True, sticky=False)
+            write(Site(fl_ctx), _job(fl_ctx), {"task": "(stream)", "outcome": "streamed", "numbers": [_tag(data)]})
+
+
+def describe(message: Shareable, fl_ctx: FLContext) -> dict[str, Any]:
+    """One message as an audit entry, without any of its values.
+
+    Args:
+        message: as it leaves.
+        fl_ctx: context of the task.
+
+    Returns:
+        task, run, round, step, status, reason, outcome (``passed``, ``refused`` or ``error``), ``tensors`` (name,
+        shape, dtype, bytes, L2 norm), their sum of bytes and total norm, names of the header's ``numbers`` and
+        ``fields``, and ``other``: names of anything that this package does not send.
+    """
+    order = fl_ctx.get_prop(ORDER_PROP)
+    refused = fl_ctx.get_prop(REFUSED_PROP)
+    entry: dict[str, Any] = {
+        "task": str(fl_ctx.get_prop(FLContextKey.TASK_NAME)),
+        "run": order.run_id if isinstance(order, Order) else None,
+        "round": order.round if isinstance(order, Order) else None,
+        "step": order.step if isinstance(order, Order) else None,
+    }
+    code = message.get_return_code()
+    if code not in (None, ReturnCode.OK):
+        entry |= {"outcome": "error", "status": str(code)}
+    try:
+        dxo = from_shareable(message)
+    except ValueError:
+        return {"outcome": "passed", **entry, "other": _names(set(message) - {ReservedHeaderKey.HEADERS})}
+    meta = dxo.meta if isinstance(dxo.meta, Mapping) else {}
+    found = meta.get(HEADER)
+    header: Mapping[str, Any] = found if isinstance(found, Mapping) else {}
+    data = dxo.data if isinstance(dxo.data, Mapping) else {}
+    tensors = [_tensor(str(name), data[name]) for name in sorted(data, key=str) if torch.is_tensor(data[name])]
+    entry = {
+        **entry,
+        "outcome": entry.get("outcome") or ("refused" if refused else "passed"),
+        "status": header.get("status", entry.get("status")),
+        "reason": str(header.get("reason") or "")[:512],
+        "kind": str(getattr(dxo.data_kind, "value", dxo.data_kind)),
+        "tensors": tensors,
+        "bytes": sum(tensor["bytes"] for tensor in tensors),
+        "norm": sum(tensor["norm"] ** 2 for tensor in tensors) ** 0.5,
+        "numbers": _names(header.get("numbers") or {}),
+        "fields": _names(header.get("payload") or {}),
+    }
+    other = [name for name in data if not torch.is_tensor(data[name])] + [name for name in meta if name != HEADER]
+    return entry | {"other": _names([*other, *(set(message) - {ReservedHeaderKey.HEADERS, "DXO"})])}
+
+
+def write(site: Site, job: str, entry: Mapping[str, Any]) -> None:
+    """Append one entry to the job's file, in one write, readable by the site's account alone."""
+    line = {"time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "job": job, "site": site.name, **entry}
+    handle = os.open(_file(site, job), os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o600)
+    try:
+        os.write(handle, (json.dumps(clean(line), allow_nan=False) + "\n").encode())
+    finally:
+        os.close(handle)
+
+
+def require_writable(site: Site, fl_ctx: FLContext) -> None:
+    """Nothing may leave unrecorded: called before a task is done.
+
+    Raises:
+        FedTARError: the job's audit file cannot be written.
+    """
+    try:
+        file = _file(site, _job(fl_ctx))
+        os.close(os.open(file, os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o600))
+    except OSError as error:
+        raise FedTARError(
+            f"the audit cannot be written ({error}); nothing is sent without it. Free the disk or repair the folder's "
+            "rights",
+            public="the site's audit file cannot be written",
+        ) from error
+
+
+def audit_files(folder: Path) -> list[Path]:
+    """Audit files below a kit, a state folder, an audit folder, or the simulator's home; a file stands for itself.
+
+    Raises:
+        FedTARError: when there is none.
+    """
+    if folder.is_file():
+        return [folder]
+    patterns = ("fedtar_state/audit/*.jsonl", "audit/*.jsonl", "*.jsonl", "state/sites/*/audit/*.jsonl")
+    for pattern in patterns:
+        if found := sorted(folder.glob(pattern)):
+            return found
+    raise FedTARError(
+        f"{folder} holds no audit: looked for {', '.join(patterns)}. Name a site's startup kit, or its fedtar_state"
+    )
+
+
+def read_audit(files: Iterable[Path]) -> list[dict[str, Any]]:
+    """All entries, oldest first; a last line that was cut off by a kill is left out.
+
+    Raises:
+        FedTARError: another line is not JSON.
+    """
+    entries: list[dict[str, Any]] = []
+    for path in files:
+        lines = path.read_text(encoding="utf-8").splitlines()
+        for number, line in enumerate(lines, 1):
+            try:
+                entries.append(json.loads(line))
+            except json.JSONDecodeError as error:
+                if number < len(lines):
+                    raise FedTARError(f"{path}, line {number}: not JSON ({error.msg})") from error
+    return sorted(entries, key=lambda entry: entry.get("time", ""))
+
+
+def totals(entries: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Per job, run and site: messages, refused and failed ones, streamed scalars, tensors and bytes that left."""
+    sums: dict[tuple[str, ...], dict[str, Any]] = {}
+    run: dict[tuple[str, str], str] = {}
+    for entry in entries:
+        where = str(entry.get("job")), str(entry.get("site"))
+        run[where] = str(entry.get("run") or run.get(where, "-"))
+        total = sums.setdefault(
+            (*where, run[where]),
+            {"messages": 0, "refused": 0, "errors": 0, "streamed": 0, "tensors": 0, "bytes": 0, "last": ""},
+        )
+        outcome = entry.get("outcome")
+        total["streamed" if outcome == "streamed" else "messages"] += 1
+        total["refused"] += outcome == "refused"
+        total["errors"] += outcome == "error"
+        total["tensors"] += len(entry.get("tensors") or [])
+        total["bytes"] += int(entry.get("bytes") or 0)
+        total["last"] = max(total["last"], str(entry.get("time", "")))
+    return [{"job": job, "site": site, "run": run, **total} for (job, site, run), total in sums.items()]
+
+
+def _file(site: Site, job: str) -> Path:
+    folder = site.records / FOLDER
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    return folder / f"{_UNSAFE.sub('_', job)[:100]}.jsonl"
+
+
+def _job(fl_ctx: FLContext) -> str:
+    return str(fl_ctx.get_job_id() or "job")
+
+
+def _tensor(name: str, value: torch.Tensor) -> dict[str, Any]:
+    norm = float(value.detach().double().square().sum()) ** 0.5 if value.numel() else 0.0
+    size = value.numel() * value.element_size()
+    return {"name": name, "shape": list(value.shape), "dtype": str(value.dtype), "bytes": size, "norm": norm}
+
+
+def _names(names: Iterable[Any]) -> list[str]:
+    return sorted(str(name)[:200] for name in names)
+
+
+def _tag(data: Shareable) -> str:
+    try:
+        return str(from_shareable(data).data.get("track_key", "?"))[:200]
+    except (ValueError, AttributeError):
+        return "?"

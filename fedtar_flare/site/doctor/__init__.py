@@ -1,0 +1,45 @@
+"""``fedtar doctor``: what a site's staff checks before a study starts; each finding with its cure."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from fedtar_flare.site.doctor.finding import FAIL, OK, WARN, Finding
+
+__all__ = ["FAIL", "OK", "WARN", "Finding", "diagnose"]
+
+
+def diagnose(kit: Path | None = None, site_file: Path | None = None, time_steps: int = 3) -> list[Finding]:
+    """Look at everything that a site needs; no check changes anything or sends data.
+
+    Args:
+        kit: the site's startup kit; None leaves its checks out.
+        site_file: the site file; None: the kit's ``local/fedtar.yaml``.
+        time_steps: T of the job, for the counts of visits.
+
+    Raises:
+        ConfigError: ``kit`` is no kit.
+    """
+    from fedtar_flare.site.doctor import connection, data, environment, policy
+    from fedtar_flare.site.place import kit_of
+    from fedtar_flare.site.site_file import SITE_FILE
+
+    kit = kit_of(kit) if kit is not None else None
+    place = site_file or (kit / "local" / SITE_FILE if kit else None)
+    findings = environment.packages()
+    config = None
+    if place is not None:
+        config, found = data.site_file(place)
+        findings += found
+    findings.append(environment.gpu(config))
+    if config is not None:
+        findings += data.summary(config, time_steps)
+    findings += environment.disks(kit, config)
+    if kit is not None:
+        findings += data.key(kit, config)
+        findings += policy.allow_list(kit)
+        findings += policy.privacy(kit, config)
+        findings.append(policy.participation(kit))
+        findings += connection.certificates(kit)
+        findings.append(connection.server(kit))
+    return findings

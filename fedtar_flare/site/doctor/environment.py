@@ -1,0 +1,76 @@
+"""Python, packages, GPU, disks."""
+
+from __future__ import annotations
+
+import platform
+import shutil
+import sys
+from importlib.metadata import PackageNotFoundError, requires, version
+from pathlib import Path
+
+from packaging.requirements import Requirement
+
+from fedtar_flare.site.doctor.finding import FAIL, OK, WARN, Finding
+from fedtar_flare.site.place import STATE, home
+from fedtar_flare.site.site_file import SiteConfig, cache_folder
+from fedtar_flare.version import __version__
+
+ROOM, LEAST = 10.0, 1.0
+"""Free space in GB: less than the first is worth a look, less than the second is too little."""
+
+
+def packages() -> list[Finding]:
+    """Every required package, and whether its version is one that is supported."""
+    here = f"fedtar_flare {__version__}, Python {platform.python_version()} ({sys.executable})"
+    findings = [Finding(OK, "environment", here)]
+    wrong, right = [], []
+    for text in requires("fedtar_flare") or []:
+        requirement = Requirement(text)
+        if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
+            continue
+        try:
+            found = version(requirement.name)
+        except PackageNotFoundError:
+            wrong.append(f"{requirement.name} is missing (wanted {requirement.specifier})")
+            continue
+        if requirement.specifier.contains(found, prereleases=True):
+            right.append(f"{requirement.name} {found}")
+        else:
+            wrong.append(f"{requirement.name} {found} (wanted {requirement.specifier})")
+    cure = "pip install fedtar_flare again in this environment, in a fresh one if other packages need other versions"
+    findings += [Finding(FAIL, "packages", text, cure) for text in wrong]
+    return [*findings, Finding(OK, "packages", ", ".join(right))]
+
+
+def gpu(config: SiteConfig | None = None) -> Finding:
+    """Which GPU; none is fine, unless the site file asks for one."""
+    import torch
+
+    if not torch.cuda.is_available():
+        if config is not None and config.device.startswith("cuda"):
+            cure = "write device: auto, or mend the driver (nvidia-smi) and install a torch with CUDA"
+            return Finding(FAIL, "GPU", f"none is usable, and the site file says device: {config.device}", cure)
+        return Finding(OK, "GPU", "none: training runs on the CPU")
+    devices = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
+    return Finding(OK, "GPU", ", ".join(f"{d.name} ({d.total_memory / 2**30:.0f} GiB)" for d in devices))
+
+
+def disks(kit: Path | None, config: SiteConfig | None) -> list[Finding]:
+    """Free space where state and prepared images lie."""
+    places = {"cache": cache_folder(config) if config else home()}
+    if config is not None and config.state_dir is not None:
+        places["state"] = config.state_dir
+    elif kit is not None:
+        places["state"] = kit / STATE
+    return [_disk(name, folder) for name, folder in places.items()]
+
+
+def _disk(name: str, folder: Path) -> Finding:
+    there = folder
+    while not there.exists() and there != there.parent:
+        there = there.parent
+    free = shutil.disk_usage(there).free / 1e9
+    status = FAIL if free < LEAST else WARN if free < ROOM else OK
+    key = f"{name}_dir"
+    cure = "" if status == OK else f"free the disk ('fedtar site purge --cache'), or write {key} into the site file"
+    return Finding(status, "disk space", f"{free:.1f} GB free for the {name} ({folder})", cure)

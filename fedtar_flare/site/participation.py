@@ -1,0 +1,54 @@
+"""Whether a site takes part: its own decision, in a file of its own that it can change while a job runs.
+
+The executor reads ``participation.json`` before and after each task. A paused site abstains and the job goes on without
+it; when it takes part again, it is asked again in the same run, provided that it was there at the handshake. A site
+that has left declines every task until it joins again.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from enum import Enum
+from pathlib import Path
+
+from fedtar_flare.errors import FedTARError
+from fedtar_flare.record.log import write_json
+
+FILE = "participation.json"
+
+
+class Participation(Enum):
+    """What a site decided."""
+
+    TAKING_PART = "taking part"
+    PAUSED = "paused"
+    LEFT = "left"
+
+
+def participation(records: Path) -> Participation:
+    """What the site decided; without a file it takes part.
+
+    Args:
+        records: the site's folder, ``<kit>/fedtar_state`` (see :attr:`fedtar_flare.site.place.Site.records`).
+
+    Raises:
+        FedTARError: the file cannot be read: nothing is done then, rather than against the site's will.
+    """
+    file = records / FILE
+    try:
+        return Participation(json.loads(file.read_text(encoding="utf-8"))["status"])
+    except FileNotFoundError:
+        return Participation.TAKING_PART
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise FedTARError(
+            f"{file} cannot be read ({error}). Run 'fedtar site pause', 'leave' or 'join' to write it anew",
+            public="the site's participation file cannot be read",
+        ) from error
+
+
+def decide(records: Path, status: Participation) -> Path:
+    """Write the site's decision (atomically); returns the file."""
+    file = records / FILE
+    write_json(file, {"status": status.value, "since": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())})
+    return file

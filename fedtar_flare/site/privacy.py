@@ -1,0 +1,249 @@
+"""Differential privacy of one site's messages: clip, add Gaussian noise, keep account, stop when the budget is spent.
+
+What is guaranteed, and what is not. ``GaussianPrivacy`` bounds the L2 norm of a **whole message** and adds noise to it
+at the site, before it leaves. Its unit is therefore the site's data as a whole: for any two data sets of this site with
+the same numbers of visits per step and split, and for anyone who reads all its messages (the server included), the
+update tensors and closing numbers are (epsilon, delta)-indistinguishable. Two data sets that differ in one patient are
+a special case, so a patient has at least this protection; but noise that hides a whole hospital is far more than one
+patient would need. Patient-level privacy at a useful noise needs clipping of each patient's gradient in the learner
+(DP-SGD), which is **not** done here.
+
+Outside of the guarantee: the numbers of visits (taken as public), whether and when a site answers, the public reason of
+an abstention or error, and anything that does not pass a result filter, such as scalars streamed to TensorBoard (a
+site file must not set ``stream_losses: true`` together with this filter). Initial weights in a handshake hold no data.
+Scores, training losses, left-out studies and times would need noise of their own: they are not sent at all.
+
+FLARE's ``SVTPrivacy`` and ``PercentilePrivacy`` are not differential privacy: they select or clip values by the data
+itself and account for nothing. FLARE adds no accountant of its own.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from nvflare.apis.dxo import DXO, DataKind, from_shareable
+from nvflare.apis.filter import Filter
+from nvflare.apis.fl_constant import FLContextKey, ReturnCode
+from nvflare.apis.fl_context import FLContext
+from nvflare.apis.shareable import Shareable
+
+from fedtar_flare.errors import ConfigError, ExchangeError, FedTARError
+from fedtar_flare.protocol.exchange import WIRE_DTYPES, check_tensor, euclidean_norm
+from fedtar_flare.protocol.messages import ABSTAIN, CLOSE_ROUND, HANDSHAKE, HEADER, OK, TRAIN, Order, Reply
+from fedtar_flare.protocol.tensors import register_tensors
+from fedtar_flare.site.accountant import FILE, Ledger, Spent, locked
+from fedtar_flare.site.audit import ORDER_PROP, REFUSED_PROP
+from fedtar_flare.site.guard import refusal
+from fedtar_flare.site.place import Site
+
+register_tensors()
+
+PUBLIC_NUMBERS = {TRAIN: ("samples",), CLOSE_ROUND: ("reports",), HANDSHAKE: ()}
+"""Numbers that pass as they are: numbers of visits."""
+PUBLIC_FIELDS = ("schema", "versions", "settings", "counts", "min_cell", "adapter_config", "model")
+"""Fields of a payload that hold no data beyond numbers of visits."""
+
+
+class GaussianPrivacy(Filter):
+    """Result filter of a site's own ``privacy.json``, before the outbound guard.
+
+    ``train``: the update of all tensors together is clipped to the L2 norm ``clip_norm`` = C and gets Gaussian noise of
+    standard deviation ``noise_multiplier * 2 C``: 2 C is how far two clipped updates can lie apart. ``close_round``:
+    the T numbers are clipped to the L2 norm ``t_clip``, the validation loss to [0, ``loss_clip``]; scaled to the unit
+    ball and to [-1, 1] they are one vector of sensitivity ``2 sqrt(2)`` and one release, with
+    ``closing_noise_multiplier``. Computed in float32 or better; the result then takes the wire's number format.
+
+    Args:
+        clip_norm: C, largest L2 norm of an update. Noise grows with it: take the norm that updates have (the audit
+            lists it), not more.
+        noise_multiplier: z of an update: standard deviation of the noise over the sensitivity.
+        delta: of the guarantee; well under one over the number of the site's patients.
+        max_epsilon: the budget, over all runs on this site's data. A message that would pass it does not leave: the
+            site abstains and says so.
+        t_clip: largest L2 norm of the T numbers.
+        loss_clip: largest validation loss.
+        closing_noise_multiplier: z of the closing numbers; 0: they are not sent (alpha is then learned from the other
+            sites' numbers).
+        noise_seed: for tests in the simulator only. Who knows it can take the noise away, so a real site refuses it.
+            Without it the noise comes from the operating system's cryptographic generator.
+
+    Raises:
+        ConfigError: when built with a value that is not allowed.
+    """
+
+    def __init__(
+        self,
+        clip_norm: float = 1.0,
+        noise_multiplier: float = 1.0,
+        delta: float = 1e-5,
+        max_epsilon: float = 10.0,
+        t_clip: float = 1.0,
+        loss_clip: float = 10.0,
+        closing_noise_multiplier: float = 0.0,
+        noise_seed: int | None = None,
+    ):
+        super().__init__()
+        positive = {
+            "clip_norm": clip_norm,
+            "noise_multiplier": noise_multiplier,
+            "max_epsilon": max_epsilon,
+            "t_clip": t_clip,
+            "loss_clip": loss_clip,
+        }
+        for name, value in positive.items():
+            if not (_is_number(value) and value > 0):
+                raise ConfigError(f"GaussianPrivacy: {name} must be a positive number, not {value!r}")
+        if not (_is_number(closing_noise_multiplier) and closing_noise_multiplier >= 0):
+            raise ConfigError(
+                f"GaussianPrivacy: closing_noise_multiplier must be 0 or positive, not {closing_noise_multiplier!r}"
+            )
+        if not (_is_number(delta) and 0 < delta < 1):
+            raise ConfigError(f"GaussianPrivacy: delta must lie between 0 and 1, not {delta!r}")
+        self.clip_norm, self.noise_multiplier = clip_norm, noise_multiplier
+        self.delta, self.max_epsilon = delta, max_epsilon
+        self.t_clip, self.loss_clip = t_clip, loss_clip
+        self.closing_noise_multiplier = closing_noise_multiplier
+        self.noise_seed = noise_seed
+        self._drawn = 0
+
+    def process(self, shareable: Shareable, fl_ctx: FLContext) -> Shareable:
+        """The message with noise in place of what is private; an abstention once the budget is spent."""
+        if shareable.get_return_code() not in (None, ReturnCode.OK):
+            return shareable
+        task = str(fl_ctx.get_prop(FLContextKey.TASK_NAME))
+        try:
+            site = Site(fl_ctx)
+            if self.noise_seed is not None and not site.simulated:
+                raise ConfigError(
+                    "GaussianPrivacy: noise_seed is for tests in the simulator; remove it from privacy.json",
+                    public="the site's privacy filter is not set up",
+                )
+            dxo = from_shareable(shareable)
+            reply = Reply.from_meta(dxo.meta)
+            order = fl_ctx.get_prop(ORDER_PROP)
+            if reply.status != OK:
+                return _message(DXO(DataKind.METRICS, data={}), replace(reply, numbers={}, payload={}))
+            if task not in PUBLIC_NUMBERS or not isinstance(order, Order):
+                raise ExchangeError(f"task '{task}' is not one that the privacy filter knows")
+            return self._release(task, order, dxo, reply, site)
+        except (FedTARError, ValueError) as error:
+            public = error.public if isinstance(error, FedTARError) else "a message that is none of this plugin's"
+            self.logger.error(f"privacy filter: nothing was sent for task '{task}': {error}")
+            fl_ctx.set_prop(REFUSED_PROP, public, private=True, sticky=False)
+            return refusal(shareable, f"privacy filter at the site: {public}")
+
+    def clipped(self, update: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """The update scaled down to the L2 norm ``clip_norm`` over all tensors, in float64.
+
+        Raises:
+            ExchangeError: a tensor is not finite, not dense or of another number format.
+        """
+        for name in sorted(update):
+            check_tensor(name, update[name], None, WIRE_DTYPES)
+        factor = min(1.0, self.clip_norm / max(euclidean_norm(update), 1e-300))
+        return {name: update[name].double() * factor for name in sorted(update)}
+
+    def noisy_update(self, update: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Clip, add noise of standard deviation ``noise_multiplier * 2 clip_norm``, take the given number format."""
+        scale = self.noise_multiplier * 2 * self.clip_norm
+        return {
+            name: (value + scale * self._noise(value.numel()).reshape(value.shape)).to(update[name].dtype)
+            for name, value in self.clipped(update).items()
+        }
+
+    def noisy_closing(self, loss: float, t_numbers: list[float] | None) -> tuple[float, list[float] | None]:
+        """Validation loss and T numbers, clipped, with noise, as one release.
+
+        Raises:
+            ExchangeError: a number is not finite.
+        """
+        numbers = np.asarray(t_numbers or [], np.float64)
+        if not (math.isfinite(loss) and np.isfinite(numbers).all()):
+            raise ExchangeError("a closing number is not finite")
+        unit = numbers / max(self.t_clip, float(np.linalg.norm(numbers)))
+        centred = 2 * min(max(loss, 0.0), self.loss_clip) / self.loss_clip - 1
+        noise = self.closing_noise_multiplier * 2 * math.sqrt(2) * self._noise(len(numbers) + 1).numpy()
+        loss = float((centred + noise[0] + 1) / 2 * self.loss_clip)
+        return loss, None if t_numbers is None else [float(v) for v in (unit + noise[1:]) * self.t_clip]
+
+    def _release(self, task: str, order: Order, dxo: DXO, reply: Reply, site: Site) -> Shareable:
+        numbers = {name: value for name, value in reply.numbers.items() if name in PUBLIC_NUMBERS[task]}
+        payload = {name: value for name, value in reply.payload.items() if name in PUBLIC_FIELDS}
+        if dxo.data_kind == DataKind.METRICS and dxo.data:
+            raise ExchangeError("metrics beside the header are not covered by the privacy filter")
+        if dxo.data_kind not in (DataKind.METRICS, DataKind.WEIGHTS, DataKind.WEIGHT_DIFF):
+            raise ExchangeError(f"data of kind '{dxo.data_kind}' is not covered by the privacy filter")
+        tensors = dxo.data if dxo.data_kind != DataKind.METRICS else {}
+        if tensors and (task == CLOSE_ROUND or (task == TRAIN and dxo.data_kind != DataKind.WEIGHT_DIFF)):
+            raise ExchangeError(f"tensors of kind '{dxo.data_kind}' in task '{task}' are not covered")
+        file = site.records / FILE
+        with locked(file):
+            ledger = Ledger(file, scope=order.run_id if site.simulated else None)
+            closing = task == CLOSE_ROUND and "validation_loss" in reply.numbers and self.closing_noise_multiplier > 0
+            if (task == TRAIN and tensors) or closing:
+                multiplier = self.closing_noise_multiplier if closing else self.noise_multiplier
+                after = ledger.spent(self.delta, multiplier)
+                if after.epsilon > self.max_epsilon:
+                    return self._abstain(reply, ledger.spent(self.delta))
+                ledger.add(order.run_id, multiplier)  # before anything leaves: a crash costs budget, never privacy
+            spent = ledger.spent(self.delta)
+        if task == TRAIN and tensors:
+            dxo.data = self.noisy_update(tensors)
+        if closing:
+            loss, t_numbers = self.noisy_closing(reply.numbers["validation_loss"], reply.payload.get("t_numbers"))
+            numbers["validation_loss"], payload["t_numbers"] = loss, t_numbers
+        elif task == CLOSE_ROUND:
+            numbers = {}
+        payload["privacy"] = self._account(spent)
+        return _message(dxo, replace(reply, numbers=numbers, payload=payload))
+
+    def _abstain(self, reply: Reply, spent: Spent) -> Shareable:
+        reason = f"privacy budget spent (epsilon {spent.epsilon:.3g} of {self.max_epsilon:g}, delta {spent.delta:g})"
+        payload = {"privacy": self._account(spent)}
+        return _message(
+            DXO(DataKind.METRICS, data={}), Reply(ABSTAIN, reply.round, reply.step, reason, payload=payload)
+        )
+
+    def _account(self, spent: Spent) -> dict[str, Any]:
+        return {
+            "epsilon": spent.epsilon,
+            "delta": spent.delta,
+            "max_epsilon": self.max_epsilon,
+            "releases": spent.releases,
+        }
+
+    def _noise(self, count: int) -> torch.Tensor:
+        """Standard normal values, float64."""
+        if self.noise_seed is not None:
+            self._drawn += 1
+            return torch.from_numpy(np.random.default_rng([self.noise_seed, self._drawn]).standard_normal(count))
+        return torch.from_numpy(secure_normals(count))
+
+
+def secure_normals(count: int) -> np.ndarray:
+    """Standard normal values from the operating system's cryptographic generator, float64.
+
+    Each is the sum of four independent ones over two: the gaps that one floating-point sample leaves, by which noise
+    can be taken away again, are filled (Holohan and Braghin 2021).
+    """
+    pairs = -(-4 * count // 2)
+    bits = np.frombuffer(os.urandom(16 * pairs), np.uint64).reshape(2, pairs) >> np.uint64(11)
+    uniform = (bits.astype(np.float64) + 0.5) * 2.0**-53  # in (0, 1), never 0
+    radius, angle = np.sqrt(-2 * np.log(uniform[0])), 2 * np.pi * uniform[1]  # Box and Muller
+    values = np.concatenate([radius * np.cos(angle), radius * np.sin(angle)])[: 4 * count]
+    return values.reshape(4, count).sum(axis=0) / 2
+
+
+def _message(dxo: DXO, reply: Reply) -> Shareable:
+    """A fresh message with this content and header, and nothing else of the old one."""
+    return DXO(dxo.data_kind, data=dxo.data, meta={HEADER: reply.to_meta()[HEADER]}).to_shareable()
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

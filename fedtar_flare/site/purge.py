@@ -1,0 +1,226 @@
+"""What a site keeps, and how to delete it: state of runs, prepared images, audit.
+
+Retention: of a run that goes on, the site's state keeps the last versions that a resumption needs (three rounds). When
+a run has ended, its state, the prepared images and the audit stay until the site deletes them: nothing here deletes by
+itself, since only the site knows when a study is closed. ``--older-than 90`` in a nightly job makes a rule of it.
+
+Never deleted: the privacy ledger (forgetting what was spent would be a fresh budget) and the site's key.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+
+from fedtar_flare.data.cohort import Visit
+from fedtar_flare.errors import ConfigError, DataError
+from fedtar_flare.protocol.messages import RESERVED_RUNS
+from fedtar_flare.site.audit import FOLDER
+from fedtar_flare.site.place import STATE, home, kit_of, simulated_records
+from fedtar_flare.site.site_file import SITE_FILE, SiteConfig, cache_folder, load_cohort, read_site_file
+
+EXAMPLES = ("examples.json", "examples.html")
+"""Generated beside reference reports, in a run's state."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where one site keeps things.
+
+    Args:
+        records: audit, participation, ledger.
+        state_root: state of runs, ``<run id>/<site>``.
+        site: whose state; None: of every site below (a kit has one).
+        config: the site file; None without one.
+    """
+
+    records: Path
+    state_root: Path
+    site: str | None = None
+    config: SiteConfig | None = None
+
+    def runs(self) -> dict[str, list[Path]]:
+        """Folders of state by run id."""
+        found: dict[str, list[Path]] = {}
+        for run in sorted(self.state_root.iterdir()) if self.state_root.is_dir() else ():
+            if run.is_dir() and not run.is_symlink() and run.name not in RESERVED_RUNS:
+                folders = [f for f in sorted(run.iterdir()) if f.is_dir() and self.site in (None, f.name)]
+                if folders:
+                    found[run.name] = folders
+        return found
+
+    @property
+    def prepared(self) -> Path:
+        """Folder of prepared images."""
+        return (cache_folder(self.config) if self.config else home()) / "prepared"
+
+
+@dataclass
+class Plan:
+    """What would be deleted, and what not.
+
+    Args:
+        remove: files and folders with what they are.
+        kept: one line for each thing that stays, and what to do about it.
+    """
+
+    remove: list[tuple[Path, str]] = field(default_factory=list)
+    kept: list[str] = field(default_factory=list)
+
+    def carry_out(self) -> int:
+        """Delete; returns the number of files and folders deleted. What is gone already does not matter."""
+        for path, _ in self.remove:
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            else:
+                path.unlink(missing_ok=True)
+        for folder in {path.parent for path, what in self.remove if what.startswith("state of run")}:
+            if folder.is_dir() and not any(folder.iterdir()):
+                folder.rmdir()
+        return len(self.remove)
+
+
+def place_of_kit(folder: Path) -> Place:
+    """Where the site of this startup kit keeps things.
+
+    Raises:
+        ConfigError: no kit there, or its site file cannot be read (it may name another folder for the state).
+    """
+    kit = kit_of(folder)
+    file = kit / "local" / SITE_FILE
+    config = read_site_file(file) if file.is_file() else None
+    state = config.state_dir if config and config.state_dir else kit / STATE
+    return Place(kit / STATE, state, None, config)
+
+
+def place_of_simulated(site: str, config: Path | None = None) -> Place:
+    """Where a simulated site keeps things.
+
+    Args:
+        site: its name.
+        config: its site file, where it has one.
+    """
+    read = read_site_file(config, simulated=True) if config else None
+    state = read.state_dir if read and read.state_dir else home() / "state"
+    return Place(simulated_records(site), state, site, read)
+
+
+def plan(
+    place: Place,
+    *,
+    run: str | None = None,
+    patient: str | None = None,
+    older_than: float | None = None,
+    everything: bool = False,
+    cache: bool = False,
+) -> Plan:
+    """What to delete.
+
+    Args:
+        place: whose.
+        run: the state of this run.
+        patient: this patient's prepared images, and all example pages (they show reports).
+        older_than: days: state and audit that nobody wrote to since.
+        everything: state of all runs, all prepared images and the audit.
+        cache: all prepared images (made anew when they are needed).
+
+    Raises:
+        ConfigError: no such run or patient; nothing to do.
+    """
+    result = Plan()
+    runs = place.runs()
+    if run is not None:
+        if run not in runs:
+            raise ConfigError(f"no run '{run}' below {place.state_root} (there: {', '.join(runs) or 'none'})")
+        result.remove += [(folder, f"state of run {run}") for folder in runs[run]]
+        result.kept.append(f"the audit of run {run} (what left; no data): deleted with --older-than or --all")
+    if older_than is not None:
+        if older_than < 0:
+            raise ConfigError(f"--older-than must be a number of days, not {older_than:g}")
+        limit = time.time() - older_than * 86400
+        for name, folders in runs.items():
+            result.remove += [(folder, f"state of run {name}") for folder in folders if _newest(folder) < limit]
+        audit = sorted((place.records / FOLDER).glob("*.jsonl"))
+        result.remove += [(file, "audit of a job") for file in audit if file.stat().st_mtime < limit]
+    if everything:
+        result.remove += [(folder, f"state of run {name}") for name, folders in runs.items() for folder in folders]
+        result.remove += [(file, "audit of a job") for file in sorted((place.records / FOLDER).glob("*.jsonl"))]
+    if (everything or cache) and place.prepared.is_dir():
+        result.remove.append((place.prepared, "prepared images of all patients"))
+    if patient is not None:
+        _plan_patient(result, place, patient, runs)
+    result.kept += [
+        "the shared model that left already: what it learnt here cannot be taken back from it",
+        "FLARE's own logs and job folders of the kit (they may name files and rows): delete them when no job runs",
+        "the privacy ledger and the key of this site",
+    ]
+    return result
+
+
+def _plan_patient(result: Plan, place: Place, patient: str, runs: dict[str, list[Path]]) -> None:
+    if place.config is None:
+        raise ConfigError("a patient's images are found through the site file, and this site has none")
+    config = replace(place.config, exclude=None, simulated=True)  # also one who is excluded; and no key is made
+    cohort = load_cohort(config, place.site or "site", time_steps=1)
+    visits = [visit for person in cohort.patients if person.patient_id == patient for visit in person.visits]
+    if not visits:
+        raise ConfigError(
+            f"no patient '{patient}' in {config.path or config.source}. If the patient's rows are gone already, the "
+            "prepared images cannot be told apart any more: delete them all with --cache"
+        )
+    result.remove += [(entry, f"prepared image of patient {patient}") for entry in _entries(visits, place.prepared)]
+    for folders in runs.values():
+        pages = (folder / name for folder in folders for name in EXAMPLES)
+        result.remove += [(page, "example page with reports") for page in pages if page.is_file()]
+    result.kept.append(
+        "the patient's own images and reports, which are the hospital's: nothing here ever deletes those"
+    )
+    result.kept.append(
+        "prepared images made from earlier versions of the patient's files, if these were changed: --cache finds all"
+    )
+    if runs:
+        result.kept.append(
+            f"the states of the runs {', '.join(runs)}, which may have been trained with this patient and cannot "
+            "unlearn one: delete them with --run"
+        )
+    if place.config.exclude is None:
+        result.kept.append(
+            "the patient in the coming runs: write the id into a file that the site file names as 'exclude'"
+        )
+
+
+def _entries(visits: list[Visit], prepared: Path) -> list[Path]:
+    """Files of the cache that belong to these visits, whatever sizes they were prepared in."""
+    from fedtar_flare.imaging.pipeline import InputConfig, entry_of
+
+    found: set[Path] = set()  # a film's entry is the same for every number of slices
+    for config in [InputConfig(image_size=size, slices=slices) for size, slices in sorted(_sizes(prepared))]:
+        for visit in visits:
+            try:
+                entry = entry_of(visit, config, prepared)
+            except DataError:  # the files are gone: nothing leads from them to the cache any more
+                continue
+            found.update(file for file in (entry, entry.with_suffix(".refused.json")) if file.is_file())
+    return sorted(found)
+
+
+def _sizes(prepared: Path) -> set[tuple[int, int]]:
+    """All (image size, slices) that occur in the cache or in a preset: a key holds them, and only the files tell."""
+    from fedtar_flare.models.config import PRESETS, preset
+
+    sizes = {(model.image_size, model.slices) for model in map(preset, PRESETS)}
+    for file in prepared.glob("*/*.npy"):
+        try:
+            shape = np.load(file, mmap_mode="r")["image"].shape  # (1, S, 3, H, W)
+            sizes.add((int(shape[-1]), int(shape[1])))
+        except (OSError, ValueError, KeyError, IndexError, EOFError):
+            continue
+    return sizes
+
+
+def _newest(folder: Path) -> float:
+    return max((file.stat().st_mtime for file in [folder, *folder.rglob("*")]), default=0.0)

@@ -1,0 +1,161 @@
+"""The synthetic cohort on disk: written once as DICOM series and report files, read back from a small index.
+
+Layout of a cohort's folder::
+
+    index.json                     what the simulator reads: patients, visits, reports, findings
+    truth.json                     everything that was planted: sizes, directions, groups, effects
+    patients/<patient>/<visit>/    ct/0001.dcm ... and report.txt
+
+A cohort is written into a hidden folder beside its place and moved there when it is whole, so a half-written one is
+never used, and processes that start together do not disturb each other: the first one wins, the others read its
+cohort.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import re
+import shutil
+import tempfile
+import time
+from collections.abc import Mapping
+from dataclasses import asdict
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from fedtar_flare.data.cohort import Cohort, Patient, Visit
+from fedtar_flare.errors import ConfigError
+from fedtar_flare.synthetic.course import CohortOptions, periods_of, synthetic_key
+
+INDEX, TRUTH = "index.json", "truth.json"
+_ABANDONED_AFTER_S = 24 * 3600
+"""Age from which an unfinished folder of a killed process is removed."""
+
+
+def synthetic_cohort(
+    site: str,
+    *,
+    folder: Path,
+    patients: int,
+    time_steps: int,
+    seed: int,
+    alignment: str = "visit",
+    prior: str = "none",
+    options: CohortOptions | None = None,
+) -> Cohort:
+    """The synthetic cohort of a site; made when it is not there yet (some 0.1 s per visit), else read in milliseconds.
+
+    Args:
+        site: its name; decides about house style and scanner unless ``options.house`` does.
+        folder: where cohorts are kept; each in a subfolder of its own, named by site and a key of all settings and of
+            the code that makes it.
+        patients: asked for; ``options.size_ratio`` may lessen it.
+        time_steps: T.
+        seed: of the whole simulation; sites with different names differ under one seed.
+        alignment: ``visit`` or ``period`` (calendar bins of ``PERIOD_DAYS`` days).
+        prior: ``none`` or ``report``, for the samples.
+        options: what the cohort contains.
+
+    Raises:
+        ConfigError: for settings that do not fit.
+    """
+    options = options or CohortOptions()
+    if patients < 1 or time_steps < 1:
+        raise ConfigError(
+            f"a synthetic cohort needs at least one patient and one time step, not {patients} and {time_steps}"
+        )
+    if alignment not in ("visit", "period"):
+        raise ConfigError(f"alignment '{alignment}' is not 'visit' or 'period'")
+    settings = {
+        "site": site,
+        "patients": patients,
+        "time_steps": time_steps,
+        "seed": seed,
+        "alignment": alignment,
+        "options": asdict(options),
+    }
+    place = folder / _name(settings)
+    index = _read(place / INDEX)
+    if index is None:
+        _make(place, settings, options)
+        index = _read(place / INDEX)
+        assert index is not None
+    return Cohort(
+        site,
+        [_patient(entry, place) for entry in index["patients"]],
+        key=synthetic_key(seed, site),
+        time_steps=time_steps,
+        alignment=alignment,
+        periods=periods_of(time_steps) if alignment == "period" else None,
+        prior=prior,
+    )
+
+
+def cohort_truth(cohort: Cohort) -> dict[str, Any]:
+    """The truth of a synthetic cohort, as ``truth.json`` holds it."""
+    image = cohort.patients[0].visits[0].image
+    return json.loads((image.parents[3] / TRUTH).read_text())
+
+
+def _name(settings: Mapping[str, Any]) -> str:
+    key = hashlib.sha256(json.dumps([_code_version(), settings], sort_keys=True).encode()).hexdigest()[:16]
+    return f"{re.sub(r'[^A-Za-z0-9._-]', '_', settings['site'])[:40]}-{key}"
+
+
+@functools.cache
+def _code_version() -> str:
+    """Hash of the code that decides about a cohort's content: a change of it makes a new cohort."""
+    sources = sorted(Path(__file__).parent.glob("*.py"))
+    return hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    try:
+        return json.loads(path.read_text())
+    except FileNotFoundError:
+        return None
+
+
+def _patient(entry: Mapping[str, Any], place: Path) -> Patient:
+    visits = tuple(
+        Visit(
+            patient_id=entry["patient_id"],
+            visit_id=visit["visit_id"],
+            acquired=datetime.fromisoformat(visit["acquired"]),
+            image=place / visit["image"],
+            report=visit["report"],
+            modality="ct",
+            age=visit["age"],
+            findings=frozenset(visit["findings"]),
+        )
+        for visit in entry["visits"]
+    )
+    return Patient(entry["patient_id"], entry["sex"], visits)
+
+
+def _make(place: Path, settings: Mapping[str, Any], options: CohortOptions) -> None:
+    """Write a cohort beside its place and move it there; leaves the other's when another process was first."""
+    from fedtar_flare.synthetic.build import build_cohort  # draws images and loads pydicom
+
+    place.parent.mkdir(parents=True, exist_ok=True)
+    for left in place.parent.glob(".making-*"):
+        if time.time() - left.stat().st_mtime > _ABANDONED_AFTER_S:
+            shutil.rmtree(left, ignore_errors=True)
+    making = Path(tempfile.mkdtemp(prefix=".making-", dir=place.parent))
+    try:
+        index, truth = build_cohort(making, settings, options)
+        (making / TRUTH).write_text(json.dumps(truth, indent=1))
+        (making / INDEX).write_text(json.dumps(index))
+        making.chmod(0o755)  # mkdtemp's 0700 would hide the cohort from other users of a shared folder
+        if place.is_dir() and not (place / INDEX).exists():
+            shutil.rmtree(place)  # what is left after somebody removed parts of it by hand
+        try:
+            making.rename(place)
+        except OSError:
+            if not (place / INDEX).exists():
+                raise
+    finally:
+        shutil.rmtree(making, ignore_errors=True)

@@ -1,0 +1,277 @@
+"""Patients of a synthetic site and the course of their disease: who they are, when they come, what is found.
+
+Everything is a pure function of (seed, site, options): every patient has an own stream of random numbers, so neither
+the order nor the process in which patients are made changes them.
+
+Planted effects, all switchable in ``CohortOptions`` and written to the truth:
+
+- **change**: from a known time step on, the reports of a known group (women by default) are written in the house's
+  second wording, and consolidations appear more often in everybody.
+- **age and wording**: from 65 years on, the sentence on the bones is another one. The image does not show it.
+- **age, sex and prevalence**: emphysema and cardiomegaly are more frequent from 65 on, emphysema in men,
+  lymphadenopathy in women.
+- **sites**: prevalence, house style, scanner and, as an option, size differ.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from datetime import datetime, timedelta
+from typing import Literal
+
+import numpy as np
+
+from fedtar_flare.data.splits import FRACTIONS, split_of
+from fedtar_flare.errors import ConfigError
+from fedtar_flare.synthetic.reports import Change, State
+from fedtar_flare.synthetic.vocabulary import FINDINGS, KINDS
+
+OLDER_FROM = 65.0
+"""Age from which a patient belongs to the older group."""
+MOST_FINDINGS = 4
+PERIOD_DAYS = 180
+"""Length of a calendar bin when visits are aligned by period."""
+FIRST_DAY = datetime(2019, 1, 1)
+
+_FIRST = {  # chance that a finding is there at the first visit
+    "effusion": 0.17,
+    "consolidation": 0.15,
+    "nodule": 0.16,
+    "emphysema": 0.16,
+    "cardiomegaly": 0.18,
+    "lymphadenopathy": 0.18,
+}
+_APPEARS = {  # chance that an absent one appears until the next visit
+    "effusion": 0.12,
+    "consolidation": 0.11,
+    "nodule": 0.08,
+    "emphysema": 0.05,
+    "cardiomegaly": 0.06,
+    "lymphadenopathy": 0.08,
+}
+_MOVES = {  # chances that a present one shrinks (from small: resolves), stays, grows
+    "effusion": (0.35, 0.4, 0.25),
+    "consolidation": (0.45, 0.35, 0.2),
+    "nodule": (0.2, 0.5, 0.3),
+    "emphysema": (0.0, 0.8, 0.2),
+    "cardiomegaly": (0.12, 0.68, 0.2),
+    "lymphadenopathy": (0.3, 0.45, 0.25),
+}
+OLDER_FACTOR: Mapping[str, float] = {"emphysema": 1.7, "cardiomegaly": 1.7}
+SEX_FACTOR: Mapping[str, Mapping[str, float]] = {"M": {"emphysema": 1.4}, "F": {"lymphadenopathy": 1.5}}
+CHANGE_FACTOR: Mapping[str, float] = {"consolidation": 2.5}
+_CYCLE = ("train", "validation", "test", "train", "train", "train", "test", "train", "train", "train")
+
+
+@dataclass(frozen=True)
+class CohortOptions:
+    """What the synthetic cohort contains; the defaults are the simulator's.
+
+    Args:
+        full_course: share of patients with a visit at every time step; the others have fewer.
+        min_gap_days, max_gap_days: bounds of the time between visits (log-uniform).
+        same_day_pairs: share of patients with two visits on one day.
+        missing_age: share of patients whose age is not recorded.
+        size_ratio: largest over smallest site; the houses 1, 2, 3, ... have 1, 1/sqrt(ratio), 1/ratio, 1, ... of the
+            patients asked for.
+        change: ``early`` (step 2), ``late`` (see ``change_step``) or ``none``.
+        change_group: whose wording changes, ``women`` or ``everyone``.
+        wording_effect: the age group decides about a sentence.
+        prevalence_effect: age group and sex decide about prevalence.
+        house: style and scanner of the site (1 to 6); 0 takes them from the site's name.
+        scanner_differences: False gives every site the first house's scanner.
+
+    Raises:
+        ConfigError: names the field and what is allowed.
+    """
+
+    full_course: float = 0.75
+    min_gap_days: float = 3.0
+    max_gap_days: float = 270.0
+    same_day_pairs: float = 0.0
+    missing_age: float = 0.0
+    size_ratio: float = 1.0
+    change: Literal["early", "late", "none"] = "late"
+    change_group: Literal["women", "everyone"] = "women"
+    wording_effect: bool = True
+    prevalence_effect: bool = True
+    house: int = 0
+    scanner_differences: bool = True
+
+    def __post_init__(self) -> None:
+        rules = {
+            "full_course": (0 <= self.full_course <= 1, "within 0 to 1"),
+            "min_gap_days": (self.min_gap_days >= 1, "at least 1"),
+            "max_gap_days": (self.max_gap_days >= self.min_gap_days, "at least min_gap_days"),
+            "same_day_pairs": (0 <= self.same_day_pairs <= 1, "within 0 to 1"),
+            "missing_age": (0 <= self.missing_age <= 1, "within 0 to 1"),
+            "size_ratio": (self.size_ratio >= 1, "at least 1"),
+            "change": (self.change in ("early", "late", "none"), "early, late or none"),
+            "change_group": (self.change_group in ("women", "everyone"), "women or everyone"),
+            "house": (self.house in range(7), "0 (by the site's name) or 1 to 6"),
+        }
+        for field in fields(self):
+            fine, allowed = rules.get(field.name, (True, ""))
+            if not fine:
+                raise ConfigError(
+                    f"synthetic cohort: {field.name} = {getattr(self, field.name)!r} is wrong; it must be {allowed}"
+                )
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedVisit:
+    """One visit: id, moment, time step, age then (whether recorded or not), findings, and ids that have resolved."""
+
+    visit_id: str
+    acquired: datetime
+    time_step: int
+    age: float
+    findings: Mapping[str, State]
+    resolved: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedPatient:
+    """One patient: id, sex, whether the age is recorded, visits by date."""
+
+    patient_id: str
+    sex: Literal["F", "M"]
+    age_recorded: bool
+    visits: tuple[PlannedVisit, ...]
+
+
+def stream(*parts: object) -> np.random.Generator:
+    """A generator that depends on the parts alone: the same in every process, independent for different parts."""
+    digest = hashlib.sha256("\x1f".join(map(str, parts)).encode()).digest()
+    return np.random.default_rng(np.frombuffer(digest, dtype=np.uint32))
+
+
+def synthetic_key(seed: int, site: str) -> bytes:
+    """Key of a simulated site's keyed hashes; no secret, unlike a real site's."""
+    return hashlib.sha256(f"fedtar synthetic site\x1f{seed}\x1f{site}".encode()).digest()
+
+
+def change_step(options: CohortOptions, time_steps: int) -> int | None:
+    """First time step after the planted change: 2 when early, three quarters of the way when late.
+
+    Returns:
+        None without a change, or when there is one time step only. Late: T = 2: 2, 3: 3, 4: 3, 5: 4.
+    """
+    if options.change == "none" or time_steps < 2:
+        return None
+    return 2 if options.change == "early" else max(2, -(-3 * time_steps // 4))
+
+
+def periods_of(time_steps: int) -> list[datetime]:
+    """Bounds of the calendar bins: T - 1 dates."""
+    return [FIRST_DAY + timedelta(days=PERIOD_DAYS * k) for k in range(1, time_steps)]
+
+
+def plan_patient(
+    site: str, house: int, number: int, *, time_steps: int, seed: int, alignment: str, options: CohortOptions
+) -> PlannedPatient:
+    """The patient with a number (0, 1, ...) at a site: a pure function of the arguments.
+
+    The identifier is drawn until the keyed hash puts the patient into the split planned for the number, 7 : 1 : 2
+    within any ten and one of each within the first three: small simulated sites can validate and test too.
+    """
+    rng = stream("patient", seed, site, number)
+    key = synthetic_key(seed, site)
+    patient_id = next(
+        name
+        for name in (f"{site}-{int(rng.integers(16**8)):08x}" for _ in range(10_000))
+        if split_of(name, key, FRACTIONS) == _CYCLE[number % len(_CYCLE)]
+    )
+    sex: Literal["F", "M"] = "F" if rng.random() < 0.5 else "M"
+    age = float(np.clip(rng.normal(64, 14), 20, 92))
+    age_recorded = bool(rng.random() >= options.missing_age)
+    count = time_steps if rng.random() < options.full_course else int(rng.integers(1, max(2, time_steps)))
+    moments = _moments(rng, count, time_steps, alignment, options)
+    steps = [
+        min(i + 1, time_steps) if alignment == "visit" else 1 + sum(moment >= bound for bound in periods_of(time_steps))
+        for i, moment in enumerate(moments)
+    ]
+    changed_from = change_step(options, time_steps) or time_steps + 1
+    factors = _factors(house, age, sex, options)
+    visits: list[PlannedVisit] = []
+    before: dict[str, int] = {}
+    for i, (moment, step) in enumerate(zip(moments, steps, strict=True)):
+        sizes = _next_sizes(rng, before, factors, first=i == 0, changed=step >= changed_from)
+        visits.append(
+            PlannedVisit(
+                visit_id=f"{int(rng.integers(16**10)):010x}",  # says nothing about the order
+                acquired=moment,
+                time_step=step,
+                age=round(age + (moment - moments[0]).days / 365.25, 2),
+                findings={name: State(size, _change(before, name, size, first=i == 0)) for name, size in sizes.items()},
+                resolved=tuple(name for name in FINDINGS if name in before and name not in sizes),
+            )
+        )
+        before = sizes
+    return PlannedPatient(patient_id=patient_id, sex=sex, age_recorded=age_recorded, visits=tuple(visits))
+
+
+def _moments(
+    rng: np.random.Generator, count: int, time_steps: int, alignment: str, options: CohortOptions
+) -> list[datetime]:
+    """Dates and times of the visits, rising and different."""
+    minute = timedelta(minutes=1)
+    clock = [minute * int(rng.integers(7 * 60, 13 * 60)) for _ in range(count)]
+    if alignment == "period":
+        bins = sorted(rng.choice(time_steps, size=count, replace=False).tolist())
+        days = [PERIOD_DAYS * b + int(rng.integers(0, PERIOD_DAYS)) for b in bins]
+    else:
+        low, high = np.log(options.min_gap_days), np.log(options.max_gap_days)
+        gaps = [max(1, round(float(np.exp(rng.uniform(low, high))))) for _ in range(count - 1)]
+        days = np.cumsum([int(rng.integers(0, 2 * 365)), *gaps]).tolist()
+    moments = [FIRST_DAY + timedelta(days=day) + time for day, time in zip(days, clock, strict=True)]
+    if count > 1 and rng.random() < options.same_day_pairs:
+        second = int(rng.integers(1, count))
+        moments[second] = moments[second - 1] + minute * int(rng.integers(90, 480))
+    return moments
+
+
+def _factors(house: int, age: float, sex: str, options: CohortOptions) -> dict[str, float]:
+    """How much more frequent each kind is in this patient than on average."""
+    site = stream("case mix", house).uniform(0.7, 1.4, len(KINDS))
+    factors = dict(zip(KINDS, site.tolist(), strict=True))
+    if options.prevalence_effect:
+        for kind, factor in (*(OLDER_FACTOR.items() if age >= OLDER_FROM else ()), *SEX_FACTOR[sex].items()):
+            factors[kind] *= factor
+    return factors
+
+
+def _next_sizes(
+    rng: np.random.Generator, before: Mapping[str, int], factors: Mapping[str, float], *, first: bool, changed: bool
+) -> dict[str, int]:
+    """Sizes at a visit from those at the visit before; at most ``MOST_FINDINGS`` findings."""
+    sizes: dict[str, int] = {}
+    chance, draw = rng.random(len(FINDINGS)), rng.random(len(FINDINGS))
+    appearing: list[str] = []
+    for i, name in enumerate(FINDINGS):
+        kind = name.partition("_")[0]
+        if name in before:
+            smaller, same, _ = _MOVES[kind]
+            move = -1 if chance[i] < smaller else 0 if chance[i] < smaller + same else 1
+            size = min(before[name] + move, 3)
+            if size:
+                sizes[name] = size
+            continue
+        likely = (_FIRST if first else _APPEARS)[kind] * factors[kind]
+        if chance[i] < likely * (CHANGE_FACTOR.get(kind, 1.0) if changed else 1.0):
+            appearing.append(name)
+    room = MOST_FINDINGS - len(sizes)
+    for name in rng.permutation(appearing)[:room] if appearing else ():
+        u = draw[FINDINGS.index(str(name))]
+        sizes[str(name)] = 1 if u < 0.4 else 2 if u < 0.75 else 3
+    return {name: sizes[name] for name in FINDINGS if name in sizes}
+
+
+def _change(before: Mapping[str, int], name: str, size: int, *, first: bool) -> Change:
+    if first:
+        return "first"
+    if name not in before:
+        return "new"
+    return "larger" if size > before[name] else "smaller" if size < before[name] else "stable"

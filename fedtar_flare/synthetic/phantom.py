@@ -1,0 +1,201 @@
+"""Findings to a chest-CT volume: a schematic phantom in Hounsfield units, drawn with numpy in some ten milliseconds.
+
+Axes of a volume are (z, y, x), in DICOM's patient directions: z rises to the head, y to the back, x to the patient's
+left, so that row 0 of a slice is the front and column 0 the patient's right, as on a radiologist's screen. The
+origin of all lengths (millimetres) is the middle of the volume.
+
+A patient keeps the anatomy (size of chest and heart, vessel tree, places of the findings) from visit to visit; depth
+of breath, position on the table and noise are the visit's. Anatomy depends on neither age nor sex: what the planted
+effects do to a report is to be learned from the patient's profile, not read off the image.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from fedtar_flare.errors import ConfigError
+from fedtar_flare.synthetic import lesions
+from fedtar_flare.synthetic.scanner import Scanner
+from fedtar_flare.synthetic.vocabulary import FINDINGS, SIZES
+
+AIR, FAT, MUSCLE, LIVER, SPLEEN, MARROW, CORTEX = -1000.0, -105.0, 45.0, 62.0, 52.0, 220.0, 620.0
+LUNG = -818.0
+SIDES = {"right": -1.0, "left": 1.0}
+HEART_SCALE = (1.0, 1.22, 1.44, 1.7)
+"""Width of the heart at size 0 (normal) to 3, relative to the patient's own normal heart."""
+
+
+@dataclass(frozen=True)
+class Anatomy:
+    """What stays the same in a patient.
+
+    Args:
+        chest: half width and half depth of the chest cavity in mm.
+        wall: thickness of muscle and ribs, and of the fat under the skin, in mm.
+        heart: half width, half depth and half height in mm.
+        diaphragm: height of the right and the left dome's top in mm.
+        apex: height of the lungs' tips in mm.
+        vessels: seed of the vessel tree.
+        places: per finding, numbers in [0, 1) that place it within its region.
+    """
+
+    chest: tuple[float, float]
+    wall: tuple[float, float]
+    heart: tuple[float, float, float]
+    diaphragm: tuple[float, float]
+    apex: float
+    vessels: int
+    places: Mapping[str, tuple[float, float, float]]
+
+
+def draw_anatomy(rng: np.random.Generator) -> Anatomy:
+    """A patient's anatomy; the same numbers for the same generator state."""
+    width = float(rng.uniform(116, 130))
+    scale = width * float(rng.uniform(0.97, 1.03))
+    right = float(rng.uniform(-60, -50))
+    return Anatomy(
+        chest=(width, float(rng.uniform(80, 91))),
+        wall=(float(rng.uniform(13, 17)), float(rng.uniform(6, 15))),
+        heart=(0.37 * scale, 0.32 * scale, 0.40 * scale),
+        diaphragm=(right, right - float(rng.uniform(4, 14))),
+        apex=float(rng.uniform(98, 110)),
+        vessels=int(rng.integers(2**31)),
+        places={name: (float(rng.random()), float(rng.random()), float(rng.random())) for name in FINDINGS},
+    )
+
+
+def render(anatomy: Anatomy, findings: Mapping[str, int], scanner: Scanner, rng: np.random.Generator) -> np.ndarray:
+    """Draw one visit.
+
+    Args:
+        anatomy: the patient's.
+        findings: finding id to size 1 (small), 2 (moderate) or 3 (large).
+        scanner: geometry and image character.
+        rng: of the visit: breath, position, noise.
+
+    Returns:
+        int16 (slices, matrix, matrix) in HU, within [-1024, 3071].
+
+    Raises:
+        ConfigError: for an unknown finding or size.
+    """
+    for name, size in findings.items():
+        if name not in FINDINGS or not 1 <= size <= len(SIZES):
+            raise ConfigError(f"finding {name!r} of size {size!r} is unknown; sizes are 1 to {len(SIZES)}")
+    shift = rng.uniform([-3, -6, -6], [3, 6, 6])
+    breath = float(rng.uniform(-4, 4)) - 8.0 * findings.get("emphysema", 0)
+    canvas = lesions.Canvas.of(scanner, shift)
+    lungs = _draw_chest(canvas, anatomy, breath, scanner.contrast_hu, findings.get("cardiomegaly", 0))
+    for side, lung in lungs.items():
+        _draw_vessels(canvas, anatomy, side, lung)
+    for name in FINDINGS:  # in a fixed order: fluid first, what lies in it or above it after
+        kind, _, side = name.partition("_")
+        if name in findings and kind in lesions.DRAW:
+            shape = np.random.default_rng([anatomy.vessels, FINDINGS.index(name)])
+            lesions.DRAW[kind](canvas, lungs, side, findings[name], anatomy.places[name], shape)
+    hu = _smooth(canvas.hu, scanner.smoothing)
+    hu += rng.standard_normal(hu.shape, dtype=np.float32) * scanner.noise_hu + scanner.offset_hu
+    return np.clip(np.rint(hu), -1024, 3071).astype(np.int16)
+
+
+def _draw_chest(
+    canvas: lesions.Canvas, anatomy: Anatomy, breath: float, blood: float, heart_size: int
+) -> dict[str, lesions.Lung]:
+    """Body, bones, lungs and mediastinum without disease; returns the lungs."""
+    x, y, z = canvas.x, canvas.y, canvas.z
+    width, depth = anatomy.chest
+    muscle, fat = anatomy.wall
+    up = np.clip(z / anatomy.apex, 0, 1)
+    narrow = np.sqrt(np.clip(1 - up**3.2, 0.03, 1)).astype(np.float32)  # the cavity closes towards the apex
+    shoulder = 1 + 0.1 * np.clip(z / 126, 0, 1) ** 2
+    angle = np.arctan2(y, x * depth / width)
+
+    # skin, fat, muscle
+    canvas.blend(canvas.oval(0, 2, (width + muscle + fat) * shoulder, depth + muscle + fat, 2.4), FAT)
+    canvas.blend(canvas.oval(0, 2, (width + muscle) * shoulder, depth + muscle, 2.3), MUSCLE)
+    # ribs: slanting rings around the cavity
+    ring = np.sqrt((x / (width + 5)) ** 2 + (y / (depth + 5)) ** 2) / (0.35 + 0.65 * narrow)
+    rib = np.clip((6.0 - np.abs(ring - 1) * depth) / canvas.pixel, 0, 1)
+    rib = rib * np.clip(np.cos(2 * np.pi * (z - 26 * np.sin(angle)) / 42) * 1.6 + 0.35, 0, 1) * (z < anatomy.apex)
+    canvas.blend(rib, 380.0)
+    # cavity: mediastinal fat above, abdominal organs below the domes
+    cavity = canvas.oval(0, 0, width * narrow, depth * narrow, 2.2)
+    canvas.blend(cavity, FAT)
+    lungs: dict[str, lesions.Lung] = {}
+    for side, sign in SIDES.items():
+        dome = anatomy.diaphragm[0 if side == "right" else 1] + breath
+        top = dome - 58 * np.clip(((x - sign * 55) / 78) ** 2 + ((y + 8) / 92) ** 2, 0, 1) ** 1.4
+        half = np.clip(sign * x / canvas.pixel, 0, 1)
+        organ = cavity * half * np.clip((top - z) / 8 + 0.5, 0, 1)
+        canvas.blend(organ, LIVER if side == "right" else SPLEEN)
+        medial = (26 + 6 * np.abs(y) / depth) * (0.55 + 0.45 * narrow)
+        inside = cavity * np.clip((sign * x - medial) / canvas.pixel + 0.5, 0, 1) * np.clip((z - top) / 8 + 0.5, 0, 1)
+        lungs[side] = lesions.Lung(
+            mask=inside, sign=sign, base=dome - 30, apex=anatomy.apex, center_x=sign * (26 + width) / 2, depth=depth
+        )
+        canvas.blend(inside, LUNG + 45 * y / depth)
+    _draw_mediastinum(canvas, anatomy, breath, blood, heart_size)
+    airy = np.clip((-300 - canvas.hu) / 400, 0, 1)  # heart and vessels cover part of what was lung
+    lungs = {side: replace(lung, mask=lung.mask * airy) for side, lung in lungs.items()}
+    # spine over everything, then sternum
+    disc = 0.5 + 0.5 * np.cos(2 * np.pi * z / 24)
+    canvas.blend(canvas.oval(0, depth - 6, 21, 17, 2.2), CORTEX - 160 * disc)
+    canvas.blend(canvas.oval(0, depth - 6, 15, 12, 2.2), MARROW - 90 * disc)
+    canvas.blend(canvas.oval(0, depth + 14, 8, 8, 2), 20.0)
+    canvas.blend(canvas.oval(0, depth + 26, 5, 11, 2), CORTEX * 0.7)
+    canvas.blend(canvas.oval(0, -depth - 4, 18, 6, 2) * (z > -40), 420.0)
+    return lungs
+
+
+def _draw_mediastinum(canvas: lesions.Canvas, anatomy: Anatomy, breath: float, blood: float, heart_size: int) -> None:
+    depth = anatomy.chest[1]
+    a, b, c = anatomy.heart
+    scale = HEART_SCALE[heart_size]
+    growth = scale - 1
+    place = (8 + a * (0.3 + 0.5 * growth), -depth * 0.28, anatomy.diaphragm[0] + breath + 24 + 10 * growth)
+    radii = (a * scale, b * (1 + 0.55 * growth), c * (1 + 0.45 * growth))
+    canvas.ball(place, radii, MUSCLE + 10)
+    canvas.ball(place, (radii[0] * 0.8, radii[1] * 0.8, radii[2] * 0.8), blood)
+    z = canvas.z
+    arch = anatomy.apex - lesions.ARCH_BELOW_APEX
+    canvas.blend(canvas.oval(15, depth - 31, 11, 11, 2) * (z < arch), blood)  # descending aorta
+    canvas.blend(canvas.oval(-2, -depth * 0.3, 13, 13, 2) * ((z < arch) & (z > place[2])), blood)  # ascending aorta
+    canvas.ball((6, depth * 0.22, arch + 4), (15, depth * 0.44, 13), blood)  # arch
+    canvas.blend(canvas.oval(-19, -depth * 0.12, 8, 8, 2) * ((z > place[2]) & (z < arch + 30)), blood)  # vena cava
+    canvas.ball((8, -2, arch - 32), (40, 11, 13), blood)  # pulmonary arteries
+    canvas.blend(canvas.oval(6, depth - 36, 7, 6, 2), MUSCLE - 10)  # oesophagus
+    fork = arch - 22
+    canvas.blend(canvas.oval(0, 14, 9, 8, 2) * (z > fork), AIR + 20)  # trachea
+    for sign in SIDES.values():  # main bronchi
+        along = np.clip((fork - z) / 30, 0, 1)
+        canvas.blend(canvas.oval(sign * (7 + 24 * along), 14, 7, 6, 2) * ((z <= fork) & (z > fork - 30)), AIR + 20)
+
+
+def _draw_vessels(canvas: lesions.Canvas, anatomy: Anatomy, side: str, lung: lesions.Lung) -> None:
+    """Branches from the hilum outwards, brighter near it."""
+    rng = np.random.default_rng([anatomy.vessels, len(FINDINGS), side == "left"])
+    branches, points = 34, 36
+    t = np.linspace(0.05, 1, points)[:, None]
+    height = rng.uniform(lung.base - 10, lung.apex - 12, branches)
+    turn = rng.uniform(-1.35, 1.35, branches)
+    reach = rng.uniform(0.75, 0.97, branches)
+    end_x = lung.sign * (24 + (anatomy.chest[0] - 22) * reach * np.cos(turn))
+    end_y = (lung.depth - 8) * reach * np.sin(turn)
+    bend = rng.uniform(-14, 14, (2, 1, branches)) * np.sin(np.pi * t)
+    path_x = lung.sign * 24 * (1 - t) + end_x * t + bend[0]
+    path_y = 4 * (1 - t) + end_y * t + bend[1]
+    path_z = 12 * (1 - t) + height * t**0.8
+    bright = np.broadcast_to(430 * (1 - t) ** 1.2 + 90, path_x.shape)
+    canvas.splat(path_x, path_y, path_z, bright, lung.mask)
+
+
+def _smooth(hu: np.ndarray, weight: float) -> np.ndarray:
+    """In-plane kernel (weight, 1 - 2 weight, weight) along y and x."""
+    for axis in (1, 2):
+        neighbours = np.roll(hu, 1, axis)
+        neighbours += np.roll(hu, -1, axis)
+        hu = (1 - 2 * weight) * hu + weight * neighbours
+    return hu

@@ -1,0 +1,139 @@
+"""What a house style is made of, and how a visit is put into its words."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from fedtar_flare.errors import ConfigError
+from fedtar_flare.synthetic.vocabulary import FINDINGS, KINDS, SIZES
+
+Change = Literal["first", "new", "larger", "smaller", "stable"]
+BONES = "bones"
+"""Section whose sentence depends on the patient's age group, never on the image."""
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """One finding at one visit.
+
+    Args:
+        size: 1 (small) to 3 (large).
+        change: against the visit before; ``first`` at a first visit.
+    """
+
+    size: int
+    change: Change = "first"
+
+
+@dataclass(frozen=True)
+class Wording:
+    """Templates of one style. Nothing is drawn at random: the same visit always gives the same text.
+
+    Args:
+        opening: first words at a first visit, and at a later one.
+        sections: in the order of the report: kinds of finding, and the sentence when none of them is there;
+            ``(("bones",), "")`` places the sentence on bones.
+        found: per kind a sentence with ``{size}``, ``{side}`` and ``{change}``.
+        sizes: per kind three words for small, moderate and large, separated by ``|``.
+        changes: for new, larger and smaller, separated by ``|``; a stable finding gets no word.
+        names: per kind a short name with ``{side}``, for what has resolved and for the impression.
+        resolved: sentence with ``{names}``.
+        bones: sentence under 65 years, and from 65 years on.
+        impression: closing sentence with ``{names}``, and the one for a normal study; empty for none.
+        impression_first: put it right after the opening.
+    """
+
+    opening: tuple[str, str]
+    sections: tuple[tuple[tuple[str, ...], str], ...]
+    found: Mapping[str, str]
+    sizes: Mapping[str, str]
+    changes: str
+    names: Mapping[str, str]
+    resolved: str
+    bones: tuple[str, str]
+    impression: tuple[str, str] = ("", "")
+    impression_first: bool = False
+
+    def __post_init__(self) -> None:
+        covered = sorted(kind for kinds, _ in self.sections for kind in kinds)
+        if covered != sorted([*KINDS, BONES]):
+            raise ConfigError(f"sections must name every kind and 'bones' once, not {covered}")
+        for field, per_kind in (("found", self.found), ("sizes", self.sizes), ("names", self.names)):
+            if set(per_kind) != set(KINDS):
+                raise ConfigError(f"{field} must have an entry per kind {KINDS}, not {tuple(per_kind)}")
+        if any(len(words.split("|")) != len(SIZES) for words in [*self.sizes.values(), self.changes]):
+            raise ConfigError("sizes and changes must have three parts, separated by '|'")
+
+
+def per_kind(
+    effusion: str, consolidation: str, nodule: str, emphysema: str, cardiomegaly: str, lymphadenopathy: str
+) -> dict[str, str]:
+    """One text per kind of finding."""
+    texts = (effusion, consolidation, nodule, emphysema, cardiomegaly, lymphadenopathy)
+    return dict(zip(KINDS, texts, strict=True))
+
+
+SHORT_NAMES = per_kind(
+    "{side} effusion", "{side} consolidation", "{side} nodule", "emphysema", "cardiomegaly", "lymphadenopathy"
+)
+
+
+def write_report(
+    wording: Wording,
+    findings: Mapping[str, State],
+    *,
+    resolved: Sequence[str] = (),
+    follow_up: bool = False,
+    older: bool = False,
+) -> str:
+    """Put a visit into words.
+
+    Args:
+        wording: the style.
+        findings: finding id to its state.
+        resolved: ids that were there at the visit before and are no longer.
+        follow_up: a visit came before.
+        older: the patient is 65 or more.
+
+    Returns:
+        The report, one paragraph.
+    """
+    changes = dict(zip(("new", "larger", "smaller"), wording.changes.split("|"), strict=True))
+    sentences = [wording.opening[follow_up]]
+    for kinds, normal in wording.sections:
+        if kinds == (BONES,):
+            sentences.append(wording.bones[older])
+            continue
+        here = [name for kind in kinds for name in FINDINGS if _kind(name) == kind and name in findings]
+        for name in here:
+            state = findings[name]
+            text = wording.found[_kind(name)].format(
+                size=wording.sizes[_kind(name)].split("|")[state.size - 1],
+                side=_side(name),
+                change=changes.get(state.change, ""),
+            )
+            sentences.append(text)
+        if not here:
+            sentences.append(normal)
+    if resolved:
+        sentences.append(wording.resolved.format(names=_names(wording, resolved)))
+    some, none = wording.impression
+    closing = some.format(names=_names(wording, list(findings))) if findings else none
+    sentences.insert(1 if wording.impression_first else len(sentences), closing)
+    return " ".join(sentence[0].upper() + sentence[1:] for sentence in sentences if sentence)
+
+
+def _names(wording: Wording, findings: Sequence[str]) -> str:
+    order = [kind for kinds, _ in wording.sections for kind in kinds]
+    listed = sorted(findings, key=lambda name: (order.index(_kind(name)), FINDINGS.index(name)))
+    return ", ".join(wording.names[_kind(name)].format(side=_side(name)) for name in listed)
+
+
+def _kind(finding: str) -> str:
+    return finding.partition("_")[0]
+
+
+def _side(finding: str) -> str:
+    return finding.partition("_")[2]

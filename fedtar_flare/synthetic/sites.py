@@ -1,0 +1,94 @@
+"""A synthetic cohort handed out as a hospital would hold it: DICOM folders, a manifest, a site file, and the truth."""
+
+from __future__ import annotations
+
+import csv
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+
+from fedtar_flare.data.cohort import Cohort
+from fedtar_flare.errors import ConfigError
+from fedtar_flare.synthetic.cohort import TRUTH, synthetic_cohort
+from fedtar_flare.synthetic.course import CohortOptions
+
+COLUMNS = ("patient_id", "study_datetime", "image", "report_path", "age", "sex")
+
+
+@dataclass(frozen=True)
+class Written:
+    """One synthetic site on disk.
+
+    Args:
+        site: its name.
+        manifest, site_file, truth: the files.
+        patients, visits: how many it has.
+    """
+
+    site: str
+    manifest: Path
+    site_file: Path
+    truth: Path
+    patients: int
+    visits: int
+
+
+def write_sites(
+    out: Path, names: list[str], *, patients: int, time_steps: int, seed: int, options: CohortOptions | None = None
+) -> list[Written]:
+    """Write one synthetic cohort per site, each usable through a manifest like a hospital's own data.
+
+    Layout: ``<out>/<site>/manifest.csv``, ``<out>/<site>/patients/<patient>/<visit>/{ct/,report.txt}``,
+    ``<out>/<site>/truth.json`` and ``<out>/sites/<site>.yaml``, the folder that ``FEDTAR_SITES`` may name.
+
+    Args:
+        out: a folder; sites that are there already are refused, so that nothing is overwritten.
+        names: of the sites.
+        patients, time_steps, seed, options: of :func:`synthetic_cohort`.
+
+    Raises:
+        ConfigError: a site's folder is there already, or a setting does not fit.
+    """
+    if len(set(names)) != len(names):
+        raise ConfigError(f"a site is named twice: {', '.join(names)}")
+    taken = [str(out / name) for name in names if (out / name).exists()]
+    if taken:
+        raise ConfigError(f"{taken[0]} is there already; name another folder, or delete it first")
+    written = []
+    for name in names:
+        cohort = synthetic_cohort(
+            name, folder=out, patients=patients, time_steps=time_steps, seed=seed, options=options
+        )
+        made = cohort.patients[0].visits[0].image.parents[3]
+        made.rename(out / name)
+        written.append(_hand_out(name, out, made, cohort))
+    return written
+
+
+def _hand_out(name: str, out: Path, made: Path, cohort: Cohort) -> Written:
+    """Write the manifest and the site file of a cohort that now lies in ``out / name``."""
+    folder, sites = out / name, out / "sites"
+    visits = [(patient, visit) for patient in cohort.patients for visit in patient.visits]
+    with (folder / "manifest.csv").open("w", encoding="utf-8", newline="") as file:
+        table = csv.writer(file)
+        table.writerow(COLUMNS)
+        for patient, visit in visits:
+            image = visit.image.relative_to(made)
+            age = "" if visit.age is None else f"{visit.age:.1f}"
+            report = image.parent / "report.txt"
+            table.writerow(
+                (
+                    patient.patient_id,
+                    visit.acquired.isoformat(" "),
+                    image.as_posix(),
+                    report.as_posix(),
+                    age,
+                    patient.sex,
+                )
+            )
+    (folder / "index.json").unlink()  # the manifest takes its place
+    sites.mkdir(exist_ok=True)
+    site_file = sites / f"{name}.yaml"
+    site_file.write_text(yaml.safe_dump({"source": "manifest", "path": f"../{name}/manifest.csv"}, sort_keys=False))
+    return Written(name, folder / "manifest.csv", site_file, folder / TRUTH, len(cohort.patients), len(visits))

@@ -1,0 +1,55 @@
+"""Images with reports for the warm start of a model, in memory.
+
+A warm-started model should know how findings look and how radiology reads, and no more: what a site teaches it must
+stay visible. So these pairs differ from every site's data in three ways: reports are in the generic style and in styles
+drawn one by one, none of them a house's (a model that knows one wording alone forgets to look while it learns
+another); patients come once, so no text tells of a change, of age or of sex; and patients, scanners and noise are
+drawn from other random streams, over ranges that enclose those of the sites. Findings are evenly frequent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from fedtar_flare.synthetic.corpus import styled_report
+from fedtar_flare.synthetic.course import MOST_FINDINGS, stream
+from fedtar_flare.synthetic.phantom import draw_anatomy, render
+from fedtar_flare.synthetic.reports import State, write_report
+from fedtar_flare.synthetic.scanner import random_scanner
+from fedtar_flare.synthetic.styles import GENERIC
+from fedtar_flare.synthetic.vocabulary import FINDINGS, SIZES
+
+
+class Pair(NamedTuple):
+    """A volume (int16 HU, (z, y, x)), its spacing in mm (z, y, x), two reports on it, and what they state."""
+
+    hu: np.ndarray
+    spacing_mm: tuple[float, float, float]
+    report: str
+    styled: str
+    findings: frozenset[str]
+
+
+def generic_pairs(n: int, seed: int) -> Iterator[Pair]:
+    """Volumes with a report in the generic style, and one in a style that is drawn anew for each.
+
+    Args:
+        n: number of pairs; pair i is the same whatever n is.
+        seed: a stream of its own, never a site's, whatever the number.
+
+    Yields:
+        a :class:`Pair` each.
+    """
+    for i in range(n):
+        rng = stream("warm start", seed, i)
+        count = int(rng.integers(0, MOST_FINDINGS + 1))
+        names = set(rng.permutation(FINDINGS)[:count].tolist())
+        sizes = {name: int(rng.integers(1, len(SIZES) + 1)) for name in FINDINGS if name in names}
+        scanner = random_scanner(rng)
+        hu = render(draw_anatomy(rng), sizes, scanner, rng)
+        report = write_report(GENERIC, {name: State(size) for name, size in sizes.items()})
+        styled = styled_report(stream("warm start style", seed, i), sizes)
+        yield Pair(hu, scanner.spacing_mm, report, styled, frozenset(sizes))

@@ -1,0 +1,170 @@
+"""Small adapted models, and Eq. 4 written out for one patient at a time, for the tests of the patient part."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedtar_flare.fedtar.patient_lora import PatientLoRA, PatientLoRAConfig
+from fedtar_flare.models.adapters.lora import add_shared_lora
+
+COMPONENTS, STEPS, RANK, ALPHA, SCALE = 5, 4, 2, 6, 0.7
+BATCH, SLICES = 3, 2
+VOCABULARY, END, PAD = 19, 17, 18
+
+
+# --------------------------------------------------------------------------- backbones
+@dataclass
+class Case:
+    """A base model, what is adapted, and its outputs with the samples of the batch first."""
+
+    model: nn.Module
+    targets: str
+    inputs: dict[str, Tensor]  # leading dimension B * rows
+    rows: int
+    outputs: Callable[[Callable[..., Any], dict[str, Tensor]], Tensor]
+
+    def of_sample(self, p: int) -> dict[str, Tensor]:
+        return {name: value[p * self.rows : (p + 1) * self.rows] for name, value in self.inputs.items()}
+
+
+def normal(*shape: int, seed: int = 1) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def cvt_case() -> Case:
+    from transformers import CvtConfig, CvtModel
+
+    config = CvtConfig(
+        embed_dim=[8, 8, 16],
+        num_heads=[1, 1, 2],
+        depth=[1, 2, 3],
+        drop_path_rate=[0.0, 0.0, 0.0],
+        mlp_ratio=[2.0] * 3,
+    )
+    return Case(
+        CvtModel(config),
+        r".*\.(projection_query|projection_key|projection_value|dense)",
+        {"pixel_values": normal(BATCH * SLICES, 3, 32, 32)},
+        SLICES,
+        lambda model, inputs: model(**inputs).last_hidden_state,
+    )
+
+
+def gpt2_model() -> nn.Module:
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    config = GPT2Config(
+        vocab_size=VOCABULARY,
+        n_positions=16,
+        n_embd=16,
+        n_layer=2,
+        n_head=2,
+        add_cross_attention=True,
+        bos_token_id=0,
+        eos_token_id=END,
+        pad_token_id=PAD,
+        attn_pdrop=0.0,
+        embd_pdrop=0.0,
+        resid_pdrop=0.0,
+    )
+    return GPT2LMHeadModel(config)
+
+
+GPT2_TARGETS = r".*\.(c_attn|q_attn|c_proj|c_fc)"
+
+
+def gpt2_case() -> Case:
+    ids = torch.randint(0, VOCABULARY, (BATCH, 7), generator=torch.Generator().manual_seed(2))
+    inputs = {"input_ids": ids, "encoder_hidden_states": normal(BATCH, 5, 16)}
+    return Case(gpt2_model(), GPT2_TARGETS, inputs, 1, lambda model, inputs: model(**inputs).logits)
+
+
+def timm_case(name: str, targets: str, image: int, **settings: Any) -> Case:
+    import timm
+
+    model = timm.create_model(name, pretrained=False, num_classes=0, img_size=image, **settings)
+    features = {"x": normal(BATCH * SLICES, 3, image, image)}
+    return Case(model, targets, features, SLICES, lambda model, inputs: model(**inputs))
+
+
+CASES: dict[str, Callable[[], Case]] = {
+    "cvt": cvt_case,
+    "gpt2": gpt2_case,
+    "vit": lambda: timm_case(
+        "vit_tiny_patch16_224", r"blocks\..*\.(qkv|proj|fc1|fc2)", 32, depth=2, embed_dim=24, num_heads=3
+    ),
+    "swin": lambda: timm_case(
+        "swin_tiny_patch4_window7_224",
+        r"layers\..*\.(qkv|proj|fc1|fc2|reduction)",
+        56,
+        embed_dim=8,
+        depths=(2, 2),
+        num_heads=(2, 2),
+    ),
+}
+
+
+def shake(module: nn.Module, size: float = 0.1) -> None:
+    """Move every trained parameter off its start, where half of all gradients vanish."""
+    generator = torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            if parameter.requires_grad:
+                parameter.add_(size * torch.randn(parameter.shape, generator=generator, dtype=torch.float64))
+
+
+def adapted(model: nn.Module, targets: str, **changes: Any) -> tuple[Any, PatientLoRA]:
+    peft_model = add_shared_lora(model, targets=targets, rank=RANK, alpha=ALPHA, seed=4)
+    settings = {"rank": RANK, "scale": SCALE, "components": COMPONENTS, "embedding_dim": 6, "time_steps": STEPS}
+    return peft_model, PatientLoRA(peft_model, PatientLoRAConfig(**{**settings, "seed": 5, **changes}))
+
+
+def patients(samples: int = BATCH) -> tuple[Tensor, Tensor]:
+    q = torch.softmax(3 * normal(samples, COMPONENTS, seed=6), dim=1)
+    return q, torch.arange(samples) % STEPS + 1
+
+
+# --------------------------------------------------------------------------- the reference
+def written_out_weights(
+    base: nn.Module, peft_model: Any, patient: PatientLoRA, q: Tensor, step: Tensor
+) -> dict[str, Tensor]:
+    """``W + s A B^T + s_p A_p B_p^T`` of one patient for every adapted layer, by parameter name of the base model."""
+    own = dict(patient.named_parameters())
+    shared = dict(peft_model.named_parameters())
+    phi = own["projection.weight"] @ q + own["projection.bias"]
+    if "time_embedding" in own:
+        phi = phi + own["time_embedding"][int(step) - 1]
+    rank, weights = patient.config.rank, {}
+    for name in {key.split(".")[1] for key in own if key.startswith("hypernetworks.")}:
+        factor = {
+            half: own[f"hypernetworks.{name}.{half}_weight"] @ phi + own[f"hypernetworks.{name}.{half}_bias"]
+            for half in "ab"
+        }
+        path = name.replace("/", ".")
+        lora = f"base_model.model.{path}.lora_"
+        down, up = shared[f"{lora}A.default.weight"], shared[f"{lora}B.default.weight"]
+        delta = ALPHA / RANK * up @ down + SCALE * factor["b"].reshape(rank, -1).T @ factor["a"].reshape(rank, -1)
+        layer = base.get_submodule(path)
+        weights[f"{path}.weight"] = layer.weight + (delta if isinstance(layer, nn.Linear) else delta.T)
+    return weights
+
+
+class One(nn.Module):
+    def __init__(self, inputs: int, outputs: int):
+        super().__init__()
+        self.layer = nn.Linear(inputs, outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x)
+
+
+def one_layer(inputs: int = 6, outputs: int = 4, **changes: Any) -> tuple[Any, PatientLoRA]:
+    peft_model, patient = adapted(One(inputs, outputs).double(), "layer", **changes)
+    shake(peft_model)
+    shake(patient)
+    return peft_model, patient

@@ -1,0 +1,298 @@
+"""A DICOM export folder to a manifest, and the manifest read back."""
+
+from __future__ import annotations
+
+import csv
+import json
+import random
+import zipfile
+from datetime import datetime
+from pathlib import Path
+
+import numpy as np
+import pytest
+from command import fedtar
+from make_dicom import chest, slice_dataset, write_series
+from pydicom.dataset import Dataset
+from pydicom.uid import DigitalXRayImageStorageForPresentation
+
+from fedtar_flare.curation.archive import index_folder, write_manifest
+from fedtar_flare.curation.archive_reports import join_reports
+from fedtar_flare.data.sources.manifest import read_manifest
+from fedtar_flare.errors import ConfigError, DataError
+from fedtar_flare.imaging.readers.ct import read_ct
+
+
+def study(folder: Path, patient="P", uid="1.2.1", prefix="", slices=9, series="1", **tags):
+    """A CT study of one series; tags set to None are left out."""
+    hu = chest(slices) + np.int16(len(uid))
+
+    def edit(ds, i):
+        ds.PatientID, ds.StudyInstanceUID, ds.SeriesInstanceUID = patient, uid, f"{uid}.{series}"
+        ds.SOPInstanceUID = ds.file_meta.MediaStorageSOPInstanceUID = f"{uid}.{series}.{i + 1}"
+        for keyword, value in {"StudyDate": "20200131", "StudyTime": "101500", "AccessionNumber": "A1", **tags}.items():
+            if value is not None:
+                setattr(ds, keyword, value)
+
+    return write_series(folder, hu, edit=edit, prefix=prefix)
+
+
+def film(path: Path, **tags):
+    ds = slice_dataset(chest(1, (40, 60))[0], 0)
+    ds.SOPClassUID = ds.file_meta.MediaStorageSOPClassUID = DigitalXRayImageStorageForPresentation
+    ds.Modality, ds.StudyDate = "DX", "20200131"
+    for keyword, value in tags.items():
+        setattr(ds, keyword, value)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    ds.save_as(path, enforce_file_format=True)
+
+
+def table(path: Path, head: str, *rows: str) -> Path:
+    path.write_text("\n".join([head, *rows]), encoding="utf-8")
+    return path
+
+
+def indexed(folder, reports=None, **options):
+    index = index_folder(folder, **options)
+    join_reports(index, reports)
+    return index
+
+
+def rows_of(index, manifest):
+    write_manifest(index, manifest)
+    with manifest.open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_a_manifest_that_reads_back_as_patients(tmp_path):
+    hu = study(tmp_path / "x" / "deep" / "er", "P", "1.2.1", PatientAge="061Y", PatientSex="F", StudyTime="101500.25")
+    study(tmp_path / "y", "P", "1.2.22", StudyDate="19000101", AccessionNumber="A2", PatientSex="F")
+    study(tmp_path / "z", "Q", "1.2.333", AccessionNumber="A3", PatientBirthDate="19500131")
+    reports = table(
+        tmp_path / "r.csv", "AccessionNumber;Report", 'A1;"Effusion;\nleft."', "A2;Clear.", "A3;Clear.", "A9;Spare."
+    )
+    index = index_folder(tmp_path)
+    assert join_reports(index, reports) == 1 and index.dicom == 27 and index.files == 28
+    rows = rows_of(index, tmp_path / "out" / "manifest.csv")
+    assert rows[0]["study_datetime"].startswith("1900-01-01")
+    one, two = sorted(read_manifest(tmp_path / "out").patients(), key=lambda p: p.patient_id)
+    assert [v.acquired for v in one.visits] == [datetime(1900, 1, 1, 10, 15), datetime(2020, 1, 31, 10, 15)]
+    assert one.visits[1].report == "Effusion;\nleft." and one.visits[1].age == 61 and one.sex == "F"
+    assert two.visits[0].age == pytest.approx(70, abs=0.01) and two.sex is None
+    assert np.array_equal(read_ct(one.visits[1].image).hu, hu)
+
+
+def test_the_order_of_rows_follows_dates_never_identifiers(tmp_path):
+    dates = [f"2020{month:02d}15" for month in range(1, 9)]
+    names = [f"P{n}" for n in range(8)]
+    random.Random(1).shuffle(names)
+    for n, (date, name) in enumerate(zip(dates, names, strict=True)):
+        study(tmp_path / f"{name}", name, f"1.2.{len(names) - n}", StudyDate=date, slices=2)
+        (tmp_path / name / "report.txt").write_text("Clear.")
+    rows = rows_of(indexed(tmp_path), tmp_path / "m.csv")
+    assert [row["patient_id"] for row in rows] == names
+
+
+def test_studies_in_one_folder_are_left_out_or_linked(tmp_path):
+    first = study(tmp_path / "flat", "P", "1.2.1", prefix="a")
+    second = study(tmp_path / "flat", "P", "1.2.22", prefix="b", StudyDate="20210131")
+    study(tmp_path / "own", "Q", "1.2.333", AccessionNumber="A3")
+    index = index_folder(tmp_path)
+    assert index.rejected() == {"shared-folder": 2} and [s.patient_id for s in index.studies] == ["Q"]
+    assert "--links" in str(index.problems[0])
+    for _ in range(2):  # again over what is there
+        index = index_folder(tmp_path, links=tmp_path / "links")
+        assert index.rejected() == {} and len(index.studies) == 3
+        volumes = {s.acquired.year: read_ct(s.image).hu for s in index.studies if s.patient_id == "P"}
+        assert np.array_equal(volumes[2020], first) and np.array_equal(volumes[2021], second)
+
+
+def test_a_study_of_two_series_in_folders_of_their_own(tmp_path):
+    study(tmp_path / "s" / "soft", series="1")
+    study(tmp_path / "s" / "lung", series="2", ConvolutionKernel="B70f")
+    study(tmp_path / "t", uid="1.2.9", AccessionNumber="A2")
+    index = index_folder(tmp_path)
+    assert {s.image for s in index.studies} == {tmp_path / "s", tmp_path / "t"}
+
+
+@pytest.mark.parametrize(
+    "tags, reason",
+    [
+        ({"StudyDate": None}, "no-date"),
+        ({"StudyDate": "2020"}, "bad-date"),
+        ({"PatientID": ""}, "no-patient-id"),
+        ({"ImageType": ["ORIGINAL", "PRIMARY", "LOCALIZER"]}, "localizer"),
+        ({"SOPClassUID": "1.2.840.10008.5.1.4.1.1.7"}, "secondary-capture"),
+        ({"Modality": "MR"}, "not-ct-or-film"),
+        ({"StudyInstanceUID": ""}, "no-study-uid"),
+    ],
+)
+def test_what_cannot_stand_in_a_manifest_is_counted(tmp_path, tags, reason):
+    study(tmp_path / "good", "Q", "1.2.99")
+    study(tmp_path / "bad", "P", "1.2.1", **tags)
+    index = index_folder(tmp_path)
+    assert set(index.rejected()) == {reason} and [s.patient_id for s in index.studies] == ["Q"]
+
+
+def test_no_pixels_mixed_patients_and_damaged_files(tmp_path):
+    study(tmp_path / "good", "Q", "1.2.99")
+
+    def bare(ds, i):
+        ds.StudyInstanceUID, ds.StudyDate = "1.2.5", "20200101"
+        del ds.PixelData
+
+    write_series(tmp_path / "bare", edit=bare)
+    study(tmp_path / "mixed", "P", "1.2.6", prefix="a")
+    study(tmp_path / "mixed", "R", "1.2.6", prefix="b")
+    cut = sorted((tmp_path / "good").iterdir())[0].read_bytes()[:500]
+    (tmp_path / "cut.dcm").write_bytes(cut)
+    (tmp_path / "broken.zip").write_bytes(b"PK no archive")
+    index = index_folder(tmp_path)
+    assert index.rejected() == {"mixed-patients": 1, "no-pixel-data": 1, "truncated": 1, "unreadable": 1}
+
+
+def test_dates_and_times_from_the_next_tag_that_has_one(tmp_path):
+    study(tmp_path / "a", "A", "1.2.1", StudyDate=None, AcquisitionDate="20200202", StudyTime="0930")
+    study(tmp_path / "b", "B", "1.2.2", StudyDate=None, SeriesDate="2020.02.03", StudyTime=None, SeriesTime="07")
+    study(tmp_path / "c", "C", "1.2.3", StudyTime="9:99")
+    index = index_folder(tmp_path)
+    assert {s.patient_id: s.acquired for s in index.studies} == {
+        "A": datetime(2020, 2, 2, 9, 30),
+        "B": datetime(2020, 2, 3, 7),
+        "C": datetime(2020, 1, 31),
+    }
+    assert index.notes == {"bad-time": 1}
+
+
+def test_two_people_under_one_id(tmp_path):
+    study(tmp_path / "a", "P", "1.2.1", PatientBirthDate="19500101")
+    study(tmp_path / "b", "P", "1.2.2", PatientBirthDate="19600101")
+    study(tmp_path / "c", "Q", "1.2.3", PatientSex="F")
+    study(tmp_path / "d", "Q", "1.2.4", PatientSex="M")
+    study(tmp_path / "e", "R", "1.2.5", PatientAge="old")
+    index = index_folder(tmp_path)
+    assert index.rejected() == {"conflicting-birth-date": 2, "conflicting-sex": 2}
+    assert [s.age for s in index.studies] == [None] and index.notes == {"bad-age": 1}
+
+
+def test_films_the_frontal_one(tmp_path):
+    for n, view in enumerate(("LL", "AP", "PA")):
+        film(tmp_path / "s" / f"{n}", ViewPosition=view, StudyInstanceUID="1.2.1", SOPInstanceUID=f"1.2.1.{n}")
+    film(tmp_path / "t" / "0", ViewPosition="LL", StudyInstanceUID="1.2.2")
+    study(tmp_path / "ct", uid="1.2.3")
+    index = index_folder(tmp_path, modality="film")
+    assert [s.image.name for s in index.studies] == ["2"] and index.notes == {"further-films": 1}
+    assert index.rejected() == {"lateral-view": 1, "other-modality": 1}
+
+
+def test_a_zip_is_one_study(tmp_path):
+    hu = study(tmp_path / "s")
+    study(tmp_path / "t", uid="1.2.5")
+
+    def pack(name, *folders):
+        with zipfile.ZipFile(tmp_path / "out" / name, "w") as archive:
+            for folder in folders:
+                for file in folder.iterdir():
+                    archive.write(file, f"{folder.name}/{file.name}")
+
+    (tmp_path / "out").mkdir()
+    pack("one.zip", tmp_path / "s")
+    index = index_folder(tmp_path / "out")
+    assert np.array_equal(read_ct(index.studies[0].image).hu, hu)
+    pack("one.zip", tmp_path / "s", tmp_path / "t")
+    assert index_folder(tmp_path / "out").rejected() == {"shared-folder": 2}
+
+
+@pytest.mark.parametrize(
+    "head, rows, report, reason",
+    [
+        ("study_instance_uid,report", ["1.2.1,Yes.", "1.2.2,No."], "Yes.", None),
+        ("Study Instance UID\treport", ["1.2.1\tYes."], "Yes.", None),
+        ("accession_number,report", ["A1,Yes.", "A1,Yes."], "Yes.", None),
+        ("accession_number,report", ["A1,Yes.", "A1,No."], "", "ambiguous-report"),
+        ("patient_id,study_date,report", ["P,2020-01-31,Yes.", "P,2020-02-01,No."], "Yes.", None),
+        ("patient_id,study_date,report", ["P,20200131,Yes.", "P,2020-01-31,No."], "", "ambiguous-report"),
+        ("patient_id,accession_number,report", ["P,A1,Yes."], "Yes.", None),
+        ("patient_id,accession_number,report", ["Q,A1,Yes."], "", "report-of-another-patient"),
+        ("accession_number,report", ["A2,No."], "", "no-report"),
+        ("accession_number,report", ["A1,"], "", "no-report"),
+    ],
+)
+def test_reports_of_a_table(tmp_path, head, rows, report, reason):
+    study(tmp_path / "s")
+    study(tmp_path / "other", "Z", "1.2.9", AccessionNumber="Z9")
+    index = indexed(tmp_path, table(tmp_path / "r.csv", head, *rows))
+    (tmp_path / "other" / "report.txt").write_text("Clear.")
+    next(s for s in index.studies if s.patient_id == "Z").report = "Clear."
+    written = {row["patient_id"]: row["report"] for row in rows_of(index, tmp_path / "m.csv")}
+    assert written.get("P", "") == report and index.rejected() == ({reason: 1} if reason else {})
+
+
+@pytest.mark.parametrize("place", ["s/A1.txt", "s/report.txt", "A1.txt", "s/1.2.1.txt", "s/series/report.txt"])
+def test_reports_beside_the_study(tmp_path, place):
+    study(tmp_path / "s" / "series")
+    study(tmp_path / "t", uid="1.2.9", AccessionNumber="../A1")
+    (tmp_path / place).write_text("Clear.")
+    index = indexed(tmp_path)
+    rows = rows_of(index, tmp_path / "m.csv")
+    assert [row["report_path"] for row in rows] == [place] and index.rejected() == {"no-report": 1}
+    assert read_manifest(tmp_path / "m.csv").patients()[0].visits[0].report == "Clear."
+
+
+def test_a_report_in_a_shared_folder_is_nobodys(tmp_path):
+    study(tmp_path / "flat", uid="1.2.1", prefix="a", AccessionNumber="A1")
+    study(tmp_path / "flat", uid="1.2.2", prefix="b", AccessionNumber="A2")
+    (tmp_path / "flat" / "report.txt").write_text("Whose?")
+    (tmp_path / "flat" / "A2.txt").write_text("Of A2.")
+    index = indexed(tmp_path, links=tmp_path / "links")
+    rows = rows_of(index, tmp_path / "m.csv")
+    assert [Path(row["report_path"]).name for row in rows] == ["A2.txt"] and index.rejected() == {"no-report": 1}
+
+
+def test_a_folder_of_reports(tmp_path):
+    study(tmp_path / "dicom" / "s")
+    (tmp_path / "texts" / "2020").mkdir(parents=True)
+    (tmp_path / "texts" / "2020" / "A1.txt").write_text("Clear.")
+    (tmp_path / "texts" / "A7.txt").write_text("Spare.")
+    index = index_folder(tmp_path / "dicom")
+    assert join_reports(index, tmp_path / "texts") == 1
+    assert rows_of(index, tmp_path / "m.csv")[0]["report_path"] == "texts/2020/A1.txt"
+
+
+def test_wrong_use(tmp_path):
+    study(tmp_path / "s")
+    index = index_folder(tmp_path)
+    for reports in (tmp_path / "nowhere", table(tmp_path / "r.csv", "accession,text", "A1,x")):
+        with pytest.raises(ConfigError):
+            join_reports(index, reports)
+    with pytest.raises(ConfigError, match="no folder"):
+        index_folder(tmp_path / "nowhere")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(DataError, match="no DICOM"):
+        index_folder(tmp_path / "empty")
+    with pytest.raises(DataError, match="no-report: 1"):
+        write_manifest(index, tmp_path / "m.csv")
+    assert not (tmp_path / "m.csv").exists()
+
+
+def test_an_object_without_study_beside_is_no_matter(tmp_path):
+    study(tmp_path / "s")
+    report = Dataset()
+    report.file_meta = slice_dataset(chest(1)[0], 0).file_meta
+    report.SOPClassUID, report.SOPInstanceUID, report.Modality = "1.2.840.10008.5.1.4.1.1.88.11", "1.9", "SR"
+    report.save_as(tmp_path / "s" / "sr.dcm", enforce_file_format=True)
+    assert index_folder(tmp_path).rejected() == {}
+
+
+def test_the_command(tmp_path):
+    study(tmp_path / "dicom" / "s")
+    study(tmp_path / "dicom" / "t", uid="1.2.2", AccessionNumber="A2")
+    reports = table(tmp_path / "r.csv", "accession_number,report", "A1,Clear.")
+    out = tmp_path / "manifest.csv"
+    code, printed, said = fedtar("data", "index", tmp_path / "dicom", "--reports", reports, "-o", out, "--json")
+    assert code == 0, said
+    got = json.loads(printed)
+    assert (got["studies"], got["patients"], got["left_out"]) == (1, 1, {"no-report": 1})
+    assert len(read_manifest(out).patients()) == 1
+    code, _, said = fedtar("data", "index", tmp_path / "nowhere", "-o", out)
+    assert code == 1 and "Traceback" not in said and "no folder" in said

@@ -1,0 +1,182 @@
+"""``fedtar data check``: what it counts, what it rejects, and the page that stays at the site."""
+
+from __future__ import annotations
+
+import base64
+import csv
+import io
+import json
+import re
+from collections import Counter
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+from command import fedtar
+from hypothesis import given
+from hypothesis import strategies as st
+from make_dicom import write_series
+from PIL import Image
+
+from fedtar_flare.curation.check import check, check_task, spread
+from fedtar_flare.curation.page import STAYS, bin_edges, data_page, histogram, write_data_page
+from fedtar_flare.errors import ConfigError, DataError
+
+HEAD = ["patient_id", "study_datetime", "image", "report", "age", "sex"]
+
+
+def write(folder, *rows):
+    folder.mkdir(exist_ok=True)
+    with (folder / "manifest.csv").open("w", encoding="utf-8", newline="") as file:
+        csv.writer(file).writerows([HEAD, *rows])
+    return folder / "manifest.csv"
+
+
+@pytest.fixture
+def films(tmp_path):
+    """Eight films of three patients, among them a cut one, a row without a report and one without a date."""
+    rng = np.random.default_rng(0)
+    for n in range(8):
+        Image.fromarray(rng.integers(0, 256, (60 + n, 50), np.uint8)).save(tmp_path / f"{n}.png")
+    (tmp_path / "4.png").write_bytes((tmp_path / "4.png").read_bytes()[:700])
+    return write(
+        tmp_path,
+        ["A", "2020-01-01", "0.png", "Clear lungs.", "50", "F"],
+        ["A", "2020-01-11", "1.png", "Clear lungs today.", "50", "F"],
+        ["A", "2020-03-01", "2.png", "Effusion <b>left</b>.", "50.2", "F"],
+        ["B", "2020-01-01", "3.png", "Call Dr. Miller at once.", "", ""],
+        ["B", "2020-01-02", "4.png", "Clear.", "", ""],
+        ["C", "2020-01-01", "5.png", "", "70", "M"],
+        ["C", "", "6.png", "Clear.", "70", "M"],
+        ["C", "2020-01-05", "7.png", "Clear.", "70", "M"],
+    )
+
+
+def test_numbers_against_a_plain_count(films):
+    found = check(films)
+    assert (found.modality, len(found.patients), len(found.visits), found.images) == ("film", 3, 5, 6)
+    assert Counter(found.visits_per_patient()) == {3: 1, 1: 2} and found.gaps() == [10, 50]
+    assert found.sexes() == {"F": 1, "M": 1, "unknown": 1} and sorted(found.ages()) == [50, 50, 50.2, 70]
+    assert sorted(found.words()) == [1, 2, 3, 3, 5] or sorted(found.words()) == [1, 2, 2, 3, 5]
+    assert found.rejections() == {"empty-report": 1, "no-date": 1, "unreadable": 1}
+    assert "row 7" in found.rejected["empty-report"][0] and found.rejected["unreadable"][0].startswith("row-6 ")
+    assert sorted(found.shapes) == [(1, side, 50) for side in (60, 61, 62, 63, 67)]
+    assert found.identifiers == {"name": ["row-5"]}
+    summary = json.loads(json.dumps(found.summary()))
+    assert summary["gap_days"]["median"] == 30 and summary["age"]["unknown"] == 1
+
+
+@given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=40))
+def test_spread(values):
+    found = spread(values)
+    assert found["n"] == len(values) and found["min"] == pytest.approx(min(values), abs=1e-3)
+    assert found["min"] <= found["lower_quartile"] <= found["median"] <= found["upper_quartile"] <= found["max"]
+
+
+def test_ct_with_notes_and_pictures(tmp_path):
+    from test_pipeline import trunk
+
+    write_series(tmp_path / "a", trunk(), spacing=(6.0, 5.0, 5.0))
+    write_series(tmp_path / "b", trunk(), spacing=(6.0, 5.0, 5.0))
+    write_series(tmp_path / "b", trunk(), spacing=(6.0, 5.0, 5.0), prefix="copy")
+    write_series(tmp_path / "c", trunk()[:4], spacing=(6.0, 5.0, 5.0))
+    write(tmp_path, *(["A", f"2020-01-0{n}", name, "Clear.", "", ""] for n, name in enumerate("abc", start=1)))
+    found = check(tmp_path, thumbnails=1)
+    assert found.modality == "ct" and found.rejections() == {"too-few-slices": 1} and list(found.notes) == ["copies"]
+    assert found.shapes == [(30, 64, 64)] * 2 and found.spacings == [(6.0, 5.0, 5.0)] * 2
+    (shown,) = found.thumbnails
+    pictures = [Image.open(io.BytesIO(base64.b64decode(p.split(",")[1]))) for p in shown.pictures]
+    assert [picture.size for picture in pictures] == [(160, 160)] * 3
+    middle = np.asarray(pictures[1])
+    assert middle[80, 48] < 130 < middle[80, 80]  # lung is darker than what lies between
+
+
+def test_an_error_that_no_reader_names_is_told_and_the_check_goes_on(films, monkeypatch):
+    def breaks(path):
+        raise KeyError("odd")
+
+    monkeypatch.setattr("fedtar_flare.imaging.readers.radiograph.read_film", breaks)
+    with pytest.raises(DataError, match="KeyError") as error:
+        check_task("x.png", "film", False)
+    assert error.value.reason == "unexpected"
+    assert check(films).rejections()["unexpected"] == 6
+
+
+def test_site_files_and_exclusion(films, tmp_path):
+    (tmp_path / "gone.txt").write_text("A\n")
+    (tmp_path / "site.yaml").write_text("source: manifest\npath: manifest.csv\nexclude: gone.txt\n")
+    found = check(tmp_path / "site.yaml", thumbnails=0)
+    assert found.excluded == 3 and [p.patient_id for p in found.patients] == ["B", "C"] and found.images == 3
+    (tmp_path / "phantoms.yaml").write_text("source: synthetic\n")
+    (tmp_path / "empty").mkdir()
+    for target, says in (("phantoms.yaml", "synthetic"), ("empty", "fedtar data index"), ("nowhere.csv", "cannot be")):
+        with pytest.raises(ConfigError, match=says):
+            check(tmp_path / target)
+
+
+def page_of(found):
+    html = data_page(found)
+    tree = ElementTree.fromstring(html)
+    return html, tree, " ".join(" ".join(tree.find("body").itertext()).split())
+
+
+def test_the_page(films):
+    found = check(films)
+    html, tree, said = page_of(found)
+    assert said.startswith(STAYS)
+    assert [s.get("id") for s in tree.iter("section")] == ["rejected", "cohort", "reports", "images", "pictures"]
+    assert "default-src 'none'; style-src 'unsafe-inline'; img-src data:" in html
+    without = re.sub(r'src="data:image/png;base64,[A-Za-z0-9+/=]+"', "", html)
+    assert not re.search(r"https?:|//[a-z]|@import|url\(|<script|<link|<iframe|src=", without)
+    assert len(list(tree.iter("img"))) == 5 and all(i.get("src").startswith("data:image/png") for i in tree.iter("img"))
+    assert not [name for element in tree.iter() for name in element.attrib if name.startswith("on")]
+    assert "<b>left" not in html and "Effusion" not in html  # no report stands on the page
+    assert not re.search(r"\b(nan|inf|None\b(?!\.))", said) and "row-6" in said
+    bars = sum(len(re.findall('class="bar"', ElementTree.tostring(f, "unicode"))) for f in tree.iter("figure"))
+    assert bars >= 10
+
+
+def test_a_page_of_nothing_that_can_be_used(tmp_path):
+    found = check(write(tmp_path, ["A", "", "x.png", "Clear.", "", ""], ["A", "2020-01-01", "x.png", "Clear.", "", ""]))
+    _, _, said = page_of(found)
+    assert found.modality == "" and "2 rejected" in said and "No value." in said
+
+
+@given(st.lists(st.floats(-1e5, 1e5, allow_subnormal=False), min_size=1, max_size=30), st.booleans())
+def test_every_value_lies_in_one_bar(values, whole):
+    values = [float(round(v)) for v in values] if whole else values
+    edges = bin_edges(values, whole)
+    near = 1e-8 * (edges[1] - edges[0])  # a value this close to an edge belongs to the bar on either side
+    assert edges[0] <= min(values) + near and max(values) <= edges[-1] + near and 2 <= len(edges) <= 30
+    counts = [int(n) for n in re.findall(r": (\d+)</title>", histogram("t", values, "x", "y", whole_numbers=whole))]
+    assert sum(counts) == len(values)
+
+
+def test_the_page_is_for_its_owner_alone(films, tmp_path):
+    page = write_data_page(check(films, thumbnails=0), tmp_path / "out" / "page.html")
+    assert page.stat().st_mode & 0o077 == 0 and [f.name for f in page.parent.iterdir()] == ["page.html"]
+
+
+def test_the_command(films, tmp_path):
+    page = tmp_path / "page.html"
+    code, out, err = fedtar("data", "check", films, "-o", page, "--thumbnails", "2", "--json")
+    assert code == 1 and "Traceback" not in err
+    summary = json.loads(out)
+    assert summary["rejected"] == {"empty-report": 1, "no-date": 1, "unreadable": 1} and summary["visits"] == 5
+    assert page.read_text().count("<img") == 2
+    good = write(tmp_path, ["A", "2020-01-01", "0.png", "Clear lungs.", "50", "F"])
+    code, out, err = fedtar("data", "check", good, "-o", page, "-j", "1")
+    assert code == 0 and "1 patients, 1 visits" in out and "REJECTED" not in out
+    code, _, err = fedtar("data", "check", tmp_path / "nowhere.csv", "-o", page)
+    assert code == 1 and "nowhere.csv" in err and "Traceback" not in err
+
+
+@pytest.mark.shared_data
+def test_real_films_and_a_real_ct(shared_data, tmp_path):
+    (tmp_path / "site.yaml").write_text(f"source: covid_chestxray\npath: {shared_data / 'covid_chestxray'}\n")
+    found = check(tmp_path / "site.yaml", thumbnails=3)
+    assert len(found.patients) == 39 and len(found.visits) == 114 == found.images  # none of the films is refused
+    assert set(found.rejections()) == {"empty-report", "no-date", "not-frontal-film"}
+    write(tmp_path, ["A", "2020-01-01", str(shared_data / "lung_pet_ct_dx"), "Clear.", "", ""])
+    (spacing,) = check(tmp_path, thumbnails=0).spacings
+    assert spacing[0] == pytest.approx(5)

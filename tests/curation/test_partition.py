@@ -1,0 +1,226 @@
+from __future__ import annotations
+
+from collections import Counter
+from datetime import datetime, timedelta
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from fedtar_flare.curation.partition import (
+    by_clusters,
+    by_dirichlet,
+    by_institution,
+    by_random,
+    report_clusters,
+    site_name,
+)
+from fedtar_flare.curation.partition_files import partition_source
+from fedtar_flare.data.cohort import Patient, Visit
+from fedtar_flare.data.sources import read_source
+from fedtar_flare.errors import ConfigError, DataError
+from fedtar_flare.site.site_file import load_cohort, read_site_file
+
+TOPICS = ("pleural effusion on the left", "fracture of a rib", "emphysema with bullae", "nodule in the upper lobe")
+
+
+def patient(i, report="Clear.", visits=1):
+    day = datetime(2020, 1, 1)
+    made = [Visit(f"p{i}", f"v{t}", day + timedelta(days=t), Path(f"{i}-{t}"), report, "film") for t in range(visits)]
+    return Patient(f"p{i}", None, tuple(made))
+
+
+def cohort(n):
+    return [patient(i, f"{TOPICS[i % 4]}. {'Stable. ' * (i % 3)}") for i in range(n)]
+
+
+@given(st.integers(2, 60), st.integers(1, 6), st.integers(0, 5), st.randoms(use_true_random=False))
+def test_random_takes_every_patient_once_in_even_sizes(n, sites, seed, random):
+    patients = cohort(n)
+    if n < sites:
+        with pytest.raises(ConfigError, match="cannot fill"):
+            by_random(patients, sites, seed)
+        return
+    site_of = by_random(patients, sites, seed)
+    assert site_of == by_random(random.sample(patients, n), sites, seed)
+    assert set(site_of) == {p.patient_id for p in patients}
+    sizes = Counter(site_of.values())
+    assert len(sizes) == sites and max(sizes.values()) - min(sizes.values()) <= 1
+
+
+@given(
+    st.lists(st.integers(0, 4), min_size=8, max_size=80),
+    st.integers(1, 4),
+    st.sampled_from([0.5, 1.0, 100.0]),
+    st.integers(0, 5),
+)
+@settings(max_examples=50)
+def test_dirichlet_takes_every_patient_once_and_fills_every_site(classes, sites, concentration, seed):
+    kinds = {f"p{i}": kind for i, kind in enumerate(classes)}
+    site_of = by_dirichlet(kinds, sites, concentration, seed)
+    assert site_of == by_dirichlet(dict(reversed(kinds.items())), sites, concentration, seed)
+    assert set(site_of) == set(kinds) and len(set(site_of.values())) == sites
+
+
+def test_a_small_concentration_makes_unlike_sites():
+    kinds = {f"p{i}": i % 4 for i in range(2000)}
+
+    def distance(concentration):
+        tables = []
+        for seed in range(10):
+            site_of = by_dirichlet(kinds, 4, concentration, seed)
+            pairs = Counter((site_of[i], kind) for i, kind in kinds.items())
+            table = np.array([[pairs[f"site-{s}", k] for k in range(4)] for s in range(1, 5)], float)
+            tables.append(np.abs(table / table.sum(1, keepdims=True) - 0.25).sum(1).mean() / 2)
+        return np.mean(tables)
+
+    assert distance(100.0) < 0.1 < distance(1.0) < distance(0.1)
+
+
+def test_seeds_differ():
+    patients = cohort(40)
+    assert by_random(patients, 4, 0) != by_random(patients, 4, 1)
+    kinds = {p.patient_id: 0 for p in patients}
+    assert by_dirichlet(kinds, 4, 1.0, 0) != by_dirichlet(kinds, 4, 1.0, 1)
+
+
+def test_clusters_put_like_reports_together():
+    patients = [patient(i, TOPICS[i % 4 if i < 40 else 0]) for i in range(50)]
+    clusters = report_clusters(patients, 4, seed=0)
+    assert len({(clusters[f"p{i}"], i % 4 if i < 40 else 0) for i in range(50)}) == 4
+    site_of = by_clusters(patients, 4, seed=0)
+    assert site_of == by_clusters(patients[::-1], 4, seed=0)
+    assert Counter(site_of.values())["site-1"] == 20 and site_of["p0"] == "site-1"  # the largest comes first
+    with pytest.raises(DataError, match="4 different texts make no 5 clusters") as error:
+        by_clusters(patients, 5, seed=0)
+    assert error.value.reason == "too-few-texts"
+
+
+def test_institutions():
+    patients = cohort(4)
+    names = {"p0": "San Raffaele, Milan", "p1": "St. Mary's", "p2": "St. Mary's"}
+    assert by_institution(patients, names) == {
+        "p0": "san-raffaele-milan",
+        "p1": "st-mary-s",
+        "p2": "st-mary-s",
+        "p3": "unknown",
+    }
+    with pytest.raises(ConfigError, match="does not tell institutions"):
+        by_institution(patients, {})
+    with pytest.raises(ConfigError, match="would both be the site 'a-b'"):
+        by_institution(patients, {"p0": "A B", "p1": "a-b"})
+    assert site_name("  ") == site_name("北京") == "unknown"
+
+
+@pytest.mark.parametrize(
+    "settings, said",
+    [
+        ({"by": "site"}, "by 'site'"),
+        ({"by": "random"}, "how many sites"),
+        ({"by": "institution", "sites": 2}, "institutions are the sites"),
+        ({"by": "random", "sites": 0}, "at least 1"),
+        ({"by": "random", "sites": 99}, "cannot fill 99 sites"),
+        ({"by": "random", "sites": 2, "time_steps": 0}, "time_steps"),
+        ({"by": "dirichlet", "sites": 2, "concentration": -1.0, "classes": 2}, "concentration"),
+        ({"by": "institution"}, "does not tell institutions"),
+    ],
+)
+def test_wrong_settings(manifest, tmp_path, settings, said):
+    with pytest.raises(ConfigError, match=said):
+        partition_source("manifest", manifest, tmp_path / "out", **settings)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.fixture
+def manifest(tmp_path):
+    Image.fromarray(np.arange(100, dtype=np.uint8).reshape(10, 10)).save(tmp_path / "f.png")
+    lines = ["patient_id;study_datetime;image;report;age;sex"]
+    for i in range(12):
+        for t in range(1 + i % 4):
+            lines.append(
+                f'p{i};2020-{t + 1:02d}-01 12:30;f.png;"{TOPICS[i % 4]}; ""sic""\nSecond line {t}.";{40 + i}.25;F'
+            )
+    (tmp_path / "m.csv").write_text("\n".join(lines))
+    return tmp_path / "m.csv"
+
+
+@pytest.mark.parametrize("relative", [False, True])
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"by": "random", "sites": 3},
+        {"by": "clusters", "sites": 3},
+        {"by": "dirichlet", "sites": 3, "classes": 3, "concentration": 5.0},
+    ],
+)
+def test_what_is_written_reads_back_as_the_same_patients(manifest, tmp_path, how, relative):
+    everyone = {p.patient_id: p for p in read_source("manifest", manifest).patients()}
+    sites, left_out = partition_source("manifest", manifest, tmp_path / "out", relative=relative, time_steps=3, **how)
+    assert left_out == {} and len(sites) == 3
+    seen = Counter()
+    for site in sites:
+        config = read_site_file(site.site_file, simulated=True)
+        made = load_cohort(config, site.site, time_steps=3)
+        counts = [sum(c) for c in zip(*made.counts().values(), strict=True)]
+        assert (len(made.patients), tuple(counts)) == (site.patients, site.visits_per_step)
+        assert sum(counts) == site.visits
+        for p in made.patients:
+            seen[p.patient_id] += 1
+            whole = everyone[p.patient_id]
+            assert p.sex == whole.sex and len(p.visits) == len(whole.visits)
+            for one, other in zip(p.visits, whole.visits, strict=True):
+                assert (one.acquired, one.report, one.age) == (other.acquired, other.report, other.age)
+                assert one.image.samefile(other.image)
+    assert seen == Counter(everyone.keys())
+
+
+def test_nothing_is_overwritten(manifest, tmp_path):
+    partition_source("manifest", manifest, tmp_path / "out", by="random", sites=2)
+    with pytest.raises(ConfigError, match="is there already"):
+        partition_source("manifest", manifest, tmp_path / "out", by="random", sites=2)
+
+
+def test_labels_of_ones_own(manifest, tmp_path):
+    labels = tmp_path / "labels.csv"
+    labels.write_text("patient_id,label\n" + "".join(f"p{i},{i % 2}\n" for i in range(12)))
+    sites, _ = partition_source(
+        "manifest", manifest, tmp_path / "out", by="dirichlet", sites=2, labels=labels, concentration=0.5
+    )
+    assert sum(site.patients for site in sites) == 12
+    labels.write_text("patient_id,label\np1,a\n")
+    with pytest.raises(ConfigError, match=r"11 patient\(s\) have no label"):
+        partition_source("manifest", manifest, tmp_path / "b", by="dirichlet", sites=2, labels=labels)
+
+
+def test_a_manifest_with_institutions(manifest, tmp_path):
+    lines = manifest.with_name("n.csv")
+    rows = [f"p{i},2020-01-01,f.png,Clear.,{'Rome' if i < 3 else 'Turin'}" for i in range(7)]
+    lines.write_text("\n".join(["patient_id,study_datetime,image,report,institution", *rows]))
+    sites, _ = partition_source("manifest", lines, tmp_path / "out", by="institution")
+    assert [(s.site, s.patients) for s in sites] == [("rome", 3), ("turin", 4)]
+
+
+@pytest.mark.shared_data
+def test_the_natural_sites_of_the_real_collection(shared_data, tmp_path):
+    path = shared_data / "covid_chestxray"
+    sites, left_out = partition_source("covid_chestxray", path, tmp_path, by="institution", time_steps=3)
+    assert [(s.site, s.patients) for s in sites] == [("australia", 4), ("others", 22), ("spain", 13)]
+    assert sum(s.visits for s in sites) == 114 and left_out["empty-report"] == 66
+    for site, location in (("spain", "Spain"), ("australia", "Australia"), ("others", "others")):
+        there = read_source("manifest", tmp_path / site / "manifest.csv").patients()
+        asked = read_source("covid_chestxray", path, {"location": location}).patients()
+        key = [(p.patient_id, p.sex, [(v.acquired, v.age, v.image) for v in p.visits]) for p in there]
+        assert sorted(key) == sorted(
+            (p.patient_id, p.sex, [(v.acquired, v.age, v.image) for v in p.visits]) for p in asked
+        )
+
+
+@pytest.mark.shared_data
+@pytest.mark.parametrize("how", [{"by": "clusters"}, {"by": "dirichlet"}, {"by": "random"}])
+def test_other_ways_over_the_real_collection(shared_data, tmp_path, how):
+    sites, _ = partition_source("covid_chestxray", shared_data / "covid_chestxray", tmp_path, sites=4, **how)
+    ids = [p.patient_id for s in sites for p in read_source("manifest", s.manifest).patients()]
+    assert len(sites) == 4 and len(ids) == len(set(ids)) == 39

@@ -1,0 +1,173 @@
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta, timezone
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedtar_flare.data.cohort import SPLITS, Cohort, Patient, Visit
+from fedtar_flare.errors import ConfigError, DataError
+
+KEY = bytes(range(32))
+DAY = datetime(2020, 1, 1)
+
+
+def visit(pid="p", day=0, image="a", **changes):
+    fields = {"visit_id": f"{day}-{image}", "acquired": DAY + timedelta(days=day), "report": "Clear.", "modality": "ct"}
+    return Visit(pid, image=Path(image), **{**fields, **changes})
+
+
+def cohort(patients, **settings):
+    return Cohort("site-1", patients, key=KEY, **{"time_steps": 3, **settings})
+
+
+def patients(n=40, visits=4):
+    return [Patient(f"p{i}", "F", tuple(visit(f"p{i}", d * 30, f"{d}") for d in range(visits))) for i in range(n)]
+
+
+@given(st.lists(st.integers(-4000, 4000), min_size=1, max_size=8, unique=True), st.randoms())
+def test_visits_are_ordered_by_date_whatever_their_ids(days, random):
+    ids = [f"{i}" for i in range(len(days))]
+    random.shuffle(ids)
+    made = Patient("p", None, tuple(visit(day=d, visit_id=i) for d, i in zip(days, ids, strict=True)))
+    assert [v.acquired for v in made.visits] == sorted(DAY + timedelta(days=d) for d in days)
+
+
+def test_visits_of_one_moment_keep_the_given_order():
+    made = Patient("p", None, (visit(image="z"), visit(image="a"), visit(day=-1, image="m")))
+    assert [v.image.name for v in made.visits] == ["m", "z", "a"]
+
+
+def test_dates_with_and_without_a_zone_compare():
+    noon_in_tokyo = datetime(2020, 1, 1, 12, tzinfo=timezone(timedelta(hours=9)))
+    made = Patient("p", None, (visit(image="b", acquired=datetime(2020, 1, 1, 4)), visit(acquired=noon_in_tokyo)))
+    assert [v.acquired for v in made.visits] == [datetime(2020, 1, 1, 3), datetime(2020, 1, 1, 4)]
+    assert visit(acquired=datetime(2020, 1, 1, tzinfo=UTC)).acquired.tzinfo is None
+
+
+@pytest.mark.parametrize(
+    "changes, reason",
+    [
+        ({"report": " \n"}, "empty-report"),
+        ({"age": 430.0}, "age-out-of-range"),
+        ({"age": -1.0}, "age-out-of-range"),
+        ({"age": float("nan")}, "age-out-of-range"),
+        ({"acquired": None}, "no-date"),
+        ({"modality": "mr"}, "unknown-modality"),
+    ],
+)
+def test_a_visit_that_cannot_be_used_is_refused(changes, reason):
+    with pytest.raises(DataError) as error:
+        visit(**changes)
+    assert error.value.reason == reason
+    assert "p" not in error.value.public.split() and reason in error.value.public
+
+
+@pytest.mark.parametrize("age", [None, 0.0, 130.0])
+def test_ages_at_the_bounds_are_accepted(age):
+    assert visit(age=age).age == age
+
+
+@pytest.mark.parametrize(
+    "sex, visits, reason",
+    [
+        ("F", (), "no-visit"),
+        ("X", (visit(),), "unknown-sex"),
+        ("F", (visit(), visit(visit_id="other")), "duplicate-visit"),
+        ("F", (visit(), visit("q")), "mixed-patients"),
+    ],
+)
+def test_a_patient_that_contradicts_itself_is_refused(sex, visits, reason):
+    with pytest.raises(DataError) as error:
+        Patient("p", sex, visits)
+    assert error.value.reason == reason
+
+
+def test_steps_follow_the_date_and_visits_beyond_the_last_step_belong_to_it():
+    made = cohort(patients(visits=5))
+    steps = [s.time_step for split in SPLITS for s in made.samples(split) if s.visit.patient_id == "p7"]
+    assert steps == [1, 2, 3, 3, 3]
+
+
+def test_fewer_visits_than_steps_are_normal():
+    made = cohort([*patients(30, visits=1), Patient("q", "M", (visit("q"), visit("q", 5, "b")))])
+    assert [sum(counts) for counts in zip(*made.counts().values(), strict=True)] == [31, 1, 0]
+
+
+@given(st.lists(st.integers(-400, 400), min_size=1, max_size=6, unique=True))
+def test_periods_are_half_open_calendar_bins(days):
+    bounds = [DAY - timedelta(days=100), DAY + timedelta(days=100)]
+    made = cohort(
+        [Patient("p", None, tuple(visit(day=d, image=str(d)) for d in days))], alignment="period", periods=bounds
+    )
+    for sample in (s for split in SPLITS for s in made.samples(split)):
+        offset = (sample.visit.acquired - DAY).days
+        assert sample.time_step == 1 + (offset >= -100) + (offset >= 100)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"time_steps": 0},
+        {"alignment": "month"},
+        {"prior": "image"},
+        {"alignment": "period"},
+        {"alignment": "period", "periods": [DAY, DAY]},
+        {"alignment": "period", "periods": [DAY + timedelta(1), DAY]},
+    ],
+)
+def test_settings_that_do_not_fit_are_refused(settings):
+    with pytest.raises(ConfigError):
+        cohort(patients(2), **settings)
+
+
+def test_order_and_splits_do_not_depend_on_the_order_of_the_source():
+    one, other = cohort(patients()), cohort(patients()[::-1])
+    for split in SPLITS:
+        assert one.samples(split) == other.samples(split)
+    assert sum(map(sum, one.counts().values())) == 160
+
+
+def test_all_visits_of_a_patient_are_in_one_split():
+    made = cohort(patients(200))
+    where = [{s.visit.patient_id for s in made.samples(split)} for split in SPLITS]
+    assert not (where[0] & where[1] or where[0] & where[2] or where[1] & where[2])
+    assert len(set.union(*where)) == 200
+
+
+def test_prior_is_the_visit_before_and_none_at_first():
+    made = cohort(patients(1), prior="report")
+    samples = [s for split in SPLITS for s in made.samples(split)]
+    assert [s.prior for s in samples] == [None, *(s.visit for s in samples[:-1])]
+    assert all(s.prior is None for split in SPLITS for s in cohort(patients(1)).samples(split))
+
+
+@pytest.mark.parametrize(
+    "group, reason",
+    [
+        ([], "no-patient"),
+        (patients(1) * 2, "duplicate-patient"),
+        ([*patients(1), Patient("q", None, (visit("q", modality="film"),))], "mixed-modality"),
+    ],
+)
+def test_a_cohort_that_cannot_be_used_is_refused(group, reason):
+    with pytest.raises(DataError) as error:
+        cohort(group)
+    assert error.value.reason == reason
+
+
+def test_leaving_out_counts_and_moves_nobody_to_another_split():
+    made = cohort(patients(60), rejected={"no-date": 2})
+    less = made.leaving_out(
+        lambda v: "unreadable" if v.image.name == "0" else "excluded" if v.patient_id == "p3" else None
+    )
+    assert less.rejected == {"no-date": 2, "unreadable": 60, "excluded": 3}
+    assert "p3" not in {p.patient_id for p in less.patients}
+    for split in SPLITS:
+        before = {s.visit.patient_id for s in made.samples(split)} - {"p3"}
+        assert {s.visit.patient_id for s in less.samples(split)} == before
+    assert {s.visit.image.name for s in less.samples("train", 1)} == {"1"}
+    with pytest.raises(DataError):
+        made.leaving_out(lambda v: "excluded")

@@ -1,0 +1,82 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+import zlib
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedtar_flare.errors import ConfigError, DataError
+from fedtar_flare.imaging.augment import LARGEST, AugmentConfig, augment, sample_seed
+
+
+def study(slices=3, size=32):
+    """Every slice and channel alike: a soft square off the middle."""
+    plane = np.zeros((size, size), np.float32)
+    plane[8:20, 10:26] = 180
+    return np.repeat(plane[None, None], slices, 0).repeat(3, 1).astype(np.uint8)
+
+
+@settings(max_examples=25)
+@given(st.integers(0, 2**40), st.integers(1, 4), st.sampled_from([16, 33]))
+def test_shape_type_and_the_same_picture_for_the_same_seed(seed, slices, size):
+    images = np.random.default_rng(seed % 1000).integers(0, 256, (slices, 3, size, size), np.uint8)
+    kept = images.copy()
+    once = augment(images, seed)
+    augment(images, seed + 1)  # another call in between leaves no trace
+    assert once.dtype == np.uint8 and once.shape == images.shape
+    assert np.array_equal(once, augment(images, seed)) and np.array_equal(images, kept)
+
+
+def test_seeds_differ_and_so_do_pictures():
+    pictures = [augment(study(), sample_seed(0, 1, update, "visit")) for update in range(12)]
+    assert len({picture.tobytes() for picture in pictures}) == 12
+    assert sample_seed(0, 1, 2) == sample_seed(0, 1, 2) != sample_seed(0, 12)
+
+
+def test_without_probability_nothing_changes():
+    images = np.random.default_rng(0).integers(0, 256, (2, 3, 20, 20), np.uint8)
+    assert np.array_equal(augment(images, 5, AugmentConfig(probability=0)), images)
+
+
+def test_slices_and_channels_move_together_and_little():
+    config = AugmentConfig(intensity=0, contrast=0, noise=0, probability=1)
+    for seed in range(8):
+        moved = augment(study(), seed, config)
+        assert (moved == moved[:1, :1]).all()
+        place = np.argwhere(moved[0, 0] > 90).mean(axis=0)
+        assert 0 < np.abs(place - (13.5, 17.5)).max() < 4  # 4 percent of 32 pixels, and a turn of 5 degrees
+
+
+def test_brightness_contrast_and_noise_stay_small():
+    config = AugmentConfig(rotation_deg=0, shift=0, scale=0, probability=1)
+    changes = [np.abs(augment(study(), seed, config).astype(int) - study()) for seed in range(8)]
+    assert all(0 < change.mean() < 0.15 * 255 for change in changes)
+
+
+def test_one_seed_is_one_picture_in_another_process():
+    code = (
+        "import numpy as np, zlib; from fedtar_flare.imaging.augment import augment; "
+        "images = np.arange(1536, dtype=np.uint32).astype(np.uint8).reshape(2, 3, 16, 16); "
+        "print(zlib.crc32(augment(images, 7)))"
+    )
+    here = np.arange(1536, dtype=np.uint32).astype(np.uint8).reshape(2, 3, 16, 16)
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=True)
+    assert int(done.stdout.split()[-1]) == zlib.crc32(augment(here, 7))
+
+
+@pytest.mark.parametrize("field", LARGEST)
+def test_settings_are_checked(field):
+    for value in (-0.1, LARGEST[field] + 0.1):
+        with pytest.raises(ConfigError, match=field):
+            AugmentConfig(**{field: value})
+
+
+@pytest.mark.parametrize("bad", [np.zeros((3, 9, 9), np.uint8), np.zeros((1, 3, 9, 9), np.float32)])
+def test_what_is_no_model_input_is_refused(bad):
+    with pytest.raises(DataError) as error:
+        augment(bad, 0)
+    assert error.value.reason == "not-model-input"

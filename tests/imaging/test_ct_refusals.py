@@ -1,0 +1,306 @@
+"""Broken CT input: each kind has its own reason, and none becomes a silently wrong volume."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from make_dicom import ORIGIN, SPACING, another_series, chest, slice_dataset, write_series
+from pydicom.dataset import Dataset
+from pydicom.encaps import encapsulate
+from pydicom.uid import JPEGBaseline8Bit, generate_uid
+
+from fedtar_flare.errors import ConfigError, DataError
+from fedtar_flare.imaging.readers.ct import read_ct
+from fedtar_flare.imaging.readers.volume import CTRules
+
+
+def only(i, change):
+    """An edit of slice 5 alone."""
+    return lambda ds, n: change(ds) if n == i else None
+
+
+def put(**values):
+    """An edit that sets attributes; None deletes one."""
+
+    def edit(ds, i=None):
+        for keyword, value in values.items():
+            if value is None:
+                delattr(ds, keyword)
+            else:
+                setattr(ds, keyword, value)
+
+    return edit
+
+
+def place(z=None, x=0.0):
+    return lambda ds, i: put(ImagePositionPatient=[ORIGIN[0] + x * i, ORIGIN[1], ORIGIN[2] + z(i)])(ds)
+
+
+def drop(*gone):
+    return lambda ds, i: Dataset() if i in gone else None
+
+
+def eight_bits(ds, i):
+    ds.BitsAllocated = ds.BitsStored = 8
+    ds.HighBit, ds.PixelData = 7, bytes(ds.Rows * ds.Columns)
+
+
+def unknown_syntax(uid):
+    def edit(ds, i):
+        ds.file_meta.TransferSyntaxUID = uid
+        if not ds.file_meta.TransferSyntaxUID.is_private:
+            ds.PixelData = encapsulate([bytes(40)])
+
+    return edit
+
+
+def a_double(ds, i):
+    if i == 5:
+        ds.ImagePositionPatient = [ORIGIN[0], ORIGIN[1], ORIGIN[2] + 4 * SPACING[0]]
+
+
+BROKEN = {
+    "missing-slices": [drop(5), drop(3, 4), drop(2, 8)],
+    "duplicate-slices": [a_double],
+    "uneven-spacing": [place(lambda i: i * 2.5 + (i > 5) * 1.2), place(lambda i: 0.2 * i * i)],
+    "gantry-tilt": [place(lambda i: 2.5 * i, x=0.3)],
+    "shifted-slices": [only(5, put(ImagePositionPatient=[ORIGIN[0] + 9, ORIGIN[1], ORIGIN[2] + 5 * SPACING[0]]))],
+    "mixed-orientation": [only(5, put(ImageOrientationPatient=[0, 1, 0, 0, 0, -1]))],
+    "mixed-size": [only(5, put(Rows=20, Columns=24))],
+    "mixed-pixel-spacing": [only(5, put(PixelSpacing=[1.6, 1.4]))],
+    "localizer": [put(ImageType=["ORIGINAL", "PRIMARY", "LOCALIZER"])],
+    "secondary-capture": [
+        put(SOPClassUID="1.2.840.10008.5.1.4.1.1.7"),
+        put(ImageType=["DERIVED", "SECONDARY", "SCREEN SAVE"]),
+        put(SamplesPerPixel=3, PhotometricInterpretation="RGB"),
+    ],
+    "not-ct": [put(Modality="MR"), put(Modality="PT"), put(Modality=None)],
+    "no-pixel-data": [put(PixelData=None), only(5, put(PixelData=None))],
+    "no-pixel-spacing": [put(PixelSpacing=None), only(5, put(PixelSpacing=None)), put(PixelSpacing=[0, 0.7])],
+    "no-position": [put(ImagePositionPatient=None), only(5, put(ImagePositionPatient=None)), put(NumberOfFrames=2)],
+    "no-orientation": [put(ImageOrientationPatient=None), put(ImageOrientationPatient=[1, 0, 0, 1, 0, 0])],
+    "no-rescale": [put(RescaleIntercept=None), put(RescaleSlope=None), put(RescaleSlope=0)],
+    "lossy-8bit": [eight_bits, put(BitsStored=8, HighBit=7)],
+    "unsupported-transfer-syntax": [unknown_syntax("1.2.840.10008.1.2.4.53"), unknown_syntax("1.2.840.113619.5.2")],
+    "truncated": [only(5, put(PixelData=bytes(20))), put(Rows=2000)],
+    "too-few-slices": [drop(*range(5, 12))],
+    "implausible-hu": [put(RescaleIntercept=2000)],
+    "mixed-patients": [only(5, put(PatientID="another"))],
+    "several-studies": [only(5, lambda ds: put(StudyInstanceUID="1.2.9")(ds))],
+    "bad-header": [put(BitsStored=20), put(Rows=None), put(Columns=0)],
+}
+
+
+@pytest.mark.parametrize("reason, n", [(reason, n) for reason, kinds in BROKEN.items() for n in range(len(kinds))])
+def test_each_kind_of_broken_series_has_its_reason(tmp_path, reason, n):
+    write_series(tmp_path, edit=BROKEN[reason][n])
+    with pytest.raises(DataError) as error:
+        read_ct(tmp_path)
+    assert error.value.reason == reason
+    assert str(tmp_path) not in error.value.public
+
+
+def test_the_unknown_transfer_syntax_is_named(tmp_path):
+    write_series(tmp_path, edit=unknown_syntax("1.2.840.10008.1.2.4.53"))
+    with pytest.raises(DataError, match=r"1\.2\.840\.10008\.1\.2\.4\.53"):
+        read_ct(tmp_path)
+
+
+def test_lossy_8_bit_jpeg(tmp_path):
+    def encode(ds, i):
+        eight_bits(ds, i)
+        ds.file_meta.TransferSyntaxUID, ds.PixelData = JPEGBaseline8Bit, encapsulate([bytes(40)])
+
+    write_series(tmp_path, edit=encode)
+    with pytest.raises(DataError) as error:
+        read_ct(tmp_path)
+    assert error.value.reason == "lossy-8bit"
+
+
+@pytest.mark.parametrize("content", [b"", b"text", bytes(200), bytes(128) + b"DICM"])
+def test_no_dicom(tmp_path, content):
+    (tmp_path / "x.dcm").write_bytes(content)
+    with pytest.raises(DataError) as error:
+        read_ct(tmp_path)
+    assert error.value.reason in ("no-dicom", "no-pixel-data", "unreadable")
+
+
+def test_nothing_there_and_a_broken_zip(tmp_path):
+    (tmp_path / "x.zip").write_bytes(b"PK not a zip")
+    for path, reason in ((tmp_path / "nowhere", "no-image"), (tmp_path / "x.zip", "unreadable")):
+        with pytest.raises(DataError) as error:
+            read_ct(path)
+        assert error.value.reason == reason
+
+
+@pytest.mark.parametrize("kept", [0.3, 0.9, 0.97, 0.999])
+def test_a_file_cut_anywhere_is_refused(tmp_path, kept):
+    write_series(tmp_path, chest(12, (64, 64)))
+    for file in tmp_path.iterdir():
+        content = file.read_bytes()
+        file.write_bytes(content[: int(len(content) * kept)])
+    with pytest.raises(DataError) as error:
+        read_ct(tmp_path)
+    assert error.value.reason == "truncated"
+
+
+@pytest.mark.parametrize("length", range(180, 900, 36))
+def test_a_header_cut_anywhere_is_refused(tmp_path, length):
+    write_series(tmp_path)
+    for file in tmp_path.iterdir():
+        file.write_bytes(file.read_bytes()[:length])
+    with pytest.raises(DataError) as error:
+        read_ct(tmp_path)
+    assert error.value.reason in ("truncated", "unreadable", "no-pixel-data")
+
+
+@pytest.mark.filterwarnings("ignore:End of file")
+def test_a_cut_compressed_file_is_refused(tmp_path):
+    write_series(tmp_path, edit=lambda ds, i: ds.compress("1.2.840.10008.1.2.5", generate_instance_uid=False))
+    file = sorted(tmp_path.iterdir())[4]
+    file.write_bytes(file.read_bytes()[:-200])
+    with pytest.raises(DataError) as error:
+        read_ct(tmp_path)
+    assert error.value.reason in ("truncated", "undecodable")
+
+
+def test_a_damaged_slice_condemns_its_series_and_another_one_is_read(tmp_path):
+    hu = chest()
+    write_series(tmp_path, hu, edit=lambda ds, i: put(ImagePositionPatient=None)(ds) if i == 11 else None)
+
+    def sharp(ds, i):
+        another_series(ds, 1)
+        ds.ConvolutionKernel = "B70f"
+
+    write_series(tmp_path, hu[::-1], edit=sharp, prefix="b")
+    volume = read_ct(tmp_path)
+    assert np.array_equal(volume.hu, hu[::-1])
+    assert [note.reason for note in volume.warnings] == ["several-series", "series-refused"]
+    assert "no-position" in volume.warnings[1].text
+
+
+def test_repair_by_option(tmp_path):
+    ramp = np.repeat(np.arange(12, dtype=np.int16)[:, None, None] * 50 - 900, 24, 1).repeat(20, 2)
+    write_series(tmp_path / "gap", ramp, edit=drop(4, 5))
+    volume = read_ct(tmp_path / "gap", CTRules(missing_slices="resample"))
+    assert np.array_equal(volume.hu, ramp) and volume.spacing_mm[0] == pytest.approx(2.5)
+    assert [note.reason for note in volume.warnings] == ["missing-slices"]
+
+    at = [0, 2.5, 5, 8, 10, 13, 15, 17.5, 20, 22.5, 25, 27.5]
+    by_place = np.repeat(np.array([p * 20 - 900 for p in at], np.int16)[:, None, None], 24, 1).repeat(20, 2)
+    write_series(tmp_path / "uneven", by_place, edit=place(lambda i: at[i]))
+    volume = read_ct(tmp_path / "uneven", CTRules(uneven_spacing="resample"))
+    assert np.array_equal(volume.hu, ramp) and volume.hu.dtype == np.int16
+
+
+def test_a_tilted_gantry_is_straightened_by_option(tmp_path):
+    """A rod along the body's axis: in tilted slices it wanders, in the straight volume it stands."""
+    angle = np.radians(15)
+    column = np.array([0, np.cos(angle), -np.sin(angle)])
+    normal = np.cross([1, 0, 0], column)
+    n, step, pixel = 20, 2.0, 0.5
+    hu = np.full((n, 64, 32), -1000, np.int16)
+    starts = [np.array([0, 0, i * step]) for i in range(n)]  # the table moves along z
+    drift = [float((s - starts[0]) @ column) for s in starts]
+    for i in range(n):
+        hu[i, round(40 - drift[i] / pixel), 10:20] = 1000
+
+    def tilt(ds, i):
+        ds.ImageOrientationPatient = [1, 0, 0, *column]
+        ds.ImagePositionPatient = starts[i].tolist()
+
+    write_series(tmp_path, hu, edit=tilt, spacing=(step, pixel, pixel))
+    volume = read_ct(tmp_path, CTRules(gantry_tilt="resample"))
+    rows = volume.hu[:, :, 15].argmax(axis=1)
+    assert rows.max() - rows.min() <= 1
+    assert volume.spacing_mm[0] == pytest.approx(step * np.cos(angle))
+    lps = np.diag([-1, -1, 1, 1]) @ volume.affine
+    assert lps[:3, 2] == pytest.approx(normal * step * np.cos(angle))
+    for i in (0, 10, 19):  # the rod's place in the patient, by the straight grid and by the slice it came from
+        here = lps @ [15, rows[i], i, 1]
+        there = starts[i] + np.array([15 * pixel, 0, 0]) + column * pixel * round(40 - drift[i] / pixel)
+        assert here[:3] == pytest.approx(there, abs=pixel)
+
+
+@pytest.mark.parametrize(
+    "field, value",
+    [
+        ("min_slices", 0),
+        ("spacing_tolerance", 0.5),
+        ("gantry_tilt", "ignore"),
+        ("rescale", (0, 1)),
+        ("implausible_hu", ""),
+    ],
+)
+def test_rules_are_checked(field, value):
+    with pytest.raises(ConfigError, match=field):
+        CTRules(**{field: value})
+
+
+KEYWORDS = ["ImagePositionPatient", "ImageOrientationPatient", "PixelSpacing", "RescaleSlope", "RescaleIntercept"]
+
+
+@pytest.mark.filterwarnings("ignore")
+@settings(max_examples=60, deadline=None)
+@given(
+    st.sampled_from([*KEYWORDS, "SliceThickness", "AcquisitionNumber"]),
+    st.binary(max_size=24),
+    st.integers(0, 11),
+    st.booleans(),
+)
+def test_whatever_stands_in_a_header_it_is_read_or_refused(tmp_path_factory, keyword, value, at, everywhere):
+    """Broken bytes in the geometry or rescale of one slice or of all: a whole volume or a reason, never a crash."""
+    folder = tmp_path_factory.mktemp("fuzz")
+    hu = chest()
+    write_series(folder, hu)
+    for file in sorted(folder.iterdir())[: 12 if everywhere else 1]:
+        content = bytearray(file.read_bytes())
+        tag = int(slice_dataset(hu[0], 0).data_element(keyword).tag)
+        head = (tag >> 16).to_bytes(2, "little") + (tag & 0xFFFF).to_bytes(2, "little")
+        start = content.index(head) + 8
+        length = int.from_bytes(content[start - 2 : start], "little")
+        content[start : start + length] = value.ljust(length, b" ")[:length]
+        file.write_bytes(content)
+    try:
+        volume = read_ct(folder)
+    except DataError as error:
+        assert error.reason
+        return
+    assert volume.hu.shape == hu.shape and np.isfinite(volume.affine).all()
+
+
+@pytest.mark.filterwarnings("ignore")
+@settings(max_examples=80, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 950), st.integers(0, 255)), min_size=1, max_size=4))
+def test_flipped_bytes_are_read_or_refused(tmp_path_factory, flips):
+    folder = tmp_path_factory.mktemp("flips")
+    write_series(folder)
+    file = sorted(folder.iterdir())[3]
+    content = bytearray(file.read_bytes())
+    for at, value in flips:
+        content[at] = value
+    file.write_bytes(content)
+    try:
+        assert read_ct(folder).hu.dtype == np.int16
+    except DataError as error:
+        assert error.reason
+
+
+def test_a_rescale_that_differs_between_slices_is_noted(tmp_path):
+    write_series(tmp_path, edit=only(5, put(RescaleIntercept=-1000)))
+    assert [note.reason for note in read_ct(tmp_path).warnings] == ["mixed-rescale"]
+
+
+def test_duplicate_places_with_one_uid_are_no_copies(tmp_path):
+    write_series(tmp_path, edit=lambda ds, i: put(SOPInstanceUID="1.2.3.4.1")(ds))
+    assert len(read_ct(tmp_path).hu) == 12
+
+
+def test_two_series_mixed_under_one_uid_are_refused(tmp_path):
+    write_series(tmp_path)
+    write_series(tmp_path, chest()[::-1], edit=lambda ds, i: put(SOPInstanceUID=generate_uid())(ds), prefix="b")
+    with pytest.raises(DataError) as error:
+        read_ct(tmp_path)
+    assert error.value.reason == "duplicate-slices"

@@ -1,0 +1,113 @@
+from __future__ import annotations
+
+from itertools import permutations, product
+
+import nibabel.orientations as nio
+import numpy as np
+import pytest
+import torch
+from monai.data import MetaTensor
+from monai.transforms import Compose, ScaleIntensityRanged
+
+from fedtar_flare.errors import ConfigError, DataError
+from fedtar_flare.imaging.ct_transforms import HUWindowsd, LungSlicesd, SquareResized, displayed
+
+RNG = np.random.default_rng(5)
+RAS = RNG.integers(-1000, 1000, (6, 7, 9)).astype(np.int16)
+SIZES = (0.7, 0.8, 2.5)
+
+
+def volume(array=RAS, affine=None):
+    return MetaTensor(
+        torch.from_numpy(np.ascontiguousarray(array))[None], affine=np.diag((*SIZES, 1.0)) if affine is None else affine
+    )
+
+
+@pytest.mark.parametrize("axes", permutations(range(3)))
+@pytest.mark.parametrize("flips", product((1, -1), repeat=3))
+def test_every_orientation_is_shown_the_same_way(axes, flips):
+    """The 48 ways of storing one volume; reference: nibabel's own affine of a turned array."""
+    turn = np.array([(axis, flip) for axis, flip in zip(axes, flips, strict=True)], float)
+    array = nio.apply_orientation(RAS, turn)
+    affine = np.diag((*SIZES, 1.0)) @ nio.inv_ornt_aff(turn, RAS.shape)
+    shown, spacing = displayed(volume(array, affine))
+    assert np.array_equal(shown, RAS.transpose(2, 1, 0)[:, ::-1, ::-1])
+    assert spacing == pytest.approx(SIZES[::-1])
+
+
+def test_an_oblique_volume_is_shown_along_its_nearest_axes():
+    angle = np.radians(20)
+    turn = np.array([[1, 0, 0], [0, np.cos(angle), -np.sin(angle)], [0, np.sin(angle), np.cos(angle)]])
+    affine = np.eye(4)
+    affine[:3, :3] = turn * np.array(SIZES)
+    shown, spacing = displayed(volume(affine=affine))
+    assert np.array_equal(shown, RAS.transpose(2, 1, 0)[:, ::-1, ::-1]) and spacing == pytest.approx(SIZES[::-1])
+
+
+def test_slices_positions_and_pixel_size():
+    out = LungSlicesd("image", slices=3)({"image": volume(), "kept": 1})
+    assert out["image"].dtype == np.int16 and out["kept"] == 1
+    assert np.array_equal(out["image"], RAS.transpose(2, 1, 0)[[1, 4, 7], ::-1, ::-1])
+    assert out["position_mm"].tolist() == [-7.5, 0, 7.5] and out["pixel_mm"] == pytest.approx((0.8, 0.7))
+
+
+def test_volumes_that_a_hospitals_own_transforms_made_float():
+    scaled = ScaleIntensityRanged("image", -1000, 1000, -1000.4, 999.6)
+    out = Compose([scaled, LungSlicesd("image", 9)])({"image": volume()})
+    assert np.array_equal(out["image"], RAS.transpose(2, 1, 0)[:, ::-1, ::-1])
+
+
+@pytest.mark.parametrize("bad", [RAS, volume()[0, 0], MetaTensor(torch.zeros(2, 3, 3, 3))])
+def test_what_is_no_volume_is_refused(bad):
+    with pytest.raises(DataError) as error:
+        LungSlicesd("image")({"image": bad})
+    assert error.value.reason == "not-a-volume"
+
+
+def test_windows():
+    hu = RNG.integers(-2000, 3000, (4, 5, 6)).astype(np.int16)
+    windows = ((-600, 1500), (40, 400), (400, 1800))
+    out = HUWindowsd("image", windows)({"image": hu})["image"]
+    assert out.shape == (4, 3, 5, 6) and out.dtype == np.uint8
+    for channel, (level, width) in enumerate(windows):
+        expected = (np.clip((hu - level) / width + 0.5, 0, 1) * 255).astype(float)
+        assert np.abs(out[:, channel] - expected).max() <= 0.51
+    assert HUWindowsd("image", [(40, 400)])({"image": np.array([[[-160, 240, -161, 241]]], np.int16)})[
+        "image"
+    ].ravel().tolist() == [0, 255, 0, 255]
+
+
+def test_shrinking_averages_areas():
+    picture = RNG.integers(0, 256, (2, 3, 32, 48)).astype(np.uint8)
+    out = SquareResized("image", 12)({"image": picture})["image"]
+    assert out.shape == (2, 3, 12, 12) and out.dtype == np.uint8
+    expected = picture.reshape(2, 3, 8, 4, 12, 4).mean(axis=(3, 5))
+    assert np.abs(out[:, :, 2:10] - expected).max() <= 0.501
+    assert (out[:, :, :2] == 0).all() and (out[:, :, 10:] == 0).all()
+
+
+def test_pixels_that_are_not_square_keep_the_shape_of_the_body():
+    picture = np.full((1, 30, 60), 200, np.uint8)
+    out = SquareResized("image", 12)({"image": picture, "pixel_mm": (2.0, 1.0)})["image"]
+    assert (out == 200).all()
+    out = SquareResized("image", 12)({"image": picture, "pixel_mm": (1.0, 1.0)})["image"]
+    assert (out[0, 3:9] == 200).all() and out[0, :3].max() == out[0, 9:].max() == 0
+
+
+def test_enlarging():
+    out = SquareResized("image", 20)({"image": np.full((1, 5, 5), 77, np.uint8)})["image"]
+    assert out.shape == (1, 20, 20) and (out == 77).all()
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: LungSlicesd("i", 0),
+        lambda: HUWindowsd("i", []),
+        lambda: HUWindowsd("i", [(0, 0)]),
+        lambda: SquareResized("i", 0),
+    ],
+)
+def test_settings_are_checked(make):
+    with pytest.raises(ConfigError):
+        make()

@@ -1,0 +1,272 @@
+"""From a study on disk to model input, with and without the cache."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+from concurrent.futures import ProcessPoolExecutor
+from datetime import datetime
+from multiprocessing import get_context
+from pathlib import Path
+
+import nibabel
+import numpy as np
+import pytest
+from make_dicom import write_series
+from PIL import Image
+
+from fedtar_flare.data.cohort import Cohort, Patient, Visit
+from fedtar_flare.errors import ConfigError, DataError
+from fedtar_flare.imaging import pipeline
+from fedtar_flare.imaging.cache import file_identity
+from fedtar_flare.imaging.pipeline import InputConfig, ct_pipeline, film_pipeline, prepare, prepare_cohort
+
+CONFIG = InputConfig(image_size=16, slices=4)
+
+
+def trunk(slices=30, size=64):
+    """HU (z, y, x): a body with lungs in slices 6 to 24."""
+    y, x = np.mgrid[:size, :size] / (size - 1) * 2 - 1
+    hu = np.full((slices, size, size), -1000, np.int16)
+    hu[:, (x / 0.9) ** 2 + (y / 0.7) ** 2 < 1] = 40
+    hu[6:25, ((abs(x) - 0.4) / 0.3) ** 2 + (y / 0.45) ** 2 < 1] = -850
+    hu[:, -20:, :4] = -1000
+    hu[:, 12:16, 40:44] = 1500  # marks front and the patient's left
+    return hu
+
+
+@pytest.fixture
+def study(tmp_path):
+    write_series(tmp_path / "study", trunk(), spacing=(6.0, 5.0, 5.0))
+    return tmp_path / "study"
+
+
+def visit(image, modality="ct", pid="p", day=1):
+    return Visit(pid, f"v{day}", datetime(2020, 1, day), Path(image), "Clear.", modality)
+
+
+def entries(cache):
+    return sorted(path for path in cache.rglob("*") if path.is_file())
+
+
+def test_ct_input(study):
+    out = ct_pipeline(CONFIG)({"image": str(study)})
+    assert out["image"].shape == (4, 3, 16, 16) and out["image"].dtype == np.uint8
+    assert out["position_mm"].dtype == np.float32 and out["position_mm"].tolist() == [-42, -12, 12, 42]
+    lung, mediastinum, bone = out["image"][1, :, 8, 11]
+    assert lung > 80 and mediastinum == 0 and bone == 0
+    mark = out["image"][:, 2].mean(axis=0)
+    assert np.unravel_index(mark.argmax(), mark.shape) == (3, 10)
+
+
+def test_dicom_and_nifti_of_one_volume_give_the_same_input(study, tmp_path):
+    out = ct_pipeline(CONFIG)({"image": str(study)})
+    turned = np.ascontiguousarray(trunk().transpose(2, 1, 0)[::-1])  # stored from left to right
+    affine = np.array([[5.0, 0, 0, 0], [0, -5.0, 0, 0], [0, 0, 6.0, 0], [0, 0, 0, 1]])
+    nibabel.save(nibabel.Nifti1Image(turned, affine), tmp_path / "v.nii.gz")
+    other = ct_pipeline(CONFIG)({"image": str(tmp_path / "v.nii.gz")})
+    assert np.array_equal(out["image"], other["image"])
+    assert np.array_equal(out["position_mm"], other["position_mm"])
+
+
+def test_a_hospitals_own_transforms_see_the_volume_in_hu(study):
+    seen = []
+
+    def own(data):
+        seen.append((tuple(data["image"].shape), float(data["image"].min()), float(data["image"].affine[2, 2])))
+        return data
+
+    ct_pipeline(CONFIG, extra=[own])({"image": str(study)})
+    assert seen == [((1, 64, 64, 30), -1000, 6)]
+
+
+def test_film_input(tmp_path):
+    grey = np.add.outer(np.arange(80), np.arange(40)).astype(np.uint8)
+    Image.fromarray(grey).save(tmp_path / "f.png")
+    out = film_pipeline(CONFIG)({"image": str(tmp_path / "f.png")})
+    assert out["image"].shape == (1, 3, 16, 16) and out["position_mm"].tolist() == [0]
+    assert (out["image"][0, 0] == out["image"][0, 1]).all() and (out["image"][0, 0] == out["image"][0, 2]).all()
+    assert (out["image"][..., :4] == 0).all() and (out["image"][..., 12:] == 0).all()
+    assert np.abs(out["image"][0, 0, :, 4:12] - grey.reshape(16, 5, 8, 5).mean(axis=(1, 3))).max() < 1
+
+
+def test_the_second_time_comes_from_the_cache(study, tmp_path, monkeypatch):
+    first = prepare(visit(study), CONFIG, tmp_path / "cache")
+    monkeypatch.setattr(pipeline, "_run", lambda *_: pytest.fail("computed again"))
+    second = prepare(visit(study), CONFIG, tmp_path / "cache")
+    assert isinstance(second.image, np.memmap | np.ndarray) and second.image.base is not None
+    assert not second.image.flags.writeable
+    assert np.array_equal(first.image, second.image) and np.array_equal(first.position_mm, second.position_mm)
+
+
+def test_a_hit_imports_neither_monai_nor_pydicom_nor_torch(study, tmp_path):
+    prepare(visit(study), CONFIG, tmp_path / "cache")
+    code = f"""
+        import sys
+        from datetime import datetime
+        from pathlib import Path
+        from fedtar_flare.imaging.pipeline import InputConfig, prepare
+        from fedtar_flare.data.cohort import Visit
+        visit = Visit("p", "v1", datetime(2020, 1, 1), Path({str(study)!r}), "Clear.", "ct")
+        assert prepare(visit, InputConfig(16, 4), Path({str(tmp_path / "cache")!r})).image.shape == (4, 3, 16, 16)
+        print(sorted({{"monai", "pydicom", "torch", "scipy", "nibabel", "PIL"}} & set(sys.modules)))
+    """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("damage", ["cut", "empty", "flipped", "text"])
+def test_a_damaged_entry_is_made_again(study, tmp_path, damage):
+    first = prepare(visit(study), CONFIG, tmp_path / "cache")
+    expected = np.array(first.image)
+    (entry,) = entries(tmp_path / "cache")
+    content = bytearray(entry.read_bytes())
+    entry.unlink()
+    if damage == "flipped":
+        content[-300] ^= 0xFF
+    entry.write_bytes({"cut": content[:-100], "empty": b"", "flipped": content, "text": b"no array"}[damage])
+    assert np.array_equal(prepare(visit(study), CONFIG, tmp_path / "cache").image, expected)
+    assert len(entries(tmp_path / "cache")) == 1
+
+
+def test_whatever_matters_makes_another_entry(study, tmp_path, monkeypatch):
+    cache = tmp_path / "cache"
+    prepare(visit(study), CONFIG, cache)
+    prepare(visit(study), InputConfig(image_size=16, slices=5), cache)
+    prepare(visit(study), InputConfig(16, 4, ((-600, 1500), (40, 300), (400, 1800))), cache)
+    assert len(entries(cache)) == 3
+    file = next(study.iterdir())
+    content = file.read_bytes()
+    file.write_bytes(content)  # another time of change
+    prepare(visit(study), CONFIG, cache)
+    assert len(entries(cache)) == 4
+    monkeypatch.setattr("fedtar_flare.imaging.cache.PREPARATION_VERSION", -1)
+    prepare(visit(study), CONFIG, cache)
+    assert len(entries(cache)) == 5
+
+
+def test_a_refusal_is_remembered_and_forgotten_when_the_files_change(study, tmp_path, monkeypatch):
+    gone = sorted(study.iterdir())[10]
+    content = gone.read_bytes()
+    gone.unlink()
+    cache = tmp_path / "cache"
+    with pytest.raises(DataError) as error:
+        prepare(visit(study), CONFIG, cache)
+    assert error.value.reason in ("missing-slices", "too-few-slices")
+    with monkeypatch.context() as patch:
+        patch.setattr(pipeline, "_run", lambda *_: pytest.fail("read again"))
+        with pytest.raises(DataError) as again:
+            prepare(visit(study), CONFIG, cache)
+    assert again.value.reason == error.value.reason and str(again.value) == str(error.value)
+    gone.write_bytes(content)
+    assert prepare(visit(study), CONFIG, cache).image.shape == (4, 3, 16, 16)
+
+
+def test_no_image_is_not_remembered(tmp_path):
+    (tmp_path / "empty").mkdir()
+    for path in (tmp_path / "empty", tmp_path / "nowhere"):
+        with pytest.raises(DataError) as error:
+            prepare(visit(path), CONFIG, tmp_path / "cache")
+        assert error.value.reason == "no-image"
+    assert not (tmp_path / "cache").exists()
+
+
+def test_a_cache_that_cannot_be_read_back_does_not_stop_the_run(study, tmp_path, monkeypatch):
+    monkeypatch.setattr("fedtar_flare.imaging.cache.load", lambda entry: None)
+    assert prepare(visit(study), CONFIG, tmp_path / "cache").image.shape == (4, 3, 16, 16)
+
+
+def test_nothing_of_the_patient_is_in_the_names(study, tmp_path):
+    prepare(visit(study, pid="Miller"), CONFIG, tmp_path / "cache")
+    assert "Miller" not in " ".join(map(str, entries(tmp_path / "cache")))
+    assert entries(tmp_path / "cache")[0].parent.stat().st_mode & 0o077 == 0
+
+
+def _prepare(args):
+    image, cache = args
+    return np.array(prepare(visit(image), CONFIG, cache).image).sum()
+
+
+@pytest.mark.slow
+def test_processes_that_prepare_at_once_agree(study, tmp_path):
+    with ProcessPoolExecutor(3, mp_context=get_context("spawn")) as pool:
+        sums = set(pool.map(_prepare, [(study, tmp_path / "cache")] * 6))
+    assert len(sums) == 1 and len(entries(tmp_path / "cache")) == 1
+
+
+def test_a_cohort_without_the_studies_that_cannot_be_read(study, tmp_path):
+    write_series(tmp_path / "broken", trunk()[:3])
+    visits = (visit(study), visit(tmp_path / "broken", day=2), visit(tmp_path / "nowhere", day=3))
+    cohort = Cohort("s", [Patient("p", None, visits)], key=bytes(16), time_steps=2, rejected={"no-date": 1})
+    usable = prepare_cohort(cohort, CONFIG, tmp_path / "cache")
+    assert usable.rejected == {"no-date": 1, "too-few-slices": 1, "no-image": 1}
+    assert [len(p.visits) for p in usable.patients] == [1]
+    assert prepare_cohort(usable, CONFIG, tmp_path / "cache") is usable
+
+
+@pytest.mark.slow
+def test_a_cohort_prepared_in_processes_is_the_same(study, tmp_path, monkeypatch):
+    """Whatever the number of workers: the same entries, byte for byte, and the same refusals."""
+    write_series(tmp_path / "broken", trunk()[:3])
+    write_series(tmp_path / "other", trunk()[::-1], spacing=(6.0, 5.0, 5.0))
+    images = [study, tmp_path / "broken", tmp_path / "other", tmp_path / "nowhere"]
+    visits = tuple(visit(image, day=day) for day, image in enumerate(images, start=1))
+    cohort = Cohort("s", [Patient("p", None, visits)], key=bytes(16), time_steps=2)
+    alone = prepare_cohort(cohort, CONFIG, tmp_path / "alone", workers=1)
+    monkeypatch.setattr("fedtar_flare.imaging.workers.ALONE_SECONDS", -1.0)
+    monkeypatch.setattr("fedtar_flare.imaging.workers.WORTH_SECONDS", -1.0)
+    together = prepare_cohort(cohort, CONFIG, tmp_path / "together", workers=2)
+    assert alone.rejected == together.rejected == {"too-few-slices": 1, "no-image": 1}
+    one, two = entries(tmp_path / "alone"), entries(tmp_path / "together")
+    assert [e.relative_to(tmp_path / "alone") for e in one] == [e.relative_to(tmp_path / "together") for e in two]
+    assert [e.read_bytes() for e in one] == [e.read_bytes() for e in two] and len(one) == 3
+
+
+def test_what_a_dead_worker_refused_is_tried_again(study, tmp_path, monkeypatch):
+    def dies(*_):
+        raise DataError("killed", reason="worker-died")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(pipeline, "_run", dies)
+        with pytest.raises(DataError, match="killed"):
+            prepare(visit(study), CONFIG, tmp_path / "cache")
+    assert prepare(visit(study), CONFIG, tmp_path / "cache").image.shape == (4, 3, 16, 16)
+
+
+def test_identity_of_a_folder_holds_every_file(study):
+    identity = file_identity(study)
+    assert len(identity) == 30 and identity == sorted(identity)
+    assert all(size > 0 and time > 0 for _, size, time in identity)
+    (study / "dead.dcm").symlink_to(study / "nowhere")
+    assert file_identity(study) == identity
+
+
+@pytest.mark.parametrize(
+    "changes", [{"image_size": 4}, {"slices": 0}, {"windows": ((0, 1),)}, {"windows": ((0, 1), (0, 0), (0, 1))}]
+)
+def test_settings_are_checked(changes):
+    with pytest.raises(ConfigError):
+        InputConfig(**changes)
+
+
+def test_settings_from_json_are_the_same():
+    windows = [[-600, 1500], [40, 400], [400, 1800]]
+    assert InputConfig(windows=windows) == InputConfig() and hash(InputConfig(windows=windows)) == hash(InputConfig())
+
+
+@pytest.mark.shared_data
+def test_real_ct(shared_data, tmp_path):
+    prepared = prepare(visit(shared_data / "lung_pet_ct_dx"), InputConfig(), tmp_path)
+    assert prepared.image.shape == (16, 3, 64, 64)
+    assert 200 < prepared.position_mm[-1] - prepared.position_mm[0] < 260  # the lungs, not the whole trunk of 320 mm
+    lung, mediastinum, _ = prepared.image[8].astype(int)
+    assert np.median(lung[28:36, 14:20]) < 120 and np.median(mediastinum[28:36, 14:20]) < 20  # the right lung is air
+    assert np.median(mediastinum[40:46, 30:34]) > 80  # the spine is not
+
+
+@pytest.mark.shared_data
+def test_real_films(shared_data, tmp_path):
+    for file in sorted((shared_data / "covid_chestxray" / "images").iterdir())[::40]:
+        prepared = prepare(visit(file, "film"), InputConfig(), tmp_path)
+        assert prepared.image.shape == (1, 3, 64, 64) and prepared.image.std() > 15

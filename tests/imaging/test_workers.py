@@ -1,0 +1,121 @@
+"""Worker processes: order, refusals, deaths and faults."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from fedtar_flare.errors import ConfigError, DataError, FedTARError
+from fedtar_flare.imaging import worker, workers
+from fedtar_flare.imaging.workers import each, worker_count
+
+TASKS_FILE = """
+import os, signal, sys
+from pathlib import Path
+from fedtar_flare.errors import DataError
+def square(number):
+    print("a library prints", number)
+    if number == 3:
+        raise DataError("three", reason="is-three")
+    return {"square": number * number, "process": os.getpid()}
+def die(number, folder):
+    mark = Path(folder) / str(number)
+    if number == 2 or (number == 1 and not mark.exists()):
+        mark.touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return number
+def fail(number):
+    raise KeyError("a fault of the code")
+def hungry(number):
+    raise MemoryError
+"""
+
+
+@pytest.fixture
+def tasks(tmp_path, monkeypatch):
+    """A worker program that knows further tasks."""
+    (tmp_path / "worker_tasks.py").write_text(TASKS_FILE)
+    (tmp_path / "run_worker.py").write_text(
+        "from fedtar_flare.data import worker\n"
+        "worker.TASKS.update({name: f'worker_tasks:{name}' for name in ('square', 'die', 'fail', 'hungry')})\n"
+        "worker.main()\n"
+    )
+    monkeypatch.setattr(workers, "COMMAND", ["-W", "ignore", str(tmp_path / "run_worker.py")])
+    return tmp_path
+
+
+def outcomes(name, items, count=2):
+    return dict(workers._in_processes(name, items, count))
+
+
+def test_every_item_has_its_outcome_whatever_is_printed(tasks):
+    found = outcomes("square", [{"number": n} for n in range(8)])
+    assert [found[n]["square"] for n in range(8) if n != 3] == [0, 1, 4, 16, 25, 36, 49]
+    assert isinstance(found[3], DataError) and found[3].reason == "is-three" and str(found[3]) == "three"
+    assert os.getpid() not in {found[n]["process"] for n in range(8) if n != 3}
+
+
+def test_a_process_that_dies_is_replaced_and_an_item_that_kills_two_is_refused(tasks):
+    found = outcomes("die", [{"number": n, "folder": str(tasks)} for n in range(6)])
+    assert [found[n] for n in (0, 1, 3, 4, 5)] == [0, 1, 3, 4, 5]
+    assert found[2].reason == "worker-died" and "-9" in str(found[2])
+
+
+def test_a_fault_of_the_code_is_no_fault_of_the_study(tasks):
+    with pytest.raises(FedTARError, match="traceback is in the log"):
+        outcomes("fail", [{"number": 1}])
+
+
+def test_too_little_memory_is_a_refusal(tasks):
+    (found,) = outcomes("hungry", [{"number": 1}]).values()
+    assert found.reason == "out-of-memory"
+
+
+def test_what_is_given_up_leaves_no_process_behind(tasks):
+    going = workers._in_processes("square", [{"number": n} for n in range(50)], 2)
+    _, first = next(going)
+    going.close()
+    with pytest.raises(ProcessLookupError):
+        os.kill(first["process"], 0)
+
+
+def test_short_work_starts_no_process(monkeypatch):
+    monkeypatch.setattr(workers, "_Worker", lambda *_: pytest.fail("a process was started"))
+    assert list(each("headers", [{"paths": []}] * 3, 4)) == [(i, {"files": [], "problems": []}) for i in range(3)]
+    assert list(each("headers", [], 4)) == []
+
+
+def test_long_work_goes_on_in_processes_where_it_was(tmp_path, monkeypatch):
+    monkeypatch.setattr(workers, "ALONE_SECONDS", -1.0)
+    monkeypatch.setattr(workers, "WORTH_SECONDS", -1.0)
+    items = [{"paths": [str(tmp_path / f"{n}.zip")]} for n in range(4)]
+    found = dict(each("headers", items, 2))
+    assert sorted(found) == [0, 1, 2, 3]
+    assert all(f"{n}.zip" in found[n]["problems"][0][0] for n in range(4))
+
+
+def test_the_worker_as_a_program():
+    request = {"task": "headers", "arguments": {"paths": []}}
+    done = subprocess.run(
+        [sys.executable, "-m", "fedtar_flare.imaging.worker"],
+        input=f"{json.dumps(request)}\n" * 2,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert [json.loads(line) for line in done.stdout.splitlines()] == [{"result": {"files": [], "problems": []}}] * 2
+
+
+@pytest.mark.parametrize("name", worker.TASKS)
+def test_every_task_is_there(name):
+    assert callable(worker.task(name))
+
+
+def test_number_of_workers():
+    assert 1 <= worker_count() <= 4 and worker_count(7) == 7
+    with pytest.raises(ConfigError, match="workers"):
+        worker_count(0)

@@ -1,0 +1,143 @@
+"""The warm start's training loop: it learns, repeats itself, and leaves the model as federated training needs it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from fedtar_flare.errors import ConfigError
+from fedtar_flare.imaging.cache import Prepared
+from fedtar_flare.learning.pretraining import FindingHead, PretrainingConfig, Progress, pretrain, write_reports
+from fedtar_flare.models.build import build_model, build_tokenizer
+from fedtar_flare.models.config import preset
+from fedtar_flare.models.weights import own_state
+
+CONFIG = preset("tiny")
+WORDS = {frozenset({"dark"}): "the lung is dark", frozenset({"bright"}): "a bright nodule"}
+FINDINGS = [list(WORDS)[i % 2] for i in range(12)]
+REPORTS = [WORDS[shown] for shown in FINDINGS]
+
+
+def pictures() -> list[Prepared]:
+    rng = np.random.default_rng(0)
+    level = [40 if "dark" in shown else 200 for shown in FINDINGS]
+    return [
+        Prepared(rng.integers(v - 30, v + 30, (4, 3, 32, 32)).astype(np.uint8), np.arange(4, dtype=np.float32) * 20)
+        for v in level
+    ]
+
+
+def trained(**settings):
+    model, seen = build_model(CONFIG), []
+    config = PretrainingConfig(**{"steps": 60, "batch_size": 4, "text_batch": 2, "warmup": 5, **settings})
+    pretrain(
+        model, build_tokenizer(CONFIG), pictures(), REPORTS, ["other words", "clear"], config, FINDINGS, seen.append, 40
+    )
+    return model, seen
+
+
+@pytest.fixture(scope="module")
+def learned():
+    torch.set_num_threads(1)
+    return trained(steps=160, finding_steps=40, lr=4e-3)
+
+
+def test_it_learns_to_tell_the_pictures_apart(learned):
+    model, seen = learned
+    assert [progress.step for progress in seen] == [40, 80, 120, 160]
+    assert seen[0].paired_loss == 0 and seen[0].finding_loss > seen[1].finding_loss
+    assert seen[3].paired_loss < seen[1].paired_loss and seen[1].text_loss > 0
+    assert write_reports(model, build_tokenizer(CONFIG), pictures()) == REPORTS
+
+
+def test_the_model_ends_in_eval_mode_with_settled_statistics(learned):
+    model, _ = learned
+    assert not any(module.training for module in model.modules())
+    fresh = own_state(build_model(CONFIG))
+    moved = {k for k, v in own_state(model).items() if "running_" in k and not torch.equal(v, fresh[k])}
+    assert moved == {k for k in fresh if "running_" in k}
+
+
+def test_statistics_stay_where_they_are_told_to():
+    model, _ = trained(steps=2, batch_norm=False, finding_steps=0)
+    fresh = own_state(build_model(CONFIG))
+    assert all(torch.equal(v, fresh[k]) for k, v in own_state(model).items() if "running_" in k or "batches" in k)
+
+
+def test_the_same_settings_give_the_same_bits():
+    before = torch.random.get_rng_state()
+    first, second = (own_state(trained(steps=3, finding_steps=1)[0]) for _ in range(2))
+    other = own_state(trained(steps=3, finding_steps=1, seed=1)[0])
+    assert all(torch.equal(first[k], second[k]) for k in first)
+    assert not all(torch.equal(first[k], other[k]) for k in first)
+    assert torch.equal(before, torch.random.get_rng_state())
+
+
+@pytest.mark.parametrize("findings", [None, [frozenset()] * 12])
+def test_findings_and_texts_are_optional(findings):
+    seen = []
+    pretrain(
+        build_model(CONFIG), build_tokenizer(CONFIG), pictures(), REPORTS, [],
+        PretrainingConfig(steps=2, batch_size=2), findings, seen.append,
+    )  # fmt: skip
+    assert seen[-1].text_loss == seen[-1].finding_loss == 0 and seen[-1].paired_loss > 0
+
+
+def test_pairs_must_be_pairs():
+    model, tokenizer = build_model(CONFIG), build_tokenizer(CONFIG)
+    for images, reports, findings, said in (
+        (pictures(), REPORTS[:5], None, "12 images and 5 reports"),
+        ([], REPORTS, None, "0 images"),
+        (pictures(), REPORTS, FINDINGS[:3], "3 for 12 images"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            pretrain(model, tokenizer, images, reports, [], PretrainingConfig(steps=1), findings)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"steps": 0}, {"batch_size": 0}, {"text_batch": -1}, {"text_weight": -0.1}, {"lr": 0.0}, {"warmup": -1}]
+)
+def test_a_wrong_setting_is_named(wrong):
+    with pytest.raises(ConfigError, match=next(iter(wrong))):
+        PretrainingConfig(**wrong)
+
+
+def test_the_finding_head_does_not_look_at_padding():
+    head = FindingHead(8, ["a", "b", "c"])
+    memory = torch.randn(2, 6, 8)
+    mask = torch.ones(2, 6, dtype=torch.bool)
+    mask[:, 4:] = False
+    changed = memory.clone()
+    changed[:, 4:] = 50.0
+    torch.testing.assert_close(head(memory, mask), head(changed, mask))
+    torch.testing.assert_close(head(memory, mask), head(memory[:, :4], mask[:, :4]))
+
+
+def test_progress_says_steps_rate_and_time_left():
+    line = str(Progress(30, 90, 1.25, 2.5, 0.5, 0.5))
+    assert "step 30/90" in line and "0.50 steps/s" in line and "2.0 min left" in line
+
+
+def test_only_the_named_parameters_move_and_all_can_be_trained_again():
+    model, tokenizer, images, reports = build_model(CONFIG), build_tokenizer(CONFIG), pictures(), REPORTS
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    only = [name for name, _ in model.named_parameters() if "crossattention" in name]
+    settings = PretrainingConfig(steps=2, batch_size=2, text_batch=0, warmup=0, batch_norm=False)
+    pretrain(model, tokenizer, images, reports, [], settings, only=only)
+    moved = {name for name, value in model.state_dict().items() if not torch.equal(value, before[name])}
+    assert moved and moved <= set(only)
+    assert all(parameter.requires_grad for parameter in model.parameters())
+
+
+def test_reports_alone_train_the_decoder_alone():
+    model, tokenizer, reports = build_model(CONFIG), build_tokenizer(CONFIG), REPORTS
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    losses = []
+    settings = PretrainingConfig(steps=12, text_batch=4, warmup=0, lr=3e-3)
+    pretrain(model, tokenizer, [], [], reports, settings, on_progress=lambda p: losses.append(p.text_loss), every=4)
+    assert losses[-1] < losses[0]
+    moved = {name for name, value in model.state_dict().items() if not torch.equal(value, before[name])}
+    assert moved and all(name.startswith("decoder.") and "crossattention" not in name for name in moved)
+    with pytest.raises(ConfigError, match="neither"):
+        pretrain(model, tokenizer, [], [], [], settings)

@@ -1,0 +1,100 @@
+"""The command that makes the shipped model again, and the model that is shipped."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+import numpy as np
+import pytest
+import torch
+
+from fedtar_flare.data.cohort import Visit
+from fedtar_flare.imaging.batch import collate
+from fedtar_flare.imaging.pipeline import InputConfig, prepare
+from fedtar_flare.learning.warm_start import HELD_OUT_SEED_STEP, main, phantom_pairs, scores, volume_pipeline
+from fedtar_flare.models.build import build_model, build_tokenizer, require_trained
+from fedtar_flare.models.config import ASSETS, preset
+
+SMALL = preset("small")
+
+
+@pytest.fixture(scope="module")
+def small():
+    torch.set_num_threads(1)
+    return build_model(SMALL)
+
+
+@pytest.fixture(scope="module")
+def held_out():
+    return phantom_pairs(24, HELD_OUT_SEED_STEP + 7, InputConfig(SMALL.image_size, SMALL.slices))
+
+
+def test_a_volume_in_memory_is_prepared_like_a_series_on_disk(tmp_path):
+    from fedtar_flare.synthetic.dicom_writer import write_ct_series
+    from fedtar_flare.synthetic.warm_start import generic_pairs
+
+    hu, spacing_mm, report, *_ = next(iter(generic_pairs(1, 3)))
+    write_ct_series(tmp_path / "ct", hu, spacing_mm, patient_id="p", study_datetime=datetime(2020, 1, 1))
+    visit = Visit("p", "v", datetime(2020, 1, 1), tmp_path / "ct", report, "ct")
+    from_disk = prepare(visit, InputConfig(), tmp_path / "cache")
+    in_memory = volume_pipeline(InputConfig())(hu, spacing_mm)
+    assert np.array_equal(from_disk.image, in_memory.image)
+    np.testing.assert_allclose(from_disk.position_mm, in_memory.position_mm, atol=1e-3)
+
+
+def test_the_command_writes_a_loadable_model(tmp_path, capsys):
+    arguments = ["--preset", "tiny", "--phantoms", "8", "--held-out", "4", "--steps", "3", "--threads", "1"]
+    assert main([*arguments, "--out", str(tmp_path)]) == 0
+    printed = capsys.readouterr().out
+    assert "step 3/3" in printed and "held-out phantoms: bleu_4" in printed and "finding_f1" in printed
+    config = preset("tiny", weights=str(tmp_path / "model.safetensors"), tokenizer=str(tmp_path / "tokenizer.json"))
+    assert build_model(config).untrained == ()
+    assert 1000 <= build_tokenizer(config).vocab_size <= 2000
+
+
+def test_the_shipped_assets_are_small_and_complete():
+    sizes = {path.name: path.stat().st_size for path in (ASSETS / "small").iterdir()}
+    assert {"tokenizer.json", "model.safetensors", "README.md"} == set(sizes)
+    assert sum(sizes.values()) < 8_000_000
+    assert "python -m fedtar_flare.learning.warm_start --preset small" in (ASSETS / "small" / "README.md").read_text()
+
+
+def test_the_small_model_has_about_two_million_parameters_all_of_them_trained(small):
+    assert 1.6e6 < sum(parameter.numel() for parameter in small.parameters()) < 2.4e6
+    assert 1000 <= build_tokenizer(SMALL).vocab_size <= 2000
+    require_trained(small, SMALL, exchanged=())
+
+
+def test_the_small_model_sees_findings_in_new_phantoms(small, held_out):
+    reached = scores(small, build_tokenizer(SMALL), held_out)
+    assert reached["bleu_4"] > 0.7 and reached["finding_f1"] > 0.8, reached
+
+
+def test_the_small_model_writes_the_same_alone_and_in_a_batch(small, held_out):
+    images = held_out.images[:6]
+    together = small.generate(collate(images))
+    assert len({len(row[row != small.pad_id]) for row in together}) > 1
+    for image, row in zip(images, together, strict=True):
+        alone = small.generate(collate([image]))[0]
+        assert row[: len(alone)].tolist() == alone.tolist() and (row[len(alone) :] == small.pad_id).all()
+
+
+def test_no_house_report_is_longer_than_the_model_writes():
+    from fedtar_flare.synthetic.reports import State, write_report
+    from fedtar_flare.synthetic.styles import GENERIC, HOUSES
+    from fedtar_flare.synthetic.vocabulary import FINDINGS
+
+    tokenizer = build_tokenizer(preset("small", max_length=192))
+    worst = {name: State(2, "larger") for name in FINDINGS[2:7]}
+    for wording in (GENERIC, *(wording for house in HOUSES for wording in house)):
+        text = write_report(wording, worst, resolved=FINDINGS[:1], follow_up=True, older=True)
+        assert len(tokenizer.encode(text)) <= SMALL.max_length, text
+
+
+def test_the_small_model_knows_no_house_style(small, held_out):
+    from fedtar_flare.synthetic.styles import HOUSES
+
+    openings = {opening for house in HOUSES for wording in house for opening in wording.opening}
+    tokenizer = build_tokenizer(SMALL)
+    written = [tokenizer.decode(row) for row in small.generate(collate(held_out.images[:4])).tolist()]
+    assert not any(text.startswith(tuple(openings)) for text in written)

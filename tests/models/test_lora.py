@@ -1,0 +1,300 @@
+"""The shared LoRA: what is trained, what travels under which name, and adapter folders that PEFT loads."""
+
+from __future__ import annotations
+
+import copy
+import json
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from fedtar_flare.errors import ConfigError, ExchangeError
+from fedtar_flare.models.adapters.lora import (
+    adapter_config,
+    add_shared_lora,
+    exchange_names,
+    load_shared_state,
+    save_adapter,
+    shared_parameters,
+    shared_state,
+)
+from fedtar_flare.models.adapters.peft_file import load_extra, read_adapter, write_adapter
+
+TARGETS = r"encoder\.mix|decoder\..*\.(c_attn|q_attn|c_proj|c_fc)"
+CROSS_ATTENTION = r"decoder\..*\.crossattention\..*"
+
+
+class Generator(nn.Module):
+    """nn.Linear, Conv1D and tied weights in one plain module."""
+
+    def __init__(self) -> None:
+        from transformers import GPT2Config, GPT2LMHeadModel
+
+        super().__init__()
+        self.encoder = nn.ModuleDict({"mix": nn.Linear(6, 8), "keep": nn.Linear(8, 8)})
+        config = GPT2Config(
+            vocab_size=13, n_positions=8, n_embd=8, n_layer=1, n_head=2, add_cross_attention=True, bos_token_id=0
+        )
+        self.decoder = GPT2LMHeadModel(config)
+
+    def forward(self, x: Tensor) -> Tensor:
+        memory = self.encoder["keep"](self.encoder["mix"](x))
+        ids = torch.zeros(len(x), 4, dtype=torch.long)
+        return self.decoder(input_ids=ids, encoder_hidden_states=memory).logits
+
+
+@pytest.fixture
+def base() -> Any:
+    torch.manual_seed(0)
+    return Generator().eval()
+
+
+def shared(base: Any, **changes: Any) -> Any:
+    return add_shared_lora(copy.deepcopy(base), **{"targets": TARGETS, "rank": 2, "alpha": 8, "seed": 3, **changes})
+
+
+def shake(peft_model: Any) -> None:
+    with torch.no_grad():
+        for parameter in shared_parameters(peft_model):
+            parameter.add_(0.1 * torch.randn(parameter.shape))
+
+
+X = torch.randn(2, 5, 6, generator=torch.Generator().manual_seed(1))
+
+
+# --------------------------------------------------------------------------- making it
+def test_the_model_starts_unchanged_and_only_factors_are_trained(base: Any) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)  # Conv1D beside nn.Linear must not make PEFT warn
+        peft_model = shared(base)
+    assert torch.equal(peft_model(X), base(X))
+    trained = [name for name, parameter in peft_model.named_parameters() if parameter.requires_grad]
+    assert trained and all(".lora_A." in name or ".lora_B." in name for name in trained)
+    assert len(shared_parameters(peft_model)) == len(trained) == 2 * (1 + 4 + 3)
+    layer = peft_model.get_base_model().encoder["mix"]
+    assert layer.scaling == {"default": 4.0}
+    assert layer.lora_A["default"].weight.abs().max() <= 1 / 6**0.5  # Kaiming uniform bound of 6 inputs
+
+
+def test_the_seed_alone_makes_the_factors_and_the_global_generator_is_left_alone(base: Any) -> None:
+    states = []
+    for noise, seed in ((0, 3), (1, 3), (0, 4)):
+        torch.manual_seed(noise)
+        before = torch.get_rng_state()
+        states.append(shared_state(shared(base, seed=seed)))
+        assert torch.equal(torch.get_rng_state(), before)
+    first, same, other = states
+    assert all(torch.equal(first[name], same[name]) for name in first)
+    assert all(torch.equal(first[name], other[name]) == name.endswith("lora_B.weight") for name in first)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_the_initial_factors_do_not_depend_on_the_models_precision(base: Any, dtype: torch.dtype) -> None:
+    first, second = shared_state(shared(base)), shared_state(shared(base.to(dtype)))
+    for name, tensor in first.items():
+        torch.testing.assert_close(second[name], tensor, rtol=0, atol=1e-7)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"targets": "nothing"}, "match no module of Generator"),
+        ({"targets": r"decoder\.transformer\.wte"}, "module 'decoder.transformer.wte' of type Embedding"),
+        ({"targets": ".*"}, "of type Generator"),
+        ({"targets": "("}, "LoRA targets '\\(' is no valid regular expression"),
+        ({"rank": 0}, "rank is 0"),
+        ({"alpha": 0}, "alpha 0"),
+        ({"alpha": float("nan")}, "alpha nan"),
+        ({"extra": ["nothing"]}, "extra 'nothing' matches no parameter"),
+    ],
+)
+def test_wrong_settings_are_named(base: Any, changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        shared(base, **changes)
+
+
+def test_modules_whose_weight_is_read_past_the_layer_and_adapted_models_are_refused(base: Any) -> None:
+    with pytest.raises(ConfigError, match=r"module 'out_proj' of type NonDynamicallyQuantizableLinear"):
+        add_shared_lora(nn.MultiheadAttention(4, 2), targets="out_proj", seed=0)
+    with pytest.raises(ConfigError, match=r"module encoder\.mix has an adapter already"):
+        shared(shared(base).get_base_model())
+
+
+# --------------------------------------------------------------------------- what travels
+def test_names_are_pefts_own_and_values_are_float32_clones(base: Any) -> None:
+    from peft import get_peft_model_state_dict
+
+    peft_model = shared(base.double())
+    state = shared_state(peft_model)
+    assert list(state) == sorted(get_peft_model_state_dict(peft_model)) == exchange_names(peft_model)
+    assert "base_model.model.decoder.transformer.h.0.crossattention.q_attn.lora_A.weight" in state
+    assert {tensor.dtype for tensor in state.values()} == {torch.float32}
+    for tensor, parameter in zip(state.values(), shared_parameters(peft_model), strict=True):
+        assert parameter.requires_grad and parameter.dtype == torch.float64
+        torch.testing.assert_close(tensor, parameter.detach().float(), rtol=0, atol=0)
+        assert tensor.data_ptr() != parameter.data_ptr()
+
+
+def test_extras_travel_whole_under_their_base_model_names(base: Any) -> None:
+    peft_model = shared(base, extra=[CROSS_ATTENTION, r"encoder\.keep\.weight"])
+    names = [name for name in exchange_names(peft_model) if "lora_" not in name]
+    cross = "decoder.transformer.h.0.crossattention."
+    parts = [f"{cross}{layer}.{leaf}" for layer in ("c_attn", "c_proj", "q_attn") for leaf in ("bias", "weight")]
+    assert names == sorted([*parts, "encoder.keep.weight"])
+    assert set(names) <= set(dict(base.named_parameters()))
+    assert all(parameter.requires_grad for parameter in shared_parameters(peft_model))
+    with peft_model.disable_adapter():
+        pass
+    assert all(parameter.requires_grad for parameter in shared_parameters(peft_model))
+    peft_model(X).square().sum().backward()
+    assert peft_model.get_base_model().encoder["keep"].weight.grad.abs().max() > 0
+    assert peft_model.get_base_model().encoder["keep"].bias.grad is None
+
+
+def test_a_tied_parameter_travels_once_under_its_first_name(base: Any) -> None:
+    names = exchange_names(shared(base, extra=[r"decoder\.lm_head\.weight"]))
+    assert "decoder.transformer.wte.weight" in names and "decoder.lm_head.weight" not in names
+
+
+def test_loading_copies_into_the_same_parameters(base: Any) -> None:
+    source, target = (shared(base.double(), extra=[CROSS_ATTENTION], seed=seed) for seed in (1, 2))
+    shake(source)
+    before = [id(parameter) for parameter in shared_parameters(target)]
+    load_shared_state(target, shared_state(source))
+    assert [id(parameter) for parameter in shared_parameters(target)] == before
+    for name, tensor in shared_state(target).items():
+        assert torch.equal(tensor, shared_state(source)[name])
+    load_shared_state(target, {name: tensor.bfloat16() for name, tensor in shared_state(source).items()})
+
+
+NAME = "base_model.model.encoder.mix.lora_A.weight"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda state: state.pop(NAME), f"lacks tensor {NAME}"),
+        (lambda state: state.update(other=torch.zeros(1)), "adds tensor other"),
+        (lambda state: state.update({NAME: torch.zeros(3, 6)}), rf"{NAME} has shape \(3, 6\), this model's \(2, 6\)"),
+        (lambda state: state.update({NAME: torch.zeros(2, 6, dtype=torch.int32)}), f"{NAME} is torch.int32"),
+        (lambda state: state.update({NAME: [0.0]}), f"{NAME} is list"),
+    ],
+)
+def test_a_state_that_does_not_fit_is_refused_by_tensor_and_changes_nothing(
+    base: Any, change: Any, message: str
+) -> None:
+    peft_model = shared(base)
+    before = shared_state(peft_model)
+    state = {name: tensor + 1 for name, tensor in before.items()}
+    change(state)
+    with pytest.raises(ExchangeError, match=message):
+        load_shared_state(peft_model, state)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in shared_state(peft_model).items())
+
+
+# --------------------------------------------------------------------------- adapter folders
+def from_pretrained(base: Any, folder: Path) -> Any:
+    from peft import PeftModel
+
+    model = copy.deepcopy(base)
+    load_extra(model, folder)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # PEFT only warns about missing tensors
+        warnings.filterwarnings("ignore", message="fan_in_fan_out is set to")
+        return PeftModel.from_pretrained(model, folder).eval()
+
+
+@pytest.mark.parametrize("extra", [(), (CROSS_ATTENTION,)])
+def test_peft_loads_a_saved_adapter_with_the_same_outputs(base: Any, tmp_path: Path, extra: Any) -> None:
+    peft_model = shared(base, extra=extra).eval()
+    shake(peft_model)
+    save_adapter(peft_model, tmp_path / "adapter")
+    loaded = from_pretrained(base, tmp_path / "adapter")
+    assert torch.equal(loaded(X), peft_model(X)) and not torch.allclose(loaded(X), base(X), atol=1e-3)
+    assert (tmp_path / "adapter" / "extra.safetensors").exists() == bool(extra)
+
+    again = shared(base, extra=extra, seed=9).eval()
+    load_shared_state(again, read_adapter(tmp_path / "adapter"))
+    assert torch.equal(again(X), peft_model(X))
+
+
+def test_the_files_are_those_that_peft_writes(base: Any, tmp_path: Path) -> None:
+    peft_model = shared(base)
+    shake(peft_model)
+    save_adapter(peft_model, tmp_path / "ours")
+    peft_model.save_pretrained(tmp_path / "pefts")
+    ours, pefts = (load_file(tmp_path / kind / "adapter_model.safetensors") for kind in ("ours", "pefts"))
+    assert ours.keys() == pefts.keys() and all(torch.equal(ours[name], pefts[name]) for name in ours)
+    ours, pefts = (json.loads((tmp_path / kind / "adapter_config.json").read_text()) for kind in ("ours", "pefts"))
+    assert ours == pefts == adapter_config(peft_model)
+    assert peft_model.peft_config["default"].inference_mode is False
+
+
+def test_the_config_is_plain_json_and_keeps_the_base_models_path_to_itself(base: Any) -> None:
+    base.name_or_path = "/hospital/models/base"
+    config = adapter_config(shared(base))
+    assert config["base_model_name_or_path"] is None and "/hospital" not in json.dumps(config)
+    assert config["r"] == 2 and config["lora_alpha"] == 8 and config["target_modules"] == TARGETS
+
+
+def test_a_process_without_peft_writes_a_folder_that_peft_loads(base: Any, tmp_path: Path) -> None:
+    peft_model = shared(base, extra=[CROSS_ATTENTION]).eval()
+    shake(peft_model)
+    save_file(shared_state(peft_model), tmp_path / "state.safetensors")
+    (tmp_path / "config.json").write_text(json.dumps(adapter_config(peft_model)))
+    program = """
+import json, sys
+from pathlib import Path
+for heavy in ("peft", "transformers", "timm", "nvflare"):
+    sys.modules[heavy] = None  # an import of it now fails
+import fedtar_flare.fedtar.patient_lora, fedtar_flare.models.adapters.lora  # these stay light too
+from safetensors.torch import load_file
+from fedtar_flare.models.adapters.peft_file import write_adapter
+folder = Path(sys.argv[1])
+config = json.loads((folder / "config.json").read_text())
+write_adapter(folder / "adapter", load_file(folder / "state.safetensors"), config)
+"""
+    subprocess.run([sys.executable, "-c", program, str(tmp_path)], check=True, timeout=120)
+    assert torch.equal(from_pretrained(base, tmp_path / "adapter")(X), peft_model(X))
+
+
+def test_an_earlier_adapter_in_the_folder_is_replaced_whole(base: Any, tmp_path: Path) -> None:
+    save_adapter(shared(base, extra=[CROSS_ATTENTION]), tmp_path)
+    save_adapter(shared(base, seed=8), tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["adapter_config.json", "adapter_model.safetensors"]
+    assert load_extra(base, tmp_path) == []
+
+
+def test_what_is_no_adapter_is_refused(base: Any, tmp_path: Path) -> None:
+    peft_model = shared(base, extra=[CROSS_ATTENTION])
+    with pytest.raises(ConfigError, match="peft_type"):
+        write_adapter(tmp_path / "a", shared_state(peft_model), {"r": 2})
+    with pytest.raises(ExchangeError, match="no LoRA factor"):
+        write_adapter(tmp_path / "a", {"encoder.keep.weight": torch.zeros(1)}, adapter_config(peft_model))
+    with pytest.raises(ConfigError, match=r"no adapter folder: it has no adapter_model\.safetensors"):
+        read_adapter(tmp_path / "a")
+    save_adapter(peft_model, tmp_path)
+    before = copy.deepcopy(peft_model.state_dict())
+    with pytest.raises(ExchangeError, match=r"tensor decoder\.transformer\.h\.0\.crossattention\.c_attn\.bias .* no "):
+        load_extra(nn.Linear(2, 2), tmp_path)
+    other = copy.deepcopy(base)
+    other.decoder.transformer.h[0].crossattention.c_proj.weight = nn.Parameter(torch.zeros(3, 3))
+    with pytest.raises(ExchangeError, match=r"c_proj\.weight .* has shape \(8, 8\), the model's has \(3, 3\)"):
+        load_extra(other, tmp_path)
+    assert all(torch.equal(value, before[name]) for name, value in peft_model.state_dict().items())
+
+
+def test_two_adapters_have_no_defined_exchange(base: Any) -> None:
+    from peft import LoraConfig
+
+    peft_model = shared(base)
+    peft_model.add_adapter("second", LoraConfig(r=2, target_modules=TARGETS))
+    with pytest.raises(ConfigError, match=r"adapters \['default', 'second'\]"):
+        shared_state(peft_model)

@@ -1,0 +1,128 @@
+"""Configuration: what is refused and how it is said; builds are reproducible; weights load strictly."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import asdict
+
+import pytest
+import torch
+
+from fedtar_flare.errors import ConfigError
+from fedtar_flare.models.build import build_model, require_trained
+from fedtar_flare.models.config import PRESETS, ModelConfig, preset
+from fedtar_flare.models.weights import load_weights, own_state, save_weights
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_preset_is_valid_and_survives_json(name: str):
+    config = preset(name)
+    assert config.preset == name
+    assert ModelConfig(**json.loads(json.dumps(asdict(config)))) == config
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        ({"image_sise": 64}, "did you mean 'image_size'"),
+        ({"image_size": 8}, "image_size is 8"),
+        ({"slices": 0}, "slices is 0"),
+        ({"slices": True}, "slices is True"),
+        ({"queries": 1.5}, "queries is 1.5"),
+        ({"encoder": "vit"}, "encoder is 'vit': it must be one of cvt, timm"),
+        ({"encoder": "timm"}, "encoder_name is None"),
+        ({"encoder_depths": (1, 1, 1)}, r"encoder_depths is \(1, 1, 1\)"),
+        ({"encoder_widths": (8, 16)}, "encoder_widths"),
+        ({"encoder_heads": (3, 1, 2)}, "multiples of encoder_heads"),
+        ({"encoder_mlp_ratio": 0}, "encoder_mlp_ratio"),
+        ({"pooling": "mean"}, "one of attention, none"),
+        ({"pooling": "none"}, "takes slices=1"),
+        ({"decoder_heads": 5}, "a multiple of decoder_heads=5"),
+        ({"max_length": 97}, "at most decoder_positions=96"),
+        ({"max_length": 2}, "at least 3"),
+        ({"num_beams": 0}, "num_beams is 0"),
+        ({"image_std": (0.5, 0.5, 0.0)}, "image_std"),
+        ({"image_mean": (0.5,)}, "three numbers"),
+        ({"lora_targets": "("}, "valid regular expression"),
+        ({"tokenizer": "decoder"}, "tokenizer is 'decoder'"),
+        ({"seed": -1}, "seed is -1"),
+    ],
+)
+def test_a_wrong_setting_is_named_with_its_value(overrides: dict, said: str):
+    with pytest.raises(ConfigError, match=said):
+        preset("tiny", **overrides)
+
+
+def test_an_unknown_preset_lists_those_there_are():
+    with pytest.raises(ConfigError, match="'smal' is unknown: it must be one of tiny, small, paper, timm"):
+        preset("smal")
+
+
+@pytest.mark.parametrize("setting", [{"weights": "/nowhere/x.safetensors"}, {"tokenizer": "/nowhere/t.json"}])
+def test_a_missing_file_is_named(setting: dict):
+    with pytest.raises(ConfigError, match="there is no file /nowhere/"):
+        build_model(preset("tiny", **setting))
+
+
+def test_building_is_reproducible_and_leaves_the_global_generator_alone():
+    before = torch.random.get_rng_state()
+    first, second = build_model(preset("tiny")), build_model(preset("tiny"))
+    other = build_model(preset("tiny", seed=1))
+    assert torch.equal(before, torch.random.get_rng_state())
+    for name, tensor in first.state_dict().items():
+        assert torch.equal(tensor, second.state_dict()[name]), name
+    assert not torch.equal(first.projection.weight, other.projection.weight)
+    assert not first.training
+
+
+def test_weights_survive_saving_and_load_strictly(tmp_path):
+    model = build_model(preset("tiny"))
+    path = tmp_path / "model.safetensors"
+    save_weights(model, path, torch.float32)
+    loaded = build_model(preset("tiny", weights=str(path), seed=5))
+    for name, tensor in own_state(model).items():
+        assert torch.equal(tensor, own_state(loaded)[name]), name
+    assert loaded.decoder.lm_head.weight is loaded.decoder.transformer.wte.weight
+    assert loaded.untrained == ()
+
+    with pytest.raises(ConfigError, match=r"tensor encoder\.\S+ has shape"):
+        load_weights(build_model(preset("tiny", encoder_widths=(16, 16, 32))), path)
+    with pytest.raises(ConfigError, match=r"lacks tensor decoder\.transformer\.h\.2"):
+        load_weights(build_model(preset("tiny", decoder_layers=3)), path)
+    with pytest.raises(ConfigError, match=r"has the unknown tensor decoder\.transformer\.h\.1"):
+        load_weights(build_model(preset("tiny", decoder_layers=1)), path)
+    path.write_bytes(b"no weights")
+    with pytest.raises(ConfigError, match="cannot be read"):
+        load_weights(model, path)
+
+
+def test_weights_that_are_not_finite_are_neither_written_nor_read(tmp_path):
+    model = build_model(preset("tiny"))
+    with torch.no_grad():
+        model.projection.weight[0, 0] = 1e6
+    with pytest.raises(ConfigError, match=r"projection\.weight is not finite as torch\.float16"):
+        save_weights(model, tmp_path / "half.safetensors")
+    with torch.no_grad():
+        model.projection.weight[0, 0] = float("nan")
+    with pytest.raises(ConfigError, match="not finite"):
+        save_weights(model, tmp_path / "half.safetensors", torch.float32)
+
+
+def test_random_frozen_parts_are_refused_unless_exchanged_or_meant():
+    config = preset("tiny", random_backbone=False)
+    model = build_model(config)
+    with pytest.raises(ConfigError, match=r"have no pre-trained weights.*weights=<file>.*exchange"):
+        require_trained(model, config, exchanged=())
+    require_trained(model, config, exchanged=set(model.untrained))
+    require_trained(model, preset("tiny"), exchanged=())
+
+
+def test_describing_a_model_imports_nothing_heavy():
+    code = (
+        "import sys; from fedtar_flare.models.config import preset; preset('paper'); "
+        "print([m for m in ('torch', 'transformers', 'timm', 'tokenizers') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

@@ -1,0 +1,254 @@
+"""The doctor: a healthy kit passes, and each fault is found, named and given a cure."""
+
+import json
+import socket
+import ssl
+import threading
+from datetime import UTC, datetime, timedelta
+
+import numpy as np
+import pytest
+from command import fedtar
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+from PIL import Image
+
+from fedtar_flare.provision.kit import SITE_CLASSES, site_policy
+from fedtar_flare.site.doctor import FAIL, OK, WARN, diagnose
+from fedtar_flare.site.doctor.connection import certificates, server
+from fedtar_flare.site.participation import Participation, decide
+
+
+def certificate(name, issuer=None, issuer_key=None, days=365):
+    key = ec.generate_private_key(ec.SECP256R1())
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+    now = datetime.now(UTC)
+    made = (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer.subject if issuer else subject)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - timedelta(days=400))
+        .not_valid_after(now + timedelta(days=days))
+        .add_extension(x509.BasicConstraints(ca=issuer is None, path_length=None), critical=True)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+    )
+    if issuer is not None:
+        known = x509.AuthorityKeyIdentifier.from_issuer_public_key(issuer_key.public_key())
+        made = made.add_extension(known, critical=False)
+    return made.sign(issuer_key or key, hashes.SHA256()), key
+
+
+def write(folder, name, made, key=None):
+    folder.joinpath(f"{name}.crt" if key else name).write_bytes(made.public_bytes(serialization.Encoding.PEM))
+    if key:
+        plain = serialization.NoEncryption()
+        form = serialization.PrivateFormat.TraditionalOpenSSL
+        file = folder / f"{name}.key"
+        file.write_bytes(key.private_bytes(serialization.Encoding.PEM, form, plain))
+        file.chmod(0o600)
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory):
+    """Root, server and client certificates of one project, and the root of another."""
+    folder = tmp_path_factory.mktemp("project")
+    root, root_key = certificate("project")
+    write(folder, "rootCA.pem", root)
+    for name in ("server", "client"):
+        write(folder, name, *certificate(name, root, root_key))
+    write(folder, "soon", *certificate("client", root, root_key, days=10))
+    write(folder, "expired", *certificate("client", root, root_key, days=-1))
+    write(folder, "other.pem", certificate("other")[0])
+    return folder
+
+
+@pytest.fixture
+def listening(project):
+    """A server that wants the project's client certificates; gives its port."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(project / "server.crt", project / "server.key")
+    context.load_verify_locations(project / "rootCA.pem")
+    context.verify_mode = ssl.CERT_REQUIRED
+    context.set_alpn_protocols(["h2"])
+    with socket.create_server(("127.0.0.1", 0)) as plain:
+        plain.settimeout(60)
+
+        def serve():
+            try:
+                while True:
+                    connection, _ = plain.accept()
+                    with connection:
+                        try:
+                            context.wrap_socket(connection, server_side=True).close()
+                        except (OSError, ssl.SSLError):
+                            continue
+            except OSError:
+                return
+
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        yield plain.getsockname()[1]
+        plain.shutdown(socket.SHUT_RDWR)
+    thread.join(timeout=60)
+
+
+@pytest.fixture
+def kit(tmp_path, project, listening, monkeypatch):
+    monkeypatch.setenv("FEDTAR_HOME", str(tmp_path / "home"))
+    kit = tmp_path / "hospital"
+    (kit / "startup").mkdir(parents=True)
+    local = kit / "local"
+    local.mkdir()
+    for name in ("rootCA.pem", "client.crt", "client.key"):
+        (kit / "startup" / name).write_bytes((project / name).read_bytes())
+    (kit / "startup" / "client.key").chmod(0o600)
+    service = {"target": f"127.0.0.1:{listening}", "scheme": "grpc"}
+    (kit / "startup" / "fed_client.json").write_text(json.dumps({"servers": [{"service": service, "identity": "s"}]}))
+    resources = {"class_allow_list": list(SITE_CLASSES), "class_list_enforcement_mode": "enforce"}
+    (local / "resources.json.default").write_text(json.dumps(resources))
+    (local / "privacy.json").write_text(json.dumps(site_policy()))
+    rows = ["patient_id,study_datetime,image,report"]
+    for number in range(8):
+        Image.fromarray(np.full((40, 40), 20 * number, np.uint8)).save(local / f"{number}.png")
+        rows.append(f"P{number // 2},2020-01-0{number + 1},{number}.png,No finding.")
+    (local / "manifest.csv").write_text("\n".join(rows))
+    (local / "fedtar.yaml").write_text("source: manifest\npath: manifest.csv\ncache_dir: ../cache\n")
+    return kit
+
+
+def worst(kit, check):
+    findings = [f for f in diagnose(kit, time_steps=2) if f.check == check]
+    assert findings, check
+    found = max(findings, key=lambda f: (OK, WARN, FAIL).index(f.status))
+    assert found.status == OK or found.cure, found
+    return found
+
+
+def test_a_healthy_kit_has_nothing_to_mend(kit):
+    findings = diagnose(kit, time_steps=2)
+    assert [f for f in findings if f.status != OK and f.check != "disk space"] == []
+    text = next(f.text for f in findings if f.check == "data")
+    assert "4 patients" in text and "4, 4" in text
+    assert "TLS" in next(f.text for f in findings if f.check == "server")
+    assert not (kit / "local" / "fedtar.key").exists() and not (kit / "fedtar_state").exists()
+
+
+def edit(file, change):
+    content = json.loads(file.read_text())
+    change(content)
+    file.write_text(json.dumps(content))
+
+
+def _privacy(change):
+    return lambda kit: edit(kit / "local" / "privacy.json", change)
+
+
+def _scope_without_guard(content):
+    content["scopes"].append({"name": "open", "task_result_filters": [], "task_data_filters": []})
+
+
+def _guard_not_last(content):
+    content["scopes"][0]["task_result_filters"].append({"path": "nvflare.app_common.filters.SVTPrivacy", "args": {}})
+
+
+def _noise(**arguments):
+    entry = {"path": "fedtar_flare.site.privacy.GaussianPrivacy", "args": arguments}
+    return _privacy(lambda content: content["scopes"][0]["task_result_filters"].insert(0, entry))
+
+
+def _resources(**values):
+    return lambda kit: edit(kit / "local" / "resources.json.default", lambda content: content.update(values))
+
+
+def _write(name, text):
+    return lambda kit: (kit / "local" / name).write_text(text)
+
+
+def _stream(kit):
+    _noise()(kit)
+    file = kit / "local" / "fedtar.yaml"
+    file.write_text(file.read_text() + "stream_losses: true\n")
+
+
+def _open_key(kit):
+    (kit / "local" / "fedtar.key").write_text("00" * 32)
+    (kit / "local" / "fedtar.key").chmod(0o644)
+
+
+FAULTS = {
+    "no site file": (lambda kit: (kit / "local" / "fedtar.yaml").unlink(), "site file", FAIL),
+    "a misspelt key": (_write("fedtar.yaml", "source: manifest\npaht: x\n"), "site file", FAIL),
+    "a GPU that is not there": (
+        _write("fedtar.yaml", "source: manifest\npath: manifest.csv\ndevice: cuda:99\n"), "GPU", FAIL,
+    ),
+    "synthetic data": (_write("fedtar.yaml", "source: synthetic\n"), "site file", WARN),
+    "an empty table": (_write("manifest.csv", "patient_id,study_datetime,image,report\n"), "data", FAIL),
+    "a study without a report": (
+        _write("manifest.csv", "patient_id,study_datetime,image,report\na,2020-01-01,0.png,x\na,2020-01-02,1.png,\n"),
+        "data", WARN,
+    ),
+    "a readable key": (_open_key, "key", FAIL),
+    "a class not allowed": (_resources(class_allow_list=["nvflare."]), "allow-list", FAIL),
+    "a list not enforced": (_resources(class_list_enforcement_mode="warn"), "allow-list", WARN),
+    "no resources": (lambda kit: (kit / "local" / "resources.json.default").unlink(), "allow-list", FAIL),
+    "logs streamed": (_resources(allow_log_streaming=True), "logs", WARN),
+    "no policy": (lambda kit: (kit / "local" / "privacy.json").unlink(), "site policy", FAIL),
+    "a policy that is no JSON": (_write("privacy.json", "{"), "site policy", FAIL),
+    "a scope without a guard": (_privacy(_scope_without_guard), "site policy", FAIL),
+    "a filter behind the guard": (_privacy(_guard_not_last), "site policy", FAIL),
+    "no audit": (_privacy(lambda content: content.pop("components")), "audit", WARN),
+    "streams past the noise": (_stream, "differential privacy", FAIL),
+    "noise without a bound": (_noise(clip_norm=-1), "differential privacy", FAIL),
+    "noise that can be removed": (_noise(noise_seed=1), "differential privacy", FAIL),
+    "paused": (lambda kit: decide(kit / "fedtar_state", Participation.PAUSED), "participation", WARN),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_each_fault_is_found_and_has_a_cure(kit, fault):
+    change, check, status = FAULTS[fault]
+    change(kit)
+    assert worst(kit, check).status == status
+
+
+def test_privacy_well_set_up_tells_what_is_spent(kit):
+    _noise(noise_multiplier=2.0)(kit)
+    assert "epsilon 0 of 10" in worst(kit, "differential privacy").text
+
+
+def test_certificates_are_watched(kit, project):
+    startup = kit / "startup"
+    for name, status in (("soon", WARN), ("expired", FAIL), ("client", OK)):
+        (startup / "client.crt").write_bytes((project / f"{name}.crt").read_bytes())
+        assert [f.status for f in certificates(kit)] == [status, OK], name
+    assert certificates(kit, now=datetime(2000, 1, 1, tzinfo=UTC))[0].status == FAIL
+    (startup / "client.crt").write_text("no certificate")
+    assert certificates(kit)[0].status == FAIL
+
+
+def test_the_way_to_the_server(kit, project):
+    assert server(kit).status == OK
+    (kit / "startup" / "rootCA.pem").write_bytes((project / "other.pem").read_bytes())
+    assert server(kit).status == FAIL and "TLS" in server(kit).text
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        service = {"target": f"127.0.0.1:{free.getsockname()[1]}"}
+        (kit / "startup" / "fed_client.json").write_text(json.dumps({"servers": [{"service": service}]}))
+        assert server(kit, seconds=5).status == FAIL and "firewall" in server(kit, seconds=5).cure
+    (kit / "startup" / "fed_client.json").write_text("{}")
+    assert server(kit).status == FAIL
+
+
+def test_the_command(kit):
+    code, out, err = fedtar("doctor", "--kit", kit)
+    assert code == 0, out + err
+    assert "0 failed" in out and "\033" not in out
+    (kit / "local" / "privacy.json").unlink()
+    code, out, _ = fedtar("doctor", "--kit", kit, "--json")
+    assert code == 1 and any(f["status"] == "FAIL" and f["cure"] for f in json.loads(out))
+    code, _, err = fedtar("doctor", "--kit", kit / "nothing")
+    assert code == 1 and "startup kit" in err and "Traceback" not in err

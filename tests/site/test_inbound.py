@@ -1,0 +1,209 @@
+"""The other side is not trusted either: what a site does with hostile tasks, and which code may read files."""
+
+import ast
+
+import pytest
+import torch
+from flare_context import context
+from nvflare.apis.signal import Signal
+from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
+from nvflare.app_common.utils.fl_model_utils import FLModelUtils
+
+from fedtar_flare.errors import ExchangeError
+from fedtar_flare.flare.executor import MethodExecutor, ok
+from fedtar_flare.protocol.exchange import check_inbound
+from fedtar_flare.protocol.messages import HEADER, Order, Reply, version
+from fedtar_flare.version import __version__
+
+ORDER = {"run_id": "run", "round": 1, "step": 1, "rounds": 2, "time_steps": 2, "after": "0001-00"}
+
+
+class Recorder(MethodExecutor):
+    def __init__(self):
+        super().__init__()
+        self.orders = []
+
+    def perform(self, task, order, weights, site):
+        self.orders.append(order)
+        return ok(order), None
+
+
+def answer(workspace, header, tensors=None):
+    executor = Recorder()
+    meta = {HEADER: header}
+    model = (
+        FLModel(params=tensors, params_type=ParamsType.FULL, meta=meta) if tensors else FLModel(metrics={}, meta=meta)
+    )
+    reply = executor.execute("train", FLModelUtils.to_shareable(model), context(workspace), Signal())
+    return Reply.from_meta(FLModelUtils.from_shareable(reply).meta), executor.orders
+
+
+def current(**changes):
+    return {**ORDER, "plugin": __version__, **changes}
+
+
+def test_an_honest_task_is_done(tmp_path):
+    reply, orders = answer(tmp_path, current(), {"a.lora_A.weight": torch.ones(2)})
+    assert reply.status == "ok" and len(orders) == 1
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"run_id": "../../etc"},
+        {"run_id": ".."},
+        {"run_id": "a/b"},
+        {"run_id": ""},
+        {"run_id": "x" * 129},
+        {"run_id": "run\n"},
+        {"run_id": 7},
+        {"run_id": "audit"},
+        {"run_id": "sites"},
+        {"after": "../0001-01"},
+        {"after": "0001-01/.."},
+        {"after": "0001-1\n"},
+        {"after": None},
+        {"time_steps": 10**9},
+        {"time_steps": 0},
+        {"time_steps": True},
+        {"time_steps": 2.5},
+        {"time_steps": "2"},
+        {"rounds": 10**6},
+        {"round": -1},
+        {"step": 3},
+        {"step": -1},
+        {"evaluate": "yes"},
+        {"initial_site": ["site-1"]},
+        {"initial_site": "x" * 1000},
+    ],
+)
+def test_a_hostile_header_is_refused_before_anything_is_done(tmp_path, change):
+    reply, orders = answer(tmp_path, current(**change))
+    assert reply.status == "error" and not orders
+    assert not [p for p in tmp_path.rglob("*") if p.name not in ("fedtar_state", "audit", "job-1.jsonl")]
+
+
+@pytest.mark.parametrize(
+    ("tensors", "word"),
+    [
+        ({"a": torch.full((2,), float("nan"))}, "finite"),
+        ({"a": torch.full((2,), float("inf"))}, "finite"),
+        ({"../a": torch.ones(2)}, "name"),
+        ({"a/b": torch.ones(2)}, "name"),
+        ({"a" * 400: torch.ones(2)}, "name"),
+        ({"": torch.ones(2)}, "name"),
+        ({"a": torch.ones(2, dtype=torch.float64)}, "dtype"),
+        ({"a": torch.ones(2, dtype=torch.int64)}, "dtype"),
+        ({"a": [1.0, 2.0]}, "not a torch tensor"),
+        ({"a": torch.zeros(1).expand(300_000_000)}, "limit"),  # no memory is taken before it is refused
+    ],
+)
+def test_hostile_tensors_are_refused_before_they_are_used(tensors, word):
+    with pytest.raises(ExchangeError, match=word):
+        check_inbound(tensors)
+
+
+def test_the_executor_asks_for_the_check(tmp_path):
+    reply, orders = answer(tmp_path, current(), {"a": torch.full((2,), float("nan"))})
+    assert reply.status == "error" and "finite" in reply.reason and not orders
+    with pytest.raises(ExchangeError):
+        check_inbound([torch.ones(1)])
+
+
+# ------------------------------------------------------------------ versions
+@pytest.mark.parametrize("plugin", ["0.0.9", "1.0.0", "9.9.9", "", None, 5, "x" * 500])
+def test_another_minor_version_is_refused_with_both_named(tmp_path, plugin):
+    reply, orders = answer(tmp_path, current(plugin=plugin))
+    assert reply.status == "error" and not orders
+    assert __version__ in reply.reason and len(reply.reason) < 512
+    if plugin in ("0.0.9", "1.0.0", "9.9.9"):
+        assert plugin in reply.reason
+
+
+def test_a_server_of_an_earlier_release_sends_no_version(tmp_path):
+    reply, orders = answer(tmp_path, ORDER)
+    assert reply.status == "error" and "earlier release" in reply.reason and not orders
+
+
+def test_a_newer_patch_release_may_add_fields(tmp_path):
+    newer = ".".join(__version__.split(".")[:2]) + ".99"
+    reply, orders = answer(tmp_path, current(plugin=newer, added="later"))
+    assert reply.status == "ok" and orders[0].plugin == newer
+    meta = Reply("ok", 1, 1).to_meta()
+    meta[HEADER] |= {"plugin": newer, "added": 1}
+    assert Reply.from_meta(meta).status == "ok"
+
+
+def test_the_server_refuses_a_site_of_another_version_and_goes_on(tmp_path):
+    from dataclasses import replace
+
+    from federation import LocalFederation, QuadraticSite, pair
+
+    from fedtar_flare.record.log import read_events
+
+    old = QuadraticSite("site-b", [pair(1), pair(2)], validation=pair(3))
+
+    def answers(task, order, weights):
+        reply, tensors = old(task, order, weights)
+        return replace(reply, plugin="0.0.9"), tensors
+
+    sites = {"site-a": QuadraticSite("site-a", [pair(1), pair(2)], validation=pair(3)), "site-b": answers}
+    federation = LocalFederation(tmp_path, sites, num_rounds=1, time_steps=2)
+    seen = []
+    federation.warning = seen.append
+    federation.run()
+    assert not federation.panics
+    start = next(e for e in read_events(tmp_path / "fedtar") if e["event"] == "start")
+    assert start["sites"] == ["site-a"]
+    assert any("site-b" in text and "0.0.9" in text and __version__ in text for text in seen)
+
+
+def test_an_error_of_another_version_is_still_readable():
+    meta = {HEADER: {"status": "error", "round": 0, "step": 0, "reason": "needs 0.0.9", "numbers": {}, "payload": {}}}
+    assert Reply.from_meta(meta).reason == "needs 0.0.9"
+
+
+def test_a_state_version_and_an_order_agree_in_their_limits():
+    assert Order("run", 9999, 99, 9999, 99, version(9999, 99)).step == 99
+
+
+# ------------------------------------------------------------------ the source
+FORBIDDEN_MODULES = {"pickle", "cPickle", "dill", "cloudpickle", "joblib", "shelve", "marshal"}
+
+
+def dangers(tree):
+    """Lines of a module that can run what a file or message holds."""
+    for node in ast.walk(tree):
+        names = []
+        if isinstance(node, ast.Import):
+            names = [alias.name.split(".")[0] for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            names = [(node.module or "").split(".")[0]]
+        if FORBIDDEN_MODULES & set(names):
+            yield node.lineno, f"import of {names}"
+        if not isinstance(node, ast.Call):
+            continue
+        called = ast.unparse(node.func)
+        given = {keyword.arg: ast.unparse(keyword.value) for keyword in node.keywords}
+        if called == "torch.load" and given.get("weights_only") != "True":
+            yield node.lineno, called
+        if called.endswith("np.load") and given.get("allow_pickle", "False") != "False":
+            yield node.lineno, called
+        if called in ("eval", "exec", "yaml.load", "yaml.unsafe_load", "yaml.full_load", "os.system"):
+            yield node.lineno, called
+        if given.get("shell") == "True":
+            yield node.lineno, "shell=True"
+
+
+def test_the_check_of_the_source_finds_what_it_looks_for():
+    bad = ["import pickle", "from joblib import load", "torch.load(f)", "np.load(f, allow_pickle=True)", "eval(x)"]
+    for line in [*bad, "yaml.load(f)", "subprocess.run(x, shell=True)"]:
+        assert list(dangers(ast.parse(line))), line
+    assert not list(dangers(ast.parse("torch.load(f, weights_only=True); np.load(f); model.eval()")))
+
+
+def test_no_file_of_the_package_unpickles_or_evaluates(repository):
+    files = sorted((repository / "fedtar_flare").rglob("*.py"))
+    assert len(files) > 50
+    found = [f"{p.name}:{line} {what}" for p in files for line, what in dangers(ast.parse(p.read_text("utf-8")))]
+    assert not found

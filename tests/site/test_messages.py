@@ -1,0 +1,121 @@
+"""Every byte of every message of one real hospital, searched for marks planted in its table."""
+
+import json
+
+import numpy as np
+import pytest
+from flare_context import context
+from nvflare.apis.event_type import EventType
+from nvflare.apis.fl_constant import FLContextKey
+from nvflare.apis.signal import Signal
+from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
+from nvflare.app_common.utils.fl_model_utils import FLModelUtils
+from nvflare.fuel.utils import fobs
+from PIL import Image
+
+from fedtar_flare.fedtar.executor import PatientAdaptiveExecutor
+from fedtar_flare.protocol.messages import CLOSE_ROUND, HANDSHAKE, TRAIN, Order, Reply, version
+from fedtar_flare.site.guard import OutboundGuard
+from fedtar_flare.site.privacy import GaussianPrivacy
+
+MARK, DATE = "canaryqzx", "1987-06"
+T = 2
+
+
+@pytest.fixture
+def hospital(tmp_path, monkeypatch):
+    """A real site (not simulated) with 14 patients of two films each, marks in every column."""
+    monkeypatch.setenv("FEDTAR_HOME", str(tmp_path / "home"))
+    monkeypatch.delenv("FEDTAR_SITES", raising=False)
+    kit = tmp_path / f"{MARK}kit"
+    (kit / "local").mkdir(parents=True)
+    rows = ["patient_id,study_datetime,image,report,age,sex"]
+    for number in range(28):
+        picture = (np.arange(64 * 64).reshape(64, 64) // (17 + number)).astype(np.uint8)
+        Image.fromarray(picture).save(kit / "local" / f"{MARK}{number}.png")
+        date = f"{DATE}-{number % 28 + 1:02d}T08:00:00"
+        text = f"No finding. {MARK}word{number}."
+        rows.append(f"{MARK}id{number // 2},{date},{MARK}{number}.png,{text},{30 + number},F")
+    rows.append(f"{MARK}broken,{DATE}-01,{MARK}missing.png,{MARK},50,M")
+    (kit / "local" / f"{MARK}table.csv").write_text("\n".join(rows))
+    (kit / "local" / "fedtar.key").write_text("00" * 32)  # splits with patients in each part
+    (kit / "local" / "fedtar.yaml").write_text(f"source: manifest\npath: {MARK}table.csv\nmin_cell: 1\n")
+    return kit
+
+
+class Client:
+    """A site as FLARE runs it: executor, the site's filters, then the listeners. Keeps every message's bytes."""
+
+    def __init__(self, kit, *filters):
+        settings = {"preset": "tiny", "training": {"local_steps": 1, "batch_size": 4}}
+        self.executor = PatientAdaptiveExecutor(**settings)
+        self.kit, self.filters, self.sent = kit, filters, []
+
+    def run(self, task, order, weights=None):
+        content = {"params": weights, "params_type": ParamsType.FULL} if weights else {"metrics": {}}
+        task_data = FLModelUtils.to_shareable(FLModel(**content, meta=order.to_meta()))
+        ctx = context(self.kit, task, order=order)
+        ctx.set_prop(FLContextKey.TASK_DATA, task_data, private=True, sticky=False)
+        answer = self.executor.execute(task, task_data, ctx, Signal())
+        for each in self.filters:
+            answer = each.process(answer, ctx)
+        ctx.set_prop(FLContextKey.TASK_RESULT, answer, private=True, sticky=False)
+        self.executor.handle_event(EventType.AFTER_TASK_RESULT_FILTER, ctx)
+        self.sent.append(fobs.dumps(answer))
+        model = FLModelUtils.from_shareable(answer)
+        return Reply.from_meta(model.meta), model.params
+
+    def round(self):
+        """Handshake and one whole round; gives the replies."""
+        hello, w = self.run(HANDSHAKE, Order("run", 0, 0, 1, T, version(0, 0), True, initial_site="site-1"))
+        replies = [hello]
+        for t in range(1, T + 1):
+            reply, update = self.run(TRAIN, Order("run", 1, t, 1, T, version(1, t - 1)), w)
+            replies.append(reply)
+            w = {name: w[name] + 0.5 * update[name].float() for name in w} if update else w
+        reply, _ = self.run(CLOSE_ROUND, Order("run", 1, T, 1, T, version(1, T), True), w)
+        return [*replies, reply]
+
+
+def marked(sent):
+    return [i for i, data in enumerate(sent) for mark in (MARK, DATE, "19870601") if mark.encode() in data]
+
+
+def test_no_message_holds_a_mark_and_each_is_in_the_audit(hospital):
+    client = Client(hospital, OutboundGuard())
+    replies = client.round()
+    assert [reply.status for reply in replies] == ["ok"] * 4, [reply.reason for reply in replies]
+    assert replies[0].payload["skipped_studies"] and replies[0].payload["scores"]["all"]["n"] > 0
+    assert all(len(data) > 500 for data in client.sent) and marked(client.sent) == []
+    assert marked([fobs.dumps({"x": f"a {MARK}"})]) == [0]  # the search sees through the serialiser
+    text = (hospital / "fedtar_state" / "audit" / "job-1.jsonl").read_text()
+    assert [json.loads(line)["task"] for line in text.splitlines()] == [HANDSHAKE, TRAIN, TRAIN, CLOSE_ROUND]
+    assert MARK not in text and DATE not in text
+
+
+def test_errors_at_the_site_name_files_there_and_nothing_in_the_message(hospital, caplog):
+    table = hospital / "local" / f"{MARK}table.csv"
+    whole = table.read_text()
+    for broken in (f"{MARK}column\n", whole.replace(".png", ".gone"), whole.replace("1987", "19x87")):
+        table.write_text(broken)
+        client = Client(hospital, OutboundGuard())
+        reply, weights = client.run(HANDSHAKE, Order("run", 0, 0, 1, T, version(0, 0), initial_site="site-1"))
+        assert reply.status == "error" and not weights and marked(client.sent) == []
+    table.unlink()
+    client = Client(hospital, OutboundGuard())
+    assert client.run(HANDSHAKE, Order("run", 0, 0, 1, T, version(0, 0)))[0].status == "error"
+    assert marked(client.sent) == [] and MARK in caplog.text
+
+
+def test_a_whole_round_with_differential_privacy(hospital):
+    """The real executor behind the real filters: what is sent is what the filter says, and the account is kept."""
+    privacy = GaussianPrivacy(clip_norm=0.1, noise_multiplier=4.0, closing_noise_multiplier=8.0)
+    hello, *trained, closing = Client(hospital, privacy, OutboundGuard()).round()
+    assert [r.status for r in (hello, *trained, closing)] == ["ok"] * 4
+    assert "scores" not in hello.payload and "skipped_studies" not in hello.payload and hello.payload["counts"]
+    assert all(set(reply.numbers) == {"samples"} for reply in trained)
+    assert set(closing.numbers) == {"validation_loss", "reports"} and len(closing.payload["t_numbers"]) == T
+    assert closing.payload["privacy"]["releases"] == 3
+    from fedtar_flare.site.accountant import epsilon_of
+
+    assert closing.payload["privacy"]["epsilon"] == pytest.approx(epsilon_of((2 / 16 + 1 / 64) ** 0.5, 1e-5))

@@ -1,0 +1,217 @@
+"""The filter: bound, noise, what else is taken out, account, budget."""
+
+import numpy as np
+import pytest
+import torch
+from flare_context import A, B, context, message, read
+from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
+from nvflare.app_common.utils.fl_model_utils import FLModelUtils
+from scipy import stats
+
+from fedtar_flare.errors import ConfigError
+from fedtar_flare.protocol.exchange import euclidean_norm
+from fedtar_flare.protocol.messages import ABSTAIN, ERROR, OK, Order, version
+from fedtar_flare.site.accountant import epsilon_of
+from fedtar_flare.site.guard import OutboundGuard
+from fedtar_flare.site.privacy import GaussianPrivacy, secure_normals
+
+
+def update(scale=1.0, dtype=torch.float32, size=200):
+    generator = torch.Generator().manual_seed(3)
+    return {n: (scale * torch.randn(size, 3, generator=generator)).to(dtype) for n in (A, B)}
+
+
+def test_secure_normals_are_standard_normal():
+    values = secure_normals(200_000)
+    assert stats.kstest(values, "norm").pvalue > 1e-4
+    assert abs(np.corrcoef(values[:-1], values[1:])[0, 1]) < 0.01
+    assert len(secure_normals(7)) == 7 and not np.array_equal(secure_normals(100), secure_normals(100))
+
+
+@pytest.mark.parametrize("scale", [1e-6, 0.01, 1.0, 1e4])
+def test_the_bound_holds_and_a_small_update_is_not_scaled(scale):
+    privacy = GaussianPrivacy(clip_norm=0.7)
+    sent = update(scale)
+    clipped = privacy.clipped(sent)
+    norm = euclidean_norm(sent)
+    assert euclidean_norm(clipped) == pytest.approx(min(norm, 0.7), rel=1e-9)
+    factor = min(1.0, 0.7 / norm)
+    assert all(torch.allclose(clipped[n], factor * sent[n].double()) for n in sent)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_noise_has_the_documented_scale(dtype):
+    privacy = GaussianPrivacy(clip_norm=0.5, noise_multiplier=1.5)
+    sent = update(10.0, dtype, size=20_000)
+    left = privacy.noisy_update(sent)
+    assert all(left[n].dtype == dtype for n in sent)
+    clipped = privacy.clipped(sent)
+    noise = torch.cat([(left[n].double() - clipped[n]).flatten() for n in sent]).numpy()
+    scale = 1.5 * 2 * 0.5
+    assert noise.std() == pytest.approx(scale, rel=0.02) and abs(noise.mean()) < 0.02 * scale
+    if dtype == torch.float32:
+        assert stats.kstest(noise / scale, "norm").pvalue > 1e-4
+
+
+def test_closing_numbers_are_one_bounded_release():
+    """Any two sites' closing numbers lie at most 2 sqrt(2) apart in the scale in which the noise is added."""
+    privacy = GaussianPrivacy(t_clip=0.1, loss_clip=5.0, closing_noise_multiplier=2.0)
+    exact = GaussianPrivacy(t_clip=0.1, loss_clip=5.0)  # multiplier 0: what is clipped, without noise
+    far = [exact.noisy_closing(1e9, [1e9, 0.0]), exact.noisy_closing(-3.0, [-1e9, 0.0])]
+    points = [np.array([2 * loss / 5.0 - 1, *(np.array(t) / 0.1)]) for loss, t in far]
+    assert np.linalg.norm(points[0] - points[1]) == pytest.approx(2 * np.sqrt(2))
+    draws = np.array([[loss, *t] for loss, t in (privacy.noisy_closing(2.0, [0.03, -0.01]) for _ in range(4000))])
+    std = 2.0 * 2 * np.sqrt(2)
+    assert draws.std(axis=0) == pytest.approx([std * 2.5, std * 0.1, std * 0.1], rel=0.06)
+    assert draws.mean(axis=0) == pytest.approx([2.0, 0.03, -0.01], abs=5 * std * 2.5 / np.sqrt(4000))
+    assert exact.noisy_closing(2.0, [0.03, -0.01])[1] == pytest.approx([0.03, -0.01])
+    assert privacy.noisy_closing(2.0, None)[1] is None
+
+
+def test_only_covered_and_public_values_leave(tmp_path):
+    privacy, guard = GaussianPrivacy(closing_noise_multiplier=1.0), OutboundGuard()
+    ctx = context(tmp_path)
+    sent = update()
+    task = FLModelUtils.to_shareable(FLModel(params=sent, params_type=ParamsType.FULL))
+    ctx.set_prop("__task_data__", task, private=True, sticky=False)
+    numbers = {"samples": 12, "train_loss": 1.0, "last_loss": 1.0, "seconds": 3.0}
+    left = guard.process(privacy.process(message(sent, numbers=numbers), ctx), ctx)
+    reply, tensors = read(left)
+    assert reply.status == OK and reply.numbers == {"samples": 12} and set(reply.payload) == {"privacy"}
+    assert set(tensors) == set(sent) and not any(torch.equal(tensors[n], sent[n]) for n in sent)
+    closing = message(
+        numbers={"validation_loss": 2.0, "reports": 4, "seconds": 3.0},
+        payload={"t_numbers": [0.1, 0.2], "scores": {"all": {"n": 4}}},
+    )
+    ctx = context(tmp_path, "close_round")
+    reply, _ = read(guard.process(privacy.process(closing, ctx), ctx))
+    assert set(reply.numbers) == {"validation_loss", "reports"} and set(reply.payload) == {"t_numbers", "privacy"}
+    assert reply.numbers["validation_loss"] != 2.0 and reply.payload["t_numbers"] != [0.1, 0.2]
+    assert reply.payload["privacy"]["releases"] == 2
+    ctx = context(tmp_path, "handshake")
+    payload = {"counts": {"train": [1]}, "scores": {"all": {"n": 4}}, "skipped_studies": {"no-image": 1}}
+    reply, _ = read(guard.process(privacy.process(message(payload=payload), ctx), ctx))
+    assert set(reply.payload) == {"counts", "privacy"} and reply.payload["privacy"]["releases"] == 2
+
+
+def test_without_a_closing_multiplier_no_closing_number_leaves(tmp_path):
+    closing = message(numbers={"validation_loss": 2.0, "reports": 4}, payload={"t_numbers": [0.1]})
+    reply, _ = read(GaussianPrivacy().process(closing, context(tmp_path, "close_round")))
+    assert reply.status == OK and not reply.numbers and set(reply.payload) == {"privacy"}
+    assert reply.payload["privacy"]["epsilon"] == 0.0
+
+
+def test_the_account_is_right_outlives_a_restart_and_the_budget_ends_it(tmp_path):
+    z, delta = 2.0, 1e-5
+    allowed = 3
+    budget = (epsilon_of(np.sqrt(allowed) / z, delta) + epsilon_of(np.sqrt(allowed + 1) / z, delta)) / 2
+    for number in range(1, allowed + 3):
+        privacy = GaussianPrivacy(noise_multiplier=z, delta=delta, max_epsilon=budget)  # a new process each time
+        run = f"run-{number % 2}"  # a new job speaks of the same patients
+        reply, tensors = read(privacy.process(message(update(), numbers={"samples": 3}), context(tmp_path, run_id=run)))
+        if number <= allowed:
+            assert reply.status == OK and tensors
+            assert reply.payload["privacy"]["epsilon"] == pytest.approx(epsilon_of(np.sqrt(number) / z, delta))
+        else:
+            assert reply.status == ABSTAIN and not tensors and "budget spent" in reply.reason
+            assert reply.payload["privacy"]["releases"] == allowed and not reply.numbers
+
+
+def test_a_simulated_site_has_a_budget_for_each_run(tmp_path, monkeypatch):
+    monkeypatch.setenv("FEDTAR_HOME", str(tmp_path))
+    privacy = GaussianPrivacy(noise_multiplier=2.0, max_epsilon=2.2)
+    for run in ("one", "two"):
+        ctx = context(tmp_path, run_id=run, simulated=True)
+        assert read(privacy.process(message(update(), numbers={"samples": 3}), ctx))[0].status == OK
+    ctx = context(tmp_path, run_id="two", simulated=True)
+    assert read(privacy.process(message(update(), numbers={"samples": 3}), ctx))[0].status == ABSTAIN
+
+
+def test_what_is_not_covered_does_not_leave(tmp_path):
+    privacy = GaussianPrivacy()
+    nan = {**update(), A: torch.full((200, 3), float("nan"))}
+    metrics = FLModelUtils.to_shareable(FLModel(metrics={"accuracy": 1.0}, meta=message().get("DXO")["meta"]))
+    for task, sent in (
+        ("train", message(nan)),
+        ("train", message(update(), kind=ParamsType.FULL)),
+        ("close_round", message(update())),
+        ("other", message(update())),
+        ("close_round", metrics),
+    ):
+        reply, tensors = read(privacy.process(sent, context(tmp_path, task)))
+        assert reply.status == ERROR and not tensors, task
+    (tmp_path / "fedtar_state").mkdir(exist_ok=True)
+    (tmp_path / "fedtar_state" / "privacy_ledger.json").write_text("{")
+    reply, tensors = read(privacy.process(message(update()), context(tmp_path)))
+    assert reply.status == ERROR and "ledger" in reply.reason and not tensors and str(tmp_path) not in reply.reason
+
+
+def test_errors_and_abstentions_pass_without_numbers(tmp_path):
+    sent = message(update(), status=ABSTAIN, reason="too few", numbers={"seconds": 1.0}, payload={"min_cell": 5})
+    reply, tensors = read(GaussianPrivacy().process(sent, context(tmp_path)))
+    assert reply.status == ABSTAIN and reply.reason == "too few"
+    assert not tensors and not reply.numbers and not reply.payload
+
+
+def test_the_noise_seed_is_for_the_simulator_alone(tmp_path, monkeypatch):
+    monkeypatch.setenv("FEDTAR_HOME", str(tmp_path))
+    a, b = (GaussianPrivacy(noise_seed=4).noisy_update(update()) for _ in range(2))
+    assert all(torch.equal(a[n], b[n]) for n in a)
+    ctx = context(tmp_path, simulated=True)
+    assert read(GaussianPrivacy(noise_seed=4).process(message(update()), ctx))[0].status == OK
+    reply, tensors = read(GaussianPrivacy(noise_seed=4).process(message(update()), context(tmp_path)))
+    assert reply.status == ERROR and not tensors
+
+
+@pytest.mark.parametrize(
+    ("bad", "word"),
+    [
+        ({"clip_norm": 0}, "clip_norm"),
+        ({"noise_multiplier": -1}, "noise_multiplier"),
+        ({"delta": 1.0}, "delta"),
+        ({"max_epsilon": float("inf")}, "max_epsilon"),
+        ({"closing_noise_multiplier": -0.1}, "closing"),
+        ({"loss_clip": "1"}, "loss_clip"),
+    ],
+)
+def test_bad_settings_fail_when_built(bad, word):
+    with pytest.raises(ConfigError, match=word):
+        GaussianPrivacy(**bad)
+
+
+def test_a_site_with_privacy_and_one_without_finish_a_run_together(tmp_path):
+    """The controller goes on with a noisy site, and with the other alone once that site's budget is spent."""
+    from federation import LocalFederation, QuadraticSite, pair
+
+    from fedtar_flare.record.log import read_events
+
+    def behind_the_filter(site):
+        # a budget for three updates of the run's four
+        privacy = GaussianPrivacy(0.05, 2.0, max_epsilon=(epsilon_of(3**0.5 / 2, 1e-5) + epsilon_of(1.0, 1e-5)) / 2)
+
+        def answer(task, order, weights):
+            reply, tensors = site(task, order, weights)
+            meta = reply.to_meta()
+            kind = ParamsType.DIFF if task == "train" else ParamsType.FULL
+            model = FLModel(params=tensors, params_type=kind, meta=meta) if tensors else FLModel(metrics={}, meta=meta)
+            ctx = context(tmp_path / "kit", task, order=order)
+            return read(privacy.process(FLModelUtils.to_shareable(model), ctx))
+
+        return answer
+
+    plain = QuadraticSite("b", [pair(1), pair(2)], validation=pair(3))
+    noisy = behind_the_filter(QuadraticSite("a", [pair(4), pair(5)], validation=pair(6)))
+    federation = LocalFederation(
+        tmp_path / "server", {"a": noisy, "b": plain}, num_rounds=2, time_steps=2, update_norm_limit=1e6
+    )
+    federation.run()
+    assert not federation.panics
+    steps = [e for e in read_events(tmp_path / "server" / "fedtar") if e["event"] == "step"]
+    assert [sorted(e["sites"]) for e in steps] == [["a", "b"]] * 3 + [["b"]]
+    assert "budget spent" in steps[-1]["abstained"]["a"]
+
+
+def test_an_order_is_known_by_its_context(tmp_path):
+    ctx = context(tmp_path, order=Order("other", 2, 1, 2, 2, version(2, 0)))
+    read(GaussianPrivacy().process(message(update()), ctx))
+    assert '"other"' in (tmp_path / "fedtar_state" / "privacy_ledger.json").read_text()

@@ -1,0 +1,141 @@
+"""Purging: what goes, what stays, and nothing without ``--yes``."""
+
+import json
+import os
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from command import fedtar
+from PIL import Image
+
+from fedtar_flare.errors import ConfigError
+from fedtar_flare.imaging.pipeline import InputConfig, prepare
+from fedtar_flare.site.purge import Place, place_of_kit, plan
+from fedtar_flare.site.site_file import load_cohort, read_site_file
+from fedtar_flare.site.state import SiteState
+
+RUNS = ("20260101-000000-aaaa", "20260202-000000-bbbb")
+
+
+@pytest.fixture
+def kit(tmp_path, monkeypatch):
+    """A kit with the state of two runs, an audit, a ledger, and four patients' films prepared in two sizes."""
+    monkeypatch.setenv("FEDTAR_HOME", str(tmp_path / "home"))
+    kit = tmp_path / "hospital-a"
+    for folder in ("startup", "local", "fedtar_state/audit"):
+        (kit / folder).mkdir(parents=True)
+    (kit / "startup" / "fed_client.json").write_text("{}")
+    rows = ["patient_id,study_datetime,image,report"]
+    for number in range(4):
+        Image.fromarray((np.arange(64 * 64).reshape(64, 64) // (17 + number)).astype(np.uint8)).save(
+            kit / "local" / f"{number}.png"
+        )
+        rows.append(f"P{number},2020-01-0{number + 1},{number}.png,No finding.")
+    (kit / "local" / "manifest.csv").write_text("\n".join(rows))
+    (kit / "local" / "fedtar.yaml").write_text("source: manifest\npath: manifest.csv\ncache_dir: ../cache\n")
+    for run in RUNS:
+        SiteState(kit / "fedtar_state", run, "hospital-a").save("0001-01", {}, {})
+        (kit / "fedtar_state" / run / "hospital-a" / "examples.html").write_text("report")
+    (kit / "fedtar_state" / "audit" / "job.jsonl").write_text("{}\n")
+    (kit / "fedtar_state" / "privacy_ledger.json").write_text("{}")
+    for size in (32, 40):
+        for visit in visits(kit):
+            prepare(visit, InputConfig(image_size=size), kit / "cache" / "prepared")
+    return kit
+
+
+def visits(kit, config=None):
+    from dataclasses import replace
+
+    config = replace(read_site_file(kit / "local" / "fedtar.yaml"), simulated=True)
+    return [visit for patient in load_cohort(config, "site", time_steps=1).patients for visit in patient.visits]
+
+
+def files(folder):
+    return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+
+
+def test_one_run_goes_and_all_else_stays(kit):
+    before = files(kit)
+    steps = plan(place_of_kit(kit), run=RUNS[0])
+    assert files(kit) == before
+    steps.carry_out()
+    gone = before - files(kit)
+    assert gone == {f"fedtar_state/{RUNS[0]}/hospital-a/{name}" for name in ("0001-01.safetensors", "examples.html")}
+    assert not (kit / "fedtar_state" / RUNS[0]).exists()
+
+
+def test_one_patients_images_go_in_every_size_and_nobody_elses(kit):
+    before = files(kit)
+    assert len([f for f in before if f.endswith(".npy")]) == 8
+    plan(place_of_kit(kit), patient="P2").carry_out()
+    gone = before - files(kit)
+    assert len([f for f in gone if f.endswith(".npy")]) == 2
+    assert {f for f in gone if not f.endswith(".npy")} == {f"fedtar_state/{r}/hospital-a/examples.html" for r in RUNS}
+    for visit in visits(kit):
+        missing = [
+            size for size in (32, 40) if not _prepared(visit, InputConfig(image_size=size), kit / "cache" / "prepared")
+        ]
+        assert missing == ([32, 40] if visit.patient_id == "P2" else [])
+    assert not (kit / "local" / "fedtar.key").exists()  # looking makes nothing
+
+
+def _prepared(visit, config, folder):
+    from fedtar_flare.imaging.pipeline import entry_of
+
+    return entry_of(visit, config, folder).is_file()
+
+
+def test_a_patient_who_withdrew_is_found_too(kit):
+    (kit / "local" / "out.txt").write_text("P2\n")
+    file = kit / "local" / "fedtar.yaml"
+    file.write_text(file.read_text() + "exclude: out.txt\n")
+    steps = plan(place_of_kit(kit), patient="P2")
+    assert len([1 for _, what in steps.remove if "P2" in what]) == 2
+    assert not any("exclude" in line for line in steps.kept)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"patient": "P9"}, {"run": "../audit"}, {"run": "audit"}, {"run": "20269999"}, {"older_than": -1.0}]
+)
+def test_what_is_not_there_is_said(kit, wrong):
+    before = files(kit)
+    with pytest.raises(ConfigError):
+        plan(place_of_kit(kit), **wrong)
+    assert files(kit) == before
+
+
+def test_old_state_and_audit_go(kit):
+    old = time.time() - 100 * 86400
+    for path in [*(kit / "fedtar_state" / RUNS[0]).rglob("*"), kit / "fedtar_state" / "audit" / "job.jsonl"]:
+        os.utime(path, (old, old))
+    assert not plan(place_of_kit(kit), older_than=101).remove
+    removed = {Path(path).relative_to(kit).as_posix() for path, _ in plan(place_of_kit(kit), older_than=99).remove}
+    assert removed == {f"fedtar_state/{RUNS[0]}/hospital-a", "fedtar_state/audit/job.jsonl"}
+
+
+def test_all_leaves_the_source_the_key_and_the_ledger(kit):
+    plan(place_of_kit(kit), everything=True).carry_out()
+    left = files(kit)
+    assert "fedtar_state/privacy_ledger.json" in left and "local/manifest.csv" in left and "local/0.png" in left
+    assert not [f for f in left if f.endswith((".npy", ".safetensors", ".jsonl", ".html"))]
+
+
+def test_another_simulated_sites_state_is_not_touched(tmp_path):
+    for site in ("site-1", "site-2"):
+        SiteState(tmp_path, "run", site).save("0001-01", {}, {})
+    plan(Place(tmp_path / "sites" / "site-1", tmp_path, "site-1"), run="run").carry_out()
+    assert files(tmp_path) == {"run/site-2/0001-01.safetensors"}
+
+
+def test_the_command_shows_first_and_deletes_with_yes(kit):
+    before = files(kit)
+    code, out, err = fedtar("site", "purge", "--patient", "P1", "--kit", kit)
+    assert code == 0, err
+    assert "would delete" in out and "Nothing was touched" in out and "stays: the shared model" in out
+    assert "may have been trained with this patient" in out and files(kit) == before
+    code, out, _ = fedtar("site", "purge", "--all", "--yes", "--json", "--kit", kit)
+    assert code == 0 and json.loads(out)["deleted"] and not list(kit.rglob("*.safetensors"))
+    assert fedtar("site", "purge", "--yes", "--kit", kit)[0] == 2

@@ -1,0 +1,204 @@
+from __future__ import annotations
+
+import stat
+from multiprocessing import get_context
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+from PIL import Image
+
+from fedtar_flare.data.cohort import Cohort, Patient, Visit
+from fedtar_flare.errors import ConfigError, DataError
+from fedtar_flare.site.site_file import SOURCES, SiteConfig, load_cohort, load_site_config, read_site_file, site_key
+
+
+@pytest.fixture(autouse=True)
+def _no_sites(monkeypatch, tmp_path):
+    monkeypatch.delenv("FEDTAR_SITES", raising=False)
+    monkeypatch.setenv("FEDTAR_HOME", str(tmp_path / "home"))
+
+
+@pytest.fixture
+def manifest(tmp_path):
+    Image.fromarray(np.arange(100, dtype=np.uint8).reshape(10, 10)).save(tmp_path / "f.png")
+    lines = ["patient_id,study_datetime,image,report,age,sex"]
+    lines += [f"p{i % 20},2020-{1 + i // 20:02d}-01,f.png,Clear.,{40 + i % 20},F" for i in range(60)]
+    (tmp_path / "manifest.csv").write_text("\n".join(lines))
+    return tmp_path / "manifest.csv"
+
+
+def write(place: Path, **content):
+    place.parent.mkdir(parents=True, exist_ok=True)
+    place.write_text(yaml.safe_dump(content))
+    return place
+
+
+def test_no_site_trains_on_phantoms_by_accident(tmp_path):
+    with pytest.raises(ConfigError) as error:
+        load_site_config("hospital-1", workspace=tmp_path / "kit", simulator=False)
+    assert str(tmp_path / "kit" / "local" / "fedtar.yaml") in str(error.value)
+    assert "source: manifest" in str(error.value) and str(tmp_path) not in error.value.public
+
+
+def test_the_simulator_takes_the_synthetic_cohort(tmp_path):
+    config = load_site_config("site-1", workspace=tmp_path, simulator=True)
+    assert config == SiteConfig(source="synthetic", simulated=True)
+
+
+def test_a_misspelt_site_of_a_simulated_federation_stops(tmp_path, monkeypatch, manifest):
+    monkeypatch.setenv("FEDTAR_SITES", str(tmp_path / "sites"))
+    write(tmp_path / "sites" / "spain.yaml", source="manifest", path=str(manifest))
+    assert load_site_config("spain", workspace=None, simulator=True).source == "manifest"
+    with pytest.raises(ConfigError, match=r"spain\.yaml"):
+        load_site_config("spian", workspace=None, simulator=True)
+
+
+def test_the_sites_folder_comes_before_the_workspace(tmp_path, monkeypatch, manifest):
+    write(tmp_path / "kit" / "local" / "fedtar.yaml", source="synthetic", min_cell=7)
+    assert load_site_config("a", workspace=tmp_path / "kit", simulator=False).min_cell == 7
+    monkeypatch.setenv("FEDTAR_SITES", str(tmp_path / "sites"))
+    assert load_site_config("a", workspace=tmp_path / "kit", simulator=False).min_cell == 7
+    write(tmp_path / "sites" / "a.yaml", source="synthetic", min_cell=9)
+    assert load_site_config("a", workspace=tmp_path / "kit", simulator=False).min_cell == 9
+
+
+def test_paths_are_relative_to_the_file(manifest, tmp_path):
+    place = write(
+        tmp_path / "fedtar.yaml", source="manifest", path="manifest.csv", cache_dir="c", state_dir="/s", exclude="e"
+    )
+    config = read_site_file(place)
+    assert config.path == manifest and config.cache_dir == tmp_path / "c"
+    assert config.state_dir == Path("/s") and config.exclude == tmp_path / "e" and config.origin == place
+
+
+@pytest.mark.parametrize(
+    "content, said",
+    [
+        ({"source": "manifest", "pth": "x"}, "did you mean 'path'"),
+        ({"source": "synthetic", "simulated": True}, "unknown key 'simulated'"),
+        ({"source": "manifst"}, "'manifst' is not one of .*did you mean 'manifest'"),
+        ({"source": "mimic", "path": "."}, "did you mean 'mimic_cxr'"),
+        ({"path": "x"}, "'source' is missing"),
+        ({"source": "manifest"}, "needs a path"),
+        ({"source": "manifest", "path": "nowhere.csv"}, "nowhere.csv"),
+        ({"source": "synthetic", "device": "gpu"}, "device 'gpu'"),
+        ({"source": "synthetic", "precision": "half"}, "precision 'half'"),
+        ({"source": "synthetic", "min_cell": 0}, "min_cell"),
+        ({"source": "synthetic", "min_cell": "five"}, "min_cell"),
+        ({"source": "synthetic", "min_cell": True}, "min_cell"),
+        ({"source": "synthetic", "options": ["a"]}, "options"),
+    ],
+)
+def test_wrong_site_files_name_what_is_wrong(tmp_path, content, said):
+    place = write(tmp_path / "fedtar.yaml", **content)
+    with pytest.raises(ConfigError, match=said) as error:
+        read_site_file(place)
+    assert "fedtar.yaml" in str(error.value)
+
+
+@pytest.mark.parametrize("text", ["- a\n", "", "a: [", "\xff"])
+def test_what_is_no_site_file(tmp_path, text):
+    (tmp_path / "f.yaml").write_text(text, encoding="latin-1")
+    with pytest.raises(ConfigError, match=r"f\.yaml"):
+        read_site_file(tmp_path / "f.yaml")
+
+
+def cohort(config, tmp_path, **settings):
+    settings = {"time_steps": 2, "workspace": tmp_path / "kit", **settings}
+    return load_cohort(config, "site-1", **settings)
+
+
+def test_a_manifest_becomes_a_cohort(manifest, tmp_path):
+    made = cohort(SiteConfig("manifest", manifest), tmp_path)
+    assert len(made.patients) == 20 and made.modality == "film"
+    assert sum(map(sum, made.counts().values())) == 60
+    again = cohort(SiteConfig("manifest", manifest), tmp_path)
+    assert again.samples("train") == made.samples("train")  # the key is made once
+
+
+def test_every_source_can_be_named_in_a_site_file(tmp_path):
+    for source in (s for s in SOURCES if s != "synthetic"):
+        config = read_site_file(write(tmp_path / "fedtar.yaml", source=source, path=".", options={"same_dy": "merge"}))
+        with pytest.raises(ConfigError, match=f"source '{source}': unknown option 'same_dy'; did you mean 'same_day'"):
+            cohort(config, tmp_path)
+
+
+def test_options_of_every_source_reach_the_cohort(manifest, tmp_path):
+    manifest.write_text(manifest.read_text().replace("Clear.", "FINDINGS: Clear. IMPRESSION: 1. Normal."))
+    options = {"sections": ["impression"], "cleaning": "r2gen-v1", "same_day": "merge"}
+    made = cohort(SiteConfig("manifest", manifest, options=options), tmp_path)
+    assert {v.report for p in made.patients for v in p.visits} == {"normal ."}
+
+
+def test_a_simulated_site_splits_by_the_seed(manifest, tmp_path):
+    config = SiteConfig("manifest", manifest, simulated=True)
+    assert cohort(config, tmp_path).samples("test") == cohort(config, tmp_path / "x").samples("test")
+    assert cohort(config, tmp_path).key != cohort(config, tmp_path, seed=1).key
+    assert not (tmp_path / "kit").exists()
+
+
+def test_excluded_patients_are_left_out_and_counted(manifest, tmp_path, caplog):
+    (tmp_path / "withdrawn.txt").write_text("# since May\np3\n\n p7 \nnobody\n")
+    made = cohort(SiteConfig("manifest", manifest, exclude=tmp_path / "withdrawn.txt"), tmp_path)
+    assert {"p3", "p7"}.isdisjoint(p.patient_id for p in made.patients)
+    assert made.rejected == {"excluded": 6} and "1 id(s)" in caplog.text
+    with pytest.raises(ConfigError, match="exclusion list"):
+        cohort(SiteConfig("manifest", manifest, exclude=tmp_path / "nowhere.txt"), tmp_path)
+
+
+def test_periods_reach_the_cohort(manifest, tmp_path):
+    from datetime import datetime
+
+    made = cohort(SiteConfig("manifest", manifest), tmp_path, alignment="period", periods=[datetime(2020, 2, 15)])
+    assert [sum(c) for c in zip(*made.counts().values(), strict=True)] == [40, 20]
+
+
+def test_the_synthetic_cohort_gets_the_sites_options(monkeypatch, tmp_path):
+    seen = {}
+
+    def synthetic_cohort(site, **settings):
+        seen.update(settings, site=site)
+        visit = Visit("p", "v", __import__("datetime").datetime(2020, 1, 1), tmp_path, "Clear.", "ct")
+        return Cohort(site, [Patient("p", None, (visit,))], key=bytes(16), time_steps=2)
+
+    monkeypatch.setattr("fedtar_flare.synthetic.cohort.synthetic_cohort", synthetic_cohort)
+    cohort(SiteConfig("synthetic", options={"change": "none"}), tmp_path, seed=4, synthetic_patients=9)
+    assert seen["patients"] == 9 and seen["seed"] == 4 and seen["options"].change == "none"
+    assert seen["folder"] == tmp_path / "home" / "synthetic"
+    with pytest.raises(ConfigError, match="did you mean 'change'"):
+        cohort(SiteConfig("synthetic", options={"chang": "none"}), tmp_path)
+
+
+def test_the_key_is_secret_kept_and_checked(tmp_path):
+    key = site_key(tmp_path)
+    assert len(key) == 32 and site_key(tmp_path) == key and site_key(tmp_path / "other") != key
+    assert stat.S_IMODE((tmp_path / "fedtar.key").stat().st_mode) == 0o600
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["fedtar.key", "other"]
+    for wrong in ("no key", "00ff"):
+        (tmp_path / "fedtar.key").write_text(wrong)
+        with pytest.raises(DataError) as error:
+            site_key(tmp_path)
+        assert error.value.reason == "bad-key"
+
+
+def test_processes_that_make_the_key_at_once_agree(tmp_path):
+    with get_context("fork").Pool(4) as pool:
+        assert len(set(pool.map(site_key, [tmp_path] * 16))) == 1
+
+
+@pytest.mark.parametrize("state_dir, where", [(None, "kit/local"), ("state", "state")])
+def test_where_the_key_lies(manifest, tmp_path, state_dir, where):
+    cohort(SiteConfig("manifest", manifest, state_dir=state_dir and tmp_path / state_dir), tmp_path)
+    assert (tmp_path / where / "fedtar.key").is_file()
+
+
+def test_a_relative_folder_of_site_files_counts_from_where_the_command_was_started(tmp_path, monkeypatch):
+    (tmp_path / "sites").mkdir()
+    (tmp_path / "sites" / "a.yaml").write_text("source: synthetic\n")
+    (tmp_path / "run").mkdir()
+    monkeypatch.setenv("FEDTAR_SITES", "sites")
+    monkeypatch.setenv("PWD", str(tmp_path))
+    monkeypatch.chdir(tmp_path / "run")  # the simulator starts a site elsewhere
+    assert load_site_config("a", workspace=None, simulator=True).origin == tmp_path / "sites" / "a.yaml"

@@ -1,0 +1,113 @@
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+
+import pytest
+import torch
+
+from fedtar_flare.errors import ConfigError
+from fedtar_flare.protocol.messages import version
+from fedtar_flare.site.state import SiteState, StateError, read_tensors, write_tensors
+
+
+def test_versions_are_found_by_the_task_that_names_them(tmp_path):
+    state = SiteState(tmp_path, "run", "site-1")
+    assert state.latest(version(9, 9)) is None
+    for r, t in ((0, 0), (1, 1), (1, 3)):
+        state.save(version(r, t), {"x": torch.tensor([r, t])}, {"round": r})
+    assert state.latest(version(1, 2)) == "0001-01"
+    state.save(version(2, 1), {"x": torch.tensor([2, 1])}, {"round": 2})
+    assert state.latest(version(1, 3)) == "0001-03"
+    tensors, info = state.read("0002-01")
+    assert tensors["x"].tolist() == [2, 1] and info == {"round": 2}
+
+
+def test_another_run_or_site_never_meets_it(tmp_path):
+    SiteState(tmp_path, "run", "site-1").save(version(1, 1), {"x": torch.ones(1)}, {})
+    assert SiteState(tmp_path, "run2", "site-1").versions() == []
+    assert SiteState(tmp_path, "run", "site-2").versions() == []
+
+
+@pytest.mark.parametrize("steps", [1, 3, 5])
+def test_old_versions_go_but_every_kept_round_can_be_resumed(tmp_path, steps):
+    state = SiteState(tmp_path, "run", "site-1", keep_rounds=2)
+    state.save(version(0, 0), {}, {})
+    for r in range(1, 6):
+        for t in range(1, steps + 1):
+            state.save(version(r, t), {"x": torch.tensor([r, t])}, {})
+            assert state.latest(version(r, t - 1)) is not None or (r, t) == (1, 1)
+    kept = state.versions()
+    assert version(5, steps) in kept and version(4, steps) in kept and version(3, steps) in kept
+    assert len(kept) <= 4
+
+
+def test_going_back_to_an_older_version_keeps_the_later_ones_out_of_sight(tmp_path):
+    state = SiteState(tmp_path, "run", "site-1")
+    for t in (1, 2, 3):
+        state.save(version(1, t), {"x": torch.tensor([t])}, {})
+    state.save(version(1, 2), {"x": torch.tensor([20])}, {})
+    assert state.read(state.latest(version(1, 2)))[0]["x"].item() == 20
+
+
+def test_bits_survive_and_shared_memory_is_copied(tmp_path):
+    base = torch.randn(4, 4)
+    write_tensors(
+        tmp_path / "x.safetensors", {"a": base, "b": base, "c": base.t(), "d": base.bfloat16()}, {"n": [1, None]}
+    )
+    tensors, info = read_tensors(tmp_path / "x.safetensors")
+    assert torch.equal(tensors["a"], base) and torch.equal(tensors["c"], base.t())
+    assert tensors["d"].dtype == torch.bfloat16 and info == {"n": [1, None]}
+
+
+def test_damage_is_an_error_that_names_the_file(tmp_path):
+    path = tmp_path / "x.safetensors"
+    write_tensors(path, {"a": torch.randn(100)}, {})
+    path.write_bytes(path.read_bytes()[:-30])
+    with pytest.raises(StateError, match=r"x\.safetensors"):
+        read_tensors(path)
+    with pytest.raises(StateError, match="not found"):
+        read_tensors(tmp_path / "y.safetensors")
+
+
+def test_names_that_would_leave_the_folder_are_refused(tmp_path):
+    for run_id, site in (("../up", "s"), ("run", "a/b"), ("", "s"), ("run", "..")):
+        with pytest.raises(ConfigError):
+            SiteState(tmp_path, run_id, site)
+    with pytest.raises(ConfigError):
+        SiteState(tmp_path, "run", "s").save("latest", {}, {})
+
+
+def test_the_folder_is_private(tmp_path):
+    state = SiteState(tmp_path, "run", "site-1")
+    state.save(version(0, 0), {}, {})
+    assert state.folder.stat().st_mode & 0o077 == 0
+
+
+def test_a_process_killed_while_it_writes_leaves_the_version_before(tmp_path):
+    """A child writes the same version again and again and is killed; what is there must be one whole version."""
+    code = textwrap.dedent(
+        """
+        import sys, torch
+        from fedtar_flare.site.state import SiteState
+        state = SiteState(sys.argv[1], "run", "site-1")
+        number = 0
+        while True:
+            state.save("0001-01", {"x": torch.full((200_000,), float(number))}, {"number": number})
+            print(number, flush=True)
+            number += 1
+        """
+    )
+    child = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+    try:
+        for line in child.stdout:
+            if int(line) >= 20:
+                os.kill(child.pid, signal.SIGKILL)
+                break
+    finally:
+        child.kill()
+        child.wait()
+    tensors, info = SiteState(tmp_path, "run", "site-1").read("0001-01")
+    assert info["number"] >= 20
+    assert bool((tensors["x"] == info["number"]).all())

@@ -1,0 +1,205 @@
+from __future__ import annotations
+
+import importlib.util
+import json
+from datetime import datetime
+from pathlib import Path
+
+import numpy as np
+import pydicom
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydicom.uid import UID, ExplicitVRLittleEndian
+
+from fedtar_flare.errors import DataError
+from fedtar_flare.synthetic.dicom_writer import HIGHEST_HU, LOWEST_HU, content_uid, write_ct_series
+
+WHEN = datetime(2021, 3, 4, 5, 6, 7)
+SPACING = (10.5, 4.5, 4.25)
+
+# CT Image IOD (PS3.3 A.3): attributes that must be there and have a value (type 1, 1C that applies) ...
+WITH_VALUE = frozenset(
+    [
+        "SOPClassUID",
+        "SOPInstanceUID",
+        "StudyInstanceUID",
+        "SeriesInstanceUID",
+        "Modality",
+        "FrameOfReferenceUID",
+        "ImageType",
+        "PixelSpacing",
+        "ImageOrientationPatient",
+        "ImagePositionPatient",
+        "SamplesPerPixel",
+        "PhotometricInterpretation",
+        "Rows",
+        "Columns",
+        "BitsAllocated",
+        "BitsStored",
+        "HighBit",
+        "PixelRepresentation",
+        "PixelData",
+        "RescaleIntercept",
+        "RescaleSlope",
+        "RescaleType",
+        "PatientPosition",
+        "SpecificCharacterSet",
+    ]
+)
+# ... and those that must be there but may be empty (type 2)
+PRESENT = frozenset(
+    [
+        "PatientName",
+        "PatientID",
+        "PatientBirthDate",
+        "PatientSex",
+        "StudyDate",
+        "StudyTime",
+        "ReferringPhysicianName",
+        "StudyID",
+        "AccessionNumber",
+        "SeriesNumber",
+        "PositionReferenceIndicator",
+        "Manufacturer",
+        "InstanceNumber",
+        "SliceThickness",
+        "KVP",
+        "AcquisitionNumber",
+    ]
+)
+
+
+def volume(seed=0, shape=(3, 6, 5)):
+    return np.random.default_rng(seed).integers(LOWEST_HU, HIGHEST_HU + 1, shape).astype(np.int16)
+
+
+def write(folder, hu=None, **changes):
+    arguments = {"patient_id": "p-1", "study_datetime": WHEN, "age": 61.7, "sex": "F"} | changes
+    return write_ct_series(folder, volume() if hu is None else hu, SPACING, **arguments)
+
+
+def test_every_attribute_of_the_ct_image_iod(tmp_path):
+    for path in write(tmp_path):
+        image = pydicom.dcmread(path)
+        assert [name for name in WITH_VALUE if image.get(name) in (None, "")] == []
+        assert [name for name in PRESENT if name not in image] == []
+        meta = image.file_meta
+        assert meta.TransferSyntaxUID == ExplicitVRLittleEndian
+        assert meta.MediaStorageSOPClassUID == image.SOPClassUID == "1.2.840.10008.5.1.4.1.1.2"
+        assert meta.MediaStorageSOPInstanceUID == image.SOPInstanceUID
+        assert all(UID(element.value).is_valid for element in image.iterall() if element.VR == "UI")
+
+
+def test_against_the_standards_own_tables(tmp_path):
+    """Every attribute of type 1 and 2 of every mandatory module of the CT Image IOD, from the standard's tables."""
+    spec = importlib.util.find_spec("highdicom")
+    if spec is None or spec.origin is None:
+        pytest.skip("the standard's tables come with highdicom, which is not installed")
+    folder = Path(spec.origin).parent / "_standard"
+    modules = json.loads((folder / "iod_module_map.json").read_text())["ct-image"]
+    attributes = json.loads((folder / "module_attribute_map.json").read_text())
+    mandatory = [module["key"] for module in modules if module["usage"] == "M"]
+    assert {"patient", "general-study", "image-plane", "image-pixel", "ct-image", "sop-common"} <= set(mandatory)
+    image = pydicom.dcmread(write(tmp_path)[0])
+    top = [one for module in mandatory for one in attributes[module] if not one["path"]]
+    assert len(top) > 100
+    assert [one["keyword"] for one in top if one["type"] == "1" and image.get(one["keyword"]) in (None, "")] == []
+    assert [one["keyword"] for one in top if one["type"] == "2" and one["keyword"] not in image] == []
+    known = {one["keyword"] for module in modules for one in attributes[module["key"]] if not one["path"]}
+    assert {element.keyword for element in image} <= known  # nothing that the IOD does not have
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    seed=st.integers(0, 10**6),
+    shape=st.tuples(st.integers(1, 4), st.integers(1, 9), st.integers(1, 9)),
+)
+def test_hounsfield_units_round_trip_exactly(tmp_path_factory, seed, shape):
+    hu = volume(seed, shape)
+    files = write(tmp_path_factory.mktemp("ct"), hu)
+    images = [pydicom.dcmread(path) for path in files]
+    back = np.stack([im.pixel_array.astype(int) * int(im.RescaleSlope) + int(im.RescaleIntercept) for im in images])
+    np.testing.assert_array_equal(back, hu)
+
+
+def test_geometry_and_identity(tmp_path):
+    images = [pydicom.dcmread(path) for path in write(tmp_path)]
+    positions = np.array([im.ImagePositionPatient for im in images], float)
+    np.testing.assert_allclose(positions[:, 2], [-10.5, 0, 10.5])
+    np.testing.assert_allclose(positions[:, 0], -2 * 4.25)
+    np.testing.assert_allclose(positions[:, 1], -2.5 * 4.5)
+    assert [im.InstanceNumber for im in images] == [1, 2, 3]
+    first = images[0]
+    assert list(first.PixelSpacing) == [4.5, 4.25]
+    assert list(first.ImageOrientationPatient) == [1, 0, 0, 0, 1, 0]
+    assert (first.Rows, first.Columns) == (6, 5)
+    assert (first.PatientAge, first.PatientSex, first.PatientID) == ("061Y", "F", "p-1")
+    assert (first.StudyDate, first.StudyTime) == ("20210304", "050607")
+    for shared in ("StudyInstanceUID", "SeriesInstanceUID", "FrameOfReferenceUID"):
+        assert len({im[shared].value for im in images}) == 1
+    assert len({im.SOPInstanceUID for im in images}) == 3
+
+
+def test_unknown_age_and_sex_stay_unknown(tmp_path):
+    image = pydicom.dcmread(write(tmp_path, age=None, sex=None)[0])
+    assert "PatientAge" not in image
+    assert image.PatientSex == ""
+
+
+def test_same_content_writes_the_same_bytes_and_other_content_other_identifiers(tmp_path):
+    one, two = write(tmp_path / "one"), write(tmp_path / "two")
+    assert [p.read_bytes() for p in one] == [p.read_bytes() for p in two]
+    series = pydicom.dcmread(one[0]).SeriesInstanceUID
+    other = pydicom.dcmread(write(tmp_path / "three", volume(1))[0])
+    assert other.SeriesInstanceUID != series
+    assert other.StudyInstanceUID == pydicom.dcmread(one[0]).StudyInstanceUID
+    assert pydicom.dcmread(write(tmp_path / "four", seed=1)[0]).StudyInstanceUID != other.StudyInstanceUID
+    given_uid = pydicom.dcmread(write(tmp_path / "five", series_uid="1.2.3", study_uid="1.2")[0])
+    assert (given_uid.StudyInstanceUID, given_uid.SeriesInstanceUID) == ("1.2", "1.2.3")
+
+
+def test_simpleitk_reads_the_same_volume(tmp_path):
+    sitk = pytest.importorskip("SimpleITK")
+    hu = volume(3, (4, 7, 8))
+    write(tmp_path, hu)
+    reader = sitk.ImageSeriesReader()
+    reader.SetFileNames(reader.GetGDCMSeriesFileNames(str(tmp_path)))
+    image = reader.Execute()
+    np.testing.assert_array_equal(sitk.GetArrayFromImage(image), hu)
+    np.testing.assert_allclose(image.GetSpacing(), SPACING[::-1])
+
+
+@given(st.lists(st.text(max_size=5), max_size=3))
+def test_content_uid_is_valid_and_depends_on_its_parts(parts):
+    uid = content_uid("a", *parts)
+    assert UID(uid).is_valid and uid == content_uid("a", *parts)
+    assert uid != content_uid("b", *parts)
+
+
+@pytest.mark.parametrize(
+    ("hu", "changes", "reason"),
+    [
+        (np.zeros((2, 2), np.int16), {}, "wrong-volume"),
+        (np.zeros((0, 2, 2), np.int16), {}, "wrong-volume"),
+        (np.zeros((2, 2, 2)), {}, "wrong-volume"),
+        (np.full((1, 2, 2), HIGHEST_HU + 1, np.int16), {}, "wrong-volume"),
+        (np.full((1, 2, 2), LOWEST_HU - 1, np.int16), {}, "wrong-volume"),
+        (None, {"patient_id": ""}, "wrong-patient-id"),
+        (None, {"patient_id": "a\\b"}, "wrong-patient-id"),
+        (None, {"age": 1000.0}, "age-out-of-range"),
+        (None, {"age": -1.0}, "age-out-of-range"),
+    ],
+)
+def test_refuses_what_does_not_fit(tmp_path, hu, changes, reason):
+    with pytest.raises(DataError) as caught:
+        write(tmp_path / "series", hu, **changes)
+    assert caught.value.reason == reason
+    assert not (tmp_path / "series").exists()
+
+
+@pytest.mark.parametrize("spacing", [(1.0, 1.0), (1.0, 0.0, 1.0), (1.0, float("nan"), 1.0)])
+def test_refuses_impossible_spacing(tmp_path, spacing):
+    with pytest.raises(DataError) as caught:
+        write_ct_series(tmp_path, volume(), spacing, patient_id="p", study_datetime=WHEN)
+    assert caught.value.reason == "wrong-spacing"

@@ -1,0 +1,202 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pydicom
+import pytest
+
+from fedtar_flare.errors import ConfigError
+from fedtar_flare.synthetic import build, cohort
+from fedtar_flare.synthetic.cohort import cohort_truth, synthetic_cohort
+from fedtar_flare.synthetic.course import CohortOptions, synthetic_key
+from fedtar_flare.synthetic.vocabulary import findings_in
+
+
+def make(folder, site="site-1", patients=4, time_steps=2, seed=0, **more):
+    return synthetic_cohort(site, folder=folder, patients=patients, time_steps=time_steps, seed=seed, **more)
+
+
+def places(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("synthetic")
+
+
+@pytest.fixture(scope="module")
+def site(folder):
+    return make(folder)
+
+
+def test_real_series_and_reports_on_disk(site):
+    for patient in site.patients:
+        studies = set()
+        for visit in patient.visits:
+            files = sorted(visit.image.glob("*.dcm"))
+            assert len(files) == 24
+            header = pydicom.dcmread(files[0], stop_before_pixels=True)
+            assert (header.PatientID, header.PatientSex) == (visit.patient_id, patient.sex)
+            assert header.PatientAge == f"{int(visit.age):03d}Y"
+            assert f"{header.StudyDate}{header.StudyTime}" == f"{visit.acquired:%Y%m%d%H%M%S}"
+            assert (visit.image.parent / "report.txt").read_text().strip() == visit.report
+            assert findings_in(visit.report) == visit.findings
+            studies.add(header.StudyInstanceUID)
+        assert len(studies) == len(patient.visits)
+
+
+def test_every_split_is_there_with_four_patients(site):
+    assert {split: bool(sum(n)) for split, n in site.counts().items()} == dict.fromkeys(
+        ("train", "validation", "test"), True
+    )
+    assert site.key == synthetic_key(0, "site-1")
+    assert site.modality == "ct"
+
+
+def test_second_call_reads_what_the_first_wrote(site, folder, monkeypatch):
+    monkeypatch.setattr(build, "build_cohort", lambda *_: pytest.fail("made again"))
+    again = make(folder)
+    assert again.patients == site.patients
+    assert make(folder, prior="report").samples("train", 2)[0].prior is not None
+
+
+def test_second_call_loads_no_heavy_library(site, folder):
+    code = f"""
+import sys
+from pathlib import Path
+from fedtar_flare.synthetic.cohort import synthetic_cohort
+synthetic_cohort("site-1", folder=Path({str(folder)!r}), patients=4, time_steps=2, seed=0)
+print([name for name in ("pydicom", "monai", "torch", "scipy") if name in sys.modules])
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_truth_tells_everything_planted(site):
+    truth = cohort_truth(site)
+    assert (truth["site"], truth["seed"], truth["time_steps"]) == ("site-1", 0, 2)
+    assert truth["effects"]["change_step"] == 2 and truth["effects"]["house"] == 1
+    known = {p["patient_id"]: p for p in truth["patients"]}
+    for patient in site.patients:
+        entry = known[patient.patient_id]
+        assert entry["sex"] == patient.sex and entry["age_group"] in ("older", "younger")
+        for t, (visit, planted) in enumerate(zip(patient.visits, entry["visits"], strict=True), 1):
+            assert planted["time_step"] == t and frozenset(planted["findings"]) == visit.findings
+            assert planted["wording"] == ("after" if patient.sex == "F" and t == 2 else "before")
+            assert all(1 <= s["size"] <= 3 and s["change"] for s in planted["findings"].values())
+
+
+def test_pure_function_of_its_settings(site, tmp_path):
+    elsewhere = make(tmp_path)
+    for a, b in zip(site.patients, elsewhere.patients, strict=True):
+        for x, y in zip(a.visits, b.visits, strict=True):
+            assert (x.visit_id, x.acquired, x.report, x.age) == (y.visit_id, y.acquired, y.report, y.age)
+            assert [p.read_bytes() for p in sorted(x.image.iterdir())] == [
+                p.read_bytes() for p in sorted(y.image.iterdir())
+            ]
+
+
+def test_more_patients_leave_the_first_ones_as_they_are(tmp_path):
+    few, more = make(tmp_path, patients=2, time_steps=1), make(tmp_path, patients=3, time_steps=1)
+    reports = {p.patient_id: p.visits[0].report for p in more.patients}
+    assert len(reports) == 3
+    assert all(reports[p.patient_id] == p.visits[0].report for p in few.patients)
+
+
+def test_other_settings_and_other_code_make_other_cohorts(tmp_path, monkeypatch):
+    base = {"patients": 1, "time_steps": 1}
+    make(tmp_path, **base)
+    make(tmp_path, **base, options=CohortOptions(missing_age=1.0))
+    make(tmp_path, **base, seed=1)
+    make(tmp_path, **base, alignment="period")
+    make(tmp_path, "site 2/x", **base)
+    assert len(places(tmp_path)) == 5
+    monkeypatch.setattr(cohort, "_code_version", lambda: "another")
+    make(tmp_path, **base)
+    assert len(places(tmp_path)) == 6
+
+
+def test_a_half_written_cohort_is_never_used(tmp_path, monkeypatch):
+    write, calls = build.write_ct_series, []
+
+    def interrupted(*arguments, **named):
+        calls.append(1)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return write(*arguments, **named)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(build, "write_ct_series", interrupted)
+        make(tmp_path)
+    assert places(tmp_path) == []
+    assert len(make(tmp_path).patients) == 4
+
+
+def test_a_cohort_without_its_index_is_made_again(tmp_path):
+    base = {"patients": 1, "time_steps": 1}
+    report = make(tmp_path, **base).patients[0].visits[0].report
+    (place,) = tmp_path.iterdir()
+    (place / "index.json").unlink()
+    assert make(tmp_path, **base).patients[0].visits[0].report == report
+    assert json.loads((place / "index.json").read_text())
+
+
+def test_the_loser_of_a_race_reads_the_winners_cohort(tmp_path, monkeypatch):
+    base = {"patients": 1, "time_steps": 1}
+    original = build.build_cohort
+
+    def slower(root, settings, options):
+        with monkeypatch.context() as patch:
+            patch.setattr(build, "build_cohort", original)
+            make(tmp_path, **base)  # another process finishes first
+        return original(root, settings, options)
+
+    monkeypatch.setattr(build, "build_cohort", slower)
+    assert len(make(tmp_path, **base).patients) == 1
+    assert len(places(tmp_path)) == 1
+
+
+def test_processes_that_start_together_agree(tmp_path):
+    code = f"""
+from pathlib import Path
+from fedtar_flare.synthetic.cohort import synthetic_cohort
+found = synthetic_cohort("site-3", folder=Path({str(tmp_path)!r}), patients=2, time_steps=1, seed=0)
+print([(visit.visit_id, visit.report, len(list(visit.image.iterdir()))) for p in found.patients for visit in p.visits])
+"""
+    running = [subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    said = [process.communicate()[0] for process in running]
+    assert said[0] == said[1] and said[0].strip()
+    assert len(places(tmp_path)) == 1
+
+
+def test_missing_age_and_periods(tmp_path):
+    found = make(tmp_path, patients=3, alignment="period", options=CohortOptions(missing_age=1.0))
+    visits = [visit for patient in found.patients for visit in patient.visits]
+    assert all(visit.age is None for visit in visits)
+    assert "PatientAge" not in pydicom.dcmread(next(iter(visits[0].image.iterdir())), stop_before_pixels=True)
+    steps = {v["visit_id"]: v["time_step"] for p in cohort_truth(found)["patients"] for v in p["visits"]}
+    for split in ("train", "validation", "test"):
+        for sample in found.samples(split):
+            assert sample.time_step == steps[sample.visit.visit_id]
+
+
+def test_sites_differ_in_style_and_scanner(tmp_path):
+    base = {"patients": 1, "time_steps": 1}
+    one, two = (make(tmp_path, site, **base).patients[0].visits[0] for site in ("site-1", "site-2"))
+    assert one.report.split()[:2] != two.report.split()[:2]
+    spacing = [pydicom.dcmread(next(iter(v.image.iterdir()))).PixelSpacing for v in (one, two)]
+    assert not np.allclose(*spacing)
+    same = CohortOptions(house=1, scanner_differences=False)
+    third = make(tmp_path, "site-2", **base, options=same).patients[0].visits[0]
+    assert third.report.split()[:2] == one.report.split()[:2]
+
+
+@pytest.mark.parametrize("wrong", [{"patients": 0}, {"time_steps": 0}, {"alignment": "year"}])
+def test_wrong_settings_are_refused(tmp_path, wrong):
+    with pytest.raises(ConfigError):
+        make(tmp_path, **wrong)
+    assert places(tmp_path) == []

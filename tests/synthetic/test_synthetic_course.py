@@ -1,0 +1,184 @@
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from datetime import timedelta
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedtar_flare.data.splits import split_of
+from fedtar_flare.errors import ConfigError
+from fedtar_flare.synthetic.build import site_patients
+from fedtar_flare.synthetic.course import (
+    MOST_FINDINGS,
+    OLDER_FROM,
+    CohortOptions,
+    change_step,
+    periods_of,
+    plan_patient,
+    stream,
+    synthetic_key,
+)
+from fedtar_flare.synthetic.vocabulary import FINDINGS
+
+
+def plan(number, site="site-1", house=1, time_steps=4, seed=0, alignment="visit", **options):
+    return plan_patient(
+        site, house, number, time_steps=time_steps, seed=seed, alignment=alignment, options=CohortOptions(**options)
+    )
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    number=st.integers(0, 500),
+    seed=st.integers(0, 10**6),
+    time_steps=st.integers(1, 6),
+    alignment=st.sampled_from(["visit", "period"]),
+    same_day=st.sampled_from([0.0, 1.0]),
+)
+def test_a_plan_is_repeatable_and_consistent(number, seed, time_steps, alignment, same_day):
+    arguments = {"seed": seed, "time_steps": time_steps, "alignment": alignment, "same_day_pairs": same_day}
+    patient = plan(number, **arguments)
+    assert patient == plan(number, **arguments)
+    moments = [visit.acquired for visit in patient.visits]
+    assert moments == sorted(set(moments)) and 1 <= len(moments) <= time_steps
+    before: dict[str, int] = {}
+    for i, visit in enumerate(patient.visits):
+        assert 1 <= visit.time_step <= time_steps
+        assert set(visit.findings) <= set(FINDINGS)
+        assert len(visit.findings) <= MOST_FINDINGS
+        for name, state in visit.findings.items():
+            if i == 0:
+                assert state.change == "first"
+            elif name not in before:
+                assert state.change == "new"
+            else:
+                signs = {"larger": 1, "smaller": -1, "stable": 0}
+                assert np.sign(state.size - before[name]) == signs[state.change]
+        assert set(visit.resolved) == set(before) - set(visit.findings)
+        before = {name: state.size for name, state in visit.findings.items()}
+
+
+def test_steps_follow_the_alignment():
+    bounds = periods_of(4)
+    for number in range(40):
+        assert [v.time_step for v in plan(number).visits] == list(range(1, len(plan(number).visits) + 1))
+        for visit in plan(number, alignment="period").visits:
+            assert visit.time_step == 1 + sum(visit.acquired >= bound for bound in bounds)
+    used = {tuple(v.time_step for v in plan(n, alignment="period").visits) for n in range(60)}
+    assert any(steps[0] > 1 for steps in used) and any(np.diff(steps).max(initial=0) > 1 for steps in used)
+
+
+def test_most_patients_have_every_visit_and_gaps_are_irregular():
+    patients = [plan(number, time_steps=3) for number in range(400)]
+    counts = Counter(len(p.visits) for p in patients)
+    assert 0.70 < counts[3] / 400 < 0.80 and min(counts[1], counts[2]) > 20
+    gaps = [(b.acquired - a.acquired).days for p in patients for a, b in zip(p.visits, p.visits[1:], strict=False)]
+    assert min(gaps) <= 4 and max(gaps) > 200 and np.quantile(gaps, 0.5) < 60
+    assert all(2 <= gap <= 271 for gap in gaps)
+
+
+def test_every_course_of_disease_happens():
+    changes = Counter()
+    for number in range(120):
+        for visit in plan(number).visits:
+            changes.update(state.change for state in visit.findings.values())
+            changes["resolved"] += len(visit.resolved)
+    assert all(changes[word] > 15 for word in ("first", "new", "larger", "smaller", "stable", "resolved"))
+
+
+def test_identifiers_give_the_planned_splits_and_say_nothing_about_time():
+    patients = [plan(number, site="s") for number in range(40)]
+    splits = [split_of(p.patient_id, synthetic_key(0, "s")) for p in patients]
+    assert Counter(splits) == {"train": 28, "validation": 4, "test": 8}
+    assert set(splits[:3]) == {"train", "validation", "test"}
+    assert len({p.patient_id for p in patients}) == 40
+    in_order = [
+        [v.visit_id for v in p.visits] == sorted(v.visit_id for v in p.visits) for p in patients if len(p.visits) > 2
+    ]
+    assert not all(in_order)
+
+
+def test_options_plant_same_day_pairs_and_missing_ages():
+    for number in range(20):
+        moments = [v.acquired for v in plan(number, same_day_pairs=1.0).visits]
+        if len(moments) > 1:
+            days = Counter(moment.date() for moment in moments)
+            assert max(days.values()) == 2
+            assert min(np.diff(moments)) < timedelta(hours=8)
+    assert not any(plan(number, missing_age=1.0).age_recorded for number in range(10))
+    assert all(plan(number).age_recorded for number in range(10))
+
+
+def rate(patients, name):
+    visits = [visit for patient in patients for visit in patient.visits]
+    return np.mean([any(finding.startswith(name) for finding in visit.findings) for visit in visits])
+
+
+def test_planted_effects_on_prevalence():
+    patients = [plan(number, full_course=1.0) for number in range(1500)]
+    old = [p for p in patients if p.visits[0].age >= OLDER_FROM]
+    young = [p for p in patients if p.visits[0].age < OLDER_FROM]
+    women, men = ([p for p in patients if p.sex == sex] for sex in "FM")
+    assert rate(old, "emphysema") > 1.3 * rate(young, "emphysema")
+    assert rate(old, "cardiomegaly") > 1.2 * rate(young, "cardiomegaly")
+    assert rate(men, "emphysema") > 1.1 * rate(women, "emphysema")
+    assert rate(women, "lymphadenopathy") > 1.15 * rate(men, "lymphadenopathy")
+    plain = [plan(number, full_course=1.0, prevalence_effect=False) for number in range(1500)]
+    old, young = ([p for p in plain if (p.visits[0].age >= OLDER_FROM) == flag] for flag in (True, False))
+    assert abs(rate(old, "cardiomegaly") - rate(young, "cardiomegaly")) < 0.05
+
+
+def test_planted_change_of_case_mix():
+    def appearing(change):
+        last = [plan(n, full_course=1.0, change=change).visits[-1] for n in range(600)]
+        return np.mean([any(n.startswith("consol") and s.change == "new" for n, s in v.findings.items()) for v in last])
+
+    assert appearing("late") > 1.6 * appearing("none")
+
+
+def test_sites_differ_in_case_mix():
+    one, two = ([plan(n, site="x", house=house) for n in range(300)] for house in (1, 2))
+    assert max(abs(rate(one, k) - rate(two, k)) for k in ("effusion", "nodule", "cardiomegaly")) > 0.05
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [("late", [None, 2, 3, 3, 4, 5]), ("early", [None, 2, 2, 2, 2, 2]), ("none", [None] * 6)],
+)
+def test_step_of_the_planted_change(change, expected):
+    assert [change_step(CohortOptions(change=change), t) for t in range(1, 7)] == expected
+
+
+def test_sites_of_different_size():
+    options = CohortOptions(size_ratio=4.0)
+    assert [site_patients(48, house, options) for house in range(1, 5)] == [48, 24, 12, 48]
+    assert site_patients(48, 2, CohortOptions()) == 48
+    assert site_patients(1, 3, options) == 1
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("full_course", 1.5),
+        ("min_gap_days", 0.0),
+        ("max_gap_days", 1.0),
+        ("same_day_pairs", -0.1),
+        ("missing_age", 2.0),
+        ("size_ratio", 0.5),
+        ("change", "soon"),
+        ("change_group", "men"),
+        ("house", 7),
+    ],
+)
+def test_wrong_options_are_named(field, value):
+    with pytest.raises(ConfigError, match=field):
+        replace(CohortOptions(), **{field: value})
+
+
+def test_streams_depend_on_their_parts_alone():
+    assert stream("a", 1).random() == stream("a", 1).random()
+    assert len({stream(*parts).random() for parts in [("a", 1), ("a", 2), ("b", 1), ("a", 1, 1), ("a1",)]}) == 5

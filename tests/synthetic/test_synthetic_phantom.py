@@ -1,0 +1,124 @@
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from fedtar_flare.errors import ConfigError
+from fedtar_flare.synthetic.phantom import draw_anatomy, render
+from fedtar_flare.synthetic.scanner import Scanner, random_scanner, site_scanner
+from fedtar_flare.synthetic.vocabulary import FINDINGS
+
+CLEAN = Scanner(noise_hu=0.0)
+
+
+def draw(findings, seed=0, scanner=CLEAN):
+    return render(draw_anatomy(np.random.default_rng(seed)), findings, scanner, np.random.default_rng(seed + 1))
+
+
+def difference(findings, seed=0):
+    """HU with the findings minus HU without, same patient, same breath and position."""
+    return draw(findings, seed).astype(int) - draw({}, seed)
+
+
+def test_a_chest_in_hounsfield_units():
+    hu = draw({}, scanner=site_scanner(1))
+    assert hu.dtype == np.int16 and hu.shape == (24, 80, 80)
+    assert hu.min() >= -1024 and hu.max() <= 3071
+    middle = hu[12]
+    assert np.abs(middle[:3].mean() + 1000) < 20  # air around
+    lung = (hu > -950) & (hu < -700)
+    litres = lung.sum() * np.prod(Scanner.spacing_mm) / 1e6
+    assert 2.5 < litres < 7  # both lungs
+    assert (hu > 300).mean() > 0.005  # bone
+    # trachea: air in the midline of upper slices, within soft tissue
+    assert (hu[17, 40:50, 36:44] < -900).any()
+    assert lung[:, :, :40].sum() > 0 and lung[:, :, 40:].sum() > 0
+
+
+@pytest.mark.parametrize("house", range(1, 7))
+def test_same_seed_same_image_other_seed_other_image(house):
+    scanner = site_scanner(house)
+    findings = {"nodule_left": 2, "emphysema": 1}
+    np.testing.assert_array_equal(draw(findings, 3, scanner), draw(findings, 3, scanner))
+    assert (draw(findings, 3, scanner) != draw(findings, 4, scanner)).mean() > 0.3
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("name", [name for name in FINDINGS if "_" in name])
+def test_a_sided_finding_is_dense_and_on_its_side(name, seed):
+    change = difference({name: 2}, seed)
+    denser = change > 200
+    half = change.shape[2] // 2
+    right, left = denser[:, :, :half].sum(), denser[:, :, half:].sum()
+    mine, other = (right, left) if name.endswith("right") else (left, right)
+    assert mine > 20 and other <= 0.02 * mine
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("name", FINDINGS)
+def test_sizes_differ_visibly(name, seed):
+    sizes = [(np.abs(difference({name: size}, seed)) > 100).sum() for size in (1, 2, 3)]
+    assert sizes[0] > 10
+    assert all(larger > 1.25 * smaller for smaller, larger in itertools.pairwise(sizes))
+
+
+def test_effusion_lies_at_the_back_and_base_and_consolidation_is_denser():
+    z, y, _ = np.nonzero(difference({"effusion_left": 2}) > 300)
+    assert y.mean() > 45 and z.mean() < 10
+    fluid = draw({"effusion_left": 3})[difference({"effusion_left": 3}) > 700]
+    assert abs(np.median(fluid) - 10) < 8
+    dense = draw({"consolidation_left": 3})[difference({"consolidation_left": 3}) > 700]
+    assert 25 < np.median(dense) < 45
+
+
+def test_emphysema_is_dark_and_expands_the_lungs():
+    change = difference({"emphysema": 3})
+    assert (change < -120).sum() > 20 * (change > 400).sum()
+    assert (draw({"emphysema": 3}) < -930).sum() > (draw({}) < -930).sum()
+    lung = [((draw(f) < -500) & (draw(f) > -998)).sum() for f in ({}, {"emphysema": 3})]
+    assert lung[1] > lung[0]
+
+
+def test_the_heart_widens_with_cardiomegaly():
+    widths = [((draw({"cardiomegaly": size} if size else {}) > 20)[8, 25:45]).sum(1).max() for size in range(4)]
+    assert widths == sorted(widths) and widths[3] > widths[0] + 8
+
+
+def test_a_patient_keeps_anatomy_and_place_over_visits():
+    anatomy = draw_anatomy(np.random.default_rng(0))
+    centers = []
+    for visit in range(4):
+        rng = np.random.default_rng(100 + visit)
+        with_nodule = render(anatomy, {"nodule_right": 2}, CLEAN, rng).astype(int)
+        without = render(anatomy, {}, CLEAN, np.random.default_rng(100 + visit))
+        centers.append(np.mean(np.nonzero(with_nodule - without > 300), axis=1) * CLEAN.spacing_mm)
+    assert np.ptp(centers, axis=0).max() < 15  # breath and position only
+    other = draw_anatomy(np.random.default_rng(1))
+    assert other.chest != anatomy.chest and other.places != anatomy.places
+
+
+def test_scanners_differ_and_random_ones_enclose_them():
+    sites = [site_scanner(house) for house in range(1, 7)]
+    assert len(set(sites)) == 6 and site_scanner(7) == sites[0]
+    drawn = [random_scanner(np.random.default_rng(i)) for i in range(300)]
+    for field in ("slices", "smoothing", "noise_hu", "offset_hu", "contrast_hu"):
+        mine, theirs = ([getattr(s, field) for s in group] for group in (sites, drawn))
+        assert min(theirs) <= min(mine) and max(mine) <= max(theirs), field
+    assert {s.kernel for s in sites} <= {s.kernel for s in drawn}
+    air = [draw({}, scanner=replace(CLEAN, noise_hu=noise))[:, :3, :3].std() for noise in (10.0, 30.0)]
+    assert air[1] > 1.5 * air[0]
+
+
+@pytest.mark.parametrize("findings", [{"effusion": 1}, {"nodule_left": 0}, {"nodule_left": 4}])
+def test_unknown_finding_or_size_is_refused(findings):
+    with pytest.raises(ConfigError, match="unknown"):
+        draw(findings)
+
+
+@pytest.mark.parametrize("wrong", [{"slices": 1}, {"spacing_mm": (1.0, 0.0, 1.0)}, {"smoothing": 0.5}])
+def test_impossible_scanner_is_refused(wrong):
+    with pytest.raises(ConfigError, match="impossible scanner"):
+        Scanner(**wrong)

@@ -1,0 +1,114 @@
+from __future__ import annotations
+
+import itertools
+import re
+from dataclasses import replace
+
+import pytest
+
+from fedtar_flare.errors import ConfigError
+from fedtar_flare.synthetic.build import regime_of, report_of
+from fedtar_flare.synthetic.course import CohortOptions, plan_patient
+from fedtar_flare.synthetic.reports import State, write_report
+from fedtar_flare.synthetic.styles import GENERIC, HOUSES, house_of, wording_of
+
+OPTIONS = CohortOptions()
+
+
+def planned_reports(house, regime, n=80):
+    """Reports of planned patients at site-<house>, all in one wording."""
+    site = f"site-{house}"
+    for number in range(n):
+        patient = plan_patient(site, house, number, time_steps=3, seed=5, alignment="visit", options=OPTIONS)
+        for visit in patient.visits:
+            yield report_of(patient, visit, regime, house, OPTIONS)
+
+
+def grams(texts, n=3):
+    found = set()
+    for text in texts:
+        words = re.findall(r"\w+", text.lower())
+        found |= set(zip(*(words[i:] for i in range(n)), strict=False))
+    return found
+
+
+def all_styles():
+    styles = {(h, r): list(planned_reports(h, r)) for h in range(1, 7) for r in ("before", "after")}
+    styles["generic"] = [write_report(GENERIC, {"nodule_left": State(1)}), write_report(GENERIC, {})]
+    return styles
+
+
+def test_reports_have_the_length_and_vocabulary_of_short_radiology_reports():
+    styles = all_styles()
+    lengths = [len(text.split()) for texts in styles.values() for text in texts]
+    assert min(lengths) >= 20 and max(lengths) <= 60
+    assert 25 <= sum(lengths) / len(lengths) <= 45
+    words = {word for texts in styles.values() for text in texts for word in re.findall(r"\w+", text.lower())}
+    assert len(words) < 450
+
+
+def test_styles_differ_strongly_in_wording():
+    styles = {name: grams(texts) for name, texts in all_styles().items()}
+    for (one, a), (two, b) in itertools.combinations(styles.items(), 2):
+        assert len(a & b) / min(len(a), len(b)) < 0.2, (one, two)
+
+
+def test_same_visit_same_text_and_only_what_was_planned_changes_it():
+    patient = plan_patient("s-1", 1, 0, time_steps=3, seed=1, alignment="visit", options=OPTIONS)
+    visit = patient.visits[0]
+    texts = {report_of(patient, visit, regime, 1, OPTIONS) for regime in ("before", "after") for _ in range(2)}
+    assert len(texts) == 2
+
+
+def test_age_group_changes_one_sentence():
+    for house, regime in itertools.product(range(1, 7), ("before", "after")):
+        wording = wording_of(house, regime)
+        young, old = (write_report(wording, {}, older=older).split(". ") for older in (False, True))
+        assert len(young) == len(old)
+        assert sum(a.rstrip(".") != b.rstrip(".") for a, b in zip(young, old, strict=True)) == 1
+    assert write_report(GENERIC, {}, older=True) == write_report(GENERIC, {}, older=False)
+
+
+def test_change_words_are_the_minority():
+    for house in range(1, 7):
+        wording = wording_of(house, "before")
+        stable = {"effusion_left": State(2, "stable"), "cardiomegaly": State(1, "stable")}
+        moved = {"effusion_left": State(2, "larger"), "cardiomegaly": State(1, "new")}
+        a, b = (write_report(wording, f, follow_up=True).split() for f in (stable, moved))
+        assert 0 < len(b) - len(a) <= 0.25 * len(a)
+
+
+def test_planted_change_of_wording_reaches_the_group_from_the_step_on():
+    for number in range(20):
+        patient = plan_patient("site-1", 1, number, time_steps=3, seed=0, alignment="visit", options=OPTIONS)
+        for visit in patient.visits:
+            expected = "after" if patient.sex == "F" and visit.time_step >= 3 else "before"
+            assert regime_of(patient, visit, 3, OPTIONS) == expected
+            assert regime_of(patient, visit, None, OPTIONS) == "before"
+            everyone = replace(OPTIONS, change_group="everyone")
+            assert regime_of(patient, visit, 3, everyone) == ("after" if visit.time_step >= 3 else "before")
+
+
+@pytest.mark.parametrize(
+    ("site", "house"), [("site-1", 1), ("site-6", 6), ("site-7", 1), ("hospital12", 6), ("s0", 6), ("7", 1)]
+)
+def test_house_from_trailing_number(site, house):
+    assert house_of(site) == house
+
+
+def test_house_from_name_is_stable_and_spreads():
+    houses = [house_of(f"hospital {chr(97 + i)}") for i in range(26)]
+    assert set(houses) == set(range(1, 7))
+    assert house_of("Lisbon") == house_of("Lisbon")
+
+
+def test_wrong_settings_are_refused():
+    with pytest.raises(ConfigError, match="house style 7"):
+        wording_of(7, "before")
+    wording = HOUSES[0][0]
+    with pytest.raises(ConfigError, match="sections"):
+        replace(wording, sections=wording.sections[1:])
+    with pytest.raises(ConfigError, match="names"):
+        replace(wording, names={"effusion": "x"})
+    with pytest.raises(ConfigError, match="three parts"):
+        replace(wording, changes="new|larger")

@@ -1,0 +1,78 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedtar_flare.synthetic.corpus import corpus_report
+from fedtar_flare.synthetic.course import stream
+from fedtar_flare.synthetic.reports import State, write_report
+from fedtar_flare.synthetic.styles import GENERIC, HOUSES
+from fedtar_flare.synthetic.vocabulary import FINDINGS, findings_in
+
+WORDINGS = [*(wording for house in HOUSES for wording in house), GENERIC]
+STATES = st.builds(State, st.integers(1, 3), st.sampled_from(["first", "new", "larger", "smaller", "stable"]))
+
+
+@settings(max_examples=600, deadline=None)
+@given(
+    wording=st.sampled_from(WORDINGS),
+    findings=st.dictionaries(st.sampled_from(FINDINGS), STATES),
+    gone=st.sets(st.sampled_from(FINDINGS)),
+    follow_up=st.booleans(),
+    older=st.booleans(),
+)
+def test_reads_the_truth_back_in_every_style(wording, findings, gone, follow_up, older):
+    resolved = [name for name in FINDINGS if name in gone and name not in findings]
+    report = write_report(wording, findings, resolved=resolved, follow_up=follow_up, older=older)
+    assert findings_in(report) == findings.keys()
+    assert findings_in(report.lower()) == findings.keys()
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.integers(0, 10**9))
+def test_reads_the_truth_back_in_the_corpus(seed):
+    report, findings = corpus_report(stream("test", seed))
+    assert findings_in(report) == findings
+
+
+@pytest.mark.parametrize("wording", WORDINGS)
+@pytest.mark.parametrize("name", FINDINGS)
+def test_every_sentence_tells_its_finding_alone(wording, name):
+    """The impression must not be what saves the reading."""
+    kind, _, side = name.partition("_")
+    for size in wording.sizes[kind].split("|"):
+        for change in ["", *wording.changes.split("|")]:
+            sentence = wording.found[kind].format(size=size, side=side, change=change)
+            assert findings_in(sentence) == {name}, sentence
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("", set()),
+        ("Small effusion and consolidation on the right.", {"effusion_right", "consolidation_right"}),
+        ("Effusion on the right and consolidation on the left.", {"effusion_right", "consolidation_left"}),
+        ("Right and left pleural effusions.", {"effusion_right", "effusion_left"}),
+        ("Bilateral pleural effusions, no nodule.", {"effusion_right", "effusion_left"}),
+        ("Nodules in the right and left lung.", {"nodule_right", "nodule_left"}),
+        ("Nodule, small, in the left upper lobe.", {"nodule_left"}),
+        ("Right lung: consolidation, nodule.", {"consolidation_right", "nodule_right"}),
+        ("No change of the small left effusion.", {"effusion_left"}),
+        ("The right effusion has resolved; left nodule.", {"nodule_left"}),
+        ("The right effusion is no longer seen.", set()),
+        ("Heart mildly enlarged but no enlarged nodes.", {"cardiomegaly"}),
+        ("Heart and lymph nodes are not enlarged.", set()),
+        ("Lungs free of infiltrate or nodule on the right.", set()),
+        ("Pericardial effusion on the left.", set()),
+        ("Pleural effusion.", set()),
+        ("effusion effusion right right right", {"effusion_right"}),
+    ],
+)
+def test_plain_sentences(text, expected):
+    assert findings_in(text) == expected
+
+
+@given(st.text())
+def test_never_fails(text):
+    assert findings_in(text) <= set(FINDINGS)

@@ -1,0 +1,71 @@
+from __future__ import annotations
+
+import re
+
+import numpy as np
+
+from fedtar_flare.synthetic.build import report_of
+from fedtar_flare.synthetic.corpus import text_corpus
+from fedtar_flare.synthetic.course import CohortOptions, plan_patient
+from fedtar_flare.synthetic.vocabulary import FINDINGS, findings_in
+from fedtar_flare.synthetic.warm_start import generic_pairs
+
+
+def site_reports():
+    options = CohortOptions()
+    for house in range(1, 7):
+        for number in range(60):
+            patient = plan_patient(
+                f"site-{house}", house, number, time_steps=4, seed=0, alignment="visit", options=options
+            )
+            for visit in patient.visits:
+                for regime in ("before", "after"):
+                    yield report_of(patient, visit, regime, house, options)
+
+
+def words(text):
+    return re.findall(r"\w+", text.lower())
+
+
+def sentences(texts):
+    return {sentence.strip().lower() for text in texts for sentence in text.split(".") if sentence.strip()}
+
+
+def test_pairs_are_repeatable_and_show_what_they_say():
+    first, again, longer = list(generic_pairs(3, 1)), list(generic_pairs(3, 1)), list(generic_pairs(4, 1))
+    for a, b, c in zip(first, again, longer, strict=False):
+        np.testing.assert_array_equal(a[0], b[0])
+        np.testing.assert_array_equal(a[0], c[0])
+        assert a[1:] == b[1:] == c[1:]
+        hu, spacing, report, styled, findings = a
+        assert hu.dtype == np.int16 and hu.ndim == 3 and len(spacing) == 3
+        assert findings_in(report) == findings_in(styled) == findings <= set(FINDINGS)
+    other = next(generic_pairs(1, 2))
+    assert other[0].shape != first[0][0].shape or (other[0] != first[0][0]).any()
+
+
+def test_generic_reports_show_every_finding_and_share_no_sentence_with_a_site():
+    pairs = list(generic_pairs(60, 0))
+    assert set().union(*(pair.findings for pair in pairs)) == set(FINDINGS)
+    assert not sentences(pair.report for pair in pairs) & sentences(site_reports())
+    assert not any(re.search(r"\b(prior|previous|new|increased|resolved)\b", pair.report) for pair in pairs)
+
+
+def test_corpus_has_every_word_but_no_sentence_of_a_site():
+    corpus = text_corpus(2000, seed=0)
+    assert corpus == text_corpus(2000, seed=0) and corpus[:50] != text_corpus(50, seed=1)
+    known = {word for text in corpus for word in words(text)}
+    site = list(site_reports())
+    assert {word for text in site for word in words(text)} <= known
+    assert {word for pair in generic_pairs(30, 0) for word in words(pair.report)} <= known
+    assert not sentences(corpus) & sentences(site)
+
+
+def test_corpus_hardly_shares_phrases_with_a_site():
+    def grams(text):
+        parts = words(text)
+        return list(zip(parts, parts[1:], parts[2:], parts[3:], strict=False))
+
+    known = {gram for text in text_corpus(1000, seed=0) for gram in grams(text)}
+    site = [gram for text in site_reports() for gram in grams(text)]
+    assert sum(gram in known for gram in site) / len(site) < 0.1
