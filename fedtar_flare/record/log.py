@@ -5,12 +5,16 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+from pydantic import ValidationError
 
 from fedtar_flare.errors import FedTARError
+from fedtar_flare.record.events import SHARED, Event
 
+Kind = TypeVar("Kind", bound=Event)
 ROUNDS_FILE = "rounds.jsonl"
 METRICS_FILE = "metrics.json"
 STATS_GROUP = "fedtar"
@@ -29,17 +33,69 @@ class RunRecord:
         self.folder.mkdir(parents=True, exist_ok=True)
         self.path = self.folder / ROUNDS_FILE
 
-    def write(self, event: str, **values: Any) -> dict[str, Any]:
-        """Append one event. Values that are not finite are written as null: a NaN must not break a reader.
-
-        Returns:
-            the event as it was written.
-        """
-        entry = clean({"event": event, **values})
+    def write(self, event: Event) -> None:
+        """Append one event. Values that are not finite are written as null: a NaN must not break a reader."""
+        line = json.dumps(clean({"event": event.kind, **event.model_dump()}), allow_nan=False)
         with self.path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(entry, allow_nan=False) + "\n")
+            file.write(line + "\n")
             file.flush()
-        return entry
+
+
+def read_events(folder: Path, kinds: Iterable[type[Event]] = SHARED) -> list[Event]:
+    """All whole events of the given kinds, in order; a last line that was cut off by a kill is left out.
+
+    Raises:
+        FedTARError: there is no record, it is not text, a line in the middle is not JSON, or an event has not the form
+            that is declared; names the line.
+    """
+    known = {kind.kind: kind for kind in kinds}
+    path = folder / ROUNDS_FILE
+    events = []
+    for number, entry in read_lines(path):
+        kind = known.get(entry.get("event", ""))
+        if kind is None:
+            continue  # another method's, or a later version's
+        try:
+            events.append(kind.model_validate(entry))
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(map(str, first["loc"]))
+            raise FedTARError(
+                f"{path}, line {number}, event '{kind.kind}': {where}: {first['msg']}; it was written by another "
+                "version, or by another program"
+            ) from error
+    return events
+
+
+def of_kind(events: Iterable[Event], kind: type[Kind]) -> list[Kind]:
+    """The events of one kind."""
+    return [event for event in events if isinstance(event, kind)]
+
+
+def read_lines(path: Path) -> list[tuple[int, dict[str, Any]]]:
+    """Line numbers and JSON objects of a record; a last line that was cut off is left out.
+
+    Raises:
+        FedTARError: see :func:`read_events`.
+    """
+    if not path.is_file():
+        raise FedTARError(f"{path.parent} holds no {ROUNDS_FILE}: it is not a run folder of fedtar_flare")
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except UnicodeDecodeError as error:
+        raise FedTARError(f"{path} is not text: it is not a run record of fedtar_flare") from error
+    entries: list[tuple[int, dict[str, Any]]] = []
+    for number, line in enumerate(lines, 1):
+        try:
+            entry = json.loads(line)
+        except json.JSONDecodeError as error:
+            if number == len(lines):
+                break
+            raise FedTARError(f"{path}, line {number}: not JSON ({error.msg})") from error
+        if not isinstance(entry, dict) or not isinstance(entry.get("event"), str):
+            raise FedTARError(f"{path}, line {number}: not an event of a run record of fedtar_flare")
+        entries.append((number, entry))
+    return entries
 
 
 def clean(value: Any) -> Any:
@@ -59,24 +115,3 @@ def write_json(path: Path, data: Any) -> None:
     temporary = path.with_name(f".{path.name}.part")
     temporary.write_text(json.dumps(clean(data), indent=2, allow_nan=False) + "\n", encoding="utf-8")
     os.replace(temporary, path)  # noqa: PTH105
-
-
-def read_events(folder: Path) -> list[dict[str, Any]]:
-    """All whole events of a run; a last line that was cut off by a kill is left out.
-
-    Raises:
-        FedTARError: when there is no record, or a line in the middle is not JSON.
-    """
-    path = folder / ROUNDS_FILE
-    if not path.is_file():
-        raise FedTARError(f"{folder} holds no {ROUNDS_FILE}: it is not a run folder of fedtar_flare")
-    lines = path.read_text(encoding="utf-8").splitlines()
-    events = []
-    for number, line in enumerate(lines, 1):
-        try:
-            events.append(json.loads(line))
-        except json.JSONDecodeError as error:
-            if number == len(lines):
-                break
-            raise FedTARError(f"{path}, line {number}: not JSON ({error.msg})") from error
-    return events

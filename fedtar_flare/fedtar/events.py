@@ -1,0 +1,50 @@
+"""FedTAR's own events of the record: the residual of each step, and the outer step of alpha."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from fedtar_flare.record.events import Event
+
+
+class Alphas(Event):
+    """The alphas (T,) that the run starts with."""
+
+    kind: ClassVar[str] = "alphas"
+    alpha: list[float]
+    first_round: int = 1
+
+
+class Residual(Event):
+    """One residual step (Eq. 7): ``residual_norm`` is alpha times the norm of the mean update (Theorem 2)."""
+
+    kind: ClassVar[str] = "residual"
+    round: int
+    step: int
+    alpha: float
+    residual_norm: float | None = None
+
+
+class Outer(Event):
+    """One outer step (Eq. 8), after all steps of a round.
+
+    Args:
+        t_numbers: site to its T inner products; None where it did not receive every step.
+        left_out: site to the reason why it had no part in this step.
+        psi_grad_norm: None where nobody sent T numbers.
+        floored_steps: steps whose alpha is too small for a gradient.
+        alpha_before, alpha_after: (T,).
+    """
+
+    kind: ClassVar[str] = "outer"
+    round: int
+    t_numbers: dict[str, list[float] | None] = {}
+    left_out: dict[str, str] = {}
+    psi_grad_norm: float | None = None
+    floored_steps: list[int] = []
+    alpha_before: list[float]
+    alpha_after: list[float]
+    seconds: float = 0.0
+
+
+EVENTS = (Alphas, Residual, Outer)

@@ -1,0 +1,77 @@
+"""Tasks and groups of tensors that most methods share; a method adds its own fields to them.
+
+A round is any number of ``train`` tasks and one ``close_round``. Each task is a process start in FLARE's plain
+simulator, so what can be answered together is asked together.
+"""
+
+from __future__ import annotations
+
+from fedtar_flare.protocol.contract import LORA_NAMES, Field, Group, Task
+
+HANDSHAKE = "handshake"
+TRAIN = "train"
+CLOSE_ROUND = "close_round"
+
+ADAPTER = Group("adapter", "averaged", (LORA_NAMES,), "the shared low-rank factors A and B")
+PARAMETERS = Group("parameters", "averaged", (), "parameters of the base model that the run exchanges whole")
+"""Which parameters a run may exchange whole is the site's decision: ``extra_names`` of its guard."""
+
+SECONDS = Field("seconds", "number", "how long the task took", least=0, public=True)
+SCORES = (
+    Field("scores", "tree", "scores of test reports per time step, with the personal part", length=40_000),
+    Field("scores_generic", "tree", "the same without the personal part", length=40_000),
+)
+
+handshake = Task(
+    HANDSHAKE,
+    "read the site's data, agree on the exchange, score the start",
+    at="start",
+    down=("adapter", "parameters"),
+    up=("adapter", "parameters"),
+    sends="initial",
+    fields=(
+        Field("schema", "schema", "names and shapes of the tensors that travel", public=True),
+        Field("versions", "words", "of packages", length=20, public=True),
+        Field("settings", "word", "digest of the settings that must agree", public=True, required=True),
+        Field("counts", "tree", "numbers of visits per split and time step", length=10_000, public=True, required=True),
+        Field("min_cell", "count", "fewest visits of a cell with scores", least=1, public=True),
+        Field("skipped_studies", "tree", "studies that could not be read, by reason", length=5_000),
+        Field("adapter_config", "settings", "PEFT's own configuration of the adapter", length=8_000, public=True),
+        Field("model", "settings", "sizes and settings of the base model", length=8_000, public=True),
+        Field("privacy", "tree", "epsilon, delta and budget of a site's privacy filter", length=1_000, public=True),
+        SECONDS,
+        *SCORES,
+    ),
+)
+
+train = Task(
+    TRAIN,
+    "train on the site's own visits",
+    down=("adapter", "parameters"),
+    up=("adapter", "parameters"),
+    sends="difference",
+    follows=(HANDSHAKE, TRAIN, CLOSE_ROUND),
+    fields=(
+        Field("samples", "count", "visits that were trained on", least=1, public=True, required=True),
+        Field("train_loss", "number", "mean token loss over the local updates"),
+        Field("first_loss", "number", "loss of the first local update"),
+        Field("last_loss", "number", "loss of the last local update"),
+        Field("skipped_updates", "count", "local updates left out because their gradient was not finite"),
+        Field("privacy", "tree", "epsilon, delta and budget of a site's privacy filter", length=1_000, public=True),
+        SECONDS,
+    ),
+)
+
+close_round = Task(
+    CLOSE_ROUND,
+    "validation loss, and scores when due",
+    down=("adapter", "parameters"),
+    follows=(TRAIN,),
+    fields=(
+        Field("validation_loss", "number", "mean loss of the validation patients' reports", noisy=True),
+        Field("reports", "count", "validation reports", least=1, public=True),
+        Field("privacy", "tree", "epsilon, delta and budget of a site's privacy filter", length=1_000, public=True),
+        SECONDS,
+        *SCORES,
+    ),
+)

@@ -1,0 +1,167 @@
+"""Events of a run, each declared once: the controller writes them, resume, report, status and tests read them.
+
+An event is one JSON object a line of ``rounds.jsonl``. A method adds events of its own (see
+:attr:`fedtar_flare.methods.Method.events`); a reader passes over events that it does not know, and over fields that a
+later version added.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Literal
+
+from pydantic import BaseModel, ConfigDict
+
+Counts = dict[str, list[int]]
+
+
+class Event(BaseModel):
+    """Base of all events; ``kind`` is the text under the key ``event``."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=True)
+    kind: ClassVar[str] = ""
+
+
+class Exchange(BaseModel):
+    """Size of one exchange in one direction (float32), and of the whole model's."""
+
+    model_config = ConfigDict(frozen=True)
+    tensors: int = 0
+    parameters: int = 0
+    bytes: int = 0
+    full_parameters: int = 0
+    full_bytes: int = 0
+    dtype_up: str = "float32"
+
+
+class Start(Event):
+    """After the handshake: who takes part, with what.
+
+    Args:
+        method: its name.
+        settings: of the controller, the minimum cell, and the model's description.
+        sites: that agreed; ``absent``: the others, with the reason.
+        counts: site to split to visits per time step.
+        skipped_studies: site to reason to number.
+        first_round: 1, or of a resumed run the round it goes on with.
+        time: ISO 8601, UTC.
+    """
+
+    kind: ClassVar[str] = "start"
+    method: str
+    run_id: str
+    time: str = ""
+    settings: dict[str, Any] = {}
+    min_cell: int = 1
+    model: dict[str, Any] = {}
+    versions: dict[str, str] = {}
+    sites: list[str] = []
+    absent: dict[str, str] = {}
+    counts: dict[str, Counts] = {}
+    skipped_studies: dict[str, dict[str, int]] = {}
+    exchange: Exchange = Exchange()
+    time_steps: int
+    rounds: int
+    first_round: int = 1
+
+
+class SiteUpdate(BaseModel):
+    """What one site sent at one step; losses are mean token losses, seconds the task's own."""
+
+    model_config = ConfigDict(frozen=True)
+    samples: int = 0
+    train_loss: float | None = None
+    last_loss: float | None = None
+    skipped_updates: int = 0
+    seconds: float | None = None
+    bytes_up: int = 0
+
+
+class Step(Event):
+    """One exchange of updates. Every site that was asked is in exactly one of the four dictionaries.
+
+    Args:
+        update_norm: Euclidean norm of the mean update; None where nothing is averaged.
+        skipped: nobody had anything to add; the weights stay.
+        abstained, absent, refused: site to the reason.
+        seconds: until the last answer.
+    """
+
+    kind: ClassVar[str] = "step"
+    round: int
+    step: int
+    update_norm: float | None = None
+    skipped: bool = False
+    sites: dict[str, SiteUpdate] = {}
+    abstained: dict[str, str] = {}
+    absent: dict[str, str] = {}
+    refused: dict[str, str] = {}
+    seconds: float = 0.0
+    bytes_down: int = 0
+    bytes_up: int = 0
+
+
+class SiteValidation(BaseModel):
+    """One site's validation loss over ``n`` reports."""
+
+    model_config = ConfigDict(frozen=True)
+    validation_loss: float | None = None
+    n: int = 0
+
+
+class Validation(Event):
+    """Validation loss after a round.
+
+    Args:
+        loss: mean over the sites' reports; None without any.
+        sites: by name; ``left_out``: the others, with the reason.
+    """
+
+    kind: ClassVar[str] = "validation"
+    round: int
+    loss: float | None = None
+    sites: dict[str, SiteValidation] = {}
+    left_out: dict[str, str] = {}
+
+
+Cell = dict[str, float | None]
+"""``n`` test reports and their scores, raw; a cell under the minimum has n alone."""
+
+
+class SiteScores(BaseModel):
+    """Scores of one site: per time step, and over all steps shown."""
+
+    model_config = ConfigDict(frozen=True)
+    steps: dict[int, Cell] = {}
+    all: Cell = {}
+
+
+class Evaluation(Event):
+    """Scores of test patients after a round (0: before training), with the personal part and without it."""
+
+    kind: ClassVar[str] = "evaluation"
+    round: int
+    sites: dict[str, SiteScores] = {}
+    generic: dict[str, SiteScores] = {}
+
+
+class Late(Event):
+    """An answer that came after its task was closed; it was dropped."""
+
+    kind: ClassVar[str] = "late"
+    time: str = ""
+    site: str
+    task: str
+
+
+class End(Event):
+    """The end of a run: ``completed``, ``aborted`` or ``failed``, with the reason; seconds of the whole run."""
+
+    kind: ClassVar[str] = "end"
+    time: str = ""
+    seconds: float | None = None
+    status: Literal["completed", "aborted", "failed"]
+    reason: str = ""
+
+
+SHARED = (Start, Step, Validation, Evaluation, Late, End)
+"""Events of every method."""
