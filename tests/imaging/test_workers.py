@@ -40,7 +40,7 @@ def tasks(tmp_path, monkeypatch):
     """A worker program that knows further tasks."""
     (tmp_path / "worker_tasks.py").write_text(TASKS_FILE)
     (tmp_path / "run_worker.py").write_text(
-        "from fedtar_flare.data import worker\n"
+        "from fedtar_flare.imaging import worker\n"
         "worker.TASKS.update({name: f'worker_tasks:{name}' for name in ('square', 'die', 'fail', 'hungry')})\n"
         "worker.main()\n"
     )
