@@ -42,6 +42,15 @@ METHODS = {
         sections="fedtar_flare.fedtar.section:SECTIONS",
         personal="fedtar_flare.fedtar.personal:PersonalPart",
     ),
+    "fedavg": Method(
+        contract="fedtar_flare.baselines.fedavg:CONTRACT", recipe="fedtar_flare.baselines.fedavg:FedAvgRecipe"
+    ),
+    "fedprox": Method(
+        contract="fedtar_flare.baselines.fedprox:CONTRACT", recipe="fedtar_flare.baselines.fedprox:FedProxRecipe"
+    ),
+    "local": Method(
+        contract="fedtar_flare.baselines.local:CONTRACT", recipe="fedtar_flare.baselines.local:LocalRecipe"
+    ),
 }
 DEFAULT = "fedtar"
 

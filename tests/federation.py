@@ -22,9 +22,10 @@ from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
 from fedtar_flare.fedtar.controller import TemporalResidualController
 from fedtar_flare.fedtar.policy import t_numbers
-from fedtar_flare.flare.executor import ok
+from fedtar_flare.flare.executor import abstain, ok
 from fedtar_flare.protocol.exchange import ExchangeSchema
-from fedtar_flare.protocol.messages import CLOSE_ROUND, HANDSHAKE, TRAIN, Order
+from fedtar_flare.protocol.messages import TaskHeader
+from fedtar_flare.protocol.tasks import CLOSE_ROUND, HANDSHAKE, TRAIN
 from fedtar_flare.version import __version__
 
 NAMES = ("base_model.model.x.lora_A.weight", "base_model.model.x.lora_B.weight")
@@ -74,7 +75,7 @@ class LocalFederation(TemporalResidualController):
         silent = False
         for site in self.order_of_arrival(targets):
             received = FLModelUtils.from_shareable(message)
-            order = Order.from_meta(received.meta)
+            order = TaskHeader.from_meta(received.meta)
             self.sent.append((task_name, site, order.round, order.step))
             try:
                 answer = self.local_sites[site](task_name, order, received.params or {})
@@ -121,7 +122,7 @@ class QuadraticSite:
                 "schema": ExchangeSchema.of(self.start()).to_dict(),
                 "versions": {"fedtar_flare": __version__},
                 "settings": "same",
-                "counts": {"train": [self.samples] * order.time_steps},
+                "counts": {split: [self.samples] * order.time_steps for split in ("train", "validation", "test")},
                 "adapter_config": {"peft_type": "LORA"},
                 "model": {"parameters": 100},
             }
@@ -130,8 +131,6 @@ class QuadraticSite:
             self.received[order.round, order.step - 1] = weights
             target = self.targets[order.step - 1]
             if target is None:
-                from fedtar_flare.flare.executor import abstain
-
                 return abstain(order, "no visit"), None
             update = {n: -self.lr * (weights[n] - goal) for n, goal in zip(NAMES, target, strict=True)}
             return ok(order, {"samples": self.samples, "train_loss": 1.0}), update

@@ -1,154 +1,15 @@
-"""Temporal residual aggregation at the server, as pure tensor functions (FedTAR, Eq. 6 and 7, Theorem 1).
-
-Sites send differences ``w_k - w_{t-1}``. The aggregation weights sum to one, so the weighted mean of the differences is
-``wbar_t - w_{t-1}``, and Eq. 7 is one scaled addition.
-"""
+"""Temporal residual aggregation, as pure tensor functions (FedTAR, Eq. 7 and Theorem 1)."""
 
 from __future__ import annotations
 
 import math
-import shutil
-from collections.abc import Iterable, Mapping, Sequence
-from numbers import Integral
-from pathlib import Path
-from types import TracebackType
+from collections.abc import Mapping, Sequence
 
 import torch
-from safetensors import safe_open
-from safetensors.torch import save_file
 
 from fedtar_flare.errors import ConfigError, ExchangeError
 
 Tensors = Mapping[str, torch.Tensor]
-WEIGHTINGS = ("samples", "uniform", "inverse")
-
-
-def aggregation_weights(counts: Mapping[str, int], weighting: str = "samples") -> dict[str, float]:
-    """Weights c_k of the sites in Eq. 6, normalised to sum to one.
-
-    The paper's 1/n_k does not sum to one and contradicts its Theorem 1; here ``inverse`` is 1/n_k normalised.
-
-    Args:
-        counts: site to n_k, its samples at this step; a site with none never enters.
-        weighting: ``samples`` (n_k / N, the default), ``uniform`` or ``inverse``.
-
-    Returns:
-        site to weight, in sorted site order.
-
-    Raises:
-        ConfigError: for an unknown weighting, a count that is no whole number from 0, or when no site has a sample.
-    """
-    if weighting not in WEIGHTINGS:
-        raise ConfigError(f"weighting '{weighting}' is not one of {', '.join(WEIGHTINGS)}")
-    for site in sorted(counts):
-        if not isinstance(counts[site], Integral) or counts[site] < 0:
-            raise ConfigError(f"site {site}: the count of samples must be a whole number from 0, not {counts[site]!r}")
-    size = {"samples": float, "uniform": lambda n: 1.0, "inverse": lambda n: 1.0 / n}[weighting]
-    raw = {site: size(counts[site]) for site in sorted(counts) if counts[site] > 0}
-    if not raw:
-        raise ConfigError("no site has a sample at this step: there is nothing to average")
-    total = math.fsum(raw.values())
-    return {site: value / total for site, value in raw.items()}
-
-
-def weighted_mean(updates: Mapping[str, Tensors], weights: Mapping[str, float]) -> dict[str, torch.Tensor]:
-    """``sum_k c_k (w_k - w_{t-1})`` of updates that are all in memory (Eq. 6), summed in sorted site order.
-
-    Args:
-        updates: site to its difference, by tensor name.
-        weights: site to c_k, as :func:`aggregation_weights` gives it.
-
-    Returns:
-        float64 by tensor name; the same bits as :meth:`SpilledUpdates.mean`.
-
-    Raises:
-        ConfigError: when a site of ``weights`` has sent nothing, or the weights do not sum to one.
-        ExchangeError: when two updates do not have the same tensors, or a value is not finite.
-    """
-    _check_weights(weights, updates)
-    total: dict[str, torch.Tensor] = {}
-    shapes = _shapes(updates[min(weights)])
-    for site in sorted(weights):
-        _check_update(updates[site], shapes)
-        for name in sorted(shapes):
-            _add(total, name, updates[site][name], weights[site])
-    return total
-
-
-class SpilledUpdates:
-    """Accepted updates of one step, on disk until they are summed, so that memory stays flat in the number of sites.
-
-    The sum runs tensor by tensor in sorted site order in float64: it does not depend on the order of arrival and gives
-    the same bits every time. A context manager; the folder is removed at the end. Its methods are to be called one at a
-    time.
-
-    Args:
-        folder: of this object alone; emptied at the start.
-        names: names of the tensors that every update has.
-
-    Raises:
-        ConfigError: when there is no name.
-    """
-
-    def __init__(self, folder: Path | str, names: Iterable[str]):
-        self.folder = Path(folder)
-        self.names = sorted(names)
-        if not self.names:
-            raise ConfigError("an update must have at least one tensor; no name was given")
-        self._files: dict[str, Path] = {}
-        self._shapes: dict[str, tuple[int, ...]] = {}
-
-    def __enter__(self) -> SpilledUpdates:
-        shutil.rmtree(self.folder, ignore_errors=True)
-        self.folder.mkdir(parents=True)
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        shutil.rmtree(self.folder, ignore_errors=True)
-
-    def add(self, site: str, update: Tensors) -> None:
-        """Keep one site's difference. A refused or half-written update leaves nothing behind that is summed.
-
-        Args:
-            site: its name; any text.
-            update: by tensor name; the shapes of the first update hold for all.
-
-        Raises:
-            ExchangeError: when the site has sent one already; when a tensor is missing, unknown, of another shape than
-                before, or has a value that is not finite.
-        """
-        if site in self._files:
-            raise ExchangeError("the site has sent an update of this step already")
-        if sorted(update) != self.names:
-            raise ExchangeError(
-                f"the update has other tensors than agreed: {sorted(set(update) ^ set(self.names))[:3]}"
-            )
-        shapes = self._shapes or _shapes(update)
-        _check_update(update, shapes)
-        path = self.folder / f"{len(self._files):06d}.safetensors"  # a number: a site's name need not be a file's
-        # cloned: safetensors refuses tensors that share memory
-        save_file({name: update[name].detach().cpu().contiguous().clone() for name in self.names}, f"{path}.part")
-        Path(f"{path}.part").replace(path)
-        self._files[site], self._shapes = path, shapes
-
-    def mean(self, weights: Mapping[str, float]) -> dict[str, torch.Tensor]:
-        """``sum_k c_k (w_k - w_{t-1})``, float64 by tensor name (Eq. 6); one tensor of one site in memory at a time.
-
-        Args:
-            weights: site to c_k, as :func:`aggregation_weights` gives it.
-
-        Raises:
-            ConfigError: when a site of ``weights`` has sent nothing, or the weights do not sum to one.
-        """
-        _check_weights(weights, self._files)
-        total: dict[str, torch.Tensor] = {}
-        for site in sorted(weights):
-            with safe_open(str(self._files[site]), framework="pt") as file:
-                for name in self.names:
-                    _add(total, name, file.get_tensor(name), weights[site])
-        return total
 
 
 def residual_step(w: Tensors, mean: Tensors, alpha: float) -> tuple[dict[str, torch.Tensor], float, float]:
@@ -218,36 +79,3 @@ def telescoped_weights(alphas: Sequence[float], taken: Sequence[bool]) -> list[f
             rest *= 1.0 - alphas[t - 1]
     betas[0] = rest
     return betas
-
-
-def _add(total: dict[str, torch.Tensor], name: str, value: torch.Tensor, weight: float) -> None:
-    """``total[name] += weight * value`` in float64; never changes ``value``."""
-    part = value.double() * weight
-    total[name] = part if name not in total else total[name].add_(part)
-
-
-def _shapes(update: Tensors) -> dict[str, tuple[int, ...]]:
-    return {name: tuple(value.shape) for name, value in update.items()}
-
-
-def _check_update(update: Tensors, shapes: Mapping[str, tuple[int, ...]]) -> None:
-    for name in sorted({*update, *shapes}):
-        if name not in update or name not in shapes:
-            raise ExchangeError(f"tensor '{name}' is not in every update")
-        if tuple(update[name].shape) != shapes[name]:
-            raise ExchangeError(
-                f"tensor '{name}' has shape {tuple(update[name].shape)}; in the first update it has {shapes[name]}"
-            )
-        if not torch.isfinite(update[name]).all():
-            raise ExchangeError(f"tensor '{name}' has values that are not finite (NaN or infinity)")
-
-
-def _check_weights(weights: Mapping[str, float], senders: Iterable[str]) -> None:
-    missing = sorted(set(weights) - set(senders))
-    if missing:
-        raise ConfigError(f"site {missing[0]} has a weight but has sent no update")
-    for site, weight in weights.items():
-        if not 0.0 <= weight <= 1.0:
-            raise ConfigError(f"site {site}: the weight {weight} is not within [0, 1]")
-    if abs(math.fsum(weights.values()) - 1.0) > 1e-9:
-        raise ConfigError(f"the weights of {len(weights)} site(s) sum to {math.fsum(weights.values())}, not to 1")

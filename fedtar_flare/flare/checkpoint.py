@@ -1,4 +1,4 @@
-"""The server's checkpoints: weights, psi, its optimiser and the place in the run, in one file each.
+"""The server's checkpoints: weights, the method's own state and the place in the run, in one file each.
 
 A checkpoint is written beside and renamed, carries a checksum of its tensors, and is read only when that is right.
 ``last()`` takes the newest one that is whole, so a truncated file costs one round, never the run.
@@ -34,13 +34,13 @@ class Checkpoint:
     Args:
         round: the last round that is whole (0 = the initial weights).
         weights: the shared weights w, float32.
-        policy: psi and its optimiser's tensors, by name.
+        method: further tensors of the method at the server, by name.
         info: run_id, settings that must not change, schema, best loss, seeds (JSON-able).
     """
 
     round: int
     weights: Mapping[str, torch.Tensor]
-    policy: Mapping[str, torch.Tensor]
+    method: Mapping[str, torch.Tensor]
     info: Mapping[str, Any]
 
 
@@ -111,13 +111,13 @@ def load(path: Path) -> Checkpoint:
     if info.get("checksum") != _checksum(tensors):
         raise StateError(f"{path}: the checksum is wrong; the file was damaged after it was written")
     weights = {name[2:]: value for name, value in tensors.items() if name.startswith("w.")}
-    policy = {name[4:]: value for name, value in tensors.items() if name.startswith("psi.")}
-    return Checkpoint(int(info["round"]), weights, policy, info["info"])
+    method = {name[7:]: value for name, value in tensors.items() if name.startswith("method.")}
+    return Checkpoint(int(info["round"]), weights, method, info["info"])
 
 
 def _write(path: Path, checkpoint: Checkpoint) -> None:
     tensors = {f"w.{name}": value for name, value in checkpoint.weights.items()}
-    tensors |= {f"psi.{name}": value for name, value in checkpoint.policy.items()}
+    tensors |= {f"method.{name}": value for name, value in checkpoint.method.items()}
     head = {
         "format": FORMAT,
         "round": checkpoint.round,

@@ -1,278 +1,344 @@
-"""Base of every method's controller: ask the live sites, take each answer as it comes, account for who did not answer.
-
-FLARE's own waiting has traps that this file closes once for all methods: one failing site must not end the job, the
-quickest sites must not shut out the others, an aborted job must stop at once, a late or foreign answer must never be
-counted, and memory must not grow with the number of sites.
-"""
+"""Base of every method's controller: handshake, initial weights, rounds, checkpoints, resume, record."""
 
 from __future__ import annotations
 
+import math
 import re
-import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+import uuid
+from abc import abstractmethod
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from nvflare.apis.fl_constant import ReturnCode
-from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
-from nvflare.app_common.workflows.model_controller import ModelController
-from nvflare.widgets.info_collector import InfoCollector
 
 from fedtar_flare.errors import ConfigError, ExchangeError, FedTARError
-from fedtar_flare.flare.checkpoint import KEPT
+from fedtar_flare.flare.aggregation import WEIGHTINGS, SpilledUpdates, aggregation_weights
+from fedtar_flare.flare.agreement import agree
+from fedtar_flare.flare.checkpoint import BEST, KEPT, Checkpoint, CheckpointFolder, load
+from fedtar_flare.flare.results import Results
 from fedtar_flare.flare.scalars import send_scalar
-from fedtar_flare.flare.time_limit import advice
-from fedtar_flare.protocol.messages import ABSTAIN, ERROR, Order, Reply
-from fedtar_flare.protocol.tensors import register_tensors
-from fedtar_flare.record.log import STATS_GROUP, RunRecord
+from fedtar_flare.flare.tasking import Answers, RunAborted, TaskController, Tensors, now
+from fedtar_flare.protocol.exchange import ExchangeSchema, check_update_size, euclidean_norm
+from fedtar_flare.protocol.messages import Reply, TaskHeader, version
+from fedtar_flare.protocol.tasks import CLOSE_ROUND, HANDSHAKE, TRAIN
+from fedtar_flare.record.events import End
+from fedtar_flare.record.log import RunRecord
 
-register_tensors()
-
-Tensors = Mapping[str, torch.Tensor]
 SIMULATED_JOB = "simulate_job"
 """FLARE's id of every job in the simulator."""
 
-POLL_SECONDS = 0.02
-"""How often standing tasks and the abort signal are looked at."""
 
-
-class RunAborted(Exception):
-    """The job was aborted: unwind without saving anything."""
-
-
-@dataclass
-class Answers:
-    """Who answered what to one task. Every asked site is in exactly one of the first four.
+class MethodController(TaskController):
+    """What every method's controller shares. A method writes :meth:`one_round`, its algorithm, and sets ``contract``.
 
     Args:
-        replies: sites that answered ``ok`` and were accepted.
-        abstained: site to its reason (it has nothing to add at this step).
-        refused: site to the reason why its answer was not accepted.
-        absent: site to the reason why there is no answer (error at the site, time limit, disconnected).
-        seconds: site to the time until its answer came.
-        bytes_up: site to the bytes of its tensors.
+        num_rounds: R.
+        time_steps: T.
+        weighting: of the sites in a mean: ``samples`` (n_k / N), ``uniform``, ``inverse``.
+        min_sites: fewer sites taking part in a task stop the job.
+        step_time_limit: seconds a site has for one task; 0 waits for ever.
+        handshake_time_limit: seconds for the handshake, in which a site reads and prepares its data; 0 waits for ever.
+            A site that misses it joins at the round after its answer.
+        evaluate_every: test patients are scored every so many rounds, and always at the start and at the end.
+        update_norm_limit: an update whose norm is larger than this times the weights' norm is refused.
+        initial_site: whose initial weights all start from; empty: the first by name.
+        initial_checkpoint: file (at the server) of weights to start from instead.
+        resume_from: what to go on with: the id of a job whose checkpoints this server keeps, or a checkpoint folder at
+            the server.
+        keep_checkpoints: how many of the newest stay.
+        seed: of the method's own random state at the server.
+
+    Raises:
+        ConfigError: when built with a value that is not allowed.
     """
 
-    replies: dict[str, Reply] = field(default_factory=dict)
-    abstained: dict[str, str] = field(default_factory=dict)
-    refused: dict[str, str] = field(default_factory=dict)
-    absent: dict[str, str] = field(default_factory=dict)
-    seconds: dict[str, float] = field(default_factory=dict)
-    bytes_up: dict[str, int] = field(default_factory=dict)
-
-    @property
-    def heard(self) -> int:
-        """How many sites took part: accepted or abstaining."""
-        return len(self.replies) + len(self.abstained)
-
-
-OnReply = Callable[[str, Reply, Tensors], None]
-
-
-class MethodController(ModelController):
-    """What every method's controller shares; a method implements ``run()`` with :meth:`ask`.
-
-    Args:
-        min_sites: a task to which fewer sites answer (abstaining counts as an answer) stops the job.
-        step_time_limit: seconds that a site has for one task; 0 waits for ever. A site that is late once is not
-            waited for again until it has answered something.
-    """
-
-    def __init__(self, min_sites: int = 1, step_time_limit: int = 3600):
-        super().__init__(persistor_id="", ignore_result_error=True, task_check_period=POLL_SECONDS)
-        if min_sites < 1:
-            raise ConfigError(f"min_sites must be at least 1, not {min_sites}")
-        if step_time_limit < 0:
-            raise ConfigError(f"step_time_limit must be 0 (none) or a number of seconds, not {step_time_limit}")
-        self.min_sites = min_sites
-        self.step_time_limit = step_time_limit
-        self._lock = threading.Lock()
-        self._answers = Answers()
-        self._silent: set[str] = set()
-        self._slowest: dict[str, float] = {}
-        self._advised: set[tuple[str, bool]] = set()
-        self._too_late = f"no answer within {step_time_limit} s"
-        self._open_task: tuple[str, Order, float, list[str]] | None = None
-
-    # ------------------------------------------------------------------ sites
-    def live_sites(self) -> list[str]:
-        """Names of the sites that are connected now, sorted."""
-        names = sorted(client.name for client in self.engine.get_clients())
-        return [name for name in names if not self.get_client_disconnect_time(name)]
-
-    # ------------------------------------------------------------------ tasks
-    def ask(
+    def __init__(
         self,
-        task: str,
-        order: Order,
-        weights: Tensors | None,
-        sites: Sequence[str],
-        on_reply: OnReply,
-        dtype_up: str = "float32",
-    ) -> Answers:
-        """Send one task to the given sites and hand each good answer to ``on_reply`` as it comes.
+        num_rounds: int = 3,
+        time_steps: int = 3,
+        weighting: str = "samples",
+        min_sites: int = 1,
+        step_time_limit: int = 3600,
+        handshake_time_limit: int = 7200,
+        evaluate_every: int = 1,
+        update_norm_limit: float = 10.0,
+        initial_site: str = "",
+        initial_checkpoint: str = "",
+        resume_from: str = "",
+        keep_checkpoints: int = 3,
+        seed: int = 0,
+    ):
+        super().__init__(min_sites=min_sites, step_time_limit=step_time_limit)
+        whole = {"num_rounds": num_rounds, "time_steps": time_steps, "evaluate_every": evaluate_every}
+        for name, value in (whole | {"keep_checkpoints": keep_checkpoints}).items():
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise ConfigError(f"{name} must be a whole number of at least 1, not {value!r}")
+        if weighting not in WEIGHTINGS:
+            raise ConfigError(f"weighting '{weighting}' is not one of {', '.join(WEIGHTINGS)}")
+        if not (math.isfinite(update_norm_limit) and update_norm_limit > 0):
+            raise ConfigError(f"update_norm_limit must be a positive number, not {update_norm_limit}")
+        if handshake_time_limit < 0:
+            raise ConfigError(f"handshake_time_limit must be 0 (none) or seconds, not {handshake_time_limit}")
+        if resume_from and initial_checkpoint:
+            raise ConfigError("give either resume_from or initial_checkpoint, not both")
+        self.num_rounds, self.time_steps, self.weighting = num_rounds, time_steps, weighting
+        self.handshake_time_limit = handshake_time_limit
+        self.evaluate_every, self.update_norm_limit = evaluate_every, update_norm_limit
+        self.initial_site, self.initial_checkpoint, self.resume_from = initial_site, initial_checkpoint, resume_from
+        self.keep_checkpoints, self.seed = keep_checkpoints, seed
+        self._shares = bool(self.contract.task(TRAIN).up)
 
-        Args:
-            task: one of :data:`fedtar_flare.protocol.messages.TASKS`.
-            order: header of the task.
-            weights: tensors that go down in float32, or None.
-            sites: who is asked; those disconnected meanwhile become absent.
-            on_reply: called once per site with its reply and tensors, one call at a time; raises
-                :class:`ExchangeError` to refuse the answer.
-            dtype_up: for the record only.
+    # ------------------------------------------------------------------ what a method gives
+    @abstractmethod
+    def one_round(self, w: Tensors, r: int) -> Tensors:
+        """The algorithm: round r from the weights w; returns the weights after it."""
 
-        Returns:
-            the account of all asked sites.
+    def method_settings(self) -> dict[str, Any]:
+        """Settings of the method that a resumed run must share."""
+        return {}
 
-        Raises:
-            RunAborted: the job was aborted.
-            FedTARError: fewer than ``min_sites`` took part.
+    def method_state(self) -> dict[str, torch.Tensor]:
+        """Tensors at the server, beside w, that a resumed run needs."""
+        return {}
+
+    def load_method_state(self, state: Tensors) -> None:
+        """Take up what :meth:`method_state` gave."""
+
+    def method_numbers(self) -> dict[str, list[float]]:
+        """Numbers to show beside a run's progress."""
+        return {}
+
+    def on_start(self) -> None:
+        """Called once, after the handshake: write events of the method's own."""
+
+    def trained_visits(self, t: int) -> Callable[[list[int]], int]:
+        """How many visits a site trains on at step t, from its counts per time step; here: those of step t."""
+        return lambda counts: counts[t - 1]
+
+    # ------------------------------------------------------------------ a run
+    def run(self) -> None:
+        """Handshake, R rounds of the method's algorithm with a checkpoint after each, closing page."""
+        self.record = RunRecord(self.results_folder)
+        self.results = Results(self.results_folder, self.record, self.scalar)
+        with self._recorded():
+            w = self._begin()
+            for r in range(self.first_round, self.num_rounds + 1):
+                self._welcome(w, r)
+                w = self.one_round(w, r)
+                self._save(w, r)
+        try:
+            self.results.finish(self.method_numbers())
+        except Exception as error:  # the run is whole and saved: a page that cannot be written must not fail it
+            self.exception(f"the closing page or table could not be written: {error}")
+
+    def train(self, w: Tensors, r: int, t: int) -> tuple[dict[str, torch.Tensor] | None, Answers]:
+        """Every live site trains from w; the weighted mean of the differences (float64).
+
+        The mean is None when nobody had anything to add, or where the method's contract lets no weights leave.
         """
-        answers = self._answers = Answers()
-        start = time.monotonic()
-        live = set(self.live_sites())
-        answers.absent.update({site: "disconnected" for site in sites if site not in live})
-        targets = [site for site in sites if site in live]
-        self._open_task = (task, order, start, targets)
-        if targets:
-            limit = self.step_time_limit
-            self.send_model(
-                task_name=task,
-                data=_message(order, weights),
-                targets=targets,
-                min_responses=0,
-                timeout=limit,
-                callback=lambda model: self._take(answers, order, model, on_reply, start),
-            )
-            while self.get_num_standing_tasks():
-                self.stop_if_aborted()
-                if limit and self._only_silent_left(answers, targets):
-                    self.cancel_all_tasks()
-                time.sleep(POLL_SECONDS)
-        self.stop_if_aborted()
-        with self._lock:
-            known = {*answers.replies, *answers.abstained, *answers.refused, *answers.absent}
-            for site in targets:
-                if site in known:
-                    self._silent.discard(site)
-                else:
-                    if self.get_client_disconnect_time(site):
-                        answers.absent[site] = "disconnected while it had the task"
-                    elif site in self._silent:
-                        answers.absent[site] = "still silent; not waited for again"
-                    else:
-                        answers.absent[site] = self._too_late
-                    self._silent.add(site)
-        self._advise(task, answers)
-        if answers.heard < self.min_sites:
-            raise FedTARError(
-                f"task '{task}' of round {order.round}, step {order.step}: {answers.heard} site(s) took part, "
-                f"min_sites is {self.min_sites}. " + "; ".join(f"{s}: {why}" for s, why in _problems(answers))
-            )
+        visits = self.trained_visits(t)
+
+        def accept(site: str, reply: Reply, update: Tensors) -> None:
+            if not self._shares:
+                return
+            self.schema.check(update, dtypes=[self.schema.dtype_up])
+            check_update_size(update, w, self.update_norm_limit)
+            updates.add(site, {name: value.float() for name, value in update.items()})
+
+        with SpilledUpdates(self.results_folder / "updates", dict(self.schema.shapes)) as updates:
+            answers = self.ask(TRAIN, self.header(r, t, after=version(r, t - 1)), w, self.sites, accept)
+            counts = {}
+            for site, reply in answers.replies.items():  # a site weighs no more than the visits it announced
+                counts[site] = min(int(reply.numbers["samples"]), max(1, visits(self._counts[site]["train"])))
+            mean = updates.mean(aggregation_weights(counts, self.weighting)) if counts and self._shares else None
+        self.results.step(r, t, answers, euclidean_norm(mean) if mean else None)
+        return mean, answers
+
+    def close_round(self, w: Tensors, r: int) -> Answers:
+        """Validation loss at w, what the method adds, and scores when due."""
+        evaluate = r % self.evaluate_every == 0 or r == self.num_rounds
+
+        def accept(site: str, reply: Reply, tensors: Tensors) -> None:
+            if "validation_loss" in reply.numbers:
+                reports = int(reply.numbers.get("reports", 0))
+                reply.numbers["reports"] = min(reports, max(1, sum(self._counts[site]["validation"])))
+            self.check_closing(reply)
+
+        header = self.header(r, self.time_steps, after=version(r, self.time_steps), evaluate=evaluate)
+        answers = self.ask(CLOSE_ROUND, header, w, self.sites, accept)
+        self.results.validation(r, answers)
+        self.results.evaluation(r, answers)
         return answers
 
-    def _advise(self, task: str, answers: Answers) -> None:
-        """Say in the log when the time limit does not fit what was seen; the same advice once."""
-        seen = [self._slowest.get(task, 0.0), *answers.seconds.values()]
-        self._slowest[task] = max(seen)
-        missed = sum(why == self._too_late for why in answers.absent.values())
-        line = advice(self.step_time_limit, self._slowest[task] or None, missed)
-        kind = (task, missed > 0)
-        if line and kind not in self._advised:
-            self._advised.add(kind)
-            self.info(f"task '{task}': {line}")
+    def check_closing(self, reply: Reply) -> None:
+        """Refuse a closing reply whose fields do not fit together; the contract has checked each of them."""
+        if "validation_loss" in reply.numbers and reply.numbers.get("reports", 0) < 1:
+            raise ExchangeError("it sends a validation loss without a number of reports")
 
-    def stop_if_aborted(self) -> None:
-        """Raise :class:`RunAborted` when the job was aborted."""
-        if self.abort_signal.triggered:
-            raise RunAborted
+    def header(self, r: int, t: int, after: str, evaluate: bool = False) -> TaskHeader:
+        """The header of a task."""
+        best = self.results.best()
+        return TaskHeader(
+            method=self.contract.method,
+            run_id=self.run_id,
+            round=r,
+            step=t,
+            rounds=self.num_rounds,
+            time_steps=self.time_steps,
+            after=after,
+            evaluate=evaluate,
+            keep=version(best, self.time_steps) if best else "",
+        )
 
-    def _only_silent_left(self, answers: Answers, targets: Sequence[str]) -> bool:
-        with self._lock:
-            known = {*answers.replies, *answers.abstained, *answers.refused, *answers.absent}
-            waiting = [site for site in targets if site not in known]
-        return bool(waiting) and len(waiting) < len(targets) and all(site in self._silent for site in waiting)
+    # ------------------------------------------------------------------ begin
+    def _begin(self) -> Tensors:
+        """Handshake: agree on the exchange, take the common start. Returns the weights to start from."""
+        resumed = self._resumed()
+        self.run_id = resumed.info["run_id"] if resumed else f"{time.strftime('%Y%m%d-%H%M%S')}-{uuid.uuid4().hex[:8]}"
+        self.first_round = resumed.round + 1 if resumed else 1
+        w = resumed.weights if resumed else self._initial_weights()
+        live = self.live_sites()
+        source = self.initial_site or (live[0] if live else "")
+        if w is None and source not in live:
+            raise FedTARError(f"initial_site '{source}' is not connected; connected: {', '.join(live) or 'none'}")
+        self._members = set(resumed.info.get("members", ())) if resumed else set()
+        initial: dict[str, Tensors] = {}
+        answers = self._greet(live, w, "" if w is not None else source, initial, least=self.min_sites)
+        if not answers.replies:  # all were heard, and all abstained
+            raise FedTARError("no site takes part: " + "; ".join(f"{s}: {why}" for s, why in answers.abstained.items()))
+        self.agreement = agree(answers, self.min_sites)
+        self.schema = self.agreement.schema
+        self.sites = sorted(answers.replies)
+        if w is None and source not in self.sites:  # the site that was to give the start failed: take the next one's
+            source = self.sites[0]
+            self._greet([source], None, source, initial, evaluate=False)
+            if source not in initial:
+                raise FedTARError(f"site {source} did not send its initial weights; see the record and its own log")
+        w = w if w is not None else initial[source]
+        self.schema.check(w, dtypes=["float32"])
+        self._counts = {site: answers.replies[site].payload["counts"] for site in self.sites}
+        self.results.start(self, answers)
+        self.on_start()
+        if resumed:
+            self._carry_over(resumed.round)
+        return w
 
-    def _take(self, answers: Answers, order: Order, model: FLModel, on_reply: OnReply, start: float) -> bool:
-        """One answer has come: check whose and which it is, then hand it on. Returns whether it was accepted."""
-        site = str(model.meta.get("client_name"))
-        with self._lock:
-            answers.seconds[site] = round(time.monotonic() - start, 3)
-            try:
-                reply = Reply.from_meta(model.meta)
-                if answers is not self._answers or (reply.round, reply.step) != (order.round, order.step):
-                    raise ExchangeError(f"it answers round {reply.round}, step {reply.step}, not the open task")
-                if site in answers.replies or site in answers.abstained:
-                    raise ExchangeError("the site had answered already")
-                if reply.status == ERROR:
-                    answers.absent[site] = reply.reason
-                elif reply.status == ABSTAIN:
-                    answers.abstained[site] = reply.reason
-                else:
-                    params = model.params or {}
-                    on_reply(site, reply, params)
-                    answers.replies[site] = reply
-                    answers.bytes_up[site] = sum(v.numel() * v.element_size() for v in params.values())
-            except ExchangeError as error:
-                answers.refused[site] = str(error)
-            for problems, word in ((answers.refused, "refused"), (answers.absent, "no answer from")):
-                if site in problems:
-                    self.warning(f"{order_name(order)}: {word} {site}: {problems[site]}")
-            return site in answers.replies
+    def _greet(
+        self,
+        sites: list[str],
+        w: Tensors | None,
+        source: str,
+        initial: dict[str, Tensors],
+        *,
+        evaluate: bool = True,
+        least: int = 0,
+        before: int | None = None,
+    ) -> Answers:
+        """The handshake with some sites.
 
-    def _accept_train_result(self, client_name: str, result: Any, fl_ctx: Any, is_unknown_task: bool = False) -> bool:
-        code = result.get_return_code()
-        if not is_unknown_task and code not in (None, ReturnCode.OK):
-            with self._lock:
-                self._answers.absent[client_name] = f"the site's FLARE answered {code} (see the site's own log)"
-        return super()._accept_train_result(client_name, result, fl_ctx, is_unknown_task)
+        Args:
+            sites: who is asked. Members of a resumed run are asked apart: they must have their state of it.
+            w: weights to score; None: each site's own initial ones.
+            source: the one site that is asked for its initial weights, which go into ``initial``; empty: none.
+            evaluate: whether test patients are scored.
+            least: fewest sites that must take part.
+            before: the round that begins next; default the first of this job.
+        """
 
-    def process_result_of_unknown_task(
-        self, client: Any, task_name: str, client_task_id: str, result: Any, fl_ctx: Any
-    ) -> None:
-        """A result that came after its task was closed is dropped and said so."""
-        self.warning(f"a late answer of {client.name} to task '{task_name}' was dropped")
-        if (record := getattr(self, "record", None)) is not None:
-            record.write("late", time=now(), site=client.name, task=task_name)
-        with self._lock:
-            self._silent.discard(client.name)
+        def accept(site: str, reply: Reply, tensors: Tensors) -> None:
+            schema = ExchangeSchema.from_dict(reply.payload.get("schema"))
+            if tensors and site != source:
+                raise ExchangeError("it sent weights that nobody had asked it for")
+            if site == source:
+                schema.check(tensors, dtypes=["float32"])
+                initial[site] = {name: tensors[name].clone() for name in sorted(tensors)}
 
-    # ------------------------------------------------------------------ status
-    def handle_event(self, event_type: str, fl_ctx: Any) -> None:
-        """Tell an administrator who asks (``fedtar status``, ``nvflare job stats``) how far the run is."""
-        super().handle_event(event_type, fl_ctx)
-        if event_type == InfoCollector.EVENT_TYPE_GET_STATS:
-            collector = fl_ctx.get_prop(InfoCollector.CTX_KEY_STATS_COLLECTOR)
-            if collector is not None:
-                collector.add_info(STATS_GROUP, self.progress())
+        first = before or self.first_round
+        header = self.header(0, 0, version(first - 1, self.time_steps if first > 1 else 0), evaluate)
+        header = replace(header, initial_site=source)
+        answers = Answers()
+        for member in (False, True):
+            asked = [site for site in sites if (site in self._members) is member]
+            if not asked and (member or self._members):
+                continue
+            needed = least if len(asked) == len(sites) else 0
+            limit = self.handshake_time_limit
+            more = self.ask(HANDSHAKE, replace(header, member=member), w, asked, accept, limit, needed)
+            answers.add(more)
+        if answers.heard < least:
+            raise FedTARError(f"handshake: {answers.heard} site(s) took part, min_sites is {least}")
+        return answers
 
-    def progress(self) -> dict[str, Any]:
-        """Place in the run and what each site does, as primitives; a method adds its own numbers."""
-        if self._open_task is None:
-            return {"task": "", "sites": {}}
-        with self._lock:
-            task, order, since, sites = self._open_task
-            answers = self._answers
-            word = dict.fromkeys(sites, "working")
-            word |= dict.fromkeys(answers.replies, "answered") | dict.fromkeys(answers.abstained, "abstained")
-            word |= {site: f"absent: {why}" for site, why in answers.absent.items()}
-            word |= {site: f"refused: {why}" for site, why in answers.refused.items()}
-        return {
-            "task": task,
-            "round": order.round,
-            "rounds": order.rounds,
-            "step": order.step,
-            "time_steps": order.time_steps,
-            "seconds": round(time.monotonic() - since, 1),
-            "sites": dict(sorted(word.items())),
+    def _welcome(self, w: Tensors, r: int) -> None:
+        """Sites that missed the handshake, or connected since, join at the start of a round."""
+        waiting = [s for s in self.live_sites() if s not in {*self.sites, *self._silent, *self.results.turned_away}]
+        if r == self.first_round or not waiting:
+            return
+        answers = self._greet(waiting, w, "", {}, before=r)
+        agree(answers, 0, self.agreement)
+        for site in sorted(answers.replies):
+            self._counts[site] = answers.replies[site].payload["counts"]
+        self.sites = sorted({*self.sites, *answers.replies})
+        self.results.joined(r, answers)
+
+    def _initial_weights(self) -> Tensors | None:
+        return load(Path(self.initial_checkpoint)).weights if self.initial_checkpoint else None
+
+    # ------------------------------------------------------------------ save and resume
+    def settings(self) -> dict[str, Any]:
+        """Settings that a resumed run must share."""
+        names = ("num_rounds", "time_steps", "weighting", "seed")
+        return {"method": self.contract.method} | {n: getattr(self, n) for n in names} | self.method_settings()
+
+    def _save(self, w: Tensors, r: int) -> None:
+        """Checkpoint after a whole round; the best one by validation loss also becomes ``adapter/``."""
+        best = self.results.is_best(r)
+        info = {
+            "run_id": self.run_id,
+            "schema": self.schema.to_dict(),
+            "settings": self.settings(),
+            "members": sorted({*self._members, *self.sites}),
         }
+        checkpoint = Checkpoint(r, w, self.method_state(), info | self.results.progress())
+        for folder in self._checkpoint_folders():
+            CheckpointFolder(folder, self.keep_checkpoints).save(checkpoint, best=best)
+        if best and self._shares:
+            self.results.adapter(w, r)
 
-    # ------------------------------------------------------------------ record
-    def checkpoint_folders(self) -> list[Path]:
+    def _resumed(self) -> Checkpoint | None:
+        """The checkpoint to go on from, the method's state restored; None in a fresh run."""
+        if not self.resume_from:
+            return None
+        checkpoint, problems = CheckpointFolder(self._resume_folder()).last()
+        for problem in problems:
+            self.warning(f"passed over: {problem}")
+        before, now_ = checkpoint.info["settings"], self.settings()
+        differing = [
+            f"{name}: {before.get(name)!r} then, {value!r} now"
+            for name, value in now_.items()
+            if before.get(name) != value and name != "num_rounds"  # a run may be made longer
+        ]
+        if differing:
+            raise FedTARError(f"{self.resume_from} was made with other settings: " + "; ".join(differing))
+        self.load_method_state(checkpoint.method)
+        self.results.restore(checkpoint.info)
+        return checkpoint
+
+    def _carry_over(self, round_: int) -> None:
+        """A resumed run has the checkpoint that it starts from and the best one as its own from the beginning."""
+        source = CheckpointFolder(self._resume_folder())
+        for folder in self._checkpoint_folders():
+            source.carry_to(CheckpointFolder(folder), round_)
+        best = self.results_folder / "checkpoint" / BEST
+        if best.is_file() and self._shares:
+            checkpoint = load(best)
+            self.results.adapter(checkpoint.weights, checkpoint.round)
+
+    def _checkpoint_folders(self) -> list[Path]:
         """Where checkpoints go: with the results, and in the server's kit by the job's id, where they stay.
 
         FLARE takes the run folder away when a job ends, and a server that was killed leaves no results to download:
@@ -284,40 +350,48 @@ class MethodController(ModelController):
             folders.append(self._kept(job))
         return folders
 
-    def resume_folder(self, resume_from: str) -> Path:
+    def _resume_folder(self) -> Path:
         """The folder that ``resume_from`` names: a path at the server, or the id of a job that ran there.
 
         Raises:
             FedTARError: this server has no checkpoint of that job.
         """
-        if not re.fullmatch(r"[0-9A-Za-z-]+", resume_from):
-            return Path(resume_from)
-        folder = self._kept(resume_from)
+        if not re.fullmatch(r"[0-9A-Za-z-]+", self.resume_from):
+            return Path(self.resume_from)
+        folder = self._kept(self.resume_from)
         if not folder.is_dir():
-            raise FedTARError(f"no checkpoint of job {resume_from} at this server: it ended before its first round did")
+            raise FedTARError(
+                f"no checkpoint of job {self.resume_from} at this server: it ended before its first round did"
+            )
         return folder
 
     def _kept(self, job: str) -> Path:
         return Path(self.get_run_dir()).parent / KEPT / job
 
-    def scalar(self, tag: str, value: float | None, step: int) -> None:
-        """One point of a curve in the server's TensorBoard."""
-        send_scalar(self, self.fl_ctx, tag, value, step)
-
+    # ------------------------------------------------------------------ record
     @property
     def results_folder(self) -> Path:
         """``<server run folder>/fedtar``."""
         return Path(self.get_run_dir()) / "fedtar"
 
+    def scalar(self, tag: str, value: float | None, step: int) -> None:
+        """One point of a curve in the server's TensorBoard."""
+        send_scalar(self, self.fl_ctx, tag, value, step)
+
+    def progress(self) -> dict[str, Any]:
+        """Place in the run, validation loss by round, and the method's numbers."""
+        losses = self.results.losses() if hasattr(self, "results") else {}
+        return super().progress() | {"validation_loss": losses, "numbers": self.method_numbers()}
+
     @contextmanager
-    def recorded(self, record: RunRecord) -> Any:
+    def _recorded(self) -> Iterator[None]:
         """Write the ``end`` event whatever happens; an error of ours ends the job with its one-line reason."""
         start = time.monotonic()
 
-        def end(status: str, reason: str = "") -> None:
+        def end(status: Any, reason: str = "") -> None:
             seconds = round(time.monotonic() - start, 1)
             with suppress(OSError):  # on a full disk the log still has the reason
-                record.write("end", time=now(), seconds=seconds, status=status, reason=reason)
+                self.record.write(End(time=now(), seconds=seconds, status=status, reason=reason))
 
         try:
             yield
@@ -342,27 +416,3 @@ class MethodController(ModelController):
             raise
         else:
             end("completed")
-
-
-def order_name(order: Order) -> str:
-    """'round 2, step 1', for messages."""
-    return f"round {order.round}, step {order.step}"
-
-
-def now() -> str:
-    """The time as ISO 8601 in UTC, to the second."""
-    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-
-
-def _problems(answers: Answers) -> list[tuple[str, str]]:
-    return sorted([*answers.absent.items(), *((s, f"refused: {why}") for s, why in answers.refused.items())])
-
-
-def _message(order: Order, weights: Tensors | None) -> FLModel:
-    meta = order.to_meta()
-    if weights is None:
-        return FLModel(metrics={}, current_round=order.round, total_rounds=order.rounds, meta=meta)
-    params = {name: weights[name].float() for name in sorted(weights)}
-    return FLModel(
-        params=params, params_type=ParamsType.FULL, current_round=order.round, total_rounds=order.rounds, meta=meta
-    )

@@ -12,7 +12,9 @@ from pathlib import Path
 from nvflare.recipe.sim_env import SimEnv
 
 from fedtar_flare.errors import ConfigError, FedTARError
-from fedtar_flare.fedtar.recipe import FedTARRecipe
+from fedtar_flare.flare.recipe import MethodRecipe
+from fedtar_flare.record.events import End
+from fedtar_flare.record.log import read_events
 from fedtar_flare.site.site_file import SITES_VARIABLE, sites_folder
 
 ALLOW_LIST = {"format_version": 2, "class_allow_list": ["nvflare.", "fedtar_flare."]}
@@ -23,7 +25,7 @@ TOO_CHATTY = ("TensorDownloadable", "ClientTaskWorker")
 
 
 def simulate(
-    recipe: FedTARRecipe, sites: int | Sequence[str], *, workspace: Path | str, threads: int | None = None
+    recipe: MethodRecipe, sites: int | Sequence[str], *, workspace: Path | str, threads: int | None = None
 ) -> Path:
     """Run a recipe in the simulator.
 
@@ -89,13 +91,11 @@ def _console_log(file: Path) -> Path:
 
 
 def _status(folder: Path) -> str:
-    from fedtar_flare.record.log import read_events
-
     try:
         events = read_events(folder)
     except FedTARError:
         return "it did not start"
-    last = events[-1] if events else {}
-    if last.get("event") != "end":
+    last = events[-1] if events else None
+    if not isinstance(last, End):
         return "it stopped in the middle"
-    return str(last["status"]) if last["status"] == "completed" else f"{last['status']}: {last.get('reason')}"
+    return last.status if last.status == "completed" else f"{last.status}: {last.reason}"

@@ -1,4 +1,4 @@
-"""Names of tasks and the header that travels with every message between server and sites.
+"""The header that travels with every message between server and sites.
 
 The header is a flat dictionary of primitives under one key of the ``FLModel`` meta, so that a data steward can read
 every field that leaves (see :mod:`fedtar_flare.site.guard`, which lets nothing else pass).
@@ -14,12 +14,7 @@ from typing import Any
 from fedtar_flare.errors import ExchangeError
 from fedtar_flare.version import __version__
 
-HANDSHAKE = "handshake"
-TRAIN = "train"
-CLOSE_ROUND = "close_round"
-TASKS = (HANDSHAKE, TRAIN, CLOSE_ROUND)
-
-HEADER = "fedtar"
+HEADER = "fedtar_flare"
 """Key of the header in ``FLModel.meta``."""
 
 OK = "ok"
@@ -34,13 +29,15 @@ RESERVED_RUNS = ("audit", "sites")
 
 _RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,127}")
 _VERSION = re.compile(r"\d{4}-\d{2}")
+_METHOD = re.compile(r"[a-z][a-z0-9_-]{0,63}")
 
 
 @dataclass(frozen=True)
-class Order:
+class TaskHeader:
     """What the server asks for. ``round`` is 1-based (0 = handshake), ``step`` is the time step t in 1..T.
 
     Args:
+        method: whose contract holds.
         run_id: made by the server once per run; keys the site state.
         round: round r.
         step: time step t; in ``close_round`` it is T.
@@ -50,12 +47,15 @@ class Order:
             version that is not later, so that a repeated or resumed task gives the same result.
         evaluate: whether test patients are scored within this task.
         initial_site: the site that answers the handshake with its initial shared weights; empty: none does.
+        member: the site took part in an earlier job of this run, so it must have its state.
+        keep: state version of the best round so far, which the site does not prune; empty: none.
         plugin: version of fedtar_flare that sends it.
 
     Raises:
         ExchangeError: a field is not what a server of this package sends; nothing of it may become a path or a size.
     """
 
+    method: str
     run_id: str
     round: int
     step: int
@@ -64,6 +64,8 @@ class Order:
     after: str
     evaluate: bool = False
     initial_site: str = ""
+    member: bool = False
+    keep: str = ""
     plugin: str = __version__
 
     def __post_init__(self) -> None:
@@ -79,8 +81,13 @@ class Order:
             raise ExchangeError("the task's run_id cannot name a folder (letters, digits, '.', '_', '@', '-' only)")
         if not isinstance(self.after, str) or not _VERSION.fullmatch(self.after):
             raise ExchangeError("the task's state version is not of the form 0001-02")
-        if not isinstance(self.evaluate, bool):
-            raise ExchangeError("the task's 'evaluate' is neither true nor false")
+        if self.keep and (not isinstance(self.keep, str) or not _VERSION.fullmatch(self.keep)):
+            raise ExchangeError("the task's state version to keep is not of the form 0001-02")
+        if not isinstance(self.method, str) or not _METHOD.fullmatch(self.method):
+            raise ExchangeError("the task's method is not a word")
+        for name in ("evaluate", "member"):
+            if not isinstance(getattr(self, name), bool):
+                raise ExchangeError(f"the task's '{name}' is neither true nor false")
         if not isinstance(self.initial_site, str) or len(self.initial_site) > 256:
             raise ExchangeError("the task's initial_site is not a name")
 
@@ -89,7 +96,7 @@ class Order:
         return {HEADER: asdict(self)}
 
     @classmethod
-    def from_meta(cls, meta: dict[str, Any] | None) -> Order:
+    def from_meta(cls, meta: dict[str, Any] | None) -> TaskHeader:
         """Read the header of a task.
 
         Raises:
@@ -108,10 +115,11 @@ class Reply:
 
     Args:
         status: ``ok``, ``abstain`` (no update from this site at this step) or ``error``.
-        round, step: those of the order, so that a late answer is never taken for another step's.
+        round, step: those of the task's header, so that a late answer is never taken for another step's.
         reason: why a site abstains or fails; public text, free of identity.
         numbers: scalars by name (samples, train_loss, seconds, ...).
-        payload: what a task adds (schema, counts, scores, T numbers); nested dictionaries and lists of primitives.
+        payload: what a task adds (schema, counts, scores); nested dictionaries and lists of primitives.
+        method: of the task that is answered; empty in an error reply to a task that could not be read.
         plugin: version of fedtar_flare that sends it.
     """
 
@@ -121,6 +129,7 @@ class Reply:
     reason: str = ""
     numbers: dict[str, float] = field(default_factory=dict)
     payload: dict[str, Any] = field(default_factory=dict)
+    method: str = ""
     plugin: str = __version__
 
     def __post_init__(self) -> None:

@@ -64,6 +64,16 @@ class Start(Event):
     first_round: int = 1
 
 
+class Joined(Event):
+    """Sites that joined at the start of a round, and those that could not."""
+
+    kind: ClassVar[str] = "joined"
+    round: int
+    sites: list[str] = []
+    counts: dict[str, Counts] = {}
+    absent: dict[str, str] = {}
+
+
 class SiteUpdate(BaseModel):
     """What one site sent at one step; losses are mean token losses, seconds the task's own."""
 
@@ -163,5 +173,5 @@ class End(Event):
     reason: str = ""
 
 
-SHARED = (Start, Step, Validation, Evaluation, Late, End)
+SHARED = (Start, Joined, Step, Validation, Evaluation, Late, End)
 """Events of every method."""

@@ -29,13 +29,13 @@ from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import ReservedHeaderKey, Shareable
 
 from fedtar_flare.errors import FedTARError
-from fedtar_flare.protocol.messages import HEADER, Order
+from fedtar_flare.protocol.messages import HEADER, TaskHeader
 from fedtar_flare.record.log import clean
 from fedtar_flare.site.place import Site
 
 FOLDER = "audit"
 ORDER_PROP = "fedtar.order"
-"""Context property with the :class:`Order` of the running task (its header is gone when the filters run)."""
+"""Context property with the :class:`TaskHeader` of the running task (its header is gone when the filters run)."""
 REFUSED_PROP = "fedtar.refused"
 """Context property with the reason why a filter of this package replaced the message."""
 _RECORDED = "fedtar.recorded"
@@ -84,9 +84,9 @@ def describe(message: Shareable, fl_ctx: FLContext) -> dict[str, Any]:
     refused = fl_ctx.get_prop(REFUSED_PROP)
     entry: dict[str, Any] = {
         "task": str(fl_ctx.get_prop(FLContextKey.TASK_NAME)),
-        "run": order.run_id if isinstance(order, Order) else None,
-        "round": order.round if isinstance(order, Order) else None,
-        "step": order.step if isinstance(order, Order) else None,
+        "run": order.run_id if isinstance(order, TaskHeader) else None,
+        "round": order.round if isinstance(order, TaskHeader) else None,
+        "step": order.step if isinstance(order, TaskHeader) else None,
     }
     code = message.get_return_code()
     if code not in (None, ReturnCode.OK):

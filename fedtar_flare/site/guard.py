@@ -24,7 +24,10 @@ from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
 from fedtar_flare.errors import ConfigError, ExchangeError
 from fedtar_flare.protocol.exchange import WIRE_DTYPES, ExchangeSchema, check_tensor
-from fedtar_flare.protocol.messages import ERROR, HANDSHAKE, HEADER, TASKS, TRAIN, Reply
+from fedtar_flare.protocol.messages import ERROR, HEADER, Reply
+from fedtar_flare.protocol.tasks import HANDSHAKE, TRAIN
+
+TASKS = ("handshake", "train", "close_round")
 from fedtar_flare.protocol.tensors import register_tensors
 from fedtar_flare.site.audit import REFUSED_PROP
 

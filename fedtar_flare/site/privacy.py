@@ -35,7 +35,7 @@ from nvflare.apis.shareable import Shareable
 
 from fedtar_flare.errors import ConfigError, ExchangeError, FedTARError
 from fedtar_flare.protocol.exchange import WIRE_DTYPES, check_tensor, euclidean_norm
-from fedtar_flare.protocol.messages import ABSTAIN, CLOSE_ROUND, HANDSHAKE, HEADER, OK, TRAIN, Order, Reply
+from fedtar_flare.protocol.messages import ABSTAIN, CLOSE_ROUND, HANDSHAKE, HEADER, OK, TRAIN, TaskHeader, Reply
 from fedtar_flare.protocol.tensors import register_tensors
 from fedtar_flare.site.accountant import FILE, Ledger, Spent, locked
 from fedtar_flare.site.audit import ORDER_PROP, REFUSED_PROP
@@ -129,7 +129,7 @@ class GaussianPrivacy(Filter):
             order = fl_ctx.get_prop(ORDER_PROP)
             if reply.status != OK:
                 return _message(DXO(DataKind.METRICS, data={}), replace(reply, numbers={}, payload={}))
-            if task not in PUBLIC_NUMBERS or not isinstance(order, Order):
+            if task not in PUBLIC_NUMBERS or not isinstance(order, TaskHeader):
                 raise ExchangeError(f"task '{task}' is not one that the privacy filter knows")
             return self._release(task, order, dxo, reply, site)
         except (FedTARError, ValueError) as error:
@@ -172,7 +172,7 @@ class GaussianPrivacy(Filter):
         loss = float((centred + noise[0] + 1) / 2 * self.loss_clip)
         return loss, None if t_numbers is None else [float(v) for v in (unit + noise[1:]) * self.t_clip]
 
-    def _release(self, task: str, order: Order, dxo: DXO, reply: Reply, site: Site) -> Shareable:
+    def _release(self, task: str, order: TaskHeader, dxo: DXO, reply: Reply, site: Site) -> Shareable:
         numbers = {name: value for name, value in reply.numbers.items() if name in PUBLIC_NUMBERS[task]}
         payload = {name: value for name, value in reply.payload.items() if name in PUBLIC_FIELDS}
         if dxo.data_kind == DataKind.METRICS and dxo.data:

@@ -55,12 +55,18 @@ class SiteState:
         self.folder = Path(root) / run_id / site
         self.keep_rounds = keep_rounds
 
-    def save(self, version: str, tensors: Mapping[str, torch.Tensor], info: Mapping[str, Any]) -> None:
-        """Write a version (atomically; an older file of the same name is replaced) and prune old ones."""
+    def save(self, version: str, tensors: Mapping[str, torch.Tensor], info: Mapping[str, Any], keep: str = "") -> None:
+        """Write a version (atomically; an older file of the same name is replaced) and prune old ones.
+
+        Args:
+            version: ``<round>-<step>``.
+            tensors, info: its content.
+            keep: a version that stays whatever its age, the best round's; empty: none.
+        """
         if not _VERSION.match(version):
             raise ConfigError(f"state version '{version}' is not of the form 0001-02")
         self.write(version, tensors, info)
-        self._prune(version)
+        self._prune(version, keep)
 
     def latest(self, not_after: str) -> str | None:
         """The newest version that is not later than ``not_after``; None when there is none."""
@@ -90,6 +96,10 @@ class SiteState:
         """Whether ``<name>.safetensors`` is there."""
         return (self.folder / f"{name}.safetensors").is_file()
 
+    def names(self, prefix: str) -> list[str]:
+        """Names of the files that begin with ``prefix``, sorted."""
+        return sorted(path.stem for path in self.folder.glob(f"{prefix}*.safetensors"))
+
     def remove(self, name: str) -> None:
         """Delete ``<name>.safetensors`` if it is there."""
         (self.folder / f"{name}.safetensors").unlink(missing_ok=True)
@@ -98,12 +108,13 @@ class SiteState:
         """Delete everything of this site in this run."""
         shutil.rmtree(self.folder, ignore_errors=True)
 
-    def _prune(self, current: str) -> None:
+    def _prune(self, current: str, keep: str) -> None:
         """Keep the last two versions of the running round and the last one of each of ``keep_rounds`` rounds before."""
         versions = [v for v in self.versions() if v <= current]
         rounds = sorted({v[:4] for v in versions})
         kept = set(versions[-2:])
         kept |= {max(v for v in versions if v[:4] == r) for r in rounds[-1 - self.keep_rounds :]}
+        kept |= {max((v for v in versions if v <= keep), default="")} if keep else set()
         for v in set(versions) - kept:
             self.remove(v)
 

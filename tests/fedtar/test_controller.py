@@ -2,6 +2,7 @@ import errno
 import json
 import os
 import random
+from dataclasses import replace
 
 import pytest
 import torch
@@ -9,12 +10,15 @@ from federation import NAMES, LocalFederation, QuadraticSite, pair
 
 from fedtar_flare.errors import ConfigError
 from fedtar_flare.fedtar.controller import TemporalResidualController
+from fedtar_flare.fedtar.events import EVENTS
 from fedtar_flare.fedtar.policy import OuterOptimizer
-from fedtar_flare.fedtar.residual import SpilledUpdates
-from fedtar_flare.fedtar.results import ResultsWriter
+from fedtar_flare.flare.aggregation import SpilledUpdates
 from fedtar_flare.flare.checkpoint import CheckpointFolder
 from fedtar_flare.flare.executor import ok
-from fedtar_flare.protocol.messages import ABSTAIN, CLOSE_ROUND, ERROR, HANDSHAKE, TRAIN, Reply
+from fedtar_flare.flare.results import Results
+from fedtar_flare.protocol.messages import ABSTAIN, ERROR, Reply
+from fedtar_flare.protocol.tasks import CLOSE_ROUND, HANDSHAKE, TRAIN
+from fedtar_flare.record.events import SHARED
 from fedtar_flare.record.log import read_events
 from fedtar_flare.site import state as site_state
 
@@ -37,8 +41,8 @@ def federation(tmp_path, local=None, **settings):
 
 def run(controller):
     controller.run()
-    events = read_events(controller.results_folder)
-    return {kind: [e for e in events if e["event"] == kind] for kind in ("start", "step", "outer", "evaluation", "end")}
+    events = read_events(controller.results_folder, (*SHARED, *EVENTS))
+    return {kind.kind: [e for e in events if isinstance(e, kind)] for kind in (*SHARED, *EVENTS)}
 
 
 def final_weights(controller):
@@ -103,19 +107,20 @@ def test_a_run_equals_an_independent_reference(tmp_path, alpha_form, weighting, 
     for name, expected in zip(NAMES, w, strict=True):
         torch.testing.assert_close(final_weights(controller).weights[name].double(), expected, rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(controller.policy.alphas().detach().double(), alphas.double(), rtol=1e-5, atol=1e-6)
-    assert [e["skipped"] for e in events["step"]] == ([False, True, False] if skip else [False] * 3) * 3
-    assert events["end"][0]["status"] == "completed" and not controller.panics
+    assert [e.skipped for e in events["step"]] == ([False, True, False] if skip else [False] * 3) * 3
+    assert events["end"][0].status == "completed" and not controller.panics
 
 
 def test_theorem_2_in_the_record_and_every_site_is_accounted_for(tmp_path):
     events = run(federation(tmp_path))
-    for step in events["step"]:
-        assert step["residual_norm"] == pytest.approx(step["alpha"] * step["update_norm"], rel=1e-5, abs=1e-6)
-        assert {*step["sites"], *step["abstained"], *step["absent"], *step["refused"]} == {"site-a", "site-b", "site-c"}
+    for step, residual in zip(events["step"], events["residual"], strict=True):
+        expected = residual.alpha * (step.update_norm or 0)
+        assert residual.residual_norm == pytest.approx(expected, rel=1e-5, abs=1e-6)
+        assert {*step.sites, *step.abstained, *step.absent, *step.refused} == {"site-a", "site-b", "site-c"}
     for outer in events["outer"]:
-        assert set(outer["sites"]) == {"site-a", "site-b"} and set(outer["left_out"]) == {"site-c"}
-        assert all(len(site["t_numbers"]) == T for site in outer["sites"].values())
-        assert sum(outer["alpha_after"]) == pytest.approx(1)
+        assert set(outer.t_numbers) == {"site-a", "site-b"} and set(outer.left_out) == {"site-c"}
+        assert all(len(numbers) == T for numbers in outer.t_numbers.values())
+        assert sum(outer.alpha_after) == pytest.approx(1)
     metrics = json.loads((tmp_path / "fedtar" / "metrics.json").read_text())
     assert len(metrics["validation_loss"]) == 3 and metrics["best_round"] in (1, 2, 3)
 
@@ -132,7 +137,7 @@ def test_the_order_of_arrival_does_not_change_a_bit(tmp_path):
         results.append(final_weights(controller))
     for other in results[1:]:
         assert all(torch.equal(results[0].weights[n], other.weights[n]) for n in NAMES)
-        assert all(torch.equal(results[0].policy[n], other.policy[n]) for n in results[0].policy)
+        assert all(torch.equal(results[0].method[n], other.method[n]) for n in results[0].method)
 
 
 @pytest.mark.parametrize("after", [1, 2])
@@ -143,11 +148,11 @@ def test_a_resumed_run_equals_the_uninterrupted_one(tmp_path, after):
     run(first)
     second = federation(tmp_path / "second", num_rounds=4, resume_from=str(first.results_folder / "checkpoint"))
     events = run(second)
-    assert events["start"][0]["run_id"] == read_events(first.results_folder)[0]["run_id"]
-    assert [e["round"] for e in events["outer"]] == list(range(after + 1, 5))
+    assert events["start"][0].run_id == read_events(first.results_folder)[0].run_id
+    assert [e.round for e in events["outer"]] == list(range(after + 1, 5))
     a, b = final_weights(whole), final_weights(second)
     assert all(torch.equal(a.weights[n], b.weights[n]) for n in NAMES)
-    assert all(torch.equal(a.policy[n], b.policy[n]) for n in a.policy)
+    assert all(torch.equal(a.method[n], b.method[n]) for n in a.method)
 
 
 class Killed(BaseException):
@@ -172,8 +177,8 @@ def dying(monkeypatch, where, name, at, after=False):
 DEATHS = {
     "before an aggregation": (SpilledUpdates, "mean", 5, False),
     "after an aggregation": (SpilledUpdates, "mean", 5, True),
-    "between steps": (ResultsWriter, "step", 4, True),
-    "before the outer step": (TemporalResidualController, "outer_step", 2, False),
+    "between steps": (Results, "step", 4, True),
+    "before the outer step": (TemporalResidualController, "_outer_step", 2, False),
     "during the outer step": (OuterOptimizer, "step", 2, True),
     "before a checkpoint": (CheckpointFolder, "save", 2, False),
     "while a checkpoint is written": (site_state, "save_file", 2, True),
@@ -195,7 +200,7 @@ def test_a_run_whose_server_dies_anywhere_is_resumed_to_the_same_end(tmp_path, d
     a, b = final_weights(whole), final_weights(second)
     assert a.round == b.round
     assert all(torch.equal(a.weights[n], b.weights[n]) for n in NAMES)
-    assert all(torch.equal(a.policy[n], b.policy[n]) for n in a.policy)
+    assert all(torch.equal(a.method[n], b.method[n]) for n in a.method)
 
 
 def test_a_full_disk_stops_the_run_with_the_reason_and_keeps_the_last_checkpoint(tmp_path, monkeypatch):
@@ -210,7 +215,7 @@ def test_a_full_disk_stops_the_run_with_the_reason_and_keeps_the_last_checkpoint
 
     monkeypatch.setattr(site_state, "save_file", full)
     end = run(controller)["end"][0]
-    assert end["status"] == "failed" and "No space left" in end["reason"] and "resume" in end["reason"]
+    assert end.status == "failed" and "No space left" in end.reason and "resume" in end.reason
     assert "No space left" in controller.panics[0]
     folder = controller.results_folder / "checkpoint"
     assert CheckpointFolder(folder).last()[0].round < 3
@@ -251,7 +256,7 @@ REFUSED = {
     "a wrong dtype": (changed(NAMES[0], torch.ones(3, 2, dtype=torch.float64)), "dtype"),
     "an unknown name": (changed("other", torch.ones(1)), "other"),
     "a missing tensor": (lambda o, r, t: (r, {NAMES[0]: t[NAMES[0]]}), "missing"),
-    "another step": (lambda o, r, t: (Reply("ok", o.round, o.step + 1, numbers=r.numbers), t), "not the open task"),
+    "another step": (lambda o, r, t: (replace(r, step=o.step + 1), t), "not the open task"),
     "1,000 times too large": (lambda o, r, t: (r, {n: v * 1000 for n, v in t.items()}), "times"),
     "no samples": (lambda o, r, t: (ok(o, {"samples": 0}), t), "samples"),
     "half a sample": (lambda o, r, t: (ok(o, {"samples": 0.5}), t), "samples"),
@@ -267,9 +272,9 @@ def test_a_bad_update_is_refused_by_name_and_the_step_goes_on(tmp_path, case):
     spoil, word = REFUSED[case]
     controller = federation(tmp_path, sites(**{"site-b": broken(spoil)}))
     events = run(controller)
-    step = next(e for e in events["step"] if (e["round"], e["step"]) == (2, 1))
-    assert word in step["refused"]["site-b"] and set(step["sites"]) == {"site-a", "site-c"}
-    assert events["end"][0]["status"] == "completed"
+    step = next(e for e in events["step"] if (e.round, e.step) == (2, 1))
+    assert word in step.refused["site-b"] and set(step.sites) == {"site-a", "site-c"}
+    assert events["end"][0].status == "completed"
     assert all(torch.isfinite(v).all() for v in final_weights(controller).weights.values())
 
 
@@ -282,9 +287,9 @@ def test_a_site_that_raises_or_reports_an_error_is_recorded_and_left_out(tmp_pat
         controller = federation(tmp_path / str(number), sites(**{"site-b": broken(spoil, task=task)}))
         events = run(controller)
         kind, field, step = ("step", "absent", 1) if task == TRAIN else ("outer", "left_out", None)
-        event = next(e for e in events[kind] if e["round"] == 2 and (step is None or e["step"] == step))
-        assert "site-b" in event[field]
-        assert events["end"][0]["status"] == "completed"
+        event = next(e for e in events[kind] if e.round == 2 and (step is None or e.step == step))
+        assert "site-b" in getattr(event, field)
+        assert events["end"][0].status == "completed"
         assert "patient 17" not in controller.record.path.read_text()
 
 
@@ -303,9 +308,9 @@ def test_a_site_that_raises_or_reports_an_error_is_recorded_and_left_out(tmp_pat
 def test_bad_numbers_of_the_outer_step_are_refused(tmp_path, spoil):
     controller = federation(tmp_path, sites(**{"site-b": broken(spoil, task=CLOSE_ROUND)}))
     events = run(controller)
-    outer = next(e for e in events["outer"] if e["round"] == 2)
-    assert set(outer["sites"]) == {"site-a"} and "site-b" in outer["left_out"]
-    assert events["end"][0]["status"] == "completed"
+    outer = next(e for e in events["outer"] if e.round == 2)
+    assert set(outer.t_numbers) == {"site-a"} and "site-b" in outer.left_out
+    assert events["end"][0].status == "completed"
 
 
 def test_a_site_that_never_answers_costs_its_time_limit_once(tmp_path):
@@ -314,9 +319,9 @@ def test_a_site_that_never_answers_costs_its_time_limit_once(tmp_path):
     }
     controller = federation(tmp_path, sites(**silent), num_rounds=1)
     events = run(controller)
-    reasons = [e["absent"]["site-b"] for e in events["step"]]
+    reasons = [e.absent["site-b"] for e in events["step"]]
     assert "no answer within 1 s" in reasons[0] and all("not waited for" in r for r in reasons[1:])
-    assert events["end"][0]["status"] == "completed" and events["end"][0]["seconds"] < 3
+    assert events["end"][0].status == "completed" and events["end"][0].seconds < 3
 
 
 def test_a_disconnected_site_is_not_asked_and_comes_back(tmp_path):
@@ -332,7 +337,7 @@ def test_a_disconnected_site_is_not_asked_and_comes_back(tmp_path):
     events = run(controller)
     asked = {(r, t) for task, site, r, t in controller.sent if site == "site-b" and task == TRAIN}
     assert (1, 1) in asked and (1, 2) not in asked and (2, 1) not in asked and (2, 2) in asked
-    left_out = {e["round"]: e["left_out"] for e in events["outer"]}
+    left_out = {e.round: e.left_out for e in events["outer"]}
     assert "every step" in left_out[2]["site-b"] and "site-b" not in left_out[3]
 
 
@@ -340,14 +345,14 @@ def test_fewer_than_min_sites_stops_the_job_with_the_reason(tmp_path):
     bad = broken(lambda o, r, t: (Reply(ERROR, o.round, o.step, "no disk"), None))
     controller = federation(tmp_path, sites(**{"site-b": bad}), min_sites=3)
     events = run(controller)
-    assert events["end"][0]["status"] == "failed" and "no disk" in events["end"][0]["reason"]
+    assert events["end"][0].status == "failed" and "no disk" in events["end"][0].reason
     assert controller.panics and final_weights(controller).round == 1
 
 
 def test_abstaining_counts_as_taking_part(tmp_path):
     events = run(federation(tmp_path, min_sites=3))
-    assert events["end"][0]["status"] == "completed"
-    assert events["step"][1]["abstained"]["site-b"] == "no visit"
+    assert events["end"][0].status == "completed"
+    assert events["step"][1].abstained["site-b"] == "no visit"
     assert Reply(ABSTAIN, 1, 2, "no visit").status == ABSTAIN
 
 
@@ -363,7 +368,7 @@ def test_an_abort_stops_at_once_and_saves_nothing_of_the_running_round(tmp_path,
 
     controller.local_sites["site-b"] = aborting
     events = run(controller)
-    assert events["end"][0]["status"] == "aborted" and not controller.panics
+    assert events["end"][0].status == "aborted" and not controller.panics
     whole = [p.name for p in (controller.results_folder / "checkpoint").glob("round-*")]
     assert whole == ([] if at[1] < 2 else ["round-0001.safetensors"])
     assert not list(controller.results_folder.rglob("*.part")) and not (controller.results_folder / "updates").exists()
@@ -381,8 +386,8 @@ def test_sites_that_disagree_stop_the_job_with_a_table(tmp_path):
 
     controller = federation(tmp_path, sites(**{"site-b": Other("site-b", [None] * 3)}))
     events = run(controller)
-    assert events["end"][0]["status"] == "failed"
-    table = events["end"][0]["reason"]
+    assert events["end"][0].status == "failed"
+    table = events["end"][0].reason
     assert "site-a" in table and "site-b" in table and "0.0.1" in table and NAMES[0] in table and "[9, 9]" in table
 
 
@@ -393,11 +398,11 @@ def test_the_start_comes_from_the_named_site_or_the_next_that_can(tmp_path):
     failing = {"site-a": lambda task, order, weights: (Reply(ERROR, order.round, order.step, "no site file"), None)}
     controller = federation(tmp_path / "b", sites(**failing), num_rounds=1)
     events = run(controller)
-    assert events["start"][0]["sites"] == ["site-b", "site-c"]
-    assert events["start"][0]["absent"] == {"site-a": "no site file"}
-    assert events["end"][0]["status"] == "completed"
+    assert events["start"][0].sites == ["site-b", "site-c"]
+    assert events["start"][0].absent == {"site-a": "no site file"}
+    assert events["end"][0].status == "completed"
     controller = federation(tmp_path / "c", initial_site="site-x")
-    assert "site-x" in run(controller)["end"][0]["reason"]
+    assert "site-x" in run(controller)["end"][0].reason
 
 
 def test_a_checkpoint_can_be_the_start(tmp_path):

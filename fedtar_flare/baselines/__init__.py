@@ -1,0 +1,1 @@
+"""Rival methods, each with FedTAR's number of exchanges and local updates, and without time or patient."""

@@ -1,0 +1,41 @@
+"""Learners of the baselines: what differs from :class:`ReportLearner` at a site."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from fedtar_flare.learning.learner import ReportLearner
+
+
+class ProximalLearner(ReportLearner):
+    """Adds the gradient of ``mu / 2 ||w - w^t||^2`` (FedProx, Eq. 2).
+
+    Args:
+        mu: weight of the proximal term.
+        settings: of :class:`ReportLearner`.
+    """
+
+    def __init__(self, *, mu: float, **settings: Any):
+        super().__init__(**settings)
+        self.mu = mu
+
+    def after_backward(self, start: Mapping[str, torch.Tensor]) -> None:
+        """``grad += mu (w - w^t)`` on the shared part."""
+        for name, parameter in self.shared_parameters().items():
+            if parameter.grad is not None:
+                parameter.grad.add_(parameter.detach() - start[name].to(parameter.device), alpha=self.mu)
+
+
+class LocalLearner(ReportLearner):
+    """Keeps the adapter at the site: it is private state, and what the server sends is only the common start."""
+
+    def private(self) -> dict[str, torch.Tensor]:
+        """The adapter."""
+        return {f"adapter/{name}": value for name, value in self.shared().items()}
+
+    def load_private(self, state: Mapping[str, torch.Tensor]) -> None:
+        """Take the site's own adapter in place of the server's."""
+        self.load_shared({name.removeprefix("adapter/"): value for name, value in state.items()})

@@ -1,0 +1,151 @@
+"""``MethodRecipe``: a method's job as code, shared by all methods."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+from nvflare.job_config.api import FedJob
+from nvflare.job_config.defs import FilterType
+from nvflare.recipe.spec import Recipe
+
+from fedtar_flare.errors import ConfigError
+from fedtar_flare.flare.controller import MethodController
+from fedtar_flare.flare.report_executor import ReportExecutor
+from fedtar_flare.flare.scalars import add_tensorboard
+from fedtar_flare.protocol.contract import Contract
+from fedtar_flare.site.guard import OutboundGuard
+
+SIMULATOR_REQUEST_INTERVAL = 0.05
+"""Seconds between a site's requests for a task in the simulator; FLARE's own 2 s would be most of a short step."""
+
+PRODUCTION_REQUEST_INTERVAL = 2.0
+"""The same between hospitals, where a step takes minutes and each request is traffic."""
+
+CUSTOM_NOTE = """\
+This folder is here on purpose. A job that has a `custom` folder may use classes of an installed package without an
+entry in each site's class allow-list, which is what `nvflare simulator` on a researcher's own machine needs.
+
+A hospital should not run it: there, the classes of `fedtar_flare` are put on the site's allow-list once, and the job
+is exported without this folder.
+"""
+
+
+class MethodRecipe(Recipe):
+    """The job of a method. A method sets the three classes, and the names of its own groups of settings.
+
+    Args:
+        name: of the job; the method's name by default.
+        preset: ``small`` by default; a preset is a whole setting (see :attr:`presets`), and what is given here wins.
+        num_rounds: R.
+        time_steps: T.
+        min_sites: fewer sites taking part stop the job.
+        seed: of everything random.
+        torch_threads: threads of one task at a site.
+        server: further arguments of the controller, by name.
+        model: settings that override the model preset's.
+        lora: settings of :class:`fedtar_flare.learning.config.LoRAConfig`.
+        training: settings of :class:`fedtar_flare.learning.config.TrainingConfig`.
+        data: settings of :class:`fedtar_flare.learning.config.DataConfig`.
+        groups: further groups of settings, those of the method's executor (see :attr:`own_groups`).
+
+    Raises:
+        ConfigError: for a setting that is unknown or not allowed, before anything is exported or run.
+
+    Example::
+
+        from nvflare.recipe import SimEnv
+        run = FedTARRecipe(num_rounds=3, time_steps=3).run(SimEnv(num_clients=3))
+    """
+
+    contract: ClassVar[Contract]
+    controller_class: ClassVar[type[MethodController]]
+    executor_class: ClassVar[type[ReportExecutor]]
+    own_groups: ClassVar[tuple[str, ...]] = ()
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
+    """Preset to arguments of the recipe that go with it beside the model's own."""
+
+    def __init__(
+        self,
+        *,
+        name: str = "",
+        preset: str = "small",
+        num_rounds: int | None = None,
+        time_steps: int | None = None,
+        min_sites: int = 1,
+        seed: int = 0,
+        torch_threads: int = 1,
+        server: dict[str, Any] | None = None,
+        model: dict[str, Any] | None = None,
+        lora: dict[str, Any] | None = None,
+        training: dict[str, Any] | None = None,
+        data: dict[str, Any] | None = None,
+        **groups: dict[str, Any] | None,
+    ):
+        if unknown := sorted(set(groups) - set(self.own_groups)):
+            raise ConfigError(f"{unknown[0]}: method '{self.contract.method}' has no such group of settings")
+        given = {"server": server, "lora": lora, "training": training, "data": data, **groups}
+        settings = self._with_preset(preset, given)
+        defaults = self.presets.get(preset, {})
+        rounds = num_rounds if num_rounds is not None else defaults.get("num_rounds", 3)
+        steps = time_steps if time_steps is not None else defaults.get("time_steps", 3)
+        tasks = list(self.contract.task_names)
+        job = FedJob(name=name or self.contract.method, min_clients=min_sites)
+        job.set_app_packages(["fedtar_flare"])  # the sites have the package installed; its code is not put in the job
+        try:
+            self.controller = self.controller_class(
+                num_rounds=rounds, time_steps=steps, min_sites=min_sites, seed=seed, **(settings.pop("server") or {})
+            )
+        except TypeError as error:
+            raise ConfigError(f"server: {error}") from error
+        job.to_server(self.controller)
+        self.executor = self.executor_class(
+            preset=preset, model=model, seed=seed, torch_threads=torch_threads, **settings
+        )
+        job.to_clients(self.executor, tasks=tasks)
+        guard = {
+            "methods": [self.contract.method],
+            "extra_names": list((settings.get("lora") or {}).get("exchange", ())),
+        }
+        for filter_type in (FilterType.TASK_DATA, FilterType.TASK_RESULT):  # FLARE knows no "*": each task by its name
+            job.to_clients(OutboundGuard(**guard), filter_type=filter_type, tasks=tasks)
+        add_tensorboard(job)
+        super().__init__(job)
+        self._interval(SIMULATOR_REQUEST_INTERVAL)
+
+    def _with_preset(self, preset: str, given: Mapping[str, dict[str, Any] | None]) -> dict[str, dict[str, Any] | None]:
+        """Groups of settings: the preset's with the given ones over them; a group without any stays None."""
+        defaults = self.presets.get(preset, {})
+        merged = {group: {**defaults.get(group, {}), **(values or {})} for group, values in given.items()}
+        return {group: values or None for group, values in merged.items()}
+
+    def _interval(self, seconds: float) -> None:
+        self.add_server_config({"server": {"task_request_interval": seconds}})
+
+    def export(self, job_dir: str, *args: Any, byoc: bool = True, **kwargs: Any) -> None:
+        """Write the job below ``job_dir``, as ``<job_dir>/<name>``.
+
+        Args:
+            job_dir: the folder of jobs.
+            byoc: whether the job is for the simulator: it has the ``custom`` note that the plain simulator needs, and
+                sites ask for tasks many times a second. False for production, where the class allow-list stays in
+                force and sites ask every two seconds.
+        """
+        self._interval(SIMULATOR_REQUEST_INTERVAL if byoc else PRODUCTION_REQUEST_INTERVAL)
+        super().export(job_dir, *args, **kwargs)
+        _order_filter_tasks(Path(job_dir) / self.name / "app" / "config" / "config_fed_client.json", self.contract)
+        if byoc:
+            note = Path(job_dir) / self.name / "app" / "custom" / "README.md"
+            note.parent.mkdir(parents=True, exist_ok=True)
+            note.write_text(CUSTOM_NOTE, encoding="utf-8")
+
+
+def _order_filter_tasks(file: Path, contract: Contract) -> None:
+    """FLARE keeps a filter's tasks as a set: put them in a run's order, so that equal recipes give equal files."""
+    config = json.loads(file.read_text(encoding="utf-8"))
+    for key in ("task_data_filters", "task_result_filters"):
+        for entry in config.get(key, []):
+            entry["tasks"].sort(key=contract.task_names.index)
+    file.write_text(json.dumps(config, indent=4), encoding="utf-8")

@@ -1,0 +1,323 @@
+"""Base of every executor that trains a report generator at a site: opens the site, does the three shared tasks."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from fedtar_flare.data.timeline import Timeline
+from fedtar_flare.errors import ConfigError, DataError
+from fedtar_flare.flare.executor import MethodExecutor, Tensors, abstain, ok
+from fedtar_flare.flare.scalars import send_scalar
+from fedtar_flare.learning.config import DataConfig, LoRAConfig, TrainingConfig
+from fedtar_flare.models.config import preset as model_preset
+from fedtar_flare.progress import Progress
+from fedtar_flare.protocol.exchange import WIRE_DTYPES, ExchangeSchema, check_tensor
+from fedtar_flare.protocol.messages import Reply, TaskHeader, version
+from fedtar_flare.protocol.tasks import CLOSE_ROUND, HANDSHAKE, TRAIN
+from fedtar_flare.settings import build, digest
+from fedtar_flare.site.place import Site
+from fedtar_flare.site.policy import has_privacy_filter
+from fedtar_flare.site.state import SiteState
+from fedtar_flare.version import __version__
+
+if TYPE_CHECKING:
+    from fedtar_flare.data.cohort import Cohort
+    from fedtar_flare.learning.learner import ReportLearner, Validated
+
+PRODUCTION_MIN_CELL = 5
+"""Fewest visits at a step to train on it and to report scores, at a real site whose site file says nothing."""
+
+
+class ReportExecutor(MethodExecutor):
+    """Handshake, training and closing of a round at a site; a method overrides what differs.
+
+    Hooks: :meth:`learner_class` and :meth:`learner_settings` (how the site learns), :meth:`method_settings` (what all
+    sites must share), :meth:`at_handshake` (what is fitted once), :meth:`visits_of` (what a task trains on),
+    :meth:`on_broadcast` (what is kept of what came down), :meth:`close` (what a closing reply adds).
+
+    Everything a task needs of the one before is on disk (:class:`SiteState`), because a task may run in a new process.
+
+    Args:
+        preset: model preset (see :mod:`fedtar_flare.models.config`).
+        model: settings that override the preset's.
+        lora: settings of :class:`LoRAConfig`.
+        training: settings of :class:`TrainingConfig`.
+        data: settings of :class:`DataConfig`.
+        seed: all randomness derives from it, the site's name, the round, the step and the task.
+        torch_threads: threads of one task; equal threads give equal bits.
+
+    Raises:
+        ConfigError: when built with a setting that is unknown or not allowed.
+    """
+
+    def __init__(
+        self,
+        preset: str = "small",
+        model: dict[str, Any] | None = None,
+        lora: dict[str, Any] | None = None,
+        training: dict[str, Any] | None = None,
+        data: dict[str, Any] | None = None,
+        seed: int = 0,
+        torch_threads: int = 1,
+    ):
+        super().__init__()
+        if isinstance(torch_threads, bool) or not isinstance(torch_threads, int) or torch_threads < 1:
+            raise ConfigError(f"torch_threads must be a whole number of at least 1, not {torch_threads!r}")
+        self.preset, self.model = preset, model
+        self.lora, self.training, self.data = lora, training, data
+        self.seed, self.torch_threads = seed, torch_threads
+        self.model_config = model_preset(preset, **(model or {}))
+        self.lora_config = build(LoRAConfig, lora, "lora")
+        self.training_config = build(TrainingConfig, training, "training")
+        self.data_config = build(DataConfig, data, "data")
+        self._learner: ReportLearner | None = None
+        self._learner_key: tuple[str, str] | None = None
+
+    # ------------------------------------------------------------------ what a method may change
+    def learner_class(self) -> type[ReportLearner]:
+        """Class of the site's learner."""
+        from fedtar_flare.learning.learner import ReportLearner
+
+        return ReportLearner
+
+    def learner_settings(self, header: TaskHeader, state: SiteState) -> dict[str, Any]:
+        """Further arguments of :meth:`learner_class`."""
+        return {}
+
+    def method_settings(self) -> tuple[Any, ...]:
+        """Settings beside the shared ones that must be the same at every site."""
+        return ()
+
+    def at_handshake(self, header: TaskHeader, site: Site, state: SiteState, cohort: Cohort) -> None:
+        """Fit what the learner needs, once per run, before it is built."""
+
+    def visits_of(self, header: TaskHeader) -> int | None:
+        """The time step whose visits a task trains on; None: the visits of all steps together."""
+        return header.step
+
+    def on_broadcast(self, header: TaskHeader, state: SiteState, weights: Tensors) -> None:
+        """Called with what a ``train`` task sent down, before anything else."""
+
+    def close(
+        self, header: TaskHeader, state: SiteState, weights: Tensors, validated: Validated | None
+    ) -> tuple[dict[str, float], dict[str, Any]]:
+        """Numbers and payload that the method adds to a closing reply."""
+        return {}, {}
+
+    # ------------------------------------------------------------------ the three tasks
+    def perform(self, task: str, header: TaskHeader, weights: Tensors, site: Site) -> tuple[Reply, Tensors | None]:
+        """Route a task (see :class:`MethodExecutor`)."""
+        torch.set_num_threads(self.torch_threads)
+        if task == HANDSHAKE:
+            return self._handshake(header, weights, site)
+        if task == TRAIN:
+            return self._train(header, weights, site)
+        if task == CLOSE_ROUND:
+            return self._close_round(header, weights, site)
+        raise ConfigError(f"task '{task}' is unknown; this executor does {', '.join(self.contract.task_names)}")
+
+    def _handshake(self, header: TaskHeader, weights: Tensors, site: Site) -> tuple[Reply, Tensors | None]:
+        state, cohort = self._open(header, site)
+        if header.member and state.latest(header.after) is None:
+            raise _no_state(state, header.after)
+        for name in state.names("broadcast-"):  # of a job that ended in the middle of a round
+            state.remove(name)
+        self.at_handshake(header, site, state, cohort)
+        learner = self._learner_of(header, site, state, cohort)
+        if weights:
+            self._load_shared(learner, weights)
+        if state.latest(header.after) is None:
+            self._save_private(state, version(0, 0), learner, header)
+        shared = learner.shared()
+        payload: dict[str, Any] = {
+            "schema": ExchangeSchema.of(shared, self.lora_config.dtype_up).to_dict(),
+            "versions": {"fedtar_flare": __version__},
+            "settings": self._settings(),
+            "counts": cohort.counts(),
+            "min_cell": self._min_cell(site),
+            "skipped_studies": dict(cohort.rejected),
+            "adapter_config": learner.adapter_config(),
+            "model": learner.describe(),
+        }
+        if header.evaluate:
+            self._load_private(learner, state, header.after)
+            payload |= self._evaluate(learner, header, site, state)
+        numbers = {"min_cell": float(payload.pop("min_cell"))}
+        return ok(header, numbers, payload), shared if header.initial_site == site.name else None
+
+    def _train(self, header: TaskHeader, weights: Tensors, site: Site) -> tuple[Reply, Tensors | None]:
+        state, cohort = self._open(header, site)
+        self.on_broadcast(header, state, weights)
+        step = self.visits_of(header)
+        visits = len(cohort.samples("train", step))
+        if visits < self._min_cell(site):
+            where = "at all" if step is None else f"at step {step}"
+            return abstain(header, f"{visits} training visit(s) {where}" if not visits else "too few"), None
+        learner = self._learner_of(header, site, state, cohort)
+        self._load_shared(learner, weights)
+        self._load_private(learner, state, header.after)
+        seed = seed_of(self.seed, site.name, header.round, header.step, TRAIN)
+        result = learner.train(step, seed, self._on_update(header, site))
+        site.stop_if_aborted()
+        self._save_private(state, version(header.round, header.step), learner, header)
+        numbers = {
+            "samples": float(result.samples),
+            "train_loss": result.loss,
+            "first_loss": result.first_loss,
+            "last_loss": result.last_loss,
+            "skipped_updates": float(result.skipped_updates),
+        }
+        if not self.contract.task(TRAIN).up:
+            return ok(header, numbers), None
+        wire = WIRE_DTYPES[self.lora_config.dtype_up]
+        return ok(header, numbers), {name: value.to(wire) for name, value in result.update.items()}
+
+    def _close_round(self, header: TaskHeader, weights: Tensors, site: Site) -> tuple[Reply, Tensors | None]:
+        state, cohort = self._open(header, site)
+        learner = self._learner_of(header, site, state, cohort)
+        self._load_shared(learner, weights)
+        self._load_private(learner, state, header.after)
+        numbers: dict[str, float] = {}
+        validated = learner.validate()
+        if validated is not None:
+            numbers |= {"validation_loss": validated.loss, "reports": float(validated.reports)}
+        more, payload = self.close(header, state, weights, validated)
+        if header.evaluate:
+            payload |= self._evaluate(learner, header, site, state)
+        return ok(header, numbers | more, payload), None
+
+    # ------------------------------------------------------------------ what the tasks share
+    def _open(self, header: TaskHeader, site: Site) -> tuple[SiteState, Cohort]:
+        """The site's state of this run and its patients (read anew in every process; light)."""
+        from fedtar_flare.imaging.pipeline import InputConfig, prepare_cohort
+        from fedtar_flare.site.cohort import cache_folder, load_cohort
+        from fedtar_flare.site.site_file import load_site_config
+
+        self._config = load_site_config(site.name, workspace=site.workspace, simulator=site.simulated)
+        cohort = load_cohort(
+            self._config,
+            site.name,
+            timeline=Timeline.of(header.time_steps, self.data_config),
+            seed=self.seed,
+            synthetic_patients=self.data_config.synthetic_patients,
+            workspace=site.workspace,
+        )
+        self._cache = cache_folder(self._config) / "prepared"
+        images = InputConfig(image_size=self.model_config.image_size, slices=self.model_config.slices)
+        cohort = prepare_cohort(cohort, images, self._cache)  # a study that cannot be read is left out and counted
+        return SiteState(site.state_root(self._config.state_dir), header.run_id, site.name), cohort
+
+    def _learner_of(self, header: TaskHeader, site: Site, state: SiteState, cohort: Cohort) -> ReportLearner:
+        """The site's learner, built once per process and run."""
+        from fedtar_flare.learning.device import choose_device
+
+        if self._learner is None or self._learner_key != (header.run_id, site.name):
+            device, autocast = choose_device(self._config.device, self._config.precision)
+            self._learner = self.learner_class()(
+                model=self.model_config,
+                lora=self.lora_config,
+                training=self.training_config,
+                cohort=cohort,
+                seed=self.seed,
+                cache=self._cache,
+                device=device,
+                autocast=autocast,
+                checkpoint=site.stop_if_aborted,
+                **self.learner_settings(header, state),
+            )
+            self._learner_key = (header.run_id, site.name)
+        self._learner.cohort = cohort  # a visit added or withdrawn since counts from this task on
+        self._learner.checkpoint = site.stop_if_aborted
+        return self._learner
+
+    def _on_update(self, header: TaskHeader, site: Site) -> Callable[[int, float], None]:
+        """After each local update: a progress line now and then, and the loss to TensorBoard where that is allowed."""
+        count = self.training_config.local_steps
+        progress = Progress(f"round {header.round}, step {header.step}: update", count, self.logger.info)
+        allowed = self._config.stream_losses
+        if allowed is None:
+            allowed = site.simulated or self._config.source == "synthetic"
+        if allowed and has_privacy_filter(site.workspace):
+            allowed = False  # what streams passes no filter
+        before = ((header.round - 1) * header.time_steps + header.step - 1) * count
+
+        def on_update(number: int, loss: float) -> None:
+            progress(number)
+            if allowed:
+                with site.engine.new_context() as context:
+                    send_scalar(self, context, "loss of local updates", loss, before + number)
+
+        return on_update
+
+    def _evaluate(self, learner: ReportLearner, header: TaskHeader, site: Site, state: SiteState) -> dict[str, Any]:
+        """Scores of the test patients. Scores of single reports, and texts beside references, stay with the state."""
+        from fedtar_flare.learning.evaluation import write_report_scores
+        from fedtar_flare.reporting.examples import SiteExamples, choose, write_examples
+
+        scored = learner.evaluate(self._min_cell(site))
+        steps, visits = [s.time_step for s in scored.samples], [s.visit for s in scored.samples]
+        chosen = choose(steps, scored.texts, [v.report for v in visits], [v.findings for v in visits])
+        synthetic = self._config.source == "synthetic"
+        page = write_examples(state.folder, SiteExamples(site.name, header.round, synthetic, chosen))
+        write_report_scores(state.folder, header.round, scored.rows)
+        self.logger.info(f"generated beside reference reports, for this site's eyes: {page}")
+        payload = {"scores": scored.scores}
+        return payload | ({"scores_generic": scored.scores_generic} if scored.scores_generic else {})
+
+    @staticmethod
+    def _load_shared(learner: ReportLearner, weights: Tensors) -> None:
+        """Load what the server sent, checked first: the other side is not trusted either."""
+        for name in sorted(weights):
+            check_tensor(name, weights[name], None, {"float32": torch.float32})
+        learner.load_shared(weights)
+
+    @staticmethod
+    def _load_private(learner: ReportLearner, state: SiteState, after: str) -> None:
+        """Load the newest private state that is not later than the version the task names."""
+        newest = state.latest(after)
+        if newest is None:
+            raise _no_state(state, after)
+        learner.load_private(state.read(newest)[0])
+
+    @staticmethod
+    def _save_private(state: SiteState, name: str, learner: ReportLearner, header: TaskHeader) -> None:
+        """Save the private state; what is not finite is never saved, so that the version before stays good."""
+        from fedtar_flare.learning.learner import require_finite
+
+        private = learner.private()
+        require_finite(private)
+        state.save(name, private, {"round": header.round, "step": header.step}, keep=header.keep)
+
+    def _settings(self) -> str:
+        """Digest of the settings that must be the same at every site."""
+        shared = (self.model_config, self.lora_config, self.training_config, self.data_config)
+        return f"{digest(*shared, *self.method_settings())}-{self.seed}"
+
+    def _min_cell(self, site: Site) -> int:
+        """The job's, the site's or (outside of the simulator) 5, whichever is largest."""
+        configured = self._config.min_cell
+        if configured is None:
+            configured = 1 if site.simulated or self._config.source == "synthetic" else PRODUCTION_MIN_CELL
+        return max(configured, self.data_config.min_cell)
+
+
+def seed_of(seed: int, site: str, round_: int, step: int, task: str) -> int:
+    """Seed of one task: the same in every process and whatever ran before.
+
+    >>> seed_of(0, "site-1", 1, 2, "train") == seed_of(0, "site-1", 1, 2, "train")
+    True
+    """
+    text = f"{seed}/{site}/{round_}/{step}/{task}"
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "big")
+
+
+def _no_state(state: SiteState, after: str) -> DataError:
+    return DataError(
+        f"{state.folder} has no state of this run at or before version {after}; it was deleted, or the run began on "
+        "another machine. Restore the folder from a backup, or submit the job anew",
+        reason="no-site-state",
+    )

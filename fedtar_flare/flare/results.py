@@ -1,0 +1,257 @@
+"""What a run leaves behind at the server: the record, the scores, the adapter, the page and the closing table."""
+
+from __future__ import annotations
+
+import logging
+import platform
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from fedtar_flare.flare.tasking import Answers, Tensors, now
+from fedtar_flare.metrics.registry import SCORES
+from fedtar_flare.models.adapters.peft_file import write_adapter
+from fedtar_flare.record.best import best_round
+from fedtar_flare.record.events import (
+    Evaluation,
+    Exchange,
+    Joined,
+    SiteScores,
+    SiteUpdate,
+    SiteValidation,
+    Start,
+    Step,
+    Validation,
+)
+from fedtar_flare.record.log import METRICS_FILE, RunRecord, write_json
+from fedtar_flare.reporting.examples import EXAMPLES_FILE, EXAMPLES_FOLDER, read_examples
+from fedtar_flare.site.place import home
+from fedtar_flare.version import __version__
+
+if TYPE_CHECKING:
+    from fedtar_flare.flare.controller import MethodController
+
+logger = logging.getLogger(__name__)
+
+
+class Results:
+    """Writes ``<server run folder>/fedtar/`` as the run goes.
+
+    Args:
+        folder: that folder.
+        record: its run record.
+        scalar: takes points of curves (tag, value, place) for TensorBoard.
+    """
+
+    def __init__(
+        self, folder: Path, record: RunRecord, scalar: Callable[[str, float | None, int], None] = lambda *point: None
+    ):
+        self.folder = folder
+        self.record = record
+        self.scalar = scalar
+        self.turned_away: set[str] = set()
+        """Sites whose settings differ: they are not asked again."""
+        self._adapter_config: dict[str, Any] = {}
+        self._base_model: dict[str, Any] = {}
+        self._validations: list[Validation] = []
+        self._metrics: dict[str, Any] = {}
+        self._bytes_down = 0
+        self._first_round = 1
+
+    def start(self, controller: MethodController, answers: Answers) -> None:
+        """After the handshake: who takes part with what, and the scores of the start."""
+        schema = controller.schema
+        replies = dict(sorted(answers.replies.items()))
+        first = next(iter(replies.values()))
+        model = dict(first.payload.get("model") or {})
+        self._base_model = {"model": model.pop("config", {}), "fingerprint": model.get("fingerprint")}
+        self._adapter_config = dict(first.payload.get("adapter_config") or {})
+        self._bytes_down = 4 * schema.parameters
+        self._first_round = controller.first_round
+        self.turned_away = set(answers.refused)
+        self._metrics |= {
+            "method": controller.contract.method,
+            "run_id": controller.run_id,
+            "rounds": controller.num_rounds,
+            "time_steps": controller.time_steps,
+        }
+        self.record.write(
+            Start(
+                method=controller.contract.method,
+                run_id=controller.run_id,
+                time=now(),
+                settings=controller.settings() | {"min_sites": controller.min_sites},
+                min_cell=max(int(reply.numbers.get("min_cell", 1)) for reply in replies.values()),
+                model=model,
+                versions={"fedtar_flare": __version__, "torch": torch.__version__, "python": platform.python_version()},
+                sites=list(replies),
+                absent=answers.absent | answers.refused,
+                counts={site: reply.payload["counts"] for site, reply in replies.items()},
+                skipped_studies={site: reply.payload.get("skipped_studies") or {} for site, reply in replies.items()},
+                exchange=Exchange(
+                    tensors=len(schema.shapes),
+                    parameters=schema.parameters,
+                    bytes=self._bytes_down,
+                    full_parameters=int(model.get("parameters") or 0),
+                    full_bytes=4 * int(model.get("parameters") or 0),
+                    dtype_up=schema.dtype_up,
+                ),
+                time_steps=controller.time_steps,
+                rounds=controller.num_rounds,
+                first_round=controller.first_round,
+            )
+        )
+        self.evaluation(controller.first_round - 1, answers)
+
+    def joined(self, r: int, answers: Answers) -> None:
+        """Sites that came in at the start of round r."""
+        self.turned_away |= set(answers.refused)
+        counts = {site: reply.payload["counts"] for site, reply in sorted(answers.replies.items())}
+        self.record.write(Joined(round=r, sites=sorted(counts), counts=counts, absent=answers.absent | answers.refused))
+        logger.info(f"round {r}: joined: {', '.join(sorted(counts)) or 'nobody'}")
+
+    def step(self, r: int, t: int, answers: Answers, update_norm: float | None) -> None:
+        """One exchange of updates: who sent what."""
+        sites = {
+            site: SiteUpdate(
+                samples=int(reply.numbers["samples"]),
+                train_loss=reply.numbers.get("train_loss"),
+                last_loss=reply.numbers.get("last_loss"),
+                skipped_updates=int(reply.numbers.get("skipped_updates", 0)),
+                seconds=reply.numbers.get("seconds"),
+                bytes_up=answers.bytes_up[site],
+            )
+            for site, reply in sorted(answers.replies.items())
+        }
+        self.record.write(
+            Step(
+                round=r,
+                step=t,
+                update_norm=update_norm,
+                skipped=not sites,
+                sites=sites,
+                abstained=answers.abstained,
+                absent=answers.absent,
+                refused=answers.refused,
+                seconds=max(answers.seconds.values(), default=0.0),
+                bytes_down=self._bytes_down * len(answers.known),
+                bytes_up=sum(answers.bytes_up.values()),
+            )
+        )
+        for site, values in sites.items():
+            self.scalar(f"training loss at step {t}/{site}", values.train_loss, r)
+        losses = " ".join(f"{s} {v.train_loss:.3f}" for s, v in sites.items() if v.train_loss is not None)
+        logger.info(f"round {r}, step {t}: " + (f"loss {losses}" if sites else "skipped, nobody had data"))
+
+    def validation(self, r: int, answers: Answers) -> None:
+        """Validation loss after round r: mean over the reports of all sites that have any."""
+        sites = {
+            site: SiteValidation(validation_loss=reply.numbers["validation_loss"], n=int(reply.numbers["reports"]))
+            for site, reply in sorted(answers.replies.items())
+            if "validation_loss" in reply.numbers
+        }
+        left_out = answers.missing | dict.fromkeys(set(answers.replies) - set(sites), "no validation patient")
+        reports = sum(site.n for site in sites.values())
+        total = sum((site.validation_loss or 0.0) * site.n for site in sites.values())
+        event = Validation(round=r, loss=total / reports if reports else None, sites=sites, left_out=left_out)
+        self._validations.append(event)
+        self.record.write(event)
+        self.scalar("validation loss/all sites", event.loss, r)
+        for name, site in sites.items():
+            self.scalar(f"validation loss/{name}", site.validation_loss, r)
+        shown = "none (no validation patient)" if event.loss is None else f"{event.loss:.4f}"
+        logger.info(f"round {r}: validation loss {shown}")
+
+    def evaluation(self, r: int, answers: Answers) -> None:
+        """Scores that came with the answers, if any."""
+        replies = sorted(answers.replies.items())
+        scores, generic = (
+            {site: reply.payload[name] for site, reply in replies if reply.payload.get(name)}
+            for name in ("scores", "scores_generic")
+        )
+        if not scores:
+            return
+        event = Evaluation(
+            round=r,
+            sites={site: SiteScores.model_validate(cells) for site, cells in scores.items()},
+            generic={site: SiteScores.model_validate(cells) for site, cells in generic.items()},
+        )
+        self.record.write(event)
+        for site, cells in event.sites.items():
+            for name, score in SCORES.items():
+                if score.curve:
+                    self.scalar(f"{name}/{site}", cells.all.get(name), r)
+        key = "final" if r >= self._first_round else "warm_start"
+        if key == "final" or key not in self._metrics:
+            self._metrics[key] = scores
+
+    def losses(self) -> dict[str, float | None]:
+        """Validation loss by round."""
+        return {str(event.round): event.loss for event in self._validations}
+
+    def best(self) -> int | None:
+        """The best round so far; see :func:`fedtar_flare.record.best.best_round`."""
+        return best_round(self._validations)
+
+    def is_best(self, r: int) -> bool:
+        """Whether round r is the best so far; without any validation patient the last one counts."""
+        return self.best() in (None, r)
+
+    def adapter(self, w: Tensors, r: int) -> None:
+        """Write ``adapter/`` in PEFT's own format, with what it belongs to; nothing where no adapter travels."""
+        if not self._adapter_config:
+            return
+        run = {name: self._metrics[name] for name in ("method", "run_id", "time_steps")} | {"round": r}
+        info = {"format": 1, "fedtar_flare": __version__, **run, **self._base_model}
+        write_adapter(self.folder / "adapter", w, self._adapter_config, info)
+
+    def progress(self) -> dict[str, Any]:
+        """What a resumed run must know of the rounds before."""
+        return {"validations": [event.model_dump() for event in self._validations], "metrics": self._metrics}
+
+    def restore(self, info: Mapping[str, Any]) -> None:
+        """Take up :meth:`progress` of the run that is resumed."""
+        self._validations = [Validation.model_validate(entry) for entry in info.get("validations", ())]
+        self._metrics = dict(info.get("metrics", {}))
+
+    def finish(self, numbers: Mapping[str, list[float]]) -> None:
+        """After the ``end`` event: metrics, model card, page, and the closing table; nothing where no run began.
+
+        Args:
+            numbers: of the method, for ``metrics.json``.
+        """
+        if "run_id" not in self._metrics:
+            return
+        from fedtar_flare.reporting.console import final_table
+        from fedtar_flare.reporting.model_card import write_model_card
+        from fedtar_flare.reporting.page import write_report
+        from fedtar_flare.reporting.run import read_run
+
+        self._examples()
+        best = self.best()
+        losses = [event.loss for event in self._validations]
+        write_json(
+            self.folder / METRICS_FILE,
+            self._metrics | {"validation_loss": losses, "best_round": best, "numbers": dict(numbers)},
+        )
+        run = read_run(self.folder)
+        adapter = self.folder / "adapter"
+        if adapter.is_dir():
+            write_model_card(run, adapter)
+        page = write_report(self.folder)
+        for line in final_table(run).splitlines():
+            logger.info(line)
+        logger.info(f"report:  {page}")
+        logger.info(f"record:  {self.record.path}")
+        if adapter.is_dir():
+            logger.info(f"adapter: {adapter} (best round by validation loss: {best or 'last'})")
+
+    def _examples(self) -> None:
+        """Of a simulation's synthetic sites, whose state lies on this machine: what was generated, for the page."""
+        for path in sorted((home() / "state" / self._metrics["run_id"]).glob(f"*/{EXAMPLES_FILE}")):
+            examples = read_examples(path)
+            if examples.synthetic:
+                write_json(self.folder / EXAMPLES_FOLDER / f"{examples.site}.json", asdict(examples))

@@ -1,0 +1,41 @@
+"""The scores of generated reports: how each is called, shown and compared."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Score:
+    """One score.
+
+    Args:
+        name: its key in cells of scores.
+        label: for people.
+        scale: factor for display (language scores are shown x 100).
+        higher_is_better: its direction.
+        decimals: shown.
+        curve: whether it becomes a TensorBoard curve.
+    """
+
+    name: str
+    label: str
+    scale: float = 100.0
+    higher_is_better: bool = True
+    decimals: int = 1
+    curve: bool = False
+
+
+SCORES = {
+    score.name: score
+    for score in (
+        Score("bleu_1", "BLEU-1"),
+        Score("bleu_2", "BLEU-2"),
+        Score("bleu_3", "BLEU-3"),
+        Score("bleu_4", "BLEU-4", curve=True),
+        Score("rouge_l", "ROUGE-L"),
+        Score("cider", "CIDEr", curve=True),
+        Score("token_loss", "token loss", scale=1.0, higher_is_better=False, decimals=3, curve=True),
+        Score("finding_f1", "finding F1", curve=True),
+    )
+}
