@@ -126,9 +126,9 @@ class TemporalResidualController(MethodController):
         )
         self.info(f"round {r}: alpha " + " ".join(f"{alpha:.3f}" for alpha in moved))
 
-    def check_closing(self, reply: Reply) -> None:
+    def check_content(self, reply: Reply) -> None:
         """T numbers come with a validation loss, and are T."""
-        super().check_closing(reply)
+        super().check_content(reply)
         numbers = reply.payload.get("t_numbers")
         if numbers is None:
             return  # it did not receive every step of the round, or has no validation patient

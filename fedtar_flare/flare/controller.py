@@ -15,11 +15,12 @@ from typing import Any
 
 import torch
 
+from fedtar_flare.data.splits import SPLITS
 from fedtar_flare.errors import ConfigError, ExchangeError, FedTARError
 from fedtar_flare.flare.aggregation import WEIGHTINGS, SpilledUpdates, aggregation_weights
 from fedtar_flare.flare.agreement import agree
 from fedtar_flare.flare.checkpoint import BEST, KEPT, Checkpoint, CheckpointFolder, load
-from fedtar_flare.flare.results import Results
+from fedtar_flare.flare.results import Results, check_scores
 from fedtar_flare.flare.scalars import send_scalar
 from fedtar_flare.flare.tasking import Answers, RunAborted, TaskController, Tensors, now
 from fedtar_flare.protocol.exchange import ExchangeSchema, check_update_size, euclidean_norm
@@ -166,7 +167,6 @@ class MethodController(TaskController):
             if "validation_loss" in reply.numbers:
                 reports = int(reply.numbers.get("reports", 0))
                 reply.numbers["reports"] = min(reports, max(1, sum(self._counts[site]["validation"])))
-            self.check_closing(reply)
 
         header = self.header(r, self.time_steps, after=version(r, self.time_steps), evaluate=evaluate)
         answers = self.ask(CLOSE_ROUND, header, w, self.sites, accept)
@@ -174,8 +174,14 @@ class MethodController(TaskController):
         self.results.evaluation(r, answers)
         return answers
 
-    def check_closing(self, reply: Reply) -> None:
-        """Refuse a closing reply whose fields do not fit together; the contract has checked each of them."""
+    def check_content(self, reply: Reply) -> None:
+        """Counts are T whole numbers per split, scores are cells, a validation loss comes with its reports."""
+        check_scores(reply)
+        if (counts := reply.payload.get("counts")) is not None:
+            lists = [counts.get(split) for split in SPLITS]
+            whole = all(isinstance(n, int) and n >= 0 for values in lists for n in values or ())
+            if not whole or any(not isinstance(v, list | tuple) or len(v) != self.time_steps for v in lists):
+                raise ExchangeError(f"the field 'counts' is not {self.time_steps} whole numbers for each split")
         if "validation_loss" in reply.numbers and reply.numbers.get("reports", 0) < 1:
             raise ExchangeError("it sends a validation loss without a number of reports")
 

@@ -10,10 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from pydantic import ValidationError
 
+from fedtar_flare.errors import ExchangeError
 from fedtar_flare.flare.tasking import Answers, Tensors, now
 from fedtar_flare.metrics.registry import SCORES
 from fedtar_flare.models.adapters.peft_file import write_adapter
+from fedtar_flare.protocol.messages import Reply
 from fedtar_flare.record.best import best_round
 from fedtar_flare.record.events import (
     Evaluation,
@@ -35,6 +38,22 @@ if TYPE_CHECKING:
     from fedtar_flare.flare.controller import MethodController
 
 logger = logging.getLogger(__name__)
+
+
+def check_scores(reply: Reply) -> None:
+    """Refuse scores and counts of left-out studies that the record could not hold.
+
+    Raises:
+        ExchangeError: names the field.
+    """
+    for name in ("scores", "scores_generic"):
+        try:
+            SiteScores.model_validate(reply.payload.get(name) or {})
+        except ValidationError as error:
+            raise ExchangeError(f"the field '{name}' does not hold scores per time step") from error
+    skipped = reply.payload.get("skipped_studies") or {}
+    if not all(isinstance(number, int) and number >= 0 for number in skipped.values()):
+        raise ExchangeError("the field 'skipped_studies' is not numbers of studies by reason")
 
 
 class Results:

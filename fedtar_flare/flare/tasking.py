@@ -261,6 +261,7 @@ class TaskController(ModelController):
         if reply.method != self.contract.method and reply.status != ERROR:
             raise ExchangeError(f"it answers method '{reply.method:.80}', not '{self.contract.method}'")
         self.contract.check_reply(task, reply)
+        self.check_content(reply)
         if reply.status == ERROR:
             answers.absent[site] = reply.reason
         elif reply.status == ABSTAIN:
@@ -272,6 +273,13 @@ class TaskController(ModelController):
             on_reply(site, reply, params)
             answers.replies[site] = reply
             answers.bytes_up[site] = sum(value.numel() * value.element_size() for value in params.values())
+
+    def check_content(self, reply: Reply) -> None:
+        """Refuse a reply whose fields, each of the right kind, do not fit together.
+
+        Raises:
+            ExchangeError: names the field.
+        """
 
     def _accept_train_result(self, client_name: str, result: Any, fl_ctx: Any, is_unknown_task: bool = False) -> bool:
         code = result.get_return_code()

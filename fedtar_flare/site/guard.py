@@ -26,12 +26,11 @@ from fedtar_flare.errors import ConfigError, ExchangeError
 from fedtar_flare.protocol.exchange import WIRE_DTYPES, ExchangeSchema, check_tensor
 from fedtar_flare.protocol.messages import ERROR, HEADER, Reply
 from fedtar_flare.protocol.tasks import HANDSHAKE, TRAIN
-
-TASKS = ("handshake", "train", "close_round")
 from fedtar_flare.protocol.tensors import register_tensors
 from fedtar_flare.site.audit import REFUSED_PROP
 
 register_tensors()
+TASKS = ("handshake", "train", "close_round")
 
 LORA_NAMES = r"(^|\.)lora_[AB]\.weight$"
 """The default: only the shared LoRA factors, under PEFT's own names."""

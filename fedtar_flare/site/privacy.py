@@ -35,7 +35,7 @@ from nvflare.apis.shareable import Shareable
 
 from fedtar_flare.errors import ConfigError, ExchangeError, FedTARError
 from fedtar_flare.protocol.exchange import WIRE_DTYPES, check_tensor, euclidean_norm
-from fedtar_flare.protocol.messages import ABSTAIN, CLOSE_ROUND, HANDSHAKE, HEADER, OK, TRAIN, TaskHeader, Reply
+from fedtar_flare.protocol.messages import ABSTAIN, CLOSE_ROUND, HANDSHAKE, HEADER, OK, TRAIN, Reply, TaskHeader
 from fedtar_flare.protocol.tensors import register_tensors
 from fedtar_flare.site.accountant import FILE, Ledger, Spent, locked
 from fedtar_flare.site.audit import ORDER_PROP, REFUSED_PROP

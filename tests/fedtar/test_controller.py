@@ -226,7 +226,7 @@ def test_a_resume_with_other_settings_is_refused(tmp_path):
     first = federation(tmp_path / "first", num_rounds=1)
     run(first)
     second = federation(tmp_path / "b", resume_from=str(first.results_folder / "checkpoint"), weighting="uniform")
-    assert run(second)["end"][0]["status"] == "failed"
+    assert run(second)["end"][0].status == "failed"
     assert "weighting" in second.panics[0]
 
 
@@ -375,20 +375,30 @@ def test_an_abort_stops_at_once_and_saves_nothing_of_the_running_round(tmp_path,
     assert all(sent[2:] <= at[1:] for sent in controller.sent)
 
 
-def test_sites_that_disagree_stop_the_job_with_a_table(tmp_path):
-    class Other(QuadraticSite):
-        def __call__(self, task, order, weights):
-            reply, tensors = super().__call__(task, order, weights)
-            if task == HANDSHAKE:
-                reply.payload["versions"] = {"fedtar_flare": "0.0.1"}
-                reply.payload["schema"]["shapes"][NAMES[0]] = [9, 9]
-            return reply, tensors
+class Other(QuadraticSite):
+    """A site of an earlier release, with another model."""
 
-    controller = federation(tmp_path, sites(**{"site-b": Other("site-b", [None] * 3)}))
-    events = run(controller)
-    assert events["end"][0].status == "failed"
-    table = events["end"][0].reason
-    assert "site-a" in table and "site-b" in table and "0.0.1" in table and NAMES[0] in table and "[9, 9]" in table
+    def __call__(self, task, order, weights):
+        reply, tensors = super().__call__(task, order, weights)
+        if task == HANDSHAKE:
+            reply.payload["versions"] = {"fedtar_flare": "0.0.1"}
+            reply.payload["schema"]["shapes"][NAMES[0]] = [9, 9]
+        return reply, tensors
+
+
+def test_a_site_that_differs_is_left_out_when_enough_others_agree(tmp_path):
+    events = run(federation(tmp_path, sites(**{"site-a": Other("site-a", [None] * 3)}), num_rounds=1))
+    start = events["start"][0]
+    assert start.sites == ["site-b", "site-c"] and events["end"][0].status == "completed"
+    assert "fedtar_flare" in start.absent["site-a"] and NAMES[0] in start.absent["site-a"]
+
+
+def test_too_few_that_agree_stop_the_job_with_a_table(tmp_path):
+    controller = federation(tmp_path, sites(**{"site-b": Other("site-b", [None] * 3)}), min_sites=3)
+    end = run(controller)["end"][0]
+    assert end.status == "failed"
+    for word in ("site-a", "site-b", "0.0.1", NAMES[0], "[9, 9]"):
+        assert word in end.reason
 
 
 def test_the_start_comes_from_the_named_site_or_the_next_that_can(tmp_path):
