@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
 from datetime import datetime
 from typing import Any
 
@@ -13,12 +12,14 @@ import torch
 
 from fedtar_flare.data.splits import key_check
 from fedtar_flare.errors import ConfigError, DataError
-from fedtar_flare.fedtar.config import DataConfig, LoRAConfig, PatientConfig, TrainingConfig, build, digest
+from fedtar_flare.fedtar.config import PatientConfig
 from fedtar_flare.flare.executor import MethodExecutor, Site, Tensors, abstain, ok
 from fedtar_flare.flare.scalars import has_privacy_filter, send_scalar
+from fedtar_flare.learning.config import DataConfig, LoRAConfig, TrainingConfig
 from fedtar_flare.progress import Progress
 from fedtar_flare.protocol.exchange import WIRE_DTYPES, ExchangeSchema, check_tensor
 from fedtar_flare.protocol.messages import CLOSE_ROUND, HANDSHAKE, TASKS, TRAIN, Order, Reply, version
+from fedtar_flare.settings import build, digest
 from fedtar_flare.site.state import SiteState
 from fedtar_flare.version import __version__
 
@@ -201,7 +202,7 @@ class PatientAdaptiveExecutor(MethodExecutor):
         """What it takes to use this site's state later, without the job: see :mod:`fedtar_flare.fedtar.drafting`."""
         return {
             "median_age": median_age,
-            "patient": asdict(self.patient_config),
+            "patient": self.patient_config.to_dict(),
             "rank": self.lora_config.rank,
             "time_steps": order.time_steps,
             "seed": self.seed,
@@ -212,7 +213,8 @@ class PatientAdaptiveExecutor(MethodExecutor):
     def _open(self, order: Order, site: Site) -> tuple[SiteState, Any]:
         """The site's state of this run and its patients (read anew in every process; light)."""
         from fedtar_flare.imaging.pipeline import InputConfig, prepare_cohort
-        from fedtar_flare.site.site_file import cache_folder, load_cohort, load_site_config
+        from fedtar_flare.site.cohort import load_cohort
+        from fedtar_flare.site.site_file import cache_folder, load_site_config
 
         self._config = load_site_config(site.name, workspace=site.workspace, simulator=site.simulated)
         cohort = load_cohort(

@@ -42,10 +42,10 @@ class FedTARRecipe(Recipe):
         torch_threads: threads of one task at a site.
         server: further arguments of :class:`TemporalResidualController`, by name.
         model: settings that override the preset's.
-        lora: settings of :class:`fedtar_flare.fedtar.config.LoRAConfig`.
+        lora: settings of :class:`fedtar_flare.learning.config.LoRAConfig`.
         patient: settings of :class:`fedtar_flare.fedtar.config.PatientConfig`.
-        training: settings of :class:`fedtar_flare.fedtar.config.TrainingConfig`.
-        data: settings of :class:`fedtar_flare.fedtar.config.DataConfig`.
+        training: settings of :class:`fedtar_flare.learning.config.TrainingConfig`.
+        data: settings of :class:`fedtar_flare.learning.config.DataConfig`.
 
     Raises:
         ConfigError: for a setting that is unknown or not allowed, before anything is exported or run.
