@@ -51,7 +51,7 @@ def run(arguments: argparse.Namespace) -> int:
     from fedtar_flare.errors import ConfigError
     from fedtar_flare.fedtar.dicom_report import structured_report
     from fedtar_flare.fedtar.drafting import DISCLAIMER, Drafter, study_of
-    from fedtar_flare.site.site_file import read_key
+    from fedtar_flare.site.key import read_key
 
     if arguments.format == "sr" and arguments.out is None:
         raise ConfigError("a DICOM SR is a file: name it with --out")

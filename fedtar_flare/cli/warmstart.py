@@ -56,7 +56,8 @@ def run(arguments: argparse.Namespace) -> int:
     from fedtar_flare.learning.device import choose_device
     from fedtar_flare.learning.pretraining import PretrainingConfig
     from fedtar_flare.models.config import preset
-    from fedtar_flare.site.site_file import SiteConfig, cache_folder, load_cohort, read_site_file
+    from fedtar_flare.site.cohort import load_cohort
+    from fedtar_flare.site.site_file import SiteConfig, cache_folder, read_site_file
 
     site: SiteConfig | None = None
     if arguments.site_file:

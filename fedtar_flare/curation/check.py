@@ -182,14 +182,15 @@ def read_target(target: Path) -> tuple[Reading, frozenset[str]]:
     """
     from fedtar_flare.data.sources import read_source
     from fedtar_flare.data.sources.manifest import read_manifest
-    from fedtar_flare.site import site_file as site
+    from fedtar_flare.site.cohort import excluded_patients
+    from fedtar_flare.site.site_file import read_site_file
 
     if target.suffix.lower() in (".yaml", ".yml"):
-        config = site.read_site_file(target)
+        config = read_site_file(target)
         if config.source == "synthetic":
             raise ConfigError(f"{target}: a synthetic site has no data of its own to check")
         assert config.path is not None  # a SiteConfig of these sources has one
-        return read_source(config.source, config.path, config.options), site.excluded_patients(config)
+        return read_source(config.source, config.path, config.options), excluded_patients(config)
     if target.is_dir() and not (target / "manifest.csv").is_file():
         raise ConfigError(
             f"{target} holds no manifest.csv. Make one of a DICOM export: fedtar data index {target} -o manifest.csv"

@@ -20,7 +20,7 @@ import torch
 from fedtar_flare.data.cohort import Modality, Sample, Sex, Visit
 from fedtar_flare.data.splits import key_check
 from fedtar_flare.errors import ConfigError, DataError
-from fedtar_flare.fedtar.config import PatientConfig, build
+from fedtar_flare.fedtar.config import PatientConfig
 from fedtar_flare.fedtar.demographics import DemographicMixture
 from fedtar_flare.fedtar.patient_lora import PatientLoRA, PatientLoRAConfig
 from fedtar_flare.fedtar.profiles import memberships
@@ -34,6 +34,7 @@ from fedtar_flare.models.config import ModelConfig
 from fedtar_flare.models.config import preset as model_preset
 from fedtar_flare.models.weights import fingerprint
 from fedtar_flare.protocol.messages import version
+from fedtar_flare.settings import build
 from fedtar_flare.site.state import SiteState
 from fedtar_flare.version import __version__
 
@@ -198,7 +199,8 @@ class Drafter:
             age=study.age,
         )
         with tempfile.TemporaryDirectory() as cache:
-            prepared = prepare(visit, InputConfig(self._config.image_size, self._config.slices), Path(cache))
+            size = InputConfig(image_size=self._config.image_size, slices=self._config.slices)
+            prepared = prepare(visit, size, Path(cache))
             images = collate([prepared]).to(self.device)
         with self._adapted(study, visit):
             ids = cast(Any, self.model.get_base_model()).generate(images)
@@ -284,7 +286,7 @@ def _lora_settings(adapter: Path) -> dict[str, Any]:
 
 def _matching_key(about: Mapping[str, Any], key: bytes | None) -> bytes:
     """The key with which the mixture was fitted."""
-    from fedtar_flare.site.site_file import derived_key
+    from fedtar_flare.site.key import derived_key
     from fedtar_flare.synthetic.course import synthetic_key
 
     if key is not None:

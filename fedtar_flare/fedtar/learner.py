@@ -10,7 +10,7 @@ import logging
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -18,12 +18,13 @@ import torch
 
 from fedtar_flare.data.cohort import Cohort, Sample, Split
 from fedtar_flare.errors import DataError
-from fedtar_flare.fedtar.config import LoRAConfig, PatientConfig, TrainingConfig
+from fedtar_flare.fedtar.config import PatientConfig
 from fedtar_flare.fedtar.demographics import DemographicMixture
 from fedtar_flare.fedtar.patient_lora import PatientLoRA, PatientLoRAConfig
 from fedtar_flare.fedtar.profiles import memberships
 from fedtar_flare.imaging.batch import ImageBatch, collate
 from fedtar_flare.imaging.pipeline import InputConfig, prepare
+from fedtar_flare.learning.config import LoRAConfig, TrainingConfig
 from fedtar_flare.models.adapters.lora import (
     adapter_config,
     add_shared_lora,
@@ -171,7 +172,7 @@ class SiteLearner:
             "parameters": base,
             "patient_parameters": patient,
             "fingerprint": self.fingerprint,
-            "config": asdict(self._config),
+            "config": self._config.to_dict(),
         }
 
     def private(self) -> dict[str, torch.Tensor]:

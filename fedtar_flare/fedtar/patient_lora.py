@@ -19,10 +19,12 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 
 from fedtar_flare.errors import ConfigError, DataError
 from fedtar_flare.models.adapters.lora import lora_layers
+from fedtar_flare.settings import Settings
 
 if TYPE_CHECKING:
     from peft import PeftModel
@@ -31,41 +33,18 @@ if TYPE_CHECKING:
 _PATIENT_SHARE_OF_A = 0.1
 
 
-@dataclass(frozen=True, kw_only=True)
-class PatientLoRAConfig:
-    """Settings of the patient part.
+class PatientLoRAConfig(Settings):
+    """Settings of the patient part; its initial parameters neither read nor change the global random state."""
 
-    Args:
-        rank: r of ``A_p`` and ``B_p``.
-        scale: ``s_p`` in Eq. 4, on its own so that it need not follow the shared part's ``alpha / rank``.
-        components: length of ``q``.
-        embedding_dim: d, length of ``phi``.
-        time_conditioned: add a learned embedding of the time step to ``phi``, so that the factors are the patient's
-            at that visit.
-        time_steps: T; time steps are 1..T.
-        seed: makes the initial parameters; the global random state is neither read nor changed.
-
-    Raises:
-        ConfigError: a value is out of range.
-    """
-
-    rank: int = 4
-    scale: float = 1.0
-    components: int = 16
-    embedding_dim: int = 32
-    time_conditioned: bool = True
-    time_steps: int
-    seed: int
-
-    def __post_init__(self) -> None:
-        for name in ("rank", "components", "embedding_dim", "time_steps"):
-            value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise ConfigError(f"PatientLoRAConfig.{name} is {value!r}: it must be an integer of at least 1")
-        if not math.isfinite(self.scale) or self.scale <= 0:
-            raise ConfigError(f"PatientLoRAConfig.scale is {self.scale!r}: it must be a finite number above 0")
-        if not isinstance(self.seed, int) or isinstance(self.seed, bool):
-            raise ConfigError(f"PatientLoRAConfig.seed is {self.seed!r}: it must be an integer")
+    rank: int = Field(4, ge=1, description="r of A_p and B_p")
+    scale: float = Field(1.0, gt=0, description="s_p in Eq. 4; need not follow the shared part's alpha / rank")
+    components: int = Field(16, ge=1, description="length of q")
+    embedding_dim: int = Field(32, ge=1, description="d, length of phi")
+    time_conditioned: bool = Field(
+        True, description="add a learned embedding of the time step to phi: factors of the patient at that visit"
+    )
+    time_steps: int = Field(ge=1, description="T; time steps are 1..T")
+    seed: int = Field(description="makes the initial parameters")
 
 
 class LayerHypernetwork(nn.Module):

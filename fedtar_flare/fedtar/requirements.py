@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import textwrap
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +50,7 @@ def requirements(recipe: FedTARRecipe) -> dict[str, Any]:
         "work": {
             "rounds": controller.num_rounds,
             "tasks": 1 + controller.num_rounds * (controller.time_steps + 1),
-            "training": asdict(executor.training_config),
+            "training": executor.training_config.to_dict(),
             "seconds_per_task_limit": controller.step_time_limit,
         },
         "leaves_the_site": {

@@ -9,59 +9,31 @@ from __future__ import annotations
 import hashlib
 import math
 import threading
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import numpy as np
+from pydantic import Field
 
-from fedtar_flare.errors import ConfigError, DataError
+from fedtar_flare.errors import DataError
+from fedtar_flare.settings import Settings
 
 if TYPE_CHECKING:
     from monai.transforms import Compose
 
 _ONE_AT_A_TIME = threading.Lock()  # MONAI's transforms keep their random state in themselves
-LARGEST = {
-    "rotation_deg": 45.0,
-    "shift": 0.5,
-    "scale": 0.5,
-    "intensity": 1.0,
-    "contrast": 0.9,
-    "noise": 1.0,
-    "probability": 1.0,
-}
 
 
-@dataclass(frozen=True)
-class AugmentConfig:
-    """How far images are changed; each change happens with probability ``probability``, on its own.
+class AugmentConfig(Settings):
+    """How far images are changed; each change happens with probability ``probability``, on its own."""
 
-    Args:
-        rotation_deg: largest turn in plane.
-        shift: largest shift in plane, as a share of the side.
-        scale: largest change of size, as a share.
-        intensity: largest shift of brightness, as a share of the range.
-        contrast: largest change of gamma, as a share.
-        noise: largest standard deviation of noise, as a share of the range.
-        probability: of each of affine, brightness, contrast and noise.
-
-    Raises:
-        ConfigError: names the field and its value.
-    """
-
-    rotation_deg: float = 5.0
-    shift: float = 0.04
-    scale: float = 0.05
-    intensity: float = 0.05
-    contrast: float = 0.1
-    noise: float = 0.02
-    probability: float = 0.8
-
-    def __post_init__(self) -> None:
-        for name, largest in LARGEST.items():
-            value = getattr(self, name)
-            if not 0 <= value <= largest:
-                raise ConfigError(f"augmentation: {name} must be within 0 to {largest:g}, not {value}")
+    rotation_deg: float = Field(5.0, ge=0, le=45, description="largest turn in plane")
+    shift: float = Field(0.04, ge=0, le=0.5, description="largest shift in plane, as a share of the side")
+    scale: float = Field(0.05, ge=0, le=0.5, description="largest change of size, as a share")
+    intensity: float = Field(0.05, ge=0, le=1, description="largest shift of brightness, as a share of the range")
+    contrast: float = Field(0.1, ge=0, le=0.9, description="largest change of gamma, as a share")
+    noise: float = Field(0.02, ge=0, le=1, description="largest standard deviation of noise, as a share of the range")
+    probability: float = Field(0.8, ge=0, le=1, description="of each of affine, brightness, contrast and noise")
 
 
 def augment(images: np.ndarray, seed: int, config: AugmentConfig | None = None) -> np.ndarray:

@@ -5,19 +5,20 @@ from __future__ import annotations
 import logging
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
+from pydantic import Field
 
 from fedtar_flare.data.cohort import Cohort, Modality, Visit
 from fedtar_flare.data.sources.reading import log_left_out
-from fedtar_flare.errors import ConfigError, DataError
+from fedtar_flare.errors import DataError
 from fedtar_flare.imaging import cache
 from fedtar_flare.imaging.cache import Prepared
 from fedtar_flare.progress import Progress
+from fedtar_flare.settings import Settings
 
 if TYPE_CHECKING:
     from monai.transforms import Compose
@@ -27,31 +28,18 @@ NOT_REMEMBERED = {"no-image", "unsupported-transfer-syntax", "out-of-memory", "w
 """Refusals that a mounted disk, an installed decoder or more memory cures without the files changing."""
 
 
-@dataclass(frozen=True)
-class InputConfig:
-    """What the encoder sees.
+Window = tuple[float, Annotated[float, Field(gt=0)]]
 
-    Args:
-        image_size: height and width of a slice or film.
-        slices: S, slices of a CT volume (a film has one).
-        windows: (level, width) in HU of the three channels: lung, mediastinum, bone.
 
-    Raises:
-        ConfigError: names the field and its value.
-    """
+class InputConfig(Settings):
+    """What the encoder sees."""
 
-    image_size: int = 64
-    slices: int = 16
-    windows: tuple[tuple[float, float], ...] = ((-600.0, 1500.0), (40.0, 400.0), (400.0, 1800.0))
-
-    def __post_init__(self) -> None:
-        if self.image_size < 8:
-            raise ConfigError(f"image_size must be at least 8, not {self.image_size}")
-        if self.slices < 1:
-            raise ConfigError(f"slices must be at least 1, not {self.slices}")
-        object.__setattr__(self, "windows", tuple((float(level), float(width)) for level, width in self.windows))
-        if len(self.windows) != 3 or min(width for _, width in self.windows) <= 0:
-            raise ConfigError(f"windows must be three pairs (level, width) with positive widths, not {self.windows}")
+    image_size: int = Field(64, ge=8, description="height and width of a slice or radiograph, pixels")
+    slices: int = Field(16, ge=1, description="S, slices of a CT volume; a radiograph has one")
+    windows: tuple[Window, Window, Window] = Field(
+        ((-600.0, 1500.0), (40.0, 400.0), (400.0, 1800.0)),
+        description="(level, width) in HU of the three channels: lung, mediastinum, bone",
+    )
 
 
 def ct_pipeline(config: InputConfig, extra: Sequence[Callable[[Any], Any]] = ()) -> Compose:
@@ -147,7 +135,7 @@ def entry_of(visit: Visit, config: InputConfig, cache_dir: Path) -> Path:
 
 
 def _entry(image: Path, modality: Modality, config: InputConfig, cache_dir: Path) -> Path:
-    settings = {"modality": modality, **asdict(config)}
+    settings = {"modality": modality, **config.to_dict()}
     if modality == "film":
         settings = {"modality": "film", "image_size": config.image_size}
     return cache.entry_path(Path(cache_dir), cache.file_identity(image), settings)
@@ -184,7 +172,7 @@ def prepare_cohort(cohort: Cohort, config: InputConfig, cache_dir: Path, *, work
                 missing.append(visit)
         except DataError as error:
             errors[visit.patient_id, visit.visit_id] = error
-    common = {"config": asdict(config), "cache_dir": str(cache_dir)}
+    common = {"config": config.to_dict(), "cache_dir": str(cache_dir)}
     items = [{"image": str(visit.image), "modality": visit.modality, **common} for visit in missing]
     progress = Progress("preparing images: study", len(items), logger.info)
     for done, (i, outcome) in enumerate(each("prepare", items, count), start=1):

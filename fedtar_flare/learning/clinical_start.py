@@ -10,7 +10,7 @@ import csv
 import json
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, overload
 
@@ -108,7 +108,7 @@ def warm_start(
     if vocabulary is not None:
         tokenizer = ReportTokenizer.train([*texts, *(v.report for v in visits)], vocabulary, config.max_length)
         tokenizer.save(out / TOKENIZER)
-        config = replace(config, tokenizer=str(out / TOKENIZER))
+        config = config.replace(tokenizer=str(out / TOKENIZER))
     tokenizer = build_tokenizer(config)
     model = build_model(config).to(device)
     new = list(model.untrained)
@@ -124,7 +124,7 @@ def warm_start(
         PreparedVisits(visits, images, cache),
         [visit.report for visit in visits],
         texts,
-        replace(settings, batch_norm=any(name.startswith("encoder.") for name in new)),
+        settings.replace(batch_norm=any(name.startswith("encoder.") for name in new)),
         on_progress=lambda progress: say(str(progress)),
         only=new if train == "new" else None,
     )
@@ -136,7 +136,7 @@ def warm_start(
         "texts": len(texts),
         "left_out": dict(cohort.rejected) if cohort else {},
         "train": train,
-        "settings": asdict(settings),
+        "settings": settings.to_dict(),
         "validation": _scores(model, tokenizer, held_out, PreparedVisits(held_out, images, cache)),
     }
     (out / ABOUT).write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")

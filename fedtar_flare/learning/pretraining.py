@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -22,6 +23,7 @@ from fedtar_flare.errors import ConfigError
 from fedtar_flare.imaging.batch import PreparedImage, collate
 from fedtar_flare.models.report_generator import ReportGenerator, report_loss
 from fedtar_flare.models.tokenizer import ReportTokenizer
+from fedtar_flare.settings import Settings
 
 if TYPE_CHECKING:
     from fedtar_flare.imaging.batch import ImageBatch
@@ -29,52 +31,29 @@ if TYPE_CHECKING:
 GENERATION_BATCH = 20
 
 
-@dataclass(frozen=True, kw_only=True)
-class PretrainingConfig:
-    """Settings of a warm start.
+class PretrainingConfig(Settings):
+    """Settings of a warm start."""
 
-    Args:
-        steps: optimiser updates.
-        batch_size: paired reports per update.
-        text_batch: reports without image per update; 0 for paired training alone.
-        text_weight: weight of the text part's loss beside the paired one's.
-        finding_steps: first updates that learn findings alone, where findings are given.
-        finding_weight: weight of the finding loss beside the paired one's afterwards.
-        lr: highest learning rate; linear warm-up, then a cosine down to a twentieth.
-        warmup: updates of warm-up.
-        weight_decay: AdamW's, on matrices.
-        max_grad_norm: gradient norm is clipped to it.
-        batch_norm: let the encoder's BatchNorm layers learn their statistics; only for an encoder that starts from
-            random weights.
-        seed: of the order of the samples.
-
-    Raises:
-        ConfigError: a value is out of range.
-    """
-
-    steps: int = 1500
-    batch_size: int = 8
-    text_batch: int = 8
-    text_weight: float = 0.3
-    finding_steps: int = 600
-    finding_weight: float = 0.5
-    lr: float = 1.5e-3
-    warmup: int = 100
-    weight_decay: float = 0.05
-    max_grad_norm: float = 1.0
-    batch_norm: bool = True
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        for name, least in (("steps", 1), ("batch_size", 1), ("text_batch", 0), ("warmup", 0), ("finding_steps", 0)):
-            if getattr(self, name) < least:
-                raise ConfigError(f"warm-start setting {name} is {getattr(self, name)}: it must be at least {least}")
-        for name in ("text_weight", "finding_weight", "weight_decay"):
-            if getattr(self, name) < 0:
-                raise ConfigError(f"warm-start setting {name} is {getattr(self, name)}: it must be 0 or more")
-        for name in ("lr", "max_grad_norm"):
-            if getattr(self, name) <= 0:
-                raise ConfigError(f"warm-start setting {name} is {getattr(self, name)}: it must be above 0")
+    steps: int = Field(1500, ge=1, description="optimiser updates")
+    batch_size: int = Field(8, ge=1, description="paired reports per update")
+    text_batch: int = Field(8, ge=0, description="reports without image per update; 0 for paired training alone")
+    text_weight: float = Field(0.3, ge=0, description="weight of the text part's loss beside the paired one's")
+    finding_steps: int = Field(
+        600, ge=0, description="first updates that learn findings alone, where findings are given"
+    )
+    finding_weight: float = Field(0.5, ge=0, description="weight of the finding loss beside the paired one afterwards")
+    lr: float = Field(
+        1.5e-3, gt=0, description="highest learning rate; linear warm-up, then a cosine down to a twentieth"
+    )
+    warmup: int = Field(100, ge=0, description="updates of warm-up")
+    weight_decay: float = Field(0.05, ge=0, description="AdamW's, on matrices")
+    max_grad_norm: float = Field(1.0, gt=0, description="gradient norm is clipped to it")
+    batch_norm: bool = Field(
+        True,
+        description="let the encoder's BatchNorm layers learn their statistics; only for an encoder that starts from "
+        "random weights",
+    )
+    seed: int = Field(0, description="of the order of the samples")
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ import argparse
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -109,7 +109,7 @@ def make(folder: Path, config: ModelConfig, settings: PretrainingConfig, pairs: 
     reports = pairs.reports + pairs.styled
     tokenizer = ReportTokenizer.train(texts + reports, VOCABULARY, config.max_length)
     tokenizer.save(folder / "tokenizer.json")
-    model = build_model(replace(config, weights=None, tokenizer=str(folder / "tokenizer.json")))
+    model = build_model(config.replace(weights=None, tokenizer=str(folder / "tokenizer.json")))
     pretrain(model, tokenizer, pairs.images * 2, reports, texts, settings, pairs.findings * 2, _say, every=50)
     save_weights(model, folder / "model.safetensors")
 
@@ -139,8 +139,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     held_out = phantom_pairs(arguments.held_out, arguments.seed + HELD_OUT_SEED_STEP, images)
     settings = PretrainingConfig(steps=arguments.steps, finding_steps=2 * arguments.steps // 5, seed=arguments.seed)
     make(arguments.out, config, settings, pairs, text_corpus(TEXTS, arguments.seed))
-    made = replace(
-        config, weights=str(arguments.out / "model.safetensors"), tokenizer=str(arguments.out / "tokenizer.json")
+    made = config.replace(
+        weights=str(arguments.out / "model.safetensors"), tokenizer=str(arguments.out / "tokenizer.json")
     )
     for name, value in scores(build_model(made), build_tokenizer(made), held_out).items():
         _say(f"held-out phantoms: {name} {'-' if value is None else f'{value:.3f}'}")

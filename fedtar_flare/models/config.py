@@ -7,13 +7,15 @@ GPT-2 family.
 
 from __future__ import annotations
 
-import difflib
 import re
-from dataclasses import dataclass, field, fields
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
+from pydantic import Field
+
 from fedtar_flare.errors import ConfigError
+from fedtar_flare.settings import Settings, build, nearest
 
 ASSETS = Path(__file__).resolve().parent.parent / "assets"
 
@@ -23,108 +25,89 @@ TIMM_TARGETS = rf"(encoder\..*\bblocks\.\d+\..*\b(qkv|proj|fc1|fc2)|{_DECODER_LI
 _IMAGENET = {"image_mean": (0.485, 0.456, 0.406), "image_std": (0.229, 0.224, 0.225)}
 
 
-def _help(text: str, default: Any = ...) -> Any:
-    return field(metadata={"help": text}) if default is ... else field(default=default, metadata={"help": text})
+class ModelConfig(Settings):
+    """A report generator, described by primitive values.
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelConfig:
-    """A report generator, described by primitive values (each field says in its metadata what it is).
-
-    A named encoder or decoder brings its own sizes; the size fields describe those that are built from scratch. Lists
-    are taken as tuples, so that a configuration read back from JSON equals the one that was written.
-
-    Raises:
-        ConfigError: names the field, its value and what is allowed.
+    A named encoder or decoder brings its own sizes; the size fields describe those that are built from scratch.
     """
 
-    preset: str = _help("name of the preset that this started from")
-    image_size: int = _help("height and width of a slice or film, pixels", 64)
-    slices: int = _help("slices of a CT volume; 1 for films", 16)
-    image_mean: tuple[float, ...] = _help("per channel, of images in [0, 1], subtracted before the encoder", (0.5,) * 3)
-    image_std: tuple[float, ...] = _help("per channel, of images in [0, 1], divided by before the encoder", (0.5,) * 3)
-    encoder: Literal["cvt", "timm"] = _help("family of the image encoder", "cvt")
-    encoder_name: str | None = _help("hub name or local folder (timm: or architecture); None: the sizes below", None)
-    encoder_pretrained: bool = _help("load the named encoder's own weights, else random ones", True)
-    encoder_widths: tuple[int, ...] = _help("channels of CvT's stages", (32, 64, 128))
-    encoder_depths: tuple[int, ...] = _help("layers of CvT's stages; stage i (from 0) needs more than i", (1, 2, 3))
-    encoder_heads: tuple[int, ...] = _help("attention heads of CvT's stages", (1, 2, 4))
-    encoder_mlp_ratio: float = _help("width of CvT's feed-forward layers over that of the stage", 2.0)
-    pooling: Literal["attention", "none"] = _help("'none' hands all tokens of one film to the decoder", "attention")
-    queries: int = _help("learned queries per slice (memory tokens that a slice gives)", 4)
-    decoder_name: str | None = _help("hub name or local folder of a GPT-2-family decoder; None: the sizes below", None)
-    decoder_width: int = _help("width of the decoder", 128)
-    decoder_layers: int = _help("layers of the decoder", 4)
-    decoder_heads: int = _help("attention heads of the decoder", 4)
-    decoder_positions: int = _help("longest sequence that the decoder has positions for", 192)
-    tokenizer: str = _help(
-        "'small' (shipped), 'decoder' (the named decoder's own) or path of a tokenizer.json", "small"
+    preset: str = Field(description="name of the preset that this started from")
+    image_size: int = Field(64, ge=16, description="height and width of a slice or radiograph, pixels")
+    slices: int = Field(16, ge=1, description="slices of a CT volume; 1 for radiographs")
+    image_mean: tuple[float, float, float] = Field(
+        (0.5,) * 3, description="per channel, of images in [0, 1], subtracted before the encoder"
     )
-    weights: str | None = _help("'small' (shipped), path of a safetensors file of the whole model, or None", None)
-    max_length: int = _help("tokens of a report, begin and end tokens included; longer ones are cut", 160)
-    num_beams: int = _help("beams when generating", 4)
-    lora_targets: str = _help("regular expression on module names: the linear layers that LoRA adapts", CVT_TARGETS)
-    random_backbone: bool = _help("frozen random weights are meant (tests): see require_trained", False)
-    seed: int = _help("of every weight that is not loaded", 0)
+    image_std: tuple[float, float, float] = Field(
+        (0.5,) * 3, description="per channel, of images in [0, 1], divided by before the encoder"
+    )
+    encoder: Literal["cvt", "timm"] = Field("cvt", description="family of the image encoder")
+    encoder_name: str | None = Field(
+        None, description="hub name or local folder (timm: or architecture); None: the sizes below"
+    )
+    encoder_pretrained: bool = Field(True, description="load the named encoder's own weights, else random ones")
+    encoder_widths: tuple[int, ...] = Field((32, 64, 128), description="channels of CvT's stages")
+    encoder_depths: tuple[int, ...] = Field(
+        (1, 2, 3), description="layers of CvT's stages; stage i (from 0) needs more than i"
+    )
+    encoder_heads: tuple[int, ...] = Field((1, 2, 4), description="attention heads of CvT's stages")
+    encoder_mlp_ratio: float = Field(2.0, gt=0, description="width of CvT's feed-forward layers over that of the stage")
+    pooling: Literal["attention", "none"] = Field(
+        "attention", description="'none' hands all tokens of one radiograph to the decoder"
+    )
+    queries: int = Field(4, ge=1, description="learned queries per slice (memory tokens that a slice gives)")
+    decoder_name: str | None = Field(
+        None, description="hub name or local folder of a GPT-2-family decoder; None: the sizes below"
+    )
+    decoder_width: int = Field(128, ge=1, description="width of the decoder")
+    decoder_layers: int = Field(4, ge=1, description="layers of the decoder")
+    decoder_heads: int = Field(4, ge=1, description="attention heads of the decoder")
+    decoder_positions: int = Field(192, ge=1, description="longest sequence that the decoder has positions for")
+    tokenizer: str = Field(
+        "small", description="'small' (shipped), 'decoder' (the named decoder's own) or path of a tokenizer.json"
+    )
+    weights: str | None = Field(
+        None, description="'small' (shipped), path of a safetensors file of the whole model, or None"
+    )
+    max_length: int = Field(
+        160, ge=3, description="tokens of a report, begin and end tokens included; longer ones are cut"
+    )
+    num_beams: int = Field(4, ge=1, description="beams when generating")
+    lora_targets: str = Field(
+        CVT_TARGETS, description="regular expression on module names: the linear layers that LoRA adapts"
+    )
+    random_backbone: bool = Field(False, description="frozen random weights are meant (tests): see require_trained")
+    seed: int = Field(0, ge=0, description="of every weight that is not loaded")
 
-    def __post_init__(self) -> None:
-        for name in ("image_mean", "image_std", "encoder_widths", "encoder_depths", "encoder_heads"):
-            object.__setattr__(self, name, tuple(getattr(self, name)))
-        self._check_choice("encoder", ("cvt", "timm"))
-        self._check_choice("pooling", ("attention", "none"))
-        for name in ("image_size", "slices", "queries", "decoder_width", "decoder_layers", "decoder_heads",
-                     "decoder_positions", "num_beams"):  # fmt: skip
-            self._check_whole(name, 1)
-        self._check_whole("max_length", 3)
-        self._check_whole("seed", 0)
-        if self.image_size < 16:
-            self._refuse("image_size", "at least 16: the encoder halves it four times")
-        for name in ("image_mean", "image_std"):
-            if len(getattr(self, name)) != 3:
-                self._refuse(name, "three numbers, one per channel")
+    def misfits(self) -> Iterator[tuple[str, str]]:
+        """Parts that do not go together."""
         if min(self.image_std) <= 0:
-            self._refuse("image_std", "three numbers above 0")
+            yield "image_std", "three numbers above 0"
         if self.pooling == "none" and self.slices != 1:
-            self._refuse("pooling", "'attention' for CT volumes; 'none' takes slices=1, as it has no slice position")
-        self._check_encoder()
+            yield "pooling", "'attention' for CT volumes; 'none' takes slices=1, as it has no slice position"
+        if self.encoder == "timm" and not self.encoder_name:
+            yield "encoder_name", "a timm architecture ('vit_tiny_patch16_224'), hub name or local folder"
+        if not self.encoder_name:
+            yield from self._encoder_misfits()
         if self.decoder_name is None:
             if self.decoder_width % self.decoder_heads:
-                self._refuse("decoder_width", f"a multiple of decoder_heads={self.decoder_heads}")
+                yield "decoder_width", f"a multiple of decoder_heads={self.decoder_heads}"
             if self.max_length > self.decoder_positions:
-                self._refuse("max_length", f"at most decoder_positions={self.decoder_positions}")
+                yield "max_length", f"at most decoder_positions={self.decoder_positions}"
             if self.tokenizer == "decoder":
-                self._refuse("tokenizer", "'small' or a path, as no decoder_name is given whose tokenizer to take")
+                yield "tokenizer", "'small' or a path, as no decoder_name is given whose tokenizer to take"
         try:
             re.compile(self.lora_targets)
         except re.error as error:
-            self._refuse("lora_targets", f"a valid regular expression ({error})")
+            yield "lora_targets", f"a valid regular expression ({error})"
 
-    def _check_encoder(self) -> None:
-        if self.encoder == "timm" and not self.encoder_name:
-            self._refuse("encoder_name", "a timm architecture ('vit_tiny_patch16_224'), hub name or local folder")
+    def _encoder_misfits(self) -> Iterator[tuple[str, str]]:
         sizes = (self.encoder_widths, self.encoder_depths, self.encoder_heads)
-        if self.encoder == "timm" or self.encoder_name:
-            return
         if any(len(values) != 3 for values in sizes) or min(map(min, sizes)) < 1:
-            self._refuse("encoder_widths", "three whole numbers above 0, as encoder_depths and encoder_heads")
+            yield "encoder_widths", "three whole numbers above 0, as encoder_depths and encoder_heads"
         if any(depth <= stage for stage, depth in enumerate(self.encoder_depths)):
-            self._refuse("encoder_depths", "more than i layers at stage i counted from 0, so at least (1, 2, 3)")
+            yield "encoder_depths", "more than i layers at stage i counted from 0, so at least (1, 2, 3)"
         if any(width % heads for width, heads in zip(self.encoder_widths, self.encoder_heads, strict=True)):
-            self._refuse("encoder_widths", f"multiples of encoder_heads={self.encoder_heads}")
-        if self.encoder_mlp_ratio <= 0:
-            self._refuse("encoder_mlp_ratio", "above 0")
-
-    def _check_whole(self, name: str, least: int) -> None:
-        value = getattr(self, name)
-        if not isinstance(value, int) or isinstance(value, bool) or value < least:
-            self._refuse(name, f"a whole number of at least {least}")
-
-    def _check_choice(self, name: str, allowed: tuple[str, ...]) -> None:
-        if getattr(self, name) not in allowed:
-            self._refuse(name, f"one of {', '.join(allowed)}")
-
-    def _refuse(self, name: str, allowed: str) -> None:
-        raise ConfigError(f"model setting {name} is {getattr(self, name)!r}: it must be {allowed}")
+            yield "encoder_widths", f"multiples of encoder_heads={self.encoder_heads}"
 
 
 PRESETS: dict[str, dict[str, Any]] = {
@@ -173,14 +156,10 @@ def preset(name: str, **overrides: Any) -> ModelConfig:
         ConfigError: unknown preset or setting (the nearest one is suggested), or a value that is not allowed.
     """
     if name not in PRESETS:
-        raise ConfigError(f"model preset '{name}' is unknown: it must be one of {', '.join(PRESETS)}")
-    known = [entry.name for entry in fields(ModelConfig) if entry.name != "preset"]
-    for key in overrides:
-        if key not in known:
-            near = difflib.get_close_matches(key, known, n=1)
-            hint = f"did you mean '{near[0]}'?" if near else f"known: {', '.join(known)}"
-            raise ConfigError(f"model setting '{key}' is unknown: {hint}")
-    return ModelConfig(preset=name, **{**PRESETS[name], **overrides})
+        raise ConfigError(
+            f"model preset '{name}' is unknown: it must be one of {', '.join(PRESETS)}{nearest(name, PRESETS)}"
+        )
+    return build(ModelConfig, {**PRESETS[name], **overrides, "preset": name}, "model")
 
 
 def asset(source: str, filename: str, field_name: str) -> Path:

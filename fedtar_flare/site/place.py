@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
-
-from nvflare.apis.fl_constant import FLContextKey
-from nvflare.apis.fl_context import FLContext
-from nvflare.apis.signal import Signal
+from typing import TYPE_CHECKING
 
 from fedtar_flare.errors import ConfigError
+
+if TYPE_CHECKING:
+    from nvflare.apis.fl_context import FLContext
+    from nvflare.apis.signal import Signal
 
 STATE = "fedtar_state"
 """Folder of a kit for all that stays: state of runs by run id, ``audit/``, ``participation.json``, privacy ledger."""
@@ -31,6 +32,8 @@ class Site:
     """
 
     def __init__(self, fl_ctx: FLContext, abort_signal: Signal | None = None):
+        from nvflare.apis.fl_constant import FLContextKey  # commands that only ask for a folder need no FLARE
+
         self.name = str(fl_ctx.get_identity_name())
         self.simulated = bool(fl_ctx.get_prop(FLContextKey.SIMULATE_MODE, False))
         self.engine = fl_ctx.get_engine()

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import shutil
 import time
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -20,8 +20,9 @@ from fedtar_flare.data.cohort import Visit
 from fedtar_flare.errors import ConfigError, DataError
 from fedtar_flare.protocol.messages import RESERVED_RUNS
 from fedtar_flare.site.audit import FOLDER
+from fedtar_flare.site.cohort import load_cohort
 from fedtar_flare.site.place import STATE, home, kit_of, simulated_records
-from fedtar_flare.site.site_file import SITE_FILE, SiteConfig, cache_folder, load_cohort, read_site_file
+from fedtar_flare.site.site_file import SITE_FILE, SiteConfig, cache_folder, read_site_file
 
 EXAMPLES = ("examples.json", "examples.html")
 """Generated beside reference reports, in a run's state."""
@@ -164,7 +165,7 @@ def plan(
 def _plan_patient(result: Plan, place: Place, patient: str, runs: dict[str, list[Path]]) -> None:
     if place.config is None:
         raise ConfigError("a patient's images are found through the site file, and this site has none")
-    config = replace(place.config, exclude=None, simulated=True)  # also one who is excluded; and no key is made
+    config = place.config.replace(exclude=None, simulated=True)  # also one who is excluded; and no key is made
     cohort = load_cohort(config, place.site or "site", time_steps=1)
     visits = [visit for person in cohort.patients if person.patient_id == patient for visit in person.visits]
     if not visits:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -33,22 +34,22 @@ def build_cohort(
 
     Args:
         root: an empty folder; paths in the index are relative to it.
-        settings: site, patients, time_steps, seed, alignment.
+        settings: site, patients, time_steps, seed, alignment, periods (ISO; None when aligned by visit).
         options: what the cohort contains.
 
     Returns:
         (index, truth), ready for JSON.
     """
     site, seed, time_steps = settings["site"], settings["seed"], settings["time_steps"]
+    bounds = settings["periods"]
+    periods = None if bounds is None else [datetime.fromisoformat(bound) for bound in bounds]
     house = options.house or house_of(site)
     scanner = site_scanner(house if options.scanner_differences else 1)
     changed_from = change_step(options, time_steps)
     index: list[dict[str, Any]] = []
     truth: list[dict[str, Any]] = []
     for number in range(site_patients(settings["patients"], house, options)):
-        patient = plan_patient(
-            site, house, number, time_steps=time_steps, seed=seed, alignment=settings["alignment"], options=options
-        )
+        patient = plan_patient(site, house, number, time_steps=time_steps, seed=seed, options=options, periods=periods)
         anatomy = draw_anatomy(stream("anatomy", seed, site, number))
         listed, known = [], []
         for visit in patient.visits:

@@ -20,9 +20,9 @@ import re
 import shutil
 import tempfile
 import time
-from collections.abc import Mapping
-from dataclasses import asdict
-from datetime import datetime
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,7 @@ from fedtar_flare.data.cohort import Cohort, Patient, Visit
 from fedtar_flare.errors import ConfigError
 from fedtar_flare.synthetic.course import CohortOptions, periods_of, synthetic_key
 
+_DAY = timedelta(days=1)
 INDEX, TRUTH = "index.json", "truth.json"
 _ABANDONED_AFTER_S = 24 * 3600
 """Age from which an unfinished folder of a killed process is removed."""
@@ -43,6 +44,7 @@ def synthetic_cohort(
     time_steps: int,
     seed: int,
     alignment: str = "visit",
+    periods: Sequence[datetime] | None = None,
     prior: str = "none",
     options: CohortOptions | None = None,
 ) -> Cohort:
@@ -55,7 +57,8 @@ def synthetic_cohort(
         patients: asked for; ``options.size_ratio`` may lessen it.
         time_steps: T.
         seed: of the whole simulation; sites with different names differ under one seed.
-        alignment: ``visit`` or ``period`` (calendar bins of ``PERIOD_DAYS`` days).
+        alignment: ``visit`` or ``period``.
+        periods: T - 1 rising bounds of the calendar bins, for ``period``; without them, bins of ``PERIOD_DAYS`` days.
         prior: ``none`` or ``report``, for the samples.
         options: what the cohort contains.
 
@@ -69,13 +72,17 @@ def synthetic_cohort(
         )
     if alignment not in ("visit", "period"):
         raise ConfigError(f"alignment '{alignment}' is not 'visit' or 'period'")
+    bounds = list(periods or periods_of(time_steps)) if alignment == "period" else None
+    if bounds is not None and (len(bounds) != time_steps - 1 or any(b - a < _DAY for a, b in pairwise(bounds))):
+        raise ConfigError(f"{time_steps} periods need {time_steps - 1} rising dates between them, a day apart or more")
     settings = {
         "site": site,
         "patients": patients,
         "time_steps": time_steps,
         "seed": seed,
         "alignment": alignment,
-        "options": asdict(options),
+        "periods": None if bounds is None else [bound.isoformat() for bound in bounds],
+        "options": options.to_dict(),
     }
     place = folder / _name(settings)
     index = _read(place / INDEX)
@@ -89,7 +96,7 @@ def synthetic_cohort(
         key=synthetic_key(seed, site),
         time_steps=time_steps,
         alignment=alignment,
-        periods=periods_of(time_steps) if alignment == "period" else None,
+        periods=bounds,
         prior=prior,
     )
 

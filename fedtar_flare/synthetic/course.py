@@ -16,15 +16,17 @@ Planted effects, all switchable in ``CohortOptions`` and written to the truth:
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Literal
 
 import numpy as np
+from pydantic import Field
 
 from fedtar_flare.data.splits import FRACTIONS, split_of
-from fedtar_flare.errors import ConfigError
+from fedtar_flare.settings import Settings
 from fedtar_flare.synthetic.reports import Change, State
 from fedtar_flare.synthetic.vocabulary import FINDINGS, KINDS
 
@@ -32,7 +34,7 @@ OLDER_FROM = 65.0
 """Age from which a patient belongs to the older group."""
 MOST_FINDINGS = 4
 PERIOD_DAYS = 180
-"""Length of a calendar bin when visits are aligned by period."""
+"""Length of a calendar bin when visits are aligned by period and no periods are given."""
 FIRST_DAY = datetime(2019, 1, 1)
 
 _FIRST = {  # chance that a finding is there at the first visit
@@ -65,59 +67,35 @@ CHANGE_FACTOR: Mapping[str, float] = {"consolidation": 2.5}
 _CYCLE = ("train", "validation", "test", "train", "train", "train", "test", "train", "train", "train")
 
 
-@dataclass(frozen=True)
-class CohortOptions:
-    """What the synthetic cohort contains; the defaults are the simulator's.
+class CohortOptions(Settings):
+    """What the synthetic cohort contains; the defaults are the simulator's."""
 
-    Args:
-        full_course: share of patients with a visit at every time step; the others have fewer.
-        min_gap_days, max_gap_days: bounds of the time between visits (log-uniform).
-        same_day_pairs: share of patients with two visits on one day.
-        missing_age: share of patients whose age is not recorded.
-        size_ratio: largest over smallest site; the houses 1, 2, 3, ... have 1, 1/sqrt(ratio), 1/ratio, 1, ... of the
-            patients asked for.
-        change: ``early`` (step 2), ``late`` (see ``change_step``) or ``none``.
-        change_group: whose wording changes, ``women`` or ``everyone``.
-        wording_effect: the age group decides about a sentence.
-        prevalence_effect: age group and sex decide about prevalence.
-        house: style and scanner of the site (1 to 6); 0 takes them from the site's name.
-        scanner_differences: False gives every site the first house's scanner.
+    full_course: float = Field(
+        0.75, ge=0, le=1, description="share of patients with a visit at every time step; the others have fewer"
+    )
+    min_gap_days: float = Field(3.0, ge=1, description="shortest time between visits (log-uniform)")
+    max_gap_days: float = Field(270.0, description="longest time between visits")
+    same_day_pairs: float = Field(0.0, ge=0, le=1, description="share of patients with two visits on one day")
+    missing_age: float = Field(0.0, ge=0, le=1, description="share of patients whose age is not recorded")
+    size_ratio: float = Field(
+        1.0,
+        ge=1,
+        description="largest over smallest site; the houses 1, 2, 3, ... have 1, 1/sqrt(ratio), 1/ratio, 1, ... of the "
+        "patients asked for",
+    )
+    change: Literal["early", "late", "none"] = Field("late", description="early: at step 2; late: see change_step")
+    change_group: Literal["women", "everyone"] = Field("women", description="whose wording changes")
+    wording_effect: bool = Field(True, description="the age group decides about a sentence")
+    prevalence_effect: bool = Field(True, description="age group and sex decide about prevalence")
+    house: int = Field(
+        0, ge=0, le=6, description="reporting style and scanner of the site, 1 to 6; 0 takes them from the site's name"
+    )
+    scanner_differences: bool = Field(True, description="False gives every site the first house's scanner")
 
-    Raises:
-        ConfigError: names the field and what is allowed.
-    """
-
-    full_course: float = 0.75
-    min_gap_days: float = 3.0
-    max_gap_days: float = 270.0
-    same_day_pairs: float = 0.0
-    missing_age: float = 0.0
-    size_ratio: float = 1.0
-    change: Literal["early", "late", "none"] = "late"
-    change_group: Literal["women", "everyone"] = "women"
-    wording_effect: bool = True
-    prevalence_effect: bool = True
-    house: int = 0
-    scanner_differences: bool = True
-
-    def __post_init__(self) -> None:
-        rules = {
-            "full_course": (0 <= self.full_course <= 1, "within 0 to 1"),
-            "min_gap_days": (self.min_gap_days >= 1, "at least 1"),
-            "max_gap_days": (self.max_gap_days >= self.min_gap_days, "at least min_gap_days"),
-            "same_day_pairs": (0 <= self.same_day_pairs <= 1, "within 0 to 1"),
-            "missing_age": (0 <= self.missing_age <= 1, "within 0 to 1"),
-            "size_ratio": (self.size_ratio >= 1, "at least 1"),
-            "change": (self.change in ("early", "late", "none"), "early, late or none"),
-            "change_group": (self.change_group in ("women", "everyone"), "women or everyone"),
-            "house": (self.house in range(7), "0 (by the site's name) or 1 to 6"),
-        }
-        for field in fields(self):
-            fine, allowed = rules.get(field.name, (True, ""))
-            if not fine:
-                raise ConfigError(
-                    f"synthetic cohort: {field.name} = {getattr(self, field.name)!r} is wrong; it must be {allowed}"
-                )
+    def misfits(self) -> Iterator[tuple[str, str]]:
+        """Gaps the wrong way round."""
+        if self.max_gap_days < self.min_gap_days:
+            yield "max_gap_days", f"at least min_gap_days={self.min_gap_days:g}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,12 +148,27 @@ def periods_of(time_steps: int) -> list[datetime]:
 
 
 def plan_patient(
-    site: str, house: int, number: int, *, time_steps: int, seed: int, alignment: str, options: CohortOptions
+    site: str,
+    house: int,
+    number: int,
+    *,
+    time_steps: int,
+    seed: int,
+    options: CohortOptions,
+    periods: Sequence[datetime] | None = None,
 ) -> PlannedPatient:
     """The patient with a number (0, 1, ...) at a site: a pure function of the arguments.
 
     The identifier is drawn until the keyed hash puts the patient into the split planned for the number, 7 : 1 : 2
     within any ten and one of each within the first three: small simulated sites can validate and test too.
+
+    Args:
+        site, house, number: which patient.
+        time_steps: T.
+        seed: of the whole simulation.
+        options: what the cohort contains.
+        periods: T - 1 rising bounds, a day apart or more, of the calendar bins that visits are drawn from, at most one
+            from each; None: the t-th visit is at step t.
     """
     rng = stream("patient", seed, site, number)
     key = synthetic_key(seed, site)
@@ -188,9 +181,9 @@ def plan_patient(
     age = float(np.clip(rng.normal(64, 14), 20, 92))
     age_recorded = bool(rng.random() >= options.missing_age)
     count = time_steps if rng.random() < options.full_course else int(rng.integers(1, max(2, time_steps)))
-    moments = _moments(rng, count, time_steps, alignment, options)
+    moments = _moments(rng, count, periods, options)
     steps = [
-        min(i + 1, time_steps) if alignment == "visit" else 1 + sum(moment >= bound for bound in periods_of(time_steps))
+        min(i + 1, time_steps) if periods is None else bisect_right(periods, moment) + 1
         for i, moment in enumerate(moments)
     ]
     changed_from = change_step(options, time_steps) or time_steps + 1
@@ -214,23 +207,34 @@ def plan_patient(
 
 
 def _moments(
-    rng: np.random.Generator, count: int, time_steps: int, alignment: str, options: CohortOptions
+    rng: np.random.Generator, count: int, periods: Sequence[datetime] | None, options: CohortOptions
 ) -> list[datetime]:
     """Dates and times of the visits, rising and different."""
     minute = timedelta(minutes=1)
     clock = [minute * int(rng.integers(7 * 60, 13 * 60)) for _ in range(count)]
-    if alignment == "period":
-        bins = sorted(rng.choice(time_steps, size=count, replace=False).tolist())
-        days = [PERIOD_DAYS * b + int(rng.integers(0, PERIOD_DAYS)) for b in bins]
+    if periods is not None:
+        bins = sorted(rng.choice(len(periods) + 1, size=count, replace=False).tolist())
+        days = [_day_in(periods, b, rng) for b in bins]
     else:
         low, high = np.log(options.min_gap_days), np.log(options.max_gap_days)
         gaps = [max(1, round(float(np.exp(rng.uniform(low, high))))) for _ in range(count - 1)]
-        days = np.cumsum([int(rng.integers(0, 2 * 365)), *gaps]).tolist()
-    moments = [FIRST_DAY + timedelta(days=day) + time for day, time in zip(days, clock, strict=True)]
+        days = [FIRST_DAY + timedelta(days=day) for day in np.cumsum([int(rng.integers(0, 2 * 365)), *gaps]).tolist()]
+    moments = [day + time for day, time in zip(days, clock, strict=True)]
     if count > 1 and rng.random() < options.same_day_pairs:
         second = int(rng.integers(1, count))
         moments[second] = moments[second - 1] + minute * int(rng.integers(90, 480))
     return moments
+
+
+def _day_in(periods: Sequence[datetime], index: int, rng: np.random.Generator) -> datetime:
+    """A day in a calendar bin; the first and the last bin, which have no outer bound, are ``PERIOD_DAYS`` long."""
+    length = timedelta(days=PERIOD_DAYS)
+    if not periods:
+        first, end = FIRST_DAY, FIRST_DAY + length
+    else:
+        first = periods[index - 1] if index else periods[0] - length
+        end = periods[index] if index < len(periods) else first + length
+    return first + timedelta(days=int(rng.integers(0, (end - first).days)))
 
 
 def _factors(house: int, age: float, sex: str, options: CohortOptions) -> dict[str, float]:

@@ -143,7 +143,7 @@ MEMORY = """
         return next(int(line.split()[1]) for line in lines if line.startswith(field)) * 1024
     def run(image):
         visit = Visit("p", "v", datetime(2020, 1, 1), Path(image), "Clear.", "ct")
-        prepare(visit, InputConfig(224, 24), Path(sys.argv[3]))
+        prepare(visit, InputConfig(image_size=224, slices=24), Path(sys.argv[3]))
     run(sys.argv[1])  # what is imported and allocated once
     before = memory("VmRSS")
     Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew

@@ -22,7 +22,8 @@ from fedtar_flare.curation.partition_files import partition_source
 from fedtar_flare.data.cohort import Patient, Visit
 from fedtar_flare.data.sources import read_source
 from fedtar_flare.errors import ConfigError, DataError
-from fedtar_flare.site.site_file import load_cohort, read_site_file
+from fedtar_flare.site.cohort import load_cohort
+from fedtar_flare.site.site_file import read_site_file
 
 TOPICS = ("pleural effusion on the left", "fracture of a rib", "emphysema with bullae", "nodule in the upper lobe")
 

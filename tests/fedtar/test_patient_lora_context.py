@@ -224,7 +224,7 @@ def test_steps_start_equal_and_without_conditioning_stay_so() -> None:
     ],
 )
 def test_settings_out_of_range_are_named(changes: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match=rf"PatientLoRAConfig\.{next(iter(changes))} is"):
+    with pytest.raises(ConfigError, match=rf"PatientLoRAConfig: {next(iter(changes))} is"):
         PatientLoRAConfig(**{"time_steps": 3, "seed": 0, **changes})
 
 

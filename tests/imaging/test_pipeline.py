@@ -109,7 +109,8 @@ def test_a_hit_imports_neither_monai_nor_pydicom_nor_torch(study, tmp_path):
         from fedtar_flare.imaging.pipeline import InputConfig, prepare
         from fedtar_flare.data.cohort import Visit
         visit = Visit("p", "v1", datetime(2020, 1, 1), Path({str(study)!r}), "Clear.", "ct")
-        assert prepare(visit, InputConfig(16, 4), Path({str(tmp_path / "cache")!r})).image.shape == (4, 3, 16, 16)
+        config = InputConfig(image_size=16, slices=4)
+        assert prepare(visit, config, Path({str(tmp_path / "cache")!r})).image.shape == (4, 3, 16, 16)
         print(sorted({{"monai", "pydicom", "torch", "scipy", "nibabel", "PIL"}} & set(sys.modules)))
     """
     done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, check=True)
@@ -134,7 +135,7 @@ def test_whatever_matters_makes_another_entry(study, tmp_path, monkeypatch):
     cache = tmp_path / "cache"
     prepare(visit(study), CONFIG, cache)
     prepare(visit(study), InputConfig(image_size=16, slices=5), cache)
-    prepare(visit(study), InputConfig(16, 4, ((-600, 1500), (40, 300), (400, 1800))), cache)
+    prepare(visit(study), InputConfig(image_size=16, slices=4, windows=((-600, 1500), (40, 300), (400, 1800))), cache)
     assert len(entries(cache)) == 3
     file = next(study.iterdir())
     content = file.read_bytes()

@@ -26,7 +26,7 @@ def small():
 
 @pytest.fixture(scope="module")
 def held_out():
-    return phantom_pairs(24, HELD_OUT_SEED_STEP + 7, InputConfig(SMALL.image_size, SMALL.slices))
+    return phantom_pairs(24, HELD_OUT_SEED_STEP + 7, InputConfig(image_size=SMALL.image_size, slices=SMALL.slices))
 
 
 def test_a_volume_in_memory_is_prepared_like_a_series_on_disk(tmp_path):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from dataclasses import asdict
 
 import pytest
 import torch
@@ -20,7 +19,7 @@ from fedtar_flare.models.weights import load_weights, own_state, save_weights
 def test_a_preset_is_valid_and_survives_json(name: str):
     config = preset(name)
     assert config.preset == name
-    assert ModelConfig(**json.loads(json.dumps(asdict(config)))) == config
+    assert ModelConfig(**json.loads(json.dumps(config.to_dict()))) == config
 
 
 @pytest.mark.parametrize(
@@ -31,23 +30,25 @@ def test_a_preset_is_valid_and_survives_json(name: str):
         ({"slices": 0}, "slices is 0"),
         ({"slices": True}, "slices is True"),
         ({"queries": 1.5}, "queries is 1.5"),
-        ({"encoder": "vit"}, "encoder is 'vit': it must be one of cvt, timm"),
+        ({"encoder": "vit"}, "encoder is 'vit': it must be 'cvt' or 'timm'"),
         ({"encoder": "timm"}, "encoder_name is None"),
         ({"encoder_depths": (1, 1, 1)}, r"encoder_depths is \(1, 1, 1\)"),
         ({"encoder_widths": (8, 16)}, "encoder_widths"),
         ({"encoder_heads": (3, 1, 2)}, "multiples of encoder_heads"),
         ({"encoder_mlp_ratio": 0}, "encoder_mlp_ratio"),
-        ({"pooling": "mean"}, "one of attention, none"),
+        ({"pooling": "mean"}, "pooling is 'mean': it must be 'attention' or 'none'"),
         ({"pooling": "none"}, "takes slices=1"),
         ({"decoder_heads": 5}, "a multiple of decoder_heads=5"),
         ({"max_length": 97}, "at most decoder_positions=96"),
         ({"max_length": 2}, "at least 3"),
         ({"num_beams": 0}, "num_beams is 0"),
         ({"image_std": (0.5, 0.5, 0.0)}, "image_std"),
-        ({"image_mean": (0.5,)}, "three numbers"),
+        ({"image_mean": (0.5,)}, r"image_mean is \(0.5,\): it must be longer"),
         ({"lora_targets": "("}, "valid regular expression"),
         ({"tokenizer": "decoder"}, "tokenizer is 'decoder'"),
         ({"seed": -1}, "seed is -1"),
+        ({"image_mean": (0.5, 0.5, float("nan"))}, r"image_mean\[2\] is nan: it must be a finite number"),
+        ({"encoder_widths": (8, 16, 32.0)}, r"encoder_widths\[2\] is 32.0: it must be a whole number"),
     ],
 )
 def test_a_wrong_setting_is_named_with_its_value(overrides: dict, said: str):

@@ -102,13 +102,11 @@ def test_images_are_normalised_as_the_checkpoint_expects(paper):
 
 
 def test_a_warm_started_checkpoint_leaves_nothing_untrained(paper, tmp_path):
-    from dataclasses import replace
-
     from fedtar_flare.models.weights import own_state, save_weights
 
     model = build_model(paper)
     save_weights(model, tmp_path / "warm.safetensors", torch.float32)
-    config = replace(paper, weights=str(tmp_path / "warm.safetensors"), seed=9)
+    config = paper.replace(weights=str(tmp_path / "warm.safetensors"), seed=9)
     warm = build_model(config)
     require_trained(warm, config, exchanged=())
     assert all(torch.equal(t, own_state(warm)[n]) for n, t in own_state(model).items())
@@ -166,21 +164,17 @@ def test_a_timm_folder_is_loaded(gpt2_folder, tmp_path):
     ],
 )
 def test_what_does_not_fit_is_said(paper, overrides, said):
-    from dataclasses import replace
-
     with pytest.raises(ConfigError, match=said):
-        build_model(replace(paper, **overrides))
+        build_model(paper.replace(**overrides))
 
 
 def test_a_checkpoint_of_another_family_and_an_empty_folder_are_refused(paper, cvt_folder, gpt2_folder, tmp_path):
-    from dataclasses import replace
-
     with pytest.raises(ConfigError, match="gpt2 model: it must be a CvT checkpoint"):
-        build_model(replace(paper, encoder_name=str(gpt2_folder)))
+        build_model(paper.replace(encoder_name=str(gpt2_folder)))
     with pytest.raises(ConfigError, match=r"encoder folder .* cannot be loaded .*must hold config\.json"):
-        build_model(replace(paper, encoder_name=str(tmp_path)))
+        build_model(paper.replace(encoder_name=str(tmp_path)))
     with pytest.raises(ConfigError, match="decoder folder"):
-        build_tokenizer(replace(paper, decoder_name=str(tmp_path)))
+        build_tokenizer(paper.replace(decoder_name=str(tmp_path)))
 
 
 @pytest.mark.parametrize("what", ["encoder", "decoder", "timm"])

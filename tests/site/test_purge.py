@@ -12,8 +12,9 @@ from PIL import Image
 
 from fedtar_flare.errors import ConfigError
 from fedtar_flare.imaging.pipeline import InputConfig, prepare
+from fedtar_flare.site.cohort import load_cohort
 from fedtar_flare.site.purge import Place, place_of_kit, plan
-from fedtar_flare.site.site_file import load_cohort, read_site_file
+from fedtar_flare.site.site_file import read_site_file
 from fedtar_flare.site.state import SiteState
 
 RUNS = ("20260101-000000-aaaa", "20260202-000000-bbbb")
@@ -47,9 +48,7 @@ def kit(tmp_path, monkeypatch):
 
 
 def visits(kit, config=None):
-    from dataclasses import replace
-
-    config = replace(read_site_file(kit / "local" / "fedtar.yaml"), simulated=True)
+    config = read_site_file(kit / "local" / "fedtar.yaml").replace(simulated=True)
     return [visit for patient in load_cohort(config, "site", time_steps=1).patients for visit in patient.visits]
 
 

@@ -11,7 +11,9 @@ from PIL import Image
 
 from fedtar_flare.data.cohort import Cohort, Patient, Visit
 from fedtar_flare.errors import ConfigError, DataError
-from fedtar_flare.site.site_file import SOURCES, SiteConfig, load_cohort, load_site_config, read_site_file, site_key
+from fedtar_flare.site.cohort import load_cohort
+from fedtar_flare.site.key import site_key
+from fedtar_flare.site.site_file import SOURCES, SiteConfig, load_site_config, read_site_file
 
 
 @pytest.fixture(autouse=True)
@@ -77,18 +79,22 @@ def test_paths_are_relative_to_the_file(manifest, tmp_path):
     "content, said",
     [
         ({"source": "manifest", "pth": "x"}, "did you mean 'path'"),
-        ({"source": "synthetic", "simulated": True}, "unknown key 'simulated'"),
-        ({"source": "manifst"}, "'manifst' is not one of .*did you mean 'manifest'"),
+        ({"source": "synthetic", "simulated": True}, "unknown setting 'simulated'"),
+        ({"source": "manifst"}, "'manifst': it must be one of .*did you mean 'manifest'"),
         ({"source": "mimic", "path": "."}, "did you mean 'mimic_cxr'"),
         ({"path": "x"}, "'source' is missing"),
         ({"source": "manifest"}, "needs a path"),
         ({"source": "manifest", "path": "nowhere.csv"}, "nowhere.csv"),
-        ({"source": "synthetic", "device": "gpu"}, "device 'gpu'"),
-        ({"source": "synthetic", "precision": "half"}, "precision 'half'"),
+        ({"source": "synthetic", "device": "gpu"}, "device is 'gpu': it must be auto, cpu, cuda or"),
+        (
+            {"source": "synthetic", "precision": "half"},
+            "precision is 'half': it must be 'auto', 'float32'",
+        ),
         ({"source": "synthetic", "min_cell": 0}, "min_cell"),
         ({"source": "synthetic", "min_cell": "five"}, "min_cell"),
         ({"source": "synthetic", "min_cell": True}, "min_cell"),
-        ({"source": "synthetic", "options": ["a"]}, "options"),
+        ({"source": "synthetic", "options": ["a"]}, "options is .'a'.: it must be a mapping"),
+        ({"source": "synthetic", "stream_losses": 1}, "stream_losses is 1: it must be true or false"),
     ],
 )
 def test_wrong_site_files_name_what_is_wrong(tmp_path, content, said):
@@ -111,10 +117,10 @@ def cohort(config, tmp_path, **settings):
 
 
 def test_a_manifest_becomes_a_cohort(manifest, tmp_path):
-    made = cohort(SiteConfig("manifest", manifest), tmp_path)
+    made = cohort(SiteConfig(source="manifest", path=manifest), tmp_path)
     assert len(made.patients) == 20 and made.modality == "film"
     assert sum(map(sum, made.counts().values())) == 60
-    again = cohort(SiteConfig("manifest", manifest), tmp_path)
+    again = cohort(SiteConfig(source="manifest", path=manifest), tmp_path)
     assert again.samples("train") == made.samples("train")  # the key is made once
 
 
@@ -128,12 +134,12 @@ def test_every_source_can_be_named_in_a_site_file(tmp_path):
 def test_options_of_every_source_reach_the_cohort(manifest, tmp_path):
     manifest.write_text(manifest.read_text().replace("Clear.", "FINDINGS: Clear. IMPRESSION: 1. Normal."))
     options = {"sections": ["impression"], "cleaning": "r2gen-v1", "same_day": "merge"}
-    made = cohort(SiteConfig("manifest", manifest, options=options), tmp_path)
+    made = cohort(SiteConfig(source="manifest", path=manifest, options=options), tmp_path)
     assert {v.report for p in made.patients for v in p.visits} == {"normal ."}
 
 
 def test_a_simulated_site_splits_by_the_seed(manifest, tmp_path):
-    config = SiteConfig("manifest", manifest, simulated=True)
+    config = SiteConfig(source="manifest", path=manifest, simulated=True)
     assert cohort(config, tmp_path).samples("test") == cohort(config, tmp_path / "x").samples("test")
     assert cohort(config, tmp_path).key != cohort(config, tmp_path, seed=1).key
     assert not (tmp_path / "kit").exists()
@@ -141,17 +147,18 @@ def test_a_simulated_site_splits_by_the_seed(manifest, tmp_path):
 
 def test_excluded_patients_are_left_out_and_counted(manifest, tmp_path, caplog):
     (tmp_path / "withdrawn.txt").write_text("# since May\np3\n\n p7 \nnobody\n")
-    made = cohort(SiteConfig("manifest", manifest, exclude=tmp_path / "withdrawn.txt"), tmp_path)
+    made = cohort(SiteConfig(source="manifest", path=manifest, exclude=tmp_path / "withdrawn.txt"), tmp_path)
     assert {"p3", "p7"}.isdisjoint(p.patient_id for p in made.patients)
     assert made.rejected == {"excluded": 6} and "1 id(s)" in caplog.text
     with pytest.raises(ConfigError, match="exclusion list"):
-        cohort(SiteConfig("manifest", manifest, exclude=tmp_path / "nowhere.txt"), tmp_path)
+        cohort(SiteConfig(source="manifest", path=manifest, exclude=tmp_path / "nowhere.txt"), tmp_path)
 
 
 def test_periods_reach_the_cohort(manifest, tmp_path):
     from datetime import datetime
 
-    made = cohort(SiteConfig("manifest", manifest), tmp_path, alignment="period", periods=[datetime(2020, 2, 15)])
+    config = SiteConfig(source="manifest", path=manifest)
+    made = cohort(config, tmp_path, alignment="period", periods=[datetime(2020, 2, 15)])
     assert [sum(c) for c in zip(*made.counts().values(), strict=True)] == [40, 20]
 
 
@@ -164,11 +171,26 @@ def test_the_synthetic_cohort_gets_the_sites_options(monkeypatch, tmp_path):
         return Cohort(site, [Patient("p", None, (visit,))], key=bytes(16), time_steps=2)
 
     monkeypatch.setattr("fedtar_flare.synthetic.cohort.synthetic_cohort", synthetic_cohort)
-    cohort(SiteConfig("synthetic", options={"change": "none"}), tmp_path, seed=4, synthetic_patients=9)
+    cohort(SiteConfig(source="synthetic", options={"change": "none"}), tmp_path, seed=4, synthetic_patients=9)
     assert seen["patients"] == 9 and seen["seed"] == 4 and seen["options"].change == "none"
     assert seen["folder"] == tmp_path / "home" / "synthetic"
     with pytest.raises(ConfigError, match="did you mean 'change'"):
-        cohort(SiteConfig("synthetic", options={"chang": "none"}), tmp_path)
+        cohort(SiteConfig(source="synthetic", options={"chang": "none"}), tmp_path)
+
+
+def test_periods_reach_the_synthetic_cohort(tmp_path):
+    from datetime import datetime
+
+    bounds = [datetime(2030, 1, 10), datetime(2030, 4, 1)]
+    config = SiteConfig(source="synthetic", simulated=True, options={"full_course": 1})
+    made = cohort(config, tmp_path, time_steps=3, alignment="period", periods=bounds, synthetic_patients=3)
+    samples = [s for split in ("train", "validation", "test") for s in made.samples(split)]
+    assert [sum(c) for c in zip(*made.counts().values(), strict=True)] == [3, 3, 3]
+    assert all(s.time_step == 1 + sum(s.visit.acquired >= b for b in bounds) for s in samples)
+    default = cohort(config, tmp_path, time_steps=3, alignment="period", synthetic_patients=3)
+    assert {v.acquired for p in default.patients for v in p.visits}.isdisjoint(s.visit.acquired for s in samples)
+    with pytest.raises(ConfigError, match="2 rising dates"):
+        cohort(config, tmp_path, time_steps=3, alignment="period", periods=bounds[:1])
 
 
 def test_the_key_is_secret_kept_and_checked(tmp_path):
@@ -190,7 +212,7 @@ def test_processes_that_make_the_key_at_once_agree(tmp_path):
 
 @pytest.mark.parametrize("state_dir, where", [(None, "kit/local"), ("state", "state")])
 def test_where_the_key_lies(manifest, tmp_path, state_dir, where):
-    cohort(SiteConfig("manifest", manifest, state_dir=state_dir and tmp_path / state_dir), tmp_path)
+    cohort(SiteConfig(source="manifest", path=manifest, state_dir=state_dir and tmp_path / state_dir), tmp_path)
     assert (tmp_path / where / "fedtar.key").is_file()
 
 

@@ -1,8 +1,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 import numpy as np
 import pytest
@@ -25,9 +24,9 @@ from fedtar_flare.synthetic.course import (
 from fedtar_flare.synthetic.vocabulary import FINDINGS
 
 
-def plan(number, site="site-1", house=1, time_steps=4, seed=0, alignment="visit", **options):
+def plan(number, site="site-1", house=1, time_steps=4, seed=0, periods=None, **options):
     return plan_patient(
-        site, house, number, time_steps=time_steps, seed=seed, alignment=alignment, options=CohortOptions(**options)
+        site, house, number, time_steps=time_steps, seed=seed, periods=periods, options=CohortOptions(**options)
     )
 
 
@@ -36,11 +35,16 @@ def plan(number, site="site-1", house=1, time_steps=4, seed=0, alignment="visit"
     number=st.integers(0, 500),
     seed=st.integers(0, 10**6),
     time_steps=st.integers(1, 6),
-    alignment=st.sampled_from(["visit", "period"]),
+    by_period=st.booleans(),
     same_day=st.sampled_from([0.0, 1.0]),
 )
-def test_a_plan_is_repeatable_and_consistent(number, seed, time_steps, alignment, same_day):
-    arguments = {"seed": seed, "time_steps": time_steps, "alignment": alignment, "same_day_pairs": same_day}
+def test_a_plan_is_repeatable_and_consistent(number, seed, time_steps, by_period, same_day):
+    arguments = {
+        "seed": seed,
+        "time_steps": time_steps,
+        "periods": periods_of(time_steps) if by_period else None,
+        "same_day_pairs": same_day,
+    }
     patient = plan(number, **arguments)
     assert patient == plan(number, **arguments)
     moments = [visit.acquired for visit in patient.visits]
@@ -66,10 +70,18 @@ def test_steps_follow_the_alignment():
     bounds = periods_of(4)
     for number in range(40):
         assert [v.time_step for v in plan(number).visits] == list(range(1, len(plan(number).visits) + 1))
-        for visit in plan(number, alignment="period").visits:
+        for visit in plan(number, periods=bounds).visits:
             assert visit.time_step == 1 + sum(visit.acquired >= bound for bound in bounds)
-    used = {tuple(v.time_step for v in plan(n, alignment="period").visits) for n in range(60)}
+    used = {tuple(v.time_step for v in plan(n, periods=bounds).visits) for n in range(60)}
     assert any(steps[0] > 1 for steps in used) and any(np.diff(steps).max(initial=0) > 1 for steps in used)
+
+
+def test_visits_fall_into_the_bins_that_are_asked_for():
+    bounds = [datetime(2021, 5, 3, 12), datetime(2021, 5, 5), datetime(2024, 1, 1)]
+    for number in range(40):
+        for visit in plan(number, periods=bounds).visits:
+            assert visit.time_step == 1 + sum(visit.acquired >= bound for bound in bounds)
+        assert [v.time_step for v in plan(number, periods=bounds, full_course=1.0).visits] == [1, 2, 3, 4]
 
 
 def test_most_patients_have_every_visit_and_gaps_are_irregular():
@@ -176,7 +188,7 @@ def test_sites_of_different_size():
 )
 def test_wrong_options_are_named(field, value):
     with pytest.raises(ConfigError, match=field):
-        replace(CohortOptions(), **{field: value})
+        CohortOptions(**{field: value})
 
 
 def test_streams_depend_on_their_parts_alone():

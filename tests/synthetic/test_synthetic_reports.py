@@ -19,7 +19,7 @@ def planned_reports(house, regime, n=80):
     """Reports of planned patients at site-<house>, all in one wording."""
     site = f"site-{house}"
     for number in range(n):
-        patient = plan_patient(site, house, number, time_steps=3, seed=5, alignment="visit", options=OPTIONS)
+        patient = plan_patient(site, house, number, time_steps=3, seed=5, options=OPTIONS)
         for visit in patient.visits:
             yield report_of(patient, visit, regime, house, OPTIONS)
 
@@ -54,7 +54,7 @@ def test_styles_differ_strongly_in_wording():
 
 
 def test_same_visit_same_text_and_only_what_was_planned_changes_it():
-    patient = plan_patient("s-1", 1, 0, time_steps=3, seed=1, alignment="visit", options=OPTIONS)
+    patient = plan_patient("s-1", 1, 0, time_steps=3, seed=1, options=OPTIONS)
     visit = patient.visits[0]
     texts = {report_of(patient, visit, regime, 1, OPTIONS) for regime in ("before", "after") for _ in range(2)}
     assert len(texts) == 2
@@ -80,12 +80,12 @@ def test_change_words_are_the_minority():
 
 def test_planted_change_of_wording_reaches_the_group_from_the_step_on():
     for number in range(20):
-        patient = plan_patient("site-1", 1, number, time_steps=3, seed=0, alignment="visit", options=OPTIONS)
+        patient = plan_patient("site-1", 1, number, time_steps=3, seed=0, options=OPTIONS)
         for visit in patient.visits:
             expected = "after" if patient.sex == "F" and visit.time_step >= 3 else "before"
             assert regime_of(patient, visit, 3, OPTIONS) == expected
             assert regime_of(patient, visit, None, OPTIONS) == "before"
-            everyone = replace(OPTIONS, change_group="everyone")
+            everyone = OPTIONS.replace(change_group="everyone")
             assert regime_of(patient, visit, 3, everyone) == ("after" if visit.time_step >= 3 else "before")
 
 

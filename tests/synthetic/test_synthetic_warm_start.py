@@ -15,9 +15,7 @@ def site_reports():
     options = CohortOptions()
     for house in range(1, 7):
         for number in range(60):
-            patient = plan_patient(
-                f"site-{house}", house, number, time_steps=4, seed=0, alignment="visit", options=options
-            )
+            patient = plan_patient(f"site-{house}", house, number, time_steps=4, seed=0, options=options)
             for visit in patient.visits:
                 for regime in ("before", "after"):
                     yield report_of(patient, visit, regime, house, options)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
-from typing import Literal, NamedTuple, get_args
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
 
 import numpy as np
+from pydantic import Field
 
-from fedtar_flare.errors import ConfigError, DataError
+from fedtar_flare.errors import DataError
+from fedtar_flare.settings import Settings
 
 AIR_HU = -1024
 ONLY_AIR_HU = -700
@@ -44,51 +47,39 @@ class CTVolume:
     warnings: tuple[Note, ...] = ()
 
 
-@dataclass(frozen=True)
-class CTRules:
-    """What a CT reader accepts.
+class CTRules(Settings):
+    """What a CT reader accepts. A repair is ``refuse``, or ``resample`` to an even, straight grid without gaps."""
 
-    Args:
-        min_slices: a series with fewer is refused (``too-few-slices``).
-        spacing_tolerance: how far a slice may lie from the even grid, as a share of the slice spacing (0.1 mm is
-            always allowed: positions are often rounded).
-        tilt_tolerance_deg: angle between the stack of slices and their normal from which it counts as tilted.
-        missing_slices: ``refuse``, or ``resample`` to fill the gaps by interpolation.
-        uneven_spacing: ``refuse``, or ``resample`` to an even grid.
-        gantry_tilt: ``refuse``, or ``resample`` to a straight grid.
-        implausible_hu: ``refuse`` or ``accept`` a volume without any air, which a chest CT always has: its values are
-            most likely no Hounsfield units.
-        rescale: (slope, intercept) for files that carry none; None refuses them (``no-rescale``).
-        series_uid: read this series and no other; None chooses by rule.
+    min_slices: int = Field(8, ge=1, description="a series with fewer is refused (too-few-slices)")
+    spacing_tolerance: float = Field(
+        0.1,
+        ge=0,
+        lt=0.5,
+        description="how far a slice may lie from the even grid, as a share of the slice spacing; 0.1 mm is always "
+        "allowed, as positions are often rounded",
+    )
+    tilt_tolerance_deg: float = Field(
+        0.5,
+        ge=0,
+        lt=90,
+        description="angle between the stack of slices and their normal from which it is tilted",
+    )
+    missing_slices: Repair = Field("refuse", description="gaps between slices; 'resample' interpolates them")
+    uneven_spacing: Repair = Field("refuse", description="slices at uneven distances")
+    gantry_tilt: Repair = Field("refuse", description="slices that are not at right angles to their stack")
+    implausible_hu: Literal["refuse", "accept"] = Field(
+        "refuse",
+        description="a volume without any air, which a chest CT always has: most likely no Hounsfield units",
+    )
+    rescale: tuple[float, float] | None = Field(
+        None, description="(slope, intercept) for files that carry none; None refuses them (no-rescale)"
+    )
+    series_uid: str | None = Field(None, description="read this series and no other; None chooses by rule")
 
-    Raises:
-        ConfigError: names the field and its value.
-    """
-
-    min_slices: int = 8
-    spacing_tolerance: float = 0.1
-    tilt_tolerance_deg: float = 0.5
-    missing_slices: Repair = "refuse"
-    uneven_spacing: Repair = "refuse"
-    gantry_tilt: Repair = "refuse"
-    implausible_hu: Literal["refuse", "accept"] = "refuse"
-    rescale: tuple[float, float] | None = None
-    series_uid: str | None = None
-
-    def __post_init__(self) -> None:
-        right = {
-            "min_slices": self.min_slices >= 1,
-            "spacing_tolerance": 0 <= self.spacing_tolerance < 0.5,
-            "tilt_tolerance_deg": 0 <= self.tilt_tolerance_deg < 90,
-            "missing_slices": self.missing_slices in get_args(Repair),
-            "uneven_spacing": self.uneven_spacing in get_args(Repair),
-            "gantry_tilt": self.gantry_tilt in get_args(Repair),
-            "implausible_hu": self.implausible_hu in ("refuse", "accept"),
-            "rescale": self.rescale is None or (len(self.rescale) == 2 and self.rescale[0] != 0),
-        }
-        for field in fields(self):
-            if not right.get(field.name, True):
-                raise ConfigError(f"CT rules: {field.name} = {getattr(self, field.name)!r} is not allowed")
+    def misfits(self) -> Iterator[tuple[str, str]]:
+        """A slope of zero."""
+        if self.rescale is not None and self.rescale[0] == 0:
+            yield "rescale", "a slope other than 0, and an intercept"
 
 
 def to_int16(values: np.ndarray) -> np.ndarray:

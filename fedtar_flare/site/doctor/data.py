@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import stat
-from dataclasses import replace
 from pathlib import Path
 
 from fedtar_flare.errors import FedTARError
+from fedtar_flare.site.cohort import load_cohort
 from fedtar_flare.site.doctor.finding import FAIL, OK, WARN, Finding
-from fedtar_flare.site.site_file import KEY_FILE, SiteConfig, load_cohort, read_site_file
+from fedtar_flare.site.key import KEY_FILE
+from fedtar_flare.site.site_file import SiteConfig, read_site_file
 
 
 def site_file(place: Path) -> tuple[SiteConfig | None, list[Finding]]:
@@ -31,7 +32,7 @@ def summary(config: SiteConfig, time_steps: int) -> list[Finding]:
     if config.source == "synthetic":
         return []
     try:
-        cohort = load_cohort(replace(config, simulated=True), "site", time_steps=time_steps)  # no key is made for this
+        cohort = load_cohort(config.replace(simulated=True), "site", time_steps=time_steps)  # no key is made for this
     except FedTARError as error:
         return [Finding(FAIL, "data", str(error), "correct the table; 'fedtar data check' looks at every study")]
     steps = [sum(counts) for counts in zip(*cohort.counts().values(), strict=True)]

@@ -1,0 +1,56 @@
+"""Settings of local learning that every method shares: the adapter that travels, training, and the samples."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import datetime
+from typing import Literal
+
+from pydantic import Field
+
+from fedtar_flare.settings import Settings
+
+
+class LoRAConfig(Settings):
+    """The shared low-rank adapter, the part that travels (FedTAR, Eq. 4: ``W + s A B^T`` with ``s = alpha / rank``)."""
+
+    rank: int = Field(4, ge=1, description="rank r of the shared and of the patient's factors")
+    alpha: float = Field(128.0, gt=0, description="scale numerator: s = alpha / rank")
+    exchange: tuple[str, ...] = Field(
+        (), description="regular expressions of further parameters that are trained and exchanged whole"
+    )
+    dtype_up: Literal["float32", "bfloat16"] = Field("float32", description="number format of updates")
+
+
+class TrainingConfig(Settings):
+    """Local training at one time step (FedTAR, Algorithm 1)."""
+
+    local_steps: int = Field(12, ge=1, description="optimiser updates per task")
+    batch_size: int = Field(8, ge=1, description="reports per update")
+    micro_batch: int = Field(
+        0, ge=0, description="reports in memory at once, gradients added up over the batch; 0: the whole batch"
+    )
+    lr_shared: float = Field(1e-3, gt=0, description="AdamW learning rate of the shared part")
+    lr_patient: float = Field(1e-3, gt=0, description="AdamW learning rate of the patient part")
+    weight_decay: float = Field(0.01, ge=0, description="AdamW weight decay of both")
+    augment: bool = Field(False, description="small random changes of training images (MONAI; never mirrored)")
+    max_grad_norm: float = Field(1.0, ge=0, description="gradient norm limit; 0 switches it off")
+
+
+class DataConfig(Settings):
+    """How a site's visits become samples."""
+
+    alignment: Literal["visit", "period"] = Field("visit", description="time step by visit number or calendar period")
+    periods: tuple[str, ...] = Field((), description="for 'period': T - 1 ISO dates, the bounds between the bins")
+    prior: Literal["none", "report"] = Field("none", description="'none' (the paper) or 'report' of the visit before")
+    min_cell: int = Field(1, ge=1, description="fewest visits at a step to train on it and to report scores")
+    synthetic_patients: int = Field(48, ge=1, description="patients of a simulated site")
+
+    def misfits(self) -> Iterator[tuple[str, str]]:
+        """Periods that are no rising dates."""
+        try:
+            dates = [datetime.fromisoformat(text) for text in self.periods]
+        except ValueError:
+            dates = []
+        if len(dates) < len(self.periods) or any(date.tzinfo for date in dates) or dates != sorted(set(dates)):
+            yield "periods", "rising ISO dates without a time zone, such as '2020-07-01'"

@@ -1,0 +1,146 @@
+"""Settings: one way to declare them, to check them and to compare them between sites.
+
+A class of settings derives from :class:`Settings` and gives each field its type, its limits and its help text::
+
+    class TrainingConfig(Settings):
+        local_steps: int = Field(12, ge=1, description="optimiser updates per task")
+
+What FLARE or a file hands over as a dictionary becomes such an object through :func:`build`.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import json
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any, Self, TypeVar
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from fedtar_flare.errors import ConfigError
+
+_Settings = TypeVar("_Settings", bound="Settings")
+
+_ALLOWED = {
+    "int_type": "a whole number",
+    "float_type": "a number",
+    "finite_number": "a finite number",
+    "bool_type": "true or false",
+    "string_type": "text",
+    "tuple_type": "a list",
+    "dict_type": "a mapping",
+    "is_instance_of": "a {class}",
+    "literal_error": "{expected}",
+    "greater_than_equal": "at least {ge:g}",
+    "greater_than": "above {gt:g}",
+    "less_than_equal": "at most {le:g}",
+    "less_than": "below {lt:g}",
+    "missing": "longer",
+    "too_long": "at most {max_length} long",
+}
+"""What is allowed, by pydantic's name of the error."""
+
+
+class Settings(BaseModel):
+    """Base of all settings: frozen, compared by value, checked when built.
+
+    A whole number is whole (no 2.0, no True), a number is finite, a whole number may stand for a number and a list for
+    a tuple, so that settings read back from JSON equal those that were written.
+
+    Raises:
+        ConfigError: an unknown setting (with the nearest known one), a missing one, or a value that is not allowed
+            (with the value, what is allowed and the field's help text).
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+    def __init__(self, **values: Any):
+        self._fill(values, type(self).__name__)
+
+    def misfits(self) -> Iterator[tuple[str, str]]:
+        """Names of fields whose value does not fit, alone or beside the others, each with what it must be.
+
+        For what types and limits cannot say. The first one is reported, so a check may rely on those before it.
+        """
+        yield from ()
+
+    def replace(self, **changes: Any) -> Self:
+        """The same settings with some changed, checked anew."""
+        return type(self)(**{**self.to_dict(), **changes})
+
+    def to_dict(self) -> dict[str, Any]:
+        """The fields by name."""
+        return self.model_dump()
+
+    def _fill(self, values: Mapping[str, Any], where: str) -> None:
+        check_names(values, type(self).model_fields, where)
+        try:
+            super().__init__(**{name: _as_tuple(value) for name, value in values.items()})
+        except ValidationError as error:
+            first = error.errors()[0]
+            name, *inner = first["loc"]
+            if first["type"] == "missing":
+                if not inner:
+                    raise ConfigError(f"{where}: '{name}' is missing{self._help(str(name))}") from None
+                inner.pop()  # what is named is the list that is too short
+            part = f"{name}{''.join(f'[{i}]' for i in inner)}"
+            value = first["input"] if inner else values[str(name)]
+            allowed = _ALLOWED.get(first["type"])
+            said = f"it must be {allowed.format(**first.get('ctx', {}))}" if allowed else first["msg"]
+            raise ConfigError(f"{where}: {part} is {value!r}: {said}{self._help(str(name))}") from None
+        for name, allowed in self.misfits():
+            value = getattr(self, name)
+            raise ConfigError(f"{where}: {name} is {value!r}: it must be {allowed}{self._help(name)}")
+
+    @classmethod
+    def _help(cls, name: str) -> str:
+        text = cls.model_fields[name].description
+        return f" ({text})" if text else ""
+
+
+def build(cls: type[_Settings], values: Mapping[str, Any] | None, where: str) -> _Settings:
+    """Build settings from a dictionary.
+
+    Args:
+        cls: their class.
+        values: the fields by name; None stands for the defaults.
+        where: what messages begin with: the argument's name, or the file.
+
+    Raises:
+        ConfigError: see :class:`Settings`.
+    """
+    if not isinstance(values, Mapping | None):
+        raise ConfigError(f"{where}: must hold settings by name, not {values!r}")
+    settings = cls.__new__(cls)
+    settings._fill(values or {}, where)
+    return settings
+
+
+def check_names(names: Collection[Any], known: Collection[str], where: str) -> None:
+    """Refuse the first name that is not known.
+
+    Raises:
+        ConfigError: names the nearest known one, and all of them.
+    """
+    for name in names:
+        if name not in known:
+            raise ConfigError(
+                f"{where}: unknown setting '{name}'{nearest(str(name), known)} (known: {', '.join(known)})"
+            )
+
+
+def nearest(word: str, known: Collection[str]) -> str:
+    """``; did you mean 'X'?`` with the known word that is nearest to this one, or nothing."""
+    near = difflib.get_close_matches(word, list(known), n=1)
+    return f"; did you mean '{near[0]}'?" if near else ""
+
+
+def digest(*settings: Settings) -> str:
+    """Short hash of settings that all sites must share."""
+    text = json.dumps([one.to_dict() for one in settings], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _as_tuple(value: Any) -> Any:
+    return tuple(_as_tuple(item) for item in value) if isinstance(value, list | tuple) else value

@@ -1,0 +1,106 @@
+"""The site's patients: read from the source that its site file names, without those that it excludes."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from datetime import datetime
+from pathlib import Path
+
+from fedtar_flare.data.cohort import Cohort
+from fedtar_flare.data.sources import read_source
+from fedtar_flare.errors import ConfigError
+from fedtar_flare.settings import build
+from fedtar_flare.site.key import derived_key, site_key
+from fedtar_flare.site.site_file import SiteConfig, cache_folder
+
+logger = logging.getLogger(__name__)
+
+
+def load_cohort(
+    config: SiteConfig,
+    site_name: str,
+    *,
+    time_steps: int,
+    alignment: str = "visit",
+    prior: str = "none",
+    seed: int = 0,
+    synthetic_patients: int = 48,
+    workspace: Path | None = None,
+    periods: Sequence[datetime] | None = None,
+) -> Cohort:
+    """The site's patients, without those it excludes.
+
+    Args:
+        config: the site file.
+        site_name: name of the site.
+        time_steps: T.
+        alignment, prior, periods: see :class:`Cohort`.
+        seed: of the synthetic cohort, and of the hash key of any simulated site.
+        synthetic_patients: of the synthetic cohort.
+        workspace: the site's FLARE workspace, where a real site keeps its hash key.
+
+    Raises:
+        DataError: nothing can be used.
+        ConfigError: a setting is wrong.
+    """
+    if config.source == "synthetic":
+        from fedtar_flare.synthetic.cohort import synthetic_cohort
+        from fedtar_flare.synthetic.course import CohortOptions
+
+        cohort = synthetic_cohort(
+            site_name,
+            folder=config.path or cache_folder(config) / "synthetic",
+            patients=synthetic_patients,
+            time_steps=time_steps,
+            seed=seed,
+            alignment=alignment,
+            periods=periods,
+            prior=prior,
+            options=build(CohortOptions, config.options, f"{config.origin or 'synthetic cohort'}: options"),
+        )
+    else:
+        assert config.path is not None  # a SiteConfig of these sources has one
+        reading = read_source(config.source, config.path, config.options)
+        cohort = Cohort(
+            site_name,
+            reading.patients(),
+            key=derived_key(seed, site_name) if config.simulated else site_key(_key_folder(config, workspace)),
+            time_steps=time_steps,
+            alignment=alignment,
+            periods=periods,
+            prior=prior,
+            rejected=reading.rejected(),
+        )
+    excluded = excluded_patients(config)
+    absent = len(excluded - {patient.patient_id for patient in cohort.patients})
+    if absent:
+        logger.warning("%d id(s) of the exclusion list %s are no patients of this site", absent, config.exclude)
+    return cohort.leaving_out(lambda v: "excluded" if v.patient_id in excluded else None) if excluded else cohort
+
+
+def excluded_patients(config: SiteConfig) -> frozenset[str]:
+    """Patient ids of the exclusion list.
+
+    Raises:
+        ConfigError: the list is named but cannot be read; nothing is trained then, rather than with those patients.
+    """
+    if config.exclude is None:
+        return frozenset()
+    try:
+        lines = config.exclude.read_text(encoding="utf-8-sig").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(
+            f"{config.exclude}: the exclusion list cannot be read ({error})",
+            public="the site's exclusion list cannot be read",
+        ) from error
+    return frozenset(line.strip() for line in lines if line.strip() and not line.lstrip().startswith("#"))
+
+
+def _key_folder(config: SiteConfig, workspace: Path | None) -> Path:
+    """Where a real site keeps its key: with its state, else in its kit, else beside its site file."""
+    if config.state_dir is not None:
+        return config.state_dir
+    if workspace is not None:
+        return workspace / "local"
+    return config.origin.parent if config.origin is not None else cache_folder(config)

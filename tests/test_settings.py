@@ -1,0 +1,132 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Literal
+
+import pytest
+from pydantic import Field
+
+from fedtar_flare.errors import ConfigError
+from fedtar_flare.fedtar.config import PatientConfig
+from fedtar_flare.learning.config import DataConfig, LoRAConfig, TrainingConfig
+from fedtar_flare.settings import Settings, build, digest
+
+
+class Example(Settings):
+    steps: int = Field(3, ge=1, le=9, description="updates per task")
+    rate: float = Field(0.5, gt=0, lt=1)
+    on: bool = True
+    kind: Literal["a", "b"] = "a"
+    names: tuple[str, ...] = ()
+    pairs: tuple[tuple[float, float], ...] = ()
+    least: int | None = Field(None, ge=1)
+
+    def misfits(self) -> Iterator[tuple[str, str]]:
+        if self.kind == "b" and not self.names:
+            yield "names", "given for kind 'b'"
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"steps": 2.5}, r"steps is 2.5: it must be a whole number \(updates per task\)"),
+        ({"steps": 2.0}, "steps is 2.0: it must be a whole number"),
+        ({"steps": True}, "steps is True: it must be a whole number"),
+        ({"steps": "3"}, "steps is '3': it must be a whole number"),
+        ({"steps": None}, "steps is None: it must be a whole number"),
+        ({"steps": 0}, "steps is 0: it must be at least 1"),
+        ({"steps": 10}, "steps is 10: it must be at most 9"),
+        ({"rate": float("inf")}, "rate is inf: it must be a finite number"),
+        ({"rate": float("nan")}, "rate is nan: it must be a finite number"),
+        ({"rate": True}, "rate is True: it must be a number"),
+        ({"rate": 0}, "rate is 0: it must be above 0"),
+        ({"rate": 1}, "rate is 1: it must be below 1"),
+        ({"on": 1}, "on is 1: it must be true or false"),
+        ({"kind": "c"}, "kind is 'c': it must be 'a' or 'b'"),
+        ({"kind": "b"}, r"names is \(\): it must be given for kind 'b'"),
+        ({"names": "ab"}, "names is 'ab': it must be a list"),
+        ({"names": ["a", 1]}, r"names\[1\] is 1: it must be text"),
+        ({"pairs": [[1, 2], [3]]}, r"pairs\[1\] is \(3,\): it must be longer"),
+        ({"pairs": [[1, 2, 3]]}, r"pairs\[0\] is \(1, 2, 3\): it must be at most 2 long"),
+        ({"least": 0}, "least is 0: it must be at least 1"),
+        ({"stps": 3}, r"unknown setting 'stps'; did you mean 'steps'\? \(known: steps, rate, on"),
+        ({"zzz": 3}, r"unknown setting 'zzz' \(known"),
+    ],
+)
+def test_a_wrong_setting_is_named_with_what_is_allowed(values, said):
+    with pytest.raises(ConfigError, match=f"^job: {said}"):
+        build(Example, values, "job")
+    with pytest.raises(ConfigError, match=f"^Example: {said}"):
+        Example(**values)
+    with pytest.raises(ConfigError, match=f"^Example: {said}"):
+        Example().replace(**values)
+
+
+def test_names_that_are_no_text_and_what_is_no_mapping():
+    with pytest.raises(ConfigError, match="unknown setting '3'"):
+        build(Example, {3: 3}, "job")
+    with pytest.raises(ConfigError, match=r"job: must hold settings by name, not \['steps'\]"):
+        build(Example, ["steps"], "job")
+
+
+def test_a_setting_that_is_missing_is_named():
+    class Needed(Settings):
+        seed: int = Field(description="of everything")
+
+    with pytest.raises(ConfigError, match=r"job: 'seed' is missing \(of everything\)"):
+        build(Needed, None, "job")
+
+
+def test_lists_stand_for_tuples_and_whole_numbers_for_numbers():
+    from_json = Example(**json.loads('{"names": ["a"], "pairs": [[1, 2]]}'))
+    assert from_json == Example(names=("a",), pairs=((1.0, 2.0),)) and hash(from_json) == hash(from_json.replace())
+    assert type(from_json.pairs[0][0]) is float
+    assert build(Example, json.loads(json.dumps(from_json.to_dict())), "job") == from_json
+
+
+def test_settings_do_not_change_and_the_defaults_are_taken():
+    with pytest.raises(ValueError, match="frozen"):
+        Example().steps = 4
+    assert build(Example, None, "job") == build(Example, {}, "job") == Example()
+    assert Example().replace(steps=4) == Example(steps=4)
+
+
+def test_the_digest_tells_settings_apart_and_not_how_they_were_written():
+    assert digest(LoRAConfig(alpha=8), DataConfig()) == digest(LoRAConfig(alpha=8.0), DataConfig(periods=[]))
+    assert digest(LoRAConfig(), DataConfig()) != digest(LoRAConfig(rank=5), DataConfig())
+
+
+@pytest.mark.parametrize(
+    ("cls", "values"),
+    [
+        (TrainingConfig, {"local_steps": 2.5}),
+        (TrainingConfig, {"batch_size": True}),
+        (TrainingConfig, {"lr_shared": float("inf")}),
+        (TrainingConfig, {"lr_patient": float("nan")}),
+        (TrainingConfig, {"lr_shared": 0}),
+        (LoRAConfig, {"alpha": float("inf")}),
+        (LoRAConfig, {"exchange": "projection"}),
+        (PatientConfig, {"scale": float("inf")}),
+        (PatientConfig, {"profile": ["sex"]}),
+        (DataConfig, {"periods": ["2020-01-01", "2020-01-01"]}),
+        (DataConfig, {"periods": ["2020-01-01", "July"]}),
+        (DataConfig, {"periods": ["2020-01-01T00:00+01:00"]}),
+    ],
+)
+def test_settings_of_a_job_that_no_site_could_use(cls, values):
+    with pytest.raises(ConfigError, match=f"training: {next(iter(values))}"):
+        build(cls, values, "training")
+
+
+def test_the_help_of_the_command_line_needs_no_settings():
+    code = (
+        "import sys; from fedtar_flare.cli.main import main\n"
+        "try: main(['--help'])\n"
+        "except SystemExit: pass\n"
+        "print('pydantic' in sys.modules, file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stderr.strip() == "False"
