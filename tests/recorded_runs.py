@@ -1,4 +1,4 @@
-"""Run records made by code, through the real writer, in exactly the schema that a run writes.
+"""Run records of FedTAR made by code, of the very events that a run writes.
 
 Four sites of which one did not join: ``hospital-north`` always takes part; ``hospital-south`` has nobody at the last
 step (it abstains) and too few test reports there; ``<b>clinic & "east"</b>`` is absent once and refused once.
@@ -6,11 +6,24 @@ step (it abstains) and too few test reports there; ``<b>clinic & "east"</b>`` is
 
 from __future__ import annotations
 
+import json
 import math
 import random
 from pathlib import Path
-from typing import Any
 
+from fedtar_flare.fedtar.events import Alphas, Outer, Residual
+from fedtar_flare.record.events import (
+    Cell,
+    End,
+    Evaluation,
+    Exchange,
+    SiteScores,
+    SiteUpdate,
+    SiteValidation,
+    Start,
+    Step,
+    Validation,
+)
 from fedtar_flare.record.log import RunRecord
 
 NORTH, SOUTH, EAST, WEST = "hospital-north", "hospital-south", '<b>clinic & "east"</b>', "hospital-west"
@@ -28,20 +41,23 @@ def write_run(
     min_cell: int = 5,
     until: str = "end",
     first_round: int = 1,
+    generic: bool = False,
 ) -> Path:
     """Write ``rounds.jsonl`` into ``folder``.
 
     Args:
         until: ``start``, ``warm-start``, ``step`` (in the middle of the last round), ``rounds`` (no end event) or
             ``end``.
+        generic: whether the scores without the personal part are there too.
     """
     drawn = random.Random(7)
     record = RunRecord(folder)
     alpha = [1 / time_steps] * time_steps if alpha_form == "softmax" else [0.7] * time_steps
-    record.write("start", **_start(rounds, time_steps, alpha_form, sites, min_cell, first_round, alpha))
+    record.write(_start(rounds, time_steps, alpha_form, sites, min_cell, first_round))
+    record.write(Alphas(alpha=alpha, first_round=first_round))
     if until == "start":
         return folder
-    _evaluate(record, first_round - 1, 0.0, sites, time_steps, min_cell)
+    _evaluate(record, first_round - 1, 0.0, sites, time_steps, min_cell, generic)
     if until == "warm-start":
         return folder
     logits = [0.0 if alpha_form == "softmax" else math.log(0.7 / 0.3)] * time_steps
@@ -55,32 +71,50 @@ def write_run(
         moved = _alphas(logits, alpha_form)
         losses = {site: 0.4 + (1.8 + 0.2 * i) * math.exp(-2.2 * progress) for i, site in enumerate(sites)}
         record.write(
-            "outer",
-            round=r,
-            validation_loss=sum(losses.values()) / len(losses),
-            sites={
-                site: {"validation_loss": loss, "n": 9, "t_numbers": [drawn.gauss(0, 1) for _ in range(time_steps)]}
-                for site, loss in losses.items()
-            },
-            left_out={EAST: "it did not receive every step of this round"} if r == 2 and EAST in sites else {},
-            psi_grad_norm=0.02 * math.exp(-progress),
-            alpha_before=alpha,
-            alpha_after=moved,
-            seconds=0.01,
+            Validation(
+                round=r,
+                loss=sum(losses.values()) / len(losses),
+                sites={site: SiteValidation(validation_loss=loss, n=9) for site, loss in losses.items()},
+            )
+        )
+        record.write(
+            Outer(
+                round=r,
+                t_numbers={site: [drawn.gauss(0, 1) for _ in range(time_steps)] for site in sites},
+                left_out={EAST: "it did not receive every step of this round"} if r == 2 and EAST in sites else {},
+                psi_grad_norm=0.02 * math.exp(-progress),
+                alpha_before=alpha,
+                alpha_after=moved,
+                seconds=0.01,
+            )
         )
         alpha = moved
-        _evaluate(record, r, progress, sites, time_steps, min_cell)
+        _evaluate(record, r, progress, sites, time_steps, min_cell, generic)
     if until == "end":
-        record.write("end", time="2026-03-01T10:19:12Z", seconds=252.4, status="completed", reason="")
+        record.write(End(time="2026-03-01T10:19:12Z", seconds=252.4, status="completed"))
     return folder
 
 
-def _start(rounds, time_steps, alpha_form, sites, min_cell, first_round, alpha) -> dict[str, Any]:
-    train = {site: [_visits(site, t, time_steps) for t in range(1, time_steps + 1)] for site in sites}
-    return {
-        "run_id": RUN_ID,
-        "time": "2026-03-01T10:15:00Z",
-        "settings": {
+def edit(folder: Path, kind: str, **values: object) -> None:
+    """Set fields of all events of one kind in a record, also such that no writer would write."""
+    path = folder / "rounds.jsonl"
+    events = [json.loads(line) for line in path.read_text().splitlines()]
+    changed = [event | values if event["event"] == kind else event for event in events]
+    path.write_text("".join(json.dumps(event) + "\n" for event in changed))
+
+
+def append(folder: Path, **event: object) -> None:
+    """Add an event of any form to a record."""
+    with (folder / "rounds.jsonl").open("a") as file:
+        file.write(json.dumps(event) + "\n")
+
+
+def _start(rounds, time_steps, alpha_form, sites, min_cell, first_round) -> Start:
+    return Start(
+        method="fedtar",
+        run_id=RUN_ID,
+        time="2026-03-01T10:15:00Z",
+        settings={
             "num_rounds": rounds,
             "time_steps": time_steps,
             "weighting": "samples",
@@ -90,33 +124,27 @@ def _start(rounds, time_steps, alpha_form, sites, min_cell, first_round, alpha) 
             "eta_schedule": "constant",
             "seed": 0,
             "min_sites": 1,
-            "data": {"alignment": "visit", "min_cell": min_cell},
-            "model": {"preset": "small", "parameters": 1_985_408, "license": "Apache-2.0"},
         },
-        "versions": {"fedtar_flare": "0.1.0", "torch": "2.15.0", "python": "3.11.7"},
-        "sites": sites,
-        "absent": {WEST: "no answer within 60 s"},
-        "counts": {
+        min_cell=min_cell,
+        model={"preset": "small", "parameters": 1_985_408, "license": "Apache-2.0"},
+        versions={"fedtar_flare": "0.1.0", "torch": "2.15.0", "python": "3.11.7"},
+        sites=sites,
+        absent={WEST: "no answer within 60 s"},
+        counts={
             site: {
-                "train": train[site],
+                "train": [_visits(site, t, time_steps) for t in range(1, time_steps + 1)],
                 "validation": [5] * time_steps,
                 "test": _test_reports(site, i, time_steps),
             }
             for i, site in enumerate(sites)
         },
-        "exchange": {
-            "tensors": 96,
-            "parameters": 71_680,
-            "bytes": 286_720,
-            "full_parameters": 1_985_408,
-            "full_bytes": 7_941_632,
-            "dtype_up": "float32",
-        },
-        "time_steps": time_steps,
-        "rounds": rounds,
-        "first_round": first_round,
-        "alpha": alpha,
-    }
+        exchange=Exchange(
+            tensors=96, parameters=71_680, bytes=286_720, full_parameters=1_985_408, full_bytes=7_941_632
+        ),
+        time_steps=time_steps,
+        rounds=rounds,
+        first_round=first_round,
+    )
 
 
 def _visits(site: str, t: int, time_steps: int) -> int:
@@ -135,45 +163,47 @@ def _alphas(logits: list[float], alpha_form: str) -> list[float]:
 
 
 def _step(record, drawn, r, t, alpha, sites, time_steps) -> None:
-    absent, refused = {}, {}
+    abstained, absent, refused = {}, {}, {}
     if SOUTH in sites and t == time_steps:
-        absent[SOUTH] = f"0 training visit(s) at step {t}"
+        abstained[SOUTH] = f"0 training visit(s) at step {t}"
     if EAST in sites and (r, t) == (1, 2):
         absent[EAST] = "no answer within 60 s"
     if EAST in sites and (r, t) == (2, 1):
         refused[EAST] = "tensor base_model.model.decoder.x.lora_A.weight holds a value that is not finite"
     if (r, t) == (2, time_steps):  # a step that nobody answered
-        absent |= dict.fromkeys(sites, "the site could not train (data at the site cannot be used)") | absent
-    taking = [site for site in sites if site not in absent and site not in refused]
+        reason = "the site could not train (data at the site cannot be used)"
+        absent = {site: reason for site in sites if site not in abstained}
+    taking = [site for site in sites if site not in abstained | absent | refused]
     distance = r - 1 + t / time_steps
     update = 1.9 * math.exp(-0.5 * distance) + 0.1 * drawn.random() if taking else 0.0
     record.write(
-        "step",
-        round=r,
-        step=t,
-        alpha=alpha,
-        residual_norm=alpha * update,
-        update_norm=update,
-        skipped=not taking,
-        sites={
-            site: {
-                "samples": _visits(site, t, time_steps),
-                "train_loss": 0.3 + (2.2 + 0.3 * i) * math.exp(-0.9 * distance) + 0.1 * drawn.random(),
-                "seconds": 6.0 + i,
-                "bytes_up": 286_720,
-            }
-            for i, site in enumerate(taking)
-        },
-        absent=absent,
-        refused=refused,
-        seconds=8.0 if taking else 0.0,
-        bytes_down=286_720 * len(sites),
-        bytes_up=286_720 * len(taking),
+        Step(
+            round=r,
+            step=t,
+            update_norm=update,
+            skipped=not taking,
+            sites={
+                site: SiteUpdate(
+                    samples=_visits(site, t, time_steps),
+                    train_loss=0.3 + (2.2 + 0.3 * i) * math.exp(-0.9 * distance) + 0.1 * drawn.random(),
+                    seconds=6.0 + i,
+                    bytes_up=286_720,
+                )
+                for i, site in enumerate(taking)
+            },
+            abstained=abstained,
+            absent=absent,
+            refused=refused,
+            seconds=8.0 if taking else 0.0,
+            bytes_down=286_720 * len(sites),
+            bytes_up=286_720 * len(taking),
+        )
     )
+    record.write(Residual(round=r, step=t, alpha=alpha, residual_norm=alpha * update))
 
 
-def _evaluate(record, r, progress, sites, time_steps, min_cell) -> None:
-    def cell(n: int, good: float) -> dict[str, Any]:
+def _evaluate(record, r, progress, sites, time_steps, min_cell, generic) -> None:
+    def cell(n: int, good: float) -> Cell:
         if n < min_cell:
             return {"n": n}
         return {
@@ -185,10 +215,13 @@ def _evaluate(record, r, progress, sites, time_steps, min_cell) -> None:
             "finding_f1": 0.15 + 0.7 * good if good or n > 6 else None,
         }
 
-    scores = {}
-    for i, site in enumerate(sites):
-        counts = _test_reports(site, i, time_steps)
-        good = (0.95 - 0.12 * (i % 5)) * progress ** (0.5 + 0.3 * i)
-        steps = {str(t): cell(n, good * (1 - 0.07 * t)) for t, n in enumerate(counts, 1)}
-        scores[site] = {"steps": steps, "all": cell(sum(counts), good * 0.88)}
-    record.write("evaluation", round=r, sites=scores)
+    def scores(personal: float) -> dict[str, SiteScores]:
+        found = {}
+        for i, site in enumerate(sites):
+            counts = _test_reports(site, i, time_steps)
+            good = personal * (0.95 - 0.12 * (i % 5)) * progress ** (0.5 + 0.3 * i)
+            steps = {t: cell(n, good * (1 - 0.07 * t)) for t, n in enumerate(counts, 1)}
+            found[site] = SiteScores(steps=steps, all=cell(sum(n for n in counts if n >= min_cell), good * 0.88))
+        return found
+
+    record.write(Evaluation(round=r, sites=scores(1.0), generic=scores(0.8) if generic else {}))

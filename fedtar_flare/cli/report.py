@@ -32,7 +32,8 @@ def run(arguments: argparse.Namespace) -> int:
     folder = find_run(arguments.run_folder)
     page, run = write_report(folder), read_run(folder)
     if arguments.json:
-        print(json.dumps({"report": str(page), "run_id": run.run_id, "status": run.status, "rounds": len(run.outers)}))
+        found = {"report": str(page), "run_id": run.start.run_id, "status": run.status, "rounds": len(run.validations)}
+        print(json.dumps(found))
     else:
         print(final_table(run))
         print(f"report: {page}")

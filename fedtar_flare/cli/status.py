@@ -13,7 +13,7 @@ def add_parser(commands: Commands) -> None:
     """Add the command."""
     command = commands.add_parser(
         "status",
-        help="jobs of a real federation: round, step, alpha and sites of those that run",
+        help="jobs of a real federation: round, step, losses and sites of those that run",
         description="Ask the server of a provisioned federation, over mTLS, with the startup kit of an admin user.",
     )
     command.add_argument("job_id", nargs="?", help="one job; without it the newest ones")

@@ -1,4 +1,4 @@
-"""The scores of generated reports: how each is called, shown and compared."""
+"""All scores of generated reports by name: how each is called, scaled and read."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ class Score:
     """One score.
 
     Args:
-        name: its key in cells of scores.
+        name: in records and messages.
         label: for people.
-        scale: factor for display (language scores are shown x 100).
-        higher_is_better: its direction.
-        decimals: shown.
-        curve: whether it becomes a TensorBoard curve.
+        scale: factor from the raw value to the one that is printed; papers print most scores times 100.
+        higher_is_better: False for losses.
+        decimals: of the printed value.
+        curve: worth a chart over rounds.
     """
 
     name: str
@@ -39,3 +39,4 @@ SCORES = {
         Score("finding_f1", "finding F1", curve=True),
     )
 }
+"""In the order in which they are shown."""

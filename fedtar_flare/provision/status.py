@@ -69,17 +69,20 @@ def watch(kit: Path, job_id: str, say: Callable[[dict[str, Any]], object], secon
 
 
 def line(entry: Mapping[str, Any]) -> str:
-    """One job in one line."""
+    """One job in one line; a running one in a second line how far it is, with the numbers that its method adds."""
     text = f"{entry['id']}  {entry['status']:<22} {entry['name']}"
     progress = entry.get("progress")
     if not progress or not progress.get("task"):
         return text
     sites = ", ".join(f"{site} {word}" for site, word in progress["sites"].items())
-    alpha = " ".join(f"{a:.3f}" for a in progress.get("alpha", []))
+    numbers = "".join(
+        f"; {label} {' '.join(f'{value:.3f}' for value in values)}"
+        for label, values in (progress.get("numbers") or {}).items()
+    )
     place = f"round {progress['round']} of {progress['rounds']}, step {progress['step']} of {progress['time_steps']}"
     losses = progress.get("validation_loss") or {}
     last = f"; validation loss {losses[max(losses, key=int)]:.4f}" if losses else ""
-    return f"{text}\n  {progress['task']}: {place}, {progress['seconds']:.0f} s; {sites}; alpha {alpha}{last}"
+    return f"{text}\n  {progress['task']}: {place}, {progress['seconds']:.0f} s; {sites}{numbers}{last}"
 
 
 def _with_progress(session: Any, meta: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,33 +1,45 @@
-"""Which round was best, by validation loss."""
+"""The best round by validation loss, comparing like with like."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable
 
 from fedtar_flare.record.events import Validation
 
 
-def best_round(validations: Sequence[Validation]) -> int | None:
-    """The round with the lowest validation loss; the earliest of equals, None without any loss.
+def best_round(validations: Iterable[Validation]) -> int | None:
+    """The round whose weights are to be kept; None where no site has a validation loss.
 
-    Means over different sets of sites cannot be compared, so each pair of rounds is compared on the sites that both
-    have: a later round takes the place of the best so far when its loss over their common sites is lower. Rounds
-    without a site in common are compared by their own means.
+    Means over different sites cannot be compared. So the rounds are taken in their order, and each is compared with
+    the best one before it on the sites that both have: the mean of their losses, weighted by the later round's number
+    of reports. The lower mean wins, the earlier round where they are equal, and the later one where the two have no
+    site in common. With the same sites in every round this is the round of the lowest mean.
+
+    A further round either becomes the best one or leaves the best one as it was: what was not kept is never needed.
+
+    Args:
+        validations: in any order; of a repeated round the later one counts.
     """
     best: Validation | None = None
-    for candidate in validations:
-        if candidate.loss is None:
-            continue
-        if best is None or _loss(candidate, best) < _loss(best, candidate):
-            best = candidate
-    return best.round if best else None
+    for later in sorted({one.round: one for one in validations}.values(), key=lambda one: one.round):
+        if _losses(later) and (best is None or _better(later, best)):
+            best = later
+    return None if best is None else best.round
 
 
-def _loss(validation: Validation, other: Validation) -> float:
-    """Mean loss over the reports of the sites that both have."""
-    known = {name: site for name, site in validation.sites.items() if site.validation_loss is not None and site.n}
-    common = [name for name in sorted(known) if (there := other.sites.get(name)) and there.validation_loss is not None]
-    if not common:
-        return validation.loss if validation.loss is not None else float("inf")
-    reports = sum(known[name].n for name in common)
-    return sum((known[name].validation_loss or 0.0) * known[name].n for name in common) / reports
+def _better(later: Validation, best: Validation) -> bool:
+    new, old = _losses(later), _losses(best)
+    shared = sorted(new.keys() & old.keys())
+    reports = {site: max(1, later.sites[site].n) for site in shared}
+    mean_new, mean_old = (sum(losses[site] * reports[site] for site in shared) for losses in (new, old))
+    return not shared or mean_new < mean_old
+
+
+def _losses(one: Validation) -> dict[str, float]:
+    """Site to its loss, where it is known."""
+    return {
+        site: part.validation_loss
+        for site, part in one.sites.items()
+        if part.validation_loss is not None and math.isfinite(part.validation_loss)
+    }

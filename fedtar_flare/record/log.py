@@ -56,7 +56,7 @@ def read_events(folder: Path, kinds: Iterable[type[Event]] = SHARED) -> list[Eve
         if kind is None:
             continue  # another method's, or a later version's
         try:
-            events.append(kind.model_validate(entry))
+            events.append(kind.model_validate(clean(entry)))
         except ValidationError as error:
             first = error.errors()[0]
             where = ".".join(map(str, first["loc"]))

@@ -1,1 +1,1 @@
-"""From the run record to what people read: page, closing table, model card. Needs no third-party package."""
+"""From the run record to what people read: page, closing table, model card."""

@@ -2,40 +2,59 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
-from fedtar_flare.reporting.format import duration, plain, score
+from fedtar_flare.metrics.registry import SCORES
+from fedtar_flare.reporting.format import duration, plain, scaling, score
 from fedtar_flare.reporting.run import Run
-from fedtar_flare.reporting.scores import Row, mean_row, measured, score_rows, start_name
+from fedtar_flare.reporting.scores import Row, measured, score_rows, start_name
+from fedtar_flare.reporting.section import own_sections
+
+ACROSS = 4
+"""Scores beside each other: more would not fit a terminal."""
 
 
 def final_table(run: Run) -> str:
     """Per site and time step: number of test reports, and each score from the warm start to the last evaluation.
 
     Plain ASCII but for the sites' own names. A cell with too few reports stays blank; ``-`` is a value that is not
-    known. Without any evaluation, and for a run that did not complete, a sentence says so.
+    known. Scores without the personal part follow where they were taken, then the lines of the method's own sections.
+    Without any evaluation, and for a run that did not complete, a sentence says so.
     """
-    lines = [] if run.status == "completed" else [_status(run)]
+    parts = [] if run.status == "completed" else [_status(run)]
     rows = score_rows(run, run.final)
     if not rows:
-        return "\n".join([*lines, "No scores: the run has no evaluation."])
-    mean = mean_row(rows)
-    rows += [mean] if mean else []
+        return "\n".join([*parts, "No scores: the run has no evaluation."])
     last = f"round {run.final.round}" if run.final else "no round evaluated yet"
-    time = f" in {duration(run.seconds)}" if run.seconds is not None else ""
-    lines.append(f"Scores of test reports, {start_name(run)} -> {last}{time}. BLEU-4, CIDEr and finding F1 are x 100.")
-    columns = [
-        _column("site", [plain(row.site) for row in rows], left=True),
-        _column("step", ["all" if row.step is None else str(row.step) for row in rows]),
-        _column("n", [str(row.n) for row in rows]),
-        *(_column(label, _arrows(name, rows)) for name, label in measured(rows).items()),
-    ]
-    return "\n".join([*lines, *("   ".join(parts).rstrip() for parts in zip(*columns, strict=True))])
+    time = f" in {duration(run.end.seconds)}" if run.end and run.end.seconds is not None else ""
+    scale = scaling(measured(rows)).replace("×", "x")
+    parts.append(f"Scores of test reports, {start_name(run)} -> {last}{time}.{f' {scale}' if scale else ''}")
+    parts += _tables(rows)
+    if off := score_rows(run, run.final, generic=True):
+        parts += ["Without the personal part:", *_tables(off)]
+    parts += [f"{plain(label)}: {plain(text)}" for section in own_sections(run) for label, text in section.lines]
+    return "\n".join(parts)
 
 
 def _status(run: Run) -> str:
-    reason = f": {plain(run.reason)}" if run.reason else ""
-    return f"The run is {plain(run.status)} after {len(run.outers)} of {run.rounds} round(s){reason}"
+    reason = f": {plain(run.end.reason)}" if run.end and run.end.reason else ""
+    return f"The run is {run.status} after {len(run.validations)} of {run.start.rounds} round(s){reason}"
+
+
+def _tables(rows: Sequence[Row]) -> list[str]:
+    """A table of all scores, a few of them at a time."""
+    names = measured(rows)
+    return [line for i in range(0, max(1, len(names)), ACROSS) for line in _table(rows, names[i : i + ACROSS])]
+
+
+def _table(rows: Sequence[Row], names: Sequence[str]) -> list[str]:
+    columns = [
+        _column("site", [plain(row.site) for row in rows], left=True),
+        _column("step", ["all" if row.step is None else str(row.step) for row in rows]),
+        _column("n", [row.reports for row in rows]),
+        *(_column(SCORES[name].label, _arrows(name, rows)) for name in names),
+    ]
+    return ["   ".join(parts).rstrip() for parts in zip(*columns, strict=True)]
 
 
 def _column(head: str, cells: list[str], left: bool = False) -> list[str]:
@@ -43,7 +62,7 @@ def _column(head: str, cells: list[str], left: bool = False) -> list[str]:
     return [cell.ljust(width) if left else cell.rjust(width) for cell in [head, *cells]]
 
 
-def _arrows(name: str, rows: list[Row]) -> list[str]:
+def _arrows(name: str, rows: Sequence[Row]) -> list[str]:
     """``before -> after`` of one score, the arrows under each other."""
     before = [_value(name, row.before) for row in rows]
     after = [_value(name, row.after) for row in rows]

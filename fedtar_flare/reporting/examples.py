@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import difflib
 import json
-import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -17,8 +16,7 @@ from typing import Any
 
 from fedtar_flare.errors import FedTARError
 from fedtar_flare.record.log import write_json
-from fedtar_flare.reporting.format import text
-from fedtar_flare.reporting.style import style_sheet
+from fedtar_flare.reporting.render import render, write_page
 
 EXAMPLES_FILE = "examples.json"
 EXAMPLES_PAGE = "examples.html"
@@ -81,11 +79,7 @@ def write_examples(folder: Path, examples: SiteExamples) -> Path:
     """Write ``examples.json`` and the page ``examples.html`` into a folder of the site; returns the page's path."""
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / EXAMPLES_FILE, asdict(examples))
-    page = folder / EXAMPLES_PAGE
-    part = page.with_name(f".{page.name}.part")
-    part.write_text(examples_page(examples), encoding="utf-8")
-    os.replace(part, page)  # noqa: PTH105
-    return page
+    return write_page(folder / EXAMPLES_PAGE, examples_page(examples))
 
 
 def read_examples(path: Path) -> SiteExamples:
@@ -115,109 +109,83 @@ def run_examples(folder: Path) -> list[SiteExamples]:
     return [examples for examples in found if examples.synthetic]
 
 
-def examples_section(examples: Sequence[SiteExamples]) -> str:
-    """The section of the run's page; empty without examples."""
-    if not examples:
-        return ""
-    parts = "".join(f"<h3>{text(one.site)}, after round {one.round}</h3>{example_table(one)}" for one in examples)
-    lead = (
-        "Test reports of the synthetic cohort, the first of each step and site. For patients' reports such a page is "
-        f"made at the site ({EXAMPLES_PAGE} in the site's state) and stays there."
-    )
-    return (
-        f'<section id="examples"><h2>Generated beside reference reports</h2><p class="lead">{text(lead)}</p>'
-        f"{legend(examples[0])}{parts}</section>"
-    )
-
-
 def examples_page(examples: SiteExamples) -> str:
     """The page of one site as well-formed HTML."""
-    note = (
-        "A synthetic cohort: nobody is behind these reports."
-        if examples.synthetic
-        else "Made from patients' reports: this page was written at the site and has to stay there."
-    )
-    return f"""<!DOCTYPE html>
-<html lang="en">
-<head>
-<meta charset="utf-8"/>
-<meta name="viewport" content="width=device-width, initial-scale=1"/>
-<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'"/>
-<title>Generated reports of {text(examples.site)}</title>
-<style>
-{style_sheet(1)}</style>
-</head>
-<body>
-<header class="top"><div class="kind">Generated beside reference reports</div>
-<h1>{text(examples.site)}, after round {examples.round}</h1>
-<div class="sub">{note} Drafts, not for clinical use.</div></header>
-<main>
-<section>{legend(examples)}{example_table(examples)}</section>
-</main>
-</body>
-</html>
-"""
+    return render("examples_page.html", examples=examples, sites=[marked(examples)], headed=False, time_steps=1)
 
 
-def legend(examples: SiteExamples) -> str:
-    """What the marks mean."""
-    if any(example.findings is not None for example in examples.examples):
-        words = (("right", "finding that is there"), ("wrong", "finding that is not there"))
+@dataclass(frozen=True, slots=True)
+class MarkedExample:
+    """One report with its pieces marked.
+
+    Args:
+        pieces: (mark or empty, text), in their order.
+        account: (mark, text) of what is right, wrong and missed; None where only the report is known.
+    """
+
+    time_step: int
+    pieces: tuple[tuple[str, str], ...]
+    account: tuple[tuple[str, str], ...] | None
+    reference: str
+
+
+@dataclass(frozen=True, slots=True)
+class MarkedSite:
+    """Marked examples of one site, and (mark, meaning) of the marks."""
+
+    site: str
+    round: int
+    legend: tuple[tuple[str, str], ...]
+    examples: tuple[MarkedExample, ...]
+
+
+def marked(site: SiteExamples) -> MarkedSite:
+    """Examples with what is right and wrong in them marked."""
+    if any(example.findings is not None for example in site.examples):
+        legend = (("right", "finding that is there"), ("wrong", "finding that is not there"))
     else:
-        words = (("same", "words of the reference report"), ("other", "other words"))
-    return "<p>" + ", ".join(f'<mark class="{kind}">{text(word)}</mark>' for kind, word in words) + "</p>"
+        legend = (("same", "words of the reference report"), ("other", "other words"))
+    return MarkedSite(site.site, site.round, legend, tuple(map(_marked, site.examples)))
 
 
-def example_table(examples: SiteExamples) -> str:
-    """Rows of (written, reference), marked."""
-    rows = "".join(_row(example) for example in examples.examples)
-    head = "<tr><th>step</th><th>written by the model</th><th>reference report</th></tr>"
-    return f'<div class="scroll"><table class="texts"><thead>{head}</thead><tbody>{rows}</tbody></table></div>'
-
-
-def _row(example: Example) -> str:
+def _marked(example: Example) -> MarkedExample:
     if example.findings is None:
-        written, account = _by_words(example.written, example.reference), ""
+        pieces, account = _by_words(example.written, example.reference), None
     else:
-        written, account = _by_findings(example.written, frozenset(example.findings))
-    return (
-        f'<tr><th scope="row">{example.time_step}</th><td>{written or "<i>nothing</i>"}{account}</td>'
-        f"<td>{text(example.reference)}</td></tr>"
-    )
+        pieces, account = _by_findings(example.written, frozenset(example.findings))
+    return MarkedExample(example.time_step, tuple(pieces), account, example.reference)
 
 
-def _by_findings(written: str, truth: frozenset[str]) -> tuple[str, str]:
-    """Sentences that state findings, marked right or wrong, and a line with the account."""
+def _by_findings(written: str, truth: frozenset[str]) -> tuple[list[tuple[str, str]], tuple[tuple[str, str], ...]]:
+    """Sentences that state findings, marked right or wrong, and the account of them."""
     from fedtar_flare.synthetic.vocabulary import findings_in
 
-    parts = []
+    pieces = []
     for sentence in _SENTENCES.findall(written):
         stated = findings_in(sentence)
-        kind = "wrong" if stated - truth else "right" if stated else ""
-        parts.append(f'<mark class="{kind}">{text(sentence)}</mark>' if kind else text(sentence))
+        pieces.append(("wrong" if stated - truth else "right" if stated else "", sentence))
     named = findings_in(written)
-    account = [
-        f'<span class="{kind}">{word}: {text(", ".join(sorted(f.replace("_", " ") for f in group)))}</span>'
-        for kind, word, group in (
-            ("right", "right", named & truth),
-            ("wrong", "not there", named - truth),
-            ("missed", "missed", truth - named),
-        )
+    account = (
+        ("right", "right", named & truth),
+        ("wrong", "not there", named - truth),
+        ("missed", "missed", truth - named),
+    )
+    return pieces, tuple(
+        (kind, f"{word}: {', '.join(sorted(f.replace('_', ' ') for f in group))}")
+        for kind, word, group in account
         if group
-    ]
-    return "".join(parts), f'<div class="account">{" ".join(account) or "no finding, rightly none named"}</div>'
+    )
 
 
-def _by_words(written: str, reference: str) -> str:
+def _by_words(written: str, reference: str) -> list[tuple[str, str]]:
     """Runs of words that the reference has in the same order, and the others."""
     mine, theirs = _WORDS.findall(written), _WORDS.findall(reference)
     left, right = ([word.strip().lower() for word in words] for words in (mine, theirs))
     matcher = difflib.SequenceMatcher(None, left, right, autojunk=False)
-    parts, at = [], 0
+    pieces, at = [], 0
     for start, _, count in matcher.get_matching_blocks():
         for kind, run in (("other", "".join(mine[at:start])), ("same", "".join(mine[start : start + count]))):
             if run.strip():
-                space = text(run[: len(run) - len(run.lstrip())])
-                parts.append(f'{space}<mark class="{kind}">{text(run.strip())}</mark>')
+                pieces += [("", run[: len(run) - len(run.lstrip())]), (kind, run.strip())]
         at = start + count
-    return "".join(parts)
+    return pieces

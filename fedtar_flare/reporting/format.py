@@ -4,17 +4,12 @@ from __future__ import annotations
 
 import html
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from fedtar_flare.metrics.registry import SCORES
+
 NOTHING = "–"
-SCORE_NAMES = {
-    "bleu_4": "BLEU-4",
-    "cider": "CIDEr",
-    "token_loss": "token loss",
-    "finding_f1": "finding F1",
-}
-"""What is shown of the scores. All but the token loss are shown times 100, as papers print them."""
 
 
 def plain(value: Any) -> str:
@@ -33,13 +28,21 @@ def number(value: float | None, digits: int = 3) -> str:
 
 
 def score(name: str, value: float | None) -> str:
-    """A score as it is shown (see :data:`SCORE_NAMES`)."""
-    return number(shown(name, value), 3 if name == "token_loss" else 1)
+    """A raw score as it is shown: on the scale and with the decimals of the registry."""
+    return number(shown(name, value), SCORES[name].decimals)
 
 
 def shown(name: str, value: float | None) -> float | None:
     """A raw score on the scale in which it is shown."""
-    return value if value is None or name == "token_loss" else 100 * value
+    return None if value is None else value * SCORES[name].scale
+
+
+def scaling(names: Sequence[str]) -> str:
+    """Which of the scores are shown times 100, as a sentence; empty without any."""
+    raw = [SCORES[name].label for name in names if SCORES[name].scale == 1]
+    if len(raw) == len(names):
+        return ""
+    return f"All but {' and '.join(raw)} are × 100." if raw else "They are × 100."
 
 
 def significant(value: float | None) -> str:
@@ -83,6 +86,12 @@ def times(large: float, small: float) -> str:
 def visits(count: int, min_cell: int) -> str:
     """A number of visits or reports; a small one is not told exactly where cells have a least size."""
     return f"< {min_cell}" if 0 < count < min_cell else whole(count)
+
+
+def total(counts: Sequence[int], min_cell: int) -> str:
+    """A sum of numbers of visits or reports that does not give away a small one among them."""
+    known = sum(n for n in counts if n >= min_cell)
+    return f"over {whole(known)}" if any(0 < n < min_cell for n in counts) else whole(sum(counts))
 
 
 def flat(values: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
-from fedtar_flare.reporting.format import SCORE_NAMES, flat, number, plain, score, size, times, visits
-from fedtar_flare.reporting.run import SPLITS, Evaluation, Run
-from fedtar_flare.reporting.scores import MEAN, Row, mean_row, score_rows, start_name
+from fedtar_flare.metrics.registry import SCORES
+from fedtar_flare.record.events import Evaluation
+from fedtar_flare.reporting.format import flat, number, plain, scaling, score, size, times, visits
+from fedtar_flare.reporting.render import write_page
+from fedtar_flare.reporting.run import SPLITS, Run
+from fedtar_flare.reporting.scores import Row, measured, score_rows, start_name
+from fedtar_flare.reporting.section import own_sections
 
 CARD_FILE = "README.md"
 NOT_STATED = "not stated"
@@ -25,7 +28,7 @@ Limits:
 - It can leave out findings, invent findings, and write fluent text that is wrong. The scores below measure likeness
   to reference reports, not safety.
 - It knows the sites, scanners, patients and report styles that it was trained on, and no others.
-- Scores were taken with the site's own patient-adaptive part where the run has one. That part **is not in this
+- Scores were taken with the site's own personal part where the method has one. That part **is not in this
   folder** and never left its site: a hospital outside the run uses the shared adapter alone and should expect less.
 - No report and no image left a site, but the adapter was fitted to them, without a formal privacy guarantee: treat it
   as derived from patient data."""
@@ -34,8 +37,8 @@ Limits:
 def write_model_card(run: Run, folder: Path | str) -> Path:
     """Write ``README.md`` beside the adapter's files.
 
-    Base model and licence are given as the run's settings state them (``model.preset``, ``model.base_model``,
-    ``model.encoder_name``, ``model.decoder_name``; ``model.license``); what they do not state is said to be not stated.
+    Base model and licence are given as the run's record states them (``preset``, ``base_model``, ``encoder_name``,
+    ``decoder_name`` and ``license`` of the start's ``model``); what is not there is said to be not stated.
     The card leaves the server with the adapter, so counts under ``min_cell`` are not told exactly.
 
     Args:
@@ -45,11 +48,7 @@ def write_model_card(run: Run, folder: Path | str) -> Path:
     Returns:
         the card's path.
     """
-    path = Path(folder) / CARD_FILE
-    temporary = path.with_name(f".{path.name}.part")
-    temporary.write_text(model_card(run), encoding="utf-8")
-    os.replace(temporary, path)  # noqa: PTH105
-    return path
+    return write_page(Path(folder) / CARD_FILE, model_card(run))
 
 
 def model_card(run: Run) -> str:
@@ -59,9 +58,9 @@ def model_card(run: Run) -> str:
         "\n\n".join(
             [
                 _head(run),
-                f"# Shared adapter of run {_md(run.run_id)}",
-                f"LoRA weights in PEFT's format, trained at {len(run.sites)} site(s) by federated temporal adaptation "
-                f"(FedTAR). {_which(run)} They load with `PeftModel.from_pretrained(base_model, folder)`.",
+                f"# Shared adapter of run {_md(run.start.run_id)}",
+                f"LoRA weights in PEFT's format, trained at {len(run.start.sites)} site(s). Method: {_md(run.title)}. "
+                f"{_which(run)} They load with `PeftModel.from_pretrained(base_model, folder)`.",
                 "## Intended use and limits",
                 _USE,
                 "## Model",
@@ -71,7 +70,7 @@ def model_card(run: Run) -> str:
                 "## Scores",
                 _scores(run, chosen),
                 "## Settings",
-                _table(("setting", "value"), [*flat(run.settings), *(run.versions.items())]),
+                _table(("setting", "value"), [*flat(run.start.settings), *run.start.versions.items()]),
             ]
         )
         + "\n"
@@ -79,7 +78,7 @@ def model_card(run: Run) -> str:
 
 
 def _head(run: Run) -> str:
-    model = _model_settings(run)
+    model = run.start.model
     fields: dict[str, object] = {"library_name": "peft", "pipeline_tag": "image-to-text"}
     if parts := _base_parts(run):
         fields["base_model"] = parts
@@ -91,52 +90,51 @@ def _head(run: Run) -> str:
 
 def base_model(run: Run) -> str:
     """Name of the base model as far as the settings state it."""
-    preset = _model_settings(run).get("preset")
+    preset = run.start.model.get("preset")
     parts = [f"fedtar_flare preset {plain(preset)}"] if preset else []
     return ", ".join([*parts, *_base_parts(run)]) or NOT_STATED
 
 
 def _base_parts(run: Run) -> list[str]:
     """Published models that the base is made of."""
-    model = _model_settings(run)
+    model = run.start.model
     return [plain(model[name]) for name in ("base_model", "encoder_name", "decoder_name") if model.get(name)]
 
 
 def _which(run: Run) -> str:
     if run.best_round is None:
         return "They are those of the last round (there was no validation patient to choose by)."
-    return f"They are those of round {run.best_round} of {run.rounds}, the one with the lowest validation loss."
+    return f"They are those of round {run.best_round} of {run.start.rounds}, the best by validation loss."
 
 
 def _model(run: Run) -> list[tuple[str, str]]:
-    one = run.exchange
+    start, one = run.start, run.start.exchange
     full = f" (the whole model: {times(one.full_bytes, one.bytes)} as much)" if one.full_bytes else ""
-    loss = next((outer.validation_loss for outer in run.outers if outer.round == run.best_round), None)
+    loss = next((validation.loss for validation in run.validations if validation.round == run.best_round), None)
+    rounds = f"{len(run.validations)} round(s) of {start.time_steps} time steps"
     return [
         ("base model", base_model(run)),
-        ("licence of the base model", str(_model_settings(run).get("license") or NOT_STATED)),
+        ("licence of the base model", str(start.model.get("license") or NOT_STATED)),
         ("adapter", f"{one.parameters} values in {one.tensors} tensors, {size(one.bytes)} in float32{full}"),
         ("validation loss", f"{number(loss, 4)} nats per token"),
-        (
-            "run",
-            f"{run.run_id}, {run.started}, {run.status}, {len(run.outers)} round(s) of {run.time_steps} time steps",
-        ),
+        ("run", f"{start.run_id}, {start.time}, {run.status}, {rounds}"),
+        *(line for section in own_sections(run) for line in section.lines),
     ]
 
 
 def _data(run: Run) -> str:
-    if not run.counts:
+    start = run.start
+    if not start.counts:
         return "Not recorded."
-    steps = [f"step {t}" for t in range(1, run.time_steps + 1)]
+    steps = [f"step {t}" for t in range(1, start.time_steps + 1)]
     rows = [
-        (site, split, *(visits(n, run.min_cell) for n in counts[split]))
-        for site, counts in sorted(run.counts.items())
+        (site, split, *(visits(n, start.min_cell) for n in counts[split]))
+        for site, counts in sorted(start.counts.items())
         for split in SPLITS
-        if counts[split]
+        if counts.get(split)
     ]
-    return (
-        "Visits per site and time step. Splits are by patient; alpha was learnt on validation patients, test patients "
-        "were only scored.\n\n" + _table(("site", "split", *steps), rows)
+    return "Visits per site and time step. Splits are by patient; nothing was learnt on test patients.\n\n" + _table(
+        ("site", "split", *steps), rows
     )
 
 
@@ -144,38 +142,31 @@ def _scores(run: Run, chosen: Evaluation | None) -> str:
     rows = score_rows(run, chosen)
     if not rows:
         return "The run has no evaluation."
-    mean = mean_row(rows)
-    body = []
-    for row in [*rows, *([mean] if mean else [])]:
-        pairs = [(score(name, row.before.get(name)), score(name, row.after.get(name))) for name in SCORE_NAMES]
-        values = [" → ".join(pair) if row.before or row.after else "" for pair in pairs]
-        body.append(
-            (row.site, "all" if row.step is None else str(row.step), _reports(row, rows, run.min_cell), *values)
-        )
     until = f" → round {chosen.round}" if chosen else ""
     other = (
         f" The adapter is that of round {run.best_round}, which was not evaluated."
         if chosen and run.best_round not in (None, chosen.round)
         else ""
     )
-    return (
-        f"Test patients, {start_name(run)}{until}; n is the number of reports. BLEU-4, CIDEr and finding F1 are "
-        f"× 100.{other} CIDEr depends on the corpus and must not be compared between sites; the mean is over the "
-        "sites' own scores.\n\n" + _table(("site", "step", "n", *SCORE_NAMES.values()), body)
+    scale = scaling(measured(rows))
+    lead = (
+        f"Test patients, {start_name(run)}{until}; n is the number of reports.{f' {scale}' if scale else ''}"
+        f"{other} CIDEr depends on the corpus and must not be compared between sites; the mean is over the sites' own "
+        "scores."
     )
+    off = score_rows(run, chosen, generic=True)
+    more = ["### Without the personal part", _score_table(off)] if off else []
+    return "\n\n".join([lead, _score_table(rows), *more])
 
 
-def _reports(row: Row, rows: Sequence[Row], min_cell: int) -> str:
-    """n of a row; a total must not give away the small cell that it holds."""
-    parts = [one.n for one in rows if one.step is not None and row.site in (one.site, MEAN)]
-    if row.step is None and any(0 < n < min_cell for n in parts):
-        return f"over {sum(n for n in parts if n >= min_cell)}"
-    return visits(row.n, min_cell)
-
-
-def _model_settings(run: Run) -> Mapping[str, object]:
-    model = run.settings.get("model")
-    return model if isinstance(model, Mapping) else {}
+def _score_table(rows: Sequence[Row]) -> str:
+    names = measured(rows)
+    body = []
+    for row in rows:
+        pairs = [(score(name, row.before.get(name)), score(name, row.after.get(name))) for name in names]
+        values = [" → ".join(pair) if row.before or row.after else "" for pair in pairs]
+        body.append((row.site, "all" if row.step is None else str(row.step), row.reports, *values))
+    return _table(("site", "step", "n", *(SCORES[name].label for name in names)), body)
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

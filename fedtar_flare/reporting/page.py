@@ -2,28 +2,19 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Sequence
 from pathlib import Path
 
-from fedtar_flare.reporting.examples import SiteExamples, examples_section, run_examples
-from fedtar_flare.reporting.format import duration, number, score, size, text, times
+from fedtar_flare.metrics.registry import SCORES
+from fedtar_flare.reporting.format import duration, number, score, size, times
+from fedtar_flare.reporting.render import Tile, render, write_page
 from fedtar_flare.reporting.run import Run, read_run
 from fedtar_flare.reporting.scores import mean_row, score_rows, start_name
-from fedtar_flare.reporting.sections import alpha_section, curves, loss_section, movement_section, section
-from fedtar_flare.reporting.style import style_sheet
-from fedtar_flare.reporting.tables import (
-    bytes_section,
-    data_section,
-    outer_section,
-    participation_section,
-    score_table,
-    settings_section,
-)
-from fedtar_flare.version import __version__
+from fedtar_flare.reporting.section import own_sections
+from fedtar_flare.reporting.sections import SECTIONS
 
 REPORT_FILE = "report.html"
-STATUSES = ("completed", "aborted", "failed", "unfinished")
+HEADLINE = "bleu_4"
+"""The score at the head of the page."""
 
 
 def write_report(run_folder: Path | str) -> Path:
@@ -39,130 +30,56 @@ def write_report(run_folder: Path | str) -> Path:
         FedTARError: the folder holds no record, or not one of this package (see :func:`read_run`).
     """
     run = read_run(run_folder)
-    path = run.folder / REPORT_FILE
-    temporary = path.with_name(f".{path.name}.part")
-    temporary.write_text(page(run, run_examples(run.folder)), encoding="utf-8")
-    os.replace(temporary, path)  # noqa: PTH105
-    return path
+    return write_page(run.folder / REPORT_FILE, page(run))
 
 
-def page(run: Run, examples: Sequence[SiteExamples] = ()) -> str:
-    """The page as well-formed HTML (it parses as XML too).
-
-    Args:
-        run: the run.
-        examples: of synthetic sites, to be shown with it.
-    """
-    sections = [
-        alpha_section(run),
-        loss_section(run),
-        _scores(run),
-        examples_section(examples),
-        participation_section(run),
-        movement_section(run),
-        outer_section(run),
-        bytes_section(run),
-        data_section(run),
-        settings_section(run),
-    ]
-    return f"""<!DOCTYPE html>
-<html lang="en">
-<head>
-<meta charset="utf-8"/>
-<meta name="viewport" content="width=device-width, initial-scale=1"/>
-<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'"/>
-<title>{text(f"Run {run.run_id}" if run.run_id else "Run that did not start")}</title>
-<style>
-{style_sheet(run.time_steps)}</style>
-</head>
-<body>
-{_header(run, bool(examples))}
-<main>
-{chr(10).join(sections)}
-<footer>Written by fedtar_flare {text(__version__)} from rounds.jsonl. Scores were measured at the sites on their test
-patients; numbers and counts left the sites, no report and no image.</footer>
-</main>
-</body>
-</html>
-"""
-
-
-def _header(run: Run, examples: bool) -> str:
-    status = run.status if run.status in STATUSES else "unfinished"
-    why = f'<p class="why">{text(run.reason)}</p>' if run.reason else ""
-    began = f"begun {run.started.replace('T', ' ').replace('Z', ' UTC')}" if run.started else "never began"
-    names = (
-        ("alpha", "Alpha"),
-        ("loss", "Loss"),
-        ("scores", "Scores"),
-        *((("examples", "Examples"),) if examples else ()),
-        ("participation", "Who took part"),
-        ("movement", "Movement"),
-        ("outer", "Outer steps"),
-        ("bytes", "Bytes"),
-        ("data", "Data"),
-        ("settings", "Settings"),
+def page(run: Run) -> str:
+    """The page as well-formed HTML (it parses as XML too): the method's own sections, then those of every run."""
+    shared = [section for make in SECTIONS if (section := make(run)) is not None]
+    time = run.start.time.replace("T", " ").replace("Z", " UTC")
+    return render(
+        "run.html",
+        run=run,
+        sections=[*own_sections(run), *shared],
+        tiles=_tiles(run),
+        began=f"begun {time}" if time else "never began",
+        time_steps=run.start.time_steps,
     )
-    links = "".join(f'<a href="#{name}">{title}</a>' for name, title in names)
-    return f"""<header class="top">
-<div class="kind">Federated temporal adaptation</div>
-<h1>{text(f"Run {run.run_id}" if run.run_id else "A run that did not start")}
-<span class="pill {status}">{text(run.status)}</span></h1>
-<div class="sub">{text(began)}{text(f", {', '.join(run.sites)}" if run.sites else "")}</div>
-{why}<dl class="tiles">{_tiles(run)}</dl>
-<nav>{links}</nav>
-</header>"""
 
 
-def _tiles(run: Run) -> str:
-    missing = len(run.not_joined)
-    done = len(run.outers)
-    losses = [outer.validation_loss for outer in run.outers if outer.validation_loss is not None]
+def _tiles(run: Run) -> list[Tile]:
+    start, exchange = run.start, run.start.exchange
+    missing = len(start.absent)
+    losses = [one.loss for one in run.validations if one.loss is not None]
     rows = score_rows(run, run.final)
     overall = mean_row(rows) or next((row for row in rows if row.step is None), None)
-    tiles = [
-        ("Sites", str(len(run.sites)), f"{missing} did not join" if missing else "all that were asked"),
-        ("Time steps", str(run.time_steps), f"alpha by {run.settings.get('alpha_form', 'unknown form')}"),
-        ("Rounds", f"{done} of {run.rounds - run.first_round + 1 if run.rounds else 0}", _best(run)),
-        ("Wall time", duration(run.seconds), "whole run" if run.seconds is not None else "no end recorded"),
-        (
+    before, after = (overall.before, overall.after) if overall else ({}, {})
+    return [
+        Tile("Sites", str(len(start.sites)), f"{missing} did not join" if missing else "all that were asked"),
+        Tile("Time steps", str(start.time_steps), "in each round"),
+        Tile(
+            "Rounds",
+            f"{len(run.validations)} of {start.rounds - start.first_round + 1 if start.rounds else 0}",
+            f"best by validation: {run.best_round}" if run.best_round else "",
+        ),
+        Tile(
+            "Wall time",
+            duration(run.end.seconds if run.end else None),
+            "whole run" if run.end else "no end recorded",
+        ),
+        Tile(
             "Validation loss",
             " → ".join(number(loss, 2) for loss in losses[:: max(1, len(losses) - 1)]) or number(None),
             "first round to last" if len(losses) > 1 else "",
         ),
-        (
-            "BLEU-4 × 100",
-            f"{score('bleu_4', overall.before.get('bleu_4'))} → {score('bleu_4', overall.after.get('bleu_4'))}"
-            if overall
-            else score("bleu_4", None),
+        Tile(
+            f"{SCORES[HEADLINE].label} × 100",
+            " → ".join(score(HEADLINE, values.get(HEADLINE)) for values in (before, after)),
             f"{overall.site}, from the {start_name(run)}" if overall else "not evaluated",
         ),
-        (
+        Tile(
             "One exchange",
-            size(run.exchange.bytes),
-            f"whole model {times(run.exchange.full_bytes, run.exchange.bytes)} as much",
+            size(exchange.bytes),
+            f"whole model {times(exchange.full_bytes, exchange.bytes)} as much",
         ),
     ]
-    return "".join(
-        f"<div><dt>{text(name)}</dt><dd>{text(value)}<small>{text(more)}</small></dd></div>"
-        for name, value, more in tiles
-    )
-
-
-def _best(run: Run) -> str:
-    return f"best by validation: {run.best_round}" if run.best_round else ""
-
-
-def _scores(run: Run) -> str:
-    until = f" to round {run.final.round}" if run.final else ", before training"
-    blank = (
-        f"Cells with fewer than {run.min_cell} reports are left blank"
-        if run.min_cell > 1
-        else "It is 0 by definition for one report, and then left blank"
-    )
-    lead = (
-        f"Test patients, from the {start_name(run)}{until}; n is the number of reports. BLEU-4, CIDEr and finding "
-        "F1 are × 100. CIDEr depends on the corpus that it is taken over: compare it along a line, not between sites. "
-        f"{blank}."
-    )
-    return section("scores", "Scores", lead, score_table(run) + curves(run))

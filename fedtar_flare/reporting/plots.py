@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal
 
+from markupsafe import Markup
+
 from fedtar_flare.reporting.format import text
 
 SITE_COLOURS = 7
@@ -26,6 +28,7 @@ _MARKERS = (
     "M0 3.6L3.5-2.6H-3.5Z",  # triangle downwards
     "M-1.2-3.4H1.2V-1.2H3.4V1.2H1.2V3.4H-1.2V1.2H-3.4V-1.2H-1.2Z",  # cross
 )
+_EMPTY = '<p class="none">Nothing recorded yet.</p>'
 _RIGHT, _TOP, _BOTTOM = 10, 8, 34  # room around the plot; on the left, as much as the tick labels take
 _MANY_POINTS = 30  # from here on, markers shrink to dots
 
@@ -76,7 +79,7 @@ def line_chart(
     crosses: Sequence[tuple[float, str]] = (),
     legend: bool = True,
     size: tuple[int, int] = (420, 240),
-) -> str:
+) -> Markup:
     """A chart with title, axes and legend as an HTML ``figure``.
 
     Args:
@@ -93,7 +96,9 @@ def line_chart(
     """
     drawn = [one for one in series if any(y is not None for _, y, _ in one.points)]
     if not drawn:
-        return f'<figure><figcaption>{text(title)}</figcaption><p class="none">Nothing recorded yet.</p></figure>'
+        return Markup(
+            f'<figure><figcaption>{text(title)}</figcaption><p class="none">Nothing recorded yet.</p></figure>'
+        )
     xs = [x for one in drawn for x, _, _ in one.points] + [x for x, _ in crosses]
     ys = [y for one in drawn for _, y, _ in one.points if y is not None]
     x_low, x_high = x_range or (min(xs), max(xs))
@@ -112,10 +117,10 @@ def line_chart(
         f'<svg viewBox="0 0 {frame.width} {frame.height}" role="img" aria-label="{text(title)}">{"".join(parts)}</svg>'
     )
     key = legend_of(drawn) if legend and len(drawn) > 1 else ""
-    return f"<figure><figcaption>{text(title)}</figcaption>{svg}{key}</figure>"
+    return Markup(f"<figure><figcaption>{text(title)}</figcaption>{svg}{key}</figure>")
 
 
-def legend_of(series: Sequence[Series]) -> str:
+def legend_of(series: Sequence[Series]) -> Markup:
     """Names of series, each with its line and marker."""
     items = "".join(
         f'<li style="color:{one.colour}"><svg viewBox="-11 -6 22 12" class="key" aria-hidden="true">'
@@ -123,7 +128,7 @@ def legend_of(series: Sequence[Series]) -> str:
         f"<span>{text(one.name)}</span></li>"
         for one in series
     )
-    return f'<ul class="legend">{items}</ul>'
+    return Markup(f'<ul class="legend">{items}</ul>')
 
 
 def ticks(low: float, high: float, most: int = 5, whole: bool = False) -> list[float]:

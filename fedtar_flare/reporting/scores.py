@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from fedtar_flare.reporting.format import SCORE_NAMES
-from fedtar_flare.reporting.run import Cell, Evaluation, Run
+from fedtar_flare.metrics.registry import SCORES
+from fedtar_flare.record.events import Cell, Evaluation
+from fedtar_flare.reporting.format import total, visits, whole
+from fedtar_flare.reporting.run import Run
 
 MEAN = "mean of sites"
 
@@ -16,61 +18,85 @@ class Row:
     """Scores of one site at one step (None: over all steps), raw.
 
     Args:
-        n: test reports.
+        reports: number of test reports as it may be shown.
         before, after: score name to value; a small cell and what is not known are not in it.
     """
 
     site: str
     step: int | None
-    n: int
+    reports: str
     before: Mapping[str, float]
     after: Mapping[str, float]
 
 
-def score_rows(run: Run, after: Evaluation | None) -> list[Row]:
-    """Rows of all sites from the warm start to ``after``, each site's steps first, then the site as a whole."""
-    evaluations = [run.warm_start, after]
+def score_rows(run: Run, after: Evaluation | None, generic: bool = False) -> list[Row]:
+    """Rows of all sites from the warm start to ``after``, each site's steps first, then the site as a whole; with
+    several sites the mean of their scores comes last.
+
+    Args:
+        generic: the scores without the personal part.
+    """
+    both = [(one.generic if generic else one.sites) if one else {} for one in (run.warm_start, after)]
+    min_cell = run.start.min_cell
     rows = []
-    for site in sorted({site for one in evaluations if one for site in one.sites}):
-        steps = {t for one in evaluations if one and site in one.sites for t in one.sites[site].steps}
-        for step in [*sorted(steps), None]:
-            before, latest = (_cell(one, site, step) for one in evaluations)
-            rows.append(Row(site, step, latest.n or before.n, before.scores, latest.scores))
-    return rows
+    parts: list[int] = []
+    scored = 0
+    for site in sorted({site for sites in both for site in sites}):
+        steps = sorted({t for sites in both if site in sites for t in sites[site].steps})
+        pairs = {t: [sites[site].steps.get(t, {}) if site in sites else {} for sites in both] for t in steps}
+        counts = {t: _reports(*pair) for t, pair in pairs.items()}
+        rows += [Row(site, t, visits(counts[t], min_cell), *map(_scores, pair)) for t, pair in pairs.items()]
+        every = [sites[site].all if site in sites else {} for sites in both]
+        n = _reports(*every)
+        own = list(counts.values()) or [n]
+        rows.append(Row(site, None, _total(own, n, min_cell), *map(_scores, every)))
+        parts += own
+        scored += n
+    return rows + _mean(rows, _total(parts, scored, min_cell))
 
 
-def mean_row(rows: list[Row]) -> Row | None:
-    """Mean over the sites of each site's own score over all steps; None for fewer than two sites.
+def mean_row(rows: Sequence[Row]) -> Row | None:
+    """The mean over sites among rows; None for fewer than two sites."""
+    return rows[-1] if rows and rows[-1].site == MEAN else None
+
+
+def _mean(rows: Sequence[Row], reports: str) -> list[Row]:
+    """Mean over the sites of each site's own score over all steps.
 
     A score counts the sites that have it before and after, if any site has both: the means then tell of the same sites.
     """
     sites = [row for row in rows if row.step is None]
     if len(sites) < 2:
-        return None
-    before: dict[str, float] = {}
-    after: dict[str, float] = {}
-    for name in SCORE_NAMES:
-        both = [row for row in sites if name in row.before and name in row.after]
-        for mean, own in ((before, [r.before for r in both or sites]), (after, [r.after for r in both or sites])):
+        return []
+    means: tuple[dict[str, float], dict[str, float]] = ({}, {})
+    for name in SCORES:
+        both = [row for row in sites if name in row.before and name in row.after] or sites
+        for mean, own in zip(means, ([r.before for r in both], [r.after for r in both]), strict=True):
             values = [scores[name] for scores in own if name in scores]
             if values:
                 mean[name] = sum(values) / len(values)
-    return Row(MEAN, None, sum(row.n for row in sites), before, after)
+    return [Row(MEAN, None, reports, *means)]
 
 
-def measured(rows: Sequence[Row]) -> dict[str, str]:
-    """The scores that any row has, name to label: real data has no finding F1, and no empty column for it."""
-    return {
-        name: label for name, label in SCORE_NAMES.items() if any(name in r.before or name in r.after for r in rows)
-    }
+def measured(rows: Sequence[Row]) -> list[str]:
+    """The scores that any row has: real data has no finding F1, and no empty column for it."""
+    return [name for name in SCORES if any(name in row.before or name in row.after for row in rows)]
 
 
 def start_name(run: Run) -> str:
     """What the first evaluation is called: the warm start, or the round a resumed run began after."""
-    return "warm start" if run.first_round == 1 else f"round {run.first_round - 1}"
+    return "warm start" if run.start.first_round == 1 else f"round {run.start.first_round - 1}"
 
 
-def _cell(evaluation: Evaluation | None, site: str, step: int | None) -> Cell:
-    scores = evaluation.sites.get(site) if evaluation else None
-    found = (scores.all if step is None else scores.steps.get(step)) if scores else None
-    return found or Cell(0, {})
+def _reports(before: Cell, after: Cell) -> int:
+    return int(after.get("n") or before.get("n") or 0)
+
+
+def _total(parts: Sequence[int], scored: int, min_cell: int) -> str:
+    """Over how many reports a score is taken, unless that tells of a small part by subtraction."""
+    shown = [n for n in parts if n >= min_cell]
+    return whole(scored) if parts and scored == sum(shown) else total(parts, min_cell)
+
+
+def _scores(cell: Cell) -> dict[str, float]:
+    return {name: value for name, value in cell.items() if name != "n" and value is not None}

@@ -1,0 +1,120 @@
+"""One section of a run's page, what sections share, and where those of the run's method are found."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+from markupsafe import Markup
+
+from fedtar_flare.errors import ConfigError
+from fedtar_flare.methods import load, method
+from fedtar_flare.record.events import Step
+from fedtar_flare.reporting.render import render
+from fedtar_flare.reporting.run import Run
+
+
+@dataclass(frozen=True)
+class Section:
+    """A rendered section.
+
+    Args:
+        name: its anchor.
+        title: heading, and its name in the page's navigation.
+        lead: what is shown and how to read it, as plain text.
+        content: HTML.
+        lines: (label, text) of what the closing table and the model card say of it.
+    """
+
+    name: str
+    title: str
+    lead: str
+    content: Markup
+    lines: tuple[tuple[str, str], ...] = ()
+
+
+MakeSection = Callable[[Run], Section | None]
+"""What is registered: makes a run's section; None where the run has nothing of it."""
+
+
+def own_sections(run: Run) -> list[Section]:
+    """The sections that the run's method brings along; none of a method that this version does not know."""
+    try:
+        makers: Sequence[MakeSection] = load(method(run.start.method).sections) or ()
+    except ConfigError:
+        return []
+    return [section for make in makers if (section := make(run)) is not None]
+
+
+def charts(figures: Sequence[Markup], kind: str = "") -> Markup:
+    """Charts side by side; of kind ``small``, more of them."""
+    return render("charts.html", figures=figures, kind=kind)
+
+
+def table(
+    head: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    *,
+    kind: str = "",
+    left: Collection[int] = (),
+    empty: str = "Not recorded.",
+) -> Markup:
+    """A table whose first column names the rows.
+
+    Args:
+        kind: CSS class.
+        left: columns that are set flush left.
+        empty: what stands there without any row.
+    """
+    return render("table.html", head=head, rows=rows, kind=kind, left=left, empty=empty)
+
+
+def left_out(rounds: Sequence[tuple[int, Mapping[str, str]]]) -> Markup:
+    """Who was left out in which rounds and why, each reason once.
+
+    Args:
+        rounds: (round, site to reason).
+    """
+    found: dict[tuple[str, str], list[int]] = {}
+    for round_, reasons in rounds:
+        for site, why in reasons.items():
+            found.setdefault((site, why), []).append(round_)
+    notes = [f"{site} was left out in {in_rounds(numbers)}: {why}" for (site, why), numbers in found.items()]
+    return render("notes.html", notes=notes)
+
+
+def in_rounds(numbers: Sequence[int]) -> str:
+    """``round 3``; ``rounds 1 to 4, 6``."""
+    runs: list[list[int]] = []
+    for r in numbers:
+        if runs and r == runs[-1][-1] + 1:
+            runs[-1].append(r)
+        else:
+            runs.append([r])
+    spans = [str(span[0]) if len(span) == 1 else f"{span[0]} to {span[-1]}" for span in runs]
+    return f"round{'s' if len(numbers) > 1 else ''} {', '.join(spans)}"
+
+
+def round_axis(run: Run) -> tuple[float, float]:
+    """The x axis that charts over rounds share: from before the first round to the last one begun."""
+    begun = [step.round for step in run.steps] + [one.round for one in run.evaluations]
+    return float(run.start.first_round - 1), float(max(begun, default=run.start.first_round))
+
+
+def place(run: Run, round_: int, step: int) -> float:
+    """Place of a step on the axis of rounds: the last step of round r lies at r."""
+    return round(round_ - 1 + step / max(1, run.start.time_steps), 4)
+
+
+def skipped_steps(run: Run) -> list[tuple[float, str]]:
+    """Crosses for the steps that were skipped."""
+    return [
+        (place(run, one.round, one.step), f"{step_name(one)}: skipped, nobody sent an update")
+        for one in run.steps
+        if one.skipped
+    ]
+
+
+def step_name(step: Step) -> str:
+    """``round 1, step 2``."""
+    return f"round {step.round}, step {step.step}"
