@@ -16,12 +16,12 @@ def add_parser(commands: Commands) -> None:
         "export",
         help="write the job for FLARE, or describe what it asks of a site",
         description=(
-            "Write a FedTAR job as a folder for 'nvflare simulator' or 'nvflare job submit'. For hospitals, use "
+            "Write a job as a folder for 'nvflare simulator' or 'nvflare job submit'. For hospitals, use "
             "--no-byoc: a job with a custom folder switches their class allow-list off."
         ),
     )
     command.add_argument("-o", "--out", type=Path, default=Path("jobs"), help="folder of jobs (default jobs)")
-    command.add_argument("--name", default="fedtar", help="name of the job and its folder (default fedtar)")
+    command.add_argument("--name", default="", help="name of the job and its folder (default: the method's)")
     command.add_argument("--no-byoc", action="store_true", help="without the custom folder: for production")
     command.add_argument(
         "--describe",
@@ -43,6 +43,6 @@ def run(arguments: argparse.Namespace) -> int:
         print(json.dumps(needs, indent=2) if arguments.json else describe(needs))
         return 0
     recipe.export(str(arguments.out), byoc=not arguments.no_byoc)
-    folder = arguments.out / arguments.name
+    folder = arguments.out / recipe.name
     print(json.dumps({"job": str(folder), "byoc": not arguments.no_byoc}) if arguments.json else folder)
     return 0

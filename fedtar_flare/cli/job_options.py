@@ -10,18 +10,20 @@ from typing import TYPE_CHECKING, Any
 from fedtar_flare.errors import ConfigError
 
 if TYPE_CHECKING:
-    from fedtar_flare.fedtar.recipe import FedTARRecipe
+    from fedtar_flare.flare.recipe import MethodRecipe
 
-GROUPS = ("server", "model", "lora", "patient", "training", "data")
+GROUPS = ("server", "model", "lora", "training", "data")
 
 
 def add_job_options(command: argparse.ArgumentParser) -> None:
     """Add the options of a job; every setting that has none of its own is reached by ``--set`` or ``--settings``."""
+    from fedtar_flare.methods import DEFAULT, METHODS
+
     job = command.add_argument_group("job")
+    job.add_argument("--method", default=DEFAULT, help=f"one of {', '.join(METHODS)} (default {DEFAULT})")
     job.add_argument("-r", "--rounds", type=int, help="rounds R (default 3)")
     job.add_argument("-T", "--time-steps", type=int, help="time steps T (default 3)")
-    job.add_argument("--preset", help="model preset: small (default), tiny, paper, timm")
-    job.add_argument("--alpha-form", choices=("softmax", "sigmoid"), help="form of alpha (default softmax)")
+    job.add_argument("--preset", help="small (default), tiny, paper, timm: model, adapters, learning rates and all")
     job.add_argument("--local-steps", type=int, help="optimiser updates per site and time step")
     job.add_argument("--patients", type=int, help="patients of a synthetic site (default 48)")
     job.add_argument("--min-sites", type=int, help="fewer sites taking part stop the job (default 1)")
@@ -31,19 +33,22 @@ def add_job_options(command: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="GROUP.NAME=VALUE",
-        help=f"any setting of {', '.join(GROUPS)}, such as model.slices=1 or training.lr_shared=5e-4; may be repeated",
+        help=f"any setting of {', '.join(GROUPS)} or of a group of the method's own, such as model.slices=1 or "
+        "training.lr_shared=5e-4; may be repeated",
     )
-    job.add_argument("--settings", type=Path, help="YAML file with arguments of FedTARRecipe; the options above win")
+    job.add_argument("--settings", type=Path, help="YAML file with arguments of the recipe; the options above win")
 
 
-def recipe_of(arguments: argparse.Namespace, **more: Any) -> FedTARRecipe:
+def recipe_of(arguments: argparse.Namespace, **more: Any) -> MethodRecipe:
     """The recipe that the options describe.
 
     Raises:
-        ConfigError: an unknown setting, or a value that is not allowed.
+        ConfigError: an unknown method or setting, or a value that is not allowed.
     """
-    from fedtar_flare.fedtar.recipe import FedTARRecipe
+    from fedtar_flare.methods import load, method
 
+    recipe: type[MethodRecipe] = load(method(arguments.method).recipe)
+    groups = (*GROUPS, *recipe.own_groups)
     settings = _file(arguments.settings) if arguments.settings else {}
     for option, name in (
         ("rounds", "num_rounds"),
@@ -54,20 +59,16 @@ def recipe_of(arguments: argparse.Namespace, **more: Any) -> FedTARRecipe:
     ):
         if getattr(arguments, option) is not None:
             settings[name] = getattr(arguments, option)
-    for option, group, name in (
-        ("alpha_form", "server", "alpha_form"),
-        ("local_steps", "training", "local_steps"),
-        ("patients", "data", "synthetic_patients"),
-    ):
+    for option, group, name in (("local_steps", "training", "local_steps"), ("patients", "data", "synthetic_patients")):
         if getattr(arguments, option) is not None:
             settings.setdefault(group, {})[name] = getattr(arguments, option)
     for key, value in pairs(arguments.set, "--set").items():
         group, _, name = key.partition(".")
-        if group not in GROUPS or not name:
-            raise ConfigError(f"--set {key}: write GROUP.NAME=VALUE with a group of {', '.join(GROUPS)}")
+        if group not in groups or not name:
+            raise ConfigError(f"--set {key}: write GROUP.NAME=VALUE with a group of {', '.join(groups)}")
         settings.setdefault(group, {})[name] = value
     try:
-        return FedTARRecipe(**{**settings, **more})
+        return recipe(**{**settings, **more})
     except TypeError as error:
         raise ConfigError(f"{arguments.settings or 'the job'}: {error}") from error
 
@@ -105,5 +106,5 @@ def _file(path: Path) -> dict[str, Any]:
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise ConfigError(f"{path}: not readable as YAML ({error})") from error
     if not isinstance(content, dict):
-        raise ConfigError(f"{path}: must hold 'name: value' lines, arguments of FedTARRecipe")
+        raise ConfigError(f"{path}: must hold 'name: value' lines, arguments of the recipe")
     return content

@@ -1,4 +1,4 @@
-"""``fedtar simulate``: run the FedTAR job in FLARE's simulator, all sites side by side."""
+"""``fedtar simulate``: run a method's job in FLARE's simulator, all sites side by side."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "simulate",
         help="simulate a federation on this machine, all sites side by side",
         description=(
-            "Run FedTAR in NVIDIA FLARE's simulator with one process per site. Sites without a site file in the folder "
+            "Run a method in NVIDIA FLARE's simulator with one process per site. Sites without a site file in the folder "
             "that FEDTAR_SITES names train on the synthetic CT cohort."
         ),
     )
