@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from fedtar_flare.metrics.registry import SCORES
-from fedtar_flare.reporting.format import duration, number, score, size, times
+from fedtar_flare.reporting.format import NOTHING, duration, number, score, size, times
 from fedtar_flare.reporting.render import Tile, render, write_page
 from fedtar_flare.reporting.run import Run, read_run
 from fedtar_flare.reporting.scores import mean_row, score_rows, start_name
@@ -35,7 +35,7 @@ def write_report(run_folder: Path | str) -> Path:
 
 def page(run: Run) -> str:
     """The page as well-formed HTML (it parses as XML too): the method's own sections, then those of every run."""
-    shared = [section for make in SECTIONS if (section := make(run)) is not None]
+    shared = [section for make in SECTIONS if run.start.run_id and (section := make(run)) is not None]
     time = run.start.time.replace("T", " ").replace("Z", " UTC")
     return render(
         "run.html",
@@ -53,7 +53,6 @@ def _tiles(run: Run) -> list[Tile]:
     losses = [one.loss for one in run.validations if one.loss is not None]
     rows = score_rows(run, run.final)
     overall = mean_row(rows) or next((row for row in rows if row.step is None), None)
-    before, after = (overall.before, overall.after) if overall else ({}, {})
     return [
         Tile("Sites", str(len(start.sites)), f"{missing} did not join" if missing else "all that were asked"),
         Tile("Time steps", str(start.time_steps), "in each round"),
@@ -74,12 +73,14 @@ def _tiles(run: Run) -> list[Tile]:
         ),
         Tile(
             f"{SCORES[HEADLINE].label} × 100",
-            " → ".join(score(HEADLINE, values.get(HEADLINE)) for values in (before, after)),
+            " → ".join(score(HEADLINE, one.get(HEADLINE)) for one in (overall.before, overall.after))
+            if overall
+            else NOTHING,
             f"{overall.site}, from the {start_name(run)}" if overall else "not evaluated",
         ),
         Tile(
             "One exchange",
             size(exchange.bytes),
-            f"whole model {times(exchange.full_bytes, exchange.bytes)} as much",
+            f"whole model {times(exchange.full_bytes, exchange.bytes)} as much" if exchange.full_bytes else "",
         ),
     ]

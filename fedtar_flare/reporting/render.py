@@ -30,12 +30,17 @@ def render(template: str, **values: Any) -> Markup:
     return Markup(_ENVIRONMENT.get_template(template).render(**values))
 
 
-def write_page(path: Path, page: str, mode: int = 0o644) -> Path:
-    """Write a page at once, so that nobody sees half of one; returns its path."""
+def write_page(path: Path, page: str, mode: int | None = None) -> Path:
+    """Write a page at once, so that nobody sees half of one; returns its path.
+
+    Args:
+        mode: permissions; the user's own when None.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.part")
     temporary.write_text(page, encoding="utf-8")
-    temporary.chmod(mode)
+    if mode is not None:
+        temporary.chmod(mode)
     os.replace(temporary, path)  # noqa: PTH105
     return path
 

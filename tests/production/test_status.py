@@ -22,7 +22,7 @@ def test_status_and_watch_show_how_far_a_job_is(federation, exported):
     assert progress, out
     for entry in progress:
         assert entry["task"] in ("handshake", "train", "close_round") and sorted(entry["sites"]) == sorted(SITES)
-        assert entry["alpha"] == pytest.approx([0.5, 0.5], abs=0.1) and entry["time_steps"] == 2
+        assert entry["numbers"]["alpha"] == pytest.approx([0.5, 0.5], abs=0.1) and entry["time_steps"] == 2
 
     code, out, err = fedtar("status", "--startup-kit", kit, "--json", "-n", "1")
     assert code == 0, err

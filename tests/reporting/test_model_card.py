@@ -2,7 +2,7 @@ import json
 
 import pytest
 import yaml
-from recorded_runs import RUN_ID, SOUTH, write_run
+from recorded_runs import RUN_ID, SOUTH, edit, write_run
 
 from fedtar_flare.reporting.model_card import base_model, model_card, write_model_card
 from fedtar_flare.reporting.run import read_run
@@ -11,15 +11,6 @@ from fedtar_flare.reporting.run import read_run
 def head_of(card):
     _, head, _ = card.split("---\n", 2)
     return yaml.safe_load(head)
-
-
-def edited(folder, **model):
-    """The run in ``folder`` with other model settings."""
-    lines = (folder / "rounds.jsonl").read_text().splitlines()
-    start = json.loads(lines[0])
-    start["settings"]["model"] = model
-    (folder / "rounds.jsonl").write_text("\n".join([json.dumps(start), *lines[1:]]) + "\n")
-    return read_run(folder)
 
 
 def test_the_card_beside_the_adapter(tmp_path):
@@ -31,7 +22,7 @@ def test_the_card_beside_the_adapter(tmp_path):
     assert head_of(card)["library_name"] == "peft" and head_of(card)["license"] == "Apache-2.0"
     for words in (
         f"# Shared adapter of run {RUN_ID}",
-        "round 3 of 3, the one with the lowest validation loss",
+        "Method: Federated temporal adaptation (FedTAR). They are those of round 3 of 3, the best by validation loss",
         "## Intended use and limits",
         "Not for clinical use",
         "**is not in this\n  folder**",
@@ -40,28 +31,34 @@ def test_the_card_beside_the_adapter(tmp_path):
         "| hospital-north | train | 30 | 21 | 12 |",
         "| alpha\\_form | softmax |",
         "| torch | 2.15.0 |",
+        "| alpha, steps 1 to T | 0.333 0.333 0.333 -\\> ",
     ):
         assert words in card, words
-    after = run.final.sites["hospital-north"].all.scores
-    assert f"| hospital-north | all | 21 | 8.0 → {100 * after['bleu_4']:.1f} |" in card
+    after = run.final.sites["hospital-north"].all
+    assert (
+        f"| hospital-north | all | 21 | 8.0 → {100 * after['bleu_1']:.1f} | 8.0 → {100 * after['bleu_2']:.1f}" in card
+    )
 
 
 def test_small_cells_are_blank_and_cannot_be_worked_out_from_totals(tmp_path):
     card = model_card(read_run(write_run(tmp_path)))
     assert f"| {SOUTH} | test | 9 | 5 | \\< 5 |" in card
-    assert f"| {SOUTH} | 3 | \\< 5 |  |  |  |  |" in card
-    assert f"| {SOUTH} | all | over 14 |" in card and "| mean of sites | all | over 57 |" in card
+    assert f"| {SOUTH} | 3 | \\< 5 |  |  |" in card
+    assert f"| {SOUTH} | all | 14 |" in card and "| mean of sites | all | 57 |" in card  # scores of 14 and 57 reports
+    cells = {"steps": {"1": {"n": 9}, "2": {"n": 3}}, "all": {"n": 12, "bleu_4": 0.5}}
+    edit(tmp_path, "evaluation", sites={"a": cells, "b": cells})
+    card = model_card(read_run(tmp_path))
+    assert "| a | all | over 9 |" in card and "| mean of sites | all | over 18 |" in card
     open_card = model_card(read_run(write_run(tmp_path / "open", min_cell=1)))
     assert f"| {SOUTH} | all | 17 |" in open_card and "| mean of sites | all | 60 |" in open_card
 
 
 def test_scores_are_those_of_the_adapters_round(tmp_path):
-    write_run(tmp_path)
-    path = tmp_path / "rounds.jsonl"
+    path = write_run(tmp_path) / "rounds.jsonl"
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     for event in lines:
-        if event["event"] == "outer" and event["round"] == 2:
-            event["validation_loss"] = 0.01
+        if event["event"] == "validation" and event["round"] == 2:
+            event["sites"] = {site: {"validation_loss": 0.01, "n": 9} for site in event["sites"]}
     path.write_text("\n".join(map(json.dumps, lines)))
     assert "warm start → round 2;" in model_card(read_run(tmp_path))
     kept = [e for e in lines if not (e["event"] == "evaluation" and e["round"] == 2)]
@@ -85,7 +82,8 @@ def test_scores_are_those_of_the_adapters_round(tmp_path):
 )
 def test_base_model_and_licence_are_as_the_settings_state_them(tmp_path, model, name, listed):
     write_run(tmp_path)
-    run = edited(tmp_path, **model)
+    edit(tmp_path, "start", model=model)
+    run = read_run(tmp_path)
     assert base_model(run) == name
     head = head_of(model_card(run))
     assert head.get("base_model") == listed and "license" not in head

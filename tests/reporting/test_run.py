@@ -1,61 +1,50 @@
 import json
 
 import pytest
-from recorded_runs import EAST, NORTH, RUN_ID, SITES, SOUTH, WEST, write_run
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from recorded_runs import EAST, NORTH, RUN_ID, SITES, SOUTH, WEST, append, edit, write_run
 
 from fedtar_flare.errors import FedTARError
+from fedtar_flare.fedtar.events import Alphas, Outer, Residual
+from fedtar_flare.record.events import End, Evaluation, Late, SiteScores, Start
 from fedtar_flare.record.log import RunRecord
-from fedtar_flare.reporting.run import Exchange, read_run
+from fedtar_flare.reporting.page import page
+from fedtar_flare.reporting.run import read_run
 
 
-def append(folder, **event):
-    with (folder / "rounds.jsonl").open("a") as file:
-        file.write(json.dumps(event) + "\n")
-
-
-def test_a_whole_run_is_read_typed(tmp_path):
+def test_a_whole_run_is_read(tmp_path):
     run = read_run(write_run(tmp_path))
-    assert (run.run_id, run.status, run.seconds) == (RUN_ID, "completed", 252.4)
-    assert (run.time_steps, run.rounds, run.sites) == (3, 3, tuple(SITES))
-    assert run.not_joined == {WEST: "no answer within 60 s"}
-    assert run.exchange == Exchange(96, 71_680, 286_720, 1_985_408, 7_941_632)
-    assert run.counts[NORTH]["train"][0] == run.steps[0].sites[NORTH].samples
-    assert len(run.steps) == 9 and len(run.outers) == 3 and [e.round for e in run.evaluations] == [0, 1, 2, 3]
-    assert [r for r, _ in run.alphas()] == [0, 1, 2, 3] and sum(run.alphas()[-1][1]) == pytest.approx(1)
+    start = run.start
+    assert (start.run_id, run.status, run.end.seconds) == (RUN_ID, "completed", 252.4)
+    assert (start.time_steps, start.rounds, start.sites, start.min_cell) == (3, 3, SITES, 5)
+    assert start.absent == {WEST: "no answer within 60 s"} and "FedTAR" in run.title
+    assert start.counts[NORTH]["train"][0] == run.steps[0].sites[NORTH].samples
+    assert len(run.steps) == 9 and len(run.validations) == 3 and [e.round for e in run.evaluations] == [0, 1, 2, 3]
+    assert len(run.events(Alphas)) == 1 and len(run.events(Residual)) == 9 and len(run.events(Outer)) == 3
     assert run.warm_start.round == 0 and run.final.round == 3 and run.best_round == 3
 
 
 def test_every_asked_site_is_accounted_for_once_per_step(tmp_path):
     run = read_run(write_run(tmp_path, time_steps=4, rounds=2))
     for step in run.steps:
-        account = [*step.sites, *step.abstained, *step.absent, *step.refused]
-        assert sorted(account) == SITES
+        assert sorted([*step.sites, *step.abstained, *step.absent, *step.refused]) == SITES
         assert step.skipped == (not step.sites)
-        assert SOUTH in step.abstained if step.step == 4 else SOUTH not in step.abstained
+        assert (SOUTH in step.abstained) == (step.step == 4)
     assert EAST in run.steps[1].absent and EAST in run.steps[4].refused
-
-
-def test_a_record_that_names_those_who_abstained_is_taken_at_its_word(tmp_path):
-    write_run(tmp_path, until="warm-start")
-    RunRecord(tmp_path).write("step", round=1, step=1, sites={}, abstained={NORTH: "too few"}, absent={EAST: "late"})
-    (step,) = read_run(tmp_path).steps
-    assert (step.abstained, step.absent) == ({NORTH: "too few"}, {EAST: "late"})
 
 
 def test_cells_under_min_cell_and_the_cider_of_one_report_are_blank(tmp_path):
     run = read_run(write_run(tmp_path, min_cell=5))
-    assert run.min_cell == 5
-    small = run.final.sites[SOUTH].steps[3]
-    assert small.n == 3 and not small.scores
-    one = {"n": 1, "bleu_4": 0.5, "cider": 0.0, "token_loss": None}
-    RunRecord(tmp_path).write(
-        "evaluation", round=4, sites={NORTH: {"steps": {"1": one}, "all": {"n": 9, "cider": 1.0}}}
-    )
-    assert not read_run(tmp_path).final.sites[NORTH].steps[1].scores
-    text = (tmp_path / "rounds.jsonl").read_text().replace('"min_cell": 5', '"min_cell": 1')
-    (tmp_path / "rounds.jsonl").write_text(text)
-    cell = read_run(tmp_path).final.sites[NORTH].steps[1]
-    assert cell.scores == {"bleu_4": 0.5} and read_run(tmp_path).final.sites[NORTH].all.scores == {"cider": 1.0}
+    assert run.final.sites[SOUTH].steps[3] == {"n": 3}
+    one = SiteScores(steps={1: {"n": 1, "bleu_4": 0.5, "cider": 0.0, "token_loss": None}}, all={"n": 9, "cider": 1.0})
+    RunRecord(tmp_path).write(Evaluation(round=4, sites={NORTH: one}, generic={NORTH: one}))
+    final = read_run(tmp_path).final
+    assert final.sites[NORTH].steps[1] == final.generic[NORTH].steps[1] == {"n": 1}
+    edit(tmp_path, "start", min_cell=1)
+    final = read_run(tmp_path).final
+    for sites in (final.sites, final.generic):
+        assert sites[NORTH].steps[1] == {"n": 1, "bleu_4": 0.5} and sites[NORTH].all == {"n": 9, "cider": 1.0}
 
 
 @pytest.mark.parametrize(("until", "steps"), [("start", 0), ("warm-start", 0), ("step", 7), ("rounds", 9)])
@@ -64,23 +53,62 @@ def test_an_unfinished_run_with_its_last_line_cut_off(tmp_path, until, steps):
     with (tmp_path / "rounds.jsonl").open("a") as file:
         file.write('{"event": "step", "round": 3, "st')
     run = read_run(tmp_path)
-    assert (run.status, run.seconds, len(run.steps)) == ("unfinished", None, steps)
+    assert (run.status, run.end, len(run.steps)) == ("unfinished", None, steps)
     assert (run.warm_start is None) == (until == "start")
     assert run.final is None or run.final.round >= 1
 
 
 def test_a_run_that_failed_in_the_handshake_has_an_end_alone(tmp_path):
-    RunRecord(tmp_path).write("end", time="", seconds=1.5, status="failed", reason="the sites do not agree")
+    RunRecord(tmp_path).write(End(seconds=1.5, status="failed", reason="the sites do not agree"))
     run = read_run(tmp_path)
-    assert (run.status, run.reason, run.sites, run.time_steps) == ("failed", "the sites do not agree", (), 0)
+    assert (run.status, run.end.reason) == ("failed", "the sites do not agree")
+    assert (run.start.sites, run.start.time_steps) == ([], 0)
 
 
 def test_a_resumed_record_goes_on_and_a_repeated_event_counts_once(tmp_path):
     write_run(tmp_path, rounds=2, until="rounds")
+    before = read_run(tmp_path).validations[1].loss
     write_run(tmp_path, rounds=4, first_round=2)
     run = read_run(tmp_path)
-    assert [(s.round, s.step) for s in run.steps] == [(r, t) for r in range(1, 5) for t in range(1, 4)]
-    assert (run.first_round, run.rounds, run.status) == (1, 4, "completed")
+    every = [(r, t) for r in range(1, 5) for t in range(1, 4)]
+    assert [(s.round, s.step) for s in run.steps] == [(s.round, s.step) for s in run.events(Residual)] == every
+    assert [o.round for o in run.events(Outer)] == [1, 2, 3, 4] and run.validations[1].loss != before
+    assert (run.start.first_round, run.start.rounds, run.status) == (1, 4, "completed")
+
+
+def test_a_run_goes_on_after_an_end_but_not_for_a_late_answer(tmp_path):
+    write_run(tmp_path)
+    RunRecord(tmp_path).write(Late(site=NORTH, task="train"))
+    assert read_run(tmp_path).status == "completed"
+    write_run(tmp_path, rounds=4, first_round=4, until="start")
+    assert read_run(tmp_path).status == "unfinished"
+
+
+def test_of_an_unknown_method_the_shared_events_are_read_and_shown(tmp_path):
+    edit(write_run(tmp_path), "start", method="fedfuture")
+    run = read_run(tmp_path)
+    assert run.title == "fedfuture" and run.own == () and len(run.steps) == 9
+    assert 'id="scores"' in page(run) and "alpha after" not in page(run)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=30)
+@given(
+    st.dictionaries(st.text(min_size=1).map(lambda name: f"x-{name}"), st.none() | st.integers() | st.text()),
+    st.text(min_size=1).map(lambda name: f"x-{name}"),
+)
+def test_unknown_events_and_unknown_fields_are_passed_over(tmp_path, more, kind):
+    folder = tmp_path / "run"
+    (folder / "rounds.jsonl").unlink(missing_ok=True)
+    write_run(folder, rounds=1)
+    before = page(read_run(folder))
+    path = folder / "rounds.jsonl"
+    events = [json.loads(line) for line in path.read_text().splitlines()]
+    lines = [json.dumps({"event": kind} | more)]
+    for event in events:
+        sites = {site: values | more for site, values in event["sites"].items()} if event["event"] == "step" else None
+        lines += [json.dumps(event | more | ({"sites": sites} if sites else {})), json.dumps({"event": kind} | more)]
+    path.write_text("\n".join(lines[:-1]) + "\n")
+    assert page(read_run(folder)) == before
 
 
 def test_the_run_folder_around_it_will_do(tmp_path):
@@ -88,39 +116,45 @@ def test_the_run_folder_around_it_will_do(tmp_path):
     assert read_run(tmp_path).folder == tmp_path / "fedtar"
 
 
-def test_what_is_not_a_record_of_ours_is_said_so(tmp_path):
-    path = tmp_path / "rounds.jsonl"
-    with pytest.raises(FedTARError, match=r"no rounds\.jsonl"):
-        read_run(tmp_path)
-    for content, message in (
+START = Start(method="fedtar", run_id="r", time_steps=3, rounds=3).model_dump() | {"event": "start"}
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
         (b"", "no event of a run"),
         (b'{"event": "greeting"}\n', "no event of a run"),
         (b'{"epoch": 1}\n', "line 1: not an event"),
         (b"3\n4\n", "line 1: not an event"),
         (b'{"event": "step", "round": 1, "step": 1}\n', "no event 'start'"),
-        (b'{"event": "start"}\n', "'time_steps' is missing"),
-        (b'{"event": "start", "time_steps": 3, "rounds": 3, "alpha": "0.3"}\n', "'alpha' is not a list"),
-        (b'{"event": "start", "time_steps": 3, "rounds": 3, "alpha": ["1"]}\n', "'alpha' holds"),
-        (b'{"event": "start", "time_steps": 2.5, "rounds": 3}\n', "'time_steps' is 2.5"),
-        (b'{"event": "start", "time_steps": 3, "rounds": 3, "counts": {"a": 4}}\n', "'a'.*named values"),
+        (b'{"event": "start"}\n', "line 1, event 'start': method"),
+        (json.dumps(START | {"time_steps": 2.5}).encode(), "line 1, event 'start': time_steps"),
+        (json.dumps(START | {"counts": {"a": 4}}).encode(), r"event 'start': counts\.a"),
         (b"\xff\xfe\x00", "not text"),
-    ):
-        path.write_bytes(content)
-        with pytest.raises(FedTARError, match=message):
-            read_run(tmp_path)
+    ],
+)
+def test_what_is_not_a_record_of_ours_is_said_so(tmp_path, content, message):
+    (tmp_path / "rounds.jsonl").write_bytes(content)
+    with pytest.raises(FedTARError, match=message):
+        read_run(tmp_path)
 
 
-def test_a_wrong_field_is_named_with_its_line(tmp_path):
+def test_a_folder_without_a_record_is_said_so(tmp_path):
+    with pytest.raises(FedTARError, match=r"no rounds\.jsonl"):
+        read_run(tmp_path)
+
+
+@pytest.mark.parametrize("event", [{"event": "validation", "loss": "low"}, {"event": "outer", "alpha_after": "0.3"}])
+def test_a_wrong_field_is_named_with_its_line_whoever_declares_it(tmp_path, event):
     write_run(tmp_path, until="warm-start")
-    append(tmp_path, event="outer", round=1, validation_loss="low")
-    with pytest.raises(FedTARError, match=r"line 3, event 'outer': 'validation_loss' is 'low', not a number"):
+    append(tmp_path, round=1, **event)
+    with pytest.raises(FedTARError, match=rf"line 4, event '{event['event']}': (loss|alpha_)"):
         read_run(tmp_path)
 
 
 def test_numbers_that_are_not_finite_are_not_known(tmp_path):
     write_run(tmp_path, until="warm-start")
-    append(tmp_path, event="step", round=1, step=1, residual_norm=float("nan"), update_norm=float("inf"))
-    append(tmp_path, event="outer", round=1, alpha_after=[0.5, None, 0.5], psi_grad_norm=None)
+    append(tmp_path, event="step", round=1, step=1, update_norm=float("inf"))
+    append(tmp_path, event="validation", round=1, loss=float("nan"))
     run = read_run(tmp_path)
-    assert run.steps[0].residual_norm is None and run.steps[0].update_norm is None
-    assert run.outers[0].alpha_after == () and len(run.alphas()) == 1
+    assert run.steps[0].update_norm is None and run.validations[0].loss is None
