@@ -15,7 +15,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "simulate",
         help="simulate a federation on this machine, all sites side by side",
         description=(
-            "Run a method in NVIDIA FLARE's simulator with one process per site. Sites without a site file in the folder "
+            "Run a method in NVIDIA FLARE's simulator, one process per site. Sites without a site file in the folder "
             "that FEDTAR_SITES names train on the synthetic CT cohort."
         ),
     )

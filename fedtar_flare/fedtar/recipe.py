@@ -9,7 +9,6 @@ from fedtar_flare.fedtar.controller import TemporalResidualController
 from fedtar_flare.fedtar.executor import PatientAdaptiveExecutor
 from fedtar_flare.flare.recipe import MethodRecipe
 
-
 PAPER: dict[str, Any] = {
     "time_steps": 5,
     "server": {"eta": 1e-4},

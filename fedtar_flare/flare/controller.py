@@ -229,6 +229,7 @@ class MethodController(TaskController):
         self._counts = {site: answers.replies[site].payload["counts"] for site in self.sites}
         self.results.start(self, answers)
         self.on_start()
+        self.results.evaluation(self.first_round - 1, answers)
         if resumed:
             self._carry_over(resumed.round)
         return w

@@ -81,7 +81,7 @@ class Results:
         self._first_round = 1
 
     def start(self, controller: MethodController, answers: Answers) -> None:
-        """After the handshake: who takes part with what, and the scores of the start."""
+        """After the handshake: who takes part with what."""
         schema = controller.schema
         replies = dict(sorted(answers.replies.items()))
         first = next(iter(replies.values()))
@@ -123,7 +123,6 @@ class Results:
                 first_round=controller.first_round,
             )
         )
-        self.evaluation(controller.first_round - 1, answers)
 
     def joined(self, r: int, answers: Answers) -> None:
         """Sites that came in at the start of round r."""

@@ -23,7 +23,7 @@ def test_the_last_ones_and_the_best_are_kept(tmp_path):
     ]
     last, problems = folder.last()
     assert last.round == 4 and last.info == {"run_id": "x"} and not problems
-    assert last.policy["t"].dtype == torch.float64 and last.weights["a"].tolist() == [4.0] * 3
+    assert last.method["t"].dtype == torch.float64 and last.weights["a"].tolist() == [4.0] * 3
     assert load(tmp_path / "best.safetensors").round == 2
 
 
