@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedtar_flare.errors import ConfigError
+from fedtar_flare.settings import nearest
 
 if TYPE_CHECKING:
     from fedtar_flare.data.sources.reading import Reading
@@ -26,11 +27,7 @@ def read_source(name: str, path: Path, options: Mapping[str, Any] | None = None)
         ConfigError: an unknown source or option, or a layout that is not the source's.
     """
     if name not in READERS:
-        import difflib
-
-        near = difflib.get_close_matches(name, READERS, n=1)
-        hint = f"; did you mean '{near[0]}'?" if near else ""
-        raise ConfigError(f"source '{name}' is not one of {', '.join(READERS)}{hint}")
+        raise ConfigError(f"source '{name}' is not one of {', '.join(READERS)}{nearest(name, READERS)}")
     module = import_module(f"fedtar_flare.data.sources.{name}")
     reading: Reading = getattr(module, f"read_{name}")(path, options)
     return reading

@@ -16,7 +16,6 @@ image's path, so that it does not hang on the order of the rows.
 
 from __future__ import annotations
 
-import difflib
 import logging
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
@@ -28,6 +27,7 @@ from fedtar_flare.data.cohort import Patient, Sex, Visit
 from fedtar_flare.data.text.cleaning import CLEANINGS, clean_report
 from fedtar_flare.data.text.sections import check_sections, select_sections
 from fedtar_flare.errors import ConfigError, DataError
+from fedtar_flare.settings import nearest
 
 logger = logging.getLogger(__name__)
 COMMON_OPTIONS = ("same_day", "sections", "cleaning")
@@ -59,8 +59,7 @@ class Rules:
         same_day, cleaning = options.get("same_day", "keep"), options.get("cleaning", "none")
         for name, value, known in (("same_day", same_day, SAME_DAY), ("cleaning", cleaning, CLEANINGS)):
             if value not in known:
-                near = difflib.get_close_matches(str(value), known, n=1)
-                hint = f"; did you mean '{near[0]}'?" if near else ""
+                hint = nearest(str(value), known)
                 raise ConfigError(f"{where}: {name} '{value}' is not one of {', '.join(known)}{hint}")
         wanted = check_sections(options["sections"], where) if "sections" in options else sections
         return cls(same_day, wanted, cleaning)
@@ -193,14 +192,11 @@ def check_options(options: Mapping[str, Any], known: Collection[str], source: st
     Raises:
         ConfigError: names the option and the nearest known one.
     """
-    known = [*known, *(COMMON_OPTIONS if source != "synthetic" else ())]
+    known = [*known, *COMMON_OPTIONS]
     for option in options:
         if option not in known:
-            near = difflib.get_close_matches(str(option), list(known), n=1)
-            hint = f"; did you mean '{near[0]}'?" if near else ""
-            raise ConfigError(
-                f"source '{source}': unknown option '{option}'{hint} (known: {', '.join(sorted(known)) or 'none'})"
-            )
+            hint = nearest(str(option), known)
+            raise ConfigError(f"source '{source}': unknown option '{option}'{hint} (known: {', '.join(sorted(known))})")
 
 
 def read_text(path: Path, where: str) -> str:
