@@ -24,7 +24,8 @@ from fedtar_flare.fedtar.controller import TemporalResidualController
 from fedtar_flare.fedtar.policy import t_numbers
 from fedtar_flare.flare.executor import ok
 from fedtar_flare.protocol.exchange import ExchangeSchema
-from fedtar_flare.protocol.messages import CLOSE_ROUND, HANDSHAKE, TRAIN, Order
+from fedtar_flare.protocol.messages import TaskHeader
+from fedtar_flare.protocol.tasks import CLOSE_ROUND, HANDSHAKE, TRAIN
 from fedtar_flare.version import __version__
 
 NAMES = ("base_model.model.x.lora_A.weight", "base_model.model.x.lora_B.weight")
@@ -74,7 +75,7 @@ class LocalFederation(TemporalResidualController):
         silent = False
         for site in self.order_of_arrival(targets):
             received = FLModelUtils.from_shareable(message)
-            order = Order.from_meta(received.meta)
+            order = TaskHeader.from_meta(received.meta)
             self.sent.append((task_name, site, order.round, order.step))
             try:
                 answer = self.local_sites[site](task_name, order, received.params or {})

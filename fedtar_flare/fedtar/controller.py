@@ -12,13 +12,15 @@ from typing import Any
 import torch
 
 from fedtar_flare.errors import ConfigError, ExchangeError, FedTARError
+from fedtar_flare.fedtar.contract import CONTRACT
 from fedtar_flare.fedtar.policy import AlphaPolicy, OuterOptimizer, floored_steps, hypergradient, pool_t_numbers
 from fedtar_flare.fedtar.residual import SpilledUpdates, aggregation_weights, residual_step
 from fedtar_flare.fedtar.results import ResultsWriter
 from fedtar_flare.flare.checkpoint import BEST, Checkpoint, CheckpointFolder, load
 from fedtar_flare.flare.controller import Answers, MethodController, Tensors
 from fedtar_flare.protocol.exchange import ExchangeSchema, check_update_size, disagreement_table
-from fedtar_flare.protocol.messages import CLOSE_ROUND, HANDSHAKE, TRAIN, Order, Reply, same_release, version
+from fedtar_flare.protocol.messages import Reply, TaskHeader, same_release, version
+from fedtar_flare.protocol.tasks import CLOSE_ROUND, HANDSHAKE, TRAIN
 from fedtar_flare.record.log import RunRecord
 from fedtar_flare.version import __version__
 
@@ -200,9 +202,11 @@ class TemporalResidualController(MethodController):
         """Sites that agreed in the handshake, in sorted order; who is disconnected is sorted out by :meth:`ask`."""
         return self._sites
 
-    def order(self, r: int, t: int, after: str, evaluate: bool = False, initial_site: str = "") -> Order:
+    def order(self, r: int, t: int, after: str, evaluate: bool = False, initial_site: str = "") -> TaskHeader:
         """The header of a task."""
-        return Order(self.run_id, r, t, self.num_rounds, self.time_steps, after, evaluate, initial_site)
+        return TaskHeader(
+            CONTRACT.method, self.run_id, r, t, self.num_rounds, self.time_steps, after, evaluate, initial_site
+        )
 
     def save(self, w: Tensors, r: int) -> None:
         """Checkpoint after a whole round; the best one by validation loss also becomes ``adapter/``."""

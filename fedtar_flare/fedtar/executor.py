@@ -14,11 +14,14 @@ import torch
 from fedtar_flare.data.splits import key_check
 from fedtar_flare.errors import ConfigError, DataError
 from fedtar_flare.fedtar.config import DataConfig, LoRAConfig, PatientConfig, TrainingConfig, build, digest
+from fedtar_flare.fedtar.contract import CONTRACT
 from fedtar_flare.flare.executor import MethodExecutor, Site, Tensors, abstain, ok
-from fedtar_flare.flare.scalars import has_privacy_filter, send_scalar
+from fedtar_flare.flare.scalars import send_scalar
 from fedtar_flare.progress import Progress
 from fedtar_flare.protocol.exchange import WIRE_DTYPES, ExchangeSchema, check_tensor
-from fedtar_flare.protocol.messages import CLOSE_ROUND, HANDSHAKE, TASKS, TRAIN, Order, Reply, version
+from fedtar_flare.protocol.messages import Reply, TaskHeader, version
+from fedtar_flare.protocol.tasks import CLOSE_ROUND, HANDSHAKE, TRAIN
+from fedtar_flare.site.policy import streaming_allowed
 from fedtar_flare.site.state import SiteState
 from fedtar_flare.version import __version__
 
@@ -77,7 +80,7 @@ class PatientAdaptiveExecutor(MethodExecutor):
         self._learner: Any = None
         self._learner_key: tuple[str, str] | None = None
 
-    def perform(self, task: str, order: Order, weights: Tensors, site: Site) -> tuple[Reply, Tensors | None]:
+    def perform(self, task: str, order: TaskHeader, weights: Tensors, site: Site) -> tuple[Reply, Tensors | None]:
         """Route a task (see :class:`MethodExecutor`)."""
         torch.set_num_threads(self.torch_threads)
         if task == HANDSHAKE:
@@ -86,10 +89,10 @@ class PatientAdaptiveExecutor(MethodExecutor):
             return self._train(order, weights, site)
         if task == CLOSE_ROUND:
             return self._close_round(order, weights, site)
-        raise ConfigError(f"task '{task}' is unknown; this executor does {', '.join(TASKS)}")
+        raise ConfigError(f"task '{task}' is unknown; this executor does {', '.join(CONTRACT.task_names)}")
 
     # ------------------------------------------------------------------ the three tasks
-    def _handshake(self, order: Order, weights: Tensors, site: Site) -> tuple[Reply, Tensors | None]:
+    def _handshake(self, order: TaskHeader, weights: Tensors, site: Site) -> tuple[Reply, Tensors | None]:
         from fedtar_flare.fedtar.profiles import fit_mixture, training_median_age
 
         state, cohort = self._open(order, site)
@@ -110,7 +113,6 @@ class PatientAdaptiveExecutor(MethodExecutor):
             "versions": {"fedtar_flare": __version__},
             "settings": self._settings(),
             "counts": cohort.counts(),
-            "min_cell": self._min_cell(site),
             "skipped_studies": dict(cohort.rejected),
             "adapter_config": learner.adapter_config(),
             "model": learner.describe(),
@@ -118,9 +120,10 @@ class PatientAdaptiveExecutor(MethodExecutor):
         if order.evaluate:
             self._load_private(learner, state, order.after)
             payload["scores"] = self._evaluate(learner, order, site, state)
-        return ok(order, payload=payload), shared if order.initial_site == site.name else None
+        numbers: dict[str, float] = {"min_cell": self._min_cell(site)}
+        return ok(order, numbers, payload), shared if order.initial_site == site.name else None
 
-    def _train(self, order: Order, weights: Tensors, site: Site) -> tuple[Reply, Tensors | None]:
+    def _train(self, order: TaskHeader, weights: Tensors, site: Site) -> tuple[Reply, Tensors | None]:
         state, cohort = self._open(order, site)
         self._keep_broadcast(state, order.round, order.step - 1, weights)
         visits = len(cohort.samples("train", order.step))
@@ -142,7 +145,7 @@ class PatientAdaptiveExecutor(MethodExecutor):
         wire = WIRE_DTYPES[self.lora_config.dtype_up]
         return ok(order, numbers), {name: value.to(wire) for name, value in result.update.items()}
 
-    def _close_round(self, order: Order, weights: Tensors, site: Site) -> tuple[Reply, Tensors | None]:
+    def _close_round(self, order: TaskHeader, weights: Tensors, site: Site) -> tuple[Reply, Tensors | None]:
         from fedtar_flare.fedtar.policy import t_numbers
 
         state, cohort = self._open(order, site)
@@ -163,14 +166,14 @@ class PatientAdaptiveExecutor(MethodExecutor):
         return ok(order, numbers, payload), None
 
     # ------------------------------------------------------------------ what the tasks share
-    def _on_update(self, order: Order, site: Site) -> Callable[[int, float], None]:
+    def _on_update(self, order: TaskHeader, site: Site) -> Callable[[int, float], None]:
         """After each local update: a progress line now and then, and the loss to TensorBoard where that is allowed."""
         count = self.training_config.local_steps
         progress = Progress(f"round {order.round}, step {order.step}: update", count, self.logger.info)
         allowed = self._config.stream_losses
         if allowed is None:
             allowed = site.simulated or self._config.source == "synthetic"
-        if allowed and has_privacy_filter(site.workspace):
+        if allowed and not streaming_allowed(site.workspace):
             allowed = False  # what streams passes no filter
         before = ((order.round - 1) * order.time_steps + order.step - 1) * count
 
@@ -182,7 +185,7 @@ class PatientAdaptiveExecutor(MethodExecutor):
 
         return on_update
 
-    def _evaluate(self, learner: Any, order: Order, site: Site, state: SiteState) -> dict[str, Any]:
+    def _evaluate(self, learner: Any, order: TaskHeader, site: Site, state: SiteState) -> dict[str, Any]:
         """Scores of the test patients; a page of generated beside reference reports stays in the site's state."""
 
         def keep(samples: Any, texts: Any) -> None:
@@ -197,7 +200,7 @@ class PatientAdaptiveExecutor(MethodExecutor):
         scores: dict[str, Any] = learner.evaluate(self._min_cell(site), on_texts=keep)
         return scores
 
-    def _personal_settings(self, cohort: Any, order: Order, median_age: float | None) -> dict[str, Any]:
+    def _personal_settings(self, cohort: Any, order: TaskHeader, median_age: float | None) -> dict[str, Any]:
         """What it takes to use this site's state later, without the job: see :mod:`fedtar_flare.fedtar.drafting`."""
         return {
             "median_age": median_age,
@@ -209,7 +212,7 @@ class PatientAdaptiveExecutor(MethodExecutor):
             "key": key_check(cohort.key),
         }
 
-    def _open(self, order: Order, site: Site) -> tuple[SiteState, Any]:
+    def _open(self, order: TaskHeader, site: Site) -> tuple[SiteState, Any]:
         """The site's state of this run and its patients (read anew in every process; light)."""
         from fedtar_flare.imaging.pipeline import InputConfig, prepare_cohort
         from fedtar_flare.site.site_file import cache_folder, load_cohort, load_site_config
@@ -231,7 +234,7 @@ class PatientAdaptiveExecutor(MethodExecutor):
         cohort = prepare_cohort(cohort, images, self._cache)  # a study that cannot be read is left out and counted
         return SiteState(site.state_root(self._config.state_dir), order.run_id, site.name), cohort
 
-    def _learner_of(self, order: Order, site: Site, state: SiteState, cohort: Any) -> Any:
+    def _learner_of(self, order: TaskHeader, site: Site, state: SiteState, cohort: Any) -> Any:
         """The site's learner, built once per process and run."""
         from fedtar_flare.fedtar.learner import SiteLearner
         from fedtar_flare.learning.device import choose_device

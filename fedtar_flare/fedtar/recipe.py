@@ -11,11 +11,11 @@ from nvflare.job_config.defs import FilterType
 from nvflare.recipe.spec import Recipe
 
 from fedtar_flare.errors import ConfigError
+from fedtar_flare.fedtar.contract import CONTRACT
 from fedtar_flare.fedtar.controller import TemporalResidualController
 from fedtar_flare.fedtar.executor import PatientAdaptiveExecutor
 from fedtar_flare.flare.scalars import add_tensorboard
-from fedtar_flare.protocol.messages import TASKS
-from fedtar_flare.site.guard import LORA_NAMES, OutboundGuard
+from fedtar_flare.site.guard import OutboundGuard
 
 TASK_REQUEST_INTERVAL = 0.05
 """Seconds between a site's requests for a task; FLARE's own default of 2 s would be most of a short step."""
@@ -92,11 +92,12 @@ class FedTARRecipe(Recipe):
             seed=seed,
             torch_threads=torch_threads,
         )
-        self.controller, self.executor = controller, executor
-        job.to_clients(executor, tasks=list(TASKS))
-        names = [LORA_NAMES, *(lora or {}).get("exchange", ())]
+        self.contract, self.controller, self.executor = CONTRACT, controller, executor
+        job.to_clients(executor, tasks=list(CONTRACT.task_names))
+        extra = list((lora or {}).get("exchange", ()))
         for filter_type in (FilterType.TASK_DATA, FilterType.TASK_RESULT):  # FLARE knows no "*": each task by its name
-            job.to_clients(OutboundGuard(allowed_names=names), filter_type=filter_type, tasks=list(TASKS))
+            guard = OutboundGuard(methods=[CONTRACT.method], extra_names=extra)
+            job.to_clients(guard, filter_type=filter_type, tasks=list(CONTRACT.task_names))
         add_tensorboard(job)
         super().__init__(job)
         self.add_server_config({"server": {"task_request_interval": TASK_REQUEST_INTERVAL}})
@@ -122,7 +123,7 @@ def _order_filter_tasks(file: Path) -> None:
     config = json.loads(file.read_text(encoding="utf-8"))
     for direction in ("task_data_filters", "task_result_filters"):
         for entry in config.get(direction, []):
-            entry["tasks"].sort(key=TASKS.index)
+            entry["tasks"].sort(key=CONTRACT.task_names.index)
     file.write_text(json.dumps(config, indent=4), encoding="utf-8")
 
 

@@ -67,7 +67,7 @@ class ResultsWriter:
             settings=controller.settings()
             | {
                 "min_sites": controller.min_sites,
-                "min_cell": max(int(reply.payload.get("min_cell") or 1) for reply in answers.replies.values()),
+                "min_cell": max(int(reply.numbers.get("min_cell") or 1) for reply in answers.replies.values()),
                 "model": model,
             },
             versions={"fedtar_flare": __version__, "torch": torch.__version__, "python": platform.python_version()},

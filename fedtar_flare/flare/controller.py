@@ -26,7 +26,7 @@ from fedtar_flare.errors import ConfigError, ExchangeError, FedTARError
 from fedtar_flare.flare.checkpoint import KEPT
 from fedtar_flare.flare.scalars import send_scalar
 from fedtar_flare.flare.time_limit import advice
-from fedtar_flare.protocol.messages import ABSTAIN, ERROR, Order, Reply
+from fedtar_flare.protocol.messages import ABSTAIN, ERROR, Reply, TaskHeader
 from fedtar_flare.protocol.tensors import register_tensors
 from fedtar_flare.record.log import STATS_GROUP, RunRecord
 
@@ -96,7 +96,7 @@ class MethodController(ModelController):
         self._slowest: dict[str, float] = {}
         self._advised: set[tuple[str, bool]] = set()
         self._too_late = f"no answer within {step_time_limit} s"
-        self._open_task: tuple[str, Order, float, list[str]] | None = None
+        self._open_task: tuple[str, TaskHeader, float, list[str]] | None = None
 
     # ------------------------------------------------------------------ sites
     def live_sites(self) -> list[str]:
@@ -108,7 +108,7 @@ class MethodController(ModelController):
     def ask(
         self,
         task: str,
-        order: Order,
+        order: TaskHeader,
         weights: Tensors | None,
         sites: Sequence[str],
         on_reply: OnReply,
@@ -117,7 +117,7 @@ class MethodController(ModelController):
         """Send one task to the given sites and hand each good answer to ``on_reply`` as it comes.
 
         Args:
-            task: one of :data:`fedtar_flare.protocol.messages.TASKS`.
+            task: name of a task of the method's contract.
             order: header of the task.
             weights: tensors that go down in float32, or None.
             sites: who is asked; those disconnected meanwhile become absent.
@@ -197,7 +197,7 @@ class MethodController(ModelController):
             waiting = [site for site in targets if site not in known]
         return bool(waiting) and len(waiting) < len(targets) and all(site in self._silent for site in waiting)
 
-    def _take(self, answers: Answers, order: Order, model: FLModel, on_reply: OnReply, start: float) -> bool:
+    def _take(self, answers: Answers, order: TaskHeader, model: FLModel, on_reply: OnReply, start: float) -> bool:
         """One answer has come: check whose and which it is, then hand it on. Returns whether it was accepted."""
         site = str(model.meta.get("client_name"))
         with self._lock:
@@ -344,7 +344,7 @@ class MethodController(ModelController):
             end("completed")
 
 
-def order_name(order: Order) -> str:
+def order_name(order: TaskHeader) -> str:
     """'round 2, step 1', for messages."""
     return f"round {order.round}, step {order.step}"
 
@@ -358,7 +358,7 @@ def _problems(answers: Answers) -> list[tuple[str, str]]:
     return sorted([*answers.absent.items(), *((s, f"refused: {why}") for s, why in answers.refused.items())])
 
 
-def _message(order: Order, weights: Tensors | None) -> FLModel:
+def _message(order: TaskHeader, weights: Tensors | None) -> FLModel:
     meta = order.to_meta()
     if weights is None:
         return FLModel(metrics={}, current_round=order.round, total_rounds=order.rounds, meta=meta)

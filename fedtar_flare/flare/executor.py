@@ -16,11 +16,12 @@ from nvflare.apis.signal import Signal
 from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
 from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
-from fedtar_flare.errors import FedTARError
+from fedtar_flare.errors import ExchangeError, FedTARError
 from fedtar_flare.protocol.exchange import check_inbound
-from fedtar_flare.protocol.messages import ABSTAIN, ERROR, OK, Order, Reply
+from fedtar_flare.protocol.messages import ABSTAIN, ERROR, OK, Reply, TaskHeader
 from fedtar_flare.protocol.tensors import register_tensors
 from fedtar_flare.site import audit
+from fedtar_flare.site.guard import not_allowed
 from fedtar_flare.site.participation import Participation, participation
 from fedtar_flare.site.place import Site, TaskAborted, home
 
@@ -37,11 +38,13 @@ class MethodExecutor(Executor):
     def execute(self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal) -> Shareable:
         """Run one task. A site's failure is an answer with a public reason, never an exception that ends the job."""
         start = time.monotonic()
-        order: Order | None = None
+        order: TaskHeader | None = None
         try:
             model = FLModelUtils.from_shareable(shareable)
-            order = Order.from_meta(model.meta)
-            fl_ctx.set_prop(audit.ORDER_PROP, order, private=True, sticky=False)
+            order = TaskHeader.from_meta(model.meta)
+            fl_ctx.set_prop(audit.HEADER_PROP, order, private=True, sticky=False)
+            if reason := not_allowed(fl_ctx):
+                raise ExchangeError(reason)
             site = Site(fl_ctx, abort_signal)
             audit.require_writable(site, fl_ctx)
             check_inbound(model.params)
@@ -67,7 +70,7 @@ class MethodExecutor(Executor):
         audit.record_event(event_type, fl_ctx)
 
     @abstractmethod
-    def perform(self, task: str, order: Order, weights: Tensors, site: Site) -> tuple[Reply, Tensors | None]:
+    def perform(self, task: str, order: TaskHeader, weights: Tensors, site: Site) -> tuple[Reply, Tensors | None]:
         """Do the task.
 
         Args:
@@ -84,17 +87,17 @@ class MethodExecutor(Executor):
         """
 
 
-def ok(order: Order, numbers: dict[str, float] | None = None, payload: dict[str, Any] | None = None) -> Reply:
-    """A good answer to this order."""
-    return Reply(OK, order.round, order.step, numbers=numbers or {}, payload=payload or {})
+def ok(order: TaskHeader, numbers: dict[str, float] | None = None, payload: dict[str, Any] | None = None) -> Reply:
+    """A good answer to this task."""
+    return Reply(OK, order.round, order.step, numbers=numbers or {}, payload=payload or {}, method=order.method)
 
 
-def abstain(order: Order, reason: str) -> Reply:
+def abstain(order: TaskHeader, reason: str) -> Reply:
     """No update from this site at this step."""
-    return Reply(ABSTAIN, order.round, order.step, reason)
+    return Reply(ABSTAIN, order.round, order.step, reason, method=order.method)
 
 
-def _veto(order: Order, site: Site) -> tuple[Reply, None] | None:
+def _veto(order: TaskHeader, site: Site) -> tuple[Reply, None] | None:
     """The answer of a site that does not take part now; None when it does."""
     state = participation(site.records)
     if state is Participation.PAUSED:
@@ -104,8 +107,10 @@ def _veto(order: Order, site: Site) -> tuple[Reply, None] | None:
     return None
 
 
-def _failure(order: Order | None, reason: str) -> Reply:
-    return Reply(ERROR, order.round if order else -1, order.step if order else -1, reason)
+def _failure(order: TaskHeader | None, reason: str) -> Reply:
+    if order is None:
+        return Reply(ERROR, -1, -1, reason)
+    return Reply(ERROR, order.round, order.step, reason, method=order.method)
 
 
 def _to_shareable(task: str, reply: Reply, tensors: Tensors | None) -> Shareable:

@@ -14,7 +14,8 @@ from fedtar_flare.fedtar.residual import SpilledUpdates
 from fedtar_flare.fedtar.results import ResultsWriter
 from fedtar_flare.flare.checkpoint import CheckpointFolder
 from fedtar_flare.flare.executor import ok
-from fedtar_flare.protocol.messages import ABSTAIN, CLOSE_ROUND, ERROR, HANDSHAKE, TRAIN, Reply
+from fedtar_flare.protocol.messages import ABSTAIN, ERROR, Reply
+from fedtar_flare.protocol.tasks import CLOSE_ROUND, HANDSHAKE, TRAIN
 from fedtar_flare.record.log import read_events
 from fedtar_flare.site import state as site_state
 
