@@ -44,3 +44,14 @@ def shared_data() -> Path:
     if not folder.is_dir():
         pytest.skip(f"real public data not found at {folder}; set FEDTAR_SHARED_DATA")
     return folder
+
+
+@pytest.fixture
+def madeup(monkeypatch):
+    """Installs the made-up method beside the others for one test."""
+    from made_up import CONTRACT
+
+    from fedtar_flare.methods import METHODS, Method
+
+    monkeypatch.setitem(METHODS, CONTRACT.method, Method(contract="made_up:CONTRACT", recipe=""))
+    return CONTRACT

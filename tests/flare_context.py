@@ -9,31 +9,44 @@ from nvflare.apis.fl_context import FLContext
 from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
 from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
-from fedtar_flare.protocol.messages import OK, Order, Reply, version
-from fedtar_flare.site.audit import ORDER_PROP
+from fedtar_flare.protocol.messages import OK, Reply, TaskHeader, version
+from fedtar_flare.site.audit import HEADER_PROP
 
 A, B = "base_model.model.x.lora_A.weight", "base_model.model.x.lora_B.weight"
 
 
-def context(workspace, task="train", run_id="run", simulated=False, name="site-1", order=None, job="job-1"):
+def task_header(method="fedtar", run_id="run", round=1, step=1, **more):
+    return TaskHeader(method, run_id, round, step, 2, 2, version(1, 0), **more)
+
+
+def shareable(tensors, kind, meta):
+    model = FLModel(params=tensors, params_type=kind, meta=meta) if tensors else FLModel(metrics={}, meta=meta)
+    return FLModelUtils.to_shareable(model)
+
+
+def context(workspace, task="train", run_id="run", simulated=False, name="site-1", header=None, job="job-1", sent=None):
+    """Context of a task in which the server sent ``header`` and the tensors ``sent``."""
     ctx = FLContext()
     ctx.set_prop("__identity_name__", name, private=False, sticky=False)
     ctx.set_prop("__run_num__", job, private=False, sticky=False)
     ctx.set_prop(FLContextKey.SIMULATE_MODE, simulated, private=True, sticky=False)
     ctx.set_prop(FLContextKey.TASK_NAME, task, private=True, sticky=False)
     ctx.set_prop(FLContextKey.TASK_ID, "task-1", private=True, sticky=False)
-    order = order or Order(run_id, 1, 1, 2, 2, version(1, 0))
-    ctx.set_prop(ORDER_PROP, order, private=True, sticky=False)
+    header = header or task_header(run_id=run_id)
+    ctx.set_prop(HEADER_PROP, header, private=True, sticky=False)
+    task_data = shareable(sent, ParamsType.FULL, header.to_meta())
+    ctx.set_prop(FLContextKey.TASK_DATA, task_data, private=True, sticky=False)
     place = SimpleNamespace(get_root_dir=lambda: str(workspace))
     engine = SimpleNamespace(get_workspace=lambda: place, fire_event=lambda *a: None)
     ctx.get_engine = lambda: engine
     return ctx
 
 
-def message(tensors=None, kind=ParamsType.DIFF, status=OK, reason="", numbers=None, payload=None):
-    meta = Reply(status, 1, 1, reason, numbers or {}, payload or {}).to_meta()
-    model = FLModel(params=tensors, params_type=kind, meta=meta) if tensors else FLModel(metrics={}, meta=meta)
-    return FLModelUtils.to_shareable(model)
+def message(
+    tensors=None, kind=ParamsType.DIFF, status=OK, reason="", numbers=None, payload=None, method="fedtar", meta=None
+):
+    reply = Reply(status, 1, 1, reason, numbers or {}, payload or {}, method)
+    return shareable(tensors, kind, reply.to_meta() | (meta or {}))
 
 
 def read(shareable):

@@ -12,7 +12,7 @@ import torch
 
 from fedtar_flare.flare.executor import MethodExecutor, ok
 from fedtar_flare.protocol.exchange import ExchangeSchema
-from fedtar_flare.protocol.messages import HANDSHAKE, TRAIN
+from fedtar_flare.protocol.tasks import HANDSHAKE, TRAIN
 from fedtar_flare.version import __version__
 
 VALUES = 77_568

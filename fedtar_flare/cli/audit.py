@@ -55,7 +55,7 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-HEAD = ("time", "site", "task", "round", "step", "outcome", "tensors", "bytes", "norm", "header")
+HEAD = ("time", "site", "method", "task", "round", "step", "outcome", "tensors", "bytes", "norm", "header")
 
 
 def _line(entry: dict[str, Any]) -> list[str]:
@@ -67,14 +67,15 @@ def _line(entry: dict[str, Any]) -> list[str]:
     outcome = show("outcome") + ("" if entry.get("status") in (None, "ok") else f", {entry['status']}")
     norm = f"{entry['norm']:.4g}" if entry.get("norm") else ""
     tensors = str(len(entry.get("tensors") or []) or "")
-    cells = [show("time"), show("site"), show("task"), show("round"), show("step"), outcome, tensors]
+    cells = [show("time"), show("site"), show("method"), show("task"), show("round"), show("step"), outcome, tensors]
     return [*cells, str(entry.get("bytes") or ""), norm, ", ".join(header)]
 
 
 def _tensors(entry: dict[str, Any]) -> list[str]:
     return [
         f"    {t['name']}  {'x'.join(map(str, t['shape'])) or '1'}  {t['dtype'].removeprefix('torch.')}  "
-        f"{t['bytes']} bytes  norm {t['norm']:.4g}"
+        f"{t['bytes']} bytes  norm {t['norm']:.4g}  {t.get('group') or 'no group of the contract'}"
+        + ("  PERSONAL DATA" if t.get("personal") else "")
         for t in entry.get("tensors") or []
     ]
 

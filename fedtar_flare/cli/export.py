@@ -26,7 +26,7 @@ def add_parser(commands: Commands) -> None:
     command.add_argument(
         "--describe",
         action="store_true",
-        help="write no job; print what data, model, licence and computer a site needs before it joins",
+        help="write no job; print what data, model and computer a site needs before it joins, and what will leave it",
     )
     add_job_options(command)
     command.add_argument("--json", action="store_true", help="print the result as JSON")
@@ -35,7 +35,7 @@ def add_parser(commands: Commands) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Export or describe."""
-    from fedtar_flare.fedtar.requirements import describe, requirements
+    from fedtar_flare.flare.requirements import describe, requirements
 
     recipe = recipe_of(arguments, name=arguments.name)
     if arguments.describe:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from fedtar_flare.protocol.contract import Contract, Field
+from fedtar_flare.protocol.contract import Contract
+from fedtar_flare.protocol.fields import Field
 from fedtar_flare.protocol.tasks import ADAPTER, PARAMETERS, close_round, handshake, train
 
 CONTRACT = Contract(

@@ -22,6 +22,7 @@ from fedtar_flare.protocol.exchange import check_inbound
 from fedtar_flare.protocol.messages import ABSTAIN, ERROR, OK, Reply, TaskHeader
 from fedtar_flare.protocol.tensors import register_tensors
 from fedtar_flare.site import audit
+from fedtar_flare.site.guard import not_allowed
 from fedtar_flare.site.participation import Participation, participation
 from fedtar_flare.site.place import Site, TaskAborted
 
@@ -42,7 +43,9 @@ class MethodExecutor(Executor):
         try:
             model = FLModelUtils.from_shareable(shareable)
             header = TaskHeader.from_meta(model.meta)
-            fl_ctx.set_prop(audit.ORDER_PROP, header, private=True, sticky=False)
+            fl_ctx.set_prop(audit.HEADER_PROP, header, private=True, sticky=False)
+            if reason := not_allowed(fl_ctx):
+                raise ExchangeError(reason)
             if header.method != self.contract.method:
                 raise ExchangeError(f"the task is of method '{header.method}', this job's is '{self.contract.method}'")
             site = Site(fl_ctx, abort_signal)

@@ -20,7 +20,7 @@ from fedtar_flare.protocol.messages import Reply, TaskHeader, version
 from fedtar_flare.protocol.tasks import CLOSE_ROUND, HANDSHAKE, TRAIN
 from fedtar_flare.settings import build, digest
 from fedtar_flare.site.place import Site
-from fedtar_flare.site.policy import has_privacy_filter
+from fedtar_flare.site.policy import streaming_allowed
 from fedtar_flare.site.state import SiteState
 from fedtar_flare.version import __version__
 
@@ -241,7 +241,7 @@ class ReportExecutor(MethodExecutor):
         allowed = self._config.stream_losses
         if allowed is None:
             allowed = site.simulated or self._config.source == "synthetic"
-        if allowed and has_privacy_filter(site.workspace):
+        if allowed and not streaming_allowed(site.workspace):
             allowed = False  # what streams passes no filter
         before = ((header.round - 1) * header.time_steps + header.step - 1) * count
 

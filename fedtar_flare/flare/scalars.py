@@ -1,14 +1,13 @@
 """TensorBoard scalars through FLARE's own analytics: sent at a site or at the server, received at the server.
 
 What a site streams this way passes no result filter. So a real site sends nothing unless its own site file says
-``stream_losses: true``, and nothing in any case where its own policy has a privacy filter. A tag and a number are all
-that can be sent.
+``stream_losses: true``, and nothing in any case where the site's own policy may have a privacy filter
+(:func:`fedtar_flare.site.policy.streaming_allowed`). A tag and a number are all that can be sent.
 """
 
 from __future__ import annotations
 
 import math
-from pathlib import Path
 from typing import Any
 
 from nvflare.apis.analytix import ANALYTIC_EVENT_TYPE, AnalyticsDataType, LogWriterName
@@ -24,14 +23,6 @@ def add_tensorboard(job: FedJob) -> None:
     """Add what carries scalars to ``<server run folder>/tb_events/<site>/``."""
     job.to_server(TBAnalyticsReceiver(), id="tensorboard")
     job.to_clients(ConvertToFedEvent(events_to_convert=[ANALYTIC_EVENT_TYPE]), id="event_to_fed")
-
-
-def has_privacy_filter(workspace: Path) -> bool:
-    """Whether the site's own ``local/privacy.json`` names a privacy filter, which streamed scalars would pass by."""
-    try:
-        return "Privacy" in (workspace / "local" / "privacy.json").read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError):
-        return False
 
 
 def send_scalar(sender: FLComponent, fl_ctx: FLContext, tag: str, value: float | None, step: int) -> None:

@@ -8,60 +8,30 @@ file runs at both ends: the guard applies it to what leaves, the controller to w
 from __future__ import annotations
 
 import json
-import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+import torch
+
 from fedtar_flare.errors import ConfigError, ExchangeError
-from fedtar_flare.protocol.exchange import ExchangeSchema
-from fedtar_flare.protocol.messages import Reply
+from fedtar_flare.protocol.exchange import WIRE_DTYPES, check_tensor, check_tensor_names
+from fedtar_flare.protocol.fields import MAX_TEXT, NUMBER_KINDS, Field
+from fedtar_flare.protocol.messages import ERROR, OK, Reply
 
 LORA_NAMES = r"base_model\.model\..+\.lora_[AB]\.weight"
 """PEFT's names of low-rank factors, as they travel."""
 
-MAX_TEXT = 512
-"""Longest text of one value, in characters."""
+WHOLE_PARAMETERS = "parameters"
+"""The group of base-model parameters that travel whole; each site's guard names the ones it lets pass."""
 
 MAX_HEADER = 300_000
 """Largest header, in characters of JSON; the exchange schema of the paper's model needs a fifth of it."""
 
-_WORD = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,63}|\d{1,4}")
-_VALUE = re.compile(r"[A-Za-z0-9_.+-]{1,64}")
+_VERSION = re.compile(r"[0-9A-Za-z.+-]{0,40}")
 
-Kind = Literal["number", "count", "numbers", "tree", "word", "words", "schema", "settings"]
-NUMBER_KINDS = ("number", "count")
-"""Kinds of field that travel in :attr:`Reply.numbers`; the others travel in :attr:`Reply.payload`."""
-
-
-@dataclass(frozen=True)
-class Field:
-    """One field of a reply's header.
-
-    Args:
-        name: in ``numbers`` (kinds ``number`` and ``count``) or ``payload`` (the others).
-        kind: ``number``: finite; ``count``: a whole number from 0; ``numbers``: None or a list of numbers; ``tree``:
-            numbers and lists of numbers under short words; ``word``; ``words``: short words under short words;
-            ``schema``: an :class:`ExchangeSchema`; ``settings``: nested primitives that the job itself determines.
-        about: what it says, for ``--describe`` and the audit.
-        length: largest number of values (``numbers``), or of characters of JSON (``tree``, ``settings``).
-        least, most: bounds of a ``number`` or ``count``.
-        public: it holds no data of patients beyond numbers of visits; a privacy filter lets it pass as it is.
-        noisy: a privacy filter may release it with noise; a field that is neither public nor noisy does not leave
-            a site with a privacy filter.
-        required: an ``ok`` reply without it is refused.
-    """
-
-    name: str
-    kind: Kind
-    about: str
-    length: int = 100
-    least: float = -math.inf
-    most: float = math.inf
-    public: bool = False
-    noisy: bool = False
-    required: bool = False
+Sends = Literal["nothing", "initial", "difference"]
 
 
 @dataclass(frozen=True)
@@ -70,12 +40,16 @@ class Group:
 
     Args:
         name: of the group.
-        form: ``averaged``: each site's tensors have the names and shapes that were sent down; ``collected``: rows of
-            a fixed width, kept apart by site at the server; ``pooled``: stacked along a leading axis at the server.
+        form: ``averaged``: each site's tensors have the names and shapes that were agreed; ``collected``: rows of a
+            fixed width, kept apart by site at the server; ``pooled``: stacked along a leading axis at the server, so
+            a site answers with the shape that came down or with one item of it, without the leading axis.
         names: regular expressions that must match a tensor's whole name.
         about: what it is, for ``--describe`` and the audit.
         personal: its rows are personal data (one row can stem from one patient).
         max_rows, width: of a ``collected`` group.
+
+    Raises:
+        ConfigError: a ``collected`` group has no bounds.
     """
 
     name: str
@@ -86,9 +60,36 @@ class Group:
     max_rows: int = 0
     width: int = 0
 
+    def __post_init__(self) -> None:
+        if self.form == "collected" and (self.max_rows < 1 or self.width < 1):
+            raise ConfigError(f"group '{self.name}': a collected group needs max_rows and width")
+
     def holds(self, tensor: str) -> bool:
         """Whether a tensor of this name belongs to the group."""
         return any(re.fullmatch(pattern, tensor) for pattern in self.names)
+
+    def check_shape(self, tensor: str, shape: tuple[int, ...], agreed: tuple[int, ...] | None) -> None:
+        """Refuse a tensor of another shape than the group's form asks for.
+
+        Args:
+            tensor: its name.
+            shape: its shape.
+            agreed: the shape that was agreed or came down under this name; None where there is none.
+
+        Raises:
+            ExchangeError: names the tensor.
+        """
+        if self.form == "collected":
+            if len(shape) != 2 or shape[0] > self.max_rows or shape[1] != self.width:
+                raise ExchangeError(
+                    f"tensor '{tensor}' has shape {shape}; allowed: at most {self.max_rows} rows of {self.width}"
+                )
+            return
+        if agreed is None:
+            raise ExchangeError(f"tensor '{tensor}' was not agreed on: it did not come down in this task")
+        allowed = (agreed, agreed[1:]) if self.form == "pooled" else (agreed,)
+        if shape not in allowed:
+            raise ExchangeError(f"tensor '{tensor}' has shape {shape}; agreed: {' or '.join(map(str, allowed))}")
 
 
 @dataclass(frozen=True)
@@ -113,7 +114,7 @@ class Task:
     at: Literal["start", "round"] = "round"
     down: tuple[str, ...] = ()
     up: tuple[str, ...] = ()
-    sends: Literal["nothing", "initial", "difference"] = "nothing"
+    sends: Sends = "nothing"
     follows: tuple[str, ...] = ()
 
     def with_fields(self, *more: Field) -> Task:
@@ -151,7 +152,9 @@ class Contract:
     stays: str
 
     def __post_init__(self) -> None:
-        for what, names in (("group", [g.name for g in self.groups]), ("task", [t.name for t in self.tasks])):
+        declared = [("group", [g.name for g in self.groups]), ("task", [t.name for t in self.tasks])]
+        declared += [(f"field of task '{t.name}'", [f.name for f in t.fields]) for t in self.tasks]
+        for what, names in declared:
             if len(set(names)) != len(names):
                 raise ConfigError(f"contract of '{self.method}': a {what} is declared twice")
         groups, tasks = {g.name for g in self.groups}, {t.name for t in self.tasks}
@@ -183,7 +186,31 @@ class Contract:
 
     def group_of(self, task: Task, tensor: str) -> Group | None:
         """The group among the task's ``up`` that holds a tensor; None when it may not leave."""
-        return next((group for name in task.up if (group := self.group(name)).holds(tensor)), None)
+        declared = sorted((self.group(name) for name in task.up), key=lambda group: group.name == WHOLE_PARAMETERS)
+        return next((group for group in declared if group.holds(tensor)), None)
+
+    def allowing(self, extra_names: Sequence[str]) -> Contract:
+        """The contract with these names (regular expressions) in the group of parameters that travel whole.
+
+        A site's guard allows what its policy names. The server allows any name (``exchange.TENSOR_NAME``): which
+        parameters travel is for the sites to say.
+        """
+        widened = (
+            replace(group, names=(*group.names, *extra_names)) if group.name == WHOLE_PARAMETERS else group
+            for group in self.groups
+        )
+        return replace(self, groups=tuple(widened))
+
+    def check_names(self, task: Task, tensors: Mapping[str, Any]) -> None:
+        """Refuse a name that belongs to none of the task's ``up`` groups.
+
+        Raises:
+            ExchangeError: names the tensor.
+        """
+        check_tensor_names(tensors)
+        for name in sorted(tensors):
+            if self.group_of(task, name) is None:
+                raise ExchangeError(f"tensor '{name}' is not allowed to leave in task '{task.name}'")
 
     def check_reply(self, task_name: str, reply: Reply) -> None:
         """Refuse a header that this contract does not describe. Runs at the site and at the server.
@@ -192,119 +219,88 @@ class Contract:
             ExchangeError: names the field and never its value.
         """
         task = self.task(task_name)
-        if len(reply.reason) > MAX_TEXT:
-            raise ExchangeError(f"the field 'reason' is longer than {MAX_TEXT} characters")
-        if len(reply.plugin) > 40 or not isinstance(reply.plugin, str):
-            raise ExchangeError("the field 'plugin' is not a version")
+        if reply.status == ERROR:
+            check_error(reply)
+            return
+        if reply.method != self.method:
+            raise ExchangeError(f"the reply is of method '{reply.method}', not of '{self.method}'")
+        _check_texts(reply)
         for where, values, wanted in (("numbers", reply.numbers, True), ("payload", reply.payload, False)):
             for name, value in values.items():
                 field = task.field(name) if isinstance(name, str) else None
                 if field is None or (field.kind in NUMBER_KINDS) is not wanted:
                     raise ExchangeError(f"the reply carries the unknown field '{name!s:.80}' in its {where}")
-                _CHECKS[field.kind](field, value)
-        if reply.status == "ok":
+                field.check(value)
+        if reply.status == OK:
             for field in task.fields:
                 if field.required and field.name not in reply.numbers and field.name not in reply.payload:
                     raise ExchangeError(f"the reply lacks the field '{field.name}'")
         if (length := len(json.dumps([reply.numbers, reply.payload]))) > MAX_HEADER:
             raise ExchangeError(f"the header has {length} characters; the limit is {MAX_HEADER}")
 
+    def check_tensors(
+        self,
+        task_name: str,
+        tensors: Any,
+        agreed: Mapping[str, tuple[int, ...]],
+        *,
+        sends: Sends,
+        dtypes: Mapping[str, torch.dtype] = WIRE_DTYPES,
+    ) -> None:
+        """Refuse tensors that this contract does not let pass. Runs at the site and at the server.
 
-def _number(field: Field, value: Any) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise ExchangeError(f"the field '{field.name}' is not a finite number")
-    if not field.least <= value <= field.most:
-        raise ExchangeError(f"the field '{field.name}' is not within {field.least:g} to {field.most:g}")
+        Args:
+            task_name: task that is answered.
+            tensors: what the site sends, by name; never empty.
+            agreed: names and shapes that came down in this task (``difference``), or of the schema in the same reply
+                (``initial``).
+            sends: what the message says that it is.
+            dtypes: allowed number formats.
 
-
-def _count(field: Field, value: Any) -> None:
-    _number(field, value)
-    if value != int(value) or value < 0:
-        raise ExchangeError(f"the field '{field.name}' is not a whole number from 0")
-
-
-def _numbers(field: Field, value: Any) -> None:
-    if value is None:
-        return
-    if not isinstance(value, list | tuple) or len(value) > field.length:
-        raise ExchangeError(f"the field '{field.name}' is not a list of at most {field.length} numbers")
-    for item in value:
-        _number(field, item)
-
-
-def _tree(field: Field, value: Any) -> None:
-    _no_text(field, value, 0)
-    _size(field, value)
-
-
-def _no_text(field: Field, value: Any, depth: int) -> None:
-    if not isinstance(value, Mapping) or depth > 6:
-        raise ExchangeError(f"the field '{field.name}' is not a dictionary of bounded depth")
-    for key, item in value.items():
-        if not isinstance(key, str) or not _WORD.fullmatch(key):
-            raise ExchangeError(f"a name within the field '{field.name}' is not a short word")
-        if isinstance(item, Mapping):
-            _no_text(field, item, depth + 1)
-        elif isinstance(item, list | tuple):
-            _numbers(replace(field, length=100), item)
-        elif item is not None:
-            _number(field, item)
-
-
-def _word(field: Field, value: Any) -> None:
-    if not isinstance(value, str) or not _VALUE.fullmatch(value):
-        raise ExchangeError(f"the field '{field.name}' is not a short word")
+        Raises:
+            ExchangeError: names the tensor and never its values.
+        """
+        task = self.task(task_name)
+        if not isinstance(tensors, Mapping):
+            raise ExchangeError("the tensors of the message are not a dictionary")
+        if task.sends == "nothing":
+            raise ExchangeError(f"no tensors may leave in task '{task_name}'")
+        if sends != task.sends:
+            raise ExchangeError(f"only {_SENDS[task.sends]} may leave in task '{task_name}', not {_SENDS[sends]}")
+        self.check_names(task, tensors)
+        for name in sorted(tensors):
+            check_tensor(name, tensors[name], None, dtypes)
+            group = self.group_of(task, name)
+            assert group is not None  # by check_names
+            group.check_shape(name, tuple(tensors[name].shape), agreed.get(name))
+        for name in sorted(set(agreed) - set(tensors)):
+            group = self.group_of(task, name)
+            if group is not None and group.form == "averaged":
+                raise ExchangeError(f"tensor '{name}' was agreed on but is missing")
 
 
-def _words(field: Field, value: Any) -> None:
-    if not isinstance(value, Mapping) or len(value) > field.length:
-        raise ExchangeError(f"the field '{field.name}' is not a dictionary of at most {field.length} words")
-    for key, item in value.items():
-        _word(field, key)
-        _word(field, item)
+_SENDS = {"nothing": "no tensors", "initial": "full weights", "difference": "a difference"}
 
 
-def _schema(field: Field, value: Any) -> None:
-    ExchangeSchema.from_dict(value)
+def check_error(reply: Reply) -> None:
+    """Refuse an error reply with more than its reason and how long it took, whatever its method.
+
+    Raises:
+        ExchangeError: names what it carries.
+    """
+    _check_texts(reply)
+    if reply.payload or set(reply.numbers) - {SECONDS.name}:
+        raise ExchangeError("an error reply carries more than its reason")
+    for value in reply.numbers.values():
+        SECONDS.check(value)
 
 
-def _settings(field: Field, value: Any) -> None:
-    if not isinstance(value, Mapping):
-        raise ExchangeError(f"the field '{field.name}' is not a dictionary")
-    _primitives(field, value, 0)
-    _size(field, value)
+SECONDS = Field("seconds", "number", "how long the task took", least=0)
+"""The one number that every reply may carry."""
 
 
-def _primitives(field: Field, value: Any, depth: int) -> None:
-    if depth > 6:
-        raise ExchangeError(f"the field '{field.name}' is nested too deeply")
-    if isinstance(value, float) and not math.isfinite(value):
-        raise ExchangeError(f"a value of the field '{field.name}' is not finite")
-    if isinstance(value, str) and len(value) > MAX_TEXT:
-        raise ExchangeError(f"a text of the field '{field.name}' is longer than {MAX_TEXT} characters")
-    if isinstance(value, Mapping):
-        for key, item in value.items():
-            _primitives(field, str(key), depth + 1)
-            _primitives(field, item, depth + 1)
-    elif isinstance(value, list | tuple):
-        for item in value:
-            _primitives(field, item, depth + 1)
-    elif value is not None and not isinstance(value, bool | int | float | str):
-        raise ExchangeError(f"the field '{field.name}' carries a {type(value).__name__}")
-
-
-def _size(field: Field, value: Any) -> None:
-    if (length := len(json.dumps(value))) > field.length:
-        raise ExchangeError(f"the field '{field.name}' has {length} characters; the limit is {field.length}")
-
-
-_CHECKS: dict[str, Callable[[Field, Any], None]] = {
-    "number": _number,
-    "count": _count,
-    "numbers": _numbers,
-    "tree": _tree,
-    "word": _word,
-    "words": _words,
-    "schema": _schema,
-    "settings": _settings,
-}
+def _check_texts(reply: Reply) -> None:
+    if len(reply.reason) > MAX_TEXT:
+        raise ExchangeError(f"the field 'reason' is longer than {MAX_TEXT} characters")
+    if not isinstance(reply.plugin, str) or not _VERSION.fullmatch(reply.plugin):
+        raise ExchangeError("the field 'plugin' is not a version")

@@ -19,7 +19,8 @@ WIRE_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 MAX_VALUES = 200_000_000
 """Largest number of values that a site takes in one message: 800 MB in float32, more than the paper's whole model."""
 
-_TENSOR_NAME = re.compile(r"^[A-Za-z0-9_.-]{1,300}$")
+TENSOR_NAME = r"[A-Za-z0-9_.-]{1,300}"
+"""What every tensor's name must match whole: no sentence, no path."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,7 @@ class ExchangeSchema:
 
     def __post_init__(self) -> None:
         if self.dtype_up not in WIRE_DTYPES:
-            raise ExchangeError(f"dtype_up '{self.dtype_up}' is not one of {', '.join(WIRE_DTYPES)}")
+            raise ExchangeError(f"the number format of updates is not one of {', '.join(WIRE_DTYPES)}")
         if not self.shapes:
             raise ExchangeError("the exchange is empty: no tensor would travel; check the LoRA targets of the model")
         if list(self.shapes) != sorted(self.shapes):
@@ -61,13 +62,18 @@ class ExchangeSchema:
         """From primitives.
 
         Raises:
-            ExchangeError: when malformed.
+            ExchangeError: when malformed, or when it holds anything beside names, sizes and number format.
         """
-        try:
-            shapes = tuple(sorted((str(n), tuple(int(d) for d in s)) for n, s in data["shapes"].items()))
-            return cls(shapes, str(data["dtype_up"]))
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise ExchangeError(f"the exchange schema is malformed ({type(error).__name__})") from error
+        if not isinstance(data, Mapping) or set(data) != {"shapes", "dtype_up"}:
+            raise ExchangeError("the exchange schema is not a dictionary of 'shapes' and 'dtype_up' alone")
+        shapes, dtype_up = data["shapes"], data["dtype_up"]
+        if not isinstance(shapes, Mapping) or not isinstance(dtype_up, str):
+            raise ExchangeError("the exchange schema is malformed: no shapes by tensor name, or no number format")
+        for shape in shapes.values():
+            if not isinstance(shape, list | tuple) or len(shape) > 8 or not all(map(_is_size, shape)):
+                raise ExchangeError("the exchange schema is malformed: a shape is not a short list of whole numbers")
+        check_tensor_names(shapes)
+        return cls(tuple(sorted((name, tuple(shape)) for name, shape in shapes.items())), dtype_up)
 
     def digest(self) -> str:
         """Short hash of the schema."""
@@ -111,6 +117,17 @@ def check_tensor(name: str, value: Any, shape: tuple[int, ...] | None, dtypes: M
         raise ExchangeError(f"tensor '{name}' has values that are not finite (NaN or infinity)")
 
 
+def check_tensor_names(names: Iterable[Any]) -> None:
+    """Refuse a name that a person could have written as a sentence, or that could become a path.
+
+    Raises:
+        ExchangeError: does not repeat the name.
+    """
+    for name in names:
+        if not isinstance(name, str) or not re.fullmatch(TENSOR_NAME, name):
+            raise ExchangeError("a tensor's name is not letters, digits, '.', '_' and '-' only")
+
+
 def check_inbound(tensors: Any, max_values: int = MAX_VALUES) -> None:
     """Refuse what no server of this package sends, before anything is loaded or written.
 
@@ -125,13 +142,15 @@ def check_inbound(tensors: Any, max_values: int = MAX_VALUES) -> None:
         return
     if not isinstance(tensors, Mapping):
         raise ExchangeError(f"the server sent a {type(tensors).__name__} where tensors by name are expected")
-    for name in tensors:
-        if not isinstance(name, str) or not _TENSOR_NAME.match(name):
-            raise ExchangeError("the server sent a tensor whose name is not letters, digits, '.', '_' and '-' only")
+    check_tensor_names(tensors)
     if (values := sum(value.numel() for value in tensors.values() if torch.is_tensor(value))) > max_values:
         raise ExchangeError(f"the server sent {values} values in one message; the limit is {max_values}")
     for name in sorted(tensors):
         check_tensor(name, tensors[name], None, {"float32": torch.float32})
+
+
+def _is_size(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= 2**31
 
 
 def check_update_size(update: Mapping[str, torch.Tensor], reference: Mapping[str, torch.Tensor], limit: float) -> float:

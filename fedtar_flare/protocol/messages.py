@@ -1,4 +1,4 @@
-"""The header that travels with every message between server and sites.
+"""The header that travels with every message between server and sites: of a task, and of a reply.
 
 The header is a flat dictionary of primitives under one key of the ``FLModel`` meta, so that a data steward can read
 every field that leaves (see :mod:`fedtar_flare.site.guard`, which lets nothing else pass).
@@ -27,6 +27,8 @@ MAX_ROUNDS, MAX_STEPS = 9999, 99
 RESERVED_RUNS = ("audit", "sites")
 """Folders of a site's own beside the runs' in its state."""
 
+WORD = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,63}")
+"""A name that is no free text."""
 _RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,127}")
 _VERSION = re.compile(r"\d{4}-\d{2}")
 _METHOD = re.compile(r"[a-z][a-z0-9_-]{0,63}")
@@ -37,7 +39,7 @@ class TaskHeader:
     """What the server asks for. ``round`` is 1-based (0 = handshake), ``step`` is the time step t in 1..T.
 
     Args:
-        method: whose contract holds.
+        method: whose contract the task belongs to.
         run_id: made by the server once per run; keys the site state.
         round: round r.
         step: time step t; in ``close_round`` it is T.
@@ -69,6 +71,8 @@ class TaskHeader:
     plugin: str = __version__
 
     def __post_init__(self) -> None:
+        if not isinstance(self.method, str) or not WORD.fullmatch(self.method):
+            raise ExchangeError("the task's method is not a short word")
         whole = {"rounds": MAX_ROUNDS, "round": MAX_ROUNDS, "time_steps": MAX_STEPS, "step": MAX_STEPS}
         for name, limit in whole.items():
             value = getattr(self, name)
@@ -115,11 +119,11 @@ class Reply:
 
     Args:
         status: ``ok``, ``abstain`` (no update from this site at this step) or ``error``.
-        round, step: those of the task's header, so that a late answer is never taken for another step's.
+        round, step: those of the task header, so that a late answer is never taken for another step's.
         reason: why a site abstains or fails; public text, free of identity.
         numbers: scalars by name (samples, train_loss, seconds, ...).
-        payload: what a task adds (schema, counts, scores); nested dictionaries and lists of primitives.
-        method: of the task that is answered; empty in an error reply to a task that could not be read.
+        payload: what a task adds (schema, counts, scores, ...); nested dictionaries and lists of primitives.
+        method: that of the task header; empty only in an error whose task header could not be read.
         plugin: version of fedtar_flare that sends it.
     """
 
@@ -135,9 +139,14 @@ class Reply:
     def __post_init__(self) -> None:
         if not isinstance(self.status, str) or self.status not in STATUSES:
             raise ExchangeError(f"the status of a reply is not one of {', '.join(STATUSES)}")
+        if not isinstance(self.method, str) or not (WORD.fullmatch(self.method) or self.method == ""):
+            raise ExchangeError("the method of a reply is not a short word")
         for name, kind in (("round", int), ("step", int), ("reason", str), ("numbers", dict), ("payload", dict)):
             if isinstance(getattr(self, name), bool) or not isinstance(getattr(self, name), kind):
                 raise ExchangeError(f"the field '{name}' of a reply is not of type {kind.__name__}")
+        for name, limit in (("round", MAX_ROUNDS), ("step", MAX_STEPS)):
+            if not -1 <= getattr(self, name) <= limit:
+                raise ExchangeError(f"the field '{name}' of a reply is not a number from -1 to {limit}")
 
     def to_meta(self) -> dict[str, Any]:
         """The header as a dictionary for ``FLModel.meta``."""

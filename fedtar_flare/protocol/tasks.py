@@ -6,17 +6,18 @@ simulator, so what can be answered together is asked together.
 
 from __future__ import annotations
 
-from fedtar_flare.protocol.contract import LORA_NAMES, Field, Group, Task
+from fedtar_flare.protocol.contract import LORA_NAMES, SECONDS, WHOLE_PARAMETERS, Group, Task
+from fedtar_flare.protocol.fields import Field
 
 HANDSHAKE = "handshake"
 TRAIN = "train"
 CLOSE_ROUND = "close_round"
 
 ADAPTER = Group("adapter", "averaged", (LORA_NAMES,), "the shared low-rank factors A and B")
-PARAMETERS = Group("parameters", "averaged", (), "parameters of the base model that the run exchanges whole")
+PARAMETERS = Group(WHOLE_PARAMETERS, "averaged", (), "parameters of the base model that the run exchanges whole")
 """Which parameters a run may exchange whole is the site's decision: ``extra_names`` of its guard."""
 
-SECONDS = Field("seconds", "number", "how long the task took", least=0, public=True)
+PRIVACY = Field("privacy", "tree", "epsilon, delta and budget of a site's privacy filter", length=1_000, public=True)
 SCORES = (
     Field("scores", "tree", "scores of test reports per time step, with the personal part", length=40_000),
     Field("scores_generic", "tree", "the same without the personal part", length=40_000),
@@ -26,8 +27,8 @@ handshake = Task(
     HANDSHAKE,
     "read the site's data, agree on the exchange, score the start",
     at="start",
-    down=("adapter", "parameters"),
-    up=("adapter", "parameters"),
+    down=(ADAPTER.name, PARAMETERS.name),
+    up=(ADAPTER.name, PARAMETERS.name),
     sends="initial",
     fields=(
         Field("schema", "schema", "names and shapes of the tensors that travel", public=True),
@@ -38,7 +39,7 @@ handshake = Task(
         Field("skipped_studies", "tree", "studies that could not be read, by reason", length=5_000),
         Field("adapter_config", "settings", "PEFT's own configuration of the adapter", length=8_000, public=True),
         Field("model", "settings", "sizes and settings of the base model", length=8_000, public=True),
-        Field("privacy", "tree", "epsilon, delta and budget of a site's privacy filter", length=1_000, public=True),
+        PRIVACY,
         SECONDS,
         *SCORES,
     ),
@@ -47,8 +48,8 @@ handshake = Task(
 train = Task(
     TRAIN,
     "train on the site's own visits",
-    down=("adapter", "parameters"),
-    up=("adapter", "parameters"),
+    down=(ADAPTER.name, PARAMETERS.name),
+    up=(ADAPTER.name, PARAMETERS.name),
     sends="difference",
     follows=(HANDSHAKE, TRAIN, CLOSE_ROUND),
     fields=(
@@ -57,7 +58,7 @@ train = Task(
         Field("first_loss", "number", "loss of the first local update"),
         Field("last_loss", "number", "loss of the last local update"),
         Field("skipped_updates", "count", "local updates left out because their gradient was not finite"),
-        Field("privacy", "tree", "epsilon, delta and budget of a site's privacy filter", length=1_000, public=True),
+        PRIVACY,
         SECONDS,
     ),
 )
@@ -65,12 +66,12 @@ train = Task(
 close_round = Task(
     CLOSE_ROUND,
     "validation loss, and scores when due",
-    down=("adapter", "parameters"),
+    down=(ADAPTER.name, PARAMETERS.name),
     follows=(TRAIN,),
     fields=(
         Field("validation_loss", "number", "mean loss of the validation patients' reports", noisy=True),
         Field("reports", "count", "validation reports", least=1, public=True),
-        Field("privacy", "tree", "epsilon, delta and budget of a site's privacy filter", length=1_000, public=True),
+        PRIVACY,
         SECONDS,
         *SCORES,
     ),

@@ -12,27 +12,22 @@ from nvflare.lighter.entity import Project
 from nvflare.lighter.spec import Builder
 
 from fedtar_flare.errors import ConfigError
-from fedtar_flare.provision.kit import (
-    PRIVACY,
-    complete,
-    end_jobs_soon,
-    read_json,
-    site_policy,
-    without_byoc,
-    write_json,
-)
+from fedtar_flare.provision.kit import complete, end_jobs_soon, site_policy, without_byoc, write_json
+from fedtar_flare.site.policy import PRIVACY, read_json, site_classes
 
 
 class KitBuilder(Builder):
     """Listed in ``project.yml`` after ``StaticFileBuilder`` and before ``SignatureBuilder``.
 
-    Into the kits go: the shipped job's classes on the allow-list (enforced), the server's storage inside its kit, the
-    supervised process launcher, the site policy ``local/privacy.json`` with the outbound guard, no log streaming from
-    sites, and a policy in which a lead may not bring code.
+    Into the kits go: the classes of the methods' jobs on the allow-list (enforced), the server's storage inside its
+    kit, the supervised process launcher, the site policy ``local/privacy.json`` with the outbound guard, no log
+    streaming from sites, and a policy in which a lead may not bring code.
 
     Args:
-        extra_classes: full class paths that jobs may use beside the shipped job's.
-        allowed_names: regular expressions of tensors that may leave a site; empty: the shared LoRA factors only.
+        methods: whose jobs may run; empty: all that are installed where the kits are made.
+        extra_classes: full class paths that jobs may use beside those of the methods.
+        extra_names: regular expressions that must match the whole name of a base-model parameter which may leave a site
+            whole; empty: none may.
         filters: result filters of every site that run before the guard, such as differential privacy, in FLARE's form
             (``path``, ``args``).
         lead_byoc: whether a lead may submit a job with code of its own (FLARE's default; not ours).
@@ -46,20 +41,23 @@ class KitBuilder(Builder):
 
     def __init__(
         self,
+        methods: Sequence[str] = (),
         extra_classes: Sequence[str] = (),
-        allowed_names: Sequence[str] = (),
+        extra_names: Sequence[str] = (),
         filters: Sequence[Mapping[str, Any]] = (),
         lead_byoc: bool = False,
         max_restarts: int = 3,
         gpus: Mapping[str, Mapping[str, float]] | None = None,
     ):
-        for name, value in (("extra_classes", extra_classes), ("allowed_names", allowed_names), ("filters", filters)):
+        lists = {"methods": methods, "extra_classes": extra_classes, "extra_names": extra_names, "filters": filters}
+        for name, value in lists.items():
             if isinstance(value, str | Mapping):
                 raise ConfigError(f"KitBuilder: {name} must be a list, not {value!r}")
+        site_classes(methods)  # refuses a method that is not installed
         for site, entry in (gpus or {}).items():
             if set(entry) - {"count", "memory"}:
                 raise ConfigError(f"KitBuilder: gpus of '{site}' are {{count: ..., memory: ...}}, not {dict(entry)}")
-        self.extra_classes, self.allowed_names, self.filters = extra_classes, allowed_names, filters
+        self.methods, self.extra_classes, self.extra_names, self.filters = methods, extra_classes, extra_names, filters
         self.lead_byoc, self.max_restarts, self.gpus = lead_byoc, max_restarts, dict(gpus or {})
 
     def build(self, project: Project, ctx: ProvisionContext) -> None:
@@ -78,6 +76,7 @@ class KitBuilder(Builder):
             content = complete(
                 read_json(resources),
                 server=is_server,
+                methods=self.methods,
                 extra_classes=self.extra_classes,
                 gpus=int(gpus.get("count", 0)),
                 gpu_memory=gpus.get("memory", 0),
@@ -90,4 +89,4 @@ class KitBuilder(Builder):
             if is_server:
                 end_jobs_soon(Path(ctx.get_kit_dir(participant)))
             else:
-                write_json(local / PRIVACY, site_policy(self.allowed_names, self.filters))
+                write_json(local / PRIVACY, site_policy(self.methods, self.extra_names, self.filters))

@@ -16,32 +16,31 @@ from pathlib import Path
 from typing import Any
 
 from fedtar_flare.errors import ConfigError, FedTARError
-
-SERVER_CLASSES = ("fedtar_flare.fedtar.controller.TemporalResidualController",)
-"""Classes of the shipped job that a server builds and FLARE's default allow-list does not have."""
-
-SITE_CLASSES = (
-    "fedtar_flare.fedtar.executor.PatientAdaptiveExecutor",
-    "fedtar_flare.site.guard.OutboundGuard",
+from fedtar_flare.methods import METHODS
+from fedtar_flare.site.policy import (
+    AUDIT,
+    AUTHORIZATION,
+    GUARD,
+    PRIVACY,
+    RESOURCES,
+    read_json,
+    server_classes,
+    site_classes,
 )
-"""The same at a site."""
 
 LAUNCHER = "fedtar_flare.provision.launcher.SupervisedProcessLauncher"
 STORAGE = "fedtar_flare.provision.storage.KitStorage"
 JOBS = "fedtar_flare.provision.storage.KitJobManager"
-GUARD = "fedtar_flare.site.guard.OutboundGuard"
-AUDIT = "fedtar_flare.site.audit.AuditTrail"
 SCOPE = "hospital"
 OUTCOME_SECONDS = 60
 """How long the server waits for the last word of a site after a job's own end; see :func:`end_jobs_soon`."""
-
-RESOURCES, PRIVACY, AUTHORIZATION = "resources.json", "privacy.json", "authorization.json"
 
 
 def complete(
     resources: Mapping[str, Any],
     *,
     server: bool,
+    methods: Sequence[str] = (),
     extra_classes: Sequence[str] = (),
     gpus: int = 0,
     gpu_memory: float = 0,
@@ -53,14 +52,15 @@ def complete(
     Args:
         resources: content of ``local/resources.json.default``.
         server: whether it is the server's kit.
-        extra_classes: full class paths that jobs may use beside the shipped job's.
+        methods: whose jobs may run here; empty: all that are installed.
+        extra_classes: full class paths that jobs may use beside those of the methods.
         gpus, gpu_memory: of a site: what a job may ask for with ``resource_spec`` (number, GiB each).
         max_restarts: of a site's job process that died of a signal.
         log_streaming: whether FLARE may stream a job's log from the site to the server. Off: a site's log may name
             files and rows.
 
     Raises:
-        ConfigError: the resources are not FLARE's, or a class path is a whole package.
+        ConfigError: the resources are not FLARE's, a method is not installed, or a class path is a whole package.
     """
     result = deepcopy(dict(resources))
     components = result.get("components")
@@ -69,7 +69,7 @@ def complete(
     for path in extra_classes:
         if not _is_class(path):
             raise ConfigError(f"'{path}' is not the full path of one class (package.module.Class); allow no packages")
-    wanted = [*(SERVER_CLASSES if server else SITE_CLASSES), *extra_classes]
+    wanted = [*(server_classes(methods) if server else site_classes(methods)), *extra_classes]
     result["class_list_enforcement_mode"] = "enforce"
     result["class_allow_list"] += [path for path in wanted if path not in result["class_allow_list"]]
     if server:
@@ -86,15 +86,22 @@ def complete(
     return result
 
 
-def site_policy(allowed_names: Sequence[str] = (), filters: Sequence[Mapping[str, Any]] = ()) -> dict[str, Any]:
+def site_policy(
+    methods: Sequence[str] = (), extra_names: Sequence[str] = (), filters: Sequence[Mapping[str, Any]] = ()
+) -> dict[str, Any]:
     """``local/privacy.json``: filters of the site itself, which stand whatever a job's own filters are.
 
     Args:
-        allowed_names: regular expressions of tensors that may leave; empty: the shared LoRA factors only.
+        methods: that the site takes part in; empty: all that are installed now. They are written down by name, so
+            that a method of a later release needs the site's own decision.
+        extra_names: regular expressions that must match the whole name of a base-model parameter which may travel.
         filters: further result filters in FLARE's form (``path``, ``args``), such as differential privacy; they run
             before the guard, which has the last word.
     """
-    guard = {"path": GUARD, "args": {"allowed_names": list(allowed_names)} if allowed_names else {}}
+    arguments: dict[str, Any] = {"methods": list(methods or METHODS)}
+    if extra_names:
+        arguments["extra_names"] = list(extra_names)
+    guard = {"path": GUARD, "args": arguments}
     return {
         "scopes": [
             {
@@ -137,12 +144,13 @@ def end_jobs_soon(startup: Path) -> bool:
     return True
 
 
-def complete_kit(kit: Path, **settings: Any) -> list[Path]:
+def complete_kit(kit: Path, methods: Sequence[str] = (), **settings: Any) -> list[Path]:
     """Write what is missing into a kit that was provisioned without the builder, beside FLARE's ``*.default`` files.
 
     Args:
         kit: folder of the kit, with ``local/`` and ``startup/``.
-        settings: of :func:`complete`.
+        methods: whose jobs may run here; empty: all that are installed.
+        settings: further ones of :func:`complete`.
 
     Returns:
         the files that were written; FLARE reads them in place of the ``.default`` ones. A policy that the site has
@@ -156,7 +164,7 @@ def complete_kit(kit: Path, **settings: Any) -> list[Path]:
     if not server and not (startup / "fed_client.json").is_file():
         raise ConfigError(f"{kit} is no kit of a FLARE server or site: startup/fed_client.json is not there")
     written = [local / RESOURCES]
-    write_json(written[0], complete(_read(local, RESOURCES), server=server, **settings))
+    write_json(written[0], complete(_read(local, RESOURCES), server=server, methods=methods, **settings))
     if not (local / AUTHORIZATION).is_file():
         written.append(local / AUTHORIZATION)
         write_json(written[-1], without_byoc(_read(local, AUTHORIZATION)))
@@ -164,7 +172,7 @@ def complete_kit(kit: Path, **settings: Any) -> list[Path]:
         written.append(startup / "sub_start.sh")
     if not server and not (local / PRIVACY).is_file():
         written.append(local / PRIVACY)
-        write_json(written[-1], site_policy())
+        write_json(written[-1], site_policy(methods))
     return written
 
 
@@ -173,21 +181,6 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
     temporary = path.with_name(f".{path.name}.part")
     temporary.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
     os.replace(temporary, path)  # noqa: PTH105
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """Read a JSON file.
-
-    Raises:
-        ConfigError: it is missing or no JSON object.
-    """
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{path}: cannot be read as JSON ({error})") from error
-    if not isinstance(content, dict):
-        raise ConfigError(f"{path}: not a JSON object")
-    return content
 
 
 def _read(local: Path, name: str) -> dict[str, Any]:
@@ -214,11 +207,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         description="Put this plugin's classes, launcher and site policy into a FLARE kit that was made without them.",
     )
     parser.add_argument("kit", type=Path, help="folder of the kit, with local/ and startup/")
+    parser.add_argument(
+        "--method",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help=f"whose jobs may run here; may be repeated (default all: {', '.join(METHODS)})",
+    )
     parser.add_argument("--gpus", type=int, default=0, help="GPUs that jobs may use here (default 0)")
     parser.add_argument("--gpu-memory", type=float, default=0, help="GiB of each")
     arguments = parser.parse_args(argv)
     try:
-        written = complete_kit(arguments.kit, gpus=arguments.gpus, gpu_memory=arguments.gpu_memory)
+        written = complete_kit(arguments.kit, arguments.method, gpus=arguments.gpus, gpu_memory=arguments.gpu_memory)
     except FedTARError as error:
         print(error, file=sys.stderr)
         return 1

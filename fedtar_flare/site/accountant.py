@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -110,15 +110,15 @@ class Ledger:
                 public="the site's privacy ledger cannot be read",
             ) from error
 
-    def spent(self, delta: float, planned: float | None = None) -> Spent:
-        """What is spent, or would be after one more release with noise multiplier ``planned``."""
+    def spent(self, delta: float, planned: Iterable[float] = ()) -> Spent:
+        """What is spent, or would be after further releases with the noise multipliers ``planned``."""
         releases: dict[float, int] = {}
         for run, own in self._runs.items():
             if self.scope in (None, run):
                 for multiplier, count in own.items():
                     releases[multiplier] = releases.get(multiplier, 0) + count
-        if planned is not None:
-            releases[planned] = releases.get(planned, 0) + 1
+        for multiplier in planned:
+            releases[multiplier] = releases.get(multiplier, 0) + 1
         return Spent(epsilon_of(composed_mu(releases), delta), delta, sum(releases.values()))
 
     def add(self, run: str, multiplier: float) -> None:

@@ -29,16 +29,18 @@ from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import ReservedHeaderKey, Shareable
 
 from fedtar_flare.errors import FedTARError
+from fedtar_flare.methods import contract_of
+from fedtar_flare.protocol.contract import Contract
 from fedtar_flare.protocol.messages import HEADER, TaskHeader
 from fedtar_flare.record.log import clean
 from fedtar_flare.site.place import Site
 
 FOLDER = "audit"
-ORDER_PROP = "fedtar.order"
+HEADER_PROP = "fedtar_flare.task_header"
 """Context property with the :class:`TaskHeader` of the running task (its header is gone when the filters run)."""
-REFUSED_PROP = "fedtar.refused"
+REFUSED_PROP = "fedtar_flare.refused"
 """Context property with the reason why a filter of this package replaced the message."""
-_RECORDED = "fedtar.recorded"
+_RECORDED = "fedtar_flare.recorded"
 _UNSAFE = re.compile(r"[^A-Za-z0-9._@-]")
 
 
@@ -76,17 +78,20 @@ def describe(message: Shareable, fl_ctx: FLContext) -> dict[str, Any]:
         fl_ctx: context of the task.
 
     Returns:
-        task, run, round, step, status, reason, outcome (``passed``, ``refused`` or ``error``), ``tensors`` (name,
-        shape, dtype, bytes, L2 norm), their sum of bytes and total norm, names of the header's ``numbers`` and
+        task, method, run, round, step, status, reason, outcome (``passed``, ``refused`` or ``error``), ``tensors``
+        (name, shape, dtype, bytes, L2 norm, and by the method's contract their group and whether it is personal data:
+        None where the contract does not say), their sum of bytes and total norm, names of the header's ``numbers`` and
         ``fields``, and ``other``: names of anything that this package does not send.
     """
-    order = fl_ctx.get_prop(ORDER_PROP)
+    asked = fl_ctx.get_prop(HEADER_PROP)
     refused = fl_ctx.get_prop(REFUSED_PROP)
+    known = asked if isinstance(asked, TaskHeader) else None
     entry: dict[str, Any] = {
         "task": str(fl_ctx.get_prop(FLContextKey.TASK_NAME)),
-        "run": order.run_id if isinstance(order, TaskHeader) else None,
-        "round": order.round if isinstance(order, TaskHeader) else None,
-        "step": order.step if isinstance(order, TaskHeader) else None,
+        "method": known.method if known else None,
+        "run": known.run_id if known else None,
+        "round": known.round if known else None,
+        "step": known.step if known else None,
     }
     code = message.get_return_code()
     if code not in (None, ReturnCode.OK):
@@ -99,7 +104,9 @@ def describe(message: Shareable, fl_ctx: FLContext) -> dict[str, Any]:
     found = meta.get(HEADER)
     header: Mapping[str, Any] = found if isinstance(found, Mapping) else {}
     data = dxo.data if isinstance(dxo.data, Mapping) else {}
-    tensors = [_tensor(str(name), data[name]) for name in sorted(data, key=str) if torch.is_tensor(data[name])]
+    contract = _contract(known.method) if known else None
+    names = [name for name in sorted(data, key=str) if torch.is_tensor(data[name])]
+    tensors = [_tensor(str(name), data[name], contract) for name in names]
     entry = {
         **entry,
         "outcome": entry.get("outcome") or ("refused" if refused else "passed"),
@@ -209,10 +216,26 @@ def _job(fl_ctx: FLContext) -> str:
     return str(fl_ctx.get_job_id() or "job")
 
 
-def _tensor(name: str, value: torch.Tensor) -> dict[str, Any]:
+def _contract(method: str) -> Contract | None:
+    try:
+        return contract_of(method)
+    except FedTARError:
+        return None
+
+
+def _tensor(name: str, value: torch.Tensor, contract: Contract | None) -> dict[str, Any]:
+    group = next((group for group in contract.groups if group.holds(name)), None) if contract else None
     norm = float(value.detach().double().square().sum()) ** 0.5 if value.numel() else 0.0
     size = value.numel() * value.element_size()
-    return {"name": name, "shape": list(value.shape), "dtype": str(value.dtype), "bytes": size, "norm": norm}
+    return {
+        "name": name,
+        "group": group.name if group else None,
+        "personal": group.personal if group else None,
+        "shape": list(value.shape),
+        "dtype": str(value.dtype),
+        "bytes": size,
+        "norm": norm,
+    }
 
 
 def _names(names: Iterable[Any]) -> list[str]:

@@ -3,15 +3,16 @@
 What is guaranteed, and what is not. ``GaussianPrivacy`` bounds the L2 norm of a **whole message** and adds noise to it
 at the site, before it leaves. Its unit is therefore the site's data as a whole: for any two data sets of this site with
 the same numbers of visits per step and split, and for anyone who reads all its messages (the server included), the
-update tensors and closing numbers are (epsilon, delta)-indistinguishable. Two data sets that differ in one patient are
+update tensors and noisy numbers are (epsilon, delta)-indistinguishable. Two data sets that differ in one patient are
 a special case, so a patient has at least this protection; but noise that hides a whole hospital is far more than one
 patient would need. Patient-level privacy at a useful noise needs clipping of each patient's gradient in the learner
 (DP-SGD), which is **not** done here.
 
 Outside of the guarantee: the numbers of visits (taken as public), whether and when a site answers, the public reason of
 an abstention or error, and anything that does not pass a result filter, such as scalars streamed to TensorBoard (a
-site file must not set ``stream_losses: true`` together with this filter). Initial weights in a handshake hold no data.
-Scores, training losses, left-out studies and times would need noise of their own: they are not sent at all.
+site file must not set ``stream_losses: true`` together with this filter). Initial weights hold no data.
+What a method's contract declares neither public nor noisy (scores, training losses, left-out studies, times) would need
+noise of its own: it is not sent at all. Collected rows, pooled modules and personal tensors are refused.
 
 FLARE's ``SVTPrivacy`` and ``PercentilePrivacy`` are not differential privacy: they select or clip values by the data
 itself and account for nothing. FLARE adds no accountant of its own.
@@ -34,30 +35,30 @@ from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import Shareable
 
 from fedtar_flare.errors import ConfigError, ExchangeError, FedTARError
+from fedtar_flare.methods import contract_of
+from fedtar_flare.protocol.contract import Contract, Task
 from fedtar_flare.protocol.exchange import WIRE_DTYPES, check_tensor, euclidean_norm
-from fedtar_flare.protocol.messages import ABSTAIN, CLOSE_ROUND, HANDSHAKE, HEADER, OK, TRAIN, Reply, TaskHeader
+from fedtar_flare.protocol.fields import Field
+from fedtar_flare.protocol.messages import ABSTAIN, HEADER, OK, Reply, TaskHeader
 from fedtar_flare.protocol.tensors import register_tensors
 from fedtar_flare.site.accountant import FILE, Ledger, Spent, locked
-from fedtar_flare.site.audit import ORDER_PROP, REFUSED_PROP
-from fedtar_flare.site.guard import refusal
+from fedtar_flare.site.audit import HEADER_PROP, REFUSED_PROP
+from fedtar_flare.site.guard import SENDS, refusal
 from fedtar_flare.site.place import Site
 
 register_tensors()
-
-PUBLIC_NUMBERS = {TRAIN: ("samples",), CLOSE_ROUND: ("reports",), HANDSHAKE: ()}
-"""Numbers that pass as they are: numbers of visits."""
-PUBLIC_FIELDS = ("schema", "versions", "settings", "counts", "min_cell", "adapter_config", "model")
-"""Fields of a payload that hold no data beyond numbers of visits."""
 
 
 class GaussianPrivacy(Filter):
     """Result filter of a site's own ``privacy.json``, before the outbound guard.
 
-    ``train``: the update of all tensors together is clipped to the L2 norm ``clip_norm`` = C and gets Gaussian noise of
-    standard deviation ``noise_multiplier * 2 C``: 2 C is how far two clipped updates can lie apart. ``close_round``:
-    the T numbers are clipped to the L2 norm ``t_clip``, the validation loss to [0, ``loss_clip``]; scaled to the unit
-    ball and to [-1, 1] they are one vector of sensitivity ``2 sqrt(2)`` and one release, with
-    ``closing_noise_multiplier``. Computed in float32 or better; the result then takes the wire's number format.
+    Which fields are public, noisy or neither, and which tensors an update holds, says the contract of the method.
+    A difference: all tensors together are clipped to the L2 norm ``clip_norm`` = C and get Gaussian noise of standard
+    deviation ``noise_multiplier * 2 C``: 2 C is how far two clipped updates can lie apart. The noisy fields of a task:
+    a number is clipped to [0, ``loss_clip``], a list of numbers to the L2 norm ``vector_clip``; scaled to [-1, 1] and
+    to the unit ball, the m noisy fields that the task declares are one vector of sensitivity ``2 sqrt(m)`` and one
+    release, with ``closing_noise_multiplier``. Computed in float32 or better; the result then takes the wire's number
+    format.
 
     Args:
         clip_norm: C, largest L2 norm of an update. Noise grows with it: take the norm that updates have (the audit
@@ -66,10 +67,10 @@ class GaussianPrivacy(Filter):
         delta: of the guarantee; well under one over the number of the site's patients.
         max_epsilon: the budget, over all runs on this site's data. A message that would pass it does not leave: the
             site abstains and says so.
-        t_clip: largest L2 norm of the T numbers.
-        loss_clip: largest validation loss.
-        closing_noise_multiplier: z of the closing numbers; 0: they are not sent (alpha is then learned from the other
-            sites' numbers).
+        vector_clip: largest L2 norm of a list of numbers.
+        loss_clip: largest value of a single number, such as a validation loss.
+        closing_noise_multiplier: z of the noisy fields; 0: they are not sent (what the server learns from them, it
+            then learns from the other sites' numbers).
         noise_seed: for tests in the simulator only. Who knows it can take the noise away, so a real site refuses it.
             Without it the noise comes from the operating system's cryptographic generator.
 
@@ -83,7 +84,7 @@ class GaussianPrivacy(Filter):
         noise_multiplier: float = 1.0,
         delta: float = 1e-5,
         max_epsilon: float = 10.0,
-        t_clip: float = 1.0,
+        vector_clip: float = 1.0,
         loss_clip: float = 10.0,
         closing_noise_multiplier: float = 0.0,
         noise_seed: int | None = None,
@@ -93,7 +94,7 @@ class GaussianPrivacy(Filter):
             "clip_norm": clip_norm,
             "noise_multiplier": noise_multiplier,
             "max_epsilon": max_epsilon,
-            "t_clip": t_clip,
+            "vector_clip": vector_clip,
             "loss_clip": loss_clip,
         }
         for name, value in positive.items():
@@ -107,7 +108,7 @@ class GaussianPrivacy(Filter):
             raise ConfigError(f"GaussianPrivacy: delta must lie between 0 and 1, not {delta!r}")
         self.clip_norm, self.noise_multiplier = clip_norm, noise_multiplier
         self.delta, self.max_epsilon = delta, max_epsilon
-        self.t_clip, self.loss_clip = t_clip, loss_clip
+        self.vector_clip, self.loss_clip = vector_clip, loss_clip
         self.closing_noise_multiplier = closing_noise_multiplier
         self.noise_seed = noise_seed
         self._drawn = 0
@@ -126,12 +127,13 @@ class GaussianPrivacy(Filter):
                 )
             dxo = from_shareable(shareable)
             reply = Reply.from_meta(dxo.meta)
-            order = fl_ctx.get_prop(ORDER_PROP)
+            header = fl_ctx.get_prop(HEADER_PROP)
             if reply.status != OK:
                 return _message(DXO(DataKind.METRICS, data={}), replace(reply, numbers={}, payload={}))
-            if task not in PUBLIC_NUMBERS or not isinstance(order, TaskHeader):
-                raise ExchangeError(f"task '{task}' is not one that the privacy filter knows")
-            return self._release(task, order, dxo, reply, site)
+            if not isinstance(header, TaskHeader):
+                raise ExchangeError("the header of the task is not known")
+            contract = contract_of(reply.method)
+            return self._release(contract, contract.task(task), header, dxo, reply, site)
         except (FedTARError, ValueError) as error:
             public = error.public if isinstance(error, FedTARError) else "a message that is none of this plugin's"
             self.logger.error(f"privacy filter: nothing was sent for task '{task}': {error}")
@@ -157,57 +159,71 @@ class GaussianPrivacy(Filter):
             for name, value in self.clipped(update).items()
         }
 
-    def noisy_closing(self, loss: float, t_numbers: list[float] | None) -> tuple[float, list[float] | None]:
-        """Validation loss and T numbers, clipped, with noise, as one release.
+    def noisy_fields(self, declared: int, values: Mapping[Field, Any]) -> dict[str, Any]:
+        """Noisy fields of one message, clipped, with noise, as one release.
 
-        Raises:
-            ExchangeError: a number is not finite.
+        Args:
+            declared: how many noisy fields the task declares; the sensitivity is ``2 sqrt(declared)``.
+            values: those of the message; a list of numbers may be None and stays so.
+
+        Returns:
+            the values by name.
         """
-        numbers = np.asarray(t_numbers or [], np.float64)
-        if not (math.isfinite(loss) and np.isfinite(numbers).all()):
-            raise ExchangeError("a closing number is not finite")
-        unit = numbers / max(self.t_clip, float(np.linalg.norm(numbers)))
-        centred = 2 * min(max(loss, 0.0), self.loss_clip) / self.loss_clip - 1
-        noise = self.closing_noise_multiplier * 2 * math.sqrt(2) * self._noise(len(numbers) + 1).numpy()
-        loss = float((centred + noise[0] + 1) / 2 * self.loss_clip)
-        return loss, None if t_numbers is None else [float(v) for v in (unit + noise[1:]) * self.t_clip]
+        unit: dict[Field, np.ndarray] = {}
+        for field, value in values.items():
+            numbers = np.atleast_1d(np.asarray([] if value is None else value, np.float64))
+            if field.kind == "number":
+                unit[field] = 2 * np.clip(numbers, 0.0, self.loss_clip) / self.loss_clip - 1
+            else:
+                unit[field] = numbers / max(self.vector_clip, float(np.linalg.norm(numbers)))
+        whole = np.concatenate(list(unit.values()))
+        noise = self.closing_noise_multiplier * 2 * math.sqrt(declared) * self._noise(len(whole)).numpy()
+        released: dict[str, Any] = {}
+        for field, vector in unit.items():
+            noisy, noise = vector + noise[: len(vector)], noise[len(vector) :]
+            if field.kind == "number":
+                released[field.name] = float((noisy[0] + 1) / 2 * self.loss_clip)
+            else:
+                released[field.name] = None if values[field] is None else [float(v) for v in noisy * self.vector_clip]
+        return released
 
-    def _release(self, task: str, order: TaskHeader, dxo: DXO, reply: Reply, site: Site) -> Shareable:
-        numbers = {name: value for name, value in reply.numbers.items() if name in PUBLIC_NUMBERS[task]}
-        payload = {name: value for name, value in reply.payload.items() if name in PUBLIC_FIELDS}
-        if dxo.data_kind == DataKind.METRICS and dxo.data:
-            raise ExchangeError("metrics beside the header are not covered by the privacy filter")
-        if dxo.data_kind not in (DataKind.METRICS, DataKind.WEIGHTS, DataKind.WEIGHT_DIFF):
-            raise ExchangeError(f"data of kind '{dxo.data_kind}' is not covered by the privacy filter")
-        tensors = dxo.data if dxo.data_kind != DataKind.METRICS else {}
-        if tensors and (task == CLOSE_ROUND or (task == TRAIN and dxo.data_kind != DataKind.WEIGHT_DIFF)):
-            raise ExchangeError(f"tensors of kind '{dxo.data_kind}' in task '{task}' are not covered")
+    def _release(
+        self, contract: Contract, task: Task, header: TaskHeader, dxo: DXO, reply: Reply, site: Site
+    ) -> Shareable:
+        tensors = _covered(contract, task, dxo)
+        sent = reply.numbers | reply.payload
+        noisy = [field for field in task.fields if field.noisy]
+        values = {field: sent[field.name] for field in noisy if sent.get(field.name) is not None}
+        for field, value in values.items():  # what cannot be released costs no budget
+            field.check(value)
+        releasing = bool(values) and self.closing_noise_multiplier > 0
+        multipliers = [self.noise_multiplier] if tensors and task.sends == "difference" else []
+        multipliers += [self.closing_noise_multiplier] if releasing else []
         file = site.records / FILE
         with locked(file):
-            ledger = Ledger(file, scope=order.run_id if site.simulated else None)
-            closing = task == CLOSE_ROUND and "validation_loss" in reply.numbers and self.closing_noise_multiplier > 0
-            if (task == TRAIN and tensors) or closing:
-                multiplier = self.closing_noise_multiplier if closing else self.noise_multiplier
-                after = ledger.spent(self.delta, multiplier)
-                if after.epsilon > self.max_epsilon:
-                    return self._abstain(reply, ledger.spent(self.delta))
-                ledger.add(order.run_id, multiplier)  # before anything leaves: a crash costs budget, never privacy
+            ledger = Ledger(file, scope=header.run_id if site.simulated else None)
+            if multipliers and ledger.spent(self.delta, multipliers).epsilon > self.max_epsilon:
+                return self._abstain(reply, ledger.spent(self.delta))
+            for multiplier in multipliers:  # before anything leaves: a crash costs budget, never privacy
+                ledger.add(header.run_id, multiplier)
             spent = ledger.spent(self.delta)
-        if task == TRAIN and tensors:
+        if tensors and task.sends == "difference":
             dxo.data = self.noisy_update(tensors)
-        if closing:
-            loss, t_numbers = self.noisy_closing(reply.numbers["validation_loss"], reply.payload.get("t_numbers"))
-            numbers["validation_loss"], payload["t_numbers"] = loss, t_numbers
-        elif task == CLOSE_ROUND:
-            numbers = {}
-        payload["privacy"] = self._account(spent)
+        # numbers of visits that belong to noisy fields are of no use without them
+        public = [field for field in task.fields if field.public and (releasing or not noisy or field.required)]
+        left = {field.name: sent[field.name] for field in public if field.name in sent}
+        if releasing:
+            left |= {field.name: None for field in noisy if field.name in sent} | self.noisy_fields(len(noisy), values)
+        left["privacy"] = self._account(spent)
+        numbers = {name: value for name, value in left.items() if name in reply.numbers}
+        payload = {name: value for name, value in left.items() if name not in reply.numbers}
         return _message(dxo, replace(reply, numbers=numbers, payload=payload))
 
     def _abstain(self, reply: Reply, spent: Spent) -> Shareable:
         reason = f"privacy budget spent (epsilon {spent.epsilon:.3g} of {self.max_epsilon:g}, delta {spent.delta:g})"
         payload = {"privacy": self._account(spent)}
         return _message(
-            DXO(DataKind.METRICS, data={}), Reply(ABSTAIN, reply.round, reply.step, reason, payload=payload)
+            DXO(DataKind.METRICS, data={}), replace(reply, status=ABSTAIN, reason=reason, numbers={}, payload=payload)
         )
 
     def _account(self, spent: Spent) -> dict[str, Any]:
@@ -238,6 +254,26 @@ def secure_normals(count: int) -> np.ndarray:
     radius, angle = np.sqrt(-2 * np.log(uniform[0])), 2 * np.pi * uniform[1]  # Box and Muller
     values = np.concatenate([radius * np.cos(angle), radius * np.sin(angle)])[: 4 * count]
     return values.reshape(4, count).sum(axis=0) / 2
+
+
+def _covered(contract: Contract, task: Task, dxo: DXO) -> Mapping[str, torch.Tensor]:
+    """The tensors of a message that this filter has an answer for.
+
+    Raises:
+        ExchangeError: metrics, another kind of data than the task sends, or tensors that no noise covers.
+    """
+    if dxo.data_kind == DataKind.METRICS:
+        if dxo.data:
+            raise ExchangeError("metrics beside the header are not covered by the privacy filter")
+        return {}
+    if SENDS.get(dxo.data_kind) != task.sends or not isinstance(dxo.data, Mapping):
+        raise ExchangeError(f"data of kind '{dxo.data_kind}' is not covered in task '{task.name}'")
+    for name in dxo.data:
+        check_tensor(str(name), dxo.data[name], None, WIRE_DTYPES)
+        group = contract.group_of(task, str(name))
+        if group is not None and (group.personal or group.form != "averaged"):
+            raise ExchangeError(f"tensors of the group '{group.name}' do not leave a site with a privacy filter")
+    return dxo.data
 
 
 def _message(dxo: DXO, reply: Reply) -> Shareable:

@@ -17,7 +17,8 @@ from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
 from fedtar_flare.errors import ConfigError
 from fedtar_flare.fedtar.executor import PatientAdaptiveExecutor, seed_of
-from fedtar_flare.protocol.messages import CLOSE_ROUND, HANDSHAKE, TRAIN, Order, Reply, version
+from fedtar_flare.protocol.messages import Reply, TaskHeader, version
+from fedtar_flare.protocol.tasks import CLOSE_ROUND, HANDSHAKE, TRAIN
 from fedtar_flare.reporting.examples import read_examples
 from fedtar_flare.site.guard import OutboundGuard
 
@@ -79,14 +80,15 @@ class HospitalSite:
         result = FLModelUtils.from_shareable(OutboundGuard().process(answer, ctx))
         return Reply.from_meta(result.meta), result.params
 
-    def handshake(self, run_id="run", **order):
-        return self.run(HANDSHAKE, Order(run_id, 0, 0, 2, T, version(0, 0), initial_site=self.name, **order))
+    def handshake(self, run_id="run", **more):
+        header = TaskHeader("fedtar", run_id, 0, 0, 2, T, version(0, 0), initial_site=self.name, **more)
+        return self.run(HANDSHAKE, header)
 
     def train(self, w, r, t, run_id="run"):
-        return self.run(TRAIN, Order(run_id, r, t, 2, T, version(r, t - 1)), w)
+        return self.run(TRAIN, TaskHeader("fedtar", run_id, r, t, 2, T, version(r, t - 1)), w)
 
     def close(self, w, r, evaluate=False, run_id="run"):
-        return self.run(CLOSE_ROUND, Order(run_id, r, T, 2, T, version(r, T), evaluate), w)
+        return self.run(CLOSE_ROUND, TaskHeader("fedtar", run_id, r, T, 2, T, version(r, T), evaluate), w)
 
 
 @pytest.fixture(scope="session")

@@ -16,8 +16,9 @@ from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 from nvflare.private.fed.app.fl_conf import create_privacy_manager
 from nvflare.private.privacy_manager import Scope
 
+from fedtar_flare.fedtar.contract import CONTRACT
 from fedtar_flare.fedtar.recipe import FedTARRecipe
-from fedtar_flare.protocol.messages import ERROR, OK, TASKS, Reply
+from fedtar_flare.protocol.messages import ERROR, OK, Reply
 from fedtar_flare.provision.kit import site_policy
 
 A, B = "base_model.model.x.lora_A.weight", "base_model.model.x.lora_B.weight"
@@ -73,4 +74,4 @@ def test_the_job_s_own_guard_stands_at_every_task_by_name(tmp_path):
     config = json.loads((Path(tmp_path) / "job/app/config/config_fed_client.json").read_text())
     for direction in ("task_data_filters", "task_result_filters"):
         guarded = {t for c in config[direction] for t in c["tasks"] if any("Guard" in f["path"] for f in c["filters"])}
-        assert guarded == set(TASKS)
+        assert guarded == set(CONTRACT.task_names)

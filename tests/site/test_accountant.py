@@ -57,7 +57,7 @@ def test_the_ledger_outlives_a_restart_and_runs(tmp_path):
     spent = Ledger(file).spent(1e-5)
     assert spent.releases == 3 and spent.epsilon == pytest.approx(epsilon_of(math.sqrt(3) / 2, 1e-5))
     assert Ledger(file, scope="first").spent(1e-5).releases == 2
-    assert Ledger(file).spent(1e-5, planned=0.5).epsilon == pytest.approx(epsilon_of(math.sqrt(3 / 4 + 4), 1e-5))
+    assert Ledger(file).spent(1e-5, planned=[0.5]).epsilon == pytest.approx(epsilon_of(math.sqrt(3 / 4 + 4), 1e-5))
     assert Ledger(file).spent(1e-5).releases == 3  # planning spends nothing
     assert Ledger(tmp_path / "none.json").spent(1e-5).epsilon == 0.0
 

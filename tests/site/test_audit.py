@@ -5,12 +5,13 @@ import json
 import pytest
 import torch
 from command import fedtar
-from flare_context import A, B, context, message
+from flare_context import A, B, context, message, task_header
 from nvflare.apis.event_type import EventType
 from nvflare.apis.fl_constant import ReturnCode
 from nvflare.apis.shareable import make_reply
 
 from fedtar_flare.errors import FedTARError
+from fedtar_flare.protocol.messages import HEADER
 from fedtar_flare.site.audit import AuditTrail, audit_files, describe, read_audit, require_writable, totals
 from fedtar_flare.site.guard import OutboundGuard
 from fedtar_flare.site.place import Site
@@ -36,8 +37,10 @@ def test_an_entry_says_everything_and_no_value(tmp_path):
     (entry,) = entries(tmp_path)
     assert (entry["job"], entry["site"], entry["run"], entry["task"]) == ("job-1", "site-1", "run", "train")
     assert (entry["round"], entry["step"], entry["outcome"], entry["status"]) == (1, 1, "passed", "ok")
+    assert entry["method"] == "fedtar"
     assert entry["tensors"][0] == {
-        "name": A, "shape": [2, 3], "dtype": "torch.float32", "bytes": 24, "norm": pytest.approx(24**0.5)
+        "name": A, "group": "adapter", "personal": False,
+        "shape": [2, 3], "dtype": "torch.float32", "bytes": 24, "norm": pytest.approx(24**0.5),
     }  # fmt: skip
     assert entry["tensors"][1]["bytes"] == 12 and entry["bytes"] == 36
     assert entry["norm"] == pytest.approx((24 + 6) ** 0.5)
@@ -46,12 +49,25 @@ def test_an_entry_says_everything_and_no_value(tmp_path):
     assert "987654" not in file.read_text() and file.stat().st_mode & 0o077 == 0
 
 
+def test_an_entry_says_what_is_personal(tmp_path, madeup):
+    sent = message({A: torch.ones(1), "bank.features": torch.ones(2, 3), "other": torch.ones(1)}, method="madeup")
+    leave(context(tmp_path, "learn", header=task_header(method="madeup")), sent)
+    leave(context(tmp_path, "learn", header=task_header(method="unheard-of")), sent)
+    known, unknown = entries(tmp_path)
+    groups = {tensor["name"]: (tensor["group"], tensor["personal"]) for tensor in known["tensors"]}
+    assert groups == {A: ("adapter", False), "bank.features": ("rows", True), "other": (None, None)}
+    assert (known["method"], unknown["method"]) == ("madeup", "unheard-of")
+    assert all(tensor["group"] is None for tensor in unknown["tensors"])
+    code, out, _ = fedtar("audit", tmp_path, "--tensors")
+    assert code == 0 and "PERSONAL DATA" in out and "madeup" in out and "no group of the contract" in out
+
+
 def test_what_the_guard_refused_and_why(tmp_path):
     ctx = context(tmp_path)
-    leave(ctx, OutboundGuard().process(message({"hypernetworks.x": torch.ones(1)}), ctx))
+    leave(ctx, OutboundGuard().process(message({"hypernetworks.x": torch.ones(1)}, numbers={"samples": 1}), ctx))
     (entry,) = entries(tmp_path)
     assert entry["outcome"] == "refused" and entry["status"] == "error" and not entry["tensors"]
-    assert "hypernetworks.x" in entry["reason"] or "sent down" in entry["reason"]
+    assert "hypernetworks.x" in entry["reason"]
 
 
 def test_what_a_filter_of_the_job_adds_afterwards_is_seen(tmp_path):
@@ -122,7 +138,7 @@ def test_without_an_audit_nothing_is_done(tmp_path):
 
 def test_describe_survives_a_header_of_the_wrong_form(tmp_path):
     sent = message(tensors())
-    sent["DXO"]["meta"] = {"fedtar": "text", "note": 1}
+    sent["DXO"]["meta"] = {HEADER: "text", "note": 1}
     assert describe(sent, context(tmp_path))["other"] == ["note"]
 
 

@@ -1,51 +1,57 @@
+"""The guard: what the contract declares leaves, anything else is replaced by an error that names it."""
+
 import pytest
 import torch
+from flare_context import A, B, context, read, shareable, task_header
+from flare_context import message as plain_message
+from nvflare.apis.filter import FilterChainType, FilterContextKey
 from nvflare.apis.fl_constant import FLContextKey, ReturnCode
-from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import make_reply
+from nvflare.apis.signal import Signal
 from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
 from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
 from fedtar_flare.errors import ConfigError
-from fedtar_flare.protocol.messages import ERROR, OK, Reply
+from fedtar_flare.flare.executor import MethodExecutor, ok
+from fedtar_flare.protocol.exchange import ExchangeSchema
+from fedtar_flare.protocol.messages import ABSTAIN, ERROR, HEADER, OK, Reply
 from fedtar_flare.site.guard import OutboundGuard
 
-A, B = "base_model.model.x.lora_A.weight", "base_model.model.x.lora_B.weight"
+HELLO = {"settings": "same", "counts": {"train": [1]}}
 
 
 def good():
     return {A: torch.ones(2, 3), B: torch.ones(3, 2)}
 
 
-def context(task, sent=None):
-    ctx = FLContext()
-    ctx.set_prop(FLContextKey.TASK_NAME, task, private=True, sticky=False)
-    if sent is not None:
-        data = FLModelUtils.to_shareable(FLModel(params=sent, params_type=ParamsType.FULL))
-        ctx.set_prop(FLContextKey.TASK_DATA, data, private=True, sticky=False)
-    return ctx
+def message(tensors=None, kind=ParamsType.DIFF, numbers=None, **more):
+    """A reply to ``train`` unless its fields say otherwise."""
+    return plain_message(tensors, kind, numbers={"samples": 3} if numbers is None else numbers, **more)
 
 
-def message(params=None, kind=ParamsType.DIFF, meta=None, **reply):
-    meta = {**Reply(OK, 1, 2, **reply).to_meta(), **(meta or {})}
-    model = FLModel(params=params, params_type=kind, meta=meta) if params else FLModel(metrics={}, meta=meta)
-    return FLModelUtils.to_shareable(model)
+def hello(tensors=None, schema=None, **payload):
+    """A reply to ``handshake`` with initial weights."""
+    schema = {"schema": ExchangeSchema.of(schema or tensors).to_dict()} if schema or tensors else {}
+    return plain_message(tensors, ParamsType.FULL, payload={**HELLO, **schema, **payload})
+
+
+def asked(task, sent=None, **more):
+    return context("/nowhere", task, sent=sent, **more)
 
 
 def outcome(shareable, ctx, **guard):
-    result = FLModelUtils.from_shareable(OutboundGuard(**guard).process(shareable, ctx))
-    return Reply.from_meta(result.meta), result.params
+    return read(OutboundGuard(**guard).process(shareable, ctx))
 
 
 def test_the_agreed_update_passes_unchanged():
     sent = message(good(), numbers={"samples": 3, "train_loss": 0.5})
-    reply, params = outcome(sent, context("train", good()))
+    reply, params = outcome(sent, asked("train", good()))
     assert reply.status == OK and all(torch.equal(params[n], v) for n, v in good().items())
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_both_wire_formats_pass(dtype):
-    reply, _ = outcome(message({n: v.to(dtype) for n, v in good().items()}), context("train", good()))
+    reply, _ = outcome(message({n: v.to(dtype) for n, v in good().items()}), asked("train", good()))
     assert reply.status == OK
 
 
@@ -71,47 +77,180 @@ REFUSED = {
 @pytest.mark.parametrize("case", REFUSED)
 def test_refused_and_named_and_nothing_else_leaves(case):
     params, name = REFUSED[case]
-    reply, left = outcome(message(params, numbers={"samples": 3}), context("train", good()))
+    reply, left = outcome(message(params, numbers={"samples": 3}), asked("train", good()))
     assert reply.status == ERROR and name in reply.reason
     assert not left and not reply.numbers and not reply.payload
-    assert (reply.round, reply.step) == (1, 2)
+    assert (reply.method, reply.round, reply.step) == ("fedtar", 1, 1)
+
+
+def answer(numbers=None, **more):
+    """A reply to ``close_round``."""
+    return plain_message(numbers={"validation_loss": 0.5, "reports": 3} if numbers is None else numbers, **more)
+
+
+def smuggled(change):
+    sent = answer()
+    change(sent)
+    return sent
 
 
 @pytest.mark.parametrize(
-    "shareable",
+    "sent",
     [
-        message(payload={"patients": ["x"]}),
-        message(payload={"scores": {"1": {"text": "a" * 600}}}),
-        message(payload={"scores": {"1": torch.ones(2)}}),
-        message(payload={"scores": {"1": float("nan")}}),
-        message(numbers={"loss": float("inf")}),
-        message(numbers={"loss": "text"}),
-        message(reason="x" * 600),
-        message(meta={"note": "free text"}),
+        answer(payload={"patients": ["x"]}),
+        answer(payload={"scores": {"1": {"text": "a" * 600}}}),
+        answer(payload={"scores": {"1": torch.ones(2)}}),
+        answer(payload={"scores": {"1": float("nan")}}),
+        answer(numbers={"loss": 1.0}),
+        answer(numbers={"validation_loss": float("inf")}),
+        answer(numbers={"validation_loss": "text"}),
+        answer(reason="x" * 600),
+        answer(meta={"note": "free text"}),
+        answer(meta={"initial_metrics": {"note": "free text"}}),
+        answer(method="other"),
+        shareable(None, None, {}),
         FLModelUtils.to_shareable(FLModel(metrics={"accuracy": "a name"}, meta=Reply(OK, 1, 1).to_meta())),
+        FLModelUtils.to_shareable(FLModel(metrics={"accuracy": 1.0}, meta=answer()["DXO"]["meta"])),
         FLModelUtils.to_shareable(FLModel(metrics={"accuracy": 1.0})),
+        smuggled(lambda sent: sent["DXO"].update(note="free text")),
+        smuggled(lambda sent: sent["DXO"].update(kind="free text")),
+        smuggled(lambda sent: sent["DXO"]["meta"][HEADER].update(note="free text")),
+        smuggled(lambda sent: sent.set_header("current_round", "free text")),
+        smuggled(lambda sent: sent.set_header("note", "free text")),
+        smuggled(lambda sent: sent.update(note="free text")),
     ],
 )
-def test_headers_hold_numbers_and_known_fields_only(shareable):
-    reply, _ = outcome(shareable, context("close_round"))
+def test_headers_hold_declared_fields_only(sent):
+    assert outcome(answer(), asked("close_round"))[0].status == OK
+    reply, _ = outcome(sent, asked("close_round"))
+    assert reply.status == ERROR and not reply.numbers and "free text" not in reply.reason
+
+
+def test_initial_weights_leave_in_the_handshake_alone_and_from_the_site_that_was_asked():
+    here = task_header(round=0, step=0, initial_site="site-1")
+    assert outcome(hello(good()), asked("handshake", header=here))[0].status == OK
+    for header in (task_header(), task_header(initial_site="site-2")):
+        reply, left = outcome(hello(good()), asked("handshake", header=header))
+        assert reply.status == ERROR and "not asked of this site" in reply.reason and not left
+    for task in ("train", "close_round"):
+        numbers = {"samples": 3} if task == "train" else {}
+        sent = message(good(), ParamsType.FULL, numbers)
+        assert outcome(sent, asked(task, good(), header=here))[0].status == ERROR
+    assert outcome(message(good()), asked("another_task", good()))[0].status == ERROR
+
+
+def test_initial_weights_are_those_of_the_schema():
+    header = task_header(round=0, step=0, initial_site="site-1")
+    ctx = asked("handshake", header=header)
+    for sent in (hello(good(), schema={A: good()[A]}), hello({A: good()[A]}, schema=good()), hello(good(), dtype=1)):
+        assert outcome(sent, ctx)[0].status == ERROR
+    without = plain_message(good(), ParamsType.FULL, payload=HELLO)
+    assert outcome(without, ctx)[0].status == ERROR
+
+
+@pytest.mark.parametrize("private", ["patient/projection.weight", "patient.projection.weight", "projection.weight.x"])
+def test_a_parameter_that_may_travel_takes_no_private_one_with_it(private):
+    """The exchange matches whole names, and so does the guard: ``search`` let the private projection out."""
+    header = task_header(round=0, step=0, initial_site="site-1")
+    extra = {"extra_names": [r"projection.weight"]}
+    open_ = {**good(), "projection.weight": torch.ones(2)}
+    assert outcome(hello(open_), asked("handshake", header=header), **extra)[0].status == OK
+    assert outcome(hello(open_), asked("handshake", header=header))[0].status == ERROR
+    sent = {**open_, private: torch.ones(2)}
+    for schema in (sent, open_):
+        reply, left = outcome(hello(sent, schema), asked("handshake", header=header), **extra)
+        assert reply.status == ERROR and not left
+    reply, _ = outcome(hello(None, sent), asked("handshake", header=header), **extra)  # not even its name, in a schema
     assert reply.status == ERROR
 
 
-def test_full_weights_leave_in_the_handshake_only():
-    assert outcome(message(good(), ParamsType.FULL), context("handshake"))[0].status == OK
-    assert outcome(message(good(), ParamsType.FULL), context("train", good()))[0].status == ERROR
-    assert outcome(message(good(), ParamsType.FULL), context("close_round"))[0].status == ERROR
-    assert outcome(message(good()), context("another_task", good()))[0].status == ERROR
+def test_free_text_has_no_room():
+    page = {str(i): "Anna " * 100 for i in range(600)}
+    for field in ("model", "adapter_config"):
+        reply, _ = outcome(hello(**{field: page}), asked("handshake"))
+        assert reply.status == ERROR and field in reply.reason and "Anna" not in reply.reason
+        assert outcome(hello(**{field: {"name": "distilgpt2", "lora_alpha": 128}}), asked("handshake"))[0].status == OK
+
+
+def test_a_task_whose_data_is_not_known_is_not_answered():
+    ctx = asked("train")
+    ctx.set_prop(FLContextKey.TASK_DATA, None, private=True, sticky=False)
+    for sent in (message(good()), message()):
+        reply, _ = outcome(sent, ctx)
+        assert reply.status == ERROR and "what the server sent down is not known" in reply.reason
+
+
+# ------------------------------------------------------------------ methods
+def rows(count=2):
+    return {**good(), "bank.features": torch.ones(count, 3)}
+
+
+def test_the_reply_is_of_the_method_that_was_asked(madeup):
+    sent = plain_message(rows(), numbers={"n": 2}, method="madeup")
+    own, other = (asked("learn", good(), header=task_header(method=name)) for name in ("madeup", "fedtar"))
+    reply, left = outcome(sent, own)
+    assert reply.status == OK and left["bank.features"].shape == (2, 3)
+    reply, left = outcome(sent, other)
+    assert reply.status == ERROR and "the task of 'fedtar'" in reply.reason and not left
+    reply, left = outcome(sent, own, methods=["fedtar"])
+    assert reply.status == ERROR and "method 'madeup' is not one" in reply.reason and not left
+
+
+def test_collected_rows_are_bounded(madeup):
+    ctx = asked("learn", good(), header=task_header(method="madeup"))
+    reply, left = outcome(plain_message(rows(5), numbers={"n": 2}, method="madeup"), ctx)
+    assert reply.status == ERROR and "at most 4 rows of 3" in reply.reason and not left
+
+
+class Recorder(MethodExecutor):
+    def __init__(self):
+        super().__init__()
+        self.done = []
+
+    def perform(self, task, header, weights, site):
+        self.done.append(task)
+        return ok(header, {"samples": 1}), dict(weights)
+
+
+def through_a_site(tmp_path, method, task="train", **policy):
+    """A task as FLARE runs it: a guard on what comes, the executor, FLARE forgets the task, a guard on what leaves."""
+    inward, outward, executor = OutboundGuard(**policy), OutboundGuard(**policy), Recorder()
+    inward.set_prop(FilterContextKey.CHAIN_TYPE, FilterChainType.TASK_DATA_CHAIN)
+    header = task_header(method=method)
+    ctx = context(tmp_path, task, header=header)
+    data = inward.process(shareable(good(), ParamsType.FULL, header.to_meta()), ctx)
+    answer = executor.execute(task, data, ctx, Signal())
+    ctx.set_prop(FLContextKey.TASK_DATA, None, private=True, sticky=False)
+    return *read(outward.process(answer, ctx)), executor.done
+
+
+def test_a_method_that_the_site_does_not_allow_is_refused_before_anything_is_done(tmp_path, madeup):
+    reply, left, done = through_a_site(tmp_path, "fedtar")
+    assert reply.status == OK and sorted(left) == sorted(good()) and done == ["train"]
+    for method, task, policy in (("madeup", "learn", ["fedtar"]), ("unheard-of", "train", []), ("madeup", "train", [])):
+        reply, left, done = through_a_site(tmp_path, method, task, methods=policy)
+        assert reply.status == ERROR and method in reply.reason and not left and not done
+        assert "guard" in reply.reason and reply.method == method
+
+
+def test_reasons_of_errors_and_abstentions_pass():
+    for status, method in ((ERROR, "fedtar"), (ERROR, ""), (ERROR, "other"), (ABSTAIN, "fedtar")):
+        sent = plain_message(status=status, reason="no disk", numbers={"seconds": 0.1}, method=method)
+        reply, _ = outcome(sent, asked("train"))
+        assert (reply.status, reply.reason) == (status, "no disk")
+    for more in ({"numbers": {"samples": 1}}, {"payload": {"note": "x"}}, {"tensors": good()}):
+        reply, left = outcome(plain_message(status=ERROR, reason="no disk", **more), asked("train"))
+        assert "more than its reason" in reply.reason and not left and not reply.numbers and not reply.payload
 
 
 def test_the_size_of_a_message_is_limited():
-    reply, _ = outcome(message(good()), context("train", good()), max_values=5)
+    reply, _ = outcome(message(good()), asked("train", good()), max_values=5)
     assert reply.status == ERROR and "12 values" in reply.reason
 
 
 def test_error_replies_of_flare_pass():
     reply = make_reply(ReturnCode.EXECUTION_EXCEPTION)
-    left = OutboundGuard().process(reply, context("train"))
+    left = OutboundGuard().process(reply, asked("train"))
     assert left.get_return_code() == ReturnCode.EXECUTION_EXCEPTION
 
 
@@ -119,7 +258,7 @@ def test_an_error_reply_carries_nothing_but_its_code():
     reply = message(good())
     reply.set_return_code("patient 17")
     reply.set_header("note", "patient 17")
-    left = OutboundGuard().process(reply, context("train", good()))
+    left = OutboundGuard().process(reply, asked("train", good()))
     assert left.get_return_code() == ReturnCode.EXECUTION_EXCEPTION and "patient" not in str(left) and "DXO" not in left
 
 
@@ -127,51 +266,36 @@ def test_what_stands_beside_the_content_is_refused():
     for smuggle in (lambda m: m.update(patients=["x"]), lambda m: m.set_header("note", "patient 17")):
         sent = message(good())
         smuggle(sent)
-        reply, params = outcome(sent, context("train", good()))
+        reply, params = outcome(sent, asked("train", good()))
         assert reply.status == ERROR and not params and "patient 17" not in reply.reason
-    reply, _ = outcome(make_reply(ReturnCode.OK), context("train", good()))
+    reply, _ = outcome(make_reply(ReturnCode.OK), asked("train", good()))
     assert reply.status == ERROR
-
-
-@pytest.mark.parametrize(
-    "payload",
-    [
-        {"scores": {"Anna Muster": {"n": 1}}},
-        {"scores": {"steps": {"1": {"note": "Anna"}}}},
-        {"counts": {"train": ["Anna"]}},
-        {"counts": [1, 2]},
-        {"t_numbers": ["Anna"]},
-        {"t_numbers": [0.0] * 101},
-        {"min_cell": "Anna"},
-        {"settings": "Anna Muster"},
-        {"versions": {"fedtar_flare": "Anna Muster"}},
-        {"skipped_studies": {"no-image": "Anna"}},
-        {"schema": {"shapes": {}}},
-        {"privacy": {"unit": "Anna"}},
-        {"model": "Anna"},
-        {"model": {str(i): "x" * 500 for i in range(1000)}},
-    ],
-)
-def test_every_field_has_its_own_form(payload):
-    reply, _ = outcome(message(payload=payload), context("close_round"))
-    assert reply.status == ERROR and "Anna" not in reply.reason
 
 
 def test_what_the_tasks_really_send_passes():
     payload = {
-        "scores": {"steps": {"1": {"n": 3, "bleu_4": 0.1, "finding_f1": None}}, "all": {"n": 3}},
-        "counts": {"train": [1, 2], "validation": [0, 1], "test": [1, 1]},
-        "t_numbers": [0.1, -2.0],
+        **HELLO,
         "skipped_studies": {"no-image": 2},
         "privacy": {"epsilon": 1.5, "delta": 1e-5, "max_epsilon": 10.0, "releases": 3},
         "versions": {"fedtar_flare": "0.1.0"},
         "settings": "0123456789abcdef-0",
-        "min_cell": 5,
     }
-    assert outcome(message(payload=payload), context("close_round"))[0].status == OK
+    sent = plain_message(payload=payload, numbers={"min_cell": 5, "seconds": 1.0})
+    assert outcome(sent, asked("handshake"))[0].status == OK
+    payload = {"scores": {"steps": {"1": {"n": 3, "bleu_4": 0.1, "f1": None}}, "all": {"n": 3}}, "t_numbers": [0.1, -2]}
+    assert outcome(answer(payload=payload), asked("close_round"))[0].status == OK
 
 
 def test_bad_settings_fail_when_built():
-    for bad in ({"allowed_names": []}, {"allowed_names": "lora"}, {"allowed_names": ["("]}, {"max_values": 0}):
+    for bad in (
+        {"methods": ["fedtra"]},
+        {"methods": "fedtar"},
+        {"extra_names": "lora"},
+        {"extra_names": ["("]},
+        {"extra_names": [1]},
+        {"max_values": 0},
+    ):
         with pytest.raises(ConfigError):
             OutboundGuard(**bad)
+    with pytest.raises(ConfigError, match="did you mean 'fedtar'"):
+        OutboundGuard(methods=["fedtra"])

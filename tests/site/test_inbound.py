@@ -12,20 +12,20 @@ from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 from fedtar_flare.errors import ExchangeError
 from fedtar_flare.flare.executor import MethodExecutor, ok
 from fedtar_flare.protocol.exchange import check_inbound
-from fedtar_flare.protocol.messages import HEADER, Order, Reply, version
+from fedtar_flare.protocol.messages import HEADER, Reply, TaskHeader, version
 from fedtar_flare.version import __version__
 
-ORDER = {"run_id": "run", "round": 1, "step": 1, "rounds": 2, "time_steps": 2, "after": "0001-00"}
+TASK = {"method": "fedtar", "run_id": "run", "round": 1, "step": 1, "rounds": 2, "time_steps": 2, "after": "0001-00"}
 
 
 class Recorder(MethodExecutor):
     def __init__(self):
         super().__init__()
-        self.orders = []
+        self.headers = []
 
-    def perform(self, task, order, weights, site):
-        self.orders.append(order)
-        return ok(order), None
+    def perform(self, task, header, weights, site):
+        self.headers.append(header)
+        return ok(header), None
 
 
 def answer(workspace, header, tensors=None):
@@ -35,21 +35,25 @@ def answer(workspace, header, tensors=None):
         FLModel(params=tensors, params_type=ParamsType.FULL, meta=meta) if tensors else FLModel(metrics={}, meta=meta)
     )
     reply = executor.execute("train", FLModelUtils.to_shareable(model), context(workspace), Signal())
-    return Reply.from_meta(FLModelUtils.from_shareable(reply).meta), executor.orders
+    return Reply.from_meta(FLModelUtils.from_shareable(reply).meta), executor.headers
 
 
 def current(**changes):
-    return {**ORDER, "plugin": __version__, **changes}
+    return {**TASK, "plugin": __version__, **changes}
 
 
 def test_an_honest_task_is_done(tmp_path):
-    reply, orders = answer(tmp_path, current(), {"a.lora_A.weight": torch.ones(2)})
-    assert reply.status == "ok" and len(orders) == 1
+    reply, headers = answer(tmp_path, current(), {"a.lora_A.weight": torch.ones(2)})
+    assert reply.status == "ok" and len(headers) == 1
 
 
 @pytest.mark.parametrize(
     "change",
     [
+        {"method": ""},
+        {"method": "a method"},
+        {"method": "../fedtar"},
+        {"method": None},
         {"run_id": "../../etc"},
         {"run_id": ".."},
         {"run_id": "a/b"},
@@ -78,8 +82,8 @@ def test_an_honest_task_is_done(tmp_path):
     ],
 )
 def test_a_hostile_header_is_refused_before_anything_is_done(tmp_path, change):
-    reply, orders = answer(tmp_path, current(**change))
-    assert reply.status == "error" and not orders
+    reply, headers = answer(tmp_path, current(**change))
+    assert reply.status == "error" and not headers
     assert not [p for p in tmp_path.rglob("*") if p.name not in ("fedtar_state", "audit", "job-1.jsonl")]
 
 
@@ -104,8 +108,8 @@ def test_hostile_tensors_are_refused_before_they_are_used(tensors, word):
 
 
 def test_the_executor_asks_for_the_check(tmp_path):
-    reply, orders = answer(tmp_path, current(), {"a": torch.full((2,), float("nan"))})
-    assert reply.status == "error" and "finite" in reply.reason and not orders
+    reply, headers = answer(tmp_path, current(), {"a": torch.full((2,), float("nan"))})
+    assert reply.status == "error" and "finite" in reply.reason and not headers
     with pytest.raises(ExchangeError):
         check_inbound([torch.ones(1)])
 
@@ -113,23 +117,23 @@ def test_the_executor_asks_for_the_check(tmp_path):
 # ------------------------------------------------------------------ versions
 @pytest.mark.parametrize("plugin", ["0.0.9", "1.0.0", "9.9.9", "", None, 5, "x" * 500])
 def test_another_minor_version_is_refused_with_both_named(tmp_path, plugin):
-    reply, orders = answer(tmp_path, current(plugin=plugin))
-    assert reply.status == "error" and not orders
+    reply, headers = answer(tmp_path, current(plugin=plugin))
+    assert reply.status == "error" and not headers
     assert __version__ in reply.reason and len(reply.reason) < 512
     if plugin in ("0.0.9", "1.0.0", "9.9.9"):
         assert plugin in reply.reason
 
 
 def test_a_server_of_an_earlier_release_sends_no_version(tmp_path):
-    reply, orders = answer(tmp_path, ORDER)
-    assert reply.status == "error" and "earlier release" in reply.reason and not orders
+    reply, headers = answer(tmp_path, TASK)
+    assert reply.status == "error" and "earlier release" in reply.reason and not headers
 
 
 def test_a_newer_patch_release_may_add_fields(tmp_path):
     newer = ".".join(__version__.split(".")[:2]) + ".99"
-    reply, orders = answer(tmp_path, current(plugin=newer, added="later"))
-    assert reply.status == "ok" and orders[0].plugin == newer
-    meta = Reply("ok", 1, 1).to_meta()
+    reply, headers = answer(tmp_path, current(plugin=newer, added="later"))
+    assert reply.status == "ok" and headers[0].plugin == newer
+    meta = Reply("ok", 1, 1, method="fedtar").to_meta()
     meta[HEADER] |= {"plugin": newer, "added": 1}
     assert Reply.from_meta(meta).status == "ok"
 
@@ -143,8 +147,8 @@ def test_the_server_refuses_a_site_of_another_version_and_goes_on(tmp_path):
 
     old = QuadraticSite("site-b", [pair(1), pair(2)], validation=pair(3))
 
-    def answers(task, order, weights):
-        reply, tensors = old(task, order, weights)
+    def answers(task, header, weights):
+        reply, tensors = old(task, header, weights)
         return replace(reply, plugin="0.0.9"), tensors
 
     sites = {"site-a": QuadraticSite("site-a", [pair(1), pair(2)], validation=pair(3)), "site-b": answers}
@@ -163,8 +167,8 @@ def test_an_error_of_another_version_is_still_readable():
     assert Reply.from_meta(meta).reason == "needs 0.0.9"
 
 
-def test_a_state_version_and_an_order_agree_in_their_limits():
-    assert Order("run", 9999, 99, 9999, 99, version(9999, 99)).step == 99
+def test_a_state_version_and_a_task_header_agree_in_their_limits():
+    assert TaskHeader("fedtar", "run", 9999, 99, 9999, 99, version(9999, 99)).step == 99
 
 
 # ------------------------------------------------------------------ the source

@@ -14,7 +14,8 @@ from nvflare.fuel.utils import fobs
 from PIL import Image
 
 from fedtar_flare.fedtar.executor import PatientAdaptiveExecutor
-from fedtar_flare.protocol.messages import CLOSE_ROUND, HANDSHAKE, TRAIN, Order, Reply, version
+from fedtar_flare.protocol.messages import Reply, TaskHeader, version
+from fedtar_flare.protocol.tasks import CLOSE_ROUND, HANDSHAKE, TRAIN
 from fedtar_flare.site.guard import OutboundGuard
 from fedtar_flare.site.privacy import GaussianPrivacy
 
@@ -51,10 +52,10 @@ class Client:
         self.executor = PatientAdaptiveExecutor(**settings)
         self.kit, self.filters, self.sent = kit, filters, []
 
-    def run(self, task, order, weights=None):
+    def run(self, task, header, weights=None):
         content = {"params": weights, "params_type": ParamsType.FULL} if weights else {"metrics": {}}
-        task_data = FLModelUtils.to_shareable(FLModel(**content, meta=order.to_meta()))
-        ctx = context(self.kit, task, order=order)
+        task_data = FLModelUtils.to_shareable(FLModel(**content, meta=header.to_meta()))
+        ctx = context(self.kit, task, header=header)
         ctx.set_prop(FLContextKey.TASK_DATA, task_data, private=True, sticky=False)
         answer = self.executor.execute(task, task_data, ctx, Signal())
         for each in self.filters:
@@ -67,13 +68,15 @@ class Client:
 
     def round(self):
         """Handshake and one whole round; gives the replies."""
-        hello, w = self.run(HANDSHAKE, Order("run", 0, 0, 1, T, version(0, 0), True, initial_site="site-1"))
+        hello, w = self.run(
+            HANDSHAKE, TaskHeader("fedtar", "run", 0, 0, 1, T, version(0, 0), True, initial_site="site-1")
+        )
         replies = [hello]
         for t in range(1, T + 1):
-            reply, update = self.run(TRAIN, Order("run", 1, t, 1, T, version(1, t - 1)), w)
+            reply, update = self.run(TRAIN, TaskHeader("fedtar", "run", 1, t, 1, T, version(1, t - 1)), w)
             replies.append(reply)
             w = {name: w[name] + 0.5 * update[name].float() for name in w} if update else w
-        reply, _ = self.run(CLOSE_ROUND, Order("run", 1, T, 1, T, version(1, T), True), w)
+        reply, _ = self.run(CLOSE_ROUND, TaskHeader("fedtar", "run", 1, T, 1, T, version(1, T), True), w)
         return [*replies, reply]
 
 
@@ -99,11 +102,13 @@ def test_errors_at_the_site_name_files_there_and_nothing_in_the_message(hospital
     for broken in (f"{MARK}column\n", whole.replace(".png", ".gone"), whole.replace("1987", "19x87")):
         table.write_text(broken)
         client = Client(hospital, OutboundGuard())
-        reply, weights = client.run(HANDSHAKE, Order("run", 0, 0, 1, T, version(0, 0), initial_site="site-1"))
+        reply, weights = client.run(
+            HANDSHAKE, TaskHeader("fedtar", "run", 0, 0, 1, T, version(0, 0), initial_site="site-1")
+        )
         assert reply.status == "error" and not weights and marked(client.sent) == []
     table.unlink()
     client = Client(hospital, OutboundGuard())
-    assert client.run(HANDSHAKE, Order("run", 0, 0, 1, T, version(0, 0)))[0].status == "error"
+    assert client.run(HANDSHAKE, TaskHeader("fedtar", "run", 0, 0, 1, T, version(0, 0)))[0].status == "error"
     assert marked(client.sent) == [] and MARK in caplog.text
 
 

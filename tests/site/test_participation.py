@@ -136,7 +136,7 @@ def test_the_commands_write_the_decision(tmp_path):
 
 def test_ok_replies_need_no_tensor(tmp_path):
     site = Behind(lambda task, order, weights: (ok(order), None), tmp_path)
-    from fedtar_flare.protocol.messages import Order, version
+    from fedtar_flare.protocol.messages import TaskHeader, version
 
-    reply, params = site("close_round", Order("run", 1, 2, 2, 2, version(1, 2)), {"x": torch.ones(1)})
+    reply, params = site("close_round", TaskHeader("fedtar", "run", 1, 2, 2, 2, version(1, 2)), {"x": torch.ones(1)})
     assert reply.status == "ok" and not params

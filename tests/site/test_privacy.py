@@ -3,14 +3,15 @@
 import numpy as np
 import pytest
 import torch
-from flare_context import A, B, context, message, read
+from flare_context import A, B, context, message, read, shareable, task_header
 from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
 from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 from scipy import stats
 
 from fedtar_flare.errors import ConfigError
 from fedtar_flare.protocol.exchange import euclidean_norm
-from fedtar_flare.protocol.messages import ABSTAIN, ERROR, OK, Order, version
+from fedtar_flare.protocol.fields import Field
+from fedtar_flare.protocol.messages import ABSTAIN, ERROR, OK, TaskHeader, version
 from fedtar_flare.site.accountant import epsilon_of
 from fedtar_flare.site.guard import OutboundGuard
 from fedtar_flare.site.privacy import GaussianPrivacy, secure_normals
@@ -53,27 +54,33 @@ def test_the_noise_has_the_documented_scale(dtype):
         assert stats.kstest(noise / scale, "norm").pvalue > 1e-4
 
 
+LOSS, VECTOR = Field("loss", "number", "", noisy=True), Field("vector", "numbers", "", noisy=True)
+
+
+def closing(privacy, loss, vector):
+    released = privacy.noisy_fields(2, {LOSS: loss, VECTOR: vector})
+    return released["loss"], released["vector"]
+
+
 def test_closing_numbers_are_one_bounded_release():
     """Any two sites' closing numbers lie at most 2 sqrt(2) apart in the scale in which the noise is added."""
-    privacy = GaussianPrivacy(t_clip=0.1, loss_clip=5.0, closing_noise_multiplier=2.0)
-    exact = GaussianPrivacy(t_clip=0.1, loss_clip=5.0)  # multiplier 0: what is clipped, without noise
-    far = [exact.noisy_closing(1e9, [1e9, 0.0]), exact.noisy_closing(-3.0, [-1e9, 0.0])]
+    privacy = GaussianPrivacy(vector_clip=0.1, loss_clip=5.0, closing_noise_multiplier=2.0)
+    exact = GaussianPrivacy(vector_clip=0.1, loss_clip=5.0)  # multiplier 0: what is clipped, without noise
+    far = [closing(exact, 1e9, [1e9, 0.0]), closing(exact, -3.0, [-1e9, 0.0])]
     points = [np.array([2 * loss / 5.0 - 1, *(np.array(t) / 0.1)]) for loss, t in far]
     assert np.linalg.norm(points[0] - points[1]) == pytest.approx(2 * np.sqrt(2))
-    draws = np.array([[loss, *t] for loss, t in (privacy.noisy_closing(2.0, [0.03, -0.01]) for _ in range(4000))])
+    draws = np.array([[loss, *t] for loss, t in (closing(privacy, 2.0, [0.03, -0.01]) for _ in range(4000))])
     std = 2.0 * 2 * np.sqrt(2)
     assert draws.std(axis=0) == pytest.approx([std * 2.5, std * 0.1, std * 0.1], rel=0.06)
     assert draws.mean(axis=0) == pytest.approx([2.0, 0.03, -0.01], abs=5 * std * 2.5 / np.sqrt(4000))
-    assert exact.noisy_closing(2.0, [0.03, -0.01])[1] == pytest.approx([0.03, -0.01])
-    assert privacy.noisy_closing(2.0, None)[1] is None
+    assert closing(exact, 2.0, [0.03, -0.01])[1] == pytest.approx([0.03, -0.01])
+    assert closing(privacy, 2.0, None)[1] is None
 
 
 def test_only_covered_and_public_values_leave(tmp_path):
     privacy, guard = GaussianPrivacy(closing_noise_multiplier=1.0), OutboundGuard()
-    ctx = context(tmp_path)
     sent = update()
-    task = FLModelUtils.to_shareable(FLModel(params=sent, params_type=ParamsType.FULL))
-    ctx.set_prop("__task_data__", task, private=True, sticky=False)
+    ctx = context(tmp_path, sent=sent)
     numbers = {"samples": 12, "train_loss": 1.0, "last_loss": 1.0, "seconds": 3.0}
     left = guard.process(privacy.process(message(sent, numbers=numbers), ctx), ctx)
     reply, tensors = read(left)
@@ -89,9 +96,9 @@ def test_only_covered_and_public_values_leave(tmp_path):
     assert reply.numbers["validation_loss"] != 2.0 and reply.payload["t_numbers"] != [0.1, 0.2]
     assert reply.payload["privacy"]["releases"] == 2
     ctx = context(tmp_path, "handshake")
-    payload = {"counts": {"train": [1]}, "scores": {"all": {"n": 4}}, "skipped_studies": {"no-image": 1}}
+    payload = {"settings": "x", "counts": {"train": [1]}, "scores": {"all": {"n": 4}}, "skipped_studies": {"no": 1}}
     reply, _ = read(guard.process(privacy.process(message(payload=payload), ctx), ctx))
-    assert set(reply.payload) == {"counts", "privacy"} and reply.payload["privacy"]["releases"] == 2
+    assert set(reply.payload) == {"settings", "counts", "privacy"} and reply.payload["privacy"]["releases"] == 2
 
 
 def test_without_a_closing_multiplier_no_closing_number_leaves(tmp_path):
@@ -189,13 +196,11 @@ def test_a_site_with_privacy_and_one_without_finish_a_run_together(tmp_path):
         # a budget for three updates of the run's four
         privacy = GaussianPrivacy(0.05, 2.0, max_epsilon=(epsilon_of(3**0.5 / 2, 1e-5) + epsilon_of(1.0, 1e-5)) / 2)
 
-        def answer(task, order, weights):
-            reply, tensors = site(task, order, weights)
-            meta = reply.to_meta()
+        def answer(task, header, weights):
+            reply, tensors = site(task, header, weights)
             kind = ParamsType.DIFF if task == "train" else ParamsType.FULL
-            model = FLModel(params=tensors, params_type=kind, meta=meta) if tensors else FLModel(metrics={}, meta=meta)
-            ctx = context(tmp_path / "kit", task, order=order)
-            return read(privacy.process(FLModelUtils.to_shareable(model), ctx))
+            ctx = context(tmp_path / "kit", task, header=header)
+            return read(privacy.process(shareable(tensors, kind, reply.to_meta()), ctx))
 
         return answer
 
@@ -211,7 +216,68 @@ def test_a_site_with_privacy_and_one_without_finish_a_run_together(tmp_path):
     assert "budget spent" in steps[-1]["abstained"]["a"]
 
 
-def test_an_order_is_known_by_its_context(tmp_path):
-    ctx = context(tmp_path, order=Order("other", 2, 1, 2, 2, version(2, 0)))
+def test_a_run_is_known_by_its_context(tmp_path):
+    ctx = context(tmp_path, header=TaskHeader("fedtar", "other", 2, 1, 2, 2, version(2, 0)))
     read(GaussianPrivacy().process(message(update()), ctx))
     assert '"other"' in (tmp_path / "fedtar_state" / "privacy_ledger.json").read_text()
+
+
+# ------------------------------------------------------------------ another method's contract
+def learnt(tmp_path, tensors, privacy, numbers=None, payload=None, **reply):
+    ctx = context(tmp_path, "learn", header=task_header(method="madeup"), sent=update())
+    sent = message(tensors, numbers={"n": 3} | (numbers or {}), payload=payload, method="madeup", **reply)
+    return read(OutboundGuard().process(privacy.process(sent, ctx), ctx))
+
+
+def test_a_task_with_an_update_and_noisy_fields_makes_two_releases(tmp_path, madeup):
+    privacy = GaussianPrivacy(noise_multiplier=2.0, closing_noise_multiplier=4.0)
+    numbers, payload = {"loss": 2.0, "seconds": 1.0}, {"slopes": [0.5, 0.5], "grades": {"a": 1}, "mode": "x"}
+    reply, left = learnt(tmp_path, update(), privacy, numbers, payload)
+    assert reply.status == OK and set(reply.numbers) == {"n", "loss"} and reply.numbers["loss"] != 2.0
+    assert set(reply.payload) == {"slopes", "mode", "privacy"} and reply.payload["slopes"] != [0.5, 0.5]
+    assert not any(torch.equal(left[name], value) for name, value in update().items())
+    account = reply.payload["privacy"]
+    assert account["releases"] == 2 and account["epsilon"] == pytest.approx(epsilon_of((1 / 4 + 1 / 16) ** 0.5, 1e-5))
+
+
+def test_the_budget_holds_for_all_releases_of_a_message_together(tmp_path, madeup):
+    both, one = epsilon_of((1 / 4 + 1 / 16) ** 0.5, 1e-5), epsilon_of(1 / 2, 1e-5)
+    privacy = GaussianPrivacy(noise_multiplier=2.0, closing_noise_multiplier=4.0, max_epsilon=(both + one) / 2)
+    reply, left = learnt(tmp_path, update(), privacy, {"loss": 2.0})
+    assert reply.status == ABSTAIN and reply.method == "madeup" and not left and not reply.numbers
+    assert reply.payload["privacy"]["releases"] == 0
+
+
+def test_without_noise_for_them_noisy_fields_stay_and_the_update_leaves(tmp_path, madeup):
+    reply, left = learnt(tmp_path, update(), GaussianPrivacy(), {"loss": 2.0}, {"slopes": [1.0], "mode": "x"})
+    assert reply.status == OK and reply.numbers == {"n": 3} and set(reply.payload) == {"privacy"} and left
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "group"),
+    [("bank.features", torch.ones(2, 3), "rows"), ("module.a", torch.ones(2), "modules")],
+)
+def test_rows_and_modules_do_not_leave_a_site_with_a_privacy_filter(tmp_path, madeup, name, value, group):
+    reply, left = learnt(tmp_path, {**update(), name: value}, GaussianPrivacy())
+    assert reply.status == ERROR and f"'{group}'" in reply.reason and not left
+    assert not (tmp_path / "fedtar_state" / "privacy_ledger.json").exists()
+
+
+def test_what_cannot_be_released_stays_and_costs_no_budget(tmp_path, madeup):
+    privacy = GaussianPrivacy(closing_noise_multiplier=1.0)
+    wrong = [({"loss": float("nan")}, {}), ({}, {"slopes": [float("inf")]}), ({}, {"slopes": "x"}), ({}, {"slopes": 1})]
+    for numbers, payload in wrong:
+        reply, left = learnt(tmp_path, update(), privacy, numbers, payload)
+        assert reply.status == ERROR and not left
+    reply, left = learnt(tmp_path, {**update(), A: torch.full((2,), float("nan"))}, privacy)
+    assert reply.status == ERROR and not left
+    assert not (tmp_path / "fedtar_state" / "privacy_ledger.json").exists()
+
+
+def test_a_seeded_draw_stays_what_it_was():
+    """One draw for all noisy fields, in the order in which they are declared: loss first, then the vector."""
+    privacy = GaussianPrivacy(closing_noise_multiplier=1.0, noise_seed=4)
+    noise = np.random.default_rng([4, 1]).standard_normal(3) * 2 * np.sqrt(2)
+    loss, vector = closing(privacy, 2.0, [0.03, -0.01])
+    assert loss == pytest.approx((2 * 2.0 / 10.0 - 1 + noise[0] + 1) / 2 * 10.0, rel=1e-12)
+    assert vector == pytest.approx([0.03 + noise[1], -0.01 + noise[2]], rel=1e-12)

@@ -2,36 +2,48 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
-from fedtar_flare.errors import FedTARError
-from fedtar_flare.provision.kit import AUDIT, GUARD, SITE_CLASSES
+from fedtar_flare.errors import ConfigError, FedTARError
+from fedtar_flare.methods import METHODS
 from fedtar_flare.site.doctor.finding import FAIL, OK, WARN, Finding
 from fedtar_flare.site.participation import Participation
 from fedtar_flare.site.participation import participation as read_participation
 from fedtar_flare.site.place import STATE
+from fedtar_flare.site.policy import (
+    AUDIT,
+    DATA_FILTERS,
+    GUARD,
+    PRIVACY,
+    PRIVACY_FILTER,
+    RESOURCES,
+    RESULT_FILTERS,
+    read_json,
+    site_classes,
+)
 from fedtar_flare.site.site_file import SiteConfig
 
-PRIVACY_FILTER = "fedtar_flare.site.privacy.GaussianPrivacy"
 COMPLETE = "python -m fedtar_flare.provision.kit KIT"
 
 
 def allow_list(kit: Path) -> list[Finding]:
-    """Whether the shipped job's classes may be built here, and whether whole packages may."""
-    file = _own_or_default(kit, "resources.json")
+    """Whether the classes of the allowed methods' jobs may be built here, and whether whole packages may."""
+    files = [kit / "local" / RESOURCES, kit / "local" / f"{RESOURCES}.default"]
+    file = next((file for file in files if file.is_file()), None)
     if file is None:
         cure = "provision the kit again, or take the file from its archive"
-        return [Finding(FAIL, "allow-list", f"{kit / 'local'} has no resources.json", cure)]
-    content, problem = _read(file)
-    if problem is not None:
-        return [Finding(FAIL, "allow-list", problem, "correct the file")]
+        return [Finding(FAIL, "allow-list", f"{kit / 'local'} has no {RESOURCES}", cure)]
+    try:
+        content = read_json(file)
+    except ConfigError as error:
+        return [Finding(FAIL, "allow-list", str(error), "correct the file")]
     allowed = content.get("class_allow_list") or []
-    missing = [path for path in SITE_CLASSES if not any(_allows(str(entry), path) for entry in allowed)]
+    wanted = site_classes([name for name in _methods(kit) if name in METHODS])
+    missing = [path for path in wanted if not any(_allows(str(entry), path) for entry in allowed)]
     if missing:
         return [Finding(FAIL, "allow-list", f"{file}: {', '.join(missing)} may not be built here", f"run '{COMPLETE}'")]
-    findings = [Finding(OK, "allow-list", f"{file.name}: the shipped job's classes may be built")]
+    findings = [Finding(OK, "allow-list", f"{file.name}: the classes of the allowed methods may be built")]
     if content.get("class_list_enforcement_mode") != "enforce":
         cure = 'set "class_list_enforcement_mode": "enforce"'
         findings.append(Finding(WARN, "allow-list", f"{file.name}: the list is not enforced", cure))
@@ -42,34 +54,40 @@ def allow_list(kit: Path) -> list[Finding]:
 
 
 def privacy(kit: Path, config: SiteConfig | None) -> list[Finding]:
-    """Whether the guard stands last in every scope, and the audit among the components."""
-    file = kit / "local" / "privacy.json"
-    cure = f"run '{COMPLETE}', or put {GUARD} last into each scope's task_result_filters and into its task_data_filters"
+    """Whether the guard stands last in every scope, for which methods, and the audit among the components."""
+    file = kit / "local" / PRIVACY
+    cure = f"run '{COMPLETE}', or put {GUARD} last into each scope's {RESULT_FILTERS} and into its {DATA_FILTERS}"
     if not file.is_file():
         return [Finding(FAIL, "site policy", f"{file} is not there: only the job's own filters would stand", cure)]
-    content, problem = _read(file)
-    if problem is not None:
-        return [Finding(FAIL, "site policy", problem, "correct the file")]
-    scopes = [scope for scope in content.get("scopes") or [] if isinstance(scope, dict)]
+    try:
+        content = read_json(file)
+    except ConfigError as error:
+        return [Finding(FAIL, "site policy", str(error), "correct the file")]
+    scopes = _scopes(content)
     names = [str(scope.get("name")) for scope in scopes]
     if not scopes or content.get("default_scope") not in names:
         return [Finding(FAIL, "site policy", f"{file} has no scope, or default_scope is none of them", cure)]
     findings = []
     for scope, name in zip(scopes, names, strict=True):
-        results, tasks = _paths(scope, "task_result_filters"), _paths(scope, "task_data_filters")
-        if results[-1:] != [GUARD] or GUARD not in tasks:
+        results, tasks = _entries(scope, RESULT_FILTERS), _entries(scope, DATA_FILTERS)
+        if not results or _path(results[-1]) != GUARD or GUARD not in map(_path, tasks):
             findings.append(Finding(FAIL, "site policy", f"scope '{name}': the outbound guard is not in force", cure))
-        for path in (r for r in results if r.endswith((".SVTPrivacy", ".PercentilePrivacy"))):
-            use = f"use {PRIVACY_FILTER}"
-            findings.append(Finding(WARN, "site policy", f"scope '{name}': {path} is no differential privacy", use))
-        for entry in scope.get("task_result_filters") or []:
-            if isinstance(entry, dict) and entry.get("path") == PRIVACY_FILTER:
+        for entry in (*tasks, *results):
+            if _path(entry) == GUARD:
+                findings += _guard(name, entry.get("args") or {})
+        for path in map(_path, results):
+            if path.endswith((".SVTPrivacy", ".PercentilePrivacy")):
+                use = f"use {PRIVACY_FILTER}"
+                findings.append(Finding(WARN, "site policy", f"scope '{name}': {path} is no differential privacy", use))
+        for entry in results:
+            if _path(entry) == PRIVACY_FILTER:
                 findings += _differential_privacy(kit, config, entry.get("args") or {})
     if not any(finding.check == "site policy" for finding in findings):
         findings.append(Finding(OK, "site policy", f"the outbound guard has the last word in {', '.join(names)}"))
+        findings.append(Finding(OK, "methods", f"this site takes part in {', '.join(_methods(kit))}"))
     components = [entry.get("path") for entry in content.get("components") or [] if isinstance(entry, dict)]
     if AUDIT not in components:
-        add = f'add to privacy.json "components": [{{"id": "audit", "path": "{AUDIT}", "args": {{}}}}]'
+        add = f'add to {PRIVACY} "components": [{{"id": "audit", "path": "{AUDIT}", "args": {{}}}}]'
         findings.append(Finding(WARN, "audit", "only jobs of this package are recorded, not others", add))
     return findings
 
@@ -83,6 +101,28 @@ def participation(kit: Path) -> Finding:
     if state is not Participation.TAKING_PART:
         return Finding(WARN, "participation", f"this site has {state.value}", "run 'fedtar site join' to take part")
     return Finding(OK, "participation", "this site takes part")
+
+
+def _guard(scope: str, arguments: dict[str, Any]) -> list[Finding]:
+    """Nothing where the guard can be built with these arguments."""
+    from fedtar_flare.site.guard import OutboundGuard
+
+    try:
+        OutboundGuard(**arguments)
+    except (FedTARError, TypeError) as error:
+        return [Finding(FAIL, "site policy", f"scope '{scope}': {error}", f"correct the guard's args in {PRIVACY}")]
+    return []
+
+
+def _methods(kit: Path) -> list[str]:
+    """Methods that some scope's guard allows; all where no policy says anything."""
+    try:
+        scopes = _scopes(read_json(kit / "local" / PRIVACY))
+    except ConfigError:
+        return list(METHODS)
+    guards = [entry for scope in scopes for entry in _entries(scope, RESULT_FILTERS) if _path(entry) == GUARD]
+    found = [name for entry in guards for name in (entry.get("args") or {}).get("methods") or METHODS]
+    return list(dict.fromkeys(found)) or list(METHODS)
 
 
 def _differential_privacy(kit: Path, config: SiteConfig | None, arguments: dict[str, Any]) -> list[Finding]:
@@ -110,18 +150,13 @@ def _allows(entry: str, path: str) -> bool:
     return entry == path or (entry.endswith(".") and path.startswith(entry))
 
 
-def _paths(scope: dict[str, Any], kind: str) -> list[str]:
-    return [str(entry.get("path") or entry.get("name")) for entry in scope.get(kind) or [] if isinstance(entry, dict)]
+def _scopes(content: dict[str, Any]) -> list[dict[str, Any]]:
+    return [scope for scope in content.get("scopes") or [] if isinstance(scope, dict)]
 
 
-def _own_or_default(kit: Path, name: str) -> Path | None:
-    files = [kit / "local" / name, kit / "local" / f"{name}.default"]
-    return next((file for file in files if file.is_file()), None)
+def _entries(scope: dict[str, Any], kind: str) -> list[dict[str, Any]]:
+    return [entry for entry in scope.get(kind) or [] if isinstance(entry, dict)]
 
 
-def _read(file: Path) -> tuple[dict[str, Any], str | None]:
-    try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        return {}, f"{file}: not readable as JSON ({error})"
-    return (content, None) if isinstance(content, dict) else ({}, f"{file}: not a JSON object")
+def _path(entry: dict[str, Any]) -> str:
+    return str(entry.get("path") or entry.get("name"))

@@ -7,17 +7,19 @@ from pathlib import Path
 from typing import Any
 
 from fedtar_flare.errors import ConfigError
-from fedtar_flare.fedtar.recipe import FedTARRecipe
 from fedtar_flare.models.config import ModelConfig
-from fedtar_flare.protocol.messages import TASKS
+from fedtar_flare.protocol.contract import Contract
 from fedtar_flare.version import __version__
 
 LICENSES = {"microsoft/cvt-21-384-22k": "Apache-2.0", "distilgpt2": "Apache-2.0"}
 """As their model cards state; others are the reader's to look up."""
 
 
-def requirements(recipe: FedTARRecipe) -> dict[str, Any]:
+def requirements(recipe: Any) -> dict[str, Any]:
     """What the job needs, as primitives.
+
+    Args:
+        recipe: of any method, with ``name``, ``contract``, ``executor`` and ``controller``.
 
     Sizes that only the model itself tells (parameters, exchange) are None where its parts are not on this machine.
     """
@@ -54,13 +56,34 @@ def requirements(recipe: FedTARRecipe) -> dict[str, Any]:
             "seconds_per_task_limit": controller.step_time_limit,
         },
         "leaves_the_site": {
-            "tasks": list(TASKS),
             "values_per_exchange": sizes.get("exchanged"),
             "bytes_up_per_step": sizes["exchanged"] * (2 if executor.lora_config.dtype_up == "bfloat16" else 4)
             if sizes
             else None,
-            "beside_them": "counts of visits, losses, T numbers, scores per time step; no report, image or patient",
+            **leaving(recipe.contract),
         },
+    }
+
+
+def leaving(contract: Contract) -> dict[str, Any]:
+    """What may leave a site by a method's contract, as primitives: tasks, their tensors and fields, and what stays."""
+    return {
+        "method": contract.method,
+        "title": contract.title,
+        "tasks": [
+            {
+                "task": task.name,
+                "about": task.about,
+                "sends": task.sends,
+                "tensors": [
+                    {"group": group.name, "form": group.form, "about": group.about, "personal": group.personal}
+                    for group in map(contract.group, task.up)
+                ],
+                "fields": {field.name: field.about for field in task.fields},
+            }
+            for task in contract.tasks
+        ],
+        "stays": contract.stays,
     }
 
 
@@ -85,15 +108,25 @@ def describe(needs: dict[str, Any]) -> str:
         f"work: {work['tasks']} tasks ({work['rounds']} rounds), {work['training']['local_steps']} updates of "
         f"{work['training']['batch_size']} reports at each time step, at most {work['seconds_per_task_limit']} s a "
         "task.",
-        "leaves the site at each time step: "
-        + (
-            f"{leaves['values_per_exchange']:,} values of the shared adapter ({leaves['bytes_up_per_step']:,} bytes); "
-            if leaves["values_per_exchange"]
-            else "the change of the shared adapter; "
-        )
-        + f"beside them {leaves['beside_them']}.",
+        "",
+        f"{leaves['title']}: what leaves the site, and in which task. Nothing else can.",
+        *(line for task in leaves["tasks"] for line in _task_lines(task)),
+        f"at each exchange: {leaves['values_per_exchange']:,} values ({leaves['bytes_up_per_step']:,} bytes)."
+        if leaves["values_per_exchange"]
+        else "",
+        f"stays at the site: {leaves['stays']}, and whatever is not named above.",
     ]
     return "\n".join(textwrap.fill(line, 110, subsequent_indent="  ") for line in lines)
+
+
+def _task_lines(task: dict[str, Any]) -> list[str]:
+    sends = {"initial": "full weights, of the one site that is asked for them", "difference": "what changed"}
+    lines = [f"{task['task']} ({task['about']}):"]
+    for group in task["tensors"]:
+        what = sends[task["sends"]] if group["form"] == "averaged" else group["form"]
+        personal = "; PERSONAL DATA" if group["personal"] else ""
+        lines.append(f"  tensors {group['group']}: {group['about']} ({what}){personal}")
+    return lines + [f"  {name}: {about}" for name, about in task["fields"].items()]
 
 
 def _parts(model: ModelConfig) -> dict[str, str]:
@@ -104,7 +137,7 @@ def _parts(model: ModelConfig) -> dict[str, str]:
     return {name: LICENSES.get(name, "see its model card") for name in names}
 
 
-def _sizes(recipe: FedTARRecipe) -> dict[str, int]:
+def _sizes(recipe: Any) -> dict[str, int]:
     """Parameters of the model and of one exchange; empty where the model cannot be built here."""
     from fedtar_flare.models.adapters.lora import add_shared_lora, shared_state
     from fedtar_flare.models.build import build_model

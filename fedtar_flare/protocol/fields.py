@@ -1,0 +1,178 @@
+"""Fields of a reply's header: each declared with its kind and its bounds, and checked by them. No free text passes."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from fedtar_flare.errors import ConfigError, ExchangeError
+from fedtar_flare.protocol.exchange import ExchangeSchema
+from fedtar_flare.protocol.messages import WORD
+
+MAX_TEXT = 512
+"""Longest text of one value, in characters."""
+
+MAX_WHOLE = 2**53
+"""Largest whole number; one without a bound could spell a text."""
+
+MAX_DEPTH = 6
+"""Deepest nesting of a ``tree`` or of ``settings``."""
+
+_NAME = re.compile(rf"{WORD.pattern}|\d{{1,4}}")
+_VALUE = re.compile(r"[A-Za-z0-9_.+-]{1,64}")
+
+Kind = Literal["number", "count", "numbers", "tree", "word", "words", "schema", "settings"]
+NUMBER_KINDS = ("number", "count")
+"""Kinds of field that travel in ``Reply.numbers``; the others travel in ``Reply.payload``."""
+
+
+@dataclass(frozen=True)
+class Field:
+    """One field of a reply's header.
+
+    Args:
+        name: in ``numbers`` (kinds ``number`` and ``count``) or ``payload`` (the others).
+        kind: ``number``: finite; ``count``: a whole number from 0; ``numbers``: None or a list of numbers; ``tree``:
+            numbers and lists of numbers under short words; ``word``; ``words``: short words under short words;
+            ``schema``: an :class:`ExchangeSchema`; ``settings``: nested primitives that the job itself determines.
+        about: what it says, for ``--describe`` and the audit.
+        length: largest number of values (``numbers``, ``words``), or of characters of JSON (``tree``, ``settings``).
+        least, most: bounds of every number in it.
+        public: it holds no data of patients beyond numbers of visits; a privacy filter lets it pass as it is.
+        noisy: a privacy filter may release it with noise (``number`` and ``numbers`` only); a field that is neither
+            public nor noisy does not leave a site with a privacy filter.
+        required: an ``ok`` reply without it is refused.
+
+    Raises:
+        ConfigError: a field is both public and noisy, or noise is not defined for its kind.
+    """
+
+    name: str
+    kind: Kind
+    about: str
+    length: int = 100
+    least: float = -math.inf
+    most: float = math.inf
+    public: bool = False
+    noisy: bool = False
+    required: bool = False
+
+    def __post_init__(self) -> None:
+        if self.noisy and (self.public or self.kind not in ("number", "numbers")):
+            raise ConfigError(f"field '{self.name}': noise is for a 'number' or 'numbers' that is not public")
+
+    def check(self, value: Any) -> None:
+        """Refuse a value that is not of this field's kind.
+
+        Raises:
+            ExchangeError: names the field and never its value.
+        """
+        _CHECKS[self.kind](self, value)
+
+
+def _number(field: Field, value: Any) -> None:
+    if isinstance(value, int) and not isinstance(value, bool):
+        if abs(value) > MAX_WHOLE:
+            raise ExchangeError(f"the field '{field.name}' holds a number beyond 2^53")
+    elif not isinstance(value, float) or not math.isfinite(value):
+        raise ExchangeError(f"the field '{field.name}' is not a finite number")
+    if not field.least <= value <= field.most:
+        raise ExchangeError(f"the field '{field.name}' is not within {field.least:g} to {field.most:g}")
+
+
+def _count(field: Field, value: Any) -> None:
+    _number(field, value)
+    if value != int(value) or value < 0:
+        raise ExchangeError(f"the field '{field.name}' is not a whole number from 0")
+
+
+def _numbers(field: Field, value: Any) -> None:
+    if value is None:
+        return
+    if not isinstance(value, list | tuple) or len(value) > field.length:
+        raise ExchangeError(f"the field '{field.name}' is not a list of at most {field.length} numbers")
+    for item in value:
+        _number(field, item)
+
+
+def _tree(field: Field, value: Any) -> None:
+    _branch(field, replace(field, length=100), value, 0)
+    _size(field, value)
+
+
+def _branch(field: Field, leaf: Field, value: Any, depth: int) -> None:
+    if not isinstance(value, Mapping) or depth > MAX_DEPTH:
+        raise ExchangeError(f"the field '{field.name}' is not a dictionary of bounded depth")
+    for key, item in value.items():
+        if not isinstance(key, str) or not _NAME.fullmatch(key):
+            raise ExchangeError(f"a name within the field '{field.name}' is not a short word")
+        if isinstance(item, Mapping):
+            _branch(field, leaf, item, depth + 1)
+        elif isinstance(item, list | tuple):
+            _numbers(leaf, item)
+        elif item is not None:
+            _number(field, item)
+
+
+def _word(field: Field, value: Any) -> None:
+    if not isinstance(value, str) or not _VALUE.fullmatch(value):
+        raise ExchangeError(f"the field '{field.name}' is not a short word")
+
+
+def _words(field: Field, value: Any) -> None:
+    if not isinstance(value, Mapping) or len(value) > field.length:
+        raise ExchangeError(f"the field '{field.name}' is not a dictionary of at most {field.length} words")
+    for key, item in value.items():
+        _word(field, key)
+        _word(field, item)
+
+
+def _schema(field: Field, value: Any) -> None:
+    ExchangeSchema.from_dict(value)
+
+
+def _settings(field: Field, value: Any) -> None:
+    if not isinstance(value, Mapping):
+        raise ExchangeError(f"the field '{field.name}' is not a dictionary")
+    _primitives(field, value, 0)
+    _size(field, value)
+
+
+def _primitives(field: Field, value: Any, depth: int) -> None:
+    if depth > MAX_DEPTH:
+        raise ExchangeError(f"the field '{field.name}' is nested too deeply")
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            if not isinstance(key, str):
+                raise ExchangeError(f"a name within the field '{field.name}' is not a text")
+            _primitives(field, key, depth + 1)
+            _primitives(field, item, depth + 1)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            _primitives(field, item, depth + 1)
+    elif isinstance(value, str):
+        if len(value) > MAX_TEXT:
+            raise ExchangeError(f"a text of the field '{field.name}' is longer than {MAX_TEXT} characters")
+    elif value is not None and not isinstance(value, bool):
+        _number(field, value)
+
+
+def _size(field: Field, value: Any) -> None:
+    if (length := len(json.dumps(value))) > field.length:
+        raise ExchangeError(f"the field '{field.name}' has {length} characters; the limit is {field.length}")
+
+
+_CHECKS: dict[str, Callable[[Field, Any], None]] = {
+    "number": _number,
+    "count": _count,
+    "numbers": _numbers,
+    "tree": _tree,
+    "word": _word,
+    "words": _words,
+    "schema": _schema,
+    "settings": _settings,
+}

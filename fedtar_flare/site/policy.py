@@ -1,0 +1,83 @@
+"""A site's own policy: its files, the classes that it names, and what it says of methods and of streamed scalars."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fedtar_flare.errors import ConfigError
+from fedtar_flare.methods import METHODS, contract_of
+
+RESOURCES, PRIVACY, AUTHORIZATION = "resources.json", "privacy.json", "authorization.json"
+"""Files below a kit's ``local/``."""
+
+GUARD = "fedtar_flare.site.guard.OutboundGuard"
+AUDIT = "fedtar_flare.site.audit.AuditTrail"
+PRIVACY_FILTER = "fedtar_flare.site.privacy.GaussianPrivacy"
+
+RESULT_FILTERS, DATA_FILTERS = "task_result_filters", "task_data_filters"
+"""Lists of filters in a scope of ``privacy.json``: of what leaves, of what comes."""
+
+
+def server_classes(methods: Sequence[str] = ()) -> list[str]:
+    """Classes that jobs of these methods (default all installed) build at a server, beside FLARE's own.
+
+    Raises:
+        ConfigError: a method is not installed.
+    """
+    return _unique(path for name in methods or METHODS for path in contract_of(name).server_classes)
+
+
+def site_classes(methods: Sequence[str] = ()) -> list[str]:
+    """The same at a site; every method's job brings the guard.
+
+    Raises:
+        ConfigError: a method is not installed.
+    """
+    return _unique([*(path for name in methods or METHODS for path in contract_of(name).site_classes), GUARD])
+
+
+def streaming_allowed(workspace: Path) -> bool:
+    """Whether scalars may be streamed to the server, which pass no result filter.
+
+    Only where the site's policy has no result filter but the guard: any other may be a privacy filter that streamed
+    scalars would pass by. A policy that cannot be read allows nothing; a site without one, as in the simulator, has
+    no filter.
+    """
+    file = workspace / "local" / PRIVACY
+    try:
+        if not file.exists():
+            return True
+        scopes = _list(read_json(file), "scopes")
+        filters = [entry["path"] for scope in scopes for entry in _list(scope, RESULT_FILTERS)]
+    except (OSError, ConfigError, KeyError, TypeError):
+        return False
+    return all(path == GUARD for path in filters)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Read a JSON file.
+
+    Raises:
+        ConfigError: it is missing or no JSON object.
+    """
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path}: cannot be read as JSON ({error})") from error
+    if not isinstance(content, dict):
+        raise ConfigError(f"{path}: not a JSON object")
+    return content
+
+
+def _list(content: Mapping[str, Any], key: str) -> list[Any]:
+    entries = content.get(key, []) if isinstance(content, Mapping) else None
+    if not isinstance(entries, list):
+        raise TypeError(f"'{key}' is not a list")
+    return entries
+
+
+def _unique(paths: Iterable[str]) -> list[str]:
+    return list(dict.fromkeys(paths))
