@@ -27,8 +27,8 @@ from fedtar_flare.fedtar.profiles import memberships
 from fedtar_flare.imaging.batch import collate
 from fedtar_flare.imaging.pipeline import InputConfig, prepare
 from fedtar_flare.learning.device import choose_device
-from fedtar_flare.models.adapters.lora import add_shared_lora, load_shared_state
-from fedtar_flare.models.adapters.peft_file import ADAPTER_CONFIG, is_adapter_name, read_adapter, read_adapter_info
+from fedtar_flare.models.adapters.lora import add_lora, load_shared_state
+from fedtar_flare.models.adapters.peft_file import ADAPTER_CONFIG, adapter_of, read_adapter, read_adapter_info
 from fedtar_flare.models.build import build_model, build_tokenizer
 from fedtar_flare.models.config import ModelConfig
 from fedtar_flare.models.config import preset as model_preset
@@ -131,13 +131,13 @@ class Drafter:
         self.device = torch.device(choose_device(device, "float32")[0])
         weights = read_adapter(adapter)
         lora = _lora_settings(adapter)
-        self.model = add_shared_lora(
+        self.model = add_lora(
             base,
             targets=self._config.lora_targets,
             rank=lora["r"],
             alpha=lora["lora_alpha"],
             seed=0,
-            extra=[re.escape(name) for name in weights if not is_adapter_name(name)],
+            extra=[re.escape(name) for name in weights if adapter_of(name) is None],
         ).to(self.device)
         load_shared_state(self.model, weights)
         self.patient: PatientLoRA | None = None

@@ -26,7 +26,7 @@ from fedtar_flare.imaging.batch import ImageBatch, collate
 from fedtar_flare.imaging.pipeline import InputConfig, prepare
 from fedtar_flare.models.adapters.lora import (
     adapter_config,
-    add_shared_lora,
+    add_lora,
     load_shared_state,
     shared_parameters,
     shared_state,
@@ -121,7 +121,7 @@ class SiteLearner:
         self.fingerprint = fingerprint(generator)
         exchanged = [n for n, _ in generator.named_parameters() if any(re.fullmatch(p, n) for p in lora.exchange)]
         require_trained(generator, model, exchanged)
-        self.model = add_shared_lora(
+        self.model = add_lora(
             generator,
             targets=model.lora_targets,
             rank=lora.rank,
@@ -216,7 +216,7 @@ class SiteLearner:
         if not samples:
             raise DataError(f"no training visit at step {time_step}", reason="no-training-visit")
         start = self.shared()
-        shared = shared_parameters(self.model)
+        shared = list(shared_parameters(self.model).values())
         optimizer = torch.optim.AdamW(
             shared, lr=self.training.lr_shared, weight_decay=self.training.weight_decay
         )  # fresh: its start point is not where the last task ended
@@ -277,9 +277,10 @@ class SiteLearner:
         if not samples:
             return None
         loss = self._accumulate(samples)
-        names = shared_state(self.model).keys()
-        gradients = [p.grad if p.grad is not None else torch.zeros_like(p) for p in shared_parameters(self.model)]
-        gradient = {n: g.detach().float().cpu().clone() for n, g in zip(names, gradients, strict=True)}
+        gradient = {
+            name: (torch.zeros_like(p) if p.grad is None else p.grad).detach().float().cpu().clone()
+            for name, p in shared_parameters(self.model).items()
+        }
         self._clear_gradients()
         return Validated(loss, gradient, len(samples))
 
