@@ -184,17 +184,15 @@ class PatientAdaptiveExecutor(MethodExecutor):
 
     def _evaluate(self, learner: Any, order: Order, site: Site, state: SiteState) -> dict[str, Any]:
         """Scores of the test patients; a page of generated beside reference reports stays in the site's state."""
+        from fedtar_flare.reporting.examples import SiteExamples, choose, write_examples
 
-        def keep(samples: Any, texts: Any) -> None:
-            from fedtar_flare.reporting.examples import SiteExamples, choose, write_examples
-
-            steps, visits = [sample.time_step for sample in samples], [sample.visit for sample in samples]
-            chosen = choose(steps, texts, [v.report for v in visits], [v.findings for v in visits])
-            synthetic = self._config.source == "synthetic"
-            page = write_examples(state.folder, SiteExamples(site.name, order.round, synthetic, chosen))
-            self.logger.info(f"generated beside reference reports, for this site's eyes: {page}")
-
-        scores: dict[str, Any] = learner.evaluate(self._min_cell(site), on_texts=keep)
+        evaluated = learner.evaluate(self._min_cell(site))
+        steps, visits = [s.time_step for s in evaluated.samples], [s.visit for s in evaluated.samples]
+        chosen = choose(steps, evaluated.texts, [v.report for v in visits], [v.findings for v in visits])
+        synthetic = self._config.source == "synthetic"
+        page = write_examples(state.folder, SiteExamples(site.name, order.round, synthetic, chosen))
+        self.logger.info(f"generated beside reference reports, for this site's eyes: {page}")
+        scores: dict[str, Any] = evaluated.scores
         return scores
 
     def _personal_settings(self, cohort: Any, order: Order, median_age: float | None) -> dict[str, Any]:
@@ -233,7 +231,7 @@ class PatientAdaptiveExecutor(MethodExecutor):
 
     def _learner_of(self, order: Order, site: Site, state: SiteState, cohort: Any) -> Any:
         """The site's learner, built once per process and run."""
-        from fedtar_flare.fedtar.learner import SiteLearner
+        from fedtar_flare.fedtar.learner import PatientLearner
         from fedtar_flare.learning.device import choose_device
 
         if self._learner_key != (order.run_id, site.name):
@@ -245,7 +243,7 @@ class PatientAdaptiveExecutor(MethodExecutor):
                 median_age = info["median_age"]
                 mixture = DemographicMixture.from_state({name: value.numpy() for name, value in arrays.items()})
             device, autocast = choose_device(self._config.device, self._config.precision)
-            self._learner = SiteLearner(
+            self._learner = PatientLearner(
                 model=self.model_config,
                 lora=self.lora_config,
                 patient=self.patient_config,
@@ -253,7 +251,6 @@ class PatientAdaptiveExecutor(MethodExecutor):
                 cohort=cohort,
                 mixture=mixture,
                 median_age=median_age,
-                time_steps=order.time_steps,
                 seed=self.seed,
                 cache=self._cache,
                 device=device,

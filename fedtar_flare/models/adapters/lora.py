@@ -77,11 +77,11 @@ def add_lora(
         raise ConfigError(
             f"adapter name {adapter!r}: it must be lower-case letters, digits and underscores, at most 32"
         )
-    further = isinstance(model, PeftModel)
-    if further and (extra or adapter in model.peft_config):
+    adapted = model if isinstance(model, PeftModel) else None
+    if adapted is not None and (extra or adapter in adapted.peft_config):
         what = "extras belong to the first adapter" if extra else "the model has an adapter of this name"
         raise ConfigError(f"adapter {adapter!r}: {what}")
-    names = target_names(model.get_base_model() if further else model, targets, further)
+    names = target_names(adapted.get_base_model() if adapted else model, targets, adapted is not None)
     extras = extra_names(model, extra)
     scale = int(alpha) if alpha == int(alpha) else alpha  # PEFT declares an integer and divides by the rank
     config = LoraConfig(
@@ -91,16 +91,14 @@ def add_lora(
         lora_dropout=0.0,
         bias="none",
     )
-    trained = {parameter: parameter.requires_grad for parameter in model.parameters()} if further else {}
+    trained = {parameter: parameter.requires_grad for parameter in model.parameters()} if adapted else {}
     # PEFT draws its own initial factors from the global generator; they are replaced below.
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
         # PEFT corrects this field per layer, so a model with both nn.Linear and Conv1D always warns.
         warnings.filterwarnings("ignore", message="fan_in_fan_out is set to")
-        if further:
-            model.add_adapter(adapter, config)
-            peft_model = model
-        else:
-            peft_model = get_peft_model(model, config, adapter_name=adapter)
+        peft_model = adapted or get_peft_model(model, config, adapter_name=adapter)
+        if adapted:
+            adapted.add_adapter(adapter, config)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name in names:
