@@ -196,7 +196,7 @@ class PatientAdaptiveExecutor(MethodExecutor):
         return scores
 
     def _personal_settings(self, cohort: Any, order: Order, median_age: float | None) -> dict[str, Any]:
-        """What it takes to use this site's state later, without the job: see :mod:`fedtar_flare.fedtar.drafting`."""
+        """What it takes to use this site's state later, without the job: see :mod:`fedtar_flare.fedtar.personal`."""
         return {
             "median_age": median_age,
             "patient": asdict(self.patient_config),

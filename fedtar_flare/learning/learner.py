@@ -86,13 +86,11 @@ class ReportLearner:
         autocast: bool = False,
         checkpoint: Callable[[], None] = lambda: None,
     ):
-        self.cohort = cohort
-        self.training = training
+        self.cohort, self.training = cohort, training
         self.device = torch.device(device)
         self.checkpoint = checkpoint
         self._autocast = autocast
-        self._config = model
-        self._cache = cache
+        self._config, self._cache = model, cache
         self._input = InputConfig(image_size=model.image_size, slices=model.slices)
         self._micro_batch = min(training.micro_batch or training.batch_size, training.batch_size)
         self.tokenizer = build_tokenizer(model)
@@ -241,7 +239,6 @@ class ReportLearner:
         for parameter in self.personal_parameters():
             parameter.grad = None
 
-    # ------------------------------------------------------------------ validation and scores
     def validate(self) -> Validated | None:
         """Loss and gradient in w over the validation patients' visits, with the personal part; None without any."""
         samples = self.cohort.samples("validation")

@@ -78,7 +78,7 @@ def learner_of(cohort, cache):
 
 
 def by_hand(cohort, cache, *, personal):
-    """Algorithm 1's inner loop written out, three updates of four reports, clipped at 1: update, losses, private part."""
+    """Algorithm 1's inner loop written out: three updates of four reports; the update, losses and private part."""
     tokenizer = build_tokenizer(MODEL)
     model = add_lora(build_model(MODEL), targets=MODEL.lora_targets, rank=4, alpha=128, seed=SEED)
     shared = list(shared_parameters(model).values())

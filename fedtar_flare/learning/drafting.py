@@ -1,43 +1,43 @@
-"""Draft a report for one study from a trained adapter: with the site's own patient part, or the shared part alone.
+"""Draft a report for one study from a trained adapter: with the site's personal part, or the shared adapter alone.
 
-The adapter says which base model it was trained on; another one is refused, since it would write fluent nonsense.
+The adapter says by which method and on which base model it was trained; another model is refused, since it would write
+fluent nonsense.
 """
 
 from __future__ import annotations
 
-import logging
+import json
 import re
 import tempfile
 from collections.abc import Mapping
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Protocol, Self, cast
 
 import torch
 
-from fedtar_flare.data.cohort import Modality, Sample, Sex, Visit
-from fedtar_flare.data.splits import key_check
+from fedtar_flare import methods
+from fedtar_flare.data.cohort import Modality, Sex, Visit
 from fedtar_flare.errors import ConfigError, DataError
-from fedtar_flare.fedtar.config import PatientConfig, build
-from fedtar_flare.fedtar.demographics import DemographicMixture
-from fedtar_flare.fedtar.patient_lora import PatientLoRA, PatientLoRAConfig
-from fedtar_flare.fedtar.profiles import memberships
-from fedtar_flare.imaging.batch import collate
+from fedtar_flare.imaging.batch import ImageBatch, collate
 from fedtar_flare.imaging.pipeline import InputConfig, prepare
 from fedtar_flare.learning.device import choose_device
 from fedtar_flare.models.adapters.lora import add_lora, load_shared_state
-from fedtar_flare.models.adapters.peft_file import ADAPTER_CONFIG, adapter_of, read_adapter, read_adapter_info
+from fedtar_flare.models.adapters.peft_file import (
+    ADAPTER_CONFIG,
+    DEFAULT_ADAPTER,
+    adapter_of,
+    read_adapter,
+    read_adapter_info,
+)
 from fedtar_flare.models.build import build_model, build_tokenizer
 from fedtar_flare.models.config import ModelConfig
 from fedtar_flare.models.config import preset as model_preset
 from fedtar_flare.models.weights import fingerprint
-from fedtar_flare.protocol.messages import version
-from fedtar_flare.site.state import SiteState
 from fedtar_flare.version import __version__
 
-logger = logging.getLogger(__name__)
 DISCLAIMER = "DRAFT, not for clinical use"
 _UNWRITTEN = "(to be written)"
 
@@ -49,7 +49,7 @@ class Study:
     Args:
         image: DICOM folder, file or zip, NIfTI, PNG, JPEG or DICOM film.
         modality: ``ct`` or ``film``.
-        patient_id, age, sex: of the patient at this study, for the patient part; age in years, None when unknown.
+        patient_id, age, sex: of the patient at this study, for the personal part; age in years, None when unknown.
         time_step: which visit it is, from 1; None: not told.
     """
 
@@ -79,18 +79,44 @@ class Draft:
             "text": self.text,
             "adapter": {"run_id": self.run_id, "round": self.round},
             "model": self.model,
-            "patient_adaptive": self.personal,
+            "personal_part": self.personal,
             "created": self.created,
             "fedtar_flare": __version__,
         }
 
     def to_text(self) -> str:
         """The text under its disclaimer, with the origin below."""
-        part = "with the site's patient-adaptive part" if self.personal else "shared adapter alone"
+        part = "with the site's personal part" if self.personal else "shared adapter alone"
         return (
             f"*** {DISCLAIMER} ***\n\n{self.text}\n\n"
             f"--\n{self.model}, adapter of run {self.run_id}, round {self.round}, {part}. {self.created}"
         )
+
+
+class PersonalPart(Protocol):
+    """What a method keeps at a site, restored for drafting; a method names its class in ``METHODS[...].personal``."""
+
+    @classmethod
+    def load(cls, model: Any, folder: Path, key: bytes | None, *, run_id: str, round_: int) -> Self:
+        """Restore it around a model that carries the shared adapter.
+
+        Args:
+            model: the PEFT model, on its device.
+            folder: the site's state of the run.
+            key: the site's hash key; None for a simulated site.
+            run_id, round_: of the adapter; a part that does not belong to them is refused.
+
+        Raises:
+            ConfigError: the state is of another run or round, or the key is missing or wrong.
+            StateError: the state is missing or damaged.
+        """
+
+    def context(self, study: Study) -> AbstractContextManager[Any]:
+        """What must be in force while the model writes about this study.
+
+        Raises:
+            ConfigError: something must be known of the patient that the study does not tell.
+        """
 
 
 class Drafter:
@@ -98,13 +124,14 @@ class Drafter:
 
     Args:
         adapter: the ``adapter`` folder that a run left.
-        state: the site's state of that run, ``<state folder>/<run_id>/<site>``; None: the shared part alone.
+        state: the site's state of that run, ``<state folder>/<run_id>/<site>``; None: the shared adapter alone.
         key: the site's hash key (``fedtar.key``); a simulated site's derives from its seed and needs none.
         model: settings of the base model to override, such as ``weights`` or ``encoder_name`` by a local path.
         device: ``auto``, ``cpu`` or ``cuda[:i]``.
 
     Raises:
-        ConfigError: not an adapter of this package, another base model, a missing or wrong key.
+        ConfigError: not an adapter of this package, another base model, a state that does not belong to the adapter, or
+            a missing or wrong key.
         StateError: the site's state is missing or damaged.
     """
 
@@ -129,8 +156,9 @@ class Drafter:
                 "that the run used (--model weights=PATH)"
             )
         self.device = torch.device(choose_device(device, "float32")[0])
-        weights = read_adapter(adapter)
-        lora = _lora_settings(adapter)
+        name = self.info.get("adapter", DEFAULT_ADAPTER)
+        weights = read_adapter(adapter, name)
+        lora = json.loads((adapter / ADAPTER_CONFIG).read_text(encoding="utf-8"))
         self.model = add_lora(
             base,
             targets=self._config.lora_targets,
@@ -138,94 +166,54 @@ class Drafter:
             alpha=lora["lora_alpha"],
             seed=0,
             extra=[re.escape(name) for name in weights if adapter_of(name) is None],
+            adapter=name,
         ).to(self.device)
-        load_shared_state(self.model, weights)
-        self.patient: PatientLoRA | None = None
-        if state is not None:
-            self._load_personal(state, key)
+        load_shared_state(self.model, weights, name)
+        self.personal: PersonalPart | None = None if state is None else self._personal_part(state, key)
 
-    def _load_personal(self, folder: Path, key: bytes | None) -> None:
-        state = SiteState(folder.parent.parent, folder.parent.name, folder.name)
-        if folder.parent.name != self.info["run_id"]:
-            raise ConfigError(
-                f"{folder} is the state of run {folder.parent.name}, the adapter is of run {self.info['run_id']}; the "
-                "patient part fits only the run that it was trained in"
-            )
-        arrays, self._about = state.read("mixture")
-        if "patient" not in self._about:
-            raise ConfigError(f"{folder} was written by an older release, which did not keep what drafting needs")
-        wanted = version(self.info["round"], self._about["time_steps"])
-        found = state.latest(wanted) or next(iter(state.versions()), None)
-        if found is None:
-            raise ConfigError(f"{folder} holds no version of the patient part; it was deleted, or never trained")
-        if found != wanted:
-            logger.warning("the adapter is of version %s; the nearest patient part here is %s", wanted, found)
-        self._mixture = DemographicMixture.from_state({name: value.numpy() for name, value in arrays.items()})
-        self._key = _matching_key(self._about, key)
-        config = build(PatientConfig, self._about["patient"], "patient")
-        self._fields = config.profile
-        self.patient = PatientLoRA(
-            self.model,
-            PatientLoRAConfig(
-                rank=self._about["rank"],
-                scale=config.scale,
-                components=config.components,
-                embedding_dim=config.embedding_dim,
-                time_conditioned=config.time_conditioned,
-                time_steps=self._about["time_steps"],
-                seed=self._about["seed"],
-            ),
-        ).to(self.device)
-        tensors, _ = state.read(found)
-        prefix = "patient/"
-        self.patient.load_state_dict({k[len(prefix) :]: v for k, v in tensors.items() if k.startswith(prefix)})
+    def _personal_part(self, state: Path, key: bytes | None) -> PersonalPart:
+        method = self.info.get("method", methods.DEFAULT)
+        kind: type[PersonalPart] | None = methods.load(methods.method(method).personal)
+        if kind is None:
+            raise ConfigError(f"a run of method '{method}' leaves no personal part at a site; draft without --state")
+        return kind.load(self.model, state, key, run_id=str(self.info["run_id"]), round_=int(self.info["round"]))
 
     @torch.no_grad()
     def draft(self, study: Study) -> Draft:
         """Write a draft by beam search.
 
         Raises:
-            ConfigError: the patient part needs to know the patient or which visit it is.
+            ConfigError: the personal part needs to know more of the patient.
             DataError: the images cannot be used.
         """
-        visit = Visit(
-            patient_id=study.patient_id or "-",
-            visit_id="-",
-            acquired=datetime(1900, 1, 1),
-            image=study.image,
-            report=_UNWRITTEN,
-            modality=study.modality,
-            age=study.age,
-        )
-        with tempfile.TemporaryDirectory() as cache:
-            prepared = prepare(visit, InputConfig(self._config.image_size, self._config.slices), Path(cache))
-            images = collate([prepared]).to(self.device)
-        with self._adapted(study, visit):
-            ids = cast(Any, self.model.get_base_model()).generate(images)
+        with nullcontext() if self.personal is None else self.personal.context(study):
+            ids = cast(Any, self.model.get_base_model()).generate(self._images(study))
         return Draft(
             text=self.tokenizer.decode(ids[0].tolist()),
             run_id=str(self.info["run_id"]),
             round=int(self.info["round"]),
             model=f"fedtar_flare preset '{self._config.preset}'",
-            personal=self.patient is not None,
+            personal=self.personal is not None,
             created=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
         )
 
-    def _adapted(self, study: Study, visit: Visit) -> Any:
-        if self.patient is None:
-            return nullcontext()
-        if study.patient_id is None:
-            raise ConfigError("the patient part needs the patient's id as the site knows it (--patient-id)")
-        steps = self._about["time_steps"]
-        if study.time_step is None or study.time_step < 1:
-            raise ConfigError(
-                f"the patient part needs to know which of the patient's visits this is (--time-step, 1 to {steps}; a "
-                f"later one counts as {steps})"
-            )
-        step = min(study.time_step, steps)
-        sample = Sample(visit, None, study.sex, step, "test")
-        q = memberships([sample], self._mixture, self._key, self._about["median_age"], self._fields)
-        return self.patient.adapt(q, torch.tensor([step]))
+    def _images(self, study: Study) -> ImageBatch:
+        with tempfile.TemporaryDirectory() as cache:
+            prepared = prepare(visit_of(study), InputConfig(self._config.image_size, self._config.slices), Path(cache))
+            return collate([prepared]).to(self.device)
+
+
+def visit_of(study: Study) -> Visit:
+    """The study as a visit whose report is yet to be written."""
+    return Visit(
+        patient_id=study.patient_id or "-",
+        visit_id="-",
+        acquired=datetime(1900, 1, 1),
+        image=study.image,
+        report=_UNWRITTEN,
+        modality=study.modality,
+        age=study.age,
+    )
 
 
 def study_of(image: Path, modality: Modality | None = None, **patient: Any) -> Study:
@@ -273,25 +261,3 @@ def first_header(image: Path) -> Any:
         except (InvalidDicomError, OSError):
             continue
     return None
-
-
-def _lora_settings(adapter: Path) -> dict[str, Any]:
-    import json
-
-    settings: dict[str, Any] = json.loads((adapter / ADAPTER_CONFIG).read_text(encoding="utf-8"))
-    return settings
-
-
-def _matching_key(about: Mapping[str, Any], key: bytes | None) -> bytes:
-    """The key with which the mixture was fitted."""
-    from fedtar_flare.site.site_file import derived_key
-    from fedtar_flare.synthetic.course import synthetic_key
-
-    if key is not None:
-        if key_check(key) != about["key"]:
-            raise ConfigError("this is not the key with which the site's state was made; restore it from its backup")
-        return key
-    for simulated in (synthetic_key(about["seed"], about["site"]), derived_key(about["seed"], about["site"])):
-        if key_check(simulated) == about["key"]:
-            return simulated
-    raise ConfigError("the patient part of a real site needs the site's hash key (--key local/fedtar.key)")
