@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fedtar_flare.fedtar.patient_lora import PatientLoRA, PatientLoRAConfig
-from fedtar_flare.models.adapters.lora import add_shared_lora
+from fedtar_flare.models.adapters.lora import add_lora
 
 COMPONENTS, STEPS, RANK, ALPHA, SCALE = 5, 4, 2, 6, 0.7
 BATCH, SLICES = 3, 2
@@ -119,7 +119,7 @@ def shake(module: nn.Module, size: float = 0.1) -> None:
 
 
 def adapted(model: nn.Module, targets: str, **changes: Any) -> tuple[Any, PatientLoRA]:
-    peft_model = add_shared_lora(model, targets=targets, rank=RANK, alpha=ALPHA, seed=4)
+    peft_model = add_lora(model, targets=targets, rank=RANK, alpha=ALPHA, seed=4)
     settings = {"rank": RANK, "scale": SCALE, "components": COMPONENTS, "embedding_dim": 6, "time_steps": STEPS}
     return peft_model, PatientLoRA(peft_model, PatientLoRAConfig(**{**settings, "seed": 5, **changes}))
 

@@ -18,9 +18,9 @@ def add_parser(commands: Commands) -> None:
         "generate",
         help="draft a report for one study from a trained adapter (not for clinical use)",
         description=(
-            "Draft a report for one study. With --state, the patient's own adapter is made from the site's state of "
-            "that run; without it, the shared adapter writes alone, as at a hospital outside the run. Every output is "
-            "marked as a draft, not for clinical use."
+            "Draft a report for one study. With --state, the site's personal part of that run writes along; without, "
+            "the shared adapter writes alone, as at a hospital outside the run. Every output is marked as a draft, not "
+            "for clinical use."
         ),
     )
     command.add_argument("study", type=Path, help="DICOM folder, file or zip, NIfTI, PNG, JPEG or DICOM film")
@@ -49,8 +49,8 @@ def run(arguments: argparse.Namespace) -> int:
     """Write the draft."""
     from fedtar_flare.cli.job_options import pairs
     from fedtar_flare.errors import ConfigError
-    from fedtar_flare.fedtar.dicom_report import structured_report
-    from fedtar_flare.fedtar.drafting import DISCLAIMER, Drafter, study_of
+    from fedtar_flare.learning.dicom_sr import structured_report
+    from fedtar_flare.learning.drafting import DISCLAIMER, Drafter, study_of
     from fedtar_flare.site.key import read_key
 
     if arguments.format == "sr" and arguments.out is None:

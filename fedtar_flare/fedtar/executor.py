@@ -77,7 +77,6 @@ class PatientAdaptiveExecutor(ReportExecutor):
             "patient": self.patient_config,
             "mixture": mixture,
             "median_age": median_age,
-            "time_steps": header.time_steps,
         }
 
     def at_handshake(self, header: TaskHeader, site: Site, state: SiteState, cohort: Cohort) -> None:

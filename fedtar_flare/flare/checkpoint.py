@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from fedtar_flare.errors import ConfigError, FedTARError
-from fedtar_flare.site.state import StateError, read_tensors, write_tensors
+from fedtar_flare.tensor_file import StateError, read_tensors, write_tensors
 
 _FILE = re.compile(r"^round-(\d{4})\.safetensors$")
 FORMAT = 1

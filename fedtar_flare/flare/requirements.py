@@ -139,7 +139,7 @@ def _parts(model: ModelConfig) -> dict[str, str]:
 
 def _sizes(recipe: Any) -> dict[str, int]:
     """Parameters of the model and of one exchange; empty where the model cannot be built here."""
-    from fedtar_flare.models.adapters.lora import add_shared_lora, shared_state
+    from fedtar_flare.models.adapters.lora import add_lora, shared_state
     from fedtar_flare.models.build import build_model
 
     executor = recipe.executor
@@ -152,7 +152,7 @@ def _sizes(recipe: Any) -> dict[str, int]:
         return {}
     parameters = sum(p.numel() for p in model.parameters())
     lora = executor.lora_config
-    adapted = add_shared_lora(
+    adapted = add_lora(
         model,
         targets=config.lora_targets,
         rank=lora.rank,

@@ -31,7 +31,6 @@ WORD = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,63}")
 """A name that is no free text."""
 _RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,127}")
 _VERSION = re.compile(r"\d{4}-\d{2}")
-_METHOD = re.compile(r"[a-z][a-z0-9_-]{0,63}")
 
 
 @dataclass(frozen=True)
@@ -87,8 +86,6 @@ class TaskHeader:
             raise ExchangeError("the task's state version is not of the form 0001-02")
         if self.keep and (not isinstance(self.keep, str) or not _VERSION.fullmatch(self.keep)):
             raise ExchangeError("the task's state version to keep is not of the form 0001-02")
-        if not isinstance(self.method, str) or not _METHOD.fullmatch(self.method):
-            raise ExchangeError("the task's method is not a word")
         for name in ("evaluate", "member"):
             if not isinstance(getattr(self, name), bool):
                 raise ExchangeError(f"the task's '{name}' is neither true nor false")

@@ -7,30 +7,20 @@ a killed process leaves either the old version or the new one, never half of one
 
 from __future__ import annotations
 
-import contextlib
-import json
 import os
 import re
 import shutil
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 
-from fedtar_flare.errors import ConfigError, FedTARError
+from fedtar_flare.errors import ConfigError
+from fedtar_flare.tensor_file import read_tensors, write_tensors
 
 _VERSION = re.compile(r"^(\d{4})-(\d{2})$")
 _NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._@-]{0,127}$")
-
-
-class StateError(FedTARError):
-    """Site state is missing or cannot be read."""
-
-    default_public = "the site's state of this run is missing or unreadable"
 
 
 class SiteState:
@@ -117,42 +107,3 @@ class SiteState:
         kept |= {max((v for v in versions if v <= keep), default="")} if keep else set()
         for v in set(versions) - kept:
             self.remove(v)
-
-
-def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor], info: Mapping[str, Any]) -> None:
-    """Write one safetensors file atomically: beside, flushed to disk, then renamed.
-
-    Args:
-        path: the file.
-        tensors: name to tensor (moved to the CPU, made contiguous; shared memory is copied).
-        info: JSON-able dictionary, stored in the file's header.
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    os.close(handle)
-    try:
-        data = {name: value.detach().to("cpu").contiguous().clone() for name, value in tensors.items()}
-        save_file(data, temporary, metadata={"info": json.dumps(info, sort_keys=True)})
-        with open(temporary, "rb") as written:  # noqa: PTH123
-            os.fsync(written.fileno())
-        os.replace(temporary, path)  # noqa: PTH105
-    except BaseException:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(temporary)  # noqa: PTH108
-        raise
-
-
-def read_tensors(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-    """Read what :func:`write_tensors` wrote; nothing is ever unpickled.
-
-    Raises:
-        StateError: when the file is missing, truncated or not of this form.
-    """
-    try:
-        with safe_open(str(path), framework="pt") as file:
-            info = json.loads((file.metadata() or {})["info"])
-            return {name: file.get_tensor(name) for name in file.keys()}, info  # noqa: SIM118
-    except FileNotFoundError as error:
-        raise StateError(f"{path}: not found") from error
-    except (SafetensorError, KeyError, ValueError, OSError) as error:
-        raise StateError(f"{path}: damaged or not written by this package ({error})") from error

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from fedtar_flare.fedtar.patient_lora import PatientLoRA, PatientLoRAConfig
-from fedtar_flare.models.adapters.lora import add_shared_lora
+from fedtar_flare.models.adapters.lora import add_lora
 
 pytestmark = pytest.mark.benchmark
 
@@ -58,7 +58,7 @@ def unfused(patient: PatientLoRA, q: Tensor, step: Tensor) -> Any:
 
 def test_fused_unfused_and_shared_alone() -> None:
     model = nn.Sequential(*[nn.Linear(WIDTH, WIDTH) for _ in range(LAYERS)])
-    peft_model = add_shared_lora(model, targets=r"\d+", rank=RANK, seed=0).to(DEVICE)
+    peft_model = add_lora(model, targets=r"\d+", rank=RANK, seed=0).to(DEVICE)
     patient = PatientLoRA(peft_model, PatientLoRAConfig(rank=RANK, time_steps=4, seed=0))
     parameters = [p for p in (*peft_model.parameters(), *patient.parameters()) if p.requires_grad]
     with torch.no_grad():

@@ -14,7 +14,7 @@ import pytest
 from command import fedtar
 
 from fedtar_flare.cli.main import main
-from fedtar_flare.fedtar.drafting import DISCLAIMER
+from fedtar_flare.learning.drafting import DISCLAIMER
 from fedtar_flare.models.adapters.peft_file import read_adapter_info
 from fedtar_flare.record.log import read_events
 
@@ -112,14 +112,14 @@ def test_generate_with_the_shared_adapter_alone(results, a_study, tmp_path, here
     code, _, err = here("generate", a_study, "--adapter", results / "adapter", "--format", "json", "-o", tmp_path / "d")
     assert code == 0 and DISCLAIMER in err
     written = json.loads((tmp_path / "d").read_text())
-    assert written["status"] == DISCLAIMER and written["patient_adaptive"] is False and written["text"] in out
+    assert written["status"] == DISCLAIMER and written["personal_part"] is False and written["text"] in out
 
 
 def test_generate_with_the_patient_s_own_part(results, site_state, a_study, here):
     arguments = ["generate", a_study, "--adapter", results / "adapter", "--state", site_state, "--format", "json"]
     code, out, err = here(*arguments, "--time-step", 1)
     assert code == 0, err
-    assert json.loads(out)["patient_adaptive"] is True
+    assert json.loads(out)["personal_part"] is True
     code, _, err = here(*arguments)
     assert code == 1 and "--time-step" in err
 

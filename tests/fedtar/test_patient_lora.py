@@ -43,7 +43,7 @@ def test_outputs_and_gradients_equal_a_loop_over_written_out_weights(name: str, 
     with patient.adapt(q, steps):
         outputs = case.outputs(peft_model.get_base_model(), case.inputs)
     weighting = normal(*outputs.shape, seed=7)
-    parameters = [*shared_parameters(peft_model), *patient.parameters()]
+    parameters = [*shared_parameters(peft_model).values(), *patient.parameters()]
     gradients = torch.autograd.grad((outputs * weighting).sum(), parameters)
 
     rows = []
@@ -146,7 +146,7 @@ def test_a_gpu_gives_the_cpus_outputs_and_gradients() -> None:
         inputs = {key: value.to(device) for key, value in case.inputs.items()}
         with patient.adapt(*patients()):
             outputs = case.outputs(peft_model.get_base_model(), inputs)
-        parameters = [*shared_parameters(peft_model), *patient.parameters()]
+        parameters = [*shared_parameters(peft_model).values(), *patient.parameters()]
         gradients = torch.autograd.grad(outputs.square().sum(), parameters)
         results.append([outputs.detach().cpu(), *(gradient.cpu() for gradient in gradients)])
     for on_cpu, on_gpu in zip(*results, strict=True):

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from fedtar_flare.errors import ConfigError, DataError
 from fedtar_flare.fedtar.patient_lora import PatientLoRA, PatientLoRAConfig
-from fedtar_flare.models.adapters.lora import add_shared_lora, shared_parameters
+from fedtar_flare.models.adapters.lora import add_lora, shared_parameters
 
 
 @settings(max_examples=30, deadline=None)
@@ -105,7 +105,7 @@ def test_layers_are_given_back_after_an_exception_and_contexts_nest() -> None:
 
 def test_training_steps_and_evaluation_may_alternate_inside_one_context() -> None:
     peft_model, patient = one_layer()
-    optimizer = torch.optim.SGD([*shared_parameters(peft_model), *patient.parameters()], lr=0.1)
+    optimizer = torch.optim.SGD([*shared_parameters(peft_model).values(), *patient.parameters()], lr=0.1)
     x, (q, steps) = normal(2, 6), patients(2)
     outputs = []
     with patient.adapt(q, steps):
@@ -147,7 +147,7 @@ def test_bfloat16_autocast_is_close_to_float32_and_keeps_float32_gradients() -> 
             torch.testing.assert_close(peft_model(x), full)  # the same context outside of autocast
             if grad:
                 half.float().sum().backward()
-    for parameter in [*shared_parameters(peft_model), *patient.parameters()]:
+    for parameter in [*shared_parameters(peft_model).values(), *patient.parameters()]:
         assert (
             parameter.grad is not None
             and parameter.grad.dtype == torch.float32
@@ -169,7 +169,7 @@ def test_the_seed_alone_makes_the_parameters_and_the_global_generator_is_left_al
     states = []
     for noise, seed in ((0, 5), (1, 5), (0, 6)):
         torch.manual_seed(noise)
-        peft_model = add_shared_lora(gpt2_model(), targets=GPT2_TARGETS, seed=4)
+        peft_model = add_lora(gpt2_model(), targets=GPT2_TARGETS, seed=4)
         before = torch.get_rng_state()
         patient = PatientLoRA(peft_model, PatientLoRAConfig(time_steps=STEPS, seed=seed))
         assert torch.equal(torch.get_rng_state(), before)

@@ -3,7 +3,7 @@ import torch
 
 from fedtar_flare.errors import FedTARError
 from fedtar_flare.flare.checkpoint import Checkpoint, CheckpointFolder, load
-from fedtar_flare.site.state import StateError
+from fedtar_flare.tensor_file import StateError
 
 
 def checkpoint(r):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 import subprocess
 import sys
 import warnings
@@ -18,14 +19,15 @@ from torch import Tensor, nn
 from fedtar_flare.errors import ConfigError, ExchangeError
 from fedtar_flare.models.adapters.lora import (
     adapter_config,
-    add_shared_lora,
-    exchange_names,
+    add_lora,
     load_shared_state,
     save_adapter,
     shared_parameters,
     shared_state,
+    using,
 )
-from fedtar_flare.models.adapters.peft_file import load_extra, read_adapter, write_adapter
+from fedtar_flare.models.adapters.peft_file import adapter_of, load_extra, read_adapter, write_adapter
+from fedtar_flare.protocol.contract import LORA_NAMES
 
 TARGETS = r"encoder\.mix|decoder\..*\.(c_attn|q_attn|c_proj|c_fc)"
 CROSS_ATTENTION = r"decoder\..*\.crossattention\..*"
@@ -57,12 +59,12 @@ def base() -> Any:
 
 
 def shared(base: Any, **changes: Any) -> Any:
-    return add_shared_lora(copy.deepcopy(base), **{"targets": TARGETS, "rank": 2, "alpha": 8, "seed": 3, **changes})
+    return add_lora(copy.deepcopy(base), **{"targets": TARGETS, "rank": 2, "alpha": 8, "seed": 3, **changes})
 
 
-def shake(peft_model: Any) -> None:
+def shake(peft_model: Any, adapter: str = "default") -> None:
     with torch.no_grad():
-        for parameter in shared_parameters(peft_model):
+        for parameter in shared_parameters(peft_model, adapter).values():
             parameter.add_(0.1 * torch.randn(parameter.shape))
 
 
@@ -122,7 +124,7 @@ def test_wrong_settings_are_named(base: Any, changes: dict[str, Any], message: s
 
 def test_modules_whose_weight_is_read_past_the_layer_and_adapted_models_are_refused(base: Any) -> None:
     with pytest.raises(ConfigError, match=r"module 'out_proj' of type NonDynamicallyQuantizableLinear"):
-        add_shared_lora(nn.MultiheadAttention(4, 2), targets="out_proj", seed=0)
+        add_lora(nn.MultiheadAttention(4, 2), targets="out_proj", seed=0)
     with pytest.raises(ConfigError, match=r"module encoder\.mix has an adapter already"):
         shared(shared(base).get_base_model())
 
@@ -133,10 +135,10 @@ def test_names_are_pefts_own_and_values_are_float32_clones(base: Any) -> None:
 
     peft_model = shared(base.double())
     state = shared_state(peft_model)
-    assert list(state) == sorted(get_peft_model_state_dict(peft_model)) == exchange_names(peft_model)
+    assert list(state) == sorted(get_peft_model_state_dict(peft_model)) == list(shared_parameters(peft_model))
     assert "base_model.model.decoder.transformer.h.0.crossattention.q_attn.lora_A.weight" in state
     assert {tensor.dtype for tensor in state.values()} == {torch.float32}
-    for tensor, parameter in zip(state.values(), shared_parameters(peft_model), strict=True):
+    for tensor, parameter in zip(state.values(), shared_parameters(peft_model).values(), strict=True):
         assert parameter.requires_grad and parameter.dtype == torch.float64
         torch.testing.assert_close(tensor, parameter.detach().float(), rtol=0, atol=0)
         assert tensor.data_ptr() != parameter.data_ptr()
@@ -144,31 +146,31 @@ def test_names_are_pefts_own_and_values_are_float32_clones(base: Any) -> None:
 
 def test_extras_travel_whole_under_their_base_model_names(base: Any) -> None:
     peft_model = shared(base, extra=[CROSS_ATTENTION, r"encoder\.keep\.weight"])
-    names = [name for name in exchange_names(peft_model) if "lora_" not in name]
+    names = [name for name in shared_parameters(peft_model) if "lora_" not in name]
     cross = "decoder.transformer.h.0.crossattention."
     parts = [f"{cross}{layer}.{leaf}" for layer in ("c_attn", "c_proj", "q_attn") for leaf in ("bias", "weight")]
     assert names == sorted([*parts, "encoder.keep.weight"])
     assert set(names) <= set(dict(base.named_parameters()))
-    assert all(parameter.requires_grad for parameter in shared_parameters(peft_model))
+    assert all(parameter.requires_grad for parameter in shared_parameters(peft_model).values())
     with peft_model.disable_adapter():
         pass
-    assert all(parameter.requires_grad for parameter in shared_parameters(peft_model))
+    assert all(parameter.requires_grad for parameter in shared_parameters(peft_model).values())
     peft_model(X).square().sum().backward()
     assert peft_model.get_base_model().encoder["keep"].weight.grad.abs().max() > 0
     assert peft_model.get_base_model().encoder["keep"].bias.grad is None
 
 
 def test_a_tied_parameter_travels_once_under_its_first_name(base: Any) -> None:
-    names = exchange_names(shared(base, extra=[r"decoder\.lm_head\.weight"]))
+    names = shared_parameters(shared(base, extra=[r"decoder\.lm_head\.weight"]))
     assert "decoder.transformer.wte.weight" in names and "decoder.lm_head.weight" not in names
 
 
 def test_loading_copies_into_the_same_parameters(base: Any) -> None:
     source, target = (shared(base.double(), extra=[CROSS_ATTENTION], seed=seed) for seed in (1, 2))
     shake(source)
-    before = [id(parameter) for parameter in shared_parameters(target)]
+    before = [id(parameter) for parameter in shared_parameters(target).values()]
     load_shared_state(target, shared_state(source))
-    assert [id(parameter) for parameter in shared_parameters(target)] == before
+    assert [id(parameter) for parameter in shared_parameters(target).values()] == before
     for name, tensor in shared_state(target).items():
         assert torch.equal(tensor, shared_state(source)[name])
     load_shared_state(target, {name: tensor.bfloat16() for name, tensor in shared_state(source).items()})
@@ -257,6 +259,7 @@ for heavy in ("peft", "transformers", "timm", "nvflare"):
 import fedtar_flare.fedtar.patient_lora, fedtar_flare.models.adapters.lora  # these stay light too
 from safetensors.torch import load_file
 from fedtar_flare.models.adapters.peft_file import write_adapter
+from fedtar_flare.protocol.contract import LORA_NAMES
 folder = Path(sys.argv[1])
 config = json.loads((folder / "config.json").read_text())
 write_adapter(folder / "adapter", load_file(folder / "state.safetensors"), config)
@@ -291,10 +294,120 @@ def test_what_is_no_adapter_is_refused(base: Any, tmp_path: Path) -> None:
     assert all(torch.equal(value, before[name]) for name, value in peft_model.state_dict().items())
 
 
-def test_two_adapters_have_no_defined_exchange(base: Any) -> None:
-    from peft import LoraConfig
+# --------------------------------------------------------------------------- several named sets
+DECODER = r"decoder\..*"
 
-    peft_model = shared(base)
-    peft_model.add_adapter("second", LoraConfig(r=2, target_modules=TARGETS))
-    with pytest.raises(ConfigError, match=r"adapters \['default', 'second'\]"):
+
+def dual(base: Any) -> Any:
+    """``generic`` on all targets, ``special`` on the decoder and a layer that the first set leaves alone."""
+    peft_model = shared(base, adapter="generic", extra=[r"encoder\.keep\.bias"]).eval()
+    add_lora(peft_model, targets=r"encoder\.keep|decoder\..*\.c_fc", rank=3, alpha=3, seed=7, adapter="special")
+    shake(peft_model, "generic")
+    shake(peft_model, "special")
+    return peft_model
+
+
+def test_named_sets_travel_under_their_names_and_the_default_one_under_none(base: Any) -> None:
+    peft_model = dual(base)
+    generic, special = (shared_parameters(peft_model, name) for name in ("generic", "special"))
+    assert {adapter_of(name) for name in generic} == {"generic", None} and "encoder.keep.bias" in generic
+    assert {adapter_of(name) for name in special} == {"special"} and not generic.keys() & special.keys()
+    assert "base_model.model.encoder.mix.lora_A.generic.weight" in generic
+    assert all(adapter_of(name) == "default" for name in shared_parameters(shared(base)))
+    assert all(re.fullmatch(r"[A-Za-z0-9_.-]+", name) for name in [*generic, *special])
+    assert not any(re.fullmatch(LORA_NAMES, name) for name in special), "a contract must name what travels"
+    before = shared_state(peft_model, "special")
+    load_shared_state(peft_model, {n: v + 1 for n, v in shared_state(peft_model, "generic").items()}, "generic")
+    assert all(torch.equal(value, before[name]) for name, value in shared_state(peft_model, "special").items())
+    with pytest.raises(ExchangeError, match=r"lacks tensor .*generic"):
+        load_shared_state(peft_model, before, "generic")
+
+
+def test_a_further_set_is_trained_and_acts_only_where_it_is_switched_on(base: Any) -> None:
+    peft_model = shared(base, adapter="generic").eval()
+    shake(peft_model, "generic")
+    for parameter in shared_parameters(peft_model, "generic").values():
+        parameter.requires_grad_(False)
+    alone = peft_model(X)
+    noise = torch.get_rng_state()
+    assert (
+        add_lora(peft_model, targets=r"encoder\.keep|decoder\..*\.c_fc", rank=3, seed=7, adapter="special")
+        is peft_model
+    )
+    assert torch.equal(torch.get_rng_state(), noise)
+    trained = {name for name, parameter in peft_model.named_parameters() if parameter.requires_grad}
+    assert trained and all(".special." in name for name in trained), "what was frozen stays frozen"
+    shake(peft_model, "special")
+    assert torch.equal(peft_model(X), alone)
+    with using(peft_model, ["generic", "special"]):
+        assert not torch.allclose(peft_model(X), alone, atol=1e-3)
+    assert torch.equal(peft_model(X), alone)
+
+
+def test_the_sets_that_act_are_chosen_per_layer_and_what_is_trained_stays(base: Any) -> None:
+    peft_model = dual(base)
+    decoder = peft_model.get_base_model().decoder
+    layer, keep = decoder.transformer.h[0].mlp.c_fc, peft_model.get_base_model().encoder["keep"]
+    flags = {name: parameter.requires_grad for name, parameter in peft_model.named_parameters()}
+    x = torch.randn(5, 8, requires_grad=True)
+    low = {name: layer.scaling[name] * layer.lora_B[name](layer.lora_A[name](x)) for name in ("generic", "special")}
+    plain, encoded = layer.base_layer(x), keep(x)
+    for adapters in ([], ["generic"], ["special"], ["special", "generic"]):
+        with using(peft_model, adapters, DECODER):
+            torch.testing.assert_close(layer(x), plain + sum(low[name] for name in adapters))
+            assert torch.equal(keep(x), encoded), "only the layers that were named are switched"
+            assert {name: parameter.requires_grad for name, parameter in peft_model.named_parameters()} == flags
+            peft_model.zero_grad()
+            layer(x).square().sum().backward()
+            moved = {name for name in low if layer.lora_A[name].weight.grad is not None}
+            assert moved == set(adapters)
+            with using(peft_model, ["special"], DECODER):
+                pass
+            torch.testing.assert_close(layer(x), plain + sum(low[name] for name in adapters))
+    with pytest.raises(RuntimeError), using(peft_model, ["special"]):
+        raise RuntimeError
+    torch.testing.assert_close(layer(x), plain + low["generic"])
+
+
+def test_each_set_is_saved_as_a_folder_that_peft_loads(base: Any, tmp_path: Path) -> None:
+    peft_model = dual(base)
+    for name in ("generic", "special"):
+        save_adapter(peft_model, tmp_path / name, name)
+        with using(peft_model, [name]):
+            expected = peft_model(X)
+        load_extra(base, tmp_path / "generic")  # the extra is the model's, whichever set acts
+        assert torch.equal(from_pretrained(base, tmp_path / name)(X), expected)
+        read = read_adapter(tmp_path / name, name)
+        assert all(torch.equal(value, read[key]) for key, value in shared_state(peft_model, name).items())
+    assert adapter_config(peft_model, "special")["r"] == 3 and adapter_config(peft_model, "generic")["r"] == 2
+    both = shared_state(peft_model, "generic") | shared_state(peft_model, "special")
+    with pytest.raises(ExchangeError, match="generic, special"):
+        write_adapter(tmp_path / "both", both, adapter_config(peft_model, "generic"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"adapter": "generic"}, "adapter of this name"),
+        ({"adapter": "second", "extra": ["encoder"]}, "first adapter"),
+        ({"adapter": "Second"}, "lower-case"),
+        ({"adapter": "a.b"}, "lower-case"),
+        ({"adapter": "lora"}, "lower-case"),
+        ({"adapter": "second", "targets": "nothing"}, "match no module"),
+        ({"adapter": "second", "targets": r"encoder\.mix\.base_layer"}, "match no module"),
+    ],
+)
+def test_a_further_set_that_cannot_be_is_refused(base: Any, changes: dict[str, Any], message: str) -> None:
+    peft_model = dual(base)
+    with pytest.raises(ConfigError, match=message):
+        add_lora(peft_model, **{"targets": TARGETS, "seed": 0, **changes})
+
+
+def test_unknown_sets_and_layers_are_named(base: Any) -> None:
+    peft_model = dual(base)
+    with pytest.raises(ConfigError, match=r"no adapter 'default' \(it has: generic, special\)"):
         shared_state(peft_model)
+    with pytest.raises(ConfigError, match="no adapter 'other'"), using(peft_model, ["other"]):
+        pass
+    with pytest.raises(ConfigError, match="match no LoRA layer"), using(peft_model, ["special"], "nothing"):
+        pass

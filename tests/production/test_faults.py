@@ -12,7 +12,7 @@ from federation_process import SITES, recipe, wait_for
 
 from fedtar_flare.flare.checkpoint import CheckpointFolder
 from fedtar_flare.record.log import read_events
-from fedtar_flare.site.state import read_tensors
+from fedtar_flare.tensor_file import read_tensors
 
 pytestmark = [pytest.mark.production, pytest.mark.timeout(900)]
 LEAD = "lead@hub.org"

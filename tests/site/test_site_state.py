@@ -9,7 +9,8 @@ import torch
 
 from fedtar_flare.errors import ConfigError
 from fedtar_flare.protocol.messages import version
-from fedtar_flare.site.state import SiteState, StateError, read_tensors, write_tensors
+from fedtar_flare.site.state import SiteState
+from fedtar_flare.tensor_file import StateError, read_tensors, write_tensors
 
 
 def test_versions_are_found_by_the_task_that_names_them(tmp_path):

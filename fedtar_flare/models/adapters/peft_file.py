@@ -10,6 +10,7 @@ factors, PEFT's names), ``adapter_config.json``, and, where parameters beyond th
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -24,13 +25,35 @@ ADAPTER_CONFIG = "adapter_config.json"
 EXTRA_WEIGHTS = "extra.safetensors"
 ADAPTER_INFO = "fedtar.json"
 
-_PREFIX = "base_model.model."
-_SUFFIXES = (".lora_A.weight", ".lora_B.weight")
+DEFAULT_ADAPTER = "default"
+"""Name of the set of factors that has no name on the wire."""
+
+_FACTOR = re.compile(r"(base_model\.model\..+\.lora_[AB])(?:\.([a-z][a-z0-9_]*))?\.weight")
 
 
-def is_adapter_name(name: str) -> bool:
-    """Whether ``name`` is that of a LoRA factor in PEFT's adapter format (else: a base-model parameter)."""
-    return name.startswith(_PREFIX) and name.endswith(_SUFFIXES)
+def wire_name(factor: str, adapter: str) -> str:
+    """Name under which a factor travels.
+
+    Args:
+        factor: PEFT's path of the factor, up to ``lora_A`` or ``lora_B``.
+        adapter: the set that it belongs to.
+
+    >>> wire_name("base_model.model.h.0.mlp.lora_A", "default")
+    'base_model.model.h.0.mlp.lora_A.weight'
+    >>> wire_name("base_model.model.h.0.mlp.lora_A", "generic")
+    'base_model.model.h.0.mlp.lora_A.generic.weight'
+    """
+    return f"{factor}.weight" if adapter == DEFAULT_ADAPTER else f"{factor}.{adapter}.weight"
+
+
+def adapter_of(name: str) -> str | None:
+    """The set of factors that a travelling tensor belongs to, by its name; None for a base-model parameter.
+
+    >>> adapter_of("base_model.model.h.0.mlp.lora_A.generic.weight")
+    'generic'
+    """
+    match = _FACTOR.fullmatch(name)
+    return (match[2] or DEFAULT_ADAPTER) if match else None
 
 
 def write_adapter(
@@ -44,23 +67,29 @@ def write_adapter(
     Args:
         folder: where to write. Files of an earlier adapter there are replaced, an earlier ``extra.safetensors`` is
             removed where ``state`` has no extras.
-        state: what :func:`~fedtar_flare.models.adapters.lora.shared_state` gives: factors and extras by name.
+        state: what :func:`~fedtar_flare.models.adapters.lora.shared_state` gives: factors of one set and extras, by
+            name. PEFT's files do not tell the set's name.
         adapter_config: what :func:`~fedtar_flare.models.adapters.lora.adapter_config` gives.
         info: which base model and run it belongs to (JSON), for :func:`read_adapter_info`.
 
     Raises:
         ConfigError: ``adapter_config`` is not one of LoRA.
-        ExchangeError: ``state`` has no LoRA factor.
+        ExchangeError: ``state`` has no LoRA factor, or factors of several sets.
     """
     if adapter_config.get("peft_type") != "LORA":
         raise ConfigError(
             f"adapter_config['peft_type'] is {adapter_config.get('peft_type')!r}: it must be 'LORA', as "
-            "shared_lora.adapter_config gives it"
+            "models.adapters.lora.adapter_config gives it"
         )
-    factors = {name: tensor for name, tensor in state.items() if is_adapter_name(name)}
-    extra = {name: tensor for name, tensor in state.items() if not is_adapter_name(name)}
-    if not factors:
-        raise ExchangeError(f"the state to be written has no LoRA factor named {_PREFIX}*{_SUFFIXES[0]}")
+    adapters = {adapter for name in state if (adapter := adapter_of(name))}
+    if not adapters:
+        raise ExchangeError("the state to be written has no LoRA factor named base_model.model.*.lora_A.weight")
+    if len(adapters) > 1:
+        raise ExchangeError(
+            f"the state to be written has the adapters {', '.join(sorted(adapters))}: a folder holds one"
+        )
+    factors = {f"{match[1]}.weight": tensor for name, tensor in state.items() if (match := _FACTOR.fullmatch(name))}
+    extra = {name: tensor for name, tensor in state.items() if adapter_of(name) is None}
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     _write_tensors(folder / ADAPTER_WEIGHTS, factors)
@@ -99,8 +128,12 @@ def read_adapter_info(folder: Path | str) -> dict[str, Any]:
         raise ConfigError(f"{folder / ADAPTER_INFO} is damaged ({error})") from error
 
 
-def read_adapter(folder: Path | str) -> dict[str, Tensor]:
+def read_adapter(folder: Path | str, adapter: str = DEFAULT_ADAPTER) -> dict[str, Tensor]:
     """Factors and extras of an adapter folder on the CPU, sorted by name, as ``load_shared_state`` takes them.
+
+    Args:
+        folder: PEFT's adapter folder.
+        adapter: name of the set that they shall be loaded into.
 
     Raises:
         ConfigError: the folder has no ``adapter_model.safetensors``.
@@ -110,7 +143,8 @@ def read_adapter(folder: Path | str) -> dict[str, Tensor]:
     folder = Path(folder)
     if not (folder / ADAPTER_WEIGHTS).is_file():
         raise ConfigError(f"{folder} is no adapter folder: it has no {ADAPTER_WEIGHTS}")
-    state = load_file(folder / ADAPTER_WEIGHTS)
+    factors = load_file(folder / ADAPTER_WEIGHTS)
+    state = {wire_name(name.removesuffix(".weight"), adapter): tensor for name, tensor in factors.items()}
     if (folder / EXTRA_WEIGHTS).is_file():
         state.update(load_file(folder / EXTRA_WEIGHTS))
     return dict(sorted(state.items()))

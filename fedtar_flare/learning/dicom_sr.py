@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedtar_flare.errors import ConfigError
-from fedtar_flare.fedtar.drafting import DISCLAIMER, Draft
+from fedtar_flare.learning.drafting import DISCLAIMER, Draft
 from fedtar_flare.version import __version__
 
 if TYPE_CHECKING:

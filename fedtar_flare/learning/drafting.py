@@ -1,0 +1,263 @@
+"""Draft a report for one study from a trained adapter: with the site's personal part, or the shared adapter alone.
+
+The adapter says by which method and on which base model it was trained; another model is refused, since it would write
+fluent nonsense.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import tempfile
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Protocol, Self, cast
+
+import torch
+
+from fedtar_flare import methods
+from fedtar_flare.data.cohort import Modality, Sex, Visit
+from fedtar_flare.errors import ConfigError, DataError
+from fedtar_flare.imaging.batch import ImageBatch, collate
+from fedtar_flare.imaging.pipeline import InputConfig, prepare
+from fedtar_flare.learning.device import choose_device
+from fedtar_flare.models.adapters.lora import add_lora, load_shared_state
+from fedtar_flare.models.adapters.peft_file import (
+    ADAPTER_CONFIG,
+    DEFAULT_ADAPTER,
+    adapter_of,
+    read_adapter,
+    read_adapter_info,
+)
+from fedtar_flare.models.build import build_model, build_tokenizer
+from fedtar_flare.models.config import ModelConfig
+from fedtar_flare.models.config import preset as model_preset
+from fedtar_flare.models.weights import fingerprint
+from fedtar_flare.version import __version__
+
+DISCLAIMER = "DRAFT, not for clinical use"
+_UNWRITTEN = "(to be written)"
+
+
+@dataclass(frozen=True)
+class Study:
+    """The study that a report is drafted for.
+
+    Args:
+        image: DICOM folder, file or zip, NIfTI, PNG, JPEG or DICOM film.
+        modality: ``ct`` or ``film``.
+        patient_id, age, sex: of the patient at this study, for the personal part; age in years, None when unknown.
+        time_step: which visit it is, from 1; None: not told.
+    """
+
+    image: Path
+    modality: Modality
+    patient_id: str | None = None
+    age: float | None = None
+    sex: Sex | None = None
+    time_step: int | None = None
+
+
+@dataclass(frozen=True)
+class Draft:
+    """A text with where it comes from. Never a finding by itself: see :data:`DISCLAIMER`."""
+
+    text: str
+    run_id: str
+    round: int
+    model: str
+    personal: bool
+    created: str
+
+    def to_dict(self) -> dict[str, Any]:
+        """As primitives, the disclaimer first."""
+        return {
+            "status": DISCLAIMER,
+            "text": self.text,
+            "adapter": {"run_id": self.run_id, "round": self.round},
+            "model": self.model,
+            "personal_part": self.personal,
+            "created": self.created,
+            "fedtar_flare": __version__,
+        }
+
+    def to_text(self) -> str:
+        """The text under its disclaimer, with the origin below."""
+        part = "with the site's personal part" if self.personal else "shared adapter alone"
+        return (
+            f"*** {DISCLAIMER} ***\n\n{self.text}\n\n"
+            f"--\n{self.model}, adapter of run {self.run_id}, round {self.round}, {part}. {self.created}"
+        )
+
+
+class PersonalPart(Protocol):
+    """What a method keeps at a site, restored for drafting; a method names its class in ``METHODS[...].personal``."""
+
+    @classmethod
+    def load(cls, model: Any, folder: Path, key: bytes | None, *, run_id: str, round_: int) -> Self:
+        """Restore it around a model that carries the shared adapter.
+
+        Args:
+            model: the PEFT model, on its device.
+            folder: the site's state of the run.
+            key: the site's hash key; None for a simulated site.
+            run_id, round_: of the adapter; a part that does not belong to them is refused.
+
+        Raises:
+            ConfigError: the state is of another run or round, or the key is missing or wrong.
+            StateError: the state is missing or damaged.
+        """
+
+    def context(self, study: Study) -> AbstractContextManager[Any]:
+        """What must be in force while the model writes about this study.
+
+        Raises:
+            ConfigError: something must be known of the patient that the study does not tell.
+        """
+
+
+class Drafter:
+    """A trained model, ready to draft.
+
+    Args:
+        adapter: the ``adapter`` folder that a run left.
+        state: the site's state of that run, ``<state folder>/<run_id>/<site>``; None: the shared adapter alone.
+        key: the site's hash key (``fedtar.key``); a simulated site's derives from its seed and needs none.
+        model: settings of the base model to override, such as ``weights`` or ``encoder_name`` by a local path.
+        device: ``auto``, ``cpu`` or ``cuda[:i]``.
+
+    Raises:
+        ConfigError: not an adapter of this package, another base model, a state that does not belong to the adapter, or
+            a missing or wrong key.
+        StateError: the site's state is missing or damaged.
+    """
+
+    def __init__(
+        self,
+        adapter: Path,
+        *,
+        state: Path | None = None,
+        key: bytes | None = None,
+        model: Mapping[str, Any] | None = None,
+        device: str = "auto",
+    ):
+        self.info = read_adapter_info(adapter)
+        settings = {name: value for name, value in self.info["model"].items() if name != "preset"}
+        self._config: ModelConfig = model_preset(self.info["model"]["preset"], **{**settings, **(model or {})})
+        self.tokenizer = build_tokenizer(self._config)
+        base = build_model(self._config)
+        if (mine := fingerprint(base)) != self.info["fingerprint"]:
+            raise ConfigError(
+                f"{adapter} was trained on another base model: its weights have the fingerprint "
+                f"{self.info['fingerprint']}, those of preset '{self._config.preset}' here {mine}. Name the weights "
+                "that the run used (--model weights=PATH)"
+            )
+        self.device = torch.device(choose_device(device, "float32")[0])
+        name = self.info.get("adapter", DEFAULT_ADAPTER)
+        weights = read_adapter(adapter, name)
+        lora = json.loads((adapter / ADAPTER_CONFIG).read_text(encoding="utf-8"))
+        self.model = add_lora(
+            base,
+            targets=self._config.lora_targets,
+            rank=lora["r"],
+            alpha=lora["lora_alpha"],
+            seed=0,
+            extra=[re.escape(name) for name in weights if adapter_of(name) is None],
+            adapter=name,
+        ).to(self.device)
+        load_shared_state(self.model, weights, name)
+        self.personal: PersonalPart | None = None if state is None else self._personal_part(state, key)
+
+    def _personal_part(self, state: Path, key: bytes | None) -> PersonalPart:
+        method = self.info.get("method", methods.DEFAULT)
+        kind: type[PersonalPart] | None = methods.load(methods.method(method).personal)
+        if kind is None:
+            raise ConfigError(f"a run of method '{method}' leaves no personal part at a site; draft without --state")
+        return kind.load(self.model, state, key, run_id=str(self.info["run_id"]), round_=int(self.info["round"]))
+
+    @torch.no_grad()
+    def draft(self, study: Study) -> Draft:
+        """Write a draft by beam search.
+
+        Raises:
+            ConfigError: the personal part needs to know more of the patient.
+            DataError: the images cannot be used.
+        """
+        with nullcontext() if self.personal is None else self.personal.context(study):
+            ids = cast(Any, self.model.get_base_model()).generate(self._images(study))
+        return Draft(
+            text=self.tokenizer.decode(ids[0].tolist()),
+            run_id=str(self.info["run_id"]),
+            round=int(self.info["round"]),
+            model=f"fedtar_flare preset '{self._config.preset}'",
+            personal=self.personal is not None,
+            created=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        )
+
+    def _images(self, study: Study) -> ImageBatch:
+        with tempfile.TemporaryDirectory() as cache:
+            prepared = prepare(visit_of(study), InputConfig(self._config.image_size, self._config.slices), Path(cache))
+            return collate([prepared]).to(self.device)
+
+
+def visit_of(study: Study) -> Visit:
+    """The study as a visit whose report is yet to be written."""
+    return Visit(
+        patient_id=study.patient_id or "-",
+        visit_id="-",
+        acquired=datetime(1900, 1, 1),
+        image=study.image,
+        report=_UNWRITTEN,
+        modality=study.modality,
+        age=study.age,
+    )
+
+
+def study_of(image: Path, modality: Modality | None = None, **patient: Any) -> Study:
+    """A study on disk; what is not told is read from its DICOM header where it has one.
+
+    Args:
+        image: folder or file.
+        modality: ``ct`` or ``film``; None: by what it looks like.
+        patient: ``patient_id``, ``age``, ``sex``, ``time_step``.
+
+    Raises:
+        DataError: nothing there.
+    """
+    from fedtar_flare.data.sources.fields import age_of, sex_of
+
+    if not image.exists():
+        raise DataError(f"{image} is not there", reason="no-image")
+    header = first_header(image)
+    told = {name: value for name, value in patient.items() if value is not None}
+    if header is not None:
+        read: dict[str, Any] = {
+            "patient_id": str(header.get("PatientID", "")),
+            "sex": sex_of(str(header.get("PatientSex", ""))),
+        }
+        try:
+            read["age"] = age_of(str(header.get("PatientAge", "")))
+        except DataError:
+            read["age"] = None
+        told = {**{name: value for name, value in read.items() if value}, **told}
+        modality = modality or ("film" if header.get("Modality") in ("CR", "DX") else "ct")
+    if modality is None:
+        modality = "film" if image.suffix.lower() in (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff") else "ct"
+    return Study(image, modality, **told)
+
+
+def first_header(image: Path) -> Any:
+    """Header of the first readable DICOM file of a study; None when it has none."""
+    from pydicom import dcmread
+    from pydicom.errors import InvalidDicomError
+
+    files = sorted(path for path in image.rglob("*") if path.is_file()) if image.is_dir() else [image]
+    for path in files:
+        try:
+            return dcmread(path, stop_before_pixels=True)
+        except (InvalidDicomError, OSError):
+            continue
+    return None

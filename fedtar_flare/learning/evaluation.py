@@ -1,0 +1,126 @@
+"""Scores of generated reports: by time step for everybody to see, and by report for the site's own eyes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedtar_flare.data.cohort import Sample
+from fedtar_flare.files import replacing
+from fedtar_flare.metrics.clinical import finding_f1
+from fedtar_flare.metrics.language import bleu_of_sums, clean, language_scores, language_statistics
+from fedtar_flare.synthetic.vocabulary import findings_in
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """What one evaluation gave.
+
+    Args:
+        scores: cells by time step (see :func:`cells`), with the personal part.
+        scores_generic: the same without it; None for a method that has none.
+        rows: one row per report, and one more without the personal part (see :func:`report_rows`); they stay at the
+            site.
+        samples, texts: the visits and what was written for them, with the personal part; they stay at the site.
+    """
+
+    scores: dict[str, Any]
+    scores_generic: dict[str, Any] | None
+    rows: list[dict[str, Any]]
+    samples: list[Sample]
+    texts: list[str]
+
+
+def cells(
+    samples: Sequence[Sample], texts: Sequence[str], losses: Sequence[float], time_steps: int, min_cell: int
+) -> dict[str, Any]:
+    """Scores per time step and over all.
+
+    Args:
+        samples: N visits with their reports.
+        texts: what was generated for them.
+        losses: mean token loss of each.
+        time_steps: T.
+        min_cell: a cell with fewer reports holds only its n, and its reports do not count in ``all`` either: else its
+            scores could be had by subtraction.
+
+    Returns:
+        ``{"steps": {"1": cell, ...}, "all": cell}``; a cell has n, bleu_1..bleu_4, rouge_l, cider, token_loss, and
+        finding_f1 where the truth is known.
+    """
+    at = {str(t): [i for i, s in enumerate(samples) if s.time_step == t] for t in range(1, time_steps + 1)}
+    shown = [i for chosen in at.values() if len(chosen) >= min_cell for i in chosen]
+    cell = lambda chosen: _cell(samples, texts, losses, chosen, min_cell)  # noqa: E731
+    return {"steps": {t: cell(chosen) for t, chosen in at.items()}, "all": cell(shown)}
+
+
+def _cell(
+    samples: Sequence[Sample], texts: Sequence[str], losses: Sequence[float], chosen: Sequence[int], min_cell: int
+) -> dict[str, Any]:
+    scores: dict[str, Any] = {"n": len(chosen)}
+    if not chosen or len(chosen) < min_cell:
+        return scores
+    scores |= language_scores([samples[i].visit.report for i in chosen], [texts[i] for i in chosen])
+    scores["token_loss"] = sum(losses[i] for i in chosen) / len(chosen)
+    known = [i for i in chosen if samples[i].visit.findings is not None]
+    if known:
+        truth = [samples[i].visit.findings or frozenset() for i in known]
+        scores["finding_f1"] = finding_f1(truth, [findings_in(texts[i]) for i in known])["finding_f1"]
+    return scores
+
+
+def report_rows(
+    samples: Sequence[Sample], texts: Sequence[str], losses: Sequence[float], *, personal: bool
+) -> list[dict[str, Any]]:
+    """Scores of each report by itself, and what it adds to the scores of a corpus.
+
+    Args:
+        samples, texts, losses: N visits, generated texts and token losses.
+        personal: whether the personal part was on.
+
+    Returns:
+        N rows of ``patient_id``, ``visit_id``, ``time_step``, ``split``, ``personal``, ``token_loss``; ``bleu_1`` to
+        ``bleu_4`` of the report by itself; the fields of one report in
+        :class:`~fedtar_flare.metrics.language.LanguageStatistics` (``cider`` with document frequencies of these N
+        references); ``findings`` (the truth) and ``findings_in_text``, sorted, None where the truth is not known.
+    """
+    if not samples:
+        return []
+    statistics = language_statistics(
+        [[clean(sample.visit.report).split()] for sample in samples], [clean(text).split() for text in texts]
+    )
+    columns: dict[str, Any] = {name: values.tolist() for name, values in vars(statistics).items()}
+    lengths = statistics.hypothesis_length, statistics.reference_length
+    bleu = bleu_of_sums(statistics.matches, statistics.guesses, *lengths).tolist()
+    rows = []
+    for i, (sample, text, loss) in enumerate(zip(samples, texts, losses, strict=True)):
+        visit = sample.visit
+        rows.append(
+            {
+                "patient_id": visit.patient_id,
+                "visit_id": visit.visit_id,
+                "time_step": sample.time_step,
+                "split": sample.split,
+                "personal": personal,
+                "token_loss": loss,
+                **{f"bleu_{n}": score for n, score in enumerate(bleu[i], start=1)},
+                **{name: values[i] for name, values in columns.items()},
+                "findings": None if visit.findings is None else sorted(visit.findings),
+                "findings_in_text": None if visit.findings is None else sorted(findings_in(text)),
+            }
+        )
+    return rows
+
+
+def write_report_scores(folder: Path, round_: int, rows: Iterable[Mapping[str, Any]]) -> Path:
+    """Write the rows of one evaluation as ``report-scores-<round>.jsonl``, whole or not at all, for the owner alone.
+
+    They name patients: ``folder`` is the site's state of the run, which never leaves the site.
+    """
+    path = folder / f"report-scores-{round_:04d}.jsonl"
+    with replacing(path) as temporary:
+        temporary.write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
+    return path

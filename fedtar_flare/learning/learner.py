@@ -1,0 +1,299 @@
+"""How one site learns, without federation: train on one visit step, validate, score, write reports.
+
+It runs in a notebook. What is a method's own enters through the hooks of :class:`ReportLearner`.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from pathlib import Path
+from typing import Any, ClassVar, cast
+
+import torch
+from torch import Tensor, nn
+
+from fedtar_flare.data.cohort import Cohort, Sample, Split
+from fedtar_flare.errors import DataError
+from fedtar_flare.imaging.batch import ImageBatch, collate
+from fedtar_flare.imaging.pipeline import InputConfig, prepare
+from fedtar_flare.learning.config import LoRAConfig, TrainingConfig
+from fedtar_flare.learning.evaluation import Evaluated, cells, report_rows
+from fedtar_flare.learning.training import Trained, Validated, augmented, batches, halved, limit_norm, parts
+from fedtar_flare.models.adapters.lora import (
+    adapter_config,
+    add_lora,
+    load_shared_state,
+    shared_parameters,
+    shared_state,
+)
+from fedtar_flare.models.adapters.peft_file import DEFAULT_ADAPTER
+from fedtar_flare.models.build import build_model, build_tokenizer, require_trained
+from fedtar_flare.models.config import ModelConfig
+from fedtar_flare.models.weights import fingerprint
+from fedtar_flare.progress import Progress
+
+logger = logging.getLogger(__name__)
+EVALUATION_BATCH = 16
+
+
+class ReportLearner:
+    """One site's report generator with an adapter that travels; by itself it is local training for FedAvg.
+
+    A method overrides what differs:
+
+    - :attr:`adapter`: name of the set of factors that travels.
+    - :meth:`context`: what must be in force around a forward pass or beam search of these samples.
+    - :meth:`report_losses`: the loss of each report.
+    - :meth:`after_backward`: changes gradients before they are clipped.
+    - :meth:`personal_parameters`, :attr:`personal_optimizer`: trained beside the adapter, with a gradient norm of their
+      own; :meth:`private`, :meth:`load_private`: what persists of it at the site between tasks.
+    - :attr:`has_personal_part`: whether evaluation is done with and without it.
+    - :meth:`describe`: adds to what the record says of the model.
+
+    Args:
+        model: which report generator.
+        lora: the adapter that travels.
+        training: local training.
+        cohort: the site's patients; may be replaced between tasks.
+        seed: of the adapter's initial values, the same at every site.
+        cache: folder of prepared images.
+        device: ``cpu`` or ``cuda[:i]``.
+        autocast: whether to compute in bfloat16 autocast.
+        checkpoint: called between batches; raises to stop (an aborted job).
+
+    Raises:
+        ConfigError: the model cannot be built, or parts of it would stay at random values.
+    """
+
+    adapter: ClassVar[str] = DEFAULT_ADAPTER
+    personal_optimizer: torch.optim.Optimizer | None = None
+
+    def __init__(
+        self,
+        *,
+        model: ModelConfig,
+        lora: LoRAConfig,
+        training: TrainingConfig,
+        cohort: Cohort,
+        seed: int,
+        cache: Path,
+        device: str = "cpu",
+        autocast: bool = False,
+        checkpoint: Callable[[], None] = lambda: None,
+    ):
+        self.cohort, self.training = cohort, training
+        self.device = torch.device(device)
+        self.checkpoint = checkpoint
+        self._autocast = autocast
+        self._config, self._cache = model, cache
+        self._input = InputConfig(image_size=model.image_size, slices=model.slices)
+        self._micro_batch = min(training.micro_batch or training.batch_size, training.batch_size)
+        self.tokenizer = build_tokenizer(model)
+        generator = build_model(model)
+        self.fingerprint = fingerprint(generator)
+        exchanged = [n for n, _ in generator.named_parameters() if any(re.fullmatch(p, n) for p in lora.exchange)]
+        require_trained(generator, model, exchanged)
+        self.model = add_lora(
+            generator,
+            targets=model.lora_targets,
+            rank=lora.rank,
+            alpha=lora.alpha,
+            seed=seed,
+            extra=lora.exchange,
+            adapter=self.adapter,
+        ).to(self.device)
+
+    # ------------------------------------------------------------------ hooks
+    @property
+    def has_personal_part(self) -> bool:
+        """Whether something beside the adapter acts at this site."""
+        return False
+
+    def context(self, samples: Sequence[Sample], personal: bool) -> AbstractContextManager[Any]:
+        """What must be in force while the model works on these samples; ``personal``: with the personal part."""
+        return nullcontext()
+
+    def report_losses(self, samples: Sequence[Sample], images: ImageBatch, personal: bool = True) -> Tensor:
+        """Mean token loss of each report, shape (B,), float32.
+
+        Args:
+            samples: B visits.
+            images: theirs (:meth:`images`).
+            personal: whether the personal part is on.
+        """
+        input_ids, labels = self.tokenizer.batch([sample.visit.report for sample in samples])
+        with self._computing(samples, personal):
+            return self.model.get_base_model()(images, input_ids.to(self.device), labels.to(self.device))
+
+    def after_backward(self, start: Mapping[str, Tensor]) -> None:
+        """Called after each backward pass of a batch; ``start`` is w_{t-1}, as :meth:`shared` gave it."""
+
+    def personal_parameters(self) -> Sequence[nn.Parameter]:
+        """What is trained beside the adapter and stays at the site."""
+        return ()
+
+    def private(self) -> dict[str, Tensor]:
+        """What persists at the site between tasks."""
+        return {}
+
+    def load_private(self, state: Mapping[str, Tensor]) -> None:
+        """Load what :meth:`private` gave."""
+
+    def describe(self) -> dict[str, Any]:
+        """Name and sizes of the model, for the record."""
+        return {
+            "preset": self._config.preset,
+            "base_model": f"fedtar_flare preset '{self._config.preset}'",
+            "encoder_name": self._config.encoder_name,
+            "decoder_name": self._config.decoder_name,
+            "license": "Apache-2.0" if self._config.weights == "small" else None,
+            "parameters": sum(p.numel() for n, p in self.model.named_parameters() if ".lora_" not in n),
+            "fingerprint": self.fingerprint,
+            "config": self._config.to_dict(),
+        }
+
+    def shared(self) -> dict[str, Tensor]:
+        """The shared part by name, float32 on the CPU."""
+        return shared_state(self.model, self.adapter)
+
+    def load_shared(self, weights: Mapping[str, Tensor]) -> None:
+        """Load the shared part; raises :class:`ExchangeError` naming a tensor that does not fit."""
+        load_shared_state(self.model, weights, self.adapter)
+
+    def adapter_config(self) -> dict[str, Any]:
+        """PEFT's configuration of the shared part, free of any path of the site."""
+        return adapter_config(self.model, self.adapter)
+
+    # ------------------------------------------------------------------ training
+    def train(
+        self, time_step: int | None, seed: int, on_update: Callable[[int, float], None] = lambda number, loss: None
+    ) -> Trained:
+        """Local updates of the shared and the personal part on the visits of one time step.
+
+        An update whose loss or gradient is not finite is not made, neither of the shared nor of the personal part.
+
+        Args:
+            time_step: t; None takes the visits of all steps together.
+            seed: of the order of the samples.
+            on_update: called after each update that was made with its number (from 1, skipped ones counted) and loss.
+
+        Raises:
+            DataError: ``no-training-visit`` at this step (ask :attr:`cohort` first); ``non-finite-gradient`` when
+                every update was skipped.
+        """
+        samples = self.cohort.samples("train", time_step)
+        if not samples:
+            raise DataError(f"no training visit at step {time_step}", reason="no-training-visit")
+        start = self.shared()
+        shared = list(shared_parameters(self.model, self.adapter).values())
+        personal = list(self.personal_parameters())
+        # fresh: its start point is not where the last task ended
+        optimizer = torch.optim.AdamW(shared, lr=self.training.lr_shared, weight_decay=self.training.weight_decay)
+        losses: list[float] = []
+        count = self.training.local_steps
+        for number, chosen in enumerate(batches(len(samples), self.training.batch_size, count, seed), start=1):
+            self.checkpoint()
+            loss = self._accumulate([samples[i] for i in chosen], f"{seed}/{number - 1}")
+            self.after_backward(start)
+            norms = [limit_norm(parameters, self.training.max_grad_norm) for parameters in (shared, personal)]
+            if not all(map(math.isfinite, (loss, *norms))):
+                logger.warning("local update %d of %d skipped: its loss or gradient is not finite", number, count)
+                continue
+            optimizer.step()
+            if self.personal_optimizer is not None:
+                self.personal_optimizer.step()
+            losses.append(loss)
+            on_update(number, loss)
+        self._clear_gradients()
+        if not losses:
+            raise DataError(
+                f"none of the {count} local updates had a finite loss and gradient; the learning rate is too high or "
+                "the weights that came down are damaged",
+                reason="non-finite-gradient",
+            )
+        end = self.shared()
+        update = {name: end[name] - start[name] for name in start}
+        return Trained(update, len(samples), sum(losses) / len(losses), losses[0], losses[-1], count - len(losses))
+
+    def _accumulate(self, samples: Sequence[Sample], training_seed: str | None = None) -> float:
+        """Gradient of the mean report loss of one batch, in micro-batches that fit in memory. Returns the loss."""
+        while True:
+            self._clear_gradients()
+            try:
+                total = 0.0
+                for part in parts(samples, self._micro_batch):
+                    loss = self.report_losses(part, self.images(part, training_seed)).sum() / len(samples)
+                    loss.backward()
+                    total += loss.item()
+                return total
+            except torch.cuda.OutOfMemoryError:
+                self._micro_batch = halved(self._micro_batch)
+
+    def _clear_gradients(self) -> None:
+        self.model.zero_grad(set_to_none=True)
+        for parameter in self.personal_parameters():
+            parameter.grad = None
+
+    def validate(self) -> Validated | None:
+        """Loss and gradient in w over the validation patients' visits, with the personal part; None without any."""
+        samples = self.cohort.samples("validation")
+        if not samples:
+            return None
+        loss = self._accumulate(samples)
+        gradient = {
+            name: (torch.zeros_like(p) if p.grad is None else p.grad).detach().float().cpu().clone()
+            for name, p in shared_parameters(self.model, self.adapter).items()
+        }
+        self._clear_gradients()
+        return Validated(loss, gradient, len(samples))
+
+    @torch.no_grad()
+    def evaluate(self, min_cell: int, split: Split = "test") -> Evaluated:
+        """Scores of generated reports of the given split's patients; images are loaded once for all passes.
+
+        Args:
+            min_cell: a cell with fewer reports holds only its n.
+            split: whose visits.
+        """
+        samples = self.cohort.samples(split)
+        passes = (True, False) if self.has_personal_part else (True,)
+        losses: dict[bool, list[float]] = {True: [], False: []}
+        texts: dict[bool, list[str]] = {True: [], False: []}
+        progress = Progress("scoring report", len(samples), logger.info)
+        for part in parts(samples, EVALUATION_BATCH):
+            images = self.images(part)
+            for personal in passes:
+                self.checkpoint()
+                losses[personal] += self.report_losses(part, images, personal).tolist()
+                texts[personal] += self.generate(part, images, personal)
+            progress(len(texts[True]))
+        scores = {p: cells(samples, texts[p], losses[p], self.cohort.time_steps, min_cell) for p in passes}
+        rows = [row for p in passes for row in report_rows(samples, texts[p], losses[p], personal=p)]
+        return Evaluated(scores[True], scores.get(False), rows, samples, texts[True])
+
+    @torch.no_grad()
+    def generate(self, samples: Sequence[Sample], images: ImageBatch, personal: bool = True) -> list[str]:
+        """Reports written by beam search for these samples and their images."""
+        with self._computing(samples, personal):
+            ids = cast(Any, self.model.get_base_model()).generate(images)
+        return [self.tokenizer.decode(row) for row in ids.tolist()]
+
+    def images(self, samples: Sequence[Sample], training_seed: str | None = None) -> ImageBatch:
+        """The samples' images; with ``training_seed`` augmented, where the settings say so."""
+        prepared = [prepare(sample.visit, self._input, self._cache) for sample in samples]
+        if training_seed is not None and self.training.augment:
+            prepared = augmented(prepared, samples, training_seed)
+        return collate(prepared).to(self.device)
+
+    @contextmanager
+    def _computing(self, samples: Sequence[Sample], personal: bool) -> Iterator[None]:
+        """Precision and the method's context, both given back whatever fails."""
+        with ExitStack() as stack:
+            if self._autocast:
+                stack.enter_context(torch.autocast(self.device.type, torch.bfloat16))
+            stack.enter_context(self.context(samples, personal))
+            yield

@@ -1,0 +1,100 @@
+"""Pieces of local training: what it gives, batches, gradient norms, augmented images."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from fedtar_flare.data.cohort import Sample
+from fedtar_flare.errors import DataError
+from fedtar_flare.imaging.cache import Prepared
+
+logger = logging.getLogger(__name__)
+_Item = TypeVar("_Item")
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What one training task gave.
+
+    Args:
+        update: w_k - w_{t-1} by tensor name, float32.
+        samples: n_k, training visits of this site at this step.
+        loss: mean token loss over the local updates that were made.
+        first_loss, last_loss: of the first and the last of them.
+        skipped_updates: local updates left out because their loss or gradient was not finite.
+    """
+
+    update: dict[str, Tensor]
+    samples: int
+    loss: float
+    first_loss: float
+    last_loss: float
+    skipped_updates: int = 0
+
+
+@dataclass(frozen=True)
+class Validated:
+    """Validation loss (mean over reports of the per-report token mean), its gradient in w, number of reports."""
+
+    loss: float
+    gradient: dict[str, Tensor]
+    reports: int
+
+
+def batches(samples: int, size: int, count: int, seed: int) -> Iterator[list[int]]:
+    """``count`` batches of indices, running through shuffled epochs; the last batch of an epoch may be smaller."""
+    generator = torch.Generator().manual_seed(seed)
+    order: list[int] = []
+    for _ in range(count):
+        if not order:
+            order = torch.randperm(samples, generator=generator).tolist()
+        yield order[:size]
+        order = order[size:]
+
+
+def parts(items: Sequence[_Item], size: int) -> Iterator[Sequence[_Item]]:
+    """The items in their order, ``size`` at a time."""
+    for start in range(0, len(items), size):
+        yield items[start : start + size]
+
+
+def halved(micro_batch: int) -> int:
+    """The micro-batch to go on with after the GPU's memory did not hold this one.
+
+    Raises:
+        DataError: ``out-of-memory``: it was one report already.
+    """
+    if micro_batch == 1:
+        raise DataError(
+            "the GPU's memory does not hold one report; take a smaller model or input, or write device: cpu in "
+            "the site file",
+            reason="out-of-memory",
+        )
+    torch.cuda.empty_cache()
+    logger.warning("out of GPU memory: going on with micro-batches of %d reports (same result)", micro_batch // 2)
+    return micro_batch // 2
+
+
+def limit_norm(parameters: Sequence[nn.Parameter], limit: float) -> float:
+    """Scale the gradients so that their norm over all parameters is at most ``limit`` (0: leave them).
+
+    Returns:
+        The norm before; not finite where any gradient is not.
+    """
+    if limit:
+        return float(nn.utils.clip_grad_norm_(parameters, limit))
+    return float(nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None]))
+
+
+def augmented(prepared: Sequence[Prepared], samples: Sequence[Sample], seed: str) -> list[Prepared]:
+    """The images changed at random, each by its visit and ``seed`` alone."""
+    from fedtar_flare.imaging.augment import augment, sample_seed
+
+    seeds = [sample_seed(0, seed, sample.visit.patient_id, sample.visit.visit_id) for sample in samples]
+    return [replace(one, image=augment(one.image, own)) for one, own in zip(prepared, seeds, strict=True)]

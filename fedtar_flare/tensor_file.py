@@ -1,0 +1,50 @@
+"""Tensors and what is said of them (JSON) in one ``safetensors`` file; nothing is ever unpickled."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+
+from fedtar_flare.errors import FedTARError
+from fedtar_flare.files import replacing
+
+
+class StateError(FedTARError):
+    """A file of saved state is missing or cannot be read."""
+
+    default_public = "the site's state of this run is missing or unreadable"
+
+
+def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor], info: Mapping[str, Any]) -> None:
+    """Write one safetensors file, whole or not at all.
+
+    Args:
+        path: the file.
+        tensors: name to tensor (moved to the CPU, made contiguous; shared memory is copied).
+        info: JSON-able dictionary, stored in the file's header.
+    """
+    data = {name: value.detach().to("cpu").contiguous().clone() for name, value in tensors.items()}
+    with replacing(path) as temporary:
+        save_file(data, temporary, metadata={"info": json.dumps(info, sort_keys=True)})
+
+
+def read_tensors(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+    """Read what :func:`write_tensors` wrote.
+
+    Raises:
+        StateError: when the file is missing, truncated or not of this form.
+    """
+    try:
+        with safe_open(str(path), framework="pt") as file:
+            info = json.loads((file.metadata() or {})["info"])
+            return {name: file.get_tensor(name) for name in file.keys()}, info  # noqa: SIM118
+    except FileNotFoundError as error:
+        raise StateError(f"{path}: not found") from error
+    except (SafetensorError, KeyError, ValueError, OSError) as error:
+        raise StateError(f"{path}: damaged or not written by this package ({error})") from error

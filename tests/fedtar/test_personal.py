@@ -1,0 +1,118 @@
+"""Drafting with FedTAR's personal part: the site's own, of the adapter's run and round, or a refusal."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from fedtar_flare import methods
+from fedtar_flare.data.splits import key_check
+from fedtar_flare.errors import ConfigError
+from fedtar_flare.fedtar.config import LoRAConfig, PatientConfig, TrainingConfig
+from fedtar_flare.fedtar.learner import PatientLearner
+from fedtar_flare.fedtar.personal import PersonalPart
+from fedtar_flare.fedtar.profiles import fit_mixture, training_median_age
+from fedtar_flare.learning.drafting import Drafter, Study
+from fedtar_flare.models.adapters.peft_file import ADAPTER_INFO, write_adapter
+from fedtar_flare.models.config import preset
+from fedtar_flare.protocol.messages import version
+from fedtar_flare.site.state import SiteState
+from fedtar_flare.synthetic.cohort import synthetic_cohort
+
+T, SEED, ROUND = 2, 0, 3
+MODEL = preset("tiny", max_length=16)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """What a run leaves: the adapter of round 3 and one site's state, with a personal part that changes the text."""
+    place = tmp_path_factory.mktemp("run")
+    cohort = synthetic_cohort("site-1", folder=place / "cohorts", patients=8, time_steps=T, seed=SEED)
+    patient, median = PatientConfig(), training_median_age(cohort)
+    mixture = fit_mixture(cohort, patient, 5)
+    learner = PatientLearner(
+        model=MODEL, lora=LoRAConfig(), training=TrainingConfig(), cohort=cohort, seed=SEED, cache=place / "cache",
+        patient=patient, mixture=mixture, median_age=median,
+    )  # fmt: skip
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in learner.personal_parameters():
+            parameter += 0.05 * torch.randn(parameter.shape, generator=generator)
+    state = SiteState(place / "state", "run-1", "site-1")
+    about = {
+        "median_age": median, "patient": asdict(patient), "rank": 4, "time_steps": T, "seed": SEED, "site": "site-1",
+        "key": key_check(cohort.key),
+    }  # fmt: skip
+    arrays = {name: torch.from_numpy(np.atleast_1d(value)) for name, value in mixture.state().items()}
+    state.write("mixture", arrays, about)
+    state.save(version(ROUND, T), learner.private(), {})
+    info = {"run_id": "run-1", "round": ROUND, "model": asdict(MODEL), "fingerprint": learner.fingerprint}
+    write_adapter(place / "adapter", learner.shared(), learner.adapter_config(), info)
+    sample = cohort.samples("test")[0]
+    study = Study(
+        sample.visit.image, "ct", sample.visit.patient_id, sample.visit.age, sample.sex, time_step=sample.time_step
+    )
+    return SimpleNamespace(adapter=place / "adapter", state=state, learner=learner, sample=sample, study=study)
+
+
+def with_info(run, folder, **changes):
+    """The adapter with other words about itself."""
+    info = json.loads((run.adapter / ADAPTER_INFO).read_text())
+    folder.mkdir()
+    for path in run.adapter.iterdir():
+        (folder / path.name).write_bytes(path.read_bytes())
+    (folder / ADAPTER_INFO).write_text(json.dumps(info | changes))
+    return folder
+
+
+def test_a_draft_is_what_the_site_s_own_learner_writes(run):
+    images = run.learner.images([run.sample])
+    personal, generic = (run.learner.generate([run.sample], images, on)[0] for on in (True, False))
+    assert personal != generic
+    draft = Drafter(run.adapter, state=run.state.folder, device="cpu").draft(run.study)
+    assert draft.text == personal and draft.personal and draft.to_dict()["personal_part"] is True
+    draft = Drafter(run.adapter, device="cpu").draft(run.study)
+    assert draft.text == generic and not draft.personal and "shared adapter alone" in draft.to_text()
+
+
+def test_an_adapter_names_its_method_and_one_without_a_personal_part_is_told(run, tmp_path, monkeypatch):
+    assert methods.load(methods.METHODS["fedtar"].personal) is PersonalPart
+    named = Drafter(with_info(run, tmp_path / "named", method="fedtar"), state=run.state.folder, device="cpu")
+    assert isinstance(named.personal, PersonalPart)
+    with pytest.raises(ConfigError, match="method 'fedtra' is unknown; did you mean 'fedtar'"):
+        Drafter(with_info(run, tmp_path / "unknown", method="fedtra"), state=run.state.folder, device="cpu")
+    monkeypatch.setitem(methods.METHODS, "plain", replace(methods.METHODS["fedtar"], personal=""))
+    plain = with_info(run, tmp_path / "plain", method="plain")
+    with pytest.raises(ConfigError, match=r"'plain' leaves no personal part .* without --state"):
+        Drafter(plain, state=run.state.folder, device="cpu")
+
+
+def test_a_personal_part_of_another_round_or_run_is_refused(run, tmp_path, caplog):
+    early = with_info(run, tmp_path / "early", round=ROUND - 1)
+    with pytest.raises(ConfigError, match=rf"no patient part of round {ROUND - 1}.*versions there: 0003-02"):
+        Drafter(early, state=run.state.folder, device="cpu")
+    other = with_info(run, tmp_path / "other", run_id="run-2")
+    with pytest.raises(ConfigError, match="is the state of run run-1, the adapter is of run run-2"):
+        Drafter(other, state=run.state.folder, device="cpu")
+    assert not caplog.records
+    late = with_info(run, tmp_path / "late", round=ROUND + 1)
+    Drafter(late, state=run.state.folder, device="cpu")
+    assert "did not train in round 4; its patient part is of version 0003-02" in caplog.text
+
+
+def test_the_key_must_be_the_site_s(run):
+    with pytest.raises(ConfigError, match="not the key"):
+        Drafter(run.adapter, state=run.state.folder, key=b"another key of 16", device="cpu")
+
+
+@pytest.mark.parametrize(("change", "word"), [({"patient_id": None}, "--patient-id"), ({"time_step": None}, "1 to 2")])
+def test_what_the_personal_part_must_know_is_named(run, change, word):
+    drafter = Drafter(run.adapter, state=Path(run.state.folder), device="cpu")
+    with pytest.raises(ConfigError, match=word):
+        drafter.draft(replace(run.study, **change))

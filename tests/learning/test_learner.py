@@ -1,0 +1,302 @@
+"""The learner by itself: equal to a loop written by hand, its hooks, skipped updates, rows of an evaluation."""
+
+from __future__ import annotations
+
+import json
+from contextlib import contextmanager, nullcontext
+
+import numpy as np
+import pytest
+import torch
+
+from fedtar_flare.errors import ConfigError, DataError
+from fedtar_flare.fedtar.config import LoRAConfig, PatientConfig, TrainingConfig
+from fedtar_flare.fedtar.learner import PatientLearner
+from fedtar_flare.fedtar.patient_lora import PatientLoRA, PatientLoRAConfig
+from fedtar_flare.fedtar.profiles import fit_mixture, memberships, training_median_age
+from fedtar_flare.imaging.batch import collate
+from fedtar_flare.imaging.pipeline import InputConfig, prepare, prepare_cohort
+from fedtar_flare.learning.evaluation import write_report_scores
+from fedtar_flare.learning.learner import ReportLearner
+from fedtar_flare.learning.private_state import require_finite
+from fedtar_flare.metrics.language import LanguageStatistics
+from fedtar_flare.models.adapters.lora import add_lora, shared_parameters, shared_state
+from fedtar_flare.models.build import build_model, build_tokenizer
+from fedtar_flare.models.config import preset
+from fedtar_flare.synthetic.cohort import synthetic_cohort
+
+T, SEED = 2, 3
+MODEL = preset("tiny", max_length=16)
+IMAGES = InputConfig(image_size=MODEL.image_size, slices=MODEL.slices)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory):
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(scope="module")
+def cohort(cache):
+    return prepare_cohort(
+        synthetic_cohort("site-1", folder=cache, patients=16, time_steps=T, seed=0), IMAGES, cache / "prepared"
+    )
+
+
+@pytest.fixture
+def learner_of(cohort, cache):
+    """A learner of a class with these training settings."""
+
+    def make(kind=ReportLearner, autocast=False, **training):
+        more = {}
+        if issubclass(kind, PatientLearner):
+            patient = PatientConfig()
+            more = {
+                "patient": patient,
+                "mixture": fit_mixture(cohort, patient, 5),
+                "median_age": training_median_age(cohort),
+            }
+        return kind(
+            model=MODEL,
+            lora=LoRAConfig(),
+            training=TrainingConfig(**{"local_steps": 3, "batch_size": 4, **training}),
+            cohort=cohort,
+            seed=SEED,
+            cache=cache / "prepared",
+            autocast=autocast,
+            **more,
+        )
+
+    return make
+
+
+def by_hand(cohort, cache, *, personal):
+    """Algorithm 1's inner loop written out: three updates of four reports; the update, losses and private part."""
+    tokenizer = build_tokenizer(MODEL)
+    model = add_lora(build_model(MODEL), targets=MODEL.lora_targets, rank=4, alpha=128, seed=SEED)
+    shared = list(shared_parameters(model).values())
+    groups, optimizers = [shared], [torch.optim.AdamW(shared, lr=1e-3, weight_decay=0.01)]
+    patient, mixture = None, fit_mixture(cohort, PatientConfig(), 5)
+    if personal:
+        patient = PatientLoRA(model, PatientLoRAConfig(time_steps=T, seed=SEED))
+        groups.append(list(patient.parameters()))
+        optimizers.append(torch.optim.AdamW(groups[1], lr=TrainingConfig().lr_patient, weight_decay=0.01))
+    start, losses = shared_state(model), []
+    samples = cohort.samples("train", 1)
+    order, generator = [], torch.Generator().manual_seed(11)
+    for _ in range(3):
+        order = order or torch.randperm(len(samples), generator=generator).tolist()
+        chosen, order = [samples[i] for i in order[:4]], order[4:]
+        for parameter in model.parameters():
+            parameter.grad = None
+        for parameter in groups[-1]:
+            parameter.grad = None
+        images = collate([prepare(s.visit, IMAGES, cache / "prepared") for s in chosen])
+        adapt = nullcontext()
+        if patient is not None:
+            q = memberships(chosen, mixture, cohort.key, training_median_age(cohort), ("hash", "age", "sex"))
+            adapt = patient.adapt(q, torch.tensor([s.time_step for s in chosen]))
+        with adapt:
+            loss = model.get_base_model()(images, *tokenizer.batch([s.visit.report for s in chosen])).sum() / len(
+                chosen
+            )
+        loss.backward()
+        losses.append(loss.item())
+        for group in groups:
+            torch.nn.utils.clip_grad_norm_(group, 1.0)
+        for optimizer in optimizers:
+            optimizer.step()
+    end = shared_state(model)
+    return {name: end[name] - start[name] for name in start}, losses, patient.state_dict() if patient else {}
+
+
+@pytest.mark.parametrize("kind", [ReportLearner, PatientLearner])
+def test_training_is_the_loop_written_out_to_the_bit(learner_of, cohort, cache, kind):
+    learner = learner_of(kind)
+    seen = []
+    trained = learner.train(1, 11, lambda number, loss: seen.append((number, loss)))
+    update, losses, private = by_hand(cohort, cache, personal=kind is PatientLearner)
+    assert trained.update.keys() == update.keys() and all(torch.equal(trained.update[n], update[n]) for n in update)
+    assert seen == list(enumerate(losses, start=1)) and trained.loss == sum(losses) / 3
+    assert (trained.first_loss, trained.last_loss, trained.skipped_updates) == (losses[0], losses[-1], 0)
+    own = learner.private()
+    assert all(torch.equal(own[f"patient/{name}"], value) for name, value in private.items())
+    assert bool(own) == learner.has_personal_part == (kind is PatientLearner)
+
+
+def test_the_private_part_goes_on_where_it_stopped(learner_of):
+    whole, first = learner_of(PatientLearner), learner_of(PatientLearner)
+    for learner in (whole, first):
+        learner.train(1, 1)
+    again = learner_of(PatientLearner)
+    again.load_shared(first.shared())
+    again.load_private(first.private())
+    a, b = whole.train(2, 2), again.train(2, 2)
+    assert all(torch.equal(a.update[name], b.update[name]) for name in a.update)
+    mine = again.private()
+    assert all(torch.equal(value, mine[name]) for name, value in whole.private().items())
+
+
+# --------------------------------------------------------------------------- hooks
+def test_gradients_can_be_changed_before_they_are_clipped(learner_of):
+    class Proximal(ReportLearner):
+        def after_backward(self, start):
+            for name, parameter in shared_parameters(self.model).items():
+                parameter.grad.add_(parameter.detach() - start[name], alpha=100.0)
+
+    plain, proximal = learner_of(local_steps=6).train(1, 11), learner_of(Proximal, local_steps=6).train(1, 11)
+    length = [sum(float(v.square().sum()) for v in trained.update.values()) for trained in (plain, proximal)]
+    assert length[1] < length[0] and plain.first_loss == proximal.first_loss
+
+
+def test_context_loss_and_personal_parameters_are_the_methods_own(learner_of):
+    class Bias(ReportLearner):
+        has_personal_part = True
+
+        def __init__(self, **settings):
+            super().__init__(**settings)
+            self.bias, self.calls = torch.nn.Parameter(torch.zeros(())), []
+            self.personal_optimizer = torch.optim.AdamW([self.bias], lr=0.5)
+
+        @contextmanager
+        def context(self, samples, personal):
+            self.calls.append((len(samples), personal))
+            yield
+
+        def report_losses(self, samples, images, personal=True):
+            losses = super().report_losses(samples, images, personal)
+            return losses + self.bias**2 - self.bias if personal else losses
+
+        def personal_parameters(self):
+            return (self.bias,)
+
+        def private(self):
+            return {"bias": self.bias.detach()}
+
+    learner = learner_of(Bias, local_steps=1, micro_batch=3)
+    learner.train(1, 0)
+    assert learner.calls == [(3, True), (1, True)] and learner.private()["bias"] == pytest.approx(0.5, abs=1e-4)
+    learner.calls.clear()
+    evaluated = learner.evaluate(1)
+    assert {personal for _, personal in learner.calls} == {True, False}
+    shift = float((learner.bias**2 - learner.bias).detach())
+    means = [scores["all"]["token_loss"] for scores in (evaluated.scores, evaluated.scores_generic)]
+    assert means[0] - means[1] == pytest.approx(shift, abs=1e-5)
+
+
+def test_a_context_that_fails_leaves_no_precision_behind(learner_of, cohort):
+    class Failing(ReportLearner):
+        def context(self, samples, personal):
+            raise ValueError("no such patient")
+
+    learner = learner_of(Failing, autocast=True)
+    samples = cohort.samples("train", 1)[:2]
+    with pytest.raises(ValueError, match="no such patient"):
+        learner.generate(samples, learner.images(samples))
+    assert not torch.is_autocast_enabled("cpu")
+
+
+def test_a_patient_part_without_a_mixture_is_refused(cohort, cache):
+    with pytest.raises(ConfigError, match="mixture"):
+        PatientLearner(
+            model=MODEL, lora=LoRAConfig(), training=TrainingConfig(), cohort=cohort, seed=0, cache=cache,
+            patient=PatientConfig(), mixture=None,
+        )  # fmt: skip
+
+
+# --------------------------------------------------------------------------- what is not finite
+def spoiled(kind, bad):
+    """A learner whose batches of these numbers (from 1) have a NaN in the loss."""
+
+    class Spoiled(kind):
+        batch = 0
+
+        def report_losses(self, samples, images, personal=True):
+            losses = super().report_losses(samples, images, personal)
+            self.batch += 1
+            return losses * float("nan") if self.batch in bad else losses
+
+    return Spoiled
+
+
+@pytest.mark.parametrize("max_grad_norm", [1.0, 0.0])
+def test_updates_with_gradients_that_are_not_finite_are_skipped_and_counted(learner_of, max_grad_norm):
+    learner = learner_of(spoiled(PatientLearner, {2}), max_grad_norm=max_grad_norm)
+    seen = []
+    trained = learner.train(1, 11, lambda number, loss: seen.append(number))
+    assert trained.skipped_updates == 1 and seen == [1, 3] and np.isfinite(trained.loss)
+    require_finite(trained.update)
+    require_finite(learner.private())
+    steps = {float(value) for name, value in learner.private().items() if name.startswith("adamw/step/")}
+    assert steps == {2.0}, "the optimiser of the personal part did not step either"
+
+
+def test_a_gradient_that_is_not_finite_counts_though_the_loss_is(learner_of):
+    class Overflow(ReportLearner):
+        def after_backward(self, start):
+            next(iter(shared_parameters(self.model).values())).grad[0, 0] = float("inf")
+
+    with pytest.raises(DataError) as caught:
+        learner_of(Overflow).train(1, 11)
+    assert caught.value.reason == "non-finite-gradient"
+
+
+def test_a_task_whose_every_update_is_skipped_fails_and_changes_nothing(learner_of):
+    learner = learner_of(spoiled(PatientLearner, {1, 2, 3}))
+    before = learner.shared(), {name: value.clone() for name, value in learner.private().items()}
+    with pytest.raises(DataError, match="none of the 3 local updates") as caught:
+        learner.train(1, 11)
+    assert caught.value.reason == "non-finite-gradient"
+    for was, now in zip(before, (learner.shared(), learner.private()), strict=True):
+        assert was.keys() == now.keys() and all(torch.equal(was[name], now[name]) for name in was)
+
+
+def test_a_state_that_is_not_finite_is_refused_by_name():
+    require_finite({"a": torch.ones(2), "step": torch.tensor(3)})
+    with pytest.raises(DataError, match=r"patient/b .* not finite") as caught:
+        require_finite({"a": torch.ones(2), "patient/b": torch.tensor([1.0, float("inf")])})
+    assert caught.value.reason == "non-finite-state" and "patient/b" not in caught.value.public
+
+
+# --------------------------------------------------------------------------- evaluation
+def test_evaluation_with_and_without_the_personal_part(learner_of, cohort, tmp_path):
+    learner = learner_of(PatientLearner)
+    with torch.no_grad():
+        for parameter in learner.personal_parameters():
+            parameter += 0.05
+    evaluated = learner.evaluate(1)
+    plain = learner_of().evaluate(1)
+    assert plain.scores_generic is None and len(plain.rows) == len(plain.samples)
+    assert evaluated.scores_generic == plain.scores != evaluated.scores
+    tests = cohort.samples("test")
+    assert evaluated.samples == tests and len(evaluated.texts) == len(tests)
+    assert [row["personal"] for row in evaluated.rows] == [True] * len(tests) + [False] * len(tests)
+    for row, sample in zip(evaluated.rows, tests, strict=False):
+        assert (row["patient_id"], row["visit_id"]) == (sample.visit.patient_id, sample.visit.visit_id)
+        assert row["split"] == "test" and row["findings"] == sorted(sample.visit.findings)
+
+    path = write_report_scores(tmp_path / "state", 3, evaluated.rows)
+    assert path.name == "report-scores-0003.jsonl" and path.stat().st_mode & 0o777 == 0o600
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    assert rows == evaluated.rows, "a number survives the file to the bit"
+    for scores, personal in ((evaluated.scores, True), (evaluated.scores_generic, False)):
+        chosen = [row for row in rows if row["personal"] is personal]
+        again = LanguageStatistics(
+            *(np.array([row[name] for row in chosen]) for name in LanguageStatistics.__dataclass_fields__)
+        ).scores()
+        for name, value in again.items():
+            assert value == pytest.approx(scores["all"][name], rel=1e-12, abs=1e-12), name
+        assert np.mean([row["token_loss"] for row in chosen]) == pytest.approx(scores["all"]["token_loss"])
+
+
+def test_small_cells_show_their_number_alone_and_rows_stay_whole(learner_of, cohort):
+    evaluated = learner_of().evaluate(1000)
+    assert evaluated.scores["all"] == {"n": 0} and set(evaluated.scores["steps"]["1"]) == {"n"}
+    assert len(evaluated.rows) == len(cohort.samples("test"))
