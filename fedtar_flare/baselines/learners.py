@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from fedtar_flare.learning.learner import ReportLearner
+from fedtar_flare.models.adapters.lora import shared_parameters
 
 
 class ProximalLearner(ReportLearner):
@@ -24,7 +25,7 @@ class ProximalLearner(ReportLearner):
 
     def after_backward(self, start: Mapping[str, torch.Tensor]) -> None:
         """``grad += mu (w - w^t)`` on the shared part."""
-        for name, parameter in self.shared_parameters().items():
+        for name, parameter in shared_parameters(self.model, self.adapter).items():
             if parameter.grad is not None:
                 parameter.grad.add_(parameter.detach() - start[name].to(parameter.device), alpha=self.mu)
 

@@ -105,12 +105,10 @@ class MethodRecipe(Recipe):
             preset=preset, model=model, seed=seed, torch_threads=torch_threads, **settings
         )
         job.to_clients(self.executor, tasks=tasks)
-        guard = {
-            "methods": [self.contract.method],
-            "extra_names": list((settings.get("lora") or {}).get("exchange", ())),
-        }
+        extra_names = list((settings.get("lora") or {}).get("exchange", ()))
         for filter_type in (FilterType.TASK_DATA, FilterType.TASK_RESULT):  # FLARE knows no "*": each task by its name
-            job.to_clients(OutboundGuard(**guard), filter_type=filter_type, tasks=tasks)
+            guard = OutboundGuard(methods=[self.contract.method], extra_names=extra_names)
+            job.to_clients(guard, filter_type=filter_type, tasks=tasks)
         add_tensorboard(job)
         super().__init__(job)
         self._interval(SIMULATOR_REQUEST_INTERVAL)
