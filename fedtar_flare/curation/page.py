@@ -82,7 +82,7 @@ def _tiles(found: Check) -> str:
     more = sum(n > 1 for n in found.visits_per_patient())
     tiles = [
         ("Patients", whole(len(found.patients)), f"{whole(more)} with several visits"),
-        ("Visits", whole(len(found.visits)), {"ct": "CT", "film": "films"}.get(found.modality, "")),
+        ("Visits", whole(len(found.visits)), {"ct": "CT", "radiograph": "radiographs"}.get(found.modality, "")),
         ("Sex", f"{sexes['F']} F, {sexes['M']} M", f"{sexes['unknown']} unknown"),
         ("Age, median", f"{ages['median']:.0f}" if ages["n"] else NOTHING, _range(ages, "years")),
         ("Days between visits, median", f"{gaps['median']:.0f}" if gaps["n"] else NOTHING, _range(gaps, "days")),
@@ -160,7 +160,9 @@ def _images(found: Check) -> str:
         charts.append(histogram("Distance between slices", [s[0] for s in found.spacings], "mm", "CTs"))
         charts.append(histogram("Pixel size", [s[1] for s in found.spacings], "mm", "CTs"))
     else:
-        charts.append(histogram("Shorter side of a film", [min(s[1:]) for s in found.shapes], "pixels", "films"))
+        charts.append(
+            histogram("Shorter side of a radiograph", [min(s[1:]) for s in found.shapes], "pixels", "radiographs")
+        )
     content = _charts(charts)
     if found.notes:
         rows = [(reason, len(texts), texts) for reason, texts in sorted(found.notes.items())]
@@ -179,7 +181,7 @@ def _pictures(found: Check) -> str:
     kind = (
         "Three slices over the lungs from feet to head, lung window; the patient's right is on the left."
         if found.modality == "ct"
-        else "The whole film, in small."
+        else "The whole radiograph, in small."
     )
     lead = f"{whole(len(found.thumbnails))} studies, spread evenly over time. {kind}"
     return section("pictures", "Pictures", lead, f'<div class="pictures">{figures}</div>')

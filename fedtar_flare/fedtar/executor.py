@@ -211,6 +211,7 @@ class PatientAdaptiveExecutor(MethodExecutor):
 
     def _open(self, order: Order, site: Site) -> tuple[SiteState, Any]:
         """The site's state of this run and its patients (read anew in every process; light)."""
+        from fedtar_flare.data.timeline import Timeline
         from fedtar_flare.imaging.pipeline import InputConfig, prepare_cohort
         from fedtar_flare.site.site_file import cache_folder, load_cohort, load_site_config
 
@@ -218,17 +219,19 @@ class PatientAdaptiveExecutor(MethodExecutor):
         cohort = load_cohort(
             self._config,
             site.name,
-            time_steps=order.time_steps,
-            alignment=self.data_config.alignment,
-            periods=[datetime.fromisoformat(text) for text in self.data_config.periods] or None,
-            prior=self.data_config.prior,
+            timeline=Timeline(
+                order.time_steps,
+                self.data_config.alignment,
+                tuple(datetime.fromisoformat(text) for text in self.data_config.periods),
+                self.data_config.prior,
+            ),
             seed=self.seed,
             synthetic_patients=self.data_config.synthetic_patients,
             workspace=site.workspace,
         )
-        self._cache = cache_folder(self._config) / "prepared"
         images = InputConfig(image_size=self.model_config.image_size, slices=self.model_config.slices)
-        cohort = prepare_cohort(cohort, images, self._cache)  # a study that cannot be read is left out and counted
+        # a study that cannot be read is left out and counted
+        cohort = prepare_cohort(cohort, images, cache_folder(self._config) / "prepared")
         return SiteState(site.state_root(self._config.state_dir), order.run_id, site.name), cohort
 
     def _learner_of(self, order: Order, site: Site, state: SiteState, cohort: Any) -> Any:
@@ -255,7 +258,6 @@ class PatientAdaptiveExecutor(MethodExecutor):
                 median_age=median_age,
                 time_steps=order.time_steps,
                 seed=self.seed,
-                cache=self._cache,
                 device=device,
                 autocast=autocast,
                 checkpoint=site.stop_if_aborted,

@@ -11,7 +11,6 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import Any, cast
 
 import torch
@@ -23,7 +22,7 @@ from fedtar_flare.fedtar.demographics import DemographicMixture
 from fedtar_flare.fedtar.patient_lora import PatientLoRA, PatientLoRAConfig
 from fedtar_flare.fedtar.profiles import memberships
 from fedtar_flare.imaging.batch import ImageBatch, collate
-from fedtar_flare.imaging.pipeline import InputConfig, prepare
+from fedtar_flare.imaging.pipeline import images_of
 from fedtar_flare.models.adapters.lora import (
     adapter_config,
     add_shared_lora,
@@ -76,12 +75,11 @@ class SiteLearner:
         lora: the shared part.
         patient: the patient-adaptive part.
         training: local training.
-        cohort: the site's patients.
+        cohort: the site's patients, prepared (:func:`.imaging.pipeline.prepare_cohort`).
         mixture: the demographic mixture fitted at this site; None when the patient part is off.
         median_age: of the training patients when it was fitted.
         time_steps: T.
         seed: of the shared and patient parts' initial values, the same at every site.
-        cache: folder of prepared images.
         device: ``cpu`` or ``cuda[:i]``.
         autocast: whether to compute in bfloat16 autocast.
         checkpoint: called between batches; raises to stop (an aborted job).
@@ -99,7 +97,6 @@ class SiteLearner:
         median_age: float | None = None,
         time_steps: int,
         seed: int,
-        cache: Path,
         device: str = "cpu",
         autocast: bool = False,
         checkpoint: Callable[[], None] = lambda: None,
@@ -113,8 +110,6 @@ class SiteLearner:
         self._median_age = median_age
         self._config = model
         self._profile_fields = patient.profile
-        self._cache = cache
-        self._input = InputConfig(image_size=model.image_size, slices=model.slices)
         self._micro_batch = min(training.micro_batch or training.batch_size, training.batch_size)
         self.tokenizer = build_tokenizer(model)
         generator = build_model(model)
@@ -337,7 +332,7 @@ class SiteLearner:
             return self.model.get_base_model()(images, input_ids.to(self.device), labels.to(self.device))
 
     def _images(self, samples: Sequence[Sample], training_seed: str | None = None) -> ImageBatch:
-        prepared = [prepare(sample.visit, self._input, self._cache) for sample in samples]
+        prepared = images_of(samples)
         if training_seed is not None and self.training.augment:
             from fedtar_flare.imaging.augment import augment, sample_seed
 

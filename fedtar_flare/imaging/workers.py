@@ -51,7 +51,7 @@ def each(name: str, items: Sequence[dict[str, Any]], workers: int) -> Iterator[t
     """Do a task for every item; outcomes come as they are done, each with the item's index.
 
     Args:
-        name: of the task (see :data:`fedtar_flare.imaging.worker.TASKS`).
+        name: of the task, ``module:function`` (see :func:`fedtar_flare.imaging.worker.task`).
         items: the task's keyword arguments for each; what JSON can hold.
         workers: processes, started when the work proves long; with one, everything is done in this process.
 

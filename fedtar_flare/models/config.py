@@ -39,8 +39,8 @@ class ModelConfig:
     """
 
     preset: str = _help("name of the preset that this started from")
-    image_size: int = _help("height and width of a slice or film, pixels", 64)
-    slices: int = _help("slices of a CT volume; 1 for films", 16)
+    image_size: int = _help("height and width of a slice or radiograph, pixels", 64)
+    slices: int = _help("slices of a CT volume; 1 for radiographs", 16)
     image_mean: tuple[float, ...] = _help("per channel, of images in [0, 1], subtracted before the encoder", (0.5,) * 3)
     image_std: tuple[float, ...] = _help("per channel, of images in [0, 1], divided by before the encoder", (0.5,) * 3)
     encoder: Literal["cvt", "timm"] = _help("family of the image encoder", "cvt")
@@ -50,7 +50,7 @@ class ModelConfig:
     encoder_depths: tuple[int, ...] = _help("layers of CvT's stages; stage i (from 0) needs more than i", (1, 2, 3))
     encoder_heads: tuple[int, ...] = _help("attention heads of CvT's stages", (1, 2, 4))
     encoder_mlp_ratio: float = _help("width of CvT's feed-forward layers over that of the stage", 2.0)
-    pooling: Literal["attention", "none"] = _help("'none' hands all tokens of one film to the decoder", "attention")
+    pooling: Literal["attention", "none"] = _help("'none' hands a radiograph's tokens to the decoder", "attention")
     queries: int = _help("learned queries per slice (memory tokens that a slice gives)", 4)
     decoder_name: str | None = _help("hub name or local folder of a GPT-2-family decoder; None: the sizes below", None)
     decoder_width: int = _help("width of the decoder", 128)

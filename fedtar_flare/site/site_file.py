@@ -8,9 +8,7 @@ import logging
 import os
 import re
 import secrets
-from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +16,7 @@ import yaml
 
 from fedtar_flare.data.cohort import Cohort
 from fedtar_flare.data.sources import READERS, read_source
+from fedtar_flare.data.timeline import Timeline
 from fedtar_flare.errors import ConfigError, DataError
 
 logger = logging.getLogger(__name__)
@@ -173,21 +172,17 @@ def load_cohort(
     config: SiteConfig,
     site_name: str,
     *,
-    time_steps: int,
-    alignment: str = "visit",
-    prior: str = "none",
+    timeline: Timeline,
     seed: int = 0,
     synthetic_patients: int = 48,
     workspace: Path | None = None,
-    periods: Sequence[datetime] | None = None,
 ) -> Cohort:
     """The site's patients, without those it excludes.
 
     Args:
         config: the site file.
         site_name: name of the site.
-        time_steps: T.
-        alignment, prior, periods: see :class:`Cohort`.
+        timeline: how visits become time steps.
         seed: of the synthetic cohort, and of the hash key of any simulated site.
         synthetic_patients: of the synthetic cohort.
         workspace: the site's FLARE workspace, where a real site keeps its hash key.
@@ -197,7 +192,7 @@ def load_cohort(
         ConfigError: a setting is wrong.
     """
     if config.source == "synthetic":
-        cohort = _synthetic(config, site_name, synthetic_patients, time_steps, seed, alignment, prior)
+        cohort = _synthetic(config, site_name, synthetic_patients, timeline, seed)
     else:
         assert config.path is not None  # a SiteConfig of these sources has one
         reading = read_source(config.source, config.path, config.options)
@@ -206,10 +201,7 @@ def load_cohort(
             site_name,
             patients,
             key=derived_key(seed, site_name) if config.simulated else site_key(_key_folder(config, workspace)),
-            time_steps=time_steps,
-            alignment=alignment,
-            periods=periods,
-            prior=prior,
+            timeline=timeline,
             rejected=reading.rejected(),
         )
     excluded = excluded_patients(config)
@@ -219,9 +211,7 @@ def load_cohort(
     return cohort.leaving_out(lambda v: "excluded" if v.patient_id in excluded else None) if excluded else cohort
 
 
-def _synthetic(
-    config: SiteConfig, site_name: str, patients: int, time_steps: int, seed: int, alignment: str, prior: str
-) -> Cohort:
+def _synthetic(config: SiteConfig, site_name: str, patients: int, timeline: Timeline, seed: int) -> Cohort:
     from fedtar_flare.data.sources.reading import check_options
     from fedtar_flare.synthetic.cohort import CohortOptions, synthetic_cohort
 
@@ -234,10 +224,8 @@ def _synthetic(
         site_name,
         folder=config.path or cache_folder(config) / "synthetic",
         patients=patients,
-        time_steps=time_steps,
+        timeline=timeline,
         seed=seed,
-        alignment=alignment,
-        prior=prior,
         options=options,
     )
 

@@ -5,12 +5,12 @@ the order nor the process in which patients are made changes them.
 
 Planted effects, all switchable in ``CohortOptions`` and written to the truth:
 
-- **change**: from a known time step on, the reports of a known group (women by default) are written in the house's
-  second wording, and consolidations appear more often in everybody.
+- **change**: from a known time step on, the reports of a known group (women by default) are written in the
+  site's second wording, and consolidations appear more often in everybody.
 - **age and wording**: from 65 years on, the sentence on the bones is another one. The image does not show it.
 - **age, sex and prevalence**: emphysema and cardiomegaly are more frequent from 65 on, emphysema in men,
   lymphadenopathy in women.
-- **sites**: prevalence, house style, scanner and, as an option, size differ.
+- **sites**: prevalence, reporting style, scanner and, as an option, size differ.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from typing import Literal
 import numpy as np
 
 from fedtar_flare.data.splits import FRACTIONS, split_of
+from fedtar_flare.data.timeline import Timeline
 from fedtar_flare.errors import ConfigError
 from fedtar_flare.synthetic.reports import Change, State
 from fedtar_flare.synthetic.vocabulary import FINDINGS, KINDS
@@ -31,8 +32,8 @@ from fedtar_flare.synthetic.vocabulary import FINDINGS, KINDS
 OLDER_FROM = 65.0
 """Age from which a patient belongs to the older group."""
 MOST_FINDINGS = 4
-PERIOD_DAYS = 180
-"""Length of a calendar bin when visits are aligned by period."""
+OPEN_BIN_DAYS = 180
+"""How far the first and the last calendar bin reach, which are open to one side, when visits are aligned by period."""
 FIRST_DAY = datetime(2019, 1, 1)
 
 _FIRST = {  # chance that a finding is there at the first visit
@@ -74,14 +75,14 @@ class CohortOptions:
         min_gap_days, max_gap_days: bounds of the time between visits (log-uniform).
         same_day_pairs: share of patients with two visits on one day.
         missing_age: share of patients whose age is not recorded.
-        size_ratio: largest over smallest site; the houses 1, 2, 3, ... have 1, 1/sqrt(ratio), 1/ratio, 1, ... of the
-            patients asked for.
+        size_ratio: largest over smallest site; sites with reporting style 1, 2, 3, ... have 1, 1/sqrt(ratio),
+            1/ratio, 1, ... of the patients asked for.
         change: ``early`` (step 2), ``late`` (see ``change_step``) or ``none``.
         change_group: whose wording changes, ``women`` or ``everyone``.
         wording_effect: the age group decides about a sentence.
         prevalence_effect: age group and sex decide about prevalence.
-        house: style and scanner of the site (1 to 6); 0 takes them from the site's name.
-        scanner_differences: False gives every site the first house's scanner.
+        reporting_style: wording and scanner of the site (1 to 6); 0 takes them from the site's name.
+        scanner_differences: False gives every site the first scanner.
 
     Raises:
         ConfigError: names the field and what is allowed.
@@ -97,7 +98,7 @@ class CohortOptions:
     change_group: Literal["women", "everyone"] = "women"
     wording_effect: bool = True
     prevalence_effect: bool = True
-    house: int = 0
+    reporting_style: int = 0
     scanner_differences: bool = True
 
     def __post_init__(self) -> None:
@@ -110,7 +111,7 @@ class CohortOptions:
             "size_ratio": (self.size_ratio >= 1, "at least 1"),
             "change": (self.change in ("early", "late", "none"), "early, late or none"),
             "change_group": (self.change_group in ("women", "everyone"), "women or everyone"),
-            "house": (self.house in range(7), "0 (by the site's name) or 1 to 6"),
+            "reporting_style": (self.reporting_style in range(7), "0 (by the site's name) or 1 to 6"),
         }
         for field in fields(self):
             fine, allowed = rules.get(field.name, (True, ""))
@@ -164,19 +165,15 @@ def change_step(options: CohortOptions, time_steps: int) -> int | None:
     return 2 if options.change == "early" else max(2, -(-3 * time_steps // 4))
 
 
-def periods_of(time_steps: int) -> list[datetime]:
-    """Bounds of the calendar bins: T - 1 dates."""
-    return [FIRST_DAY + timedelta(days=PERIOD_DAYS * k) for k in range(1, time_steps)]
-
-
 def plan_patient(
-    site: str, house: int, number: int, *, time_steps: int, seed: int, alignment: str, options: CohortOptions
+    site: str, style: int, number: int, *, timeline: Timeline, seed: int, options: CohortOptions
 ) -> PlannedPatient:
     """The patient with a number (0, 1, ...) at a site: a pure function of the arguments.
 
     The identifier is drawn until the keyed hash puts the patient into the split planned for the number, 7 : 1 : 2
     within any ten and one of each within the first three: small simulated sites can validate and test too.
     """
+    time_steps = timeline.time_steps
     rng = stream("patient", seed, site, number)
     key = synthetic_key(seed, site)
     patient_id = next(
@@ -188,13 +185,10 @@ def plan_patient(
     age = float(np.clip(rng.normal(64, 14), 20, 92))
     age_recorded = bool(rng.random() >= options.missing_age)
     count = time_steps if rng.random() < options.full_course else int(rng.integers(1, max(2, time_steps)))
-    moments = _moments(rng, count, time_steps, alignment, options)
-    steps = [
-        min(i + 1, time_steps) if alignment == "visit" else 1 + sum(moment >= bound for bound in periods_of(time_steps))
-        for i, moment in enumerate(moments)
-    ]
+    moments = _moments(rng, count, timeline, options)
+    steps = [timeline.step_of(i, moment) for i, moment in enumerate(moments)]
     changed_from = change_step(options, time_steps) or time_steps + 1
-    factors = _factors(house, age, sex, options)
+    factors = _factors(style, age, sex, options)
     visits: list[PlannedVisit] = []
     before: dict[str, int] = {}
     for i, (moment, step) in enumerate(zip(moments, steps, strict=True)):
@@ -213,29 +207,29 @@ def plan_patient(
     return PlannedPatient(patient_id=patient_id, sex=sex, age_recorded=age_recorded, visits=tuple(visits))
 
 
-def _moments(
-    rng: np.random.Generator, count: int, time_steps: int, alignment: str, options: CohortOptions
-) -> list[datetime]:
+def _moments(rng: np.random.Generator, count: int, timeline: Timeline, options: CohortOptions) -> list[datetime]:
     """Dates and times of the visits, rising and different."""
     minute = timedelta(minutes=1)
     clock = [minute * int(rng.integers(7 * 60, 13 * 60)) for _ in range(count)]
-    if alignment == "period":
-        bins = sorted(rng.choice(time_steps, size=count, replace=False).tolist())
-        days = [PERIOD_DAYS * b + int(rng.integers(0, PERIOD_DAYS)) for b in bins]
+    if timeline.alignment == "period":
+        bins = sorted(rng.choice(timeline.time_steps, size=count, replace=False).tolist())
+        inner = [(bound - FIRST_DAY).days for bound in timeline.periods] or [OPEN_BIN_DAYS]
+        bounds = [inner[0] - OPEN_BIN_DAYS, *inner, inner[-1] + OPEN_BIN_DAYS]
+        days = [bounds[b] + int(rng.integers(0, max(1, bounds[b + 1] - bounds[b]))) for b in bins]
     else:
         low, high = np.log(options.min_gap_days), np.log(options.max_gap_days)
         gaps = [max(1, round(float(np.exp(rng.uniform(low, high))))) for _ in range(count - 1)]
         days = np.cumsum([int(rng.integers(0, 2 * 365)), *gaps]).tolist()
-    moments = [FIRST_DAY + timedelta(days=day) + time for day, time in zip(days, clock, strict=True)]
+    moments = sorted(FIRST_DAY + timedelta(days=day) + time for day, time in zip(days, clock, strict=True))
     if count > 1 and rng.random() < options.same_day_pairs:
         second = int(rng.integers(1, count))
         moments[second] = moments[second - 1] + minute * int(rng.integers(90, 480))
     return moments
 
 
-def _factors(house: int, age: float, sex: str, options: CohortOptions) -> dict[str, float]:
+def _factors(style: int, age: float, sex: str, options: CohortOptions) -> dict[str, float]:
     """How much more frequent each kind is in this patient than on average."""
-    site = stream("case mix", house).uniform(0.7, 1.4, len(KINDS))
+    site = stream("case mix", style).uniform(0.7, 1.4, len(KINDS))
     factors = dict(zip(KINDS, site.tolist(), strict=True))
     if options.prevalence_effect:
         for kind, factor in (*(OLDER_FACTOR.items() if age >= OLDER_FROM else ()), *SEX_FACTOR[sex].items()):

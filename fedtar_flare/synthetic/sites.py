@@ -9,6 +9,7 @@ from pathlib import Path
 import yaml
 
 from fedtar_flare.data.cohort import Cohort
+from fedtar_flare.data.timeline import Timeline
 from fedtar_flare.errors import ConfigError
 from fedtar_flare.synthetic.cohort import TRUTH, synthetic_cohort
 from fedtar_flare.synthetic.course import CohortOptions
@@ -35,7 +36,7 @@ class Written:
 
 
 def write_sites(
-    out: Path, names: list[str], *, patients: int, time_steps: int, seed: int, options: CohortOptions | None = None
+    out: Path, names: list[str], *, patients: int, timeline: Timeline, seed: int, options: CohortOptions | None = None
 ) -> list[Written]:
     """Write one synthetic cohort per site, each usable through a manifest like a hospital's own data.
 
@@ -45,7 +46,7 @@ def write_sites(
     Args:
         out: a folder; sites that are there already are refused, so that nothing is overwritten.
         names: of the sites.
-        patients, time_steps, seed, options: of :func:`synthetic_cohort`.
+        patients, timeline, seed, options: of :func:`synthetic_cohort`.
 
     Raises:
         ConfigError: a site's folder is there already, or a setting does not fit.
@@ -57,9 +58,7 @@ def write_sites(
         raise ConfigError(f"{taken[0]} is there already; name another folder, or delete it first")
     written = []
     for name in names:
-        cohort = synthetic_cohort(
-            name, folder=out, patients=patients, time_steps=time_steps, seed=seed, options=options
-        )
+        cohort = synthetic_cohort(name, folder=out, patients=patients, timeline=timeline, seed=seed, options=options)
         made = cohort.patients[0].visits[0].image.parents[3]
         made.rename(out / name)
         written.append(_hand_out(name, out, made, cohort))

@@ -42,7 +42,7 @@ def read(studies, same_day="keep", rename=None, cleaning="none"):
     for number, (patient, epoch, day, hour, report, image, age) in enumerate(studies):
         patient = (rename or {}).get(patient, patient)
         acquired = epoch + timedelta(days=day, hours=hour)
-        reading.add(Visit(patient, f"v{number}", acquired, Path(f"i{image}"), report, "film", age), None)
+        reading.add(Visit(patient, f"v{number}", acquired, Path(f"i{image}"), report, "radiograph", age), None)
     return reading.patients()
 
 

@@ -160,7 +160,7 @@ def test_the_encoder_stays_in_eval_mode_and_its_statistics_stay_put(model, token
     model.eval()
 
 
-def test_without_pooling_every_token_of_one_film_is_memory():
+def test_without_pooling_every_token_of_one_radiograph_is_memory():
     config = preset("tiny", slices=1, pooling="none", image_size=64)
     memory = build_model(config).encode(images(2, 1, 64))
     assert memory.shape == (2, 4 * 4, config.decoder_width)

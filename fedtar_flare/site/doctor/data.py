@@ -6,6 +6,7 @@ import stat
 from dataclasses import replace
 from pathlib import Path
 
+from fedtar_flare.data.timeline import Timeline
 from fedtar_flare.errors import FedTARError
 from fedtar_flare.site.doctor.finding import FAIL, OK, WARN, Finding
 from fedtar_flare.site.site_file import KEY_FILE, SiteConfig, load_cohort, read_site_file
@@ -31,7 +32,8 @@ def summary(config: SiteConfig, time_steps: int) -> list[Finding]:
     if config.source == "synthetic":
         return []
     try:
-        cohort = load_cohort(replace(config, simulated=True), "site", time_steps=time_steps)  # no key is made for this
+        # as a simulated site: no key is made for this
+        cohort = load_cohort(replace(config, simulated=True), "site", timeline=Timeline(time_steps))
     except FedTARError as error:
         return [Finding(FAIL, "data", str(error), "correct the table; 'fedtar data check' looks at every study")]
     steps = [sum(counts) for counts in zip(*cohort.counts().values(), strict=True)]
