@@ -13,6 +13,7 @@ import torch
 
 from fedtar_flare.flare.controller import Answers, Tensors, now
 from fedtar_flare.flare.executor import home
+from fedtar_flare.metrics.registry import CURVES
 from fedtar_flare.models.adapters.peft_file import write_adapter
 from fedtar_flare.record.log import METRICS_FILE, RunRecord, write_json
 from fedtar_flare.reporting.examples import EXAMPLES_FILE, EXAMPLES_FOLDER, read_examples
@@ -22,8 +23,6 @@ if TYPE_CHECKING:
     from fedtar_flare.fedtar.controller import TemporalResidualController
 
 logger = logging.getLogger(__name__)
-CURVES = ("bleu_4", "cider", "token_loss", "finding_f1")
-"""Scores that become TensorBoard curves."""
 
 
 class ResultsWriter:

@@ -27,7 +27,7 @@ class ImageBatch:
     """Images of B visits.
 
     Args:
-        images: float32 (B, S, 3, H, W) in [-1, 1].
+        images: uint8 (B, S, 3, H, W), as prepared; the encoder normalises them.
         position_mm: float32 (B, S), position of each slice along the body's axis in millimetres.
         slice_mask: bool (B, S), False where a visit has fewer slices than the longest.
     """
@@ -53,12 +53,10 @@ def collate(prepared: Sequence[PreparedImage]) -> ImageBatch:
     if len(sizes) > 1:
         raise DataError(f"images of different sizes in one batch: {sorted(sizes)}", reason="mixed-size")
     slices = max(item.image.shape[0] for item in prepared)
-    images = torch.zeros(len(prepared), slices, *sizes.pop())
-    positions = torch.zeros(len(prepared), slices)
-    mask = torch.zeros(len(prepared), slices, dtype=torch.bool)
+    images = np.zeros((len(prepared), slices, *sizes.pop()), np.uint8)
+    positions = np.zeros((len(prepared), slices), np.float32)
+    mask = np.zeros((len(prepared), slices), bool)
     for i, item in enumerate(prepared):
         n = item.image.shape[0]
-        images[i, :n] = torch.from_numpy(np.array(item.image)).float().div_(127.5).sub_(1.0)
-        positions[i, :n] = torch.from_numpy(np.array(item.position_mm, dtype=np.float32))
-        mask[i, :n] = True
-    return ImageBatch(images, positions, mask)
+        images[i, :n], positions[i, :n], mask[i, :n] = item.image, item.position_mm, True
+    return ImageBatch(torch.from_numpy(images), torch.from_numpy(positions), torch.from_numpy(mask))

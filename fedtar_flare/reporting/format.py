@@ -7,14 +7,9 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from fedtar_flare.metrics.registry import SCORES
+
 NOTHING = "–"
-SCORE_NAMES = {
-    "bleu_4": "BLEU-4",
-    "cider": "CIDEr",
-    "token_loss": "token loss",
-    "finding_f1": "finding F1",
-}
-"""What is shown of the scores. All but the token loss are shown times 100, as papers print them."""
 
 
 def plain(value: Any) -> str:
@@ -33,13 +28,13 @@ def number(value: float | None, digits: int = 3) -> str:
 
 
 def score(name: str, value: float | None) -> str:
-    """A score as it is shown (see :data:`SCORE_NAMES`)."""
-    return number(shown(name, value), 3 if name == "token_loss" else 1)
+    """A score as it is shown (see :mod:`fedtar_flare.metrics.registry`)."""
+    return number(shown(name, value), SCORES[name].decimals)
 
 
 def shown(name: str, value: float | None) -> float | None:
     """A raw score on the scale in which it is shown."""
-    return value if value is None or name == "token_loss" else 100 * value
+    return None if value is None else SCORES[name].scale * value
 
 
 def significant(value: float | None) -> str:

@@ -8,9 +8,10 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from fedtar_flare.reporting.format import SCORE_NAMES, flat, number, plain, score, size, times, visits
+from fedtar_flare.metrics.registry import scale_note
+from fedtar_flare.reporting.format import flat, number, plain, score, size, times, visits
 from fedtar_flare.reporting.run import SPLITS, Evaluation, Run
-from fedtar_flare.reporting.scores import MEAN, Row, mean_row, score_rows, start_name
+from fedtar_flare.reporting.scores import MEAN, Row, mean_row, measured, score_rows, start_name
 
 CARD_FILE = "README.md"
 NOT_STATED = "not stated"
@@ -145,9 +146,9 @@ def _scores(run: Run, chosen: Evaluation | None) -> str:
     if not rows:
         return "The run has no evaluation."
     mean = mean_row(rows)
-    body = []
+    body, labels = [], measured(rows)
     for row in [*rows, *([mean] if mean else [])]:
-        pairs = [(score(name, row.before.get(name)), score(name, row.after.get(name))) for name in SCORE_NAMES]
+        pairs = [(score(name, row.before.get(name)), score(name, row.after.get(name))) for name in labels]
         values = [" → ".join(pair) if row.before or row.after else "" for pair in pairs]
         body.append(
             (row.site, "all" if row.step is None else str(row.step), _reports(row, rows, run.min_cell), *values)
@@ -159,9 +160,9 @@ def _scores(run: Run, chosen: Evaluation | None) -> str:
         else ""
     )
     return (
-        f"Test patients, {start_name(run)}{until}; n is the number of reports. BLEU-4, CIDEr and finding F1 are "
-        f"× 100.{other} CIDEr depends on the corpus and must not be compared between sites; the mean is over the "
-        "sites' own scores.\n\n" + _table(("site", "step", "n", *SCORE_NAMES.values()), body)
+        f"Test patients, {start_name(run)}{until}; n is the number of reports. {scale_note()}{other} CIDEr depends on "
+        "the corpus and must not be compared between sites; the mean is over the sites' own scores.\n\n"
+        + _table(("site", "step", "n", *labels.values()), body)
     )
 
 

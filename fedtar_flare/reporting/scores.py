@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from fedtar_flare.reporting.format import SCORE_NAMES
+from fedtar_flare.metrics.registry import SCORES
 from fedtar_flare.reporting.run import Cell, Evaluation, Run
 
 MEAN = "mean of sites"
@@ -49,7 +49,7 @@ def mean_row(rows: list[Row]) -> Row | None:
         return None
     before: dict[str, float] = {}
     after: dict[str, float] = {}
-    for name in SCORE_NAMES:
+    for name in SCORES:
         both = [row for row in sites if name in row.before and name in row.after]
         for mean, own in ((before, [r.before for r in both or sites]), (after, [r.after for r in both or sites])):
             values = [scores[name] for scores in own if name in scores]
@@ -60,9 +60,7 @@ def mean_row(rows: list[Row]) -> Row | None:
 
 def measured(rows: Sequence[Row]) -> dict[str, str]:
     """The scores that any row has, name to label: real data has no finding F1, and no empty column for it."""
-    return {
-        name: label for name, label in SCORE_NAMES.items() if any(name in r.before or name in r.after for r in rows)
-    }
+    return {name: s.label for name, s in SCORES.items() if any(name in r.before or name in r.after for r in rows)}
 
 
 def start_name(run: Run) -> str:

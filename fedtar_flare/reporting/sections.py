@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fedtar_flare.reporting.format import NOTHING, SCORE_NAMES, number, score, shown, significant, text
+from fedtar_flare.metrics.registry import CURVES, SCORES
+from fedtar_flare.reporting.format import NOTHING, number, score, shown, significant, text
 from fedtar_flare.reporting.plots import Guide, Series, legend_of, line_chart
 from fedtar_flare.reporting.run import Cell, Evaluation, Run, Step
-
-PLOTTED_SCORES = ("bleu_4", "cider", "finding_f1")
 
 
 def alpha_section(run: Run) -> str:
@@ -130,7 +129,7 @@ def curves(run: Run) -> str:
     """Scores over rounds: per score, a small chart for each site with a line per step."""
     parts = []
     sites = sorted({site for one in run.evaluations for site in one.sites})
-    for name in PLOTTED_SCORES:
+    for name in CURVES:
         known = [v for one in run.evaluations for site in sites if (v := _values(one, site, name))]
         top = max((shown(name, value) or 0.0 for values in known for value in values.values()), default=None)
         if top is None:
@@ -144,14 +143,15 @@ def curves(run: Run) -> str:
                     site,
                     lines,
                     x_label="round",
-                    y_label=SCORE_NAMES[name],
+                    y_label=SCORES[name].label,
                     x_range=_rounds(run),
                     y_range=(0.0, 1.06 * top or 1.0),
                     legend=False,
                     size=(270, 170),
                 )
             )
-        parts.append(f"<h3>{SCORE_NAMES[name]} × 100</h3>{legend_of(lines)}{_charts(charts, 'small')}")
+        times = " × 100" if SCORES[name].scale == 100 else ""
+        parts.append(f"<h3>{SCORES[name].label}{times}</h3>{legend_of(lines)}{_charts(charts, 'small')}")
     return "".join(parts)
 
 

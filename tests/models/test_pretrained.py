@@ -54,7 +54,8 @@ def paper(cvt_folder, gpt2_folder):
 
 
 def radiograph(size: int = 64) -> ImageBatch:
-    return ImageBatch(torch.rand(2, 1, 3, size, size) * 2 - 1, torch.zeros(2, 1), torch.ones(2, 1, dtype=torch.bool))
+    pixels = torch.randint(256, (2, 1, 3, size, size), dtype=torch.uint8)
+    return ImageBatch(pixels, torch.zeros(2, 1), torch.ones(2, 1, dtype=torch.bool))
 
 
 def test_the_paper_preset_loads_published_checkpoints(paper, cvt_folder, gpt2_folder):
@@ -98,7 +99,7 @@ def test_images_are_normalised_as_the_checkpoint_expects(paper):
     batch = radiograph()
     model.encode(batch)
     mean, std = (torch.tensor(v).view(3, 1, 1) for v in (paper.image_mean, paper.image_std))
-    torch.testing.assert_close(seen[0], ((batch.images[:, 0] + 1) / 2 - mean) / std, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(seen[0], (batch.images[:, 0] / 255 - mean) / std, rtol=1e-4, atol=1e-5)
 
 
 def test_a_warm_started_checkpoint_leaves_nothing_untrained(paper, tmp_path):
@@ -132,7 +133,8 @@ def test_any_timm_encoder_gives_tokens(name, gpt2_folder):
         decoder_name=str(gpt2_folder), max_length=32,
     )  # fmt: skip
     model = build_model(config)
-    batch = ImageBatch(torch.rand(2, 2, 3, 64, 64), torch.zeros(2, 2), torch.ones(2, 2, dtype=torch.bool))
+    pixels = torch.randint(256, (2, 2, 3, 64, 64), dtype=torch.uint8)
+    batch = ImageBatch(pixels, torch.zeros(2, 2), torch.ones(2, 2, dtype=torch.bool))
     assert model.encode(batch).shape == (2, 2 * config.queries, 16)
     assert any(name.startswith("encoder.backbone") for name in model.untrained)
 

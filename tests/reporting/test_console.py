@@ -34,7 +34,7 @@ def write_small_run(folder, final=True, end="completed"):
 
 
 TABLE = """\
-Scores of test reports, warm start -> round 1 in 1 min 15 s. BLEU-4, CIDEr and finding F1 are x 100.
+Scores of test reports, warm start -> round 1 in 1 min 15 s. All scores but token loss are x 100.
 site            step    n          BLEU-4            CIDEr       token loss      finding F1
 a                  1    6    8.0 ->  50.0   40.0 ->  400.0   2.400 -> 0.500      - ->  80.0
 a                  2    3

@@ -43,7 +43,9 @@ def test_the_card_beside_the_adapter(tmp_path):
     ):
         assert words in card, words
     after = run.final.sites["hospital-north"].all.scores
-    assert f"| hospital-north | all | 21 | 8.0 → {100 * after['bleu_4']:.1f} |" in card
+    assert "| BLEU-1 | BLEU-2 | BLEU-3 | BLEU-4 | ROUGE-L | CIDEr | token loss | finding F1 |" in card
+    (row,) = (line for line in card.splitlines() if line.startswith("| hospital-north | all | 21 |"))
+    assert f" | 8.0 → {100 * after['bleu_4']:.1f} | 20.0 → {100 * after['rouge_l']:.1f} | " in row
 
 
 def test_small_cells_are_blank_and_cannot_be_worked_out_from_totals(tmp_path):

@@ -93,7 +93,7 @@ def test_cells_under_min_cell_are_blank_but_for_n(whole):
     _, tree, _ = whole
     table = next(element for element in tree.iter("table") if element.get("class") == "scores")
     rows = [[(cell.text or "") for cell in row if cell.tag == "td"] for row in table.find("tbody")]
-    assert rows[[r[:2] for r in rows].index(["3", "3"])] == ["3", "3"] + [""] * 8
+    assert rows[[r[:2] for r in rows].index(["3", "3"])] == ["3", "3"] + [""] * 16
     assert sum("" in row for row in rows) == 1
 
 
