@@ -13,7 +13,7 @@ import torch
 
 from fedtar_flare.flare.controller import Answers, Tensors, now
 from fedtar_flare.flare.executor import home
-from fedtar_flare.metrics.registry import CURVES
+from fedtar_flare.metrics.registry import SCORES
 from fedtar_flare.models.adapters.peft_file import write_adapter
 from fedtar_flare.record.log import METRICS_FILE, RunRecord, write_json
 from fedtar_flare.reporting.examples import EXAMPLES_FILE, EXAMPLES_FOLDER, read_examples
@@ -240,7 +240,7 @@ class ResultsWriter:
         if scores:
             self.record.write("evaluation", round=r, sites=scores)
             for site, cells in scores.items():
-                for name in CURVES:
+                for name in (score.name for score in SCORES.values() if score.curve):
                     self._scalar(f"{name}/{site}", cells["all"].get(name), r)
             if key != "warm_start" or key not in self._metrics:
                 self._metrics[key] = scores

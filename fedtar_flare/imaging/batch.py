@@ -4,22 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 import torch
 
 from fedtar_flare.errors import DataError
-
-
-class PreparedImage(Protocol):
-    """What preparation leaves of one visit: ``image`` uint8 (S, 3, H, W), ``position_mm`` float32 (S,)."""
-
-    @property
-    def image(self) -> np.ndarray: ...
-
-    @property
-    def position_mm(self) -> np.ndarray: ...
+from fedtar_flare.imaging.cache import Prepared
 
 
 @dataclass
@@ -41,7 +31,7 @@ class ImageBatch:
         return ImageBatch(self.images.to(device), self.position_mm.to(device), self.slice_mask.to(device))
 
 
-def collate(prepared: Sequence[PreparedImage]) -> ImageBatch:
+def collate(prepared: Sequence[Prepared]) -> ImageBatch:
     """Stack prepared images; those with fewer slices are padded with zeros and masked.
 
     Raises:

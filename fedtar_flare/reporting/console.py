@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from fedtar_flare.metrics.registry import scale_note
 from fedtar_flare.reporting.format import duration, plain, score
 from fedtar_flare.reporting.run import Run
 from fedtar_flare.reporting.scores import Row, mean_row, measured, score_rows, start_name
@@ -24,7 +23,7 @@ def final_table(run: Run) -> str:
     rows += [mean] if mean else []
     last = f"round {run.final.round}" if run.final else "no round evaluated yet"
     time = f" in {duration(run.seconds)}" if run.seconds is not None else ""
-    lines.append(f"Scores of test reports, {start_name(run)} -> {last}{time}. {scale_note('x')}")
+    lines.append(f"Scores of test reports, {start_name(run)} -> {last}{time}. All scores but token loss are x 100.")
     columns = [
         _column("site", [plain(row.site) for row in rows], left=True),
         _column("step", ["all" if row.step is None else str(row.step) for row in rows]),

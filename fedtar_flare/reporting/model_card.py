@@ -8,7 +8,6 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from fedtar_flare.metrics.registry import scale_note
 from fedtar_flare.reporting.format import flat, number, plain, score, size, times, visits
 from fedtar_flare.reporting.run import SPLITS, Evaluation, Run
 from fedtar_flare.reporting.scores import MEAN, Row, mean_row, measured, score_rows, start_name
@@ -160,9 +159,9 @@ def _scores(run: Run, chosen: Evaluation | None) -> str:
         else ""
     )
     return (
-        f"Test patients, {start_name(run)}{until}; n is the number of reports. {scale_note()}{other} CIDEr depends on "
-        "the corpus and must not be compared between sites; the mean is over the sites' own scores.\n\n"
-        + _table(("site", "step", "n", *labels.values()), body)
+        f"Test patients, {start_name(run)}{until}; n is the number of reports. All scores but token loss "
+        f"are × 100.{other} CIDEr depends on the corpus and must not be compared between sites; the mean "
+        "is over the sites' own scores.\n\n" + _table(("site", "step", "n", *labels.values()), body)
     )
 
 

@@ -6,7 +6,6 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from fedtar_flare.metrics.registry import scale_note
 from fedtar_flare.reporting.examples import SiteExamples, examples_section, run_examples
 from fedtar_flare.reporting.format import duration, number, score, size, text, times
 from fedtar_flare.reporting.run import Run, read_run
@@ -162,8 +161,8 @@ def _scores(run: Run) -> str:
         else "It is 0 by definition for one report, and then left blank"
     )
     lead = (
-        f"Test patients, from the {start_name(run)}{until}; n is the number of reports. {scale_note()} "
-        "CIDEr depends on the corpus that it is taken over: compare it along a line, not between sites. "
+        f"Test patients, from the {start_name(run)}{until}; n is the number of reports. All scores but token loss "
+        "are × 100. CIDEr depends on the corpus that it is taken over: compare it along a line, not between sites. "
         f"{blank}."
     )
     return section("scores", "Scores", lead, score_table(run) + curves(run))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fedtar_flare.metrics.registry import CURVES, SCORES
+from fedtar_flare.metrics.registry import SCORES
 from fedtar_flare.reporting.format import NOTHING, number, score, shown, significant, text
 from fedtar_flare.reporting.plots import Guide, Series, legend_of, line_chart
 from fedtar_flare.reporting.run import Cell, Evaluation, Run, Step
@@ -129,7 +129,7 @@ def curves(run: Run) -> str:
     """Scores over rounds: per score, a small chart for each site with a line per step."""
     parts = []
     sites = sorted({site for one in run.evaluations for site in one.sites})
-    for name in CURVES:
+    for name in (one.name for one in SCORES.values() if one.curve):
         known = [v for one in run.evaluations for site in sites if (v := _values(one, site, name))]
         top = max((shown(name, value) or 0.0 for values in known for value in values.values()), default=None)
         if top is None:

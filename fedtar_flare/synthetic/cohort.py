@@ -85,12 +85,6 @@ def synthetic_cohort(
     )
 
 
-def cohort_truth(cohort: Cohort) -> dict[str, Any]:
-    """The truth of a synthetic cohort, as ``truth.json`` holds it."""
-    image = cohort.patients[0].visits[0].image
-    return json.loads((image.parents[3] / TRUTH).read_text())
-
-
 def _name(settings: Mapping[str, Any]) -> str:
     key = hashlib.sha256(json.dumps([_code_version(), settings], sort_keys=True).encode()).hexdigest()[:16]
     return f"{re.sub(r'[^A-Za-z0-9._-]', '_', settings['site'])[:40]}-{key}"

@@ -12,7 +12,7 @@ import pytest
 from fedtar_flare.data.timeline import Timeline
 from fedtar_flare.errors import ConfigError
 from fedtar_flare.synthetic import build, cohort
-from fedtar_flare.synthetic.cohort import cohort_truth, synthetic_cohort
+from fedtar_flare.synthetic.cohort import TRUTH, synthetic_cohort
 from fedtar_flare.synthetic.course import CohortOptions, synthetic_key
 from fedtar_flare.synthetic.vocabulary import findings_in
 
@@ -23,6 +23,10 @@ def make(folder, site="site-1", patients=4, time_steps=2, seed=0, alignment="vis
     )
     timeline = Timeline(time_steps, alignment, periods, prior)
     return synthetic_cohort(site, folder=folder, patients=patients, timeline=timeline, seed=seed, **more)
+
+
+def cohort_truth(made):
+    return json.loads((made.patients[0].visits[0].image.parents[3] / TRUTH).read_text())
 
 
 def places(folder):

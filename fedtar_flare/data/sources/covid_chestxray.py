@@ -7,7 +7,6 @@ that the collection divides into natural sites.
 
 from __future__ import annotations
 
-import csv
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
@@ -17,6 +16,7 @@ from typing import Any
 from fedtar_flare.data.cohort import Visit
 from fedtar_flare.data.sources.fields import age_of, sex_of
 from fedtar_flare.data.sources.reading import Reading, Rules, check_options
+from fedtar_flare.data.sources.tables import rows_of
 from fedtar_flare.errors import ConfigError, DataError
 
 OPTIONS = ("location", "not_location")
@@ -55,7 +55,7 @@ def read_covid_chestxray(path: Path, options: Mapping[str, Any] | None = None) -
     within, without = _texts(options.get("location"), "location"), _texts(options.get("not_location"), "not_location")
     if within == ["others"]:
         within, without = [], [*without, *(name.lower() for name in NAMED_SITES)]
-    rows = _rows(path / "metadata.csv")
+    rows = list(rows_of(path / "metadata.csv", COLUMNS, strict=False))
     home: dict[str, str] = {}
     for row in rows:  # a patient belongs to one site, even if a later radiograph was taken elsewhere
         home.setdefault(row["patientid"], row["location"].lower())
@@ -116,18 +116,6 @@ def _visit(row: Mapping[str, str], path: Path, only: bool) -> Visit:
         modality="radiograph",
         age=age_of(row["age"]),
     )
-
-
-def _rows(table: Path) -> list[dict[str, str]]:
-    try:
-        with table.open(encoding="utf-8", errors="replace", newline="") as file:
-            reader = csv.DictReader(file)
-            missing = [name for name in COLUMNS if name not in (reader.fieldnames or [])]
-            if missing:
-                raise ConfigError(f"{table}: columns {', '.join(missing)} are missing")
-            return [{name: (row[name] or "").strip() for name in COLUMNS} for row in reader]
-    except OSError as error:
-        raise ConfigError(f"{table} cannot be read ({error.strerror})") from error
 
 
 def _texts(value: Any, name: str) -> list[str]:
