@@ -11,7 +11,6 @@ left out (``shared-folder``), or, with ``links``, each gets a folder of symbolic
 
 from __future__ import annotations
 
-import csv
 import hashlib
 import os
 import shutil
@@ -25,9 +24,9 @@ from typing import Any
 from fedtar_flare.curation.archive_files import File, all_headers, studies_below
 from fedtar_flare.data.cohort import Modality
 from fedtar_flare.data.sources.fields import age_at, age_of, date_of, sex_of
+from fedtar_flare.data.sources.manifest import write_rows
 from fedtar_flare.errors import ConfigError, DataError
 
-COLUMNS = ("patient_id", "study_datetime", "image", "report", "report_path", "age", "sex")
 FRONTAL = {"PA": 0, "AP": 1}
 
 
@@ -162,12 +161,7 @@ def write_manifest(index: Index, manifest: Path) -> int:
         raise DataError(f"no study can stand in the manifest ({reasons})", reason="no-patient")
     index.studies = kept
     folder.mkdir(parents=True, exist_ok=True)
-    temporary = manifest.with_name(f".{manifest.name}.part")
-    with temporary.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.DictWriter(file, COLUMNS)
-        writer.writeheader()
-        writer.writerows(rows)
-    temporary.replace(manifest)
+    write_rows(manifest, rows)
     return len(rows)
 
 

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import csv
 from dataclasses import dataclass
 from pathlib import Path
 
 import yaml
 
 from fedtar_flare.data.cohort import Cohort
+from fedtar_flare.data.sources.manifest import write_rows
 from fedtar_flare.data.timeline import Timeline
 from fedtar_flare.errors import ConfigError
 from fedtar_flare.synthetic.cohort import TRUTH, synthetic_cohort
 from fedtar_flare.synthetic.course import CohortOptions
-
-COLUMNS = ("patient_id", "study_datetime", "image", "report_path", "age", "sex")
 
 
 @dataclass(frozen=True)
@@ -69,23 +67,20 @@ def _hand_out(name: str, out: Path, made: Path, cohort: Cohort) -> Written:
     """Write the manifest and the site file of a cohort that now lies in ``out / name``."""
     folder, sites = out / name, out / "sites"
     visits = [(patient, visit) for patient in cohort.patients for visit in patient.visits]
-    with (folder / "manifest.csv").open("w", encoding="utf-8", newline="") as file:
-        table = csv.writer(file)
-        table.writerow(COLUMNS)
-        for patient, visit in visits:
-            image = visit.image.relative_to(made)
-            age = "" if visit.age is None else f"{visit.age:.1f}"
-            report = image.parent / "report.txt"
-            table.writerow(
-                (
-                    patient.patient_id,
-                    visit.acquired.isoformat(" "),
-                    image.as_posix(),
-                    report.as_posix(),
-                    age,
-                    patient.sex,
-                )
-            )
+    rows = []
+    for patient, visit in visits:
+        image = visit.image.relative_to(made)
+        rows.append(
+            {
+                "patient_id": patient.patient_id,
+                "study_datetime": visit.acquired.isoformat(" "),
+                "image": image.as_posix(),
+                "report_path": (image.parent / "report.txt").as_posix(),
+                "age": "" if visit.age is None else f"{visit.age:.1f}",
+                "sex": patient.sex,
+            }
+        )
+    write_rows(folder / "manifest.csv", rows)
     (folder / "index.json").unlink()  # the manifest takes its place
     sites.mkdir(exist_ok=True)
     site_file = sites / f"{name}.yaml"

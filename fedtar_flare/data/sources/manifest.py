@@ -19,7 +19,8 @@ from __future__ import annotations
 import csv
 import difflib
 import logging
-from collections.abc import Iterator, Mapping
+import os
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import date, datetime
 from pathlib import Path
 from typing import Any
@@ -78,6 +79,21 @@ def read_manifest(path: Path, options: Mapping[str, Any] | None = None) -> Readi
         except DataError as error:
             reading.leave_out(error)
     return reading
+
+
+def write_rows(table: Path, rows: Sequence[Mapping[str, object]]) -> None:
+    """Write a manifest as CSV, whole or not at all, with the columns of its first row.
+
+    Args:
+        table: its folder is there.
+        rows: at least one, with the columns that :func:`read_manifest` reads.
+    """
+    temporary = table.with_name(f".{table.name}.{os.getpid()}")
+    with temporary.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+    temporary.replace(table)
 
 
 def _visit(row: Row, number: int, image: Path, modality: Modality, folder: Path, where: str) -> Visit:
