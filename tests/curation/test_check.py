@@ -74,7 +74,7 @@ def test_spread(values):
 
 
 def test_ct_with_notes_and_pictures(tmp_path):
-    from test_pipeline import trunk
+    from make_dicom import trunk
 
     write_series(tmp_path / "a", trunk(), spacing=(6.0, 5.0, 5.0))
     write_series(tmp_path / "b", trunk(), spacing=(6.0, 5.0, 5.0))

@@ -13,7 +13,7 @@ from pathlib import Path
 import nibabel
 import numpy as np
 import pytest
-from make_dicom import write_series
+from make_dicom import trunk, write_series
 from PIL import Image
 
 from fedtar_flare.data.cohort import Cohort, Patient, Visit
@@ -32,17 +32,6 @@ from fedtar_flare.imaging.pipeline import (
 )
 
 CONFIG = InputConfig(image_size=16, slices=4)
-
-
-def trunk(slices=30, size=64):
-    """HU (z, y, x): a body with lungs in slices 6 to 24."""
-    y, x = np.mgrid[:size, :size] / (size - 1) * 2 - 1
-    hu = np.full((slices, size, size), -1000, np.int16)
-    hu[:, (x / 0.9) ** 2 + (y / 0.7) ** 2 < 1] = 40
-    hu[6:25, ((abs(x) - 0.4) / 0.3) ** 2 + (y / 0.45) ** 2 < 1] = -850
-    hu[:, -20:, :4] = -1000
-    hu[:, 12:16, 40:44] = 1500  # marks front and the patient's left
-    return hu
 
 
 @pytest.fixture
