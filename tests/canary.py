@@ -6,6 +6,7 @@ import zipfile
 
 from pydicom import dcmread
 
+from fedtar_flare.data.timeline import Timeline
 from fedtar_flare.synthetic.sites import write_sites
 
 MARK = "canaryqzx"
@@ -24,7 +25,7 @@ def plant(folder, names):
     """
     sites = folder / "sites"
     sites.mkdir(parents=True)
-    for written in write_sites(folder / "made", list(names), patients=10, time_steps=2, seed=3):
+    for written in write_sites(folder / "made", list(names), patients=10, timeline=Timeline(2), seed=3):
         home = folder / f"{MARK}folder{written.site[-1]}"
         home.mkdir()
         rows = list(csv.DictReader(written.manifest.open(encoding="utf-8")))

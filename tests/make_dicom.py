@@ -77,3 +77,14 @@ def another_series(ds: Dataset, number: int) -> None:
     """Make the slice one of another series of the same study."""
     ds.SeriesInstanceUID = f"1.2.3.4{number}"
     ds.SOPInstanceUID = ds.file_meta.MediaStorageSOPInstanceUID = generate_uid()
+
+
+def trunk(slices=30, size=64):
+    """HU (z, y, x): a body with lungs in slices 6 to 24."""
+    y, x = np.mgrid[:size, :size] / (size - 1) * 2 - 1
+    hu = np.full((slices, size, size), -1000, np.int16)
+    hu[:, (x / 0.9) ** 2 + (y / 0.7) ** 2 < 1] = 40
+    hu[6:25, ((abs(x) - 0.4) / 0.3) ** 2 + (y / 0.45) ** 2 < 1] = -850
+    hu[:, -20:, :4] = -1000
+    hu[:, 12:16, 40:44] = 1500  # marks front and the patient's left
+    return hu

@@ -21,7 +21,7 @@ def add_parser(commands: Commands) -> None:
         ),
         epilog="Exit codes: 0 a manifest was written, 1 none could be, 2 wrong use. Then: fedtar data check MANIFEST.",
     )
-    command.add_argument("folder", type=Path, help="the export: CT series, or CR and DX films")
+    command.add_argument("folder", type=Path, help="the export: CT series, or CR and DX radiographs")
     command.add_argument(
         "--reports",
         type=Path,
@@ -33,7 +33,7 @@ def add_parser(commands: Commands) -> None:
     )
     command.add_argument("-o", "--out", type=Path, default=Path("manifest.csv"), help="default manifest.csv")
     command.add_argument(
-        "--modality", choices=("ct", "film"), help="take only these (default: whichever more studies are of)"
+        "--modality", choices=("ct", "radiograph"), help="take only these (default: whichever more studies are of)"
     )
     command.add_argument(
         "--links",

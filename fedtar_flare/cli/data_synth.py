@@ -48,6 +48,7 @@ def add_parser(commands: Commands) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Write the cohorts; prints one line for each."""
+    from fedtar_flare.data.timeline import Timeline
     from fedtar_flare.flare.simulation import site_names
     from fedtar_flare.synthetic.course import CohortOptions
     from fedtar_flare.synthetic.sites import write_sites
@@ -66,7 +67,7 @@ def run(arguments: argparse.Namespace) -> int:
         arguments.out,
         site_names(arguments.clients or arguments.sites),
         patients=arguments.patients,
-        time_steps=arguments.time_steps,
+        timeline=Timeline(arguments.time_steps),
         seed=arguments.seed,
         options=options,
     )

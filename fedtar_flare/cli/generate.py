@@ -23,7 +23,7 @@ def add_parser(commands: Commands) -> None:
             "for clinical use."
         ),
     )
-    command.add_argument("study", type=Path, help="DICOM folder, file or zip, NIfTI, PNG, JPEG or DICOM film")
+    command.add_argument("study", type=Path, help="DICOM folder, file or zip, NIfTI, PNG, JPEG or DICOM radiograph")
     command.add_argument("--adapter", type=Path, required=True, help="the adapter folder that a run left")
     command.add_argument("--state", type=Path, help="the site's state of that run: <state folder>/<run id>/<site>")
     command.add_argument("--key", type=Path, help="the site's key file, fedtar.key (not needed for a simulated site)")
@@ -31,7 +31,7 @@ def add_parser(commands: Commands) -> None:
     command.add_argument("--age", type=float, help="years at this study (default: the DICOM header's)")
     command.add_argument("--sex", choices=("F", "M"), help="default: the DICOM header's")
     command.add_argument("--time-step", type=int, help="which of the patient's visits this is, from 1")
-    command.add_argument("--modality", choices=("ct", "film"), help="default: by what the study looks like")
+    command.add_argument("--modality", choices=("ct", "radiograph"), help="default: by what the study looks like")
     command.add_argument("--format", choices=FORMATS, default="text", help="text, json, or a DICOM SR (default text)")
     command.add_argument("-o", "--out", type=Path, help="file to write (default: standard output; needed for sr)")
     command.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:<i> (default auto)")

@@ -51,6 +51,7 @@ def run(arguments: argparse.Namespace) -> int:
     import torch
 
     from fedtar_flare.cli.job_options import pairs
+    from fedtar_flare.data.timeline import Timeline
     from fedtar_flare.errors import ConfigError
     from fedtar_flare.learning.clinical_start import Corpus, read_texts, warm_start
     from fedtar_flare.learning.device import choose_device
@@ -67,7 +68,7 @@ def run(arguments: argparse.Namespace) -> int:
     if site is None and arguments.texts is None:
         raise ConfigError("name what to learn from: --manifest or --site-file, --texts, or both")
     torch.set_num_threads(arguments.threads)
-    cohort = load_cohort(site, "warmstart", time_steps=1, seed=arguments.seed) if site else None
+    cohort = load_cohort(site, "warmstart", timeline=Timeline(1), seed=arguments.seed) if site else None
     about = warm_start(
         preset(arguments.preset, **{"seed": arguments.seed, **pairs(arguments.set, "--set")}),
         Corpus(cohort, read_texts(arguments.texts) if arguments.texts else ()),

@@ -4,14 +4,13 @@ Files are told apart by their headers alone: patients by PatientID, studies by S
 StudyDate, else AcquisitionDate, else SeriesDate; its time likewise. Nothing is ordered by an identifier. A study that
 cannot stand in a manifest is left out and counted by reason; whether its pixels can be read says ``fedtar data check``.
 
-``image`` names the folder that holds one study and no other (a zip, or the file, where that is the whole study); of a
-study of films the frontal one. Where several studies lie in one folder, no path can name one of them: they are left out
-(``shared-folder``), or, with ``links``, each gets a folder of symbolic links of its own.
+``image`` names the folder that holds one study and no other (a zip, or the file, where that is the whole study), or the
+frontal one of a study's radiographs. Where several studies lie in one folder, no path can name one of them: they are
+left out (``shared-folder``), or, with ``links``, each gets a folder of symbolic links of its own.
 """
 
 from __future__ import annotations
 
-import csv
 import hashlib
 import os
 import shutil
@@ -25,9 +24,9 @@ from typing import Any
 from fedtar_flare.curation.archive_files import File, all_headers, studies_below
 from fedtar_flare.data.cohort import Modality
 from fedtar_flare.data.sources.fields import age_at, age_of, date_of, sex_of
+from fedtar_flare.data.sources.manifest import write_rows
 from fedtar_flare.errors import ConfigError, DataError
 
-COLUMNS = ("patient_id", "study_datetime", "image", "report", "report_path", "age", "sex")
 FRONTAL = {"PA": 0, "AP": 1}
 
 
@@ -114,7 +113,7 @@ def index_folder(
     for file in files:
         if file.study:
             groups[file.study].append(file)
-        elif file.kind in ("ct", "film"):
+        elif file.kind in ("ct", "radiograph"):
             index.problems.append(DataError(f"{file.path}: no StudyInstanceUID", reason="no-study-uid"))
     for uid, group in groups.items():
         try:
@@ -162,12 +161,7 @@ def write_manifest(index: Index, manifest: Path) -> int:
         raise DataError(f"no study can stand in the manifest ({reasons})", reason="no-patient")
     index.studies = kept
     folder.mkdir(parents=True, exist_ok=True)
-    temporary = manifest.with_name(f".{manifest.name}.part")
-    with temporary.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.DictWriter(file, COLUMNS)
-        writer.writeheader()
-        writer.writerows(rows)
-    temporary.replace(manifest)
+    write_rows(manifest, rows)
     return len(rows)
 
 
@@ -177,16 +171,16 @@ def _study(
     from fedtar_flare.imaging.readers.radiograph import LATERAL
 
     slices = [file for file in files if file.kind == "ct"]
-    films = [file for file in files if file.kind == "film"]
+    radiographs = [file for file in files if file.kind == "radiograph"]
     where = f"study {uid} ({files[0].path})"
-    if not slices and not films:
+    if not slices and not radiographs:
         reason = Counter(file.kind for file in files).most_common(1)[0][0]
-        raise DataError(f"{where}: none of {len(files)} file(s) is a CT slice or a film", reason=reason)
-    used = slices or films
-    if films and slices:
-        notes["film-beside-ct"] += len(films)
+        raise DataError(f"{where}: none of {len(files)} file(s) is a CT slice or a radiograph", reason=reason)
+    used = slices or radiographs
+    if radiographs and slices:
+        notes["radiograph-beside-ct"] += len(radiographs)
     for other in files:
-        if other.kind not in ("ct", "film"):
+        if other.kind not in ("ct", "radiograph"):
             notes[other.kind] += 1
     if len({file.patient_id for file in used}) > 1:
         raise DataError(f"{where}: files of several patients", reason="mixed-patients")
@@ -196,15 +190,15 @@ def _study(
     if len(sexes) > 1:
         raise DataError(f"{where}: F in one file and M in another", reason="conflicting-sex")
     acquired = _acquired(used, where, notes)
-    frontal = [film for film in films if film.view not in LATERAL]
+    frontal = [radiograph for radiograph in radiographs if radiograph.view not in LATERAL]
     if not slices and not frontal:
-        raise DataError(f"{where}: lateral films only", reason="lateral-view")
+        raise DataError(f"{where}: lateral radiographs only", reason="lateral-view")
     if not slices:
         if len(frontal) > 1:
-            notes["further-films"] += len(frontal) - 1
+            notes["further-radiographs"] += len(frontal) - 1
         best = min(frontal, key=lambda f: (FRONTAL.get(f.view, 2), hashlib.sha256(f.sop.encode()).hexdigest()))
         if best.in_zip:
-            raise DataError(f"{where}: a film in a zip archive; unpack it", reason="film-in-zip")
+            raise DataError(f"{where}: a radiograph in a zip archive; unpack it", reason="radiograph-in-zip")
         image = Path(best.path)
     else:
         image = _place(uid, slices, holders, links, where)
@@ -214,7 +208,7 @@ def _study(
         accession=next((file.accession for file in files if file.accession), ""),
         acquired=acquired,
         image=image,
-        modality="ct" if slices else "film",
+        modality="ct" if slices else "radiograph",
         age=_age(used, acquired, notes),
         sex=sexes.pop() if sexes else "",
         files=sorted({Path(file.path) for file in files}),
@@ -293,7 +287,7 @@ def _linked(uid: str, paths: Sequence[Path], links: Path) -> Path:
 
 def _one_modality(index: Index, modality: Modality | None) -> None:
     counts = Counter(study.modality for study in index.studies)
-    wanted = modality or ("film" if counts["film"] > counts["ct"] else "ct")
+    wanted = modality or ("radiograph" if counts["radiograph"] > counts["ct"] else "ct")
     for study in index.studies:
         if study.modality != wanted:
             text = f"study {study.uid}: {study.modality}, and this manifest is of {wanted}"

@@ -18,13 +18,14 @@ KEYWORDS = """
     AccessionNumber StudyDate StudyTime AcquisitionDate AcquisitionTime SeriesDate SeriesTime Modality ImageType
     ViewPosition Rows SamplesPerPixel
 """
+READ_HEADERS = "fedtar_flare.curation.archive_files:read_headers"
 CHUNK = 200
 """Files that a worker reads at a time."""
 
 
 @dataclass(frozen=True)
 class File:
-    """What one DICOM file says of itself; ``kind`` is ``ct``, ``film`` or the reason why it is neither."""
+    """What one DICOM file says of itself; ``kind`` is ``ct``, ``radiograph`` or the reason why it is neither."""
 
     path: str
     in_zip: bool
@@ -83,7 +84,7 @@ def all_headers(paths: Sequence[Path], workers: int, say: Any, every: float) -> 
     progress = Progress("header", len(paths), say or (lambda line: None), every)
     got: dict[int, Any] = {}
     read = 0
-    for i, outcome in each("headers", chunks, workers):
+    for i, outcome in each(READ_HEADERS, chunks, workers):
         if isinstance(outcome, DataError):
             raise outcome
         got[i] = outcome
@@ -98,7 +99,7 @@ def studies_below(files: Sequence[File]) -> dict[Path, set[str]]:
     """For each folder (and zip, and file) the studies that have images in it or below."""
     direct: dict[Path, set[str]] = defaultdict(set)
     for file in files:
-        if file.kind in ("ct", "film"):
+        if file.kind in ("ct", "radiograph"):
             direct[Path(file.path)].add(file.study)
     holders: dict[Path, set[str]] = defaultdict(set)
     for path, studies in direct.items():
@@ -120,7 +121,7 @@ def _file(header: Any) -> File:
     elif modality == "CT":
         kind = "localizer" if LOCALIZERS & image_type else "ct"
     else:
-        kind = "film" if modality in ("CR", "DX") else "not-ct-or-film"
+        kind = "radiograph" if modality in ("CR", "DX") else "not-ct-or-radiograph"
     date, time = "", ""
     for name in ("Study", "Acquisition", "Series"):
         date = date or first(dataset, f"{name}Date")

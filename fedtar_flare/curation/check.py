@@ -22,6 +22,7 @@ from fedtar_flare.progress import Progress
 if TYPE_CHECKING:
     from fedtar_flare.imaging.readers.volume import CTVolume
 
+CHECK = "fedtar_flare.curation.check:check_task"
 THUMBNAIL_SIZE = 160
 THUMBNAIL_SLICES = 3
 EXAMPLES = 3
@@ -30,7 +31,7 @@ EXAMPLES = 3
 
 @dataclass(frozen=True)
 class Thumbnail:
-    """A study in small: PNG pictures as data addresses, feet to head, or the one film."""
+    """A study in small: PNG pictures as data addresses, feet to head, or the one radiograph."""
 
     visit_id: str
     day: str
@@ -43,12 +44,12 @@ class Check:
 
     Args:
         source: what was looked at.
-        modality: ``ct``, ``film``, or empty when nothing could be used.
+        modality: ``ct``, ``radiograph``, or empty when nothing could be used.
         patients: with at least one study that can be used, these studies only.
         rejected: reason to the texts of all studies that cannot be used.
         excluded: studies of patients on the site's exclusion list; not looked at.
         notes: what readers met and could live with: reason to texts.
-        shapes: per image (slices, rows, columns); a film has one slice.
+        shapes: per image (slices, rows, columns); a radiograph has one slice.
         spacings: per CT (between slices, rows, columns) in mm.
         identifiers: kind of likely identifier to the visits whose report holds one.
         thumbnails: of some studies.
@@ -208,12 +209,12 @@ def check_task(image: str, modality: str, thumbnail: bool) -> dict[str, Any]:
         DataError: it cannot be used; ``unexpected`` for an error that no reader names.
     """
     try:
-        if modality == "film":
-            from fedtar_flare.imaging.readers.radiograph import read_film
+        if modality == "radiograph":
+            from fedtar_flare.imaging.readers.radiograph import read_radiograph
 
-            film = read_film(image)
-            pictures = [_png(film)] if thumbnail else []
-            return {"shape": [1, *film.shape], "spacing_mm": [], "notes": [], "pictures": pictures}
+            radiograph = read_radiograph(image)
+            pictures = [_png(radiograph)] if thumbnail else []
+            return {"shape": [1, *radiograph.shape], "spacing_mm": [], "notes": [], "pictures": pictures}
         from fedtar_flare.imaging.readers.ct import read_ct
 
         volume = read_ct(image)
@@ -237,7 +238,7 @@ def _open_all(found: Check, visits: Sequence[Visit], shown: set[int], workers: i
     progress = Progress("image", len(items), say or (lambda line: None), every)
     start = time.monotonic()
     outcomes: dict[int, Any] = {}
-    for done, (i, outcome) in enumerate(each("check", items, workers), start=1):
+    for done, (i, outcome) in enumerate(each(CHECK, items, workers), start=1):
         outcomes[i] = outcome
         progress(done)
     found.seconds, found.images = time.monotonic() - start, len(items)

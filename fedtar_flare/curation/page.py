@@ -51,7 +51,7 @@ def _tiles(found: Check) -> list[Tile]:
     rate = f"{duration(found.seconds)}, {found.images / found.seconds:.1f}/s" if found.seconds > 0 else ""
     return [
         Tile("Patients", whole(len(found.patients)), f"{whole(more)} with several visits"),
-        Tile("Visits", whole(len(found.visits)), {"ct": "CT", "film": "radiographs"}.get(found.modality, "")),
+        Tile("Visits", whole(len(found.visits)), {"ct": "CT", "radiograph": "radiographs"}.get(found.modality, "")),
         Tile("Sex", f"{sexes['F']} F, {sexes['M']} M", f"{sexes['unknown']} unknown"),
         Tile("Age, median", _median(ages), _range(ages, "years")),
         Tile("Days between visits, median", _median(gaps), _range(gaps, "days")),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,10 +13,9 @@ import yaml
 from fedtar_flare.curation import partition
 from fedtar_flare.data.cohort import Patient
 from fedtar_flare.data.sources import read_source
+from fedtar_flare.data.sources.manifest import write_rows
 from fedtar_flare.data.sources.tables import rows_of
 from fedtar_flare.errors import ConfigError
-
-COLUMNS = ("patient_id", "study_datetime", "image", "report", "age", "sex", "institution")
 
 
 @dataclass(frozen=True)
@@ -119,26 +117,23 @@ def _write(
     folder.mkdir(parents=True)
     site_file.parent.mkdir(exist_ok=True)
     steps = [0] * time_steps
-    temporary = folder / f".manifest.csv.{os.getpid()}"
-    with temporary.open("w", encoding="utf-8", newline="") as file:
-        table = csv.writer(file)
-        table.writerow(COLUMNS)
-        for patient in patients:
-            for i, visit in enumerate(patient.visits):
-                steps[min(i, time_steps - 1)] += 1
-                image = visit.image.absolute()
-                table.writerow(
-                    (
-                        patient.patient_id,
-                        visit.acquired.isoformat(" "),
-                        os.path.relpath(image, folder.absolute()) if relative else image,
-                        visit.report,
-                        "" if visit.age is None else f"{visit.age:.4f}".rstrip("0").rstrip("."),
-                        patient.sex or "",
-                        institutions.get(patient.patient_id, ""),
-                    )
-                )
-    temporary.replace(folder / "manifest.csv")
+    rows = []
+    for patient in patients:
+        for i, visit in enumerate(patient.visits):
+            steps[min(i, time_steps - 1)] += 1
+            image = visit.image.absolute()
+            rows.append(
+                {
+                    "patient_id": patient.patient_id,
+                    "study_datetime": visit.acquired.isoformat(" "),
+                    "image": os.path.relpath(image, folder.absolute()) if relative else image,
+                    "report": visit.report,
+                    "age": "" if visit.age is None else f"{visit.age:.4f}".rstrip("0").rstrip("."),
+                    "sex": patient.sex or "",
+                    "institution": institutions.get(patient.patient_id, ""),
+                }
+            )
+    write_rows(folder / "manifest.csv", rows)
     content = {
         "source": "manifest",
         "path": f"../{name}/manifest.csv",

@@ -104,6 +104,7 @@ class MethodRecipe(Recipe):
         self.executor = self.executor_class(
             preset=preset, model=model, seed=seed, torch_threads=torch_threads, **settings
         )
+        self.executor.data_config.timeline(steps)  # periods and T must fit: said here, not at a hospital
         job.to_clients(self.executor, tasks=tasks)
         extra_names = list((settings.get("lora") or {}).get("exchange", ()))
         for filter_type in (FilterType.TASK_DATA, FilterType.TASK_RESULT):  # FLARE knows no "*": each task by its name

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from fedtar_flare.data.timeline import Timeline
 from fedtar_flare.errors import ConfigError, DataError
 from fedtar_flare.flare.executor import MethodExecutor, Tensors, abstain, ok
 from fedtar_flare.flare.scalars import send_scalar
@@ -194,21 +193,21 @@ class ReportExecutor(MethodExecutor):
     def _open(self, header: TaskHeader, site: Site) -> tuple[SiteState, Cohort]:
         """The site's state of this run and its patients (read anew in every process; light)."""
         from fedtar_flare.imaging.pipeline import InputConfig, prepare_cohort
-        from fedtar_flare.site.cohort import cache_folder, load_cohort
-        from fedtar_flare.site.site_file import load_site_config
+        from fedtar_flare.site.cohort import load_cohort
+        from fedtar_flare.site.site_file import cache_folder, load_site_config
 
         self._config = load_site_config(site.name, workspace=site.workspace, simulator=site.simulated)
         cohort = load_cohort(
             self._config,
             site.name,
-            timeline=Timeline.of(header.time_steps, self.data_config),
+            timeline=self.data_config.timeline(header.time_steps),
             seed=self.seed,
             synthetic_patients=self.data_config.synthetic_patients,
             workspace=site.workspace,
         )
-        self._cache = cache_folder(self._config) / "prepared"
         images = InputConfig(image_size=self.model_config.image_size, slices=self.model_config.slices)
-        cohort = prepare_cohort(cohort, images, self._cache)  # a study that cannot be read is left out and counted
+        # a study that cannot be read is left out and counted
+        cohort = prepare_cohort(cohort, images, cache_folder(self._config) / "prepared")
         return SiteState(site.state_root(self._config.state_dir), header.run_id, site.name), cohort
 
     def _learner_of(self, header: TaskHeader, site: Site, state: SiteState, cohort: Cohort) -> ReportLearner:
@@ -223,7 +222,6 @@ class ReportExecutor(MethodExecutor):
                 training=self.training_config,
                 cohort=cohort,
                 seed=self.seed,
-                cache=self._cache,
                 device=device,
                 autocast=autocast,
                 checkpoint=site.stop_if_aborted,

@@ -4,22 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 import torch
 
 from fedtar_flare.errors import DataError
-
-
-class PreparedImage(Protocol):
-    """What preparation leaves of one visit: ``image`` uint8 (S, 3, H, W), ``position_mm`` float32 (S,)."""
-
-    @property
-    def image(self) -> np.ndarray: ...
-
-    @property
-    def position_mm(self) -> np.ndarray: ...
+from fedtar_flare.imaging.cache import Prepared
 
 
 @dataclass
@@ -27,7 +17,7 @@ class ImageBatch:
     """Images of B visits.
 
     Args:
-        images: float32 (B, S, 3, H, W) in [-1, 1].
+        images: uint8 (B, S, 3, H, W), as prepared; the encoder normalises them.
         position_mm: float32 (B, S), position of each slice along the body's axis in millimetres.
         slice_mask: bool (B, S), False where a visit has fewer slices than the longest.
     """
@@ -41,7 +31,7 @@ class ImageBatch:
         return ImageBatch(self.images.to(device), self.position_mm.to(device), self.slice_mask.to(device))
 
 
-def collate(prepared: Sequence[PreparedImage]) -> ImageBatch:
+def collate(prepared: Sequence[Prepared]) -> ImageBatch:
     """Stack prepared images; those with fewer slices are padded with zeros and masked.
 
     Raises:
@@ -53,12 +43,10 @@ def collate(prepared: Sequence[PreparedImage]) -> ImageBatch:
     if len(sizes) > 1:
         raise DataError(f"images of different sizes in one batch: {sorted(sizes)}", reason="mixed-size")
     slices = max(item.image.shape[0] for item in prepared)
-    images = torch.zeros(len(prepared), slices, *sizes.pop())
-    positions = torch.zeros(len(prepared), slices)
-    mask = torch.zeros(len(prepared), slices, dtype=torch.bool)
+    images = np.zeros((len(prepared), slices, *sizes.pop()), np.uint8)
+    positions = np.zeros((len(prepared), slices), np.float32)
+    mask = np.zeros((len(prepared), slices), bool)
     for i, item in enumerate(prepared):
         n = item.image.shape[0]
-        images[i, :n] = torch.from_numpy(np.array(item.image)).float().div_(127.5).sub_(1.0)
-        positions[i, :n] = torch.from_numpy(np.array(item.position_mm, dtype=np.float32))
-        mask[i, :n] = True
-    return ImageBatch(images, positions, mask)
+        images[i, :n], positions[i, :n], mask[i, :n] = item.image, item.position_mm, True
+    return ImageBatch(torch.from_numpy(images), torch.from_numpy(positions), torch.from_numpy(mask))

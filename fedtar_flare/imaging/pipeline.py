@@ -1,4 +1,7 @@
-"""From a study on disk to model input: MONAI pipelines for CT and films, and their cached result."""
+"""From a study on disk to model input: MONAI pipelines for CT and radiographs, and their cached result.
+
+The one way from a visit to the loss: :func:`prepare_cohort` once per task, then :func:`images_of` for each batch.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import numpy as np
 from pydantic import Field
 
-from fedtar_flare.data.cohort import Cohort, Modality, Visit
+from fedtar_flare.data.cohort import Cohort, Modality, Sample, Visit
 from fedtar_flare.data.sources.reading import log_left_out
 from fedtar_flare.errors import DataError
 from fedtar_flare.imaging import cache
@@ -24,6 +27,7 @@ if TYPE_CHECKING:
     from monai.transforms import Compose
 
 logger = logging.getLogger(__name__)
+PREPARE = "fedtar_flare.imaging.pipeline:prepare_task"
 NOT_REMEMBERED = {"no-image", "unsupported-transfer-syntax", "out-of-memory", "worker-died"}
 """Refusals that a mounted disk, an installed decoder or more memory cures without the files changing."""
 
@@ -70,21 +74,21 @@ def ct_steps(config: InputConfig) -> list[Callable[[Any], Any]]:
     ]
 
 
-def film_pipeline(config: InputConfig, extra: Sequence[Callable[[Any], Any]] = ()) -> Compose:
-    """The same for films: S = 1, three equal channels, position 0. ``extra`` gets the film as uint8 (1, H, W)."""
+def radiograph_pipeline(config: InputConfig, extra: Sequence[Callable[[Any], Any]] = ()) -> Compose:
+    """The same for radiographs: S = 1, three equal channels, position 0; ``extra`` gets them as uint8 (1, H, W)."""
     from monai.transforms import Compose, LoadImaged
 
     from fedtar_flare.imaging.ct_transforms import SquareResized
-    from fedtar_flare.imaging.radiograph_transforms import FilmToSliced
-    from fedtar_flare.imaging.readers.radiograph_reader import FilmReader
+    from fedtar_flare.imaging.radiograph_transforms import RadiographToSliced
+    from fedtar_flare.imaging.readers.radiograph_reader import RadiographReader
 
-    reader: Any = FilmReader()
+    reader: Any = RadiographReader()
     load = LoadImaged("image", reader=reader, dtype=np.uint8, ensure_channel_first=True)
-    return Compose([load, *extra, SquareResized("image", config.image_size), FilmToSliced("image")])
+    return Compose([load, *extra, SquareResized("image", config.image_size), RadiographToSliced("image")])
 
 
 def prepare(visit: Visit, config: InputConfig, cache_dir: Path) -> Prepared:
-    """Model input of a visit: from the cache, or computed and kept there.
+    """Model input of a single visit: from the cache, or computed and kept there.
 
     Neither MONAI nor pydicom is imported when the cache has it. Safe for processes that prepare the same visit at once.
 
@@ -92,11 +96,98 @@ def prepare(visit: Visit, config: InputConfig, cache_dir: Path) -> Prepared:
         DataError: the study cannot be used; ``reason`` says which kind of trouble.
     """
     entry = entry_of(visit, config, cache_dir)
-    if (found := cache.load(entry)) is not None:
-        return found
-    if (refusal := cache.load_refusal(entry)) is not None:
+    return _look_up(entry) or _compute(visit.image, visit.modality, config, entry)
+
+
+def prepare_cohort(cohort: Cohort, config: InputConfig, cache_dir: Path, *, workers: int | None = None) -> Cohort:
+    """Prepare every visit, once per task: the samples of the cohort that is returned know their cache entry.
+
+    Visits that cannot be read are left out and counted by reason; they keep their place in time. What was prepared or
+    refused before is only looked up. The rest is prepared side by side in processes when it proves long; what comes
+    out does not depend on their number. A worker holds one volume at a time. Progress is logged with the rate and the
+    time left.
+
+    Args:
+        cohort: of one modality.
+        config: what the encoder sees.
+        cache_dir: folder of prepared images.
+        workers: processes; None: one per processor, at most four.
+
+    Raises:
+        DataError: ``no-patient`` when nothing is left.
+    """
+    from fedtar_flare.imaging.workers import each, worker_count
+
+    count = worker_count(workers)
+    entries: dict[Visit, Path] = {}
+    errors: dict[Visit, DataError] = {}
+    missing: list[Visit] = []
+    for visit in cohort.visits:
+        try:
+            entries[visit] = entry_of(visit, config, cache_dir)
+            if _look_up(entries[visit]) is None:
+                missing.append(visit)
+        except DataError as error:
+            errors[visit] = error
+    items = [
+        {"image": str(v.image), "modality": v.modality, "config": config.to_dict(), "entry": str(entries[v])}
+        for v in missing
+    ]
+    progress = Progress("preparing images: study", len(items), logger.info)
+    for done, (i, outcome) in enumerate(each(PREPARE, items, count), start=1):
+        if isinstance(outcome, DataError):
+            errors[missing[i]] = outcome
+        progress(done)
+    log_left_out([errors[visit] for visit in cohort.visits if visit in errors])
+    return cohort.leaving_out(lambda visit: errors[visit].reason if visit in errors else None, prepared=entries)
+
+
+def images_of(samples: Sequence[Sample]) -> list[Prepared]:
+    """Model input of samples of a prepared cohort: reads the prepared arrays alone, never a source file.
+
+    Raises:
+        DataError: ``not-prepared``: the cohort did not come from :func:`prepare_cohort`, or the entry is gone or
+            damaged since; the next task prepares it again.
+    """
+    images = []
+    for sample in samples:
+        found = cache.load(sample.prepared) if sample.prepared is not None else None
+        if found is None:
+            where = f"patient {sample.visit.patient_id}, visit {sample.visit.visit_id}"
+            gone = f"{sample.prepared} is gone or damaged; run the task again" if sample.prepared else "not prepared"
+            raise DataError(f"{where}: the prepared image: {gone}", reason="not-prepared")
+        images.append(found)
+    return images
+
+
+def entry_of(visit: Visit, config: InputConfig, cache_dir: Path) -> Path:
+    """Where the cache keeps the model input of a visit (whether or not it is there).
+
+    Raises:
+        DataError: ``no-image``: the visit's files are gone.
+    """
+    settings = {"modality": visit.modality, **config.to_dict()}
+    if visit.modality == "radiograph":
+        settings = {"modality": visit.modality, "image_size": config.image_size}
+    return cache.entry_path(cache_dir, cache.file_identity(visit.image), settings)
+
+
+def prepare_task(image: str, modality: Modality, config: dict[str, Any], entry: str) -> bool:
+    """Prepare one image (a worker's task); the result is in the cache.
+
+    Raises:
+        DataError: see :func:`prepare`.
+    """
+    if cache.load(Path(entry)) is None:  # another site may have been first
+        _compute(Path(image), modality, InputConfig(**config), Path(entry))
+    return True
+
+
+def _look_up(entry: Path) -> Prepared | None:
+    """What the cache has; raises the refusal that it remembers."""
+    if (found := cache.load(entry)) is None and (refusal := cache.load_refusal(entry)) is not None:
         raise refusal
-    return _compute(visit.image, visit.modality, config, entry)
+    return found
 
 
 def _compute(image: Path, modality: Modality, config: InputConfig, entry: Path) -> Prepared:
@@ -112,87 +203,13 @@ def _compute(image: Path, modality: Modality, config: InputConfig, entry: Path) 
     return cache.load(entry) or Prepared(picture, position)  # a full disk or a lost mount must not stop the run
 
 
-def prepare_task(image: str, modality: Modality, config: dict[str, Any], cache_dir: str) -> bool:
-    """Prepare one image (a worker's task); the result is in the cache.
-
-    Raises:
-        DataError: see :func:`prepare`.
-    """
-    settings = InputConfig(**config)
-    entry = _entry(Path(image), modality, settings, Path(cache_dir))
-    if cache.load(entry) is None:  # another site may have been first
-        _compute(Path(image), modality, settings, entry)
-    return True
-
-
-def entry_of(visit: Visit, config: InputConfig, cache_dir: Path) -> Path:
-    """Where the cache keeps the model input of a visit (whether or not it is there).
-
-    Raises:
-        DataError: ``no-image``: the visit's files are gone.
-    """
-    return _entry(visit.image, visit.modality, config, cache_dir)
-
-
-def _entry(image: Path, modality: Modality, config: InputConfig, cache_dir: Path) -> Path:
-    settings = {"modality": modality, **config.to_dict()}
-    if modality == "film":
-        settings = {"modality": "film", "image_size": config.image_size}
-    return cache.entry_path(Path(cache_dir), cache.file_identity(image), settings)
-
-
-def prepare_cohort(cohort: Cohort, config: InputConfig, cache_dir: Path, *, workers: int | None = None) -> Cohort:
-    """Prepare every visit; those that cannot be read are left out of the cohort and counted by reason.
-
-    What was prepared or refused before is only looked up, so that this may run at the start of every task. The rest is
-    prepared side by side in processes when it proves long; what comes out does not depend on their number. A worker
-    holds one volume at a time. Progress is logged with the rate and the time left.
-
-    Args:
-        cohort: of one modality.
-        config: what the encoder sees.
-        cache_dir: folder of prepared images.
-        workers: processes; None: one per processor, at most four.
-
-    Raises:
-        DataError: ``no-patient`` when nothing is left.
-    """
-    from fedtar_flare.imaging.workers import each, worker_count
-
-    count = worker_count(workers)
-    visits = [visit for patient in cohort.patients for visit in patient.visits]
-    errors: dict[tuple[str, str], DataError] = {}
-    missing: list[Visit] = []
-    for visit in visits:
-        try:
-            entry = entry_of(visit, config, cache_dir)
-            if cache.load(entry) is None:
-                if (refusal := cache.load_refusal(entry)) is not None:
-                    raise refusal
-                missing.append(visit)
-        except DataError as error:
-            errors[visit.patient_id, visit.visit_id] = error
-    common = {"config": config.to_dict(), "cache_dir": str(cache_dir)}
-    items = [{"image": str(visit.image), "modality": visit.modality, **common} for visit in missing]
-    progress = Progress("preparing images: study", len(items), logger.info)
-    for done, (i, outcome) in enumerate(each("prepare", items, count), start=1):
-        if isinstance(outcome, DataError):
-            errors[missing[i].patient_id, missing[i].visit_id] = outcome
-        progress(done)
-    if not errors:
-        return cohort
-    log_left_out([errors[key] for v in visits if (key := (v.patient_id, v.visit_id)) in errors])
-    reasons = {key: error.reason for key, error in errors.items()}
-    return cohort.leaving_out(lambda visit: reasons.get((visit.patient_id, visit.visit_id)))
-
-
 @lru_cache(maxsize=4)
 def _pipeline(modality: Modality, config: InputConfig) -> Compose:
     """Built once: LoadImaged looks for all of MONAI's optional readers whenever it is made, and warns of each."""
     logging.getLogger("monai.data.nvimgcodec_pydicom_plugin").setLevel(logging.ERROR)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="NvImgCodec")
-        return ct_pipeline(config) if modality == "ct" else film_pipeline(config)
+        return ct_pipeline(config) if modality == "ct" else radiograph_pipeline(config)
 
 
 def _run(image: Path, modality: Modality, config: InputConfig) -> Any:

@@ -1,4 +1,4 @@
-"""A film as a study of one slice with three equal channels."""
+"""A radiograph as a study of one slice with three equal channels."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from monai.config import KeysCollection
 from monai.transforms import MapTransform
 
 
-class FilmToSliced(MapTransform):
-    """Film uint8 (1, H, W) to (1, 3, H, W), and its position, 0 mm.
+class RadiographToSliced(MapTransform):
+    """Radiograph uint8 (1, H, W) to (1, 3, H, W), and its position, 0 mm.
 
     Args:
-        keys: of the film.
+        keys: of the radiograph.
         position_key: where the position goes.
     """
 

@@ -9,14 +9,19 @@ from typing import TypeVar
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
-MOST_THREADS = 4
+MOST = 4
+
+
+def processors() -> int:
+    """Processors that this process may use, at most four are counted."""
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(MOST, usable)
 
 
 def thread_count() -> int:
-    """Processors that this process may use, at most four, and at most ``OMP_NUM_THREADS`` where that is set."""
-    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """As :func:`processors`, and at most ``OMP_NUM_THREADS`` where that is set."""
     asked = os.environ.get("OMP_NUM_THREADS", "")
-    return max(1, min(MOST_THREADS, usable, int(asked) if asked.isdigit() else usable))
+    return max(1, min(processors(), int(asked) if asked.isdigit() else MOST))
 
 
 def in_threads(function: Callable[[Item], Result], items: Iterable[Item]) -> list[Result]:

@@ -13,19 +13,23 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
-from fedtar_flare.errors import DataError
+from fedtar_flare.errors import ConfigError, DataError
 
-TASKS = {
-    "headers": "fedtar_flare.curation.archive_files:read_headers",
-    "prepare": "fedtar_flare.imaging.pipeline:prepare_task",
-    "check": "fedtar_flare.curation.check:check_task",
-}
-"""What a worker can be asked for: each takes and gives what JSON can hold."""
+PACKAGE = "fedtar_flare."
 
 
 def task(name: str) -> Callable[..., Any]:
-    """The function of a task."""
-    module, function = TASKS[name].split(":")
+    """The function of a task, which takes and gives what JSON can hold.
+
+    Args:
+        name: ``module:function``, of this package.
+
+    Raises:
+        ConfigError: anything else.
+    """
+    module, _, function = name.partition(":")
+    if not module.startswith(PACKAGE) or not function.isidentifier():
+        raise ConfigError(f"task '{name}' is not 'module:function' of the package {PACKAGE[:-1]}")
     found: Callable[..., Any] = getattr(import_module(module), function)
     return found
 

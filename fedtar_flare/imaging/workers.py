@@ -20,9 +20,9 @@ from queue import Empty, Queue
 from typing import IO, Any
 
 from fedtar_flare.errors import ConfigError, DataError, FedTARError
+from fedtar_flare.imaging.threads import processors
 from fedtar_flare.imaging.worker import task
 
-MOST_WORKERS = 4
 ALONE_SECONDS = 5.0
 """Work is begun in this process; a worker needs seconds to start, so that none is started for less than this."""
 WORTH_SECONDS = 20.0
@@ -43,15 +43,14 @@ def worker_count(asked: int | None = None) -> int:
         if asked < 1:
             raise ConfigError(f"workers must be at least 1, not {asked}")
         return asked
-    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return min(MOST_WORKERS, usable)
+    return processors()
 
 
 def each(name: str, items: Sequence[dict[str, Any]], workers: int) -> Iterator[tuple[int, Outcome]]:
     """Do a task for every item; outcomes come as they are done, each with the item's index.
 
     Args:
-        name: of the task (see :data:`fedtar_flare.imaging.worker.TASKS`).
+        name: of the task, ``module:function`` (see :func:`fedtar_flare.imaging.worker.task`).
         items: the task's keyword arguments for each; what JSON can hold.
         workers: processes, started when the work proves long; with one, everything is done in this process.
 

@@ -16,10 +16,10 @@ from typing import Any, Literal, overload
 
 import torch
 
-from fedtar_flare.data.cohort import Cohort, Visit
+from fedtar_flare.data.cohort import Cohort, Sample
 from fedtar_flare.errors import ConfigError
 from fedtar_flare.imaging.cache import Prepared
-from fedtar_flare.imaging.pipeline import InputConfig, prepare, prepare_cohort
+from fedtar_flare.imaging.pipeline import InputConfig, images_of, prepare_cohort
 from fedtar_flare.learning.pretraining import PretrainingConfig, pretrain, write_reports
 from fedtar_flare.models.build import build_model, build_tokenizer
 from fedtar_flare.models.config import ModelConfig
@@ -43,14 +43,14 @@ class Corpus:
     texts: tuple[str, ...] = ()
 
 
-class PreparedVisits(Sequence[Prepared]):
-    """Model input of visits, read from the cache one by one: a corpus need not fit in memory."""
+class PreparedImages(Sequence[Prepared]):
+    """Model input of samples, read from the cache one by one: a corpus need not fit in memory."""
 
-    def __init__(self, visits: Sequence[Visit], config: InputConfig, cache: Path):
-        self._visits, self._config, self._cache = visits, config, cache
+    def __init__(self, samples: Sequence[Sample]):
+        self._samples = samples
 
     def __len__(self) -> int:
-        return len(self._visits)
+        return len(self._samples)
 
     @overload
     def __getitem__(self, index: int) -> Prepared: ...
@@ -58,8 +58,8 @@ class PreparedVisits(Sequence[Prepared]):
     def __getitem__(self, index: slice) -> list[Prepared]: ...
     def __getitem__(self, index: int | slice) -> Prepared | list[Prepared]:
         if isinstance(index, slice):
-            return [prepare(visit, self._config, self._cache) for visit in self._visits[index]]
-        return prepare(self._visits[index], self._config, self._cache)
+            return images_of(self._samples[index])
+        return images_of([self._samples[index]])[0]
 
 
 def warm_start(
@@ -101,12 +101,13 @@ def warm_start(
         raise ConfigError(f"{out / WEIGHTS} is there already; name another folder, or delete it first")
     images = InputConfig(image_size=config.image_size, slices=config.slices)
     cohort = prepare_cohort(corpus.pairs, images, cache) if corpus.pairs is not None else None
-    visits = [sample.visit for sample in cohort.samples("train")] if cohort else []
-    held_out = [sample.visit for sample in cohort.samples("validation")] if cohort else []
+    samples = cohort.samples("train") if cohort else []
+    held_out = cohort.samples("validation") if cohort else []
+    reports = [sample.visit.report for sample in samples]
     texts = list(corpus.texts)
     out.mkdir(parents=True, exist_ok=True)
     if vocabulary is not None:
-        tokenizer = ReportTokenizer.train([*texts, *(v.report for v in visits)], vocabulary, config.max_length)
+        tokenizer = ReportTokenizer.train([*texts, *reports], vocabulary, config.max_length)
         tokenizer.save(out / TOKENIZER)
         config = config.replace(tokenizer=str(out / TOKENIZER))
     tokenizer = build_tokenizer(config)
@@ -115,14 +116,14 @@ def warm_start(
     if train == "new" and not new:
         raise ConfigError("every weight of this model is pre-trained: there is nothing new to train; choose all")
     say(
-        f"{len(visits)} training studies, {len(held_out)} validation studies, {len(texts)} further texts; "
+        f"{len(samples)} training studies, {len(held_out)} validation studies, {len(texts)} further texts; "
         f"{len(new) if train == 'new' else sum(1 for _ in model.parameters())} tensors are trained"
     )
     pretrain(
         model,
         tokenizer,
-        PreparedVisits(visits, images, cache),
-        [visit.report for visit in visits],
+        PreparedImages(samples),
+        reports,
         texts,
         settings.replace(batch_norm=any(name.startswith("encoder.") for name in new)),
         on_progress=lambda progress: say(str(progress)),
@@ -131,13 +132,13 @@ def warm_start(
     save_weights(model, out / WEIGHTS)
     about = {
         "preset": config.preset,
-        "training_studies": len(visits),
+        "training_studies": len(samples),
         "validation_studies": len(held_out),
         "texts": len(texts),
         "left_out": dict(cohort.rejected) if cohort else {},
         "train": train,
         "settings": settings.to_dict(),
-        "validation": _scores(model, tokenizer, held_out, PreparedVisits(held_out, images, cache)),
+        "validation": _scores(model, tokenizer, held_out),
     }
     (out / ABOUT).write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
     return about
@@ -166,13 +167,13 @@ def read_texts(path: Path) -> tuple[str, ...]:
 
 
 @torch.no_grad()
-def _scores(
-    model: Any, tokenizer: ReportTokenizer, visits: Sequence[Visit], images: Sequence[Prepared]
-) -> dict[str, float]:
+def _scores(model: Any, tokenizer: ReportTokenizer, samples: Sequence[Sample]) -> dict[str, float]:
     """BLEU-4, ROUGE-L and CIDEr on validation studies; none without any."""
     from fedtar_flare.metrics.language import language_scores
 
-    if not visits:
+    if not samples:
         return {}
-    found = language_scores([visit.report for visit in visits], write_reports(model, tokenizer, images))
+    found = language_scores(
+        [sample.visit.report for sample in samples], write_reports(model, tokenizer, PreparedImages(samples))
+    )
     return {name: round(found[name], 4) for name in ("bleu_4", "rouge_l", "cider")}

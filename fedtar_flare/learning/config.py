@@ -8,6 +8,7 @@ from typing import Literal
 
 from pydantic import Field
 
+from fedtar_flare.data.timeline import Timeline
 from fedtar_flare.settings import Settings
 
 
@@ -54,3 +55,11 @@ class DataConfig(Settings):
             dates = []
         if len(dates) < len(self.periods) or any(date.tzinfo for date in dates) or dates != sorted(set(dates)):
             yield "periods", "rising ISO dates without a time zone, such as '2020-07-01'"
+
+    def timeline(self, time_steps: int) -> Timeline:
+        """How visits become the time steps 1 to T.
+
+        Raises:
+            ConfigError: the periods do not bound T bins.
+        """
+        return Timeline(time_steps, self.alignment, tuple(map(datetime.fromisoformat, self.periods)), self.prior)

@@ -47,8 +47,8 @@ class Study:
     """The study that a report is drafted for.
 
     Args:
-        image: DICOM folder, file or zip, NIfTI, PNG, JPEG or DICOM film.
-        modality: ``ct`` or ``film``.
+        image: DICOM folder, file or zip, NIfTI, PNG, JPEG or DICOM radiograph.
+        modality: ``ct`` or ``radiograph``.
         patient_id, age, sex: of the patient at this study, for the personal part; age in years, None when unknown.
         time_step: which visit it is, from 1; None: not told.
     """
@@ -199,7 +199,11 @@ class Drafter:
 
     def _images(self, study: Study) -> ImageBatch:
         with tempfile.TemporaryDirectory() as cache:
-            prepared = prepare(visit_of(study), InputConfig(self._config.image_size, self._config.slices), Path(cache))
+            prepared = prepare(
+                visit_of(study),
+                InputConfig(image_size=self._config.image_size, slices=self._config.slices),
+                Path(cache),
+            )
             return collate([prepared]).to(self.device)
 
 
@@ -221,13 +225,13 @@ def study_of(image: Path, modality: Modality | None = None, **patient: Any) -> S
 
     Args:
         image: folder or file.
-        modality: ``ct`` or ``film``; None: by what it looks like.
+        modality: ``ct`` or ``radiograph``; None: by what it looks like.
         patient: ``patient_id``, ``age``, ``sex``, ``time_step``.
 
     Raises:
         DataError: nothing there.
     """
-    from fedtar_flare.data.sources.fields import age_of, sex_of
+    from fedtar_flare.data.sources.fields import PICTURES, age_of, sex_of
 
     if not image.exists():
         raise DataError(f"{image} is not there", reason="no-image")
@@ -243,9 +247,9 @@ def study_of(image: Path, modality: Modality | None = None, **patient: Any) -> S
         except DataError:
             read["age"] = None
         told = {**{name: value for name, value in read.items() if value}, **told}
-        modality = modality or ("film" if header.get("Modality") in ("CR", "DX") else "ct")
+        modality = modality or ("radiograph" if header.get("Modality") in ("CR", "DX") else "ct")
     if modality is None:
-        modality = "film" if image.suffix.lower() in (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff") else "ct"
+        modality = "radiograph" if image.suffix.lower() in PICTURES else "ct"
     return Study(image, modality, **told)
 
 

@@ -10,7 +10,6 @@ import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from pathlib import Path
 from typing import Any, ClassVar, cast
 
 import torch
@@ -19,7 +18,7 @@ from torch import Tensor, nn
 from fedtar_flare.data.cohort import Cohort, Sample, Split
 from fedtar_flare.errors import DataError
 from fedtar_flare.imaging.batch import ImageBatch, collate
-from fedtar_flare.imaging.pipeline import InputConfig, prepare
+from fedtar_flare.imaging.pipeline import images_of
 from fedtar_flare.learning.config import LoRAConfig, TrainingConfig
 from fedtar_flare.learning.evaluation import Evaluated, cells, report_rows
 from fedtar_flare.learning.training import Trained, Validated, augmented, batches, halved, limit_norm, parts
@@ -58,9 +57,8 @@ class ReportLearner:
         model: which report generator.
         lora: the adapter that travels.
         training: local training.
-        cohort: the site's patients; may be replaced between tasks.
+        cohort: the site's patients, prepared by ``prepare_cohort``; may be replaced between tasks.
         seed: of the adapter's initial values, the same at every site.
-        cache: folder of prepared images.
         device: ``cpu`` or ``cuda[:i]``.
         autocast: whether to compute in bfloat16 autocast.
         checkpoint: called between batches; raises to stop (an aborted job).
@@ -80,7 +78,6 @@ class ReportLearner:
         training: TrainingConfig,
         cohort: Cohort,
         seed: int,
-        cache: Path,
         device: str = "cpu",
         autocast: bool = False,
         checkpoint: Callable[[], None] = lambda: None,
@@ -89,8 +86,7 @@ class ReportLearner:
         self.device = torch.device(device)
         self.checkpoint = checkpoint
         self._autocast = autocast
-        self._config, self._cache = model, cache
-        self._input = InputConfig(image_size=model.image_size, slices=model.slices)
+        self._config = model
         self._micro_batch = min(training.micro_batch or training.batch_size, training.batch_size)
         self.tokenizer = build_tokenizer(model)
         generator = build_model(model)
@@ -284,7 +280,7 @@ class ReportLearner:
 
     def images(self, samples: Sequence[Sample], training_seed: str | None = None) -> ImageBatch:
         """The samples' images; with ``training_seed`` augmented, where the settings say so."""
-        prepared = [prepare(sample.visit, self._input, self._cache) for sample in samples]
+        prepared = images_of(samples)
         if training_seed is not None and self.training.augment:
             prepared = augmented(prepared, samples, training_seed)
         return collate(prepared).to(self.device)

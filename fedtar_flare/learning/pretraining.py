@@ -20,7 +20,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedtar_flare.errors import ConfigError
-from fedtar_flare.imaging.batch import PreparedImage, collate
+from fedtar_flare.imaging.batch import collate
+from fedtar_flare.imaging.cache import Prepared
 from fedtar_flare.models.report_generator import ReportGenerator, report_loss
 from fedtar_flare.models.tokenizer import ReportTokenizer
 from fedtar_flare.settings import Settings
@@ -107,7 +108,7 @@ class FindingHead(nn.Module):
 def pretrain(
     model: ReportGenerator,
     tokenizer: ReportTokenizer,
-    images: Sequence[PreparedImage],
+    images: Sequence[Prepared],
     reports: Sequence[str],
     texts: Sequence[str],
     config: PretrainingConfig,
@@ -189,7 +190,7 @@ def pretrain(
     model.eval()
 
 
-def write_reports(model: ReportGenerator, tokenizer: ReportTokenizer, images: Sequence[PreparedImage]) -> list[str]:
+def write_reports(model: ReportGenerator, tokenizer: ReportTokenizer, images: Sequence[Prepared]) -> list[str]:
     """Reports that the model generates for these images, in their order."""
     device = next(model.parameters()).device
     written = []

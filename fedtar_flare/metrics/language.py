@@ -25,11 +25,6 @@ from numpy.typing import ArrayLike, NDArray
 
 from fedtar_flare.errors import DataError
 
-CLEANING_VERSION = 1
-"""Rises whenever :func:`clean` changes a text differently: scores of different versions cannot be compared."""
-
-LANGUAGE_SCORES = ("bleu_1", "bleu_2", "bleu_3", "bleu_4", "rouge_l", "cider")
-
 _N = 4  # longest n-gram
 _ROUGE_BETA = 1.2
 _CIDER_SIGMA = 6.0

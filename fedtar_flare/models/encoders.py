@@ -43,8 +43,8 @@ class SliceEncoder(nn.Module):
         return self
 
     def forward(self, images: Tensor) -> Tensor:
-        """Tokens (N, T, width) of images (N, 3, H, W) in [-1, 1]."""
-        return self.tokens(images * self.pixel_scale + self.pixel_shift)
+        """Tokens (N, T, width) of uint8 images (N, 3, H, W); pixels become the backbone's values here alone."""
+        return self.tokens((images.float() / 127.5 - 1) * self.pixel_scale + self.pixel_shift)
 
     def tokens(self, images: Tensor) -> Tensor:
         """Tokens (N, T, width) of normalised images (N, 3, H, W)."""

@@ -40,7 +40,7 @@ class SliceAttentionPooling(nn.Module):
 
 
 class NoPooling(nn.Module):
-    """The paper's form: every token of the one film goes to the decoder as it is."""
+    """The paper's form: every token of the one radiograph goes to the decoder as it is."""
 
     def forward(self, tokens: Tensor, position_mm: Tensor) -> Tensor:
         """Memory (B, S * N, C) of tokens (B, S, N, C)."""

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
-from datetime import datetime
 from pathlib import Path
 
 from fedtar_flare.data.cohort import Cohort
 from fedtar_flare.data.sources import read_source
+from fedtar_flare.data.timeline import Timeline
 from fedtar_flare.errors import ConfigError
 from fedtar_flare.settings import build
 from fedtar_flare.site.key import derived_key, site_key
@@ -21,21 +20,17 @@ def load_cohort(
     config: SiteConfig,
     site_name: str,
     *,
-    time_steps: int,
-    alignment: str = "visit",
-    prior: str = "none",
+    timeline: Timeline,
     seed: int = 0,
     synthetic_patients: int = 48,
     workspace: Path | None = None,
-    periods: Sequence[datetime] | None = None,
 ) -> Cohort:
     """The site's patients, without those it excludes.
 
     Args:
         config: the site file.
         site_name: name of the site.
-        time_steps: T.
-        alignment, prior, periods: see :class:`Cohort`.
+        timeline: how visits become time steps.
         seed: of the synthetic cohort, and of the hash key of any simulated site.
         synthetic_patients: of the synthetic cohort.
         workspace: the site's FLARE workspace, where a real site keeps its hash key.
@@ -52,11 +47,8 @@ def load_cohort(
             site_name,
             folder=config.path or cache_folder(config) / "synthetic",
             patients=synthetic_patients,
-            time_steps=time_steps,
+            timeline=timeline,
             seed=seed,
-            alignment=alignment,
-            periods=periods,
-            prior=prior,
             options=build(CohortOptions, config.options, f"{config.origin or 'synthetic cohort'}: options"),
         )
     else:
@@ -66,10 +58,7 @@ def load_cohort(
             site_name,
             reading.patients(),
             key=derived_key(seed, site_name) if config.simulated else site_key(_key_folder(config, workspace)),
-            time_steps=time_steps,
-            alignment=alignment,
-            periods=periods,
-            prior=prior,
+            timeline=timeline,
             rejected=reading.rejected(),
         )
     excluded = excluded_patients(config)

@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from fedtar_flare.data.cohort import Visit
+from fedtar_flare.data.timeline import Timeline
 from fedtar_flare.errors import ConfigError, DataError
 from fedtar_flare.protocol.messages import RESERVED_RUNS
 from fedtar_flare.site.audit import FOLDER
@@ -166,7 +167,7 @@ def _plan_patient(result: Plan, place: Place, patient: str, runs: dict[str, list
     if place.config is None:
         raise ConfigError("a patient's images are found through the site file, and this site has none")
     config = place.config.replace(exclude=None, simulated=True)  # also one who is excluded; and no key is made
-    cohort = load_cohort(config, place.site or "site", time_steps=1)
+    cohort = load_cohort(config, place.site or "site", timeline=Timeline(1))
     visits = [visit for person in cohort.patients if person.patient_id == patient for visit in person.visits]
     if not visits:
         raise ConfigError(
@@ -198,7 +199,7 @@ def _entries(visits: list[Visit], prepared: Path) -> list[Path]:
     """Files of the cache that belong to these visits, whatever sizes they were prepared in."""
     from fedtar_flare.imaging.pipeline import InputConfig, entry_of
 
-    found: set[Path] = set()  # a film's entry is the same for every number of slices
+    found: set[Path] = set()  # a radiograph's entry is the same for every number of slices
     for config in [InputConfig(image_size=size, slices=slices) for size, slices in sorted(_sizes(prepared))]:
         for visit in visits:
             try:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from fedtar_flare.data.timeline import Timeline
 from fedtar_flare.synthetic.course import (
     CHANGE_FACTOR,
     OLDER_FACTOR,
@@ -24,37 +24,36 @@ from fedtar_flare.synthetic.dicom_writer import write_ct_series
 from fedtar_flare.synthetic.phantom import Anatomy, draw_anatomy, render
 from fedtar_flare.synthetic.reports import write_report
 from fedtar_flare.synthetic.scanner import Scanner, site_scanner
-from fedtar_flare.synthetic.styles import Regime, house_of, wording_of
+from fedtar_flare.synthetic.styles import Phase, style_of, wording_of
 
 
 def build_cohort(
-    root: Path, settings: Mapping[str, Any], options: CohortOptions
+    root: Path, settings: Mapping[str, Any], timeline: Timeline, options: CohortOptions
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Write all visits under a folder.
 
     Args:
         root: an empty folder; paths in the index are relative to it.
-        settings: site, patients, time_steps, seed, alignment, periods (ISO; None when aligned by visit).
+        settings: site, patients and seed; all of them go into the truth.
+        timeline: how visits become time steps.
         options: what the cohort contains.
 
     Returns:
         (index, truth), ready for JSON.
     """
-    site, seed, time_steps = settings["site"], settings["seed"], settings["time_steps"]
-    bounds = settings["periods"]
-    periods = None if bounds is None else [datetime.fromisoformat(bound) for bound in bounds]
-    house = options.house or house_of(site)
-    scanner = site_scanner(house if options.scanner_differences else 1)
-    changed_from = change_step(options, time_steps)
+    site, seed = settings["site"], settings["seed"]
+    style = options.reporting_style or style_of(site)
+    scanner = site_scanner(style if options.scanner_differences else 1)
+    changed_from = change_step(options, timeline.time_steps)
     index: list[dict[str, Any]] = []
     truth: list[dict[str, Any]] = []
-    for number in range(site_patients(settings["patients"], house, options)):
-        patient = plan_patient(site, house, number, time_steps=time_steps, seed=seed, options=options, periods=periods)
+    for number in range(site_patients(settings["patients"], style, options)):
+        patient = plan_patient(site, style, number, timeline=timeline, seed=seed, options=options)
         anatomy = draw_anatomy(stream("anatomy", seed, site, number))
         listed, known = [], []
         for visit in patient.visits:
-            regime = regime_of(patient, visit, changed_from, options)
-            report = report_of(patient, visit, regime, house, options)
+            phase = phase_of(patient, visit, changed_from, options)
+            report = report_of(patient, visit, phase, style, options)
             folder = Path("patients", patient.patient_id, visit.visit_id)
             _write_images(root / folder / "ct", patient, visit, anatomy, scanner, site, seed)
             (root / folder / "report.txt").write_text(report + "\n")
@@ -73,7 +72,7 @@ def build_cohort(
                     **shared,
                     "time_step": visit.time_step,
                     "age": visit.age,
-                    "wording": regime,
+                    "wording": phase,
                     "findings": {name: asdict(state) for name, state in visit.findings.items()},
                     "resolved": list(visit.resolved),
                 }
@@ -83,7 +82,7 @@ def build_cohort(
         group = "older" if patient.visits[0].age >= OLDER_FROM else "younger"
         truth.append({**who, "age_group": group, "age_recorded": patient.age_recorded, "visits": known})
     effects = {
-        "house": house,
+        "reporting_style": style,
         "change_step": changed_from,
         "change_group": options.change_group if changed_from else None,
         "older_from": OLDER_FROM,
@@ -97,21 +96,21 @@ def build_cohort(
     return {"patients": index}, {**settings, "effects": effects, "scanner": asdict(scanner), "patients": truth}
 
 
-def site_patients(asked: int, house: int, options: CohortOptions) -> int:
-    """Number of patients of a site: what was asked for, less for the smaller houses; at least one."""
-    return max(1, round(asked * options.size_ratio ** (-((house - 1) % 3) / 2)))
+def site_patients(asked: int, style: int, options: CohortOptions) -> int:
+    """Number of patients of a site: what was asked for, less for the smaller sites; at least one."""
+    return max(1, round(asked * options.size_ratio ** (-((style - 1) % 3) / 2)))
 
 
-def regime_of(patient: PlannedPatient, visit: PlannedVisit, changed_from: int | None, options: CohortOptions) -> Regime:
+def phase_of(patient: PlannedPatient, visit: PlannedVisit, changed_from: int | None, options: CohortOptions) -> Phase:
     """Wording of a visit: the second one from the planted step on, for the group that it concerns."""
     concerned = options.change_group == "everyone" or patient.sex == "F"
     return "after" if concerned and changed_from is not None and visit.time_step >= changed_from else "before"
 
 
-def report_of(patient: PlannedPatient, visit: PlannedVisit, regime: Regime, house: int, options: CohortOptions) -> str:
+def report_of(patient: PlannedPatient, visit: PlannedVisit, phase: Phase, style: int, options: CohortOptions) -> str:
     """The report of a planned visit."""
     return write_report(
-        wording_of(house, regime),
+        wording_of(style, phase),
         visit.findings,
         resolved=visit.resolved,
         follow_up=visit is not patient.visits[0],

@@ -20,15 +20,15 @@ import re
 import shutil
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from datetime import datetime, timedelta
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from fedtar_flare.data.cohort import Cohort, Patient, Visit
+from fedtar_flare.data.timeline import Timeline
 from fedtar_flare.errors import ConfigError
-from fedtar_flare.synthetic.course import CohortOptions, periods_of, synthetic_key
+from fedtar_flare.synthetic.course import CohortOptions, synthetic_key
 
 _DAY = timedelta(days=1)
 INDEX, TRUTH = "index.json", "truth.json"
@@ -41,70 +41,48 @@ def synthetic_cohort(
     *,
     folder: Path,
     patients: int,
-    time_steps: int,
+    timeline: Timeline,
     seed: int,
-    alignment: str = "visit",
-    periods: Sequence[datetime] | None = None,
-    prior: str = "none",
     options: CohortOptions | None = None,
 ) -> Cohort:
     """The synthetic cohort of a site; made when it is not there yet (some 0.1 s per visit), else read in milliseconds.
 
     Args:
-        site: its name; decides about house style and scanner unless ``options.house`` does.
+        site: its name; decides about reporting style and scanner unless ``options.reporting_style`` does.
         folder: where cohorts are kept; each in a subfolder of its own, named by site and a key of all settings and of
             the code that makes it.
         patients: asked for; ``options.size_ratio`` may lessen it.
-        time_steps: T.
+        timeline: how visits become time steps; with ``period``, visits are drawn in its calendar bins.
         seed: of the whole simulation; sites with different names differ under one seed.
-        alignment: ``visit`` or ``period``.
-        periods: T - 1 rising bounds of the calendar bins, for ``period``; without them, bins of ``PERIOD_DAYS`` days.
-        prior: ``none`` or ``report``, for the samples.
         options: what the cohort contains.
 
     Raises:
         ConfigError: for settings that do not fit.
     """
     options = options or CohortOptions()
-    if patients < 1 or time_steps < 1:
-        raise ConfigError(
-            f"a synthetic cohort needs at least one patient and one time step, not {patients} and {time_steps}"
-        )
-    if alignment not in ("visit", "period"):
-        raise ConfigError(f"alignment '{alignment}' is not 'visit' or 'period'")
-    bounds = list(periods or periods_of(time_steps)) if alignment == "period" else None
-    if bounds is not None and (len(bounds) != time_steps - 1 or any(b - a < _DAY for a, b in pairwise(bounds))):
-        raise ConfigError(f"{time_steps} periods need {time_steps - 1} rising dates between them, a day apart or more")
+    if patients < 1:
+        raise ConfigError(f"a synthetic cohort needs at least one patient, not {patients}")
     settings = {
         "site": site,
         "patients": patients,
-        "time_steps": time_steps,
+        "time_steps": timeline.time_steps,
         "seed": seed,
-        "alignment": alignment,
-        "periods": None if bounds is None else [bound.isoformat() for bound in bounds],
+        "alignment": timeline.alignment,
+        "periods": [date.isoformat() for date in timeline.periods],
         "options": options.to_dict(),
     }
     place = folder / _name(settings)
     index = _read(place / INDEX)
     if index is None:
-        _make(place, settings, options)
+        _make(place, settings, timeline, options)
         index = _read(place / INDEX)
         assert index is not None
     return Cohort(
         site,
         [_patient(entry, place) for entry in index["patients"]],
         key=synthetic_key(seed, site),
-        time_steps=time_steps,
-        alignment=alignment,
-        periods=bounds,
-        prior=prior,
+        timeline=timeline,
     )
-
-
-def cohort_truth(cohort: Cohort) -> dict[str, Any]:
-    """The truth of a synthetic cohort, as ``truth.json`` holds it."""
-    image = cohort.patients[0].visits[0].image
-    return json.loads((image.parents[3] / TRUTH).read_text())
 
 
 def _name(settings: Mapping[str, Any]) -> str:
@@ -143,7 +121,7 @@ def _patient(entry: Mapping[str, Any], place: Path) -> Patient:
     return Patient(entry["patient_id"], entry["sex"], visits)
 
 
-def _make(place: Path, settings: Mapping[str, Any], options: CohortOptions) -> None:
+def _make(place: Path, settings: Mapping[str, Any], timeline: Timeline, options: CohortOptions) -> None:
     """Write a cohort beside its place and move it there; leaves the other's when another process was first."""
     from fedtar_flare.synthetic.build import build_cohort  # draws images and loads pydicom
 
@@ -153,7 +131,7 @@ def _make(place: Path, settings: Mapping[str, Any], options: CohortOptions) -> N
             shutil.rmtree(left, ignore_errors=True)
     making = Path(tempfile.mkdtemp(prefix=".making-", dir=place.parent))
     try:
-        index, truth = build_cohort(making, settings, options)
+        index, truth = build_cohort(making, settings, timeline, options)
         (making / TRUTH).write_text(json.dumps(truth, indent=1))
         (making / INDEX).write_text(json.dumps(index))
         making.chmod(0o755)  # mkdtemp's 0700 would hide the cohort from other users of a shared folder

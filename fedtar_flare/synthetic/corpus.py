@@ -1,7 +1,7 @@
-"""Text for the warm start: reports in ever new styles, built from frames that no house uses.
+"""Text for the warm start: reports in ever new styles, built from frames that no site uses.
 
 It gives a tokenizer the words of chest radiology and a decoder its language, without showing it any site's way of
-writing: sizes, changes and terms are the shared vocabulary, but no sentence of the corpus is a sentence of a house.
+writing: sizes, changes and terms are the shared vocabulary, but no sentence of the corpus is one of a site's.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from fedtar_flare.synthetic.course import MOST_FINDINGS, stream
-from fedtar_flare.synthetic.styles import HOUSES
+from fedtar_flare.synthetic.styles import STYLES
 from fedtar_flare.synthetic.vocabulary import FINDINGS, SIDED
 
 _TERMS: Mapping[str, tuple[str, ...]] = {
@@ -23,7 +23,7 @@ _TERMS: Mapping[str, tuple[str, ...]] = {
     "lymphadenopathy": ("lymphadenopathy", "adenopathy", "enlarged mediastinal nodes", "enlarged lymph nodes"),
 }
 _WHERE = ("on the {side}", "in the {side} lung", "at the {side} side", "within the {side} hemithorax", "{side} sided")
-# {what} is a term with its side, {size} and {change} words of any house
+# {what} is a term with its side, {size} and {change} words of any reporting style
 _FOUND = (
     "imaging reveals {what} ({size}){change}.",
     "evidence of {what}, graded {size}{change}.",
@@ -145,8 +145,8 @@ def corpus_report(rng: np.random.Generator) -> tuple[str, frozenset[str]]:
     chosen = [str(name) for name in rng.permutation(FINDINGS)[: count + int(rng.integers(0, 2))]]
     findings, resolved = chosen[:count], chosen[count:]
     follow_up = bool(rng.random() < 0.6)
-    house = HOUSES[int(rng.integers(len(HOUSES)))][int(rng.integers(2))]
-    body = [_found(rng, name, house_changes=house.changes.split("|") if follow_up else ()) for name in findings]
+    wording = STYLES[int(rng.integers(len(STYLES)))][int(rng.integers(2))]
+    body = [_found(rng, name, changes=wording.changes.split("|") if follow_up else ()) for name in findings]
     body += [_pick(rng, lines) for kind, lines in _CLEAR.items() if not _has(findings, kind) and rng.random() < 0.5]
     body += [_pick(rng, lines) for lines in (_BONES, _ASIDE) if rng.random() < 0.4]
     rng.shuffle(body)
@@ -185,12 +185,12 @@ def _text(rng: np.random.Generator, lines: Sequence[str]) -> str:
     return " ".join(line[0].upper() + line[1:] for line in lines)
 
 
-def _found(rng: np.random.Generator, name: str, house_changes: Sequence[str], size_is: int | None = None) -> str:
+def _found(rng: np.random.Generator, name: str, changes: Sequence[str], size_is: int | None = None) -> str:
     kind = name.partition("_")[0]
-    pair = HOUSES[int(rng.integers(len(HOUSES)))]
+    pair = STYLES[int(rng.integers(len(STYLES)))]
     words = pair[int(rng.integers(2))].sizes[kind].split("|")
     size = _pick(rng, words) if size_is is None else words[size_is - 1]
-    change = f", {_pick(rng, house_changes).strip(' ,()')}" if house_changes and rng.random() < 0.5 else ""
+    change = f", {_pick(rng, changes).strip(' ,()')}" if changes and rng.random() < 0.5 else ""
     return _pick(rng, _FOUND).format(what=_named(rng, name), size=size, change=change)
 
 

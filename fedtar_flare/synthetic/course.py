@@ -5,19 +5,18 @@ the order nor the process in which patients are made changes them.
 
 Planted effects, all switchable in ``CohortOptions`` and written to the truth:
 
-- **change**: from a known time step on, the reports of a known group (women by default) are written in the house's
-  second wording, and consolidations appear more often in everybody.
+- **change**: from a known time step on, the reports of a known group (women by default) are written in the
+  site's second wording, and consolidations appear more often in everybody.
 - **age and wording**: from 65 years on, the sentence on the bones is another one. The image does not show it.
 - **age, sex and prevalence**: emphysema and cardiomegaly are more frequent from 65 on, emphysema in men,
   lymphadenopathy in women.
-- **sites**: prevalence, house style, scanner and, as an option, size differ.
+- **sites**: prevalence, reporting style, scanner and, as an option, size differ.
 """
 
 from __future__ import annotations
 
 import hashlib
-from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Literal
@@ -26,6 +25,7 @@ import numpy as np
 from pydantic import Field
 
 from fedtar_flare.data.splits import FRACTIONS, split_of
+from fedtar_flare.data.timeline import Timeline
 from fedtar_flare.settings import Settings
 from fedtar_flare.synthetic.reports import Change, State
 from fedtar_flare.synthetic.vocabulary import FINDINGS, KINDS
@@ -33,8 +33,8 @@ from fedtar_flare.synthetic.vocabulary import FINDINGS, KINDS
 OLDER_FROM = 65.0
 """Age from which a patient belongs to the older group."""
 MOST_FINDINGS = 4
-PERIOD_DAYS = 180
-"""Length of a calendar bin when visits are aligned by period and no periods are given."""
+OPEN_BIN_DAYS = 180
+"""How far the first and the last calendar bin reach, which are open to one side, when visits are aligned by period."""
 FIRST_DAY = datetime(2019, 1, 1)
 
 _FIRST = {  # chance that a finding is there at the first visit
@@ -80,17 +80,17 @@ class CohortOptions(Settings):
     size_ratio: float = Field(
         1.0,
         ge=1,
-        description="largest over smallest site; the houses 1, 2, 3, ... have 1, 1/sqrt(ratio), 1/ratio, 1, ... of the "
-        "patients asked for",
+        description="largest over smallest site; sites with reporting style 1, 2, 3, ... have 1, 1/sqrt(ratio), "
+        "1/ratio, 1, ... of the patients asked for",
     )
     change: Literal["early", "late", "none"] = Field("late", description="early: at step 2; late: see change_step")
     change_group: Literal["women", "everyone"] = Field("women", description="whose wording changes")
     wording_effect: bool = Field(True, description="the age group decides about a sentence")
     prevalence_effect: bool = Field(True, description="age group and sex decide about prevalence")
-    house: int = Field(
-        0, ge=0, le=6, description="reporting style and scanner of the site, 1 to 6; 0 takes them from the site's name"
+    reporting_style: int = Field(
+        0, ge=0, le=6, description="wording and scanner of the site, 1 to 6; 0 takes them from the site's name"
     )
-    scanner_differences: bool = Field(True, description="False gives every site the first house's scanner")
+    scanner_differences: bool = Field(True, description="False gives every site the first scanner")
 
     def misfits(self) -> Iterator[tuple[str, str]]:
         """Gaps the wrong way round."""
@@ -142,20 +142,8 @@ def change_step(options: CohortOptions, time_steps: int) -> int | None:
     return 2 if options.change == "early" else max(2, -(-3 * time_steps // 4))
 
 
-def periods_of(time_steps: int) -> list[datetime]:
-    """Bounds of the calendar bins: T - 1 dates."""
-    return [FIRST_DAY + timedelta(days=PERIOD_DAYS * k) for k in range(1, time_steps)]
-
-
 def plan_patient(
-    site: str,
-    house: int,
-    number: int,
-    *,
-    time_steps: int,
-    seed: int,
-    options: CohortOptions,
-    periods: Sequence[datetime] | None = None,
+    site: str, style: int, number: int, *, timeline: Timeline, seed: int, options: CohortOptions
 ) -> PlannedPatient:
     """The patient with a number (0, 1, ...) at a site: a pure function of the arguments.
 
@@ -170,6 +158,7 @@ def plan_patient(
         periods: T - 1 rising bounds, a day apart or more, of the calendar bins that visits are drawn from, at most one
             from each; None: the t-th visit is at step t.
     """
+    time_steps = timeline.time_steps
     rng = stream("patient", seed, site, number)
     key = synthetic_key(seed, site)
     patient_id = next(
@@ -181,13 +170,10 @@ def plan_patient(
     age = float(np.clip(rng.normal(64, 14), 20, 92))
     age_recorded = bool(rng.random() >= options.missing_age)
     count = time_steps if rng.random() < options.full_course else int(rng.integers(1, max(2, time_steps)))
-    moments = _moments(rng, count, periods, options)
-    steps = [
-        min(i + 1, time_steps) if periods is None else bisect_right(periods, moment) + 1
-        for i, moment in enumerate(moments)
-    ]
+    moments = _moments(rng, count, timeline, options)
+    steps = [timeline.step_of(i, moment) for i, moment in enumerate(moments)]
     changed_from = change_step(options, time_steps) or time_steps + 1
-    factors = _factors(house, age, sex, options)
+    factors = _factors(style, age, sex, options)
     visits: list[PlannedVisit] = []
     before: dict[str, int] = {}
     for i, (moment, step) in enumerate(zip(moments, steps, strict=True)):
@@ -206,40 +192,29 @@ def plan_patient(
     return PlannedPatient(patient_id=patient_id, sex=sex, age_recorded=age_recorded, visits=tuple(visits))
 
 
-def _moments(
-    rng: np.random.Generator, count: int, periods: Sequence[datetime] | None, options: CohortOptions
-) -> list[datetime]:
+def _moments(rng: np.random.Generator, count: int, timeline: Timeline, options: CohortOptions) -> list[datetime]:
     """Dates and times of the visits, rising and different."""
     minute = timedelta(minutes=1)
     clock = [minute * int(rng.integers(7 * 60, 13 * 60)) for _ in range(count)]
-    if periods is not None:
-        bins = sorted(rng.choice(len(periods) + 1, size=count, replace=False).tolist())
-        days = [_day_in(periods, b, rng) for b in bins]
+    if timeline.alignment == "period":
+        bins = sorted(rng.choice(timeline.time_steps, size=count, replace=False).tolist())
+        inner = [(bound - FIRST_DAY).days for bound in timeline.periods] or [OPEN_BIN_DAYS]
+        bounds = [inner[0] - OPEN_BIN_DAYS, *inner, inner[-1] + OPEN_BIN_DAYS]
+        days = [bounds[b] + int(rng.integers(0, max(1, bounds[b + 1] - bounds[b]))) for b in bins]
     else:
         low, high = np.log(options.min_gap_days), np.log(options.max_gap_days)
         gaps = [max(1, round(float(np.exp(rng.uniform(low, high))))) for _ in range(count - 1)]
-        days = [FIRST_DAY + timedelta(days=day) for day in np.cumsum([int(rng.integers(0, 2 * 365)), *gaps]).tolist()]
-    moments = [day + time for day, time in zip(days, clock, strict=True)]
+        days = np.cumsum([int(rng.integers(0, 2 * 365)), *gaps]).tolist()
+    moments = sorted(FIRST_DAY + timedelta(days=day) + time for day, time in zip(days, clock, strict=True))
     if count > 1 and rng.random() < options.same_day_pairs:
         second = int(rng.integers(1, count))
         moments[second] = moments[second - 1] + minute * int(rng.integers(90, 480))
     return moments
 
 
-def _day_in(periods: Sequence[datetime], index: int, rng: np.random.Generator) -> datetime:
-    """A day in a calendar bin; the first and the last bin, which have no outer bound, are ``PERIOD_DAYS`` long."""
-    length = timedelta(days=PERIOD_DAYS)
-    if not periods:
-        first, end = FIRST_DAY, FIRST_DAY + length
-    else:
-        first = periods[index - 1] if index else periods[0] - length
-        end = periods[index] if index < len(periods) else first + length
-    return first + timedelta(days=int(rng.integers(0, (end - first).days)))
-
-
-def _factors(house: int, age: float, sex: str, options: CohortOptions) -> dict[str, float]:
+def _factors(style: int, age: float, sex: str, options: CohortOptions) -> dict[str, float]:
     """How much more frequent each kind is in this patient than on average."""
-    site = stream("case mix", house).uniform(0.7, 1.4, len(KINDS))
+    site = stream("case mix", style).uniform(0.7, 1.4, len(KINDS))
     factors = dict(zip(KINDS, site.tolist(), strict=True))
     if options.prevalence_effect:
         for kind, factor in (*(OLDER_FACTOR.items() if age >= OLDER_FROM else ()), *SEX_FACTOR[sex].items()):

@@ -1,4 +1,4 @@
-"""What a house style is made of, and how a visit is put into its words."""
+"""What a reporting style is made of, and how a visit is put into its words."""
 
 from __future__ import annotations
 

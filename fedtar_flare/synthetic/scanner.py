@@ -49,7 +49,7 @@ _KERNELS: dict[str, tuple[float, float]] = {
     "SOFT": (0.2, 13.0),
 }
 _COVERAGE_MM = 252.0
-# field of view in mm, slices, kernel, offset, contrast; one line per house, repeated beyond the last
+# field of view in mm, slices, kernel, offset, contrast; one line per reporting style
 _SITES: tuple[tuple[float, int, str, float, float], ...] = (
     (360.0, 24, "STANDARD", 0.0, 140.0),
     (380.0, 22, "SHARP", 8.0, 115.0),
@@ -75,9 +75,9 @@ def _scanner(view_mm: float, slices: int, kernel: str, offset: float, contrast: 
     )
 
 
-def site_scanner(house: int) -> Scanner:
-    """The scanner of a house (1, 2, ...): six different ones, then again from the first."""
-    return _scanner(*_SITES[(house - 1) % len(_SITES)])
+def site_scanner(style: int) -> Scanner:
+    """The scanner of the sites with a reporting style (1, 2, ...): six different ones, then again from the first."""
+    return _scanner(*_SITES[(style - 1) % len(_SITES)])
 
 
 def random_scanner(rng: np.random.Generator) -> Scanner:

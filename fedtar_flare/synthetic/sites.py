@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import csv
 from dataclasses import dataclass
 from pathlib import Path
 
 import yaml
 
 from fedtar_flare.data.cohort import Cohort
+from fedtar_flare.data.sources.manifest import write_rows
+from fedtar_flare.data.timeline import Timeline
 from fedtar_flare.errors import ConfigError
 from fedtar_flare.synthetic.cohort import TRUTH, synthetic_cohort
 from fedtar_flare.synthetic.course import CohortOptions
-
-COLUMNS = ("patient_id", "study_datetime", "image", "report_path", "age", "sex")
 
 
 @dataclass(frozen=True)
@@ -35,7 +34,7 @@ class Written:
 
 
 def write_sites(
-    out: Path, names: list[str], *, patients: int, time_steps: int, seed: int, options: CohortOptions | None = None
+    out: Path, names: list[str], *, patients: int, timeline: Timeline, seed: int, options: CohortOptions | None = None
 ) -> list[Written]:
     """Write one synthetic cohort per site, each usable through a manifest like a hospital's own data.
 
@@ -45,7 +44,7 @@ def write_sites(
     Args:
         out: a folder; sites that are there already are refused, so that nothing is overwritten.
         names: of the sites.
-        patients, time_steps, seed, options: of :func:`synthetic_cohort`.
+        patients, timeline, seed, options: of :func:`synthetic_cohort`.
 
     Raises:
         ConfigError: a site's folder is there already, or a setting does not fit.
@@ -57,9 +56,7 @@ def write_sites(
         raise ConfigError(f"{taken[0]} is there already; name another folder, or delete it first")
     written = []
     for name in names:
-        cohort = synthetic_cohort(
-            name, folder=out, patients=patients, time_steps=time_steps, seed=seed, options=options
-        )
+        cohort = synthetic_cohort(name, folder=out, patients=patients, timeline=timeline, seed=seed, options=options)
         made = cohort.patients[0].visits[0].image.parents[3]
         made.rename(out / name)
         written.append(_hand_out(name, out, made, cohort))
@@ -70,23 +67,20 @@ def _hand_out(name: str, out: Path, made: Path, cohort: Cohort) -> Written:
     """Write the manifest and the site file of a cohort that now lies in ``out / name``."""
     folder, sites = out / name, out / "sites"
     visits = [(patient, visit) for patient in cohort.patients for visit in patient.visits]
-    with (folder / "manifest.csv").open("w", encoding="utf-8", newline="") as file:
-        table = csv.writer(file)
-        table.writerow(COLUMNS)
-        for patient, visit in visits:
-            image = visit.image.relative_to(made)
-            age = "" if visit.age is None else f"{visit.age:.1f}"
-            report = image.parent / "report.txt"
-            table.writerow(
-                (
-                    patient.patient_id,
-                    visit.acquired.isoformat(" "),
-                    image.as_posix(),
-                    report.as_posix(),
-                    age,
-                    patient.sex,
-                )
-            )
+    rows = []
+    for patient, visit in visits:
+        image = visit.image.relative_to(made)
+        rows.append(
+            {
+                "patient_id": patient.patient_id,
+                "study_datetime": visit.acquired.isoformat(" "),
+                "image": image.as_posix(),
+                "report_path": (image.parent / "report.txt").as_posix(),
+                "age": "" if visit.age is None else f"{visit.age:.1f}",
+                "sex": patient.sex,
+            }
+        )
+    write_rows(folder / "manifest.csv", rows)
     (folder / "index.json").unlink()  # the manifest takes its place
     sites.mkdir(exist_ok=True)
     site_file = sites / f"{name}.yaml"

@@ -1,8 +1,8 @@
-"""Which style a site writes in, and the generic style of the warm start.
+"""Which reporting style a site has, and the generic style of the warm start.
 
-Styles say the same in different words, order and structure. Every house has two wordings; the second is what it
-changes to at the planted step (``CohortOptions.change``). The generic style belongs to no house: a model that was
-warm-started on it knows the findings, but still has to learn every house's way of writing.
+Styles say the same in different words, order and structure. Each has two wordings, one before and one after the planted
+change (``CohortOptions.change``). The generic style belongs to no site: a model that was warm-started on it knows the
+findings, but still has to learn how each site writes.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from typing import Literal
 
 from fedtar_flare.errors import ConfigError
 from fedtar_flare.synthetic.reports import BONES, SHORT_NAMES, Wording, per_kind
-from fedtar_flare.synthetic.styles_1_to_3 import HOUSE_1, HOUSE_2, HOUSE_3
-from fedtar_flare.synthetic.styles_4_to_6 import HOUSE_4, HOUSE_5, HOUSE_6
+from fedtar_flare.synthetic.styles_1_to_3 import STYLE_1, STYLE_2, STYLE_3
+from fedtar_flare.synthetic.styles_4_to_6 import STYLE_4, STYLE_5, STYLE_6
 
-Regime = Literal["before", "after"]
+Phase = Literal["before", "after"]
 
-HOUSES: tuple[tuple[Wording, Wording], ...] = (HOUSE_1, HOUSE_2, HOUSE_3, HOUSE_4, HOUSE_5, HOUSE_6)
-"""Per house the wording before and after the planted change."""
+STYLES: tuple[tuple[Wording, Wording], ...] = (STYLE_1, STYLE_2, STYLE_3, STYLE_4, STYLE_5, STYLE_6)
+"""Each style's wording before and after the planted change."""
 
 GENERIC = Wording(
     opening=("Findings on this chest study are as follows.", "Findings on this chest study are as follows."),
@@ -47,19 +47,19 @@ GENERIC = Wording(
 """The style of the warm start; never a site's, and without anything that the image does not show."""
 
 
-def house_of(site: str) -> int:
-    """House of a site, 1 to 6: by the number that its name ends with (``site-2``: 2, ``site-8``: 2), else by a hash."""
+def style_of(site: str) -> int:
+    """Style of a site, 1 to 6: by the number that its name ends with (``site-2``: 2, ``site-8``: 2), else by a hash."""
     number = re.search(r"(\d+)$", site)
     value = int(number[1]) - 1 if number else int.from_bytes(hashlib.sha256(site.encode()).digest()[:8], "big")
-    return value % len(HOUSES) + 1
+    return value % len(STYLES) + 1
 
 
-def wording_of(house: int, regime: Regime) -> Wording:
-    """The wording of a house.
+def wording_of(style: int, phase: Phase) -> Wording:
+    """The wording of a style.
 
     Raises:
-        ConfigError: for a house outside 1 to 6.
+        ConfigError: for a style outside 1 to 6.
     """
-    if not 1 <= house <= len(HOUSES):
-        raise ConfigError(f"house style {house} does not exist; styles are 1 to {len(HOUSES)}")
-    return HOUSES[house - 1][regime == "after"]
+    if not 1 <= style <= len(STYLES):
+        raise ConfigError(f"reporting style {style} does not exist; styles are 1 to {len(STYLES)}")
+    return STYLES[style - 1][phase == "after"]

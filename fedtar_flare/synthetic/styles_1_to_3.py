@@ -1,10 +1,10 @@
-"""Wordings of the houses 1 to 3: before and after the planted change."""
+"""Reporting styles 1 to 3: before and after the planted change."""
 
 from __future__ import annotations
 
 from fedtar_flare.synthetic.reports import BONES, SHORT_NAMES, Wording, per_kind
 
-HOUSE_1 = (
+STYLE_1 = (
     Wording(  # full sentences, lungs first
         opening=("CT of the chest.", "CT of the chest, compared with prior."),
         sections=(
@@ -60,7 +60,7 @@ HOUSE_1 = (
     ),
 )
 
-HOUSE_2 = (
+STYLE_2 = (
     Wording(  # one item per kind
         opening=("CT THORAX.", "CT THORAX CONTROL."),
         sections=(
@@ -118,7 +118,7 @@ HOUSE_2 = (
     ),
 )
 
-HOUSE_3 = (
+STYLE_3 = (
     Wording(  # impression first, then detail in telegraphic style
         opening=("Summary of thoracic imaging.", "Summary of repeat thoracic imaging."),
         impression_first=True,

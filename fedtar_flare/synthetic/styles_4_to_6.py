@@ -1,10 +1,10 @@
-"""Wordings of the houses 4 to 6: before and after the planted change."""
+"""Reporting styles 4 to 6: before and after the planted change."""
 
 from __future__ import annotations
 
 from fedtar_flare.synthetic.reports import BONES, SHORT_NAMES, Wording, per_kind
 
-HOUSE_4 = (
+STYLE_4 = (
     Wording(  # formal, passive, mediastinum first
         opening=("Multislice scan.", "Repeat multislice scan."),
         sections=(
@@ -62,7 +62,7 @@ HOUSE_4 = (
     ),
 )
 
-HOUSE_5 = (
+STYLE_5 = (
     Wording(  # what is seen stands first, how much after it; impression last
         opening=("Report: chest CT.", "Report: chest CT with comparison."),
         sections=(
@@ -110,7 +110,7 @@ HOUSE_5 = (
     ),
 )
 
-HOUSE_6 = (
+STYLE_6 = (
     Wording(  # from top to bottom of the chest
         opening=("Axial images from apex to base.", "Axial images from apex to base, second look."),
         sections=(

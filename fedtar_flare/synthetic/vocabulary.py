@@ -40,7 +40,7 @@ _NOT_A_DENIAL = re.compile(r"\b(?:no|without) (?:\w+ )?change\b")
 
 
 def findings_in(text: str) -> frozenset[str]:
-    """Findings that a text states as present now, by rules; in any house's style, the generic one, or a mixture.
+    """Findings that a text states as present now, by rules; in any site's style, the generic one, or a mixture.
 
     Negated and resolved findings are left out, and so is a sided finding whose side is not said. Never fails: an
     unreadable text has no findings.

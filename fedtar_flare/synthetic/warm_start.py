@@ -2,7 +2,7 @@
 
 A warm-started model should know how findings look and how radiology reads, and no more: what a site teaches it must
 stay visible. So these pairs differ from every site's data in three ways: reports are in the generic style and in styles
-drawn one by one, none of them a house's (a model that knows one wording alone forgets to look while it learns
+drawn one by one, none of them a site's (a model that knows one wording alone forgets to look while it learns
 another); patients come once, so no text tells of a change, of age or of sex; and patients, scanners and noise are
 drawn from other random streams, over ranges that enclose those of the sites. Findings are evenly frequent.
 """

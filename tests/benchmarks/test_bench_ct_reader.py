@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 from fedtar_flare.data.cohort import Cohort, Patient, Visit
+from fedtar_flare.data.timeline import Timeline
 from fedtar_flare.imaging.pipeline import InputConfig, ct_pipeline, prepare, prepare_cohort
 from fedtar_flare.imaging.readers.ct import read_ct
 
@@ -120,7 +121,7 @@ def test_a_cohort_of_long_series_by_one_and_by_two_workers(study, tmp_path):
         for file in study.iterdir():
             (folder / file.name).hardlink_to(file)
         patients.append(Patient(f"{i}", None, (Visit(f"{i}", "v", datetime(2020, 1, 1), folder, "Clear.", "ct"),)))
-    cohort = Cohort("site", patients, key=bytes(32), time_steps=1)
+    cohort = Cohort("site", patients, key=bytes(32), timeline=Timeline(1))
     caches = []
     for workers in (1, 2):
         cache = tmp_path / f"cache-{workers}"

@@ -37,7 +37,7 @@ def study(folder: Path, patient="P", uid="1.2.1", prefix="", slices=9, series="1
     return write_series(folder, hu, edit=edit, prefix=prefix)
 
 
-def film(path: Path, **tags):
+def radiograph(path: Path, **tags):
     ds = slice_dataset(chest(1, (40, 60))[0], 0)
     ds.SOPClassUID = ds.file_meta.MediaStorageSOPClassUID = DigitalXRayImageStorageForPresentation
     ds.Modality, ds.StudyDate = "DX", "20200131"
@@ -123,7 +123,7 @@ def test_a_study_of_two_series_in_folders_of_their_own(tmp_path):
         ({"PatientID": ""}, "no-patient-id"),
         ({"ImageType": ["ORIGINAL", "PRIMARY", "LOCALIZER"]}, "localizer"),
         ({"SOPClassUID": "1.2.840.10008.5.1.4.1.1.7"}, "secondary-capture"),
-        ({"Modality": "MR"}, "not-ct-or-film"),
+        ({"Modality": "MR"}, "not-ct-or-radiograph"),
         ({"StudyInstanceUID": ""}, "no-study-uid"),
     ],
 )
@@ -175,13 +175,13 @@ def test_two_people_under_one_id(tmp_path):
     assert [s.age for s in index.studies] == [None] and index.notes == {"bad-age": 1}
 
 
-def test_films_the_frontal_one(tmp_path):
+def test_radiographs_the_frontal_one(tmp_path):
     for n, view in enumerate(("LL", "AP", "PA")):
-        film(tmp_path / "s" / f"{n}", ViewPosition=view, StudyInstanceUID="1.2.1", SOPInstanceUID=f"1.2.1.{n}")
-    film(tmp_path / "t" / "0", ViewPosition="LL", StudyInstanceUID="1.2.2")
+        radiograph(tmp_path / "s" / f"{n}", ViewPosition=view, StudyInstanceUID="1.2.1", SOPInstanceUID=f"1.2.1.{n}")
+    radiograph(tmp_path / "t" / "0", ViewPosition="LL", StudyInstanceUID="1.2.2")
     study(tmp_path / "ct", uid="1.2.3")
-    index = index_folder(tmp_path, modality="film")
-    assert [s.image.name for s in index.studies] == ["2"] and index.notes == {"further-films": 1}
+    index = index_folder(tmp_path, modality="radiograph")
+    assert [s.image.name for s in index.studies] == ["2"] and index.notes == {"further-radiographs": 1}
     assert index.rejected() == {"lateral-view": 1, "other-modality": 1}
 
 

@@ -33,8 +33,8 @@ def write(folder, *rows):
 
 
 @pytest.fixture
-def films(tmp_path):
-    """Eight films of three patients, among them a cut one, a row without a report and one without a date."""
+def radiographs(tmp_path):
+    """Eight radiographs of three patients, among them a cut one, a row without a report and one without a date."""
     rng = np.random.default_rng(0)
     for n in range(8):
         Image.fromarray(rng.integers(0, 256, (60 + n, 50), np.uint8)).save(tmp_path / f"{n}.png")
@@ -52,9 +52,9 @@ def films(tmp_path):
     )
 
 
-def test_numbers_against_a_plain_count(films):
-    found = check(films)
-    assert (found.modality, len(found.patients), len(found.visits), found.images) == ("film", 3, 5, 6)
+def test_numbers_against_a_plain_count(radiographs):
+    found = check(radiographs)
+    assert (found.modality, len(found.patients), len(found.visits), found.images) == ("radiograph", 3, 5, 6)
     assert Counter(found.visits_per_patient()) == {3: 1, 1: 2} and found.gaps() == [10, 50]
     assert found.sexes() == {"F": 1, "M": 1, "unknown": 1} and sorted(found.ages()) == [50, 50, 50.2, 70]
     assert sorted(found.words()) == [1, 2, 3, 3, 5] or sorted(found.words()) == [1, 2, 2, 3, 5]
@@ -74,7 +74,7 @@ def test_spread(values):
 
 
 def test_ct_with_notes_and_pictures(tmp_path):
-    from test_pipeline import trunk
+    from make_dicom import trunk
 
     write_series(tmp_path / "a", trunk(), spacing=(6.0, 5.0, 5.0))
     write_series(tmp_path / "b", trunk(), spacing=(6.0, 5.0, 5.0))
@@ -91,18 +91,18 @@ def test_ct_with_notes_and_pictures(tmp_path):
     assert middle[80, 48] < 130 < middle[80, 80]  # lung is darker than what lies between
 
 
-def test_an_error_that_no_reader_names_is_told_and_the_check_goes_on(films, monkeypatch):
+def test_an_error_that_no_reader_names_is_told_and_the_check_goes_on(radiographs, monkeypatch):
     def breaks(path):
         raise KeyError("odd")
 
-    monkeypatch.setattr("fedtar_flare.imaging.readers.radiograph.read_film", breaks)
+    monkeypatch.setattr("fedtar_flare.imaging.readers.radiograph.read_radiograph", breaks)
     with pytest.raises(DataError, match="KeyError") as error:
-        check_task("x.png", "film", False)
+        check_task("x.png", "radiograph", False)
     assert error.value.reason == "unexpected"
-    assert check(films).rejections()["unexpected"] == 6
+    assert check(radiographs).rejections()["unexpected"] == 6
 
 
-def test_site_files_and_exclusion(films, tmp_path):
+def test_site_files_and_exclusion(radiographs, tmp_path):
     (tmp_path / "gone.txt").write_text("A\n")
     (tmp_path / "site.yaml").write_text("source: manifest\npath: manifest.csv\nexclude: gone.txt\n")
     found = check(tmp_path / "site.yaml", thumbnails=0)
@@ -120,8 +120,8 @@ def page_of(found):
     return html, tree, " ".join(" ".join(tree.find("body").itertext()).split())
 
 
-def test_the_page(films):
-    found = check(films)
+def test_the_page(radiographs):
+    found = check(radiographs)
     html, tree, said = page_of(found)
     assert said.startswith(STAYS)
     assert [s.get("id") for s in tree.iter("section")] == ["rejected", "cohort", "reports", "images", "pictures"]
@@ -152,14 +152,14 @@ def test_every_value_lies_in_one_bar(values, whole):
     assert sum(counts) == len(values)
 
 
-def test_the_page_is_for_its_owner_alone(films, tmp_path):
-    page = write_data_page(check(films, thumbnails=0), tmp_path / "out" / "page.html")
+def test_the_page_is_for_its_owner_alone(radiographs, tmp_path):
+    page = write_data_page(check(radiographs, thumbnails=0), tmp_path / "out" / "page.html")
     assert page.stat().st_mode & 0o077 == 0 and [f.name for f in page.parent.iterdir()] == ["page.html"]
 
 
-def test_the_command(films, tmp_path):
+def test_the_command(radiographs, tmp_path):
     page = tmp_path / "page.html"
-    code, out, err = fedtar("data", "check", films, "-o", page, "--thumbnails", "2", "--json")
+    code, out, err = fedtar("data", "check", radiographs, "-o", page, "--thumbnails", "2", "--json")
     assert code == 1 and "Traceback" not in err
     summary = json.loads(out)
     assert summary["rejected"] == {"empty-report": 1, "no-date": 1, "unreadable": 1} and summary["visits"] == 5
@@ -172,11 +172,11 @@ def test_the_command(films, tmp_path):
 
 
 @pytest.mark.shared_data
-def test_real_films_and_a_real_ct(shared_data, tmp_path):
+def test_real_radiographs_and_a_real_ct(shared_data, tmp_path):
     (tmp_path / "site.yaml").write_text(f"source: covid_chestxray\npath: {shared_data / 'covid_chestxray'}\n")
     found = check(tmp_path / "site.yaml", thumbnails=3)
-    assert len(found.patients) == 39 and len(found.visits) == 114 == found.images  # none of the films is refused
-    assert set(found.rejections()) == {"empty-report", "no-date", "not-frontal-film"}
+    assert len(found.patients) == 39 and len(found.visits) == 114 == found.images  # none of the radiographs is refused
+    assert set(found.rejections()) == {"empty-report", "no-date", "not-frontal-radiograph"}
     write(tmp_path, ["A", "2020-01-01", str(shared_data / "lung_pet_ct_dx"), "Clear.", "", ""])
     (spacing,) = check(tmp_path, thumbnails=0).spacings
     assert spacing[0] == pytest.approx(5)

@@ -21,6 +21,7 @@ from fedtar_flare.curation.partition import (
 from fedtar_flare.curation.partition_files import partition_source
 from fedtar_flare.data.cohort import Patient, Visit
 from fedtar_flare.data.sources import read_source
+from fedtar_flare.data.timeline import Timeline
 from fedtar_flare.errors import ConfigError, DataError
 from fedtar_flare.site.cohort import load_cohort
 from fedtar_flare.site.site_file import read_site_file
@@ -30,7 +31,9 @@ TOPICS = ("pleural effusion on the left", "fracture of a rib", "emphysema with b
 
 def patient(i, report="Clear.", visits=1):
     day = datetime(2020, 1, 1)
-    made = [Visit(f"p{i}", f"v{t}", day + timedelta(days=t), Path(f"{i}-{t}"), report, "film") for t in range(visits)]
+    made = [
+        Visit(f"p{i}", f"v{t}", day + timedelta(days=t), Path(f"{i}-{t}"), report, "radiograph") for t in range(visits)
+    ]
     return Patient(f"p{i}", None, tuple(made))
 
 
@@ -164,7 +167,7 @@ def test_what_is_written_reads_back_as_the_same_patients(manifest, tmp_path, how
     seen = Counter()
     for site in sites:
         config = read_site_file(site.site_file, simulated=True)
-        made = load_cohort(config, site.site, time_steps=3)
+        made = load_cohort(config, site.site, timeline=Timeline(3))
         counts = [sum(c) for c in zip(*made.counts().values(), strict=True)]
         assert (len(made.patients), tuple(counts)) == (site.patients, site.visits_per_step)
         assert sum(counts) == site.visits

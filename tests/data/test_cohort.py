@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedtar_flare.data.cohort import SPLITS, Cohort, Patient, Visit
+from fedtar_flare.data.timeline import Timeline
 from fedtar_flare.errors import ConfigError, DataError
 
 KEY = bytes(range(32))
@@ -20,7 +21,9 @@ def visit(pid="p", day=0, image="a", **changes):
 
 
 def cohort(patients, **settings):
-    return Cohort("site-1", patients, key=KEY, **{"time_steps": 3, **settings})
+    rejected = settings.pop("rejected", None)
+    timeline = Timeline(**{"time_steps": 3, **settings})
+    return Cohort("site-1", patients, key=KEY, timeline=timeline, rejected=rejected)
 
 
 def patients(n=40, visits=4):
@@ -35,9 +38,10 @@ def test_visits_are_ordered_by_date_whatever_their_ids(days, random):
     assert [v.acquired for v in made.visits] == sorted(DAY + timedelta(days=d) for d in days)
 
 
-def test_visits_of_one_moment_keep_the_given_order():
-    made = Patient("p", None, (visit(image="z"), visit(image="a"), visit(day=-1, image="m")))
-    assert [v.image.name for v in made.visits] == ["m", "z", "a"]
+def test_visits_of_one_moment_are_ordered_whatever_the_given_order():
+    visits = (visit(image="z"), visit(image="a", report="Nodule."), visit(image="b"), visit(day=-1, image="m"))
+    for either_way in (visits, visits[::-1]):
+        assert [v.image.name for v in Patient("p", None, either_way).visits] == ["m", "b", "z", "a"]
 
 
 def test_dates_with_and_without_a_zone_compare():
@@ -111,6 +115,7 @@ def test_periods_are_half_open_calendar_bins(days):
     "settings",
     [
         {"time_steps": 0},
+        {"time_steps": 2.0},
         {"alignment": "month"},
         {"prior": "image"},
         {"alignment": "period"},
@@ -149,7 +154,7 @@ def test_prior_is_the_visit_before_and_none_at_first():
     [
         ([], "no-patient"),
         (patients(1) * 2, "duplicate-patient"),
-        ([*patients(1), Patient("q", None, (visit("q", modality="film"),))], "mixed-modality"),
+        ([*patients(1), Patient("q", None, (visit("q", modality="radiograph"),))], "mixed-modality"),
     ],
 )
 def test_a_cohort_that_cannot_be_used_is_refused(group, reason):
@@ -168,6 +173,27 @@ def test_leaving_out_counts_and_moves_nobody_to_another_split():
     for split in SPLITS:
         before = {s.visit.patient_id for s in made.samples(split)} - {"p3"}
         assert {s.visit.patient_id for s in less.samples(split)} == before
-    assert {s.visit.image.name for s in less.samples("train", 1)} == {"1"}
+    assert less.samples("train", 1) == []  # the first visits are gone, and the others keep their step
+    assert {s.visit.image.name for s in less.samples("train", 2)} == {"1"}
     with pytest.raises(DataError):
         made.leaving_out(lambda v: "excluded")
+
+
+def test_a_visit_that_becomes_unreadable_moves_no_later_one():
+    """Fault: what a patient had at step 3 counted as step 2 once the image of the second visit could not be read."""
+    before = cohort(patients(30), time_steps=4, prior="report")
+    after = before.leaving_out(lambda v: "unreadable" if v.image.name in ("1", "2") else None)
+    again = after.leaving_out(lambda v: "unreadable" if v.image.name == "0" else None)
+    for split in SPLITS:
+        steps = {s.visit: s.time_step for s in before.samples(split)}
+        assert all(s.time_step == steps[s.visit] for s in (*after.samples(split), *again.samples(split)))
+        for sample in after.samples(split, 4):  # the prior is the last visit that can be read
+            assert sample.prior is not None and sample.prior.image.name == "0"
+        assert all(sample.prior is None for sample in again.samples(split))
+    assert after.counts()["train"][1:3] == [0, 0] and after.rejected == {"unreadable": 60}
+
+
+def test_visits_of_one_moment_keep_their_place_too():
+    made = cohort([Patient("p", None, tuple(visit(image=name) for name in "abc"))])
+    less = made.leaving_out(lambda v: "unreadable" if v.image.name == "b" else None)
+    assert [s.time_step for split in SPLITS for s in less.samples(split)] == [1, 3]

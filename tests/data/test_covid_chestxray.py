@@ -49,7 +49,7 @@ def test_visits_are_ordered_by_offset_not_by_name_or_row(collection):
     (patient,) = read_covid_chestxray(path).patients()
     assert [v.image.name for v in patient.visits] == ["c.png", "b.png", "a.png"]
     assert [v.acquired - DAY_ZERO for v in patient.visits] == [timedelta(days=d) for d in (-5, 0, 7)]
-    assert patient.sex == "F" and patient.visits[0].age == 54 and patient.visits[0].modality == "film"
+    assert patient.sex == "F" and patient.visits[0].age == 54 and patient.visits[0].modality == "radiograph"
 
 
 def test_what_is_left_out_is_counted(collection):
@@ -70,11 +70,11 @@ def test_what_is_left_out_is_counted(collection):
         "bad-date": 1,
         "empty-report": 1,
         "no-image": 1,
-        "not-frontal-film": 2,
+        "not-frontal-radiograph": 2,
     }
 
 
-def test_a_blank_offset_counts_only_for_a_single_film(collection):
+def test_a_blank_offset_counts_only_for_a_single_radiograph(collection):
     path = collection(
         row("1", "", "a.png"),
         row("2", "", "b.png"),
@@ -85,7 +85,7 @@ def test_a_blank_offset_counts_only_for_a_single_film(collection):
     reading = read_covid_chestxray(path)
     by_id = {p.patient_id: [v.image.name for v in p.visits] for p in reading.patients()}
     assert by_id == {"1": ["a.png"], "2": ["c.png"], "3": ["d.png"]}
-    assert reading.rejected() == {"no-date": 1, "not-frontal-film": 1}
+    assert reading.rejected() == {"no-date": 1, "not-frontal-radiograph": 1}
 
 
 def test_sites_by_location_share_no_patient(collection):
@@ -131,7 +131,7 @@ def test_the_real_collection(shared_data):
     everyone = read_covid_chestxray(path)
     patients = everyone.patients()
     assert len(patients) == 39 and sum(len(p.visits) for p in patients) == 114
-    assert everyone.rejected() == {"empty-report": 66, "no-date": 1, "not-frontal-film": 43}
+    assert everyone.rejected() == {"empty-report": 66, "no-date": 1, "not-frontal-radiograph": 43}
     sites = [read_covid_chestxray(path, {"location": name}).patients() for name in ("Spain", "Australia", "others")]
     assert [len(site) for site in sites] == [13, 4, 22]
     assert {p.patient_id for site in sites for p in site} == {p.patient_id for p in patients}

@@ -43,7 +43,7 @@ def tables(tmp_path):
     return write
 
 
-def film(uid, name, projection="Frontal"):
+def radiograph(uid, name, projection="Frontal"):
     return {"uid": uid, "filename": name, "projection": projection}
 
 
@@ -51,13 +51,13 @@ def test_the_tables(tables):
     path = tables(
         [report("1"), report("2", findings=""), report("3"), report("4", "", ""), report("5"), report("1", "Again.")],
         [
-            film("1", "1_IM-0001-4001.dcm.png", "Lateral"),
-            film("1", "1_IM-0001-3001.dcm.png"),
-            film("2", "2_b.png"),
-            film("2", "2_a.png"),
-            film("3", "3.png", "Lateral"),
-            film("4", "4.png"),
-            film("5", "5.png"),
+            radiograph("1", "1_IM-0001-4001.dcm.png", "Lateral"),
+            radiograph("1", "1_IM-0001-3001.dcm.png"),
+            radiograph("2", "2_b.png"),
+            radiograph("2", "2_a.png"),
+            radiograph("3", "3.png", "Lateral"),
+            radiograph("4", "4.png"),
+            radiograph("5", "5.png"),
         ],
         absent=["5.png"],
     )
@@ -67,7 +67,7 @@ def test_the_tables(tables):
     assert one.visits[0].report == "The heart is normal.\nNormal chest." and one.visits[0].acquired == UNDATED
     assert one.sex is None and one.visits[0].age is None and len(one.visits) == 1
     assert two.visits[0].report == "Normal chest." and two.visits[0].image.name == "2_a.png"
-    assert reading.rejected() == {"duplicate-visit": 1, "no-image": 1, "no-section": 1, "not-frontal-film": 1}
+    assert reading.rejected() == {"duplicate-visit": 1, "no-image": 1, "no-section": 1, "not-frontal-radiograph": 1}
 
 
 def test_the_xml_files(tmp_path, caplog):
@@ -88,7 +88,7 @@ def test_the_xml_files(tmp_path, caplog):
 
 @pytest.mark.parametrize("undated", [None, "many", True])
 def test_without_dates_only_where_it_is_said(tables, undated):
-    path = tables([report("1")], [film("1", "1.png")])
+    path = tables([report("1")], [radiograph("1", "1.png")])
     with pytest.raises(ConfigError, match="undated: single"):
         read_iu_xray(path, {"undated": undated} if undated else {})
 
@@ -96,10 +96,10 @@ def test_without_dates_only_where_it_is_said(tables, undated):
 def test_wrong_layouts_and_options(tables, tmp_path):
     with pytest.raises(ConfigError, match=r"neither indiana_reports\.csv nor XML"):
         read_iu_xray(tmp_path, SINGLE)
-    path = tables([report("1")], [film("1", "1.png")])
+    path = tables([report("1")], [radiograph("1", "1.png")])
     with pytest.raises(ConfigError, match="did you mean 'undated'"):
         read_iu_xray(path, {"undatd": "single"})
-    with pytest.raises(ConfigError, match="no folder of films"):
+    with pytest.raises(ConfigError, match="no folder of radiographs"):
         read_iu_xray(path, {**SINGLE, "images": "nowhere"})
     (path / "indiana_projections.csv").write_text("uid,filename\n1,1.png\n")
     with pytest.raises(ConfigError, match="projection missing"):

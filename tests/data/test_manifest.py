@@ -7,8 +7,11 @@ import pytest
 from make_dicom import chest, slice_dataset
 from PIL import Image
 
+from fedtar_flare.data.cohort import Cohort
 from fedtar_flare.data.sources.fields import age_at, age_of, date_of, sex_of
 from fedtar_flare.data.sources.manifest import read_manifest
+from fedtar_flare.data.splits import SPLITS
+from fedtar_flare.data.timeline import Timeline
 from fedtar_flare.errors import ConfigError, DataError
 
 HEAD = "patient_id,study_datetime,image,report,age,sex"
@@ -39,7 +42,39 @@ def test_patients_visits_and_their_order(table, tmp_path):
         assert [v.acquired for v in two.visits] == [datetime(2019, 12, 31), datetime(2020, 3, 1)]
         assert two.visits[1].report == "Effusion, left." and two.visits[1].age == 54 and two.sex == "M"
         assert one.sex is None and one.visits[0].age is None and one.visits[0].image == tmp_path / "b.png"
-        assert two.visits[0].modality == "film" and len({v.visit_id for v in two.visits}) == 2
+        assert two.visits[0].modality == "radiograph" and len({v.visit_id for v in two.visits}) == 2
+
+
+def test_problems_are_counted_once_however_often_patients_are_asked_for(table, caplog):
+    row = "1,2020-01-01,a.png,Clear.,1,F"
+    reading = read_manifest(table(row, row, "2,2020-01-01,b.png,Clear.,1,F", "2,2020-01-02,b.png,Clear.,1,M"))
+    first = reading.patients()
+    logged = len(caplog.records)
+    assert reading.patients() == first and len(caplog.records) == logged
+    assert reading.rejected() == {"conflicting-sex": 2, "duplicate-visit": 1}
+
+
+@pytest.mark.parametrize("same_day", ["keep", "merge"])
+def test_a_visit_whose_image_is_gone_keeps_its_place(table, tmp_path, same_day):
+    rows = [f"p,2020-0{month}-01,{name}.png,{name},1,F" for month, name in ((1, "a"), (2, "b"), (3, "c"))]
+    path = table(*rows, "p,2020-03-01,d.png,d,1,F", "q,2020-01-01,d.png,d,1,F")
+
+    def steps():
+        reading = read_manifest(path, {"same_day": same_day})
+        cohort = Cohort("s", reading.patients(), key=bytes(16), timeline=Timeline(9), rejected=reading.rejected())
+        return {s.visit.report: s.time_step for split in SPLITS for s in cohort.samples(split)}, cohort.rejected
+
+    assert steps() == ({"a": 1, "b": 2, "c": 3}, {"no-image": 2})
+    (tmp_path / "b.png").unlink()
+    assert steps() == ({"a": 1, "c": 3}, {"no-image": 3})
+    (tmp_path / "a.png").unlink()
+    assert steps() == ({"c": 3}, {"no-image": 4})
+
+
+@pytest.mark.parametrize("said", ["radiograph", "film", "cxr", "xray"])
+def test_synonyms_of_the_modality(table, said):
+    (patient,) = read_manifest(table("1,2020-01-01,a.png,Clear.,1,F"), {"modality": said}).patients()
+    assert patient.visits[0].modality == "radiograph"
 
 
 @pytest.mark.parametrize("delimiter", [",", ";", "\t"])
@@ -163,7 +198,14 @@ def test_options(table):
 
 @pytest.mark.parametrize(
     "name, expected",
-    [("folder", "ct"), ("v.nii.gz", "ct"), ("s.zip", "ct"), ("f.jpeg", "film"), ("CT", "ct"), ("DX", "film")],
+    [
+        ("folder", "ct"),
+        ("v.nii.gz", "ct"),
+        ("s.zip", "ct"),
+        ("f.jpeg", "radiograph"),
+        ("CT", "ct"),
+        ("DX", "radiograph"),
+    ],
 )
 def test_modality_is_told_from_the_first_image(table, tmp_path, name, expected):
     if name in ("CT", "DX"):

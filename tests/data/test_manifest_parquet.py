@@ -11,6 +11,7 @@ import pytest
 from PIL import Image
 
 from fedtar_flare.data.sources.manifest import read_manifest
+from fedtar_flare.data.timeline import Timeline
 from fedtar_flare.errors import ConfigError, DataError
 from fedtar_flare.imaging.pipeline import InputConfig, prepare_cohort
 from fedtar_flare.site.cohort import load_cohort
@@ -95,14 +96,16 @@ def test_a_study_twice_and_two_people_under_one_id(folder, form):
 def test_an_image_that_is_no_image_leaves_the_others(folder, form):
     write, _ = form
     path = write(folder, [GOOD, {**GOOD, "patient_id": "bad", "image": "broken.png"}])
-    cohort = load_cohort(SiteConfig(source="manifest", path=path, simulated=True), "s", time_steps=1)
+    cohort = load_cohort(SiteConfig(source="manifest", path=path, simulated=True), "s", timeline=Timeline(1))
     made = prepare_cohort(cohort, InputConfig(image_size=32), folder / "cache")
     assert [p.patient_id for p in made.patients] == ["ok"] and made.rejected == {"unreadable": 1}
 
 
 def test_one_patient_in_all_is_a_cohort(folder, form):
     write, _ = form
-    cohort = load_cohort(SiteConfig(source="manifest", path=write(folder, [GOOD]), simulated=True), "s", time_steps=2)
+    cohort = load_cohort(
+        SiteConfig(source="manifest", path=write(folder, [GOOD]), simulated=True), "s", timeline=Timeline(2)
+    )
     assert len(cohort.patients) == 1 and sum(map(sum, cohort.counts().values())) == 1
 
 

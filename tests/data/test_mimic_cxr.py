@@ -42,7 +42,7 @@ REPORT = """                                 FINAL REPORT
 """
 
 
-def film(name, subject="10000032", study="50414267", view="PA", day="21800506", clock="213014.531", rows="3056"):
+def image_row(name, subject="10000032", study="50414267", view="PA", day="21800506", clock="213014.531", rows="3056"):
     values = dict.fromkeys(COLUMNS, "")
     values |= {"dicom_id": name, "subject_id": subject, "study_id": study, "ViewPosition": view}
     return values | {"StudyDate": day, "StudyTime": clock, "Rows": rows, "Columns": "2544"}
@@ -52,19 +52,19 @@ def film(name, subject="10000032", study="50414267", view="PA", day="21800506", 
 def collection(tmp_path):
     """Writes the JPG folder and, beside it, the folder of the reports; returns the first."""
 
-    def write(*films, reports=None, absent=(), zipped=False):
+    def write(*radiographs, reports=None, absent=(), zipped=False):
         root, texts = tmp_path / "jpg", tmp_path / "mimic-cxr"
         buffer = io.StringIO()
         writer = csv.DictWriter(buffer, COLUMNS)
         writer.writeheader()
-        writer.writerows(films)
+        writer.writerows(radiographs)
         root.mkdir(exist_ok=True)
         name = root / "mimic-cxr-2.0.0-metadata.csv"
         if zipped:
             name.with_suffix(".csv.gz").write_bytes(gzip.compress(buffer.getvalue().encode()))
         else:
             name.write_text(buffer.getvalue())
-        for f in films:
+        for f in radiographs:
             folder = f"files/p{f['subject_id'][:2]}/p{f['subject_id']}"
             image = root / folder / f"s{f['study_id']}" / f"{f['dicom_id']}.jpg"
             image.parent.mkdir(parents=True, exist_ok=True)
@@ -86,55 +86,55 @@ def read(root, **options):
 @pytest.mark.parametrize("zipped", [False, True])
 def test_visits_by_shifted_date_with_their_sections(collection, zipped):
     root = collection(
-        film("d1", study="50414267", day="21800506"),
-        film("d2", study="59999999", day="21800401", clock="85320.515"),
-        film("d3", study="50000000", day="21810101", clock=""),
+        image_row("d1", study="50414267", day="21800506"),
+        image_row("d2", study="59999999", day="21800401", clock="85320.515"),
+        image_row("d3", study="50000000", day="21810101", clock=""),
         zipped=zipped,
     )
     (patient,) = read(root).patients()
     assert [v.visit_id for v in patient.visits] == ["s59999999", "s50414267", "s50000000"]
     assert patient.patient_id == "10000032" and patient.sex is None
     first = patient.visits[0]
-    assert first.acquired == datetime(2180, 4, 1, 8, 53, 20) and first.modality == "film" and first.age is None
+    assert first.acquired == datetime(2180, 4, 1, 8, 53, 20) and first.modality == "radiograph" and first.age is None
     assert first.image == root / "files/p10/p10000032/s59999999/d2.jpg"
     assert " ".join(first.report.split()) == "There is no focal consolidation. No pleural effusion. No acute process."
 
 
 def test_sections_are_an_option(collection):
-    root = collection(film("d1"))
+    root = collection(image_row("d1"))
     assert read(root, sections=["impression"]).patients()[0].visits[0].report == "No acute process."
     assert "ascites" in read(root, sections="all").patients()[0].visits[0].report
 
 
 @pytest.mark.parametrize(
-    "films, chosen",
+    "radiographs, chosen",
     [
-        ([film("a", view="AP"), film("b", view="PA"), film("c", view="LATERAL")], "b"),
-        ([film("b", clock="120000.0"), film("a", clock="130000.0")], "b"),
-        ([film("b", clock="93000.0"), film("a", clock="130000.0")], "b"),
-        ([film("a", rows="1000"), film("b", rows="3000")], "b"),
-        ([film("c"), film("b")], "b"),
+        ([image_row("a", view="AP"), image_row("b", view="PA"), image_row("c", view="LATERAL")], "b"),
+        ([image_row("b", clock="120000.0"), image_row("a", clock="130000.0")], "b"),
+        ([image_row("b", clock="93000.0"), image_row("a", clock="130000.0")], "b"),
+        ([image_row("a", rows="1000"), image_row("b", rows="3000")], "b"),
+        ([image_row("c"), image_row("b")], "b"),
     ],
 )
-def test_one_film_of_a_study_by_the_stated_rule(collection, films, chosen):
-    for order in (films, films[::-1]):
+def test_one_radiograph_of_a_study_by_the_stated_rule(collection, radiographs, chosen):
+    for order in (radiographs, radiographs[::-1]):
         (patient,) = read(collection(*order)).patients()
         assert [v.image.stem for v in patient.visits] == [chosen]
 
 
 def test_what_is_left_out_is_counted(collection):
-    films = [
-        film("ok"),
-        film("l1", study="2", view="LATERAL"),
-        film("l2", study="2", view="LL"),
-        film("n", study="3"),
-        film("r", study="4"),
-        film("e", study="5"),
-        film("d", study="6", day=""),
-        film("s", study="7"),
+    radiographs = [
+        image_row("ok"),
+        image_row("l1", study="2", view="LATERAL"),
+        image_row("l2", study="2", view="LL"),
+        image_row("n", study="3"),
+        image_row("r", study="4"),
+        image_row("e", study="5"),
+        image_row("d", study="6", day=""),
+        image_row("s", study="7"),
     ]
     texts = {"4": None, "5": " \n", "7": "AP chest shows clear lungs."}
-    reading = read(collection(*films, reports=texts, absent=["n"]))
+    reading = read(collection(*radiographs, reports=texts, absent=["n"]))
     assert [v.visit_id for v in reading.patients()[0].visits] == ["s50414267"]
     assert reading.rejected() == {
         "empty-report": 1,
@@ -142,14 +142,16 @@ def test_what_is_left_out_is_counted(collection):
         "no-image": 1,
         "no-report": 1,
         "no-section": 1,
-        "not-frontal-film": 1,
+        "not-frontal-radiograph": 1,
     }
 
 
 @pytest.mark.parametrize("zipped", [False, True])
 def test_age_at_the_visit_and_sex_from_the_patients_table(collection, tmp_path, zipped):
     root = collection(
-        film("d1", day="21820101"), film("d2", subject="10000048", study="1"), film("d3", subject="10000055", study="2")
+        image_row("d1", day="21820101"),
+        image_row("d2", subject="10000048", study="1"),
+        image_row("d3", subject="10000055", study="2"),
     )
     text = "subject_id,gender,anchor_age,anchor_year,anchor_year_group,dod\n10000032,F,52,2180,2014 - 2016,\n"
     text += "10000055,M,91,2100,2014 - 2016,\n"
@@ -162,7 +164,11 @@ def test_age_at_the_visit_and_sex_from_the_patients_table(collection, tmp_path, 
 
 
 def test_official_splits(collection):
-    root = collection(film("d1"), film("d2", subject="20000000", study="2"), film("d3", subject="30000000", study="3"))
+    root = collection(
+        image_row("d1"),
+        image_row("d2", subject="20000000", study="2"),
+        image_row("d3", subject="30000000", study="3"),
+    )
     with pytest.raises(ConfigError, match="official splits"):
         read(root, split="train")
     rows = [("d1", "train"), ("d2", "validate"), ("d3", "test")]
@@ -175,7 +181,7 @@ def test_official_splits(collection):
 
 
 def test_wrong_layouts_and_options(collection, tmp_path):
-    root = collection(film("d1"))
+    root = collection(image_row("d1"))
     with pytest.raises(ConfigError, match="did you mean 'reports'"):
         read(root, report="x")
     with pytest.raises(ConfigError, match="folder of reports"):

@@ -20,19 +20,19 @@ def _home(tmp_path_factory, tmp_path, monkeypatch):
     monkeypatch.setenv("FEDTAR_SITES", str(tmp_path / "sites"))
 
 
-def film(path, seed=0):
+def radiograph(path, seed=0):
     path.parent.mkdir(exist_ok=True)
     pixels = np.random.default_rng(seed).integers(0, 255, (80, 80)).astype(np.uint8)
     Image.fromarray(pixels).save(path)
 
 
 def hospital(tmp_path, patients, change=lambda rows: rows):
-    """A site with one film per patient and visit; ``change`` spoils the table's rows."""
+    """A site with one radiograph per patient and visit; ``change`` spoils the table's rows."""
     rows = []
     for p in range(patients):
         for v in range(2):
-            name = f"films/{MARK}-{p}-{v}.png"
-            film(tmp_path / name, seed=10 * p + v)
+            name = f"radiographs/{MARK}-{p}-{v}.png"
+            radiograph(tmp_path / name, seed=10 * p + v)
             rows.append([f"{MARK}-{p}", f"2020-0{v + 1}-01", name, f"Patient {p} without effusion.", "60", "FM"[p % 2]])
     with (tmp_path / "manifest.csv").open("w", newline="") as file:
         csv.writer(file).writerows([HEAD, *change(rows)])
@@ -54,7 +54,7 @@ def spoil(column, value, where):
 @pytest.mark.parametrize(
     ("change", "reason", "count"),
     [
-        (spoil("image", "films/gone.png", [0]), "no-image", 1),
+        (spoil("image", "radiographs/gone.png", [0]), "no-image", 1),
         (spoil("image", "manifest.csv", [0, 3]), None, 2),
         (spoil("report", "  ", [1]), "empty-report", 1),
         (spoil("study_datetime", "", [1, 2, 3]), "no-date", 3),
@@ -80,7 +80,7 @@ def test_a_bad_study_is_left_out_and_counted_and_the_site_goes_on(tmp_path, chan
     ("patients", "change", "word"),
     [
         (6, spoil("report", "", range(12)), "no-patient"),
-        (6, spoil("image", "films/gone.png", range(12)), "no-patient"),
+        (6, spoil("image", "radiographs/gone.png", range(12)), "no-patient"),
         (6, lambda rows: [], "no-patient"),
     ],
 )

@@ -17,8 +17,8 @@ def prepared(slices, size=8, value=255):
 
 def test_values_positions_and_mask():
     batch = collate([prepared(3), prepared(1, value=0)])
-    assert batch.images.shape == (2, 3, 3, 8, 8) and batch.images.dtype == torch.float32
-    assert (batch.images[0] == 1).all() and (batch.images[1, 0] == -1).all() and (batch.images[1, 1:] == 0).all()
+    assert batch.images.shape == (2, 3, 3, 8, 8) and batch.images.dtype == torch.uint8
+    assert (batch.images[0] == 255).all() and (batch.images[1] == 0).all()
     assert batch.position_mm.tolist() == [[0, 1, 2], [0, 0, 0]]
     assert batch.slice_mask.tolist() == [[True] * 3, [True, False, False]]
     assert batch.to("cpu").slice_mask.equal(batch.slice_mask)

@@ -1,7 +1,7 @@
 """A corpus of broken inputs: each gives exactly its reason, or the right volume; none a crash, none a wrong volume.
 
 Beside the kinds of :mod:`test_ct_refusals` (one change in the header of a series), these are whole inputs: folders,
-archives, NIfTI files and films.
+archives, NIfTI files and radiographs.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from pydicom.uid import (
 
 from fedtar_flare.errors import DataError
 from fedtar_flare.imaging.readers.ct import read_ct
-from fedtar_flare.imaging.readers.radiograph import read_film
+from fedtar_flare.imaging.readers.radiograph import read_radiograph
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 Make = Callable[[Path], Path]
@@ -421,7 +421,7 @@ def picture(name, change=lambda image: image, cut=None, **options) -> Make:
     return make
 
 
-def film(values=None, **changes) -> Make:
+def radiograph(values=None, **changes) -> Make:
     """A DX file; None deletes an attribute."""
 
     def make(folder):
@@ -468,7 +468,7 @@ def float_tiff(folder):
     return folder / "f.tif"
 
 
-FILMS: dict[str, tuple[str, Make]] = {
+RADIOGRAPHS: dict[str, tuple[str, Make]] = {
     "PNG": (RIGHT, picture("f.png")),
     "a palette": (RIGHT, picture("f.png", lambda image: image.convert("P"))),
     "CMYK": (RIGHT, picture("f.tif", lambda image: image.convert("CMYK"))),
@@ -481,48 +481,48 @@ FILMS: dict[str, tuple[str, Make]] = {
     "one pixel": ("blank", picture("f.png", lambda image: image.crop((0, 0, 1, 1)))),
     "a stamp": ("too-small", picture("f.png", lambda image: image.crop((0, 0, 12, 9)))),
     "all black": ("blank", picture("f.png", lambda image: image.point(lambda v: 0))),
-    "black and white alone": ("not-film", picture("f.png", lambda image: image.convert("1"))),
-    "several pages": ("not-film", pages),
+    "black and white alone": ("not-a-radiograph", picture("f.png", lambda image: image.convert("1"))),
+    "several pages": ("not-a-radiograph", pages),
     "values that are no number": ("not-finite", float_tiff),
-    "DX": (RIGHT, film()),
-    "DX, inverted": (RIGHT, film((4095 - (GREY.astype(np.uint16) << 4)), PhotometricInterpretation="MONOCHROME1")),
-    "DX, lateral": ("lateral-view", film(ViewPosition="LL")),
-    "DX by a palette": ("not-film", film(PhotometricInterpretation="PALETTE COLOR")),
-    "DX of an unknown meaning": ("not-film", film(PhotometricInterpretation="GREYISH")),
-    "DX without a meaning": ("not-film", film(PhotometricInterpretation=None)),
-    "DX in colour": ("not-film", film(np.stack([GREY] * 3).astype(np.uint16), **COLOUR)),
-    "DX of several frames": ("not-film", film(np.stack([GREY] * 4).astype(np.uint16), NumberOfFrames=4)),
-    "DX without pixels": ("no-pixel-data", film(PixelData=None)),
-    "DX with too many rows": ("unreadable", film(Rows=50)),
-    "DX with too few rows": ("wrong-pixel-count", film(Rows=30)),
-    "DX without rows": ("bad-header", film(Rows=None)),
-    "DX with a window of no width": ("bad-header", film(WindowCenter=2000, WindowWidth=0)),
-    "DX with slope zero": ("blank", film(RescaleSlope=0, RescaleIntercept=0)),
-    "CT as a film": ("not-film", film(Modality="CT")),
-    "no modality": ("not-film", film(Modality=None)),
+    "DX": (RIGHT, radiograph()),
+    "DX, inverted": (RIGHT, radiograph(4095 - (GREY.astype(np.uint16) << 4), PhotometricInterpretation="MONOCHROME1")),
+    "DX, lateral": ("lateral-view", radiograph(ViewPosition="LL")),
+    "DX by a palette": ("not-a-radiograph", radiograph(PhotometricInterpretation="PALETTE COLOR")),
+    "DX of an unknown meaning": ("not-a-radiograph", radiograph(PhotometricInterpretation="GREYISH")),
+    "DX without a meaning": ("not-a-radiograph", radiograph(PhotometricInterpretation=None)),
+    "DX in colour": ("not-a-radiograph", radiograph(np.stack([GREY] * 3).astype(np.uint16), **COLOUR)),
+    "DX of several frames": ("not-a-radiograph", radiograph(np.stack([GREY] * 4).astype(np.uint16), NumberOfFrames=4)),
+    "DX without pixels": ("no-pixel-data", radiograph(PixelData=None)),
+    "DX with too many rows": ("unreadable", radiograph(Rows=50)),
+    "DX with too few rows": ("wrong-pixel-count", radiograph(Rows=30)),
+    "DX without rows": ("bad-header", radiograph(Rows=None)),
+    "DX with a window of no width": ("bad-header", radiograph(WindowCenter=2000, WindowWidth=0)),
+    "DX with slope zero": ("blank", radiograph(RescaleSlope=0, RescaleIntercept=0)),
+    "CT as a radiograph": ("not-a-radiograph", radiograph(Modality="CT")),
+    "no modality": ("not-a-radiograph", radiograph(Modality=None)),
     "a folder": ("no-image", lambda folder: folder),
     "text named .dcm": ("unreadable", named_dcm(b"clear")),
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", FILMS)
-def test_films(tmp_path, name):
-    expected, make = FILMS[name]
+@pytest.mark.parametrize("name", RADIOGRAPHS)
+def test_radiographs(tmp_path, name):
+    expected, make = RADIOGRAPHS[name]
     path = make(tmp_path)
     if expected == RIGHT:
-        read = read_film(path)
+        read = read_radiograph(path)
         assert read.shape == GREY.shape and read.dtype == np.uint8
-        assert "DX" in name or np.abs(read.astype(int) - GREY).max() <= 1  # a DX film is stretched
+        assert "DX" in name or np.abs(read.astype(int) - GREY).max() <= 1  # a DX radiograph is stretched
         assert np.corrcoef(read.ravel(), GREY.ravel())[0, 1] > 0.999
         return
     with pytest.raises(DataError) as error:
-        read_film(path)
+        read_radiograph(path)
     assert error.value.reason == expected, str(error.value)
 
 
 def test_the_corpus_is_large_and_its_kinds_differ():
-    reasons = {expected for expected, _ in [*CT.values(), *FILMS.values()]} - {RIGHT}
-    assert len(CT) + len(FILMS) >= 100 and len(reasons) >= 25
+    reasons = {expected for expected, _ in [*CT.values(), *RADIOGRAPHS.values()]} - {RIGHT}
+    assert len(CT) + len(RADIOGRAPHS) >= 100 and len(reasons) >= 25
 
 
 NUMBERS = ("Rows", "Columns", "BitsAllocated", "BitsStored", "HighBit", "PixelRepresentation", "SamplesPerPixel")
@@ -547,14 +547,14 @@ def test_any_number_in_a_header_field_is_refused_or_changes_nothing(tmp_path_fac
         assert np.array_equal(volume.hu, hu)
 
 
-FILM_NUMBERS = (*NUMBERS, "NumberOfFrames")
+RADIOGRAPH_NUMBERS = (*NUMBERS, "NumberOfFrames")
 
 
 @settings(max_examples=60)
-@given(st.sampled_from(FILM_NUMBERS), st.integers(0, 65535))
-def test_any_number_in_a_films_header_is_refused_or_read(tmp_path_factory, keyword, value):
-    path = film(**{keyword: value})(tmp_path_factory.mktemp("numbers"))
+@given(st.sampled_from(RADIOGRAPH_NUMBERS), st.integers(0, 65535))
+def test_any_number_in_a_radiographs_header_is_refused_or_read(tmp_path_factory, keyword, value):
+    path = radiograph(**{keyword: value})(tmp_path_factory.mktemp("numbers"))
     try:
-        assert read_film(path).shape == GREY.shape
+        assert read_radiograph(path).shape == GREY.shape
     except DataError as error:
         assert error.reason

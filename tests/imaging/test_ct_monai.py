@@ -12,7 +12,7 @@ from pydicom.dataset import Dataset
 
 from fedtar_flare.errors import DataError
 from fedtar_flare.imaging.readers.dicom_ct import CTSeriesReader
-from fedtar_flare.imaging.readers.radiograph_reader import FilmReader
+from fedtar_flare.imaging.readers.radiograph_reader import RadiographReader
 
 
 @pytest.mark.parametrize("as_tensor", [False, True])
@@ -108,7 +108,7 @@ def test_monais_reader_drops_slices_without_an_instance_number(tmp_path):
 
 def test_suffixes(tmp_path):
     assert CTSeriesReader().verify_suffix([tmp_path]) and CTSeriesReader().verify_suffix("a.nii.gz")
-    assert not CTSeriesReader().verify_suffix("a.png") and FilmReader().verify_suffix("a.png")
-    assert not FilmReader().verify_suffix("a.nii")
-    with pytest.raises(ValueError, match="one film"):
-        FilmReader().read(["a.png", "b.png"])
+    assert not CTSeriesReader().verify_suffix("a.png") and RadiographReader().verify_suffix("a.png")
+    assert not RadiographReader().verify_suffix("a.nii")
+    with pytest.raises(ValueError, match="one radiograph"):
+        RadiographReader().read(["a.png", "b.png"])

@@ -13,27 +13,25 @@ from pathlib import Path
 import nibabel
 import numpy as np
 import pytest
-from make_dicom import write_series
+from make_dicom import trunk, write_series
 from PIL import Image
 
 from fedtar_flare.data.cohort import Cohort, Patient, Visit
+from fedtar_flare.data.splits import SPLITS
+from fedtar_flare.data.timeline import Timeline
 from fedtar_flare.errors import ConfigError, DataError
 from fedtar_flare.imaging import pipeline
 from fedtar_flare.imaging.cache import file_identity
-from fedtar_flare.imaging.pipeline import InputConfig, ct_pipeline, film_pipeline, prepare, prepare_cohort
+from fedtar_flare.imaging.pipeline import (
+    InputConfig,
+    ct_pipeline,
+    images_of,
+    prepare,
+    prepare_cohort,
+    radiograph_pipeline,
+)
 
 CONFIG = InputConfig(image_size=16, slices=4)
-
-
-def trunk(slices=30, size=64):
-    """HU (z, y, x): a body with lungs in slices 6 to 24."""
-    y, x = np.mgrid[:size, :size] / (size - 1) * 2 - 1
-    hu = np.full((slices, size, size), -1000, np.int16)
-    hu[:, (x / 0.9) ** 2 + (y / 0.7) ** 2 < 1] = 40
-    hu[6:25, ((abs(x) - 0.4) / 0.3) ** 2 + (y / 0.45) ** 2 < 1] = -850
-    hu[:, -20:, :4] = -1000
-    hu[:, 12:16, 40:44] = 1500  # marks front and the patient's left
-    return hu
 
 
 @pytest.fixture
@@ -81,10 +79,10 @@ def test_a_hospitals_own_transforms_see_the_volume_in_hu(study):
     assert seen == [((1, 64, 64, 30), -1000, 6)]
 
 
-def test_film_input(tmp_path):
+def test_radiograph_input(tmp_path):
     grey = np.add.outer(np.arange(80), np.arange(40)).astype(np.uint8)
     Image.fromarray(grey).save(tmp_path / "f.png")
-    out = film_pipeline(CONFIG)({"image": str(tmp_path / "f.png")})
+    out = radiograph_pipeline(CONFIG)({"image": str(tmp_path / "f.png")})
     assert out["image"].shape == (1, 3, 16, 16) and out["position_mm"].tolist() == [0]
     assert (out["image"][0, 0] == out["image"][0, 1]).all() and (out["image"][0, 0] == out["image"][0, 2]).all()
     assert (out["image"][..., :4] == 0).all() and (out["image"][..., 12:] == 0).all()
@@ -199,11 +197,29 @@ def test_processes_that_prepare_at_once_agree(study, tmp_path):
 def test_a_cohort_without_the_studies_that_cannot_be_read(study, tmp_path):
     write_series(tmp_path / "broken", trunk()[:3])
     visits = (visit(study), visit(tmp_path / "broken", day=2), visit(tmp_path / "nowhere", day=3))
-    cohort = Cohort("s", [Patient("p", None, visits)], key=bytes(16), time_steps=2, rejected={"no-date": 1})
+    cohort = Cohort("s", [Patient("p", None, visits)], key=bytes(16), timeline=Timeline(2), rejected={"no-date": 1})
     usable = prepare_cohort(cohort, CONFIG, tmp_path / "cache")
     assert usable.rejected == {"no-date": 1, "too-few-slices": 1, "no-image": 1}
     assert [len(p.visits) for p in usable.patients] == [1]
-    assert prepare_cohort(usable, CONFIG, tmp_path / "cache") is usable
+    again = prepare_cohort(usable, CONFIG, tmp_path / "cache")
+    assert again.patients == usable.patients and again.rejected == usable.rejected
+
+
+def test_a_batch_touches_no_source_file(study, tmp_path):
+    cohort = Cohort("s", [Patient("p", None, (visit(study),))], key=bytes(16), timeline=Timeline(1))
+    expected = prepare(visit(study), CONFIG, tmp_path / "cache").image
+    (split,) = (name for name in SPLITS if cohort.samples(name))
+    with pytest.raises(DataError) as error:
+        images_of(cohort.samples(split))
+    assert error.value.reason == "not-prepared"
+    samples = prepare_cohort(cohort, CONFIG, tmp_path / "cache").samples(split)
+    study.rename(tmp_path / "elsewhere")
+    (image,) = images_of(samples)
+    assert np.array_equal(image.image, expected)
+    samples[0].prepared.unlink()
+    with pytest.raises(DataError, match="run the task again") as error:
+        images_of(samples)
+    assert error.value.reason == "not-prepared"
 
 
 @pytest.mark.slow
@@ -213,7 +229,7 @@ def test_a_cohort_prepared_in_processes_is_the_same(study, tmp_path, monkeypatch
     write_series(tmp_path / "other", trunk()[::-1], spacing=(6.0, 5.0, 5.0))
     images = [study, tmp_path / "broken", tmp_path / "other", tmp_path / "nowhere"]
     visits = tuple(visit(image, day=day) for day, image in enumerate(images, start=1))
-    cohort = Cohort("s", [Patient("p", None, visits)], key=bytes(16), time_steps=2)
+    cohort = Cohort("s", [Patient("p", None, visits)], key=bytes(16), timeline=Timeline(2))
     alone = prepare_cohort(cohort, CONFIG, tmp_path / "alone", workers=1)
     monkeypatch.setattr("fedtar_flare.imaging.workers.ALONE_SECONDS", -1.0)
     monkeypatch.setattr("fedtar_flare.imaging.workers.WORTH_SECONDS", -1.0)
@@ -267,7 +283,7 @@ def test_real_ct(shared_data, tmp_path):
 
 
 @pytest.mark.shared_data
-def test_real_films(shared_data, tmp_path):
+def test_real_radiographs(shared_data, tmp_path):
     for file in sorted((shared_data / "covid_chestxray" / "images").iterdir())[::40]:
-        prepared = prepare(visit(file, "film"), InputConfig(), tmp_path)
+        prepared = prepare(visit(file, "radiograph"), InputConfig(), tmp_path)
         assert prepared.image.shape == (1, 3, 64, 64) and prepared.image.std() > 15

@@ -7,7 +7,7 @@ from pydicom.dataset import Dataset, FileMetaDataset
 from pydicom.uid import DigitalXRayImageStorageForPresentation, ExplicitVRLittleEndian
 
 from fedtar_flare.errors import DataError
-from fedtar_flare.imaging.readers.radiograph import read_film, stretch
+from fedtar_flare.imaging.readers.radiograph import read_radiograph, stretch
 
 GREY = np.add.outer(np.arange(40), np.arange(60)).astype(np.uint8) * 2
 
@@ -36,25 +36,25 @@ def dicom(path, values=None, bits=12, **changes):
 def test_8_bit_pictures_are_taken_as_they_are(tmp_path, mode):
     suffix = "tif" if mode == "CMYK" else "png"
     Image.fromarray(GREY).convert(mode).save(tmp_path / f"f.{suffix}")
-    film = read_film(tmp_path / f"f.{suffix}")
-    assert film.dtype == np.uint8 and film.shape == (40, 60)
-    assert np.abs(film.astype(int) - GREY).max() <= 1
+    radiograph = read_radiograph(tmp_path / f"f.{suffix}")
+    assert radiograph.dtype == np.uint8 and radiograph.shape == (40, 60)
+    assert np.abs(radiograph.astype(int) - GREY).max() <= 1
 
 
 def test_16_bit_pictures_are_stretched_between_percentiles(tmp_path):
     deep = GREY.astype(np.uint16) * 20 + 1000
     deep[0, 0] = 65535  # a dead pixel
     Image.fromarray(deep).save(tmp_path / "f.png")
-    film = read_film(tmp_path / "f.png")
-    assert film[0, 0] == 255 and film[-1, -1] >= 250 and film[1, 1] < 10
-    assert np.corrcoef(film.ravel()[1:], GREY.ravel()[1:])[0, 1] > 0.999
+    radiograph = read_radiograph(tmp_path / "f.png")
+    assert radiograph[0, 0] == 255 and radiograph[-1, -1] >= 250 and radiograph[1, 1] < 10
+    assert np.corrcoef(radiograph.ravel()[1:], GREY.ravel()[1:])[0, 1] > 0.999
 
 
 def test_a_turned_photograph_is_set_upright(tmp_path):
     exif = Image.Exif()
     exif[0x0112] = 6  # turn by 90 degrees
     Image.fromarray(GREY).save(tmp_path / "f.jpg", exif=exif, quality=100)
-    assert read_film(tmp_path / "f.jpg").shape == (60, 40)
+    assert read_radiograph(tmp_path / "f.jpg").shape == (60, 40)
 
 
 @pytest.mark.parametrize("bits", [8, 10, 12, 16])
@@ -62,23 +62,23 @@ def test_a_turned_photograph_is_set_upright(tmp_path):
 def test_dicom_depth_window_and_monochrome1(tmp_path, bits, window):
     values = GREY.astype(np.uint16) << (bits - 8)
     voi = {"WindowCenter": 1 << (bits - 1), "WindowWidth": 1 << bits} if window else {}
-    film = read_film(dicom(tmp_path / "2.dcm", values, bits, **voi))
-    assert film.dtype == np.uint8 and np.corrcoef(film.ravel(), GREY.ravel())[0, 1] > 0.999
+    radiograph = read_radiograph(dicom(tmp_path / "2.dcm", values, bits, **voi))
+    assert radiograph.dtype == np.uint8 and np.corrcoef(radiograph.ravel(), GREY.ravel())[0, 1] > 0.999
     inverted = ((1 << bits) - 1 - values).astype(np.uint16)
-    other = read_film(dicom(tmp_path / "1.dcm", inverted, bits, PhotometricInterpretation="MONOCHROME1", **voi))
-    assert np.abs(other.astype(int) - film).max() <= 2
+    other = read_radiograph(dicom(tmp_path / "1.dcm", inverted, bits, PhotometricInterpretation="MONOCHROME1", **voi))
+    assert np.abs(other.astype(int) - radiograph).max() <= 2
 
 
 def test_a_window_clips(tmp_path):
-    film = read_film(dicom(tmp_path / "f.dcm", WindowCenter=2000, WindowWidth=400))
+    radiograph = read_radiograph(dicom(tmp_path / "f.dcm", WindowCenter=2000, WindowWidth=400))
     values = GREY.astype(int) << 4
-    assert (film[values < 1800] == 0).all() and (film[values > 2200] == 255).all()
+    assert (radiograph[values < 1800] == 0).all() and (radiograph[values > 2200] == 255).all()
 
 
 @pytest.mark.parametrize(
     "changes, reason",
     [
-        ({"Modality": "CT"}, "not-film"),
+        ({"Modality": "CT"}, "not-a-radiograph"),
         ({"ViewPosition": "LL"}, "lateral-view"),
         ({"PixelData": None}, "no-pixel-data"),
         ({"values": np.full((9, 9), 7, np.uint16)}, "blank"),
@@ -87,12 +87,12 @@ def test_a_window_clips(tmp_path):
 )
 def test_dicom_refusals(tmp_path, changes, reason):
     with pytest.raises(DataError) as error:
-        read_film(dicom(tmp_path / "f.dcm", **changes))
+        read_radiograph(dicom(tmp_path / "f.dcm", **changes))
     assert error.value.reason == reason
 
 
-def test_lateral_films_by_option(tmp_path):
-    assert read_film(dicom(tmp_path / "f.dcm", ViewPosition="LL"), lateral=True).shape == (40, 60)
+def test_lateral_radiographs_by_option(tmp_path):
+    assert read_radiograph(dicom(tmp_path / "f.dcm", ViewPosition="LL"), lateral=True).shape == (40, 60)
 
 
 @pytest.mark.parametrize(
@@ -103,7 +103,7 @@ def test_other_refusals(tmp_path, name, content, reason):
     if content is not None:
         (tmp_path / name).write_bytes(content)
     with pytest.raises(DataError) as error:
-        read_film(tmp_path / name)
+        read_radiograph(tmp_path / name)
     assert error.value.reason == reason
 
 
@@ -112,7 +112,7 @@ def test_a_cut_jpeg_is_refused(tmp_path):
     content = (tmp_path / "f.jpg").read_bytes()
     (tmp_path / "f.jpg").write_bytes(content[: len(content) // 2])
     with pytest.raises(DataError) as error:
-        read_film(tmp_path / "f.jpg")
+        read_radiograph(tmp_path / "f.jpg")
     assert error.value.reason == "unreadable"
 
 
@@ -123,10 +123,10 @@ def test_stretch_of_a_picture_with_two_values():
 
 
 @pytest.mark.shared_data
-def test_real_films(shared_data):
+def test_real_radiographs(shared_data):
     files = sorted((shared_data / "covid_chestxray" / "images").iterdir())
     for file in files[::15]:
-        film = read_film(file)
+        radiograph = read_radiograph(file)
         with Image.open(file) as image:
-            assert film.shape == image.size[::-1]
-        assert film.std() > 20
+            assert radiograph.shape == image.size[::-1]
+        assert radiograph.std() > 20

@@ -9,8 +9,11 @@ import sys
 
 import pytest
 
+from fedtar_flare.curation.archive_files import READ_HEADERS
+from fedtar_flare.curation.check import CHECK
 from fedtar_flare.errors import ConfigError, DataError, FedTARError
 from fedtar_flare.imaging import worker, workers
+from fedtar_flare.imaging.pipeline import PREPARE
 from fedtar_flare.imaging.workers import each, worker_count
 
 TASKS_FILE = """
@@ -37,19 +40,17 @@ def hungry(number):
 
 @pytest.fixture
 def tasks(tmp_path, monkeypatch):
-    """A worker program that knows further tasks."""
+    """A worker program with tasks of its own."""
     (tmp_path / "worker_tasks.py").write_text(TASKS_FILE)
     (tmp_path / "run_worker.py").write_text(
-        "from fedtar_flare.imaging import worker\n"
-        "worker.TASKS.update({name: f'worker_tasks:{name}' for name in ('square', 'die', 'fail', 'hungry')})\n"
-        "worker.main()\n"
+        "from fedtar_flare.imaging import worker\nworker.PACKAGE = 'worker_tasks'\nworker.main()\n"
     )
     monkeypatch.setattr(workers, "COMMAND", ["-W", "ignore", str(tmp_path / "run_worker.py")])
     return tmp_path
 
 
 def outcomes(name, items, count=2):
-    return dict(workers._in_processes(name, items, count))
+    return dict(workers._in_processes(f"worker_tasks:{name}", items, count))
 
 
 def test_every_item_has_its_outcome_whatever_is_printed(tasks):
@@ -76,7 +77,7 @@ def test_too_little_memory_is_a_refusal(tasks):
 
 
 def test_what_is_given_up_leaves_no_process_behind(tasks):
-    going = workers._in_processes("square", [{"number": n} for n in range(50)], 2)
+    going = workers._in_processes("worker_tasks:square", [{"number": n} for n in range(50)], 2)
     _, first = next(going)
     going.close()
     with pytest.raises(ProcessLookupError):
@@ -85,21 +86,21 @@ def test_what_is_given_up_leaves_no_process_behind(tasks):
 
 def test_short_work_starts_no_process(monkeypatch):
     monkeypatch.setattr(workers, "_Worker", lambda *_: pytest.fail("a process was started"))
-    assert list(each("headers", [{"paths": []}] * 3, 4)) == [(i, {"files": [], "problems": []}) for i in range(3)]
-    assert list(each("headers", [], 4)) == []
+    assert list(each(READ_HEADERS, [{"paths": []}] * 3, 4)) == [(i, {"files": [], "problems": []}) for i in range(3)]
+    assert list(each(READ_HEADERS, [], 4)) == []
 
 
 def test_long_work_goes_on_in_processes_where_it_was(tmp_path, monkeypatch):
     monkeypatch.setattr(workers, "ALONE_SECONDS", -1.0)
     monkeypatch.setattr(workers, "WORTH_SECONDS", -1.0)
     items = [{"paths": [str(tmp_path / f"{n}.zip")]} for n in range(4)]
-    found = dict(each("headers", items, 2))
+    found = dict(each(READ_HEADERS, items, 2))
     assert sorted(found) == [0, 1, 2, 3]
     assert all(f"{n}.zip" in found[n]["problems"][0][0] for n in range(4))
 
 
 def test_the_worker_as_a_program():
-    request = {"task": "headers", "arguments": {"paths": []}}
+    request = {"task": READ_HEADERS, "arguments": {"paths": []}}
     done = subprocess.run(
         [sys.executable, "-m", "fedtar_flare.imaging.worker"],
         input=f"{json.dumps(request)}\n" * 2,
@@ -110,9 +111,15 @@ def test_the_worker_as_a_program():
     assert [json.loads(line) for line in done.stdout.splitlines()] == [{"result": {"files": [], "problems": []}}] * 2
 
 
-@pytest.mark.parametrize("name", worker.TASKS)
+@pytest.mark.parametrize("name", [READ_HEADERS, CHECK, PREPARE])
 def test_every_task_is_there(name):
     assert callable(worker.task(name))
+
+
+@pytest.mark.parametrize("name", ["os:system", "fedtar_flare.errors", "fedtar_flare_more.x:y", "fedtar_flare.x:a.b"])
+def test_tasks_are_functions_of_this_package(name):
+    with pytest.raises(ConfigError, match="module:function"):
+        worker.task(name)
 
 
 def test_number_of_workers():

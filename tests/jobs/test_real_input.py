@@ -1,4 +1,4 @@
-"""Real images through the real path: a CT series to a text, and films through the FedTAR job over two hospitals."""
+"""Real images through the real path: a CT series to a text, and radiographs through the FedTAR job at two sites."""
 
 from datetime import datetime
 
@@ -33,7 +33,7 @@ def test_a_real_ct_series_becomes_a_text(shared_data, tmp_path):
 
 @pytest.fixture(scope="module")
 def hospitals(shared_data, tmp_path_factory):
-    """Site files of two simulated hospitals over the real films: Spain, and all others but Australia."""
+    """Site files of two simulated hospitals over the real radiographs: Spain, and all others but Australia."""
     sites = tmp_path_factory.mktemp("sites")
     for name, place in (("site-1", "[Spain]"), ("site-2", "others")):
         (sites / f"{name}.yaml").write_text(
@@ -43,9 +43,9 @@ def hospitals(shared_data, tmp_path_factory):
     return sites
 
 
-def film_run(folder, hospitals, home, *arguments):
+def radiograph_run(folder, hospitals, home, *arguments):
     recipe = FedTARRecipe(
-        name="films",
+        name="radiographs",
         preset="small",
         num_rounds=2,
         time_steps=2,
@@ -54,7 +54,7 @@ def film_run(folder, hospitals, home, *arguments):
     )
     recipe.export(str(folder))
     process, results = run_simulator(
-        folder / "films", folder / "ws", "-n", "2", *arguments, home=home, FEDTAR_SITES=str(hospitals)
+        folder / "radiographs", folder / "ws", "-n", "2", *arguments, home=home, FEDTAR_SITES=str(hospitals)
     )
     assert process.returncode == 0, process.stdout[-4000:]
     return read_events(results)
@@ -67,8 +67,8 @@ def home(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def finished(hospitals, home, tmp_path_factory):
-    """One whole run over the real films, both hospitals side by side."""
-    return film_run(tmp_path_factory.mktemp("films"), hospitals, home, "-t", "2")
+    """One whole run over the real radiographs, both hospitals side by side."""
+    return radiograph_run(tmp_path_factory.mktemp("radiographs"), hospitals, home, "-t", "2")
 
 
 def outer_steps(events):
@@ -76,7 +76,7 @@ def outer_steps(events):
 
 
 @pytest.mark.timeout(1200)
-def test_real_films_train_through_the_job(finished):
+def test_real_radiographs_train_through_the_job(finished):
     start, outer = finished[0], outer_steps(finished)
     visits = {site: sum(sum(steps) for steps in counts.values()) for site, counts in start["counts"].items()}
     assert min(visits.values()) > 0 and sum(visits.values()) >= 20
@@ -85,8 +85,8 @@ def test_real_films_train_through_the_job(finished):
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-def test_threads_do_not_matter_on_real_films(finished, hospitals, home, tmp_path):
-    again = film_run(tmp_path, hospitals, home)
+def test_threads_do_not_matter_on_real_radiographs(finished, hospitals, home, tmp_path):
+    again = radiograph_run(tmp_path, hospitals, home)
     for a, b in zip(outer_steps(finished), outer_steps(again), strict=True):
         assert a["validation_loss"] == pytest.approx(b["validation_loss"], abs=1e-5)
         assert a["alpha_after"] == pytest.approx(b["alpha_after"], abs=1e-5)

@@ -79,22 +79,22 @@ def test_the_small_model_writes_the_same_alone_and_in_a_batch(small, held_out):
         assert row[: len(alone)].tolist() == alone.tolist() and (row[len(alone) :] == small.pad_id).all()
 
 
-def test_no_house_report_is_longer_than_the_model_writes():
+def test_no_report_of_a_site_is_longer_than_the_model_writes():
     from fedtar_flare.synthetic.reports import State, write_report
-    from fedtar_flare.synthetic.styles import GENERIC, HOUSES
+    from fedtar_flare.synthetic.styles import GENERIC, STYLES
     from fedtar_flare.synthetic.vocabulary import FINDINGS
 
     tokenizer = build_tokenizer(preset("small", max_length=192))
     worst = {name: State(2, "larger") for name in FINDINGS[2:7]}
-    for wording in (GENERIC, *(wording for house in HOUSES for wording in house)):
+    for wording in (GENERIC, *(wording for style in STYLES for wording in style)):
         text = write_report(wording, worst, resolved=FINDINGS[:1], follow_up=True, older=True)
         assert len(tokenizer.encode(text)) <= SMALL.max_length, text
 
 
-def test_the_small_model_knows_no_house_style(small, held_out):
-    from fedtar_flare.synthetic.styles import HOUSES
+def test_the_small_model_knows_no_reporting_style(small, held_out):
+    from fedtar_flare.synthetic.styles import STYLES
 
-    openings = {opening for house in HOUSES for wording in house for opening in wording.opening}
+    openings = {opening for style in STYLES for wording in style for opening in wording.opening}
     tokenizer = build_tokenizer(SMALL)
     written = [tokenizer.decode(row) for row in small.generate(collate(held_out.images[:4])).tolist()]
     assert not any(text.startswith(tuple(openings)) for text in written)

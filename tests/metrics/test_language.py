@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 
 from fedtar_flare.errors import DataError
 from fedtar_flare.metrics.language import (
-    LANGUAGE_SCORES,
     bleu_of_sums,
     clean,
     language_scores,
@@ -18,6 +17,8 @@ from fedtar_flare.metrics.language import (
 WORDS = ["lung", "clear", "no", "effusion", ".", "nodule", "1.5", "cm"]
 TOKENS = st.lists(st.sampled_from(WORDS), max_size=9)
 CORPUS = st.lists(st.tuples(st.lists(TOKENS, min_size=1, max_size=3), TOKENS), min_size=1, max_size=8)
+
+LANGUAGE_SCORES = ("bleu_1", "bleu_2", "bleu_3", "bleu_4", "rouge_l", "cider")
 
 
 def pycocoevalcap(references, hypotheses):

@@ -48,7 +48,8 @@ def test_peft_adapts_exactly_these_and_the_model_still_writes():
     config = preset("tiny")
     model = build_model(config)
     targets = {name for name, _ in model.named_modules() if re.fullmatch(config.lora_targets, name)}
-    batch = ImageBatch(torch.rand(2, 4, 3, 32, 32), torch.zeros(2, 4), torch.ones(2, 4, dtype=torch.bool))
+    pixels = torch.randint(256, (2, 4, 3, 32, 32), dtype=torch.uint8)
+    batch = ImageBatch(pixels, torch.zeros(2, 4), torch.ones(2, 4, dtype=torch.bool))
     ids, labels = build_tokenizer(config).batch(["clear", "a nodule"])
     before, written = model(batch, ids, labels), model.generate(batch, max_length=12)
     adapted = get_peft_model(model, LoraConfig(r=2, target_modules=config.lora_targets, init_lora_weights=True))

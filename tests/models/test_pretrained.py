@@ -53,8 +53,9 @@ def paper(cvt_folder, gpt2_folder):
     return preset("paper", encoder_name=str(cvt_folder), decoder_name=str(gpt2_folder), max_length=48, image_size=64)
 
 
-def film(size: int = 64) -> ImageBatch:
-    return ImageBatch(torch.rand(2, 1, 3, size, size) * 2 - 1, torch.zeros(2, 1), torch.ones(2, 1, dtype=torch.bool))
+def radiograph(size: int = 64) -> ImageBatch:
+    pixels = torch.randint(256, (2, 1, 3, size, size), dtype=torch.uint8)
+    return ImageBatch(pixels, torch.zeros(2, 1), torch.ones(2, 1, dtype=torch.bool))
 
 
 def test_the_paper_preset_loads_published_checkpoints(paper, cvt_folder, gpt2_folder):
@@ -77,13 +78,13 @@ def test_the_paper_preset_loads_published_checkpoints(paper, cvt_folder, gpt2_fo
         require_trained(model, paper, exchanged=())
     require_trained(model, paper, exchanged=model.untrained)
 
-    memory = model.encode(film())
+    memory = model.encode(radiograph())
     assert memory.shape == (2, 4 * 4, 16)
     ids, labels = tokenizer.batch(["the lungs are clear", "the"])
     assert tokenizer.bos_id == tokenizer.eos_id == tokenizer.pad_id == 0
     assert (labels[1] != -100).sum() == len(tokenizer.encode("the"))
-    assert model(film(), ids, labels).isfinite().all()
-    assert model.generate(film(), max_length=10).shape[0] == 2
+    assert model(radiograph(), ids, labels).isfinite().all()
+    assert model.generate(radiograph(), max_length=10).shape[0] == 2
 
 
 def test_random_parts_beside_loaded_ones_are_reproducible(paper):
@@ -95,10 +96,10 @@ def test_images_are_normalised_as_the_checkpoint_expects(paper):
     model = build_model(paper)
     seen = []
     model.encoder.backbone.register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0]))
-    batch = film()
+    batch = radiograph()
     model.encode(batch)
     mean, std = (torch.tensor(v).view(3, 1, 1) for v in (paper.image_mean, paper.image_std))
-    torch.testing.assert_close(seen[0], ((batch.images[:, 0] + 1) / 2 - mean) / std, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(seen[0], (batch.images[:, 0] / 255 - mean) / std, rtol=1e-4, atol=1e-5)
 
 
 def test_a_warm_started_checkpoint_leaves_nothing_untrained(paper, tmp_path):
@@ -130,7 +131,8 @@ def test_any_timm_encoder_gives_tokens(name, gpt2_folder):
         decoder_name=str(gpt2_folder), max_length=32,
     )  # fmt: skip
     model = build_model(config)
-    batch = ImageBatch(torch.rand(2, 2, 3, 64, 64), torch.zeros(2, 2), torch.ones(2, 2, dtype=torch.bool))
+    pixels = torch.randint(256, (2, 2, 3, 64, 64), dtype=torch.uint8)
+    batch = ImageBatch(pixels, torch.zeros(2, 2), torch.ones(2, 2, dtype=torch.bool))
     assert model.encode(batch).shape == (2, 2 * config.queries, 16)
     assert any(name.startswith("encoder.backbone") for name in model.untrained)
 

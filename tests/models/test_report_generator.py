@@ -31,7 +31,7 @@ def tokenizer():
 def images(b: int = 3, s: int = 4, size: int = 32, seed: int = 0) -> ImageBatch:
     generator = torch.Generator().manual_seed(seed)
     return ImageBatch(
-        torch.rand(b, s, 3, size, size, generator=generator) * 2 - 1,
+        torch.randint(256, (b, s, 3, size, size), dtype=torch.uint8, generator=generator),
         torch.arange(s).mul(20.0).repeat(b, 1),
         torch.ones(b, s, dtype=torch.bool),
     )
@@ -44,7 +44,7 @@ def rows(batch: ImageBatch, at: slice) -> ImageBatch:
 def pad(batch: ImageBatch, extra: int) -> ImageBatch:
     b = batch.images.shape[0]
     return ImageBatch(
-        torch.cat([batch.images, torch.full((b, extra, *batch.images.shape[2:]), 9.0)], 1),
+        torch.cat([batch.images, torch.full((b, extra, *batch.images.shape[2:]), 99, dtype=torch.uint8)], 1),
         torch.cat([batch.position_mm, torch.full((b, extra), 777.0)], 1),
         torch.cat([batch.slice_mask, torch.zeros(b, extra, dtype=torch.bool)], 1),
     )
@@ -113,7 +113,7 @@ def test_position_and_image_both_reach_the_loss(model, tokenizer):
 
 def test_slices_of_one_sample_do_not_touch_another(model):
     batch, changed = images(), images()
-    changed.images[1] = 0.3
+    changed.images[1] = 166
     before, after = model.encode(batch), model.encode(changed)
     assert torch.equal(before[[0, 2]], after[[0, 2]]) and not torch.equal(before[1], after[1])
 
@@ -160,7 +160,7 @@ def test_the_encoder_stays_in_eval_mode_and_its_statistics_stay_put(model, token
     model.eval()
 
 
-def test_without_pooling_every_token_of_one_film_is_memory():
+def test_without_pooling_every_token_of_one_radiograph_is_memory():
     config = preset("tiny", slices=1, pooling="none", image_size=64)
     memory = build_model(config).encode(images(2, 1, 64))
     assert memory.shape == (2, 4 * 4, config.decoder_width)

@@ -25,7 +25,7 @@ T = 2
 
 @pytest.fixture
 def hospital(tmp_path, monkeypatch):
-    """A real site (not simulated) with 14 patients of two films each, marks in every column."""
+    """A real site (not simulated) with 14 patients of two radiographs each, marks in every column."""
     monkeypatch.setenv("FEDTAR_HOME", str(tmp_path / "home"))
     monkeypatch.delenv("FEDTAR_SITES", raising=False)
     kit = tmp_path / f"{MARK}kit"

@@ -10,6 +10,7 @@ import pytest
 from command import fedtar
 from PIL import Image
 
+from fedtar_flare.data.timeline import Timeline
 from fedtar_flare.errors import ConfigError
 from fedtar_flare.imaging.pipeline import InputConfig, prepare
 from fedtar_flare.site.cohort import load_cohort
@@ -22,7 +23,7 @@ RUNS = ("20260101-000000-aaaa", "20260202-000000-bbbb")
 
 @pytest.fixture
 def kit(tmp_path, monkeypatch):
-    """A kit with the state of two runs, an audit, a ledger, and four patients' films prepared in two sizes."""
+    """A kit with the state of two runs, an audit, a ledger, and four patients' radiographs prepared in two sizes."""
     monkeypatch.setenv("FEDTAR_HOME", str(tmp_path / "home"))
     kit = tmp_path / "hospital-a"
     for folder in ("startup", "local", "fedtar_state/audit"):
@@ -49,7 +50,7 @@ def kit(tmp_path, monkeypatch):
 
 def visits(kit, config=None):
     config = read_site_file(kit / "local" / "fedtar.yaml").replace(simulated=True)
-    return [visit for patient in load_cohort(config, "site", time_steps=1).patients for visit in patient.visits]
+    return [visit for patient in load_cohort(config, "site", timeline=Timeline(1)).patients for visit in patient.visits]
 
 
 def files(folder):

@@ -10,6 +10,7 @@ import yaml
 from PIL import Image
 
 from fedtar_flare.data.cohort import Cohort, Patient, Visit
+from fedtar_flare.data.timeline import Timeline
 from fedtar_flare.errors import ConfigError, DataError
 from fedtar_flare.site.cohort import load_cohort
 from fedtar_flare.site.key import site_key
@@ -112,13 +113,13 @@ def test_what_is_no_site_file(tmp_path, text):
 
 
 def cohort(config, tmp_path, **settings):
-    settings = {"time_steps": 2, "workspace": tmp_path / "kit", **settings}
+    settings = {"timeline": Timeline(2), "workspace": tmp_path / "kit", **settings}
     return load_cohort(config, "site-1", **settings)
 
 
 def test_a_manifest_becomes_a_cohort(manifest, tmp_path):
     made = cohort(SiteConfig(source="manifest", path=manifest), tmp_path)
-    assert len(made.patients) == 20 and made.modality == "film"
+    assert len(made.patients) == 20 and made.modality == "radiograph"
     assert sum(map(sum, made.counts().values())) == 60
     again = cohort(SiteConfig(source="manifest", path=manifest), tmp_path)
     assert again.samples("train") == made.samples("train")  # the key is made once
@@ -157,8 +158,9 @@ def test_excluded_patients_are_left_out_and_counted(manifest, tmp_path, caplog):
 def test_periods_reach_the_cohort(manifest, tmp_path):
     from datetime import datetime
 
-    config = SiteConfig(source="manifest", path=manifest)
-    made = cohort(config, tmp_path, alignment="period", periods=[datetime(2020, 2, 15)])
+    made = cohort(
+        SiteConfig(source="manifest", path=manifest), tmp_path, timeline=Timeline(2, "period", (datetime(2020, 2, 15),))
+    )
     assert [sum(c) for c in zip(*made.counts().values(), strict=True)] == [40, 20]
 
 
@@ -168,7 +170,7 @@ def test_the_synthetic_cohort_gets_the_sites_options(monkeypatch, tmp_path):
     def synthetic_cohort(site, **settings):
         seen.update(settings, site=site)
         visit = Visit("p", "v", __import__("datetime").datetime(2020, 1, 1), tmp_path, "Clear.", "ct")
-        return Cohort(site, [Patient("p", None, (visit,))], key=bytes(16), time_steps=2)
+        return Cohort(site, [Patient("p", None, (visit,))], key=bytes(16), timeline=Timeline(2))
 
     monkeypatch.setattr("fedtar_flare.synthetic.cohort.synthetic_cohort", synthetic_cohort)
     cohort(SiteConfig(source="synthetic", options={"change": "none"}), tmp_path, seed=4, synthetic_patients=9)

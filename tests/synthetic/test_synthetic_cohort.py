@@ -3,20 +3,30 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from datetime import datetime, timedelta
 
 import numpy as np
 import pydicom
 import pytest
 
+from fedtar_flare.data.timeline import Timeline
 from fedtar_flare.errors import ConfigError
 from fedtar_flare.synthetic import build, cohort
-from fedtar_flare.synthetic.cohort import cohort_truth, synthetic_cohort
+from fedtar_flare.synthetic.cohort import TRUTH, synthetic_cohort
 from fedtar_flare.synthetic.course import CohortOptions, synthetic_key
 from fedtar_flare.synthetic.vocabulary import findings_in
 
 
-def make(folder, site="site-1", patients=4, time_steps=2, seed=0, **more):
-    return synthetic_cohort(site, folder=folder, patients=patients, time_steps=time_steps, seed=seed, **more)
+def make(folder, site="site-1", patients=4, time_steps=2, seed=0, alignment="visit", prior="none", **more):
+    periods = (
+        [datetime(2019, 7, 1) + timedelta(days=90 * k) for k in range(time_steps - 1)] if alignment == "period" else ()
+    )
+    timeline = Timeline(time_steps, alignment, periods, prior)
+    return synthetic_cohort(site, folder=folder, patients=patients, timeline=timeline, seed=seed, **more)
+
+
+def cohort_truth(made):
+    return json.loads((made.patients[0].visits[0].image.parents[3] / TRUTH).read_text())
 
 
 def places(folder):
@@ -67,9 +77,11 @@ def test_second_call_reads_what_the_first_wrote(site, folder, monkeypatch):
 def test_second_call_loads_no_heavy_library(site, folder):
     code = f"""
 import sys
+from datetime import datetime, timedelta
 from pathlib import Path
+from fedtar_flare.data.timeline import Timeline
 from fedtar_flare.synthetic.cohort import synthetic_cohort
-synthetic_cohort("site-1", folder=Path({str(folder)!r}), patients=4, time_steps=2, seed=0)
+synthetic_cohort("site-1", folder=Path({str(folder)!r}), patients=4, timeline=Timeline(2), seed=0)
 print([name for name in ("pydicom", "monai", "torch", "scipy") if name in sys.modules])
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -79,7 +91,7 @@ print([name for name in ("pydicom", "monai", "torch", "scipy") if name in sys.mo
 def test_truth_tells_everything_planted(site):
     truth = cohort_truth(site)
     assert (truth["site"], truth["seed"], truth["time_steps"]) == ("site-1", 0, 2)
-    assert truth["effects"]["change_step"] == 2 and truth["effects"]["house"] == 1
+    assert truth["effects"]["change_step"] == 2 and truth["effects"]["reporting_style"] == 1
     known = {p["patient_id"]: p for p in truth["patients"]}
     for patient in site.patients:
         entry = known[patient.patient_id]
@@ -149,11 +161,11 @@ def test_the_loser_of_a_race_reads_the_winners_cohort(tmp_path, monkeypatch):
     base = {"patients": 1, "time_steps": 1}
     original = build.build_cohort
 
-    def slower(root, settings, options):
+    def slower(*arguments):
         with monkeypatch.context() as patch:
             patch.setattr(build, "build_cohort", original)
             make(tmp_path, **base)  # another process finishes first
-        return original(root, settings, options)
+        return original(*arguments)
 
     monkeypatch.setattr(build, "build_cohort", slower)
     assert len(make(tmp_path, **base).patients) == 1
@@ -163,8 +175,9 @@ def test_the_loser_of_a_race_reads_the_winners_cohort(tmp_path, monkeypatch):
 def test_processes_that_start_together_agree(tmp_path):
     code = f"""
 from pathlib import Path
+from fedtar_flare.data.timeline import Timeline
 from fedtar_flare.synthetic.cohort import synthetic_cohort
-found = synthetic_cohort("site-3", folder=Path({str(tmp_path)!r}), patients=2, time_steps=1, seed=0)
+found = synthetic_cohort("site-3", folder=Path({str(tmp_path)!r}), patients=2, timeline=Timeline(1), seed=0)
 print([(visit.visit_id, visit.report, len(list(visit.image.iterdir()))) for p in found.patients for visit in p.visits])
 """
     running = [subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) for _ in range(2)]
@@ -190,7 +203,7 @@ def test_sites_differ_in_style_and_scanner(tmp_path):
     assert one.report.split()[:2] != two.report.split()[:2]
     spacing = [pydicom.dcmread(next(iter(v.image.iterdir()))).PixelSpacing for v in (one, two)]
     assert not np.allclose(*spacing)
-    same = CohortOptions(house=1, scanner_differences=False)
+    same = CohortOptions(reporting_style=1, scanner_differences=False)
     third = make(tmp_path, "site-2", **base, options=same).patients[0].visits[0]
     assert third.report.split()[:2] == one.report.split()[:2]
 

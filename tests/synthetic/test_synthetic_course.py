@@ -9,14 +9,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedtar_flare.data.splits import split_of
+from fedtar_flare.data.timeline import Timeline
 from fedtar_flare.errors import ConfigError
 from fedtar_flare.synthetic.build import site_patients
 from fedtar_flare.synthetic.course import (
+    FIRST_DAY,
     MOST_FINDINGS,
     OLDER_FROM,
     CohortOptions,
     change_step,
-    periods_of,
     plan_patient,
     stream,
     synthetic_key,
@@ -24,10 +25,14 @@ from fedtar_flare.synthetic.course import (
 from fedtar_flare.synthetic.vocabulary import FINDINGS
 
 
-def plan(number, site="site-1", house=1, time_steps=4, seed=0, periods=None, **options):
-    return plan_patient(
-        site, house, number, time_steps=time_steps, seed=seed, periods=periods, options=CohortOptions(**options)
-    )
+def plan(number, site="site-1", style=1, time_steps=4, seed=0, alignment="visit", **options):
+    timeline = Timeline(time_steps, alignment, half_years(time_steps) if alignment == "period" else ())
+    return plan_patient(site, style, number, timeline=timeline, seed=seed, options=CohortOptions(**options))
+
+
+def half_years(time_steps):
+    """Bounds between calendar bins of 180 days."""
+    return tuple(FIRST_DAY + timedelta(days=180 * k) for k in range(1, time_steps))
 
 
 @settings(max_examples=60, deadline=None)
@@ -42,7 +47,7 @@ def test_a_plan_is_repeatable_and_consistent(number, seed, time_steps, by_period
     arguments = {
         "seed": seed,
         "time_steps": time_steps,
-        "periods": periods_of(time_steps) if by_period else None,
+        "alignment": "period" if by_period else "visit",
         "same_day_pairs": same_day,
     }
     patient = plan(number, **arguments)
@@ -67,21 +72,24 @@ def test_a_plan_is_repeatable_and_consistent(number, seed, time_steps, by_period
 
 
 def test_steps_follow_the_alignment():
-    bounds = periods_of(4)
+    bounds = half_years(4)
     for number in range(40):
         assert [v.time_step for v in plan(number).visits] == list(range(1, len(plan(number).visits) + 1))
-        for visit in plan(number, periods=bounds).visits:
+        for visit in plan(number, alignment="period").visits:
             assert visit.time_step == 1 + sum(visit.acquired >= bound for bound in bounds)
-    used = {tuple(v.time_step for v in plan(n, periods=bounds).visits) for n in range(60)}
+    used = {tuple(v.time_step for v in plan(n, alignment="period").visits) for n in range(60)}
     assert any(steps[0] > 1 for steps in used) and any(np.diff(steps).max(initial=0) > 1 for steps in used)
 
 
 def test_visits_fall_into_the_bins_that_are_asked_for():
-    bounds = [datetime(2021, 5, 3, 12), datetime(2021, 5, 5), datetime(2024, 1, 1)]
-    for number in range(40):
-        for visit in plan(number, periods=bounds).visits:
-            assert visit.time_step == 1 + sum(visit.acquired >= bound for bound in bounds)
-        assert [v.time_step for v in plan(number, periods=bounds, full_course=1.0).visits] == [1, 2, 3, 4]
+    bounds = (datetime(2021, 5, 1), datetime(2021, 6, 1), datetime(2024, 1, 1))
+    timeline = Timeline(4, "period", bounds)
+    steps = [
+        visit.time_step
+        for number in range(30)
+        for visit in plan_patient("s", 1, number, timeline=timeline, seed=0, options=CohortOptions()).visits
+    ]
+    assert min(Counter(steps)[t] for t in (1, 2, 3, 4)) > 10
 
 
 def test_most_patients_have_every_visit_and_gaps_are_irregular():
@@ -153,7 +161,7 @@ def test_planted_change_of_case_mix():
 
 
 def test_sites_differ_in_case_mix():
-    one, two = ([plan(n, site="x", house=house) for n in range(300)] for house in (1, 2))
+    one, two = ([plan(n, site="x", style=style) for n in range(300)] for style in (1, 2))
     assert max(abs(rate(one, k) - rate(two, k)) for k in ("effusion", "nodule", "cardiomegaly")) > 0.05
 
 
@@ -167,7 +175,7 @@ def test_step_of_the_planted_change(change, expected):
 
 def test_sites_of_different_size():
     options = CohortOptions(size_ratio=4.0)
-    assert [site_patients(48, house, options) for house in range(1, 5)] == [48, 24, 12, 48]
+    assert [site_patients(48, style, options) for style in range(1, 5)] == [48, 24, 12, 48]
     assert site_patients(48, 2, CohortOptions()) == 48
     assert site_patients(1, 3, options) == 1
 
@@ -183,7 +191,7 @@ def test_sites_of_different_size():
         ("size_ratio", 0.5),
         ("change", "soon"),
         ("change_group", "men"),
-        ("house", 7),
+        ("reporting_style", 7),
     ],
 )
 def test_wrong_options_are_named(field, value):

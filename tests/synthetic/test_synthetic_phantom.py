@@ -38,9 +38,9 @@ def test_a_chest_in_hounsfield_units():
     assert lung[:, :, :40].sum() > 0 and lung[:, :, 40:].sum() > 0
 
 
-@pytest.mark.parametrize("house", range(1, 7))
-def test_same_seed_same_image_other_seed_other_image(house):
-    scanner = site_scanner(house)
+@pytest.mark.parametrize("style", range(1, 7))
+def test_same_seed_same_image_other_seed_other_image(style):
+    scanner = site_scanner(style)
     findings = {"nodule_left": 2, "emphysema": 1}
     np.testing.assert_array_equal(draw(findings, 3, scanner), draw(findings, 3, scanner))
     assert (draw(findings, 3, scanner) != draw(findings, 4, scanner)).mean() > 0.3
@@ -101,7 +101,7 @@ def test_a_patient_keeps_anatomy_and_place_over_visits():
 
 
 def test_scanners_differ_and_random_ones_enclose_them():
-    sites = [site_scanner(house) for house in range(1, 7)]
+    sites = [site_scanner(style) for style in range(1, 7)]
     assert len(set(sites)) == 6 and site_scanner(7) == sites[0]
     drawn = [random_scanner(np.random.default_rng(i)) for i in range(300)]
     for field in ("slices", "smoothing", "noise_hu", "offset_hu", "contrast_hu"):

@@ -6,22 +6,23 @@ from dataclasses import replace
 
 import pytest
 
+from fedtar_flare.data.timeline import Timeline
 from fedtar_flare.errors import ConfigError
-from fedtar_flare.synthetic.build import regime_of, report_of
+from fedtar_flare.synthetic.build import phase_of, report_of
 from fedtar_flare.synthetic.course import CohortOptions, plan_patient
 from fedtar_flare.synthetic.reports import State, write_report
-from fedtar_flare.synthetic.styles import GENERIC, HOUSES, house_of, wording_of
+from fedtar_flare.synthetic.styles import GENERIC, STYLES, style_of, wording_of
 
 OPTIONS = CohortOptions()
 
 
-def planned_reports(house, regime, n=80):
-    """Reports of planned patients at site-<house>, all in one wording."""
-    site = f"site-{house}"
+def planned_reports(style, phase, n=80):
+    """Reports of planned patients at site-<style>, all in one wording."""
+    site = f"site-{style}"
     for number in range(n):
-        patient = plan_patient(site, house, number, time_steps=3, seed=5, options=OPTIONS)
+        patient = plan_patient(site, style, number, timeline=Timeline(3), seed=5, options=OPTIONS)
         for visit in patient.visits:
-            yield report_of(patient, visit, regime, house, OPTIONS)
+            yield report_of(patient, visit, phase, style, OPTIONS)
 
 
 def grams(texts, n=3):
@@ -54,15 +55,15 @@ def test_styles_differ_strongly_in_wording():
 
 
 def test_same_visit_same_text_and_only_what_was_planned_changes_it():
-    patient = plan_patient("s-1", 1, 0, time_steps=3, seed=1, options=OPTIONS)
+    patient = plan_patient("s-1", 1, 0, timeline=Timeline(3), seed=1, options=OPTIONS)
     visit = patient.visits[0]
-    texts = {report_of(patient, visit, regime, 1, OPTIONS) for regime in ("before", "after") for _ in range(2)}
+    texts = {report_of(patient, visit, phase, 1, OPTIONS) for phase in ("before", "after") for _ in range(2)}
     assert len(texts) == 2
 
 
 def test_age_group_changes_one_sentence():
-    for house, regime in itertools.product(range(1, 7), ("before", "after")):
-        wording = wording_of(house, regime)
+    for style, phase in itertools.product(range(1, 7), ("before", "after")):
+        wording = wording_of(style, phase)
         young, old = (write_report(wording, {}, older=older).split(". ") for older in (False, True))
         assert len(young) == len(old)
         assert sum(a.rstrip(".") != b.rstrip(".") for a, b in zip(young, old, strict=True)) == 1
@@ -70,8 +71,8 @@ def test_age_group_changes_one_sentence():
 
 
 def test_change_words_are_the_minority():
-    for house in range(1, 7):
-        wording = wording_of(house, "before")
+    for style in range(1, 7):
+        wording = wording_of(style, "before")
         stable = {"effusion_left": State(2, "stable"), "cardiomegaly": State(1, "stable")}
         moved = {"effusion_left": State(2, "larger"), "cardiomegaly": State(1, "new")}
         a, b = (write_report(wording, f, follow_up=True).split() for f in (stable, moved))
@@ -80,32 +81,32 @@ def test_change_words_are_the_minority():
 
 def test_planted_change_of_wording_reaches_the_group_from_the_step_on():
     for number in range(20):
-        patient = plan_patient("site-1", 1, number, time_steps=3, seed=0, options=OPTIONS)
+        patient = plan_patient("site-1", 1, number, timeline=Timeline(3), seed=0, options=OPTIONS)
         for visit in patient.visits:
             expected = "after" if patient.sex == "F" and visit.time_step >= 3 else "before"
-            assert regime_of(patient, visit, 3, OPTIONS) == expected
-            assert regime_of(patient, visit, None, OPTIONS) == "before"
+            assert phase_of(patient, visit, 3, OPTIONS) == expected
+            assert phase_of(patient, visit, None, OPTIONS) == "before"
             everyone = OPTIONS.replace(change_group="everyone")
-            assert regime_of(patient, visit, 3, everyone) == ("after" if visit.time_step >= 3 else "before")
+            assert phase_of(patient, visit, 3, everyone) == ("after" if visit.time_step >= 3 else "before")
 
 
 @pytest.mark.parametrize(
-    ("site", "house"), [("site-1", 1), ("site-6", 6), ("site-7", 1), ("hospital12", 6), ("s0", 6), ("7", 1)]
+    ("site", "style"), [("site-1", 1), ("site-6", 6), ("site-7", 1), ("hospital12", 6), ("s0", 6), ("7", 1)]
 )
-def test_house_from_trailing_number(site, house):
-    assert house_of(site) == house
+def test_style_from_trailing_number(site, style):
+    assert style_of(site) == style
 
 
-def test_house_from_name_is_stable_and_spreads():
-    houses = [house_of(f"hospital {chr(97 + i)}") for i in range(26)]
-    assert set(houses) == set(range(1, 7))
-    assert house_of("Lisbon") == house_of("Lisbon")
+def test_style_from_name_is_stable_and_spreads():
+    styles = [style_of(f"hospital {chr(97 + i)}") for i in range(26)]
+    assert set(styles) == set(range(1, 7))
+    assert style_of("Lisbon") == style_of("Lisbon")
 
 
 def test_wrong_settings_are_refused():
-    with pytest.raises(ConfigError, match="house style 7"):
+    with pytest.raises(ConfigError, match="reporting style 7"):
         wording_of(7, "before")
-    wording = HOUSES[0][0]
+    wording = STYLES[0][0]
     with pytest.raises(ConfigError, match="sections"):
         replace(wording, sections=wording.sections[1:])
     with pytest.raises(ConfigError, match="names"):

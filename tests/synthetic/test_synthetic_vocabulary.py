@@ -7,10 +7,10 @@ from hypothesis import strategies as st
 from fedtar_flare.synthetic.corpus import corpus_report
 from fedtar_flare.synthetic.course import stream
 from fedtar_flare.synthetic.reports import State, write_report
-from fedtar_flare.synthetic.styles import GENERIC, HOUSES
+from fedtar_flare.synthetic.styles import GENERIC, STYLES
 from fedtar_flare.synthetic.vocabulary import FINDINGS, findings_in
 
-WORDINGS = [*(wording for house in HOUSES for wording in house), GENERIC]
+WORDINGS = [*(wording for style in STYLES for wording in style), GENERIC]
 STATES = st.builds(State, st.integers(1, 3), st.sampled_from(["first", "new", "larger", "smaller", "stable"]))
 
 

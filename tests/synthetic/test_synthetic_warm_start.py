@@ -4,6 +4,7 @@ import re
 
 import numpy as np
 
+from fedtar_flare.data.timeline import Timeline
 from fedtar_flare.synthetic.build import report_of
 from fedtar_flare.synthetic.corpus import text_corpus
 from fedtar_flare.synthetic.course import CohortOptions, plan_patient
@@ -13,12 +14,12 @@ from fedtar_flare.synthetic.warm_start import generic_pairs
 
 def site_reports():
     options = CohortOptions()
-    for house in range(1, 7):
+    for style in range(1, 7):
         for number in range(60):
-            patient = plan_patient(f"site-{house}", house, number, time_steps=4, seed=0, options=options)
+            patient = plan_patient(f"site-{style}", style, number, timeline=Timeline(4), seed=0, options=options)
             for visit in patient.visits:
-                for regime in ("before", "after"):
-                    yield report_of(patient, visit, regime, house, options)
+                for phase in ("before", "after"):
+                    yield report_of(patient, visit, phase, style, options)
 
 
 def words(text):

@@ -1,13 +1,12 @@
-"""The COVID-19 image data collection: public chest films of patients over time, with clinical notes as reports.
+"""The COVID-19 image data collection: public chest radiographs of patients over time, with clinical notes as reports.
 
-Only frontal films with notes count. The collection dates films by ``offset``, days since the first symptoms (it may be
-negative): that orders a patient's visits; it is no calendar date. The column ``location`` names the hospital, so that
-the collection falls apart into natural sites.
+Only frontal radiographs with notes count. The collection dates them by ``offset``, days since the first symptoms (which
+may be negative): that orders a patient's visits but is no calendar date. The column ``location`` names the hospital, so
+that the collection divides into natural sites.
 """
 
 from __future__ import annotations
 
-import csv
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
@@ -17,6 +16,7 @@ from typing import Any
 from fedtar_flare.data.cohort import Visit
 from fedtar_flare.data.sources.fields import age_of, sex_of
 from fedtar_flare.data.sources.reading import Reading, Rules, check_options
+from fedtar_flare.data.sources.tables import rows_of
 from fedtar_flare.errors import ConfigError, DataError
 
 OPTIONS = ("location", "not_location")
@@ -55,9 +55,9 @@ def read_covid_chestxray(path: Path, options: Mapping[str, Any] | None = None) -
     within, without = _texts(options.get("location"), "location"), _texts(options.get("not_location"), "not_location")
     if within == ["others"]:
         within, without = [], [*without, *(name.lower() for name in NAMED_SITES)]
-    rows = _rows(path / "metadata.csv")
+    rows = list(rows_of(path / "metadata.csv", COLUMNS, strict=False))
     home: dict[str, str] = {}
-    for row in rows:  # a patient belongs to one site, even if a later film was taken elsewhere
+    for row in rows:  # a patient belongs to one site, even if a later radiograph was taken elsewhere
         home.setdefault(row["patientid"], row["location"].lower())
     rows = [
         row
@@ -66,19 +66,19 @@ def read_covid_chestxray(path: Path, options: Mapping[str, Any] | None = None) -
         and not any(text in home[row["patientid"]] for text in without)
     ]
     if not rows:
-        raise ConfigError(f"{path}: no film with location {options.get('location')} (not {without})")
+        raise ConfigError(f"{path}: no radiograph with location {options.get('location')} (not {without})")
     reading = Reading(str(path), Rules.of(options, "covid_chestxray"))
     usable = []
     for row in rows:
         try:
-            _check(row, path)
+            _check(row)
             usable.append(row)
         except DataError as error:
             reading.leave_out(error)
-    films = Counter(row["patientid"] for row in usable)
+    radiographs = Counter(row["patientid"] for row in usable)
     for row in usable:
         try:
-            visit = _visit(row, path, only=films[row["patientid"]] == 1)
+            visit = _visit(row, path, only=radiographs[row["patientid"]] == 1)
             reading.add(visit, sex_of(row["sex"]), _institution(home[visit.patient_id]))
         except DataError as error:
             reading.leave_out(error)
@@ -90,21 +90,19 @@ def _institution(location: str) -> str:
     return next((name for name in NAMED_SITES if name.lower() in location), "others")
 
 
-def _check(row: Mapping[str, str], path: Path) -> None:
+def _check(row: Mapping[str, str]) -> None:
     name = row["filename"]
     if row["modality"].lower() != "x-ray" or row["view"].upper() not in FRONTAL:
-        text = f"{name}: {row['modality']}, view '{row['view']}' is not a frontal film"
-        raise DataError(text, reason="not-frontal-film")
+        text = f"{name}: {row['modality']}, view '{row['view']}' is not a frontal radiograph"
+        raise DataError(text, reason="not-frontal-radiograph")
     if not row["clinical_notes"]:
         raise DataError(f"{name}: no clinical notes", reason="empty-report")
-    if not (path / row["folder"] / name).is_file():
-        raise DataError(f"{name}: {path / row['folder'] / name} is not there", reason="no-image")
 
 
 def _visit(row: Mapping[str, str], path: Path, only: bool) -> Visit:
     name = row["filename"]
     if not row["offset"] and not only:
-        raise DataError(f"{name}: no offset, so that it cannot be put among the patient's films", reason="no-date")
+        raise DataError(f"{name}: no offset, so it cannot be put in order", reason="no-date")
     try:
         acquired = DAY_ZERO + timedelta(days=float(row["offset"] or 0))
     except (ValueError, OverflowError) as error:
@@ -115,21 +113,9 @@ def _visit(row: Mapping[str, str], path: Path, only: bool) -> Visit:
         acquired=acquired,
         image=path / row["folder"] / name,
         report=row["clinical_notes"],
-        modality="film",
+        modality="radiograph",
         age=age_of(row["age"]),
     )
-
-
-def _rows(table: Path) -> list[dict[str, str]]:
-    try:
-        with table.open(encoding="utf-8", errors="replace", newline="") as file:
-            reader = csv.DictReader(file)
-            missing = [name for name in COLUMNS if name not in (reader.fieldnames or [])]
-            if missing:
-                raise ConfigError(f"{table}: columns {', '.join(missing)} are missing")
-            return [{name: (row[name] or "").strip() for name in COLUMNS} for row in reader]
-    except OSError as error:
-        raise ConfigError(f"{table} cannot be read ({error.strerror})") from error
 
 
 def _texts(value: Any, name: str) -> list[str]:

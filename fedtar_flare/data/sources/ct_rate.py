@@ -82,10 +82,9 @@ def _scan(
     images: Path, patient: str, scan: str, volumes: list[str], texts: Mapping[str, Row], details: Mapping[str, Row]
 ) -> tuple[Visit, Sex | None]:
     where = f"{patient}_{scan}"
-    there = {v: image for v in volumes if (image := images / patient / where / v).is_file()}
-    if not there:
-        raise DataError(f"{where}: none of {', '.join(volumes)} is in {images / patient / where}", reason="no-image")
-    volume = min(there, key=lambda v: (-_slices(details.get(v, {})), _number(v)))
+    folder = images / patient / where
+    there = [volume for volume in volumes if (folder / volume).is_file()]
+    volume = min(there or volumes, key=lambda v: (-_slices(details.get(v, {})), _number(v)))
     # the reconstructions of a scan share its report and its date: a row missing for one is taken from another
     text = next((texts[v] for v in (volume, *volumes) if v in texts), None)
     about = next((details[v] for v in (volume, *volumes) if v in details), None)
@@ -103,7 +102,7 @@ def _scan(
         age = age_of(about["PatientAge"])
     except DataError as error:
         raise DataError(f"{where}: {error}", reason=error.reason) from error
-    return Visit(patient, where, acquired, there[volume], report, "ct", age), sex_of(about["PatientSex"])
+    return Visit(patient, where, acquired, folder / volume, report, "ct", age), sex_of(about["PatientSex"])
 
 
 def _slices(row: Row) -> int:

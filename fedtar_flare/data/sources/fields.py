@@ -8,6 +8,8 @@ from datetime import datetime
 from fedtar_flare.data.cohort import MAX_AGE, Sex
 from fedtar_flare.errors import DataError
 
+PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff")
+"""Suffixes of picture files, which hold radiographs."""
 YEAR_DAYS = 365.2425
 UNITS = {"Y": 1.0, "M": 1 / 12, "W": 7 / YEAR_DAYS, "D": 1 / YEAR_DAYS}
 SEXES: dict[str, Sex] = {"F": "F", "FEMALE": "F", "M": "M", "MALE": "M"}

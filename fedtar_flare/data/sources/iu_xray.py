@@ -1,9 +1,9 @@
-"""IU X-Ray (OpenI, Indiana University): chest films with reports in sections, one visit per patient, without dates.
+"""IU X-Ray (OpenI, Indiana University): chest radiographs with reports in sections, one undated visit per patient.
 
-Two layouts. The tables ``indiana_reports.csv`` and ``indiana_projections.csv`` with the films in ``images_normalized``
+Two layouts. The tables ``indiana_reports.csv`` and ``indiana_projections.csv`` with the images in ``images_normalized``
 (in ``images`` or beside the tables): the first projection ``Frontal`` by file name is the visit's image. Or OpenI's own
-XML files, each with ``parentImage`` ids, and ``<id>.png``: they do not tell the view, so that the first image named
-counts. Tables come first where both are there.
+XML files, each with ``parentImage`` ids, and ``<id>.png``: they do not give the view, so the first image named counts.
+Tables come first where both are there.
 
 There is no date, and so no order between visits: nothing here is longitudinal. It is read only with the option
 ``undated: single``, which says that every patient has one visit; all get the same day, 2000-01-01, which stands for
@@ -39,11 +39,11 @@ def read_iu_xray(path: Path, options: Mapping[str, Any] | None = None) -> Readin
 
     Args:
         path: folder with the two tables, or with the XML files (in any depth).
-        options: ``undated``: must be ``single``. ``images``: folder of the films, relative to ``path``. ``sections``:
+        options: ``undated``: must be ``single``. ``images``: folder of the images, relative to ``path``. ``sections``:
             findings and impression where nothing else is asked for.
 
     Raises:
-        ConfigError: neither layout is there, no folder of films, ``undated`` is not set, an unknown option.
+        ConfigError: neither layout is there, no folder of radiographs, ``undated`` is not set, an unknown option.
     """
     options = options or {}
     check_options(options, OPTIONS, "iu_xray")
@@ -77,13 +77,11 @@ def read_iu_xray(path: Path, options: Mapping[str, Any] | None = None) -> Readin
 
 def _visit(uid: str, report: str, names: list[str], folder: Path) -> Visit:
     if not names:
-        raise DataError(f"report {uid}: no frontal film", reason="not-frontal-film")
+        raise DataError(f"report {uid}: no frontal radiograph", reason="not-frontal-radiograph")
     if not report:
         raise DataError(f"report {uid}: the report is empty", reason="empty-report")
-    image = next((folder / name for name in names if (folder / name).is_file()), None)
-    if image is None:
-        raise DataError(f"report {uid}: {folder / names[0]} is not there", reason="no-image")
-    return Visit(uid, uid, UNDATED, image, report, "film")
+    image = next((folder / name for name in names if (folder / name).is_file()), folder / names[0])
+    return Visit(uid, uid, UNDATED, image, report, "radiograph")
 
 
 def _from_tables(path: Path) -> Iterator[Study]:
@@ -117,4 +115,4 @@ def _folder(path: Path, given: Any, usual: tuple[str, ...]) -> Path:
     for place in places:
         if place.is_dir():
             return place
-    raise ConfigError(f"source 'iu_xray': no folder of films ({', '.join(map(str, places))})")
+    raise ConfigError(f"source 'iu_xray': no folder of radiographs ({', '.join(map(str, places))})")

@@ -4,7 +4,7 @@
 |---|---|
 | ``patient_id`` | the same text for all studies of a patient |
 | ``study_datetime`` | date, or date and time, of acquisition: 2020-01-31, 2020-01-31 12:30, 20200131 |
-| ``image`` | DICOM folder, file or zip, NIfTI, PNG, JPEG or DICOM film; relative to the table's folder |
+| ``image`` | DICOM folder, file or zip, NIfTI, PNG, JPEG or DICOM radiograph; relative to the table's folder |
 | ``report`` or ``report_path`` | the text, or a UTF-8 file with it |
 | ``age`` or ``birth_date`` | optional: years at the study, or date of birth |
 | ``sex`` | optional: F or M; anything else is unknown |
@@ -19,13 +19,14 @@ from __future__ import annotations
 import csv
 import difflib
 import logging
-from collections.abc import Iterator, Mapping
+import os
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import date, datetime
 from pathlib import Path
 from typing import Any
 
 from fedtar_flare.data.cohort import Modality, Visit
-from fedtar_flare.data.sources.fields import age_at, age_of, date_of, sex_of
+from fedtar_flare.data.sources.fields import PICTURES, age_at, age_of, date_of, sex_of
 from fedtar_flare.data.sources.reading import Reading, Rules, check_options, read_text
 from fedtar_flare.errors import ConfigError, DataError
 
@@ -34,7 +35,8 @@ OPTIONS = ("modality",)
 REQUIRED = ("patient_id", "study_datetime", "image")
 REPORTS = ("report", "report_path")
 OPTIONAL = ("age", "birth_date", "sex", "institution")
-FILMS = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff")
+MODALITIES: dict[str, Modality] = {"ct": "ct", **dict.fromkeys(("radiograph", "film", "cxr", "xray"), "radiograph")}
+"""What the option ``modality`` may say, and what that means."""
 Row = dict[str, str]
 
 
@@ -43,7 +45,8 @@ def read_manifest(path: Path, options: Mapping[str, Any] | None = None) -> Readi
 
     Args:
         path: the CSV or Parquet file, or a folder with ``manifest.csv`` or ``manifest.parquet``.
-        options: ``modality``: ``ct`` or ``film``; without it, told from the first image. And the options of every
+        options: ``modality``: ``ct`` or ``radiograph`` (also ``film``, ``cxr``, ``xray``); without it, told from the
+            first image that is there. And the options of every
             source (:mod:`fedtar_flare.data.sources.reading`).
 
     Raises:
@@ -51,8 +54,9 @@ def read_manifest(path: Path, options: Mapping[str, Any] | None = None) -> Readi
     """
     options = options or {}
     check_options(options, OPTIONS, "manifest")
-    if options.get("modality") not in (None, "ct", "film"):
-        raise ConfigError(f"source 'manifest': modality '{options['modality']}' is not 'ct' or 'film'")
+    asked = options.get("modality")
+    if asked is not None and asked not in MODALITIES:
+        raise ConfigError(f"source 'manifest': modality '{asked}' is not one of {', '.join(MODALITIES)}")
     table = path
     if path.is_dir():
         names = [name for name in ("manifest.csv", "manifest.parquet") if (path / name).is_file()]
@@ -60,17 +64,36 @@ def read_manifest(path: Path, options: Mapping[str, Any] | None = None) -> Readi
             raise ConfigError(f"{path} holds manifest.csv and manifest.parquet; name the one that counts")
         table = path / (names or ["manifest.csv"])[0]
     reading = Reading(str(table), Rules.of(options, "manifest"))
-    modality: Modality | None = options.get("modality")
+    modality = MODALITIES.get(asked) if asked is not None else None
     for number, row in _rows(table):
         where = f"{table}, row {number}"
         try:
-            image = _image(row, table.parent, where)
-            modality = modality or _modality(image)
-            visit = _visit(row, number, image, modality, table.parent, where)
-            reading.add(visit, _sex(row, where), row.get("institution", ""))
+            if not row["image"]:
+                raise _wrong(where, "image", DataError("empty", reason="no-image"))
+            image = table.parent / Path(row["image"]).expanduser()
+            if modality is None and image.exists():
+                modality = _modality(image)
+            # an image that is not there is never opened, so its kind does not matter
+            visit = _visit(row, number, image, modality or "ct", table.parent, where)
+            reading.add(visit, _sex(row, where), row.get("institution", ""), f"{where}, column 'image'")
         except DataError as error:
             reading.leave_out(error)
     return reading
+
+
+def write_rows(table: Path, rows: Sequence[Mapping[str, object]]) -> None:
+    """Write a manifest as CSV, whole or not at all, with the columns of its first row.
+
+    Args:
+        table: its folder is there.
+        rows: at least one, with the columns that :func:`read_manifest` reads.
+    """
+    temporary = table.with_name(f".{table.name}.{os.getpid()}")
+    with temporary.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+    temporary.replace(table)
 
 
 def _visit(row: Row, number: int, image: Path, modality: Modality, folder: Path, where: str) -> Visit:
@@ -95,25 +118,16 @@ def _visit(row: Row, number: int, image: Path, modality: Modality, folder: Path,
     return Visit(patient_id, f"row-{number}", acquired, image, text.strip(), modality, age)
 
 
-def _image(row: Row, folder: Path, where: str) -> Path:
-    if not row["image"]:
-        raise _wrong(where, "image", DataError("empty", reason="no-image"))
-    image = folder / Path(row["image"]).expanduser()
-    if not image.exists():
-        raise _wrong(where, "image", DataError(f"{image} is not there", reason="no-image"))
-    return image
-
-
 def _modality(image: Path) -> Modality:
-    """CT or film, by what the first image of the table looks like; a single DICOM file says so itself."""
-    if image.suffix.lower() in FILMS:
-        return "film"
+    """CT or radiograph, by what the first image of the table looks like; a single DICOM file says so itself."""
+    if image.suffix.lower() in PICTURES:
+        return "radiograph"
     if image.is_dir() or image.name.lower().endswith((".nii", ".nii.gz", ".zip")):
         return "ct"
     from pydicom import dcmread
 
     try:
-        return "film" if dcmread(image, specific_tags=["Modality"]).get("Modality") in ("CR", "DX") else "ct"
+        return "radiograph" if dcmread(image, specific_tags=["Modality"]).get("Modality") in ("CR", "DX") else "ct"
     except Exception as error:  # pydicom raises whatever the broken bytes lead to
         raise DataError(f"{image}: neither a picture nor readable DICOM ({error})", reason="unreadable") from error
 

@@ -1,12 +1,12 @@
-"""MIMIC-CXR-JPG: chest films of the Beth Israel Deaconess Medical Center, dated, with free-text reports.
+"""MIMIC-CXR-JPG: chest radiographs of the Beth Israel Deaconess Medical Center, dated, with free-text reports.
 
 Layout, as PhysioNet hands it out: ``files/p10/p10000032/s50414267/<dicom_id>.jpg`` and
 ``mimic-cxr-2.0.0-metadata.csv[.gz]`` in ``path``; reports come with MIMIC-CXR, in a folder of their own:
 ``files/p10/p10000032/s50414267.txt``. Dates are shifted per patient by the de-identification (into 2100 to 2200), which
 keeps their order and distances.
 
-One visit per study. Its image: a frontal film, PA before AP, then the earlier one, then the larger one; what is equal
-in all of these is chosen by name, so that the choice is the same each time. Lateral films are not read.
+One visit per study. Its image: a frontal radiograph, PA before AP, then the earlier, then the larger one; what is equal
+in all of these is chosen by name, so that the choice is the same each time. Lateral radiographs are not read.
 """
 
 from __future__ import annotations
@@ -53,32 +53,30 @@ def read_mimic_cxr(path: Path, options: Mapping[str, Any] | None = None) -> Read
     people = _people(path / Path(str(options["patients"])).expanduser()) if options.get("patients") else {}
     wanted = _wanted(path, options.get("split"))
     metadata = find_table(path, ("mimic-cxr-*-metadata.csv", "mimic-cxr-*-metadata.csv.gz"), "the table of images")
-    studies: dict[tuple[str, str], Row | None] = {}  # the preferred frontal film of each
+    studies: dict[tuple[str, str], Row | None] = {}  # the preferred frontal radiograph of each
     for row in rows_of(metadata, COLUMNS, ("Rows", "Columns")):
         if wanted is None or row["dicom_id"] in wanted:
             key = row["subject_id"], row["study_id"]
             other = studies.setdefault(key, None)
             if row["ViewPosition"].upper() in FRONTAL:
                 studies[key] = row if other is None else min(row, other, key=_preference)
-    for (subject, study), film in studies.items():
+    for (subject, study), image_row in studies.items():
         try:
-            reading.add(*_study(path, reports, subject, study, film, people.get(subject)))
+            reading.add(*_study(path, reports, subject, study, image_row, people.get(subject)))
         except DataError as error:
             reading.leave_out(error)
     return reading
 
 
 def _study(
-    path: Path, reports: Path, subject: str, study: str, film: Row | None, person: Person | None
+    path: Path, reports: Path, subject: str, study: str, image_row: Row | None, person: Person | None
 ) -> tuple[Visit, Sex | None]:
     where = f"p{subject}, study s{study}"
-    if film is None:
-        raise DataError(f"{where}: no frontal film (PA or AP)", reason="not-frontal-film")
-    acquired = _moment(film, where)
+    if image_row is None:
+        raise DataError(f"{where}: no frontal radiograph (PA or AP)", reason="not-frontal-radiograph")
+    acquired = _moment(image_row, where)
     folder = Path(f"p{subject[:2]}") / f"p{subject}"
-    image = path / "files" / folder / f"s{study}" / f"{film['dicom_id']}.jpg"
-    if not image.is_file():
-        raise DataError(f"{where}: {image} is not there", reason="no-image")
+    image = path / "files" / folder / f"s{study}" / f"{image_row['dicom_id']}.jpg"
     age, sex = None, None
     if person is not None:
         at_anchor, anchor_year, sex = person
@@ -86,14 +84,14 @@ def _study(
     text = read_text(reports / folder / f"s{study}.txt", where)
     if not text.strip():
         raise DataError(f"{where}: the report is empty", reason="empty-report")
-    return Visit(subject, f"s{study}", acquired, image, text.strip(), "film", age), sex
+    return Visit(subject, f"s{study}", acquired, image, text.strip(), "radiograph", age), sex
 
 
-def _preference(film: Row) -> tuple[int, str, str, int, str]:
-    size = film["Rows"], film["Columns"]
+def _preference(image_row: Row) -> tuple[int, str, str, int, str]:
+    size = image_row["Rows"], image_row["Columns"]
     pixels = int(size[0]) * int(size[1]) if all(text.isdecimal() for text in size) else 0
-    view = FRONTAL.index(film["ViewPosition"].upper())
-    return view, film["StudyDate"], _clock(film["StudyTime"]), -pixels, film["dicom_id"]
+    view = FRONTAL.index(image_row["ViewPosition"].upper())
+    return view, image_row["StudyDate"], _clock(image_row["StudyTime"]), -pixels, image_row["dicom_id"]
 
 
 def _clock(text: str) -> str:
@@ -101,11 +99,13 @@ def _clock(text: str) -> str:
     return text.split(".")[0].zfill(6)
 
 
-def _moment(film: Row, where: str) -> datetime:
+def _moment(image_row: Row, where: str) -> datetime:
     try:
-        return date_of(film["StudyDate"] + (_clock(film["StudyTime"]) if film["StudyTime"] else ""))
+        return date_of(image_row["StudyDate"] + (_clock(image_row["StudyTime"]) if image_row["StudyTime"] else ""))
     except DataError as error:
-        raise DataError(f"{where}: {error}", reason="no-date" if not film["StudyDate"] else error.reason) from error
+        raise DataError(
+            f"{where}: {error}", reason="no-date" if not image_row["StudyDate"] else error.reason
+        ) from error
 
 
 def _people(table: Path) -> dict[str, Person]:

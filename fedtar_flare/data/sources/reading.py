@@ -10,8 +10,7 @@ Options of every source:
 
 A merged visit has the image of the day's first study and the reports of all, in their order, each text once. Dates that
 a de-identifier moved (1900, 2180) are dates like others; a study without a date is left out, never put in order by its
-identifier. Studies of the very same moment have no order in time: theirs follows the text of the report, then the
-image's path, so that it does not hang on the order of the rows.
+identifier. A study whose image is not there is left out too, but keeps its place among the patient's visits.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from fedtar_flare.data.cohort import Patient, Sex, Visit
+from fedtar_flare.data.cohort import Patient, Sex, Visit, order_in_time
 from fedtar_flare.data.text.cleaning import CLEANINGS, clean_report
 from fedtar_flare.data.text.sections import check_sections, select_sections
 from fedtar_flare.errors import ConfigError, DataError
@@ -92,10 +91,18 @@ class Reading:
     problems: list[DataError] = field(default_factory=list)
     institutions: dict[str, str] = field(default_factory=dict)
     _visits: dict[str, list[Visit]] = field(default_factory=dict)
+    _unreadable: dict[str, list[Visit]] = field(default_factory=dict)
     _sexes: dict[str, set[Sex]] = field(default_factory=dict)
+    _patients: list[Patient] | None = None
 
-    def add(self, visit: Visit, sex: Sex | None, institution: str = "") -> None:
-        """Take a study in.
+    def add(self, visit: Visit, sex: Sex | None, institution: str = "", where: str = "") -> None:
+        """Take a study in; one whose image is not there counts as a problem and keeps its place in time.
+
+        Args:
+            visit: the study.
+            sex: the patient's.
+            institution: where the patient belongs, if the source knows it.
+            where: the source names the image, for the message.
 
         Raises:
             DataError: the rules leave nothing of its report.
@@ -103,8 +110,11 @@ class Reading:
         try:
             visit = replace(visit, report=self.rules.report(visit.report))
         except DataError as error:
-            where = f"{self.where}: patient {visit.patient_id}, study {visit.visit_id}"
-            raise DataError(f"{where}: {error}", reason=error.reason) from error
+            raise DataError(f"{self._study(visit)}: {error}", reason=error.reason) from error
+        if not visit.image.exists():
+            self.leave_out(DataError(f"{where or self._study(visit)}: {visit.image} is not there", reason="no-image"))
+            self._unreadable.setdefault(visit.patient_id, []).append(visit)
+            return
         if institution:
             self.institutions.setdefault(visit.patient_id, institution)
         self._visits.setdefault(visit.patient_id, []).append(visit)
@@ -120,36 +130,49 @@ class Reading:
         A study that is there twice (same moment, same image) counts once. Studies under one id with different sex
         belong to different people, so that none of them can be used. Studies of a day are merged where asked for.
 
+        The first call ends the reading: problems are counted and logged once, later calls give the same patients.
+
         Raises:
             DataError: ``no-patient`` when nothing is left, with the reasons.
         """
-        patients = []
-        for patient_id, visits in self._visits.items():
-            if len(self._sexes[patient_id]) > 1:
-                text = f"{self.where}: patient {patient_id} is F in one row and M in another; two people under one id?"
-                self.problems += [DataError(text, reason="conflicting-sex") for _ in visits]
-                continue
-            visits = sorted(visits, key=lambda visit: (visit.acquired, visit.report, str(visit.image)))
-            once = {(visit.acquired, visit.image): visit for visit in reversed(visits)}  # the first one counts
-            for _ in range(len(visits) - len(once)):
-                text = f"{self.where}: patient {patient_id}: the same study twice"
-                self.problems.append(DataError(text, reason="duplicate-visit"))
-            sex = next(iter(self._sexes[patient_id]), None)
-            kept = list(reversed(once.values()))
-            kept = merged_days(kept, self.rules.cleaning) if self.rules.same_day == "merge" else kept
-            patients.append(Patient(patient_id, sex, tuple(kept)))
-        self._log()
-        if not patients:
+        if self._patients is None:
+            found = (self._patient(patient_id, visits) for patient_id, visits in self._visits.items())
+            self._patients = [patient for patient in found if patient is not None]
+            log_left_out(self.problems)
+        if not self._patients:
             reasons = ", ".join(f"{reason}: {n}" for reason, n in self.rejected().items()) or "it holds no study"
             raise DataError(f"{self.where}: no study can be used ({reasons})", reason="no-patient")
-        return patients
+        return self._patients
+
+    def _patient(self, patient_id: str, visits: list[Visit]) -> Patient | None:
+        if len(self._sexes[patient_id]) > 1:
+            text = f"{self.where}: patient {patient_id} is F in one row and M in another; two people under one id?"
+            self.problems += [DataError(text, reason="conflicting-sex") for _ in visits]
+            return None
+        kept = _once(visits)
+        text = f"{self.where}: patient {patient_id}: the same study twice"
+        self.problems += [DataError(text, reason="duplicate-visit") for _ in range(len(visits) - len(kept))]
+        gone = _once(self._unreadable.get(patient_id, []))
+        if self.rules.same_day == "merge":
+            kept = merged_days(kept, self.rules.cleaning)
+            days = {visit.acquired.date() for visit in kept}
+            gone = [v for v in merged_days(gone, self.rules.cleaning) if v.acquired.date() not in days]
+        return Patient(patient_id, next(iter(self._sexes[patient_id]), None), tuple(kept), tuple(gone))
 
     def rejected(self) -> dict[str, int]:
         """Reason to number of studies that were left out."""
         return dict(sorted(Counter(problem.reason for problem in self.problems).items()))
 
-    def _log(self) -> None:
-        log_left_out(self.problems)
+    def _study(self, visit: Visit) -> str:
+        return f"{self.where}: patient {visit.patient_id}, study {visit.visit_id}"
+
+
+def _once(visits: Sequence[Visit]) -> list[Visit]:
+    """The visits in order, one for each moment and image."""
+    once: dict[tuple[object, Path], Visit] = {}
+    for visit in sorted(visits, key=order_in_time):
+        once.setdefault((visit.acquired, visit.image), visit)
+    return list(once.values())
 
 
 def merged_days(visits: Sequence[Visit], cleaning: str = "none") -> list[Visit]:

@@ -13,20 +13,22 @@ from fedtar_flare.errors import ConfigError
 Row = dict[str, str]
 
 
-def rows_of(table: Path, columns: Sequence[str], optional: Sequence[str] = ()) -> Iterator[Row]:
+def rows_of(table: Path, columns: Sequence[str], optional: Sequence[str] = (), *, strict: bool = True) -> Iterator[Row]:
     """The rows of a table by column, values trimmed; of the columns asked for alone, since tables may be wide.
 
     Args:
         table: ``.csv`` or ``.csv.gz``, UTF-8.
         columns: those that must be there.
         optional: those that need not; empty where they are absent.
+        strict: whether bytes that are not UTF-8 are refused; else they are replaced.
 
     Raises:
         ConfigError: the table cannot be read, or lacks a column.
     """
     try:
         with gzip.open(table) if table.suffix == ".gz" else table.open("rb") as raw:
-            reader = csv.DictReader(io.TextIOWrapper(raw, encoding="utf-8-sig", newline=""))
+            errors = "strict" if strict else "replace"
+            reader = csv.DictReader(io.TextIOWrapper(raw, encoding="utf-8-sig", errors=errors, newline=""))
             missing = [name for name in columns if name not in (reader.fieldnames or [])]
             if missing:
                 raise ConfigError(

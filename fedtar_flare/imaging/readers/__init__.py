@@ -1,1 +1,1 @@
-"""Readers of CT volumes (DICOM, NIfTI) in Hounsfield units and of chest films; plain functions and MONAI readers."""
+"""Readers of CT volumes (DICOM, NIfTI) in Hounsfield units and of chest radiographs, plain and for MONAI."""

@@ -1,7 +1,7 @@
-"""Chest films (PNG, JPEG, DICOM CR and DX) as 8-bit greyscale, dense tissue bright. Needs no MONAI.
+"""Chest radiographs (PNG, JPEG, DICOM CR and DX) as 8-bit greyscale, dense tissue bright. Needs no MONAI.
 
-8-bit pictures are taken as they are. Deeper ones are mapped to 8 bits by the film's own window where it has one
-(DICOM), else between their 0.1 and 99.9 percentiles, so that a marker or a dead pixel does not darken the film.
+8-bit pictures are taken as they are. Deeper ones are mapped to 8 bits by the radiograph's own window where it has one
+(DICOM), else between their 0.1 and 99.9 percentiles, so that a marker or a dead pixel does not darken the radiograph.
 """
 
 from __future__ import annotations
@@ -11,17 +11,17 @@ from typing import Any
 
 import numpy as np
 
+from fedtar_flare.data.sources.fields import PICTURES
 from fedtar_flare.errors import DataError
 
-PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff")
 LATERAL = {"LL", "RL", "LATERAL", "LLD", "RLD"}
 MAX_PIXELS = 400_000_000
 MIN_SIDE = 16
 GREY = ("MONOCHROME1", "MONOCHROME2")
 
 
-def read_film(path: Path | str, *, lateral: bool = False) -> np.ndarray:
-    """Read one film.
+def read_radiograph(path: Path | str, *, lateral: bool = False) -> np.ndarray:
+    """Read one radiograph.
 
     Args:
         path: PNG, JPEG, BMP, TIFF, or DICOM CR/DX.
@@ -31,19 +31,21 @@ def read_film(path: Path | str, *, lateral: bool = False) -> np.ndarray:
         uint8 (height, width).
 
     Raises:
-        DataError: ``no-image``, ``unreadable``, ``not-film`` (another modality, colours by a palette, several frames
-            or pages, black and white alone), ``lateral-view``, ``no-pixel-data``, ``wrong-pixel-count``,
+        DataError: ``no-image``, ``unreadable``, ``not-a-radiograph`` (another modality, palette colours, several frames
+            or pages, pure black and white), ``lateral-view``, ``no-pixel-data``, ``wrong-pixel-count``,
             ``unsupported-transfer-syntax``, ``bad-header``, ``not-finite``, ``blank``, ``too-small``.
     """
     path = Path(path)
     if not path.is_file():
         raise DataError(f"{path}: there is no such file", reason="no-image")
-    film = _read_picture(path) if path.suffix.lower() in PICTURES else _read_dicom(path, lateral)
-    if film.min() == film.max():
+    radiograph = _read_picture(path) if path.suffix.lower() in PICTURES else _read_dicom(path, lateral)
+    if radiograph.min() == radiograph.max():
         raise DataError(f"{path}: every pixel has the same value", reason="blank")
-    if min(film.shape) < MIN_SIDE:
-        raise DataError(f"{path}: {film.shape[1]} x {film.shape[0]} pixels are no film", reason="too-small")
-    return film
+    if min(radiograph.shape) < MIN_SIDE:
+        raise DataError(
+            f"{path}: {radiograph.shape[1]} x {radiograph.shape[0]} pixels are no radiograph", reason="too-small"
+        )
+    return radiograph
 
 
 def _read_picture(path: Path) -> np.ndarray:
@@ -52,10 +54,10 @@ def _read_picture(path: Path) -> np.ndarray:
     try:
         with Image.open(path) as image:
             if image.width * image.height > MAX_PIXELS:
-                raise DataError(f"{path}: {image.size} pixels are no film", reason="unreadable")
+                raise DataError(f"{path}: {image.size} pixels are no radiograph", reason="unreadable")
             if getattr(image, "n_frames", 1) > 1 or image.mode == "1":
                 what = "a bitmap without greys" if image.mode == "1" else "several pictures in one file"
-                raise DataError(f"{path}: {what}", reason="not-film")
+                raise DataError(f"{path}: {what}", reason="not-a-radiograph")
             upright = ImageOps.exif_transpose(image)
             if upright.mode in ("I;16", "I;16B", "I;16L", "I", "F"):
                 values = np.asarray(upright).astype(np.float32)
@@ -83,13 +85,13 @@ def _read_dicom(path: Path, lateral: bool) -> np.ndarray:
     except Exception as error:  # pydicom raises whatever the broken bytes lead to
         raise DataError(f"{path}: not readable as DICOM ({error})", reason="unreadable") from error
     if dataset.get("Modality") not in ("CR", "DX"):
-        raise DataError(f"{path}: modality '{dataset.get('Modality')}' is not CR or DX", reason="not-film")
+        raise DataError(f"{path}: modality '{dataset.get('Modality')}' is not CR or DX", reason="not-a-radiograph")
     if str(dataset.get("ViewPosition", "")).upper() in LATERAL and not lateral:
         raise DataError(f"{path}: a lateral view", reason="lateral-view")
     if "PixelData" not in dataset:
         raise DataError(f"{path}: no pixel data", reason="no-pixel-data")
     if (meaning := str(dataset.get("PhotometricInterpretation", ""))) not in GREY:
-        raise DataError(f"{path}: photometric interpretation '{meaning}' is not grey", reason="not-film")
+        raise DataError(f"{path}: photometric interpretation '{meaning}' is not grey", reason="not-a-radiograph")
     _check_size(dataset, path)
     try:
         stored = pixel_array(dataset, raw=True)
@@ -101,7 +103,7 @@ def _read_dicom(path: Path, lateral: bool) -> np.ndarray:
     except Exception as error:  # decoders raise whatever the broken bytes lead to
         raise DataError(f"{path}: the pixels cannot be decoded ({error})", reason="unreadable") from error
     if stored.ndim != 2:
-        raise DataError(f"{path}: pixels of shape {stored.shape} are no film", reason="not-film")
+        raise DataError(f"{path}: pixels of shape {stored.shape} are no radiograph", reason="not-a-radiograph")
     try:
         values = apply_modality_lut(stored, dataset)
         windowed = dataset.get("WindowCenter") not in (None, "") or "VOILUTSequence" in dataset
@@ -115,7 +117,7 @@ def _read_dicom(path: Path, lateral: bool) -> np.ndarray:
 
 
 def _check_size(dataset: Any, path: Path) -> None:
-    """More pixels than rows and columns make: the film would be a part of what was exposed, or garbled."""
+    """More pixels than rows and columns make: the radiograph would be a part of what was exposed, or garbled."""
     syntax = getattr(dataset.file_meta, "TransferSyntaxUID", None)
     if syntax is None or syntax.is_encapsulated:
         return

@@ -1,4 +1,4 @@
-"""``FilmReader``: chest films for MONAI's ``LoadImaged``."""
+"""``RadiographReader``: chest radiographs for MONAI's ``LoadImaged``."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 from monai.data import ImageReader
 
-from fedtar_flare.imaging.readers.radiograph import PICTURES, read_film
+from fedtar_flare.data.sources.fields import PICTURES
+from fedtar_flare.imaging.readers.radiograph import read_radiograph
 
 
-class FilmReader(ImageReader):
-    """Reads one film as uint8 (height, width), dense tissue bright; a film has no place in the body: identity affine.
+class RadiographReader(ImageReader):
+    """Reads one radiograph as uint8 (height, width), dense tissue bright; its affine is the identity.
 
     As with :class:`~fedtar_flare.imaging.readers.dicom_ct.CTSeriesReader`, the file is read in :meth:`get_data`, so
     that no other reader takes over what this one refuses.
@@ -27,24 +28,24 @@ class FilmReader(ImageReader):
         self.lateral = lateral
 
     def verify_suffix(self, filename: Sequence[Any] | Any) -> bool:
-        """Whether a path looks like a film: a picture, DICOM, or a file without a suffix."""
+        """Whether a path looks like a radiograph: a picture, DICOM, or a file without a suffix."""
         names = [filename] if isinstance(filename, str | Path) else list(filename)
         return all(Path(name).suffix.lower() in (*PICTURES, ".dcm", ".dicom", "") for name in names)
 
     def read(self, data: Sequence[Any] | Any, **kwargs: Any) -> Path:
-        """The path of the one film."""
+        """The path of the one radiograph."""
         names = [data] if isinstance(data, str | Path) else list(data)
         if len(names) != 1:
-            raise ValueError(f"one film at a time, not {len(names)}")
+            raise ValueError(f"one radiograph at a time, not {len(names)}")
         return Path(names[0])
 
     def get_data(self, img: Path) -> tuple[np.ndarray, dict[str, Any]]:
-        """Radiograph and metadata; raises :class:`DataError` (see :func:`read_film`)."""
-        film = read_film(img, lateral=self.lateral)
+        """Radiograph and metadata; raises :class:`DataError` (see :func:`read_radiograph`)."""
+        radiograph = read_radiograph(img, lateral=self.lateral)
         affine = np.eye(4)
-        return film, {
+        return radiograph, {
             "affine": affine,
             "original_affine": affine.copy(),
-            "spatial_shape": np.array(film.shape),
+            "spatial_shape": np.array(radiograph.shape),
             "original_channel_dim": float("nan"),
         }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import stat
 from pathlib import Path
 
+from fedtar_flare.data.timeline import Timeline
 from fedtar_flare.errors import FedTARError
 from fedtar_flare.site.cohort import load_cohort
 from fedtar_flare.site.doctor.finding import FAIL, OK, WARN, Finding
@@ -32,7 +33,8 @@ def summary(config: SiteConfig, time_steps: int) -> list[Finding]:
     if config.source == "synthetic":
         return []
     try:
-        cohort = load_cohort(config.replace(simulated=True), "site", time_steps=time_steps)  # no key is made for this
+        # as a simulated site: no key is made for this
+        cohort = load_cohort(config.replace(simulated=True), "site", timeline=Timeline(time_steps))
     except FedTARError as error:
         return [Finding(FAIL, "data", str(error), "correct the table; 'fedtar data check' looks at every study")]
     steps = [sum(counts) for counts in zip(*cohort.counts().values(), strict=True)]

@@ -1,0 +1,59 @@
+"""How the visits of a cohort become time steps."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from dataclasses import dataclass
+from datetime import datetime
+
+from fedtar_flare.errors import ConfigError
+
+ALIGNMENTS = ("visit", "period")
+PRIORS = ("none", "report")
+
+
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """The time steps 1 to T of a run.
+
+    Args:
+        time_steps: T.
+        alignment: ``visit``: a patient's t-th visit by date, visits beyond T belong to step T; ``period``: by the
+            calendar bins that ``periods`` bound.
+        periods: T - 1 rising dates between the bins, for ``period``; a date belongs to the bin that it begins.
+        prior: ``none`` or ``report``: whether a sample knows the patient's visit before.
+
+    Raises:
+        ConfigError: names the field and what is allowed.
+    """
+
+    time_steps: int
+    alignment: str = "visit"
+    periods: tuple[datetime, ...] = ()
+    prior: str = "none"
+
+    def __post_init__(self) -> None:
+        whole = isinstance(self.time_steps, int) and not isinstance(self.time_steps, bool)
+        if not whole or self.time_steps < 1:
+            raise ConfigError(f"time_steps must be a whole number of at least 1, not {self.time_steps!r}")
+        for name, value, known in (("alignment", self.alignment, ALIGNMENTS), ("prior", self.prior, PRIORS)):
+            if value not in known:
+                raise ConfigError(f"{name} '{value}' is not one of {', '.join(known)}")
+        object.__setattr__(self, "periods", tuple(self.periods))
+        rising = list(self.periods) == sorted(set(self.periods))
+        if self.alignment == "period" and (len(self.periods) != self.time_steps - 1 or not rising):
+            raise ConfigError(
+                f"alignment 'period' needs {self.time_steps - 1} rising dates as periods, the bounds between "
+                f"{self.time_steps} bins, not {[date.isoformat() for date in self.periods]}"
+            )
+
+    def step_of(self, place: int, acquired: datetime) -> int:
+        """Time step (1 to T) of a patient's visit.
+
+        Args:
+            place: how many visits of the patient came before it.
+            acquired: its date, for ``period``.
+        """
+        if self.alignment == "period":
+            return bisect_right(self.periods, acquired) + 1
+        return min(place + 1, self.time_steps)
