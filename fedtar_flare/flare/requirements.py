@@ -31,7 +31,7 @@ def requirements(recipe: Any) -> dict[str, Any]:
         "job": recipe.name,
         "fedtar_flare": __version__,
         "data": {
-            "studies": "films" if model.slices == 1 else "chest CT series",
+            "studies": "radiographs" if model.slices == 1 else "chest CT series",
             "columns": ["patient_id", "study_datetime", "image", "report or report_path", "age or birth_date", "sex"],
             "time_steps": controller.time_steps,
             "alignment": executor.data_config.alignment,
