@@ -1,7 +1,7 @@
 """A method that does not exist: every form of group and every kind of field, for tests of what reads a contract."""
 
-from fedtar_flare.protocol.contract import SECONDS, Contract, Group, Task
-from fedtar_flare.protocol.fields import Field
+from fedtar_flare.protocol.contract import Contract, Group, Task
+from fedtar_flare.protocol.fields import SECONDS, Field
 from fedtar_flare.protocol.tasks import ADAPTER, PARAMETERS, PRIVACY
 
 ROWS = Group("rows", "collected", (r"bank\.features",), "one row a patient", personal=True, max_rows=4, width=3)

@@ -51,7 +51,7 @@ def requirements(recipe: Any) -> dict[str, Any]:
         },
         "work": {
             "rounds": controller.num_rounds,
-            "tasks": 1 + controller.num_rounds * (controller.time_steps + 1),
+            "time_steps": controller.time_steps,
             "training": executor.training_config.to_dict(),
             "seconds_per_task_limit": controller.step_time_limit,
         },
@@ -105,8 +105,8 @@ def describe(needs: dict[str, Any]) -> str:
         ),
         f"computer: a GPU is {needs['computer']['gpu']}; Python {needs['computer']['python']}; a cache of "
         f"{data['cache_bytes_per_study']} bytes a study.",
-        f"work: {work['tasks']} tasks ({work['rounds']} rounds), {work['training']['local_steps']} updates of "
-        f"{work['training']['batch_size']} reports at each time step, at most {work['seconds_per_task_limit']} s a "
+        f"work: {work['rounds']} rounds, {work['time_steps']} time steps, {work['training']['local_steps']} updates "
+        f"of {work['training']['batch_size']} reports a training task, at most {work['seconds_per_task_limit']} s a "
         "task.",
         "",
         f"{leaves['title']}: what leaves the site, and in which task. Nothing else can.",

@@ -17,7 +17,7 @@ import torch
 
 from fedtar_flare.errors import ConfigError, ExchangeError
 from fedtar_flare.protocol.exchange import WIRE_DTYPES, check_tensor, check_tensor_names
-from fedtar_flare.protocol.fields import MAX_TEXT, NUMBER_KINDS, Field
+from fedtar_flare.protocol.fields import NUMBER_KINDS, Field, check_error, check_texts
 from fedtar_flare.protocol.messages import ERROR, OK, Reply
 
 LORA_NAMES = r"base_model\.model\..+\.lora_[AB]\.weight"
@@ -28,8 +28,6 @@ WHOLE_PARAMETERS = "parameters"
 
 MAX_HEADER = 300_000
 """Largest header, in characters of JSON; the exchange schema of the paper's model needs a fifth of it."""
-
-_VERSION = re.compile(r"[0-9A-Za-z.+-]{0,40}")
 
 Sends = Literal["nothing", "initial", "difference"]
 
@@ -224,7 +222,7 @@ class Contract:
             return
         if reply.method != self.method:
             raise ExchangeError(f"the reply is of method '{reply.method}', not of '{self.method}'")
-        _check_texts(reply)
+        check_texts(reply)
         for where, values, wanted in (("numbers", reply.numbers, True), ("payload", reply.payload, False)):
             for name, value in values.items():
                 field = task.field(name) if isinstance(name, str) else None
@@ -280,27 +278,3 @@ class Contract:
 
 
 _SENDS = {"nothing": "no tensors", "initial": "full weights", "difference": "a difference"}
-
-
-def check_error(reply: Reply) -> None:
-    """Refuse an error reply with more than its reason and how long it took, whatever its method.
-
-    Raises:
-        ExchangeError: names what it carries.
-    """
-    _check_texts(reply)
-    if reply.payload or set(reply.numbers) - {SECONDS.name}:
-        raise ExchangeError("an error reply carries more than its reason")
-    for value in reply.numbers.values():
-        SECONDS.check(value)
-
-
-SECONDS = Field("seconds", "number", "how long the task took", least=0)
-"""The one number that every reply may carry."""
-
-
-def _check_texts(reply: Reply) -> None:
-    if len(reply.reason) > MAX_TEXT:
-        raise ExchangeError(f"the field 'reason' is longer than {MAX_TEXT} characters")
-    if not isinstance(reply.plugin, str) or not _VERSION.fullmatch(reply.plugin):
-        raise ExchangeError("the field 'plugin' is not a version")

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from fedtar_flare.errors import ConfigError, ExchangeError
 from fedtar_flare.protocol.exchange import ExchangeSchema
-from fedtar_flare.protocol.messages import WORD
+from fedtar_flare.protocol.messages import WORD, Reply
 
 MAX_TEXT = 512
 """Longest text of one value, in characters."""
@@ -23,6 +23,7 @@ MAX_DEPTH = 6
 """Deepest nesting of a ``tree`` or of ``settings``."""
 
 _NAME = re.compile(rf"{WORD.pattern}|\d{{1,4}}")
+_VERSION = re.compile(r"[0-9A-Za-z.+-]{0,40}")
 _VALUE = re.compile(r"[A-Za-z0-9_.+-]{1,64}")
 
 Kind = Literal["number", "count", "numbers", "tree", "word", "words", "schema", "settings"]
@@ -72,6 +73,35 @@ class Field:
             ExchangeError: names the field and never its value.
         """
         _CHECKS[self.kind](self, value)
+
+
+SECONDS = Field("seconds", "number", "how long the task took", least=0)
+"""The one number that every reply may carry."""
+
+
+def check_error(reply: Reply) -> None:
+    """Refuse an error reply with more than its reason and how long it took, whatever its method.
+
+    Raises:
+        ExchangeError: names what it carries.
+    """
+    check_texts(reply)
+    if reply.payload or set(reply.numbers) - {SECONDS.name}:
+        raise ExchangeError("an error reply carries more than its reason")
+    for value in reply.numbers.values():
+        SECONDS.check(value)
+
+
+def check_texts(reply: Reply) -> None:
+    """Refuse a reason that is too long, or a version that is none.
+
+    Raises:
+        ExchangeError: names the field.
+    """
+    if len(reply.reason) > MAX_TEXT:
+        raise ExchangeError(f"the field 'reason' is longer than {MAX_TEXT} characters")
+    if not isinstance(reply.plugin, str) or not _VERSION.fullmatch(reply.plugin):
+        raise ExchangeError("the field 'plugin' is not a version")
 
 
 def _number(field: Field, value: Any) -> None:

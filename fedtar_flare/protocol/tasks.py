@@ -6,8 +6,8 @@ simulator, so what can be answered together is asked together.
 
 from __future__ import annotations
 
-from fedtar_flare.protocol.contract import LORA_NAMES, SECONDS, WHOLE_PARAMETERS, Group, Task
-from fedtar_flare.protocol.fields import Field
+from fedtar_flare.protocol.contract import LORA_NAMES, WHOLE_PARAMETERS, Group, Task
+from fedtar_flare.protocol.fields import SECONDS, Field
 
 HANDSHAKE = "handshake"
 TRAIN = "train"

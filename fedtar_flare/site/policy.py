@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -50,9 +50,9 @@ def streaming_allowed(workspace: Path) -> bool:
     try:
         if not file.exists():
             return True
-        scopes = _list(read_json(file), "scopes")
-        filters = [entry["path"] for scope in scopes for entry in _list(scope, RESULT_FILTERS)]
-    except (OSError, ConfigError, KeyError, TypeError):
+        scopes = _list(read_json(file)["scopes"])
+        filters = [entry["path"] for scope in scopes for entry in _list(scope.get(RESULT_FILTERS, []))]
+    except (OSError, ConfigError, KeyError, TypeError, AttributeError):
         return False
     return all(path == GUARD for path in filters)
 
@@ -72,11 +72,10 @@ def read_json(path: Path) -> dict[str, Any]:
     return content
 
 
-def _list(content: Mapping[str, Any], key: str) -> list[Any]:
-    entries = content.get(key, []) if isinstance(content, Mapping) else None
-    if not isinstance(entries, list):
-        raise TypeError(f"'{key}' is not a list")
-    return entries
+def _list(value: Any) -> list[Any]:
+    if not isinstance(value, list):
+        raise TypeError("not a list")
+    return value
 
 
 def _unique(paths: Iterable[str]) -> list[str]:

@@ -176,7 +176,12 @@ def test_export_for_production_and_its_description(tmp_path, here):
     assert (job / "meta.json").is_file() and not list(job.rglob("custom"))
     code, out, _ = here("export", "--describe", "--preset", "paper", "--rounds", 5)
     assert (
-        code == 0 and "distilgpt2" in out and "Apache-2.0" in out and "GPU" in out and "report, image or patient" in out
+        code == 0
+        and "distilgpt2" in out
+        and "Apache-2.0" in out
+        and "GPU" in out
+        and "images, reports" in out
+        and "t_numbers" in out
     )
 
 

@@ -16,9 +16,11 @@ from nvflare.app_common.default_component_policy import DEFAULT_CLASS_ALLOW_LIST
 
 from fedtar_flare.errors import ConfigError
 from fedtar_flare.fedtar.recipe import FedTARRecipe
+from fedtar_flare.methods import METHODS
 from fedtar_flare.provision import kit as kits
 from fedtar_flare.provision.builder import KitBuilder
 from fedtar_flare.provision.storage import KitJobManager, KitStorage
+from fedtar_flare.site.policy import GUARD, server_classes, site_classes
 
 BIN = Path(sys.executable).parent
 PROJECTS = ("project.yml", "project-relay.yml", "project-localhost.yml")
@@ -56,13 +58,13 @@ def test_the_allow_list_has_exactly_the_classes_of_the_shipped_job(tmp_path, sid
     FedTARRecipe(name="job").export(str(tmp_path), byoc=False)
     config = json.loads((tmp_path / "job/app/config" / f"config_fed_{side}.json").read_text())
     needed = classes(config) - set(DEFAULT_CLASS_ALLOW_LIST)
-    assert needed == set(kits.SERVER_CLASSES if side == "server" else kits.SITE_CLASSES)
+    assert needed == set(server_classes(["fedtar"]) if side == "server" else site_classes(["fedtar"]))
 
 
 @pytest.mark.parametrize("project", PROJECTS)
 def test_every_kit_of_every_project_is_complete(provisioned, repository, project):
     place = provisioned[project]
-    for kind, wanted in (("server", kits.SERVER_CLASSES), ("client", kits.SITE_CLASSES)):
+    for kind, wanted in (("server", server_classes()), ("client", site_classes())):
         names = participants(repository, project, kind)
         assert names
         for name in names:
@@ -87,8 +89,9 @@ def test_every_kit_of_every_project_is_complete(provisioned, repository, project
         policy = json.loads((local / "privacy.json").read_text())
         (scope,) = policy["scopes"]
         assert policy["default_scope"] == scope["name"]
-        assert [entry["path"] for entry in scope["task_result_filters"]] == [kits.GUARD]
-        assert [entry["path"] for entry in scope["task_data_filters"]] == [kits.GUARD]
+        assert [entry["path"] for entry in scope["task_result_filters"]] == [GUARD]
+        assert [entry["path"] for entry in scope["task_data_filters"]] == [GUARD]
+        assert scope["task_result_filters"][-1]["args"] == {"methods": list(METHODS)}
 
 
 def test_hospitals_of_a_region_go_through_its_relay_and_every_connection_is_mutual_tls(provisioned):
@@ -167,6 +170,20 @@ def test_a_folder_that_is_no_kit_is_named(tmp_path):
         kits.complete_kit(tmp_path)
 
 
+RESOURCES = {"components": [], "class_allow_list": [], "snapshot_persistor": {"args": {}}}
+
+
+def test_a_kit_for_some_methods_has_their_classes_alone(madeup):
+    for methods, wanted in ((["madeup"], ["made.up.Executor", GUARD]), ([], site_classes())):
+        assert kits.complete(RESOURCES, server=False, methods=methods)["class_allow_list"] == wanted
+    assert kits.complete(RESOURCES, server=True, methods=["madeup"])["class_allow_list"] == ["made.up.Controller"]
+    (scope,) = kits.site_policy(["madeup"], ["projection.weight"])["scopes"]
+    assert scope["task_result_filters"] == scope["task_data_filters"]
+    assert scope["task_result_filters"][0]["args"] == {"methods": ["madeup"], "extra_names": ["projection.weight"]}
+    with pytest.raises(ConfigError, match="did you mean 'madeup'"):
+        kits.complete(RESOURCES, server=False, methods=["madeupp"])
+
+
 @pytest.mark.parametrize("path", ["fedtar_flare.", "fedtar_flare.fedtar", "*", "Executor", "a..B"])
 def test_no_package_can_be_put_on_the_allow_list(provisioned, path):
     file = provisioned["project-localhost.yml"] / "hospital-a" / "local" / "resources.json.default"
@@ -174,7 +191,17 @@ def test_no_package_can_be_put_on_the_allow_list(provisioned, path):
         kits.complete(json.loads(file.read_text()), server=False, extra_classes=[path])
 
 
-@pytest.mark.parametrize("arguments", [{"extra_classes": "a.b.C"}, {"filters": {}}, {"gpus": {"x": {"cores": 1}}}])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"extra_classes": "a.b.C"},
+        {"filters": {}},
+        {"gpus": {"x": {"cores": 1}}},
+        {"methods": "fedtar"},
+        {"methods": ["fedtra"]},
+        {"extra_names": "lora"},
+    ],
+)
 def test_builder_settings_are_checked_when_it_is_built(arguments):
     with pytest.raises(ConfigError):
         KitBuilder(**arguments)
@@ -188,7 +215,7 @@ def test_filters_of_the_site_run_before_the_guard_and_gpus_reach_their_site(tmp_
     (tmp_path / "p.yml").write_text(yaml.safe_dump(project))
     local = provision(tmp_path / "p.yml", tmp_path / "ws") / "hospital-a" / "local"
     (scope,) = json.loads((local / "privacy.json").read_text())["scopes"]
-    assert [entry["path"] for entry in scope["task_result_filters"]] == [noise["path"], kits.GUARD]
+    assert [entry["path"] for entry in scope["task_result_filters"]] == [noise["path"], GUARD]
     resources = json.loads((local / "resources.json.default").read_text())
     manager = next(entry for entry in resources["components"] if entry["id"] == "resource_manager")
     assert (manager["args"]["num_of_gpus"], manager["args"]["mem_per_gpu_in_GiB"]) == (2, 40)

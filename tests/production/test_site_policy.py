@@ -18,7 +18,7 @@ from nvflare.private.privacy_manager import Scope
 
 from fedtar_flare.fedtar.contract import CONTRACT
 from fedtar_flare.fedtar.recipe import FedTARRecipe
-from fedtar_flare.protocol.messages import ERROR, OK, Reply
+from fedtar_flare.protocol.messages import ERROR, OK, Reply, TaskHeader, version
 from fedtar_flare.provision.kit import site_policy
 
 A, B = "base_model.model.x.lora_A.weight", "base_model.model.x.lora_B.weight"
@@ -33,15 +33,16 @@ def scope(tmp_path):
     return create_privacy_manager(Workspace(str(tmp_path), "hospital-a"), names_only=False).default_scope
 
 
-def answer(scope, update):
+def answer(scope, update, method="fedtar"):
     """What leaves the site when its executor answers ``train`` with this update; the job has no filter at all."""
     context = FLContext()
     context.set_prop(FLContextKey.SCOPE_OBJECT, scope, private=True, sticky=False)
     context.set_prop(FLContextKey.TASK_NAME, "train", private=True, sticky=False)
-    task = FLModelUtils.to_shareable(FLModel(params=DOWN, params_type=ParamsType.FULL))
+    header = TaskHeader(method, "run", 1, 1, 2, 2, version(1, 0))
+    task = FLModelUtils.to_shareable(FLModel(params=DOWN, params_type=ParamsType.FULL, meta=header.to_meta()))
     apply_filters(Scope.TASK_DATA_FILTERS_NAME, task, context, {}, "train", FilterKey.IN)
     context.set_prop(FLContextKey.TASK_DATA, None, private=True, sticky=False)  # as FLARE does after the executor
-    meta = Reply(OK, 1, 1, numbers={"samples": 3}).to_meta()
+    meta = Reply(OK, 1, 1, numbers={"samples": 3}, method="fedtar").to_meta()
     result = FLModelUtils.to_shareable(FLModel(params=update, params_type=ParamsType.DIFF, meta=meta))
     left = apply_filters(Scope.TASK_RESULT_FILTERS_NAME, result, context, {}, "train", FilterKey.OUT)
     model = FLModelUtils.from_shareable(left)
@@ -66,6 +67,11 @@ def test_the_agreed_update_leaves(scope):
 def test_anything_else_stays(scope, update):
     reply, params = answer(scope, update)
     assert reply.status == ERROR and not params and "guard" in reply.reason
+
+
+def test_a_reply_of_another_method_than_the_task_stays(scope):
+    reply, params = answer(scope, DOWN, method="other")
+    assert reply.status == ERROR and not params and "the task of 'other'" in reply.reason
 
 
 def test_the_job_s_own_guard_stands_at_every_task_by_name(tmp_path):

@@ -15,10 +15,11 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 from PIL import Image
 
-from fedtar_flare.provision.kit import SITE_CLASSES, site_policy
+from fedtar_flare.provision.kit import site_policy
 from fedtar_flare.site.doctor import FAIL, OK, WARN, diagnose
 from fedtar_flare.site.doctor.connection import certificates, server
 from fedtar_flare.site.participation import Participation, decide
+from fedtar_flare.site.policy import GUARD, site_classes
 
 
 def certificate(name, issuer=None, issuer_key=None, days=365):
@@ -108,7 +109,7 @@ def kit(tmp_path, project, listening, monkeypatch):
     (kit / "startup" / "client.key").chmod(0o600)
     service = {"target": f"127.0.0.1:{listening}", "scheme": "grpc"}
     (kit / "startup" / "fed_client.json").write_text(json.dumps({"servers": [{"service": service, "identity": "s"}]}))
-    resources = {"class_allow_list": list(SITE_CLASSES), "class_list_enforcement_mode": "enforce"}
+    resources = {"class_allow_list": site_classes(), "class_list_enforcement_mode": "enforce"}
     (local / "resources.json.default").write_text(json.dumps(resources))
     (local / "privacy.json").write_text(json.dumps(site_policy()))
     rows = ["patient_id,study_datetime,image,report"]
@@ -153,6 +154,14 @@ def _scope_without_guard(content):
 
 def _guard_not_last(content):
     content["scopes"][0]["task_result_filters"].append({"path": "nvflare.app_common.filters.SVTPrivacy", "args": {}})
+
+
+def _guards(**arguments):
+    def change(content):
+        for name in ("task_result_filters", "task_data_filters"):
+            content["scopes"][0][name] = [{"path": GUARD, "args": arguments}]
+
+    return _privacy(change)
 
 
 def _noise(**arguments):
@@ -200,6 +209,9 @@ FAULTS = {
     "a policy that is no JSON": (_write("privacy.json", "{"), "site policy", FAIL),
     "a scope without a guard": (_privacy(_scope_without_guard), "site policy", FAIL),
     "a filter behind the guard": (_privacy(_guard_not_last), "site policy", FAIL),
+    "a method that is not installed": (_guards(methods=["fedtra"]), "site policy", FAIL),
+    "a guard of an earlier release": (_guards(allowed_names=["lora"]), "site policy", FAIL),
+    "a bad regular expression": (_guards(extra_names=["("]), "site policy", FAIL),
     "no audit": (_privacy(lambda content: content.pop("components")), "audit", WARN),
     "streams past the noise": (_stream, "differential privacy", FAIL),
     "noise without a bound": (_noise(clip_norm=-1), "differential privacy", FAIL),
@@ -213,6 +225,14 @@ def test_each_fault_is_found_and_has_a_cure(kit, fault):
     change, check, status = FAULTS[fault]
     change(kit)
     assert worst(kit, check).status == status
+
+
+def test_the_allowed_methods_are_told(kit, madeup):
+    assert worst(kit, "methods").text == "this site takes part in fedtar"  # as provisioned, before madeup came
+    assert worst(kit, "allow-list").status == OK
+    _guards()(kit)
+    assert worst(kit, "methods").text == "this site takes part in fedtar, madeup"
+    assert worst(kit, "allow-list").status == FAIL and "made.up.Executor" in worst(kit, "allow-list").text
 
 
 def test_privacy_well_set_up_tells_what_is_spent(kit):

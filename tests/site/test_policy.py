@@ -1,0 +1,61 @@
+"""What a site's policy file says of streamed scalars and of classes; what cannot be read allows nothing."""
+
+import json
+
+import pytest
+
+from fedtar_flare.errors import ConfigError
+from fedtar_flare.provision.kit import site_policy
+from fedtar_flare.site.policy import GUARD, PRIVACY_FILTER, server_classes, site_classes, streaming_allowed
+
+
+def write(tmp_path, content):
+    (tmp_path / "local").mkdir(exist_ok=True)
+    text = content if isinstance(content, str) else json.dumps(content)
+    (tmp_path / "local" / "privacy.json").write_text(text)
+
+
+def policy(*filters):
+    return site_policy(filters=[{"path": path, "args": {}} for path in filters])
+
+
+def test_scalars_stream_where_the_guard_stands_alone(tmp_path):
+    assert streaming_allowed(tmp_path)  # no policy of its own, as in the simulator
+    write(tmp_path, policy())
+    assert streaming_allowed(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        policy(PRIVACY_FILTER),
+        policy("nvflare.app_common.filters.SVTPrivacy"),
+        policy("hospital.filters.Noise"),  # has not "Privacy" in its name
+        {"scopes": [policy()["scopes"][0], policy("hospital.filters.Noise")["scopes"][0]]},
+        {"scopes": [{"task_result_filters": [{"name": "OutboundGuard"}]}]},
+        {"scopes": [{"task_result_filters": [GUARD]}]},
+        {"scopes": [{"task_result_filters": {"path": GUARD}}]},
+        {"scopes": [GUARD]},
+        {"scopes": ""},
+        {"task_result_filters": []},
+        [],
+        "{",
+        "",
+        "\udcff",
+    ],
+)
+def test_scalars_do_not_stream_past_a_filter_that_may_be_for_privacy(tmp_path, content):
+    if content == "\udcff":
+        write(tmp_path, "")
+        (tmp_path / "local" / "privacy.json").write_bytes(b"\xff")
+    else:
+        write(tmp_path, content)
+    assert not streaming_allowed(tmp_path)
+
+
+def test_classes_are_those_of_the_methods(madeup):
+    assert server_classes(["madeup"]) == ["made.up.Controller"]
+    assert site_classes(["madeup"]) == ["made.up.Executor", GUARD]
+    assert set(site_classes(["madeup"])) < set(site_classes()) and len(site_classes()) == len(set(site_classes()))
+    with pytest.raises(ConfigError, match="unheard-of"):
+        site_classes(["unheard-of"])
