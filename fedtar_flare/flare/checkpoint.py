@@ -10,7 +10,7 @@ import hashlib
 import os
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,8 @@ from fedtar_flare.tensor_file import StateError, read_tensors, write_tensors
 _FILE = re.compile(r"^round-(\d{4})\.safetensors$")
 FORMAT = 1
 BEST = "best.safetensors"
+SIMULATED_JOB = "simulate_job"
+"""FLARE's id of every job in the simulator."""
 KEPT = "fedtar_checkpoints"
 """Folder of the server's kit where checkpoints stay after a job, by the job's id."""
 
@@ -97,6 +99,68 @@ class CheckpointFolder:
             return []
         matches = ((_FILE.match(path.name), path) for path in self.folder.iterdir())
         return sorted((int(match.group(1)), path) for match, path in matches if match)
+
+
+class RunCheckpoints:
+    """Where the checkpoints of a job are written, and those of the job that it resumes.
+
+    They go to the results, and to the server's kit by the job's id, where they stay: FLARE takes the run folder away
+    when a job ends, and a server that was killed leaves no results to download. The simulator has no kit.
+
+    Args:
+        results: folder of the job's results.
+        run_dir: FLARE's run folder.
+        job: FLARE's id of the job.
+        resume_from: id of a job that ran at this server, or a checkpoint folder; empty: nothing is resumed.
+        keep: how many of the newest stay.
+    """
+
+    def __init__(self, results: Path, run_dir: Path, job: str | None, resume_from: str, keep: int):
+        self._kept = run_dir.parent / KEPT
+        self._resume_from = resume_from
+        places = [results / "checkpoint"]
+        if job and job != SIMULATED_JOB:
+            places.append(self._kept / job)
+        self._own = [CheckpointFolder(place, keep) for place in places]
+
+    def save(self, checkpoint: Checkpoint, *, best: bool) -> None:
+        """Write a checkpoint to every place."""
+        for folder in self._own:
+            folder.save(checkpoint, best=best)
+
+    def resumed(self, settings: Mapping[str, Any], may_differ: Collection[str]) -> tuple[Checkpoint, list[str]]:
+        """The checkpoint to go on from, and a line for each damaged one that was passed over.
+
+        Raises:
+            FedTARError: there is none, or it was made with other settings than these (``may_differ`` apart).
+        """
+        checkpoint, problems = self._source().last()
+        before = checkpoint.info["settings"]
+        differing = [
+            f"{name}: {before.get(name)!r} then, {value!r} now"
+            for name, value in settings.items()
+            if before.get(name) != value and name not in may_differ
+        ]
+        if differing:
+            raise FedTARError(f"{self._resume_from} was made with other settings: " + "; ".join(differing))
+        return checkpoint, problems
+
+    def carry_over(self, round_: int) -> Checkpoint | None:
+        """Make the resumed job's checkpoint and its best one this job's own; returns the best."""
+        for folder in self._own:
+            self._source().carry_to(folder, round_)
+        best = self._own[0].folder / BEST
+        return load(best) if best.is_file() else None
+
+    def _source(self) -> CheckpointFolder:
+        if not re.fullmatch(r"[0-9A-Za-z-]+", self._resume_from):
+            return CheckpointFolder(self._resume_from)
+        folder = self._kept / self._resume_from
+        if not folder.is_dir():
+            raise FedTARError(
+                f"no checkpoint of job {self._resume_from} at this server: it ended before its first round did"
+            )
+        return CheckpointFolder(folder)
 
 
 def load(path: Path) -> Checkpoint:

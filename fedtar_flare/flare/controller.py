@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 import time
 import uuid
 from abc import abstractmethod
@@ -19,18 +18,22 @@ from fedtar_flare.data.splits import SPLITS
 from fedtar_flare.errors import ConfigError, ExchangeError, FedTARError
 from fedtar_flare.flare.aggregation import WEIGHTINGS, SpilledUpdates, aggregation_weights
 from fedtar_flare.flare.agreement import agree
-from fedtar_flare.flare.checkpoint import BEST, KEPT, Checkpoint, CheckpointFolder, load
+from fedtar_flare.flare.checkpoint import Checkpoint, RunCheckpoints, load
 from fedtar_flare.flare.results import Results, check_scores
 from fedtar_flare.flare.scalars import send_scalar
 from fedtar_flare.flare.tasking import Answers, RunAborted, TaskController, Tensors, now
-from fedtar_flare.protocol.exchange import ExchangeSchema, check_update_size, euclidean_norm
+from fedtar_flare.protocol.exchange import (
+    MASTER_DTYPE,
+    TENSOR_NAME,
+    WIRE_DTYPES,
+    ExchangeSchema,
+    check_update_size,
+    euclidean_norm,
+)
 from fedtar_flare.protocol.messages import Reply, TaskHeader, version
 from fedtar_flare.protocol.tasks import CLOSE_ROUND, HANDSHAKE, TRAIN
 from fedtar_flare.record.events import End
 from fedtar_flare.record.log import RunRecord
-
-SIMULATED_JOB = "simulate_job"
-"""FLARE's id of every job in the simulator."""
 
 
 class MethodController(TaskController):
@@ -91,6 +94,7 @@ class MethodController(TaskController):
         self.evaluate_every, self.update_norm_limit = evaluate_every, update_norm_limit
         self.initial_site, self.initial_checkpoint, self.resume_from = initial_site, initial_checkpoint, resume_from
         self.keep_checkpoints, self.seed = keep_checkpoints, seed
+        self._wire = self.contract.allowing([TENSOR_NAME])  # which parameters travel whole is for the sites to say
         self._shares = bool(self.contract.task(TRAIN).up)
 
     # ------------------------------------------------------------------ what a method gives
@@ -125,6 +129,8 @@ class MethodController(TaskController):
         """Handshake, R rounds of the method's algorithm with a checkpoint after each, closing page."""
         self.record = RunRecord(self.results_folder)
         self.results = Results(self.results_folder, self.record, self.scalar)
+        run_dir, job = Path(self.get_run_dir()), self.fl_ctx.get_job_id()
+        self._checkpoints = RunCheckpoints(self.results_folder, run_dir, job, self.resume_from, self.keep_checkpoints)
         with self._recorded():
             w = self._begin()
             for r in range(self.first_round, self.num_rounds + 1):
@@ -141,12 +147,13 @@ class MethodController(TaskController):
 
         The mean is None when nobody had anything to add, or where the method's contract lets no weights leave.
         """
-        visits = self.trained_visits(t)
+        visits, shapes = self.trained_visits(t), dict(self.schema.shapes)
+        dtypes = {self.schema.dtype_up: WIRE_DTYPES[self.schema.dtype_up]}
 
         def accept(site: str, reply: Reply, update: Tensors) -> None:
             if not self._shares:
                 return
-            self.schema.check(update, dtypes=[self.schema.dtype_up])
+            self._wire.check_tensors(TRAIN, update, shapes, sends="difference", dtypes=dtypes)
             check_update_size(update, w, self.update_norm_limit)
             updates.add(site, {name: value.float() for name, value in update.items()})
 
@@ -230,8 +237,8 @@ class MethodController(TaskController):
         self.results.start(self, answers)
         self.on_start()
         self.results.evaluation(self.first_round - 1, answers)
-        if resumed:
-            self._carry_over(resumed.round)
+        if resumed and (best := self._checkpoints.carry_over(resumed.round)) and self._shares:
+            self.results.adapter(best.weights, best.round)
         return w
 
     def _greet(
@@ -261,7 +268,8 @@ class MethodController(TaskController):
             if tensors and site != source:
                 raise ExchangeError("it sent weights that nobody had asked it for")
             if site == source:
-                schema.check(tensors, dtypes=["float32"])
+                agreed = dict(schema.shapes)
+                self._wire.check_tensors(HANDSHAKE, tensors, agreed, sends="initial", dtypes=MASTER_DTYPE)
                 initial[site] = {name: tensors[name].clone() for name in sorted(tensors)}
 
         first = before or self.first_round
@@ -310,9 +318,7 @@ class MethodController(TaskController):
             "settings": self.settings(),
             "members": sorted({*self._members, *self.sites}),
         }
-        checkpoint = Checkpoint(r, w, self.method_state(), info | self.results.progress())
-        for folder in self._checkpoint_folders():
-            CheckpointFolder(folder, self.keep_checkpoints).save(checkpoint, best=best)
+        self._checkpoints.save(Checkpoint(r, w, self.method_state(), info | self.results.progress()), best=best)
         if best and self._shares:
             self.results.adapter(w, r)
 
@@ -320,60 +326,12 @@ class MethodController(TaskController):
         """The checkpoint to go on from, the method's state restored; None in a fresh run."""
         if not self.resume_from:
             return None
-        checkpoint, problems = CheckpointFolder(self._resume_folder()).last()
+        checkpoint, problems = self._checkpoints.resumed(self.settings(), may_differ=("num_rounds",))
         for problem in problems:
             self.warning(f"passed over: {problem}")
-        before, now_ = checkpoint.info["settings"], self.settings()
-        differing = [
-            f"{name}: {before.get(name)!r} then, {value!r} now"
-            for name, value in now_.items()
-            if before.get(name) != value and name != "num_rounds"  # a run may be made longer
-        ]
-        if differing:
-            raise FedTARError(f"{self.resume_from} was made with other settings: " + "; ".join(differing))
         self.load_method_state(checkpoint.method)
         self.results.restore(checkpoint.info)
         return checkpoint
-
-    def _carry_over(self, round_: int) -> None:
-        """A resumed run has the checkpoint that it starts from and the best one as its own from the beginning."""
-        source = CheckpointFolder(self._resume_folder())
-        for folder in self._checkpoint_folders():
-            source.carry_to(CheckpointFolder(folder), round_)
-        best = self.results_folder / "checkpoint" / BEST
-        if best.is_file() and self._shares:
-            checkpoint = load(best)
-            self.results.adapter(checkpoint.weights, checkpoint.round)
-
-    def _checkpoint_folders(self) -> list[Path]:
-        """Where checkpoints go: with the results, and in the server's kit by the job's id, where they stay.
-
-        FLARE takes the run folder away when a job ends, and a server that was killed leaves no results to download:
-        the copy in the kit is what a resumed job starts from. The simulator has no kit.
-        """
-        folders = [self.results_folder / "checkpoint"]
-        job = self.fl_ctx.get_job_id()
-        if job and job != SIMULATED_JOB:
-            folders.append(self._kept(job))
-        return folders
-
-    def _resume_folder(self) -> Path:
-        """The folder that ``resume_from`` names: a path at the server, or the id of a job that ran there.
-
-        Raises:
-            FedTARError: this server has no checkpoint of that job.
-        """
-        if not re.fullmatch(r"[0-9A-Za-z-]+", self.resume_from):
-            return Path(self.resume_from)
-        folder = self._kept(self.resume_from)
-        if not folder.is_dir():
-            raise FedTARError(
-                f"no checkpoint of job {self.resume_from} at this server: it ended before its first round did"
-            )
-        return folder
-
-    def _kept(self, job: str) -> Path:
-        return Path(self.get_run_dir()).parent / KEPT / job
 
     # ------------------------------------------------------------------ record
     @property

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from fedtar_flare.errors import ConfigError, DataError
+from fedtar_flare.errors import ConfigError, DataError, ExchangeError
 from fedtar_flare.flare.executor import MethodExecutor, Tensors, abstain, ok
 from fedtar_flare.flare.scalars import send_scalar
 from fedtar_flare.learning.config import DataConfig, LoRAConfig, TrainingConfig
 from fedtar_flare.models.config import preset as model_preset
 from fedtar_flare.progress import Progress
 from fedtar_flare.protocol.exchange import WIRE_DTYPES, ExchangeSchema, check_tensor
-from fedtar_flare.protocol.messages import Reply, TaskHeader, version
+from fedtar_flare.protocol.messages import MAX_ROUNDS, MAX_STEPS, Reply, TaskHeader, version
 from fedtar_flare.protocol.tasks import CLOSE_ROUND, HANDSHAKE, TRAIN
 from fedtar_flare.settings import build, digest
 from fedtar_flare.site.place import Site
@@ -29,6 +29,10 @@ if TYPE_CHECKING:
 
 PRODUCTION_MIN_CELL = 5
 """Fewest visits at a step to train on it and to report scores, at a real site whose site file says nothing."""
+
+
+LAST = version(MAX_ROUNDS, MAX_STEPS)
+"""Later than any version of a site's state."""
 
 
 class ReportExecutor(MethodExecutor):
@@ -110,17 +114,16 @@ class ReportExecutor(MethodExecutor):
     # ------------------------------------------------------------------ the three tasks
     def perform(self, task: str, header: TaskHeader, weights: Tensors, site: Site) -> tuple[Reply, Tensors | None]:
         """Route a task (see :class:`MethodExecutor`)."""
+        does = {HANDSHAKE: self._handshake, TRAIN: self._train, CLOSE_ROUND: self._close_round}
+        if task not in does:
+            raise ConfigError(f"task '{task}' is unknown; this executor does {', '.join(does)}")
         torch.set_num_threads(self.torch_threads)
-        if task == HANDSHAKE:
-            return self._handshake(header, weights, site)
-        if task == TRAIN:
-            return self._train(header, weights, site)
-        if task == CLOSE_ROUND:
-            return self._close_round(header, weights, site)
-        raise ConfigError(f"task '{task}' is unknown; this executor does {', '.join(self.contract.task_names)}")
+        return does[task](header, weights, site)
 
     def _handshake(self, header: TaskHeader, weights: Tensors, site: Site) -> tuple[Reply, Tensors | None]:
-        state, cohort = self._open(header, site)
+        state, cohort = self._open(HANDSHAKE, header, site)
+        if header.initial_site == site.name and state.latest(LAST) not in (None, version(0, 0)):
+            raise ExchangeError("initial weights are asked for in the middle of a run; only untrained ones leave")
         if header.member and state.latest(header.after) is None:
             raise _no_state(state, header.after)
         for name in state.names("broadcast-"):  # of a job that ended in the middle of a round
@@ -149,7 +152,7 @@ class ReportExecutor(MethodExecutor):
         return ok(header, numbers, payload), shared if header.initial_site == site.name else None
 
     def _train(self, header: TaskHeader, weights: Tensors, site: Site) -> tuple[Reply, Tensors | None]:
-        state, cohort = self._open(header, site)
+        state, cohort = self._open(TRAIN, header, site)
         self.on_broadcast(header, state, weights)
         step = self.visits_of(header)
         visits = len(cohort.samples("train", step))
@@ -176,7 +179,7 @@ class ReportExecutor(MethodExecutor):
         return ok(header, numbers), {name: value.to(wire) for name, value in result.update.items()}
 
     def _close_round(self, header: TaskHeader, weights: Tensors, site: Site) -> tuple[Reply, Tensors | None]:
-        state, cohort = self._open(header, site)
+        state, cohort = self._open(CLOSE_ROUND, header, site)
         learner = self._learner_of(header, site, state, cohort)
         self._load_shared(learner, weights)
         self._load_private(learner, state, header.after)
@@ -190,13 +193,21 @@ class ReportExecutor(MethodExecutor):
         return ok(header, numbers | more, payload), None
 
     # ------------------------------------------------------------------ what the tasks share
-    def _open(self, header: TaskHeader, site: Site) -> tuple[SiteState, Cohort]:
-        """The site's state of this run and its patients (read anew in every process; light)."""
+    def _open(self, task: str, header: TaskHeader, site: Site) -> tuple[SiteState, Cohort]:
+        """The site's state of this run and its patients (read anew in every process; light).
+
+        Raises:
+            ExchangeError: the task may not come at this point of the run; no data is read then.
+        """
         from fedtar_flare.imaging.pipeline import InputConfig, prepare_cohort
         from fedtar_flare.site.cohort import load_cohort
         from fedtar_flare.site.site_file import cache_folder, load_site_config
 
         self._config = load_site_config(site.name, workspace=site.workspace, simulator=site.simulated)
+        state = SiteState(site.state_root(self._config.state_dir), header.run_id, site.name)
+        if task != HANDSHAKE and not state.versions():
+            raise _no_state(state, header.after)
+        self.contract.check_place(task, header.round, self.contract.task_names if state.versions() else ())
         cohort = load_cohort(
             self._config,
             site.name,
@@ -208,7 +219,7 @@ class ReportExecutor(MethodExecutor):
         images = InputConfig(image_size=self.model_config.image_size, slices=self.model_config.slices)
         # a study that cannot be read is left out and counted
         cohort = prepare_cohort(cohort, images, cache_folder(self._config) / "prepared")
-        return SiteState(site.state_root(self._config.state_dir), header.run_id, site.name), cohort
+        return state, cohort
 
     def _learner_of(self, header: TaskHeader, site: Site, state: SiteState, cohort: Cohort) -> ReportLearner:
         """The site's learner, built once per process and run."""

@@ -258,8 +258,6 @@ class TaskController(ModelController):
             raise ExchangeError(f"it answers round {reply.round}, step {reply.step}, not the open task")
         if site in answers.known:
             raise ExchangeError("the site had answered already")
-        if reply.method != self.contract.method and reply.status != ERROR:
-            raise ExchangeError(f"it answers method '{reply.method:.80}', not '{self.contract.method}'")
         self.contract.check_reply(task, reply)
         self.check_content(reply)
         if reply.status == ERROR:
@@ -267,9 +265,11 @@ class TaskController(ModelController):
         elif reply.status == ABSTAIN:
             answers.abstained[site] = reply.reason
         else:
-            params = model.params or {}
-            if params and not self.contract.task(task).up:
+            params, sends = model.params or {}, self.contract.task(task).sends
+            if params and sends == "nothing":
                 raise ExchangeError("it sent tensors where only numbers are asked for")
+            if params and (model.params_type == ParamsType.DIFF) is not (sends == "difference"):
+                raise ExchangeError("it sent whole weights for a difference, or the other way round")
             on_reply(site, reply, params)
             answers.replies[site] = reply
             answers.bytes_up[site] = sum(value.numel() * value.element_size() for value in params.values())

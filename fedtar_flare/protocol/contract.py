@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -209,6 +209,23 @@ class Contract:
         for name in sorted(tensors):
             if self.group_of(task, name) is None:
                 raise ExchangeError(f"tensor '{name}' is not allowed to leave in task '{task.name}'")
+
+    def check_place(self, task_name: str, round_: int, done: Collection[str]) -> None:
+        """Refuse a task that may not come at this point of a run. Runs at the site.
+
+        Args:
+            task_name: task that is asked for.
+            round_: of its header.
+            done: names of the tasks that this site has answered in this run.
+
+        Raises:
+            ExchangeError: says what is wrong.
+        """
+        task = self.task(task_name)
+        if (task.at == "start") is not (round_ == 0):
+            raise ExchangeError(f"task '{task_name}' may not be asked for in round {round_}")
+        if task.follows and not set(task.follows) & set(done):
+            raise ExchangeError(f"task '{task_name}' may only follow {' or '.join(task.follows)}, and none was done")
 
     def check_reply(self, task_name: str, reply: Reply) -> None:
         """Refuse a header that this contract does not describe. Runs at the site and at the server.

@@ -15,6 +15,8 @@ from fedtar_flare.errors import ExchangeError
 
 WIRE_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 """Number formats an update may travel in; the server's master copy is always float32."""
+MASTER_DTYPE = {"float32": torch.float32}
+"""Number format of whole weights, either way."""
 
 MAX_VALUES = 200_000_000
 """Largest number of values that a site takes in one message: 800 MB in float32, more than the paper's whole model."""

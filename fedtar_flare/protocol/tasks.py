@@ -51,7 +51,7 @@ train = Task(
     down=(ADAPTER.name, PARAMETERS.name),
     up=(ADAPTER.name, PARAMETERS.name),
     sends="difference",
-    follows=(HANDSHAKE, TRAIN, CLOSE_ROUND),
+    follows=(HANDSHAKE,),
     fields=(
         Field("samples", "count", "visits that were trained on", least=1, public=True, required=True),
         Field("train_loss", "number", "mean token loss over the local updates"),
@@ -67,7 +67,7 @@ close_round = Task(
     CLOSE_ROUND,
     "validation loss, and scores when due",
     down=(ADAPTER.name, PARAMETERS.name),
-    follows=(TRAIN,),
+    follows=(HANDSHAKE,),
     fields=(
         Field("validation_loss", "number", "mean loss of the validation patients' reports", noisy=True),
         Field("reports", "count", "validation reports", least=1, public=True),
