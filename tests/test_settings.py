@@ -105,7 +105,7 @@ def test_the_digest_tells_settings_apart_and_not_how_they_were_written():
         (TrainingConfig, {"local_steps": 2.5}),
         (TrainingConfig, {"batch_size": True}),
         (TrainingConfig, {"lr_shared": float("inf")}),
-        (TrainingConfig, {"lr_patient": float("nan")}),
+        (PatientConfig, {"lr": float("nan")}),
         (TrainingConfig, {"lr_shared": 0}),
         (LoRAConfig, {"alpha": float("inf")}),
         (LoRAConfig, {"exchange": "projection"}),

@@ -58,7 +58,7 @@ class PatientLearner(ReportLearner):
         if patient.enabled:
             self.patient = patient_part(self.model, patient, lora.rank, self.cohort.time_steps, seed)
             self.personal_optimizer = torch.optim.AdamW(
-                self.patient.parameters(), lr=training.lr_patient, weight_decay=training.weight_decay
+                self.patient.parameters(), lr=patient.lr, weight_decay=training.weight_decay
             )
 
     @property

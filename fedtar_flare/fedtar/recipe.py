@@ -13,8 +13,8 @@ PAPER: dict[str, Any] = {
     "time_steps": 5,
     "server": {"eta": 1e-4},
     "lora": {"rank": 4, "alpha": 128.0},
-    "patient": {"scale": 32.0, "time_conditioned": False, "components": 16, "embedding_dim": 32},
-    "training": {"lr_shared": 1e-5, "lr_patient": 1e-5},
+    "patient": {"lr": 1e-5, "scale": 32.0, "time_conditioned": False, "components": 16, "embedding_dim": 32},
+    "training": {"lr_shared": 1e-5},
 }
 """The paper's settings: s_p = s = alpha / r, phi without time, learning rates 1e-5 and 1e-4, T = 5."""
 

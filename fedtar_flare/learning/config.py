@@ -32,7 +32,6 @@ class TrainingConfig(Settings):
         0, ge=0, description="reports in memory at once, gradients added up over the batch; 0: the whole batch"
     )
     lr_shared: float = Field(1e-3, gt=0, description="AdamW learning rate of the shared part")
-    lr_patient: float = Field(1e-3, gt=0, description="AdamW learning rate of the patient part")
     weight_decay: float = Field(0.01, ge=0, description="AdamW weight decay of both")
     augment: bool = Field(False, description="small random changes of training images (MONAI; never mirrored)")
     max_grad_norm: float = Field(1.0, ge=0, description="gradient norm limit; 0 switches it off")

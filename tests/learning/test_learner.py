@@ -87,7 +87,7 @@ def by_hand(cohort, cache, *, personal):
     if personal:
         patient = PatientLoRA(model, PatientLoRAConfig(time_steps=T, seed=SEED))
         groups.append(list(patient.parameters()))
-        optimizers.append(torch.optim.AdamW(groups[1], lr=TrainingConfig().lr_patient, weight_decay=0.01))
+        optimizers.append(torch.optim.AdamW(groups[1], lr=PatientConfig().lr, weight_decay=0.01))
     start, losses = shared_state(model), []
     samples = cohort.samples("train", 1)
     order, generator = [], torch.Generator().manual_seed(11)
