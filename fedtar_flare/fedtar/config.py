@@ -15,7 +15,7 @@ class PatientConfig(Settings):
     """The patient-adaptive part, which never leaves the site (FedTAR, Eq. 2 to 4)."""
 
     enabled: bool = Field(True, description="False: the shared adapter alone (an ablation)")
-    lr: float = Field(1e-3, gt=0, description="AdamW learning rate of the patient part")
+    lr: float = Field(2e-3, gt=0, description="AdamW learning rate of the patient part")
     scale: float = Field(1.0, gt=0, description="s_p of Eq. 4; the paper's preset has alpha / rank")
     components: int = Field(16, ge=1, description="components of the Gaussian mixture")
     embedding_dim: int = Field(32, ge=1, description="width d of phi")
