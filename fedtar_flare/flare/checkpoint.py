@@ -21,7 +21,8 @@ from fedtar_flare.errors import ConfigError, FedTARError
 from fedtar_flare.tensor_file import StateError, read_tensors, write_tensors
 
 _FILE = re.compile(r"^round-(\d{4})\.safetensors$")
-FORMAT = 1
+FORMAT = 2
+"""Of the file. 2: the method's tensors are named ``method.``; format 1 had FedTAR's under ``psi.``."""
 BEST = "best.safetensors"
 SIMULATED_JOB = "simulate_job"
 """FLARE's id of every job in the simulator."""

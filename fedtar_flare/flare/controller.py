@@ -19,7 +19,7 @@ from fedtar_flare.errors import ConfigError, ExchangeError, FedTARError
 from fedtar_flare.flare.aggregation import WEIGHTINGS, SpilledUpdates, aggregation_weights
 from fedtar_flare.flare.agreement import agree
 from fedtar_flare.flare.checkpoint import Checkpoint, RunCheckpoints, load
-from fedtar_flare.flare.results import Results, check_scores
+from fedtar_flare.flare.results import Plan, Results, check_scores
 from fedtar_flare.flare.scalars import send_scalar
 from fedtar_flare.flare.tasking import Answers, RunAborted, TaskController, Tensors, now
 from fedtar_flare.protocol.exchange import (
@@ -234,7 +234,7 @@ class MethodController(TaskController):
         w = w if w is not None else initial[source]
         self.schema.check(w, dtypes=["float32"])
         self._counts = {site: answers.replies[site].payload["counts"] for site in self.sites}
-        self.results.start(self, answers)
+        self.results.start(self._plan(), answers)
         self.on_start()
         self.results.evaluation(self.first_round - 1, answers)
         if resumed and (best := self._checkpoints.carry_over(resumed.round)) and self._shares:
@@ -308,6 +308,18 @@ class MethodController(TaskController):
         """Settings that a resumed run must share."""
         names = ("num_rounds", "time_steps", "weighting", "seed")
         return {"method": self.contract.method} | {n: getattr(self, n) for n in names} | self.method_settings()
+
+    def _plan(self) -> Plan:
+        """What the record begins with."""
+        return Plan(
+            method=self.contract.method,
+            run_id=self.run_id,
+            first_round=self.first_round,
+            rounds=self.num_rounds,
+            time_steps=self.time_steps,
+            schema=self.schema,
+            settings=self.settings() | {"min_sites": self.min_sites},
+        )
 
     def _save(self, w: Tensors, r: int) -> None:
         """Checkpoint after a whole round; the best one by validation loss also becomes ``adapter/``."""

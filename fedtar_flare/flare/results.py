@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 import platform
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from pydantic import ValidationError
@@ -16,6 +16,7 @@ from fedtar_flare.errors import ExchangeError
 from fedtar_flare.flare.tasking import Answers, Tensors, now
 from fedtar_flare.metrics.registry import SCORES
 from fedtar_flare.models.adapters.peft_file import write_adapter
+from fedtar_flare.protocol.exchange import ExchangeSchema
 from fedtar_flare.protocol.messages import Reply
 from fedtar_flare.record.best import best_round
 from fedtar_flare.record.events import (
@@ -34,10 +35,29 @@ from fedtar_flare.reporting.examples import EXAMPLES_FILE, EXAMPLES_FOLDER, read
 from fedtar_flare.site.place import home
 from fedtar_flare.version import __version__
 
-if TYPE_CHECKING:
-    from fedtar_flare.flare.controller import MethodController
-
 logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a run is to do, as its record begins.
+
+    Args:
+        method: its name.
+        run_id: of the run; a resumed job has that of the run it goes on with.
+        first_round, rounds: the first and the last round of this job.
+        time_steps: T.
+        schema: tensors that travel.
+        settings: for the record.
+    """
+
+    method: str
+    run_id: str
+    first_round: int
+    rounds: int
+    time_steps: int
+    schema: ExchangeSchema
+    settings: Mapping[str, Any]
 
 
 def check_scores(reply: Reply) -> None:
@@ -80,29 +100,29 @@ class Results:
         self._bytes_down = 0
         self._first_round = 1
 
-    def start(self, controller: MethodController, answers: Answers) -> None:
+    def start(self, plan: Plan, answers: Answers) -> None:
         """After the handshake: who takes part with what."""
-        schema = controller.schema
+        schema = plan.schema
         replies = dict(sorted(answers.replies.items()))
         first = next(iter(replies.values()))
         model = dict(first.payload.get("model") or {})
         self._base_model = {"model": model.pop("config", {}), "fingerprint": model.get("fingerprint")}
         self._adapter_config = dict(first.payload.get("adapter_config") or {})
         self._bytes_down = 4 * schema.parameters
-        self._first_round = controller.first_round
+        self._first_round = plan.first_round
         self.turned_away = set(answers.refused)
         self._metrics |= {
-            "method": controller.contract.method,
-            "run_id": controller.run_id,
-            "rounds": controller.num_rounds,
-            "time_steps": controller.time_steps,
+            "method": plan.method,
+            "run_id": plan.run_id,
+            "rounds": plan.rounds,
+            "time_steps": plan.time_steps,
         }
         self.record.write(
             Start(
-                method=controller.contract.method,
-                run_id=controller.run_id,
+                method=plan.method,
+                run_id=plan.run_id,
                 time=now(),
-                settings=controller.settings() | {"min_sites": controller.min_sites},
+                settings=dict(plan.settings),
                 min_cell=max(int(reply.numbers.get("min_cell", 1)) for reply in replies.values()),
                 model=model,
                 versions={"fedtar_flare": __version__, "torch": torch.__version__, "python": platform.python_version()},
@@ -118,9 +138,9 @@ class Results:
                     full_bytes=4 * int(model.get("parameters") or 0),
                     dtype_up=schema.dtype_up,
                 ),
-                time_steps=controller.time_steps,
-                rounds=controller.num_rounds,
-                first_round=controller.first_round,
+                time_steps=plan.time_steps,
+                rounds=plan.rounds,
+                first_round=plan.first_round,
             )
         )
 

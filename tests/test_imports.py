@@ -1,0 +1,107 @@
+"""How the package's files may import each other. That rooms stand on floors is import-linter's (pyproject.toml)."""
+
+from __future__ import annotations
+
+import ast
+from collections import Counter
+from graphlib import CycleError, TopologicalSorter
+
+import pytest
+
+PACKAGE = "fedtar_flare"
+LARGEST_ROOM = 0.15
+"""Of the package's lines."""
+
+BY_NAME = {
+    "fedtar_flare.methods",  # the registry of methods: a guard that needs a contract does not import a learner
+    "fedtar_flare.data.sources",  # the registry of sources: a site imports the one that it has
+    "fedtar_flare.cli.commands",  # a command is imported when it is asked for
+    "fedtar_flare.imaging.worker",  # a program of its own, told its task in JSON
+}
+"""Modules that may import a module by a name that is put together at run time."""
+
+
+@pytest.fixture(scope="module")
+def files(repository):
+    """Module name to its file."""
+    found = {}
+    for path in sorted((repository / PACKAGE).rglob("*.py")):
+        parts = path.relative_to(repository).with_suffix("").parts
+        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return found
+
+
+def trees(files):
+    for module, path in files.items():
+        yield module, ast.parse(path.read_text(encoding="utf-8"))
+
+
+def imported(node, modules):
+    """Modules of the package that an import statement names."""
+    if isinstance(node, ast.Import):
+        return {alias.name for alias in node.names} & modules
+    if not isinstance(node, ast.ImportFrom) or not (node.module or "").startswith(PACKAGE):
+        return set()
+    inner = {f"{node.module}.{alias.name}" for alias in node.names}
+    # a name that is no module is an object of the package it is taken from
+    return (inner & modules) | ({node.module} if inner - modules else set())
+
+
+def test_no_circle_between_files(files):
+    """At the top, within functions and under TYPE_CHECKING alike."""
+    modules = set(files)
+    graph = {}
+    for module, tree in trees(files):
+        graph[module] = set().union(*(imported(node, modules) for node in ast.walk(tree))) - {module}
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        pytest.fail("a circle of imports: " + " <- ".join(error.args[1]))
+
+
+def test_a_circle_would_be_seen():
+    tree = ast.parse("def f():\n    from fedtar_flare.a import b, c\n    import fedtar_flare.d")
+    modules = {"fedtar_flare.a", "fedtar_flare.a.b", "fedtar_flare.d"}
+    found = set().union(*(imported(node, modules) for node in ast.walk(tree)))
+    assert found == modules  # a.b is a file, c an object of a
+
+
+def test_imports_are_written_in_full(files):
+    relative = [m for m, tree in trees(files) for n in ast.walk(tree) if isinstance(n, ast.ImportFrom) and n.level]
+    assert not relative
+
+
+def test_only_the_registries_import_by_name(files):
+    found = set()
+    for module, tree in trees(files):
+        names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+        names |= {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+        if names & {"import_module", "__import__"}:
+            found.add(module)
+    assert found == BY_NAME
+
+
+def test_a_text_that_names_a_module_names_one_of_its_own_room(files):
+    """Classes of a contract, tasks of a worker: nothing is reached from below by a text, but through the registry."""
+    foreign = set()
+    for module, tree in trees(files):
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                name = node.value.replace(":", ".")
+                named = {name, name.rpartition(".")[0]} & set(files) - {PACKAGE}
+                if any(room(one) != room(module) for one in named):
+                    foreign.add(module)
+    assert foreign == {"fedtar_flare.methods"}
+
+
+def test_no_room_is_too_large(files):
+    lines = Counter()
+    for module, path in files.items():
+        lines[room(module)] += len(path.read_text(encoding="utf-8").splitlines())
+    name, largest = lines.most_common(1)[0]
+    assert largest <= LARGEST_ROOM * lines.total(), f"{name} has {largest} of {lines.total()} lines: divide it"
+
+
+def room(module):
+    """``fedtar_flare.data.sources.manifest`` stands in ``data``."""
+    return module.split(".")[1] if "." in module else ""
