@@ -10,6 +10,8 @@ import hashlib
 
 import torch
 
+from fedtar_flare.data.splits import SPLITS
+from fedtar_flare.fedtar.contract import CONTRACT
 from fedtar_flare.flare.executor import MethodExecutor, ok
 from fedtar_flare.protocol.exchange import ExchangeSchema
 from fedtar_flare.protocol.tasks import HANDSHAKE, TRAIN
@@ -41,26 +43,29 @@ class TrivialSite:
         generator = torch.Generator().manual_seed(seed)
         return {name: 0.01 * torch.randn(shape, generator=generator) for name, shape in self.shapes.items()}
 
-    def __call__(self, task, order, weights):
+    def __call__(self, task, header, weights):
+        samples = 1 + sum(self.name.encode()) % 7
         if task == HANDSHAKE:
             payload = {
                 "schema": ExchangeSchema(tuple(sorted(self.shapes.items()))).to_dict(),
                 "versions": {"fedtar_flare": __version__},
                 "settings": "same",
-                "counts": {"train": [1] * order.time_steps},
+                "counts": {split: [samples] * header.time_steps for split in SPLITS},
                 "adapter_config": {"peft_type": "LORA"},
                 "model": {"parameters": VALUES},
             }
-            return ok(order, payload=payload), self.tensors("start") if order.initial_site == self.name else None
+            return ok(header, payload=payload), self.tensors("start") if header.initial_site == self.name else None
         if task == TRAIN:
-            samples = 1 + sum(self.name.encode()) % 7
-            return ok(order, {"samples": samples, "train_loss": 1.0}), self.tensors(self.name, order.round, order.step)
+            update = self.tensors(self.name, header.round, header.step)
+            return ok(header, {"samples": samples, "train_loss": 1.0}), update
         numbers = {"validation_loss": 1.0, "reports": 1}
-        return ok(order, numbers, {"t_numbers": [0.1 * t for t in range(1, order.time_steps + 1)]}), None
+        return ok(header, numbers, {"t_numbers": [0.1 * t for t in range(1, header.time_steps + 1)]}), None
 
 
 class TrivialExecutor(MethodExecutor):
     """The same in a job."""
 
-    def perform(self, task, order, weights, site):
-        return TrivialSite(site.name)(task, order, weights)
+    contract = CONTRACT
+
+    def perform(self, task, header, weights, site):
+        return TrivialSite(site.name)(task, header, weights)

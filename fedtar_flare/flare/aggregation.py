@@ -51,30 +51,6 @@ def aggregation_weights(counts: Mapping[str, int], weighting: str = "samples") -
     return {site: value / total for site, value in raw.items()}
 
 
-def weighted_mean(updates: Mapping[str, Tensors], weights: Mapping[str, float]) -> dict[str, torch.Tensor]:
-    """``sum_k c_k (w_k - w_{t-1})`` of updates that are all in memory (Eq. 6), summed in sorted site order.
-
-    Args:
-        updates: site to its difference, by tensor name.
-        weights: site to c_k, as :func:`aggregation_weights` gives it.
-
-    Returns:
-        float64 by tensor name; the same bits as :meth:`SpilledUpdates.mean`.
-
-    Raises:
-        ConfigError: when a site of ``weights`` has sent nothing, or the weights do not sum to one.
-        ExchangeError: when two updates do not have the same tensors, or a value is not finite.
-    """
-    _check_weights(weights, updates)
-    total: dict[str, torch.Tensor] = {}
-    shapes = _shapes(updates[min(weights)])
-    for site in sorted(weights):
-        _check_update(updates[site], shapes)
-        for name in sorted(shapes):
-            _add(total, name, updates[site][name], weights[site])
-    return total
-
-
 class SpilledUpdates:
     """Accepted updates of one step, on disk until they are summed, so that memory stays flat in the number of sites.
 
@@ -162,9 +138,7 @@ def _shapes(update: Tensors) -> dict[str, tuple[int, ...]]:
 
 
 def _check_update(update: Tensors, shapes: Mapping[str, tuple[int, ...]]) -> None:
-    for name in sorted({*update, *shapes}):
-        if name not in update or name not in shapes:
-            raise ExchangeError(f"tensor '{name}' is not in every update")
+    for name in sorted(shapes):
         if tuple(update[name].shape) != shapes[name]:
             raise ExchangeError(
                 f"tensor '{name}' has shape {tuple(update[name].shape)}; in the first update it has {shapes[name]}"

@@ -16,7 +16,8 @@ from command import fedtar
 from fedtar_flare.cli.main import main
 from fedtar_flare.learning.drafting import DISCLAIMER
 from fedtar_flare.models.adapters.peft_file import read_adapter_info
-from fedtar_flare.record.log import read_events
+from fedtar_flare.record.events import Start
+from fedtar_flare.record.log import of_kind, read_events
 
 
 @pytest.fixture
@@ -79,7 +80,7 @@ def test_synth_writes_hospitals_that_are_used_like_real_ones(hospitals, results)
     truth = json.loads(Path(north["truth"]).read_text())
     assert len(truth["patients"]) == north["patients"]
     assert sum(len(patient["visits"]) for patient in truth["patients"]) == north["visits"]
-    counts = next(event for event in read_events(results) if event["event"] == "start")["counts"]["north"]
+    counts = of_kind(read_events(results), Start)[0].counts["north"]
     assert sum(map(sum, counts.values())) == north["visits"]
 
 
@@ -187,10 +188,10 @@ def test_export_for_production_and_its_description(tmp_path, here):
 
 def test_the_description_s_sizes_are_those_of_a_run(results, here):
     code, out, _ = here("export", "--describe", "--preset", "tiny", "--json")
-    start = next(event for event in read_events(results) if event["event"] == "start")
+    start = of_kind(read_events(results), Start)[0]
     needs = json.loads(out)
-    assert code == 0 and needs["leaves_the_site"]["values_per_exchange"] == start["exchange"]["parameters"]
-    assert needs["model"]["parameters"] == start["settings"]["model"]["parameters"]
+    assert code == 0 and needs["leaves_the_site"]["values_per_exchange"] == start.exchange.parameters
+    assert needs["model"]["parameters"] == start.model["parameters"]
 
 
 def test_warmstart_on_a_manifest_gives_weights_that_a_job_takes(hospitals, place, tmp_path, here):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import json
 from types import SimpleNamespace
 
 import pytest
@@ -16,11 +17,13 @@ from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
 from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
 from fedtar_flare.errors import ConfigError
-from fedtar_flare.fedtar.executor import PatientAdaptiveExecutor, seed_of
+from fedtar_flare.fedtar.executor import PatientAdaptiveExecutor
+from fedtar_flare.flare.report_executor import seed_of
 from fedtar_flare.protocol.messages import Reply, TaskHeader, version
 from fedtar_flare.protocol.tasks import CLOSE_ROUND, HANDSHAKE, TRAIN
 from fedtar_flare.reporting.examples import read_examples
 from fedtar_flare.site.guard import OutboundGuard
+from fedtar_flare.site.state import SiteState
 
 T = 2
 SETTINGS = {
@@ -56,7 +59,7 @@ class HospitalSite:
         self.executor = PatientAdaptiveExecutor(**self.settings)
         self.signal = Signal()
 
-    def run(self, task, order, weights=None):
+    def run(self, task, header, weights=None):
         if self.fresh:
             self.executor = PatientAdaptiveExecutor(**self.settings)
         ctx = FLContext()
@@ -67,9 +70,9 @@ class HospitalSite:
         self.streamed = engine.streamed
         ctx.get_engine = lambda: engine
         model = (
-            FLModel(params=weights, params_type=ParamsType.FULL, meta=order.to_meta())
+            FLModel(params=weights, params_type=ParamsType.FULL, meta=header.to_meta())
             if weights
-            else FLModel(metrics={}, meta=order.to_meta())
+            else FLModel(metrics={}, meta=header.to_meta())
         )
         shareable = FLModelUtils.to_shareable(model)
         ctx.set_prop(FLContextKey.TASK_NAME, task, private=True, sticky=False)
@@ -81,14 +84,14 @@ class HospitalSite:
         return Reply.from_meta(result.meta), result.params
 
     def handshake(self, run_id="run", **more):
-        header = TaskHeader("fedtar", run_id, 0, 0, 2, T, version(0, 0), initial_site=self.name, **more)
+        header = TaskHeader("fedtar", run_id, 0, 0, 9, T, **{"after": version(0, 0), "initial_site": self.name, **more})
         return self.run(HANDSHAKE, header)
 
-    def train(self, w, r, t, run_id="run"):
-        return self.run(TRAIN, TaskHeader("fedtar", run_id, r, t, 2, T, version(r, t - 1)), w)
+    def train(self, w, r, t, run_id="run", **more):
+        return self.run(TRAIN, TaskHeader("fedtar", run_id, r, t, 9, T, version(r, t - 1), **more), w)
 
     def close(self, w, r, evaluate=False, run_id="run"):
-        return self.run(CLOSE_ROUND, TaskHeader("fedtar", run_id, r, T, 2, T, version(r, T), evaluate), w)
+        return self.run(CLOSE_ROUND, TaskHeader("fedtar", run_id, r, T, 9, T, version(r, T), evaluate), w)
 
 
 @pytest.fixture(scope="session")
@@ -117,6 +120,10 @@ def a_round(site, w, r=1, run_id="run"):
         updates.append(update)
         w = {name: w[name] + 0.5 * update[name] for name in w}
     return w, updates
+
+
+def state_of(tmp_path, run_id="run"):
+    return SiteState(tmp_path / "state", run_id, "site-1")
 
 
 def test_handshake_tells_what_the_server_needs_and_nothing_private(tmp_path):
@@ -155,12 +162,10 @@ def test_a_task_that_is_done_again_starts_from_the_version_it_names(tmp_path):
 
 
 def test_the_patient_part_persists_and_learns(tmp_path):
-    from fedtar_flare.site.state import SiteState
-
     site = HospitalSite(tmp_path)
     _, w = site.handshake()
     a_round(site, w)
-    state = SiteState(tmp_path / "state", "run", "site-1")
+    state = state_of(tmp_path)
     before, _ = state.read(version(0, 0)) if state.has(version(0, 0)) else ({}, {})
     after, _ = state.read(version(1, 2))
     moved = [n for n in after if n.startswith("patient/") and (n not in before or not torch.equal(after[n], before[n]))]
@@ -349,3 +354,107 @@ def test_augmentation_changes_training_and_repeats_itself_and_leaves_validation_
         site.handshake(f"fresh-{number}")
         validation.append(site.close(w, 1, run_id=f"fresh-{number}")[0].numbers["validation_loss"])
     assert validation[0] == validation[1]
+
+
+# ------------------------------------------------------------------ state that is lost, spoiled, stale or pruned
+def test_a_member_whose_state_is_lost_says_so_and_never_starts_anew(tmp_path):
+    site = HospitalSite(tmp_path)
+    _, w = site.handshake()
+    a_round(site, w)
+    state = state_of(tmp_path)
+    resumed = {"member": True, "initial_site": "", "after": version(1, T)}
+    assert site.handshake(**resumed)[0].status == "ok"
+    state.discard()
+    for again in range(2):  # the first failure leaves nothing that the second would take for a state
+        reply, weights = site.handshake(**resumed)
+        assert reply.status == "error" and "no-site-state" in reply.reason and weights is None, again
+        assert state.versions() == [] and str(tmp_path) not in reply.reason
+    assert site.handshake(initial_site="", after=version(1, T))[0].status == "ok"  # one that joins begins anew
+    assert state.versions() == [version(0, 0)]
+
+
+def finite(state):
+    return all(torch.isfinite(v).all() for name in state.versions() for v in state.read(name)[0].values())
+
+
+def test_a_broadcast_too_large_to_learn_from_does_not_spoil_the_private_part(tmp_path):
+    site = HospitalSite(tmp_path)
+    _, w = site.handshake()
+    site.train(w, 1, 1)
+    state = state_of(tmp_path)
+    good = state.read(version(1, 1))[0]
+    reply, update = site.train({name: torch.full_like(value, 3e37) for name, value in w.items()}, 1, 2)
+    assert reply.status == "error" and "non-finite" in reply.reason and update is None
+    assert state.versions() == [version(0, 0), version(1, 1)] and finite(state)
+    assert all(torch.equal(value, good[name]) for name, value in state.read(version(1, 1))[0].items())
+    reply, update = site.train(w, 1, 2)
+    assert reply.status == "ok", reply.reason
+    clean = HospitalSite(tmp_path)
+    clean.handshake("clean")
+    clean.train(w, 1, 1, "clean")
+    expected = clean.train(w, 1, 2, "clean")[1]
+    assert all(torch.equal(update[name], expected[name]) for name in w), "as if it had never come"
+
+
+def test_a_batch_with_nan_is_skipped_and_counted_and_spoils_nothing(tmp_path, monkeypatch):
+    from fedtar_flare.fedtar.learner import PatientLearner
+
+    site = HospitalSite(tmp_path)
+    _, w = site.handshake()
+    whole, calls = PatientLearner.report_losses, []
+
+    def spoiled(learner, samples, images, personal=True):
+        calls.append(1)
+        return whole(learner, samples, images, personal) * (float("nan") if len(calls) == 1 else 1.0)
+
+    monkeypatch.setattr(PatientLearner, "report_losses", spoiled)
+    reply, update = site.train(w, 1, 1)
+    assert reply.status == "ok", reply.reason
+    assert reply.numbers["skipped_updates"] == 1 and len(calls) == 2
+    assert all(torch.isfinite(value).all() for value in update.values()) and finite(state_of(tmp_path))
+    assert site.train(w, 1, 2)[0].status == "ok"
+
+
+def test_broadcasts_of_a_job_that_ended_in_mid_round_never_enter_the_t_numbers(tmp_path):
+    site = HospitalSite(tmp_path)
+    _, w = site.handshake()
+    a_round(site, w)  # the job ends before it closes round 1
+    site.handshake(member=True, initial_site="")
+    moved = {name: value + 0.1 for name, value in w.items()}
+    assert site.train(moved, 1, 2)[0].status == "ok"  # the resumed job's step 1 never reached this site
+    reply, _ = site.close(moved, 1)
+    assert reply.payload["t_numbers"] is None and reply.numbers["reports"] > 0
+
+
+def test_the_best_round_s_private_part_outlives_pruning(tmp_path):
+    site = HospitalSite(tmp_path, fresh=False, training={"local_steps": 1, "batch_size": 2})
+    _, w = site.handshake()
+    for r in range(1, 7):
+        best = version(1, T) if r > 1 else ""
+        for t in range(1, T + 1):
+            assert site.train(w, r, t, keep=best)[0].status == "ok"
+    versions = state_of(tmp_path).versions()
+    assert version(1, T) in versions and version(2, T) not in versions and version(6, T) in versions
+
+
+def test_scores_of_each_report_stay_in_the_site_s_state_for_its_owner_alone(tmp_path):
+    site = HospitalSite(tmp_path)
+    _, w = site.handshake(evaluate=True)
+    w, _ = a_round(site, w)
+    reply, tensors = site.close(w, 1, evaluate=True)
+    folder = state_of(tmp_path).folder
+    assert sorted(path.name for path in folder.glob("report-scores-*")) == [
+        "report-scores-0000.jsonl",
+        "report-scores-0001.jsonl",
+    ]
+    reports = reply.payload["scores"]["all"]["n"]
+    for r in (0, 1):
+        path = folder / f"report-scores-{r:04d}.jsonl"
+        assert path.stat().st_mode & 0o777 == 0o600
+        rows = [json.loads(line) for line in path.read_text().splitlines()]
+        assert [row["personal"] for row in rows] == [True] * reports + [False] * reports
+        assert all(row["patient_id"] not in str(reply) and row["visit_id"] not in str(reply) for row in rows)
+    assert not tensors and set(reply.payload) == {"t_numbers", "scores", "scores_generic"}
+    for name, personal in (("scores", True), ("scores_generic", False)):
+        losses = [row["token_loss"] for row in rows if row["personal"] is personal]
+        assert reply.payload[name]["all"]["token_loss"] == pytest.approx(sum(losses) / len(losses))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,11 +13,14 @@ import torch
 
 from fedtar_flare import methods
 from fedtar_flare.data.splits import key_check
+from fedtar_flare.data.timeline import Timeline
 from fedtar_flare.errors import ConfigError
-from fedtar_flare.fedtar.config import LoRAConfig, PatientConfig, TrainingConfig
+from fedtar_flare.fedtar.config import PatientConfig
 from fedtar_flare.fedtar.learner import PatientLearner
 from fedtar_flare.fedtar.personal import PersonalPart
 from fedtar_flare.fedtar.profiles import fit_mixture, training_median_age
+from fedtar_flare.imaging.pipeline import InputConfig, prepare_cohort
+from fedtar_flare.learning.config import LoRAConfig, TrainingConfig
 from fedtar_flare.learning.drafting import Drafter, Study
 from fedtar_flare.models.adapters.peft_file import ADAPTER_INFO, write_adapter
 from fedtar_flare.models.config import preset
@@ -33,11 +36,12 @@ MODEL = preset("tiny", max_length=16)
 def run(tmp_path_factory):
     """What a run leaves: the adapter of round 3 and one site's state, with a personal part that changes the text."""
     place = tmp_path_factory.mktemp("run")
-    cohort = synthetic_cohort("site-1", folder=place / "cohorts", patients=8, time_steps=T, seed=SEED)
+    cohort = synthetic_cohort("site-1", folder=place / "cohorts", patients=8, timeline=Timeline(T), seed=SEED)
+    cohort = prepare_cohort(cohort, InputConfig(image_size=MODEL.image_size, slices=MODEL.slices), place / "cache")
     patient, median = PatientConfig(), training_median_age(cohort)
     mixture = fit_mixture(cohort, patient, 5)
     learner = PatientLearner(
-        model=MODEL, lora=LoRAConfig(), training=TrainingConfig(), cohort=cohort, seed=SEED, cache=place / "cache",
+        model=MODEL, lora=LoRAConfig(), training=TrainingConfig(), cohort=cohort, seed=SEED,
         patient=patient, mixture=mixture, median_age=median,
     )  # fmt: skip
     generator = torch.Generator().manual_seed(1)
@@ -46,13 +50,13 @@ def run(tmp_path_factory):
             parameter += 0.05 * torch.randn(parameter.shape, generator=generator)
     state = SiteState(place / "state", "run-1", "site-1")
     about = {
-        "median_age": median, "patient": asdict(patient), "rank": 4, "time_steps": T, "seed": SEED, "site": "site-1",
+        "median_age": median, "patient": patient.to_dict(), "rank": 4, "time_steps": T, "seed": SEED, "site": "site-1",
         "key": key_check(cohort.key),
     }  # fmt: skip
     arrays = {name: torch.from_numpy(np.atleast_1d(value)) for name, value in mixture.state().items()}
     state.write("mixture", arrays, about)
     state.save(version(ROUND, T), learner.private(), {})
-    info = {"run_id": "run-1", "round": ROUND, "model": asdict(MODEL), "fingerprint": learner.fingerprint}
+    info = {"run_id": "run-1", "round": ROUND, "model": MODEL.to_dict(), "fingerprint": learner.fingerprint}
     write_adapter(place / "adapter", learner.shared(), learner.adapter_config(), info)
     sample = cohort.samples("test")[0]
     study = Study(

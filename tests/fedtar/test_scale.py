@@ -10,9 +10,12 @@ from safetensors.torch import load_file
 from torch.profiler import ProfilerActivity, profile
 from trivial_site import VALUES, TrivialSite
 
-from fedtar_flare.fedtar import controller as controller_module
-from fedtar_flare.fedtar.residual import SpilledUpdates, residual_step, weighted_mean
+from fedtar_flare.fedtar import controller as fedtar_controller
+from fedtar_flare.fedtar.residual import residual_step
+from fedtar_flare.flare import controller as base_controller
+from fedtar_flare.flare.aggregation import SpilledUpdates
 from fedtar_flare.flare.checkpoint import CheckpointFolder
+from fedtar_flare.record.events import Step
 from fedtar_flare.record.log import read_events
 
 FEW, MANY = 8, 63
@@ -43,7 +46,11 @@ class Hoard(SpilledUpdates):
         self.updates[site] = {name: value.clone() for name, value in update.items()}
 
     def mean(self, weights):
-        return weighted_mean(self.updates, weights)
+        total = {}
+        for site, weight in weights.items():
+            for name, value in self.updates[site].items():
+                total[name] = total.get(name, 0.0) + value.double() * weight
+        return total
 
 
 class AsTheyCome(SpilledUpdates):
@@ -80,10 +87,10 @@ def test_the_servers_memory_does_not_grow_with_the_sites(tmp_path, monkeypatch):
     many = peak_of_tensors(federation(tmp_path / "many", MANY))
     assert few > 2 * UPDATE  # the weights and one update at the least: the measure sees them
     assert many <= 1.2 * few
-    steps = [event for event in read_events(tmp_path / "many" / "fedtar") if event["event"] == "step"]
-    assert [len(step["sites"]) for step in steps] == [MANY, MANY]
+    steps = [event for event in read_events(tmp_path / "many" / "fedtar") if isinstance(event, Step)]
+    assert [len(step.sites) for step in steps] == [MANY, MANY]
     assert not (tmp_path / "many" / "fedtar" / "updates").exists()  # nor does the disk keep them
-    monkeypatch.setattr(controller_module, "SpilledUpdates", Hoard)
+    monkeypatch.setattr(base_controller, "SpilledUpdates", Hoard)
     assert peak_of_tensors(federation(tmp_path / "hoard", MANY)) > few + (MANY - FEW) * UPDATE  # and it sees a hoard
 
 
@@ -95,7 +102,7 @@ def means_of(controller, monkeypatch):
         means.append({name: value.clone() for name, value in mean.items()})
         return residual_step(w, mean, alpha)
 
-    monkeypatch.setattr(controller_module, "residual_step", recorded)
+    monkeypatch.setattr(fedtar_controller, "residual_step", recorded)
     controller.run()
     assert not controller.panics
     return means, CheckpointFolder(controller.results_folder / "checkpoint").last()[0]
@@ -120,8 +127,8 @@ def test_the_result_of_many_sites_does_not_depend_on_the_order_of_arrival(tmp_pa
     ):
         others, last = means_of(controller, monkeypatch)
         assert same(means, others)
-        assert same([first.weights, first.policy], [last.weights, last.policy])
-    monkeypatch.setattr(controller_module, "SpilledUpdates", AsTheyCome)  # this one does depend on it, and it is seen
+        assert same([first.weights, first.method], [last.weights, last.method])
+    monkeypatch.setattr(base_controller, "SpilledUpdates", AsTheyCome)  # this one does depend on it, and it is seen
     one, _ = means_of(federation(tmp_path / "a", **settings), monkeypatch)
     other, _ = means_of(federation(tmp_path / "b", order_of_arrival=shuffled, **settings), monkeypatch)
     assert not same(one, other)

@@ -6,9 +6,11 @@ import pytest
 import torch
 from simulator import run_simulator
 
+from fedtar_flare.fedtar.events import EVENTS, Outer
 from fedtar_flare.fedtar.recipe import FedTARRecipe
 from fedtar_flare.flare.checkpoint import CheckpointFolder
-from fedtar_flare.record.log import read_events
+from fedtar_flare.record.events import SHARED, End, Evaluation, Start, Step, Validation
+from fedtar_flare.record.log import of_kind, read_events
 
 TINY = {
     "preset": "tiny",
@@ -42,9 +44,8 @@ def last(results: Path):
     return CheckpointFolder(results / "checkpoint").last()[0]
 
 
-def by_kind(results: Path) -> dict[str, list[dict]]:
-    events = read_events(results)
-    return {kind: [e for e in events if e["event"] == kind] for kind in {e["event"] for e in events}}
+def recorded(results: Path, kind):
+    return of_kind(read_events(results, (*SHARED, *EVENTS)), kind)
 
 
 def test_the_shipped_job_is_the_export_of_the_recipe(tmp_path, repository):
@@ -56,25 +57,28 @@ def test_the_shipped_job_is_the_export_of_the_recipe(tmp_path, repository):
     assert not differing and not errors, "run: python -m fedtar_flare.fedtar.recipe"
 
 
-def test_production_export_has_no_custom_folder(tmp_path):
-    FedTARRecipe(name="strict").export(str(tmp_path), byoc=False)
-    assert not list(tmp_path.rglob("custom"))
+@pytest.mark.parametrize(("byoc", "interval"), [(True, 0.05), (False, 2.0)])
+def test_a_production_export_has_no_custom_folder_and_asks_seldom(tmp_path, byoc, interval):
+    recipe = FedTARRecipe(name="strict")
+    recipe.export(str(tmp_path / "before"), byoc=not byoc)  # the last export alone counts
+    recipe.export(str(tmp_path / "job"), byoc=byoc)
+    assert bool(list((tmp_path / "job").rglob("custom"))) is byoc
+    configs = [json.loads(path.read_text()) for path in (tmp_path / "job").rglob("config_fed_*.json")]
+    assert [c["server"]["task_request_interval"] for c in configs if "server" in c] == [interval], configs
 
 
 def test_a_run_leaves_everything_that_it_promises(finished):
     process, results = finished
-    kinds = by_kind(results)
-    assert kinds["end"][0]["status"] == "completed"
-    assert [(e["round"], e["step"]) for e in kinds["step"]] == [(1, 1), (1, 2), (2, 1), (2, 2)]
-    assert [e["round"] for e in kinds["evaluation"]] == [0, 1, 2]
-    start = kinds["start"][0]
-    assert start["sites"] == ["site-1", "site-2"]
-    for site in start["sites"]:
-        counts = start["counts"][site]
-        assert sum(counts["train"]) > sum(counts["test"]) > 0
-    for step in kinds["step"]:
-        assert step["bytes_up"] == step["bytes_down"] == 2 * start["exchange"]["bytes"]
-        assert all(s["samples"] == start["counts"][n]["train"][step["step"] - 1] for n, s in step["sites"].items())
+    steps, (start,), (end,) = recorded(results, Step), recorded(results, Start), recorded(results, End)
+    assert end.status == "completed"
+    assert [(step.round, step.step) for step in steps] == [(1, 1), (1, 2), (2, 1), (2, 2)]
+    assert [event.round for event in recorded(results, Evaluation)] == [0, 1, 2]
+    assert start.sites == ["site-1", "site-2"]
+    for site in start.sites:
+        assert sum(start.counts[site]["train"]) > sum(start.counts[site]["test"]) > 0
+    for step in steps:
+        assert step.bytes_up == step.bytes_down == 2 * start.exchange.bytes
+        assert all(one.samples == start.counts[name]["train"][step.step - 1] for name, one in step.sites.items())
     for name in (
         "rounds.jsonl",
         "metrics.json",
@@ -85,8 +89,10 @@ def test_a_run_leaves_everything_that_it_promises(finished):
         assert (results / name).is_file(), name
     metrics = json.loads((results / "metrics.json").read_text())
     for key in ("warm_start", "final"):
-        assert metrics[key]["site-1"]["all"]["n"] == sum(start["counts"]["site-1"]["test"])
+        assert metrics[key]["site-1"]["all"]["n"] == sum(start.counts["site-1"]["test"])
         assert 0 <= metrics[key]["site-1"]["all"]["bleu_4"] <= 1
+    alphas = metrics["numbers"]["alpha"]
+    assert alphas == pytest.approx(recorded(results, Outer)[-1].alpha_after, abs=1e-6)
     assert "report.html" in process.stdout and "BLEU-4" in process.stdout
 
 
@@ -101,19 +107,17 @@ def curves(results: Path, site: str) -> dict[str, list[tuple[int, float]]]:
 
 def test_scalars_stream_to_tensorboard(finished):
     _, results = finished
-    record = by_kind(results)
+    outer = recorded(results, Outer)
     updates = 2 * 2 * TINY["training"]["local_steps"]
     for site in ("site-1", "site-2"):
         points = curves(results, site)["loss of local updates"]
         assert [step for step, _ in points] == list(range(1, updates + 1))
         mean = sum(value for _, value in points[:2]) / 2
-        assert mean == pytest.approx(record["step"][0]["sites"][site]["train_loss"], rel=1e-5)
+        assert mean == pytest.approx(recorded(results, Step)[0].sites[site].train_loss, rel=1e-5)
     server = curves(results, "simulator_server")
     losses = [value for _, value in server["validation loss/all sites"]]
-    assert losses == pytest.approx([e["validation_loss"] for e in record["outer"]], rel=1e-5)
-    assert [value for _, value in server["alpha/step 1"]] == pytest.approx(
-        [e["alpha_before"][0] for e in record["outer"]]
-    )
+    assert losses == pytest.approx([event.loss for event in recorded(results, Validation)], rel=1e-5)
+    assert [value for _, value in server["alpha/step 1"]] == pytest.approx([event.alpha_before[0] for event in outer])
 
 
 def test_examples_of_the_synthetic_cohort_are_on_the_page(finished):
@@ -145,7 +149,7 @@ def test_a_repeated_run_gives_the_same_bits(finished, tmp_path, home):
     a, b = last(first), last(second)
     assert a.info["run_id"] != b.info["run_id"]
     assert all(torch.equal(a.weights[n], b.weights[n]) for n in a.weights)
-    assert all(torch.equal(a.policy[n], b.policy[n]) for n in a.policy)
+    assert all(torch.equal(a.method[n], b.method[n]) for n in a.method)
 
 
 @pytest.mark.slow
@@ -157,9 +161,10 @@ def test_one_thread_gives_the_same_numbers_though_every_task_is_a_new_process(fi
     for name in a.weights:
         torch.testing.assert_close(a.weights[name], b.weights[name], rtol=1e-5, atol=1e-5)
     assert curves(first, "site-1").keys() == curves(second, "site-1").keys(), "nothing is lost when a process ends"
-    for x, y in zip(by_kind(first)["outer"], by_kind(second)["outer"], strict=True):
-        assert x["validation_loss"] == pytest.approx(y["validation_loss"], abs=1e-5)
-        assert x["alpha_after"] == pytest.approx(y["alpha_after"], abs=1e-5)
+    for x, y in zip(recorded(first, Validation), recorded(second, Validation), strict=True):
+        assert x.loss == pytest.approx(y.loss, abs=1e-5)
+    for x, y in zip(recorded(first, Outer), recorded(second, Outer), strict=True):
+        assert x.alpha_after == pytest.approx(y.alpha_after, abs=1e-5)
 
 
 def test_a_site_file_that_is_wrong_stops_with_one_readable_line(tmp_path, home):
@@ -171,5 +176,5 @@ def test_a_site_file_that_is_wrong_stops_with_one_readable_line(tmp_path, home):
         export(tmp_path), tmp_path / "ws", "-n", "2", "-t", "2", home=home, FEDTAR_SITES=str(sites)
     )
     assert process.returncode != 0
-    end = by_kind(results)["end"][0]
-    assert end["status"] == "failed" and "site-1" in end["reason"] and "min_sites" in end["reason"]
+    (end,) = recorded(results, End)
+    assert end.status == "failed" and "site-1" in end.reason and "min_sites" in end.reason

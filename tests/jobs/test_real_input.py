@@ -6,8 +6,10 @@ import pytest
 from simulator import run_simulator
 
 from fedtar_flare.data.cohort import Visit
+from fedtar_flare.fedtar.events import EVENTS, Outer
 from fedtar_flare.fedtar.recipe import FedTARRecipe
-from fedtar_flare.record.log import read_events
+from fedtar_flare.record.events import SHARED, Start, Validation
+from fedtar_flare.record.log import of_kind, read_events
 
 pytestmark = pytest.mark.shared_data
 
@@ -57,7 +59,7 @@ def radiograph_run(folder, hospitals, home, *arguments):
         folder / "radiographs", folder / "ws", "-n", "2", *arguments, home=home, FEDTAR_SITES=str(hospitals)
     )
     assert process.returncode == 0, process.stdout[-4000:]
-    return read_events(results)
+    return read_events(results, (*SHARED, *EVENTS))
 
 
 @pytest.fixture(scope="module")
@@ -71,22 +73,19 @@ def finished(hospitals, home, tmp_path_factory):
     return radiograph_run(tmp_path_factory.mktemp("radiographs"), hospitals, home, "-t", "2")
 
 
-def outer_steps(events):
-    return [event for event in events if event["event"] == "outer"]
-
-
 @pytest.mark.timeout(1200)
 def test_real_radiographs_train_through_the_job(finished):
-    start, outer = finished[0], outer_steps(finished)
-    visits = {site: sum(sum(steps) for steps in counts.values()) for site, counts in start["counts"].items()}
+    (start,), losses = of_kind(finished, Start), [event.loss for event in of_kind(finished, Validation)]
+    visits = {site: sum(sum(steps) for steps in counts.values()) for site, counts in start.counts.items()}
     assert min(visits.values()) > 0 and sum(visits.values()) >= 20
-    assert outer[-1]["validation_loss"] < outer[0]["validation_loss"]
+    assert losses[-1] < losses[0]
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_threads_do_not_matter_on_real_radiographs(finished, hospitals, home, tmp_path):
     again = radiograph_run(tmp_path, hospitals, home)
-    for a, b in zip(outer_steps(finished), outer_steps(again), strict=True):
-        assert a["validation_loss"] == pytest.approx(b["validation_loss"], abs=1e-5)
-        assert a["alpha_after"] == pytest.approx(b["alpha_after"], abs=1e-5)
+    for a, b in zip(of_kind(finished, Validation), of_kind(again, Validation), strict=True):
+        assert a.loss == pytest.approx(b.loss, abs=1e-5)
+    for a, b in zip(of_kind(finished, Outer), of_kind(again, Outer), strict=True):
+        assert a.alpha_after == pytest.approx(b.alpha_after, abs=1e-5)

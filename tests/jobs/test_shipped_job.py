@@ -3,7 +3,9 @@ import json
 import pytest
 from simulator import run_simulator
 
-from fedtar_flare.record.log import read_events
+from fedtar_flare.fedtar.events import EVENTS, Outer
+from fedtar_flare.record.events import SHARED, Validation
+from fedtar_flare.record.log import of_kind, read_events
 
 
 @pytest.mark.slow
@@ -13,15 +15,15 @@ def test_the_shipped_job_learns(tmp_path, tmp_path_factory, repository):
     job = repository / "jobs" / "fedtar"
     process, results = run_simulator(job, tmp_path / "ws", home=tmp_path_factory.mktemp("home"), timeout=1500)
     assert process.returncode == 0, process.stdout[-4000:]
-    events = read_events(results)
-    outer = [event for event in events if event["event"] == "outer"]
-    losses = [event["validation_loss"] for event in outer]
+    events = read_events(results, (*SHARED, *EVENTS))
+    outer = of_kind(events, Outer)
+    losses = [event.loss for event in of_kind(events, Validation)]
     assert losses[-1] < 0.9 * losses[0]
     metrics = json.loads((results / "metrics.json").read_text())
     for site, before in metrics["warm_start"].items():
         after = metrics["final"][site]
         assert after["all"]["bleu_4"] > before["all"]["bleu_4"] and after["all"]["cider"] > before["all"]["cider"]
-    start, end = events[0]["alpha"], outer[-1]["alpha_after"]
+    start, end = outer[0].alpha_before, outer[-1].alpha_after
     assert max(abs(a - b) for a, b in zip(start, end, strict=True)) >= 0.02
     for event in outer:
-        assert sum(event["alpha_after"]) == pytest.approx(1) and min(event["alpha_after"]) >= 0
+        assert sum(event.alpha_after) == pytest.approx(1) and min(event.alpha_after) >= 0

@@ -9,13 +9,15 @@ import numpy as np
 import pytest
 import torch
 
+from fedtar_flare.data.timeline import Timeline
 from fedtar_flare.errors import ConfigError, DataError
-from fedtar_flare.fedtar.config import LoRAConfig, PatientConfig, TrainingConfig
+from fedtar_flare.fedtar.config import PatientConfig
 from fedtar_flare.fedtar.learner import PatientLearner
 from fedtar_flare.fedtar.patient_lora import PatientLoRA, PatientLoRAConfig
 from fedtar_flare.fedtar.profiles import fit_mixture, memberships, training_median_age
 from fedtar_flare.imaging.batch import collate
 from fedtar_flare.imaging.pipeline import InputConfig, prepare, prepare_cohort
+from fedtar_flare.learning.config import LoRAConfig, TrainingConfig
 from fedtar_flare.learning.evaluation import write_report_scores
 from fedtar_flare.learning.learner import ReportLearner
 from fedtar_flare.learning.private_state import require_finite
@@ -46,12 +48,12 @@ def cache(tmp_path_factory):
 @pytest.fixture(scope="module")
 def cohort(cache):
     return prepare_cohort(
-        synthetic_cohort("site-1", folder=cache, patients=16, time_steps=T, seed=0), IMAGES, cache / "prepared"
+        synthetic_cohort("site-1", folder=cache, patients=16, timeline=Timeline(T), seed=0), IMAGES, cache / "prepared"
     )
 
 
 @pytest.fixture
-def learner_of(cohort, cache):
+def learner_of(cohort):
     """A learner of a class with these training settings."""
 
     def make(kind=ReportLearner, autocast=False, **training):
@@ -69,7 +71,6 @@ def learner_of(cohort, cache):
             training=TrainingConfig(**{"local_steps": 3, "batch_size": 4, **training}),
             cohort=cohort,
             seed=SEED,
-            cache=cache / "prepared",
             autocast=autocast,
             **more,
         )
@@ -203,10 +204,10 @@ def test_a_context_that_fails_leaves_no_precision_behind(learner_of, cohort):
     assert not torch.is_autocast_enabled("cpu")
 
 
-def test_a_patient_part_without_a_mixture_is_refused(cohort, cache):
+def test_a_patient_part_without_a_mixture_is_refused(cohort):
     with pytest.raises(ConfigError, match="mixture"):
         PatientLearner(
-            model=MODEL, lora=LoRAConfig(), training=TrainingConfig(), cohort=cohort, seed=0, cache=cache,
+            model=MODEL, lora=LoRAConfig(), training=TrainingConfig(), cohort=cohort, seed=0,
             patient=PatientConfig(), mixture=None,
         )  # fmt: skip
 

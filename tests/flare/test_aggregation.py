@@ -1,0 +1,171 @@
+"""Weights of the sites, and the mean of their updates: order, memory, refusals."""
+
+import gc
+import math
+import random
+import weakref
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedtar_flare.errors import ConfigError, ExchangeError
+from fedtar_flare.flare import aggregation
+from fedtar_flare.flare.aggregation import WEIGHTINGS, SpilledUpdates, aggregation_weights
+
+SHAPES = {"a": (4, 3), "b": (5,), "c": ()}
+
+
+def tensors(seed, dtype=torch.float32):
+    generator = torch.Generator().manual_seed(seed)
+    made = {n: torch.randn(s, generator=generator, dtype=torch.float64) for n, s in SHAPES.items()}
+    return {name: value.to(dtype) for name, value in made.items()}
+
+
+def mean_in_memory(updates, weights):
+    """Equation 6 of updates that are all there, added up in sorted site order."""
+    total = {}
+    for site in sorted(weights):
+        for name, value in updates[site].items():
+            total[name] = total.get(name, 0.0) + value.double() * weights[site]
+    return total
+
+
+# ------------------------------------------------------------------ weights
+@settings(max_examples=100, deadline=None)
+@given(st.dictionaries(st.text(min_size=1, max_size=5), st.integers(0, 10**9), max_size=8), st.sampled_from(WEIGHTINGS))
+def test_weights_are_normalised_and_leave_out_sites_without_samples(counts, weighting):
+    here = {site: n for site, n in counts.items() if n}
+    if not here:
+        with pytest.raises(ConfigError, match="nothing to average"):
+            aggregation_weights(counts, weighting)
+        return
+    weights = aggregation_weights(counts, weighting)
+    assert list(weights) == sorted(here) and math.fsum(weights.values()) == pytest.approx(1, abs=1e-12)
+    sizes = {"samples": 1, "uniform": 0, "inverse": -1}
+    first = min(here)
+    for site in here:  # any two sites stand in the ratio that the weighting says
+        expected = (here[site] / here[first]) ** sizes[weighting]
+        assert weights[site] / weights[first] == pytest.approx(expected, rel=1e-12)
+
+
+def test_weights_refuse_what_is_no_count():
+    for bad in (-1, 1.5, math.nan, None):
+        with pytest.raises(ConfigError, match="site hospital-b"):
+            aggregation_weights({"hospital-a": 3, "hospital-b": bad})
+    with pytest.raises(ConfigError, match="weighting 'median'"):
+        aggregation_weights({"a": 1}, "median")
+
+
+# ------------------------------------------------------------------ means
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_mean_is_the_same_to_the_bit_in_any_order_of_arrival(tmp_path, dtype):
+    updates = {f"site-{k}": {n: v * 10.0 ** (k - 3) for n, v in tensors(k, dtype).items()} for k in range(7)}
+    weights = aggregation_weights({site: k + 1 for k, site in enumerate(updates)})
+    in_memory = mean_in_memory(updates, weights)
+    for seed in range(5):
+        order = random.Random(seed).sample(sorted(updates), len(updates))
+        with SpilledUpdates(tmp_path / "updates", SHAPES) as spilled:
+            for site in order:
+                spilled.add(site, updates[site])
+            mean = spilled.mean({site: weights[site] for site in reversed(order)})
+        for name in SHAPES:
+            assert mean[name].dtype == torch.float64
+            assert torch.equal(mean[name], in_memory[name])
+    for name in SHAPES:
+        stack = torch.stack([updates[s][name].double() for s in sorted(updates)])
+        expected = torch.tensordot(torch.tensor([weights[s] for s in sorted(updates)], dtype=torch.float64), stack, 1)
+        torch.testing.assert_close(in_memory[name], expected, rtol=1e-12, atol=1e-12)
+
+
+def test_only_the_weighted_sites_enter(tmp_path):
+    with SpilledUpdates(tmp_path / "updates", SHAPES) as spilled:
+        for k in range(3):
+            spilled.add(str(k), tensors(k))
+        mean = spilled.mean({"1": 1.0})
+    assert all(torch.equal(mean[n], tensors(1)[n].double()) for n in SHAPES)
+
+
+def test_updates_wait_on_disk_not_in_memory_and_the_folder_goes(tmp_path):
+    folder = tmp_path / "run" / "updates"
+    folder.mkdir(parents=True)
+    (folder / "left-over.safetensors").write_bytes(b"of a killed run")
+    with pytest.raises(RuntimeError), SpilledUpdates(folder, SHAPES) as spilled:
+        assert not list(folder.iterdir())
+        update = tensors(0)
+        alive = [weakref.ref(v) for v in update.values()]
+        spilled.add("site", update)
+        del update
+        gc.collect()
+        assert not any(ref() is not None for ref in alive) and len(list(folder.iterdir())) == 1
+        raise RuntimeError
+    assert not folder.exists() and folder.parent.exists()
+
+
+def test_any_site_name_and_tensors_that_share_memory(tmp_path):
+    shared = torch.arange(6.0)
+    update = {"a": shared, "b": shared.view(2, 3), "c": shared.view(2, 3).T}
+    with SpilledUpdates(tmp_path / "updates", update) as spilled:
+        spilled.add("../a/..", update)
+        spilled.add("", {n: 3 * v for n, v in update.items()})
+        mean = spilled.mean({"../a/..": 0.5, "": 0.5})
+        assert torch.equal(spilled.mean({"../a/..": 0.5, "": 0.5})["b"], mean["b"])  # summing changes nothing on disk
+    assert torch.equal(mean["a"], 2 * shared.double()) and torch.equal(mean["b"], 2 * update["b"].double())
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_bad_update_is_refused_by_name_and_leaves_nothing(tmp_path):
+    good = tensors(0)
+    with SpilledUpdates(tmp_path / "updates", SHAPES) as spilled:
+        with pytest.raises(ExchangeError, match=r"'a'.*not finite"):
+            spilled.add("site-b", good | {"a": torch.full((4, 3), math.inf)})
+        spilled.add("site-a", good)
+        for change, words in (
+            ({"b": torch.zeros(1)}, "'b' has shape"),
+            ({"c": torch.tensor(math.nan)}, "'c'.*not finite"),
+            ({"d": torch.zeros(1)}, "'d'"),
+        ):
+            with pytest.raises(ExchangeError, match=words):
+                spilled.add("site-b", good | change)
+        with pytest.raises(ExchangeError, match="already"):
+            spilled.add("site-a", tensors(1))
+        with pytest.raises(ConfigError, match="site-b has a weight"):
+            spilled.mean({"site-a": 0.5, "site-b": 0.5})
+        assert len(list((tmp_path / "updates").iterdir())) == 1
+        assert torch.equal(spilled.mean({"site-a": 1.0})["a"], good["a"].double())
+
+
+def test_a_half_written_update_is_never_summed(tmp_path, monkeypatch):
+    def full_disk(data, path):
+        Path(path).write_bytes(b"half")
+        raise OSError("no space left")
+
+    with SpilledUpdates(tmp_path / "updates", SHAPES) as spilled:
+        with monkeypatch.context() as patch:
+            patch.setattr(aggregation, "save_file", full_disk)
+            with pytest.raises(OSError, match="no space"):
+                spilled.add("site-a", tensors(0))
+        assert not list((tmp_path / "updates").glob("*.safetensors"))  # it never got its name
+        with pytest.raises(ConfigError, match="site-a has a weight"):
+            spilled.mean({"site-a": 1.0})
+        spilled.add("site-a", tensors(1))
+        assert torch.equal(spilled.mean({"site-a": 1.0})["a"], tensors(1)["a"].double())
+
+
+def test_means_refuse_weights_that_do_not_sum_to_one(tmp_path):
+    with SpilledUpdates(tmp_path / "updates", SHAPES) as spilled:
+        for k, site in enumerate("ab"):
+            spilled.add(site, tensors(k))
+        for weights, words in (
+            ({}, "sum to 0"),
+            ({"a": 0.5, "b": 0.4}, "sum to 0.9"),
+            ({"a": 1.5, "b": -0.5}, "not within"),
+            ({"a": math.nan, "b": 0.5}, "site a"),
+            ({"a": 0.5, "z": 0.5}, "site z"),
+        ):
+            with pytest.raises(ConfigError, match=words):
+                spilled.mean(weights)
+    with pytest.raises(ConfigError, match="at least one tensor"):
+        SpilledUpdates("never-made", [])
