@@ -1,4 +1,4 @@
-"""``fedtar data``: make, divide and check data."""
+"""``fedtar data``: make, check, prepare and divide data."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from fedtar_flare.cli.commands import Commands, add_group
 COMMANDS: tuple[str, ...] = (
     "data_index",
     "data_check",
+    "data_prepare",
     "data_synth",
     "data_partition",
 )
@@ -14,4 +15,4 @@ COMMANDS: tuple[str, ...] = (
 
 def add_parser(commands: Commands) -> None:
     """Add the group."""
-    add_group(commands, "data", "make, divide and check data", COMMANDS)
+    add_group(commands, "data", "make, check, prepare and divide data", COMMANDS)

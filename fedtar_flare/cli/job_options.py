@@ -62,15 +62,27 @@ def recipe_of(arguments: argparse.Namespace, **more: Any) -> MethodRecipe:
     for option, group, name in (("local_steps", "training", "local_steps"), ("patients", "data", "synthetic_patients")):
         if getattr(arguments, option) is not None:
             settings.setdefault(group, {})[name] = getattr(arguments, option)
-    for key, value in pairs(arguments.set, "--set").items():
-        group, _, name = key.partition(".")
-        if group not in groups or not name:
-            raise ConfigError(f"--set {key}: write GROUP.NAME=VALUE with a group of {', '.join(groups)}")
-        settings.setdefault(group, {})[name] = value
+    for group, values in grouped(arguments.set, groups).items():
+        settings[group] = {**settings.get(group, {}), **values}
     try:
         return recipe(**{**settings, **more})
     except TypeError as error:
         raise ConfigError(f"{arguments.settings or 'the job'}: {error}") from error
+
+
+def grouped(texts: Sequence[str], groups: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """``GROUP.NAME=VALUE`` texts of ``--set`` as settings by group.
+
+    Raises:
+        ConfigError: names the text that is not of this form, or whose group is none of these.
+    """
+    settings: dict[str, dict[str, Any]] = {}
+    for key, value in pairs(texts, "--set").items():
+        group, _, name = key.partition(".")
+        if group not in groups or not name:
+            raise ConfigError(f"--set {key}: write GROUP.NAME=VALUE with a group of {', '.join(groups)}")
+        settings.setdefault(group, {})[name] = value
+    return settings
 
 
 def pairs(texts: Sequence[str], option: str) -> dict[str, Any]:

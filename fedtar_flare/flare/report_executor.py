@@ -199,26 +199,23 @@ class ReportExecutor(MethodExecutor):
         Raises:
             ExchangeError: the task may not come at this point of the run; no data is read then.
         """
-        from fedtar_flare.imaging.pipeline import InputConfig, prepare_cohort
-        from fedtar_flare.site.cohort import load_cohort
-        from fedtar_flare.site.site_file import cache_folder, load_site_config
+        from fedtar_flare.site.cohort import prepare_site
+        from fedtar_flare.site.site_file import load_site_config
 
         self._config = load_site_config(site.name, workspace=site.workspace, simulator=site.simulated)
         state = SiteState(site.state_root(self._config.state_dir), header.run_id, site.name)
         if task != HANDSHAKE and not state.versions():
             raise _no_state(state, header.after)
         self.contract.check_place(task, header.round, self.contract.task_names if state.versions() else ())
-        cohort = load_cohort(
+        cohort, _ = prepare_site(
             self._config,
             site.name,
-            timeline=self.data_config.timeline(header.time_steps),
+            model=self.model_config,
+            data=self.data_config,
+            time_steps=header.time_steps,
             seed=self.seed,
-            synthetic_patients=self.data_config.synthetic_patients,
             workspace=site.workspace,
         )
-        images = InputConfig(image_size=self.model_config.image_size, slices=self.model_config.slices)
-        # a study that cannot be read is left out and counted
-        cohort = prepare_cohort(cohort, images, cache_folder(self._config) / "prepared")
         return state, cohort
 
     def _learner_of(self, header: TaskHeader, site: Site, state: SiteState, cohort: Cohort) -> ReportLearner:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -20,7 +21,7 @@ from fedtar_flare.data.sources.reading import log_left_out
 from fedtar_flare.errors import DataError
 from fedtar_flare.imaging import cache
 from fedtar_flare.imaging.cache import Prepared
-from fedtar_flare.progress import Progress
+from fedtar_flare.progress import EVERY_SECONDS, Progress
 from fedtar_flare.settings import Settings
 
 if TYPE_CHECKING:
@@ -99,22 +100,52 @@ def prepare(visit: Visit, config: InputConfig, cache_dir: Path) -> Prepared:
     return _look_up(entry) or _compute(visit.image, visit.modality, config, entry)
 
 
-def prepare_cohort(cohort: Cohort, config: InputConfig, cache_dir: Path, *, workers: int | None = None) -> Cohort:
-    """Prepare every visit, once per task: the samples of the cohort that is returned know their cache entry.
-
-    Visits that cannot be read are left out and counted by reason; they keep their place in time. What was prepared or
-    refused before is only looked up. The rest is prepared side by side in processes when it proves long; what comes
-    out does not depend on their number. A worker holds one volume at a time. Progress is logged with the rate and the
-    time left.
+@dataclass(frozen=True)
+class Preparation:
+    """What preparing visits came to.
 
     Args:
-        cohort: of one modality.
+        entries: visit to its cache entry, of all whose files are there.
+        errors: why visits cannot be used.
+        computed: how many images were prepared now; the others were there already.
+    """
+
+    entries: dict[Visit, Path]
+    errors: dict[Visit, DataError]
+    computed: int
+
+    def cohort(self, cohort: Cohort) -> Cohort:
+        """The cohort whose samples know their cache entry, without the visits that cannot be read.
+
+        Those are counted by reason; they keep their place in time.
+
+        Raises:
+            DataError: ``no-patient`` when nothing is left.
+        """
+        reasons = {visit: error.reason for visit, error in self.errors.items()}
+        return cohort.leaving_out(reasons.get, prepared=self.entries)
+
+
+def prepare_visits(
+    visits: Sequence[Visit],
+    config: InputConfig,
+    cache_dir: Path,
+    *,
+    workers: int | None = None,
+    say: Callable[[str], object] = logger.info,
+    every: float = EVERY_SECONDS,
+) -> Preparation:
+    """Prepare every visit.
+
+    What was prepared or refused before is only looked up. The rest is prepared side by side in processes when it
+    proves long; what comes out does not depend on their number. A worker holds one volume at a time.
+
+    Args:
+        visits: of one modality.
         config: what the encoder sees.
         cache_dir: folder of prepared images.
         workers: processes; None: one per processor, at most four.
-
-    Raises:
-        DataError: ``no-patient`` when nothing is left.
+        say, every: takes the lines of progress (rate and time left); seconds between them.
     """
     from fedtar_flare.imaging.workers import each, worker_count
 
@@ -122,7 +153,7 @@ def prepare_cohort(cohort: Cohort, config: InputConfig, cache_dir: Path, *, work
     entries: dict[Visit, Path] = {}
     errors: dict[Visit, DataError] = {}
     missing: list[Visit] = []
-    for visit in cohort.visits:
+    for visit in visits:
         try:
             entries[visit] = entry_of(visit, config, cache_dir)
             if _look_up(entries[visit]) is None:
@@ -133,13 +164,22 @@ def prepare_cohort(cohort: Cohort, config: InputConfig, cache_dir: Path, *, work
         {"image": str(v.image), "modality": v.modality, "config": config.to_dict(), "entry": str(entries[v])}
         for v in missing
     ]
-    progress = Progress("preparing images: study", len(items), logger.info)
+    progress = Progress("preparing images: study", len(items), say, every)
     for done, (i, outcome) in enumerate(each(PREPARE, items, count), start=1):
         if isinstance(outcome, DataError):
             errors[missing[i]] = outcome
         progress(done)
-    log_left_out([errors[visit] for visit in cohort.visits if visit in errors])
-    return cohort.leaving_out(lambda visit: errors[visit].reason if visit in errors else None, prepared=entries)
+    log_left_out([errors[visit] for visit in visits if visit in errors])
+    return Preparation(entries, errors, sum(visit not in errors for visit in missing))
+
+
+def prepare_cohort(cohort: Cohort, config: InputConfig, cache_dir: Path) -> Cohort:
+    """The cohort with every visit prepared: its samples know their cache entry (see :func:`prepare_visits`).
+
+    Raises:
+        DataError: ``no-patient`` when nothing is left.
+    """
+    return prepare_visits(cohort.visits, config, cache_dir).cohort(cohort)
 
 
 def images_of(samples: Sequence[Sample]) -> list[Prepared]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from fedtar_flare.data.cohort import Cohort
 from fedtar_flare.data.sources import read_source
@@ -12,6 +13,11 @@ from fedtar_flare.errors import ConfigError
 from fedtar_flare.settings import build
 from fedtar_flare.site.key import derived_key, site_key
 from fedtar_flare.site.site_file import SiteConfig, cache_folder
+
+if TYPE_CHECKING:
+    from fedtar_flare.imaging.pipeline import Preparation
+    from fedtar_flare.learning.config import DataConfig
+    from fedtar_flare.models.config import ModelConfig
 
 logger = logging.getLogger(__name__)
 
@@ -66,6 +72,48 @@ def load_cohort(
     if absent:
         logger.warning("%d id(s) of the exclusion list %s are no patients of this site", absent, config.exclude)
     return cohort.leaving_out(lambda v: "excluded" if v.patient_id in excluded else None) if excluded else cohort
+
+
+def prepare_site(
+    config: SiteConfig,
+    site_name: str,
+    *,
+    model: ModelConfig,
+    data: DataConfig,
+    time_steps: int,
+    seed: int,
+    workspace: Path | None = None,
+    **options: Any,
+) -> tuple[Cohort, Preparation]:
+    """The site's cohort with every image prepared, as a task of a job opens it, and what there was to do.
+
+    Args:
+        config: the site file.
+        site_name: name of the site.
+        model: whose images.
+        data: how visits become samples.
+        time_steps: T.
+        seed: of the job.
+        workspace: the site's FLARE workspace, where a real site keeps its hash key.
+        options: ``workers``, ``say`` and ``every`` of :func:`fedtar_flare.imaging.pipeline.prepare_visits`.
+
+    Raises:
+        DataError: nothing can be used.
+        ConfigError: a setting is wrong.
+    """
+    from fedtar_flare.imaging.pipeline import InputConfig, prepare_visits
+
+    cohort = load_cohort(
+        config,
+        site_name,
+        timeline=data.timeline(time_steps),
+        seed=seed,
+        synthetic_patients=data.synthetic_patients,
+        workspace=workspace,
+    )
+    images = InputConfig(image_size=model.image_size, slices=model.slices)
+    done = prepare_visits(cohort.visits, images, cache_folder(config) / "prepared", **options)
+    return done.cohort(cohort), done
 
 
 def excluded_patients(config: SiteConfig) -> frozenset[str]:

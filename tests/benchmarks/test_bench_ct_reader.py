@@ -16,9 +16,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedtar_flare.data.cohort import Cohort, Patient, Visit
-from fedtar_flare.data.timeline import Timeline
-from fedtar_flare.imaging.pipeline import InputConfig, ct_pipeline, prepare, prepare_cohort
+from fedtar_flare.data.cohort import Visit
+from fedtar_flare.imaging.pipeline import InputConfig, ct_pipeline, prepare, prepare_visits
 from fedtar_flare.imaging.readers.ct import read_ct
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "data"))
@@ -114,19 +113,18 @@ def test_model_input(study, tmp_path):
 def test_a_cohort_of_long_series_by_one_and_by_two_workers(study, tmp_path):
     """A hundred studies of 300 slices; the two caches are the same."""
     config = InputConfig(image_size=224, slices=24)
-    patients = []
+    visits = []
     for i in range(100):
         folder = tmp_path / "studies" / f"{i}"
         folder.mkdir(parents=True)
         for file in study.iterdir():
             (folder / file.name).hardlink_to(file)
-        patients.append(Patient(f"{i}", None, (Visit(f"{i}", "v", datetime(2020, 1, 1), folder, "Clear.", "ct"),)))
-    cohort = Cohort("site", patients, key=bytes(32), timeline=Timeline(1))
+        visits.append(Visit(f"{i}", "v", datetime(2020, 1, 1), folder, "Clear.", "ct"))
     caches = []
     for workers in (1, 2):
         cache = tmp_path / f"cache-{workers}"
         seconds = best_of(
-            1, lambda workers=workers, cache=cache: prepare_cohort(cohort, config, cache, workers=workers)
+            1, lambda workers=workers, cache=cache: prepare_visits(visits, config, cache, workers=workers)
         )
         print(f"\n{workers} worker(s): {100 / seconds:.1f} studies a second", end="")
         caches.append({file.name: file.read_bytes() for file in cache.rglob("*.npy")})

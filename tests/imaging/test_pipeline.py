@@ -28,6 +28,7 @@ from fedtar_flare.imaging.pipeline import (
     images_of,
     prepare,
     prepare_cohort,
+    prepare_visits,
     radiograph_pipeline,
 )
 
@@ -230,10 +231,10 @@ def test_a_cohort_prepared_in_processes_is_the_same(study, tmp_path, monkeypatch
     images = [study, tmp_path / "broken", tmp_path / "other", tmp_path / "nowhere"]
     visits = tuple(visit(image, day=day) for day, image in enumerate(images, start=1))
     cohort = Cohort("s", [Patient("p", None, visits)], key=bytes(16), timeline=Timeline(2))
-    alone = prepare_cohort(cohort, CONFIG, tmp_path / "alone", workers=1)
+    alone = prepare_visits(visits, CONFIG, tmp_path / "alone", workers=1).cohort(cohort)
     monkeypatch.setattr("fedtar_flare.imaging.workers.ALONE_SECONDS", -1.0)
     monkeypatch.setattr("fedtar_flare.imaging.workers.WORTH_SECONDS", -1.0)
-    together = prepare_cohort(cohort, CONFIG, tmp_path / "together", workers=2)
+    together = prepare_visits(visits, CONFIG, tmp_path / "together", workers=2).cohort(cohort)
     assert alone.rejected == together.rejected == {"too-few-slices": 1, "no-image": 1}
     one, two = entries(tmp_path / "alone"), entries(tmp_path / "together")
     assert [e.relative_to(tmp_path / "alone") for e in one] == [e.relative_to(tmp_path / "together") for e in two]

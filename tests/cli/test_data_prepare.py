@@ -1,0 +1,75 @@
+"""``fedtar data prepare``: what it leaves is what a job's handshake looks up."""
+
+import json
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from fedtar_flare.cli.main import main
+from fedtar_flare.fedtar.executor import PatientAdaptiveExecutor
+from fedtar_flare.imaging import pipeline
+from fedtar_flare.protocol.messages import TaskHeader
+
+
+@pytest.fixture
+def sites(tmp_path, monkeypatch):
+    """Folder of site files with one hospital: five radiographs, one of which is no image."""
+    monkeypatch.setenv("FEDTAR_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("FEDTAR_SITES", str(tmp_path))
+    rows = ["patient_id,study_datetime,image,report"]
+    picture = (np.arange(4096) // 32).astype(np.uint8).reshape(64, 64)
+    for number in range(5):
+        rows.append(f"P{number},2020-01-0{number + 1},{number}.png,No finding.")
+        Image.fromarray(picture // (number + 2)).save(tmp_path / f"{number}.png")
+    (tmp_path / "3.png").write_bytes(b"no image")
+    (tmp_path / "manifest.csv").write_text("\n".join(rows))
+    (tmp_path / "hospital.yaml").write_text("source: manifest\npath: manifest.csv\ncache_dir: cache\n")
+    return tmp_path
+
+
+def opened_by_a_job(sites):
+    """The cohort that the executor opens at the handshake."""
+    site = SimpleNamespace(
+        name="hospital", workspace=sites, simulated=True, state_root=lambda configured: sites / "state"
+    )
+    header = TaskHeader("fedtar", "20260101-000000-aaaa", round=0, step=0, rounds=1, time_steps=2, after="0000-00")
+    return PatientAdaptiveExecutor(preset="tiny", model={"slices": 1})._open(header, site)[1]
+
+
+def prepare(sites, capsys, *more):
+    code = main(["data", "prepare", *more, "--preset", "tiny", "--set", "model.slices=1", "--json"])
+    return code, json.loads(capsys.readouterr().out)
+
+
+def test_the_handshake_computes_nothing_and_a_bad_study_is_counted(sites, capsys, monkeypatch):
+    code, counts = prepare(sites, capsys, "--site-file", str(sites / "hospital.yaml"))
+    (reason,) = counts["left_out"]
+    assert code == 0 and counts["prepared"] == 4 and counts["there"] == 0 and counts["left_out"][reason] == 1
+
+    def computes(*_):
+        raise AssertionError("an image is computed at the handshake")
+
+    monkeypatch.setattr(pipeline, "_compute", computes)
+    cohort = opened_by_a_job(sites)
+    assert len(cohort.visits) == 4 and cohort.rejected == {reason: 1}
+    assert not list(sites.rglob("*.key"))
+
+
+def test_a_kit_is_prepared_once(sites, capsys):
+    for folder in ("startup", "local"):
+        (sites / "kit" / folder).mkdir(parents=True)
+    (sites / "kit" / "startup" / "fed_client.json").write_text("{}")
+    (sites / "kit" / "local" / "fedtar.yaml").write_text("source: manifest\npath: ../../manifest.csv\n")
+    assert prepare(sites, capsys, "--kit", str(sites / "kit"))[1]["prepared"] == 4
+    again = prepare(sites, capsys, "--kit", str(sites / "kit"))[1]
+    assert again["prepared"] == 0 and again["there"] == 4 and sum(again["left_out"].values()) == 1
+
+
+def test_nothing_that_can_be_used_is_a_failure(sites, capsys, caplog):
+    for file in sites.glob("*.png"):
+        file.write_bytes(b"no image")
+    assert main(["data", "prepare", "--site-file", str(sites / "hospital.yaml")]) == 1
+    assert "no patient that can be used" in capsys.readouterr().err
+    assert "5 study(ies) left out" in caplog.text
