@@ -23,6 +23,9 @@ import yaml
 from nvflare.fuel.flare_api.flare_api import Session, new_secure_session
 
 from fedtar_flare.fedtar.recipe import FedTARRecipe
+from fedtar_flare.flare.recipe import MethodRecipe
+from fedtar_flare.record.events import Event
+from fedtar_flare.record.log import ROUNDS_FILE, read_events
 
 BIN = Path(sys.executable).parent
 MARK = "FEDTAR_TEST_FEDERATION"
@@ -47,7 +50,9 @@ def wait_for(what: str, condition: Callable[[], T], timeout: float = 180) -> T:
     raise AssertionError(f"within {timeout:g} s: {what}")
 
 
-def recipe(name: str = "tiny", rounds: int = 1, **changes) -> FedTARRecipe:
+def recipe(
+    name: str = "tiny", rounds: int = 1, method: type[MethodRecipe] = FedTARRecipe, **changes: Any
+) -> MethodRecipe:
     """A job of seconds: tiny model, two steps of two local updates, twelve synthetic patients a site."""
     settings = {
         "preset": "tiny",
@@ -56,7 +61,7 @@ def recipe(name: str = "tiny", rounds: int = 1, **changes) -> FedTARRecipe:
         "training": {"local_steps": 2, "batch_size": 4},
         "data": {"synthetic_patients": 12},
     }
-    return FedTARRecipe(name=name, **(settings | changes))
+    return method(name=name, **(settings | changes))
 
 
 def free_port() -> int:
@@ -261,21 +266,16 @@ class Federation:
     def download(self, job: str, user: str = "lead@hub.org") -> Path:
         """The job's results at the server, ``fedtar/`` of its workspace."""
         folder = Path(str(self.session(user).download_job_result(job)))
-        return next(folder.rglob("rounds.jsonl")).parent
+        return next(folder.rglob(ROUNDS_FILE)).parent
 
     # ------------------------------------------------------------------ what a test looks at
     def run_folder(self, job: str) -> Path:
         return self.server / job / "fedtar"
 
-    def events(self, job: str) -> list[dict[str, Any]]:
+    def events(self, job: str) -> list[Event]:
         """Whole events of a running job, read at the server."""
-        file = self.run_folder(job) / "rounds.jsonl"
-        lines = file.read_text().splitlines() if file.is_file() else []
-        events = []
-        for line in lines:
-            with contextlib.suppress(ValueError):
-                events.append(json.loads(line))
-        return events
+        folder = self.run_folder(job)
+        return read_events(folder) if (folder / ROUNDS_FILE).is_file() else []
 
     def tail(self, job: str, lines: int = 40) -> str:
         out = []

@@ -11,7 +11,8 @@ from command import fedtar
 from federation_process import SITES, recipe, wait_for
 
 from fedtar_flare.flare.checkpoint import CheckpointFolder
-from fedtar_flare.record.log import read_events
+from fedtar_flare.record.events import Start, Step, Validation
+from fedtar_flare.record.log import of_kind, read_events
 from fedtar_flare.tensor_file import read_tensors
 
 pytestmark = [pytest.mark.production, pytest.mark.timeout(900)]
@@ -44,21 +45,21 @@ def last(results):
 
 
 def steps(events):
-    return [event for event in events if event["event"] == "step"]
+    return of_kind(events, Step)
 
 
 def has_step(federation, identity, round_, step):
     events = steps(federation.events(identity))
-    return any((event["round"], event["step"]) == (round_, step) for event in events)
+    return any((event.round, event.step) == (round_, step) for event in events)
 
 
 def check_same(a, b):
-    """Weights, psi and its optimiser."""
-    assert a.round == b.round and a.weights.keys() == b.weights.keys() and a.policy.keys() == b.policy.keys()
+    """Weights, and what the method keeps at the server."""
+    assert a.round == b.round and a.weights.keys() == b.weights.keys() and a.method.keys() == b.method.keys()
     for name in a.weights:
         torch.testing.assert_close(a.weights[name], b.weights[name], rtol=0, atol=1e-6)
-    for name in a.policy:
-        torch.testing.assert_close(a.policy[name], b.policy[name], rtol=0, atol=1e-6)
+    for name in a.method:
+        torch.testing.assert_close(a.method[name], b.method[name], rtol=0, atol=1e-6)
 
 
 def state_files(federation, site):
@@ -69,9 +70,9 @@ def run_of(federation, identity):
     """The run id that the server made for a job."""
     start = wait_for(
         f"{identity} has begun\n{federation.tail(identity)}",
-        lambda: next((event for event in federation.events(identity) if event["event"] == "start"), None),
+        lambda: next(iter(of_kind(federation.events(identity), Start)), None),
     )
-    return start["run_id"]
+    return start.run_id
 
 
 def in_step(federation, identity, site, round_, step):
@@ -87,8 +88,8 @@ def test_the_same_job_twice_at_the_same_time_counts_nothing_twice(quiet):
     (first, events), (second, _) = quiet
     assert first.info["run_id"] != second.info["run_id"]
     check_same(first, second)
-    assert [(event["round"], event["step"]) for event in steps(events)] == [(1, 1), (1, 2), (2, 1), (2, 2)]
-    assert all(sorted(event["sites"]) == sorted(SITES) for event in steps(events))
+    assert [(event.round, event.step) for event in steps(events)] == [(1, 1), (1, 2), (2, 1), (2, 2)]
+    assert all(sorted(event.sites) == sorted(SITES) for event in steps(events))
 
 
 def test_a_site_s_job_process_that_dies_is_started_again_and_nothing_changes(federation, job, quiet):
@@ -99,7 +100,7 @@ def test_a_site_s_job_process_that_dies_is_started_again_and_nothing_changes(fed
     wait_for("it is started again", lambda: federation.job_process("hospital-b", identity) not in (None, before))
     assert federation.finished(identity, 400) == "FINISHED:COMPLETED", federation.tail(identity)
     results = federation.download(identity)
-    assert all(sorted(event["sites"]) == sorted(SITES) for event in steps(read_events(results)))
+    assert all(sorted(event.sites) == sorted(SITES) for event in steps(read_events(results)))
     check_same(last(results), quiet[0][0])
 
 
@@ -107,14 +108,14 @@ def check_went_on_without(federation, identity, site):
     """The run is whole, the lost site is recorded as absent, and its time limit was waited out at most once."""
     assert federation.finished(identity, 600) == "FINISHED:COMPLETED", federation.tail(identity)
     events = read_events(federation.download(identity))
-    assert [(event["round"], event["step"]) for event in steps(events)] == [(1, 1), (1, 2), (2, 1), (2, 2)]
-    lost = [event["absent"][site] for event in steps(events) if site in event["absent"]]
-    lost += [event["left_out"][site] for event in events if event["event"] == "outer" and site in event["left_out"]]
-    assert site in steps(events)[-1]["absent"] and lost
+    assert [(event.round, event.step) for event in steps(events)] == [(1, 1), (1, 2), (2, 1), (2, 2)]
+    lost = [event.absent[site] for event in steps(events) if site in event.absent]
+    lost += [event.left_out[site] for event in of_kind(events, Validation) if site in event.left_out]
+    assert site in steps(events)[-1].absent and lost
     waited = [reason for reason in lost if reason.startswith(("no answer within", "disconnected while"))]
     assert len(waited) <= 1, lost
     others = [name for name in SITES if name != site]
-    assert all(set(others) <= set(event["sites"]) for event in steps(events))
+    assert all(set(others) <= set(event.sites) for event in steps(events))
 
 
 def test_a_site_s_job_process_that_keeps_dying_leaves_the_job_to_the_others(federation, job):
@@ -154,7 +155,7 @@ def test_a_site_whose_clock_is_a_day_ahead_changes_nothing(federation, job, quie
         wait_for("its log is a day ahead", lambda: log.is_file() and tomorrow in log.read_text(errors="replace"))
         assert federation.finished(identity, 400) == "FINISHED:COMPLETED", federation.tail(identity)
         results = federation.download(identity)
-        assert all(sorted(event["sites"]) == sorted(SITES) for event in steps(read_events(results)))
+        assert all(sorted(event.sites) == sorted(SITES) for event in steps(read_events(results)))
         check_same(last(results), quiet[0][0])
     finally:
         federation.kill_site("hospital-b")
@@ -162,7 +163,7 @@ def test_a_site_whose_clock_is_a_day_ahead_changes_nothing(federation, job, quie
 
 
 STATUS = {"aborted by the admin": "FINISHED:ABORTED", "the server lost as a whole": "FINISHED:ABNORMAL"}
-ENDS = ["killed within a step", "killed between two rounds", "aborted by the admin", "the server lost as a whole"]
+ENDS = ["killed within a step", "aborted by the admin", "the server lost as a whole"]
 
 
 @pytest.mark.parametrize("end", ENDS)
@@ -200,7 +201,7 @@ def test_a_run_whose_job_ended_is_resumed_with_the_same_numbers(federation, job,
     results = federation.download(resumed)
     kept = CheckpointFolder(federation.server / "fedtar_checkpoints" / identity).last()[0]
     assert kept.round == 1 and last(results).info["run_id"] == kept.info["run_id"]  # the same run, at the sites too
-    assert [(event["round"], event["step"]) for event in steps(read_events(results))] == [(2, 1), (2, 2)]
+    assert [(event.round, event.step) for event in steps(read_events(results))] == [(2, 1), (2, 2)]
     check_same(last(results), quiet[0][0])
     assert (results / "adapter" / "adapter_model.safetensors").is_file()
 

@@ -7,7 +7,8 @@ import pytest
 import yaml
 from federation_process import Federation, free_port, wait_for
 
-from fedtar_flare.record.log import read_events
+from fedtar_flare.record.events import End, Step
+from fedtar_flare.record.log import of_kind, read_events
 
 pytestmark = [pytest.mark.production, pytest.mark.timeout(900)]
 BEHIND, STRAIGHT = ("hospital-1", "hospital-2"), "hospital-3"
@@ -67,9 +68,8 @@ def test_a_job_runs_through_the_relay(relayed, exported):
     job = relayed.submit(exported("through_relay"))
     assert relayed.finished(job, 500) == "FINISHED:COMPLETED", relayed.tail(job)
     events = read_events(relayed.download(job))
-    assert events[-1]["status"] == "completed"
-    steps = [event for event in events if event["event"] == "step"]
-    assert [sorted(step["sites"]) for step in steps] == [[*BEHIND, STRAIGHT]] * 2
+    assert [event.status for event in of_kind(events, End)] == ["completed"]
+    assert [sorted(step.sites) for step in of_kind(events, Step)] == [[*BEHIND, STRAIGHT]] * 2
 
 
 def test_who_is_behind_the_relay_has_no_connection_to_the_server(relayed):

@@ -40,14 +40,14 @@ def test_a_run_goes_on_by_the_id_of_its_job_though_the_run_folder_is_gone(tmp_pa
     a, b = (CheckpointFolder(f.results_folder / "checkpoint").last()[0] for f in (whole, second))
     assert a.round == b.round == 3 and b.info["run_id"] == first.run_id
     assert all(torch.equal(a.weights[name], b.weights[name]) for name in a.weights)
-    assert all(torch.equal(a.policy[name], b.policy[name]) for name in a.policy)
+    assert all(torch.equal(a.method[name], b.method[name]) for name in a.method)
 
 
 def test_a_resumed_run_that_dies_at_once_can_be_resumed_again(tmp_path):
     first = local(tmp_path, "job-1", num_rounds=2)
     first.run()
     second = local(tmp_path, "job-2", resume_from="job-1")
-    second.train_step = lambda *arguments: (_ for _ in ()).throw(KeyboardInterrupt)  # as if it were killed there
+    second.train = lambda *arguments: (_ for _ in ()).throw(KeyboardInterrupt)  # as if it were killed there
     with pytest.raises(KeyboardInterrupt):
         second.run()
     kept = CheckpointFolder(tmp_path / "fedtar_checkpoints" / "job-2").last()[0]
@@ -62,7 +62,7 @@ def test_a_job_without_a_checkpoint_is_named(tmp_path):
     second = local(tmp_path, "job-2", resume_from="job-1")
     second.run()
     (reason,) = second.panics
-    assert "job-1" in reason and read_events(second.results_folder)[-1]["status"] == "failed"
+    assert "job-1" in reason and read_events(second.results_folder)[-1].status == "failed"
 
 
 def test_the_simulator_keeps_nothing_beside_its_results(tmp_path):
@@ -113,7 +113,7 @@ def test_an_administrator_who_asks_is_told_how_far_the_run_is(tmp_path):
     second = told[3]
     assert (second["round"], second["step"], second["rounds"], second["time_steps"]) == (1, 2, 2, 2)
     assert second["sites"] == {"a": "answered", "b": "working"}
-    assert second["alpha"] == pytest.approx([0.5, 0.5], abs=0.1)
+    assert second["numbers"]["alpha"] == pytest.approx([0.5, 0.5], abs=0.1)
     assert set(told[-1]["validation_loss"]) == {"1"}
     text = line({"id": "x", "name": "n", "status": "RUNNING", "progress": told[-1]})
     assert "round 2 of 2, step 2 of 2" in text and "b working" in text and "validation loss" in text

@@ -10,7 +10,8 @@ import pytest
 from federation_process import SITES, recipe
 from nvflare.recipe.prod_env import ProdEnv
 
-from fedtar_flare.record.log import read_events
+from fedtar_flare.record.events import End, Step
+from fedtar_flare.record.log import of_kind, read_events
 
 pytestmark = [pytest.mark.production, pytest.mark.timeout(900)]
 LEAD, MEMBER = "lead@hub.org", "member@hospital-b.org"
@@ -19,9 +20,8 @@ LEAD, MEMBER = "lead@hub.org", "member@hospital-b.org"
 def check_results(federation, job):
     assert federation.finished(job) == "FINISHED:COMPLETED", federation.tail(job)
     events = read_events(federation.download(job))
-    assert events[-1]["event"] == "end" and events[-1]["status"] == "completed"
-    steps = [event for event in events if event["event"] == "step"]
-    assert [sorted(step["sites"]) for step in steps] == [sorted(SITES)] * 2
+    assert [event.status for event in of_kind(events, End)] == ["completed"]
+    assert [sorted(step.sites) for step in of_kind(events, Step)] == [sorted(SITES)] * 2
 
 
 def test_a_lead_without_the_right_to_bring_code_submits_the_job(federation, exported):

@@ -6,7 +6,8 @@ import pytest
 from canary import MARK, marks_in, plant
 from federation_process import SITES, running
 
-from fedtar_flare.record.log import read_events
+from fedtar_flare.record.events import Start, Step
+from fedtar_flare.record.log import of_kind, read_events
 
 pytestmark = [pytest.mark.production, pytest.mark.timeout(900)]
 
@@ -42,10 +43,9 @@ def test_a_whole_run_leaves_no_trace_of_a_patient_outside_the_hospitals(hospital
     assert hospitals.finished(job) == "FINISHED:COMPLETED", hospitals.tail(job)
     results = hospitals.download(job)  # into the lead's kit, which is searched too
     events = read_events(results)
-    steps = [event for event in events if event["event"] == "step"]
-    assert [sorted(step["sites"]) for step in steps] == [sorted(SITES)] * 2
-    start = next(event for event in events if event["event"] == "start")
-    assert all(start["skipped_studies"][site] for site in SITES)  # the broken row was read, and only counted
+    assert [sorted(step.sites) for step in of_kind(events, Step)] == [sorted(SITES)] * 2
+    (start,) = of_kind(events, Start)
+    assert all(start.skipped_studies[site] for site in SITES)  # the broken row was read, and only counted
     found, searched = traces_outside(hospitals)
     assert found == [] and searched > 50
     assert marks_in(results.parent) == []
@@ -58,8 +58,8 @@ def test_a_failing_site_s_error_names_files_to_its_own_staff_alone(hospitals, ex
     (site / "local" / "fedtar.yaml").write_text(f"source: manifest\npath: {table}\n")
     job = hospitals.submit(exported("failing"))
     assert hospitals.finished(job) == "FINISHED:COMPLETED", hospitals.tail(job)
-    start = next(event for event in read_events(hospitals.download(job)) if event["event"] == "start")
-    assert start["sites"] == ["hospital-a"] and "hospital-b" in start["absent"]
+    (start,) = of_kind(read_events(hospitals.download(job)), Start)
+    assert start.sites == ["hospital-a"] and "hospital-b" in start.absent
     found, _ = traces_outside(hospitals)
     assert found == []
     assert any(MARK in log.read_text(errors="replace") for log in site.rglob("log.txt"))
