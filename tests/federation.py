@@ -1,4 +1,4 @@
-"""A federation in one process: the real controller, with sites that are plain functions, for tests of the algorithm.
+"""A federation in one process: the real controller, with sites that are plain functions, for tests of an algorithm.
 
 What FLARE would carry is carried by its own ``FLModelUtils`` both ways, so that headers and tensors go the real path;
 processes, the network and the simulator have tests of their own.
@@ -31,8 +31,8 @@ from fedtar_flare.version import __version__
 NAMES = ("base_model.model.x.lora_A.weight", "base_model.model.x.lora_B.weight")
 
 
-class LocalFederation(TemporalResidualController):
-    """The controller with its messages delivered in this process.
+class InThisProcess:
+    """Delivers a controller's messages in this process; stands before the controller among a class's bases.
 
     Args:
         folder: stands for the server's run folder.
@@ -86,7 +86,7 @@ class LocalFederation(TemporalResidualController):
                 silent = True
                 continue
             reply, tensors = answer
-            kind = ParamsType.DIFF if task_name == TRAIN else ParamsType.FULL
+            kind = ParamsType.DIFF if self.contract.task(task_name).sends == "difference" else ParamsType.FULL
             model = (
                 FLModel(params=tensors, params_type=kind, meta=reply.to_meta())
                 if tensors
@@ -96,6 +96,10 @@ class LocalFederation(TemporalResidualController):
             model.meta["client_name"] = site
             callback(model)
         self.silent_until = time.monotonic() + timeout if silent else 0.0
+
+
+class LocalFederation(InThisProcess, TemporalResidualController):
+    """FedTAR in this process."""
 
 
 class QuadraticSite:
@@ -140,9 +144,12 @@ class QuadraticSite:
             return ok(order), None
         gradient = {n: weights[n] - goal for n, goal in zip(NAMES, self.validation, strict=True)}
         loss = sum(0.5 * float(g.double().square().sum()) for g in gradient.values())
+        numbers = {"validation_loss": loss, "reports": self.samples}
+        if order.method != LocalFederation.contract.method:
+            return ok(order, numbers), None
         broadcasts = [self.received.get((order.round, t)) for t in range(order.time_steps + 1)]
-        numbers = t_numbers(gradient, broadcasts) if all(w is not None for w in broadcasts) else None
-        return ok(order, {"validation_loss": loss, "reports": self.samples}, {"t_numbers": numbers}), None
+        products = t_numbers(gradient, broadcasts) if all(w is not None for w in broadcasts) else None
+        return ok(order, numbers, {"t_numbers": products}), None
 
 
 def pair(seed):

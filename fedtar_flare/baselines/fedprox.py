@@ -48,23 +48,13 @@ class FedProxExecutor(PooledExecutor):
 
     Args:
         proximal: settings of :class:`ProximalConfig`.
-        preset, model, lora, training, data, seed, torch_threads: see :class:`ReportExecutor`.
+        args, kwargs: of :class:`ReportExecutor`; FLARE's export finds its parameters by these two names.
     """
 
     contract = CONTRACT
 
-    def __init__(
-        self,
-        preset: str = "small",
-        model: dict[str, Any] | None = None,
-        lora: dict[str, Any] | None = None,
-        training: dict[str, Any] | None = None,
-        data: dict[str, Any] | None = None,
-        proximal: dict[str, Any] | None = None,
-        seed: int = 0,
-        torch_threads: int = 1,
-    ):
-        super().__init__(preset, model, lora, training, data, seed, torch_threads)
+    def __init__(self, *args: Any, proximal: dict[str, Any] | None = None, **kwargs: Any):
+        super().__init__(*args, **kwargs)
         self.proximal = proximal
         self.proximal_config = build(ProximalConfig, proximal, "proximal")
 

@@ -35,8 +35,8 @@ class LocalLearner(ReportLearner):
 
     def private(self) -> dict[str, torch.Tensor]:
         """The adapter."""
-        return {f"adapter/{name}": value for name, value in self.shared().items()}
+        return self.shared()
 
     def load_private(self, state: Mapping[str, torch.Tensor]) -> None:
         """Take the site's own adapter in place of the server's."""
-        self.load_shared({name.removeprefix("adapter/"): value for name, value in state.items()})
+        self.load_shared(state)

@@ -29,9 +29,7 @@ class TemporalResidualController(MethodController):
         initial_alpha: start of every alpha_t under ``sigmoid``; under ``softmax`` they start at 1/T.
         eta: learning rate of psi (AdamW).
         eta_schedule: ``constant`` or ``inverse_sqrt``.
-        num_rounds, time_steps, weighting, min_sites, step_time_limit, handshake_time_limit, evaluate_every,
-            update_norm_limit, initial_site, initial_checkpoint, resume_from, keep_checkpoints, seed: see
-            :class:`MethodController`.
+        args, kwargs: of :class:`MethodController`; FLARE's export finds its parameters by these two names.
 
     Raises:
         ConfigError: when built with a value that is not allowed.
@@ -41,42 +39,17 @@ class TemporalResidualController(MethodController):
 
     def __init__(
         self,
-        num_rounds: int = 3,
-        time_steps: int = 3,
-        weighting: str = "samples",
+        *args: Any,
         alpha_form: str = "softmax",
         initial_alpha: float = 0.7,
         eta: float = 1e-2,
         eta_schedule: str = "constant",
-        min_sites: int = 1,
-        step_time_limit: int = 3600,
-        handshake_time_limit: int = 7200,
-        evaluate_every: int = 1,
-        update_norm_limit: float = 10.0,
-        initial_site: str = "",
-        initial_checkpoint: str = "",
-        resume_from: str = "",
-        keep_checkpoints: int = 3,
-        seed: int = 0,
+        **kwargs: Any,
     ):
-        super().__init__(
-            num_rounds,
-            time_steps,
-            weighting,
-            min_sites,
-            step_time_limit,
-            handshake_time_limit,
-            evaluate_every,
-            update_norm_limit,
-            initial_site,
-            initial_checkpoint,
-            resume_from,
-            keep_checkpoints,
-            seed,
-        )
+        super().__init__(*args, **kwargs)
         self.alpha_form, self.initial_alpha = alpha_form, initial_alpha
         self.eta, self.eta_schedule = eta, eta_schedule
-        self.policy = AlphaPolicy(time_steps, alpha_form=alpha_form, initial_alpha=initial_alpha, seed=seed)
+        self.policy = AlphaPolicy(self.time_steps, alpha_form=alpha_form, initial_alpha=initial_alpha, seed=self.seed)
         self.outer = OuterOptimizer(self.policy, eta=eta, schedule=eta_schedule)
 
     def one_round(self, w: Tensors, r: int) -> Tensors:

@@ -31,7 +31,7 @@ class PatientAdaptiveExecutor(ReportExecutor):
 
     Args:
         patient: settings of :class:`PatientConfig`.
-        preset, model, lora, training, data, seed, torch_threads: see :class:`ReportExecutor`.
+        args, kwargs: of :class:`ReportExecutor`; FLARE's export finds its parameters by these two names.
 
     Raises:
         ConfigError: when built with a setting that is unknown or not allowed.
@@ -39,18 +39,8 @@ class PatientAdaptiveExecutor(ReportExecutor):
 
     contract = CONTRACT
 
-    def __init__(
-        self,
-        preset: str = "small",
-        model: dict[str, Any] | None = None,
-        lora: dict[str, Any] | None = None,
-        patient: dict[str, Any] | None = None,
-        training: dict[str, Any] | None = None,
-        data: dict[str, Any] | None = None,
-        seed: int = 0,
-        torch_threads: int = 1,
-    ):
-        super().__init__(preset, model, lora, training, data, seed, torch_threads)
+    def __init__(self, *args: Any, patient: dict[str, Any] | None = None, **kwargs: Any):
+        super().__init__(*args, **kwargs)
         self.patient = patient
         self.patient_config = build(PatientConfig, patient, "patient")
 

@@ -24,6 +24,13 @@ SIMULATOR_REQUEST_INTERVAL = 0.05
 PRODUCTION_REQUEST_INTERVAL = 2.0
 """The same between hospitals, where a step takes minutes and each request is traffic."""
 
+PAPER: dict[str, Any] = {
+    "time_steps": 5,
+    "lora": {"rank": 4, "alpha": 128.0},
+    "training": {"lr_shared": 1e-5},
+}
+"""What the preset ``paper`` sets for every method beside the model: T, the shared adapter and its learning rate."""
+
 CUSTOM_NOTE = """\
 This folder is here on purpose. A job that has a `custom` folder may use classes of an installed package without an
 entry in each site's class allow-list, which is what `nvflare simulator` on a researcher's own machine needs.
@@ -64,7 +71,7 @@ class MethodRecipe(Recipe):
     controller_class: ClassVar[type[MethodController]]
     executor_class: ClassVar[type[ReportExecutor]]
     own_groups: ClassVar[tuple[str, ...]] = ()
-    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"paper": PAPER}
     """Preset to arguments of the recipe that go with it beside the model's own."""
 
     def __init__(

@@ -4,94 +4,19 @@ from __future__ import annotations
 
 import html
 import json
-from types import SimpleNamespace
 
 import pytest
 import torch
-from nvflare.apis.analytix import ANALYTIC_EVENT_TYPE, AnalyticsData
-from nvflare.apis.dxo import from_shareable
-from nvflare.apis.fl_constant import FLContextKey, ReturnCode
-from nvflare.apis.fl_context import FLContext
+from hospital_site import SETTINGS, HospitalSite, T, write_site_files
+from nvflare.apis.fl_constant import ReturnCode
 from nvflare.apis.signal import Signal
-from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
-from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
 from fedtar_flare.errors import ConfigError
 from fedtar_flare.fedtar.executor import PatientAdaptiveExecutor
 from fedtar_flare.flare.report_executor import seed_of
-from fedtar_flare.protocol.messages import Reply, TaskHeader, version
-from fedtar_flare.protocol.tasks import CLOSE_ROUND, HANDSHAKE, TRAIN
+from fedtar_flare.protocol.messages import version
 from fedtar_flare.reporting.examples import read_examples
-from fedtar_flare.site.guard import OutboundGuard
 from fedtar_flare.site.state import SiteState
-
-T = 2
-SETTINGS = {
-    "preset": "tiny",
-    "training": {"local_steps": 2, "batch_size": 4},
-    "data": {"synthetic_patients": 16},
-}
-
-
-class Engine:
-    """What an executor asks of FLARE's engine; keeps the scalars that it streams."""
-
-    def __init__(self, workspace):
-        self.get_workspace = lambda: workspace
-        self.streamed = []
-
-    def new_context(self):
-        context = FLContext()
-        context.get_engine = lambda: self
-        return context
-
-    def fire_event(self, event_type, fl_ctx):
-        if event_type == ANALYTIC_EVENT_TYPE:
-            self.streamed.append(AnalyticsData.from_dxo(from_shareable(fl_ctx.get_prop(FLContextKey.EVENT_DATA))))
-
-
-class HospitalSite:
-    """Runs tasks through ``execute`` and the outbound guard, in one executor or in a new one each time."""
-
-    def __init__(self, workspace, name="site-1", fresh=True, simulated=True, **settings):
-        self.workspace, self.name, self.fresh, self.simulated = workspace, name, fresh, simulated
-        self.settings = {**SETTINGS, **settings}
-        self.executor = PatientAdaptiveExecutor(**self.settings)
-        self.signal = Signal()
-
-    def run(self, task, header, weights=None):
-        if self.fresh:
-            self.executor = PatientAdaptiveExecutor(**self.settings)
-        ctx = FLContext()
-        ctx.set_prop("__identity_name__", self.name, private=False, sticky=False)
-        ctx.set_prop(FLContextKey.SIMULATE_MODE, self.simulated, private=True, sticky=False)
-        workspace = SimpleNamespace(get_root_dir=lambda: str(self.workspace))
-        engine = Engine(workspace)
-        self.streamed = engine.streamed
-        ctx.get_engine = lambda: engine
-        model = (
-            FLModel(params=weights, params_type=ParamsType.FULL, meta=header.to_meta())
-            if weights
-            else FLModel(metrics={}, meta=header.to_meta())
-        )
-        shareable = FLModelUtils.to_shareable(model)
-        ctx.set_prop(FLContextKey.TASK_NAME, task, private=True, sticky=False)
-        ctx.set_prop(FLContextKey.TASK_DATA, shareable, private=True, sticky=False)
-        answer = self.executor.execute(task, shareable, ctx, self.signal)
-        if answer.get_return_code() not in (None, ReturnCode.OK):
-            return answer.get_return_code(), None
-        result = FLModelUtils.from_shareable(OutboundGuard().process(answer, ctx))
-        return Reply.from_meta(result.meta), result.params
-
-    def handshake(self, run_id="run", **more):
-        header = TaskHeader("fedtar", run_id, 0, 0, 9, T, **{"after": version(0, 0), "initial_site": self.name, **more})
-        return self.run(HANDSHAKE, header)
-
-    def train(self, w, r, t, run_id="run", **more):
-        return self.run(TRAIN, TaskHeader("fedtar", run_id, r, t, 9, T, version(r, t - 1), **more), w)
-
-    def close(self, w, r, evaluate=False, run_id="run"):
-        return self.run(CLOSE_ROUND, TaskHeader("fedtar", run_id, r, T, 9, T, version(r, T), evaluate), w)
 
 
 @pytest.fixture(scope="session")
@@ -101,14 +26,7 @@ def home(tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def _environment(home, tmp_path, monkeypatch):
-    monkeypatch.setenv("FEDTAR_HOME", str(home))
-    monkeypatch.delenv("FEDTAR_SITES", raising=False)
-    (tmp_path / "state").mkdir()
-    sites = tmp_path / "sites"
-    sites.mkdir()
-    for name in ("site-1", "hospital"):
-        (sites / f"{name}.yaml").write_text(f"source: synthetic\nstate_dir: {tmp_path / 'state'}\n")
-    monkeypatch.setenv("FEDTAR_SITES", str(sites))
+    write_site_files(tmp_path, home, monkeypatch)
 
 
 def a_round(site, w, r=1, run_id="run"):

@@ -1,11 +1,30 @@
+"""The jobs in ``jobs/``: each is its method's export, and each runs as the README says."""
+
+import filecmp
 import json
+import shutil
 
 import pytest
 from simulator import run_simulator
 
-from fedtar_flare.fedtar.events import EVENTS, Outer
-from fedtar_flare.record.events import SHARED, Validation
+from fedtar_flare.fedtar.events import EVENTS, Alphas, Outer
+from fedtar_flare.methods import METHODS, load, method
+from fedtar_flare.record.events import SHARED, End, Step, Validation
 from fedtar_flare.record.log import of_kind, read_events
+
+
+def test_every_method_has_its_job(repository):
+    assert sorted(folder.name for folder in (repository / "jobs").iterdir()) == sorted(METHODS)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_shipped_job_is_its_method_s_export(tmp_path, repository, name):
+    load(method(name).recipe)().export(str(tmp_path))
+    shipped, made = repository / "jobs" / name, tmp_path / name
+    files = sorted(p.relative_to(made) for p in made.rglob("*") if p.is_file())
+    assert files == sorted(p.relative_to(shipped) for p in shipped.rglob("*") if p.is_file())
+    _, differing, errors = filecmp.cmpfiles(made, shipped, [str(f) for f in files], shallow=False)
+    assert not differing and not errors, f"run: fedtar export --method {name}"
 
 
 @pytest.mark.slow
@@ -16,14 +35,47 @@ def test_the_shipped_job_learns(tmp_path, tmp_path_factory, repository):
     process, results = run_simulator(job, tmp_path / "ws", home=tmp_path_factory.mktemp("home"), timeout=1500)
     assert process.returncode == 0, process.stdout[-4000:]
     events = read_events(results, (*SHARED, *EVENTS))
-    outer = of_kind(events, Outer)
     losses = [event.loss for event in of_kind(events, Validation)]
     assert losses[-1] < 0.9 * losses[0]
     metrics = json.loads((results / "metrics.json").read_text())
     for site, before in metrics["warm_start"].items():
         after = metrics["final"][site]
         assert after["all"]["bleu_4"] > before["all"]["bleu_4"] and after["all"]["cider"] > before["all"]["cider"]
-    start, end = outer[0].alpha_before, outer[-1].alpha_after
+    outer = of_kind(events, Outer)
+    start, end = of_kind(events, Alphas)[0].alpha, outer[-1].alpha_after
     assert max(abs(a - b) for a, b in zip(start, end, strict=True)) >= 0.02
     for event in outer:
         assert sum(event.alpha_after) == pytest.approx(1) and min(event.alpha_after) >= 0
+
+
+def shorter(job, folder):
+    """A copy of a job with one round, twelve patients a site and four local updates."""
+    copy = shutil.copytree(job, folder / job.name)
+    for side, (entry, arguments) in {
+        "server": ("workflows", {"num_rounds": 1}),
+        "client": (
+            "executors",
+            {"training": {"local_steps": 4, "batch_size": 4}, "data": {"synthetic_patients": 12}},
+        ),
+    }.items():
+        file = copy / "app" / "config" / f"config_fed_{side}.json"
+        config = json.loads(file.read_text())
+        component = config[entry][0].get("executor", config[entry][0])
+        component["args"] |= arguments
+        file.write_text(json.dumps(config))
+    return copy
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("name", [name for name in METHODS if name != "fedtar"])
+def test_the_other_shipped_jobs_run(tmp_path, tmp_path_factory, repository, name):
+    job = shorter(repository / "jobs" / name, tmp_path)
+    home = tmp_path_factory.mktemp("home")
+    process, results = run_simulator(job, tmp_path / "ws", "-n", "2", "-t", "2", home=home)
+    assert process.returncode == 0, process.stdout[-4000:]
+    events = read_events(results)
+    assert [event.status for event in of_kind(events, End)] == ["completed"]
+    for step in of_kind(events, Step):
+        assert sorted(step.sites) == ["site-1", "site-2"] and all(site.last_loss for site in step.sites.values())
+    assert of_kind(events, Validation)[0].loss

@@ -30,7 +30,7 @@ def without_fedavg(federation):
 
 
 def test_fedavg_is_guarded_audited_and_resumed(federation, exported, without_fedavg):
-    """The job is killed between rounds at the server; a hospital whose policy forbids the method joins when it allows it."""
+    """The job is killed between rounds; a hospital whose policy forbids the method joins when it allows it."""
     long = {"training": {"local_steps": 8, "batch_size": 4}}
     identity = federation.submit(exported("tenant", rounds=2, method=FedAvgRecipe, **long))
     checkpoints = federation.server / "fedtar_checkpoints" / identity

@@ -1,0 +1,156 @@
+"""The baselines at a site: pooled visits, the proximal term, and an adapter that stays."""
+
+from itertools import pairwise
+
+import pytest
+import torch
+from hospital_site import HospitalSite, T, write_site_files
+from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
+from nvflare.app_common.utils.fl_model_utils import FLModelUtils
+
+from fedtar_flare.baselines.fedavg import PooledExecutor
+from fedtar_flare.baselines.fedprox import FedProxExecutor
+from fedtar_flare.baselines.learners import ProximalLearner
+from fedtar_flare.baselines.local import LocalExecutor
+from fedtar_flare.errors import ConfigError, ExchangeError
+from fedtar_flare.flare.executor import ok
+from fedtar_flare.models.adapters.lora import shared_parameters
+from fedtar_flare.protocol.messages import version
+from fedtar_flare.site.guard import Asked, OutboundGuard
+from fedtar_flare.site.state import SiteState
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    return tmp_path_factory.mktemp("home")
+
+
+@pytest.fixture(autouse=True)
+def _environment(home, tmp_path, monkeypatch):
+    write_site_files(tmp_path, home, monkeypatch)
+
+
+def moved(w):
+    """Weights that are not the start."""
+    generator = torch.Generator().manual_seed(1)
+    return {name: value + 0.01 * torch.randn(value.shape, generator=generator) for name, value in w.items()}
+
+
+def test_the_visits_of_all_steps_are_pooled(tmp_path):
+    site = HospitalSite(tmp_path, kind=PooledExecutor)
+    reply, w = site.handshake()
+    for t in range(1, T + 1):
+        trained, update = site.train(w, 1, t)
+        assert trained.numbers["samples"] == sum(reply.payload["counts"]["train"]) and update.keys() == w.keys()
+    closing, tensors = site.close(w, 1, evaluate=True)
+    assert closing.numbers["validation_loss"] > 0 and set(closing.payload) == {"scores"} and not tensors
+
+
+# --------------------------------------------------------------------------- FedProx
+def test_the_proximal_gradient_is_autograd_s_of_the_proximal_term(tmp_path):
+    site = HospitalSite(tmp_path, kind=FedProxExecutor, fresh=False, proximal={"mu": 0.3})
+    _, w = site.handshake()
+    site.train(w, 1, 1)
+    learner = site.executor._learner
+    assert isinstance(learner, ProximalLearner) and learner.mu == 0.3
+    start = learner.shared()
+    learner.load_shared(moved(start))
+    samples = learner.cohort.samples("train")[:4]
+    learner._accumulate(samples)
+    parameters = shared_parameters(learner.model)
+    plain = {name: parameter.grad.clone() for name, parameter in parameters.items()}
+    term = 0.3 / 2 * sum((parameter - start[name]).square().sum() for name, parameter in parameters.items())
+    proximal = dict(zip(parameters, torch.autograd.grad(term, list(parameters.values())), strict=True))
+    learner.after_backward(start)
+    for name, parameter in parameters.items():
+        torch.testing.assert_close(parameter.grad, plain[name] + proximal[name], rtol=1e-6, atol=1e-9)
+    assert any(value.abs().max() > 1e-3 for value in proximal.values())
+
+
+def test_without_its_weight_fedprox_is_fedavg_to_the_bit_and_with_it_stays_nearer(tmp_path):
+    training = {"local_steps": 4, "batch_size": 4, "max_grad_norm": 0}
+    updates = {}
+    for name, kind, more in (
+        ("fedavg", PooledExecutor, {}),
+        ("mu-0", FedProxExecutor, {"proximal": {"mu": 0}}),
+        ("mu-large", FedProxExecutor, {"proximal": {"mu": 1e4}}),
+    ):
+        site = HospitalSite(tmp_path, kind=kind, training=training, **more)
+        _, w = site.handshake(run_id=name)
+        updates[name] = site.train(w, 1, 1, run_id=name)[1]
+    assert all(torch.equal(updates["fedavg"][n], updates["mu-0"][n]) for n in w)
+    size = {name: sum(float(v.square().sum()) for v in update.values()) for name, update in updates.items()}
+    assert size["mu-large"] < 0.5 * size["fedavg"]
+
+
+@pytest.mark.parametrize("mu", [-1, float("inf"), "much"])
+def test_a_weight_that_cannot_be_fails_when_built(mu):
+    with pytest.raises(ConfigError, match="mu"):
+        FedProxExecutor(proximal={"mu": mu})
+
+
+def test_sites_must_agree_on_the_weight():
+    settings = {FedProxExecutor(preset="tiny", proximal={"mu": mu})._settings() for mu in (0.1, 0.2)}
+    assert len(settings) == 2
+
+
+# --------------------------------------------------------------------------- local-only
+def state_of(tmp_path, run_id="run"):
+    return SiteState(tmp_path / "state", run_id, "site-1")
+
+
+def test_a_site_s_adapter_goes_on_from_task_to_task_whatever_the_server_sends(tmp_path):
+    site = HospitalSite(tmp_path, kind=LocalExecutor)
+    _, w = site.handshake()
+    versions = [state_of(tmp_path).read(version(0, 0))[0]]
+    assert all(torch.equal(versions[0][n], w[n]) for n in w)
+    for t in range(1, T + 1):
+        reply, update = site.train(w if t == 1 else moved(w), 1, t)
+        assert reply.status == "ok" and reply.numbers["samples"] > 0 and not update
+        versions.append(state_of(tmp_path).read(version(1, t))[0])
+    assert all(any(not torch.equal(a[n], b[n]) for n in w) for a, b in pairwise(versions))
+    again = HospitalSite(tmp_path, kind=LocalExecutor, fresh=False)  # another process, all tasks in one
+    again.handshake("again")
+    for t in range(1, T + 1):
+        again.train(w, 1, t, "again")
+    end = state_of(tmp_path, "again").read(version(1, T))[0]
+    assert all(torch.equal(end[n], versions[-1][n]) for n in w)
+
+
+def test_validation_and_scores_are_of_the_site_s_own_adapter(tmp_path):
+    site = HospitalSite(tmp_path, kind=LocalExecutor, fresh=False)
+    _, w = site.handshake()
+    for t in range(1, T + 1):
+        site.train(w, 1, t)
+    reply, tensors = site.close(w, 1, evaluate=True)
+    learner = site.executor._learner
+    own = state_of(tmp_path).read(version(1, T))[0]
+    assert all(torch.equal(value, own[name]) for name, value in learner.shared().items()) and not tensors
+    assert reply.numbers["validation_loss"] == learner.validate().loss
+    assert reply.payload["scores"]["all"] == learner.evaluate(1).scores["all"]
+    learner.load_shared(w)
+    assert learner.validate().loss != reply.numbers["validation_loss"]
+
+
+def test_a_resumed_run_needs_the_site_s_adapter(tmp_path):
+    site = HospitalSite(tmp_path, kind=LocalExecutor)
+    _, w = site.handshake()
+    for t in range(1, T + 1):
+        site.train(w, 1, t)
+    after = version(1, T)
+    reply, _ = site.run("handshake", site.header("run", 0, 0, after=after, evaluate=True, member=True), w)
+    assert reply.status == "ok"  # scored with what was trained before
+    assert reply.payload["scores"] == site.close(w, 1, evaluate=True)[0].payload["scores"]
+    reply, _ = site.run("handshake", site.header("lost", 0, 0, after=after, member=True), w)
+    assert reply.status == "error" and reply.reason == "no-site-state"
+
+
+def test_the_guard_lets_no_update_of_local_training_leave(tmp_path):
+    site = HospitalSite(tmp_path, kind=LocalExecutor)
+    _, w = site.handshake()
+    header = site.header("run", 1, 1, after=version(1, 0))
+    reply = ok(header, {"samples": 3.0, "train_loss": 1.0})
+    message = FLModelUtils.to_shareable(FLModel(params=w, params_type=ParamsType.DIFF, meta=reply.to_meta()))
+    asked = Asked(header, {name: tuple(value.shape) for name, value in w.items()})
+    with pytest.raises(ExchangeError, match="no tensors may leave in task 'train'"):
+        OutboundGuard().check(message, "train", asked, "site-1")

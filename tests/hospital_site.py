@@ -1,0 +1,110 @@
+"""One site's executor by itself: its tasks through ``execute`` and the outbound guard, as in the plain simulator."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+from nvflare.apis.analytix import ANALYTIC_EVENT_TYPE, AnalyticsData
+from nvflare.apis.dxo import from_shareable
+from nvflare.apis.fl_constant import FLContextKey, ReturnCode
+from nvflare.apis.fl_context import FLContext
+from nvflare.apis.signal import Signal
+from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
+from nvflare.app_common.utils.fl_model_utils import FLModelUtils
+
+from fedtar_flare.fedtar.executor import PatientAdaptiveExecutor
+from fedtar_flare.protocol.messages import Reply, TaskHeader, version
+from fedtar_flare.protocol.tasks import CLOSE_ROUND, HANDSHAKE, TRAIN
+from fedtar_flare.site.guard import OutboundGuard
+
+T = 2
+SETTINGS = {
+    "preset": "tiny",
+    "training": {"local_steps": 2, "batch_size": 4},
+    "data": {"synthetic_patients": 16},
+}
+
+
+class Engine:
+    """What an executor asks of FLARE's engine; keeps the scalars that it streams."""
+
+    def __init__(self, workspace):
+        self.get_workspace = lambda: workspace
+        self.streamed = []
+
+    def new_context(self):
+        context = FLContext()
+        context.get_engine = lambda: self
+        return context
+
+    def fire_event(self, event_type, fl_ctx):
+        if event_type == ANALYTIC_EVENT_TYPE:
+            self.streamed.append(AnalyticsData.from_dxo(from_shareable(fl_ctx.get_prop(FLContextKey.EVENT_DATA))))
+
+
+class HospitalSite:
+    """Runs tasks in one executor, or in a new one each time.
+
+    Args:
+        workspace: its FLARE folder.
+        name: of the site.
+        fresh: a new executor for every task.
+        simulated: whether FLARE says that it is its simulator.
+        kind: class of the executor.
+        settings: of the executor, over :data:`SETTINGS`.
+    """
+
+    def __init__(self, workspace, name="site-1", fresh=True, simulated=True, kind=PatientAdaptiveExecutor, **settings):
+        self.workspace, self.name, self.fresh, self.simulated = workspace, name, fresh, simulated
+        self.kind, self.settings = kind, {**SETTINGS, **settings}
+        self.executor = kind(**self.settings)
+        self.signal = Signal()
+
+    def run(self, task, header, weights=None):
+        if self.fresh:
+            self.executor = self.kind(**self.settings)
+        ctx = FLContext()
+        ctx.set_prop("__identity_name__", self.name, private=False, sticky=False)
+        ctx.set_prop(FLContextKey.SIMULATE_MODE, self.simulated, private=True, sticky=False)
+        workspace = SimpleNamespace(get_root_dir=lambda: str(self.workspace))
+        engine = Engine(workspace)
+        self.streamed = engine.streamed
+        ctx.get_engine = lambda: engine
+        model = (
+            FLModel(params=weights, params_type=ParamsType.FULL, meta=header.to_meta())
+            if weights
+            else FLModel(metrics={}, meta=header.to_meta())
+        )
+        shareable = FLModelUtils.to_shareable(model)
+        ctx.set_prop(FLContextKey.TASK_NAME, task, private=True, sticky=False)
+        ctx.set_prop(FLContextKey.TASK_DATA, shareable, private=True, sticky=False)
+        answer = self.executor.execute(task, shareable, ctx, self.signal)
+        if answer.get_return_code() not in (None, ReturnCode.OK):
+            return answer.get_return_code(), None
+        result = FLModelUtils.from_shareable(OutboundGuard().process(answer, ctx))
+        return Reply.from_meta(result.meta), result.params
+
+    def header(self, run_id, r, t, **more):
+        return TaskHeader(self.kind.contract.method, run_id, r, t, 9, T, **more)
+
+    def handshake(self, run_id="run", **more):
+        return self.run(
+            HANDSHAKE, self.header(run_id, 0, 0, **{"after": version(0, 0), "initial_site": self.name, **more})
+        )
+
+    def train(self, w, r, t, run_id="run", **more):
+        return self.run(TRAIN, self.header(run_id, r, t, after=version(r, t - 1), **more), w)
+
+    def close(self, w, r, evaluate=False, run_id="run"):
+        return self.run(CLOSE_ROUND, self.header(run_id, r, T, after=version(r, T), evaluate=evaluate), w)
+
+
+def write_site_files(folder, home, monkeypatch):
+    """Site files of synthetic sites whose state lies below ``folder``; ``home`` has their image cache."""
+    monkeypatch.setenv("FEDTAR_HOME", str(home))
+    (folder / "state").mkdir()
+    sites = folder / "sites"
+    sites.mkdir()
+    for name in ("site-1", "hospital"):
+        (sites / f"{name}.yaml").write_text(f"source: synthetic\nstate_dir: {folder / 'state'}\n")
+    monkeypatch.setenv("FEDTAR_SITES", str(sites))
