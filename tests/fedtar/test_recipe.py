@@ -24,12 +24,12 @@ def test_the_paper_s_preset_is_the_whole_setting(tmp_path):
     assert controller.time_steps == 5 and controller.eta == 1e-4 and controller.alpha_form == "softmax"
     assert executor.patient_config.scale == executor.lora_config.alpha / executor.lora_config.rank == 32.0
     assert executor.patient_config.time_conditioned is False
-    assert executor.training_config.lr_shared == executor.training_config.lr_patient == 1e-5
+    assert executor.training_config.lr_shared == executor.patient_config.lr == 1e-5
     assert executor.model_config.encoder_name == "microsoft/cvt-21-384-22k"
     server, site = exported(recipe, tmp_path)
     assert server["time_steps"] == 5 and server["eta"] == 1e-4 and site["preset"] == "paper"
     assert site["patient"]["scale"] == 32.0 and site["patient"]["time_conditioned"] is False
-    assert site["training"]["lr_shared"] == site["training"]["lr_patient"] == 1e-5
+    assert site["training"]["lr_shared"] == site["patient"]["lr"] == 1e-5
 
 
 def test_explicit_settings_win_over_the_preset_s_and_leave_its_others():
@@ -43,7 +43,7 @@ def test_explicit_settings_win_over_the_preset_s_and_leave_its_others():
     executor, controller = recipe.executor, recipe.controller
     assert (controller.time_steps, controller.eta) == (3, 5e-3)
     assert (executor.patient_config.scale, executor.patient_config.time_conditioned) == (2.0, False)
-    assert (executor.training_config.lr_shared, executor.training_config.lr_patient) == (3e-4, 1e-5)
+    assert (executor.training_config.lr_shared, executor.patient_config.lr) == (3e-4, 1e-5)
     small = FedTARRecipe()
     assert small.controller.time_steps == 3 and small.executor.patient_config.scale == 1.0, "no preset leaks"
 

@@ -33,6 +33,7 @@ SEED = 3
 SETTINGS = {
     "preset": "tiny",
     "training": {"local_steps": 2, "batch_size": 4},
+    "patient": {"lr": 1e-3},
     "data": {"synthetic_patients": 10},
     "seed": SEED,
 }
