@@ -46,10 +46,10 @@ class MethodController(TaskController):
             A site that misses it joins at the round after its answer.
         evaluate_every: test patients are scored every so many rounds, and always at the start and at the end.
         update_norm_limit: an update whose norm is larger than this times the weights' norm is refused.
-        initial_site: whose initial weights all start from; empty: the first by name.
+        initial_site: the site that gives the common initial weights; empty: the first by name.
         initial_checkpoint: file (at the server) of weights to start from instead.
-        resume_from: what to go on with: the id of a job whose checkpoints this server keeps, or a checkpoint folder at
-            the server.
+        resume_from: what to resume: the id of a job whose checkpoints this server keeps, or a checkpoint folder at the
+            server.
         keep_checkpoints: how many of the newest stay.
         seed: of the method's own random state at the server.
 
@@ -248,7 +248,7 @@ class MethodController(TaskController):
         """The handshake with some sites.
 
         Args:
-            sites: who is asked. Members of a resumed run are asked apart: they must have their state of it.
+            sites: who is asked. Members of a resumed run get a task of their own: they must have their state of it.
             w: weights to score; None: each site's own initial ones.
             source: the one site that is asked for its initial weights, which go into ``initial``; empty: none.
             evaluate: whether test patients are scored.
@@ -361,7 +361,7 @@ class MethodController(TaskController):
         """Where checkpoints go: with the results, and in the server's kit by the job's id, where they stay.
 
         FLARE takes the run folder away when a job ends, and a server that was killed leaves no results to download:
-        the copy in the kit is what a resumed job starts from. The simulator has no kit.
+        a resumed job starts from the copy in the kit. The simulator has no kit.
         """
         folders = [self.results_folder / "checkpoint"]
         job = self.fl_ctx.get_job_id()
@@ -404,7 +404,7 @@ class MethodController(TaskController):
 
     @contextmanager
     def _recorded(self) -> Iterator[None]:
-        """Write the ``end`` event whatever happens; an error of ours ends the job with its one-line reason."""
+        """Always write the ``end`` event; an error of this package ends the job with its one-line reason."""
         start = time.monotonic()
 
         def end(status: Any, reason: str = "") -> None:
