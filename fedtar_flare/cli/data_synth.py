@@ -33,7 +33,10 @@ def add_parser(commands: Commands) -> None:
         help="when wording and case mix change: never, from step 2, or late (default late)",
     )
     command.add_argument(
-        "--change-group", choices=("women", "everyone"), default="women", help="whose wording changes (default women)"
+        "--change-group",
+        choices=("women", "everyone"),
+        default="women",
+        help="who gets other words (default women)",
     )
     command.add_argument("--size-ratio", type=float, default=1.0, help="largest over smallest site (default 1)")
     command.add_argument("--missing-age", type=float, default=0.0, help="share of patients without an age (default 0)")

@@ -26,7 +26,7 @@ def add_parser(commands: Commands) -> None:
     command.add_argument(
         "--describe",
         action="store_true",
-        help="write no job; print what data, model and computer a site needs before it joins, and what will leave it",
+        help="write no job; print which data, model and computer a site needs to join, and what will leave it",
     )
     add_job_options(command)
     command.add_argument("--json", action="store_true", help="print the result as JSON")

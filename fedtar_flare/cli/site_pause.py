@@ -22,7 +22,8 @@ TEXTS = {
     ),
     "join": (
         "take part again",
-        "Take part again after 'pause' or 'leave': at the next task of a running job whose handshake it took part in.",
+        "Take part again after 'pause' or 'leave': at the next task of a running job, or at its next round where the "
+        "site missed the handshake.",
         "taking part",
     ),
 }

@@ -16,9 +16,9 @@ def add_parser(commands: Commands) -> None:
         "purge",
         help="delete what the site keeps of a run or a patient; shows first, deletes with --yes",
         description=(
-            "Show what would be deleted at this site and what cannot be; with --yes, delete it. By itself nothing is "
-            "ever deleted but superseded state of a running job (three rounds stay); '--older-than 90 --yes' in a "
-            "nightly job makes a rule of it. Run it while no job runs here."
+            "Show what would be deleted at this site and what cannot be; with --yes, delete it. Without this command "
+            "only superseded state of a running job is deleted (three rounds stay); put '--older-than 90 --yes' "
+            "into a nightly job to delete what is older than 90 days. Run it while no job runs here."
         ),
     )
     what = command.add_mutually_exclusive_group(required=True)

@@ -22,8 +22,8 @@ def residual_step(w: Tensors, mean: Tensors, alpha: float) -> tuple[dict[str, to
 
     Returns:
         w_t (float32), ``||w_t - w_{t-1}||`` and ``||wbar_t - w_{t-1}||``. The first norm is measured on the master, so
-        it is alpha_t times the second (Theorem 2) up to float32's rounding. Where it departs clearly from that, alpha_t
-        times the update is about as small as float32 resolves beside w, and part of it is lost.
+        it is alpha_t times the second (Theorem 2) up to float32's rounding. Where the two differ clearly, alpha_t times
+        the update is close to the resolution of float32 beside w, and part of it is lost.
 
     Raises:
         ConfigError: when alpha_t is not within [0, 1].

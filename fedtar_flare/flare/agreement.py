@@ -1,4 +1,4 @@
-"""Which sites can work together: those whose model, adapter and settings are the same."""
+"""Which sites can work together: those with the same model, adapter and settings."""
 
 from __future__ import annotations
 

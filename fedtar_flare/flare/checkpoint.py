@@ -1,7 +1,7 @@
 """The server's checkpoints: weights, the method's own state and the place in the run, in one file each.
 
-A checkpoint is written beside and renamed, carries a checksum of its tensors, and is read only when that is right.
-``last()`` takes the newest one that is whole, so a truncated file costs one round, never the run.
+A checkpoint is written to a temporary file and renamed. It carries a checksum of its tensors, which is checked when it
+is read. ``last()`` takes the newest whole checkpoint, so a truncated file costs one round, never the run.
 """
 
 from __future__ import annotations

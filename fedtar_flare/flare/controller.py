@@ -49,10 +49,10 @@ class MethodController(TaskController):
             A site that misses it joins at the round after its answer.
         evaluate_every: test patients are scored every so many rounds, and always at the start and at the end.
         update_norm_limit: an update whose norm is larger than this times the weights' norm is refused.
-        initial_site: whose initial weights all start from; empty: the first by name.
+        initial_site: the site that gives the common initial weights; empty: the first by name.
         initial_checkpoint: file (at the server) of weights to start from instead.
-        resume_from: what to go on with: the id of a job whose checkpoints this server keeps, or a checkpoint folder at
-            the server.
+        resume_from: what to resume: the id of a job whose checkpoints this server keeps, or a checkpoint folder at the
+            server.
         keep_checkpoints: how many of the newest stay.
         seed: of the method's own random state at the server.
 
@@ -255,7 +255,7 @@ class MethodController(TaskController):
         """The handshake with some sites.
 
         Args:
-            sites: who is asked. Members of a resumed run are asked apart: they must have their state of it.
+            sites: who is asked. Members of a resumed run get a task of their own: they must have their state of it.
             w: weights to score; None: each site's own initial ones.
             source: the one site that is asked for its initial weights, which go into ``initial``; empty: none.
             evaluate: whether test patients are scored.
@@ -362,7 +362,7 @@ class MethodController(TaskController):
 
     @contextmanager
     def _recorded(self) -> Iterator[None]:
-        """Write the ``end`` event whatever happens; an error of ours ends the job with its one-line reason."""
+        """Always write the ``end`` event; an error of this package ends the job with its one-line reason."""
         start = time.monotonic()
 
         def end(status: Any, reason: str = "") -> None:

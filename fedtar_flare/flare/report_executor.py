@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from fedtar_flare.learning.learner import ReportLearner, Validated
 
 PRODUCTION_MIN_CELL = 5
-"""Fewest visits at a step to train on it and to report scores, at a real site whose site file says nothing."""
+"""Fewest visits at a step to train on it and to report scores, at a real site without ``min_cell`` in its site file."""
 
 
 LAST = version(MAX_ROUNDS, MAX_STEPS)
@@ -99,7 +99,7 @@ class ReportExecutor(MethodExecutor):
         """Fit what the learner needs, once per run, before it is built."""
 
     def visits_of(self, header: TaskHeader) -> int | None:
-        """The time step whose visits a task trains on; None: the visits of all steps together."""
+        """The time step that a task trains on; None: the visits of all steps together."""
         return header.step
 
     def on_broadcast(self, header: TaskHeader, state: SiteState, weights: Tensors) -> None:
@@ -312,7 +312,7 @@ class ReportExecutor(MethodExecutor):
 
 
 def seed_of(seed: int, site: str, round_: int, step: int, task: str) -> int:
-    """Seed of one task: the same in every process and whatever ran before.
+    """Seed of one task: the same in every process, independent of what ran before.
 
     >>> seed_of(0, "site-1", 1, 2, "train") == seed_of(0, "site-1", 1, 2, "train")
     True

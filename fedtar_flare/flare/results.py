@@ -1,4 +1,4 @@
-"""What a run leaves behind at the server: the record, the scores, the adapter, the page and the closing table."""
+"""Results of a run at the server: the record, the scores, the adapter, the page and the closing table."""
 
 from __future__ import annotations
 
@@ -288,7 +288,7 @@ class Results:
             logger.info(f"adapter: {adapter} (best round by validation loss: {best or 'last'})")
 
     def _examples(self) -> None:
-        """Of a simulation's synthetic sites, whose state lies on this machine: what was generated, for the page."""
+        """Copy generated reports of synthetic sites, which a simulation keeps on this machine, for the page."""
         for path in sorted((home() / "state" / self._metrics["run_id"]).glob(f"*/{EXAMPLES_FILE}")):
             examples = read_examples(path)
             if examples.synthetic:

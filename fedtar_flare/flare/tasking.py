@@ -50,7 +50,7 @@ class Answers:
         absent: site to the reason why there is no answer (error at the site, time limit, disconnected).
         seconds: site to the time until its answer came.
         bytes_up: site to the bytes of its tensors.
-        closed: the account is settled; whatever comes now is late.
+        closed: the account is settled; every further answer is late.
     """
 
     replies: dict[str, Reply] = field(default_factory=dict)
@@ -88,8 +88,8 @@ OnReply = Callable[[str, Reply, Tensors], None]
 class TaskController(ModelController):
     """Sends tasks and keeps the account of answers.
 
-    A site whose answer is malformed is refused and recorded, whatever the fault; a fault of the server itself (a full
-    disk) stops the job. A site that missed a time limit is not waited for again until it has answered something.
+    A malformed answer of any kind is refused and recorded; a fault of the server itself (a full disk) stops the job.
+    A site that missed a time limit is not waited for again until it has answered something.
 
     Args:
         min_sites: a task to which fewer sites answer (abstaining counts as an answer) stops the job.
@@ -220,7 +220,7 @@ class TaskController(ModelController):
     def _take(
         self, answers: Answers, task: str, header: TaskHeader, model: FLModel, on_reply: OnReply, start: float
     ) -> bool:
-        """One answer has come: check whose and which it is, then hand it on. Returns whether it was accepted.
+        """Check which site answers which task, then hand the answer on. Returns whether it was accepted.
 
         FLARE swallows what a callback raises, so nothing is raised here.
         """

@@ -80,7 +80,7 @@ SECONDS = Field("seconds", "number", "how long the task took", least=0)
 
 
 def check_error(reply: Reply) -> None:
-    """Refuse an error reply with more than its reason and how long it took, whatever its method.
+    """Refuse an error reply of any method with more than its reason and how long it took.
 
     Raises:
         ExchangeError: names what it carries.
@@ -93,7 +93,7 @@ def check_error(reply: Reply) -> None:
 
 
 def check_texts(reply: Reply) -> None:
-    """Refuse a reason that is too long, or a version that is none.
+    """Refuse a reason that is too long, or a malformed version.
 
     Raises:
         ExchangeError: names the field.

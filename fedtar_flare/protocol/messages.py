@@ -28,7 +28,7 @@ RESERVED_RUNS = ("audit", "sites")
 """Folders of a site's own beside the runs' in its state."""
 
 WORD = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,63}")
-"""A name that is no free text."""
+"""A short name, never free text."""
 _RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,127}")
 _VERSION = re.compile(r"\d{4}-\d{2}")
 
@@ -38,7 +38,7 @@ class TaskHeader:
     """What the server asks for. ``round`` is 1-based (0 = handshake), ``step`` is the time step t in 1..T.
 
     Args:
-        method: whose contract the task belongs to.
+        method: name of the method whose contract declares the task.
         run_id: made by the server once per run; keys the site state.
         round: round r.
         step: time step t; in ``close_round`` it is T.
@@ -160,7 +160,7 @@ class Reply:
         if not isinstance(header, dict):
             raise ExchangeError(f"the reply carries no '{HEADER}' header")
         if header.get("status") == ERROR:
-            return _known(cls, header)  # whatever its version: its reason has to be read
+            return _known(cls, header)  # of any version: its reason has to be read
         return _read(cls, header, "site")
 
 
@@ -174,7 +174,7 @@ def compatible(other: Any) -> bool:
 
 
 def same_release(other: Any) -> str:
-    """This version for one that is compatible with it, else the other as it is: for tables of who differs."""
+    """This version where the other is compatible with it, else the other unchanged; for tables of who differs."""
     return __version__ if compatible(other) else str(other)
 
 

@@ -52,7 +52,7 @@ def complete(
     Args:
         resources: content of ``local/resources.json.default``.
         server: whether it is the server's kit.
-        methods: whose jobs may run here; empty: all that are installed.
+        methods: names of the methods whose jobs may run here; empty: all that are installed.
         extra_classes: full class paths that jobs may use beside those of the methods.
         gpus, gpu_memory: of a site: what a job may ask for with ``resource_spec`` (number, GiB each).
         max_restarts: of a site's job process that died of a signal.
@@ -89,7 +89,7 @@ def complete(
 def site_policy(
     methods: Sequence[str] = (), extra_names: Sequence[str] = (), filters: Sequence[Mapping[str, Any]] = ()
 ) -> dict[str, Any]:
-    """``local/privacy.json``: filters of the site itself, which stand whatever a job's own filters are.
+    """``local/privacy.json``: the site's own filters, which run with every job.
 
     Args:
         methods: that the site takes part in; empty: all that are installed now. They are written down by name, so
@@ -149,7 +149,7 @@ def complete_kit(kit: Path, methods: Sequence[str] = (), **settings: Any) -> lis
 
     Args:
         kit: folder of the kit, with ``local/`` and ``startup/``.
-        methods: whose jobs may run here; empty: all that are installed.
+        methods: names of the methods whose jobs may run here; empty: all that are installed.
         settings: further ones of :func:`complete`.
 
     Returns:

@@ -1,9 +1,9 @@
 """A launcher of job processes that starts a process again when a signal ended it.
 
 FLARE 2.9 fails the whole job, for all sites, when one site's job process dies of a signal (out of memory, a GPU driver
-that crashed, an operator's kill), whatever ``min_clients`` says. Here the site starts it again and the server sends
-the open task once more; the task names the state version that it starts from, so the numbers stay the same. When
-starting again does not help, the job goes on with the other sites.
+that crashed, an operator's kill), regardless of ``min_clients``. Here the site starts the process again and the server
+sends the open task once more. The task names the state version that it starts from, so the numbers stay the same. If
+the process keeps dying, the job goes on with the other sites.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from fedtar_flare.errors import ConfigError
 
 
 class SupervisedHandle(JobHandleSpec):
-    """Handle of a job process that is started again while it dies of signals.
+    """Handle of a job process that is started again when a signal ends it.
 
     Args:
         launch: starts the process anew and returns its FLARE handle.
         max_restarts: how often within ``window`` seconds; a process that dies more often is in a crash loop.
         window: seconds.
         say: takes a line for the log.
-        clock: seconds that only rise.
+        clock: monotonic seconds.
     """
 
     def __init__(

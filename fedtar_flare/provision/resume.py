@@ -1,8 +1,8 @@
 """Go on with a run whose job ended: a new job, the same run.
 
 FLARE has no resume: a job that was killed or aborted stays ended. The server keeps each job's checkpoints in its kit
-(``fedtar_checkpoints/<job id>/``), the sites keep their own state, and a new job that names the old one goes on after
-its last whole round, with the same run id, weights, psi and optimiser.
+(``fedtar_checkpoints/<job id>/``) and the sites keep their own state. A new job that names the old one continues after
+its last whole round, with the same run id, weights, method's state and optimiser.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ def resume(
     """Submit the job that goes on with ``job_id``.
 
     Args:
-        job_id: the job that ended before its run did.
+        job_id: the job that ended before its run was complete.
         kit: startup kit of an admin user who may submit.
         job_folder: the job as it was submitted; None: it is downloaded from the server.
         rounds: more rounds than the run had; None: as before.
-        force: do so although FLARE says that the job has not ended: a server whose kit was made without this plugin's
-            builder leaves a job at RUNNING for ever when it was killed. Needs ``job_folder``, since FLARE gives nobody
-            the files of a job that runs. Never while it really runs: two jobs would write the same site state.
+        force: resume although FLARE says that the job has not ended: a killed server leaves its job at RUNNING for ever
+            if its kit was made without this plugin's builder. Needs ``job_folder``, since FLARE refuses downloads of a
+            running job. Never use it while the job really runs: two jobs would write the same site state.
 
     Returns:
         the new job's id.

@@ -1,7 +1,7 @@
-"""Storage of the server inside its own kit, wherever the kit lies; and no job that runs for ever after a power cut.
+"""Storage of the server inside its own kit, and an end to jobs that a killed server left running.
 
-FLARE's own components take absolute paths, which nobody knows when kits are provisioned, so its template puts jobs and
-results into the system's temporary folder. The server changes into its kit before it builds these.
+FLARE's own components take absolute paths, which are unknown when kits are provisioned, so its template puts jobs and
+results into the system's temporary folder. The server changes into its kit before it builds these components.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ class KitStorage(FilesystemStorage):
 class KitJobManager(SimpleJobDefManager):
     """FLARE's job manager with its jobs and results in a folder of the kit.
 
-    A server that is killed with a job running finds it at RUNNING when it starts again; FLARE leaves it there for ever,
-    and gives nobody its files. Here it becomes ``FINISHED:ABNORMAL`` before anything runs, and can be resumed.
+    When a server that was killed with a job running starts again, the job still says RUNNING. FLARE leaves it so for
+    ever and refuses downloads of its files. Here the job becomes ``FINISHED:ABNORMAL``, and can be resumed.
 
     Args:
         folder: below the kit, such as ``storage/jobs``.
@@ -54,7 +54,7 @@ class KitJobManager(SimpleJobDefManager):
         super().__init__(uri_root=str(_in_kit(folder)), job_store_id=job_store_id)
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
-        """When the server starts: what its earlier life left at RUNNING has ended."""
+        """When the server starts: end the jobs that it had left at RUNNING."""
         if event_type != EventType.SYSTEM_BOOTSTRAP:
             return
         for job in self.get_jobs_by_status([RunStatus.RUNNING, RunStatus.DISPATCHED], fl_ctx):

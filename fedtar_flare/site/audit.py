@@ -1,7 +1,7 @@
 """The audit: what leaves a site, one JSON line for each message, in a file at the site.
 
-FLARE runs the site's filters first and the job's after them, so a filter can never see what truly leaves. The event
-``AFTER_TASK_RESULT_FILTER`` comes after both and carries the message itself: that is what is recorded here. Every
+FLARE runs the site's filters first and the job's after them, so no filter of the site sees the final message. The event
+``AFTER_TASK_RESULT_FILTER`` comes after both and carries that message, which is recorded here. Every
 executor of this package records by itself; :class:`AuditTrail` as a ``component`` of the site's ``privacy.json``
 records for any other executor too (a message is recorded once). Scalars that a job streams to the server's TensorBoard
 pass no filter; they are recorded as they are sent.

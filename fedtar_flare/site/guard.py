@@ -1,8 +1,8 @@
 """The outbound guard: a FLARE result filter that lets nothing leave a site but what the method's contract declares.
 
-It stands behind the executor, as a filter of the job or, better, of the site's own ``privacy.json`` where no job can
-switch it off. What it does not know does not pass: the message is replaced by an error reply that names what was
-refused and carries nothing else.
+It runs after the executor, as a filter of the job or, better, of the site's own ``privacy.json``, where no job can
+switch it off. A message with anything undeclared is replaced by an error reply that names what was refused and carries
+nothing else.
 """
 
 from __future__ import annotations
@@ -76,8 +76,8 @@ class OutboundGuard(Filter):
 
     A message passes when the method and the task are those that came down, its header holds declared fields only, each
     in its own form, and its tensors belong to the task's groups: with the names and shapes of what the server sent
-    down, or, where a start was asked of this very site, those of the schema in the same header. Anything beside the
-    message itself (other keys, other FLARE headers) is refused, and an error reply of FLARE passes as its bare code.
+    down, or, where this site was asked for the initial weights, those of the schema in the same header. Anything beside
+    the message itself (other keys, other FLARE headers) is refused. An error reply of FLARE passes as its bare code.
 
     Raises:
         ConfigError: when built with a method that is not installed, or a bad regular expression.
@@ -186,7 +186,7 @@ def not_allowed(fl_ctx: FLContext) -> str | None:
 
 
 def refusal(shareable: Shareable, reason: str) -> Shareable:
-    """An error reply with the refused message's method, round and step and nothing else of it."""
+    """An error reply with the method, round and step of the refused message, and nothing else."""
     try:
         header = (from_shareable(shareable).meta or {}).get(HEADER)
     except (ValueError, AttributeError):

@@ -1,7 +1,7 @@
 """Whether a site takes part: its own decision, in a file of its own that it can change while a job runs.
 
 The executor reads ``participation.json`` before and after each task. A paused site abstains and the job goes on without
-it; when it takes part again, it is asked again in the same run, provided that it was there at the handshake. A site
+it. After 'join' the site is asked again in the same run; one that missed the handshake joins at the next round. A site
 that has left declines every task until it joins again.
 """
 

@@ -1,6 +1,6 @@
 """Differential privacy of one site's messages: clip, add Gaussian noise, keep account, stop when the budget is spent.
 
-What is guaranteed, and what is not. ``GaussianPrivacy`` bounds the L2 norm of a **whole message** and adds noise to it
+The guarantee and its limits. ``GaussianPrivacy`` bounds the L2 norm of a **whole message** and adds noise to it
 at the site, before it leaves. Its unit is therefore the site's data as a whole: for any two data sets of this site with
 the same numbers of visits per step and split, and for anyone who reads all its messages (the server included), the
 update tensors and noisy numbers are (epsilon, delta)-indistinguishable. Two data sets that differ in one patient are
@@ -11,8 +11,8 @@ patient would need. Patient-level privacy at a useful noise needs clipping of ea
 Outside of the guarantee: the numbers of visits (taken as public), whether and when a site answers, the public reason of
 an abstention or error, and anything that does not pass a result filter, such as scalars streamed to TensorBoard (a
 site file must not set ``stream_losses: true`` together with this filter). Initial weights hold no data.
-What a method's contract declares neither public nor noisy (scores, training losses, left-out studies, times) would need
-noise of its own: it is not sent at all. Collected rows, pooled modules and personal tensors are refused.
+A field that a method's contract declares neither public nor noisy (scores, training losses, left-out studies, times)
+would need noise of its own and is not sent. Collected rows, pooled modules and personal tensors are refused.
 
 FLARE's ``SVTPrivacy`` and ``PercentilePrivacy`` are not differential privacy: they select or clip values by the data
 itself and account for nothing. FLARE adds no accountant of its own.

@@ -1,8 +1,8 @@
 """What a site keeps, and how to delete it: state of runs, prepared images, audit.
 
-Retention: of a run that goes on, the site's state keeps the last versions that a resumption needs (three rounds). When
-a run has ended, its state, the prepared images and the audit stay until the site deletes them: nothing here deletes by
-itself, since only the site knows when a study is closed. ``--older-than 90`` in a nightly job makes a rule of it.
+Retention: while a run goes on, the site's state keeps the versions that a resumed run needs (three rounds). When a run
+has ended, its state, the prepared images and the audit stay until the site deletes them, because only the site knows
+when a study is closed. ``--older-than 90`` in a nightly job deletes them after 90 days.
 
 Never deleted: the privacy ledger (forgetting what was spent would be a fresh budget) and the site's key.
 """
