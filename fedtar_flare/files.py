@@ -1,31 +1,83 @@
-"""Files that appear whole or not at all, readable by their owner alone."""
+"""Files that appear whole or not at all."""
 
 from __future__ import annotations
 
-import contextlib
+import json
+import math
 import os
-import tempfile
-from collections.abc import Iterator
+import secrets
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
+
+from fedtar_flare.errors import ConfigError
+
+PRIVATE, SHARED = 0o600, 0o666
+"""Permissions of a new file, less the user's umask: for its owner alone, or as the user's files are."""
 
 
 @contextmanager
-def replacing(path: Path) -> Iterator[Path]:
-    """An empty file (mode 0600) beside ``path``; when the block ends well it is flushed to disk and takes its place.
+def replacing(path: Path, mode: int = PRIVATE) -> Iterator[Path]:
+    """An empty file beside ``path``; when the block ends well it is flushed to disk and takes its place.
 
     The folder is made where absent. After an exception nothing is left behind and an earlier file stays as it was.
+
+    Args:
+        path: the file.
+        mode: its permissions, less the umask.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    os.close(handle)
-    temporary = Path(name)
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, mode))
     try:
         yield temporary
         with temporary.open("rb") as written:
             os.fsync(written.fileno())
         temporary.replace(path)
     except BaseException:
-        with contextlib.suppress(FileNotFoundError):
-            temporary.unlink()
+        temporary.unlink(missing_ok=True)
         raise
+
+
+def write_bytes(path: Path, content: bytes, mode: int = SHARED) -> Path:
+    """Write a file (see :func:`replacing`); returns its path."""
+    with replacing(path, mode) as temporary:
+        temporary.write_bytes(content)
+    return path
+
+
+def write_text(path: Path, text: str, mode: int = SHARED) -> Path:
+    """Write a text in UTF-8 (see :func:`replacing`); returns its path."""
+    return write_bytes(path, text.encode(), mode)
+
+
+def write_json(path: Path, data: Any, mode: int = SHARED) -> Path:
+    """Write JSON (see :func:`replacing` and :func:`clean`); returns its path."""
+    return write_text(path, json.dumps(clean(data), indent=2, allow_nan=False) + "\n", mode)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Read a JSON file.
+
+    Raises:
+        ConfigError: it is missing or no JSON object.
+    """
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path}: cannot be read as JSON ({error})") from error
+    if not isinstance(content, dict):
+        raise ConfigError(f"{path}: not a JSON object")
+    return content
+
+
+def clean(value: Any) -> Any:
+    """Numbers that are not finite become None, tuples lists, mapping keys text; anything else passes unchanged."""
+    if isinstance(value, Mapping):
+        return {str(key): clean(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [clean(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -48,3 +49,13 @@ def read_tensors(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
         raise StateError(f"{path}: not found") from error
     except (SafetensorError, KeyError, ValueError, OSError) as error:
         raise StateError(f"{path}: damaged or not written by this package ({error})") from error
+
+
+def checksum(tensors: Mapping[str, torch.Tensor]) -> str:
+    """SHA-256 of tensors by name, type, shape and bits, whatever their order."""
+    digest = hashlib.sha256()
+    for name in sorted(tensors):
+        value = tensors[name].detach().cpu().contiguous()
+        digest.update(f"{name} {value.dtype} {tuple(value.shape)}\n".encode())
+        digest.update(value.flatten().view(torch.uint8).numpy().data if value.numel() else b"")
+    return digest.hexdigest()

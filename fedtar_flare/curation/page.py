@@ -9,9 +9,10 @@ from pathlib import Path
 from markupsafe import Markup
 
 from fedtar_flare.curation.check import EXAMPLES, Check, spread
+from fedtar_flare.files import PRIVATE, write_text
 from fedtar_flare.reporting.format import NOTHING, duration, text, whole
 from fedtar_flare.reporting.plots import ticks
-from fedtar_flare.reporting.render import Tile, render, write_page
+from fedtar_flare.reporting.render import Tile, render
 
 STAYS = "This page shows patients' images and stays at this site. Do not send it, publish it or put it into a ticket."
 MOST_BARS = 24
@@ -19,7 +20,7 @@ MOST_BARS = 24
 
 def write_data_page(found: Check, path: Path) -> Path:
     """Write the page, for its owner alone; returns its path."""
-    return write_page(path, data_page(found), mode=0o600)
+    return write_text(path, data_page(found), PRIVATE)
 
 
 def data_page(found: Check) -> str:

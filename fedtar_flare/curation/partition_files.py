@@ -16,6 +16,7 @@ from fedtar_flare.data.sources import read_source
 from fedtar_flare.data.sources.manifest import write_rows
 from fedtar_flare.data.sources.tables import rows_of
 from fedtar_flare.errors import ConfigError
+from fedtar_flare.files import write_text
 
 
 @dataclass(frozen=True)
@@ -115,7 +116,6 @@ def _write(
 ) -> PartitionedSite:
     folder, site_file = out / name, out / "sites" / f"{name}.yaml"
     folder.mkdir(parents=True)
-    site_file.parent.mkdir(exist_ok=True)
     steps = [0] * time_steps
     rows = []
     for patient in patients:
@@ -139,9 +139,7 @@ def _write(
         "path": f"../{name}/manifest.csv",
         "options": {"modality": patients[0].visits[0].modality},
     }
-    temporary = site_file.with_name(f".{site_file.name}.{os.getpid()}")
-    temporary.write_text(yaml.safe_dump(content, sort_keys=False), encoding="utf-8")
-    temporary.replace(site_file)
+    write_text(site_file, yaml.safe_dump(content, sort_keys=False))
     return PartitionedSite(name, folder / "manifest.csv", site_file, len(patients), sum(steps), tuple(steps))
 
 

@@ -18,6 +18,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from fedtar_flare.errors import ConfigError, ExchangeError
+from fedtar_flare.files import replacing
 
 Tensors = Mapping[str, torch.Tensor]
 WEIGHTINGS = ("samples", "uniform", "inverse")
@@ -105,8 +106,8 @@ class SpilledUpdates:
         _check_update(update, shapes)
         path = self.folder / f"{len(self._files):06d}.safetensors"  # a number: a site's name need not be a file's
         # cloned: safetensors refuses tensors that share memory
-        save_file({name: update[name].detach().cpu().contiguous().clone() for name in self.names}, f"{path}.part")
-        Path(f"{path}.part").replace(path)
+        with replacing(path) as temporary:
+            save_file({name: update[name].detach().cpu().contiguous().clone() for name in self.names}, temporary)
         self._files[site], self._shapes = path, shapes
 
     def mean(self, weights: Mapping[str, float]) -> dict[str, torch.Tensor]:

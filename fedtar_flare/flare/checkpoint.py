@@ -6,8 +6,6 @@ is read. ``last()`` takes the newest whole checkpoint, so a truncated file costs
 
 from __future__ import annotations
 
-import hashlib
-import os
 import re
 import shutil
 from collections.abc import Collection, Mapping
@@ -18,7 +16,8 @@ from typing import Any
 import torch
 
 from fedtar_flare.errors import ConfigError, FedTARError
-from fedtar_flare.tensor_file import StateError, read_tensors, write_tensors
+from fedtar_flare.files import replacing
+from fedtar_flare.tensor_file import StateError, checksum, read_tensors, write_tensors
 
 _FILE = re.compile(r"^round-(\d{4})\.safetensors$")
 FORMAT = 2
@@ -87,13 +86,11 @@ class CheckpointFolder:
 
     def carry_to(self, other: CheckpointFolder, round_: int) -> None:
         """Copy the checkpoint of one round and the best one, so that a resumed run starts with them as its own."""
-        other.folder.mkdir(parents=True, exist_ok=True)
         for name in (f"round-{round_:04d}.safetensors", BEST):
             source, target = self.folder / name, other.folder / name
             if source.is_file() and source.resolve() != target.resolve():
-                temporary = target.with_name(f".{name}.part")
-                shutil.copyfile(source, temporary)
-                os.replace(temporary, target)  # noqa: PTH105
+                with replacing(target) as temporary:
+                    shutil.copyfile(source, temporary)
 
     def _files(self) -> list[tuple[int, Path]]:
         if not self.folder.is_dir():
@@ -173,7 +170,7 @@ def load(path: Path) -> Checkpoint:
     tensors, info = read_tensors(path)
     if info.get("format") != FORMAT:
         raise StateError(f"{path}: checkpoint format {info.get('format')!r}; this version reads format {FORMAT}")
-    if info.get("checksum") != _checksum(tensors):
+    if info.get("checksum") != checksum(tensors):
         raise StateError(f"{path}: the checksum is wrong; the file was damaged after it was written")
     weights = {name[2:]: value for name, value in tensors.items() if name.startswith("w.")}
     method = {name[7:]: value for name, value in tensors.items() if name.startswith("method.")}
@@ -187,15 +184,6 @@ def _write(path: Path, checkpoint: Checkpoint) -> None:
         "format": FORMAT,
         "round": checkpoint.round,
         "info": dict(checkpoint.info),
-        "checksum": _checksum(tensors),
+        "checksum": checksum(tensors),
     }
     write_tensors(path, tensors, head)
-
-
-def _checksum(tensors: Mapping[str, torch.Tensor]) -> str:
-    digest = hashlib.sha256()
-    for name in sorted(tensors):
-        value = tensors[name].detach().cpu().contiguous()
-        digest.update(f"{name} {value.dtype} {tuple(value.shape)}\n".encode())
-        digest.update(value.flatten().view(torch.uint8).numpy().tobytes() if value.numel() else b"")
-    return digest.hexdigest()

@@ -13,6 +13,7 @@ import torch
 from pydantic import ValidationError
 
 from fedtar_flare.errors import ExchangeError
+from fedtar_flare.files import write_json
 from fedtar_flare.flare.tasking import Answers, Tensors, now
 from fedtar_flare.metrics.registry import SCORES
 from fedtar_flare.models.adapters.peft_file import write_adapter
@@ -30,7 +31,7 @@ from fedtar_flare.record.events import (
     Step,
     Validation,
 )
-from fedtar_flare.record.log import METRICS_FILE, RunRecord, write_json
+from fedtar_flare.record.log import METRICS_FILE, RunRecord
 from fedtar_flare.reporting.examples import EXAMPLES_FILE, EXAMPLES_FOLDER, read_examples
 from fedtar_flare.site.place import home
 from fedtar_flare.version import __version__

@@ -11,7 +11,6 @@ import hashlib
 import json
 import os
 import stat
-import tempfile
 import zlib
 from collections.abc import Iterator
 from contextlib import suppress
@@ -22,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from fedtar_flare.errors import DataError
+from fedtar_flare.files import PRIVATE, replacing, write_text
 
 PREPARATION_VERSION = 2
 """Raised whenever the same files and settings give other numbers."""
@@ -103,7 +103,9 @@ def store(entry: Path, image: np.ndarray, position_mm: np.ndarray) -> None:
     )
     record["image"][0], record["position_mm"][0] = image, position_mm
     record["checksum"][0] = _checksum(record["image"][0], record["position_mm"][0])
-    _write(entry, lambda file: np.save(file, record))
+    entry.parent.mkdir(parents=True, exist_ok=True, mode=0o700)  # pictures of patients: for this user alone
+    with replacing(entry) as temporary, temporary.open("wb") as file:
+        np.save(file, record)
 
 
 def load_refusal(entry: Path) -> DataError | None:
@@ -117,19 +119,8 @@ def load_refusal(entry: Path) -> DataError | None:
 
 def store_refusal(entry: Path, error: DataError) -> None:
     """Remember a refusal, so that the next process need not read the study again."""
-    _write(entry.with_suffix(".refused.json"), lambda file: file.write(json.dumps([str(error), error.reason]).encode()))
-
-
-def _write(path: Path, write: Any) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)  # pictures of patients: for this user alone
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=".writing-")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            write(file)
-        Path(name).replace(path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
+    entry.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    write_text(entry.with_suffix(".refused.json"), json.dumps([str(error), error.reason]), PRIVATE)
 
 
 def _checksum(image: np.ndarray, position_mm: np.ndarray) -> int:

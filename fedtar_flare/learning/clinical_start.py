@@ -7,7 +7,6 @@ which a job takes as its ``model.weights`` (and ``model.tokenizer``). All sites 
 from __future__ import annotations
 
 import csv
-import json
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ import torch
 
 from fedtar_flare.data.cohort import Cohort, Sample
 from fedtar_flare.errors import ConfigError
+from fedtar_flare.files import write_json
 from fedtar_flare.imaging.cache import Prepared
 from fedtar_flare.imaging.pipeline import InputConfig, images_of, prepare_cohort
 from fedtar_flare.learning.pretraining import PretrainingConfig, pretrain, write_reports
@@ -140,7 +140,7 @@ def warm_start(
         "settings": settings.to_dict(),
         "validation": _scores(model, tokenizer, held_out),
     }
-    (out / ABOUT).write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
+    write_json(out / ABOUT, about)
     return about
 
 

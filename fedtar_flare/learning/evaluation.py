@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fedtar_flare.data.cohort import Sample
-from fedtar_flare.files import replacing
+from fedtar_flare.files import PRIVATE, write_text
 from fedtar_flare.metrics.clinical import finding_f1
 from fedtar_flare.metrics.language import bleu_of_sums, clean, language_scores, language_statistics
 from fedtar_flare.synthetic.vocabulary import findings_in
@@ -121,6 +121,4 @@ def write_report_scores(folder: Path, round_: int, rows: Iterable[Mapping[str, A
     They name patients: ``folder`` is the site's state of the run, which never leaves the site.
     """
     path = folder / f"report-scores-{round_:04d}.jsonl"
-    with replacing(path) as temporary:
-        temporary.write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
-    return path
+    return write_text(path, "".join(f"{json.dumps(row)}\n" for row in rows), PRIVATE)

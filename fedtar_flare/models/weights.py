@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import hashlib
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
 from fedtar_flare.errors import ConfigError
+from fedtar_flare.files import write_bytes
+from fedtar_flare.tensor_file import checksum
 
 _TIED = "decoder.lm_head.weight"  # the same tensor as the token embedding; safetensors refuses two names for one
 
@@ -24,12 +25,7 @@ def fingerprint(model: nn.Module) -> str:
     Args:
         model: on the CPU, before an adapter is put on it.
     """
-    digest = hashlib.sha256()
-    for name, tensor in own_state(model).items():
-        whole = tensor.detach().contiguous()
-        digest.update(f"{name} {tuple(whole.shape)} {whole.dtype}".encode())
-        digest.update(whole.reshape(-1).view(torch.uint8).numpy().data)
-    return digest.hexdigest()[:16]
+    return checksum(own_state(model))[:16]
 
 
 def save_weights(model: nn.Module, path: Path, dtype: torch.dtype = torch.float16) -> None:
@@ -48,7 +44,7 @@ def save_weights(model: nn.Module, path: Path, dtype: torch.dtype = torch.float1
             if not stored.isfinite().all():
                 raise ConfigError(f"weights cannot be written to {path}: tensor {name} is not finite as {dtype}")
         state[name] = stored.contiguous()
-    path.write_bytes(save(state))  # save_file would make it readable by its owner alone
+    write_bytes(path, save(state))
 
 
 def load_weights(model: nn.Module, path: Path) -> None:

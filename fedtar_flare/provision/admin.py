@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fedtar_flare.errors import ConfigError, FedTARError
-from fedtar_flare.site.policy import read_json
+from fedtar_flare.files import read_json
 
 CONNECT_SECONDS = 20.0
 

@@ -12,8 +12,9 @@ from nvflare.lighter.entity import Project
 from nvflare.lighter.spec import Builder
 
 from fedtar_flare.errors import ConfigError
-from fedtar_flare.provision.kit import complete, end_jobs_soon, site_policy, without_byoc, write_json
-from fedtar_flare.site.policy import PRIVACY, read_json, site_classes
+from fedtar_flare.files import read_json, write_json
+from fedtar_flare.provision.kit import complete, end_jobs_soon, site_policy, without_byoc
+from fedtar_flare.site.policy import PRIVACY, site_classes
 
 
 class KitBuilder(Builder):

@@ -7,8 +7,6 @@ The builder calls :func:`complete` for each kit that it makes; for a kit that wa
 from __future__ import annotations
 
 import argparse
-import json
-import os
 import sys
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
@@ -16,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from fedtar_flare.errors import ConfigError, FedTARError
+from fedtar_flare.files import read_json, replacing, write_json
 from fedtar_flare.methods import METHODS
 from fedtar_flare.site.policy import (
     AUDIT,
@@ -23,7 +22,6 @@ from fedtar_flare.site.policy import (
     GUARD,
     PRIVACY,
     RESOURCES,
-    read_json,
     server_classes,
     site_classes,
 )
@@ -137,10 +135,9 @@ def end_jobs_soon(startup: Path) -> bool:
     if name in rest:
         return False
     mode = script.stat().st_mode
-    temporary = script.with_name(f".{script.name}.part")
-    temporary.write_text(f"{first}\nexport {name}=${{{name}:-{OUTCOME_SECONDS}}}\n{rest}", encoding="utf-8")
-    temporary.chmod(mode)
-    os.replace(temporary, script)  # noqa: PTH105
+    with replacing(script) as temporary:
+        temporary.write_text(f"{first}\nexport {name}=${{{name}:-{OUTCOME_SECONDS}}}\n{rest}", encoding="utf-8")
+        temporary.chmod(mode)
     return True
 
 
@@ -174,13 +171,6 @@ def complete_kit(kit: Path, methods: Sequence[str] = (), **settings: Any) -> lis
         written.append(local / PRIVACY)
         write_json(written[-1], site_policy(methods))
     return written
-
-
-def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    """Write a JSON file atomically."""
-    temporary = path.with_name(f".{path.name}.part")
-    temporary.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-    os.replace(temporary, path)  # noqa: PTH105
 
 
 def _read(local: Path, name: str) -> dict[str, Any]:

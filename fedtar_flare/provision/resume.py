@@ -15,10 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from fedtar_flare.errors import ConfigError, FedTARError
+from fedtar_flare.files import read_json, write_json
 from fedtar_flare.provision.admin import open_session
-from fedtar_flare.provision.kit import write_json
 from fedtar_flare.provision.status import FINISHED
-from fedtar_flare.site.policy import read_json
 
 SERVER_CONFIG = "config_fed_server.json"
 SIGNATURES = (".__nvfl_sig.json", ".__nvfl_submitter.crt")

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-import math
-import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
 from fedtar_flare.errors import FedTARError
+from fedtar_flare.files import clean
 from fedtar_flare.record.events import SHARED, Event
 
 Kind = TypeVar("Kind", bound=Event)
@@ -96,22 +95,3 @@ def read_lines(path: Path) -> list[tuple[int, dict[str, Any]]]:
             raise FedTARError(f"{path}, line {number}: not an event of a run record of fedtar_flare")
         entries.append((number, entry))
     return entries
-
-
-def clean(value: Any) -> Any:
-    """Numbers that are not finite become None, tuples lists, mapping keys text; anything else passes unchanged."""
-    if isinstance(value, Mapping):
-        return {str(key): clean(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [clean(item) for item in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value
-
-
-def write_json(path: Path, data: Any) -> None:
-    """Write a JSON file atomically, its folder too."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.part")
-    temporary.write_text(json.dumps(clean(data), indent=2, allow_nan=False) + "\n", encoding="utf-8")
-    os.replace(temporary, path)  # noqa: PTH105

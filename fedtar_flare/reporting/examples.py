@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from fedtar_flare.errors import FedTARError
-from fedtar_flare.record.log import write_json
-from fedtar_flare.reporting.render import render, write_page
+from fedtar_flare.files import write_json, write_text
+from fedtar_flare.reporting.render import render
 
 EXAMPLES_FILE = "examples.json"
 EXAMPLES_PAGE = "examples.html"
@@ -79,7 +79,7 @@ def write_examples(folder: Path, examples: SiteExamples) -> Path:
     """Write ``examples.json`` and the page ``examples.html`` into a folder of the site; returns the page's path."""
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / EXAMPLES_FILE, asdict(examples))
-    return write_page(folder / EXAMPLES_PAGE, examples_page(examples))
+    return write_text(folder / EXAMPLES_PAGE, examples_page(examples))
 
 
 def read_examples(path: Path) -> SiteExamples:

@@ -7,10 +7,10 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
+from fedtar_flare.files import write_text
 from fedtar_flare.metrics.registry import SCORES
 from fedtar_flare.record.events import Evaluation
 from fedtar_flare.reporting.format import flat, number, plain, scaling, score, size, times, visits
-from fedtar_flare.reporting.render import write_page
 from fedtar_flare.reporting.run import SPLITS, Run
 from fedtar_flare.reporting.scores import Row, measured, score_rows, start_name
 from fedtar_flare.reporting.section import own_sections
@@ -48,7 +48,7 @@ def write_model_card(run: Run, folder: Path | str) -> Path:
     Returns:
         the card's path.
     """
-    return write_page(Path(folder) / CARD_FILE, model_card(run))
+    return write_text(Path(folder) / CARD_FILE, model_card(run))
 
 
 def model_card(run: Run) -> str:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from fedtar_flare.files import write_text
 from fedtar_flare.metrics.registry import SCORES
 from fedtar_flare.reporting.format import NOTHING, duration, number, score, size, times
-from fedtar_flare.reporting.render import Tile, render, write_page
+from fedtar_flare.reporting.render import Tile, render
 from fedtar_flare.reporting.run import Run, read_run
 from fedtar_flare.reporting.scores import mean_row, score_rows, start_name
 from fedtar_flare.reporting.section import own_sections
@@ -30,7 +31,7 @@ def write_report(run_folder: Path | str) -> Path:
         FedTARError: the folder holds no record, or not one of this package (see :func:`read_run`).
     """
     run = read_run(run_folder)
-    return write_page(run.folder / REPORT_FILE, page(run))
+    return write_text(run.folder / REPORT_FILE, page(run))
 
 
 def page(run: Run) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,21 +27,6 @@ class Tile:
 def render(template: str, **values: Any) -> Markup:
     """One template with its values."""
     return Markup(_ENVIRONMENT.get_template(template).render(**values))
-
-
-def write_page(path: Path, page: str, mode: int | None = None) -> Path:
-    """Write a page at once, so that nobody sees half of one; returns its path.
-
-    Args:
-        mode: permissions; the user's own when None.
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.part")
-    temporary.write_text(page, encoding="utf-8")
-    if mode is not None:
-        temporary.chmod(mode)
-    os.replace(temporary, path)  # noqa: PTH105
-    return path
 
 
 def step_colours(theme: str, count: int) -> Markup:

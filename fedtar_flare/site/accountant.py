@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from fedtar_flare.errors import ConfigError, FedTARError
-from fedtar_flare.record.log import write_json
+from fedtar_flare.files import write_json
 
 FILE = "privacy_ledger.json"
 FORMAT = 1

@@ -29,10 +29,10 @@ from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import ReservedHeaderKey, Shareable
 
 from fedtar_flare.errors import FedTARError
+from fedtar_flare.files import clean
 from fedtar_flare.methods import contract_of
 from fedtar_flare.protocol.contract import Contract
 from fedtar_flare.protocol.messages import HEADER, TaskHeader
-from fedtar_flare.record.log import clean
 from fedtar_flare.site.place import Site
 
 FOLDER = "audit"

@@ -13,7 +13,7 @@ from enum import Enum
 from pathlib import Path
 
 from fedtar_flare.errors import FedTARError
-from fedtar_flare.record.log import write_json
+from fedtar_flare.files import write_json
 
 FILE = "participation.json"
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from fedtar_flare.errors import ConfigError
+from fedtar_flare.files import read_json
 from fedtar_flare.methods import METHODS, contract_of
 
 RESOURCES, PRIVACY, AUTHORIZATION = "resources.json", "privacy.json", "authorization.json"
@@ -55,21 +55,6 @@ def streaming_allowed(workspace: Path) -> bool:
     except (OSError, ConfigError, KeyError, TypeError, AttributeError):
         return False
     return all(path == GUARD for path in filters)
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """Read a JSON file.
-
-    Raises:
-        ConfigError: it is missing or no JSON object.
-    """
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{path}: cannot be read as JSON ({error})") from error
-    if not isinstance(content, dict):
-        raise ConfigError(f"{path}: not a JSON object")
-    return content
 
 
 def _list(value: Any) -> list[Any]:

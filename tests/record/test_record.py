@@ -3,6 +3,7 @@ import json
 import pytest
 
 from fedtar_flare.errors import FedTARError
+from fedtar_flare.files import write_json
 from fedtar_flare.record.events import (
     End,
     Evaluation,
@@ -13,7 +14,7 @@ from fedtar_flare.record.events import (
     Step,
     Validation,
 )
-from fedtar_flare.record.log import RunRecord, read_events, write_json
+from fedtar_flare.record.log import RunRecord, read_events
 
 
 def test_events_are_lines_of_strict_json_without_nan(tmp_path):

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from fedtar_flare.errors import ConfigError, ExchangeError
+from fedtar_flare.files import write_bytes, write_text
 
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 ADAPTER_CONFIG = "adapter_config.json"
@@ -91,16 +92,14 @@ def write_adapter(
     factors = {f"{match[1]}.weight": tensor for name, tensor in state.items() if (match := _FACTOR.fullmatch(name))}
     extra = {name: tensor for name, tensor in state.items() if adapter_of(name) is None}
     folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
     _write_tensors(folder / ADAPTER_WEIGHTS, factors)
     if extra:
         _write_tensors(folder / EXTRA_WEIGHTS, extra)
     else:
         (folder / EXTRA_WEIGHTS).unlink(missing_ok=True)
-    text = json.dumps(dict(adapter_config), indent=2, sort_keys=True)
-    _replace(folder / ADAPTER_CONFIG, text.encode())
+    write_text(folder / ADAPTER_CONFIG, json.dumps(dict(adapter_config), indent=2, sort_keys=True))
     if info is not None:
-        _replace(folder / ADAPTER_INFO, json.dumps(dict(info), indent=2, sort_keys=True).encode())
+        write_text(folder / ADAPTER_INFO, json.dumps(dict(info), indent=2, sort_keys=True))
 
 
 def read_adapter_info(folder: Path | str) -> dict[str, Any]:
@@ -182,10 +181,4 @@ def _write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
     from safetensors.torch import save
 
     whole = {name: tensor.detach().cpu().contiguous() for name, tensor in sorted(tensors.items())}
-    _replace(path, save(whole, metadata={"format": "pt"}))
-
-
-def _replace(path: Path, content: bytes) -> None:
-    partial = path.with_name(f".{path.name}.partial")
-    partial.write_bytes(content)
-    partial.replace(path)
+    write_bytes(path, save(whole, metadata={"format": "pt"}))

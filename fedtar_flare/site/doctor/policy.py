@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from fedtar_flare.errors import ConfigError, FedTARError
+from fedtar_flare.files import read_json
 from fedtar_flare.methods import METHODS
 from fedtar_flare.site.doctor.finding import FAIL, OK, WARN, Finding
 from fedtar_flare.site.participation import Participation
@@ -19,7 +20,6 @@ from fedtar_flare.site.policy import (
     PRIVACY_FILTER,
     RESOURCES,
     RESULT_FILTERS,
-    read_json,
     site_classes,
 )
 from fedtar_flare.site.site_file import SiteConfig
