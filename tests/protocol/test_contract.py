@@ -82,7 +82,7 @@ def test_bounds_hold_for_every_number():
 junk = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.binary(),
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text() | st.integers(), inner, max_size=4),
-    max_leaves=20,
+    max_leaves=8,
 )
 
 

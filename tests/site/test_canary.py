@@ -14,7 +14,8 @@ from canary import DATE, MARK, marks_in, plant
 from simulator import run_simulator
 
 from fedtar_flare.fedtar.recipe import FedTARRecipe
-from fedtar_flare.record.log import read_events
+from fedtar_flare.record.events import Start
+from fedtar_flare.record.log import of_kind, read_events
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 SITES = ("site-1", "site-2")
@@ -61,10 +62,10 @@ def test_no_mark_reaches_the_server(planted, tmp_path_factory):
     process, results = run(folder, planted, home)
     assert process.returncode == 0, process.stdout[-4000:]
     events = read_events(results)
-    assert events[-1]["status"] == "completed"
-    start = next(event for event in events if event["event"] == "start")
-    assert sorted(start["sites"]) == list(SITES) and all(sum(c["train"]) > 0 for c in start["counts"].values())
-    assert start["skipped_studies"]["site-1"]  # the row without an image was there and was counted
+    assert events[-1].status == "completed"
+    (start,) = of_kind(events, Start)
+    assert sorted(start.sites) == list(SITES) and all(sum(c["train"]) > 0 for c in start.counts.values())
+    assert start.skipped_studies["site-1"]  # the row without an image was there and was counted
     files = {path.name for path in check_server(folder)}
     assert {"rounds.jsonl", "report.html", "log.txt"} <= files
     assert any(name.startswith("events.out.tfevents") for name in files)
@@ -94,8 +95,7 @@ def test_a_failing_site_tells_no_mark_either(planted, tmp_path_factory, kind):
         path = next(line for line in text.splitlines() if line.startswith("state_dir:"))
         (sites / "site-2.yaml").write_text(text.replace(path, f"state_dir: {blocked}"))
     process, results = run(folder, sites, home)
-    events = read_events(results)
-    start = next(event for event in events if event["event"] == "start")
-    assert start["sites"] == ["site-1"], process.stdout[-3000:]
+    (start,) = of_kind(read_events(results), Start)
+    assert start.sites == ["site-1"], process.stdout[-3000:]
     check_server(folder)
     assert MARK in (folder / "ws" / "site-2" / "log.txt").read_text()  # the site itself is told where to look

@@ -12,6 +12,7 @@ from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
 from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
 from fedtar_flare.errors import ConfigError
+from fedtar_flare.fedtar.contract import CONTRACT
 from fedtar_flare.flare.executor import MethodExecutor, ok
 from fedtar_flare.protocol.exchange import ExchangeSchema
 from fedtar_flare.protocol.messages import ABSTAIN, ERROR, HEADER, OK, Reply
@@ -203,6 +204,8 @@ def test_collected_rows_are_bounded(madeup):
 
 
 class Recorder(MethodExecutor):
+    contract = CONTRACT
+
     def __init__(self):
         super().__init__()
         self.done = []

@@ -1,24 +1,31 @@
 """The other side is not trusted either: what a site does with hostile tasks, and which code may read files."""
 
 import ast
+from dataclasses import replace
 
 import pytest
 import torch
+from federation import LocalFederation, QuadraticSite, pair
 from flare_context import context
 from nvflare.apis.signal import Signal
 from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
 from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
 from fedtar_flare.errors import ExchangeError
+from fedtar_flare.fedtar.contract import CONTRACT
 from fedtar_flare.flare.executor import MethodExecutor, ok
 from fedtar_flare.protocol.exchange import check_inbound
 from fedtar_flare.protocol.messages import HEADER, Reply, TaskHeader, version
+from fedtar_flare.record.events import Start
+from fedtar_flare.record.log import of_kind, read_events
 from fedtar_flare.version import __version__
 
 TASK = {"method": "fedtar", "run_id": "run", "round": 1, "step": 1, "rounds": 2, "time_steps": 2, "after": "0001-00"}
 
 
 class Recorder(MethodExecutor):
+    contract = CONTRACT
+
     def __init__(self):
         super().__init__()
         self.headers = []
@@ -139,12 +146,6 @@ def test_a_newer_patch_release_may_add_fields(tmp_path):
 
 
 def test_the_server_refuses_a_site_of_another_version_and_goes_on(tmp_path):
-    from dataclasses import replace
-
-    from federation import LocalFederation, QuadraticSite, pair
-
-    from fedtar_flare.record.log import read_events
-
     old = QuadraticSite("site-b", [pair(1), pair(2)], validation=pair(3))
 
     def answers(task, header, weights):
@@ -157,8 +158,8 @@ def test_the_server_refuses_a_site_of_another_version_and_goes_on(tmp_path):
     federation.warning = seen.append
     federation.run()
     assert not federation.panics
-    start = next(e for e in read_events(tmp_path / "fedtar") if e["event"] == "start")
-    assert start["sites"] == ["site-a"]
+    (start,) = of_kind(read_events(tmp_path / "fedtar"), Start)
+    assert start.sites == ["site-a"]
     assert any("site-b" in text and "0.0.9" in text and __version__ in text for text in seen)
 
 

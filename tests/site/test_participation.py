@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from command import fedtar
+from command import fedtar_here
 from federation import LocalFederation, QuadraticSite, pair
 from flare_context import context
 from nvflare.apis.signal import Signal
@@ -10,25 +10,29 @@ from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
 from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
 from fedtar_flare.errors import FedTARError
+from fedtar_flare.fedtar.contract import CONTRACT
 from fedtar_flare.flare.executor import MethodExecutor, ok
-from fedtar_flare.protocol.messages import Reply
-from fedtar_flare.record.log import read_events
+from fedtar_flare.protocol.messages import Reply, TaskHeader, version
+from fedtar_flare.record.events import Start, Step
+from fedtar_flare.record.log import of_kind, read_events
 from fedtar_flare.site.participation import FILE, Participation, decide, participation
 
 
 class Behind(MethodExecutor):
     """The real executor base in front of a plain function."""
 
+    contract = CONTRACT
+
     def __init__(self, site, kit):
         super().__init__()
         self.site, self.kit, self.done = site, kit, []
 
-    def perform(self, task, order, weights, site):
-        self.done.append((task, order.round, order.step))
-        return self.site(task, order, weights)
+    def perform(self, task, header, weights, site):
+        self.done.append((task, header.round, header.step))
+        return self.site(task, header, weights)
 
-    def __call__(self, task, order, weights):
-        meta = order.to_meta()
+    def __call__(self, task, header, weights):
+        meta = header.to_meta()
         model = FLModel(params=weights, params_type=ParamsType.FULL, meta=meta) if weights else None
         shareable = FLModelUtils.to_shareable(model or FLModel(metrics={}, meta=meta))
         answer = self.execute(task, shareable, context(self.kit, task), Signal())
@@ -37,13 +41,13 @@ class Behind(MethodExecutor):
 
 
 def run(tmp_path, during, rounds=3):
-    """Three sites; ``during(order, folder)`` is called at each of site-a's tasks, before it is done."""
+    """Three sites; ``during(header, folder)`` is called at each of site-a's tasks, before it is done."""
     kit = tmp_path / "kit"
     plain = QuadraticSite("site-a", [pair(1), pair(2)], validation=pair(9))
 
-    def watched(task, order, weights):
-        during(task, order, kit / "fedtar_state")
-        return plain(task, order, weights)
+    def watched(task, header, weights):
+        during(task, header, kit / "fedtar_state")
+        return plain(task, header, weights)
 
     site = Behind(watched, kit)
     others = {f"site-{x}": QuadraticSite(f"site-{x}", [pair(3), pair(4)], validation=pair(9)) for x in "bc"}
@@ -51,22 +55,22 @@ def run(tmp_path, during, rounds=3):
     federation.run()
     assert not federation.panics
     events = read_events(tmp_path / "server" / "fedtar")
-    assert events[-1]["status"] == "completed"
-    return site, [event for event in events if event["event"] == "step"]
+    assert events[-1].status == "completed"
+    return site, of_kind(events, Step)
 
 
 @pytest.mark.parametrize(
     ("status", "kind", "word"), [(Participation.PAUSED, "abstained", "paused"), (Participation.LEFT, "absent", "left")]
 )
 def test_a_veto_counts_from_the_running_task_on_and_the_job_goes_on(tmp_path, status, kind, word):
-    def during(task, order, folder):
-        if (task, order.round, order.step) == ("train", 1, 2):
+    def during(task, header, folder):
+        if (task, header.round, header.step) == ("train", 1, 2):
             decide(folder, status)  # while this task runs: what it gives is thrown away
 
     site, steps = run(tmp_path, during)
-    assert sorted(steps[0]["sites"]) == ["site-a", "site-b", "site-c"]
+    assert sorted(steps[0].sites) == ["site-a", "site-b", "site-c"]
     for step in steps[1:]:
-        assert sorted(step["sites"]) == ["site-b", "site-c"] and word in step[kind]["site-a"]
+        assert sorted(step.sites) == ["site-b", "site-c"] and word in getattr(step, kind)["site-a"]
     assert site.done[-1] == ("train", 1, 2)
 
 
@@ -74,22 +78,22 @@ def test_a_site_that_joins_again_is_asked_again_in_the_same_run(tmp_path):
     kit = tmp_path / "kit"
 
     class Joining(QuadraticSite):
-        def __call__(self, task, order, weights):
-            if (task, order.round, order.step) == ("train", 2, 1):
+        def __call__(self, task, header, weights):
+            if (task, header.round, header.step) == ("train", 2, 1):
                 decide(kit / "fedtar_state", Participation.TAKING_PART)
-            return super().__call__(task, order, weights)
+            return super().__call__(task, header, weights)
 
-    def pause(task, order, weights):
-        if task == "train" and order.round == 1:
+    def pause(task, header, weights):
+        if task == "train" and header.round == 1:
             decide(kit / "fedtar_state", Participation.PAUSED)
-        return plain(task, order, weights)
+        return plain(task, header, weights)
 
     plain = QuadraticSite("site-z", [pair(1), pair(2)], validation=pair(9))
     sites = {"site-a": Joining("site-a", [pair(3), pair(4)], validation=pair(9)), "site-z": Behind(pause, kit)}
     federation = LocalFederation(tmp_path / "server", sites, num_rounds=2, time_steps=2)
     federation.run()
-    steps = [e for e in read_events(tmp_path / "server" / "fedtar") if e["event"] == "step"]
-    assert [("site-z" in s["sites"]) for s in steps] == [False, False, True, True]
+    steps = of_kind(read_events(tmp_path / "server" / "fedtar"), Step)
+    assert ["site-z" in step.sites for step in steps] == [False, False, True, True]
 
 
 def test_sites_that_are_paused_at_the_handshake(tmp_path):
@@ -101,8 +105,8 @@ def test_sites_that_are_paused_at_the_handshake(tmp_path):
     federation = LocalFederation(tmp_path / "one", {**paused, **plain}, num_rounds=1, time_steps=2)
     federation.run()
     assert not federation.panics
-    events = read_events(tmp_path / "one" / "fedtar")
-    assert next(e for e in events if e["event"] == "start")["sites"] == ["site-b"]
+    (start,) = of_kind(read_events(tmp_path / "one" / "fedtar"), Start)
+    assert start.sites == ["site-b"]
     federation = LocalFederation(tmp_path / "all", paused, num_rounds=1, time_steps=2)
     federation.run()
     assert "site-a: paused by the site" in federation.panics[0]
@@ -118,25 +122,23 @@ def test_an_unreadable_decision_is_no_consent(tmp_path):
 
 def test_the_commands_write_the_decision(tmp_path):
     (tmp_path / "startup").mkdir()
-    code, _, err = fedtar("site", "pause", "--kit", tmp_path)
-    assert code == 1 and "startup kit" in err and "Traceback" not in err
+    code, _, err = fedtar_here("site", "pause", "--kit", tmp_path)
+    assert code == 1 and "startup kit" in err
     (tmp_path / "startup" / "fed_client.json").write_text("{}")
     for command, state in (
         ("pause", Participation.PAUSED),
         ("leave", Participation.LEFT),
         ("join", Participation.TAKING_PART),
     ):
-        code, _, err = fedtar("site", command, cwd=tmp_path)
+        code, _, err = fedtar_here("site", command, cwd=tmp_path)
         assert code == 0, err
         assert participation(tmp_path / "fedtar_state") is state
-    fedtar("site", "pause", "--simulated", "site-1", FEDTAR_HOME=str(tmp_path / "home"))
+    fedtar_here("site", "pause", "--simulated", "site-1", FEDTAR_HOME=str(tmp_path / "home"))
     assert participation(tmp_path / "home" / "state" / "sites" / "site-1") is Participation.PAUSED
-    assert fedtar("site", "pause", "--simulated", "../x", FEDTAR_HOME=str(tmp_path / "home"))[0] == 1
+    assert fedtar_here("site", "pause", "--simulated", "../x", FEDTAR_HOME=str(tmp_path / "home"))[0] == 1
 
 
 def test_ok_replies_need_no_tensor(tmp_path):
-    site = Behind(lambda task, order, weights: (ok(order), None), tmp_path)
-    from fedtar_flare.protocol.messages import TaskHeader, version
-
+    site = Behind(lambda task, header, weights: (ok(header), None), tmp_path)
     reply, params = site("close_round", TaskHeader("fedtar", "run", 1, 2, 2, 2, version(1, 2)), {"x": torch.ones(1)})
     assert reply.status == "ok" and not params

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from federation import LocalFederation, QuadraticSite, pair
 from flare_context import A, B, context, message, read, shareable, task_header
 from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
 from nvflare.app_common.utils.fl_model_utils import FLModelUtils
@@ -12,6 +13,8 @@ from fedtar_flare.errors import ConfigError
 from fedtar_flare.protocol.exchange import euclidean_norm
 from fedtar_flare.protocol.fields import Field
 from fedtar_flare.protocol.messages import ABSTAIN, ERROR, OK, TaskHeader, version
+from fedtar_flare.record.events import Step
+from fedtar_flare.record.log import of_kind, read_events
 from fedtar_flare.site.accountant import epsilon_of
 from fedtar_flare.site.guard import OutboundGuard
 from fedtar_flare.site.privacy import GaussianPrivacy, secure_normals
@@ -188,9 +191,6 @@ def test_bad_settings_fail_when_built(bad, word):
 
 def test_a_site_with_privacy_and_one_without_finish_a_run_together(tmp_path):
     """The controller goes on with a noisy site, and with the other alone once that site's budget is spent."""
-    from federation import LocalFederation, QuadraticSite, pair
-
-    from fedtar_flare.record.log import read_events
 
     def behind_the_filter(site):
         # a budget for three updates of the run's four
@@ -211,9 +211,9 @@ def test_a_site_with_privacy_and_one_without_finish_a_run_together(tmp_path):
     )
     federation.run()
     assert not federation.panics
-    steps = [e for e in read_events(tmp_path / "server" / "fedtar") if e["event"] == "step"]
-    assert [sorted(e["sites"]) for e in steps] == [["a", "b"]] * 3 + [["b"]]
-    assert "budget spent" in steps[-1]["abstained"]["a"]
+    steps = of_kind(read_events(tmp_path / "server" / "fedtar"), Step)
+    assert [sorted(step.sites) for step in steps] == [["a", "b"]] * 3 + [["b"]]
+    assert "budget spent" in steps[-1].abstained["a"]
 
 
 def test_a_run_is_known_by_its_context(tmp_path):

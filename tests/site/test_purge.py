@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from command import fedtar
+from command import fedtar_here
 from PIL import Image
 
 from fedtar_flare.data.timeline import Timeline
@@ -132,10 +132,10 @@ def test_another_simulated_sites_state_is_not_touched(tmp_path):
 
 def test_the_command_shows_first_and_deletes_with_yes(kit):
     before = files(kit)
-    code, out, err = fedtar("site", "purge", "--patient", "P1", "--kit", kit)
+    code, out, err = fedtar_here("site", "purge", "--patient", "P1", "--kit", kit)
     assert code == 0, err
     assert "would delete" in out and "Nothing was touched" in out and "stays: the shared model" in out
     assert "may have been trained with this patient" in out and files(kit) == before
-    code, out, _ = fedtar("site", "purge", "--all", "--yes", "--json", "--kit", kit)
+    code, out, _ = fedtar_here("site", "purge", "--all", "--yes", "--json", "--kit", kit)
     assert code == 0 and json.loads(out)["deleted"] and not list(kit.rglob("*.safetensors"))
-    assert fedtar("site", "purge", "--yes", "--kit", kit)[0] == 2
+    assert fedtar_here("site", "purge", "--yes", "--kit", kit)[0] == 2
