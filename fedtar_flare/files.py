@@ -72,6 +72,27 @@ def read_json(path: Path) -> dict[str, Any]:
     return content
 
 
+def read_yaml(path: Path, what: str) -> dict[str, Any]:
+    """Read a YAML file.
+
+    Args:
+        path: the file.
+        what: it must hold, for the message.
+
+    Raises:
+        ConfigError: it is missing, not readable or no mapping.
+    """
+    import yaml
+
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ConfigError(f"{path}: not readable as YAML ({error})") from error
+    if not isinstance(content, dict):
+        raise ConfigError(f"{path}: must hold {what}")
+    return content
+
+
 def clean(value: Any) -> Any:
     """Numbers that are not finite become None, tuples lists, mapping keys text; anything else passes unchanged."""
     if isinstance(value, Mapping):

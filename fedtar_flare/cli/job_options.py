@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedtar_flare.errors import ConfigError
+from fedtar_flare.files import read_yaml
 
 if TYPE_CHECKING:
     from fedtar_flare.flare.recipe import MethodRecipe
@@ -49,7 +50,9 @@ def recipe_of(arguments: argparse.Namespace, **more: Any) -> MethodRecipe:
 
     recipe: type[MethodRecipe] = load(method(arguments.method).recipe)
     groups = (*GROUPS, *recipe.own_groups)
-    settings = _file(arguments.settings) if arguments.settings else {}
+    settings = (
+        read_yaml(arguments.settings, "'name: value' lines, arguments of the recipe") if arguments.settings else {}
+    )
     for option, name in (
         ("rounds", "num_rounds"),
         ("time_steps", "time_steps"),
@@ -108,15 +111,3 @@ def pairs(texts: Sequence[str], option: str) -> dict[str, Any]:
             except ValueError:
                 continue
     return values
-
-
-def _file(path: Path) -> dict[str, Any]:
-    import yaml
-
-    try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise ConfigError(f"{path}: not readable as YAML ({error})") from error
-    if not isinstance(content, dict):
-        raise ConfigError(f"{path}: must hold 'name: value' lines, arguments of the recipe")
-    return content

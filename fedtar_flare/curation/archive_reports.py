@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
@@ -11,6 +10,7 @@ from pathlib import Path
 
 from fedtar_flare.curation.archive import Index, Study
 from fedtar_flare.data.sources.fields import date_of
+from fedtar_flare.data.sources.tables import own_table
 from fedtar_flare.errors import ConfigError, DataError
 
 KEYS = ("study_instance_uid", "accession_number", "patient_id", "study_date", "report")
@@ -140,25 +140,14 @@ class _Table:
 def _rows(table: Path, columns: set[str]) -> Iterable[tuple[int, dict[str, str]]]:
     """Row numbers and values; ``AccessionNumber``, ``Accession Number`` and ``accession_number`` are one column."""
     known = {key.replace("_", ""): key for key in KEYS}
-    csv.field_size_limit(10_000_000)
-    try:
-        with table.open(encoding="utf-8-sig", newline="") as file:
-            head = file.readline()
-            file.seek(0)
-            reader = csv.DictReader(file, delimiter=max(",;\t", key=head.count))
-            names = {name: known.get(re.sub(r"[^a-z]", "", name.lower()), name) for name in reader.fieldnames or []}
-            columns |= set(names.values())
-            keys = {"study_instance_uid", "accession_number"} & columns or {"patient_id", "study_date"} <= columns
-            if "report" not in columns or not keys:
-                raise ConfigError(
-                    f"{table}: needs the column 'report' and one of 'study_instance_uid', 'accession_number' or "
-                    f"'patient_id' with 'study_date' (there is: {', '.join(names) or 'nothing'})"
-                )
-            for number, row in enumerate(reader, start=2):
-                yield number, {names[k]: (v or "").strip() for k, v in row.items() if isinstance(k, str)}
-    except OSError as error:
-        raise ConfigError(f"{table}: cannot be read ({error.strerror})") from error
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{table}: is not UTF-8; save it as 'CSV UTF-8'") from error
-    except csv.Error as error:
-        raise ConfigError(f"{table}: not readable as CSV ({error})") from error
+    with own_table(table, "the table of reports") as reader:
+        names = {name: known.get(re.sub(r"[^a-z]", "", name.lower()), name) for name in reader.fieldnames or []}
+        columns |= set(names.values())
+        keys = {"study_instance_uid", "accession_number"} & columns or {"patient_id", "study_date"} <= columns
+        if "report" not in columns or not keys:
+            raise ConfigError(
+                f"{table}: needs the column 'report' and one of 'study_instance_uid', 'accession_number' or "
+                f"'patient_id' with 'study_date' (there is: {', '.join(names) or 'nothing'})"
+            )
+        for number, row in enumerate(reader, start=2):
+            yield number, {names[k]: (v or "").strip() for k, v in row.items() if isinstance(k, str)}

@@ -18,7 +18,6 @@ from torch.nn.functional import interpolate
 from fedtar_flare.errors import ConfigError, DataError
 from fedtar_flare.imaging.lungs import lung_range, sample_slices
 from fedtar_flare.imaging.readers.volume import to_int16
-from fedtar_flare.imaging.threads import in_threads
 
 PLANES_AT_ONCE = 6
 """Planes that are shrunk together: few enough to stay in the processor's cache."""
@@ -110,7 +109,7 @@ class HUWindowsd(MapTransform):
         out = dict(data)
         for key in self.key_iterator(out):
             hu = np.ascontiguousarray(to_int16(np.asarray(out[key]))).view(np.uint16)
-            out[key] = np.stack(in_threads(self._channels, hu))
+            out[key] = np.stack([self._channels(plane) for plane in hu])
         return out
 
     def _channels(self, plane: np.ndarray) -> np.ndarray:

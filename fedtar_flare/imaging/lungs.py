@@ -6,8 +6,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedtar_flare.imaging.threads import in_threads, thread_count
-
 BODY_HU = -400
 """Below: air and lung. Above: the body."""
 COARSE_MM = 3.0
@@ -35,8 +33,7 @@ def lung_range(hu: np.ndarray, spacing_mm: tuple[float, float, float]) -> tuple[
         spacing_mm: along z, y, x.
     """
     steps = [max(1, round(COARSE_MM / step)) for step in spacing_mm[1:]]
-    parts = np.array_split(hu[:, :: steps[0], :: steps[1]], min(len(hu), thread_count()))
-    voxels = np.concatenate(in_threads(_enclosed_air, parts))
+    voxels = _enclosed_air(hu[:, :: steps[0], :: steps[1]])
     area = voxels * (steps[0] * spacing_mm[1] * steps[1] * spacing_mm[2] / 100)
     whole = 0, len(hu) - 1
     if area.max() < MIN_AREA_CM2:

@@ -20,13 +20,14 @@ from queue import Empty, Queue
 from typing import IO, Any
 
 from fedtar_flare.errors import ConfigError, DataError, FedTARError
-from fedtar_flare.imaging.threads import processors
 from fedtar_flare.imaging.worker import task
 
 ALONE_SECONDS = 5.0
 """Work is begun in this process; a worker needs seconds to start, so that none is started for less than this."""
 WORTH_SECONDS = 20.0
 """Estimated rest from which workers are started."""
+MOST = 4
+"""Workers that are started unless more are asked for: each holds one volume in memory."""
 PACKAGES = Path(__file__).resolve().parents[2]
 COMMAND = ["-P", "-W", "ignore", "-m", "fedtar_flare.imaging.worker"]
 Outcome = Any
@@ -43,7 +44,8 @@ def worker_count(asked: int | None = None) -> int:
         if asked < 1:
             raise ConfigError(f"workers must be at least 1, not {asked}")
         return asked
-    return processors()
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(MOST, usable)
 
 
 def each(name: str, items: Sequence[dict[str, Any]], workers: int) -> Iterator[tuple[int, Outcome]]:

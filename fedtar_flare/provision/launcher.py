@@ -44,7 +44,7 @@ class SupervisedHandle(JobHandleSpec):
         self._launch, self._max_restarts, self._window = launch, max_restarts, window
         self._say, self._clock = say, clock
         self._lock = threading.Lock()
-        self._stopped = self._gave_up = False
+        self._stopped = False
         self._restarts: deque[float] = deque()
         self._handle = launch()
 

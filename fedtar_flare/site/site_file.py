@@ -8,11 +8,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
-import yaml
 from pydantic import Field
 
 from fedtar_flare.data.sources import READERS
 from fedtar_flare.errors import ConfigError
+from fedtar_flare.files import read_yaml
 from fedtar_flare.settings import Settings, build, check_names, nearest
 from fedtar_flare.site.place import home
 
@@ -126,12 +126,7 @@ def read_site_file(place: Path, simulated: bool = False) -> SiteConfig:
     Raises:
         ConfigError: names the file, the key and the nearest known one, or the value and what is allowed.
     """
-    try:
-        content = yaml.safe_load(place.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise ConfigError(f"{place}: not readable as YAML ({error})") from error
-    if not isinstance(content, dict):
-        raise ConfigError(f"{place}: must hold 'key: value' lines, at least 'source: ...'")
+    content = read_yaml(place, "'key: value' lines, at least 'source: ...'")
     check_names(content, [name for name in SiteConfig.model_fields if name not in ("origin", "simulated")], str(place))
     content = {key: value for key, value in content.items() if value is not None}
     for key in ("path", "cache_dir", "state_dir", "exclude"):

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -93,10 +92,6 @@ class SiteState:
     def remove(self, name: str) -> None:
         """Delete ``<name>.safetensors`` if it is there."""
         (self.folder / f"{name}.safetensors").unlink(missing_ok=True)
-
-    def discard(self) -> None:
-        """Delete everything of this site in this run."""
-        shutil.rmtree(self.folder, ignore_errors=True)
 
     def _prune(self, current: str, keep: str) -> None:
         """Keep the last two versions of the running round and the last one of each of ``keep_rounds`` rounds before."""

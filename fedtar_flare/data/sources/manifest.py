@@ -19,7 +19,6 @@ from __future__ import annotations
 import csv
 import difflib
 import logging
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import date, datetime
 from pathlib import Path
@@ -28,7 +27,9 @@ from typing import Any
 from fedtar_flare.data.cohort import Modality, Visit
 from fedtar_flare.data.sources.fields import PICTURES, age_at, age_of, date_of, sex_of
 from fedtar_flare.data.sources.reading import Reading, Rules, check_options, read_text
+from fedtar_flare.data.sources.tables import own_table
 from fedtar_flare.errors import ConfigError, DataError
+from fedtar_flare.files import SHARED, replacing
 
 logger = logging.getLogger(__name__)
 OPTIONS = ("modality",)
@@ -88,12 +89,10 @@ def write_rows(table: Path, rows: Sequence[Mapping[str, object]]) -> None:
         table: its folder is there.
         rows: at least one, with the columns that :func:`read_manifest` reads.
     """
-    temporary = table.with_name(f".{table.name}.{os.getpid()}")
-    with temporary.open("w", encoding="utf-8", newline="") as file:
+    with replacing(table, SHARED) as temporary, temporary.open("w", encoding="utf-8", newline="") as file:
         writer = csv.DictWriter(file, list(rows[0]))
         writer.writeheader()
         writer.writerows(rows)
-    temporary.replace(table)
 
 
 def _visit(row: Row, number: int, image: Path, modality: Modality, folder: Path, where: str) -> Visit:
@@ -145,21 +144,11 @@ def _rows(table: Path) -> Iterator[tuple[int, Row]]:
     if table.suffix.lower() in (".parquet", ".pq"):
         yield from _parquet_rows(table)
         return
-    try:
-        with table.open(encoding="utf-8-sig", newline="") as file:
-            head = file.readline()
-            file.seek(0)
-            reader = csv.DictReader(file, delimiter=max(",;\t", key=head.count))
-            _check_columns([name.strip() for name in reader.fieldnames or []], table)
-            for number, row in enumerate(reader, start=2):
-                if any(isinstance(value, str) and value.strip() for value in row.values()):
-                    yield number, {k.strip(): (v or "").strip() for k, v in row.items() if isinstance(k, str)}
-    except OSError as error:
-        raise ConfigError(f"{table}: the manifest cannot be read ({error.strerror})") from error
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{table}: the manifest is not UTF-8; save it as 'CSV UTF-8'") from error
-    except csv.Error as error:
-        raise ConfigError(f"{table}: the manifest is not readable as CSV ({error})") from error
+    with own_table(table, "the manifest") as reader:
+        _check_columns([name.strip() for name in reader.fieldnames or []], table)
+        for number, row in enumerate(reader, start=2):
+            if any(isinstance(value, str) and value.strip() for value in row.values()):
+                yield number, {k.strip(): (v or "").strip() for k, v in row.items() if isinstance(k, str)}
 
 
 def _parquet_rows(table: Path) -> Iterator[tuple[int, Row]]:

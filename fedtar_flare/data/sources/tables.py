@@ -1,4 +1,4 @@
-"""CSV tables of public collections, plain or gzipped."""
+"""CSV tables: those of public collections, plain or gzipped, and a hospital's own."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import csv
 import gzip
 import io
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from fedtar_flare.errors import ConfigError
@@ -52,3 +53,28 @@ def find_table(folder: Path, patterns: Sequence[str], what: str) -> Path:
         if files := sorted(folder.glob(pattern)):
             return files[0]
     raise ConfigError(f"{folder}: {what} is not there (looked for {', '.join(patterns)})")
+
+
+@contextmanager
+def own_table(table: Path, what: str) -> Iterator[csv.DictReader[str]]:
+    """A hospital's own CSV table, divided by commas, semicolons or tabs, whichever its first line has most of.
+
+    Args:
+        table: the file, UTF-8.
+        what: it is, for messages.
+
+    Raises:
+        ConfigError: it cannot be read.
+    """
+    csv.field_size_limit(10_000_000)  # a report is one field
+    try:
+        with table.open(encoding="utf-8-sig", newline="") as file:
+            head = file.readline()
+            file.seek(0)
+            yield csv.DictReader(file, delimiter=max(",;\t", key=head.count))
+    except OSError as error:
+        raise ConfigError(f"{table}: {what} cannot be read ({error.strerror})") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{table}: {what} is not UTF-8; save it as 'CSV UTF-8'") from error
+    except csv.Error as error:
+        raise ConfigError(f"{table}: {what} is not readable as CSV ({error})") from error
