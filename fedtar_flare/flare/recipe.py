@@ -86,7 +86,8 @@ class MethodRecipe(Recipe):
     ):
         if unknown := sorted(set(groups) - set(self.own_groups)):
             raise ConfigError(f"{unknown[0]}: method '{self.contract.method}' has no such group of settings")
-        given = {"server": server, "lora": lora, "training": training, "data": data, **groups}
+        given = {"server": server, "lora": lora, "training": training, "data": data}
+        given |= {group: groups.get(group) for group in self.own_groups}
         settings = self._with_preset(preset, given)
         defaults = self.presets.get(preset, {})
         rounds = num_rounds if num_rounds is not None else defaults.get("num_rounds", 3)
