@@ -8,6 +8,7 @@ import pytest
 import torch
 from federation import NAMES, LocalFederation, QuadraticSite, pair
 
+from fedtar_flare import tensor_file
 from fedtar_flare.errors import ConfigError
 from fedtar_flare.fedtar.controller import TemporalResidualController
 from fedtar_flare.fedtar.events import EVENTS
@@ -20,7 +21,6 @@ from fedtar_flare.protocol.messages import ABSTAIN, ERROR, Reply
 from fedtar_flare.protocol.tasks import CLOSE_ROUND, HANDSHAKE, TRAIN
 from fedtar_flare.record.events import SHARED
 from fedtar_flare.record.log import read_events
-from fedtar_flare.site import state as site_state
 
 T = 3
 
@@ -181,7 +181,7 @@ DEATHS = {
     "before the outer step": (TemporalResidualController, "_outer_step", 2, False),
     "during the outer step": (OuterOptimizer, "step", 2, True),
     "before a checkpoint": (CheckpointFolder, "save", 2, False),
-    "while a checkpoint is written": (site_state, "save_file", 2, True),
+    "while a checkpoint is written": (tensor_file, "save_file", 2, True),
     "after a checkpoint": (CheckpointFolder, "save", 2, True),
 }
 
@@ -205,7 +205,7 @@ def test_a_run_whose_server_dies_anywhere_is_resumed_to_the_same_end(tmp_path, d
 
 def test_a_full_disk_stops_the_run_with_the_reason_and_keeps_the_last_checkpoint(tmp_path, monkeypatch):
     controller = federation(tmp_path, num_rounds=3)
-    original, calls = site_state.save_file, []
+    original, calls = tensor_file.save_file, []
 
     def full(*args, **kwargs):
         calls.append(1)
@@ -213,7 +213,7 @@ def test_a_full_disk_stops_the_run_with_the_reason_and_keeps_the_last_checkpoint
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         return original(*args, **kwargs)
 
-    monkeypatch.setattr(site_state, "save_file", full)
+    monkeypatch.setattr(tensor_file, "save_file", full)
     end = run(controller)["end"][0]
     assert end.status == "failed" and "No space left" in end.reason and "resume" in end.reason
     assert "No space left" in controller.panics[0]
