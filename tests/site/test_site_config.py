@@ -183,16 +183,15 @@ def test_the_synthetic_cohort_gets_the_sites_options(monkeypatch, tmp_path):
 def test_periods_reach_the_synthetic_cohort(tmp_path):
     from datetime import datetime
 
-    bounds = [datetime(2030, 1, 10), datetime(2030, 4, 1)]
+    bounds = (datetime(2030, 1, 10), datetime(2030, 4, 1))
     config = SiteConfig(source="synthetic", simulated=True, options={"full_course": 1})
-    made = cohort(config, tmp_path, time_steps=3, alignment="period", periods=bounds, synthetic_patients=3)
+    made = cohort(config, tmp_path, timeline=Timeline(3, "period", bounds), synthetic_patients=3)
     samples = [s for split in ("train", "validation", "test") for s in made.samples(split)]
     assert [sum(c) for c in zip(*made.counts().values(), strict=True)] == [3, 3, 3]
     assert all(s.time_step == 1 + sum(s.visit.acquired >= b for b in bounds) for s in samples)
-    default = cohort(config, tmp_path, time_steps=3, alignment="period", synthetic_patients=3)
-    assert {v.acquired for p in default.patients for v in p.visits}.isdisjoint(s.visit.acquired for s in samples)
-    with pytest.raises(ConfigError, match="2 rising dates"):
-        cohort(config, tmp_path, time_steps=3, alignment="period", periods=bounds[:1])
+    later = tuple(bound.replace(year=2031) for bound in bounds)
+    other = cohort(config, tmp_path, timeline=Timeline(3, "period", later), synthetic_patients=3)
+    assert {v.acquired for p in other.patients for v in p.visits}.isdisjoint(s.visit.acquired for s in samples)
 
 
 def test_the_key_is_secret_kept_and_checked(tmp_path):
