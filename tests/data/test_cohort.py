@@ -119,6 +119,7 @@ def test_periods_are_half_open_calendar_bins(days):
         {"alignment": "month"},
         {"prior": "image"},
         {"alignment": "period"},
+        {"alignment": "period", "periods": [DAY]},
         {"alignment": "period", "periods": [DAY, DAY]},
         {"alignment": "period", "periods": [DAY + timedelta(1), DAY]},
     ],

@@ -165,9 +165,9 @@ def packed(change=lambda archive: None, prefix="", only_zip=True, cut: slice | N
 
 
 def bomb(archive):
-    """A member that unpacks to 300 MB of zeros is not unpacked: it does not begin like DICOM."""
+    """A member that unpacks to 100 MB of zeros is not unpacked: it does not begin like DICOM."""
     with archive.open("zeros.dcm", "w") as member:
-        for _ in range(300):
+        for _ in range(100):
             member.write(bytes(1 << 20))
 
 

@@ -308,7 +308,7 @@ def as_scaled_nifti(folder, hu):
 
 @pytest.mark.parametrize("write", [as_dicom, as_rle, as_scaled_nifti])
 def test_a_volume_is_held_in_memory_once(tmp_path, write):
-    path = write(tmp_path / "s", chest(40, (160, 160)))
+    path = write(tmp_path / "s", chest(40, (96, 96)))
     read_ct(path)  # what is imported once
     tracemalloc.start()
     volume = read_ct(path)

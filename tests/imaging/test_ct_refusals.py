@@ -239,6 +239,22 @@ def test_rules_are_checked(field, value):
         CTRules(**{field: value})
 
 
+@pytest.fixture(scope="module")
+def good_series(tmp_path_factory):
+    """Makes new folders with the files of :func:`write_series`, which are built once."""
+    made = tmp_path_factory.mktemp("made")
+    write_series(made)
+    files = {file.name: file.read_bytes() for file in made.iterdir()}
+
+    def make():
+        folder = tmp_path_factory.mktemp("good")
+        for name, content in files.items():
+            (folder / name).write_bytes(content)
+        return folder
+
+    return make
+
+
 KEYWORDS = ["ImagePositionPatient", "ImageOrientationPatient", "PixelSpacing", "RescaleSlope", "RescaleIntercept"]
 
 
@@ -250,11 +266,9 @@ KEYWORDS = ["ImagePositionPatient", "ImageOrientationPatient", "PixelSpacing", "
     st.integers(0, 11),
     st.booleans(),
 )
-def test_whatever_stands_in_a_header_it_is_read_or_refused(tmp_path_factory, keyword, value, at, everywhere):
+def test_whatever_stands_in_a_header_it_is_read_or_refused(good_series, keyword, value, at, everywhere):
     """Broken bytes in the geometry or rescale of one slice or of all: a whole volume or a reason, never a crash."""
-    folder = tmp_path_factory.mktemp("fuzz")
-    hu = chest()
-    write_series(folder, hu)
+    folder, hu = good_series(), chest()
     for file in sorted(folder.iterdir())[: 12 if everywhere else 1]:
         content = bytearray(file.read_bytes())
         tag = int(slice_dataset(hu[0], 0).data_element(keyword).tag)
@@ -274,9 +288,8 @@ def test_whatever_stands_in_a_header_it_is_read_or_refused(tmp_path_factory, key
 @pytest.mark.filterwarnings("ignore")
 @settings(max_examples=80, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 950), st.integers(0, 255)), min_size=1, max_size=4))
-def test_flipped_bytes_are_read_or_refused(tmp_path_factory, flips):
-    folder = tmp_path_factory.mktemp("flips")
-    write_series(folder)
+def test_flipped_bytes_are_read_or_refused(good_series, flips):
+    folder = good_series()
     file = sorted(folder.iterdir())[3]
     content = bytearray(file.read_bytes())
     for at, value in flips:

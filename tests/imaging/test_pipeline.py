@@ -190,8 +190,8 @@ def _prepare(args):
 
 @pytest.mark.slow
 def test_processes_that_prepare_at_once_agree(study, tmp_path):
-    with ProcessPoolExecutor(3, mp_context=get_context("spawn")) as pool:
-        sums = set(pool.map(_prepare, [(study, tmp_path / "cache")] * 6))
+    with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as pool:
+        sums = set(pool.map(_prepare, [(study, tmp_path / "cache")] * 4))
     assert len(sums) == 1 and len(entries(tmp_path / "cache")) == 1
 
 

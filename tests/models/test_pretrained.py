@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import subprocess
@@ -179,26 +180,25 @@ def test_a_checkpoint_of_another_family_and_an_empty_folder_are_refused(paper, c
         build_tokenizer(paper.replace(decoder_name=str(tmp_path)))
 
 
-@pytest.mark.parametrize("what", ["encoder", "decoder", "timm"])
-def test_without_a_network_the_error_names_both_ways_out(what, cvt_folder, gpt2_folder, tmp_path):
-    overrides = {"encoder_name": str(cvt_folder), "decoder_name": str(gpt2_folder), "max_length": 48}
-    if what == "timm":
-        overrides |= {"encoder": "timm", "encoder_name": "vit_tiny_patch16_224"}
-    else:
-        del overrides[f"{what}_name"]
-    code = (
+def test_without_a_network_the_error_names_both_ways_out(cvt_folder, gpt2_folder, tmp_path):
+    encoder, decoder = {"encoder_name": str(cvt_folder)}, {"decoder_name": str(gpt2_folder)}
+    cvt, gpt, vit = "microsoft/cvt-21-384-22k", "distilgpt2", "vit_tiny_patch16_224"
+    cases = [  # settings, the name that is no local folder, its repository, the setting that cures
+        (decoder, cvt, cvt, "encoder_name"),
+        (encoder, gpt, gpt, "decoder_name"),
+        ({**decoder, "encoder": "timm", "encoder_name": vit}, vit, f"timm/{vit}.", "encoder_name"),
+    ]
+    code = (  # the libraries read the environment when they are imported
         "from fedtar_flare.errors import ConfigError\n"
         "from fedtar_flare.models.build import build_model\n"
         "from fedtar_flare.models.config import preset\n"
-        f"try:\n    build_model(preset('paper', **{overrides!r}))\n"
-        "except ConfigError as error:\n    print(error)\n"
+        f"for overrides in {[overrides for overrides, *_ in cases]!r}:\n"
+        "    try:\n        build_model(preset('paper', max_length=48, **overrides))\n"
+        "    except ConfigError as error:\n        print(repr(str(error)))\n"
     )
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path)}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
-    name = {"encoder": "microsoft/cvt-21-384-22k", "decoder": "distilgpt2", "timm": "vit_tiny_patch16_224"}[what]
-    assert f"'{name}' is not a local folder" in done.stdout
-    repository = "timm/vit_tiny_patch16_224." if what == "timm" else name
-    assert (
-        f"hf download {repository}" in done.stdout
-        and f"set {'decoder' if what == 'decoder' else 'encoder'}_name" in done.stdout
-    )
+    errors = [ast.literal_eval(line) for line in done.stdout.splitlines()]
+    for (_, name, repository, setting), said in zip(cases, errors, strict=True):
+        assert f"'{name}' is not a local folder" in said
+        assert f"hf download {repository}" in said and f"set {setting}" in said

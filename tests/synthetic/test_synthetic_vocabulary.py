@@ -14,7 +14,7 @@ WORDINGS = [*(wording for style in STYLES for wording in style), GENERIC]
 STATES = st.builds(State, st.integers(1, 3), st.sampled_from(["first", "new", "larger", "smaller", "stable"]))
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=250, deadline=None)
 @given(
     wording=st.sampled_from(WORDINGS),
     findings=st.dictionaries(st.sampled_from(FINDINGS), STATES),
@@ -29,7 +29,7 @@ def test_reads_the_truth_back_in_every_style(wording, findings, gone, follow_up,
     assert findings_in(report.lower()) == findings.keys()
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(st.integers(0, 10**9))
 def test_reads_the_truth_back_in_the_corpus(seed):
     report, findings = corpus_report(stream("test", seed))
