@@ -142,7 +142,7 @@ def test_a_resumed_run_needs_the_site_s_adapter(tmp_path):
     assert reply.status == "ok"  # scored with what was trained before
     assert reply.payload["scores"] == site.close(w, 1, evaluate=True)[0].payload["scores"]
     reply, _ = site.run("handshake", site.header("lost", 0, 0, after=after, member=True), w)
-    assert reply.status == "error" and reply.reason == "no-site-state"
+    assert reply.status == "error" and "no-site-state" in reply.reason
 
 
 def test_the_guard_lets_no_update_of_local_training_leave(tmp_path):
