@@ -155,7 +155,7 @@ def shared_parameters(peft_model: PeftModel, adapter: str = DEFAULT_ADAPTER) -> 
         for name, parameter in peft_model.named_parameters()
         if (match := _FACTOR.fullmatch(name)) and match[2] == adapter
     }
-    for name in getattr(peft_model, _EXTRA)[adapter]:
+    for name in getattr(peft_model, _EXTRA, {}).get(adapter, ()):  # PEFT itself loads factors alone
         parameters[name] = _extra_parameter(peft_model, name)
     return dict(sorted(parameters.items()))
 
