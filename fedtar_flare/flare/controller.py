@@ -281,7 +281,7 @@ class MethodController(TaskController):
             if not asked and (member or self._members):
                 continue
             needed = least if len(asked) == len(sites) else 0
-            limit = self.handshake_time_limit
+            limit = self.handshake_time_limit if before is None else self.step_time_limit  # the others wait meanwhile
             more = self.ask(HANDSHAKE, replace(header, member=member), w, asked, accept, limit, needed)
             answers.add(more)
         if answers.heard < least:
@@ -293,7 +293,7 @@ class MethodController(TaskController):
         waiting = [s for s in self.live_sites() if s not in {*self.sites, *self._silent, *self.results.turned_away}]
         if r == self.first_round or not waiting:
             return
-        answers = self._greet(waiting, w, "", {}, before=r)
+        answers = self._greet(waiting, w, "", {}, evaluate=False, before=r)
         agree(answers, 0, self.agreement)
         for site in sorted(answers.replies):
             self._counts[site] = answers.replies[site].payload["counts"]
