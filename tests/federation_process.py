@@ -126,7 +126,7 @@ class Federation:
             (self.folder / "clock").mkdir(exist_ok=True)
             (self.folder / "clock" / "sitecustomize.py").write_text(CLOCK)
             environment = environment | {
-                "PYTHONPATH": str(self.folder / "clock"),
+                "PYTHONPATH": os.pathsep.join([str(self.folder / "clock"), os.environ.get("PYTHONPATH", "")]),
                 "FEDTAR_TEST_CLOCK": str(clock_ahead_s),
             }
         before = {name: self.registrations(name) for name in names}
