@@ -6,8 +6,8 @@ import csv
 
 import numpy as np
 import pytest
+from hospital_site import HospitalSite
 from PIL import Image
-from test_executor import HospitalSite
 
 MARK = "Mustermann-4711"
 HEAD = ("patient_id", "study_datetime", "image", "report", "age", "sex")
