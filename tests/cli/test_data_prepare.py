@@ -35,7 +35,7 @@ def opened_by_a_job(sites):
         name="hospital", workspace=sites, simulated=True, state_root=lambda configured: sites / "state"
     )
     header = TaskHeader("fedtar", "20260101-000000-aaaa", round=0, step=0, rounds=1, time_steps=2, after="0000-00")
-    return PatientAdaptiveExecutor(preset="tiny", model={"slices": 1})._open(header, site)[1]
+    return PatientAdaptiveExecutor(preset="tiny", model={"slices": 1})._open("handshake", header, site)[1]
 
 
 def prepare(sites, capsys, *more):
