@@ -1,1 +1,1 @@
-"""Patients and visits of one site, how their images and reports are read, and how they become model input."""
+"""Patients and visits of one site, and how their images and reports are read."""

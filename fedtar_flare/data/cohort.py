@@ -1,7 +1,7 @@
 """Patients, visits and the cohort of one site.
 
-Physical time orders everything: visits by acquisition date, never by an identifier. A patient with fewer than T
-visits, a site without anybody at some step, and irregular gaps are normal, never an error.
+Physical time orders everything: visits are sorted by acquisition date, never by an identifier. A patient with fewer
+than T visits, a step without anybody at a site, and irregular gaps are normal, never an error.
 """
 
 from __future__ import annotations
@@ -26,29 +26,19 @@ MAX_AGE = 130.0
 
 @dataclass(frozen=True, slots=True)
 class Visit:
-    """One study of one patient.
+    """One study of one patient; patient and visit ids are the site's own and never leave it.
 
-    Args:
-        patient_id, visit_id: the site's own; they never leave it.
-        acquired: acquisition date and time; one with a time zone is kept in UTC, without the zone, so that all compare.
-        image: DICOM folder, file or zip, NIfTI, PNG, JPEG or DICOM radiograph.
-        report: the report's text.
-        modality: ``ct`` or ``radiograph``.
-        age: years at this visit, None when unknown.
-        findings: the known truth (synthetic cohort), else None.
-
-    Raises:
-        DataError: ``empty-report``, ``age-out-of-range`` or ``no-date``.
+    Raises :class:`DataError` ``no-date``, ``empty-report``, ``unknown-modality`` or ``age-out-of-range``.
     """
 
     patient_id: str
     visit_id: str
-    acquired: datetime
-    image: Path
+    acquired: datetime  # a time with a zone is converted to UTC without one, so that all compare
+    image: Path  # DICOM folder, file or zip, NIfTI, PNG, JPEG or DICOM radiograph
     report: str
     modality: Modality
-    age: float | None = None
-    findings: frozenset[str] | None = None
+    age: float | None = None  # years at this visit
+    findings: frozenset[str] | None = None  # the known truth of a synthetic cohort
 
     def __post_init__(self) -> None:
         where = f"patient {self.patient_id}, visit {self.visit_id}"
@@ -70,24 +60,16 @@ class Visit:
 
 @dataclass(frozen=True, slots=True)
 class Patient:
-    """A patient with visits in the order of their acquisition.
+    """A patient with visits in order of acquisition; ties are broken by the report's text, then the image's path.
 
-    Visits at the same moment have no order in time: theirs follows the text of the report, then the image's path.
-
-    Args:
-        patient_id: the site's own.
-        sex: ``F``, ``M`` or None (unknown or other).
-        visits: those that can be used, in any order.
-        unreadable: visits whose image cannot be read. Nothing is learned from them, but they keep their place in time.
-
-    Raises:
-        DataError: ``no-visit``, ``duplicate-visit`` (same moment and same image), or ``mixed-patients``.
+    Raises :class:`DataError` ``no-visit``, ``unknown-sex``, ``mixed-patients`` or ``duplicate-visit`` (same moment and
+    image).
     """
 
     patient_id: str
-    sex: Sex | None
-    visits: tuple[Visit, ...]
-    unreadable: tuple[Visit, ...] = ()
+    sex: Sex | None  # None: unknown or other
+    visits: tuple[Visit, ...]  # sorted here
+    unreadable: tuple[Visit, ...] = ()  # no readable image: not learned from, but they keep their place in time
 
     def __post_init__(self) -> None:
         if not self.visits:
@@ -111,41 +93,28 @@ class Patient:
 
 
 def order_in_time(visit: Visit) -> tuple[datetime, str, str]:
-    """What a patient's visits are sorted by."""
+    """The sort key of a patient's visits."""
     return visit.acquired, visit.report, str(visit.image)
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """What the model learns from: a visit, the one before it where asked for, and its place in time.
-
-    Args:
-        visit: the visit.
-        prior: the patient's last visit before it whose image can be read; None for a first visit or with
-            ``prior="none"``.
-        sex: the patient's.
-        time_step: t in 1..T.
-        split: of the patient.
-        prepared: file with the model input of the visit; None before :func:`.imaging.pipeline.prepare_cohort`.
-    """
+    """What the model learns from: a visit, the one before it where asked for, and its place in time."""
 
     visit: Visit
-    prior: Visit | None
+    prior: Visit | None  # the last earlier visit with a readable image; None for a first one or ``prior="none"``
     sex: Sex | None
-    time_step: int
+    time_step: int  # 1..T
     split: Split
-    prepared: Path | None = None
+    prepared: Path | None = None  # its model input, once :func:`.imaging.pipeline.prepare_cohort` has run
 
 
 class Cohort:
     """All patients of one site, split by patient and aligned to time steps.
 
     Args:
-        site: its name.
-        patients: no id twice.
         key: secret bytes of the site for the keyed hashes.
-        timeline: how visits become time steps.
-        rejected: reason to number of studies that were left out when the data was read.
+        rejected: reason to number of studies left out when the data was read.
         prepared: visit to the file with its model input (see :func:`.imaging.pipeline.prepare_cohort`).
 
     Raises:
@@ -175,7 +144,7 @@ class Cohort:
         self.timeline = timeline
         self.rejected = dict(rejected or {})
         self.modality: Modality = modalities.pop()
-        # ordered by keyed hash: the same whatever order the source gives, and blind to the identifier
+        # ordered by keyed hash: independent of the source's order and blind to the identifier
         order = {p.patient_id: hmac.digest(key, b"order:" + p.patient_id.encode(), "sha256") for p in patients}
         self.patients: tuple[Patient, ...] = tuple(sorted(patients, key=lambda p: order[p.patient_id]))
         self._samples = [sample for patient in self.patients for sample in self._samples_of(patient, prepared or {})]
@@ -195,11 +164,11 @@ class Cohort:
 
     @property
     def visits(self) -> list[Visit]:
-        """All visits that can be used, patient by patient."""
+        """All usable visits, patient by patient."""
         return [visit for patient in self.patients for visit in patient.visits]
 
     def samples(self, split: Split, time_step: int | None = None) -> list[Sample]:
-        """Samples of one split (and one step), by patient in hash order, then by date; the same in every process."""
+        """Samples of one split (and step) by patient in hash order, then by date: the same in every process."""
         return [s for s in self._samples if s.split == split and time_step in (None, s.time_step)]
 
     def leaving_out(
@@ -207,15 +176,9 @@ class Cohort:
     ) -> Cohort:
         """The cohort without the visits for which ``reason_of`` gives a reason; they are counted in ``rejected``.
 
-        A visit that is left out keeps its place in time, so that a study which becomes unreadable during a run moves
-        none of the patient's later visits to another step. The prior of the next visit is the last one that is left.
-
-        Args:
-            reason_of: why a visit is left out; None: it stays.
-            prepared: of the visits that stay, see the class.
-
-        Raises:
-            DataError: ``no-patient`` when nobody is left.
+        A visit left out keeps its place in time, so that a study which becomes unreadable during a run does not move
+        the patient's later visits to another step. The next visit's prior is the last one remaining. Raises
+        :class:`DataError` ``no-patient`` when nobody is left.
         """
         rejected = Counter(self.rejected)
         patients = []

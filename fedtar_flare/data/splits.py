@@ -1,7 +1,7 @@
-"""Keyed hashes of a patient's identifier: which split it is in, and its coordinate in the demographic profile.
+"""Keyed hashes of a patient's identifier: its split, and its coordinate in the demographic profile.
 
-Plain hashes of identifiers can be inverted by trying identifiers; HMAC-SHA-256 with a key that stays at the site
-cannot. A patient's split depends on the identifier and the key alone, so a new visit never moves a patient.
+Plain hashes can be inverted by trying identifiers; HMAC-SHA-256 with a key that stays at the site cannot. A split
+depends on identifier and key alone, so a new visit never moves a patient.
 """
 
 from __future__ import annotations
@@ -18,10 +18,9 @@ FRACTIONS = (0.7, 0.1, 0.2)
 
 
 def keyed_unit(text: str, key: bytes) -> float:
-    """HMAC-SHA-256 of a text as a number in [0, 1), uniform, with 53 bits.
+    """HMAC-SHA-256 of a text as a uniform number in [0, 1) with 53 bits.
 
-    Raises:
-        ConfigError: when the key is shorter than 16 bytes.
+    Raises :class:`ConfigError` for a key shorter than 16 bytes.
     """
     if len(key) < 16:
         raise ConfigError("the site's hash key must have at least 16 bytes")
@@ -29,13 +28,7 @@ def keyed_unit(text: str, key: bytes) -> float:
 
 
 def split_of(patient_id: str, key: bytes, fractions: tuple[float, float, float] = FRACTIONS) -> Split:
-    """The split of a patient.
-
-    Args:
-        patient_id: the site's own identifier.
-        key: the site's secret.
-        fractions: of train, validation and test; they sum to one.
-    """
+    """The split of a patient; ``fractions`` of train, validation and test sum to one."""
     if min(fractions) < 0 or abs(sum(fractions) - 1) > 1e-9:
         raise ConfigError(f"fractions {fractions} must be non-negative and sum to one")
     place = keyed_unit(f"split:{patient_id}", key)
@@ -50,5 +43,5 @@ def identity_hash(patient_id: str, key: bytes) -> float:
 
 
 def key_check(key: bytes) -> str:
-    """A short value that tells whether a key is the one meant, and gives nothing of it away."""
+    """A short value that tells whether a key is the right one and reveals nothing of it."""
     return hmac.digest(key, b"fedtar key check", "sha256")[:8].hex()

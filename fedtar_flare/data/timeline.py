@@ -17,14 +17,12 @@ class Timeline:
     """The time steps 1 to T of a run.
 
     Args:
-        time_steps: T.
-        alignment: ``visit``: a patient's t-th visit by date, visits beyond T belong to step T; ``period``: by the
-            calendar bins that ``periods`` bound.
-        periods: T - 1 rising dates between the bins, for ``period``; a date belongs to the bin that it begins.
-        prior: ``none`` or ``report``: whether a sample knows the patient's visit before.
+        alignment: ``visit``: a patient's t-th visit by date, and all beyond T in step T; ``period``: by calendar bins.
+        periods: T - 1 rising dates between the bins, for ``period``; each date belongs to the bin it begins.
+        prior: ``none`` or ``report``: whether a sample includes the patient's previous visit.
 
     Raises:
-        ConfigError: names the field and what is allowed.
+        ConfigError: names the field and the allowed values.
     """
 
     time_steps: int
@@ -48,12 +46,7 @@ class Timeline:
             )
 
     def step_of(self, place: int, acquired: datetime) -> int:
-        """Time step (1 to T) of a patient's visit.
-
-        Args:
-            place: how many visits of the patient came before it.
-            acquired: its date, for ``period``.
-        """
+        """Time step (1 to T) of a patient's visit that has ``place`` visits before it."""
         if self.alignment == "period":
             return bisect_right(self.periods, acquired) + 1
         return min(place + 1, self.time_steps)

@@ -1,7 +1,7 @@
 """Augmentation of model input by MONAI's transforms: small shifts and turns, brightness, contrast and noise.
 
-Off unless a training loop calls it. Two studies are told apart by where things lie and how bright they are, so the
-defaults stay small, and nothing is mirrored: left and right mean something in a report.
+Off unless a training loop calls it. The defaults are small, since studies differ in where things lie and how bright
+they are, and nothing is mirrored, since a report tells left from right.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _ONE_AT_A_TIME = threading.Lock()  # MONAI's transforms keep their random state 
 
 
 class AugmentConfig(Settings):
-    """How far images are changed; each change happens with probability ``probability``, on its own."""
+    """How far images are changed; each change happens independently, with probability ``probability``."""
 
     rotation_deg: float = Field(5.0, ge=0, le=45, description="largest turn in plane")
     shift: float = Field(0.04, ge=0, le=0.5, description="largest shift in plane, as a share of the side")
@@ -37,18 +37,10 @@ class AugmentConfig(Settings):
 
 
 def augment(images: np.ndarray, seed: int, config: AugmentConfig | None = None) -> np.ndarray:
-    """A changed copy of one study's model input; all its slices and channels are moved alike.
+    """A changed copy of one study's model input, uint8 (S, 3, H, W); all its slices and channels move alike.
 
-    Args:
-        images: uint8 (S, 3, H, W), as :func:`fedtar_flare.imaging.pipeline.prepare` gives them.
-        seed: decides everything random: the same seed gives the same picture, in every process.
-        config: how far.
-
-    Returns:
-        uint8 of the same shape; ``images`` is left as it is.
-
-    Raises:
-        DataError: ``not-model-input`` for another type or shape.
+    ``seed`` decides everything random: the same seed gives the same picture in every process. Raises :class:`DataError`
+    ``not-model-input`` for another type or shape.
     """
     if images.dtype != np.uint8 or images.ndim != 4:
         text = f"model input is uint8 (S, 3, H, W), not {images.dtype} {images.shape}"

@@ -14,28 +14,20 @@ from fedtar_flare.imaging.cache import Prepared
 
 @dataclass
 class ImageBatch:
-    """Images of B visits.
+    """Images of B visits."""
 
-    Args:
-        images: uint8 (B, S, 3, H, W), as prepared; the encoder normalises them.
-        position_mm: float32 (B, S), position of each slice along the body's axis in millimetres.
-        slice_mask: bool (B, S), False where a visit has fewer slices than the longest.
-    """
-
-    images: torch.Tensor
-    position_mm: torch.Tensor
-    slice_mask: torch.Tensor
+    images: torch.Tensor  # uint8 (B, S, 3, H, W), as prepared; the encoder normalises them
+    position_mm: torch.Tensor  # float32 (B, S), along the body's axis
+    slice_mask: torch.Tensor  # bool (B, S), False where a visit has fewer slices than the longest
 
     def to(self, device: torch.device | str) -> ImageBatch:
-        """The same batch on another device."""
         return ImageBatch(self.images.to(device), self.position_mm.to(device), self.slice_mask.to(device))
 
 
 def collate(prepared: Sequence[Prepared]) -> ImageBatch:
     """Stack prepared images; those with fewer slices are padded with zeros and masked.
 
-    Raises:
-        DataError: when empty, or when the sizes in plane differ (``mixed-size``).
+    Raises :class:`DataError` ``empty-batch``, or ``mixed-size`` when the sizes in plane differ.
     """
     if not prepared:
         raise DataError("an empty batch", reason="empty-batch")

@@ -1,8 +1,7 @@
 """Prepared images on disk: computed once, memory-mapped afterwards.
 
-One file per study holds the picture, the positions and a checksum of both. Files are written aside and renamed, so
-that processes never see half of one; what is damaged all the same is found by the checksum and computed again. The key
-holds everything that matters: the files' paths, sizes and times, the settings, and the version of the preparation.
+One file per study holds the picture, the positions and a checksum of both. It is written aside and renamed, so that no
+process sees half of one; a damaged file is found by its checksum and computed again.
 """
 
 from __future__ import annotations
@@ -24,22 +23,17 @@ from fedtar_flare.errors import DataError
 from fedtar_flare.files import PRIVATE, replacing, write_text
 
 PREPARATION_VERSION = 2
-"""Raised whenever the same files and settings give other numbers."""
+"""Raised whenever the same files and settings come to give other numbers."""
 
 _SOUND: dict[Path, tuple[int, int, int]] = {}  # files whose checksum was right: inode, size, time
 
 
 @dataclass(frozen=True, eq=False)
 class Prepared:
-    """Model input of one visit.
+    """Model input of one visit; both arrays are memory-mapped and read-only."""
 
-    Args:
-        image: uint8 (S, 3, H, W), memory-mapped and read-only.
-        position_mm: float32 (S,).
-    """
-
-    image: np.ndarray
-    position_mm: np.ndarray
+    image: np.ndarray  # uint8 (S, 3, H, W)
+    position_mm: np.ndarray  # float32 (S,)
 
 
 def file_identity(path: Path) -> list[tuple[str, int, int]]:
@@ -63,7 +57,7 @@ def file_identity(path: Path) -> list[tuple[str, int, int]]:
 
 
 def _files_below(folder: str) -> Iterator[tuple[str, int, int]]:
-    """Plain strings, no Path objects: a second epoch looks at every file of every study, and does little else."""
+    """Plain strings, no Path objects: a second epoch does little else than look at every file of every study."""
     with suppress(OSError), os.scandir(folder) as entries:
         for entry in entries:
             with suppress(OSError):  # a link that leads nowhere, a file that went away
@@ -74,14 +68,14 @@ def _files_below(folder: str) -> Iterator[tuple[str, int, int]]:
 
 
 def entry_path(folder: Path, identity: list[tuple[str, int, int]], settings: dict[str, Any]) -> Path:
-    """Where the prepared image of these files under these settings lies."""
+    """The cache entry for these files, these settings and this version of the preparation."""
     text = json.dumps([PREPARATION_VERSION, settings, identity], sort_keys=True)
     key = hashlib.sha256(text.encode()).hexdigest()[:40]
     return folder / key[:2] / f"{key}.npy"
 
 
 def load(entry: Path) -> Prepared | None:
-    """The prepared image; None when it is not there or damaged (looked at once in the life of a process)."""
+    """The prepared image; None when it is missing or damaged. Each process checks a file once."""
     try:
         status = entry.stat()
         record = np.load(entry, mmap_mode="r")
@@ -109,7 +103,7 @@ def store(entry: Path, image: np.ndarray, position_mm: np.ndarray) -> None:
 
 
 def load_refusal(entry: Path) -> DataError | None:
-    """Why this study was refused the last time; None when it was not."""
+    """Why this study was refused last time; None when it was not."""
     try:
         text, reason = json.loads(entry.with_suffix(".refused.json").read_text())
         return DataError(text, reason=reason)

@@ -1,6 +1,6 @@
 """MONAI transforms from a CT volume to what the encoder sees; usable in any ``Compose``.
 
-The volume is never resampled: slices are picked, windowed and shrunk in plane, which takes tenths of a second.
+They never resample the volume: slices are picked, windowed and shrunk in plane, which takes tenths of a second.
 """
 
 from __future__ import annotations
@@ -20,25 +20,18 @@ from fedtar_flare.imaging.lungs import lung_range, sample_slices
 from fedtar_flare.imaging.readers.volume import to_int16
 
 PLANES_AT_ONCE = 6
-"""Planes that are shrunk together: few enough to stay in the processor's cache."""
+"""Planes shrunk together: few enough to stay in the processor's cache."""
 DISPLAY_AXES = ("S", "P", "L")
 """Slices from feet to head; in a slice, rows from front to back and columns from the patient's right to the left."""
 
 
 class LungSlicesd(MapTransform):
-    """Volume to S slices that sample the lungs evenly in millimetres, every volume lying the same way.
+    """Volume to S slices that sample the lungs evenly in millimetres, in the same orientation for every volume.
 
     Input: (1, X, Y, Z) or (X, Y, Z) Hounsfield units with an affine (``MetaTensor``). Output: int16 (S, H, W), feet to
     head; under ``position_key`` float32 (S,), mm from the middle of the lungs, positive towards the head; under
-    ``pixel_key`` the distance between rows and between columns in mm.
-
-    Args:
-        keys: of the volume.
-        slices: S. A range with fewer slices repeats some of them.
-        position_key, pixel_key: where positions and pixel size go.
-
-    Raises:
-        DataError: ``not-a-volume`` for another shape or a volume without an affine.
+    ``pixel_key`` the distance between rows and between columns in mm. A range with fewer than S slices repeats some.
+    Raises :class:`DataError` ``not-a-volume`` for another shape or a volume without an affine.
     """
 
     def __init__(
@@ -55,7 +48,6 @@ class LungSlicesd(MapTransform):
         self.slices, self.position_key, self.pixel_key = slices, position_key, pixel_key
 
     def __call__(self, data: Mapping[Hashable, Any]) -> dict[Hashable, Any]:
-        """See the class."""
         out = dict(data)
         for key in self.key_iterator(out):
             hu, spacing = displayed(out[key])
@@ -85,12 +77,7 @@ def displayed(volume: Any) -> tuple[np.ndarray, tuple[float, float, float]]:
 
 
 class HUWindowsd(MapTransform):
-    """Hounsfield units (S, H, W) to uint8 (S, C, H, W): each window is a channel, from black to white across its width.
-
-    Args:
-        keys: of the slices.
-        windows: (level, width) of each channel.
-    """
+    """Hounsfield units (S, H, W) to uint8 (S, C, H, W): each (level, width) window is a channel, black to white."""
 
     def __init__(
         self, keys: KeysCollection, windows: Sequence[tuple[float, float]], allow_missing_keys: bool = False
@@ -105,7 +92,6 @@ class HUWindowsd(MapTransform):
         ]
 
     def __call__(self, data: Mapping[Hashable, Any]) -> dict[Hashable, Any]:
-        """See the class."""
         out = dict(data)
         for key in self.key_iterator(out):
             hu = np.ascontiguousarray(to_int16(np.asarray(out[key]))).view(np.uint16)
@@ -118,14 +104,10 @@ class HUWindowsd(MapTransform):
 
 
 class SquareResized(MapTransform):
-    """Shrink the last two axes of a uint8 array to a square, keeping the shape of what is shown; the rest is black.
+    """Fit the last two axes of a uint8 array into a black square of side ``size``, keeping the aspect ratio.
 
-    Averages over areas when shrinking, interpolates linearly when enlarging.
-
-    Args:
-        keys: of the pictures.
-        size: height and width of the result.
-        pixel_key: distance between rows and between columns in mm, where the pictures have one; else pixels are square.
+    Averages over areas when shrinking, interpolates linearly when enlarging. ``pixel_key`` holds the distance between
+    rows and between columns in mm; pixels are square where it is missing.
     """
 
     def __init__(
@@ -137,7 +119,6 @@ class SquareResized(MapTransform):
         self.size, self.pixel_key = size, pixel_key
 
     def __call__(self, data: Mapping[Hashable, Any]) -> dict[Hashable, Any]:
-        """See the class."""
         out = dict(data)
         for key in self.key_iterator(out):
             out[key] = _to_square(np.asarray(out[key]), self.size, out.get(self.pixel_key, (1.0, 1.0)))

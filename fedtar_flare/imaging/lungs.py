@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 BODY_HU = -400
-"""Below: air and lung. Above: the body."""
+"""Air and lung lie below, the body above."""
 COARSE_MM = 3.0
 MIN_AREA_CM2 = 15.0
 MIN_SHARE = 0.1
@@ -15,7 +15,7 @@ MIN_RANGE_MM = 60.0
 
 
 class SliceChoice(NamedTuple):
-    """Indices of the chosen slices, ascending, and their position relative to the centre of the range, mm."""
+    """Indices of the chosen slices, ascending, and their positions in mm from the centre of the range."""
 
     indices: np.ndarray
     position_mm: np.ndarray
@@ -24,13 +24,11 @@ class SliceChoice(NamedTuple):
 def lung_range(hu: np.ndarray, spacing_mm: tuple[float, float, float]) -> tuple[int, int]:
     """First and last slice of the lungs.
 
-    Air that the body encloses within a slice is lung, in the main; slices count while its area is at least a tenth of
-    the largest slice's. That keeps the tips and leaves out windpipe and bowel gas. Where no lungs are found (another
-    part of the body, an unusual field of view), the whole volume is the range.
+    Air that the body encloses within a slice is mostly lung. Slices count while its area is at least a tenth of the
+    largest slice's: that keeps the tips and leaves out windpipe and bowel gas. Where no lungs are found (another part
+    of the body, an unusual field of view), the whole volume is the range.
 
-    Args:
-        hu: (z, y, x) Hounsfield units, z along the body's axis.
-        spacing_mm: along z, y, x.
+    ``hu`` is (z, y, x) in Hounsfield units with z along the body's axis; the spacing is along z, y, x.
     """
     steps = [max(1, round(COARSE_MM / step)) for step in spacing_mm[1:]]
     voxels = _enclosed_air(hu[:, :: steps[0], :: steps[1]])
@@ -46,7 +44,7 @@ def lung_range(hu: np.ndarray, spacing_mm: tuple[float, float, float]) -> tuple[
 
 
 def _enclosed_air(hu: np.ndarray) -> np.ndarray:
-    """Voxels of each slice that are air and that the body encloses within the slice."""
+    """For each slice, the number of air voxels that the body encloses within it."""
     from scipy import ndimage
 
     in_plane = np.zeros((3, 3, 3), bool)
@@ -60,13 +58,7 @@ def _enclosed_air(hu: np.ndarray) -> np.ndarray:
 
 
 def sample_slices(first: int, last: int, spacing_mm: float, slices: int) -> SliceChoice:
-    """Slices nearest to the middles of equal parts of a range; with fewer slices than parts some are repeated.
-
-    Args:
-        first, last: slice indices of the range, both within.
-        spacing_mm: between slices.
-        slices: S.
-    """
+    """Slices nearest to the middles of equal parts of a range, ends included; a short range repeats some."""
     middles = first - 0.5 + (np.arange(slices) + 0.5) * (last - first + 1) / slices
     indices = np.clip(np.ceil(middles - 0.5).astype(int), first, last)
     return SliceChoice(indices, ((indices - (first + last) / 2) * spacing_mm).astype(np.float32))

@@ -1,6 +1,6 @@
 """From a study on disk to model input: MONAI pipelines for CT and radiographs, and their cached result.
 
-The one way from a visit to the loss: :func:`prepare_cohort` once per task, then :func:`images_of` for each batch.
+Training calls :func:`prepare_cohort` once per task, then :func:`images_of` for each batch.
 """
 
 from __future__ import annotations
@@ -50,10 +50,8 @@ class InputConfig(Settings):
 def ct_pipeline(config: InputConfig, extra: Sequence[Callable[[Any], Any]] = ()) -> Compose:
     """``{"image": path}`` to ``{"image": uint8 (S, 3, H, W), "position_mm": float32 (S,), ...}`` for CT.
 
-    Args:
-        config: what the encoder sees.
-        extra: a hospital's own dictionary transforms. They get the volume as a ``MetaTensor`` (1, X, Y, Z) in HU with a
-            RAS affine, before slices are picked.
+    ``extra`` takes a hospital's own dictionary transforms. They get the volume as a ``MetaTensor`` (1, X, Y, Z) in HU
+    with a RAS affine, before slices are picked.
     """
     from monai.transforms import Compose, LoadImaged
 
@@ -65,7 +63,7 @@ def ct_pipeline(config: InputConfig, extra: Sequence[Callable[[Any], Any]] = ())
 
 
 def ct_steps(config: InputConfig) -> list[Callable[[Any], Any]]:
-    """The steps of :func:`ct_pipeline` after the reader, for a volume that is in memory as a ``MetaTensor``."""
+    """The steps of :func:`ct_pipeline` after the reader, for a ``MetaTensor`` in memory."""
     from fedtar_flare.imaging.ct_transforms import HUWindowsd, LungSlicesd, SquareResized
 
     return [
@@ -76,7 +74,7 @@ def ct_steps(config: InputConfig) -> list[Callable[[Any], Any]]:
 
 
 def radiograph_pipeline(config: InputConfig, extra: Sequence[Callable[[Any], Any]] = ()) -> Compose:
-    """The same for radiographs: S = 1, three equal channels, position 0; ``extra`` gets them as uint8 (1, H, W)."""
+    """The same for radiographs: S = 1, three equal channels, position 0; ``extra`` gets uint8 (1, H, W)."""
     from monai.transforms import Compose, LoadImaged
 
     from fedtar_flare.imaging.ct_transforms import SquareResized
@@ -89,12 +87,10 @@ def radiograph_pipeline(config: InputConfig, extra: Sequence[Callable[[Any], Any
 
 
 def prepare(visit: Visit, config: InputConfig, cache_dir: Path) -> Prepared:
-    """Model input of a single visit: from the cache, or computed and kept there.
+    """Model input of a single visit, from the cache or computed and stored there.
 
-    Neither MONAI nor pydicom is imported when the cache has it. Safe for processes that prepare the same visit at once.
-
-    Raises:
-        DataError: the study cannot be used; ``reason`` says which kind of trouble.
+    On a cache hit neither MONAI nor pydicom is imported. Several processes may prepare the same visit at once. Raises
+    :class:`DataError` when the study cannot be used; its ``reason`` says why.
     """
     entry = entry_of(visit, config, cache_dir)
     return _look_up(entry) or _compute(visit.image, visit.modality, config, entry)
@@ -102,25 +98,17 @@ def prepare(visit: Visit, config: InputConfig, cache_dir: Path) -> Prepared:
 
 @dataclass(frozen=True)
 class Preparation:
-    """What preparing visits came to.
+    """The outcome of preparing visits."""
 
-    Args:
-        entries: visit to its cache entry, of all whose files are there.
-        errors: why visits cannot be used.
-        computed: how many images were prepared now; the others were there already.
-    """
-
-    entries: dict[Visit, Path]
+    entries: dict[Visit, Path]  # of every visit whose files exist
     errors: dict[Visit, DataError]
-    computed: int
+    computed: int  # images prepared just now; the others were cached
 
     def cohort(self, cohort: Cohort) -> Cohort:
-        """The cohort whose samples know their cache entry, without the visits that cannot be read.
+        """The cohort with its cache entries, without the visits that cannot be read.
 
-        Those are counted by reason; they keep their place in time.
-
-        Raises:
-            DataError: ``no-patient`` when nothing is left.
+        Those are counted by reason and keep their place in time. Raises :class:`DataError` ``no-patient`` when nothing
+        is left.
         """
         reasons = {visit: error.reason for visit, error in self.errors.items()}
         return cohort.leaving_out(reasons.get, prepared=self.entries)
@@ -135,17 +123,15 @@ def prepare_visits(
     say: Callable[[str], object] = logger.info,
     every: float = EVERY_SECONDS,
 ) -> Preparation:
-    """Prepare every visit.
+    """Prepare every visit; all are of one modality.
 
-    What was prepared or refused before is only looked up. The rest is prepared side by side in processes when it
-    proves long; what comes out does not depend on their number. A worker holds one volume at a time.
+    Earlier results and refusals are only looked up. The rest is computed in parallel processes when it takes long; the
+    result does not depend on their number. Each worker holds one volume at a time.
 
     Args:
-        visits: of one modality.
-        config: what the encoder sees.
-        cache_dir: folder of prepared images.
         workers: processes; None: one per processor, at most four.
-        say, every: takes the lines of progress (rate and time left); seconds between them.
+        say: takes the lines of progress (rate and time left).
+        every: seconds between those lines.
     """
     from fedtar_flare.imaging.workers import each, worker_count
 
@@ -174,20 +160,15 @@ def prepare_visits(
 
 
 def prepare_cohort(cohort: Cohort, config: InputConfig, cache_dir: Path) -> Cohort:
-    """The cohort with every visit prepared: its samples know their cache entry (see :func:`prepare_visits`).
-
-    Raises:
-        DataError: ``no-patient`` when nothing is left.
-    """
+    """The cohort with every visit prepared; raises :class:`DataError` ``no-patient`` when nothing is left."""
     return prepare_visits(cohort.visits, config, cache_dir).cohort(cohort)
 
 
 def images_of(samples: Sequence[Sample]) -> list[Prepared]:
-    """Model input of samples of a prepared cohort: reads the prepared arrays alone, never a source file.
+    """Model input of samples of a prepared cohort, from the cache alone, never from a source file.
 
-    Raises:
-        DataError: ``not-prepared``: the cohort did not come from :func:`prepare_cohort`, or the entry is gone or
-            damaged since; the next task prepares it again.
+    Raises :class:`DataError` ``not-prepared`` when the cohort did not come from :func:`prepare_cohort`, or when an
+    entry is gone or damaged; the next task prepares it again.
     """
     images = []
     for sample in samples:
@@ -201,11 +182,7 @@ def images_of(samples: Sequence[Sample]) -> list[Prepared]:
 
 
 def entry_of(visit: Visit, config: InputConfig, cache_dir: Path) -> Path:
-    """Where the cache keeps the model input of a visit (whether or not it is there).
-
-    Raises:
-        DataError: ``no-image``: the visit's files are gone.
-    """
+    """The cache entry of a visit, existing or not; raises :class:`DataError` ``no-image`` when its files are gone."""
     settings = {"modality": visit.modality, **config.to_dict()}
     if visit.modality == "radiograph":
         settings = {"modality": visit.modality, "image_size": config.image_size}
@@ -213,18 +190,14 @@ def entry_of(visit: Visit, config: InputConfig, cache_dir: Path) -> Path:
 
 
 def prepare_task(image: str, modality: Modality, config: dict[str, Any], entry: str) -> bool:
-    """Prepare one image (a worker's task); the result is in the cache.
-
-    Raises:
-        DataError: see :func:`prepare`.
-    """
+    """Prepare one image into the cache (a worker's task); raises what :func:`prepare` raises."""
     if cache.load(Path(entry)) is None:  # another site may have been first
         _compute(Path(image), modality, InputConfig(**config), Path(entry))
     return True
 
 
 def _look_up(entry: Path) -> Prepared | None:
-    """What the cache has; raises the refusal that it remembers."""
+    """The cached image, or None; raises a remembered refusal."""
     if (found := cache.load(entry)) is None and (refusal := cache.load_refusal(entry)) is not None:
         raise refusal
     return found
@@ -245,7 +218,7 @@ def _compute(image: Path, modality: Modality, config: InputConfig, entry: Path) 
 
 @lru_cache(maxsize=4)
 def _pipeline(modality: Modality, config: InputConfig) -> Compose:
-    """Built once: LoadImaged looks for all of MONAI's optional readers whenever it is made, and warns of each."""
+    """Built once: each LoadImaged looks for all of MONAI's optional readers and warns about those missing."""
     logging.getLogger("monai.data.nvimgcodec_pydicom_plugin").setLevel(logging.ERROR)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="NvImgCodec")

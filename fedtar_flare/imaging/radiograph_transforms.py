@@ -11,19 +11,13 @@ from monai.transforms import MapTransform
 
 
 class RadiographToSliced(MapTransform):
-    """Radiograph uint8 (1, H, W) to (1, 3, H, W), and its position, 0 mm.
-
-    Args:
-        keys: of the radiograph.
-        position_key: where the position goes.
-    """
+    """Radiograph uint8 (1, H, W) to (1, 3, H, W); its position, 0 mm, goes under ``position_key``."""
 
     def __init__(self, keys: KeysCollection, position_key: str = "position_mm", allow_missing_keys: bool = False):
         super().__init__(keys, allow_missing_keys)
         self.position_key = position_key
 
     def __call__(self, data: Mapping[Hashable, Any]) -> dict[Hashable, Any]:
-        """See the class."""
         out = dict(data)
         for key in self.key_iterator(out):
             out[key] = np.repeat(np.asarray(out[key])[:, None], 3, axis=1)

@@ -1,7 +1,7 @@
-"""A worker process: one JSON request a line in, one JSON answer a line out, until its input ends.
+"""A worker process: one JSON request per line in, one JSON answer per line out, until its input ends.
 
-``python -m fedtar_flare.imaging.worker`` is started by :mod:`fedtar_flare.imaging.workers`. It is a program of its own
-and no fork, so that it can be started beside running threads, and it never runs its parent's main module again.
+:mod:`fedtar_flare.imaging.workers` starts it as a program of its own, not as a fork: it is safe beside running threads
+and never runs its parent's main module again.
 """
 
 from __future__ import annotations
@@ -19,14 +19,7 @@ PACKAGE = "fedtar_flare."
 
 
 def task(name: str) -> Callable[..., Any]:
-    """The function of a task, which takes and gives what JSON can hold.
-
-    Args:
-        name: ``module:function``, of this package.
-
-    Raises:
-        ConfigError: anything else.
-    """
+    """The function named ``module:function``; raises :class:`ConfigError` for anything outside this package."""
     module, _, function = name.partition(":")
     if not module.startswith(PACKAGE) or not function.isidentifier():
         raise ConfigError(f"task '{name}' is not 'module:function' of the package {PACKAGE[:-1]}")
@@ -35,7 +28,7 @@ def task(name: str) -> Callable[..., Any]:
 
 
 def answer(request: dict[str, Any]) -> dict[str, Any]:
-    """Do one request; data that cannot be used is an answer, any other error ends the process."""
+    """Do one request; unusable data is an answer, any other error ends the process."""
     try:
         return {"result": task(request["task"])(**request["arguments"])}
     except DataError as error:
@@ -45,7 +38,7 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Answer until the input ends; what libraries print goes to the error stream."""
+    """Answer until the input ends; whatever libraries print goes to standard error."""
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     for line in sys.stdin:

@@ -1,5 +1,5 @@
-"""Work on many studies side by side, in processes: reading headers and decoding hold Python's lock, so that threads
-gain nothing (measured: eight studies of 150 slices took 2.7 s in one thread and 2.9 s in two).
+"""Process many studies in parallel. Workers are processes, since reading headers and decoding hold Python's lock
+(measured: eight studies of 150 slices took 2.7 s in one thread and 2.9 s in two).
 
 A process that dies (out of memory, a decoder that crashes) is replaced and its item tried once more; an item that
 kills two is refused by name and the others go on.
@@ -23,23 +23,19 @@ from fedtar_flare.errors import ConfigError, DataError, FedTARError
 from fedtar_flare.imaging.worker import task
 
 ALONE_SECONDS = 5.0
-"""Work is begun in this process; a worker needs seconds to start, so that none is started for less than this."""
+"""Work begins in this process; workers take seconds to start and are not started for less than this."""
 WORTH_SECONDS = 20.0
-"""Estimated rest from which workers are started."""
+"""Estimated remaining time from which workers are started."""
 MOST = 4
-"""Workers that are started unless more are asked for: each holds one volume in memory."""
+"""Default limit of workers: each holds one volume in memory."""
 PACKAGES = Path(__file__).resolve().parents[2]
 COMMAND = ["-P", "-W", "ignore", "-m", "fedtar_flare.imaging.worker"]
 Outcome = Any
-"""What the task gave, or the :class:`DataError` it raised."""
+"""The task's result, or the :class:`DataError` it raised."""
 
 
 def worker_count(asked: int | None = None) -> int:
-    """How many workers to use: as asked, else one per processor that this process may use, at most four.
-
-    Raises:
-        ConfigError: fewer than one was asked for.
-    """
+    """As many as asked for (:class:`ConfigError` below one), else one per usable processor, at most four."""
     if asked is not None:
         if asked < 1:
             raise ConfigError(f"workers must be at least 1, not {asked}")
@@ -49,15 +45,14 @@ def worker_count(asked: int | None = None) -> int:
 
 
 def each(name: str, items: Sequence[dict[str, Any]], workers: int) -> Iterator[tuple[int, Outcome]]:
-    """Do a task for every item; outcomes come as they are done, each with the item's index.
+    """Do a task for every item and yield (index, outcome) pairs in order of completion.
 
     Args:
-        name: of the task, ``module:function`` (see :func:`fedtar_flare.imaging.worker.task`).
-        items: the task's keyword arguments for each; what JSON can hold.
-        workers: processes, started when the work proves long; with one, everything is done in this process.
+        name: ``module:function`` (see :func:`fedtar_flare.imaging.worker.task`).
+        items: the task's keyword arguments for each item, as JSON can hold them.
+        workers: processes, started when the work takes long; with one, this process does everything.
 
-    Raises:
-        FedTARError: a worker failed with an error of the package's own making (its log names it).
+    Raises :class:`FedTARError` when a worker failed through a fault of the code; its traceback is in the log.
     """
     begun = 0
     worked = 0.0  # without the first item, which pays for the imports
@@ -72,7 +67,7 @@ def each(name: str, items: Sequence[dict[str, Any]], workers: int) -> Iterator[t
 
 
 def _here(name: str, items: Sequence[dict[str, Any]]) -> Iterator[tuple[int, Outcome, float]]:
-    """In this process, one after the other, each with the seconds it took."""
+    """In this process, one by one; yields the seconds each took."""
     function = task(name) if items else None
     for index, arguments in enumerate(items):
         assert function is not None
@@ -173,7 +168,7 @@ class _Worker:
             return self._process
 
     def _end(self) -> int | None:
-        """End the process (it ends by itself when its input does) and give its exit code."""
+        """End the process by closing its input, and return its exit code."""
         with self._lock:
             process, self._process = self._process, None
         if process is None:
@@ -184,7 +179,7 @@ class _Worker:
         return process.wait()
 
     def stop(self) -> None:
-        """Do nothing more; a request that is being answered is given up."""
+        """Stop for good; a request in progress is abandoned."""
         self._stopped = True
         with self._lock:
             process = self._process

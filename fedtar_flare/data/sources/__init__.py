@@ -1,7 +1,7 @@
-"""Sources: the layouts in which studies lie on disk, read into patients. A study that cannot be used is left out.
+"""Sources: layouts of studies on disk, read into patients. A study that cannot be used is left out.
 
-Every source is a function ``read_<name>(path, options) -> Reading``; ``READERS`` names them all. Options that each of
-them has: see :mod:`fedtar_flare.data.sources.reading`.
+Every source in ``READERS`` is a function ``read_<name>(path, options) -> Reading``;
+:mod:`fedtar_flare.data.sources.reading` describes the options they share.
 """
 
 from __future__ import annotations
@@ -23,8 +23,7 @@ READERS = ("manifest", "mimic_cxr", "ct_rate", "iu_xray", "covid_chestxray")
 def read_source(name: str, path: Path, options: Mapping[str, Any] | None = None) -> Reading:
     """Read a source by its name.
 
-    Raises:
-        ConfigError: an unknown source or option, or a layout that is not the source's.
+    Raises :class:`ConfigError` for an unknown source or option, or for a layout that is not the source's.
     """
     if name not in READERS:
         raise ConfigError(f"source '{name}' is not one of {', '.join(READERS)}{nearest(name, READERS)}")

@@ -1,8 +1,8 @@
 """The COVID-19 image data collection: public chest radiographs of patients over time, with clinical notes as reports.
 
-Only frontal radiographs with notes count. The collection dates them by ``offset``, days since the first symptoms (which
-may be negative): that orders a patient's visits but is no calendar date. The column ``location`` names the hospital, so
-that the collection divides into natural sites.
+Only frontal radiographs with notes count. ``offset``, days since the first symptoms (possibly negative), orders a
+patient's visits but is no calendar date. ``location`` names the hospital and so divides the collection into natural
+sites.
 """
 
 from __future__ import annotations
@@ -35,17 +35,15 @@ COLUMNS = (
 FRONTAL = ("PA", "AP", "AP SUPINE", "APS", "AP ERECT", "AP SEMI ERECT")
 NAMED_SITES = ("Spain", "Australia")
 DAY_ZERO = datetime(2000, 1, 1)
-"""Stands for the first symptoms; offsets are counted from it."""
+"""Stands for the first symptoms, from which offsets count."""
 
 
 def read_covid_chestxray(path: Path, options: Mapping[str, Any] | None = None) -> Reading:
-    """Read the collection, or the part of it that makes up one site.
+    """Read the collection, or one site's part of it, from a folder with ``metadata.csv`` and the images.
 
-    Args:
-        path: folder with ``metadata.csv`` and the images.
-        options: ``location``: texts of which one must occur in a patient's location (case does not matter), or
-            ``others``: everywhere but Spain and Australia. ``not_location``: texts of which none may occur. And the
-            options of every source (:mod:`fedtar_flare.data.sources.reading`).
+    Options besides the shared ones (:mod:`fedtar_flare.data.sources.reading`): ``location``: texts, one of which must
+    occur in a patient's location (upper or lower case), or ``others``: everywhere but Spain and Australia.
+    ``not_location``: texts, none of which may occur.
 
     Raises:
         ConfigError: no metadata, a missing column, an unknown option, or a location that nobody has.
@@ -86,7 +84,7 @@ def read_covid_chestxray(path: Path, options: Mapping[str, Any] | None = None) -
 
 
 def _institution(location: str) -> str:
-    """The natural site of a patient: one of the named ones, or ``others``."""
+    """The natural site of a patient: a named one, or ``others``."""
     return next((name for name in NAMED_SITES if name.lower() in location), "others")
 
 
@@ -119,7 +117,7 @@ def _visit(row: Mapping[str, str], path: Path, only: bool) -> Visit:
 
 
 def _texts(value: Any, name: str) -> list[str]:
-    """A text or a list of texts, in small letters."""
+    """A text or a list of texts, in lower case."""
     texts = [value] if isinstance(value, str) else list(value) if isinstance(value, Sequence) else []
     if value is not None and (not texts or not all(isinstance(text, str) and text for text in texts)):
         raise ConfigError(f"source 'covid_chestxray': {name} must be a text or a list of texts, not {value!r}")

@@ -1,13 +1,13 @@
 """CT-RATE: non-contrast chest CT volumes of Istanbul Medipol University with reports (Hamamci et al.).
 
-Layout, as its repository hands it out, under ``path`` (or ``path/dataset``):
-``train/train_1/train_1_a/train_1_a_1.nii.gz`` (or ``train_fixed/...``, the same volumes with HU and geometry corrected:
-taken where the folder is there), ``radiology_text_reports/train_reports.csv`` and ``metadata/train_metadata.csv``; the
-same for ``valid`` (tables named ``validation_...``).
+Layout of its repository, under ``path`` or ``path/dataset``: ``train/train_1/train_1_a/train_1_a_1.nii.gz`` (or
+``train_fixed/...``, preferred: the same volumes with corrected HU and geometry),
+``radiology_text_reports/train_reports.csv`` and ``metadata/train_metadata.csv``; the same for ``valid`` (tables named
+``validation_...``).
 
-A name says patient (1), scan (a) and reconstruction (1). One visit per scan. Its volume: of the reconstructions that
-are on disk the one with most slices by ``NumberofSlices``, then the lowest number. Scans are put in order by
-``StudyDate`` (and ``StudyTime`` where there is one); a scan without a date is left out: its letter is no date.
+A name gives patient (1), scan (a) and reconstruction (1). Each scan is one visit; its volume is the reconstruction on
+disk with most slices by ``NumberofSlices``, then the lowest number. ``StudyDate`` (and ``StudyTime`` if present) orders
+scans; a scan without a date is left out, since its letter is no date.
 """
 
 from __future__ import annotations
@@ -40,16 +40,13 @@ NAME = re.compile(r"((?:train|valid)_\d+)_([A-Za-z]+)_(\d+)\.nii\.gz")
 
 
 def read_ct_rate(path: Path, options: Mapping[str, Any] | None = None) -> Reading:
-    """Read one part of CT-RATE.
+    """Read one part of CT-RATE from its folder, or from the ``dataset`` folder in it.
 
-    Args:
-        path: its folder, or the ``dataset`` folder in it.
-        options: ``part``: ``train`` (default) or ``valid``. ``images``, ``reports``, ``metadata``: folder of the
-            volumes, and the tables, where they are not at their usual place; relative paths are relative to ``path``.
-            ``sections``: findings and impression where nothing else is asked for.
+    Options: ``part``: ``train`` (default) or ``valid``. ``images``, ``reports``, ``metadata``: unusual places of the
+    volumes' folder and the tables, relative to ``path``. ``sections``: by default findings and impression.
 
     Raises:
-        ConfigError: a table or the folder of volumes is missing, a column is missing, an unknown option.
+        ConfigError: a missing table, column or folder of volumes, or an unknown option.
     """
     options = options or {}
     check_options(options, OPTIONS, "ct_rate")
@@ -85,7 +82,7 @@ def _scan(
     folder = images / patient / where
     there = [volume for volume in volumes if (folder / volume).is_file()]
     volume = min(there or volumes, key=lambda v: (-_slices(details.get(v, {})), _number(v)))
-    # the reconstructions of a scan share its report and its date: a row missing for one is taken from another
+    # reconstructions of a scan share report and date: a row missing for one is taken from another
     text = next((texts[v] for v in (volume, *volumes) if v in texts), None)
     about = next((details[v] for v in (volume, *volumes) if v in details), None)
     if text is None:
@@ -96,7 +93,7 @@ def _scan(
     if about is None:
         raise DataError(f"{where}: no row in the metadata, so no date", reason="no-date")
     try:
-        # numbers of a table that went through a spreadsheet: 20200131.0
+        # spreadsheets turn dates into numbers: 20200131.0
         day, clock = (about[name].split(".")[0] for name in ("StudyDate", "StudyTime"))
         acquired = date_of(day + (clock.zfill(6) if day and clock else ""))
         age = age_of(about["PatientAge"])

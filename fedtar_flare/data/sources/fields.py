@@ -1,4 +1,4 @@
-"""Values as people write them in tables: dates, ages, sex. Each either understood or refused, never guessed."""
+"""Dates, ages and sex as people write them in tables. Each is either understood or refused, never guessed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from fedtar_flare.data.cohort import MAX_AGE, Sex
 from fedtar_flare.errors import DataError
 
 PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff")
-"""Suffixes of picture files, which hold radiographs."""
+"""Suffixes of radiographs that are not DICOM."""
 YEAR_DAYS = 365.2425
 UNITS = {"Y": 1.0, "M": 1 / 12, "W": 7 / YEAR_DAYS, "D": 1 / YEAR_DAYS}
 SEXES: dict[str, Sex] = {"F": "F", "FEMALE": "F", "M": "M", "MALE": "M"}
@@ -18,8 +18,7 @@ SEXES: dict[str, Sex] = {"F": "F", "FEMALE": "F", "M": "M", "MALE": "M"}
 def date_of(text: str) -> datetime:
     """ISO 8601 (``2020-01-31``, ``2020-01-31 12:30``, zone allowed) or DICOM (``20200131``, ``20200131123000``).
 
-    Raises:
-        DataError: ``no-date`` when empty, ``bad-date`` for anything else; 01/02/2020 means two days in two countries.
+    Raises :class:`DataError` ``no-date`` when empty, else ``bad-date``: 01/02/2020 means two days in two countries.
     """
     text = text.strip()
     if not text:
@@ -33,10 +32,9 @@ def date_of(text: str) -> datetime:
 
 
 def age_of(text: str) -> float | None:
-    """Years as a number (``54``, ``54.5``) or as DICOM writes them (``054Y``, ``018M``); None when empty.
+    """Years as a number (``54``, ``54.5``) or as in DICOM (``054Y``, ``018M``); None when empty.
 
-    Raises:
-        DataError: ``bad-age``, or ``age-out-of-range``.
+    Raises :class:`DataError` ``bad-age`` or ``age-out-of-range``.
     """
     text = text.strip().upper()
     if not text:
@@ -48,10 +46,9 @@ def age_of(text: str) -> float | None:
 
 
 def age_at(born: str, visit: datetime) -> float | None:
-    """Years from a birth date to a visit; None when there is no birth date.
+    """Years from a birth date to a visit; None without a birth date.
 
-    Raises:
-        DataError: ``bad-date``, or ``age-out-of-range`` (born after the visit).
+    Raises :class:`DataError` ``bad-date``, or ``age-out-of-range`` (born after the visit).
     """
     if not born.strip():
         return None
@@ -59,16 +56,12 @@ def age_at(born: str, visit: datetime) -> float | None:
 
 
 def checked_age(years: float) -> float:
-    """The age itself, within 0 to 130.
-
-    Raises:
-        DataError: ``age-out-of-range``.
-    """
+    """The same age; raises :class:`DataError` ``age-out-of-range`` unless within 0 to 130."""
     if not 0 <= years <= MAX_AGE:
         raise DataError(f"age {years:g} is not within 0 to {MAX_AGE:g} years", reason="age-out-of-range")
     return years
 
 
 def sex_of(text: str) -> Sex | None:
-    """``F``, ``female``, ``M``, ``male`` in any case; anything else is unknown or other: None."""
+    """``F``, ``female``, ``M``, ``male`` in any case; anything else is None: unknown or other."""
     return SEXES.get(text.strip().upper())

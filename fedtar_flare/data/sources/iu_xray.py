@@ -1,13 +1,11 @@
 """IU X-Ray (OpenI, Indiana University): chest radiographs with reports in sections, one undated visit per patient.
 
-Two layouts. The tables ``indiana_reports.csv`` and ``indiana_projections.csv`` with the images in ``images_normalized``
-(in ``images`` or beside the tables): the first projection ``Frontal`` by file name is the visit's image. Or OpenI's own
-XML files, each with ``parentImage`` ids, and ``<id>.png``: they do not give the view, so the first image named counts.
-Tables come first where both are there.
+Two layouts; tables win over XML. Tables: ``indiana_reports.csv`` and ``indiana_projections.csv``, images in
+``images_normalized`` (in ``images`` or beside the tables); the first ``Frontal`` projection by file name counts.
+OpenI's XML files with ``parentImage`` ids and ``<id>.png``: they do not give the view, so the first image named counts.
 
-There is no date, and so no order between visits: nothing here is longitudinal. It is read only with the option
-``undated: single``, which says that every patient has one visit; all get the same day, 2000-01-01, which stands for
-"unknown". Age and sex are unknown too.
+Without dates nothing here is longitudinal. The option ``undated: single`` is required: it states that every patient has
+one visit, and all get 2000-01-01, which stands for "unknown". Age and sex are unknown too.
 """
 
 from __future__ import annotations
@@ -35,15 +33,13 @@ Study = tuple[str, str, list[str]]
 
 
 def read_iu_xray(path: Path, options: Mapping[str, Any] | None = None) -> Reading:
-    """Read IU X-Ray.
+    """Read IU X-Ray from a folder with the two tables, or with XML files at any depth.
 
-    Args:
-        path: folder with the two tables, or with the XML files (in any depth).
-        options: ``undated``: must be ``single``. ``images``: folder of the images, relative to ``path``. ``sections``:
-            findings and impression where nothing else is asked for.
+    Options: ``undated``: must be ``single``. ``images``: folder of the images, relative to ``path``. ``sections``: by
+    default findings and impression.
 
     Raises:
-        ConfigError: neither layout is there, no folder of radiographs, ``undated`` is not set, an unknown option.
+        ConfigError: neither layout, no folder of radiographs, ``undated`` not set, or an unknown option.
     """
     options = options or {}
     check_options(options, OPTIONS, "iu_xray")

@@ -10,8 +10,8 @@
 | ``sex`` | optional: F or M; anything else is unknown |
 | ``institution`` | optional: where the patient belongs, for dividing a table into sites |
 
-Commas, semicolons or tabs divide the columns of a CSV file. Parquet needs ``pip install 'fedtar_flare[parquet]'``; its
-dates, numbers and empty cells are understood as such. Further columns are not read.
+CSV columns are separated by commas, semicolons or tabs. Parquet needs ``pip install 'fedtar_flare[parquet]'`` and may
+hold typed dates, numbers and empty cells. Other columns are ignored.
 """
 
 from __future__ import annotations
@@ -37,18 +37,16 @@ REQUIRED = ("patient_id", "study_datetime", "image")
 REPORTS = ("report", "report_path")
 OPTIONAL = ("age", "birth_date", "sex", "institution")
 MODALITIES: dict[str, Modality] = {"ct": "ct", **dict.fromkeys(("radiograph", "film", "cxr", "xray"), "radiograph")}
-"""What the option ``modality`` may say, and what that means."""
+"""Allowed values of the option ``modality``, and their meaning."""
 Row = dict[str, str]
 
 
 def read_manifest(path: Path, options: Mapping[str, Any] | None = None) -> Reading:
-    """Read a table of studies. A row that cannot be used is left out and names its row and column.
+    """Read a table of studies. A row that cannot be used is left out; its error names row and column.
 
-    Args:
-        path: the CSV or Parquet file, or a folder with ``manifest.csv`` or ``manifest.parquet``.
-        options: ``modality``: ``ct`` or ``radiograph`` (also ``film``, ``cxr``, ``xray``); without it, told from the
-            first image that is there. And the options of every
-            source (:mod:`fedtar_flare.data.sources.reading`).
+    ``path`` is the file, or a folder with ``manifest.csv`` or ``manifest.parquet``. Options besides the shared ones
+    (:mod:`fedtar_flare.data.sources.reading`): ``modality``: ``ct`` or ``radiograph`` (also ``film``, ``cxr``,
+    ``xray``); by default, the first existing image decides.
 
     Raises:
         ConfigError: no such table, a missing column, an unknown option.
@@ -74,7 +72,7 @@ def read_manifest(path: Path, options: Mapping[str, Any] | None = None) -> Readi
             image = table.parent / Path(row["image"]).expanduser()
             if modality is None and image.exists():
                 modality = _modality(image)
-            # an image that is not there is never opened, so its kind does not matter
+            # a missing image is never opened, so its kind does not matter
             visit = _visit(row, number, image, modality or "ct", table.parent, where)
             reading.add(visit, _sex(row, where), row.get("institution", ""), f"{where}, column 'image'")
         except DataError as error:
@@ -83,12 +81,7 @@ def read_manifest(path: Path, options: Mapping[str, Any] | None = None) -> Readi
 
 
 def write_rows(table: Path, rows: Sequence[Mapping[str, object]]) -> None:
-    """Write a manifest as CSV, whole or not at all, with the columns of its first row.
-
-    Args:
-        table: its folder is there.
-        rows: at least one, with the columns that :func:`read_manifest` reads.
-    """
+    """Write at least one row as a CSV manifest, whole or not at all, with the columns of the first."""
     with replacing(table, SHARED) as temporary, temporary.open("w", encoding="utf-8", newline="") as file:
         writer = csv.DictWriter(file, list(rows[0]))
         writer.writeheader()
@@ -118,7 +111,7 @@ def _visit(row: Row, number: int, image: Path, modality: Modality, folder: Path,
 
 
 def _modality(image: Path) -> Modality:
-    """CT or radiograph, by what the first image of the table looks like; a single DICOM file says so itself."""
+    """CT or radiograph, by what the image looks like; a single DICOM file says so itself."""
     if image.suffix.lower() in PICTURES:
         return "radiograph"
     if image.is_dir() or image.name.lower().endswith((".nii", ".nii.gz", ".zip")):
@@ -140,7 +133,7 @@ def _sex(row: Row, where: str) -> Any:
 
 
 def _rows(table: Path) -> Iterator[tuple[int, Row]]:
-    """Row number as a spreadsheet shows it (Parquet: from 1), and the trimmed values by column."""
+    """Row number as in a spreadsheet (Parquet: from 1), and the trimmed values by column."""
     if table.suffix.lower() in (".parquet", ".pq"):
         yield from _parquet_rows(table)
         return
@@ -183,7 +176,7 @@ def _parquet_rows(table: Path) -> Iterator[tuple[int, Row]]:
 
 
 def _as_text(value: Any) -> str:
-    """A typed cell as the CSV table would write it; None and NaN are empty, a whole number has no decimal point."""
+    """A typed cell as in a CSV table; None and NaN are empty, a whole number has no decimal point."""
     if value is None or value != value:
         return ""
     if isinstance(value, datetime):

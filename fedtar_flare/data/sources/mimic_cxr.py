@@ -1,12 +1,11 @@
 """MIMIC-CXR-JPG: chest radiographs of the Beth Israel Deaconess Medical Center, dated, with free-text reports.
 
-Layout, as PhysioNet hands it out: ``files/p10/p10000032/s50414267/<dicom_id>.jpg`` and
-``mimic-cxr-2.0.0-metadata.csv[.gz]`` in ``path``; reports come with MIMIC-CXR, in a folder of their own:
-``files/p10/p10000032/s50414267.txt``. Dates are shifted per patient by the de-identification (into 2100 to 2200), which
-keeps their order and distances.
+PhysioNet's layout: ``files/p10/p10000032/s50414267/<dicom_id>.jpg`` and ``mimic-cxr-2.0.0-metadata.csv[.gz]`` in
+``path``; MIMIC-CXR's reports in a folder of their own: ``files/p10/p10000032/s50414267.txt``. De-identification shifts
+dates per patient (into 2100 to 2200) but keeps their order and distances.
 
-One visit per study. Its image: a frontal radiograph, PA before AP, then the earlier, then the larger one; what is equal
-in all of these is chosen by name, so that the choice is the same each time. Lateral radiographs are not read.
+Each study is one visit. Its image is a frontal radiograph: PA before AP, then the earliest, the largest, the first by
+name, so that the choice never varies. Lateral radiographs are not read.
 """
 
 from __future__ import annotations
@@ -27,21 +26,19 @@ COLUMNS = ("dicom_id", "subject_id", "study_id", "ViewPosition", "StudyDate", "S
 FRONTAL = ("PA", "AP")
 SPLITS = ("train", "validate", "test")
 Person = tuple[float | None, int, Sex | None]
-"""Age in the anchor year (None: unknown), the anchor year, sex."""
+"""Age in the anchor year, the anchor year, sex."""
 
 
 def read_mimic_cxr(path: Path, options: Mapping[str, Any] | None = None) -> Reading:
     """Read MIMIC-CXR-JPG with the reports of MIMIC-CXR.
 
-    Args:
-        path: the folder of MIMIC-CXR-JPG.
-        options: ``reports``: folder of the report files (default: ``path``). ``patients``: MIMIC-IV's ``patients.csv``
-            (or ``.gz``) for age and sex; without it both are unknown. ``split``: only studies of these official splits
-            (``train``, ``validate``, ``test``), from ``mimic-cxr-2.0.0-split.csv``. ``sections``: findings and
-            impression where nothing else is asked for. Relative paths are relative to ``path``.
+    Options, with paths relative to ``path``: ``reports``: folder of the report files (default: ``path``). ``patients``:
+    MIMIC-IV's ``patients.csv`` (or ``.gz``) for age and sex, unknown without it. ``split``: only studies of these
+    official splits (``train``, ``validate``, ``test``), from ``mimic-cxr-2.0.0-split.csv``. ``sections``: by default
+    findings and impression.
 
     Raises:
-        ConfigError: a table is missing or lacks a column, an unknown option.
+        ConfigError: a missing table, column or folder of reports, or an unknown option.
     """
     options = options or {}
     check_options(options, OPTIONS, "mimic_cxr")
@@ -95,7 +92,7 @@ def _preference(image_row: Row) -> tuple[int, str, str, int, str]:
 
 
 def _clock(text: str) -> str:
-    """HHMMSS: the table holds times as numbers, so that 08:53:20 is written 85320.515."""
+    """HHMMSS: the table holds times as numbers, such as 85320.515 for 08:53:20."""
     return text.split(".")[0].zfill(6)
 
 
@@ -119,7 +116,7 @@ def _people(table: Path) -> dict[str, Person]:
 
 
 def _wanted(path: Path, split: Any) -> set[str] | None:
-    """Images of the official splits that are asked for; None: all."""
+    """Images of the official splits asked for; None: all."""
     if split is None:
         return None
     names = [split] if isinstance(split, str) else split

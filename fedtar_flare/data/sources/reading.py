@@ -8,9 +8,8 @@ Options of every source:
 | ``sections`` | sections of the report to keep, such as ``[findings, impression]``, or ``all`` |
 | ``cleaning`` | ``none`` (default) or ``r2gen-v1``, see :mod:`fedtar_flare.data.text.cleaning` |
 
-A merged visit has the image of the day's first study and the reports of all, in their order, each text once. Dates that
-a de-identifier moved (1900, 2180) are dates like others; a study without a date is left out, never put in order by its
-identifier. A study whose image is not there is left out too, but keeps its place among the patient's visits.
+Dates moved by a de-identifier (1900, 2180) are dates like any other; a study without a date is left out, never ordered
+by its identifier. A study whose image is missing is left out too, but keeps its place among the patient's visits.
 """
 
 from __future__ import annotations
@@ -35,24 +34,17 @@ SAME_DAY = ("keep", "merge")
 
 @dataclass(frozen=True)
 class Rules:
-    """What is done with every study, whatever its source.
-
-    Args:
-        same_day: ``keep`` or ``merge``.
-        sections: of the report; none: all of it.
-        cleaning: of ``CLEANINGS``.
-    """
+    """What is done with every study, whatever its source; the module describes the options."""
 
     same_day: str = "keep"
-    sections: tuple[str, ...] = ()
+    sections: tuple[str, ...] = ()  # empty: all of the report
     cleaning: str = "none"
 
     @classmethod
     def of(cls, options: Mapping[str, Any], source: str, sections: tuple[str, ...] = ()) -> Rules:
-        """From the options of a source, which may have sections of its own choice.
+        """From the options of a source, which may have default ``sections`` of its own.
 
-        Raises:
-            ConfigError: names the option, its value and what is allowed.
+        Raises :class:`ConfigError` with the option, its value and what is allowed.
         """
         where = f"source '{source}'"
         same_day, cleaning = options.get("same_day", "keep"), options.get("cleaning", "none")
@@ -64,10 +56,9 @@ class Rules:
         return cls(same_day, wanted, cleaning)
 
     def report(self, text: str) -> str:
-        """The part of a report that is trained on.
+        """The part of a report used for training.
 
-        Raises:
-            DataError: ``no-section``, or ``empty-report`` when cleaning leaves no word.
+        Raises :class:`DataError` ``no-section``, or ``empty-report`` when cleaning leaves no word.
         """
         text = clean_report(select_sections(text, self.sections), self.cleaning).strip()
         if not any(character.isalnum() for character in text):
@@ -77,35 +68,22 @@ class Rules:
 
 @dataclass
 class Reading:
-    """Studies of one source as they come in.
+    """Studies of one source as they come in."""
 
-    Args:
-        where: name of the source for messages.
-        rules: of the options that all sources share.
-        problems: one error for each study that was left out.
-        institutions: patient to institution, where the source knows it; the first one told counts.
-    """
-
-    where: str
+    where: str  # name of the source for messages
     rules: Rules = field(default_factory=Rules)
-    problems: list[DataError] = field(default_factory=list)
-    institutions: dict[str, str] = field(default_factory=dict)
+    problems: list[DataError] = field(default_factory=list)  # one for each study left out
+    institutions: dict[str, str] = field(default_factory=dict)  # patient to the first one told, where known
     _visits: dict[str, list[Visit]] = field(default_factory=dict)
     _unreadable: dict[str, list[Visit]] = field(default_factory=dict)
     _sexes: dict[str, set[Sex]] = field(default_factory=dict)
     _patients: list[Patient] | None = None
 
     def add(self, visit: Visit, sex: Sex | None, institution: str = "", where: str = "") -> None:
-        """Take a study in; one whose image is not there counts as a problem and keeps its place in time.
+        """Take a study in; one whose image is missing counts as a problem and keeps its place in time.
 
-        Args:
-            visit: the study.
-            sex: the patient's.
-            institution: where the patient belongs, if the source knows it.
-            where: the source names the image, for the message.
-
-        Raises:
-            DataError: the rules leave nothing of its report.
+        ``where`` says in messages where the source names the image. Raises :class:`DataError` when the rules leave
+        nothing of the report.
         """
         try:
             visit = replace(visit, report=self.rules.report(visit.report))
@@ -121,19 +99,14 @@ class Reading:
         self._sexes.setdefault(visit.patient_id, set()).update({sex} if sex else ())
 
     def leave_out(self, error: DataError) -> None:
-        """Count a study that cannot be used."""
         self.problems.append(error)
 
     def patients(self) -> list[Patient]:
-        """Patients with their visits in order of date; doubles and contradictions are left out.
+        """Patients with their visits in order of date, without duplicates and contradictions.
 
-        A study that is there twice (same moment, same image) counts once. Studies under one id with different sex
-        belong to different people, so that none of them can be used. Studies of a day are merged where asked for.
-
-        The first call ends the reading: problems are counted and logged once, later calls give the same patients.
-
-        Raises:
-            DataError: ``no-patient`` when nothing is left, with the reasons.
+        The same study twice (same moment and image) counts once. Studies of different sex under one id belong to
+        different people, so none of them is used. The first call ends the reading and logs the problems; later calls
+        return the same patients. Raises :class:`DataError` ``no-patient`` with the reasons when nothing is left.
         """
         if self._patients is None:
             found = (self._patient(patient_id, visits) for patient_id, visits in self._visits.items())
@@ -160,7 +133,7 @@ class Reading:
         return Patient(patient_id, next(iter(self._sexes[patient_id]), None), tuple(kept), tuple(gone))
 
     def rejected(self) -> dict[str, int]:
-        """Reason to number of studies that were left out."""
+        """Reason to number of studies left out."""
         return dict(sorted(Counter(problem.reason for problem in self.problems).items()))
 
     def _study(self, visit: Visit) -> str:
@@ -168,7 +141,7 @@ class Reading:
 
 
 def _once(visits: Sequence[Visit]) -> list[Visit]:
-    """The visits in order, one for each moment and image."""
+    """The visits in order, one per moment and image."""
     once: dict[tuple[object, Path], Visit] = {}
     for visit in sorted(visits, key=order_in_time):
         once.setdefault((visit.acquired, visit.image), visit)
@@ -176,11 +149,8 @@ def _once(visits: Sequence[Visit]) -> list[Visit]:
 
 
 def merged_days(visits: Sequence[Visit], cleaning: str = "none") -> list[Visit]:
-    """One visit per calendar day: the first study's image, moment and age, and every report of the day, each text once.
-
-    Args:
-        visits: of one patient, in order.
-        cleaning: of the reports; cleaned ones stay in one line.
+    """One visit per calendar day from a patient's visits in order: the first study's image and moment, the first known
+    age, and every report of the day in order, each text once; cleaned reports stay in one line.
     """
     days: dict[object, list[Visit]] = {}
     for visit in visits:
@@ -201,7 +171,7 @@ def merged_days(visits: Sequence[Visit], cleaning: str = "none") -> list[Visit]:
 
 
 def log_left_out(problems: Sequence[DataError]) -> None:
-    """One line for each reason with its count and an example; every study on the debug level."""
+    """Warn once per reason with its count and an example; every study goes to the debug level."""
     examples = {problem.reason: problem for problem in reversed(problems)}
     for reason, n in sorted(Counter(problem.reason for problem in problems).items()):
         logger.warning("%d study(ies) left out: %s, such as: %s", n, reason, examples[reason])
@@ -210,10 +180,9 @@ def log_left_out(problems: Sequence[DataError]) -> None:
 
 
 def check_options(options: Mapping[str, Any], known: Collection[str], source: str) -> None:
-    """Refuse options that neither the source nor all sources have.
+    """Refuse options that neither this source nor every source has.
 
-    Raises:
-        ConfigError: names the option and the nearest known one.
+    Raises :class:`ConfigError` with the option and the nearest known one.
     """
     known = [*known, *COMMON_OPTIONS]
     for option in options:
@@ -225,8 +194,7 @@ def check_options(options: Mapping[str, Any], known: Collection[str], source: st
 def read_text(path: Path, where: str) -> str:
     """A text file in UTF-8 (with or without a byte order mark).
 
-    Raises:
-        DataError: ``no-report`` when it is not there, ``not-utf8``.
+    Raises :class:`DataError` ``no-report`` when it cannot be read, or ``not-utf8``.
     """
     try:
         return path.read_text(encoding="utf-8-sig")

@@ -15,16 +15,10 @@ Row = dict[str, str]
 
 
 def rows_of(table: Path, columns: Sequence[str], optional: Sequence[str] = (), *, strict: bool = True) -> Iterator[Row]:
-    """The rows of a table by column, values trimmed; of the columns asked for alone, since tables may be wide.
+    """The rows of a UTF-8 ``.csv`` or ``.csv.gz`` by column, values trimmed; only the columns asked for.
 
-    Args:
-        table: ``.csv`` or ``.csv.gz``, UTF-8.
-        columns: those that must be there.
-        optional: those that need not; empty where they are absent.
-        strict: whether bytes that are not UTF-8 are refused; else they are replaced.
-
-    Raises:
-        ConfigError: the table cannot be read, or lacks a column.
+    ``optional`` columns are empty where absent. Unless ``strict``, bytes that are not UTF-8 are replaced, not refused.
+    Raises :class:`ConfigError` when the table cannot be read or lacks a column.
     """
     try:
         with gzip.open(table) if table.suffix == ".gz" else table.open("rb") as raw:
@@ -44,11 +38,7 @@ def rows_of(table: Path, columns: Sequence[str], optional: Sequence[str] = (), *
 
 
 def find_table(folder: Path, patterns: Sequence[str], what: str) -> Path:
-    """The first file that fits one of the patterns.
-
-    Raises:
-        ConfigError: there is none.
-    """
+    """The first file that fits one of the patterns; raises :class:`ConfigError` without one."""
     for pattern in patterns:
         if files := sorted(folder.glob(pattern)):
             return files[0]
@@ -57,14 +47,9 @@ def find_table(folder: Path, patterns: Sequence[str], what: str) -> Path:
 
 @contextmanager
 def own_table(table: Path, what: str) -> Iterator[csv.DictReader[str]]:
-    """A hospital's own CSV table, divided by commas, semicolons or tabs, whichever its first line has most of.
+    """A hospital's own UTF-8 CSV table, separated by comma, semicolon or tab, whichever its first line has most of.
 
-    Args:
-        table: the file, UTF-8.
-        what: it is, for messages.
-
-    Raises:
-        ConfigError: it cannot be read.
+    Raises :class:`ConfigError` when it cannot be read.
     """
     csv.field_size_limit(10_000_000)  # a report is one field
     try:

@@ -1,1 +1,1 @@
-"""Report text: cleaning as the literature does it, sections, and identifiers that were left behind."""
+"""Report text: cleaning as in the literature, sections, and identifiers left behind."""

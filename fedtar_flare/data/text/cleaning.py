@@ -1,9 +1,9 @@
 """Cleaning of reports before training, by name and version: results with different cleanings cannot be compared.
 
-``none`` (default): the text as stored. ``r2gen-v1``: what R2Gen (Chen et al., EMNLP 2020) does with MIMIC-CXR, and
-most papers after it: lower case, one line, numbers of lists up to 5 and most punctuation removed, sentences joined by
-`` . ``. The same tokens as R2Gen's, its oddities included: ``11. `` becomes ``1``, ``1.5`` becomes ``15``.
-This prepares training data. How texts are compared is another matter: :func:`fedtar_flare.metrics.language.clean`.
+``none`` (default): the text as stored. ``r2gen-v1``: what R2Gen (Chen et al., EMNLP 2020) and most later papers do with
+MIMIC-CXR: lower case, one line, list numbers up to 5 and most punctuation removed, sentences joined by `` . ``. It
+reproduces R2Gen's tokens with their oddities: ``11. `` becomes ``1``, ``1.5`` becomes ``15``.
+:func:`fedtar_flare.metrics.language.clean` prepares texts for comparison instead.
 """
 
 from __future__ import annotations
@@ -19,14 +19,7 @@ _PUNCTUATION = re.compile(r"[.,?;:*!%^&_+()<=>@\[\]{}\"'/\\]")
 
 
 def clean_report(text: str, cleaning: str = "none") -> str:
-    """A report in the form that is trained on.
-
-    Args:
-        text: the report.
-        cleaning: one of ``CLEANINGS``.
-
-    Raises:
-        ConfigError: an unknown cleaning.
+    """A report in the form used for training; raises :class:`ConfigError` for a cleaning not in ``CLEANINGS``.
 
     >>> clean_report("1. No effusion.  2. Well-defined nodule (right)..", "r2gen-v1")
     'no effusion . well-defined nodule right .'

@@ -1,8 +1,8 @@
-"""Identifiers left behind in reports: names, dates, telephone numbers, numbers of records, e-mail addresses.
+"""Identifiers left behind in reports: names, dates, telephone numbers, record numbers, e-mail addresses.
 
 A warning for the people who prepare the data, never a proof that a report is free of them: names without a title are
-not found. Rules, not a model, so that a hit can be explained; tuned for few false alarms, since a warning on every
-report is read by nobody. Placeholders of de-identified collections (``___``, ``XXXX``, ``[**...**]``) are not hits.
+not found. Rules rather than a model make each hit explainable; few false alarms keep the warning worth reading.
+Placeholders of de-identified collections (``___``, ``XXXX``, ``[**...**]``) are not hits.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _RULES: tuple[tuple[str, re.Pattern[str]], ...] = (
             rf"(?i:\b(?:dictated|signed|reported|interpreted|approved) by\s*:?\s*)(?!X{{2,}}\b){_WORD}\s+{_WORD}"
         ),
     ),
-    # days of a calendar; the same separator twice, a plausible day and month
+    # calendar days: the same separator twice, a plausible day and month
     ("date", re.compile(rf"(?<![\d./-]){_YEAR}([-/.]){_MON}\1{_DAY}(?![\d])")),
     ("date", re.compile(rf"(?<![\d./-])(?:{_DAY}([-/.]){_MON}|{_MON}([-/.]){_DAY})(?:\1|\2){_YEAR}(?!\d)")),
     ("date", re.compile(rf"(?<![\d./-])(?:{_DAY}/{_MON}|{_MON}/{_DAY})/\d\d(?![\d/])")),
@@ -65,13 +65,7 @@ _RULES: tuple[tuple[str, re.Pattern[str]], ...] = (
 
 
 def find_identifiers(text: str) -> list[tuple[str, Span]]:
-    """Passages of a report that look like identifiers, in their order; each character counts for one hit at most.
-
-    Args:
-        text: the report.
-
-    Returns:
-        (kind, (start, end)) with kind of ``KINDS``.
+    """Passages that look like identifiers, in order and without overlap: (kind of ``KINDS``, (start, end)).
 
     >>> find_identifiers("Discussed with Dr. Smith on 03/14/2019. Nodule 3 mm.")
     [('name', (15, 24)), ('date', (28, 38))]

@@ -1,7 +1,7 @@
 """The sections of a report, by their headings.
 
-A heading is one of the names below with a colon after it: at the start of a line in any case ("Findings:"), or in
-capitals anywhere ("... lateral.  FINDINGS: ..."). A text without any heading has no sections: nothing is guessed.
+A heading is one of the names below followed by a colon: in any case at the start of a line ("Findings:"), or in
+capitals anywhere ("... lateral.  FINDINGS: ..."). A text without headings has no sections; nothing is guessed.
 """
 
 from __future__ import annotations
@@ -36,10 +36,9 @@ _HEADING = re.compile(
 
 
 def sections_of(text: str) -> dict[str, str]:
-    """Section to its text, in the order of the report; a section that comes twice is joined by a new line.
+    """Section to its text, in the order of the report; repeated sections are joined by a new line.
 
-    Args:
-        text: the report. ``findings and impression:`` in one counts as ``findings``.
+    ``findings and impression:`` counts as ``findings``.
     """
     found: dict[str, str] = {}
     marks = list(_HEADING.finditer(text))
@@ -54,14 +53,9 @@ def sections_of(text: str) -> dict[str, str]:
 
 
 def select_sections(text: str, wanted: Sequence[str]) -> str:
-    """The wanted sections of a report, in the order asked for, each on its own line; those it lacks are skipped.
+    """The wanted sections in the order asked for, one per line, without those the report lacks; none wanted: all of it.
 
-    Args:
-        text: the report.
-        wanted: of ``SECTIONS``; none: the whole text.
-
-    Raises:
-        DataError: ``no-section`` when it has none of them.
+    Raises :class:`DataError` ``no-section`` when the report has none of them.
     """
     if not wanted:
         return text
@@ -74,10 +68,9 @@ def select_sections(text: str, wanted: Sequence[str]) -> str:
 
 
 def check_sections(value: object, where: str) -> tuple[str, ...]:
-    """``all`` or a section or a list of them, as a tuple (empty: all).
+    """``all``, a section or a list of them as a tuple (empty: all).
 
-    Raises:
-        ConfigError: names the section and the nearest known one.
+    Raises :class:`ConfigError` with the unknown section and the nearest known one.
     """
     if value is None or value == "all":
         return ()
@@ -93,5 +86,5 @@ def check_sections(value: object, where: str) -> tuple[str, ...]:
 
 
 def with_headings(parts: Sequence[tuple[str, str]]) -> str:
-    """A report out of (section, text) pairs, for sources that keep them in columns; empty ones are left out."""
+    """A report from (section, text) pairs, for sources that keep them in columns; empty ones are left out."""
     return "\n".join(f"{name.upper()}: {text.strip()}" for name, text in parts if text.strip())

@@ -15,20 +15,13 @@ NIFTI_SUFFIXES = (".nii", ".nii.gz")
 
 
 def read_ct(path: Path | str | Sequence[Path | str], rules: CTRules | None = None) -> CTVolume:
-    """Read one CT volume.
+    """Read one CT volume; its slices ascend along their normal (towards the head for an ordinary axial series).
 
-    A study with several series: the one to read is chosen by the rule of :mod:`.dicom_series`; when it is refused the
-    next one is tried, and both are noted in ``warnings``.
+    Of a study with several series, :mod:`.dicom_series` chooses which to read; when that one is refused, the next is
+    tried, and ``warnings`` notes both.
 
-    Args:
-        path: folder (searched recursively), file, zip or DICOMDIR; or a list of the files of one study.
-        rules: what is accepted.
-
-    Returns:
-        the volume; slices ascend along the normal of their plane (towards the head for an ordinary axial series).
-
-    Raises:
-        DataError: with its own ``reason`` for each kind of trouble; nothing is guessed in silence.
+    ``path`` is a folder (searched recursively), file, zip or DICOMDIR, or a list of the files of one study. Raises
+    :class:`DataError` with its own ``reason`` for each kind of trouble; nothing is guessed in silence.
     """
     rules = rules or CTRules()
     paths = [Path(path)] if isinstance(path, str | Path) else [Path(p) for p in path]

@@ -24,13 +24,11 @@ class CTSeriesReader(ImageReader):
     affine, as MONAI's own readers do. The metadata holds ``affine``, ``original_affine``, ``spacing`` (mm along x, y,
     z), ``spatial_shape``, ``space``, ``original_channel_dim``, ``series_uid`` and ``warnings`` (texts).
 
-    A file is read in :meth:`get_data`, not in :meth:`read`: ``LoadImage`` answers an error in ``read`` by trying its
-    other readers, and what this reader refuses would come back from them as a silently wrong volume.
+    The file is read in :meth:`get_data`, not in :meth:`read`: after an error in ``read``, ``LoadImage`` tries its other
+    readers, and they would return a silently wrong volume for what this reader refuses.
 
-    Args:
-        rules: what is accepted.
-        as_tensor: hand the volume on as a torch view instead of an array. ``LoadImage`` copies an array to be
-            contiguous in (x, y, z), which takes longer than reading it; a view it leaves alone.
+    ``as_tensor`` returns a torch view instead of an array. ``LoadImage`` copies an array to make it contiguous in
+    (x, y, z), which takes longer than reading it, but leaves a view alone.
     """
 
     def __init__(self, rules: CTRules | None = None, as_tensor: bool = False):
@@ -45,15 +43,11 @@ class CTSeriesReader(ImageReader):
         return all(path.is_dir() or not path.suffix or path.name.lower().endswith(known) for path in paths)
 
     def read(self, data: Sequence[Any] | Any, **kwargs: Any) -> list[Path]:
-        """The path(s); several files are taken as the slices of one study."""
+        """The path(s); several files are the slices of one study."""
         return [Path(name) for name in _listed(data)]
 
     def get_data(self, img: list[Path]) -> tuple[Any, dict[str, Any]]:
-        """Volume (x, y, z) int16 and its metadata.
-
-        Raises:
-            DataError: see :func:`fedtar_flare.imaging.readers.ct.read_ct`.
-        """
+        """Volume (x, y, z) int16 and its metadata; raises :class:`DataError` as :func:`.ct.read_ct` does."""
         volume = read_ct(img, self.rules)
         for note in volume.warnings:
             logger.warning("%s: %s: %s", img[0], note.reason, note.text)

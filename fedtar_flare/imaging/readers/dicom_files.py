@@ -1,6 +1,6 @@
-"""Where DICOM bytes lie (folder, file, zip, DICOMDIR) and their headers, without the pixels.
+"""Where DICOM bytes lie (folder, file, zip, DICOMDIR), and their headers.
 
-Pixel data is not read with the header, only its place in the file is: a volume is held in memory once.
+Reading a header only locates the pixel data in the file, so that memory holds a volume once.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ KEYWORDS = """
 """
 TAGS: list[BaseTag | int] = [Tag(keyword) for keyword in KEYWORDS.split()]
 MAX_MEMBER = 2 << 30
-"""A larger member of a zip archive is not unpacked (bytes)."""
+"""Bytes; larger members of a zip archive are not unpacked."""
 UNDEFINED = 0xFFFFFFFF
 
 
@@ -56,8 +56,7 @@ class Source:
     def open(self) -> BinaryIO:
         """Open for reading from the start; the caller closes it.
 
-        Raises:
-            DataError: ``unreadable``: a file that may not be read, a damaged, encrypted or oversized member of a zip.
+        Raises :class:`DataError` ``unreadable`` without permission, or for a damaged, encrypted or oversized member.
         """
         try:
             if self.archive is None:
@@ -70,7 +69,7 @@ class Source:
             raise DataError(f"{self.name}: cannot be read ({error})", reason="unreadable") from error
 
     def start(self) -> bytes:
-        """The first 132 bytes; of a zip member no more than these are unpacked."""
+        """The first 132 bytes; no more of a zip member is unpacked."""
         if self.archive is None:
             with self.open() as file:
                 return file.read(132)
@@ -83,33 +82,22 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What one DICOM file says of itself.
-
-    Args:
-        source: the file.
-        dataset: the tags of ``TAGS``.
-        syntax: its transfer syntax.
-        has_pixels: whether there is pixel data at all.
-        offset: place of the pixel values in the file; None when they cannot be read in place (deflated, zip).
-        size: bytes of the file.
-        length: bytes that the pixel data claims; None when it does not say (compressed), or has none.
-    """
+    """What one DICOM file says of itself."""
 
     source: Source
-    dataset: Dataset
+    dataset: Dataset  # the tags of TAGS
     syntax: UID
     has_pixels: bool
-    offset: int | None
-    size: int
-    length: int | None = None
+    offset: int | None  # of the pixel values in the file; None when they cannot be read in place (deflated, zip)
+    size: int  # bytes of the file
+    length: int | None = None  # bytes that the pixel data claims; None when absent or unstated (compressed)
 
 
 @contextmanager
 def sources(path: Path | list[Path]) -> Iterator[list[Source]]:
     """All files below a folder, in a zip, named by a DICOMDIR, or the given file(s) themselves, sorted by name.
 
-    Raises:
-        DataError: ``no-image`` when the path is not there, ``unreadable`` for a broken zip.
+    Raises :class:`DataError` ``no-image`` when a path does not exist, ``unreadable`` for a broken zip.
     """
     with ExitStack() as stack:
         found: list[Source] = []
@@ -134,25 +122,20 @@ def sources(path: Path | list[Path]) -> Iterator[list[Source]]:
 
 
 def files_below(folder: Path) -> list[Path]:
-    """Every regular file below a folder; pipes and links that lead nowhere are none."""
+    """Every regular file below a folder, without pipes and dangling links."""
     found = (Path(top) / name for top, _, names in os.walk(folder) for name in names)
     return [file for file in found if file.is_file()]
 
 
 def read_header(source: Source, tags: Sequence[BaseTag | int] = TAGS) -> Header | None:
-    """The header of a DICOM file; None when it is not DICOM at all.
+    """The wanted tags of a DICOM file; None when it is not DICOM at all.
 
-    Args:
-        source: the file.
-        tags: what to read of it.
-
-    Raises:
-        DataError: ``truncated``, ``unsupported-transfer-syntax`` or ``unreadable``.
+    Raises :class:`DataError` ``truncated``, ``unsupported-transfer-syntax`` or ``unreadable``.
     """
     pixels: list[tuple[str | None, int]] = []
 
     def at_pixels(tag: BaseTag, vr: str | None, length: int) -> bool:
-        if (number := int(tag)) == PIXEL_DATA:  # plain numbers: comparing BaseTags takes half of the time of a header
+        if (number := int(tag)) == PIXEL_DATA:  # comparing BaseTags would take half the time of a header
             pixels.append((vr, length))
         return number >= PIXEL_DATA
 
@@ -188,8 +171,7 @@ def _read_tags(
 ) -> tuple[Dataset, UID]:
     """The tags before the pixels, and the transfer syntax.
 
-    A file as the standard has it is read by pydicom's ``read_dataset`` at once, in half the time of ``read_partial``,
-    which serves every other one.
+    pydicom's ``read_dataset`` reads standard files in half the time of ``read_partial``, which handles all others.
     """
     if start[128:] == b"DICM":
         file.seek(132)
@@ -211,7 +193,7 @@ def _may_be_dicom(start: bytes) -> bool:
 
 
 def _ends_short(dataset: Dataset) -> bool:
-    """Whether some value has fewer bytes than its header promised."""
+    """Whether some value has fewer bytes than its header promises."""
     for tag in dataset.keys():  # noqa: SIM118 - iterating the dataset itself would decode every element
         item = dataset.get_item(tag)
         value = getattr(item, "value", None)
@@ -221,7 +203,7 @@ def _ends_short(dataset: Dataset) -> bool:
 
 
 def _unreadable(source: Source, error: Exception) -> DataError:
-    """A transfer syntax that nobody knows is the usual cause, and is named."""
+    """Names the transfer syntax when it is unknown, the usual cause."""
     try:
         with source.open() as file:
             syntax = UID(str(read_partial(file, stop_when=lambda *_: True, force=True).file_meta.TransferSyntaxUID))
@@ -233,12 +215,12 @@ def _unreadable(source: Source, error: Exception) -> DataError:
 
 
 def _directory_entries(path: Path) -> list[Path]:
-    """Files that a DICOMDIR refers to and that are there."""
+    """Existing files that a DICOMDIR refers to."""
     try:
         records = dcmread(path).DirectoryRecordSequence
         names = [record.ReferencedFileID for record in records if "ReferencedFileID" in record]
         files = [path.parent.joinpath(*([name] if isinstance(name, str) else name)) for name in names]
     except Exception as error:  # pydicom raises whatever the broken bytes lead to
         raise DataError(f"{path}: not a readable DICOMDIR ({error})", reason="unreadable") from error
-    folder = path.parent.resolve()  # what a directory names outside of its disc is none of its files
+    folder = path.parent.resolve()  # files outside the directory's own folder are never read
     return [file for file in files if file.is_file() and file.resolve().is_relative_to(folder)]

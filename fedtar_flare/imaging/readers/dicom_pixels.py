@@ -15,20 +15,14 @@ from fedtar_flare.imaging.readers.dicom_slices import Slice
 from fedtar_flare.imaging.readers.volume import AIR_HU, INT16, CTRules, Note, to_int16
 
 PADDING_BELOW_HU = -900
-"""A padding value above this would wipe out tissue: it is not believed."""
+"""A padding value above this is ignored: it would wipe out tissue."""
 
 
 def read_hu(slices: Sequence[Slice], rules: CTRules) -> tuple[np.ndarray, list[Note]]:
-    """Decode and rescale.
+    """Decode and rescale to int16 (z, y, x) in the given order; the notes say what was altered.
 
-    Padding becomes air (-1,024 HU); bits above BitsStored are masked (old overlays live there); values that do not
-    fit int16 are clipped. Each of these is noted.
-
-    Returns:
-        int16 (z, y, x) in the given order, and the notes.
-
-    Raises:
-        DataError: ``no-rescale``, ``truncated``, ``undecodable``.
+    Padding becomes air (-1,024 HU); bits above BitsStored are masked (old overlays live there); values that do not fit
+    int16 are clipped. Raises :class:`DataError` ``no-rescale``, ``truncated`` or ``undecodable``.
     """
     volume = np.empty((len(slices), *slices[0].size), np.int16)
     seen: Counter[str] = Counter()
@@ -71,7 +65,7 @@ def _in_place(slice_: Slice) -> np.ndarray:
 
 
 def _decode(slices: Sequence[Slice]) -> Iterator[np.ndarray]:
-    """The stored values (rows, columns) of these slices of one file, one after the other."""
+    """The stored values (rows, columns) of these slices of one file, one by one."""
     name, syntax = slices[0].source.name, slices[0].storage.syntax
     frames = [slice_.frame for slice_ in slices]
     try:
@@ -92,7 +86,7 @@ def _decode(slices: Sequence[Slice]) -> Iterator[np.ndarray]:
 
 
 def _to_hu(raw: np.ndarray, slice_: Slice, rules: CTRules, out: np.ndarray) -> list[str]:
-    """Fill ``out``; what was met on the way, once each (see ``TEXTS``)."""
+    """Fill ``out`` and return each kind of finding once (a key of ``TEXTS``)."""
     store, met = slice_.storage, []
     slope, intercept = _rescale(slice_, rules)
     if slice_.rescale_type not in ("", "HU"):

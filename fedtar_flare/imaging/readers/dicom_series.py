@@ -1,7 +1,7 @@
 """DICOM files to series, and which series of a study is read.
 
-The rule, in this order: slices across the body's axis; no projection (MIP); a soft-tissue kernel; most slices;
-thinnest; then the smallest SeriesInstanceUID, so that the choice never depends on file names.
+Preference, in this order: slices across the body's axis; no projection (MIP); a soft-tissue kernel; most slices;
+thinnest; smallest SeriesInstanceUID, so that the choice never depends on file names.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from fedtar_flare.imaging.readers.kernels import softness
 from fedtar_flare.imaging.readers.volume import CTRules, Note
 
 AXIAL = 0.85
-"""Least share of the normal along the body's axis (32 degrees) for a slice to count as axial."""
+"""Least component of an axial slice's normal along the body's axis (32 degrees)."""
 
 
 @dataclass(eq=False)
 class Series:
-    """The slices of one series, and the files of it that are damaged."""
+    """The slices of one series, and the errors of its damaged files."""
 
     uid: str
     slices: list[Slice] = field(default_factory=list)
@@ -44,18 +44,16 @@ class Series:
         )
 
     def describe(self) -> str:
-        """One line for messages."""
         one = self.slices[0] if self.slices else None
         what = f"kernel '{one.kernel}', {one.thickness} mm" if one else "damaged"
         return f"series {self.uid} ({len(self.slices)} slices, {what})"
 
 
 def scan(sources: Sequence[Source], where: str) -> tuple[list[Series], list[DataError]]:
-    """All CT series in these files, and why other files were left out.
+    """All CT series in these files, best first, and why other files were left out.
 
-    Raises:
-        DataError: ``no-dicom`` when no file is DICOM; the commonest reason when no file is a CT slice;
-            ``mixed-patients`` for files of several patients.
+    Raises :class:`DataError` ``no-dicom`` when no file is DICOM, the commonest reason when none is a CT slice, or
+    ``mixed-patients``.
     """
     series: dict[str, Series] = {}
     left_out: list[DataError] = []
@@ -87,11 +85,7 @@ def scan(sources: Sequence[Source], where: str) -> tuple[list[Series], list[Data
 
 
 def candidates(series: Sequence[Series], where: str, rules: CTRules) -> list[Series]:
-    """Series to try, best first.
-
-    Raises:
-        DataError: ``no-such-series`` for a named series that is not there; ``several-studies``.
-    """
+    """Series to try, best first; raises :class:`DataError` ``no-such-series`` or ``several-studies``."""
     if rules.series_uid is not None:
         named = [one for one in series if one.uid == rules.series_uid]
         if not named:
@@ -108,7 +102,7 @@ def candidates(series: Sequence[Series], where: str, rules: CTRules) -> list[Ser
 
 def notes_of(chosen: Series, refused: Sequence[tuple[Series, DataError]], all_: Sequence[Series],
              left_out: Sequence[DataError]) -> list[Note]:  # fmt: skip
-    """What the reader of a study should know of the choice."""
+    """Notes on how the series was chosen."""
     notes = []
     if len(all_) > 1:
         others = "; ".join(one.describe() for one in all_ if one is not chosen)

@@ -1,4 +1,4 @@
-"""A DICOM header as one or many slices (frames) of a CT series: geometry, rescale and how the pixels are stored."""
+"""A DICOM header as one or more slices (frames) of a CT series: geometry, rescale and pixel storage."""
 
 from __future__ import annotations
 
@@ -24,41 +24,25 @@ LOSSLESS = {f"1.2.840.10008.1.2.{end}" for end in ("5", "4.57", "4.70", "4.80", 
 
 
 class NotASlice(DataError):
-    """The file is simply no slice of a volume and can be left out; any other error condemns its series."""
+    """The file is not a slice of a volume and can be left out; any other error condemns its series."""
 
 
 @dataclass(frozen=True, slots=True)
 class Storage:
-    """How the pixel values of a slice lie in its file.
-
-    Args:
-        syntax: transfer syntax.
-        offset: place of the first value in the file; None when the file has to be decoded.
-        bits_allocated, bits_stored, signed: of a stored value.
-        padding: lowest and highest stored value that mark "no image here"; None without such a mark.
-        lossy: whether the values went through a lossy compression.
-    """
+    """How the pixel values of a slice lie in its file."""
 
     syntax: UID
-    offset: int | None
+    offset: int | None  # of the first value in the file; None when the file has to be decoded
     bits_allocated: int
     bits_stored: int
     signed: bool
-    padding: tuple[int, int] | None
+    padding: tuple[int, int] | None  # lowest and highest stored value that mark "no image here"
     lossy: bool
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Slice:
-    """One slice of a CT series.
-
-    Args:
-        position: centre of the first voxel, LPS millimetres.
-        row, column: unit vectors along a row and along a column, LPS.
-        spacing: between rows and between columns, mm.
-        slope, intercept: stored value to HU; None where the file has none.
-        step_mm: what the header says of the distance between slices (or the thickness); None when silent.
-    """
+    """One slice of a CT series; directions and positions are LPS."""
 
     source: Source
     frame: int
@@ -70,25 +54,25 @@ class Slice:
     image_type: tuple[str, ...]
     kernel: str
     size: tuple[int, int]
-    spacing: tuple[float, float]
-    position: np.ndarray
-    row: np.ndarray
-    column: np.ndarray
+    spacing: tuple[float, float]  # between rows and between columns, mm
+    position: np.ndarray  # centre of the first voxel, mm
+    row: np.ndarray  # unit vector along a row
+    column: np.ndarray  # unit vector along a column
     thickness: float | None
-    step_mm: float | None
-    slope: float | None
+    step_mm: float | None  # distance between slices as the header states it, else their thickness
+    slope: float | None  # from stored value to HU, with the intercept; None where the file has none
     intercept: float | None
     rescale_type: str
     storage: Storage
 
     @property
     def normal(self) -> np.ndarray:
-        """Unit vector across the slice, LPS."""
+        """Unit vector across the slice."""
         return np.cross(self.row, self.column)
 
 
 def slices_of(header: Header) -> list[Slice]:
-    """The slices that a file holds: one, or one per frame of an enhanced multi-frame CT.
+    """The slices in a file: one, or one per frame of an enhanced multi-frame CT.
 
     Raises:
         NotASlice: ``no-pixel-data``, ``not-ct``, ``localizer``, ``secondary-capture``.
@@ -174,7 +158,7 @@ def _storage(header: Header, values: int) -> Storage:
 
 
 def _padding(dataset: Dataset, name: str, signed: bool, bits: int) -> tuple[int, int] | None:
-    """The padding value may be written as signed or unsigned whatever the pixels are."""
+    """Files write the padding value signed or unsigned, whatever the pixels are."""
     low = integer(dataset, "PixelPaddingValue", name, None)
     if low is None:
         return None
@@ -187,7 +171,7 @@ def _padding(dataset: Dataset, name: str, signed: bool, bits: int) -> tuple[int,
 
 
 def _frames(dataset: Dataset, name: str) -> Iterator[Dataset]:
-    """The datasets that describe each frame: the file's own, or (enhanced CT) shared and per-frame groups merged."""
+    """One dataset per frame: the file's own or, for enhanced CT, shared and per-frame groups merged."""
     if "PerFrameFunctionalGroupsSequence" not in dataset:
         if integer(dataset, "NumberOfFrames", name, 1) > 1:
             raise DataError(f"{name}: several frames without a position of each", reason="no-position")

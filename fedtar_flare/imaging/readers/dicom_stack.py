@@ -1,4 +1,4 @@
-"""The slices of one series in the order of their position, checked to be one regular stack."""
+"""The slices of one series, sorted by position and checked to be one regular stack."""
 
 from __future__ import annotations
 
@@ -19,27 +19,18 @@ ROUNDING_MM = 0.1
 
 @dataclass(eq=False)
 class Stack:
-    """Slices that lie behind one another.
+    """Slices that lie behind one another."""
 
-    Args:
-        slices: ascending along the normal.
-        positions: along the normal, mm, relative to the first slice.
-        spacing: between slices, mm: the even grid's.
-        even: whether the slices lie on that grid.
-        shear: drift of the first voxel per mm along the normal, in mm along a row and a column; zero without tilt.
-        notes: what was met.
-    """
-
-    slices: list[Slice]
-    positions: np.ndarray
-    spacing: float
-    even: bool
-    shear: tuple[float, float]
+    slices: list[Slice]  # ascending along the normal
+    positions: np.ndarray  # along the normal, mm, relative to the first slice
+    spacing: float  # of the even grid, mm
+    even: bool  # whether the slices lie on that grid
+    shear: tuple[float, float]  # drift in mm along a row and a column, per mm along the normal; zero without tilt
     notes: list[Note]
 
 
 def build_stack(series: Series, rules: CTRules) -> Stack:
-    """Order the slices and check them.
+    """Sort the slices and check them.
 
     Raises:
         DataError: the series' own damage; ``too-few-slices``, ``mixed-orientation``, ``mixed-size``,
@@ -71,7 +62,7 @@ def build_stack(series: Series, rules: CTRules) -> Stack:
 
 
 def _without_copies(slices: Sequence[Slice]) -> tuple[list[Slice], list[Note]]:
-    """Drop files that hold the same object (SOPInstanceUID) again at the same place."""
+    """Drop files that repeat an object (SOPInstanceUID) at the same place."""
     kept: dict[tuple[str, tuple[float, ...]], Slice] = {}
     for slice_ in slices:
         kept.setdefault((slice_.sop_uid, tuple(slice_.position)), slice_)
@@ -93,7 +84,7 @@ def _check_alike(slices: Sequence[Slice], where: str) -> None:
 
 
 def _one_acquisition(slices: list[Slice], normal: np.ndarray, where: str) -> tuple[list[Slice], list[Note]]:
-    """Different images at one place: take the largest acquisition (AcquisitionNumber) if that settles it."""
+    """Where one place has different images, take the largest acquisition if that settles it."""
     if not _doubles(slices, normal):
         return slices, []
     groups: dict[str, list[Slice]] = {}
@@ -144,7 +135,7 @@ def _check_spacing(positions: np.ndarray, where: str, rules: CTRules, notes: lis
 def _check_shear(
     slices: Sequence[Slice], offsets: np.ndarray, positions: np.ndarray, where: str, rules: CTRules, notes: list[Note]
 ) -> tuple[float, float]:
-    """Drift of the slices across their normal: nothing, or that of a tilted gantry, or a jump."""
+    """Drift of the slices across their normal: none, or that of a tilted gantry; a jump is refused."""
     one = slices[0]
     drift = np.stack([offsets @ one.row, offsets @ one.column], axis=1)
     shear = positions @ drift / float(positions @ positions)

@@ -1,4 +1,4 @@
-"""Values of single DICOM tags, checked; read without pydicom's conversion where that is slow (decimal strings)."""
+"""Values of single DICOM tags, checked; they bypass pydicom's conversion where that is slow (decimal strings)."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from fedtar_flare.errors import DataError
 
 @cache
 def tag(keyword: str) -> BaseTag:
-    """The tag of a keyword; looked up once, since pydicom's own way takes longer than reading the value."""
+    """The tag of a keyword, cached: pydicom's look-up takes longer than reading the value."""
     return Tag(keyword)
 
 
 def text(dataset: Dataset, keyword: str) -> str:
-    """The value as text, its parts divided by backslashes; empty when absent."""
+    """The value as text, its parts separated by backslashes; empty when absent."""
     item = dataset.get_item(tag(keyword))
     if item is None:
         return ""
@@ -37,15 +37,14 @@ def first(dataset: Dataset, keyword: str) -> str:
 
 
 def words(dataset: Dataset, keyword: str) -> tuple[str, ...]:
-    """All parts, trimmed, in capitals."""
+    """All parts, trimmed, in upper case."""
     return tuple(part.strip(" \0").upper() for part in text(dataset, keyword).split("\\"))
 
 
 def decimals(dataset: Dataset, keyword: str, count: int, name: str) -> tuple[float, ...] | None:
-    """Decimal numbers; None when the tag is absent or empty.
+    """The first ``count`` decimal numbers; None when the tag is absent or empty.
 
-    Raises:
-        DataError: ``bad-header`` for what is not ``count`` finite numbers.
+    Raises :class:`DataError` ``bad-header`` for fewer than ``count`` numbers, or for one that is not finite.
     """
     value = text(dataset, keyword)
     if not value.strip(" \\"):
@@ -70,11 +69,7 @@ def integer(dataset: Dataset, keyword: str, name: str, default: int) -> int: ...
 @overload
 def integer(dataset: Dataset, keyword: str, name: str, default: None) -> int | None: ...
 def integer(dataset: Dataset, keyword: str, name: str, default: int | None) -> int | None:
-    """A whole number; ``default`` when absent or empty.
-
-    Raises:
-        DataError: ``bad-header`` when it cannot be read.
-    """
+    """A whole number, or ``default`` when absent or empty; raises :class:`DataError` ``bad-header``."""
     try:
         item = dataset.get_item(tag(keyword))
         if item is None:
@@ -91,11 +86,7 @@ def integer(dataset: Dataset, keyword: str, name: str, default: int | None) -> i
 
 
 def positive(dataset: Dataset, keyword: str, name: str) -> int:
-    """A whole number that must be there and be positive.
-
-    Raises:
-        DataError: ``bad-header``.
-    """
+    """A positive whole number; raises :class:`DataError` ``bad-header`` when missing or not positive."""
     value = integer(dataset, keyword, name, None)
     if value is None or value < 1:
         raise DataError(f"{name}: {keyword} is missing or not positive", reason="bad-header")

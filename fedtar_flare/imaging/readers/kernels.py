@@ -1,4 +1,4 @@
-"""Whether a reconstruction kernel is made for soft tissue, by the makers' naming."""
+"""Whether a reconstruction kernel is meant for soft tissue, by the manufacturers' naming."""
 
 from __future__ import annotations
 

@@ -12,12 +12,11 @@ from fedtar_flare.errors import DataError
 from fedtar_flare.imaging.readers.volume import CTRules, CTVolume, Note, check_air, check_spacing, to_int16
 
 MOST_NOT_FINITE = 0.5
-"""Largest share of values that are no number: outside of the scanner's circle lie a fifth, half is no volume."""
+"""Largest accepted share of NaN and infinite values; a fifth of a slice lies outside the scanner's circle."""
 
 
 def read_nifti(path: Path, rules: CTRules | None = None) -> CTVolume:
-    """Read a NIfTI file; its scaling (scl_slope, scl_inter) is applied, slice by slice, so that memory holds the
-    volume once.
+    """Read a NIfTI file and apply its scaling (scl_slope, scl_inter) by slice, so that memory holds one volume.
 
     Raises:
         DataError: ``no-image``, ``unreadable``, ``not-a-volume`` (2D, 4D or colour), ``no-orientation`` (neither sform
@@ -81,7 +80,7 @@ def _geometry(image: Any, path: Path, rules: CTRules) -> tuple[np.ndarray, np.nd
 
 
 def _values(image: Any, path: Path, shape: tuple[int, ...]) -> tuple[np.ndarray, int]:
-    """int16 (z, y, x), and how many values were no number."""
+    """int16 (z, y, x), and how many values were not a number."""
     hu = np.empty(shape[::-1], np.int16)
     strange = 0
     rest = (0,) * (len(image.shape) - 3)

@@ -1,7 +1,7 @@
 """Chest radiographs (PNG, JPEG, DICOM CR and DX) as 8-bit greyscale, dense tissue bright. Needs no MONAI.
 
-8-bit pictures are taken as they are. Deeper ones are mapped to 8 bits by the radiograph's own window where it has one
-(DICOM), else between their 0.1 and 99.9 percentiles, so that a marker or a dead pixel does not darken the radiograph.
+8-bit pictures stay as they are. Deeper ones are mapped to 8 bits by their own window (DICOM) or else between their 0.1
+and 99.9 percentiles, so that a marker or a dead pixel does not darken the radiograph.
 """
 
 from __future__ import annotations
@@ -21,14 +21,9 @@ GREY = ("MONOCHROME1", "MONOCHROME2")
 
 
 def read_radiograph(path: Path | str, *, lateral: bool = False) -> np.ndarray:
-    """Read one radiograph.
+    """Read one radiograph (PNG, JPEG, BMP, TIFF, or DICOM CR/DX) as uint8 (height, width).
 
-    Args:
-        path: PNG, JPEG, BMP, TIFF, or DICOM CR/DX.
-        lateral: whether a lateral view (DICOM ViewPosition) is accepted.
-
-    Returns:
-        uint8 (height, width).
+    ``lateral`` accepts lateral views (DICOM ViewPosition) too.
 
     Raises:
         DataError: ``no-image``, ``unreadable``, ``not-a-radiograph`` (another modality, palette colours, several frames
@@ -65,7 +60,7 @@ def _read_picture(path: Path) -> np.ndarray:
                     raise DataError(f"{path}: values that are no number", reason="not-finite")
                 return stretch(values)
             if upright.mode in ("RGBA", "LA", "PA", "P"):
-                upright = upright.convert("RGBA").convert("RGB")  # the colours below a transparent layer are kept
+                upright = upright.convert("RGBA").convert("RGB")  # keeps the colours below a transparent layer
             return np.array(upright.convert("L"))
     except DataError:
         raise
@@ -117,7 +112,7 @@ def _read_dicom(path: Path, lateral: bool) -> np.ndarray:
 
 
 def _check_size(dataset: Any, path: Path) -> None:
-    """More pixels than rows and columns make: the radiograph would be a part of what was exposed, or garbled."""
+    """Refuse more pixels than rows times columns: the radiograph would be cropped or garbled."""
     syntax = getattr(dataset.file_meta, "TransferSyntaxUID", None)
     if syntax is None or syntax.is_encapsulated:
         return

@@ -16,11 +16,8 @@ from fedtar_flare.imaging.readers.radiograph import read_radiograph
 class RadiographReader(ImageReader):
     """Reads one radiograph as uint8 (height, width), dense tissue bright; its affine is the identity.
 
-    As with :class:`~fedtar_flare.imaging.readers.dicom_ct.CTSeriesReader`, the file is read in :meth:`get_data`, so
-    that no other reader takes over what this one refuses.
-
-    Args:
-        lateral: whether lateral views are accepted.
+    As in :class:`~fedtar_flare.imaging.readers.dicom_ct.CTSeriesReader`, :meth:`get_data` reads the file, so that no
+    other reader takes over what this one refuses.
     """
 
     def __init__(self, lateral: bool = False):
@@ -33,7 +30,6 @@ class RadiographReader(ImageReader):
         return all(Path(name).suffix.lower() in (*PICTURES, ".dcm", ".dicom", "") for name in names)
 
     def read(self, data: Sequence[Any] | Any, **kwargs: Any) -> Path:
-        """The path of the one radiograph."""
         names = [data] if isinstance(data, str | Path) else list(data)
         if len(names) != 1:
             raise ValueError(f"one radiograph at a time, not {len(names)}")

@@ -1,4 +1,4 @@
-"""Linear interpolation of a stack of slices to a regular grid: gaps and uneven steps, and a tilted gantry."""
+"""Linear interpolation of a stack of slices to a regular grid: gaps, uneven steps, and a tilted gantry."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from fedtar_flare.imaging.readers.volume import AIR_HU
 
 
 def even(hu: np.ndarray, positions: np.ndarray, spacing: float) -> np.ndarray:
-    """Slices at rising positions (mm, the first at 0) to a grid of this spacing that starts at 0; int16."""
+    """Resample slices at rising positions (mm, the first at 0) to an even grid that starts at 0; int16."""
     count = math.floor(float(positions[-1]) / spacing + 1e-3) + 1
     out = np.empty((count, *hu.shape[1:]), np.int16)
     for i in range(count):
@@ -28,14 +28,13 @@ def straighten(
 ) -> tuple[np.ndarray, tuple[float, float]]:
     """Undo the drift of slices across their normal, on a canvas that holds all of them.
 
+    Returns the straight volume, and the place of its first voxel relative to the first of ``hu``: mm along x and y.
+
     Args:
         hu: int16 (z, y, x).
         spacing: between slices, mm.
         pixel: between rows and between columns, mm.
         shear: drift per mm along the normal, in mm along a row (x) and along a column (y).
-
-    Returns:
-        the straight volume, and where its first voxel lies relative to the first of ``hu``: mm along x and y.
     """
     from scipy.ndimage import shift
 

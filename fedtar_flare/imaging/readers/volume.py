@@ -14,15 +14,15 @@ from fedtar_flare.settings import Settings
 
 AIR_HU = -1024
 ONLY_AIR_HU = -700
-"""A volume without a value above this shows no body."""
+"""A volume whose values all lie at or below this shows no body."""
 INT16 = np.iinfo(np.int16)
 PLAUSIBLE_MM = (0.05, 50.0)
-"""Bounds of the distance between voxels of a body CT; beyond them a file states another unit than millimetres."""
+"""Bounds of the distance between voxels of a body CT; beyond them the unit is not millimetres."""
 Repair = Literal["refuse", "resample"]
 
 
 class Note(NamedTuple):
-    """Something a reader met and could live with: a stable slug and a text for the reader on the spot."""
+    """Something a reader met and tolerated: a stable slug and a text for people."""
 
     reason: str
     text: str
@@ -30,20 +30,12 @@ class Note(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class CTVolume:
-    """A CT volume.
+    """A CT volume; ``warnings`` lists what the reader met (several series, padding, copies, ...)."""
 
-    Args:
-        hu: int16 (z, y, x), Hounsfield units.
-        spacing_mm: distance between voxel centres along z, y, x.
-        affine: float64 (4, 4), voxel index (x, y, z) to millimetres in RAS (right, anterior, superior positive).
-        series_uid: DICOM SeriesInstanceUID that was read; empty for other formats.
-        warnings: what was met on the way (several series, padding, copies, lossy compression, ...).
-    """
-
-    hu: np.ndarray
-    spacing_mm: tuple[float, float, float]
-    affine: np.ndarray
-    series_uid: str = ""
+    hu: np.ndarray  # int16 (z, y, x), Hounsfield units
+    spacing_mm: tuple[float, float, float]  # between voxel centres along z, y, x
+    affine: np.ndarray  # float64 (4, 4), voxel index (x, y, z) to mm in RAS (right, anterior, superior positive)
+    series_uid: str = ""  # DICOM SeriesInstanceUID; empty for other formats
     warnings: tuple[Note, ...] = ()
 
 
@@ -77,15 +69,14 @@ class CTRules(Settings):
     series_uid: str | None = Field(None, description="read this series and no other; None chooses by rule")
 
     def misfits(self) -> Iterator[tuple[str, str]]:
-        """A slope of zero."""
         if self.rescale is not None and self.rescale[0] == 0:
             yield "rescale", "a slope other than 0, and an intercept"
 
 
 def to_int16(values: np.ndarray) -> np.ndarray:
-    """Round to int16 Hounsfield units; what does not fit is clipped, what is not a number becomes air.
+    """Round to int16 Hounsfield units; values out of range are clipped, NaN and -inf become air.
 
-    Values that are int16 already are handed back, not copied.
+    An int16 array is returned itself, not a copy.
     """
     if values.dtype == np.int16:
         return values
@@ -95,21 +86,16 @@ def to_int16(values: np.ndarray) -> np.ndarray:
 
 
 def check_spacing(where: str, *spacing_mm: float) -> None:
-    """Refuse distances between voxels that no body CT has.
-
-    Raises:
-        DataError: ``implausible-spacing``.
-    """
+    """Refuse distances between voxels that no body CT has; raises :class:`DataError` ``implausible-spacing``."""
     if not all(PLAUSIBLE_MM[0] <= abs(step) <= PLAUSIBLE_MM[1] for step in spacing_mm):
         shown = ", ".join(f"{step:g}" for step in spacing_mm)
         raise DataError(f"{where}: {shown} mm between voxels; in another unit?", reason="implausible-spacing")
 
 
 def check_air(hu: np.ndarray, where: str, rules: CTRules) -> list[Note]:
-    """A chest CT holds air. Without a voxel in -1,100 to -300 HU its values are most likely no Hounsfield units.
+    """A chest CT holds air: without a voxel in -1,100 to -300 HU, its values are most likely not Hounsfield units.
 
-    Raises:
-        DataError: ``blank`` for nothing but air; ``implausible-hu``, unless the rules accept it.
+    Raises :class:`DataError` ``blank`` for nothing but air, ``implausible-hu`` unless the rules accept it.
     """
     step = max(1, hu.shape[0] // 16)
     sample = hu[::step, ::8, ::8]
