@@ -1,1 +1,1 @@
-"""Scores of generated reports: language and clinical. Pure Python and numpy: they run in a notebook."""
+"""Language and clinical scores of generated reports. Pure Python and numpy, so they also run in a notebook."""

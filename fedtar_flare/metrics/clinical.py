@@ -1,4 +1,4 @@
-"""Agreement of findings: which findings a generated report names against those that are there."""
+"""Agreement of findings: those that a generated report names against those that are there."""
 
 from __future__ import annotations
 
@@ -9,18 +9,12 @@ from fedtar_flare.errors import DataError
 
 
 def finding_f1(truth: Sequence[AbstractSet[str]], predicted: Sequence[AbstractSet[str]]) -> dict[str, float | None]:
-    """F1 of findings, in both usual averages.
-
-    Args:
-        truth: per report the findings that are there.
-        predicted: per report the findings that the generated text names, in the same order.
+    """F1 of findings in both usual averages; entry i of either list holds the findings of report i.
 
     Returns:
-        - ``finding_precision``, ``finding_recall``, ``finding_f1``: micro, from the counts of (report, finding) pairs
-          over all reports. Undefined, and then None: precision when nothing is named, recall when nothing is there,
-          F1 when both.
-        - ``finding_f1_example``: mean over reports of each report's own F1; a report without any finding of which
-          none is named counts 1. Always defined.
+        - ``finding_precision``, ``finding_recall``, ``finding_f1``: micro averages over all (report, finding) pairs.
+          None where undefined: precision if nothing is named, recall if nothing is there, F1 if both.
+        - ``finding_f1_example``: mean of the reports' own F1, which is 1 where nothing is there and nothing is named.
 
     Raises:
         DataError: ``no-reports`` for empty lists, ``unequal-lengths`` for lists of different length.

@@ -1,14 +1,7 @@
 """BLEU-1..4, ROUGE-L and CIDEr of generated reports, equal to pycocoevalcap's.
 
-Two levels. :func:`language_scores` takes texts, cleans them and scores one reference per report.
-:func:`language_statistics` takes tokens, any number of references per report, and keeps what every report adds
-(:class:`LanguageStatistics`), from which scores of the whole, of a part or of thousands of bootstrap replicates follow
-by one matrix product.
-
-The scores are raw: BLEU and ROUGE-L in 0..1, CIDEr in 0..10. Papers print them times 100.
-
-CIDEr weighs a phrase by how rare it is in the corpus of references. So it is a property of a corpus: it is 0 for a
-corpus of one report, and the CIDEr of two sites must not be pooled into one (average the sites' values, and say so).
+Scores are raw: BLEU and ROUGE-L in 0..1, CIDEr in 0..10. CIDEr weighs a phrase by its rarity in the corpus of
+references: it is 0 for a corpus of one report, and sites' values must not be pooled (average them, and say so).
 """
 
 from __future__ import annotations
@@ -48,8 +41,8 @@ Array = NDArray[np.float64]
 def clean(text: str) -> str:
     """Bring a report into the form that is scored: lower case, tokens separated by one space, ``.`` a token.
 
-    Numbering of lists, underscores (left by de-identification), quotes and all punctuation but the full stop go; the
-    point or comma inside a number and the hyphen inside a word stay.
+    List numbers, underscores left by de-identification, quotes and all other punctuation go; the point or comma inside
+    a number and the hyphen inside a word stay.
 
     >>> clean("1. No   effusion.\\n2. Nodule (1.5 cm), well-defined; follow-up!")
     'no effusion . nodule 1.5 cm well-defined follow-up'
@@ -64,14 +57,9 @@ def clean(text: str) -> str:
 
 
 def language_scores(references: Sequence[str], hypotheses: Sequence[str]) -> dict[str, float]:
-    """Scores of generated reports, each against its one reference; both are cleaned first (:func:`clean`).
+    """Raw ``bleu_1`` to ``bleu_4``, ``rouge_l`` and ``cider`` of reports, each against its one reference.
 
-    Args:
-        references: what the radiologists wrote.
-        hypotheses: what was generated, in the same order; an empty text is allowed and scores 0.
-
-    Returns:
-        ``bleu_1`` to ``bleu_4``, ``rouge_l``, ``cider``: raw, always finite.
+    Both are cleaned first (:func:`clean`). An empty hypothesis is allowed and scores 0; all scores are finite.
 
     Raises:
         DataError: ``no-reports`` for empty lists, ``unequal-lengths`` for lists of different length.
@@ -85,13 +73,9 @@ def language_scores(references: Sequence[str], hypotheses: Sequence[str]) -> dic
 class LanguageStatistics:
     """What each of N reports adds to the corpus scores.
 
-    Args:
-        matches: (N, 4), n-grams of the hypothesis that a reference has too, clipped; n = 1..4.
-        guesses: (N, 4), n-grams of the hypothesis.
-        hypothesis_length: (N,), tokens.
-        reference_length: (N,), tokens of the reference nearest in length.
-        rouge_l: (N,), ROUGE-L of each report.
-        cider: (N,), CIDEr of each report, document frequencies taken from all N.
+    ``guesses`` (N, 4) count the hypothesis's n-grams, n = 1..4; ``matches`` (N, 4) those in a reference too, clipped.
+    The other arrays are (N,). Lengths are in tokens, ``reference_length`` that of the reference nearest in length;
+    ``cider`` takes document frequencies from all N.
     """
 
     matches: Array
@@ -109,16 +93,12 @@ class LanguageStatistics:
         return {name: float(values[0]) for name, values in self.resampled(np.ones((1, len(self)))).items()}
 
     def resampled(self, weights: ArrayLike) -> dict[str, Array]:
-        """Scores of R weighted corpora, such as bootstrap replicates or the reports of one time step.
+        """Scores of R weighted corpora, each of shape (R,), such as bootstrap replicates or one time step's reports.
 
-        Args:
-            weights: (R, N), how often each report counts. CIDEr keeps the document frequencies of the whole corpus.
-
-        Returns:
-            the scores of :meth:`scores`, each of shape (R,).
+        ``weights`` (R, N) say how often each report counts. CIDEr keeps the whole corpus's document frequencies.
 
         Raises:
-            DataError: ``unusable-weights`` for another shape, a negative weight or a row without any report.
+            DataError: ``unusable-weights`` for another shape, a negative or non-finite weight, or a row of zeros.
         """
         w = np.asarray(weights, dtype=np.float64)
         if w.ndim != 2 or w.shape[1] != len(self) or not np.isfinite(w).all() or (w < 0).any():
@@ -137,15 +117,10 @@ class LanguageStatistics:
 def language_statistics(
     references: Sequence[Sequence[Sequence[str]]], hypotheses: Sequence[Sequence[str]]
 ) -> LanguageStatistics:
-    """Per-report statistics of tokenised reports.
-
-    Args:
-        references: per report its references (at least one), each a list of tokens.
-        hypotheses: per report the tokens that were generated.
+    """Per-report statistics of tokenised reports; each may have several references, and needs at least one.
 
     Raises:
-        DataError: ``no-reports``, ``unequal-lengths``, ``no-reference`` (a report without one), or ``not-tokens``
-            (a text in the place of a list of tokens).
+        DataError: ``no-reports``, ``unequal-lengths``, ``no-reference``, or ``not-tokens`` (a text instead of tokens).
     """
     _check(references, hypotheses)
     counted = [_ngrams(tokens) for tokens in hypotheses]
@@ -168,15 +143,7 @@ def language_statistics(
 
 
 def bleu_of_sums(matches: Array, guesses: Array, hypothesis_length: Array, reference_length: Array) -> Array:
-    """Corpus BLEU-1..4 from sums over its reports; sums of several sites may be added before.
-
-    Args:
-        matches, guesses: (..., 4), summed over reports.
-        hypothesis_length, reference_length: (...), likewise.
-
-    Returns:
-        (..., 4).
-    """
+    """Corpus BLEU-1..4 (..., 4) from counts (..., 4) and lengths (...) summed over reports, also of several sites."""
     precision = (matches + _TINY) / (guesses + _SMALL)
     bleu = np.cumprod(precision, axis=-1) ** (1 / np.arange(1, _N + 1))
     ratio = (hypothesis_length + _TINY) / (reference_length + _SMALL)
@@ -205,7 +172,7 @@ def _ngrams(tokens: Sequence[str]) -> list[Counts]:
 
 
 def _matches(hypothesis: Sequence[Counts], references: Sequence[Sequence[Counts]]) -> list[int]:
-    """Per n, n-grams of the hypothesis found in a reference, each at most as often as in the one that has most."""
+    """Per n, the n-grams found in a reference, each at most as often as in the reference that has most of it."""
     found = []
     for n, own in enumerate(hypothesis):
         others = [reference[n] for reference in references]
@@ -223,10 +190,7 @@ def _most(counts: Sequence[Counts]) -> Counts:
 
 
 def _rouge_l(hypothesis: Sequence[str], references: Sequence[Sequence[str]]) -> float:
-    """F-measure (beta 1.2) of the longest common subsequence, best precision and best recall over the references.
-
-    An empty text counts as one empty token, as in pycocoevalcap: two empty texts agree.
-    """
+    """F-measure (beta 1.2) of the references' best precision and recall; as in pycocoevalcap, two empty texts agree."""
     own = hypothesis or [""]
     common = [(_lcs(reference or [""], own), max(1, len(reference))) for reference in references]
     precision = max(length for length, _ in common) / len(own)
@@ -237,7 +201,7 @@ def _rouge_l(hypothesis: Sequence[str], references: Sequence[Sequence[str]]) -> 
 
 
 def _lcs(a: Sequence[str], b: Sequence[str]) -> int:
-    """Length of the longest common subsequence, bit-parallel: one word operation per token of b stands for a row."""
+    """Length of the longest common subsequence, bit-parallel: one integer operation stands for a whole row."""
     where: dict[str, int] = {}
     for i, token in enumerate(a):
         where[token] = where.get(token, 0) | 1 << i

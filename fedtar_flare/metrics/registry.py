@@ -1,4 +1,4 @@
-"""All scores of generated reports by name: how each is called, scaled and read."""
+"""All scores of generated reports by name."""
 
 from __future__ import annotations
 
@@ -7,15 +7,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Score:
-    """One score.
+    """One score: ``name`` is for records, ``label`` for people.
 
-    Args:
-        name: in records and messages.
-        label: for people.
-        scale: factor from the raw value to the one that is printed; papers print most scores times 100.
-        higher_is_better: False for losses.
-        decimals: of the printed value.
-        curve: worth a chart over rounds.
+    ``scale`` turns the raw value into the printed one, which has ``decimals``; ``curve`` asks for a chart over rounds.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""Report generator: slice-wise image encoder, slice pooling, GPT-2 decoder with cross-attention; tokenizer and presets.
+"""Report generator (slice encoder, slice pooling, GPT-2 decoder), tokenizer and presets; knows nothing of federation.
 
-Knows nothing of federation. Start at :mod:`fedtar_flare.models.config`.
+Start at :mod:`fedtar_flare.models.config`.
 """

@@ -1,4 +1,4 @@
-"""Build what a :class:`ModelConfig` describes: the report generator and its tokenizer."""
+"""Build the report generator and the tokenizer that a :class:`ModelConfig` describes."""
 
 from __future__ import annotations
 
@@ -14,11 +14,7 @@ from fedtar_flare.models.weights import load_weights
 
 
 def build_tokenizer(config: ModelConfig) -> ReportTokenizer:
-    """The tokenizer of a model.
-
-    Raises:
-        ConfigError: its file is not there, or a named decoder's cannot be fetched (with both ways out).
-    """
+    """The tokenizer of a model; ConfigError where its file is missing or a named decoder's cannot be fetched."""
     if config.tokenizer == "decoder":
         assert config.decoder_name is not None
         return decoder_tokenizer(config.decoder_name, config.max_length)
@@ -26,14 +22,12 @@ def build_tokenizer(config: ModelConfig) -> ReportTokenizer:
 
 
 def build_model(config: ModelConfig) -> ReportGenerator:
-    """The report generator, on the CPU, float32, in eval mode; the same bits for the same configuration.
+    """The report generator, on the CPU, float32, in eval mode; the same configuration gives the same bits.
 
-    Weights that are not loaded are a function of ``config.seed``; the global random state is neither read nor
-    changed. :attr:`ReportGenerator.untrained` names the parameters that were left at such random values.
+    Weights that are not loaded depend on ``config.seed`` alone; the global random state is neither read nor changed.
 
     Raises:
-        ConfigError: a weights file is missing or does not fit (the tensor is named), a named model cannot be fetched
-            (with both ways out), sizes that only the loaded parts reveal do not go together.
+        ConfigError: weights are missing or do not fit (names the tensor), a model cannot be fetched, or sizes clash.
     """
     tokenizer = build_tokenizer(config)
     weights = asset(config.weights, "model.safetensors", "weights") if config.weights else None
@@ -45,15 +39,12 @@ def build_model(config: ModelConfig) -> ReportGenerator:
 
 
 def require_trained(model: ReportGenerator, config: ModelConfig, exchanged: Collection[str]) -> None:
-    """Refuse to adapt a frozen model parts of which are random and would stay so.
+    """Refuse to adapt a frozen model with random parts, unless the run trains them whole (``exchanged``, by name).
 
-    Args:
-        model: as built.
-        config: its configuration; ``random_backbone=True`` switches the check off.
-        exchanged: names of the model's parameters that the run trains and exchanges whole.
+    ``config.random_backbone`` switches the check off.
 
     Raises:
-        ConfigError: says which parts and the ways out.
+        ConfigError: names the parts and the ways out.
     """
     left = [name for name in model.untrained if name not in exchanged]
     if not left or config.random_backbone:

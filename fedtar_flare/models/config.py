@@ -1,8 +1,7 @@
-"""Which report generator: one validated description, and named presets of it.
+"""Which report generator: a validated description, and presets.
 
-Preset ``small`` is the embedded default (warm-started on generic phantoms), ``tiny`` has random weights and is for
-tests, ``paper`` is CvT-21 (384, ImageNet-22K) with DistilGPT2, ``timm`` joins any timm encoder to any decoder of the
-GPT-2 family.
+``small`` is the shipped default (warm-started on generic phantoms), ``tiny`` has random weights for tests, ``paper`` is
+CvT-21 (384, ImageNet-22K) with DistilGPT2, ``timm`` joins any timm encoder to any decoder of the GPT-2 family.
 """
 
 from __future__ import annotations
@@ -26,10 +25,7 @@ _IMAGENET = {"image_mean": (0.485, 0.456, 0.406), "image_std": (0.229, 0.224, 0.
 
 
 class ModelConfig(Settings):
-    """A report generator, described by primitive values.
-
-    A named encoder or decoder brings its own sizes; the size fields describe those that are built from scratch.
-    """
+    """A report generator. A named encoder or decoder brings its own sizes; the size fields are for the others."""
 
     preset: str = Field(description="name of the preset that this started from")
     image_size: int = Field(64, ge=16, description="height and width of a slice or radiograph, pixels")
@@ -79,7 +75,6 @@ class ModelConfig(Settings):
     seed: int = Field(0, ge=0, description="of every weight that is not loaded")
 
     def misfits(self) -> Iterator[tuple[str, str]]:
-        """Parts that do not go together."""
         if min(self.image_std) <= 0:
             yield "image_std", "three numbers above 0"
         if self.pooling == "none" and self.slices != 1:
@@ -153,7 +148,7 @@ def preset(name: str, **overrides: Any) -> ModelConfig:
     """The named preset with some settings replaced.
 
     Raises:
-        ConfigError: unknown preset or setting (the nearest one is suggested), or a value that is not allowed.
+        ConfigError: an unknown preset or setting (suggests the nearest one), or a value that is not allowed.
     """
     if name not in PRESETS:
         raise ConfigError(
@@ -163,7 +158,7 @@ def preset(name: str, **overrides: Any) -> ModelConfig:
 
 
 def asset(source: str, filename: str, field_name: str) -> Path:
-    """A path, or the shipped file of that name."""
+    """The shipped file of a preset, else ``source`` as a path."""
     path = ASSETS / source / filename if source in PRESETS else Path(source).expanduser()
     if not path.is_file():
         raise ConfigError(f"model setting {field_name} is '{source}': there is no file {path}")

@@ -1,4 +1,4 @@
-"""GPT-2 decoders with cross-attention, and the tokenizers that named ones bring along."""
+"""GPT-2 decoders with cross-attention, and the tokenizers of named ones."""
 
 from __future__ import annotations
 
@@ -21,16 +21,11 @@ if TYPE_CHECKING:
 def build_decoder(config: ModelConfig, vocab_size: int, load_pretrained: bool = True) -> LoadResult[GPT2LMHeadModel]:
     """The decoder of a configuration, and the names of its parameters that stayed random.
 
-    A named checkpoint has no cross-attention; those layers are added and start random.
-
-    Args:
-        config: which decoder.
-        vocab_size: of the tokenizer.
-        load_pretrained: load a named decoder's weights; False where a checkpoint of the whole model follows.
+    Published checkpoints have no cross-attention: those layers are added and start random. ``load_pretrained=False`` is
+    for a model whose whole checkpoint is loaded later.
 
     Raises:
-        ConfigError: it cannot be fetched (with both ways out), is not of the GPT-2 family, or is too short for
-            ``max_length`` or too small for the tokenizer.
+        ConfigError: it cannot be fetched, is not of the GPT-2 family, or is too small for ``max_length`` or tokenizer.
     """
     from transformers.models.gpt2.configuration_gpt2 import GPT2Config
     from transformers.models.gpt2.modeling_gpt2 import GPT2LMHeadModel
@@ -84,11 +79,10 @@ def _check(config: ModelConfig, gpt2_config: Any, vocab_size: int) -> None:
 def decoder_tokenizer(name: str, max_length: int) -> ReportTokenizer:
     """The tokenizer of a named GPT-2-family decoder, from ``tokenizer.json`` or ``vocab.json`` and ``merges.txt``.
 
-    Its own begin, end and padding tokens are used; GPT-2 has one for the three, so that no embedding is added and the
-    published weights fit as they are.
+    It keeps its own special tokens (GPT-2 has one for begin, end and padding), so the published embeddings fit.
 
     Raises:
-        ConfigError: it cannot be fetched (with both ways out) or has no end token.
+        ConfigError: it cannot be fetched, or has no end token.
     """
     from tokenizers import Tokenizer
     from tokenizers.implementations import ByteLevelBPETokenizer
@@ -114,7 +108,7 @@ def decoder_tokenizer(name: str, max_length: int) -> ReportTokenizer:
 
 
 def _file(name: str, filename: str) -> Path:
-    """A model's file; raises FileNotFoundError where the model has none of that name."""
+    """A model's file; FileNotFoundError where the model has none of that name."""
     if is_folder(name):
         path = Path(name).expanduser() / filename
         if not path.is_file():

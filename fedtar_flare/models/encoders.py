@@ -15,15 +15,10 @@ if TYPE_CHECKING:
 
 
 class SliceEncoder(nn.Module):
-    """A backbone shared by all slices, always in eval mode.
+    """A backbone shared by all slices, always in eval mode; gradients flow as usual.
 
-    BatchNorm statistics would drift in train mode even where every parameter is frozen, and each site's would drift
-    to its own; stochastic depth and dropout are off as well. Gradients flow as usual.
-
-    Args:
-        backbone: the network.
-        width: channels of its tokens.
-        mean, std: per channel, of images in [0, 1], as the backbone was trained with.
+    In train mode BatchNorm statistics would drift even with every parameter frozen, differently at each site. ``width``
+    is the channels of a token; ``mean`` and ``std`` are the backbone's own, per channel, of images in [0, 1].
     """
 
     def __init__(self, backbone: nn.Module, width: int, mean: tuple[float, ...], std: tuple[float, ...]):
@@ -38,12 +33,12 @@ class SliceEncoder(nn.Module):
         self.eval()
 
     def train(self, mode: bool = True) -> SliceEncoder:
-        """Stay in eval mode, whatever is asked."""
+        """Stay in eval mode, whatever ``mode`` says."""
         super().train(False)
         return self
 
     def forward(self, images: Tensor) -> Tensor:
-        """Tokens (N, T, width) of uint8 images (N, 3, H, W); pixels become the backbone's values here alone."""
+        """Tokens (N, T, width) of uint8 images (N, 3, H, W), which are normalised here."""
         return self.tokens((images.float() / 127.5 - 1) * self.pixel_scale + self.pixel_shift)
 
     def tokens(self, images: Tensor) -> Tensor:
@@ -55,7 +50,6 @@ class CvtEncoder(SliceEncoder):
     """CvT: the feature map of its last stage, row by row."""
 
     def tokens(self, images: Tensor) -> Tensor:
-        """See :meth:`SliceEncoder.tokens`."""
         return self.backbone(images).last_hidden_state.flatten(2).transpose(1, 2)
 
 
@@ -63,7 +57,6 @@ class TimmEncoder(SliceEncoder):
     """A timm backbone: tokens as they are, or its last feature map row by row (both channel orders)."""
 
     def tokens(self, images: Tensor) -> Tensor:
-        """See :meth:`SliceEncoder.tokens`."""
         features = self.backbone.forward_features(images)  # type: ignore[operator]
         if features.dim() == 4 and features.shape[1] == self.width != features.shape[3]:
             features = features.permute(0, 2, 3, 1)
@@ -73,12 +66,10 @@ class TimmEncoder(SliceEncoder):
 def build_encoder(config: ModelConfig, load_pretrained: bool = True) -> LoadResult[SliceEncoder]:
     """The encoder of a configuration, and the names of its parameters that stayed random.
 
-    Args:
-        config: which encoder.
-        load_pretrained: load a named encoder's weights; False where a checkpoint of the whole model follows.
+    ``load_pretrained=False`` is for a model whose whole checkpoint is loaded later.
 
     Raises:
-        ConfigError: it cannot be fetched (with both ways out), or is not of the family.
+        ConfigError: it cannot be fetched, or is not of the configured family.
     """
     if config.encoder == "timm":
         return _timm(config, load_pretrained)

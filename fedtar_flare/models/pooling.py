@@ -12,11 +12,10 @@ FREQUENCIES = 8
 
 
 class SliceAttentionPooling(nn.Module):
-    """Learned queries look at each slice; what they found is marked with the slice's position along the body.
+    """Learned queries read each slice, and the slice's position along the body is added to what they find.
 
-    A slice gives ``queries`` memory tokens, softmax(q . norm(x)) of its own normalised tokens, so a slice's tokens do
-    not depend on the other slices, nor on how many there are. Positions enter in millimetres (sines and cosines of
-    wavelengths from 16 mm to 1024 mm, then a linear map), so thick and thin slices share one scale.
+    A slice gives ``queries`` memory tokens, softmax(q . norm(x)) of its own tokens, whatever the other slices and their
+    number. Positions are in millimetres (sines and cosines, then a linear map): thick and thin slices share one scale.
     """
 
     def __init__(self, width: int, queries: int):
@@ -40,7 +39,7 @@ class SliceAttentionPooling(nn.Module):
 
 
 class NoPooling(nn.Module):
-    """The paper's form: every token of the one radiograph goes to the decoder as it is."""
+    """The paper's form: every token of the one radiograph goes to the decoder unchanged."""
 
     def forward(self, tokens: Tensor, position_mm: Tensor) -> Tensor:
         """Memory (B, S * N, C) of tokens (B, S, N, C)."""

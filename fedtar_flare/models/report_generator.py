@@ -24,9 +24,7 @@ if TYPE_CHECKING:
 def report_loss(logits: Tensor, labels: Tensor) -> Tensor:
     """Mean token loss of each report, shape (B,), float32.
 
-    Args:
-        logits: (B, L, V); those at position i predict the token at i + 1.
-        labels: (B, L), -100 where no loss is taken.
+    ``logits`` (B, L, V) at position i predict the token at i + 1; ``labels`` (B, L) are -100 where no loss is taken.
     """
     targets = labels[:, 1:]
     tokens = F.cross_entropy(
@@ -38,16 +36,9 @@ def report_loss(logits: Tensor, labels: Tensor) -> Tensor:
 class ReportGenerator(nn.Module):
     """Slice-wise encoder, slice pooling, bias-free projection, GPT-2 decoder with cross-attention.
 
-    Rows keep the batch's order wherever they are multiplied: slice rows belong to sample ``i // S``, beam rows to
-    sample ``i // beams``.
-
-    Args:
-        encoder: images to tokens.
-        pooling: :class:`SliceAttentionPooling` or :class:`NoPooling`.
-        decoder: GPT-2 with cross-attention.
-        max_length, num_beams: defaults of :meth:`generate`.
-        bos_id, eos_id, pad_id: special tokens.
-        untrained: names of parameters at random values, without pre-trained weights.
+    Repeated rows keep the batch's order: slice row i belongs to sample ``i // S``, beam row i to ``i // beams``.
+    ``max_length`` and ``num_beams`` are defaults of :meth:`generate`; ``untrained`` names the parameters without
+    pre-trained weights.
     """
 
     def __init__(
@@ -74,7 +65,7 @@ class ReportGenerator(nn.Module):
         self.untrained = untrained
 
     def encode(self, batch: ImageBatch) -> Tensor:
-        """Decoder memory (B, M, E): every slice gives M / S tokens, in the order of the slices."""
+        """Decoder memory (B, M, E): M / S tokens for each slice, in the order of the slices."""
         b, s = batch.images.shape[:2]
         tokens = self.encoder(batch.images.flatten(0, 1))
         return self.projection(self.pooling(tokens.unflatten(0, (b, s)), batch.position_mm))
@@ -84,13 +75,7 @@ class ReportGenerator(nn.Module):
         return batch.slice_mask.repeat_interleave(memory.shape[1] // batch.slice_mask.shape[1], dim=1)
 
     def forward(self, batch: ImageBatch, input_ids: Tensor, labels: Tensor) -> Tensor:
-        """Mean token loss of each report, shape (B,), float32.
-
-        Args:
-            batch: images of B visits.
-            input_ids: (B, L), padded on the right.
-            labels: (B, L), -100 where no loss is taken (see :meth:`ReportTokenizer.batch`).
-        """
+        """Mean token loss of each report, (B,), float32, from what :meth:`ReportTokenizer.batch` returns."""
         memory = self.encode(batch)
         # Padding stands on the right, so the causal mask alone keeps it from every token that has a label.
         logits = self.decoder(
@@ -108,7 +93,7 @@ class ReportGenerator(nn.Module):
         A report does not depend on the others of its batch.
 
         Raises:
-            ConfigError: ``max_length`` goes beyond the decoder's positions.
+            ConfigError: ``max_length`` exceeds the decoder's positions.
         """
         from transformers.generation.configuration_utils import GenerationConfig
 
@@ -136,7 +121,7 @@ class ReportGenerator(nn.Module):
 
 
 def assemble(config: ModelConfig, tokenizer: ReportTokenizer, *, load_pretrained: bool) -> ReportGenerator:
-    """Join the parts of a configuration; random values follow ``config.seed`` and leave the global state alone."""
+    """Join the parts of a configuration; random weights follow ``config.seed`` and leave the global state alone."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
         encoder = build_encoder(config, load_pretrained)

@@ -1,4 +1,4 @@
-"""Where pre-trained parts come from: a local folder first, else the Hugging Face hub; errors that name the ways out."""
+"""Where pre-trained parts come from: a local folder, else the Hugging Face hub."""
 
 from __future__ import annotations
 
@@ -23,11 +23,7 @@ class LoadResult(Generic[T]):
 
 
 def is_folder(name: str) -> bool:
-    """Whether a name is a local folder.
-
-    Raises:
-        ConfigError: it is written as a path, but there is no such folder.
-    """
+    """Whether a name is a local folder; ConfigError if it is a path and there is no such folder."""
     path = Path(name).expanduser()
     if path.is_dir():
         return True
@@ -40,13 +36,10 @@ def is_folder(name: str) -> bool:
 def fetching(part: str, name: str, repository: str | None = None) -> Iterator[None]:
     """Turn whatever a failed load raises into one error that says what to do.
 
-    Args:
-        part: ``encoder`` or ``decoder``.
-        name: hub name or local folder.
-        repository: hub repository of the name, where they differ.
+    ``part`` is ``encoder`` or ``decoder``; ``repository`` is the hub repository where it differs from ``name``.
 
     Raises:
-        ConfigError: with the two ways out for a hub name, or what a folder lacks.
+        ConfigError: names two ways out for a hub name, or what a folder lacks.
     """
     folder = is_folder(name)
     try:
@@ -70,7 +63,7 @@ def fetching(part: str, name: str, repository: str | None = None) -> Iterator[No
 
 @contextmanager
 def quiet_loading() -> Iterator[None]:
-    """No progress bars and no loading report on the console: what was not loaded is returned, not printed."""
+    """Keep progress bars and loading reports off the console."""
     from transformers.utils import logging
 
     verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()

@@ -1,7 +1,4 @@
-"""Byte-level BPE: every text has tokens, and decoding gives the very text back.
-
-Needs the small ``tokenizers`` library alone, so that a client process need not import transformers for text.
-"""
+"""Byte-level BPE that encodes any text without loss. Needs the small ``tokenizers`` library, not transformers."""
 
 from __future__ import annotations
 
@@ -22,14 +19,9 @@ IGNORED = -100  # label of positions that no loss is taken at
 class ReportTokenizer:
     """Reports to token ids and back.
 
-    ``decode(encode(text)) == text`` for any text that fits in ``max_length``; a text that spells a special token is
-    ordinary text. Only lone surrogates, which are no Unicode text, are replaced (by ``?``).
-
-    Args:
-        tokenizer: byte-level BPE of the ``tokenizers`` library.
-        max_length: longest sequence, begin and end tokens included; the end token survives the cut only where the
-            report fits, so that a model does not learn to stop in mid-sentence.
-        bos_id, eos_id, pad_id: special tokens; the three may be the same (GPT-2).
+    ``decode(encode(text)) == text`` for any text that fits in ``max_length`` (begin and end tokens included), even one
+    that spells a special token; only lone surrogates become ``?``. A report that is cut loses its end token, so that a
+    model does not learn to stop in mid-sentence. The three special ids may be the same (GPT-2).
     """
 
     def __init__(self, tokenizer: Tokenizer, max_length: int, *, bos_id: int, eos_id: int, pad_id: int):
@@ -42,11 +34,7 @@ class ReportTokenizer:
 
     @classmethod
     def load(cls, path: Path, max_length: int) -> ReportTokenizer:
-        """Read a ``tokenizer.json`` that :meth:`train` made.
-
-        Raises:
-            ConfigError: the file is unreadable or lacks a special token.
-        """
+        """Read a ``tokenizer.json`` that :meth:`train` made; ConfigError if unreadable or without a special token."""
         from tokenizers import Tokenizer
 
         try:
@@ -66,7 +54,7 @@ class ReportTokenizer:
 
     @classmethod
     def train(cls, texts: Iterable[str], vocab_size: int, max_length: int) -> ReportTokenizer:
-        """Learn the merges from texts; all 256 bytes are tokens, whatever the texts hold."""
+        """Learn the merges from texts; all 256 bytes are tokens in any case."""
         from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
         tokenizer = Tokenizer(models.BPE())
@@ -83,7 +71,6 @@ class ReportTokenizer:
         return cls(tokenizer, max_length, bos_id=0, eos_id=1, pad_id=2)
 
     def save(self, path: Path) -> None:
-        """Write ``tokenizer.json``."""
         self._tokenizer.save(str(path))
 
     @property
@@ -108,10 +95,7 @@ class ReportTokenizer:
         return str(self._tokenizer.decode([i for i in body if i not in special], skip_special_tokens=False))
 
     def batch(self, texts: Sequence[str]) -> tuple[torch.Tensor, torch.Tensor]:
-        """``input_ids`` (B, L) padded on the right, and ``labels`` (B, L): the same ids, -100 at padding (int64).
-
-        Labels stand where their tokens stand; the model shifts them by one.
-        """
+        """``input_ids`` (B, L), padded on the right, and ``labels``: the ids unshifted, -100 at padding (int64)."""
         import torch
 
         rows = [self.encode(text) for text in texts]

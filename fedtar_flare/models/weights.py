@@ -15,15 +15,14 @@ _TIED = "decoder.lm_head.weight"  # the same tensor as the token embedding; safe
 
 
 def own_state(model: nn.Module) -> dict[str, Tensor]:
-    """The model's tensors by name, sorted, each once. They share memory with the model."""
+    """The model's tensors, each once, sorted by name. They share memory with the model."""
     return {name: tensor for name, tensor in sorted(model.state_dict().items()) if name != _TIED}
 
 
 def fingerprint(model: nn.Module) -> str:
-    """Short hash of all weights by name, shape and bits: an adapter fits the base model that it was trained on alone.
+    """Short hash of all weights (names, shapes, bits): an adapter fits only the base model that it was trained on.
 
-    Args:
-        model: on the CPU, before an adapter is put on it.
+    The model must be on the CPU and have no adapter yet.
     """
     return checksum(own_state(model))[:16]
 
@@ -51,8 +50,7 @@ def load_weights(model: nn.Module, path: Path) -> None:
     """Copy a weights file into the model, which keeps its precision and device.
 
     Raises:
-        ConfigError: the file is unreadable, or a tensor is missing, unknown, of another shape or not finite; names it
-            and changes nothing.
+        ConfigError: the file is unreadable or does not fit (names the tensor), or holds a non-finite value; no change.
     """
     from safetensors import SafetensorError
     from safetensors.torch import load_file

@@ -17,9 +17,8 @@ ACROSS = 4
 def final_table(run: Run) -> str:
     """Per site and time step: number of test reports, and each score from the warm start to the last evaluation.
 
-    Plain ASCII but for the sites' own names. A cell with too few reports stays blank; ``-`` is a value that is not
-    known. Scores without the personal part follow where they were taken, then the lines of the method's own sections.
-    Without any evaluation, and for a run that did not complete, a sentence says so.
+    Plain ASCII but for the sites' names. Cells with too few reports are blank; ``-`` is an unknown value. Scores
+    without the personal part follow if there are any, then the lines of the method's own sections.
     """
     parts = [] if run.status == "completed" else [_status(run)]
     rows = score_rows(run, run.final)
@@ -42,7 +41,7 @@ def _status(run: Run) -> str:
 
 
 def _tables(rows: Sequence[Row]) -> list[str]:
-    """A table of all scores, a few of them at a time."""
+    """All scores, a few of them to a table."""
     names = measured(rows)
     return [line for i in range(0, max(1, len(names)), ACROSS) for line in _table(rows, names[i : i + ACROSS])]
 
@@ -63,7 +62,7 @@ def _column(head: str, cells: list[str], left: bool = False) -> list[str]:
 
 
 def _arrows(name: str, rows: Sequence[Row]) -> list[str]:
-    """``before -> after`` of one score, the arrows under each other."""
+    """``before -> after`` of one score, with aligned arrows."""
     before = [_value(name, row.before) for row in rows]
     after = [_value(name, row.after) for row in rows]
     wide = [max(map(len, side)) for side in (before, after)]

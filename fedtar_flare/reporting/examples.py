@@ -1,7 +1,7 @@
-"""Generated reports beside the reference reports, with what is right and wrong in them marked.
+"""Generated reports beside the reference reports, with what is right and wrong marked.
 
-Such a page is made of patients' reports: it is written at the site, into the site's own state, and stays there. Only
-a synthetic cohort's examples may be shown elsewhere, since nobody is behind them.
+Such a page holds patients' reports: it is written into the site's own state and stays there. Only examples of a
+synthetic cohort may be shown elsewhere, since nobody is behind them.
 """
 
 from __future__ import annotations
@@ -29,14 +29,7 @@ _WORDS = re.compile(r"\s*(?:\w+(?:[.,]\d+)*|[^\w\s]|\Z)")  # a word or sign, wit
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """One report.
-
-    Args:
-        time_step: of the visit.
-        written: the model's text.
-        reference: the report of the visit.
-        findings: what is known to be there, of the synthetic cohort; None where only the report is known.
-    """
+    """One report; ``findings`` are those known to be there (synthetic cohort), None where only the report is known."""
 
     time_step: int
     written: str
@@ -46,7 +39,7 @@ class Example:
 
 @dataclass(frozen=True, slots=True)
 class SiteExamples:
-    """Examples of one site after one round; ``synthetic`` when nobody is behind them."""
+    """Examples of one site after one round; ``synthetic`` where nobody is behind them."""
 
     site: str
     round: int
@@ -61,12 +54,7 @@ def choose(
     findings: Sequence[frozenset[str] | None],
     per_step: int = PER_STEP,
 ) -> tuple[Example, ...]:
-    """The first few of each time step, in the order given: not the best ones.
-
-    Args:
-        time_steps, written, references, findings: in the same order, one entry per report.
-        per_step: how many of each step.
-    """
+    """The first ``per_step`` reports of each time step, in the order given: not the best ones."""
     chosen: dict[int, list[Example]] = {}
     for t, text_, reference, known in zip(time_steps, written, references, findings, strict=True):
         at = chosen.setdefault(t, [])
@@ -83,11 +71,7 @@ def write_examples(folder: Path, examples: SiteExamples) -> Path:
 
 
 def read_examples(path: Path) -> SiteExamples:
-    """Read ``examples.json``.
-
-    Raises:
-        FedTARError: not there, or not of this form.
-    """
+    """Read ``examples.json``; FedTARError where it is missing or malformed."""
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
         return SiteExamples(
@@ -116,12 +100,7 @@ def examples_page(examples: SiteExamples) -> str:
 
 @dataclass(frozen=True, slots=True)
 class MarkedExample:
-    """One report with its pieces marked.
-
-    Args:
-        pieces: (mark or empty, text), in their order.
-        account: (mark, text) of what is right, wrong and missed; None where only the report is known.
-    """
+    """One report in pieces (mark or empty, text); ``account`` tells right, wrong and missed, None without findings."""
 
     time_step: int
     pieces: tuple[tuple[str, str], ...]
@@ -131,7 +110,7 @@ class MarkedExample:
 
 @dataclass(frozen=True, slots=True)
 class MarkedSite:
-    """Marked examples of one site, and (mark, meaning) of the marks."""
+    """Marked examples of one site, and a legend of (mark, meaning)."""
 
     site: str
     round: int
@@ -140,7 +119,7 @@ class MarkedSite:
 
 
 def marked(site: SiteExamples) -> MarkedSite:
-    """Examples with what is right and wrong in them marked."""
+    """Mark what is right and wrong in a site's examples."""
     if any(example.findings is not None for example in site.examples):
         legend = (("right", "finding that is there"), ("wrong", "finding that is not there"))
     else:
@@ -178,7 +157,7 @@ def _by_findings(written: str, truth: frozenset[str]) -> tuple[list[tuple[str, s
 
 
 def _by_words(written: str, reference: str) -> list[tuple[str, str]]:
-    """Runs of words that the reference has in the same order, and the others."""
+    """Runs of words, marked as the same as in the reference (in the same order) or other."""
     mine, theirs = _WORDS.findall(written), _WORDS.findall(reference)
     left, right = ([word.strip().lower() for word in words] for words in (mine, theirs))
     matcher = difflib.SequenceMatcher(None, left, right, autojunk=False)

@@ -1,4 +1,4 @@
-"""How numbers and names are written for people: never a NaN, and no text from outside goes unescaped."""
+"""How numbers and names are shown to people: never a NaN, and no unescaped text from outside."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ def plain(value: Any) -> str:
 
 
 def text(value: Any) -> str:
-    """The same, escaped for HTML, attributes included."""
+    """One printable line of any value, escaped for HTML text and attributes."""
     return html.escape(plain(value), quote=True)
 
 
 def number(value: float | None, digits: int = 3) -> str:
-    """Fixed decimals; a dash for what is not known."""
+    """Fixed decimals; a dash for an unknown value."""
     return NOTHING if value is None or not math.isfinite(value) else f"{value:.{digits}f}"
 
 
 def score(name: str, value: float | None) -> str:
-    """A raw score as it is shown: on the scale and with the decimals of the registry."""
+    """A raw score with the registry's scale and decimals."""
     return number(shown(name, value), SCORES[name].decimals)
 
 
 def shown(name: str, value: float | None) -> float | None:
-    """A raw score on the scale in which it is shown."""
+    """A raw score on the scale that is shown."""
     return None if value is None else value * SCORES[name].scale
 
 
@@ -76,7 +76,7 @@ def duration(seconds: float | None) -> str:
 
 
 def times(large: float, small: float) -> str:
-    """How many times larger, ``138 ×``; a dash where that cannot be said."""
+    """How many times larger, ``138 ×``; a dash where that is undefined."""
     if large <= 0 or small <= 0:
         return NOTHING
     ratio = large / small
@@ -84,7 +84,7 @@ def times(large: float, small: float) -> str:
 
 
 def visits(count: int, min_cell: int) -> str:
-    """A number of visits or reports; a small one is not told exactly where cells have a least size."""
+    """A number of visits or reports; not told exactly if it is under ``min_cell``."""
     return f"< {min_cell}" if 0 < count < min_cell else whole(count)
 
 
@@ -95,7 +95,7 @@ def total(counts: Sequence[int], min_cell: int) -> str:
 
 
 def flat(values: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
-    """Nested settings as (dotted name, value) in their order; long values are cut."""
+    """Nested settings as (dotted name, value), in order; long values are cut."""
     rows = []
     for key, value in values.items():
         name = f"{prefix}{key}"

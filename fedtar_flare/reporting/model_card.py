@@ -1,4 +1,4 @@
-"""The model card beside a trained adapter: what it is, what it learnt from, how it scored, and what it is not for."""
+"""The model card of a trained adapter: what it is, what it learnt from, how it scored, and what it is not for."""
 
 from __future__ import annotations
 
@@ -35,24 +35,16 @@ Limits:
 
 
 def write_model_card(run: Run, folder: Path | str) -> Path:
-    """Write ``README.md`` beside the adapter's files.
+    """Write ``README.md`` into the adapter's folder, which must exist; returns its path.
 
-    Base model and licence are given as the run's record states them (``preset``, ``base_model``, ``encoder_name``,
-    ``decoder_name`` and ``license`` of the start's ``model``); what is not there is said to be not stated.
-    The card leaves the server with the adapter, so counts under ``min_cell`` are not told exactly.
-
-    Args:
-        run: the run that the adapter comes from.
-        folder: the adapter's folder, which must exist.
-
-    Returns:
-        the card's path.
+    The card leaves the server with the adapter, so counts under ``min_cell`` are not told exactly. Base model and
+    licence are given as the run's record states them, else as not stated.
     """
     return write_text(Path(folder) / CARD_FILE, model_card(run))
 
 
 def model_card(run: Run) -> str:
-    """The card as Markdown with a YAML head, which model hubs read."""
+    """The card as Markdown with the YAML head that model hubs read."""
     chosen = next((e for e in run.evaluations if e.round == run.best_round), run.final)
     return (
         "\n\n".join(
@@ -89,7 +81,7 @@ def _head(run: Run) -> str:
 
 
 def base_model(run: Run) -> str:
-    """Name of the base model as far as the settings state it."""
+    """Name of the base model, as far as the settings state it."""
     preset = run.start.model.get("preset")
     parts = [f"fedtar_flare preset {plain(preset)}"] if preset else []
     return ", ".join([*parts, *_base_parts(run)]) or NOT_STATED
@@ -177,5 +169,5 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def _md(value: object) -> str:
-    """Text as Markdown shows it: nothing in it is taken for markup or for a cell's end."""
+    """Text escaped for Markdown, table cells included."""
     return re.sub(r"([\\`*_\[\]<>|#])", r"\\\1", plain(value))

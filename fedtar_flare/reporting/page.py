@@ -1,4 +1,4 @@
-"""``report.html``: one self-contained page of a run, from its record. Nothing is fetched when it is opened."""
+"""``report.html``: one self-contained page of a run. Nothing is fetched when it is opened."""
 
 from __future__ import annotations
 
@@ -19,23 +19,13 @@ HEADLINE = "bleu_4"
 
 
 def write_report(run_folder: Path | str) -> Path:
-    """Write ``report.html`` beside the record of a run; a run that is not finished gives the page of what there is.
-
-    Args:
-        run_folder: the ``fedtar`` folder of a run, or the run folder around it.
-
-    Returns:
-        the page's path.
-
-    Raises:
-        FedTARError: the folder holds no record, or not one of this package (see :func:`read_run`).
-    """
+    """Write ``report.html`` beside a run's record, finished or not; returns its path. Errors: see :func:`read_run`."""
     run = read_run(run_folder)
     return write_text(run.folder / REPORT_FILE, page(run))
 
 
 def page(run: Run) -> str:
-    """The page as well-formed HTML (it parses as XML too): the method's own sections, then those of every run."""
+    """The page as well-formed HTML (also valid XML): the method's own sections, then those of every run."""
     shared = [section for make in SECTIONS if run.start.run_id and (section := make(run)) is not None]
     time = run.start.time.replace("T", " ").replace("Z", " UTC")
     return render(

@@ -1,8 +1,7 @@
-"""Charts as small hand-made SVG whose colours are CSS variables, so that they follow a light or a dark page.
+"""Charts as small SVG (2 to 10 kB) without a plotting package; colours are CSS variables that follow the page's theme.
 
-A chart of a run takes 2 to 10 kB and no plotting package; text stays text. Every series has a colour and a marker
-shape of its own, so that it can be told without colour too. Colours: ``site`` is a categorical palette safe for
-colour-blind readers (after Okabe and Ito), ``step`` is a ramp from early to late that also falls in lightness.
+Every series has its own marker shape, so that it can be told without colour. ``site`` is a palette safe for
+colour-blind readers (after Okabe and Ito); ``step`` is a ramp from early to late that also falls in lightness.
 """
 
 from __future__ import annotations
@@ -35,14 +34,10 @@ _MANY_POINTS = 30  # from here on, markers shrink to dots
 
 @dataclass(frozen=True)
 class Series:
-    """One line.
+    """One line through (x, y, tooltip); a y of None breaks it.
 
-    Args:
-        name: for legend and tooltips.
-        points: (x, y, tooltip); a y of None breaks the line.
-        palette: ``site``, ``step``, or ``ink`` for a pooled value or a mean (thicker).
-        index: place in the palette, from 0.
-        of: how many places a ``step`` ramp has.
+    The palette ``ink`` is for pooled values and means (thicker). ``index`` is the place in the palette, from 0; ``of``
+    is the number of places in a ``step`` ramp.
     """
 
     name: str
@@ -53,7 +48,6 @@ class Series:
 
     @property
     def colour(self) -> str:
-        """The CSS colour."""
         if self.palette == "ink":
             return "var(--ink)"
         return f"var(--{self.palette}-{self.index % SITE_COLOURS if self.palette == 'site' else self.index})"
@@ -80,19 +74,10 @@ def line_chart(
     legend: bool = True,
     size: tuple[int, int] = (420, 240),
 ) -> Markup:
-    """A chart with title, axes and legend as an HTML ``figure``.
+    """A chart with title, axes and legend as an HTML ``figure``; where no series has a value, one that says so.
 
-    Args:
-        title, x_label, y_label: with units.
-        series: lines; those without any value are left out.
-        y_range, x_range: axis bounds; from the data when None.
-        guides: horizontal lines.
-        crosses: (x, tooltip) of events marked on the x axis.
-        legend: whether the series are named below.
-        size: in px of the drawing; it scales with the page.
-
-    Returns:
-        the figure; where no series has a value, one that says so.
+    Labels include units. Axis ranges come from the data when None. ``crosses`` are (x, tooltip) of events marked on the
+    x axis. ``size`` is in px; the drawing scales with the page.
     """
     drawn = [one for one in series if any(y is not None for _, y, _ in one.points)]
     if not drawn:
@@ -132,7 +117,7 @@ def legend_of(series: Sequence[Series]) -> Markup:
 
 
 def ticks(low: float, high: float, most: int = 5, whole: bool = False) -> list[float]:
-    """Round numbers within the bounds, at most about ``most`` of them."""
+    """Round numbers within the bounds, about ``most`` at most."""
     span = high - low
     if not span > 0:
         return [low]
@@ -146,7 +131,7 @@ def ticks(low: float, high: float, most: int = 5, whole: bool = False) -> list[f
 
 @dataclass(frozen=True)
 class _Frame:
-    """Where data comes to lie in the drawing."""
+    """Maps data to places in the drawing."""
 
     x_low: float
     x_high: float
@@ -193,7 +178,7 @@ def _axes(frame: _Frame, y_labels: Mapping[float, str], x_label: str, y_label: s
 
 
 def _tick_labels(values: Sequence[float]) -> dict[float, str]:
-    """As many digits as tell neighbouring ticks apart; powers of ten where all are tiny or huge."""
+    """Enough digits to tell neighbouring ticks apart; powers of ten where all values are tiny or huge."""
     largest = max(map(abs, values), default=0.0)
     step = min((b - a for a, b in pairwise(values)), default=largest) or 1.0
     if 0 < largest < 1e-3 or largest >= 1e6:
@@ -204,7 +189,7 @@ def _tick_labels(values: Sequence[float]) -> dict[float, str]:
 
 
 def _guide(frame: _Frame, guide: Guide) -> str:
-    """Its word stands beside the plot; under it at the left end where it is the top of the plot."""
+    """The line's name stands beside the plot, or under the line's left end where the line is at the top."""
     y, left, right = frame.y(guide.y), frame.x(frame.x_low), frame.x(frame.x_high)
     beside = f'x="{right + 5:g}" y="{y + 3.8:g}" class="note"'
     place = beside if guide.y < frame.y_high else f'x="{left + 5:g}" y="{y + 12:g}" class="note"'

@@ -1,4 +1,4 @@
-"""Pages from the templates of this room. Every value is escaped, but for charts and parts rendered before."""
+"""Pages from this package's templates. Every value is escaped, except charts and parts already rendered."""
 
 from __future__ import annotations
 
@@ -25,16 +25,12 @@ class Tile:
 
 
 def render(template: str, **values: Any) -> Markup:
-    """One template with its values."""
+    """Fill one template."""
     return Markup(_ENVIRONMENT.get_template(template).render(**values))
 
 
 def step_colours(theme: str, count: int) -> Markup:
-    """CSS variables ``--step-0`` to ``--step-<count - 1>``: from early to late, in the middle through a third colour.
-
-    Args:
-        theme: ``light`` or ``dark``.
-    """
+    """CSS variables ``--step-0`` to ``--step-<count - 1>``, early to late; ``theme`` is ``light`` or ``dark``."""
     anchors = [[int(colour[i : i + 2], 16) for i in (1, 3, 5)] for colour in _RAMPS[theme]]
     names = []
     for index in range(count):
@@ -46,7 +42,7 @@ def step_colours(theme: str, count: int) -> Markup:
 
 
 def _printable(value: Any) -> Any:
-    """What a template shows of a value: a text from outside loses its control characters before it is escaped."""
+    """Strip control characters from outside text before it is escaped."""
     return value if isinstance(value, Markup) else plain(value)
 
 

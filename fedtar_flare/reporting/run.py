@@ -1,7 +1,6 @@
-"""A run as its record tells it: what the page, the closing table and the model card are made from.
+"""A run as its record tells it: the source of the page, the closing table and the model card.
 
-A record may be of a run that goes on, was killed, was aborted, or failed before its first round: whatever is not
-there is empty or None. What is there must have the declared form, else the error names the line.
+What a run did not record, as it goes on or ended early, is empty or None; a malformed line is an error that names it.
 """
 
 from __future__ import annotations
@@ -27,11 +26,10 @@ class Run:
     """A run, as far as it went.
 
     Args:
-        folder: where ``rounds.jsonl`` lies.
-        start: with the first round of all its parts where it was resumed; one without a name and without time steps
-            where the run failed before its start.
-        steps, validations, evaluations: in order; of a repeated one the later counts. The evaluations hold known
-            numbers alone, and of a cell under the minimum only ``n``.
+        start: of a resumed run, with the first round of all its parts; without name and time steps where the run failed
+            before its start.
+        steps, validations, evaluations: in order; of a repeated one, the later. Evaluations hold known numbers alone,
+            and of a cell under the minimum only ``n``.
         end: None while the run goes on, and when it was killed.
         own: the events of the run's method.
         title: of the method; its name where this version does not know it.
@@ -47,7 +45,7 @@ class Run:
     title: str
 
     def events(self, kind: type[Kind]) -> list[Kind]:
-        """The method's own events of one kind; of a repeated round or step the later one."""
+        """The method's own events of one kind; of a repeated round or step, the later one."""
         return latest(of_kind(self.own, kind))
 
     @property
@@ -74,11 +72,7 @@ class Run:
 
 
 def find_run(folder: Path | str) -> Path:
-    """The folder with the record, in or somewhere below a folder (a simulator workspace, a downloaded job).
-
-    Raises:
-        FedTARError: no record there, or several.
-    """
+    """The folder with the record, in or below ``folder``; FedTARError where there is none, or several."""
     folder = Path(folder)
     if (folder / ROUNDS_FILE).is_file():
         return folder
@@ -92,13 +86,12 @@ def find_run(folder: Path | str) -> Path:
 
 
 def read_run(folder: Path | str) -> Run:
-    """Read the record of a run. Of a method that this version does not know, the events of every method are read.
+    """Read the record in the ``fedtar`` folder of a run, or in the run folder around it.
 
-    Args:
-        folder: the ``fedtar`` folder of a run, or the run folder around it.
+    For a method that this version does not know, only the events common to all methods are read.
 
     Raises:
-        FedTARError: no record there; a record of something else, or of another version; a broken line (not the last).
+        FedTARError: no record, one of another program or version, or a broken line other than the last.
     """
     folder = Path(folder)
     if not (folder / ROUNDS_FILE).is_file() and (folder / "fedtar" / ROUNDS_FILE).is_file():
@@ -127,7 +120,7 @@ def read_run(folder: Path | str) -> Run:
 
 
 def latest(events: Iterable[Kind]) -> list[Kind]:
-    """Events of one kind by round and step, the last of each; those without a round as they came, first."""
+    """Events of one kind by round and step, the last of each; events without a round come first, as recorded."""
     found = {}
     for index, event in enumerate(events):
         values = dict(event)
@@ -150,7 +143,7 @@ def _known(evaluation: Evaluation, min_cell: int) -> Evaluation:
 
 
 def _cell(cell: Cell, min_cell: int) -> Cell:
-    """The scores of a cell that are known and may be shown, and its ``n``."""
+    """``n`` of a cell, and its scores that are known and may be shown."""
     n = cell.get("n") or 0
     known = {name: cell[name] for name in SCORES if cell.get(name) is not None}
     if n < 2:

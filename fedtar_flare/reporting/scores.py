@@ -1,4 +1,4 @@
-"""Scores as rows of a table: per site and step, before and after, with their mean over sites."""
+"""Scores as table rows: per site and step, before and after, and the mean over sites."""
 
 from __future__ import annotations
 
@@ -15,12 +15,7 @@ MEAN = "mean of sites"
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Scores of one site at one step (None: over all steps), raw.
-
-    Args:
-        reports: number of test reports as it may be shown.
-        before, after: score name to value; a small cell and what is not known are not in it.
-    """
+    """Raw scores of one site at one step (None: all steps), no small cells; ``reports`` is their number as shown."""
 
     site: str
     step: int | None
@@ -30,11 +25,9 @@ class Row:
 
 
 def score_rows(run: Run, after: Evaluation | None, generic: bool = False) -> list[Row]:
-    """Rows of all sites from the warm start to ``after``, each site's steps first, then the site as a whole; with
-    several sites the mean of their scores comes last.
+    """Rows of all sites, each site's steps before the site as a whole; with several sites, their mean comes last.
 
-    Args:
-        generic: the scores without the personal part.
+    The rows go from the warm start to ``after``; ``generic`` takes the scores without the personal part.
     """
     both = [(one.generic if generic else one.sites) if one else {} for one in (run.warm_start, after)]
     min_cell = run.start.min_cell
@@ -61,10 +54,7 @@ def mean_row(rows: Sequence[Row]) -> Row | None:
 
 
 def _mean(rows: Sequence[Row], reports: str) -> list[Row]:
-    """Mean over the sites of each site's own score over all steps.
-
-    A score counts the sites that have it before and after, if any site has both: the means then tell of the same sites.
-    """
+    """Mean of the sites' scores over all steps; where any site has both before and after, only such sites count."""
     sites = [row for row in rows if row.step is None]
     if len(sites) < 2:
         return []
@@ -79,12 +69,12 @@ def _mean(rows: Sequence[Row], reports: str) -> list[Row]:
 
 
 def measured(rows: Sequence[Row]) -> list[str]:
-    """The scores that any row has: real data has no finding F1, and no empty column for it."""
+    """The scores that any row has, so that real data gets no empty column for finding F1."""
     return [name for name in SCORES if any(name in row.before or name in row.after for row in rows)]
 
 
 def start_name(run: Run) -> str:
-    """What the first evaluation is called: the warm start, or the round a resumed run began after."""
+    """What the first evaluation is called: the warm start, or the round before a resumed run began."""
     return "warm start" if run.start.first_round == 1 else f"round {run.start.first_round - 1}"
 
 

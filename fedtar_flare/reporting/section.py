@@ -1,4 +1,4 @@
-"""One section of a run's page, what sections share, and where those of the run's method are found."""
+"""A section of a run's page, what sections share, and the sections of the run's method."""
 
 from __future__ import annotations
 
@@ -16,15 +16,7 @@ from fedtar_flare.reporting.run import Run
 
 @dataclass(frozen=True)
 class Section:
-    """A rendered section.
-
-    Args:
-        name: its anchor.
-        title: heading, and its name in the page's navigation.
-        lead: what is shown and how to read it, as plain text.
-        content: HTML.
-        lines: (label, text) of what the closing table and the model card say of it.
-    """
+    """A rendered section; ``name`` is its anchor, and ``lines`` (label, text) go to closing table and model card."""
 
     name: str
     title: str
@@ -38,7 +30,7 @@ MakeSection = Callable[[Run], Section | None]
 
 
 def own_sections(run: Run) -> list[Section]:
-    """The sections that the run's method brings along; none of a method that this version does not know."""
+    """The sections of the run's method; none where this version does not know the method."""
     try:
         makers: Sequence[MakeSection] = load(method(run.start.method).sections) or ()
     except ConfigError:
@@ -47,7 +39,7 @@ def own_sections(run: Run) -> list[Section]:
 
 
 def charts(figures: Sequence[Markup], kind: str = "") -> Markup:
-    """Charts side by side; of kind ``small``, more of them."""
+    """Charts side by side; with kind ``small``, more of them in a row."""
     return render("charts.html", figures=figures, kind=kind)
 
 
@@ -59,22 +51,12 @@ def table(
     left: Collection[int] = (),
     empty: str = "Not recorded.",
 ) -> Markup:
-    """A table whose first column names the rows.
-
-    Args:
-        kind: CSS class.
-        left: columns that are set flush left.
-        empty: what stands there without any row.
-    """
+    """A table whose first column names the rows; columns in ``left`` are flush left, ``empty`` stands for no rows."""
     return render("table.html", head=head, rows=rows, kind=kind, left=left, empty=empty)
 
 
 def left_out(rounds: Sequence[tuple[int, Mapping[str, str]]]) -> Markup:
-    """Who was left out in which rounds and why, each reason once.
-
-    Args:
-        rounds: (round, site to reason).
-    """
+    """Who was left out in which rounds and why, each reason once; ``rounds`` are (round, site to reason)."""
     found: dict[tuple[str, str], list[int]] = {}
     for round_, reasons in rounds:
         for site, why in reasons.items():
@@ -96,13 +78,13 @@ def in_rounds(numbers: Sequence[int]) -> str:
 
 
 def round_axis(run: Run) -> tuple[float, float]:
-    """The x axis that charts over rounds share: from before the first round to the last one begun."""
+    """The x axis of all charts over rounds: from before the first round to the last one begun."""
     begun = [step.round for step in run.steps] + [one.round for one in run.evaluations]
     return float(run.start.first_round - 1), float(max(begun, default=run.start.first_round))
 
 
 def place(run: Run, round_: int, step: int) -> float:
-    """Place of a step on the axis of rounds: the last step of round r lies at r."""
+    """Place of a step on the axis of rounds; the last step of round r is at r."""
     return round(round_ - 1 + step / max(1, run.start.time_steps), 4)
 
 

@@ -1,10 +1,9 @@
-"""Sets of LoRA factors by name: made by PEFT, exchanged by PEFT's own tensor names, saved in PEFT's own file format.
+"""Named sets of LoRA factors, made by PEFT and exchanged under PEFT's own tensor names.
 
 FedTAR, Eq. 4: ``W + s A B^T`` with ``s = alpha / rank`` on every targeted linear layer. A model may carry several
-sets, such as one that travels and one that stays at the site. On the wire the set named ``default`` has PEFT's file
-names (``...lora_A.weight``); any other keeps its name in them (``...lora_A.generic.weight``), so that a guard can tell
-one set from another (:func:`~fedtar_flare.models.adapters.peft_file.adapter_of`). Beside the factors, parameters that
-a run names as extras (cross-attention without pre-trained weights, say) travel whole.
+sets, such as one that travels and one that stays at the site. All but the set ``default`` have their name in their
+tensors' names (``...lora_A.generic.weight``), so that a guard can tell them apart. Parameters that a run names as
+extras (such as cross-attention without pre-trained weights) travel whole.
 """
 
 from __future__ import annotations
@@ -48,26 +47,21 @@ def add_lora(
     A plain model is wrapped; then only these factors and the extras are trained. A PEFT model gets a further set, which
     is trained too and acts only inside :func:`using`; what was trained or active before stays so.
 
-    ``A`` is Kaiming uniform, ``B`` zero (the model starts unchanged), both a function of ``seed`` and the layers'
-    names and sizes alone; the global random state is neither read nor changed. No dropout.
+    ``A`` is Kaiming uniform and ``B`` zero, so the model starts unchanged. Both depend only on ``seed`` and the layers'
+    names and sizes; the global random state is neither read nor changed. No dropout.
 
     Args:
-        model: any module; need not be a transformers model. Or what an earlier call returned.
-        targets: regular expression that must match the whole path of a module, as PEFT's ``target_modules``. It may
-            match ``nn.Linear`` and transformers' ``Conv1D`` alone. A backbone that reads ``layer.weight`` itself
-            instead of calling the layer (``qkv`` of timm's BEiT, EVA, Swin V2) would pass any LoRA by: do not target
-            such a layer.
-        rank: r.
+        model: any module, or what an earlier call returned.
+        targets: regular expression on whole module paths; may match ``nn.Linear`` and transformers' ``Conv1D`` alone.
+            LoRA has no effect on a layer whose ``weight`` the backbone reads without calling the layer (``qkv`` of
+            timm's BEiT, EVA, Swin V2): do not target one.
         alpha: the scale is ``alpha / rank``.
-        seed: of the initial ``A``.
-        extra: regular expressions that must match whole parameter names of ``model`` as it is passed; those
-            parameters are trained and exchanged whole, with the first set. Buffers are never exchanged.
-        adapter: the set's name: lower-case letters, digits and underscores, at most 32.
+        extra: regular expressions on whole parameter names of ``model`` as passed; these parameters are trained and
+            exchanged whole, with the first set. Buffers are never exchanged.
+        adapter: the set's name: at most 32 lower-case letters, digits and underscores.
 
     Raises:
-        ConfigError: a regular expression is invalid or matches nothing, ``targets`` matches another kind of module,
-            ``rank`` or ``alpha`` is not positive, the name is not allowed or taken, ``extra`` comes with a further
-            set, or the model has LoRA layers but is no PEFT model.
+        ConfigError: an unusable argument, ``extra`` with a further set, or LoRA layers in a plain ``model``.
     """
     from peft import LoraConfig, PeftModel, get_peft_model
 
@@ -116,17 +110,15 @@ def add_lora(
 def using(peft_model: PeftModel, adapters: Sequence[str], layers: str = ".*") -> Iterator[None]:
     """Let exactly these sets act, added up, in the LoRA layers of these paths while the context is open.
 
-    Which parameters are trained does not change, unlike in PEFT's own ``set_adapter``. Contexts may be nested; each
-    gives back what it found, also after an exception.
+    Unlike PEFT's ``set_adapter``, it does not change which parameters are trained. Contexts may be nested; each
+    restores what it found, also after an exception.
 
     Args:
-        peft_model: what :func:`add_lora` returned.
-        adapters: names of sets; none switches the layers' LoRA off. A layer passes over a set that it does not have.
-        layers: regular expression that must match the whole path of a layer in the base model, such as
-            ``decoder\\..*``; the others stay as they are.
+        adapters: none switches the layers' LoRA off; a layer ignores a set that it does not have.
+        layers: regular expression on whole layer paths in the base model (``decoder\\..*``); others do not change.
 
     Raises:
-        ConfigError: an unknown set, an invalid expression, or one that matches no LoRA layer.
+        ConfigError: an unknown set, or an expression that is invalid or matches no LoRA layer.
     """
     for adapter in adapters:
         _require_adapter(peft_model, adapter)
@@ -145,10 +137,7 @@ def using(peft_model: PeftModel, adapters: Sequence[str], layers: str = ".*") ->
 
 
 def shared_parameters(peft_model: PeftModel, adapter: str = DEFAULT_ADAPTER) -> dict[str, nn.Parameter]:
-    """One set's factors and extras by the names under which they travel, sorted: the model's own parameters.
-
-    Extras go by their base-model names.
-    """
+    """One set's factors by wire name and extras by base-model name, sorted: the model's own parameters, no copies."""
     _require_adapter(peft_model, adapter)
     parameters = {
         wire_name(match[1], adapter): parameter
@@ -161,7 +150,7 @@ def shared_parameters(peft_model: PeftModel, adapter: str = DEFAULT_ADAPTER) -> 
 
 
 def shared_state(peft_model: PeftModel, adapter: str = DEFAULT_ADAPTER) -> dict[str, Tensor]:
-    """Values of :func:`shared_parameters`: float32 clones on the CPU."""
+    """Values of :func:`shared_parameters` as float32 clones on the CPU."""
     return {
         name: parameter.detach().to(device="cpu", dtype=torch.float32, copy=True).contiguous()
         for name, parameter in shared_parameters(peft_model, adapter).items()
@@ -172,8 +161,7 @@ def load_shared_state(peft_model: PeftModel, state: Mapping[str, Tensor], adapte
     """Copy ``state`` into one set's parameters, which stay the same objects, device and precision.
 
     Raises:
-        ExchangeError: a tensor is missing, unknown, not floating point or of another shape; names it and changes
-            nothing.
+        ExchangeError: a tensor is missing, unknown, misshapen or not floating point; names it and changes nothing.
     """
     parameters = shared_parameters(peft_model, adapter)
     missing, unknown = sorted(parameters.keys() - state.keys()), sorted(state.keys() - parameters.keys())
@@ -198,7 +186,7 @@ def load_shared_state(peft_model: PeftModel, state: Mapping[str, Tensor], adapte
 def adapter_config(peft_model: PeftModel, adapter: str = DEFAULT_ADAPTER) -> dict[str, Any]:
     """PEFT's ``adapter_config.json`` as JSON primitives, so that a process without PEFT can write an adapter folder.
 
-    The path from which the base model was loaded is left out: it is a site's own.
+    The path that the base model was loaded from is left out: it is the site's own.
     """
     _require_adapter(peft_model, adapter)
     config = peft_model.peft_config[adapter].to_dict()
@@ -212,10 +200,7 @@ def adapter_config(peft_model: PeftModel, adapter: str = DEFAULT_ADAPTER) -> dic
 
 
 def save_adapter(peft_model: PeftModel, folder: Path | str, adapter: str = DEFAULT_ADAPTER) -> None:
-    """Write one set with its extras (float32) so that ``PeftModel.from_pretrained(base_model, folder)`` loads it.
-
-    Extras go to ``extra.safetensors``; see :func:`fedtar_flare.models.adapters.peft_file.load_extra`.
-    """
+    """Write one set (float32) for ``PeftModel.from_pretrained(base_model, folder)``; extras go to their own file."""
     write_adapter(folder, shared_state(peft_model, adapter), adapter_config(peft_model, adapter))
 
 
@@ -223,7 +208,7 @@ def lora_layers(peft_model: PeftModel) -> dict[str, Any]:
     """PEFT's LoRA layers by their path in the base model, sorted by it.
 
     Raises:
-        ConfigError: there is none, or one that is no plain LoRA on ``nn.Linear`` or ``Conv1D``; names the layer.
+        ConfigError: there is none, or one that is not plain LoRA on ``nn.Linear`` or ``Conv1D``; names the layer.
     """
     from peft.tuners.lora import Linear, LoraLayer
 

@@ -1,10 +1,7 @@
-"""Adapter folders in PEFT's file format, written and read with torch and safetensors alone.
+"""Adapter folders in PEFT's file format, written and read without PEFT, as on a server that never builds the model.
 
-A server that never builds the model (and so never imports PEFT) can write a folder that
-``peft.PeftModel.from_pretrained(base_model, folder)`` loads. A folder holds ``adapter_model.safetensors`` (LoRA
-factors, PEFT's names), ``adapter_config.json``, and, where parameters beyond the factors travel,
-``extra.safetensors`` (base-model names), which PEFT does not read: :func:`load_extra` puts those into the base model.
-``fedtar.json`` says which base model and which run an adapter belongs to.
+``peft.PeftModel.from_pretrained(base_model, folder)`` loads the factors. Other parameters that travel are in
+``extra.safetensors``, which :func:`load_extra` reads; ``fedtar.json`` names the base model and the run.
 """
 
 from __future__ import annotations
@@ -33,11 +30,7 @@ _FACTOR = re.compile(r"(base_model\.model\..+\.lora_[AB])(?:\.([a-z][a-z0-9_]*))
 
 
 def wire_name(factor: str, adapter: str) -> str:
-    """Name under which a factor travels.
-
-    Args:
-        factor: PEFT's path of the factor, up to ``lora_A`` or ``lora_B``.
-        adapter: the set that it belongs to.
+    """Name under which a factor of a set travels; ``factor`` is PEFT's path of it up to ``lora_A`` or ``lora_B``.
 
     >>> wire_name("base_model.model.h.0.mlp.lora_A", "default")
     'base_model.model.h.0.mlp.lora_A.weight'
@@ -48,7 +41,7 @@ def wire_name(factor: str, adapter: str) -> str:
 
 
 def adapter_of(name: str) -> str | None:
-    """The set of factors that a travelling tensor belongs to, by its name; None for a base-model parameter.
+    """The set that a travelling tensor belongs to, by the tensor's name; None for a base-model parameter.
 
     >>> adapter_of("base_model.model.h.0.mlp.lora_A.generic.weight")
     'generic'
@@ -65,13 +58,9 @@ def write_adapter(
 ) -> None:
     """Write ``state`` as a PEFT adapter folder (made where absent); each file appears whole or not at all.
 
-    Args:
-        folder: where to write. Files of an earlier adapter there are replaced, an earlier ``extra.safetensors`` is
-            removed where ``state`` has no extras.
-        state: what :func:`~fedtar_flare.models.adapters.lora.shared_state` gives: factors of one set and extras, by
-            name. PEFT's files do not tell the set's name.
-        adapter_config: what :func:`~fedtar_flare.models.adapters.lora.adapter_config` gives.
-        info: which base model and run it belongs to (JSON), for :func:`read_adapter_info`.
+    ``state`` and ``adapter_config`` are as :mod:`fedtar_flare.models.adapters.lora` gives them: one set, whose name is
+    lost, and its extras. An earlier adapter's files are replaced, and its extras removed where ``state`` has none.
+    ``info`` is for :func:`read_adapter_info` (JSON).
 
     Raises:
         ConfigError: ``adapter_config`` is not one of LoRA.
@@ -106,7 +95,7 @@ def read_adapter_info(folder: Path | str) -> dict[str, Any]:
     """What ``fedtar.json`` says: ``model`` (settings of the base model), ``fingerprint``, ``run_id``, ``round``, ...
 
     Raises:
-        ConfigError: the folder is no adapter of this package, or one of a release that did not write it.
+        ConfigError: the folder is no adapter, or has no readable ``fedtar.json`` (an older release, another program).
     """
     folder = Path(folder)
     if not (folder / ADAPTER_WEIGHTS).is_file():
@@ -128,11 +117,7 @@ def read_adapter_info(folder: Path | str) -> dict[str, Any]:
 
 
 def read_adapter(folder: Path | str, adapter: str = DEFAULT_ADAPTER) -> dict[str, Tensor]:
-    """Factors and extras of an adapter folder on the CPU, sorted by name, as ``load_shared_state`` takes them.
-
-    Args:
-        folder: PEFT's adapter folder.
-        adapter: name of the set that they shall be loaded into.
+    """Factors (as the set ``adapter``) and extras of a folder, on the CPU, sorted by name; for ``load_shared_state``.
 
     Raises:
         ConfigError: the folder has no ``adapter_model.safetensors``.
@@ -150,10 +135,7 @@ def read_adapter(folder: Path | str, adapter: str = DEFAULT_ADAPTER) -> dict[str
 
 
 def load_extra(model: nn.Module, folder: Path | str) -> list[str]:
-    """Load a folder's extras into the plain base model, before ``PeftModel.from_pretrained`` wraps it.
-
-    Returns:
-        The names loaded, sorted; none where the folder has no extras.
+    """Load a folder's extras, if any, into the plain base model before PEFT wraps it; returns their names, sorted.
 
     Raises:
         ExchangeError: a tensor is no parameter of the model or has another shape; names it and changes nothing.

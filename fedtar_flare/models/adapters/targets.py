@@ -1,4 +1,4 @@
-"""Which layers and parameters of a model the regular expressions of an adapter mean."""
+"""Which layers and parameters of a model an adapter's regular expressions match."""
 
 from __future__ import annotations
 
@@ -11,12 +11,9 @@ from fedtar_flare.errors import ConfigError
 
 
 def target_names(model: nn.Module, targets: str, further: bool) -> list[str]:
-    """Paths of the linear layers that ``targets`` matches, sorted.
+    """Paths of the linear layers that ``targets`` matches as a whole, sorted.
 
-    Args:
-        model: the base model.
-        targets: regular expression on whole paths.
-        further: the model has LoRA layers already; they count by their own path, what is inside them does not.
+    ``further`` allows LoRA layers in the model: they count by their own path, and what is inside them does not count.
 
     Raises:
         ConfigError: the expression is invalid, or matches nothing or another kind of module.
@@ -72,11 +69,7 @@ def extra_names(model: nn.Module, extra: Sequence[str]) -> tuple[str, ...]:
 
 
 def compiled(setting: str, text: str) -> re.Pattern[str]:
-    """The regular expression of a setting.
-
-    Raises:
-        ConfigError: it is invalid; names the setting.
-    """
+    """The regular expression of a setting; a ConfigError that names the setting where it is invalid."""
     try:
         return re.compile(text)
     except re.error as error:

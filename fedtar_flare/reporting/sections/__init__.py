@@ -1,4 +1,4 @@
-"""The sections that every run's page has, in their order; each makes one from a :class:`Run`, or None."""
+"""The sections of every run's page, in order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Generated beside reference reports, of a simulated run's synthetic sites."""
+"""Generated beside reference reports, for the synthetic sites of a simulated run."""
 
 from __future__ import annotations
 

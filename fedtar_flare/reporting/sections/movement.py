@@ -9,7 +9,7 @@ from fedtar_flare.reporting.section import Section, charts, place, round_axis, s
 
 
 def movement(run: Run) -> Section | None:
-    """Norm of the mean update over rounds and steps; None of a run in which nothing is averaged."""
+    """Norm of the mean update over rounds and steps; None where nothing is averaged."""
     if run.steps and all(step.update_norm is None for step in run.steps):
         return None
     crosses = skipped_steps(run)

@@ -33,7 +33,7 @@ class Cell:
 
 
 def participation(run: Run) -> Section:
-    """A grid with the number of visits, or a sign for why there was no update; every reason once below it."""
+    """A grid with the number of visits, or a sign for why there was no update; the reasons stand below."""
     numbers = sorted({step.round for step in run.steps})
     rounds = {r: [step for step in run.steps if step.round == r] for r in numbers}
     most = max((update.samples for step in run.steps for update in step.sites.values()), default=1)
