@@ -2,7 +2,7 @@
 
 McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized Data" (AISTATS 2017), Algorithm
 1, on the shared low-rank adapter: ``w <- w + sum_k (n_k / N) (w_k - w)``. A round has T exchanges, so that R rounds
-cost as many exchanges of as many local updates as FedTAR's.
+cost as many exchanges and local updates as FedTAR's.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""FedProx: FedAvg whose local loss has a proximal term.
+"""FedProx: FedAvg with a proximal term in the local loss.
 
 Li et al., "Federated Optimization in Heterogeneous Networks" (MLSys 2020), Eq. 2: each site minimises
 ``F_k(w) + mu / 2 ||w - w^t||^2``, with w^t the weights that the server sent; so ``mu (w - w^t)`` is added to the
@@ -44,15 +44,11 @@ class FedProxController(FedAvgController):
 
 
 class FedProxExecutor(PooledExecutor):
-    """FedProx at a site.
-
-    Args:
-        proximal: settings of :class:`ProximalConfig`.
-        args, kwargs: of :class:`ReportExecutor`; FLARE's export finds its parameters by these two names.
-    """
+    """FedProx at a site; takes ``proximal`` (``ProximalConfig``) beside the arguments of :class:`ReportExecutor`."""
 
     contract = CONTRACT
 
+    # FLARE's export finds the parameters of the base by the names args and kwargs
     def __init__(self, *args: Any, proximal: dict[str, Any] | None = None, **kwargs: Any):
         super().__init__(*args, **kwargs)
         self.proximal = proximal

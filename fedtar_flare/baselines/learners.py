@@ -1,4 +1,4 @@
-"""Learners of the baselines: what differs from :class:`ReportLearner` at a site."""
+"""Learners of the baselines: how they differ from :class:`ReportLearner`."""
 
 from __future__ import annotations
 
@@ -12,12 +12,7 @@ from fedtar_flare.models.adapters.lora import shared_parameters
 
 
 class ProximalLearner(ReportLearner):
-    """Adds the gradient of ``mu / 2 ||w - w^t||^2`` (FedProx, Eq. 2).
-
-    Args:
-        mu: weight of the proximal term.
-        settings: of :class:`ReportLearner`.
-    """
+    """Adds the gradient of ``mu / 2 ||w - w^t||^2`` (FedProx, Eq. 2)."""
 
     def __init__(self, *, mu: float, **settings: Any):
         super().__init__(**settings)
@@ -31,10 +26,9 @@ class ProximalLearner(ReportLearner):
 
 
 class LocalLearner(ReportLearner):
-    """Keeps the adapter at the site: it is private state, and what the server sends is only the common start."""
+    """Keeps the adapter at the site as private state; what the server sends is only the common start."""
 
     def private(self) -> dict[str, torch.Tensor]:
-        """The adapter."""
         return self.shared()
 
     def load_private(self, state: Mapping[str, torch.Tensor]) -> None:

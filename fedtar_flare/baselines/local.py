@@ -1,7 +1,7 @@
 """Local-only: every site trains its own adapter on its own visits, and no weight leaves it.
 
-The rival that decides whether joining pays: the same number of local updates as the federation's, pooled visits. The
-server keeps the round's time and asks for scores.
+It decides whether joining pays: pooled visits and as many local updates as in the federation. The server keeps the
+round's time and asks for scores.
 """
 
 from __future__ import annotations
@@ -40,7 +40,6 @@ class LocalExecutor(PooledExecutor):
     contract = CONTRACT
 
     def learner_class(self) -> type[ReportLearner]:
-        """A learner that keeps its adapter."""
         from fedtar_flare.baselines.learners import LocalLearner
 
         return LocalLearner

@@ -25,6 +25,5 @@ class PatientConfig(Settings):
     )
 
     def misfits(self) -> Iterator[tuple[str, str]]:
-        """A profile that is not one of the two."""
         if self.profile not in PROFILES:
             yield "profile", " or ".join(map(str, PROFILES))

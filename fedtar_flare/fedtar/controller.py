@@ -1,4 +1,4 @@
-"""FedTAR at the server: ``TemporalResidualController``, rounds of time steps with residual aggregation."""
+"""FedTAR at the server: rounds of time steps with residual aggregation."""
 
 from __future__ import annotations
 
@@ -25,14 +25,9 @@ class TemporalResidualController(MethodController):
     the outer step moves psi along the gradient of the validation loss at w_T (Eq. 8), from T numbers per site.
 
     Args:
-        alpha_form: ``softmax`` (the paper: the alphas of a round sum to one) or ``sigmoid`` (each in (0, 1)).
-        initial_alpha: start of every alpha_t under ``sigmoid``; under ``softmax`` they start at 1/T.
-        eta: learning rate of psi (AdamW).
-        eta_schedule: ``constant`` or ``inverse_sqrt``.
+        alpha_form, initial_alpha: of :class:`AlphaPolicy`, which checks them.
+        eta, eta_schedule: of :class:`OuterOptimizer`, which checks them.
         args, kwargs: of :class:`MethodController`; FLARE's export finds its parameters by these two names.
-
-    Raises:
-        ConfigError: when built with a value that is not allowed.
     """
 
     contract = CONTRACT
@@ -100,7 +95,7 @@ class TemporalResidualController(MethodController):
         self.info(f"round {r}: alpha " + " ".join(f"{alpha:.3f}" for alpha in moved))
 
     def check_content(self, reply: Reply) -> None:
-        """T numbers come with a validation loss, and are T."""
+        """T numbers come with a validation loss, and there are T of them."""
         super().check_content(reply)
         numbers = reply.payload.get("t_numbers")
         if numbers is None:
@@ -110,11 +105,9 @@ class TemporalResidualController(MethodController):
 
     # ------------------------------------------------------------------ state and record
     def on_start(self) -> None:
-        """Record the alphas that this job starts with."""
         self.record.write(Alphas(alpha=self.policy.alphas().tolist(), first_round=self.first_round))
 
     def method_settings(self) -> dict[str, Any]:
-        """Form of alpha and the outer step."""
         return {name: getattr(self, name) for name in ("alpha_form", "initial_alpha", "eta", "eta_schedule")}
 
     def method_state(self) -> dict[str, torch.Tensor]:
@@ -122,10 +115,8 @@ class TemporalResidualController(MethodController):
         return {**self.policy.state_dict(), **{f"outer.{k}": v for k, v in self.outer.state_tensors().items()}}
 
     def load_method_state(self, state: Tensors) -> None:
-        """Take up psi and its optimiser."""
         self.policy.load_state_dict({k: v for k, v in state.items() if not k.startswith("outer.")})
         self.outer.load_state_tensors({k.removeprefix("outer."): v for k, v in state.items() if k.startswith("outer.")})
 
     def method_numbers(self) -> dict[str, list[float]]:
-        """The alphas as they are now."""
         return {"alpha": [round(float(alpha), 6) for alpha in self.policy.alphas().detach()]}

@@ -1,7 +1,7 @@
-"""Demographic profiles and their soft clusters (FedTAR, Eq. 2 and 3): numpy; scikit-learn only to fit.
+"""Demographic profiles and their soft clusters (FedTAR, Eq. 2 and 3).
 
-A client process assigns in every task but fits once per run, and importing scikit-learn costs seconds, so the
-responsibilities of the fitted mixture are computed here, exactly, in numpy.
+A client process assigns in every task but fits once per run, and importing scikit-learn costs seconds: only the fit
+uses it, and the responsibilities are computed here, exactly, in numpy.
 """
 
 from __future__ import annotations
@@ -24,21 +24,17 @@ UNKNOWN_AGE = 0.5
 def profile_vector(
     identity: float, age: float | None, sex: str | None, median_age: float | None, fields: Sequence[str] = PROFILES[0]
 ) -> np.ndarray:
-    """``v_p = [hash(id), age / 100, sex]`` (Eq. 2).
+    """``v_p = [hash(id), age / 100, sex]`` (Eq. 2), float64, or those of its fields that ``fields`` names.
 
     Args:
         identity: keyed hash of the identifier in [0, 1].
-        age: years at the visit; None takes the site's training median.
+        age: years at the visit; None takes ``median_age``.
         sex: ``F`` is 0, ``M`` is 1, anything else 0.5.
-        median_age: median age of the site's training patients, None when no age is known.
-        fields: which of hash, age, sex, in this order.
-
-    Returns:
-        float64 vector of the fields.
+        median_age: of the site's training patients; None when no age is known.
+        fields: one of :data:`PROFILES`, else ConfigError.
 
     Raises:
-        ConfigError: for fields that are not one of :data:`PROFILES`.
-        DataError: for an age outside 0 to 130 (``age-out-of-range``) or an identity outside 0 to 1 (``bad-profile``).
+        DataError: an age outside 0 to 130 (``age-out-of-range``) or an identity outside 0 to 1 (``bad-profile``).
     """
     if tuple(fields) not in PROFILES:
         raise ConfigError(f"profile {tuple(fields)} is not one of {PROFILES}")
@@ -67,7 +63,7 @@ class DemographicMixture:
         converged: False when the fit stopped before its tolerance was met.
 
     Raises:
-        DataError: when the arrays do not make such a mixture (``bad-mixture``).
+        DataError: the arrays do not make such a mixture (``bad-mixture``).
     """
 
     weights: np.ndarray
@@ -111,19 +107,15 @@ class DemographicMixture:
     ) -> DemographicMixture:
         """Fit by expectation maximisation (scikit-learn's ``GaussianMixture``, diagonal covariances).
 
-        The same profiles, in whatever order, and the same seed give the same mixture.
+        The same profiles, in any order, and the same seed give the same mixture. Components are ordered by their means.
 
         Args:
             profiles: (N, P), one row per training patient.
             components: K wanted; with fewer distinct profiles, as many as those.
-            seed: of the initialisation.
             reg_covar, tol: as scikit-learn's; small and strict, since profiles lie within [0, 1.3].
 
-        Returns:
-            the mixture, its components ordered by their means.
-
         Raises:
-            ConfigError: for a setting that is not allowed.
+            ConfigError: a setting that is not allowed.
             DataError: no profile (``no-training-patient``) or a value that is not finite (``bad-profile``).
         """
         if not isinstance(components, Integral) or components < 1:
@@ -162,13 +154,9 @@ class DemographicMixture:
         )
 
     def responsibilities(self, profiles: np.ndarray) -> np.ndarray:
-        """Posterior probability of each fitted component (Eq. 3), float64 (N, K); rows sum to one.
+        """Posterior probability of each fitted component (Eq. 3) for profiles (N, P): float64 (N, K), rows sum to one.
 
-        Args:
-            profiles: (N, P).
-
-        Raises:
-            DataError: when the width differs from the fitted profiles', or a value is not finite (``bad-profile``).
+        Raises DataError (``bad-profile``) for another width than the fitted profiles', or a value that is not finite.
         """
         profiles = np.asarray(profiles, dtype=np.float64)
         if profiles.ndim != 2 or profiles.shape[1] != self.means.shape[1]:
@@ -187,14 +175,7 @@ class DemographicMixture:
         return q / q.sum(1, keepdims=True)
 
     def assign(self, profiles: np.ndarray) -> np.ndarray:
-        """``q_p``: the responsibilities padded with zeros, float32 (N, components); rows sum to one.
-
-        Args:
-            profiles: (N, P).
-
-        Raises:
-            DataError: as :meth:`responsibilities`.
-        """
+        """``q_p``: the responsibilities padded with zeros, float32 (N, components); raises as they do."""
         q = self.responsibilities(profiles)
         padded = np.zeros((len(q), self.components), dtype=np.float32)
         padded[:, : q.shape[1]] = q
@@ -212,11 +193,7 @@ class DemographicMixture:
 
     @classmethod
     def from_state(cls, state: Mapping[str, np.ndarray]) -> DemographicMixture:
-        """From :meth:`state`; imports nothing.
-
-        Raises:
-            DataError: when an array is missing or does not fit (``bad-mixture``).
-        """
+        """From :meth:`state`; DataError (``bad-mixture``) where an array is missing or does not fit."""
         missing = [name for name in ("weights", "means", "variances", "components", "converged") if name not in state]
         if missing:
             raise DataError(f"the stored mixture has no '{missing[0]}'", reason="bad-mixture")
@@ -230,5 +207,4 @@ class DemographicMixture:
 
 
 def _by_column(rows: np.ndarray) -> np.ndarray:
-    """Order of rows by their first column, then the second, and so on."""
     return np.lexsort(rows.T[::-1])

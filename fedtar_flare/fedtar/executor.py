@@ -1,4 +1,4 @@
-"""FedTAR at a site: ``PatientAdaptiveExecutor``, three tasks, one of which is one visit step."""
+"""FedTAR at a site: three tasks, one of which is one visit step."""
 
 from __future__ import annotations
 
@@ -30,11 +30,8 @@ class PatientAdaptiveExecutor(ReportExecutor):
     closes a round with the T numbers of the hypergradient (Eq. 8).
 
     Args:
-        patient: settings of :class:`PatientConfig`.
+        patient: settings of :class:`PatientConfig`, else ConfigError.
         args, kwargs: of :class:`ReportExecutor`; FLARE's export finds its parameters by these two names.
-
-    Raises:
-        ConfigError: when built with a setting that is unknown or not allowed.
     """
 
     contract = CONTRACT
@@ -45,17 +42,15 @@ class PatientAdaptiveExecutor(ReportExecutor):
         self.patient_config = build(PatientConfig, patient, "patient")
 
     def method_settings(self) -> tuple[Any, ...]:
-        """The patient part's settings."""
         return (self.patient_config,)
 
     def learner_class(self) -> type[ReportLearner]:
-        """Shared and patient-adaptive LoRA."""
         from fedtar_flare.fedtar.learner import PatientLearner
 
         return PatientLearner
 
     def learner_settings(self, header: TaskHeader, state: SiteState) -> dict[str, Any]:
-        """The patient part, and the mixture that the handshake has fitted."""
+        """The patient part, and the mixture that the handshake fitted."""
         mixture, median_age = None, None
         if self.patient_config.enabled:
             from fedtar_flare.fedtar.demographics import DemographicMixture

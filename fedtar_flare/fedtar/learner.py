@@ -26,15 +26,10 @@ class PatientLearner(ReportLearner):
     """Algorithm 1 of FedTAR: local updates of the shared and of the patient part together.
 
     Args:
-        lora, training: see :class:`ReportLearner`.
-        patient: the patient-adaptive part.
-        mixture: the demographic mixture fitted at this site; None when the patient part is off.
+        mixture: fitted at this site; None when the patient part is off, else ConfigError.
         median_age: of the training patients when it was fitted.
         seed: of the shared and patient parts' initial values, the same at every site.
-        others: see :class:`ReportLearner`.
-
-    Raises:
-        ConfigError: the patient part is on and has no mixture.
+        lora, training, others: of :class:`ReportLearner`.
     """
 
     def __init__(
@@ -63,7 +58,6 @@ class PatientLearner(ReportLearner):
 
     @property
     def has_personal_part(self) -> bool:
-        """Whether the patient part is on."""
         return self.patient is not None
 
     def context(self, samples: Sequence[Sample], personal: bool) -> AbstractContextManager[Any]:
@@ -74,7 +68,6 @@ class PatientLearner(ReportLearner):
         return self.patient.adapt(q, torch.tensor([sample.time_step for sample in samples]))
 
     def personal_parameters(self) -> Sequence[nn.Parameter]:
-        """Those of the patient part."""
         return () if self.patient is None else tuple(self.patient.parameters())
 
     def private(self) -> dict[str, Tensor]:
@@ -85,14 +78,12 @@ class PatientLearner(ReportLearner):
         return state | optimizer_state(self.personal_optimizer, dict(self.patient.named_parameters()))
 
     def load_private(self, state: Mapping[str, Tensor]) -> None:
-        """Load what :meth:`private` gave."""
         if self.patient is None or self.personal_optimizer is None:
             return
         load_patient_part(self.patient, state)
         load_optimizer_state(self.personal_optimizer, dict(self.patient.named_parameters()), state)
 
     def describe(self) -> dict[str, Any]:
-        """Adds the size of the patient part."""
         return super().describe() | {"patient_parameters": sum(p.numel() for p in self.personal_parameters())}
 
 
@@ -111,5 +102,5 @@ def patient_part(model: Any, patient: PatientConfig, rank: int, time_steps: int,
 
 
 def load_patient_part(part: PatientLoRA, state: Mapping[str, Tensor]) -> None:
-    """Load the patient part of what :meth:`PatientLearner.private` gave; its optimiser's state is passed over."""
+    """Load the patient part of what :meth:`PatientLearner.private` gave, without its optimiser's state."""
     part.load_state_dict({k.removeprefix(_PREFIX): v for k, v in state.items() if k.startswith(_PREFIX)})

@@ -93,17 +93,14 @@ class PatientLoRA(nn.Module):
     """The patient part of every LoRA layer of a PEFT model.
 
     It is not a submodule of the PEFT model: its ``state_dict()`` is exactly the site's private state, with names
-    ``projection.*``, ``time_embedding`` and ``hypernetworks.<layer path with / for .>.{a,b}_{weight,bias}``. The
-    parameters are made on the device and in the precision of the LoRA factors; after moving the PEFT model, move
-    this module likewise.
+    ``projection.*``, ``time_embedding`` and ``hypernetworks.<layer path with / for .>.{a,b}_{weight,bias}``. It takes
+    the device and precision of the LoRA factors; whoever moves the PEFT model moves this module likewise.
 
-    Inside :meth:`adapt` each PEFT LoRA layer runs one fused pass for the shared and the patient part; outside of it
-    the layers run PEFT's own forward, the shared part alone.
+    Inside :meth:`adapt` each PEFT LoRA layer runs one fused pass for the shared and the patient part; outside of it the
+    layers run PEFT's own forward, the shared part alone.
 
     Args:
-        peft_model: a PEFT model with plain LoRA (no dropout, no variant such as DoRA) on ``nn.Linear`` or
-            transformers' ``Conv1D`` layers.
-        config: settings of the patient part.
+        peft_model: with plain LoRA (no dropout, no variant such as DoRA) on ``nn.Linear`` or transformers' ``Conv1D``.
 
     Raises:
         ConfigError: the model has no LoRA layer, or one that this pass cannot adapt; names the layer.
@@ -147,20 +144,20 @@ class PatientLoRA(nn.Module):
     def adapt(self, q: Tensor, time_step: Tensor) -> Iterator[None]:
         """Adapt the model to the B samples of one batch while the context is open.
 
-        The leading dimension of any adapted layer's input must be B * k with the k rows of a sample adjacent, in the
-        batch's order (slices, windows, beams); inputs have two or more dimensions. The context may be nested (the
-        innermost batch counts) and always gives the layers back, also after an exception. With gradients off each
-        layer's factors are made once and kept until the context closes or gradients are on again, so neither these
-        parameters nor the shared factors may be replaced meanwhile. Where layers are recomputed in the backward pass
-        (gradient checkpointing), that pass belongs inside the context too.
+        The leading dimension of any adapted layer's input must be B * k, with the k rows of a sample adjacent and the
+        samples in the batch's order (slices, windows, beams); inputs have two or more dimensions. The context may be
+        nested (the innermost batch counts) and always gives the layers back, also after an exception. With gradients
+        off, each layer's factors are made once and kept until the context closes or gradients are on again, so neither
+        these parameters nor the shared factors may be replaced meanwhile. Where the backward pass recomputes layers
+        (gradient checkpointing), it belongs inside the context too.
 
         Args:
             q: (B, components), floating point, on any device.
             time_step: (B,), integer, 1..T; checked even where the embedding does not depend on it.
 
         Raises:
-            DataError: ``q`` or ``time_step`` has another shape or range, or (in a layer's forward) the rows of an
-                input are no multiple of B; names the layer.
+            DataError: ``q`` or ``time_step`` has another shape or range, or (in a layer's forward) the rows of an input
+                are no multiple of B; names the layer.
             ConfigError: the shared LoRA is merged into the base weights.
         """
         self._check(q, time_step)
@@ -204,7 +201,7 @@ class PatientLoRA(nn.Module):
                 )
 
     def _forward(self, item: _AdaptedLayer, batch: _Batch, x: Tensor) -> Tensor:
-        """One layer's pass, shared and patient part in one pair of products per sample (the rows of x in B groups)."""
+        """One layer's pass: shared and patient part in one pair of products per sample (the rows of x in B groups)."""
         layer = item.layer
         if layer.disable_adapters:
             return layer.base_layer(x)

@@ -33,11 +33,7 @@ logger = logging.getLogger(__name__)
 class PersonalPart:
     """FedTAR's :class:`~fedtar_flare.learning.drafting.PersonalPart`: hypernetwork, projection and mixture.
 
-    Args:
-        patient: the patient part, around the model.
-        mixture: fitted at the site.
-        key: with which it was fitted.
-        about: what the executor wrote beside the mixture.
+    ``key`` is the one with which the mixture was fitted, ``about`` what the executor wrote beside it.
     """
 
     patient: PatientLoRA
@@ -47,13 +43,10 @@ class PersonalPart:
 
     @classmethod
     def load(cls, model: Any, folder: Path, key: bytes | None, *, run_id: str, round_: int) -> PersonalPart:
-        """Restore the part that the site had at the end of the adapter's round.
-
-        A site that took no part in that round had the one of its last round before.
+        """Restore the part that the site had at the end of the adapter's round, from the last round it took part in.
 
         Raises:
-            ConfigError: the state is of another run, of an older release, or of later rounds alone; the key is missing
-                or wrong.
+            ConfigError: the state is of another run, older release or later rounds alone; the key is missing or wrong.
             StateError: the state is missing or damaged.
         """
         if folder.parent.name != run_id:
@@ -81,11 +74,7 @@ class PersonalPart:
         return cls(patient, mixture, _matching_key(about, key), about)
 
     def context(self, study: Study) -> AbstractContextManager[Any]:
-        """The patient's adapter at this visit.
-
-        Raises:
-            ConfigError: the study tells neither the patient nor which visit it is.
-        """
+        """The patient's adapter at this visit; ConfigError where the study lacks patient id or time step."""
         if study.patient_id is None:
             raise ConfigError("the patient part needs the patient's id as the site knows it (--patient-id)")
         steps = self.about["time_steps"]
@@ -101,7 +90,6 @@ class PersonalPart:
 
 
 def _matching_key(about: Mapping[str, Any], key: bytes | None) -> bytes:
-    """The key with which the mixture was fitted."""
     if key is not None:
         if key_check(key) != about["key"]:
             raise ConfigError("this is not the key with which the site's state was made; restore it from its backup")

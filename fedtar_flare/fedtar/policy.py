@@ -31,14 +31,12 @@ class AlphaPolicy(nn.Module):
     """alpha_1..alpha_T from psi: a learnable table of time embeddings and one hidden ReLU layer (Eq. 8), in float64.
 
     Args:
-        time_steps: T.
         alpha_form: ``softmax`` over the steps (the paper: the alphas of a round sum to one) or ``sigmoid`` of each.
         initial_alpha: start of every alpha_t under ``sigmoid``; under ``softmax`` they start near 1/T.
         embedding_dim: d_psi, width of the time embeddings and of the hidden layer.
         seed: of psi; the global random state is neither read nor changed.
 
-    Raises:
-        ConfigError: for a value that is not allowed.
+    Raises ConfigError for a value that is not allowed.
     """
 
     def __init__(
@@ -85,8 +83,7 @@ def t_numbers(gradient: Tensors, broadcasts: Sequence[Tensors]) -> list[float]:
         gradient: g, gradient of the site's validation loss at w_T, by tensor name.
         broadcasts: w_0..w_T, as the site received them, with g's names and shapes.
 
-    Raises:
-        ExchangeError: names the tensor (and the step) that is missing, unknown, of another shape, or not finite.
+    Raises ExchangeError naming the tensor (and the step) that is missing, unknown, of another shape, or not finite.
     """
     names = sorted(gradient)
     if not names:
@@ -114,18 +111,10 @@ def t_numbers(gradient: Tensors, broadcasts: Sequence[Tensors]) -> list[float]:
 
 
 def pool_t_numbers(numbers: Mapping[str, Sequence[float]], reports: Mapping[str, int]) -> torch.Tensor:
-    """Mean of the sites' T numbers, weighted by their counts of validation reports.
+    """Mean of the sites' T numbers, weighted by their counts of validation reports: (T,), float64.
 
-    Args:
-        numbers: site to T numbers.
-        reports: site to its count, positive.
-
-    Returns:
-        shape (T,), float64, summed in sorted site order.
-
-    Raises:
-        ExchangeError: when there is none; names the site whose numbers are of another length or not finite, or whose
-            count is missing or not positive.
+    Sites are summed in sorted order. Raises ExchangeError where there is none; names the site whose numbers are of
+    another length or not finite, or whose count is missing or not positive.
     """
     if not numbers:
         raise ExchangeError("no site sent T numbers: there is nothing to pool")
@@ -149,14 +138,14 @@ def hypergradient(numbers: torch.Tensor, alphas: torch.Tensor, taken: torch.Tens
 
     Args:
         numbers: (T,) ``<g, w_t - w_{t-1}>``.
-        alphas: (T,) the alphas that the round was run with.
-        taken: (T,) bool; a skipped step has gradient 0 and its factor is left out of the products.
+        alphas: (T,) that the round was run with.
+        taken: (T,) bool; a skipped step's factor is left out of the products.
 
     Returns:
         (T,) float64; 0 where a step was skipped, and at the steps that :func:`floored_steps` names.
 
     Raises:
-        ConfigError: when the lengths differ, a number is not finite, or an alpha is not within [0, 1].
+        ConfigError: the lengths differ, a number is not finite, or an alpha is not within [0, 1].
     """
     if not numbers.shape == alphas.shape == taken.shape or numbers.dim() != 1:
         raise ConfigError("T numbers, alphas and taken steps must be vectors of the same length")
@@ -179,26 +168,15 @@ def hypergradient(numbers: torch.Tensor, alphas: torch.Tensor, taken: torch.Tens
 
 
 def floored_steps(alphas: torch.Tensor, taken: torch.Tensor) -> list[int]:
-    """Steps t (1-based) that were taken with an alpha below :data:`ALPHA_FLOOR`: their gradient is set to 0.
-
-    Args:
-        alphas: (T,) the alphas that the round was run with.
-        taken: (T,) bool.
-    """
+    """Steps t (1-based) that were taken with an alpha below :data:`ALPHA_FLOOR`: their gradient is set to 0."""
     pairs = zip(alphas.tolist(), taken.tolist(), strict=True)
     return [t for t, (alpha, took) in enumerate(pairs, start=1) if took and alpha < ALPHA_FLOOR]
 
 
 class OuterOptimizer:
-    """AdamW on psi (weight decay .01), one step a round.
+    """AdamW on psi (weight decay .01), one step a round at eta (``constant``) or eta / sqrt(round) (``inverse_sqrt``).
 
-    Args:
-        policy: the alpha policy.
-        eta: learning rate.
-        schedule: ``constant``, or ``inverse_sqrt``: eta / sqrt(round).
-
-    Raises:
-        ConfigError: for a value that is not allowed.
+    Raises ConfigError for a value that is not allowed.
     """
 
     def __init__(self, policy: AlphaPolicy, *, eta: float = 1e-2, schedule: str = "constant"):
@@ -213,19 +191,10 @@ class OuterOptimizer:
         self._adamw = torch.optim.AdamW(self._named.values(), lr=eta)
 
     def step(self, policy: AlphaPolicy, gradient: torch.Tensor, round_: int) -> float:
-        """psi <- psi - eta grad_psi L, with grad_psi from dL/dalpha by autograd.
+        """psi <- psi - eta grad_psi L, with grad_psi from ``gradient``, dL/dalpha (T,), by autograd; returns its norm.
 
-        Args:
-            policy: the policy given at construction.
-            gradient: (T,) dL/dalpha.
-            round_: r, 1-based, for the schedule.
-
-        Returns:
-            the Euclidean norm of grad_psi.
-
-        Raises:
-            ConfigError: for another policy, a round before the first, or a gradient of another length or with a value
-                that is not finite; psi is then unchanged.
+        ``round_`` is r, 1-based, for the schedule. Raises ConfigError for another policy, a round before the first, or
+        a gradient of another length or not finite; psi is then unchanged.
         """
         if policy is not self._policy:
             raise ConfigError("the outer optimiser was built for another policy")
@@ -253,10 +222,9 @@ class OuterOptimizer:
         }
 
     def load_state_tensors(self, state: Tensors) -> None:
-        """Take up what :meth:`state_tensors` gave; the next step is then the same to the bit.
+        """Restore :meth:`state_tensors`; the next step is then the same to the bit.
 
-        Raises:
-            ConfigError: names the first tensor that is missing, unknown or of another shape; nothing is loaded then.
+        Raises ConfigError naming the first tensor that is missing, unknown or of another shape; nothing is loaded then.
         """
         shapes = {
             f"{field}.{name}": parameter.shape if field != "step" else torch.Size([])

@@ -15,11 +15,7 @@ from fedtar_flare.fedtar.demographics import DemographicMixture, profile_vector
 
 
 def fit_mixture(cohort: Cohort, config: PatientConfig, seed: int) -> DemographicMixture:
-    """Fit the site's mixture: one row per training patient, at the age of the first visit.
-
-    Raises:
-        DataError: when the site has no training patient.
-    """
+    """Fit the mixture on one row per training patient, at the age of the first visit; DataError where there is none."""
     rows = {s.visit.patient_id: s for s in reversed(cohort.samples("train"))}  # the first visit wins
     if not rows:
         raise DataError(f"site {cohort.site} has no training patient", reason="no-training-patient")
@@ -35,14 +31,9 @@ def memberships(
     median_age: float | None,
     fields: Sequence[str],
 ) -> torch.Tensor:
-    """q of each sample at the age of its visit, float32 (B, components).
+    """q of each of B samples at the age of its visit, float32 (B, components).
 
-    Args:
-        samples: B samples.
-        mixture: fitted at this site.
-        key: the site's secret.
-        median_age: :func:`training_median_age` at the time of the fit, so that a later visit moves nobody's q.
-        fields: of the profile.
+    ``median_age`` is :func:`training_median_age` at the time of the fit, so that a later visit moves nobody's q.
     """
     return torch.from_numpy(mixture.assign(np.stack([_profile(s, key, median_age, fields) for s in samples])))
 

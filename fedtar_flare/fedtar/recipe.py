@@ -18,11 +18,7 @@ PRESETS = {
 
 
 class FedTARRecipe(MethodRecipe):
-    """Federated temporal adaptation (FedTAR) with patient-adaptive LoRA.
-
-    Beside the arguments of :class:`MethodRecipe` it takes ``patient``, settings of
-    :class:`fedtar_flare.fedtar.config.PatientConfig`.
-    """
+    """The job of FedTAR; beside the arguments of :class:`MethodRecipe` it takes ``patient`` (``PatientConfig``)."""
 
     contract = CONTRACT
     controller_class = TemporalResidualController

@@ -18,7 +18,7 @@ def residual_step(w: Tensors, mean: Tensors, alpha: float) -> tuple[dict[str, to
     Args:
         w: w_{t-1}, the float32 master.
         mean: ``wbar_t - w_{t-1}``, by the same names and shapes.
-        alpha: alpha_t in [0, 1].
+        alpha: alpha_t in [0, 1], else ConfigError.
 
     Returns:
         w_t (float32), ``||w_t - w_{t-1}||`` and ``||wbar_t - w_{t-1}||``. The first norm is measured on the master, so
@@ -26,7 +26,6 @@ def residual_step(w: Tensors, mean: Tensors, alpha: float) -> tuple[dict[str, to
         the update is close to the resolution of float32 beside w, and part of it is lost.
 
     Raises:
-        ConfigError: when alpha_t is not within [0, 1].
         ExchangeError: names the tensor that is missing, unknown, of another shape, no float32 master, or not finite
             after the step.
     """
@@ -56,15 +55,8 @@ def residual_step(w: Tensors, mean: Tensors, alpha: float) -> tuple[dict[str, to
 def telescoped_weights(alphas: Sequence[float], taken: Sequence[bool]) -> list[float]:
     """Theorem 1: ``w_T = beta_0 w_0 + sum_x beta_x wbar_x`` with betas that are non-negative and sum to one.
 
-    Args:
-        alphas: alpha_1..alpha_T, each in [0, 1].
-        taken: which steps anybody answered; a skipped step has beta 0, and products run over the steps taken.
-
-    Returns:
-        beta_0..beta_T.
-
-    Raises:
-        ConfigError: when the lengths differ or an alpha is not within [0, 1].
+    Takes alpha_1..alpha_T in [0, 1] and as many marks of the steps that anybody answered (else ConfigError): a skipped
+    step has beta 0, and products run over the steps taken. Returns beta_0..beta_T.
     """
     if len(alphas) != len(taken):
         raise ConfigError(f"{len(alphas)} alphas but {len(taken)} marks of steps taken")

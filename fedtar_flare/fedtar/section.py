@@ -88,7 +88,6 @@ def residual(run: Run) -> Section:
 
 
 SECTIONS = (alpha, residual)
-"""In their order on the page."""
 
 
 def _alphas(run: Run) -> list[tuple[int, list[float]]]:

@@ -1,7 +1,6 @@
 """Warm start on a hospital's own studies or on reports alone: the paper's "pre-trained on clinical corpora".
 
-The result is a folder with ``model.safetensors``, ``tokenizer.json`` where one was trained, and ``warmstart.json``,
-which a job takes as its ``model.weights`` (and ``model.tokenizer``). All sites of a run need the same folder.
+A job takes the resulting folder as its ``model.weights`` (and ``model.tokenizer``); all sites of a run need the same.
 """
 
 from __future__ import annotations
@@ -32,12 +31,7 @@ WEIGHTS, TOKENIZER, ABOUT = "model.safetensors", "tokenizer.json", "warmstart.js
 
 @dataclass(frozen=True)
 class Corpus:
-    """What a warm start learns from.
-
-    Args:
-        pairs: visits with images and reports; None for texts alone.
-        texts: reports without images.
-    """
+    """What a warm start learns from: visits with images and reports (None: texts alone), and reports without images."""
 
     pairs: Cohort | None
     texts: tuple[str, ...] = ()
@@ -74,28 +68,20 @@ def warm_start(
     device: str = "cpu",
     say: Callable[[str], None] = print,
 ) -> dict[str, Any]:
-    """Train a report generator centrally and write it to a folder.
+    """Train a report generator centrally and write it to the folder ``out``; returns what ``warmstart.json`` holds.
 
-    Training patients are learned from, validation patients only scored; test patients are not touched, so that a
-    federation that starts from the result can still be measured on them.
+    It learns from training patients and scores validation patients. Test patients are not touched, so that a federation
+    that starts from the result can still be measured on them.
 
     Args:
-        config: the model; parts with pre-trained weights (hub name, local folder, ``weights``) start from those.
-        corpus: paired studies, texts, or both.
-        settings: of the training.
-        out: a folder, made where absent; one that holds a model already is refused.
+        config: parts with pre-trained weights (hub name, local folder, ``weights``) start from those.
         cache: folder of prepared images.
         train: ``all`` weights, or only the ``new`` ones, which have no pre-trained values (cross-attention and
             projection of the ``paper`` preset).
         vocabulary: size of a tokenizer to learn from the training texts; None keeps the model's own.
-        device: ``cpu`` or ``cuda[:i]``.
-        say: takes lines of progress.
-
-    Returns:
-        what ``warmstart.json`` holds: counts, settings, loss and scores on validation patients.
 
     Raises:
-        ConfigError: nothing to learn from, nothing to train, or a model is there already.
+        ConfigError: nothing to learn from, nothing to train, or ``out`` holds a model already.
     """
     if (out / WEIGHTS).exists():
         raise ConfigError(f"{out / WEIGHTS} is there already; name another folder, or delete it first")
@@ -145,10 +131,9 @@ def warm_start(
 
 
 def read_texts(path: Path) -> tuple[str, ...]:
-    """Reports from a CSV file with a column ``report``, or from a text file with empty lines between reports.
+    """Reports from a CSV file's column ``report``, or from a text file with empty lines between reports.
 
-    Raises:
-        ConfigError: unreadable, no such column, or no text.
+    Raises ConfigError where the file cannot be read, or has no such column or no text.
     """
     try:
         content = path.read_text(encoding="utf-8-sig")
@@ -168,7 +153,6 @@ def read_texts(path: Path) -> tuple[str, ...]:
 
 @torch.no_grad()
 def _scores(model: Any, tokenizer: ReportTokenizer, samples: Sequence[Sample]) -> dict[str, float]:
-    """BLEU-4, ROUGE-L and CIDEr on validation studies; none without any."""
     from fedtar_flare.metrics.language import language_scores
 
     if not samples:

@@ -47,7 +47,6 @@ class DataConfig(Settings):
     synthetic_patients: int = Field(48, ge=1, description="patients of a simulated site")
 
     def misfits(self) -> Iterator[tuple[str, str]]:
-        """Periods that are no rising dates."""
         try:
             dates = [datetime.fromisoformat(text) for text in self.periods]
         except ValueError:
@@ -56,9 +55,5 @@ class DataConfig(Settings):
             yield "periods", "rising ISO dates without a time zone, such as '2020-07-01'"
 
     def timeline(self, time_steps: int) -> Timeline:
-        """How visits become the time steps 1 to T.
-
-        Raises:
-            ConfigError: the periods do not bound T bins.
-        """
+        """How visits become the time steps 1 to T; ConfigError where the periods do not bound T bins."""
         return Timeline(time_steps, self.alignment, tuple(map(datetime.fromisoformat, self.periods)), self.prior)

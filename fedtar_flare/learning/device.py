@@ -8,14 +8,14 @@ from fedtar_flare.errors import ConfigError
 
 
 def choose_device(device: str = "auto", precision: str = "auto") -> tuple[str, bool]:
-    """Device and whether to compute in bfloat16 autocast.
+    """The torch device, and whether to compute in bfloat16 autocast.
 
     Args:
         device: ``auto``, ``cpu``, ``cuda`` or ``cuda:<i>``.
         precision: ``auto`` (bfloat16 on a GPU that has it, else float32), ``float32`` or ``bfloat16``.
 
     Raises:
-        ConfigError: for a GPU that is not there, or an unknown word.
+        ConfigError: a GPU that is not there, or an unknown word.
     """
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"

@@ -14,14 +14,9 @@ if TYPE_CHECKING:
 
 
 def structured_report(draft: Draft, image: Path) -> Dataset:
-    """An Enhanced SR (TID-free: a container with text items) that refers to the study's images.
+    """An Enhanced SR (TID-free: a container with text items) that refers to the DICOM study in ``image``.
 
-    Args:
-        draft: the text.
-        image: the study it was written for: a folder or file of DICOM images.
-
-    Raises:
-        ConfigError: highdicom is not installed, or the study is not DICOM.
+    Raises ConfigError where highdicom is not installed, or the study is not DICOM.
     """
     try:
         from highdicom.sr import (

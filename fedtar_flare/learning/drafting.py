@@ -1,7 +1,6 @@
 """Draft a report for one study from a trained adapter: with the site's personal part, or the shared adapter alone.
 
-The adapter says by which method and on which base model it was trained; another model is refused, since it would write
-fluent nonsense.
+A base model other than the adapter's own is refused, since it would write fluent nonsense.
 """
 
 from __future__ import annotations
@@ -44,13 +43,12 @@ _UNWRITTEN = "(to be written)"
 
 @dataclass(frozen=True)
 class Study:
-    """The study that a report is drafted for.
+    """The study that a report is drafted for; what is known of the patient serves the personal part.
 
     Args:
         image: DICOM folder, file or zip, NIfTI, PNG, JPEG or DICOM radiograph.
-        modality: ``ct`` or ``radiograph``.
-        patient_id, age, sex: of the patient at this study, for the personal part; age in years, None when unknown.
-        time_step: which visit it is, from 1; None: not told.
+        age: in years at this study.
+        time_step: which visit of the patient it is, from 1.
     """
 
     image: Path
@@ -73,7 +71,7 @@ class Draft:
     created: str
 
     def to_dict(self) -> dict[str, Any]:
-        """As primitives, the disclaimer first."""
+        """JSON-ready, the disclaimer first."""
         return {
             "status": DISCLAIMER,
             "text": self.text,
@@ -98,10 +96,9 @@ class PersonalPart(Protocol):
 
     @classmethod
     def load(cls, model: Any, folder: Path, key: bytes | None, *, run_id: str, round_: int) -> Self:
-        """Restore it around a model that carries the shared adapter.
+        """Restore it around ``model``, the PEFT model with the shared adapter, on its device.
 
         Args:
-            model: the PEFT model, on its device.
             folder: the site's state of the run.
             key: the site's hash key; None for a simulated site.
             run_id, round_: of the adapter; a part that does not belong to them is refused.
@@ -112,11 +109,7 @@ class PersonalPart(Protocol):
         """
 
     def context(self, study: Study) -> AbstractContextManager[Any]:
-        """What must be in force while the model writes about this study.
-
-        Raises:
-            ConfigError: something must be known of the patient that the study does not tell.
-        """
+        """What must be in force while the model writes; ConfigError where the study tells too little of the patient."""
 
 
 class Drafter:
@@ -127,11 +120,9 @@ class Drafter:
         state: the site's state of that run, ``<state folder>/<run_id>/<site>``; None: the shared adapter alone.
         key: the site's hash key (``fedtar.key``); a simulated site's derives from its seed and needs none.
         model: settings of the base model to override, such as ``weights`` or ``encoder_name`` by a local path.
-        device: ``auto``, ``cpu`` or ``cuda[:i]``.
 
     Raises:
-        ConfigError: not an adapter of this package, another base model, a state that does not belong to the adapter, or
-            a missing or wrong key.
+        ConfigError: not an adapter of this package, another base model, a state of another run, or no or a wrong key.
         StateError: the site's state is missing or damaged.
     """
 
@@ -182,9 +173,7 @@ class Drafter:
     def draft(self, study: Study) -> Draft:
         """Write a draft by beam search.
 
-        Raises:
-            ConfigError: the personal part needs to know more of the patient.
-            DataError: the images cannot be used.
+        Raises ConfigError where too little is known of the patient, DataError where the images cannot be used.
         """
         with nullcontext() if self.personal is None else self.personal.context(study):
             ids = cast(Any, self.model.get_base_model()).generate(self._images(study))
@@ -221,15 +210,9 @@ def visit_of(study: Study) -> Visit:
 
 
 def study_of(image: Path, modality: Modality | None = None, **patient: Any) -> Study:
-    """A study on disk; what is not told is read from its DICOM header where it has one.
+    """A study on disk; fields that are not given are read from its DICOM header where it has one.
 
-    Args:
-        image: folder or file.
-        modality: ``ct`` or ``radiograph``; None: by what it looks like.
-        patient: ``patient_id``, ``age``, ``sex``, ``time_step``.
-
-    Raises:
-        DataError: nothing there.
+    Without a header, the modality follows from the file's suffix. Raises DataError where nothing is there.
     """
     from fedtar_flare.data.sources.fields import PICTURES, age_of, sex_of
 
@@ -254,7 +237,7 @@ def study_of(image: Path, modality: Modality | None = None, **patient: Any) -> S
 
 
 def first_header(image: Path) -> Any:
-    """Header of the first readable DICOM file of a study; None when it has none."""
+    """Header of the study's first readable DICOM file; None when it has none."""
     from pydicom import dcmread
     from pydicom.errors import InvalidDicomError
 

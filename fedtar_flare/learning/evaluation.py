@@ -1,4 +1,4 @@
-"""Scores of generated reports: by time step for everybody to see, and by report for the site's own eyes."""
+"""Scores of generated reports: by time step for everyone, and by report for the site alone."""
 
 from __future__ import annotations
 
@@ -17,14 +17,12 @@ from fedtar_flare.synthetic.vocabulary import findings_in
 
 @dataclass(frozen=True)
 class Evaluated:
-    """What one evaluation gave.
+    """What one evaluation gave; rows, samples and texts stay at the site.
 
     Args:
-        scores: cells by time step (see :func:`cells`), with the personal part.
+        scores: see :func:`cells`; with the personal part, as are the texts.
         scores_generic: the same without it; None for a method that has none.
-        rows: one row per report, and one more without the personal part (see :func:`report_rows`); they stay at the
-            site.
-        samples, texts: the visits and what was written for them, with the personal part; they stay at the site.
+        rows: see :func:`report_rows`; one per report, and one more without the personal part.
     """
 
     scores: dict[str, Any]
@@ -37,15 +35,10 @@ class Evaluated:
 def cells(
     samples: Sequence[Sample], texts: Sequence[str], losses: Sequence[float], time_steps: int, min_cell: int
 ) -> dict[str, Any]:
-    """Scores per time step and over all.
+    """Scores per time step and over all; ``losses`` are the mean token losses of the reports.
 
-    Args:
-        samples: N visits with their reports.
-        texts: what was generated for them.
-        losses: mean token loss of each.
-        time_steps: T.
-        min_cell: a cell with fewer reports holds only its n, and its reports do not count in ``all`` either: else its
-            scores could be had by subtraction.
+    A cell with fewer than ``min_cell`` reports holds only its n, and its reports do not count in ``all`` either:
+    otherwise subtraction would reveal its scores.
 
     Returns:
         ``{"steps": {"1": cell, ...}, "all": cell}``; a cell has n, bleu_1..bleu_4, rouge_l, cider, token_loss, and
@@ -77,14 +70,10 @@ def report_rows(
 ) -> list[dict[str, Any]]:
     """Scores of each report by itself, and what it adds to the scores of a corpus.
 
-    Args:
-        samples, texts, losses: N visits, generated texts and token losses.
-        personal: whether the personal part was on.
-
     Returns:
-        N rows of ``patient_id``, ``visit_id``, ``time_step``, ``split``, ``personal``, ``token_loss``; ``bleu_1`` to
-        ``bleu_4`` of the report by itself; the fields of one report in
-        :class:`~fedtar_flare.metrics.language.LanguageStatistics` (``cider`` with document frequencies of these N
+        rows of ``patient_id``, ``visit_id``, ``time_step``, ``split``, ``personal`` (whether the personal part was on),
+        ``token_loss``; ``bleu_1`` to ``bleu_4`` of the report by itself; the fields of one report in
+        :class:`~fedtar_flare.metrics.language.LanguageStatistics` (``cider`` with the document frequencies of these
         references); ``findings`` (the truth) and ``findings_in_text``, sorted, None where the truth is not known.
     """
     if not samples:
@@ -116,7 +105,7 @@ def report_rows(
 
 
 def write_report_scores(folder: Path, round_: int, rows: Iterable[Mapping[str, Any]]) -> Path:
-    """Write the rows of one evaluation as ``report-scores-<round>.jsonl``, whole or not at all, for the owner alone.
+    """Write the rows as ``report-scores-<round>.jsonl``, atomically, readable by the owner alone.
 
     They name patients: ``folder`` is the site's state of the run, which never leaves the site.
     """

@@ -1,7 +1,4 @@
-"""How one site learns, without federation: train on one visit step, validate, score, write reports.
-
-It runs in a notebook. What is a method's own enters through the hooks of :class:`ReportLearner`.
-"""
+"""How one site learns, without federation: train on one visit step, validate, score, write reports."""
 
 from __future__ import annotations
 
@@ -42,24 +39,12 @@ EVALUATION_BATCH = 16
 class ReportLearner:
     """One site's report generator with an adapter that travels; by itself it is local training for FedAvg.
 
-    A method overrides what differs:
-
-    - :attr:`adapter`: name of the set of factors that travels.
-    - :meth:`context`: what must be in force around a forward pass or beam search of these samples.
-    - :meth:`report_losses`: the loss of each report.
-    - :meth:`after_backward`: changes gradients before they are clipped.
-    - :meth:`personal_parameters`, :attr:`personal_optimizer`: trained beside the adapter, with a gradient norm of their
-      own; :meth:`private`, :meth:`load_private`: what persists of it at the site between tasks.
-    - :attr:`has_personal_part`: whether evaluation is done with and without it.
-    - :meth:`describe`: adds to what the record says of the model.
+    The hooks are what a method overrides; all have a default. :attr:`adapter` names the set of factors that travels.
+    :attr:`personal_optimizer` steps the personal parameters, whose gradient norm is limited by itself.
 
     Args:
-        model: which report generator.
-        lora: the adapter that travels.
-        training: local training.
         cohort: the site's patients, prepared by ``prepare_cohort``; may be replaced between tasks.
         seed: of the adapter's initial values, the same at every site.
-        device: ``cpu`` or ``cuda[:i]``.
         autocast: whether to compute in bfloat16 autocast.
         checkpoint: called between batches; raises to stop (an aborted job).
 
@@ -106,27 +91,21 @@ class ReportLearner:
     # ------------------------------------------------------------------ hooks
     @property
     def has_personal_part(self) -> bool:
-        """Whether something beside the adapter acts at this site."""
+        """Whether something beside the adapter acts at this site; evaluation is then done with and without it."""
         return False
 
     def context(self, samples: Sequence[Sample], personal: bool) -> AbstractContextManager[Any]:
-        """What must be in force while the model works on these samples; ``personal``: with the personal part."""
+        """What must be in force around a forward pass or beam search of these samples."""
         return nullcontext()
 
     def report_losses(self, samples: Sequence[Sample], images: ImageBatch, personal: bool = True) -> Tensor:
-        """Mean token loss of each report, shape (B,), float32.
-
-        Args:
-            samples: B visits.
-            images: theirs (:meth:`images`).
-            personal: whether the personal part is on.
-        """
+        """Mean token loss of each of the B reports, shape (B,), float32."""
         input_ids, labels = self.tokenizer.batch([sample.visit.report for sample in samples])
         with self._computing(samples, personal):
             return self.model.get_base_model()(images, input_ids.to(self.device), labels.to(self.device))
 
     def after_backward(self, start: Mapping[str, Tensor]) -> None:
-        """Called after each backward pass of a batch; ``start`` is w_{t-1}, as :meth:`shared` gave it."""
+        """Change the gradients of a batch before they are clipped; ``start`` is w_{t-1}, as :meth:`shared` gave it."""
 
     def personal_parameters(self) -> Sequence[nn.Parameter]:
         """What is trained beside the adapter and stays at the site."""
@@ -161,7 +140,7 @@ class ReportLearner:
         load_shared_state(self.model, weights, self.adapter)
 
     def adapter_config(self) -> dict[str, Any]:
-        """PEFT's configuration of the shared part, free of any path of the site."""
+        """PEFT's configuration of the shared part, without any path of the site."""
         return adapter_config(self.model, self.adapter)
 
     # ------------------------------------------------------------------ training
@@ -170,7 +149,7 @@ class ReportLearner:
     ) -> Trained:
         """Local updates of the shared and the personal part on the visits of one time step.
 
-        An update whose loss or gradient is not finite is not made, neither of the shared nor of the personal part.
+        An update whose loss or gradient is not finite is skipped, for the shared and the personal part alike.
 
         Args:
             time_step: t; None takes the visits of all steps together.
@@ -178,8 +157,7 @@ class ReportLearner:
             on_update: called after each update that was made with its number (from 1, skipped ones counted) and loss.
 
         Raises:
-            DataError: ``no-training-visit`` at this step (ask :attr:`cohort` first); ``non-finite-gradient`` when
-                every update was skipped.
+            DataError: ``no-training-visit`` at this step; ``non-finite-gradient`` when every update was skipped.
         """
         samples = self.cohort.samples("train", time_step)
         if not samples:
@@ -216,7 +194,7 @@ class ReportLearner:
         return Trained(update, len(samples), sum(losses) / len(losses), losses[0], losses[-1], count - len(losses))
 
     def _accumulate(self, samples: Sequence[Sample], training_seed: str | None = None) -> float:
-        """Gradient of the mean report loss of one batch, in micro-batches that fit in memory. Returns the loss."""
+        """Loss and gradient of the mean report loss of one batch, in micro-batches that fit in memory."""
         while True:
             self._clear_gradients()
             try:
@@ -249,12 +227,7 @@ class ReportLearner:
 
     @torch.no_grad()
     def evaluate(self, min_cell: int, split: Split = "test") -> Evaluated:
-        """Scores of generated reports of the given split's patients; images are loaded once for all passes.
-
-        Args:
-            min_cell: a cell with fewer reports holds only its n.
-            split: whose visits.
-        """
+        """Scores of the reports written for a split's patients (:func:`cells`); each pass reuses the loaded images."""
         samples = self.cohort.samples(split)
         passes = (True, False) if self.has_personal_part else (True,)
         losses: dict[bool, list[float]] = {True: [], False: []}
@@ -273,13 +246,13 @@ class ReportLearner:
 
     @torch.no_grad()
     def generate(self, samples: Sequence[Sample], images: ImageBatch, personal: bool = True) -> list[str]:
-        """Reports written by beam search for these samples and their images."""
+        """Reports written by beam search."""
         with self._computing(samples, personal):
             ids = cast(Any, self.model.get_base_model()).generate(images)
         return [self.tokenizer.decode(row) for row in ids.tolist()]
 
     def images(self, samples: Sequence[Sample], training_seed: str | None = None) -> ImageBatch:
-        """The samples' images; with ``training_seed`` augmented, where the settings say so."""
+        """The samples' images; augmented by ``training_seed``, where the settings say so."""
         prepared = images_of(samples)
         if training_seed is not None and self.training.augment:
             prepared = augmented(prepared, samples, training_seed)
@@ -287,7 +260,6 @@ class ReportLearner:
 
     @contextmanager
     def _computing(self, samples: Sequence[Sample], personal: bool) -> Iterator[None]:
-        """Precision and the method's context, both given back whatever fails."""
         with ExitStack() as stack:
             if self._autocast:
                 stack.enter_context(torch.autocast(self.device.type, torch.bfloat16))

@@ -1,9 +1,8 @@
 """Training a whole report generator before any federation: findings, paired images and reports, reports alone.
 
-The encoder first learns to see: a head that is thrown away afterwards names the findings that an image shows, which
-tells it far more per image than the words of a report do. Then come paired reports (with that head still beside them)
-and, mixed in, reports without images, which widen the decoder's language beyond the paired reports' style. Afterwards
-everything is frozen and LoRA adapts it.
+The encoder first learns to name the findings of an image, through a head that is thrown away afterwards: they tell it
+far more per image than the words of a report do. Then come paired reports (that head still beside them) and, mixed in,
+reports without images, which widen the decoder's language beyond the paired reports' style.
 """
 
 from __future__ import annotations
@@ -59,7 +58,7 @@ class PretrainingConfig(Settings):
 
 @dataclass(frozen=True)
 class Progress:
-    """State of a warm start after ``step`` of ``steps`` updates; losses are means since the last report of progress."""
+    """State of a warm start after ``step`` updates; losses are means since the last report, ``rate`` is per second."""
 
     step: int
     steps: int
@@ -77,12 +76,7 @@ class Progress:
 
 
 class FindingHead(nn.Module):
-    """Which findings an image shows, from the decoder's memory; used in the warm start and thrown away after it.
-
-    Args:
-        width: E of the memory.
-        names: the findings.
-    """
+    """Which findings an image shows, from the decoder's memory (width E); used in the warm start alone."""
 
     def __init__(self, width: int, names: Sequence[str]):
         super().__init__()
@@ -100,7 +94,6 @@ class FindingHead(nn.Module):
         return (found * self.weight).sum(-1) + self.bias
 
     def loss(self, logits: Tensor, findings: Sequence[frozenset[str]]) -> Tensor:
-        """Mean binary cross-entropy."""
         truth = torch.tensor([[float(name in shown) for name in self.names] for shown in findings])
         return F.binary_cross_entropy_with_logits(logits.float(), truth.to(logits.device))
 
@@ -120,11 +113,8 @@ def pretrain(
     """Train ``model`` in place, on its own device; it ends in eval mode.
 
     Args:
-        model: the whole model, unadapted.
-        tokenizer: its tokenizer.
         images, reports: the pairs, in the same order; both empty to train the decoder on texts alone.
         texts: reports without images; may be empty beside pairs.
-        config: settings.
         findings: what each image shows, where it is known; the encoder then learns that first.
         on_progress: called every ``every`` updates and at the end.
         only: names of the parameters to train; None: all.
@@ -213,14 +203,14 @@ def _paired_loss(
 def _text_loss(
     model: ReportGenerator, tokenizer: ReportTokenizer, texts: Sequence[str], device: torch.device
 ) -> Tensor:
-    """Loss of the decoder alone: without memory its cross-attention layers are passed by."""
+    """Loss of the decoder alone: without memory its cross-attention layers are skipped."""
     input_ids, labels = tokenizer.batch(texts)
     logits = model.decoder(input_ids=input_ids.to(device), use_cache=False).logits
     return report_loss(logits, labels.to(device)).mean()
 
 
 def _statistics(model: ReportGenerator, learn: bool) -> None:
-    """Whether BatchNorm layers of the encoder normalise by the batch and learn its statistics."""
+    """Whether the encoder's BatchNorm layers normalise by the batch and learn its statistics."""
     for module in model.encoder.modules():
         if isinstance(module, torch.nn.modules.batchnorm._BatchNorm):
             module.train(learn)
@@ -242,7 +232,7 @@ def _share_of_lr(step: int, config: PretrainingConfig) -> float:
 
 
 def _endless(number: int, size: int, seed: int) -> Iterator[list[int]]:
-    """Batches of indices through shuffled epochs; a batch may span two of them."""
+    """Batches of indices through shuffled epochs; a batch may span two epochs."""
     generator = torch.Generator().manual_seed(seed)
     order: list[int] = []
     while True:

@@ -1,4 +1,4 @@
-"""What a method keeps at a site between tasks, as tensors by name: parameters, their optimiser, and their check."""
+"""What a method keeps at a site between tasks, as tensors by name."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def optimizer_state(optimizer: torch.optim.Optimizer, parameters: Mapping[str, n
 def load_optimizer_state(
     optimizer: torch.optim.Optimizer, parameters: Mapping[str, nn.Parameter], state: Mapping[str, Tensor]
 ) -> None:
-    """Load what :func:`optimizer_state` gave; names without its prefix are passed over."""
+    """Load what :func:`optimizer_state` gave; other names are ignored."""
     optimizer.state.clear()
     for key, value in state.items():
         if key.startswith(_PREFIX):
@@ -35,11 +35,7 @@ def load_optimizer_state(
 
 
 def require_finite(state: Mapping[str, Tensor]) -> None:
-    """Refuse a state with NaN or infinity: saved, it would spoil every later task.
-
-    Raises:
-        DataError: ``non-finite-state``; names the first such tensor.
-    """
+    """Raise DataError (``non-finite-state``) on NaN or infinity: a state saved with it would spoil every later task."""
     for name, value in state.items():
         if not torch.isfinite(value).all():
             raise DataError(

@@ -20,14 +20,13 @@ _Item = TypeVar("_Item")
 
 @dataclass(frozen=True)
 class Trained:
-    """What one training task gave.
+    """What one training task gave; losses are those of the local updates that were made.
 
     Args:
         update: w_k - w_{t-1} by tensor name, float32.
         samples: n_k, training visits of this site at this step.
-        loss: mean token loss over the local updates that were made.
-        first_loss, last_loss: of the first and the last of them.
-        skipped_updates: local updates left out because their loss or gradient was not finite.
+        loss: mean token loss over the updates.
+        skipped_updates: updates left out because their loss or gradient was not finite.
     """
 
     update: dict[str, Tensor]
@@ -65,11 +64,7 @@ def parts(items: Sequence[_Item], size: int) -> Iterator[Sequence[_Item]]:
 
 
 def halved(micro_batch: int) -> int:
-    """The micro-batch to go on with after the GPU's memory did not hold this one.
-
-    Raises:
-        DataError: ``out-of-memory``: it was one report already.
-    """
+    """The next smaller micro-batch after the GPU ran out of memory; DataError (``out-of-memory``) from one report."""
     if micro_batch == 1:
         raise DataError(
             "the GPU's memory does not hold one report; take a smaller model or input, or write device: cpu in "
@@ -82,10 +77,9 @@ def halved(micro_batch: int) -> int:
 
 
 def limit_norm(parameters: Sequence[nn.Parameter], limit: float) -> float:
-    """Scale the gradients so that their norm over all parameters is at most ``limit`` (0: leave them).
+    """Scale the gradients so that their joint norm is at most ``limit`` (0: leave them).
 
-    Returns:
-        The norm before; not finite where any gradient is not.
+    Returns the norm before, not finite where any gradient is not.
     """
     if limit:
         return float(nn.utils.clip_grad_norm_(parameters, limit))
@@ -93,7 +87,7 @@ def limit_norm(parameters: Sequence[nn.Parameter], limit: float) -> float:
 
 
 def augmented(prepared: Sequence[Prepared], samples: Sequence[Sample], seed: str) -> list[Prepared]:
-    """The images changed at random, each by its visit and ``seed`` alone."""
+    """Randomly changed images; the change depends on the visit and ``seed`` alone."""
     from fedtar_flare.imaging.augment import augment, sample_seed
 
     seeds = [sample_seed(0, seed, sample.visit.patient_id, sample.visit.visit_id) for sample in samples]

@@ -2,9 +2,9 @@
 
 ``python -m fedtar_flare.learning.warm_start --preset small --out fedtar_flare/assets/small --seed 0``
 
-Trains on CT phantoms, each with a report in the generic style and one in a style of its own, mixed with text alone, so
-that the model sees findings well, says them in many words, and knows no site's way of writing. The phantoms pass
-through the very transforms that prepare a site's CT.
+Trains on CT phantoms, each with a report in the generic style and one in a style of its own, mixed with text alone: the
+model sees findings well, says them in many words, and knows no site's way of writing. The phantoms pass through the
+very transforms that prepare a site's CT.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Pairs:
 
 
 def phantom_pairs(n: int, seed: int, config: InputConfig, say: Callable[[str], None] = lambda line: None) -> Pairs:
-    """``n`` phantoms in the generic style, prepared like a site's CT."""
+    """``n`` phantoms, prepared like a site's CT."""
     from fedtar_flare.synthetic.warm_start import generic_pairs
 
     prepare = volume_pipeline(config)
@@ -66,8 +66,8 @@ def phantom_pairs(n: int, seed: int, config: InputConfig, say: Callable[[str], N
 def volume_pipeline(config: InputConfig) -> Callable[[np.ndarray, tuple[float, float, float]], Prepared]:
     """The steps of :func:`fedtar_flare.imaging.pipeline.ct_pipeline` after the reader, for a volume in memory.
 
-    The function that is returned takes int16 HU (z, y, x) with z to the head, y to the back and x to the patient's
-    left, and the spacing along them in mm.
+    The returned function takes int16 HU (z, y, x), z to the head, y to the back and x to the patient's left, and the
+    spacing along them in mm.
     """
     from monai.data import MetaTensor
     from monai.transforms import Compose
@@ -84,7 +84,7 @@ def volume_pipeline(config: InputConfig) -> Callable[[np.ndarray, tuple[float, f
 
 
 def scores(model: ReportGenerator, tokenizer: ReportTokenizer, pairs: Pairs) -> dict[str, float | None]:
-    """BLEU-4 and finding F1 (micro) of the reports that the model writes for these pairs."""
+    """BLEU-4 and finding F1 (micro) of the reports that the model writes."""
     from fedtar_flare.metrics.clinical import finding_f1
     from fedtar_flare.metrics.language import language_scores
     from fedtar_flare.synthetic.vocabulary import findings_in
@@ -96,14 +96,9 @@ def scores(model: ReportGenerator, tokenizer: ReportTokenizer, pairs: Pairs) -> 
 
 
 def make(folder: Path, config: ModelConfig, settings: PretrainingConfig, pairs: Pairs, texts: list[str]) -> None:
-    """Train tokenizer and weights and write them to ``folder`` (made where absent), printing progress.
+    """Train a model and write ``tokenizer.json`` and ``model.safetensors`` (float16) to ``folder``.
 
-    Args:
-        folder: gets ``tokenizer.json`` and ``model.safetensors`` (float16).
-        config: the model; its own tokenizer and weights are not read.
-        settings: of the training.
-        pairs: phantoms with reports and findings.
-        texts: reports without images.
+    The tokenizer and weights that ``config`` names are not read.
     """
     folder.mkdir(parents=True, exist_ok=True)
     reports = pairs.reports + pairs.styled
