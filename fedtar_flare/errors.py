@@ -1,8 +1,4 @@
-"""Errors for the person who reads them: what happened, where, and what to do about it.
-
-Two readers, two texts. ``str(error)`` is read where the error happened (at a hospital it may name a file or a
-patient's folder). ``error.public`` is what may leave the site: it never carries an identity.
-"""
+"""Errors of this package: ``str(error)`` is for the reader on the spot, ``error.public`` is what may leave the site."""
 
 from __future__ import annotations
 
@@ -10,9 +6,8 @@ from __future__ import annotations
 class FedTARError(Exception):
     """Base of every error that this package raises on purpose.
 
-    Args:
-        message: full text for the reader on the spot: what, where, what to do.
-        public: text that may leave a hospital; without one, the class's own general text is used.
+    ``message`` stays where the error happened and may name a file or a patient's folder. ``public`` may leave a
+    hospital and never carries an identity; by default it is the class's general text.
     """
 
     default_public = "an error that the site keeps to itself (see the site's own log)"
@@ -23,18 +18,13 @@ class FedTARError(Exception):
 
 
 class ConfigError(FedTARError, ValueError):
-    """A setting is wrong: names the field, its value and what is allowed."""
+    """A setting is wrong; the message names the field, its value and what is allowed."""
 
     default_public = "a setting is wrong at the site"
 
 
 class DataError(FedTARError):
-    """Data cannot be used. ``reason`` is a short, stable slug that can be counted (``no-pixel-data``).
-
-    Args:
-        message: full text for the reader on the spot.
-        reason: stable slug, lower case with hyphens, free of identity.
-    """
+    """Data cannot be used; ``reason`` is a stable slug to count by (``no-pixel-data``), free of identity."""
 
     default_public = "data at the site cannot be used"
 
@@ -44,7 +34,7 @@ class DataError(FedTARError):
 
 
 class ExchangeError(FedTARError):
-    """What is about to leave or enter does not fit the agreed exchange; names the tensor and never its values."""
+    """What is about to leave or enter breaks the agreed exchange; the public text names tensors, never their values."""
 
     default_public = "the exchange does not fit the agreed schema"
 

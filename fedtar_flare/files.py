@@ -14,18 +14,15 @@ from typing import Any
 from fedtar_flare.errors import ConfigError
 
 PRIVATE, SHARED = 0o600, 0o666
-"""Permissions of a new file, less the user's umask: for its owner alone, or as the user's files are."""
+"""Permissions of a new file, less the umask: for its owner alone, or as the user's other files."""
 
 
 @contextmanager
 def replacing(path: Path, mode: int = PRIVATE) -> Iterator[Path]:
-    """An empty file beside ``path``; when the block ends well it is flushed to disk and takes its place.
+    """Yield an empty file beside ``path``; when the block ends well it is flushed to disk and replaces ``path``.
 
-    The folder is made where absent. After an exception nothing is left behind and an earlier file stays as it was.
-
-    Args:
-        path: the file.
-        mode: its permissions, less the umask.
+    Missing folders are created. After an exception nothing is left behind and an earlier file stays as it was.
+    ``mode`` is subject to the umask.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
@@ -58,11 +55,7 @@ def write_json(path: Path, data: Any, mode: int = SHARED) -> Path:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Read a JSON file.
-
-    Raises:
-        ConfigError: it is missing or no JSON object.
-    """
+    """Read a JSON object; :class:`ConfigError` when the file is missing or holds none."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -73,15 +66,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def read_yaml(path: Path, what: str) -> dict[str, Any]:
-    """Read a YAML file.
-
-    Args:
-        path: the file.
-        what: it must hold, for the message.
-
-    Raises:
-        ConfigError: it is missing, not readable or no mapping.
-    """
+    """Read a YAML mapping that must hold ``what``; :class:`ConfigError` when the file is missing or holds none."""
     import yaml
 
     try:
@@ -94,7 +79,7 @@ def read_yaml(path: Path, what: str) -> dict[str, Any]:
 
 
 def clean(value: Any) -> Any:
-    """Numbers that are not finite become None, tuples lists, mapping keys text; anything else passes unchanged."""
+    """Make a value fit for JSON: non-finite numbers become None, tuples lists and mapping keys text."""
     if isinstance(value, Mapping):
         return {str(key): clean(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

@@ -1,7 +1,6 @@
-"""The methods of this package by name: where their contract, recipe, report section and drafting are found.
+"""The registry of methods: where each method's contract, recipe and other parts are found.
 
-The one place that lists methods. Everything is named by ``module:attribute`` and imported when it is asked for, so that
-a guard that needs a contract does not import a learner.
+Parts are named ``module:attribute`` and imported on demand, so that a guard that needs a contract imports no learner.
 """
 
 from __future__ import annotations
@@ -17,14 +16,12 @@ from fedtar_flare.protocol.contract import Contract
 
 @dataclass(frozen=True)
 class Method:
-    """Where a method's parts are.
+    """Where a method's parts are; an empty name means that it has none of its own.
 
     Args:
-        contract: its :class:`Contract`.
-        recipe: its recipe class.
-        events: tuple of its own record events; empty: none beside the shared ones.
-        sections: its sections of the run page; empty: none beside the shared ones.
-        personal: class that restores a site's personal part for drafting; empty: the method has none.
+        events: tuple of record events beside the shared ones.
+        sections: sections of the run page beside the shared ones.
+        personal: class that restores a site's personal part for drafting.
     """
 
     contract: str
@@ -56,11 +53,7 @@ DEFAULT = "fedtar"
 
 
 def method(name: str) -> Method:
-    """The method of that name.
-
-    Raises:
-        ConfigError: there is none; the nearest is suggested.
-    """
+    """The method of that name; for an unknown one a :class:`ConfigError` suggests the nearest."""
     if name in METHODS:
         return METHODS[name]
     near = difflib.get_close_matches(str(name), METHODS, n=1)
@@ -69,16 +62,12 @@ def method(name: str) -> Method:
 
 
 def contract_of(name: str) -> Contract:
-    """A method's contract, as installed here.
-
-    Raises:
-        ConfigError: no such method.
-    """
+    """A method's contract, as installed here; :class:`ConfigError` for an unknown method."""
     return load(method(name).contract)
 
 
 def load(path: str) -> Any:
-    """What ``module:attribute`` names; None for an empty path."""
+    """Import what ``module:attribute`` names; None for an empty path."""
     if not path:
         return None
     module, _, attribute = path.partition(":")

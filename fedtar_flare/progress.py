@@ -1,4 +1,4 @@
-"""Progress lines of long work: how far, how fast, how long still; never more than one every few seconds."""
+"""Progress lines of long work: how far, how fast, how much longer."""
 
 from __future__ import annotations
 
@@ -9,14 +9,13 @@ EVERY_SECONDS = 15.0
 
 
 class Progress:
-    """Says now and then how far a piece of work is.
+    """Reports how far a piece of work is, at most once every ``every`` seconds; shorter work reports nothing.
 
     Args:
         what: name of the work and its unit, such as ``round 1, step 2: update``.
-        total: how many units there are.
-        say: takes a line; a logger's ``info``.
-        every: seconds between lines; work that is shorter says nothing.
-        clock: seconds that only rise.
+        total: number of units.
+        say: takes a line, such as a logger's ``info``.
+        clock: monotonic time in seconds.
 
     >>> ticks = iter([0.0, 10.0, 20.0])
     >>> progress = Progress("image", 4, print, every=15, clock=lambda: next(ticks))
@@ -37,7 +36,7 @@ class Progress:
         self._start = self._last = clock()
 
     def __call__(self, done: int) -> None:
-        """``done`` units are finished."""
+        """Report that ``done`` units are finished."""
         now = self._clock()
         if now - self._last < self._every:
             return

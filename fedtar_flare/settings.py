@@ -1,11 +1,6 @@
-"""Settings: one way to declare them, to check them and to compare them between sites.
+"""Settings: how they are declared, checked and compared between sites.
 
-A class of settings derives from :class:`Settings` and gives each field its type, its limits and its help text::
-
-    class TrainingConfig(Settings):
-        local_steps: int = Field(12, ge=1, description="optimiser updates per task")
-
-What FLARE or a file hands over as a dictionary becomes such an object through :func:`build`.
+A settings class derives from :class:`Settings`; :func:`build` makes one from a dictionary that FLARE or a file gives.
 """
 
 from __future__ import annotations
@@ -39,18 +34,17 @@ _ALLOWED = {
     "missing": "longer",
     "too_long": "at most {max_length} long",
 }
-"""What is allowed, by pydantic's name of the error."""
+"""What is allowed, by pydantic's error type."""
 
 
 class Settings(BaseModel):
     """Base of all settings: frozen, compared by value, checked when built.
 
-    A whole number is whole (no 2.0, no True), a number is finite, a whole number may stand for a number and a list for
-    a tuple, so that settings read back from JSON equal those that were written.
+    Types are strict (no 2.0 or True for a whole number, no infinity), but an int may stand for a float and a list for a
+    tuple, so that settings read back from JSON equal those that were written.
 
     Raises:
-        ConfigError: an unknown setting (with the nearest known one), a missing one, or a value that is not allowed
-            (with the value, what is allowed and the field's help text).
+        ConfigError: a setting is unknown, missing or not allowed; the message says what would be.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
@@ -59,18 +53,17 @@ class Settings(BaseModel):
         self._fill(values, type(self).__name__)
 
     def misfits(self) -> Iterator[tuple[str, str]]:
-        """Names of fields whose value does not fit, alone or beside the others, each with what it must be.
+        """Yield fields whose value does not fit, each with what it must be, where types and limits cannot say it.
 
-        For what types and limits cannot say. The first one is reported, so a check may rely on those before it.
+        Only the first is reported, so a check may rely on those before it.
         """
         yield from ()
 
     def replace(self, **changes: Any) -> Self:
-        """The same settings with some changed, checked anew."""
+        """A copy with some fields changed, checked anew."""
         return type(self)(**{**self.to_dict(), **changes})
 
     def to_dict(self) -> dict[str, Any]:
-        """The fields by name."""
         return self.model_dump()
 
     def _fill(self, values: Mapping[str, Any], where: str) -> None:
@@ -100,15 +93,9 @@ class Settings(BaseModel):
 
 
 def build(cls: type[_Settings], values: Mapping[str, Any] | None, where: str) -> _Settings:
-    """Build settings from a dictionary.
+    """Build settings from a dictionary (None: the defaults); :class:`ConfigError` as in :class:`Settings`.
 
-    Args:
-        cls: their class.
-        values: the fields by name; None stands for the defaults.
-        where: what messages begin with: the argument's name, or the file.
-
-    Raises:
-        ConfigError: see :class:`Settings`.
+    Messages begin with ``where``: the argument's name, or the file.
     """
     if not isinstance(values, Mapping | None):
         raise ConfigError(f"{where}: must hold settings by name, not {values!r}")
@@ -118,11 +105,7 @@ def build(cls: type[_Settings], values: Mapping[str, Any] | None, where: str) ->
 
 
 def check_names(names: Collection[Any], known: Collection[str], where: str) -> None:
-    """Refuse the first name that is not known.
-
-    Raises:
-        ConfigError: names the nearest known one, and all of them.
-    """
+    """Refuse an unknown name; the :class:`ConfigError` gives the nearest known one, and all of them."""
     for name in names:
         if name not in known:
             raise ConfigError(
@@ -131,7 +114,7 @@ def check_names(names: Collection[Any], known: Collection[str], where: str) -> N
 
 
 def nearest(word: str, known: Collection[str]) -> str:
-    """``; did you mean 'X'?`` with the known word that is nearest to this one, or nothing."""
+    """``; did you mean 'X'?`` with the known word nearest to this one, or nothing."""
     near = difflib.get_close_matches(word, list(known), n=1)
     return f"; did you mean '{near[0]}'?" if near else ""
 

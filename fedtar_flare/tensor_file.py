@@ -1,4 +1,4 @@
-"""Tensors and what is said of them (JSON) in one ``safetensors`` file; nothing is ever unpickled."""
+"""Tensors with a JSON header in one ``safetensors`` file; nothing is ever unpickled."""
 
 from __future__ import annotations
 
@@ -23,24 +23,14 @@ class StateError(FedTARError):
 
 
 def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor], info: Mapping[str, Any]) -> None:
-    """Write one safetensors file, whole or not at all.
-
-    Args:
-        path: the file.
-        tensors: name to tensor (moved to the CPU, made contiguous; shared memory is copied).
-        info: JSON-able dictionary, stored in the file's header.
-    """
+    """Write tensors of any device, and a JSON-able ``info`` as the file's header, whole or not at all."""
     data = {name: value.detach().to("cpu").contiguous().clone() for name, value in tensors.items()}
     with replacing(path) as temporary:
         save_file(data, temporary, metadata={"info": json.dumps(info, sort_keys=True)})
 
 
 def read_tensors(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-    """Read what :func:`write_tensors` wrote.
-
-    Raises:
-        StateError: when the file is missing, truncated or not of this form.
-    """
+    """Read what :func:`write_tensors` wrote; :class:`StateError` when it is missing, truncated or of another form."""
     try:
         with safe_open(str(path), framework="pt") as file:
             info = json.loads((file.metadata() or {})["info"])
@@ -52,7 +42,7 @@ def read_tensors(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
 
 
 def checksum(tensors: Mapping[str, torch.Tensor]) -> str:
-    """SHA-256 of tensors by name, type, shape and bits, whatever their order."""
+    """SHA-256 of tensors by name, dtype, shape and bits, independent of their order."""
     digest = hashlib.sha256()
     for name in sorted(tensors):
         value = tensors[name].detach().cpu().contiguous()

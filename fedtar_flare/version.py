@@ -1,3 +1,3 @@
-"""The version of the package: one line, read by the build and sent in the handshake."""
+"""The package version, read by the build and sent in the handshake."""
 
 __version__ = "0.1.0"

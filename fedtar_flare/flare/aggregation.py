@@ -1,8 +1,4 @@
-"""The mean of the sites' updates, reproducible bit for bit, with flat memory in the number of sites (FedTAR, Eq. 6).
-
-With ``w`` the weights that were sent down, each site answers its difference; the server needs
-``sum_k c_k (w_k - w)``.
-"""
+"""The mean of the sites' updates, ``sum_k c_k (w_k - w)``, reproducible bit for bit (FedTAR, Eq. 6)."""
 
 from __future__ import annotations
 
@@ -25,19 +21,16 @@ WEIGHTINGS = ("samples", "uniform", "inverse")
 
 
 def aggregation_weights(counts: Mapping[str, int], weighting: str = "samples") -> dict[str, float]:
-    """Weights c_k of the sites in Eq. 6, normalised to sum to one.
+    """Weights c_k of the sites in Eq. 6, normalised to sum to one, in sorted site order.
 
     The paper's 1/n_k does not sum to one and contradicts its Theorem 1; here ``inverse`` is 1/n_k normalised.
 
     Args:
-        counts: site to n_k, its samples at this step; a site with none never enters.
-        weighting: ``samples`` (n_k / N, the default), ``uniform`` or ``inverse``.
-
-    Returns:
-        site to weight, in sorted site order.
+        counts: site to n_k, its samples at this step; a site with none gets no weight.
+        weighting: ``samples`` (n_k / N), ``uniform`` or ``inverse``.
 
     Raises:
-        ConfigError: for an unknown weighting, a count that is no whole number from 0, or when no site has a sample.
+        ConfigError: the weighting is unknown, a count is not a whole number from 0, or no site has a sample.
     """
     if weighting not in WEIGHTINGS:
         raise ConfigError(f"weighting '{weighting}' is not one of {', '.join(WEIGHTINGS)}")
@@ -53,18 +46,12 @@ def aggregation_weights(counts: Mapping[str, int], weighting: str = "samples") -
 
 
 class SpilledUpdates:
-    """Accepted updates of one step, on disk until they are summed, so that memory stays flat in the number of sites.
+    """Accepted updates of one step, on disk until they are summed: memory stays flat in the number of sites.
 
-    The sum runs tensor by tensor in sorted site order in float64: it does not depend on the order of arrival and gives
-    the same bits every time. A context manager; the folder is removed at the end. Its methods are to be called one at a
-    time.
+    The sum runs tensor by tensor in sorted site order in float64: the same bits whatever the order of arrival. A
+    context manager: ``folder`` is its own, emptied at the start and removed at the end. One call at a time.
 
-    Args:
-        folder: of this object alone; emptied at the start.
-        names: names of the tensors that every update has.
-
-    Raises:
-        ConfigError: when there is no name.
+    ``names`` are the tensors that every update has; without any, :class:`ConfigError`.
     """
 
     def __init__(self, folder: Path | str, names: Iterable[str]):
@@ -86,15 +73,11 @@ class SpilledUpdates:
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def add(self, site: str, update: Tensors) -> None:
-        """Keep one site's difference. A refused or half-written update leaves nothing behind that is summed.
-
-        Args:
-            site: its name; any text.
-            update: by tensor name; the shapes of the first update hold for all.
+        """Keep one site's difference; nothing of a refused or half-written update is ever summed.
 
         Raises:
-            ExchangeError: when the site has sent one already; when a tensor is missing, unknown, of another shape than
-                before, or has a value that is not finite.
+            ExchangeError: the site has sent one already, or a tensor is missing, unknown, not finite or of another
+                shape than in the first update.
         """
         if site in self._files:
             raise ExchangeError("the site has sent an update of this step already")
@@ -111,13 +94,12 @@ class SpilledUpdates:
         self._files[site], self._shapes = path, shapes
 
     def mean(self, weights: Mapping[str, float]) -> dict[str, torch.Tensor]:
-        """``sum_k c_k (w_k - w_{t-1})``, float64 by tensor name (Eq. 6); one tensor of one site in memory at a time.
+        """``sum_k c_k (w_k - w)`` in float64, by tensor name (Eq. 6); one tensor of one site is in memory at a time.
 
-        Args:
-            weights: site to c_k, as :func:`aggregation_weights` gives it.
+        ``weights`` maps site to c_k (see :func:`aggregation_weights`).
 
         Raises:
-            ConfigError: when a site of ``weights`` has sent nothing, or the weights do not sum to one.
+            ConfigError: a site of ``weights`` has sent nothing, or the weights do not sum to one.
         """
         _check_weights(weights, self._files)
         total: dict[str, torch.Tensor] = {}

@@ -22,15 +22,10 @@ class Agreement:
 
 
 def agree(answers: Answers, min_sites: int, like: Agreement | None = None) -> Agreement:
-    """Keep the sites that agree; the others are refused, with what differs, and the run goes on without them.
+    """Keep the sites that agree; the others move from ``replies`` to ``refused`` and the run goes on without them.
 
-    Without ``like`` the largest group of sites that agree among themselves and with the server's version stays (of
-    equal groups the one with the first site by name).
-
-    Args:
-        answers: of the handshake; sites that differ move from ``replies`` to ``refused``.
-        min_sites: fewest that must stay.
-        like: what a run that goes on has agreed on; a site that joins must match it.
+    Without ``like`` the largest group of sites that agree among themselves and run the server's version stays; of equal
+    groups, the one with the first site by name. With ``like``, what a run has agreed on, each site must match it.
 
     Raises:
         FedTARError: fewer than ``min_sites`` agree; with a table of who differs in what.

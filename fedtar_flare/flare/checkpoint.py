@@ -1,7 +1,7 @@
-"""The server's checkpoints: weights, the method's own state and the place in the run, in one file each.
+"""The server's checkpoints: weights, the method's state and the place in the run, in one file each.
 
-A checkpoint is written to a temporary file and renamed. It carries a checksum of its tensors, which is checked when it
-is read. ``last()`` takes the newest whole checkpoint, so a truncated file costs one round, never the run.
+Files are written whole or not at all, with a checksum that is verified on reading. ``last()`` takes the newest whole
+checkpoint, so a damaged file costs one round, never the run.
 """
 
 from __future__ import annotations
@@ -31,13 +31,12 @@ KEPT = "fedtar_checkpoints"
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """State of the server after round ``round``.
+    """State of the server after a whole round; round 0 is the initial weights.
 
     Args:
-        round: the last round that is whole (0 = the initial weights).
         weights: the shared weights w, float32.
-        method: further tensors of the method at the server, by name.
-        info: run_id, settings that must not change, schema, best loss, seeds (JSON-able).
+        method: further tensors of the method at the server.
+        info: JSON-able: run_id, settings that must not change, schema, members and progress.
     """
 
     round: int
@@ -47,12 +46,7 @@ class Checkpoint:
 
 
 class CheckpointFolder:
-    """Checkpoints of one run.
-
-    Args:
-        folder: where they lie; made when missing.
-        keep: how many of the newest stay (``best.safetensors`` is beside them and not counted).
-    """
+    """Checkpoints of one run; the ``keep`` newest stay, and ``best.safetensors`` beside them."""
 
     def __init__(self, folder: Path | str, keep: int = 3):
         if keep < 1:
@@ -61,7 +55,7 @@ class CheckpointFolder:
         self.keep = keep
 
     def save(self, checkpoint: Checkpoint, *, best: bool = False) -> Path:
-        """Write a checkpoint (and ``best.safetensors`` when it is the best so far), then drop the oldest."""
+        """Write a checkpoint, and ``best.safetensors`` when it is the best so far; then drop the oldest."""
         path = self.folder / f"round-{checkpoint.round:04d}.safetensors"
         _write(path, checkpoint)
         if best:
@@ -71,10 +65,10 @@ class CheckpointFolder:
         return path
 
     def last(self) -> tuple[Checkpoint, list[str]]:
-        """The newest whole checkpoint, and one line for each damaged one that was passed over.
+        """The newest whole checkpoint, and a line for each damaged one that was passed over.
 
         Raises:
-            FedTARError: when none is whole.
+            FedTARError: none is whole.
         """
         problems: list[str] = []
         for _, path in reversed(self._files()):
@@ -85,7 +79,7 @@ class CheckpointFolder:
         raise FedTARError("\n".join([f"{self.folder}: no whole checkpoint to start from", *problems]))
 
     def carry_to(self, other: CheckpointFolder, round_: int) -> None:
-        """Copy the checkpoint of one round and the best one, so that a resumed run starts with them as its own."""
+        """Copy the checkpoint of one round and the best one, for a resumed run to start with as its own."""
         for name in (f"round-{round_:04d}.safetensors", BEST):
             source, target = self.folder / name, other.folder / name
             if source.is_file() and source.resolve() != target.resolve():
@@ -100,17 +94,12 @@ class CheckpointFolder:
 
 
 class RunCheckpoints:
-    """Where the checkpoints of a job are written, and those of the job that it resumes.
+    """Where a job writes its checkpoints, and those of the job that it resumes.
 
-    They go to the results, and to the server's kit by the job's id, where they stay: FLARE takes the run folder away
-    when a job ends, and a server that was killed leaves no results to download. The simulator has no kit.
+    They go to the results, and to the server's kit by the job's id, where they stay: FLARE removes the run folder when
+    a job ends, and a killed server leaves no results to download. The simulator has no kit.
 
-    Args:
-        results: folder of the job's results.
-        run_dir: FLARE's run folder.
-        job: FLARE's id of the job.
-        resume_from: id of a job that ran at this server, or a checkpoint folder; empty: nothing is resumed.
-        keep: how many of the newest stay.
+    ``resume_from`` is the id of a job that ran at this server, or a checkpoint folder; empty: nothing is resumed.
     """
 
     def __init__(self, results: Path, run_dir: Path, job: str | None, resume_from: str, keep: int):
@@ -127,10 +116,10 @@ class RunCheckpoints:
             folder.save(checkpoint, best=best)
 
     def resumed(self, settings: Mapping[str, Any], may_differ: Collection[str]) -> tuple[Checkpoint, list[str]]:
-        """The checkpoint to go on from, and a line for each damaged one that was passed over.
+        """The checkpoint to resume, and a line for each damaged one that was passed over.
 
         Raises:
-            FedTARError: there is none, or it was made with other settings than these (``may_differ`` apart).
+            FedTARError: there is none, or it was made with other settings (``may_differ`` apart).
         """
         checkpoint, problems = self._source().last()
         before = checkpoint.info["settings"]
@@ -162,11 +151,7 @@ class RunCheckpoints:
 
 
 def load(path: Path) -> Checkpoint:
-    """Read one checkpoint file.
-
-    Raises:
-        StateError: when it is missing, damaged, of another format, or its checksum is wrong.
-    """
+    """Read one checkpoint file; :class:`StateError` when missing, damaged, of another format or a wrong checksum."""
     tensors, info = read_tensors(path)
     if info.get("format") != FORMAT:
         raise StateError(f"{path}: checkpoint format {info.get('format')!r}; this version reads format {FORMAT}")

@@ -37,27 +37,24 @@ from fedtar_flare.record.log import RunRecord
 
 
 class MethodController(TaskController):
-    """What every method's controller shares. A method writes :meth:`one_round`, its algorithm, and sets ``contract``.
+    """What all controllers share; a method writes :meth:`one_round`, its algorithm, and sets ``contract``.
 
     Args:
-        num_rounds: R.
-        time_steps: T.
-        weighting: of the sites in a mean: ``samples`` (n_k / N), ``uniform``, ``inverse``.
+        num_rounds, time_steps: R and T.
+        weighting: of the sites in a mean: ``samples`` (n_k / N), ``uniform`` or ``inverse``.
         min_sites: fewer sites taking part in a task stop the job.
         step_time_limit: seconds a site has for one task; 0 waits for ever.
-        handshake_time_limit: seconds for the handshake, in which a site reads and prepares its data; 0 waits for ever.
-            A site that misses it joins at the round after its answer.
-        evaluate_every: test patients are scored every so many rounds, and always at the start and at the end.
+        handshake_time_limit: the same for the handshake, in which a site prepares its data; a site that misses it joins
+            at the round after its answer.
+        evaluate_every: rounds between scorings of test patients, which also happen at the start and at the end.
         update_norm_limit: an update whose norm is larger than this times the weights' norm is refused.
         initial_site: the site that gives the common initial weights; empty: the first by name.
         initial_checkpoint: file (at the server) of weights to start from instead.
-        resume_from: what to resume: the id of a job whose checkpoints this server keeps, or a checkpoint folder at the
-            server.
-        keep_checkpoints: how many of the newest stay.
+        resume_from: id of a job whose checkpoints this server keeps, or a checkpoint folder at the server.
         seed: of the method's own random state at the server.
 
     Raises:
-        ConfigError: when built with a value that is not allowed.
+        ConfigError: a value is not allowed.
     """
 
     def __init__(
@@ -100,7 +97,7 @@ class MethodController(TaskController):
     # ------------------------------------------------------------------ what a method gives
     @abstractmethod
     def one_round(self, w: Tensors, r: int) -> Tensors:
-        """The algorithm: round r from the weights w; returns the weights after it."""
+        """The algorithm: run round r from the weights w and return the weights after it."""
 
     def method_settings(self) -> dict[str, Any]:
         """Settings of the method that a resumed run must share."""
@@ -111,17 +108,17 @@ class MethodController(TaskController):
         return {}
 
     def load_method_state(self, state: Tensors) -> None:
-        """Take up what :meth:`method_state` gave."""
+        """Restore what :meth:`method_state` gave."""
 
     def method_numbers(self) -> dict[str, list[float]]:
         """Numbers to show beside a run's progress."""
         return {}
 
     def on_start(self) -> None:
-        """Called once, after the handshake: write events of the method's own."""
+        """Called once after the handshake, to write the method's own events."""
 
     def trained_visits(self, t: int) -> Callable[[list[int]], int]:
-        """How many visits a site trains on at step t, from its counts per time step; here: those of step t."""
+        """How many visits a site trains on at step t, given its counts per time step; by default those of step t."""
         return lambda counts: counts[t - 1]
 
     # ------------------------------------------------------------------ a run
@@ -143,9 +140,9 @@ class MethodController(TaskController):
             self.exception(f"the closing page or table could not be written: {error}")
 
     def train(self, w: Tensors, r: int, t: int) -> tuple[dict[str, torch.Tensor] | None, Answers]:
-        """Every live site trains from w; the weighted mean of the differences (float64).
+        """Every live site trains from w; returns the weighted mean of the differences (float64) and the answers.
 
-        The mean is None when nobody had anything to add, or where the method's contract lets no weights leave.
+        The mean is None when no site had anything to add, or where the contract lets no weights leave.
         """
         visits, shapes = self.trained_visits(t), dict(self.schema.shapes)
         dtypes = {self.schema.dtype_up: WIRE_DTYPES[self.schema.dtype_up]}
@@ -167,7 +164,7 @@ class MethodController(TaskController):
         return mean, answers
 
     def close_round(self, w: Tensors, r: int) -> Answers:
-        """Validation loss at w, what the method adds, and scores when due."""
+        """Ask for the validation loss at w, what the method adds, and scores when due."""
         evaluate = r % self.evaluate_every == 0 or r == self.num_rounds
 
         def accept(site: str, reply: Reply, tensors: Tensors) -> None:
@@ -182,7 +179,7 @@ class MethodController(TaskController):
         return answers
 
     def check_content(self, reply: Reply) -> None:
-        """Counts are T whole numbers per split, scores are cells, a validation loss comes with its reports."""
+        """Refuse counts that are not T whole numbers per split, malformed scores, and a loss without reports."""
         check_scores(reply)
         if (counts := reply.payload.get("counts")) is not None:
             lists = [counts.get(split) for split in SPLITS]
@@ -193,7 +190,6 @@ class MethodController(TaskController):
             raise ExchangeError("it sends a validation loss without a number of reports")
 
     def header(self, r: int, t: int, after: str, evaluate: bool = False) -> TaskHeader:
-        """The header of a task."""
         best = self.results.best()
         return TaskHeader(
             method=self.contract.method,
@@ -209,7 +205,7 @@ class MethodController(TaskController):
 
     # ------------------------------------------------------------------ begin
     def _begin(self) -> Tensors:
-        """Handshake: agree on the exchange, take the common start. Returns the weights to start from."""
+        """Handshake: agree on the exchange and return the weights to start from."""
         resumed = self._resumed()
         self.run_id = resumed.info["run_id"] if resumed else f"{time.strftime('%Y%m%d-%H%M%S')}-{uuid.uuid4().hex[:8]}"
         self.first_round = resumed.round + 1 if resumed else 1
@@ -252,15 +248,10 @@ class MethodController(TaskController):
         least: int = 0,
         before: int | None = None,
     ) -> Answers:
-        """The handshake with some sites.
+        """The handshake with some sites; members of a resumed run get a task of their own, as they must have its state.
 
-        Args:
-            sites: who is asked. Members of a resumed run get a task of their own: they must have their state of it.
-            w: weights to score; None: each site's own initial ones.
-            source: the one site that is asked for its initial weights, which go into ``initial``; empty: none.
-            evaluate: whether test patients are scored.
-            least: fewest sites that must take part.
-            before: the round that begins next; default the first of this job.
+        ``source`` is the one site asked for its initial weights, which go into ``initial``. With w None each site
+        scores its own initial weights. ``before`` is the round that begins next; by default the first of this job.
         """
 
         def accept(site: str, reply: Reply, tensors: Tensors) -> None:
@@ -289,7 +280,7 @@ class MethodController(TaskController):
         return answers
 
     def _welcome(self, w: Tensors, r: int) -> None:
-        """Sites that missed the handshake, or connected since, join at the start of a round."""
+        """Let sites that missed the handshake, or connected since, join at the start of a round."""
         waiting = [s for s in self.live_sites() if s not in {*self.sites, *self._silent, *self.results.turned_away}]
         if r == self.first_round or not waiting:
             return
@@ -310,7 +301,6 @@ class MethodController(TaskController):
         return {"method": self.contract.method} | {n: getattr(self, n) for n in names} | self.method_settings()
 
     def _plan(self) -> Plan:
-        """What the record begins with."""
         return Plan(
             method=self.contract.method,
             run_id=self.run_id,
@@ -335,7 +325,7 @@ class MethodController(TaskController):
             self.results.adapter(w, r)
 
     def _resumed(self) -> Checkpoint | None:
-        """The checkpoint to go on from, the method's state restored; None in a fresh run."""
+        """The checkpoint to go on from, with the method's state restored; None in a fresh run."""
         if not self.resume_from:
             return None
         checkpoint, problems = self._checkpoints.resumed(self.settings(), may_differ=("num_rounds",))

@@ -1,4 +1,4 @@
-"""Base of every method's executor: route the task, keep errors readable and private, keep state on disk."""
+"""Base of every method's executor: routes tasks, keeps errors readable and private, keeps state on disk."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Tensors = Mapping[str, torch.Tensor]
 
 
 class MethodExecutor(Executor):
-    """What every method's executor shares with FLARE; a method sets ``contract`` and implements :meth:`perform`."""
+    """What all executors share; a method sets ``contract`` and implements :meth:`perform`."""
 
     contract: ClassVar[Contract]
 
@@ -74,16 +74,9 @@ class MethodExecutor(Executor):
 
     @abstractmethod
     def perform(self, task: str, header: TaskHeader, weights: Tensors, site: Site) -> tuple[Reply, Tensors | None]:
-        """Do the task.
+        """Do the task; return the reply and the tensors that go up with it (as the contract's ``sends`` says), or None.
 
-        Args:
-            task: the task's name.
-            header: of the task.
-            weights: tensors that the server sent, name to float32 tensor; empty when it sent none.
-            site: where it runs.
-
-        Returns:
-            the reply and the tensors that go up with it (as the contract's task ``sends`` them), or None.
+        ``weights`` holds the float32 tensors that the server sent; it is empty when it sent none.
 
         Raises:
             FedTARError: its ``public`` text goes to the server, its full text to the site's own log.

@@ -19,7 +19,7 @@ from fedtar_flare.protocol.contract import Contract
 from fedtar_flare.site.guard import OutboundGuard
 
 SIMULATOR_REQUEST_INTERVAL = 0.05
-"""Seconds between a site's requests for a task in the simulator; FLARE's own 2 s would be most of a short step."""
+"""Seconds between a site's requests for a task; FLARE's own 2 s would be most of a short simulated step."""
 
 PRODUCTION_REQUEST_INTERVAL = 2.0
 """The same between hospitals, where a step takes minutes and each request is traffic."""
@@ -41,25 +41,21 @@ is exported without this folder.
 
 
 class MethodRecipe(Recipe):
-    """The job of a method. A method sets the three classes, and the names of its own groups of settings.
+    """The job of a method, which sets the three classes and the names of its own groups of settings.
 
     Args:
         name: of the job; the method's name by default.
-        preset: ``small`` by default; a preset is a whole setting (see :attr:`presets`), and what is given here wins.
-        num_rounds: R.
-        time_steps: T.
+        preset: a whole setting (see :attr:`presets`), over which the other arguments win.
+        num_rounds, time_steps: R and T; None: the preset's, else 3.
         min_sites: fewer sites taking part stop the job.
-        seed: of everything random.
         torch_threads: threads of one task at a site.
         server: further arguments of the controller, by name.
         model: settings that override the model preset's.
-        lora: settings of :class:`fedtar_flare.learning.config.LoRAConfig`.
-        training: settings of :class:`fedtar_flare.learning.config.TrainingConfig`.
-        data: settings of :class:`fedtar_flare.learning.config.DataConfig`.
-        groups: further groups of settings, those of the method's executor (see :attr:`own_groups`).
+        lora, training, data: settings of the classes in :mod:`fedtar_flare.learning.config`.
+        groups: groups of settings of the method's own executor (see :attr:`own_groups`).
 
     Raises:
-        ConfigError: for a setting that is unknown or not allowed, before anything is exported or run.
+        ConfigError: a setting is unknown or not allowed; raised before anything is exported or run.
 
     Example::
 
@@ -72,7 +68,7 @@ class MethodRecipe(Recipe):
     executor_class: ClassVar[type[ReportExecutor]]
     own_groups: ClassVar[tuple[str, ...]] = ()
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"paper": PAPER}
-    """Preset to arguments of the recipe that go with it beside the model's own."""
+    """Arguments of the recipe that go with a preset, beside the model's own."""
 
     def __init__(
         self,
@@ -123,7 +119,7 @@ class MethodRecipe(Recipe):
         self._interval(SIMULATOR_REQUEST_INTERVAL)
 
     def _with_preset(self, preset: str, given: Mapping[str, dict[str, Any] | None]) -> dict[str, dict[str, Any] | None]:
-        """Groups of settings: the preset's with the given ones over them; a group without any stays None."""
+        """The preset's groups of settings with the given ones over them; an empty group becomes None."""
         defaults = self.presets.get(preset, {})
         merged = {group: {**defaults.get(group, {}), **(values or {})} for group, values in given.items()}
         return {group: values or None for group, values in merged.items()}
@@ -132,13 +128,11 @@ class MethodRecipe(Recipe):
         self.add_server_config({"server": {"task_request_interval": seconds}})
 
     def export(self, job_dir: str, *args: Any, byoc: bool = True, **kwargs: Any) -> None:
-        """Write the job below ``job_dir``, as ``<job_dir>/<name>``.
+        """Write the job to ``<job_dir>/<name>``.
 
-        Args:
-            job_dir: the folder of jobs.
-            byoc: whether the job is for the simulator: it has the ``custom`` note that the plain simulator needs, and
-                sites ask for tasks many times a second. False for production, where the class allow-list stays in
-                force and sites ask every two seconds.
+        With ``byoc`` it is for the simulator: it has the ``custom`` note that the plain simulator needs, and sites ask
+        for tasks many times a second. Without it, the job is for production: the class allow-list stays in force and
+        sites ask every two seconds.
         """
         self._interval(SIMULATOR_REQUEST_INTERVAL if byoc else PRODUCTION_REQUEST_INTERVAL)
         super().export(job_dir, *args, **kwargs)
@@ -150,7 +144,7 @@ class MethodRecipe(Recipe):
 
 
 def _order_filter_tasks(file: Path, contract: Contract) -> None:
-    """FLARE keeps a filter's tasks as a set: put them in a run's order, so that equal recipes give equal files."""
+    """Sort each filter's tasks, which FLARE keeps as a set, so that equal recipes give equal files."""
     config = json.loads(file.read_text(encoding="utf-8"))
     for key in ("task_data_filters", "task_result_filters"):
         for entry in config.get(key, []):

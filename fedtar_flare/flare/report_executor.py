@@ -28,33 +28,25 @@ if TYPE_CHECKING:
     from fedtar_flare.learning.learner import ReportLearner, Validated
 
 PRODUCTION_MIN_CELL = 5
-"""Fewest visits at a step to train on it and to report scores, at a real site without ``min_cell`` in its site file."""
-
+"""Fewest visits at a step to train and report scores on, at a real site whose file sets no ``min_cell``."""
 
 LAST = version(MAX_ROUNDS, MAX_STEPS)
 """Later than any version of a site's state."""
 
 
 class ReportExecutor(MethodExecutor):
-    """Handshake, training and closing of a round at a site; a method overrides what differs.
+    """Handshake, training and closing of a round at a site; a method overrides the hooks.
 
-    Hooks: :meth:`learner_class` and :meth:`learner_settings` (how the site learns), :meth:`method_settings` (what all
-    sites must share), :meth:`at_handshake` (what is fitted once), :meth:`visits_of` (what a task trains on),
-    :meth:`on_broadcast` (what is kept of what came down), :meth:`close` (what a closing reply adds).
-
-    Everything a task needs of the one before is on disk (:class:`SiteState`), because a task may run in a new process.
+    What one task needs of another is on disk (:class:`SiteState`), because each may run in a new process.
 
     Args:
-        preset: model preset (see :mod:`fedtar_flare.models.config`).
-        model: settings that override the preset's.
-        lora: settings of :class:`LoRAConfig`.
-        training: settings of :class:`TrainingConfig`.
-        data: settings of :class:`DataConfig`.
+        model: settings that override those of the model preset (see :mod:`fedtar_flare.models.config`).
+        lora, training, data: settings of :class:`LoRAConfig`, :class:`TrainingConfig` and :class:`DataConfig`.
         seed: all randomness derives from it, the site's name, the round, the step and the task.
         torch_threads: threads of one task; equal threads give equal bits.
 
     Raises:
-        ConfigError: when built with a setting that is unknown or not allowed.
+        ConfigError: a setting is unknown or not allowed.
     """
 
     def __init__(
@@ -194,11 +186,7 @@ class ReportExecutor(MethodExecutor):
 
     # ------------------------------------------------------------------ what the tasks share
     def _open(self, task: str, header: TaskHeader, site: Site) -> tuple[SiteState, Cohort]:
-        """The site's state of this run and its patients (read anew in every process; light).
-
-        Raises:
-            ExchangeError: the task may not come at this point of the run; no data is read then.
-        """
+        """The site's state of this run and its patients; no data is read for a task that may not come now."""
         from fedtar_flare.site.cohort import prepare_site
         from fedtar_flare.site.site_file import load_site_config
 
@@ -241,7 +229,7 @@ class ReportExecutor(MethodExecutor):
         return self._learner
 
     def _on_update(self, header: TaskHeader, site: Site) -> Callable[[int, float], None]:
-        """After each local update: a progress line now and then, and the loss to TensorBoard where that is allowed."""
+        """What runs after each local update: a progress line, and the loss to TensorBoard where allowed."""
         count = self.training_config.local_steps
         progress = Progress(f"round {header.round}, step {header.step}: update", count, self.logger.info)
         allowed = self._config.stream_losses
@@ -260,7 +248,7 @@ class ReportExecutor(MethodExecutor):
         return on_update
 
     def _evaluate(self, learner: ReportLearner, header: TaskHeader, site: Site, state: SiteState) -> dict[str, Any]:
-        """Scores of the test patients. Scores of single reports, and texts beside references, stay with the state."""
+        """Scores of the test patients. Scores of single reports, and texts beside references, stay at the site."""
         from fedtar_flare.learning.evaluation import write_report_scores
         from fedtar_flare.reporting.examples import SiteExamples, choose, write_examples
 
@@ -283,7 +271,7 @@ class ReportExecutor(MethodExecutor):
 
     @staticmethod
     def _load_private(learner: ReportLearner, state: SiteState, after: str) -> None:
-        """Load the newest private state that is not later than the version the task names."""
+        """Load the newest private state that is not later than ``after``."""
         newest = state.latest(after)
         if newest is None:
             raise _no_state(state, after)
@@ -291,7 +279,7 @@ class ReportExecutor(MethodExecutor):
 
     @staticmethod
     def _save_private(state: SiteState, name: str, learner: ReportLearner, header: TaskHeader) -> None:
-        """Save the private state; what is not finite is never saved, so that the version before stays good."""
+        """Save the private state; a non-finite one is never saved, so that the version before stays good."""
         from fedtar_flare.learning.private_state import require_finite
 
         private = learner.private()
@@ -304,7 +292,7 @@ class ReportExecutor(MethodExecutor):
         return f"{digest(*shared, *self.method_settings())}-{self.seed}"
 
     def _min_cell(self, site: Site) -> int:
-        """The job's, the site's or (outside of the simulator) 5, whichever is largest."""
+        """The larger of the job's and the site's; a real site without one of its own has 5."""
         configured = self._config.min_cell
         if configured is None:
             configured = 1 if site.simulated or self._config.source == "synthetic" else PRODUCTION_MIN_CELL

@@ -12,14 +12,11 @@ from fedtar_flare.protocol.contract import Contract
 from fedtar_flare.version import __version__
 
 LICENSES = {"microsoft/cvt-21-384-22k": "Apache-2.0", "distilgpt2": "Apache-2.0"}
-"""As their model cards state; others are the reader's to look up."""
+"""As their model cards state; for other models see theirs."""
 
 
 def requirements(recipe: Any) -> dict[str, Any]:
-    """What the job needs, as primitives.
-
-    Args:
-        recipe: of any method, with ``name``, ``contract``, ``executor`` and ``controller``.
+    """What the job of a recipe needs, as primitives.
 
     Sizes that only the model itself tells (parameters, exchange) are None where its parts are not on this machine.
     """
@@ -88,7 +85,7 @@ def leaving(contract: Contract) -> dict[str, Any]:
 
 
 def describe(needs: dict[str, Any]) -> str:
-    """The same for people."""
+    """What :func:`requirements` gives, as text for people."""
     data, model, work, leaves = needs["data"], needs["model"], needs["work"], needs["leaves_the_site"]
     parts = "; ".join(f"{name} (licence: {licence})" for name, licence in model["parts"].items())
     lines = [
@@ -130,7 +127,6 @@ def _task_lines(task: dict[str, Any]) -> list[str]:
 
 
 def _parts(model: ModelConfig) -> dict[str, str]:
-    """Encoder and decoder with their licences."""
     if model.weights == "small" or not (model.encoder_name or model.decoder_name):
         return {"shipped with fedtar_flare" if model.weights == "small" else "made by the job": "Apache-2.0"}
     names = [name for name in (model.encoder_name, model.decoder_name) if name]

@@ -41,16 +41,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Plan:
-    """What a run is to do, as its record begins.
-
-    Args:
-        method: its name.
-        run_id: of the run; a resumed job has that of the run it goes on with.
-        first_round, rounds: the first and the last round of this job.
-        time_steps: T.
-        schema: tensors that travel.
-        settings: for the record.
-    """
+    """What a run is to do, as its record begins; a resumed job keeps the ``run_id`` of the run it goes on with."""
 
     method: str
     run_id: str
@@ -62,11 +53,7 @@ class Plan:
 
 
 def check_scores(reply: Reply) -> None:
-    """Refuse scores and counts of left-out studies that the record could not hold.
-
-    Raises:
-        ExchangeError: names the field.
-    """
+    """Refuse scores and counts of left-out studies that the record could not hold; the error names the field."""
     for name in ("scores", "scores_generic"):
         try:
             SiteScores.model_validate(reply.payload.get(name) or {})
@@ -78,13 +65,7 @@ def check_scores(reply: Reply) -> None:
 
 
 class Results:
-    """Writes ``<server run folder>/fedtar/`` as the run goes.
-
-    Args:
-        folder: that folder.
-        record: its run record.
-        scalar: takes points of curves (tag, value, place) for TensorBoard.
-    """
+    """Writes ``<server run folder>/fedtar/`` as the run goes; ``scalar`` takes (tag, value, place) for TensorBoard."""
 
     def __init__(
         self, folder: Path, record: RunRecord, scalar: Callable[[str, float | None, int], None] = lambda *point: None
@@ -102,7 +83,7 @@ class Results:
         self._first_round = 1
 
     def start(self, plan: Plan, answers: Answers) -> None:
-        """After the handshake: who takes part with what."""
+        """Record who takes part, with what, after the handshake."""
         schema = plan.schema
         replies = dict(sorted(answers.replies.items()))
         first = next(iter(replies.values()))
@@ -146,14 +127,14 @@ class Results:
         )
 
     def joined(self, r: int, answers: Answers) -> None:
-        """Sites that came in at the start of round r."""
+        """Record the sites that came in at the start of round r."""
         self.turned_away |= set(answers.refused)
         counts = {site: reply.payload["counts"] for site, reply in sorted(answers.replies.items())}
         self.record.write(Joined(round=r, sites=sorted(counts), counts=counts, absent=answers.absent | answers.refused))
         logger.info(f"round {r}: joined: {', '.join(sorted(counts)) or 'nobody'}")
 
     def step(self, r: int, t: int, answers: Answers, update_norm: float | None) -> None:
-        """One exchange of updates: who sent what."""
+        """Record one exchange of updates: who sent what."""
         sites = {
             site: SiteUpdate(
                 samples=int(reply.numbers["samples"]),
@@ -186,7 +167,7 @@ class Results:
         logger.info(f"round {r}, step {t}: " + (f"loss {losses}" if sites else "skipped, nobody had data"))
 
     def validation(self, r: int, answers: Answers) -> None:
-        """Validation loss after round r: mean over the reports of all sites that have any."""
+        """Record the validation loss after round r, the mean over the reports of all sites that have any."""
         sites = {
             site: SiteValidation(validation_loss=reply.numbers["validation_loss"], n=int(reply.numbers["reports"]))
             for site, reply in sorted(answers.replies.items())
@@ -205,7 +186,7 @@ class Results:
         logger.info(f"round {r}: validation loss {shown}")
 
     def evaluation(self, r: int, answers: Answers) -> None:
-        """Scores that came with the answers, if any."""
+        """Record the scores that came with the answers, if any."""
         replies = sorted(answers.replies.items())
         scores, generic = (
             {site: reply.payload[name] for site, reply in replies if reply.payload.get(name)}
@@ -236,11 +217,11 @@ class Results:
         return best_round(self._validations)
 
     def is_best(self, r: int) -> bool:
-        """Whether round r is the best so far; without any validation patient the last one counts."""
+        """Whether round r is the best so far; without any validation patient the last round is."""
         return self.best() in (None, r)
 
     def adapter(self, w: Tensors, r: int) -> None:
-        """Write ``adapter/`` in PEFT's own format, with what it belongs to; nothing where no adapter travels."""
+        """Write ``adapter/`` in PEFT's format, with what it belongs to; nothing where no adapter travels."""
         if not self._adapter_config:
             return
         run = {name: self._metrics[name] for name in ("method", "run_id", "time_steps")} | {"round": r}
@@ -252,16 +233,12 @@ class Results:
         return {"validations": [event.model_dump() for event in self._validations], "metrics": self._metrics}
 
     def restore(self, info: Mapping[str, Any]) -> None:
-        """Take up :meth:`progress` of the run that is resumed."""
+        """Restore what :meth:`progress` gave in the run that is resumed."""
         self._validations = [Validation.model_validate(entry) for entry in info.get("validations", ())]
         self._metrics = dict(info.get("metrics", {}))
 
     def finish(self, numbers: Mapping[str, list[float]]) -> None:
-        """After the ``end`` event: metrics, model card, page, and the closing table; nothing where no run began.
-
-        Args:
-            numbers: of the method, for ``metrics.json``.
-        """
+        """Write metrics (with the method's ``numbers``), model card and page, and log the table, if a run began."""
         if "run_id" not in self._metrics:
             return
         from fedtar_flare.reporting.console import final_table
@@ -289,7 +266,7 @@ class Results:
             logger.info(f"adapter: {adapter} (best round by validation loss: {best or 'last'})")
 
     def _examples(self) -> None:
-        """Copy generated reports of synthetic sites, which a simulation keeps on this machine, for the page."""
+        """Copy reports generated at synthetic sites, which a simulation keeps on this machine, for the page."""
         for path in sorted((home() / "state" / self._metrics["run_id"]).glob(f"*/{EXAMPLES_FILE}")):
             examples = read_examples(path)
             if examples.synthetic:

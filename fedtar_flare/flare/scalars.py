@@ -1,8 +1,8 @@
-"""TensorBoard scalars through FLARE's own analytics: sent at a site or at the server, received at the server.
+"""TensorBoard scalars through FLARE's analytics, from a site or the server to the server.
 
 What a site streams this way passes no result filter. So a real site sends nothing unless its own site file says
 ``stream_losses: true``, and nothing in any case where the site's own policy may have a privacy filter
-(:func:`fedtar_flare.site.policy.streaming_allowed`). A tag and a number are all that can be sent.
+(:func:`fedtar_flare.site.policy.streaming_allowed`). Only a tag and a number can be sent.
 """
 
 from __future__ import annotations
@@ -20,21 +20,13 @@ from nvflare.job_config.api import FedJob
 
 
 def add_tensorboard(job: FedJob) -> None:
-    """Add what carries scalars to ``<server run folder>/tb_events/<site>/``."""
+    """Add the components that bring scalars to ``<server run folder>/tb_events/<site>/``."""
     job.to_server(TBAnalyticsReceiver(), id="tensorboard")
     job.to_clients(ConvertToFedEvent(events_to_convert=[ANALYTIC_EVENT_TYPE]), id="event_to_fed")
 
 
 def send_scalar(sender: FLComponent, fl_ctx: FLContext, tag: str, value: float | None, step: int) -> None:
-    """Send one point; what is not a finite number is left out.
-
-    Args:
-        sender: the component that sends.
-        fl_ctx: a context of its engine.
-        tag: name of the curve.
-        value: its value.
-        step: place on the x axis.
-    """
+    """Send one point of the curve ``tag`` at ``step``; None and non-finite values are left out."""
     if value is None or not math.isfinite(value):
         return
     extra: dict[str, Any] = {"global_step": int(step)}

@@ -18,29 +18,25 @@ from fedtar_flare.record.log import read_events
 from fedtar_flare.site.site_file import SITES_VARIABLE, sites_folder
 
 ALLOW_LIST = {"format_version": 2, "class_allow_list": ["nvflare.", "fedtar_flare."]}
-"""The simulator's own policy: on a researcher's machine these two packages may be used by a job."""
+"""The simulator's own policy: on a researcher's machine a job may use these two packages."""
 
 TOO_CHATTY = ("TensorDownloadable", "ClientTaskWorker")
-"""FLARE's loggers whose INFO lines come with every exchange; on the console only their warnings are shown."""
+"""FLARE's loggers that write INFO lines at every exchange; the console shows only their warnings."""
 
 
 def simulate(
     recipe: MethodRecipe, sites: int | Sequence[str], *, workspace: Path | str, threads: int | None = None
 ) -> Path:
-    """Run a recipe in the simulator.
+    """Run a recipe in the simulator; returns the results folder, ``<workspace>/<name>/server/simulate_job/fedtar``.
 
     Args:
-        recipe: the job.
         sites: how many (named site-1, site-2, ...), or their names.
-        workspace: the run lies in ``<workspace>/<name of the recipe>``; what that held of an earlier run is replaced.
+        workspace: an earlier run of the recipe's name there is replaced.
         threads: how many sites run at the same time; all by default.
 
-    Returns:
-        the folder of the results, ``<workspace>/<name>/server/simulate_job/fedtar``.
-
     Raises:
-        ConfigError: for a number or name of sites that cannot be.
-        FedTARError: when the run failed; names the server's log.
+        ConfigError: the number or a name of the sites is not allowed.
+        FedTARError: the run failed; names the server's log.
     """
     names = site_names(sites)
     place = Path(workspace).resolve() / recipe.name
@@ -66,10 +62,10 @@ def simulate(
 
 
 def site_names(sites: int | str | Sequence[str]) -> list[str]:
-    """Names of simulated sites: a number gives site-1, site-2, ...; a text is divided at its commas.
+    """Names of simulated sites: a number gives site-1, site-2, ...; a text is split at its commas.
 
     Raises:
-        ConfigError: none, or one twice.
+        ConfigError: there is none, or one is empty or given twice.
     """
     if isinstance(sites, int):
         names = [f"site-{i}" for i in range(1, sites + 1)]
@@ -81,7 +77,7 @@ def site_names(sites: int | str | Sequence[str]) -> list[str]:
 
 
 def _console_log(file: Path) -> Path:
-    """FLARE's concise log without its lines on every tensor that was streamed; warnings and log files stay whole."""
+    """FLARE's concise log without :data:`TOO_CHATTY`; warnings and log files stay whole."""
     from nvflare.fuel.utils.log_utils import concise_log_dict
 
     config = copy.deepcopy(concise_log_dict)

@@ -1,8 +1,8 @@
-"""Ask the live sites to do a task, take each answer as it comes, account for who did not answer.
+"""Send tasks to the live sites, take each answer as it comes, and account for sites that did not answer.
 
-FLARE's own waiting has traps that this file closes once for all methods: one failing site must not end the job, the
-quickest sites must not shut out the others, an aborted job must stop at once, a late or foreign answer must never be
-counted, and memory must not grow with the number of sites.
+FLARE's own waiting has traps that this module closes for all methods: one failing site must not end the job, quick
+sites must not shut out slow ones, an aborted job must stop at once, a late or foreign answer must never be counted, and
+memory must not grow with the number of sites.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ register_tensors()
 Tensors = Mapping[str, torch.Tensor]
 
 POLL_SECONDS = 0.02
-"""How often standing tasks and the abort signal are looked at."""
+"""Interval at which standing tasks and the abort signal are checked."""
 
 
 class RunAborted(Exception):
@@ -41,11 +41,11 @@ class RunAborted(Exception):
 
 @dataclass
 class Answers:
-    """Who answered what to one task. Every asked site is in exactly one of the first four.
+    """Who answered what to one task. Every asked site ends up in exactly one of the first four.
 
     Args:
         replies: sites that answered ``ok`` and were accepted.
-        abstained: site to its reason (it has nothing to add at this step).
+        abstained: site to its reason for adding nothing at this step.
         refused: site to the reason why its answer was not accepted.
         absent: site to the reason why there is no answer (error at the site, time limit, disconnected).
         seconds: site to the time until its answer came.
@@ -77,7 +77,7 @@ class Answers:
         return self.abstained | self.absent | self.refused
 
     def add(self, more: Answers) -> None:
-        """Take up the account of other sites."""
+        """Merge in the account of other sites."""
         for name in ("replies", "abstained", "refused", "absent", "seconds", "bytes_up"):
             getattr(self, name).update(getattr(more, name))
 
@@ -88,11 +88,11 @@ OnReply = Callable[[str, Reply, Tensors], None]
 class TaskController(ModelController):
     """Sends tasks and keeps the account of answers.
 
-    A malformed answer of any kind is refused and recorded; a fault of the server itself (a full disk) stops the job.
-    A site that missed a time limit is not waited for again until it has answered something.
+    A malformed answer of any kind is refused and recorded; a fault of the server itself (a full disk) stops the job. A
+    site that missed a time limit is not waited for again until it has answered something.
 
     Args:
-        min_sites: a task to which fewer sites answer (abstaining counts as an answer) stops the job.
+        min_sites: a task that fewer sites answer (abstaining counts) stops the job.
         step_time_limit: seconds that a site has for one task; 0 waits for ever.
     """
 
@@ -133,17 +133,10 @@ class TaskController(ModelController):
         """Send one task to the given sites and hand each good answer to ``on_reply`` as it comes.
 
         Args:
-            task: one of the contract's.
-            header: of the task.
             weights: tensors that go down in float32, or None.
-            sites: who is asked; those disconnected meanwhile become absent.
-            on_reply: called once per site with its reply and tensors, one call at a time; raises
-                :class:`ExchangeError` to refuse the answer.
-            time_limit: seconds, in place of ``step_time_limit``.
-            min_sites: in place of the controller's own.
-
-        Returns:
-            the account of all asked sites.
+            sites: who is asked; those not connected are absent.
+            on_reply: called once per site, one call at a time; raises :class:`ExchangeError` to refuse the answer.
+            time_limit, min_sites: in place of the controller's own.
 
         Raises:
             RunAborted: the job was aborted.
@@ -198,7 +191,7 @@ class TaskController(ModelController):
         return answers
 
     def _advise(self, task: str, answers: Answers, limit: int, too_late: str) -> None:
-        """Say in the log when the time limit does not fit what was seen; the same advice once."""
+        """Log when the time limit does not fit what was seen; the same advice once."""
         self._slowest[task] = max([self._slowest.get(task, 0.0), *answers.seconds.values()])
         missed = sum(why == too_late for why in answers.absent.values())
         line = advice(limit, self._slowest[task] or None, missed)
@@ -220,10 +213,7 @@ class TaskController(ModelController):
     def _take(
         self, answers: Answers, task: str, header: TaskHeader, model: FLModel, on_reply: OnReply, start: float
     ) -> bool:
-        """Check which site answers which task, then hand the answer on. Returns whether it was accepted.
-
-        FLARE swallows what a callback raises, so nothing is raised here.
-        """
+        """Check and sort an answer; returns whether it was accepted. Never raises: FLARE would swallow it."""
         site = str(model.meta.get("client_name"))
         with self._lock:
             if answers.closed:
@@ -248,11 +238,7 @@ class TaskController(ModelController):
     def _sort(
         self, answers: Answers, task: str, header: TaskHeader, site: str, model: FLModel, on_reply: OnReply
     ) -> None:
-        """Put one answer where it belongs.
-
-        Raises:
-            ExchangeError: it is refused.
-        """
+        """Put one answer where it belongs; one to be refused raises :class:`ExchangeError`."""
         reply = Reply.from_meta(model.meta)
         if (reply.round, reply.step) != (header.round, header.step):
             raise ExchangeError(f"it answers round {reply.round}, step {reply.step}, not the open task")
@@ -275,11 +261,7 @@ class TaskController(ModelController):
             answers.bytes_up[site] = sum(value.numel() * value.element_size() for value in params.values())
 
     def check_content(self, reply: Reply) -> None:
-        """Refuse a reply whose fields, each of the right kind, do not fit together.
-
-        Raises:
-            ExchangeError: names the field.
-        """
+        """Refuse (:class:`ExchangeError`) a reply whose fields, each valid by itself, do not fit together."""
 
     def _accept_train_result(self, client_name: str, result: Any, fl_ctx: Any, is_unknown_task: bool = False) -> bool:
         code = result.get_return_code()
@@ -292,12 +274,12 @@ class TaskController(ModelController):
     def process_result_of_unknown_task(
         self, client: Any, task_name: str, client_task_id: str, result: Any, fl_ctx: Any
     ) -> None:
-        """A result that came after its task was closed is dropped and said so."""
+        """Drop and record a result that came after its task was closed."""
         with self._lock:
             self._late(client.name, task_name)
 
     def _late(self, site: str, task: str) -> None:
-        """Note a late answer; the site is waited for again from now on."""
+        """Record a late answer; the site is waited for again from now on."""
         self.warning(f"a late answer of {site} to task '{task}' was dropped")
         self._silent.discard(site)
         if getattr(self, "record", None) is not None:
@@ -305,7 +287,7 @@ class TaskController(ModelController):
 
     # ------------------------------------------------------------------ status
     def handle_event(self, event_type: str, fl_ctx: Any) -> None:
-        """Tell an administrator who asks (``fedtar status``, ``nvflare job stats``) how far the run is."""
+        """Tell ``fedtar status`` and ``nvflare job stats`` how far the run is."""
         super().handle_event(event_type, fl_ctx)
         if event_type == InfoCollector.EVENT_TYPE_GET_STATS:
             collector = fl_ctx.get_prop(InfoCollector.CTX_KEY_STATS_COLLECTOR)

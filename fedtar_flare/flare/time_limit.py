@@ -7,18 +7,16 @@ import math
 CLOSE = 0.8
 """A slowest answer above this share of the limit is close to being lost."""
 ROOM = 3.0
-"""The limit that is advised, over the slowest answer."""
+"""Advised limit, as a multiple of the slowest answer."""
 WASTEFUL = 20.0
-"""A limit above so many times the slowest answer makes a lost site cost far more than it need."""
+"""A limit above this multiple of the slowest answer makes a lost site needlessly expensive."""
 
 
 def advice(limit: float, slowest: float | None, missed: int) -> str | None:
-    """One line for the log, or None when the limit is fine.
+    """One line for the log, or None when the limit (seconds; 0 waits for ever) is fine.
 
-    Args:
-        limit: ``step_time_limit`` in seconds; 0 waits for ever.
-        slowest: seconds until the slowest answer to a task of this kind so far; None without any.
-        missed: how many sites did not answer within the limit.
+    ``slowest`` is the time to the slowest answer to this kind of task so far, None without any; ``missed`` is how many
+    sites did not answer in time.
 
     >>> advice(60, 55.0, 0)
     'the slowest answer took 55 s of step_time_limit = 60 s; 165 s would be safe'

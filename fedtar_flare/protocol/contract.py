@@ -1,8 +1,8 @@
 """The contract of a method: what travels between server and sites, declared once, as plain data.
 
-Guard, privacy filter, audit, controller, kit and ``fedtar export --describe`` read it; none of them knows a method by
-name. A site reads the contract that is installed with its own package, so no job can widen it. Every check of this
-file runs at both ends: the guard applies it to what leaves, the controller to what arrives.
+Guard, privacy filter, audit, controller, kit and ``fedtar export --describe`` read it; none knows a method by name. A
+site reads the contract installed with its own package, so no job can widen it. The checks of replies and tensors run at
+both ends: the guard applies them to what leaves, the controller to what arrives.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ LORA_NAMES = r"base_model\.model\..+\.lora_[AB]\.weight"
 """PEFT's names of low-rank factors, as they travel."""
 
 WHOLE_PARAMETERS = "parameters"
-"""The group of base-model parameters that travel whole; each site's guard names the ones it lets pass."""
+"""The group of base-model parameters that travel whole; each site's guard names those it lets pass."""
 
 MAX_HEADER = 300_000
 """Largest header, in characters of JSON; the exchange schema of the paper's model needs a fifth of it."""
@@ -37,17 +37,13 @@ class Group:
     """Tensors that travel together.
 
     Args:
-        name: of the group.
-        form: ``averaged``: each site's tensors have the names and shapes that were agreed; ``collected``: rows of a
-            fixed width, kept apart by site at the server; ``pooled``: stacked along a leading axis at the server, so
-            a site answers with the shape that came down or with one item of it, without the leading axis.
+        form: ``averaged``: names and shapes are those agreed on; ``collected``: rows of a fixed width, kept apart by
+            site at the server; ``pooled``: stacked along a leading axis at the server, so a site answers with the shape
+            that came down or with one item of it, without the leading axis.
         names: regular expressions that must match a tensor's whole name.
-        about: what it is, for ``--describe`` and the audit.
+        about: what ``--describe`` and the audit say of it.
         personal: its rows are personal data (one row can stem from one patient).
-        max_rows, width: of a ``collected`` group.
-
-    Raises:
-        ConfigError: a ``collected`` group has no bounds.
+        max_rows, width: bounds of a ``collected`` group, which is refused (:class:`ConfigError`) without them.
     """
 
     name: str
@@ -67,15 +63,9 @@ class Group:
         return any(re.fullmatch(pattern, tensor) for pattern in self.names)
 
     def check_shape(self, tensor: str, shape: tuple[int, ...], agreed: tuple[int, ...] | None) -> None:
-        """Refuse a tensor of another shape than the group's form asks for.
+        """Refuse a tensor whose shape the group's form does not allow; the :class:`ExchangeError` names it.
 
-        Args:
-            tensor: its name.
-            shape: its shape.
-            agreed: the shape that was agreed or came down under this name; None where there is none.
-
-        Raises:
-            ExchangeError: names the tensor.
+        ``agreed`` is the shape that was agreed or came down under this name; None where there is none.
         """
         if self.form == "collected":
             if len(shape) != 2 or shape[0] > self.max_rows or shape[1] != self.width:
@@ -97,12 +87,11 @@ class Task:
     Args:
         name: FLARE's task name.
         about: what a site does, for ``--describe``.
-        fields: what its reply's header may hold.
+        fields: all that its reply's header may hold.
         at: ``start``: once, before round 1 (round 0); ``round``: within a round.
-        down: names of the groups that the server sends.
-        up: names of the groups that a site answers with.
-        sends: ``nothing``, ``initial`` (full weights, from the one site that was asked for them), or ``difference``
-            (what changed since the weights that came down in this task).
+        down, up: names of the groups that the server sends and that a site answers with.
+        sends: ``nothing``, ``initial`` (full weights, from the one site that was asked for them) or ``difference`` (the
+            change from the weights that came down in this task).
         follows: tasks of which one must have come before in the run; empty: it may come first.
     """
 
@@ -116,12 +105,12 @@ class Task:
     follows: tuple[str, ...] = ()
 
     def with_fields(self, *more: Field) -> Task:
-        """The task with further fields; one of the same name is replaced."""
+        """A copy with further fields; one of the same name is replaced."""
         names = {field.name for field in more}
         return replace(self, fields=(*(field for field in self.fields if field.name not in names), *more))
 
     def field(self, name: str) -> Field | None:
-        """The field of that name."""
+        """The field of that name, or None."""
         return next((field for field in self.fields if field.name == name), None)
 
 
@@ -131,14 +120,14 @@ class Contract:
 
     Args:
         method: its name, as jobs and site policies write it.
-        title: for people.
-        groups: tensors that travel.
+        groups: all tensors that travel.
         tasks: in the order of a run.
         server_classes, site_classes: full paths of the classes that a job of this method builds.
         stays: what never leaves a site, for ``--describe``.
 
     Raises:
-        ConfigError: a name is there twice, or a task names a group or task that is not there.
+        ConfigError: a name is declared twice, a task names an unknown group or task, or its ``up`` contradicts
+            ``sends``.
     """
 
     method: str
@@ -164,31 +153,25 @@ class Contract:
 
     @property
     def task_names(self) -> tuple[str, ...]:
-        """In the order of a run."""
         return tuple(task.name for task in self.tasks)
 
     def task(self, name: str) -> Task:
-        """The task of that name.
-
-        Raises:
-            ExchangeError: there is none.
-        """
+        """The task of that name; :class:`ExchangeError` when there is none."""
         for task in self.tasks:
             if task.name == name:
                 return task
         raise ExchangeError(f"task '{name:.80}' is not one of method '{self.method}' ({', '.join(self.task_names)})")
 
     def group(self, name: str) -> Group:
-        """The group of that name."""
         return next(group for group in self.groups if group.name == name)
 
     def group_of(self, task: Task, tensor: str) -> Group | None:
-        """The group among the task's ``up`` that holds a tensor; None when it may not leave."""
+        """The group among the task's ``up`` that holds a tensor; None when the tensor may not leave."""
         declared = sorted((self.group(name) for name in task.up), key=lambda group: group.name == WHOLE_PARAMETERS)
         return next((group for group in declared if group.holds(tensor)), None)
 
     def allowing(self, extra_names: Sequence[str]) -> Contract:
-        """The contract with these names (regular expressions) in the group of parameters that travel whole.
+        """A copy whose group of whole parameters also has these names (regular expressions).
 
         A site's guard allows what its policy names. The server allows any name (``exchange.TENSOR_NAME``): which
         parameters travel is for the sites to say.
@@ -200,26 +183,16 @@ class Contract:
         return replace(self, groups=tuple(widened))
 
     def check_names(self, task: Task, tensors: Mapping[str, Any]) -> None:
-        """Refuse a name that belongs to none of the task's ``up`` groups.
-
-        Raises:
-            ExchangeError: names the tensor.
-        """
+        """Refuse a name that is in none of the task's ``up`` groups; the :class:`ExchangeError` names the tensor."""
         check_tensor_names(tensors)
         for name in sorted(tensors):
             if self.group_of(task, name) is None:
                 raise ExchangeError(f"tensor '{name}' is not allowed to leave in task '{task.name}'")
 
     def check_place(self, task_name: str, round_: int, done: Collection[str]) -> None:
-        """Refuse a task that may not come at this point of a run. Runs at the site.
+        """Refuse (:class:`ExchangeError`) a task that may not come at this point of a run. Runs at the site.
 
-        Args:
-            task_name: task that is asked for.
-            round_: of its header.
-            done: names of the tasks that this site has answered in this run.
-
-        Raises:
-            ExchangeError: says what is wrong.
+        ``done`` holds the names of the tasks that this site has answered in this run.
         """
         task = self.task(task_name)
         if (task.at == "start") is not (round_ == 0):
@@ -230,8 +203,7 @@ class Contract:
     def check_reply(self, task_name: str, reply: Reply) -> None:
         """Refuse a header that this contract does not describe. Runs at the site and at the server.
 
-        Raises:
-            ExchangeError: names the field and never its value.
+        The :class:`ExchangeError` names the field, never its value.
         """
         task = self.task(task_name)
         if reply.status == ERROR:
@@ -265,15 +237,13 @@ class Contract:
         """Refuse tensors that this contract does not let pass. Runs at the site and at the server.
 
         Args:
-            task_name: task that is answered.
             tensors: what the site sends, by name; never empty.
             agreed: names and shapes that came down in this task (``difference``), or of the schema in the same reply
                 (``initial``).
-            sends: what the message says that it is.
-            dtypes: allowed number formats.
+            sends: what the message claims to be.
 
         Raises:
-            ExchangeError: names the tensor and never its values.
+            ExchangeError: names the tensor, never its values.
         """
         task = self.task(task_name)
         if not isinstance(tensors, Mapping):

@@ -1,4 +1,4 @@
-"""The exchange: which tensors travel, agreed once in the handshake and enforced in both directions ever after."""
+"""The exchange: which tensors travel, agreed in the handshake and then enforced in both directions."""
 
 from __future__ import annotations
 
@@ -16,23 +16,18 @@ from fedtar_flare.errors import ExchangeError
 WIRE_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 """Number formats an update may travel in; the server's master copy is always float32."""
 MASTER_DTYPE = {"float32": torch.float32}
-"""Number format of whole weights, either way."""
+"""Number format of whole weights, in both directions."""
 
 MAX_VALUES = 200_000_000
-"""Largest number of values that a site takes in one message: 800 MB in float32, more than the paper's whole model."""
+"""Most values that a site takes in one message: 800 MB in float32, more than the paper's whole model."""
 
 TENSOR_NAME = r"[A-Za-z0-9_.-]{1,300}"
-"""What every tensor's name must match whole: no sentence, no path."""
+"""Every tensor's name must match this whole: no sentence, no path."""
 
 
 @dataclass(frozen=True)
 class ExchangeSchema:
-    """Names and shapes of the tensors that travel, in sorted order, and the number format of the way up.
-
-    Args:
-        shapes: tensor name to shape.
-        dtype_up: ``float32`` or ``bfloat16``.
-    """
+    """Names and shapes of the tensors that travel, sorted by name, and the number format of updates."""
 
     shapes: tuple[tuple[str, tuple[int, ...]], ...]
     dtype_up: str = "float32"
@@ -61,11 +56,7 @@ class ExchangeSchema:
 
     @classmethod
     def from_dict(cls, data: Any) -> ExchangeSchema:
-        """From primitives.
-
-        Raises:
-            ExchangeError: when malformed, or when it holds anything beside names, sizes and number format.
-        """
+        """From primitives; :class:`ExchangeError` if malformed or with more than names, sizes and number format."""
         if not isinstance(data, Mapping) or set(data) != {"shapes", "dtype_up"}:
             raise ExchangeError("the exchange schema is not a dictionary of 'shapes' and 'dtype_up' alone")
         shapes, dtype_up = data["shapes"], data["dtype_up"]
@@ -78,18 +69,12 @@ class ExchangeSchema:
         return cls(tuple(sorted((name, tuple(shape)) for name, shape in shapes.items())), dtype_up)
 
     def digest(self) -> str:
-        """Short hash of the schema."""
         return hashlib.sha256(json.dumps(self.to_dict(), sort_keys=True).encode()).hexdigest()[:16]
 
     def check(self, state: Mapping[str, torch.Tensor], *, dtypes: Iterable[str]) -> None:
-        """Refuse a state that is not exactly this exchange: names, shapes, number format, finite values.
+        """Refuse a state that is not exactly this exchange: names, shapes, number format (``dtypes``), finite values.
 
-        Args:
-            state: tensor name to tensor.
-            dtypes: allowed number formats, names of :data:`WIRE_DTYPES`.
-
-        Raises:
-            ExchangeError: names the first tensor at fault and never its values.
+        The :class:`ExchangeError` names the first tensor at fault, never its values.
         """
         shapes = dict(self.shapes)
         for name in sorted(set(state) - set(shapes)):
@@ -102,11 +87,7 @@ class ExchangeSchema:
 
 
 def check_tensor(name: str, value: Any, shape: tuple[int, ...] | None, dtypes: Mapping[str, torch.dtype]) -> None:
-    """Refuse anything but a finite dense tensor of the given shape and one of the given formats.
-
-    Raises:
-        ExchangeError: names the tensor.
-    """
+    """Refuse all but a finite dense tensor of this shape (None: any) and these formats; the error names the tensor."""
     if not isinstance(value, torch.Tensor):
         raise ExchangeError(f"tensor '{name}' is a {type(value).__name__}, not a torch tensor")
     if value.layout != torch.strided:
@@ -122,8 +103,7 @@ def check_tensor(name: str, value: Any, shape: tuple[int, ...] | None, dtypes: M
 def check_tensor_names(names: Iterable[Any]) -> None:
     """Refuse a name that a person could have written as a sentence, or that could become a path.
 
-    Raises:
-        ExchangeError: does not repeat the name.
+    The :class:`ExchangeError` does not repeat the name.
     """
     for name in names:
         if not isinstance(name, str) or not re.fullmatch(TENSOR_NAME, name):
@@ -131,14 +111,9 @@ def check_tensor_names(names: Iterable[Any]) -> None:
 
 
 def check_inbound(tensors: Any, max_values: int = MAX_VALUES) -> None:
-    """Refuse what no server of this package sends, before anything is loaded or written.
+    """Refuse what no server of this package sends, before anything is loaded or written (None and {} pass).
 
-    Args:
-        tensors: what came; None and an empty dictionary are fine. The method checks names and shapes by its schema.
-        max_values: largest number of values of one message.
-
-    Raises:
-        ExchangeError: names the tensor.
+    The method checks names and shapes by its schema. The :class:`ExchangeError` names the tensor.
     """
     if tensors is None:
         return
@@ -156,18 +131,9 @@ def _is_size(value: Any) -> bool:
 
 
 def check_update_size(update: Mapping[str, torch.Tensor], reference: Mapping[str, torch.Tensor], limit: float) -> float:
-    """Refuse an update whose norm is more than ``limit`` times the norm of the weights it is added to.
+    """Return an update's Euclidean norm; refuse one above ``limit`` times that of the weights it is added to.
 
-    Args:
-        update: difference, tensor name to tensor.
-        reference: the weights that the site started from.
-        limit: largest allowed ratio of the Euclidean norms.
-
-    Returns:
-        the Euclidean norm of the update.
-
-    Raises:
-        ExchangeError: names the ratio.
+    The :class:`ExchangeError` names the ratio.
     """
     norm, base = euclidean_norm(update), euclidean_norm(reference)
     if norm > limit * base:
@@ -183,11 +149,7 @@ def euclidean_norm(state: Mapping[str, torch.Tensor]) -> float:
 
 
 def disagreement_table(values: Mapping[str, Mapping[str, Any]]) -> str | None:
-    """Who differs in what: sites against fields, as a plain-text table; None when all sites agree.
-
-    Args:
-        values: site to (field to value); values are compared by equality and shown by ``str``.
-    """
+    """Who differs in what (site to field to value), as a plain-text table; None when all sites agree."""
     sites = sorted(values)
     fields = sorted({key for fields_of_site in values.values() for key in fields_of_site})
     differing = [key for key in fields if len({str(values[site].get(key, "(missing)")) for site in sites}) > 1]

@@ -1,4 +1,4 @@
-"""Fields of a reply's header: each declared with its kind and its bounds, and checked by them. No free text passes."""
+"""Fields of a reply's header, each declared and checked by its kind and bounds. No free text passes."""
 
 from __future__ import annotations
 
@@ -36,15 +36,14 @@ class Field:
     """One field of a reply's header.
 
     Args:
-        name: in ``numbers`` (kinds ``number`` and ``count``) or ``payload`` (the others).
         kind: ``number``: finite; ``count``: a whole number from 0; ``numbers``: None or a list of numbers; ``tree``:
             numbers and lists of numbers under short words; ``word``; ``words``: short words under short words;
             ``schema``: an :class:`ExchangeSchema`; ``settings``: nested primitives that the job itself determines.
-        about: what it says, for ``--describe`` and the audit.
-        length: largest number of values (``numbers``, ``words``), or of characters of JSON (``tree``, ``settings``).
+        about: what ``--describe`` and the audit say of it.
+        length: most values (``numbers``, ``words``), or characters of JSON (``tree``, ``settings``).
         least, most: bounds of every number in it.
-        public: it holds no data of patients beyond numbers of visits; a privacy filter lets it pass as it is.
-        noisy: a privacy filter may release it with noise (``number`` and ``numbers`` only); a field that is neither
+        public: it holds no patient data beyond numbers of visits; a privacy filter lets it pass as it is.
+        noisy: a privacy filter may release it with noise (``number`` and ``numbers`` only). A field that is neither
             public nor noisy does not leave a site with a privacy filter.
         required: an ``ok`` reply without it is refused.
 
@@ -67,11 +66,7 @@ class Field:
             raise ConfigError(f"field '{self.name}': noise is for a 'number' or 'numbers' that is not public")
 
     def check(self, value: Any) -> None:
-        """Refuse a value that is not of this field's kind.
-
-        Raises:
-            ExchangeError: names the field and never its value.
-        """
+        """Refuse a value that is not of this kind; the :class:`ExchangeError` names the field, never its value."""
         _CHECKS[self.kind](self, value)
 
 
@@ -80,11 +75,7 @@ SECONDS = Field("seconds", "number", "how long the task took", least=0)
 
 
 def check_error(reply: Reply) -> None:
-    """Refuse an error reply of any method with more than its reason and how long it took.
-
-    Raises:
-        ExchangeError: names what it carries.
-    """
+    """Refuse (:class:`ExchangeError`) an error reply that carries more than its reason and how long the task took."""
     check_texts(reply)
     if reply.payload or set(reply.numbers) - {SECONDS.name}:
         raise ExchangeError("an error reply carries more than its reason")
@@ -93,11 +84,7 @@ def check_error(reply: Reply) -> None:
 
 
 def check_texts(reply: Reply) -> None:
-    """Refuse a reason that is too long, or a malformed version.
-
-    Raises:
-        ExchangeError: names the field.
-    """
+    """Refuse a reason that is too long, or a malformed version; the :class:`ExchangeError` names the field."""
     if len(reply.reason) > MAX_TEXT:
         raise ExchangeError(f"the field 'reason' is longer than {MAX_TEXT} characters")
     if not isinstance(reply.plugin, str) or not _VERSION.fullmatch(reply.plugin):

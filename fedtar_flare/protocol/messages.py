@@ -1,7 +1,7 @@
-"""The header that travels with every message between server and sites: of a task, and of a reply.
+"""Headers of tasks and replies.
 
-The header is a flat dictionary of primitives under one key of the ``FLModel`` meta, so that a data steward can read
-every field that leaves (see :mod:`fedtar_flare.site.guard`, which lets nothing else pass).
+A header is a flat dictionary of primitives under one key of the ``FLModel`` meta, so that a data steward can read every
+field that leaves (see :mod:`fedtar_flare.site.guard`, which lets nothing else pass).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ STATUSES = (OK, ABSTAIN, ERROR)
 MAX_ROUNDS, MAX_STEPS = 9999, 99
 """What a state version's name can hold."""
 RESERVED_RUNS = ("audit", "sites")
-"""Folders of a site's own beside the runs' in its state."""
+"""Folders that a site keeps in its state beside those of the runs."""
 
 WORD = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,63}")
 """A short name, never free text."""
@@ -35,25 +35,22 @@ _VERSION = re.compile(r"\d{4}-\d{2}")
 
 @dataclass(frozen=True)
 class TaskHeader:
-    """What the server asks for. ``round`` is 1-based (0 = handshake), ``step`` is the time step t in 1..T.
+    """What the server asks for.
 
     Args:
-        method: name of the method whose contract declares the task.
         run_id: made by the server once per run; keys the site state.
-        round: round r.
-        step: time step t; in ``close_round`` it is T.
-        rounds: R.
-        time_steps: T.
-        after: state version (see :func:`version`) after which this task comes: the site starts from its newest
-            version that is not later, so that a repeated or resumed task gives the same result.
+        round: r in 1..R; 0 is the handshake.
+        step: time step t in 1..T; in ``close_round`` it is T.
+        after: state version (see :func:`version`) after which this task comes: the site starts from its newest version
+            that is not later, so that a repeated or resumed task gives the same result.
         evaluate: whether test patients are scored within this task.
-        initial_site: the site that answers the handshake with its initial shared weights; empty: none does.
+        initial_site: the site that answers the handshake with its initial shared weights; empty: none.
         member: the site took part in an earlier job of this run, so it must have its state.
         keep: state version of the best round so far, which the site does not prune; empty: none.
-        plugin: version of fedtar_flare that sends it.
+        plugin: the sender's version of fedtar_flare.
 
     Raises:
-        ExchangeError: a field is not what a server of this package sends; nothing of it may become a path or a size.
+        ExchangeError: a field is not what a server of this package sends; nothing of it becomes a path or a size.
     """
 
     method: str
@@ -93,17 +90,11 @@ class TaskHeader:
             raise ExchangeError("the task's initial_site is not a name")
 
     def to_meta(self) -> dict[str, Any]:
-        """The header as a dictionary for ``FLModel.meta``."""
         return {HEADER: asdict(self)}
 
     @classmethod
     def from_meta(cls, meta: dict[str, Any] | None) -> TaskHeader:
-        """Read the header of a task.
-
-        Raises:
-            ExchangeError: when the header is missing, malformed, or of a version that does not fit this one (both
-                versions are named).
-        """
+        """Read the header of a task; :class:`ExchangeError` when missing, malformed or of an incompatible version."""
         header = (meta or {}).get(HEADER)
         if not isinstance(header, dict):
             raise ExchangeError(f"the task carries no '{HEADER}' header: it was not sent by this plugin's controller")
@@ -121,7 +112,7 @@ class Reply:
         numbers: scalars by name (samples, train_loss, seconds, ...).
         payload: what a task adds (schema, counts, scores, ...); nested dictionaries and lists of primitives.
         method: that of the task header; empty only in an error whose task header could not be read.
-        plugin: version of fedtar_flare that sends it.
+        plugin: the sender's version of fedtar_flare.
     """
 
     status: str
@@ -146,16 +137,11 @@ class Reply:
                 raise ExchangeError(f"the field '{name}' of a reply is not a number from -1 to {limit}")
 
     def to_meta(self) -> dict[str, Any]:
-        """The header as a dictionary for ``FLModel.meta``."""
         return {HEADER: asdict(self)}
 
     @classmethod
     def from_meta(cls, meta: dict[str, Any] | None) -> Reply:
-        """Read the header of a reply.
-
-        Raises:
-            ExchangeError: when the header is missing or malformed.
-        """
+        """Read the header of a reply; :class:`ExchangeError` when missing, malformed or of an incompatible version."""
         header = (meta or {}).get(HEADER)
         if not isinstance(header, dict):
             raise ExchangeError(f"the reply carries no '{HEADER}' header")
@@ -165,7 +151,7 @@ class Reply:
 
 
 def compatible(other: Any) -> bool:
-    """Whether a version of fedtar_flare understands this one: the same major and minor number.
+    """Whether the other version has this one's major and minor number.
 
     >>> compatible(__version__)
     True
@@ -174,18 +160,18 @@ def compatible(other: Any) -> bool:
 
 
 def same_release(other: Any) -> str:
-    """This version where the other is compatible with it, else the other unchanged; for tables of who differs."""
+    """This version where the other is compatible, else the other unchanged; for tables of who differs."""
     return __version__ if compatible(other) else str(other)
 
 
 def release(version_: Any) -> str:
-    """Major and minor number of a version, ``0.1`` of ``0.1.3``; empty when it is none."""
+    """Major and minor number of a version, ``0.1`` of ``0.1.3``; empty when it is not a version."""
     match = re.match(r"(\d{1,6}\.\d{1,6})(\D|$)", version_) if isinstance(version_, str) else None
     return match.group(1) if match else ""
 
 
 def _read(cls: Any, header: Mapping[str, Any], sender: str) -> Any:
-    """A header as its dataclass; fields that a later release of the same minor version added are passed over."""
+    """A header as its dataclass; fields that a later release of the same minor version added are ignored."""
     plugin = header.get("plugin", "")
     if not compatible(plugin):
         here, there = ("site", "server") if sender == "server" else ("server", "site")

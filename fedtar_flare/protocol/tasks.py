@@ -1,7 +1,7 @@
-"""Tasks and groups of tensors that most methods share; a method adds its own fields to them.
+"""Tasks and tensor groups that most methods share; a method adds its own fields to them.
 
-A round is any number of ``train`` tasks and one ``close_round``. Each task is a process start in FLARE's plain
-simulator, so what can be answered together is asked together.
+A round is any number of ``train`` tasks and one ``close_round``. Each task starts a process in FLARE's simulator, so
+tasks are few: what can be answered together is asked together.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ CLOSE_ROUND = "close_round"
 
 ADAPTER = Group("adapter", "averaged", (LORA_NAMES,), "the shared low-rank factors A and B")
 PARAMETERS = Group(WHOLE_PARAMETERS, "averaged", (), "parameters of the base model that the run exchanges whole")
-"""Which parameters a run may exchange whole is the site's decision: ``extra_names`` of its guard."""
+"""Which parameters may travel whole is the site's decision: ``extra_names`` of its guard."""
 
 PRIVACY = Field("privacy", "tree", "epsilon, delta and budget of a site's privacy filter", length=1_000, public=True)
 SCORES = (

@@ -11,15 +11,12 @@ from fedtar_flare.record.events import Validation
 def best_round(validations: Iterable[Validation]) -> int | None:
     """The round whose weights are to be kept; None where no site has a validation loss.
 
-    Means over different sites cannot be compared. So the rounds are taken in their order, and each is compared with
-    the best one before it on the sites that both have: the mean of their losses, weighted by the later round's number
-    of reports. The lower mean wins, the earlier round where they are equal, and the later one where the two have no
-    site in common. With the same sites in every round this is the round of the lowest mean.
+    Means over different sites cannot be compared. So each round is compared with the best one before it on the sites
+    that both have, by the mean of their losses weighted by the later round's number of reports. The lower mean wins;
+    the earlier round wins a tie, and the later one wins where no site is shared. Of a repeated round the later entry
+    counts.
 
-    A further round either becomes the best one or leaves the best one as it was: what was not kept is never needed.
-
-    Args:
-        validations: in any order; of a repeated round the later one counts.
+    A new round either becomes the best or leaves the best unchanged, so weights that were not kept are never needed.
     """
     best: Validation | None = None
     for later in sorted({one.round: one for one in validations}.values(), key=lambda one: one.round):
@@ -37,7 +34,6 @@ def _better(later: Validation, best: Validation) -> bool:
 
 
 def _losses(one: Validation) -> dict[str, float]:
-    """Site to its loss, where it is known."""
     return {
         site: part.validation_loss
         for site, part in one.sites.items()

@@ -1,8 +1,7 @@
-"""Events of a run, each declared once: the controller writes them, resume, report, status and tests read them.
+"""Events of a run, each declared once: the controller writes them; resume, report, status and tests read them.
 
-An event is one JSON object a line of ``rounds.jsonl``. A method adds events of its own (see
-:attr:`fedtar_flare.methods.Method.events`); a reader passes over events that it does not know, and over fields that a
-later version added.
+An event is one JSON object a line of ``rounds.jsonl``. A method adds its own (see
+:attr:`fedtar_flare.methods.Method.events`); a reader skips events it does not know, and fields of later versions.
 """
 
 from __future__ import annotations
@@ -37,13 +36,10 @@ class Start(Event):
     """After the handshake: who takes part, with what.
 
     Args:
-        method: its name.
-        settings: of the controller, the minimum cell, and the model's description.
-        sites: that agreed; ``absent``: the others, with the reason.
-        counts: site to split to visits per time step.
-        skipped_studies: site to reason to number.
-        first_round: 1, or of a resumed run the round it goes on with.
         time: ISO 8601, UTC.
+        absent: site that does not take part to the reason.
+        counts: site to split to visits per time step.
+        first_round: 1; in a resumed run the round it goes on with.
     """
 
     kind: ClassVar[str] = "start"
@@ -87,12 +83,11 @@ class SiteUpdate(BaseModel):
 
 
 class Step(Event):
-    """One exchange of updates. Every site that was asked is in exactly one of the four dictionaries.
+    """One exchange of updates; every site that was asked is in exactly one of the four dictionaries.
 
     Args:
         update_norm: Euclidean norm of the mean update; None where nothing is averaged.
         skipped: nobody had anything to add; the weights stay.
-        abstained, absent, refused: site to the reason.
         seconds: until the last answer.
     """
 
@@ -119,12 +114,7 @@ class SiteValidation(BaseModel):
 
 
 class Validation(Event):
-    """Validation loss after a round.
-
-    Args:
-        loss: mean over the sites' reports; None without any.
-        sites: by name; ``left_out``: the others, with the reason.
-    """
+    """Mean validation loss over all sites' reports after a round (None without any); ``left_out``: site to reason."""
 
     kind: ClassVar[str] = "validation"
     round: int
@@ -164,7 +154,7 @@ class Late(Event):
 
 
 class End(Event):
-    """The end of a run: ``completed``, ``aborted`` or ``failed``, with the reason; seconds of the whole run."""
+    """The end of a run; ``seconds`` is the duration of the whole run."""
 
     kind: ClassVar[str] = "end"
     time: str = ""

@@ -17,15 +17,11 @@ Kind = TypeVar("Kind", bound=Event)
 ROUNDS_FILE = "rounds.jsonl"
 METRICS_FILE = "metrics.json"
 STATS_GROUP = "fedtar"
-"""Under which name ``nvflare job stats`` shows how far a run is."""
+"""Name under which ``nvflare job stats`` shows how far a run is."""
 
 
 class RunRecord:
-    """Appends events to ``<folder>/rounds.jsonl``.
-
-    Args:
-        folder: ``<server run folder>/fedtar``; made when missing.
-    """
+    """Appends events to ``rounds.jsonl`` in ``folder``, ``<server run folder>/fedtar``."""
 
     def __init__(self, folder: Path | str):
         self.folder = Path(folder)
@@ -33,7 +29,7 @@ class RunRecord:
         self.path = self.folder / ROUNDS_FILE
 
     def write(self, event: Event) -> None:
-        """Append one event. Values that are not finite are written as null: a NaN must not break a reader."""
+        """Append one event; non-finite values are written as null, because a NaN could break a reader."""
         line = json.dumps(clean({"event": event.kind, **event.model_dump()}), allow_nan=False)
         with self.path.open("a", encoding="utf-8") as file:
             file.write(line + "\n")
@@ -41,11 +37,10 @@ class RunRecord:
 
 
 def read_events(folder: Path, kinds: Iterable[type[Event]] = SHARED) -> list[Event]:
-    """All whole events of the given kinds, in order; a last line that was cut off by a kill is left out.
+    """All whole events of the given kinds, in order; a last line cut off by a kill is left out.
 
     Raises:
-        FedTARError: there is no record, it is not text, a line in the middle is not JSON, or an event has not the form
-            that is declared; names the line.
+        FedTARError: there is no record, or a line of it is not a valid event; names the line.
     """
     known = {kind.kind: kind for kind in kinds}
     path = folder / ROUNDS_FILE
@@ -72,11 +67,7 @@ def of_kind(events: Iterable[Event], kind: type[Kind]) -> list[Kind]:
 
 
 def read_lines(path: Path) -> list[tuple[int, dict[str, Any]]]:
-    """Line numbers and JSON objects of a record; a last line that was cut off is left out.
-
-    Raises:
-        FedTARError: see :func:`read_events`.
-    """
+    """Line numbers and JSON objects of a record, with the errors of :func:`read_events`."""
     if not path.is_file():
         raise FedTARError(f"{path.parent} holds no {ROUNDS_FILE}: it is not a run folder of fedtar_flare")
     try:
