@@ -1,4 +1,4 @@
-"""Commands by the name of their module: each has ``add_parser(commands)`` and imports what is heavy when it runs."""
+"""Commands by the name of their module; each has ``add_parser(commands)`` and imports heavy modules when it runs."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ def add_parser(commands: Commands) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Check; prints the summary, writes the page, 1 when anything was rejected."""
+    """Check, write the page and print the summary; 1 when anything was rejected."""
     from fedtar_flare.cli.terminal import ProgressLine
     from fedtar_flare.curation.check import check
     from fedtar_flare.curation.page import write_data_page

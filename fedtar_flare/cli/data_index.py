@@ -47,7 +47,7 @@ def add_parser(commands: Commands) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Write the manifest; prints the counts."""
+    """Write the manifest and print the counts."""
     from fedtar_flare.cli.terminal import ProgressLine
     from fedtar_flare.curation.archive import index_folder, write_manifest
     from fedtar_flare.curation.archive_reports import join_reports

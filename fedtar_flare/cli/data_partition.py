@@ -57,7 +57,7 @@ def add_parser(commands: Commands) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Divide and write; prints one line for each site."""
+    """Divide, write, and print one line for each site."""
     from fedtar_flare.curation.partition_files import partition_source
 
     if arguments.by == "institution" and arguments.sites is not None:

@@ -44,7 +44,7 @@ def add_parser(commands: Commands) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Prepare; prints the counts."""
+    """Prepare the images and print the counts."""
     from fedtar_flare.cli.job_options import grouped
     from fedtar_flare.cli.terminal import ProgressLine
     from fedtar_flare.learning.config import DataConfig

@@ -50,7 +50,7 @@ def add_parser(commands: Commands) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Write the cohorts; prints one line for each."""
+    """Write the cohorts and print one line for each."""
     from fedtar_flare.data.timeline import Timeline
     from fedtar_flare.flare.simulation import site_names
     from fedtar_flare.synthetic.course import CohortOptions

@@ -1,4 +1,4 @@
-"""``fedtar generate``: a draft report for one patient's study."""
+"""``fedtar generate``: a draft report for one study of a patient."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ GROUPS = ("server", "model", "lora", "training", "data")
 
 
 def add_job_options(command: argparse.ArgumentParser) -> None:
-    """Add the options of a job; every setting that has none of its own is reached by ``--set`` or ``--settings``."""
+    """Add the options of a job; settings without an option are reached by ``--set`` or ``--settings``."""
     from fedtar_flare.methods import DEFAULT, METHODS
 
     job = command.add_argument_group("job")
@@ -41,11 +41,7 @@ def add_job_options(command: argparse.ArgumentParser) -> None:
 
 
 def recipe_of(arguments: argparse.Namespace, **more: Any) -> MethodRecipe:
-    """The recipe that the options describe.
-
-    Raises:
-        ConfigError: an unknown method or setting, or a value that is not allowed.
-    """
+    """The recipe that the options describe. Raises ConfigError for an unknown method or setting, or a wrong value."""
     from fedtar_flare.methods import load, method
 
     recipe: type[MethodRecipe] = load(method(arguments.method).recipe)
@@ -74,11 +70,7 @@ def recipe_of(arguments: argparse.Namespace, **more: Any) -> MethodRecipe:
 
 
 def grouped(texts: Sequence[str], groups: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """``GROUP.NAME=VALUE`` texts of ``--set`` as settings by group.
-
-    Raises:
-        ConfigError: names the text that is not of this form, or whose group is none of these.
-    """
+    """``GROUP.NAME=VALUE`` texts of ``--set`` as settings by group. Raises ConfigError for another form or group."""
     settings: dict[str, dict[str, Any]] = {}
     for key, value in pairs(texts, "--set").items():
         group, _, name = key.partition(".")
@@ -91,8 +83,7 @@ def grouped(texts: Sequence[str], groups: Sequence[str]) -> dict[str, dict[str, 
 def pairs(texts: Sequence[str], option: str) -> dict[str, Any]:
     """``NAME=VALUE`` texts as a dictionary; values are read as YAML (numbers, true, lists, texts).
 
-    Raises:
-        ConfigError: names the text that has no ``=`` or a value that is not YAML.
+    Raises ConfigError for a text without ``=`` or a value that is not YAML.
     """
     import yaml
 

@@ -1,4 +1,4 @@
-"""Entry point of ``fedtar``: parses, calls one command, and turns errors into one readable message and an exit code."""
+"""Entry point of ``fedtar``: runs one command and turns errors into one readable message and an exit code."""
 
 from __future__ import annotations
 

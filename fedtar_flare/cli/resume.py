@@ -33,7 +33,7 @@ def add_parser(commands: Commands) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Submit the job; prints its id."""
+    """Submit the job and print its id."""
     from fedtar_flare.provision.resume import resume
 
     job_id = resume(

@@ -32,7 +32,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Run the simulation; prints where the results are."""
+    """Run the simulation."""
     from fedtar_flare.flare.simulation import simulate, site_names
 
     names = site_names(arguments.clients or arguments.sites)

@@ -1,4 +1,4 @@
-"""``fedtar site``: what the staff of a hospital does with its own state."""
+"""``fedtar site``: what a hospital's staff does with its own state."""
 
 from __future__ import annotations
 

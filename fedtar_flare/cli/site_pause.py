@@ -45,11 +45,7 @@ def add_place(command: argparse.ArgumentParser) -> None:
 
 
 def records_of(arguments: argparse.Namespace) -> Path:
-    """The folder of the site that is meant.
-
-    Raises:
-        ConfigError: no kit there.
-    """
+    """The folder of the site that is meant. Raises ConfigError if there is no kit."""
     from fedtar_flare.site.place import STATE, kit_of, simulated_records
 
     if arguments.simulated:

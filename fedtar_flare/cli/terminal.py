@@ -1,4 +1,4 @@
-"""Progress on standard error: one line that rewrites itself on a terminal, plain lines now and then elsewhere."""
+"""Progress on standard error: a line that rewrites itself on a terminal, plain lines now and then elsewhere."""
 
 from __future__ import annotations
 
@@ -12,11 +12,7 @@ TERMINAL_SECONDS = 0.2
 
 
 class ProgressLine:
-    """Takes the lines of :class:`fedtar_flare.progress.Progress`.
-
-    Args:
-        stream: where to; standard error by default.
-    """
+    """Shows the lines of :class:`fedtar_flare.progress.Progress`, by default on standard error."""
 
     def __init__(self, stream: TextIO | None = None):
         self._stream = stream or sys.stderr
@@ -25,7 +21,6 @@ class ProgressLine:
         self.every = TERMINAL_SECONDS if self._terminal else EVERY_SECONDS
 
     def __call__(self, line: str) -> None:
-        """Show a line."""
         print(f"\r{line}\x1b[K" if self._terminal else line, end="" if self._terminal else "\n", file=self._stream)
         self._stream.flush()
         self._open = self._terminal
@@ -34,6 +29,5 @@ class ProgressLine:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        """Clear the line."""
         if self._open:
             print("\r\x1b[K", end="", file=self._stream, flush=True)

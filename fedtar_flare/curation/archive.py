@@ -1,12 +1,12 @@
 """A hospital's DICOM export folder (any naming, any depth, zips, with or without DICOMDIR) to a manifest of studies.
 
-Files are told apart by their headers alone: patients by PatientID, studies by StudyInstanceUID. A study's date is its
-StudyDate, else AcquisitionDate, else SeriesDate; its time likewise. Nothing is ordered by an identifier. A study that
-cannot stand in a manifest is left out and counted by reason; whether its pixels can be read says ``fedtar data check``.
+Headers alone tell the files apart: patients by PatientID, studies by StudyInstanceUID, dated by StudyDate, else
+AcquisitionDate, else SeriesDate; nothing is ordered by an identifier. A study that cannot stand in a manifest is left
+out and counted by reason; ``fedtar data check`` says whether its pixels can be read.
 
-``image`` names the folder that holds one study and no other (a zip, or the file, where that is the whole study), or the
-frontal one of a study's radiographs. Where several studies lie in one folder, no path can name one of them: they are
-left out (``shared-folder``), or, with ``links``, each gets a folder of symbolic links of its own.
+``image`` names the folder (or zip, or file) that holds one study and no other, or the frontal one of a study's
+radiographs. Studies that share a folder are left out (``shared-folder``), unless ``links`` makes each a folder of its
+own, of symbolic links.
 """
 
 from __future__ import annotations
@@ -55,14 +55,10 @@ class Study:
 
 @dataclass
 class Index:
-    """What an export folder holds.
+    """What an export folder holds: studies by date that can stand in a manifest, and one problem for each that cannot.
 
-    Args:
-        studies: that can stand in a manifest, by date.
-        problems: one error for each study (or file that belongs to none) that cannot.
-        notes: reason to number of things that were passed over within studies.
-        files: how many files there are.
-        dicom: how many of them are DICOM.
+    A file that belongs to no study can be a problem too. ``notes`` counts by reason what was passed over within
+    studies; ``files`` and ``dicom`` are the numbers of all files and of DICOM files.
     """
 
     studies: list[Study] = field(default_factory=list)
@@ -85,18 +81,13 @@ def index_folder(
     say: Any = None,
     every: float = 15.0,
 ) -> Index:
-    """Find the studies below a folder.
+    """Find the studies below a folder. Raises ConfigError if there is no such folder, DataError without a DICOM file.
 
     Args:
-        folder: the export.
         modality: take only these; None: the kind of which there are more studies (a site has one kind).
-        links: folder in which studies without a folder of their own get one, of symbolic links.
+        links: where studies without a folder of their own get one, of symbolic links.
         workers: processes that read headers.
         say: takes progress lines, at most one every ``every`` seconds.
-
-    Raises:
-        ConfigError: no such folder.
-        DataError: ``no-dicom``.
     """
     from fedtar_flare.imaging.readers.dicom_files import files_below
 
@@ -127,15 +118,11 @@ def index_folder(
 
 
 def write_manifest(index: Index, manifest: Path) -> int:
-    """Write the studies that have a report; the others are counted (``no-report``).
+    """Write the studies that have a report, count the others (``no-report``), and return the number of rows.
 
     Paths below the manifest's folder are relative to it. ``index.studies`` keeps those that were written.
 
-    Returns:
-        number of rows.
-
-    Raises:
-        DataError: ``no-patient`` when no study is left.
+    Raises DataError (``no-patient``) if no study is left.
     """
     rows, kept = [], []
     folder = manifest.absolute().parent
@@ -243,7 +230,7 @@ def _acquired(files: Sequence[File], where: str, notes: Counter[str]) -> datetim
 
 
 def _age(files: Sequence[File], acquired: datetime, notes: Counter[str]) -> float | None:
-    """PatientAge, else from the birth date; None, and counted, when it cannot be."""
+    """PatientAge, else from the birth date; None, and counted, when neither can be read."""
     for age, born in {(file.age, file.birth_date.replace(".", "")) for file in files[:1]}:
         try:
             years = age_of(age)
@@ -296,7 +283,7 @@ def _one_modality(index: Index, modality: Modality | None) -> None:
 
 
 def _one_person_each(index: Index, files: Sequence[File]) -> None:
-    """Studies under one PatientID with different birth dates or sex are of different people: none can be used."""
+    """Studies under one PatientID with different birth dates or sex are of different people: none is used."""
     seen: dict[str, tuple[set[str], set[str]]] = defaultdict(lambda: (set(), set()))
     used = {study.uid for study in index.studies}
     for file in files:

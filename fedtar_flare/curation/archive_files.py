@@ -1,4 +1,4 @@
-"""What the headers of the DICOM files of an export folder say, read in parallel."""
+"""What the headers of an export folder's DICOM files say, read in parallel."""
 
 from __future__ import annotations
 
@@ -43,10 +43,9 @@ class File:
 
 
 def read_headers(paths: list[str]) -> dict[str, Any]:
-    """Headers of DICOM files and of those in zips (a worker's task).
+    """Headers of DICOM files, also in zips (a worker's task).
 
-    Returns:
-        ``files``: :class:`File` as dictionaries; ``problems``: [text, reason] of files that cannot be read.
+    Returns ``files`` (:class:`File` as dictionaries) and ``problems`` ([text, reason] of files that cannot be read).
     """
     from pydicom.tag import Tag
 

@@ -1,4 +1,4 @@
-"""Reports of the studies of an export folder: from a table, a folder of text files, or text files beside the study."""
+"""Reports of an export folder's studies: from a table, a folder of text files, or text files beside each study."""
 
 from __future__ import annotations
 
@@ -15,23 +15,18 @@ from fedtar_flare.errors import ConfigError, DataError
 
 KEYS = ("study_instance_uid", "accession_number", "patient_id", "study_date", "report")
 Found = dict[str, str | Path]
-"""Report texts or files by where they come from."""
+"""Report texts or files by their origin."""
 
 
 def join_reports(index: Index, reports: Path | None) -> int:
-    """Give each study its report; a study for which several different ones speak is left out (``ambiguous-report``).
+    """Give each study its report; a study with several different ones is left out (``ambiguous-report``).
 
-    Args:
-        index: the studies.
-        reports: a CSV table with the column ``report`` and one of ``study_instance_uid``, ``accession_number``, or
-            ``patient_id`` with ``study_date``; a folder with ``<AccessionNumber>.txt`` or ``<StudyInstanceUID>.txt``;
-            or None: ``report.txt``, ``<AccessionNumber>.txt`` or ``<StudyInstanceUID>.txt`` beside each study.
+    ``reports`` is a CSV table with the column ``report`` and one of ``study_instance_uid``, ``accession_number``, or
+    ``patient_id`` with ``study_date``; a folder with ``<AccessionNumber>.txt`` or ``<StudyInstanceUID>.txt``; or None:
+    such files, or ``report.txt``, beside each study. Returns how many reports of the table or folder belong to no
+    study.
 
-    Returns:
-        number of reports of the table or folder that belong to no study.
-
-    Raises:
-        ConfigError: no such table or folder, or a column is missing.
+    Raises ConfigError without such a table or folder, or if a column is missing.
     """
     if reports is None:
         for study in index.studies:

@@ -1,4 +1,4 @@
-"""Look at everything a site would train on, before it does: every image opened, every rejection with its reason."""
+"""Look at everything a site would train on, before it does: open every image, give every rejection a reason."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ CHECK = "fedtar_flare.curation.check:check_task"
 THUMBNAIL_SIZE = 160
 THUMBNAIL_SLICES = 3
 EXAMPLES = 3
-"""Rejected studies that are told for each reason."""
+"""Rejected studies listed for each reason."""
 
 
 @dataclass(frozen=True)
 class Thumbnail:
-    """A study in small: PNG pictures as data addresses, feet to head, or the one radiograph."""
+    """A study in small: PNG pictures as data addresses, from feet to head, or the one radiograph."""
 
     visit_id: str
     day: str
@@ -43,18 +43,16 @@ class Check:
     """What was found.
 
     Args:
-        source: what was looked at.
-        modality: ``ct``, ``radiograph``, or empty when nothing could be used.
-        patients: with at least one study that can be used, these studies only.
+        modality: ``ct``, ``radiograph``, or empty when nothing can be used.
+        patients: with at least one usable study, and these studies only.
         rejected: reason to the texts of all studies that cannot be used.
-        excluded: studies of patients on the site's exclusion list; not looked at.
+        excluded: number of studies of patients on the site's exclusion list; not looked at.
         notes: what readers met and could live with: reason to texts.
         shapes: per image (slices, rows, columns); a radiograph has one slice.
         spacings: per CT (between slices, rows, columns) in mm.
         identifiers: kind of likely identifier to the visits whose report holds one.
-        thumbnails: of some studies.
         seconds: that reading all images took.
-        images: that were opened.
+        images: how many were opened.
     """
 
     source: str
@@ -76,7 +74,6 @@ class Check:
         return [visit for patient in self.patients for visit in patient.visits]
 
     def visits_per_patient(self) -> list[int]:
-        """One number for each patient."""
         return [len(patient.visits) for patient in self.patients]
 
     def gaps(self) -> list[float]:
@@ -97,7 +94,7 @@ class Check:
         return [visit.age for visit in self.visits if visit.age is not None]
 
     def words(self) -> list[int]:
-        """Length of each report."""
+        """Length of each report in words."""
         return [len(visit.report.split()) for visit in self.visits]
 
     def rejections(self) -> dict[str, int]:
@@ -107,7 +104,7 @@ class Check:
         )
 
     def summary(self) -> dict[str, Any]:
-        """Everything in numbers, for JSON; no identity but the examples of what was rejected."""
+        """Everything in numbers, for JSON; only the examples of rejected studies hold an identity."""
         return {
             "source": self.source,
             "modality": self.modality or None,
@@ -140,16 +137,10 @@ def spread(values: Sequence[float]) -> dict[str, Any]:
 
 
 def check(target: Path, *, workers: int = 1, thumbnails: int = 24, say: Any = None, every: float = 15.0) -> Check:
-    """Read everything that a manifest or a site file names.
+    """Read everything that a manifest (CSV), a folder with ``manifest.csv``, or a site file (YAML) names.
 
-    Args:
-        target: a manifest (CSV), a folder with ``manifest.csv``, or a site file (YAML).
-        workers: processes.
-        thumbnails: how many studies are shown, spread evenly over time.
-        say: takes progress lines, at most one every ``every`` seconds.
-
-    Raises:
-        ConfigError: nothing of the kind is there.
+    ``thumbnails`` studies are shown, spread evenly over time; ``say`` takes progress lines, at most one every ``every``
+    seconds. Raises ConfigError if the target is nothing of the kind.
     """
     reading, excluded = read_target(target)
     found = Check(str(target))
@@ -176,11 +167,7 @@ def check(target: Path, *, workers: int = 1, thumbnails: int = 24, say: Any = No
 
 
 def read_target(target: Path) -> tuple[Reading, frozenset[str]]:
-    """The studies that a manifest or a site file names, and the patients that the site excludes.
-
-    Raises:
-        ConfigError: nothing of the kind is there.
-    """
+    """Studies of a manifest or site file, and patients that the site excludes. Raises ConfigError if it is neither."""
     from fedtar_flare.data.sources import read_source
     from fedtar_flare.data.sources.manifest import read_manifest
     from fedtar_flare.site.cohort import excluded_patients
@@ -202,11 +189,8 @@ def read_target(target: Path) -> tuple[Reading, frozenset[str]]:
 def check_task(image: str, modality: str, thumbnail: bool) -> dict[str, Any]:
     """Open one image through its reader (a worker's task).
 
-    Returns:
-        ``shape``, ``spacing_mm`` (CT), ``notes`` as [reason, text], ``pictures`` as data addresses.
-
-    Raises:
-        DataError: it cannot be used; ``unexpected`` for an error that no reader names.
+    Returns ``shape``, ``spacing_mm`` (CT), ``notes`` as [reason, text] and ``pictures`` as data addresses. Raises
+    DataError for an image that cannot be used, with the reason ``unexpected`` for an error that no reader names.
     """
     try:
         if modality == "radiograph":
@@ -268,7 +252,6 @@ def _by_reason(problems: Sequence[DataError]) -> dict[str, list[str]]:
 
 
 def _identifiers(visits: Sequence[Visit]) -> dict[str, list[str]]:
-    """Visits whose report holds what looks like an identifier, by its kind."""
     from fedtar_flare.data.text.identifiers import find_identifiers
 
     kinds: dict[str, list[str]] = defaultdict(list)

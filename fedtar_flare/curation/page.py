@@ -92,13 +92,7 @@ def _of_images(found: Check) -> list[Markup]:
 def histogram(
     title: str, values: Sequence[float], x_label: str, y_label: str, *, whole_numbers: bool = False
 ) -> Markup:
-    """Bars of how many values lie where, as an HTML ``figure``.
-
-    Args:
-        title, x_label, y_label: with units.
-        values: finite.
-        whole_numbers: a bar for each whole number, where there are few enough.
-    """
+    """A histogram of finite values as an HTML ``figure``; ``whole_numbers`` gives each its own bar if they are few."""
     if not len(values):
         return Markup(f'<figure><figcaption>{text(title)}</figcaption><p class="none">No value.</p></figure>')
     edges = bin_edges(values, whole_numbers)

@@ -1,10 +1,10 @@
-"""Divide one collection into the sites of a simulated federation: by patient, every patient in exactly one site.
+"""Divide one collection into the sites of a simulated federation: every patient in exactly one site.
 
 - ``institution``: where the patient belongs, as the source tells it.
 - ``random``: equal sizes, by chance.
 - ``clusters``: patients with like reports share a site (TF-IDF and k-means), one cluster a site.
-- ``dirichlet``: every class of patients is spread over the sites by a draw from a Dirichlet distribution; the smaller
-  the concentration, the more unlike the sites (Hsu et al. 2019). Classes are clusters of reports, or given labels.
+- ``dirichlet``: a draw from a Dirichlet distribution spreads every class of patients over the sites; the smaller the
+  concentration, the more unlike the sites (Hsu et al. 2019). Classes are clusters of reports, or given labels.
 
 The same patients and seed give the same sites, in whatever order the patients come.
 """
@@ -26,7 +26,7 @@ Assignment = dict[str, str]
 
 
 def shuffled(patients: Sequence[Patient], seed: int) -> list[str]:
-    """Patient ids in an order that hangs on the seed alone."""
+    """Patient ids in an order that depends on the seed alone."""
     return sorted(
         (patient.patient_id for patient in patients),
         key=lambda patient_id: hashlib.sha256(f"partition\x1f{seed}\x1f{patient_id}".encode()).digest(),
@@ -36,8 +36,7 @@ def shuffled(patients: Sequence[Patient], seed: int) -> list[str]:
 def by_institution(patients: Sequence[Patient], institutions: Mapping[str, str]) -> Assignment:
     """One site for every institution, named after it.
 
-    Raises:
-        ConfigError: the source does not tell institutions, or two have the same name once written as a site's name.
+    Raises ConfigError if the source does not tell institutions, or two of them have the same name as a site.
     """
     if not any(patient.patient_id in institutions for patient in patients):
         raise ConfigError("this source does not tell institutions; divide it by random, clusters or dirichlet")
@@ -51,11 +50,7 @@ def by_institution(patients: Sequence[Patient], institutions: Mapping[str, str])
 
 
 def by_random(patients: Sequence[Patient], sites: int, seed: int) -> Assignment:
-    """Sites whose sizes differ by one patient at most.
-
-    Raises:
-        ConfigError: fewer patients than sites.
-    """
+    """Sites whose sizes differ by one patient at most. Raises ConfigError for fewer patients than sites."""
     _enough(patients, sites)
     return {patient_id: f"site-{i % sites + 1}" for i, patient_id in enumerate(shuffled(patients, seed))}
 
@@ -63,25 +58,17 @@ def by_random(patients: Sequence[Patient], sites: int, seed: int) -> Assignment:
 def by_clusters(patients: Sequence[Patient], sites: int, seed: int) -> Assignment:
     """One cluster of reports a site, the largest first.
 
-    Raises:
-        ConfigError: fewer patients than sites.
-        DataError: ``too-few-texts`` when there are fewer different reports than sites.
+    Raises ConfigError for fewer patients than sites, DataError (``too-few-texts``) for fewer different reports.
     """
     _enough(patients, sites)
     return {patient_id: f"site-{cluster + 1}" for patient_id, cluster in report_clusters(patients, sites, seed).items()}
 
 
 def by_dirichlet(classes: Mapping[str, object], sites: int, concentration: float, seed: int) -> Assignment:
-    """Spread every class of patients over the sites; no site stays empty.
+    """Spread every class of patients (``classes``: patient id to class) over the sites; no site stays empty.
 
-    Args:
-        classes: patient id to class.
-        sites: their number.
-        concentration: of the Dirichlet distribution; 0.1 very unlike sites, 100 nearly equal mixtures.
-        seed: of the draws.
-
-    Raises:
-        ConfigError: settings that do not fit, or no draw in 1,000 without an empty site.
+    A ``concentration`` of 0.1 gives very unlike sites, 100 nearly equal mixtures. Raises ConfigError for settings that
+    do not fit, or if 1,000 draws all leave a site empty.
     """
     _enough(classes, sites)
     if not (np.isfinite(concentration) and concentration > 0):
@@ -108,8 +95,7 @@ def by_dirichlet(classes: Mapping[str, object], sites: int, concentration: float
 def report_clusters(patients: Sequence[Patient], clusters: int, seed: int) -> dict[str, int]:
     """Patient to cluster of reports, numbered from the largest: k-means on TF-IDF of all of a patient's reports.
 
-    Raises:
-        DataError: ``too-few-texts`` when there are fewer different texts than clusters, or no words.
+    Raises DataError (``too-few-texts``) if there are fewer different texts than clusters, or no words.
     """
     from sklearn.cluster import KMeans
     from sklearn.feature_extraction.text import TfidfVectorizer

@@ -23,11 +23,7 @@ from fedtar_flare.files import write_text
 class PartitionedSite:
     """One site of the simulated federation.
 
-    Args:
-        site: its name.
-        manifest, site_file: the files.
-        patients, visits: how many it has.
-        visits_per_step: how many at each time step, a patient's t-th visit at step t, later ones at the last.
+    ``visits_per_step`` counts a patient's t-th visit at step t, and later ones at the last step.
     """
 
     site: str
@@ -61,17 +57,13 @@ def partition_source(
         out: a folder; a site that is there already is refused, so that nothing is overwritten.
         by: of ``partition.WAYS``.
         sites: their number, for all ways but ``institution``.
-        seed: of everything random.
         time_steps: T of the counts.
         concentration, classes, labels: of ``dirichlet``: concentration, number of report clusters, or instead of
             clusters a CSV table with the columns ``patient_id`` and ``label``.
         relative: write image paths relative to the manifests' folders, for data and partition that move together.
 
-    Returns:
-        The sites by name, and reason to number of studies of the source that were left out.
-
-    Raises:
-        ConfigError, DataError: settings or data do not allow the partition.
+    Returns the sites by name, and reason to number of the source's studies that were left out. Raises ConfigError or
+    DataError if settings or data do not allow the partition.
     """
     if by not in partition.WAYS:
         raise ConfigError(f"by '{by}' is not one of {', '.join(partition.WAYS)}")

@@ -1,1 +1,1 @@
-"""Provisioning: what the kits of a federation need for this plugin, as one FLARE builder, and what runs from them."""
+"""Provisioning: what a federation's kits need for this plugin, as one FLARE builder, and what runs from them."""

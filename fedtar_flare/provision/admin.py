@@ -16,14 +16,9 @@ CONNECT_SECONDS = 20.0
 
 @contextlib.contextmanager
 def open_session(kit: Path) -> Iterator[Any]:
-    """FLARE's session of the user whose kit this is; closed at the end.
+    """FLARE's session of the admin user whose startup kit this is (it holds ``startup/``), closed at the end.
 
-    Args:
-        kit: the startup kit of an admin user (the folder that holds ``startup/``).
-
-    Raises:
-        ConfigError: not an admin's kit.
-        FedTARError: the server does not answer, or refuses what is asked within the block.
+    Raises ConfigError if it is no admin's kit, FedTARError if the server does not answer or refuses.
     """
     from nvflare.fuel.flare_api.flare_api import new_secure_session
 

@@ -20,24 +20,22 @@ from fedtar_flare.site.policy import PRIVACY, site_classes
 class KitBuilder(Builder):
     """Listed in ``project.yml`` after ``StaticFileBuilder`` and before ``SignatureBuilder``.
 
-    Into the kits go: the classes of the methods' jobs on the allow-list (enforced), the server's storage inside its
-    kit, the supervised process launcher, the site policy ``local/privacy.json`` with the outbound guard, no log
-    streaming from sites, and a policy in which a lead may not bring code.
+    The kits get the classes of the methods' jobs on the allow-list (enforced), the server's storage inside its kit, the
+    supervised process launcher, the site policy ``local/privacy.json`` with the outbound guard, no log streaming from
+    sites, and a policy under which a lead may not bring code. Raises ConfigError for a setting that is not allowed or a
+    site that the project does not have.
 
     Args:
         methods: whose jobs may run; empty: all that are installed where the kits are made.
         extra_classes: full class paths that jobs may use beside those of the methods.
-        extra_names: regular expressions that must match the whole name of a base-model parameter which may leave a site
-            whole; empty: none may.
-        filters: result filters of every site that run before the guard, such as differential privacy, in FLARE's form
+        extra_names: regular expressions; a base-model parameter may leave a site whole only if one matches its whole
+            name.
+        filters: result filters of every site, such as differential privacy, that run before the guard, in FLARE's form
             (``path``, ``args``).
         lead_byoc: whether a lead may submit a job with code of its own (FLARE's default; not ours).
-        max_restarts: of a site's job process that died of a signal.
-        gpus: site name to ``{"count": 1, "memory": 40}``; a job asks for them with its ``resource_spec``. Sites that
-            are not named manage none (a job then uses what the site file says).
-
-    Raises:
-        ConfigError: for a setting that is not allowed, or a site that the project does not have.
+        max_restarts: of a site's job process that a signal ended.
+        gpus: site name to ``{"count": 1, "memory": 40}`` (GiB), which a job asks for with its ``resource_spec``. Other
+            sites manage none (a job then uses what the site file says).
     """
 
     def __init__(
@@ -62,7 +60,6 @@ class KitBuilder(Builder):
         self.lead_byoc, self.max_restarts, self.gpus = lead_byoc, max_restarts, dict(gpus or {})
 
     def build(self, project: Project, ctx: ProvisionContext) -> None:
-        """Complete every kit of a server or site."""
         unknown = sorted(set(self.gpus) - {client.name for client in project.get_clients()})
         if unknown:
             raise ConfigError(f"KitBuilder: gpus name '{unknown[0]}', which is no client of the project")

@@ -1,7 +1,6 @@
 """What a kit of this plugin holds beside FLARE's own: allow-list, launcher, storage, site policy, rights.
 
-The builder calls :func:`complete` for each kit that it makes; for a kit that was made without it:
-``python -m fedtar_flare.provision.kit KIT``.
+The builder completes each kit that it makes; ``python -m fedtar_flare.provision.kit KIT`` completes any other.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ STORAGE = "fedtar_flare.provision.storage.KitStorage"
 JOBS = "fedtar_flare.provision.storage.KitJobManager"
 SCOPE = "hospital"
 OUTCOME_SECONDS = 60
-"""How long the server waits for the last word of a site after a job's own end; see :func:`end_jobs_soon`."""
+"""How long the server waits for a site's last word after a job's end; see :func:`end_jobs_soon`."""
 
 
 def complete(
@@ -45,17 +44,14 @@ def complete(
     max_restarts: int = 3,
     log_streaming: bool = False,
 ) -> dict[str, Any]:
-    """FLARE's resources of a kit with what this plugin needs; complete already: unchanged.
+    """FLARE's resources of a kit with what this plugin needs; complete ones come back unchanged.
 
     Args:
         resources: content of ``local/resources.json.default``.
-        server: whether it is the server's kit.
-        methods: names of the methods whose jobs may run here; empty: all that are installed.
+        methods: whose jobs may run here; empty: all that are installed.
         extra_classes: full class paths that jobs may use beside those of the methods.
-        gpus, gpu_memory: of a site: what a job may ask for with ``resource_spec`` (number, GiB each).
-        max_restarts: of a site's job process that died of a signal.
-        log_streaming: whether FLARE may stream a job's log from the site to the server. Off: a site's log may name
-            files and rows.
+        gpus, gpu_memory: what a job may ask a site for with ``resource_spec`` (number, GiB each).
+        log_streaming: whether FLARE may stream a job's log to the server. Off: a site's log may name files and rows.
 
     Raises:
         ConfigError: the resources are not FLARE's, a method is not installed, or a class path is a whole package.
@@ -89,12 +85,8 @@ def site_policy(
 ) -> dict[str, Any]:
     """``local/privacy.json``: the site's own filters, which run with every job.
 
-    Args:
-        methods: that the site takes part in; empty: all that are installed now. They are written down by name, so
-            that a method of a later release needs the site's own decision.
-        extra_names: regular expressions that must match the whole name of a base-model parameter which may travel.
-        filters: further result filters in FLARE's form (``path``, ``args``), such as differential privacy; they run
-            before the guard, which has the last word.
+    The methods (empty: all that are installed now) are listed by name, so that a method of a later release needs the
+    site's own decision. ``filters`` and ``extra_names`` are those of ``KitBuilder``; the guard has the last word.
     """
     arguments: dict[str, Any] = {"methods": list(methods or METHODS)}
     if extra_names:
@@ -115,7 +107,7 @@ def site_policy(
 
 
 def without_byoc(policy: Mapping[str, Any]) -> dict[str, Any]:
-    """FLARE's default authorization policy without the lead's right to bring code of their own into a job."""
+    """FLARE's default authorization policy, except that a lead may not bring code of their own into a job."""
     result = deepcopy(dict(policy))
     try:
         result["permissions"]["lead"]["byoc"] = "none"
@@ -125,10 +117,10 @@ def without_byoc(policy: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def end_jobs_soon(startup: Path) -> bool:
-    """Let the server end a job soon after its run did, although a site was lost; returns whether anything changed.
+    """Let the server end a job soon after its run did, even if a site was lost; returns whether anything changed.
 
-    FLARE 2.9 keeps such a job at RUNNING until the lost site's heartbeat is 10 minutes old, and reads the limit from
-    the environment alone; so it is set in the server's start script, where an administrator's own value counts first.
+    FLARE 2.9 keeps such a job at RUNNING until the lost site's heartbeat is 10 minutes old, and reads the limit only
+    from the environment. So the server's start script sets it; an administrator's own value takes precedence.
     """
     script, name = startup / "sub_start.sh", "NVFLARE_CLIENT_OUTCOME_WAIT_TIMEOUT"
     first, _, rest = script.read_text(encoding="utf-8").partition("\n")
@@ -142,19 +134,12 @@ def end_jobs_soon(startup: Path) -> bool:
 
 
 def complete_kit(kit: Path, methods: Sequence[str] = (), **settings: Any) -> list[Path]:
-    """Write what is missing into a kit that was provisioned without the builder, beside FLARE's ``*.default`` files.
+    """Write what is missing into a kit that was provisioned without the builder; returns the files that were written.
 
-    Args:
-        kit: folder of the kit, with ``local/`` and ``startup/``.
-        methods: names of the methods whose jobs may run here; empty: all that are installed.
-        settings: further ones of :func:`complete`.
+    FLARE reads them in place of its ``*.default`` files. A policy that the site has written itself stays. ``settings``
+    are further ones of :func:`complete`.
 
-    Returns:
-        the files that were written; FLARE reads them in place of the ``.default`` ones. A policy that the site has
-        written itself stays.
-
-    Raises:
-        ConfigError: no kit of a server or site.
+    Raises ConfigError if it is no kit of a server or site.
     """
     local, startup = kit / "local", kit / "startup"
     server = (startup / "fed_server.json").is_file()

@@ -1,9 +1,9 @@
-"""A launcher of job processes that starts a process again when a signal ended it.
+"""A launcher that starts a job process again when a signal ended it.
 
-FLARE 2.9 fails the whole job, for all sites, when one site's job process dies of a signal (out of memory, a GPU driver
-that crashed, an operator's kill), regardless of ``min_clients``. Here the site starts the process again and the server
-sends the open task once more. The task names the state version that it starts from, so the numbers stay the same. If
-the process keeps dying, the job goes on with the other sites.
+FLARE 2.9 fails the whole job, for all sites, when one site's job process dies of a signal (out of memory, a crashed GPU
+driver, an operator's kill), whatever ``min_clients`` says. Here the site starts the process again and the server sends
+the open task once more. The task names the state version that it starts from, so the numbers stay the same. If the
+process keeps dying, the job goes on with the other sites.
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ class SupervisedHandle(JobHandleSpec):
     Args:
         launch: starts the process anew and returns its FLARE handle.
         max_restarts: how often within ``window`` seconds; a process that dies more often is in a crash loop.
-        window: seconds.
         say: takes a line for the log.
         clock: monotonic seconds.
     """
@@ -55,7 +54,7 @@ class SupervisedHandle(JobHandleSpec):
             self._handle.terminate()
 
     def poll(self) -> int:
-        """FLARE's return code; death by a signal is UNKNOWN, which does not fail the job of the other sites."""
+        """FLARE's return code; death by a signal is UNKNOWN, which does not fail the other sites' job."""
         return JobReturnCode.UNKNOWN if self._killed() else int(self._handle.poll())
 
     def wait(self) -> None:
@@ -85,7 +84,7 @@ class SupervisedHandle(JobHandleSpec):
         return True
 
     def _exit_code(self) -> int:
-        """As Python's subprocess has it: negative for a signal; 0 while it runs."""
+        """Negative for a signal, as in Python's subprocess; 0 while it runs."""
         return self._handle.adapter.poll() or 0
 
     def _killed(self) -> bool:
@@ -93,11 +92,9 @@ class SupervisedHandle(JobHandleSpec):
 
 
 class SupervisedProcessLauncher(ClientProcessJobLauncher):
-    """Takes the place of FLARE's ``ClientProcessJobLauncher`` (component ``process_launcher`` of a site's resources).
+    """Replaces FLARE's ``ClientProcessJobLauncher`` as ``process_launcher`` in a site's resources.
 
-    Args:
-        max_restarts: how often a job process that died of a signal is started again within ``window`` seconds.
-        window: seconds.
+    A job process that a signal ended is started again at most ``max_restarts`` times within ``window`` seconds.
     """
 
     def __init__(self, max_restarts: int = 3, window: float = 900.0):
@@ -109,6 +106,5 @@ class SupervisedProcessLauncher(ClientProcessJobLauncher):
         self.max_restarts, self.window = max_restarts, window
 
     def launch_job(self, job_meta: dict, fl_ctx: FLContext) -> JobHandleSpec:
-        """Start the job process; see :class:`SupervisedHandle`."""
         start = super().launch_job
         return SupervisedHandle(lambda: start(job_meta, fl_ctx), self.max_restarts, self.window, self.logger.warning)

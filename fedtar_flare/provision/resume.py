@@ -1,7 +1,7 @@
 """Go on with a run whose job ended: a new job, the same run.
 
-FLARE has no resume: a job that was killed or aborted stays ended. The server keeps each job's checkpoints in its kit
-(``fedtar_checkpoints/<job id>/``) and the sites keep their own state. A new job that names the old one continues after
+FLARE has no resume: a killed or aborted job stays ended. The server keeps each job's checkpoints in its kit
+(``fedtar_checkpoints/<job id>/``), and the sites keep their own state. A new job that names the old one continues after
 its last whole round, with the same run id, weights, method's state and optimiser.
 """
 
@@ -26,10 +26,9 @@ SIGNATURES = (".__nvfl_sig.json", ".__nvfl_submitter.crt")
 def resume(
     job_id: str, kit: Path, *, job_folder: Path | None = None, rounds: int | None = None, force: bool = False
 ) -> str:
-    """Submit the job that goes on with ``job_id``.
+    """Submit the job that goes on with ``job_id``; returns the new job's id.
 
     Args:
-        job_id: the job that ended before its run was complete.
         kit: startup kit of an admin user who may submit.
         job_folder: the job as it was submitted; None: it is downloaded from the server.
         rounds: more rounds than the run had; None: as before.
@@ -37,12 +36,9 @@ def resume(
             if its kit was made without this plugin's builder. Needs ``job_folder``, since FLARE refuses downloads of a
             running job. Never use it while the job really runs: two jobs would write the same site state.
 
-    Returns:
-        the new job's id.
-
     Raises:
         FedTARError: the job has not ended, or the server refuses.
-        ConfigError: the folder holds no job of this plugin, or ``force`` without a folder.
+        ConfigError: the folder holds no job of this plugin, or ``force`` has no folder.
     """
     if force and job_folder is None:
         raise ConfigError("--force needs --job: FLARE gives nobody the files of a job that it takes for running")
@@ -65,8 +61,7 @@ def resume(
 def resumed_job(job: Path, job_id: str, rounds: int | None = None) -> None:
     """Change an exported job in place so that it goes on with ``job_id``.
 
-    Raises:
-        ConfigError: it holds no job of this plugin, or fewer rounds than it had.
+    Raises ConfigError if it holds no job of this plugin, or ``rounds`` is less than the run had.
     """
     changed = 0
     for file in sorted(job.rglob(SERVER_CONFIG)):
@@ -92,7 +87,6 @@ def _go_on(arguments: dict[str, Any], job_id: str, rounds: int | None) -> None:
 
 
 def _downloaded(session: Any, job_id: str, folder: Path) -> Path:
-    """The job's definition, from the server's job store."""
     folder.mkdir(parents=True)
     place = Path(str(session.download_job_result(job_id, str(folder))))
     metas = sorted(place.glob("job/*/meta.json"))

@@ -15,18 +15,10 @@ WATCH_SECONDS = 2.0
 
 
 def jobs(kit: Path, limit: int = 10) -> list[dict[str, Any]]:
-    """The newest jobs at the server, newest first, running ones with their progress.
+    """The server's newest jobs, newest first. Raises FedTARError if the server does not answer.
 
-    Args:
-        kit: startup kit of an admin user.
-        limit: how many.
-
-    Returns:
-        per job ``id``, ``name``, ``status``, ``submitted``, ``submitter``, ``duration`` and, of a running one,
-        ``progress`` (see :meth:`MethodController.progress`) once it has begun.
-
-    Raises:
-        FedTARError: the server does not answer.
+    Each has ``id``, ``name``, ``status``, ``submitted``, ``submitter``, ``duration`` and, once a running one has begun,
+    its ``progress`` (see :meth:`MethodController.progress`).
     """
     with open_session(kit) as session:
         found = session.list_jobs(detailed=True, limit=limit, reverse=True) or []
@@ -34,26 +26,15 @@ def jobs(kit: Path, limit: int = 10) -> list[dict[str, Any]]:
 
 
 def job(kit: Path, job_id: str) -> dict[str, Any]:
-    """One job, in the form of :func:`jobs`.
-
-    Raises:
-        FedTARError: the server does not answer or does not know the job.
-    """
+    """One job, as in :func:`jobs`. Raises FedTARError if the server does not answer or does not know it."""
     with open_session(kit) as session:
         return _with_progress(session, session.get_job_meta(job_id))
 
 
 def watch(kit: Path, job_id: str, say: Callable[[dict[str, Any]], object], seconds: float = WATCH_SECONDS) -> str:
-    """Tell every change of a job until it ends; returns its final status.
+    """Call ``say`` with the job, as in :func:`jobs`, at every change but that of time; returns its final status.
 
-    Args:
-        kit: startup kit of an admin user.
-        job_id: the job.
-        say: takes the job in the form of :func:`jobs`, whenever something but the time changed.
-        seconds: between two looks.
-
-    Raises:
-        FedTARError: the server does not answer or does not know the job.
+    Raises FedTARError if the server does not answer or does not know the job.
     """
     before = None
     with open_session(kit) as session:
@@ -69,7 +50,7 @@ def watch(kit: Path, job_id: str, say: Callable[[dict[str, Any]], object], secon
 
 
 def line(entry: Mapping[str, Any]) -> str:
-    """One job in one line; a running one in a second line how far it is, with the numbers that its method adds."""
+    """One job in one line; a second line says how far a running one is, with the numbers that its method adds."""
     text = f"{entry['id']}  {entry['status']:<22} {entry['name']}"
     progress = entry.get("progress")
     if not progress or not progress.get("task"):
@@ -100,7 +81,7 @@ def _with_progress(session: Any, meta: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _progress(session: Any, job_id: str) -> dict[str, Any] | None:
-    """What the job's controller says of itself; None while it starts or when it ends just now."""
+    """What the job's controller says of itself; None while it starts or has just ended."""
     try:
         stats = session.show_stats(job_id, "server")
     except Exception:  # FLARE raises when the job's process is not there yet, or not any more

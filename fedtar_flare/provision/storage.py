@@ -1,7 +1,7 @@
 """Storage of the server inside its own kit, and an end to jobs that a killed server left running.
 
-FLARE's own components take absolute paths, which are unknown when kits are provisioned, so its template puts jobs and
-results into the system's temporary folder. The server changes into its kit before it builds these components.
+FLARE's own components take absolute paths, unknown at provisioning, so its template uses the system's temporary folder.
+The server changes into its kit before it builds these components.
 """
 
 from __future__ import annotations
@@ -21,14 +21,7 @@ logger = logging.getLogger(__name__)
 
 
 class KitStorage(FilesystemStorage):
-    """FLARE's file storage in a folder of the kit.
-
-    Args:
-        folder: below the kit, such as ``storage/snapshots``.
-
-    Raises:
-        ConfigError: for an absolute folder, or one outside of the kit.
-    """
+    """FLARE's file storage in a folder below the kit. Raises ConfigError for an absolute folder or one outside it."""
 
     def __init__(self, folder: str):
         self.folder = folder
@@ -36,17 +29,10 @@ class KitStorage(FilesystemStorage):
 
 
 class KitJobManager(SimpleJobDefManager):
-    """FLARE's job manager with its jobs and results in a folder of the kit.
+    """FLARE's job manager with its jobs and results in a folder below the kit. Raises ConfigError for any other folder.
 
-    When a server that was killed with a job running starts again, the job still says RUNNING. FLARE leaves it so for
-    ever and refuses downloads of its files. Here the job becomes ``FINISHED:ABNORMAL``, and can be resumed.
-
-    Args:
-        folder: below the kit, such as ``storage/jobs``.
-        job_store_id: component that stores them, with the file system's root as its own.
-
-    Raises:
-        ConfigError: for an absolute folder, or one outside of the kit.
+    When a server that was killed with a job running starts again, FLARE leaves the job at RUNNING for ever and refuses
+    downloads of its files. Here the job becomes ``FINISHED:ABNORMAL`` and can be resumed.
     """
 
     def __init__(self, folder: str = "storage/jobs", job_store_id: str = "job_store"):

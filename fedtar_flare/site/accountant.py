@@ -1,13 +1,9 @@
-"""Accounting of Gaussian releases: exact composition, and a ledger on disk that outlives runs and restarts.
+"""The account of Gaussian releases: exact composition, and a ledger on disk that outlives runs and restarts.
 
-A release of a function with L2 sensitivity S under Gaussian noise of standard deviation z S has noise multiplier z and
-is mu-GDP with mu = 1/z. Gaussian releases, also adaptively chosen ones, compose exactly to mu = sqrt(sum 1/z_i^2)
-(Dong, Roth and Su, *Gaussian Differential Privacy*, 2022, Corollary 3.3), and
-
-    delta(epsilon) = Phi(mu/2 - epsilon/mu) - exp(epsilon) Phi(-mu/2 - epsilon/mu)
-
-(Balle and Wang 2018, Theorem 8). No bound is lost, unlike with Renyi accounting. No amplification by sampling is used:
-every visit of a step takes part in its update.
+A release of L2 sensitivity S under Gaussian noise of standard deviation z S is mu-GDP with mu = 1/z. Such releases
+compose exactly to mu = sqrt(sum 1/z_i^2), also when chosen adaptively (Dong, Roth and Su, *Gaussian Differential
+Privacy*, 2022, Corollary 3.3), and delta(epsilon) = Phi(mu/2 - epsilon/mu) - exp(epsilon) Phi(-mu/2 - epsilon/mu)
+(Balle and Wang 2018, Theorem 8). Sampling amplifies nothing here: every visit of a step takes part in its update.
 """
 
 from __future__ import annotations
@@ -29,11 +25,7 @@ FORMAT = 1
 
 
 def composed_mu(releases: Mapping[float, int]) -> float:
-    """mu of all releases together.
-
-    Args:
-        releases: noise multiplier z to the number of releases with it.
-    """
+    """mu of all releases together; ``releases`` maps a noise multiplier z to the number of releases with it."""
     return math.sqrt(sum(count / multiplier**2 for multiplier, count in sorted(releases.items())))
 
 
@@ -48,8 +40,7 @@ def delta_of(epsilon: float, mu: float) -> float:
 def epsilon_of(mu: float, delta: float) -> float:
     """The smallest epsilon with delta(epsilon) <= delta, rounded up by less than 1e-9 of it.
 
-    Raises:
-        ConfigError: delta is not between 0 and 1.
+    Raises ConfigError unless 0 < delta < 1.
     """
     if not 0 < delta < 1:
         raise ConfigError(f"delta must lie between 0 and 1, not {delta}")
@@ -66,13 +57,7 @@ def epsilon_of(mu: float, delta: float) -> float:
 
 @dataclass(frozen=True)
 class Spent:
-    """What a ledger says.
-
-    Args:
-        epsilon: spent so far at ``delta``.
-        delta: at which.
-        releases: number of releases.
-    """
+    """What a ledger says: ``epsilon`` spent so far at ``delta``, and the number of releases."""
 
     epsilon: float
     delta: float
@@ -80,16 +65,12 @@ class Spent:
 
 
 class Ledger:
-    """The releases of one site, in one JSON file written atomically, each before its message leaves.
+    """The releases of one site in one JSON file, which is written atomically before each message leaves.
 
-    Args:
-        file: where; made with the first release.
-        scope: run whose releases count towards the budget (simulated sites); None: the releases of all runs together,
-            since they all speak of the same patients.
+    ``scope`` is the run whose releases count towards the budget (simulated sites); without it all runs count together,
+    since they all speak of the same patients.
 
-    Raises:
-        FedTARError: the file is there but cannot be read. Nothing is released then: an unreadable ledger must not
-            become a fresh budget.
+    Raises FedTARError if the file cannot be read: nothing is released then, as an unreadable ledger is no fresh budget.
     """
 
     def __init__(self, file: Path, scope: str | None = None):

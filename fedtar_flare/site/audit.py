@@ -1,12 +1,8 @@
 """The audit: what leaves a site, one JSON line for each message, in a file at the site.
 
-FLARE runs the site's filters first and the job's after them, so no filter of the site sees the final message. The event
-``AFTER_TASK_RESULT_FILTER`` comes after both and carries that message, which is recorded here. Every
-executor of this package records by itself; :class:`AuditTrail` as a ``component`` of the site's ``privacy.json``
-records for any other executor too (a message is recorded once). Scalars that a job streams to the server's TensorBoard
-pass no filter; they are recorded as they are sent.
-
-A line holds names, shapes and norms, never a value of the data: the audit may be shown to whoever asks.
+FLARE runs the job's filters after the site's own, so only the event ``AFTER_TASK_RESULT_FILTER`` shows the message that
+really leaves. Scalars streamed to the server's TensorBoard pass no filter and are recorded as they are sent. A line
+holds names, shapes and norms, never a value of the data: the audit may be shown to anyone who asks.
 """
 
 from __future__ import annotations
@@ -37,26 +33,25 @@ from fedtar_flare.site.place import Site
 
 FOLDER = "audit"
 HEADER_PROP = "fedtar_flare.task_header"
-"""Context property with the :class:`TaskHeader` of the running task (its header is gone when the filters run)."""
+"""Context property with the :class:`TaskHeader` of the running task, which is gone when the filters run."""
 REFUSED_PROP = "fedtar_flare.refused"
-"""Context property with the reason why a filter of this package replaced the message."""
+"""Context property: why a filter of this package replaced the message."""
 _RECORDED = "fedtar_flare.recorded"
 _UNSAFE = re.compile(r"[^A-Za-z0-9._@-]")
 
 
 class AuditTrail(FLComponent):
-    """Records what leaves, whatever executor the job brings: a ``component`` of the site's ``privacy.json``.
+    """Records what leaves, whatever executor the job brings; what the executor recorded itself is not recorded twice.
 
-    It listens and changes nothing, so it stands among ``components``, not among the filters.
+    It listens and changes nothing, so it belongs among the ``components`` of the site's ``privacy.json``.
     """
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
-        """Record a message that is about to leave, or a scalar that is being streamed."""
         record_event(event_type, fl_ctx)
 
 
 def record_event(event_type: str, fl_ctx: FLContext) -> None:
-    """What :class:`AuditTrail` and every executor of this package do with an event."""
+    """Record a message that is about to leave, or a scalar that is being streamed."""
     if event_type == EventType.AFTER_TASK_RESULT_FILTER:
         result = fl_ctx.get_prop(FLContextKey.TASK_RESULT)
         task_id = fl_ctx.get_prop(FLContextKey.TASK_ID)
@@ -73,15 +68,10 @@ def record_event(event_type: str, fl_ctx: FLContext) -> None:
 def describe(message: Shareable, fl_ctx: FLContext) -> dict[str, Any]:
     """One message as an audit entry, without any of its values.
 
-    Args:
-        message: as it leaves.
-        fl_ctx: context of the task.
-
-    Returns:
-        task, method, run, round, step, status, reason, outcome (``passed``, ``refused`` or ``error``), ``tensors``
-        (name, shape, dtype, bytes, L2 norm, and by the method's contract their group and whether it is personal data:
-        None where the contract does not say), their sum of bytes and total norm, names of the header's ``numbers`` and
-        ``fields``, and ``other``: names of anything that this package does not send.
+    Returns task, method, run, round, step, status, reason, outcome (``passed``, ``refused`` or ``error``), ``tensors``
+    (name, shape, dtype, bytes, L2 norm; the contract's group and whether it is personal data, None where the contract
+    does not say), their total bytes and norm, the names of the header's ``numbers`` and ``fields``, and ``other``:
+    names of anything that this package does not send.
     """
     asked = fl_ctx.get_prop(HEADER_PROP)
     refused = fl_ctx.get_prop(REFUSED_PROP)
@@ -134,11 +124,7 @@ def write(site: Site, job: str, entry: Mapping[str, Any]) -> None:
 
 
 def require_writable(site: Site, fl_ctx: FLContext) -> None:
-    """Nothing may leave unrecorded: called before a task is done.
-
-    Raises:
-        FedTARError: the job's audit file cannot be written.
-    """
+    """Before a task: raise FedTARError if its messages cannot be recorded, since nothing may leave unrecorded."""
     try:
         file = _file(site, _job(fl_ctx))
         os.close(os.open(file, os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o600))
@@ -153,8 +139,7 @@ def require_writable(site: Site, fl_ctx: FLContext) -> None:
 def audit_files(folder: Path) -> list[Path]:
     """Audit files below a kit, a state folder, an audit folder, or the simulator's home; a file stands for itself.
 
-    Raises:
-        FedTARError: when there is none.
+    Raises FedTARError if there is none.
     """
     if folder.is_file():
         return [folder]
@@ -168,11 +153,7 @@ def audit_files(folder: Path) -> list[Path]:
 
 
 def read_audit(files: Iterable[Path]) -> list[dict[str, Any]]:
-    """All entries, oldest first; a last line that was cut off by a kill is left out.
-
-    Raises:
-        FedTARError: another line is not JSON.
-    """
+    """All entries, oldest first, without a last line that a kill cut off. Raises FedTARError if another is not JSON."""
     entries: list[dict[str, Any]] = []
     for path in files:
         lines = path.read_text(encoding="utf-8").splitlines()

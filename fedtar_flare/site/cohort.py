@@ -1,4 +1,4 @@
-"""The site's patients: read from the source that its site file names, without those that it excludes."""
+"""The site's patients, read from the source that its site file names, without those that it excludes."""
 
 from __future__ import annotations
 
@@ -33,17 +33,9 @@ def load_cohort(
 ) -> Cohort:
     """The site's patients, without those it excludes.
 
-    Args:
-        config: the site file.
-        site_name: name of the site.
-        timeline: how visits become time steps.
-        seed: of the synthetic cohort, and of the hash key of any simulated site.
-        synthetic_patients: of the synthetic cohort.
-        workspace: the site's FLARE workspace, where a real site keeps its hash key.
-
-    Raises:
-        DataError: nothing can be used.
-        ConfigError: a setting is wrong.
+    ``seed`` is that of the synthetic cohort (of ``synthetic_patients``) and of any simulated site's hash key; a real
+    site keeps its key in ``workspace``, its FLARE workspace. Raises ConfigError for a wrong setting, DataError if
+    nothing is usable.
     """
     if config.source == "synthetic":
         from fedtar_flare.synthetic.cohort import synthetic_cohort
@@ -85,21 +77,9 @@ def prepare_site(
     workspace: Path | None = None,
     **options: Any,
 ) -> tuple[Cohort, Preparation]:
-    """The site's cohort with every image prepared, as a task of a job opens it, and what there was to do.
+    """As :func:`load_cohort`, with every image prepared as a task of a job opens it; also says what there was to do.
 
-    Args:
-        config: the site file.
-        site_name: name of the site.
-        model: whose images.
-        data: how visits become samples.
-        time_steps: T.
-        seed: of the job.
-        workspace: the site's FLARE workspace, where a real site keeps its hash key.
-        options: ``workers``, ``say`` and ``every`` of :func:`fedtar_flare.imaging.pipeline.prepare_visits`.
-
-    Raises:
-        DataError: nothing can be used.
-        ConfigError: a setting is wrong.
+    ``options`` are ``workers``, ``say`` and ``every`` of :func:`fedtar_flare.imaging.pipeline.prepare_visits`.
     """
     from fedtar_flare.imaging.pipeline import InputConfig, prepare_visits
 
@@ -119,8 +99,7 @@ def prepare_site(
 def excluded_patients(config: SiteConfig) -> frozenset[str]:
     """Patient ids of the exclusion list.
 
-    Raises:
-        ConfigError: the list is named but cannot be read; nothing is trained then, rather than with those patients.
+    Raises ConfigError if it cannot be read: the site then trains on nothing rather than on those patients.
     """
     if config.exclude is None:
         return frozenset()

@@ -1,7 +1,7 @@
 """The outbound guard: a FLARE result filter that lets nothing leave a site but what the method's contract declares.
 
 It runs after the executor, as a filter of the job or, better, of the site's own ``privacy.json``, where no job can
-switch it off. A message with anything undeclared is replaced by an error reply that names what was refused and carries
+switch it off. It replaces a message with anything undeclared by an error reply that names what was refused and carries
 nothing else.
 """
 
@@ -33,9 +33,9 @@ from fedtar_flare.site.audit import REFUSED_PROP
 register_tensors()
 
 ASKED_PROP = "fedtar_flare.asked"
-"""Where the guard of the task data leaves what came down for the guard of the result, in the task's own context."""
+"""Context property: what came down, left by the guard of the task data for the guard of the result."""
 NOT_ALLOWED_PROP = "fedtar_flare.not_allowed"
-"""Where it leaves the reason why this site does not do the task."""
+"""Context property: why this site does not do the task."""
 
 SENDS: dict[str, Sends] = {DataKind.WEIGHTS: "initial", DataKind.WEIGHT_DIFF: "difference"}
 """FLARE's kinds of data that may hold tensors."""
@@ -54,12 +54,7 @@ _REPLY = {field.name for field in fields(Reply)}
 
 @dataclass(frozen=True)
 class Asked:
-    """What came down in a task.
-
-    Args:
-        header: of the task; None when it cannot be read.
-        shapes: of its tensors, by name.
-    """
+    """What came down in a task: its header (None if it cannot be read) and the shapes of its tensors by name."""
 
     header: TaskHeader | None
     shapes: Mapping[str, tuple[int, ...]]
@@ -68,19 +63,16 @@ class Asked:
 class OutboundGuard(Filter):
     """Refuses whatever the contract of an allowed method does not declare.
 
+    A message passes when its method and task are those that came down, its header holds only declared fields, each in
+    its own form, and its tensors belong to the task's groups, with the names and shapes that the server sent down or,
+    where this site was asked for the initial weights, those of the schema in the same header. Anything else beside the
+    message (other keys, other FLARE headers) is refused. An error reply of FLARE passes as its bare code. Raises
+    ConfigError for a method that is not installed or a bad regular expression.
+
     Args:
-        methods: names of the methods that this site takes part in; empty: all that are installed here.
-        extra_names: regular expressions that must match the whole name of a parameter of the base model which may
-            travel whole; empty: none may.
-        max_values: largest number of values of one message (default 50 million).
-
-    A message passes when the method and the task are those that came down, its header holds declared fields only, each
-    in its own form, and its tensors belong to the task's groups: with the names and shapes of what the server sent
-    down, or, where this site was asked for the initial weights, those of the schema in the same header. Anything beside
-    the message itself (other keys, other FLARE headers) is refused. An error reply of FLARE passes as its bare code.
-
-    Raises:
-        ConfigError: when built with a method that is not installed, or a bad regular expression.
+        methods: that this site takes part in; empty: all that are installed here.
+        extra_names: regular expressions; a base-model parameter may travel whole only if one matches its whole name.
+        max_values: largest number of values in one message.
     """
 
     def __init__(
@@ -103,7 +95,7 @@ class OutboundGuard(Filter):
         """Return the message unchanged, or an error reply in its place.
 
         As a filter of task data it remembers what came down, because FLARE forgets the task before it filters the
-        result, and marks a task of a method that is not allowed, which the executor then refuses to do.
+        result, and marks a task of a method that is not allowed, so that the executor refuses it.
         """
         if self.get_prop(FilterContextKey.CHAIN_TYPE) == FilterChainType.TASK_DATA_CHAIN:
             self._remember(shareable, fl_ctx)
@@ -121,14 +113,7 @@ class OutboundGuard(Filter):
         return shareable
 
     def check(self, shareable: Shareable, task: str, asked: Asked | None, site: str) -> None:
-        """Raise :class:`ExchangeError` on the first thing that may not leave.
-
-        Args:
-            shareable: the message.
-            task: name of the task that it answers.
-            asked: what came down in that task; None when it is not known.
-            site: name of this site.
-        """
+        """Raise :class:`ExchangeError` on the first thing that may not leave; ``asked`` is None if unknown."""
         dxo, reply = _read(shareable)
         if reply.status == ERROR:
             check_error(reply)
@@ -170,7 +155,7 @@ class OutboundGuard(Filter):
 
     @staticmethod
     def _check_schemas(contract: Contract, task: str, reply: Reply) -> dict[str, tuple[int, ...]]:
-        """Names and shapes of the reply's schema, each of a tensor that may leave in this task; empty without one."""
+        """Shapes by name in the reply's schema, of tensors that may leave in this task; empty without one."""
         shapes: dict[str, tuple[int, ...]] = {}
         for field in contract.task(task).fields:
             if field.kind == "schema" and field.name in reply.payload:
@@ -180,7 +165,7 @@ class OutboundGuard(Filter):
 
 
 def not_allowed(fl_ctx: FLContext) -> str | None:
-    """Why the site's guard does not let this task be done; None when it does."""
+    """Why the site's guard forbids this task; None when it is allowed."""
     reason: str | None = fl_ctx.get_prop(NOT_ALLOWED_PROP)
     return reason
 
@@ -204,11 +189,7 @@ def refusal(shareable: Shareable, reason: str) -> Shareable:
 
 
 def _read(shareable: Shareable) -> tuple[DXO, Reply]:
-    """Content and header of a message that holds nothing else.
-
-    Raises:
-        ExchangeError: names what stands beside them.
-    """
+    """Content and header of a message; raises ExchangeError if it holds anything else."""
     headers = shareable.get(ReservedHeaderKey.HEADERS) or {}
     _nothing_beside((set(shareable) - {ReservedHeaderKey.HEADERS, "DXO"}) | (set(headers) - _HEADERS))
     for key in (AppConstants.START_ROUND, AppConstants.CURRENT_ROUND, AppConstants.NUM_ROUNDS):
@@ -233,7 +214,6 @@ def _nothing_beside(names: set[Any]) -> None:
 
 
 def _asked(fl_ctx: FLContext) -> Asked | None:
-    """What came down in the task that is answered; None when it is not known."""
     asked: Asked | None = fl_ctx.get_prop(ASKED_PROP)
     if asked is None and (task := fl_ctx.get_prop(FLContextKey.TASK_DATA)) is not None:
         asked = _came_down(task)

@@ -1,4 +1,4 @@
-"""The site's hash key: the secret that decides about its splits and hides its patients' identities."""
+"""The site's hash key: the secret that decides its splits and hides its patients' identities."""
 
 from __future__ import annotations
 
@@ -13,10 +13,9 @@ KEY_FILE = "fedtar.key"
 
 
 def site_key(folder: Path) -> bytes:
-    """The site's secret for keyed hashes: made once, readable by its owner alone. Back it up: splits depend on it.
+    """The site's secret for keyed hashes, made once and readable by its owner alone. Back it up: splits depend on it.
 
-    Raises:
-        DataError: the file is there but is not a key.
+    Raises DataError if the file is not a key.
     """
     file = folder / KEY_FILE
     if not file.exists():
@@ -34,11 +33,7 @@ def site_key(folder: Path) -> bytes:
 
 
 def read_key(file: Path) -> bytes:
-    """A site's key from its file.
-
-    Raises:
-        DataError: the file cannot be read, or is not a key.
-    """
+    """A site's key from its file. Raises DataError if it cannot be read or is not a key."""
     try:
         key = bytes.fromhex(file.read_text(encoding="utf-8").strip())
     except OSError as error:
@@ -51,5 +46,5 @@ def read_key(file: Path) -> bytes:
 
 
 def derived_key(seed: int, site: str) -> bytes:
-    """Key of a simulated site with real data, a function of the job's seed and the site's name."""
+    """Key of a simulated site with real data, from the job's seed and the site's name."""
     return hashlib.sha256(f"fedtar simulated site\x1f{seed}\x1f{site}".encode()).digest()

@@ -1,8 +1,7 @@
-"""Whether a site takes part: its own decision, in a file of its own that it can change while a job runs.
+"""Whether a site takes part: its own decision, in ``participation.json``, which it can change while a job runs.
 
-The executor reads ``participation.json`` before and after each task. A paused site abstains and the job goes on without
-it. After 'join' the site is asked again in the same run; one that missed the handshake joins at the next round. A site
-that has left declines every task until it joins again.
+The executor reads the file before and after each task. A paused site abstains and the job goes on without it; after
+'join' it is asked again, or joins at the next round if it missed the handshake. A site that left declines every task.
 """
 
 from __future__ import annotations
@@ -27,13 +26,9 @@ class Participation(Enum):
 
 
 def participation(records: Path) -> Participation:
-    """What the site decided; without a file it takes part.
+    """What the site decided, from its folder ``records``; without a file it takes part.
 
-    Args:
-        records: the site's folder, ``<kit>/fedtar_state`` (see :attr:`fedtar_flare.site.place.Site.records`).
-
-    Raises:
-        FedTARError: the file cannot be read: nothing is done then, rather than against the site's will.
+    Raises FedTARError if the file cannot be read: the site then does nothing rather than act against its own will.
     """
     file = records / FILE
     try:
@@ -48,7 +43,7 @@ def participation(records: Path) -> Participation:
 
 
 def decide(records: Path, status: Participation) -> Path:
-    """Write the site's decision (atomically); returns the file."""
+    """Write the site's decision atomically; returns the file."""
     file = records / FILE
     write_json(file, {"status": status.value, "since": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())})
     return file

@@ -24,12 +24,7 @@ class TaskAborted(Exception):
 
 
 class Site:
-    """Where a task runs.
-
-    Args:
-        fl_ctx: context of the task.
-        abort_signal: of the task; None where nothing long is done.
-    """
+    """Where a task runs; ``abort_signal`` is None where no long work is done."""
 
     def __init__(self, fl_ctx: FLContext, abort_signal: Signal | None = None):
         from nvflare.apis.fl_constant import FLContextKey  # commands that only ask for a folder need no FLARE
@@ -48,14 +43,14 @@ class Site:
     def state_root(self, configured: Path | None) -> Path:
         """Folder of the site state: the site file's, else the kit's own, else (simulator) the user's cache.
 
-        Never inside FLARE's run folder: that one is deleted with the job, and in the simulator at every start.
+        It is never FLARE's run folder, which is deleted with the job and, in the simulator, at every start.
         """
         if configured is not None:
             return configured
         return home() / "state" if self.simulated else self.workspace / STATE
 
     def stop_if_aborted(self) -> None:
-        """Raise :class:`TaskAborted` when the job was aborted; called between batches."""
+        """Raise :class:`TaskAborted` if the job was aborted; called between batches."""
         if self._abort_signal is not None and self._abort_signal.triggered:
             raise TaskAborted
 
@@ -66,11 +61,7 @@ def home() -> Path:
 
 
 def simulated_records(site: str) -> Path:
-    """Where a simulated site keeps what a real one keeps in ``<kit>/fedtar_state``.
-
-    Raises:
-        ConfigError: for a name that cannot be a folder's.
-    """
+    """A simulated site's ``fedtar_state``. Raises ConfigError if the site's name cannot name a folder."""
     if not _SITE_NAME.match(site):
         raise ConfigError(f"site '{site}' cannot name a folder: letters, digits, '.', '_', '@', '-' only")
     return home() / "state" / "sites" / site
@@ -79,8 +70,7 @@ def simulated_records(site: str) -> Path:
 def kit_of(folder: Path) -> Path:
     """The kit that a user means by this folder: the folder itself, or the one above ``startup`` or ``local``.
 
-    Raises:
-        ConfigError: when it is no site's kit.
+    Raises ConfigError if it is no site's kit.
     """
     folder = folder.expanduser().resolve()
     for kit in (folder, folder.parent) if folder.name in ("startup", "local") else (folder,):

@@ -1,4 +1,4 @@
-"""A site's own policy: its files, the classes that it names, and what it says of methods and of streamed scalars."""
+"""A site's own policy: its files, the classes that it allows, and whether scalars may be streamed."""
 
 from __future__ import annotations
 
@@ -22,29 +22,23 @@ RESULT_FILTERS, DATA_FILTERS = "task_result_filters", "task_data_filters"
 
 
 def server_classes(methods: Sequence[str] = ()) -> list[str]:
-    """Classes that jobs of these methods (default all installed) build at a server, beside FLARE's own.
+    """Classes that jobs of these methods (default: all installed) build at a server, beside FLARE's own.
 
-    Raises:
-        ConfigError: a method is not installed.
+    Raises ConfigError if a method is not installed.
     """
     return _unique(path for name in methods or METHODS for path in contract_of(name).server_classes)
 
 
 def site_classes(methods: Sequence[str] = ()) -> list[str]:
-    """The same at a site; every method's job brings the guard.
-
-    Raises:
-        ConfigError: a method is not installed.
-    """
+    """The same as :func:`server_classes` at a site; every method's job also brings the guard."""
     return _unique([*(path for name in methods or METHODS for path in contract_of(name).site_classes), GUARD])
 
 
 def streaming_allowed(workspace: Path) -> bool:
-    """Whether scalars may be streamed to the server, which pass no result filter.
+    """Whether scalars may be streamed to the server although they pass no result filter.
 
-    Only where the site's policy has no result filter but the guard: any other may be a privacy filter that streamed
-    scalars would pass by. A policy that cannot be read allows nothing; a site without one, as in the simulator, has
-    no filter.
+    They may only where the site's policy has no result filter but the guard: any other may be a privacy filter that
+    streamed scalars would bypass. A policy that cannot be read allows nothing; a missing one (simulator) has no filter.
     """
     file = workspace / "local" / PRIVACY
     try:

@@ -1,21 +1,19 @@
 """Differential privacy of one site's messages: clip, add Gaussian noise, keep account, stop when the budget is spent.
 
-The guarantee and its limits. ``GaussianPrivacy`` bounds the L2 norm of a **whole message** and adds noise to it
-at the site, before it leaves. Its unit is therefore the site's data as a whole: for any two data sets of this site with
-the same numbers of visits per step and split, and for anyone who reads all its messages (the server included), the
-update tensors and noisy numbers are (epsilon, delta)-indistinguishable. Two data sets that differ in one patient are
-a special case, so a patient has at least this protection; but noise that hides a whole hospital is far more than one
-patient would need. Patient-level privacy at a useful noise needs clipping of each patient's gradient in the learner
-(DP-SGD), which is **not** done here.
+``GaussianPrivacy`` bounds the L2 norm of a **whole message** and adds noise to it at the site, before it leaves. Its
+unit is therefore the site's data as a whole: for any two data sets of this site with the same numbers of visits per
+step and split, and for anyone who reads all its messages (the server included), the update tensors and noisy numbers
+are (epsilon, delta)-indistinguishable. A patient has at least this protection, at far more noise than one patient
+needs; patient-level privacy at a useful noise needs DP-SGD in the learner, which is **not** done here.
 
-Outside of the guarantee: the numbers of visits (taken as public), whether and when a site answers, the public reason of
-an abstention or error, and anything that does not pass a result filter, such as scalars streamed to TensorBoard (a
-site file must not set ``stream_losses: true`` together with this filter). Initial weights hold no data.
-A field that a method's contract declares neither public nor noisy (scores, training losses, left-out studies, times)
-would need noise of its own and is not sent. Collected rows, pooled modules and personal tensors are refused.
+Outside the guarantee: the numbers of visits (taken as public), whether and when a site answers, the public reason of an
+abstention or error, and anything that passes no result filter, such as scalars streamed to TensorBoard (a site file
+must not set ``stream_losses: true`` together with this filter). Initial weights hold no data. A field that a method's
+contract declares neither public nor noisy (scores, training losses, left-out studies, times) is not sent. Collected
+rows, pooled modules and personal tensors are refused.
 
 FLARE's ``SVTPrivacy`` and ``PercentilePrivacy`` are not differential privacy: they select or clip values by the data
-itself and account for nothing. FLARE adds no accountant of its own.
+itself and account for nothing.
 """
 
 from __future__ import annotations
@@ -50,32 +48,25 @@ register_tensors()
 
 
 class GaussianPrivacy(Filter):
-    """Result filter of a site's own ``privacy.json``, before the outbound guard.
+    """Result filter of a site's own ``privacy.json``, before the outbound guard. Raises ConfigError for a bad setting.
 
-    Which fields are public, noisy or neither, and which tensors an update holds, says the contract of the method.
-    A difference: all tensors together are clipped to the L2 norm ``clip_norm`` = C and get Gaussian noise of standard
-    deviation ``noise_multiplier * 2 C``: 2 C is how far two clipped updates can lie apart. The noisy fields of a task:
-    a number is clipped to [0, ``loss_clip``], a list of numbers to the L2 norm ``vector_clip``; scaled to [-1, 1] and
-    to the unit ball, the m noisy fields that the task declares are one vector of sensitivity ``2 sqrt(m)`` and one
-    release, with ``closing_noise_multiplier``. Computed in float32 or better; the result then takes the wire's number
-    format.
+    The method's contract says which fields are public or noisy and which tensors an update holds. All tensors of a
+    difference together are clipped to the L2 norm ``clip_norm`` = C and get Gaussian noise of standard deviation
+    ``noise_multiplier * 2 C``, since two clipped updates can lie 2 C apart. Of the noisy fields, a number is clipped to
+    [0, ``loss_clip``] and a list of numbers to the L2 norm ``vector_clip``; scaled to [-1, 1] and to the unit ball, the
+    m noisy fields that a task declares are one vector of sensitivity ``2 sqrt(m)`` and one release, with
+    ``closing_noise_multiplier``. Noise is added in float32 or better, before the cast to the wire's number format.
 
     Args:
-        clip_norm: C, largest L2 norm of an update. Noise grows with it: take the norm that updates have (the audit
-            lists it), not more.
+        clip_norm: C. Noise grows with it: take the norm that updates have (the audit lists it), not more.
         noise_multiplier: z of an update: standard deviation of the noise over the sensitivity.
         delta: of the guarantee; well under one over the number of the site's patients.
-        max_epsilon: the budget, over all runs on this site's data. A message that would pass it does not leave: the
-            site abstains and says so.
-        vector_clip: largest L2 norm of a list of numbers.
-        loss_clip: largest value of a single number, such as a validation loss.
-        closing_noise_multiplier: z of the noisy fields; 0: they are not sent (what the server learns from them, it
-            then learns from the other sites' numbers).
-        noise_seed: for tests in the simulator only. Who knows it can take the noise away, so a real site refuses it.
-            Without it the noise comes from the operating system's cryptographic generator.
-
-    Raises:
-        ConfigError: when built with a value that is not allowed.
+        max_epsilon: the budget over all runs on this site's data. The site abstains rather than send a message that
+            would exceed it.
+        closing_noise_multiplier: z of the noisy fields; 0: they are not sent (the server then has only the other sites'
+            numbers).
+        noise_seed: for tests in the simulator only; a real site refuses it, because whoever knows it can remove the
+            noise. Without it the noise comes from the operating system's cryptographic generator.
     """
 
     def __init__(
@@ -141,10 +132,9 @@ class GaussianPrivacy(Filter):
             return refusal(shareable, f"privacy filter at the site: {public}")
 
     def clipped(self, update: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """The update scaled down to the L2 norm ``clip_norm`` over all tensors, in float64.
+        """The update in float64, scaled down to the L2 norm ``clip_norm`` over all tensors.
 
-        Raises:
-            ExchangeError: a tensor is not finite, not dense or of another number format.
+        Raises ExchangeError if a tensor is not finite, not dense or of another number format.
         """
         for name in sorted(update):
             check_tensor(name, update[name], None, WIRE_DTYPES)
@@ -152,7 +142,7 @@ class GaussianPrivacy(Filter):
         return {name: update[name].double() * factor for name in sorted(update)}
 
     def noisy_update(self, update: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Clip, add noise of standard deviation ``noise_multiplier * 2 clip_norm``, take the given number format."""
+        """Clip, add noise of standard deviation ``noise_multiplier * 2 clip_norm``, cast to the given number format."""
         scale = self.noise_multiplier * 2 * self.clip_norm
         return {
             name: (value + scale * self._noise(value.numel()).reshape(value.shape)).to(update[name].dtype)
@@ -160,14 +150,10 @@ class GaussianPrivacy(Filter):
         }
 
     def noisy_fields(self, declared: int, values: Mapping[Field, Any]) -> dict[str, Any]:
-        """Noisy fields of one message, clipped, with noise, as one release.
+        """Noisy fields of one message by name, clipped and with noise, as one release.
 
-        Args:
-            declared: how many noisy fields the task declares; the sensitivity is ``2 sqrt(declared)``.
-            values: those of the message; a list of numbers may be None and stays so.
-
-        Returns:
-            the values by name.
+        ``declared`` is how many noisy fields the task declares; the sensitivity is ``2 sqrt(declared)``. A list of
+        numbers may be None and stays so.
         """
         unit: dict[Field, np.ndarray] = {}
         for field, value in values.items():
@@ -245,8 +231,8 @@ class GaussianPrivacy(Filter):
 def secure_normals(count: int) -> np.ndarray:
     """Standard normal values from the operating system's cryptographic generator, float64.
 
-    Each is the sum of four independent ones over two: the gaps that one floating-point sample leaves, by which noise
-    can be taken away again, are filled (Holohan and Braghin 2021).
+    Each is half the sum of four independent ones: this fills the gaps of a single floating-point sample, which would
+    let the noise be removed (Holohan and Braghin 2021).
     """
     pairs = -(-4 * count // 2)
     bits = np.frombuffer(os.urandom(16 * pairs), np.uint64).reshape(2, pairs) >> np.uint64(11)
@@ -257,11 +243,7 @@ def secure_normals(count: int) -> np.ndarray:
 
 
 def _covered(contract: Contract, task: Task, dxo: DXO) -> Mapping[str, torch.Tensor]:
-    """The tensors of a message that this filter has an answer for.
-
-    Raises:
-        ExchangeError: metrics, another kind of data than the task sends, or tensors that no noise covers.
-    """
+    """The tensors of a message; raises ExchangeError if it holds anything that no noise covers."""
     if dxo.data_kind == DataKind.METRICS:
         if dxo.data:
             raise ExchangeError("metrics beside the header are not covered by the privacy filter")
@@ -277,7 +259,6 @@ def _covered(contract: Contract, task: Task, dxo: DXO) -> Mapping[str, torch.Ten
 
 
 def _message(dxo: DXO, reply: Reply) -> Shareable:
-    """A fresh message with this content and header, and nothing else of the old one."""
     return DXO(dxo.data_kind, data=dxo.data, meta={HEADER: reply.to_meta()[HEADER]}).to_shareable()
 
 

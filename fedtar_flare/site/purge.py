@@ -1,10 +1,8 @@
 """What a site keeps, and how to delete it: state of runs, prepared images, audit.
 
-Retention: while a run goes on, the site's state keeps the versions that a resumed run needs (three rounds). When a run
-has ended, its state, the prepared images and the audit stay until the site deletes them, because only the site knows
-when a study is closed. ``--older-than 90`` in a nightly job deletes them after 90 days.
-
-Never deleted: the privacy ledger (forgetting what was spent would be a fresh budget) and the site's key.
+While a run goes on, its state keeps what a resume needs (three rounds). After it ends, everything stays until the site
+deletes it, because only the site knows when a study is closed; ``--older-than 90`` in a nightly job does so after 90
+days. Never deleted: the privacy ledger (forgetting what was spent would be a fresh budget) and the site's key.
 """
 
 from __future__ import annotations
@@ -31,13 +29,9 @@ EXAMPLES = ("examples.json", "examples.html")
 
 @dataclass(frozen=True)
 class Place:
-    """Where one site keeps things.
+    """Where one site keeps things: audit, participation and ledger in ``records``, the state of runs in ``state_root``.
 
-    Args:
-        records: audit, participation, ledger.
-        state_root: state of runs, ``<run id>/<site>``.
-        site: whose state; None: of every site below (a kit has one).
-        config: the site file; None without one.
+    Without ``site`` every site below counts (a kit has one); ``config`` is the site file, if there is one.
     """
 
     records: Path
@@ -57,24 +51,18 @@ class Place:
 
     @property
     def prepared(self) -> Path:
-        """Folder of prepared images."""
         return (cache_folder(self.config) if self.config else home()) / "prepared"
 
 
 @dataclass
 class Plan:
-    """What would be deleted, and what not.
-
-    Args:
-        remove: files and folders with what they are.
-        kept: one line for each thing that stays, and what to do about it.
-    """
+    """What would be deleted (``remove``: paths with what they are) and what stays (``kept``: one line each)."""
 
     remove: list[tuple[Path, str]] = field(default_factory=list)
     kept: list[str] = field(default_factory=list)
 
     def carry_out(self) -> int:
-        """Delete; returns the number of files and folders deleted. What is gone already does not matter."""
+        """Delete; returns the number of files and folders, including those that were gone already."""
         for path, _ in self.remove:
             if path.is_dir() and not path.is_symlink():
                 shutil.rmtree(path)
@@ -89,8 +77,7 @@ class Plan:
 def place_of_kit(folder: Path) -> Place:
     """Where the site of this startup kit keeps things.
 
-    Raises:
-        ConfigError: no kit there, or its site file cannot be read (it may name another folder for the state).
+    Raises ConfigError without a kit, or if its site file cannot be read (it may name another folder for the state).
     """
     kit = kit_of(folder)
     file = kit / "local" / SITE_FILE
@@ -100,12 +87,7 @@ def place_of_kit(folder: Path) -> Place:
 
 
 def place_of_simulated(site: str, config: Path | None = None) -> Place:
-    """Where a simulated site keeps things.
-
-    Args:
-        site: its name.
-        config: its site file, where it has one.
-    """
+    """Where a simulated site keeps things; ``config`` is its site file, if it has one."""
     read = read_site_file(config, simulated=True) if config else None
     state = read.state_dir if read and read.state_dir else home() / "state"
     return Place(simulated_records(site), state, site, read)
@@ -120,18 +102,11 @@ def plan(
     everything: bool = False,
     cache: bool = False,
 ) -> Plan:
-    """What to delete.
+    """What to delete. Raises ConfigError for an unknown run or patient, or a negative age.
 
-    Args:
-        place: whose.
-        run: the state of this run.
-        patient: this patient's prepared images, and all example pages (they show reports).
-        older_than: days: state and audit that nobody wrote to since.
-        everything: state of all runs, all prepared images and the audit.
-        cache: all prepared images (made anew when they are needed).
-
-    Raises:
-        ConfigError: no such run or patient; nothing to do.
+    ``patient`` takes this patient's prepared images and all example pages (they show reports); ``older_than`` takes
+    state and audit that nobody wrote to for this many days; ``everything`` takes the state of all runs, all prepared
+    images and the audit; ``cache`` takes all prepared images, which are made anew when needed.
     """
     result = Plan()
     runs = place.runs()
@@ -211,7 +186,7 @@ def _entries(visits: list[Visit], prepared: Path) -> list[Path]:
 
 
 def _sizes(prepared: Path) -> set[tuple[int, int]]:
-    """All (image size, slices) that occur in the cache or in a preset: a key holds them, and only the files tell."""
+    """All (image size, slices) that a preset or a file of the cache has: the keys of the cache depend on them."""
     from fedtar_flare.models.config import PRESETS, preset
 
     sizes = {(model.image_size, model.slices) for model in map(preset, PRESETS)}

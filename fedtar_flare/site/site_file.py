@@ -1,4 +1,4 @@
-"""The site file: where this site's data lies and how it computes. The site's own knowledge, never the job's."""
+"""The site file: where this site's data lies and how it computes. It is the site's own, never the job's."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SITE_FILE = "fedtar.yaml"
 
 
 class SiteConfig(Settings):
-    """What a site file says, and two things that are no keys of the file: ``origin`` and ``simulated``."""
+    """What a site file says, plus ``origin`` and ``simulated``, which are no keys of the file."""
 
     source: str = Field(description="layout of the data, or 'synthetic'")
     path: Path | None = Field(None, description="the manifest, or the folder of the source")
@@ -56,7 +56,7 @@ class SiteConfig(Settings):
     )
 
     def misfits(self) -> Iterator[tuple[str, str]]:
-        """A source that there is not, or that lacks its path; a device that there is not."""
+        """An unknown source, a source without its path, an unknown device."""
         if self.source not in SOURCES:
             yield "source", f"one of {', '.join(SOURCES)}{nearest(self.source, SOURCES)}"
         if self.source != "synthetic" and self.path is None:
@@ -66,20 +66,11 @@ class SiteConfig(Settings):
 
 
 def load_site_config(site_name: str, *, workspace: Path | None, simulator: bool) -> SiteConfig:
-    """Find and read the site file.
+    """The site file's content, from ``<site>.yaml`` in FEDTAR_SITES, else ``local/fedtar.yaml`` in the FLARE workspace.
 
-    Looked for in this order: ``<site>.yaml`` in the folder that FEDTAR_SITES names, ``local/fedtar.yaml`` in the
-    site's FLARE workspace. Without one, the simulator takes the synthetic cohort; any other site stops. Where
-    FEDTAR_SITES is set, the simulator wants a file for every site: one misspelt name must not put phantoms among
-    real hospitals.
-
-    Args:
-        site_name: name of the site.
-        workspace: its FLARE workspace.
-        simulator: whether the site is simulated.
-
-    Raises:
-        ConfigError: no site file outside of the simulator, unreadable, or with an unknown key or wrong value.
+    Without one, the simulator takes the synthetic cohort and any other site stops. Where FEDTAR_SITES is set, the
+    simulator wants a file for every site: a misspelt name must not put phantoms among real hospitals. Raises
+    ConfigError without a file that must be there, or for one that is not valid.
     """
     places = []
     folder = sites_folder()
@@ -110,7 +101,7 @@ def load_site_config(site_name: str, *, workspace: Path | None, simulator: bool)
 def sites_folder() -> Path | None:
     """The folder that FEDTAR_SITES names; None where it is not set.
 
-    A relative one is relative to where the command was started: the simulator starts its sites in folders of their own.
+    A relative one starts where the command was started, because the simulator runs its sites in folders of their own.
     """
     named = os.environ.get(SITES_VARIABLE)
     if not named:
@@ -121,10 +112,9 @@ def sites_folder() -> Path | None:
 
 
 def read_site_file(place: Path, simulated: bool = False) -> SiteConfig:
-    """Read one site file; relative paths in it are relative to its folder.
+    """Read one site file; relative paths in it start at its folder.
 
-    Raises:
-        ConfigError: names the file, the key and the nearest known one, or the value and what is allowed.
+    Raises ConfigError with the file, the key and the nearest known one, or the value and what is allowed.
     """
     content = read_yaml(place, "'key: value' lines, at least 'source: ...'")
     check_names(content, [name for name in SiteConfig.model_fields if name not in ("origin", "simulated")], str(place))

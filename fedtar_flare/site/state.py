@@ -1,8 +1,7 @@
 """What stays at a site between tasks: versions of its private state on disk, keyed by run and site.
 
-In the plain simulator every task is a new process, and FLARE's swap-out events are not reliable, so the disk is the
-only memory. One version is one ``safetensors`` file with its own JSON inside, written beside and renamed into place:
-a killed process leaves either the old version or the new one, never half of one.
+In the simulator every task is a new process, so the disk is the only memory. A version is one ``safetensors`` file with
+its own JSON inside, renamed into place: a killed process leaves the old version or the new one, never half of one.
 """
 
 from __future__ import annotations
@@ -23,16 +22,11 @@ _NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._@-]{0,127}$")
 
 
 class SiteState:
-    """Versions of one site's state in one run.
+    """Versions of one site's state in one run: ``<root>/<run_id>/<site>/<round>-<step>.safetensors``.
 
-    Args:
-        root: folder outside of FLARE's run folder.
-        run_id: made by the server, carried by its checkpoints.
-        site: the site's name.
-        keep_rounds: besides the running round, this many rounds keep their last version, so that a run can be resumed
-            from the checkpoint before the last.
-
-    Layout: ``<root>/<run_id>/<site>/<round>-<step>.safetensors`` for versions, other files by name beside them.
+    ``root`` lies outside of FLARE's run folder; the server makes ``run_id`` and its checkpoints carry it.
+    ``keep_rounds`` rounds before the running one keep their last version, so that a run can be resumed from the
+    checkpoint before the last.
     """
 
     def __init__(self, root: Path | str, run_id: str, site: str, keep_rounds: int = 3):
@@ -45,13 +39,7 @@ class SiteState:
         self.keep_rounds = keep_rounds
 
     def save(self, version: str, tensors: Mapping[str, torch.Tensor], info: Mapping[str, Any], keep: str = "") -> None:
-        """Write a version (atomically; an older file of the same name is replaced) and prune old ones.
-
-        Args:
-            version: ``<round>-<step>``.
-            tensors, info: its content.
-            keep: a version that stays whatever its age, the best round's; empty: none.
-        """
+        """Write the version ``<round>-<step>`` atomically and prune old ones, but not ``keep`` (the best round's)."""
         if not _VERSION.match(version):
             raise ConfigError(f"state version '{version}' is not of the form 0001-02")
         self.write(version, tensors, info)
@@ -74,15 +62,10 @@ class SiteState:
         write_tensors(self.folder / f"{name}.safetensors", tensors, info)
 
     def read(self, name: str) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-        """Read what :meth:`write` or :meth:`save` wrote.
-
-        Raises:
-            StateError: when the file is missing or damaged.
-        """
+        """Read what :meth:`write` or :meth:`save` wrote. Raises StateError if it is missing or damaged."""
         return read_tensors(self.folder / f"{name}.safetensors")
 
     def has(self, name: str) -> bool:
-        """Whether ``<name>.safetensors`` is there."""
         return (self.folder / f"{name}.safetensors").is_file()
 
     def names(self, prefix: str) -> list[str]:
@@ -90,11 +73,10 @@ class SiteState:
         return sorted(path.stem for path in self.folder.glob(f"{prefix}*.safetensors"))
 
     def remove(self, name: str) -> None:
-        """Delete ``<name>.safetensors`` if it is there."""
         (self.folder / f"{name}.safetensors").unlink(missing_ok=True)
 
     def _prune(self, current: str, keep: str) -> None:
-        """Keep the last two versions of the running round and the last one of each of ``keep_rounds`` rounds before."""
+        """Keep the running round's last two versions and the last one of each of ``keep_rounds`` rounds before."""
         versions = [v for v in self.versions() if v <= current]
         rounds = sorted({v[:4] for v in versions})
         kept = set(versions[-2:])

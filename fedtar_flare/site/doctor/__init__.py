@@ -1,4 +1,4 @@
-"""``fedtar doctor``: what a site's staff checks before a study starts; each finding with its cure."""
+"""``fedtar doctor``: what a site's staff checks before a study starts; each finding comes with its cure."""
 
 from __future__ import annotations
 
@@ -12,13 +12,8 @@ __all__ = ["FAIL", "OK", "WARN", "Finding", "diagnose"]
 def diagnose(kit: Path | None = None, site_file: Path | None = None, time_steps: int = 3) -> list[Finding]:
     """Look at everything that a site needs; no check changes anything or sends data.
 
-    Args:
-        kit: the site's startup kit; None leaves its checks out.
-        site_file: the site file; None: the kit's ``local/fedtar.yaml``.
-        time_steps: T of the job, for the counts of visits.
-
-    Raises:
-        ConfigError: ``kit`` is no kit.
+    Without ``kit`` its checks are skipped; without ``site_file`` the kit's ``local/fedtar.yaml`` counts. ``time_steps``
+    is the job's T, for the counts of visits. Raises ConfigError if the folder is no kit.
     """
     from fedtar_flare.site.doctor import connection, data, environment, policy
     from fedtar_flare.site.place import kit_of

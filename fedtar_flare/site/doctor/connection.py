@@ -1,4 +1,4 @@
-"""Certificates and the way to the server."""
+"""The doctor's look at certificates and at the way to the server."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ RENEW = "ask the project's administrator for a new kit"
 
 
 def certificates(kit: Path, now: datetime | None = None) -> list[Finding]:
-    """Until when the site's certificate and the project's root are valid, and who can read the private key."""
+    """How long the site's certificate and the project's root are valid, and who can read the private key."""
     now = now or datetime.now(UTC)
     findings = []
     for name in ("client.crt", "rootCA.pem"):
@@ -45,7 +45,7 @@ def certificates(kit: Path, now: datetime | None = None) -> list[Finding]:
 
 
 def server(kit: Path, seconds: float = SECONDS) -> Finding:
-    """A TLS handshake with the server, with the kit's certificates, and nothing more."""
+    """A TLS handshake with the server, using the kit's certificates, and nothing more."""
     file = kit / "startup" / "fed_client.json"
     try:
         content = json.loads(file.read_text(encoding="utf-8"))

@@ -1,4 +1,4 @@
-"""The site file, what it leads to, and the key."""
+"""The doctor's look at the site file, its data and the key."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fedtar_flare.site.site_file import SiteConfig, read_site_file
 
 
 def site_file(place: Path) -> tuple[SiteConfig | None, list[Finding]]:
-    """Whether the site file is there and right."""
+    """Whether the site file is there and valid."""
     if not place.is_file():
         cure = "write it with at least 'source: manifest' and 'path: <your manifest>'"
         return None, [Finding(FAIL, "site file", f"{place} is not there", cure)]
@@ -29,7 +29,7 @@ def site_file(place: Path) -> tuple[SiteConfig | None, list[Finding]]:
 
 
 def summary(config: SiteConfig, time_steps: int) -> list[Finding]:
-    """Patients and visits per time step, and what is left out; images are not opened."""
+    """Patients and visits per time step, and what is left out; no image is opened."""
     if config.source == "synthetic":
         return []
     try:
@@ -51,7 +51,7 @@ def summary(config: SiteConfig, time_steps: int) -> list[Finding]:
 
 
 def key(kit: Path, config: SiteConfig | None) -> list[Finding]:
-    """The secret of the keyed hashes: readable by its owner alone, and backed up."""
+    """Whether the secret of the keyed hashes is readable by its owner alone, and a reminder to back it up."""
     file = (config.state_dir if config is not None and config.state_dir is not None else kit / "local") / KEY_FILE
     if not file.is_file():
         return [Finding(OK, "key", f"{file} is made by the first run; back it up then")]

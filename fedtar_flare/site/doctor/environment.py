@@ -1,4 +1,4 @@
-"""Python, packages, GPU, disks."""
+"""The doctor's look at Python, packages, GPU and disks."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from fedtar_flare.site.site_file import SiteConfig, cache_folder
 from fedtar_flare.version import __version__
 
 ROOM, LEAST = 10.0, 1.0
-"""Free space in GB: less than the first is worth a look, less than the second is too little."""
+"""Free space in GB: below the first a warning, below the second a failure."""
 
 
 def packages() -> list[Finding]:
-    """Every required package, and whether its version is one that is supported."""
+    """Whether every required package is there in a supported version."""
     here = f"fedtar_flare {__version__}, Python {platform.python_version()} ({sys.executable})"
     findings = [Finding(OK, "environment", here)]
     wrong, right = [], []

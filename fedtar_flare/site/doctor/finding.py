@@ -1,4 +1,4 @@
-"""One line of the doctor's."""
+"""One line of the doctor's report."""
 
 from __future__ import annotations
 
@@ -9,13 +9,9 @@ OK, WARN, FAIL = "OK", "WARN", "FAIL"
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was looked at.
+    """What was looked at (``check``), what was found (``text``) and what to do (``cure``; empty when all is well).
 
-    Args:
-        status: ``OK``, ``WARN`` (goes on, but look) or ``FAIL`` (a run cannot work).
-        check: what was looked at, in two or three words.
-        text: what was found.
-        cure: what to do; empty when all is well.
+    ``status`` is ``OK``, ``WARN`` (goes on, but look) or ``FAIL`` (a run cannot work).
     """
 
     status: str

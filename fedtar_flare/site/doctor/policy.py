@@ -1,4 +1,4 @@
-"""The kit's own policy: allow-list, site filters, privacy, participation."""
+"""The doctor's look at the kit's own policy: allow-list, site filters, privacy, participation."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ COMPLETE = "python -m fedtar_flare.provision.kit KIT"
 
 
 def allow_list(kit: Path) -> list[Finding]:
-    """Whether the classes of the allowed methods' jobs may be built here, and whether whole packages may."""
+    """Whether the classes of the allowed methods' jobs may be built here, and whether the list is enforced."""
     files = [kit / "local" / RESOURCES, kit / "local" / f"{RESOURCES}.default"]
     file = next((file for file in files if file.is_file()), None)
     if file is None:
@@ -104,7 +104,6 @@ def participation(kit: Path) -> Finding:
 
 
 def _guard(scope: str, arguments: dict[str, Any]) -> list[Finding]:
-    """Nothing where the guard can be built with these arguments."""
     from fedtar_flare.site.guard import OutboundGuard
 
     try:
@@ -115,7 +114,7 @@ def _guard(scope: str, arguments: dict[str, Any]) -> list[Finding]:
 
 
 def _methods(kit: Path) -> list[str]:
-    """Methods that some scope's guard allows; all where no policy says anything."""
+    """Methods that some scope's guard allows; all where there is no policy."""
     try:
         scopes = _scopes(read_json(kit / "local" / PRIVACY))
     except ConfigError:
