@@ -16,6 +16,7 @@ from fedtar_flare.errors import ConfigError
 from fedtar_flare.fedtar.executor import PatientAdaptiveExecutor
 from fedtar_flare.flare.report_executor import seed_of
 from fedtar_flare.protocol.messages import version
+from fedtar_flare.protocol.tasks import HANDSHAKE
 from fedtar_flare.reporting.examples import read_examples
 from fedtar_flare.site.state import SiteState
 
@@ -377,3 +378,14 @@ def test_scores_of_each_report_stay_in_the_site_s_state_for_its_owner_alone(tmp_
     for name, personal in (("scores", True), ("scores_generic", False)):
         losses = [row["token_loss"] for row in rows if row["personal"] is personal]
         assert reply.payload[name]["all"]["token_loss"] == pytest.approx(sum(losses) / len(losses))
+
+
+def test_a_task_out_of_its_place_is_refused_and_trained_weights_never_leave_in_a_handshake(tmp_path):
+    site = HospitalSite(tmp_path)
+    _, w = site.handshake()
+    refused = site.run(HANDSHAKE, site.header("run", 1, 0, after=version(0, 0)))
+    assert refused[0].status == "error" and refused[1] is None, "a handshake belongs to round 0"
+    assert site.train(w, 1, 1)[0].status == "ok"
+    reply, weights = site.handshake()
+    assert reply.status == "error" and weights is None, "initial weights are asked for after training"
+    assert site.handshake(initial_site="")[0].status == "ok"
