@@ -9,6 +9,8 @@ from nvflare.apis.fl_context import FLContext
 from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
 from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
+from fedtar_flare.fedtar.contract import CONTRACT
+from fedtar_flare.flare.executor import MethodExecutor, ok
 from fedtar_flare.protocol.messages import OK, Reply, TaskHeader, version
 from fedtar_flare.site.audit import HEADER_PROP
 
@@ -52,3 +54,17 @@ def message(
 def read(shareable):
     model = FLModelUtils.from_shareable(shareable)
     return Reply.from_meta(model.meta), model.params or {}
+
+
+class Recorder(MethodExecutor):
+    """The executor base with nothing to do: it keeps the tasks' headers and sends back the weights that came."""
+
+    contract = CONTRACT
+
+    def __init__(self):
+        super().__init__()
+        self.headers = []
+
+    def perform(self, task, header, weights, site):
+        self.headers.append(header)
+        return ok(header, {"samples": 1} if weights else {}), dict(weights) if weights else None

@@ -1,18 +1,211 @@
-"""``fedtar data``: make, check, prepare and divide data."""
+"""``fedtar data index``, ``check`` and ``prepare``: a site's own data, before a run."""
 
 from __future__ import annotations
 
-from fedtar_flare.cli.commands import Commands, add_group
+import argparse
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-COMMANDS: tuple[str, ...] = (
-    "data_index",
-    "data_check",
-    "data_prepare",
-    "data_synth",
-    "data_partition",
-)
+from fedtar_flare.cli import simulated_data
+from fedtar_flare.cli.commands import Commands, add_command, add_group, add_repeated, given, grouped
+from fedtar_flare.cli.terminal import ProgressLine
+
+if TYPE_CHECKING:
+    from fedtar_flare.curation.check import Check
+
+GROUPS = ("model", "data")
 
 
-def add_parser(commands: Commands) -> None:
+def add_commands(commands: Commands) -> None:
     """Add the group."""
-    add_group(commands, "data", "make, check, prepare and divide data", COMMANDS)
+    group = add_group(commands, "data", "make, check, prepare and divide data")
+    command = add_command(
+        group,
+        index,
+        "make a manifest of a DICOM export folder and a table of reports",
+        epilog="Exit codes: 0 a manifest was written, 1 none could be, 2 wrong use. Then: fedtar data check MANIFEST.",
+    )
+    command.add_argument("folder", type=Path, help="the export: CT series, or CR and DX radiographs")
+    command.add_argument(
+        "--reports",
+        type=Path,
+        help=(
+            "CSV table with the column 'report' and one of 'study_instance_uid', 'accession_number', or 'patient_id' "
+            "with 'study_date'; or a folder with <AccessionNumber>.txt or <StudyInstanceUID>.txt (default: report.txt "
+            "or <AccessionNumber>.txt beside each study)"
+        ),
+    )
+    command.add_argument("-o", "--out", type=Path, default=Path("manifest.csv"), help="default manifest.csv")
+    command.add_argument(
+        "--modality", choices=("ct", "radiograph"), help="take only these (default: whichever more studies are of)"
+    )
+    command.add_argument(
+        "--links",
+        type=Path,
+        metavar="DIR",
+        help="where several studies lie in one folder, give each a folder of symbolic links in DIR (else left out)",
+    )
+    command.add_argument("-j", "--workers", type=int, help="processes (default: one per processor, at most 4)")
+    command.add_argument("--json", action="store_true", help="print the counts as JSON")
+
+    command = add_command(
+        group,
+        check,
+        "open everything that a manifest or site file names, and say what cannot be used and why",
+        epilog="Exit codes: 0 everything can be used, 1 something was rejected, 2 wrong use.",
+    )
+    command.add_argument("target", type=Path, help="manifest.csv, its folder, or a site file such as fedtar.yaml")
+    command.add_argument("-o", "--page", type=Path, default=Path("data-check.html"), help="default data-check.html")
+    command.add_argument("-j", "--workers", type=int, help="processes (default: one per processor, at most 4)")
+    command.add_argument("--thumbnails", type=int, default=24, help="studies that are shown (default 24; 0: none)")
+    command.add_argument("--json", action="store_true", help="print the summary as JSON")
+
+    command = add_command(
+        group,
+        prepare,
+        "prepare a site's images before a run, so that the run begins at once",
+        epilog="Exit codes: 0 something can be used, 1 nothing can, 2 wrong use.",
+    )
+    place = command.add_mutually_exclusive_group(required=True)
+    place.add_argument("--kit", type=Path, help="the site's startup kit, whose local/fedtar.yaml is read")
+    place.add_argument("--site-file", type=Path, help="a site file, such as one in the folder of FEDTAR_SITES")
+    command.add_argument("--site", help="name of the site (default: of the kit's folder, or of the site file)")
+    command.add_argument("--preset", default="small", help="of the job: small (default), tiny, paper, timm")
+    setting = (
+        "a setting of the job's model or data that differs from the preset, such as model.slices=1; may be repeated"
+    )
+    add_repeated(command, "--set", "GROUP.NAME=VALUE", setting)
+    command.add_argument("-T", "--time-steps", type=int, default=3, help="of the job; for synthetic data (default 3)")
+    command.add_argument("--seed", type=int, default=0, help="of the job; for synthetic data (default 0)")
+    command.add_argument("-j", "--workers", type=int, help="processes (default: one per processor, at most 4)")
+    command.add_argument("--json", action="store_true", help="print the counts as JSON")
+
+    simulated_data.add_commands(group)
+
+
+def index(arguments: argparse.Namespace) -> None:
+    """Read the headers of all DICOM files below FOLDER (any naming, any depth, zips too), group them by patient and
+    study, join the reports, and write a manifest for 'source: manifest'. Studies are dated by their StudyDate, else
+    AcquisitionDate, else SeriesDate. What cannot stand in a manifest is counted by reason.
+    """
+    from fedtar_flare.curation.archive import index_folder, write_manifest
+    from fedtar_flare.curation.archive_reports import join_reports
+    from fedtar_flare.imaging.workers import worker_count
+
+    workers = worker_count(arguments.workers)
+    options = given(arguments, "modality", "links")
+    with ProgressLine() as line:
+        index = index_folder(arguments.folder, workers=workers, say=line, every=line.every, **options)
+    spare = join_reports(index, arguments.reports)
+    rows = write_manifest(index, arguments.out)
+    patients = len({study.patient_id for study in index.studies})
+    counts = {
+        "manifest": str(arguments.out),
+        "files": index.files,
+        "dicom_files": index.dicom,
+        "studies": rows,
+        "patients": patients,
+        "left_out": index.rejected(),
+        "passed_over": dict(sorted(index.notes.items())),
+        "reports_without_study": spare,
+    }
+    if arguments.json:
+        print(json.dumps(counts))
+        return
+    print(f"{arguments.out}: {rows} studies of {patients} patients ({index.dicom} DICOM files of {index.files})")
+    for reason, n in index.rejected().items():
+        print(f"  left out, {reason}: {n}, such as: {next(p for p in index.problems if p.reason == reason)}")
+    for reason, n in sorted(index.notes.items()):
+        print(f"  passed over within studies, {reason}: {n}")
+    if spare:
+        print(f"  reports that belong to no study: {spare}")
+    print(f"Look at it all: fedtar data check {arguments.out}")
+
+
+def check(arguments: argparse.Namespace) -> int:
+    """Read every row and open every image of a manifest, a folder with manifest.csv, or a site file. Prints a summary
+    and writes a page with histograms and small pictures; both are for the site alone.
+    """
+    from fedtar_flare.curation.check import check
+    from fedtar_flare.curation.page import write_data_page
+    from fedtar_flare.imaging.workers import worker_count
+
+    workers = worker_count(arguments.workers)
+    with ProgressLine() as line:
+        found = check(arguments.target, workers=workers, thumbnails=arguments.thumbnails, say=line, every=line.every)
+    page = write_data_page(found, arguments.page)
+    summary = found.summary() | {"page": str(page)}
+    print(json.dumps(summary) if arguments.json else _text(found, summary))
+    return 1 if found.rejected else 0
+
+
+def _text(found: Check, summary: dict[str, Any]) -> str:
+    sexes = ", ".join(f"{sex} {n}" for sex, n in found.sexes().items() if n)
+    per_patient = ", ".join(f"{n}: {count}" for n, count in summary["visits_per_patient"].items())
+    lines = [
+        f"{found.source}: {summary['patients']} patients, {summary['visits']} visits that can be used",
+        f"  visits per patient   {per_patient or '-'}",
+        f"  days between visits  {_spread(summary['gap_days'])}",
+        f"  sex                  {sexes or '-'}",
+        f"  age in years         {_spread(summary['age'])}, unknown at {summary['age']['unknown']} visits",
+        f"  words per report     {_spread(summary['report_words'])}",
+    ]
+    if found.modality == "ct":
+        lines.append(f"  slices per CT        {_spread(summary['slices'])}")
+        lines.append(f"  slice spacing in mm  {_spread(summary['slice_spacing_mm'])}")
+    lines += [f"  noted, {reason}: {n}" for reason, n in summary["notes"].items()]
+    for kind, visits in sorted(found.identifiers.items()):
+        lines.append(f"  likely identifier in the report, {kind}: {len(visits)}, such as in {', '.join(visits[:3])}")
+    if found.excluded:
+        lines.append(f"  excluded by the site: {found.excluded} visits")
+    for reason, n in found.rejections().items():
+        lines.append(f"  REJECTED, {reason}: {n}")
+        lines += [f"    {text}" for text in summary["examples"][reason]]
+    rate = f", {found.images / found.seconds:.1f} a second" if found.seconds > 0 else ""
+    lines.append(f"  {found.images} images opened{rate}")
+    lines.append(f"Page (patients' images: it stays at this site): {summary['page']}")
+    return "\n".join(lines)
+
+
+def _spread(values: dict[str, Any]) -> str:
+    if not values["n"]:
+        return "-"
+    return f"median {values['median']:g} ({values['min']:g} to {values['max']:g})"
+
+
+def prepare(arguments: argparse.Namespace) -> None:
+    """Read every study that the site file leads to and keep what the model will see of it, as the handshake of a job
+    would; what is there already is only looked up. Take preset and settings from the study lead ('fedtar export
+    --describe'). May be stopped and started again at any time.
+    """
+    from fedtar_flare.learning.config import DataConfig
+    from fedtar_flare.models.config import preset
+    from fedtar_flare.settings import build
+    from fedtar_flare.site.cohort import prepare_site
+    from fedtar_flare.site.place import kit_of
+    from fedtar_flare.site.site_file import SITE_FILE, cache_folder, read_site_file
+
+    settings = grouped(arguments.set, GROUPS)
+    kit = kit_of(arguments.kit) if arguments.kit else None
+    file = kit / "local" / SITE_FILE if kit else arguments.site_file
+    config = read_site_file(file, simulated=True)  # no key is made for this; what is prepared does not depend on it
+    with ProgressLine() as line:
+        cohort, done = prepare_site(
+            config,
+            arguments.site or (kit.name if kit else file.stem),
+            model=preset(arguments.preset, **settings.get("model", {})),
+            data=build(DataConfig, settings.get("data"), "data"),
+            say=line,
+            every=line.every,
+            **given(arguments, "time_steps", "seed", "workers"),
+        )
+    there = len(cohort.visits) - done.computed
+    left_out = dict(sorted(cohort.rejected.items()))
+    folder = cache_folder(config) / "prepared"
+    if arguments.json:
+        print(json.dumps({"prepared": done.computed, "there": there, "left_out": left_out, "folder": str(folder)}))
+        return
+    print(f"{file}: {done.computed} images prepared, {there} were there already ({folder})")
+    for reason, n in left_out.items():
+        print(f"  left out, {reason}: {n}")

@@ -6,24 +6,9 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from fedtar_flare.cli.commands import add_commands
+from fedtar_flare.cli import data, federation, jobs, reports, site
 from fedtar_flare.errors import FedTARError
 from fedtar_flare.version import __version__
-
-COMMANDS = (
-    "simulate",
-    "export",
-    "report",
-    "generate",
-    "warmstart",
-    "status",
-    "watch",
-    "resume",
-    "data",
-    "site",
-    "audit",
-    "doctor",
-)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -35,7 +20,8 @@ def parser() -> argparse.ArgumentParser:
     )
     top.add_argument("--version", action="version", version=f"fedtar_flare {__version__}")
     commands = top.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    add_commands(commands, COMMANDS)
+    for part in (jobs, reports, federation, data, site):
+        part.add_commands(commands)
     return top
 
 
@@ -43,7 +29,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code."""
     arguments = parser().parse_args(argv)
     try:
-        return int(arguments.run(arguments))
+        return int(arguments.run(arguments) or 0)
     except FedTARError as error:
         print(f"fedtar {arguments.command}: {error}", file=sys.stderr)
         return 1

@@ -64,7 +64,7 @@ class KitBuilder(Builder):
         if unknown:
             raise ConfigError(f"KitBuilder: gpus name '{unknown[0]}', which is no client of the project")
         server = project.get_server()
-        for participant in [*([server] if server else []), *project.get_clients()]:
+        for participant in filter(None, [server, *project.get_clients()]):
             is_server = participant is server
             local = Path(ctx.get_local_dir(participant))
             gpus = self.gpus.get(participant.name, {})

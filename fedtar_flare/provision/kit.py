@@ -15,15 +15,7 @@ from typing import Any
 from fedtar_flare.errors import ConfigError, FedTARError
 from fedtar_flare.files import read_json, replacing, write_json
 from fedtar_flare.methods import METHODS
-from fedtar_flare.site.policy import (
-    AUDIT,
-    AUTHORIZATION,
-    GUARD,
-    PRIVACY,
-    RESOURCES,
-    server_classes,
-    site_classes,
-)
+from fedtar_flare.site.policy import AUDIT, AUTHORIZATION, GUARD, PRIVACY, RESOURCES, server_classes, site_classes
 
 LAUNCHER = "fedtar_flare.provision.launcher.SupervisedProcessLauncher"
 STORAGE = "fedtar_flare.provision.storage.KitStorage"
@@ -42,7 +34,6 @@ def complete(
     gpus: int = 0,
     gpu_memory: float = 0,
     max_restarts: int = 3,
-    log_streaming: bool = False,
 ) -> dict[str, Any]:
     """FLARE's resources of a kit with what this plugin needs; complete ones come back unchanged.
 
@@ -51,7 +42,6 @@ def complete(
         methods: whose jobs may run here; empty: all that are installed.
         extra_classes: full class paths that jobs may use beside those of the methods.
         gpus, gpu_memory: what a job may ask a site for with ``resource_spec`` (number, GiB each).
-        log_streaming: whether FLARE may stream a job's log to the server. Off: a site's log may name files and rows.
 
     Raises:
         ConfigError: the resources are not FLARE's, a method is not installed, or a class path is a whole package.
@@ -70,13 +60,10 @@ def complete(
         result["snapshot_persistor"]["args"]["storage"] = {"path": STORAGE, "args": {"folder": "storage/snapshots"}}
         _set(components, "job_manager", path=JOBS, args={"folder": "storage/jobs", "job_store_id": "job_store"})
     else:
-        result["allow_log_streaming"] = log_streaming
+        result["allow_log_streaming"] = False  # a site's log may name files and rows
         _set(components, "process_launcher", path=LAUNCHER, args={"max_restarts": max_restarts})
-        _set(
-            components,
-            "resource_manager",
-            args={"num_of_gpus": gpus, "mem_per_gpu_in_GiB": gpu_memory, "expiration_period": 300},
-        )
+        manager = {"num_of_gpus": gpus, "mem_per_gpu_in_GiB": gpu_memory, "expiration_period": 300}
+        _set(components, "resource_manager", args=manager)
     return result
 
 
@@ -88,10 +75,8 @@ def site_policy(
     The methods (empty: all that are installed now) are listed by name, so that a method of a later release needs the
     site's own decision. ``filters`` and ``extra_names`` are those of ``KitBuilder``; the guard has the last word.
     """
-    arguments: dict[str, Any] = {"methods": list(methods or METHODS)}
-    if extra_names:
-        arguments["extra_names"] = list(extra_names)
-    guard = {"path": GUARD, "args": arguments}
+    names = {"extra_names": list(extra_names)} if extra_names else {}
+    guard = {"path": GUARD, "args": {"methods": list(methods or METHODS), **names}}
     return {
         "scopes": [
             {
@@ -145,16 +130,14 @@ def complete_kit(kit: Path, methods: Sequence[str] = (), **settings: Any) -> lis
     server = (startup / "fed_server.json").is_file()
     if not server and not (startup / "fed_client.json").is_file():
         raise ConfigError(f"{kit} is no kit of a FLARE server or site: startup/fed_client.json is not there")
-    written = [local / RESOURCES]
-    write_json(written[0], complete(_read(local, RESOURCES), server=server, methods=methods, **settings))
+    resources = complete(_read(local, RESOURCES), server=server, methods=methods, **settings)
+    written = [write_json(local / RESOURCES, resources)]
     if not (local / AUTHORIZATION).is_file():
-        written.append(local / AUTHORIZATION)
-        write_json(written[-1], without_byoc(_read(local, AUTHORIZATION)))
+        written.append(write_json(local / AUTHORIZATION, without_byoc(_read(local, AUTHORIZATION))))
     if server and end_jobs_soon(startup):
         written.append(startup / "sub_start.sh")
     if not server and not (local / PRIVACY).is_file():
-        written.append(local / PRIVACY)
-        write_json(written[-1], site_policy(methods))
+        written.append(write_json(local / PRIVACY, site_policy(methods)))
     return written
 
 
@@ -163,11 +146,10 @@ def _read(local: Path, name: str) -> dict[str, Any]:
 
 
 def _set(components: list[dict[str, Any]], identity: str, **values: Any) -> None:
-    for component in components:
-        if component.get("id") == identity:
-            component.update(values)
-            return
-    components.append({"id": identity, **values})
+    component = next((one for one in components if one.get("id") == identity), None)
+    if component is None:
+        components.append(component := {"id": identity})
+    component.update(values)
 
 
 def _is_class(path: str) -> bool:
@@ -197,8 +179,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except FedTARError as error:
         print(error, file=sys.stderr)
         return 1
-    for path in written:
-        print(path)
+    print(*written, sep="\n")
     return 0
 
 

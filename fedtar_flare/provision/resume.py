@@ -16,8 +16,7 @@ from typing import Any
 
 from fedtar_flare.errors import ConfigError, FedTARError
 from fedtar_flare.files import read_json, write_json
-from fedtar_flare.provision.admin import open_session
-from fedtar_flare.provision.status import FINISHED
+from fedtar_flare.provision.status import FINISHED, open_session
 
 SERVER_CONFIG = "config_fed_server.json"
 SIGNATURES = (".__nvfl_sig.json", ".__nvfl_submitter.crt")
@@ -67,10 +66,8 @@ def resumed_job(job: Path, job_id: str, rounds: int | None = None) -> None:
     for file in sorted(job.rglob(SERVER_CONFIG)):
         config = read_json(file)
         for workflow in config.get("workflows", []):
-            arguments = workflow.get("args", {})
             if str(workflow.get("path", "")).startswith("fedtar_flare."):
-                _go_on(arguments, job_id, rounds)
-                workflow["args"] = arguments
+                _go_on(workflow.setdefault("args", {}), job_id, rounds)
                 changed += 1
         write_json(file, config)
     if not changed:

@@ -2,16 +2,48 @@
 
 from __future__ import annotations
 
+import contextlib
+import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from fedtar_flare.provision.admin import open_session
+from fedtar_flare.errors import ConfigError, FedTARError
+from fedtar_flare.files import read_json
 from fedtar_flare.record.log import STATS_GROUP
 
 FINISHED = ("FINISHED", "FAILED")
 WATCH_SECONDS = 2.0
+CONNECT_SECONDS = 20.0
+
+
+@contextlib.contextmanager
+def open_session(kit: Path) -> Iterator[Any]:
+    """FLARE's session of the admin user whose startup kit this is (it holds ``startup/``), closed at the end.
+
+    Raises ConfigError if it is no admin's kit, FedTARError if the server does not answer or refuses.
+    """
+    from nvflare.fuel.flare_api.flare_api import new_secure_session
+
+    file = kit / "startup" / "fed_admin.json"
+    if not file.is_file():
+        raise ConfigError(f"{kit} is no startup kit of an admin user: {file} is not there")
+    user = str(read_json(file).get("admin", {}).get("username", ""))
+    session = None
+    try:
+        with contextlib.redirect_stdout(sys.stderr):  # FLARE says what it connects to; a script reads our own output
+            session = new_secure_session(user, str(kit.resolve()), timeout=CONNECT_SECONDS)
+        yield session
+    except FedTARError:
+        raise
+    except Exception as error:  # FLARE's sessions raise a dozen kinds; each has its reason as its text
+        reason = str(error) or type(error).__name__
+        raise FedTARError(f"the server refused or did not answer ({user}): {reason}") from error
+    finally:
+        if session is not None:
+            with contextlib.suppress(Exception):
+                session.close()
 
 
 def jobs(kit: Path, limit: int = 10) -> list[dict[str, Any]]:
@@ -86,15 +118,12 @@ def _progress(session: Any, job_id: str) -> dict[str, Any] | None:
         stats = session.show_stats(job_id, "server")
     except Exception:  # FLARE raises when the job's process is not there yet, or not any more
         return None
-    found = _find(stats)
-    return dict(found) if found is not None else None
+    return _find(stats)
 
 
-def _find(stats: Any) -> Mapping[str, Any] | None:
-    if isinstance(stats, Mapping):
-        if isinstance(stats.get(STATS_GROUP), Mapping):
-            return stats[STATS_GROUP]
-        for value in stats.values():
-            if (found := _find(value)) is not None:
-                return found
-    return None
+def _find(stats: Any) -> dict[str, Any] | None:
+    if not isinstance(stats, Mapping):
+        return None
+    if isinstance(stats.get(STATS_GROUP), Mapping):
+        return dict(stats[STATS_GROUP])
+    return next((found for value in stats.values() if (found := _find(value)) is not None), None)

@@ -7,12 +7,13 @@ synthetic cohort may be shown elsewhere, since nobody is behind them.
 from __future__ import annotations
 
 import difflib
-import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+
+from markupsafe import Markup
+from pydantic import TypeAdapter
 
 from fedtar_flare.errors import FedTARError
 from fedtar_flare.files import write_json, write_text
@@ -47,6 +48,11 @@ class SiteExamples:
     examples: tuple[Example, ...]
 
 
+_Marked = tuple[str, str]
+"""Mark, or empty, and text."""
+_SITE_EXAMPLES = TypeAdapter(SiteExamples)
+
+
 def choose(
     time_steps: Sequence[int],
     written: Sequence[str],
@@ -73,18 +79,9 @@ def write_examples(folder: Path, examples: SiteExamples) -> Path:
 def read_examples(path: Path) -> SiteExamples:
     """Read ``examples.json``; FedTARError where it is missing or malformed."""
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-        return SiteExamples(
-            str(data["site"]), int(data["round"]), data["synthetic"] is True, tuple(map(_example, data["examples"]))
-        )
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        return _SITE_EXAMPLES.validate_json(path.read_bytes(), strict=True)
+    except (OSError, ValueError) as error:
         raise FedTARError(f"{path} holds no examples of this package ({type(error).__name__})") from error
-
-
-def _example(data: Mapping[str, Any]) -> Example:
-    findings = data["findings"]
-    known = None if findings is None else tuple(map(str, findings))
-    return Example(int(data["time_step"]), str(data["written"]), str(data["reference"]), known)
 
 
 def run_examples(folder: Path) -> list[SiteExamples]:
@@ -95,47 +92,31 @@ def run_examples(folder: Path) -> list[SiteExamples]:
 
 def examples_page(examples: SiteExamples) -> str:
     """The page of one site as well-formed HTML."""
-    return render("examples_page.html", examples=examples, sites=[marked(examples)], headed=False, time_steps=1)
+    return render(
+        "examples_page.html", examples=examples, content=render_examples([examples], headed=False), time_steps=1
+    )
 
 
-@dataclass(frozen=True, slots=True)
-class MarkedExample:
-    """One report in pieces (mark or empty, text); ``account`` tells right, wrong and missed, None without findings."""
-
-    time_step: int
-    pieces: tuple[tuple[str, str], ...]
-    account: tuple[tuple[str, str], ...] | None
-    reference: str
+def render_examples(sites: Sequence[SiteExamples], headed: bool) -> Markup:
+    """A table per site, with what is right and wrong marked; ``headed`` gives each its name."""
+    return render("examples.html", sites=sites, headed=headed, legend=_legend, marked=_marked)
 
 
-@dataclass(frozen=True, slots=True)
-class MarkedSite:
-    """Marked examples of one site, and a legend of (mark, meaning)."""
-
-    site: str
-    round: int
-    legend: tuple[tuple[str, str], ...]
-    examples: tuple[MarkedExample, ...]
-
-
-def marked(site: SiteExamples) -> MarkedSite:
-    """Mark what is right and wrong in a site's examples."""
+def _legend(site: SiteExamples) -> tuple[tuple[str, str], ...]:
+    """(mark, meaning) of each mark."""
     if any(example.findings is not None for example in site.examples):
-        legend = (("right", "finding that is there"), ("wrong", "finding that is not there"))
-    else:
-        legend = (("same", "words of the reference report"), ("other", "other words"))
-    return MarkedSite(site.site, site.round, legend, tuple(map(_marked, site.examples)))
+        return (("right", "finding that is there"), ("wrong", "finding that is not there"))
+    return (("same", "words of the reference report"), ("other", "other words"))
 
 
-def _marked(example: Example) -> MarkedExample:
+def _marked(example: Example) -> tuple[list[_Marked], list[_Marked] | None]:
+    """The report in pieces, and an account of what is right, wrong and missed; None where no findings are known."""
     if example.findings is None:
-        pieces, account = _by_words(example.written, example.reference), None
-    else:
-        pieces, account = _by_findings(example.written, frozenset(example.findings))
-    return MarkedExample(example.time_step, tuple(pieces), account, example.reference)
+        return _by_words(example.written, example.reference), None
+    return _by_findings(example.written, frozenset(example.findings))
 
 
-def _by_findings(written: str, truth: frozenset[str]) -> tuple[list[tuple[str, str]], tuple[tuple[str, str], ...]]:
+def _by_findings(written: str, truth: frozenset[str]) -> tuple[list[_Marked], list[_Marked]]:
     """Sentences that state findings, marked right or wrong, and the account of them."""
     from fedtar_flare.synthetic.vocabulary import findings_in
 
@@ -149,14 +130,14 @@ def _by_findings(written: str, truth: frozenset[str]) -> tuple[list[tuple[str, s
         ("wrong", "not there", named - truth),
         ("missed", "missed", truth - named),
     )
-    return pieces, tuple(
+    return pieces, [
         (kind, f"{word}: {', '.join(sorted(f.replace('_', ' ') for f in group))}")
         for kind, word, group in account
         if group
-    )
+    ]
 
 
-def _by_words(written: str, reference: str) -> list[tuple[str, str]]:
+def _by_words(written: str, reference: str) -> list[_Marked]:
     """Runs of words, marked as the same as in the reference (in the same order) or other."""
     mine, theirs = _WORDS.findall(written), _WORDS.findall(reference)
     left, right = ([word.strip().lower() for word in words] for words in (mine, theirs))

@@ -44,6 +44,8 @@ def _tiles(run: Run) -> list[Tile]:
     losses = [one.loss for one in run.validations if one.loss is not None]
     rows = score_rows(run, run.final)
     overall = mean_row(rows) or next((row for row in rows if row.step is None), None)
+    seconds = run.end.seconds if run.end else None
+    parts = (overall.before, overall.after) if overall else ()
     return [
         Tile("Sites", str(len(start.sites)), f"{missing} did not join" if missing else "all that were asked"),
         Tile("Time steps", str(start.time_steps), "in each round"),
@@ -52,11 +54,7 @@ def _tiles(run: Run) -> list[Tile]:
             f"{len(run.validations)} of {start.rounds - start.first_round + 1 if start.rounds else 0}",
             f"best by validation: {run.best_round}" if run.best_round else "",
         ),
-        Tile(
-            "Wall time",
-            duration(run.end.seconds if run.end else None),
-            "whole run" if run.end else "no end recorded",
-        ),
+        Tile("Wall time", duration(seconds), "whole run" if run.end else "no end recorded"),
         Tile(
             "Validation loss",
             " → ".join(number(loss, 2) for loss in losses[:: max(1, len(losses) - 1)]) or number(None),
@@ -64,9 +62,7 @@ def _tiles(run: Run) -> list[Tile]:
         ),
         Tile(
             f"{SCORES[HEADLINE].label} × 100",
-            " → ".join(score(HEADLINE, one.get(HEADLINE)) for one in (overall.before, overall.after))
-            if overall
-            else NOTHING,
+            " → ".join(score(HEADLINE, part.get(HEADLINE)) for part in parts) or NOTHING,
             f"{overall.site}, from the {start_name(run)}" if overall else "not evaluated",
         ),
         Tile(

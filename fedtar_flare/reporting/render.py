@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,11 @@ def render(template: str, **values: Any) -> Markup:
     return Markup(_ENVIRONMENT.get_template(template).render(**values))
 
 
+def render_markdown(template: str, **values: Any) -> str:
+    """Fill one template of Markdown, where values are escaped for Markdown, table cells included."""
+    return _MARKDOWN.get_template(template).render(**values).rstrip() + "\n"
+
+
 def step_colours(theme: str, count: int) -> Markup:
     """CSS variables ``--step-0`` to ``--step-<count - 1>``, early to late; ``theme`` is ``light`` or ``dark``."""
     anchors = [[int(colour[i : i + 2], 16) for i in (1, 3, 5)] for colour in _RAMPS[theme]]
@@ -46,6 +52,10 @@ def _printable(value: Any) -> Any:
     return value if isinstance(value, Markup) else plain(value)
 
 
+def _markdown(value: Any) -> Markup:
+    return value if isinstance(value, Markup) else Markup(re.sub(r"([\\`*_\[\]<>|#])", r"\\\1", plain(value)))
+
+
 _ENVIRONMENT = Environment(
     loader=FileSystemLoader(Path(__file__).parent / "templates"),
     autoescape=True,
@@ -59,3 +69,4 @@ _ENVIRONMENT.filters |= {
     function.__name__: function for function in (duration, number, significant, size, total, visits, whole)
 }
 _ENVIRONMENT.globals |= {"version": __version__, "score": score, "times": times, "step_colours": step_colours}
+_MARKDOWN = _ENVIRONMENT.overlay(finalize=_markdown)

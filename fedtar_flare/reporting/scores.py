@@ -1,14 +1,19 @@
-"""Scores as table rows: per site and step, before and after, and the mean over sites."""
+"""Scores as table rows: per site and step, before and after, and the mean over sites; and their section of the page."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from markupsafe import Markup
+
 from fedtar_flare.metrics.registry import SCORES
-from fedtar_flare.record.events import Cell, Evaluation
-from fedtar_flare.reporting.format import total, visits, whole
+from fedtar_flare.record.events import Cell, Evaluation, SiteScores
+from fedtar_flare.reporting.format import scaling, score, shown, total, visits, whole
+from fedtar_flare.reporting.plots import Palette, Series, line_chart
+from fedtar_flare.reporting.render import render
 from fedtar_flare.reporting.run import Run
+from fedtar_flare.reporting.section import Section, round_axis
 
 MEAN = "mean of sites"
 
@@ -90,3 +95,77 @@ def _total(parts: Sequence[int], scored: int, min_cell: int) -> str:
 
 def _scores(cell: Cell) -> dict[str, float]:
     return {name: value for name, value in cell.items() if name != "n" and value is not None}
+
+
+def scores(run: Run) -> Section:
+    """Tables from the warm start to the last evaluation, with the personal part and without; charts over rounds."""
+    rows = score_rows(run, run.final)
+    off = score_rows(run, run.final, generic=True)
+    tables = [("With the personal part" if off else "", rows), ("Without the personal part", off)]
+    content = render(
+        "scores.html",
+        tables=[(title, rows, measured(rows)) for title, rows in tables if rows],
+        labels={name: one.label for name, one in SCORES.items()},
+        curves=_curves(run),
+    )
+    return Section("scores", "Scores", _lead(run, rows), content)
+
+
+def _lead(run: Run, rows: list[Row]) -> str:
+    until = f" to round {run.final.round}" if run.final else ", before training"
+    scale = scaling(measured(rows))
+    blank = (
+        f"Cells with fewer than {run.start.min_cell} reports are left blank"
+        if run.start.min_cell > 1
+        else "It is 0 by definition for one report, and then left blank"
+    )
+    return (
+        f"Test patients, from the {start_name(run)}{until}; n is the number of reports. "
+        f"{scale + ' ' if scale else ''}"
+        "CIDEr depends on the corpus that it is taken over: compare it along a line, not between sites. "
+        f"{blank}."
+    )
+
+
+def _curves(run: Run) -> list[tuple[str, list[Series], list[Markup]]]:
+    """Per score its name, the series of the legend, and a small chart for each site with a line per step."""
+    curves = []
+    sites = sorted({site for one in run.evaluations for site in one.sites})
+    for name in (name for name, one in SCORES.items() if one.curve):
+        lines = [_lines(run, site, name) for site in sites]
+        known = [y for of_site in lines for line in of_site for _, y, _ in line.points if y is not None]
+        if not known:
+            continue
+        label = SCORES[name].label
+        figures = [
+            line_chart(
+                site,
+                of_site,
+                x_label="round",
+                y_label=label,
+                x_range=round_axis(run),
+                y_range=(0.0, 1.06 * max(known) or 1.0),
+                legend=False,
+                size=(270, 170),
+            )
+            for site, of_site in zip(sites, lines, strict=True)
+        ]
+        title = f"{label} × 100" if SCORES[name].scale == 100 else label
+        curves.append((title, lines[-1], figures))
+    return curves
+
+
+def _lines(run: Run, site: str, name: str) -> list[Series]:
+    def line(label: str, step: int | None, palette: Palette, index: int = 0, generic: bool = False) -> Series:
+        points = []
+        for one in run.evaluations:
+            found = (one.generic if generic else one.sites).get(site, SiteScores())
+            value = (found.all if step is None else found.steps.get(step, {})).get(name)
+            points.append((one.round, shown(name, value), f"{site}, {label}, round {one.round}: {score(name, value)}"))
+        return Series(label, points, palette, index)
+
+    lines = [line(f"step {t}", t, "step", t - 1) for t in range(1, run.start.time_steps + 1)]
+    lines.append(line("all steps", None, "ink"))
+    if any(one.generic for one in run.evaluations):
+        lines.append(line("all steps, without the personal part", None, "site", 6, generic=True))
+    return lines

@@ -76,13 +76,9 @@ def describe(message: Shareable, fl_ctx: FLContext) -> dict[str, Any]:
     asked = fl_ctx.get_prop(HEADER_PROP)
     refused = fl_ctx.get_prop(REFUSED_PROP)
     known = asked if isinstance(asked, TaskHeader) else None
-    entry: dict[str, Any] = {
-        "task": str(fl_ctx.get_prop(FLContextKey.TASK_NAME)),
-        "method": known.method if known else None,
-        "run": known.run_id if known else None,
-        "round": known.round if known else None,
-        "step": known.step if known else None,
-    }
+    entry: dict[str, Any] = {"task": str(fl_ctx.get_prop(FLContextKey.TASK_NAME))}
+    for name, field in (("method", "method"), ("run", "run_id"), ("round", "round"), ("step", "step")):
+        entry[name] = getattr(known, field, None)
     code = message.get_return_code()
     if code not in (None, ReturnCode.OK):
         entry |= {"outcome": "error", "status": str(code)}
@@ -116,18 +112,13 @@ def describe(message: Shareable, fl_ctx: FLContext) -> dict[str, Any]:
 def write(site: Site, job: str, entry: Mapping[str, Any]) -> None:
     """Append one entry to the job's file, in one write, readable by the site's account alone."""
     line = {"time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "job": job, "site": site.name, **entry}
-    handle = os.open(_file(site, job), os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o600)
-    try:
-        os.write(handle, (json.dumps(clean(line), allow_nan=False) + "\n").encode())
-    finally:
-        os.close(handle)
+    _append(site, job, (json.dumps(clean(line), allow_nan=False) + "\n").encode())
 
 
 def require_writable(site: Site, fl_ctx: FLContext) -> None:
     """Before a task: raise FedTARError if its messages cannot be recorded, since nothing may leave unrecorded."""
     try:
-        file = _file(site, _job(fl_ctx))
-        os.close(os.open(file, os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o600))
+        _append(site, _job(fl_ctx), b"")
     except OSError as error:
         raise FedTARError(
             f"the audit cannot be written ({error}); nothing is sent without it. Free the disk or repair the folder's "
@@ -187,10 +178,15 @@ def totals(entries: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     return [{"job": job, "site": site, "run": run, **total} for (job, site, run), total in sums.items()]
 
 
-def _file(site: Site, job: str) -> Path:
+def _append(site: Site, job: str, content: bytes) -> None:
     folder = site.records / FOLDER
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    return folder / f"{_UNSAFE.sub('_', job)[:100]}.jsonl"
+    file = folder / f"{_UNSAFE.sub('_', job)[:100]}.jsonl"
+    handle = os.open(file, os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o600)
+    try:
+        os.write(handle, content)
+    finally:
+        os.close(handle)
 
 
 def _job(fl_ctx: FLContext) -> str:

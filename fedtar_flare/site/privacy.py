@@ -81,14 +81,13 @@ class GaussianPrivacy(Filter):
         noise_seed: int | None = None,
     ):
         super().__init__()
-        positive = {
-            "clip_norm": clip_norm,
-            "noise_multiplier": noise_multiplier,
-            "max_epsilon": max_epsilon,
-            "vector_clip": vector_clip,
-            "loss_clip": loss_clip,
-        }
-        for name, value in positive.items():
+        self.clip_norm, self.noise_multiplier = clip_norm, noise_multiplier
+        self.delta, self.max_epsilon = delta, max_epsilon
+        self.vector_clip, self.loss_clip = vector_clip, loss_clip
+        self.closing_noise_multiplier = closing_noise_multiplier
+        self.noise_seed = noise_seed
+        for name in ("clip_norm", "noise_multiplier", "max_epsilon", "vector_clip", "loss_clip"):
+            value = getattr(self, name)
             if not (_is_number(value) and value > 0):
                 raise ConfigError(f"GaussianPrivacy: {name} must be a positive number, not {value!r}")
         if not (_is_number(closing_noise_multiplier) and closing_noise_multiplier >= 0):
@@ -97,11 +96,6 @@ class GaussianPrivacy(Filter):
             )
         if not (_is_number(delta) and 0 < delta < 1):
             raise ConfigError(f"GaussianPrivacy: delta must lie between 0 and 1, not {delta!r}")
-        self.clip_norm, self.noise_multiplier = clip_norm, noise_multiplier
-        self.delta, self.max_epsilon = delta, max_epsilon
-        self.vector_clip, self.loss_clip = vector_clip, loss_clip
-        self.closing_noise_multiplier = closing_noise_multiplier
-        self.noise_seed = noise_seed
         self._drawn = 0
 
     def process(self, shareable: Shareable, fl_ctx: FLContext) -> Shareable:

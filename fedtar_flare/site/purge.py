@@ -18,13 +18,11 @@ from fedtar_flare.data.cohort import Visit
 from fedtar_flare.data.timeline import Timeline
 from fedtar_flare.errors import ConfigError, DataError
 from fedtar_flare.protocol.messages import RESERVED_RUNS
+from fedtar_flare.reporting.examples import EXAMPLES_FILE, EXAMPLES_PAGE
 from fedtar_flare.site.audit import FOLDER
 from fedtar_flare.site.cohort import load_cohort
 from fedtar_flare.site.place import STATE, home, kit_of, simulated_records
 from fedtar_flare.site.site_file import SITE_FILE, SiteConfig, cache_folder, read_site_file
-
-EXAMPLES = ("examples.json", "examples.html")
-"""Generated beside reference reports, in a run's state."""
 
 
 @dataclass(frozen=True)
@@ -110,6 +108,8 @@ def plan(
     """
     result = Plan()
     runs = place.runs()
+    every = [(folder, f"state of run {name}") for name, folders in runs.items() for folder in folders]
+    every += [(file, "audit of a job") for file in sorted((place.records / FOLDER).glob("*.jsonl"))]
     if run is not None:
         if run not in runs:
             raise ConfigError(f"no run '{run}' below {place.state_root} (there: {', '.join(runs) or 'none'})")
@@ -119,13 +119,9 @@ def plan(
         if older_than < 0:
             raise ConfigError(f"--older-than must be a number of days, not {older_than:g}")
         limit = time.time() - older_than * 86400
-        for name, folders in runs.items():
-            result.remove += [(folder, f"state of run {name}") for folder in folders if _newest(folder) < limit]
-        audit = sorted((place.records / FOLDER).glob("*.jsonl"))
-        result.remove += [(file, "audit of a job") for file in audit if file.stat().st_mtime < limit]
+        result.remove += [(path, what) for path, what in every if _newest(path) < limit]
     if everything:
-        result.remove += [(folder, f"state of run {name}") for name, folders in runs.items() for folder in folders]
-        result.remove += [(file, "audit of a job") for file in sorted((place.records / FOLDER).glob("*.jsonl"))]
+        result.remove += every
     if (everything or cache) and place.prepared.is_dir():
         result.remove.append((place.prepared, "prepared images of all patients"))
     if patient is not None:
@@ -151,14 +147,12 @@ def _plan_patient(result: Plan, place: Place, patient: str, runs: dict[str, list
         )
     result.remove += [(entry, f"prepared image of patient {patient}") for entry in _entries(visits, place.prepared)]
     for folders in runs.values():
-        pages = (folder / name for folder in folders for name in EXAMPLES)
+        pages = (folder / name for folder in folders for name in (EXAMPLES_FILE, EXAMPLES_PAGE))
         result.remove += [(page, "example page with reports") for page in pages if page.is_file()]
-    result.kept.append(
-        "the patient's own images and reports, which are the hospital's: nothing here ever deletes those"
-    )
-    result.kept.append(
-        "prepared images made from earlier versions of the patient's files, if these were changed: --cache finds all"
-    )
+    result.kept += [
+        "the patient's own images and reports, which are the hospital's: nothing here ever deletes those",
+        "prepared images made from earlier versions of the patient's files, if these were changed: --cache finds all",
+    ]
     if runs:
         result.kept.append(
             f"the states of the runs {', '.join(runs)}, which may have been trained with this patient and cannot "

@@ -139,11 +139,6 @@ def test_what_is_not_a_record_of_ours_is_said_so(tmp_path, content, message):
         read_run(tmp_path)
 
 
-def test_a_folder_without_a_record_is_said_so(tmp_path):
-    with pytest.raises(FedTARError, match=r"no rounds\.jsonl"):
-        read_run(tmp_path)
-
-
 @pytest.mark.parametrize("event", [{"event": "validation", "loss": "low"}, {"event": "outer", "alpha_after": "0.3"}])
 def test_a_wrong_field_is_named_with_its_line_whoever_declares_it(tmp_path, event):
     write_run(tmp_path, until="warm-start")

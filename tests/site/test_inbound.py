@@ -6,14 +6,12 @@ from dataclasses import replace
 import pytest
 import torch
 from federation import LocalFederation, QuadraticSite, pair
-from flare_context import context
+from flare_context import Recorder, context, shareable
 from nvflare.apis.signal import Signal
-from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
+from nvflare.app_common.abstract.fl_model import ParamsType
 from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
 from fedtar_flare.errors import ExchangeError
-from fedtar_flare.fedtar.contract import CONTRACT
-from fedtar_flare.flare.executor import MethodExecutor, ok
 from fedtar_flare.protocol.exchange import check_inbound
 from fedtar_flare.protocol.messages import HEADER, Reply, TaskHeader, version
 from fedtar_flare.record.events import Start
@@ -23,25 +21,10 @@ from fedtar_flare.version import __version__
 TASK = {"method": "fedtar", "run_id": "run", "round": 1, "step": 1, "rounds": 2, "time_steps": 2, "after": "0001-00"}
 
 
-class Recorder(MethodExecutor):
-    contract = CONTRACT
-
-    def __init__(self):
-        super().__init__()
-        self.headers = []
-
-    def perform(self, task, header, weights, site):
-        self.headers.append(header)
-        return ok(header), None
-
-
 def answer(workspace, header, tensors=None):
     executor = Recorder()
-    meta = {HEADER: header}
-    model = (
-        FLModel(params=tensors, params_type=ParamsType.FULL, meta=meta) if tensors else FLModel(metrics={}, meta=meta)
-    )
-    reply = executor.execute("train", FLModelUtils.to_shareable(model), context(workspace), Signal())
+    task = shareable(tensors, ParamsType.FULL, {HEADER: header})
+    reply = executor.execute("train", task, context(workspace), Signal())
     return Reply.from_meta(FLModelUtils.from_shareable(reply).meta), executor.headers
 
 

@@ -1,6 +1,7 @@
 """Every byte of every message of one real hospital, searched for marks planted in its table."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -16,11 +17,13 @@ from PIL import Image
 from fedtar_flare.fedtar.executor import PatientAdaptiveExecutor
 from fedtar_flare.protocol.messages import Reply, TaskHeader, version
 from fedtar_flare.protocol.tasks import CLOSE_ROUND, HANDSHAKE, TRAIN
+from fedtar_flare.site.accountant import epsilon_of
 from fedtar_flare.site.guard import OutboundGuard
 from fedtar_flare.site.privacy import GaussianPrivacy
 
 MARK, DATE = "canaryqzx", "1987-06"
 T = 2
+FIRST = TaskHeader("fedtar", "run", 0, 0, 1, T, version(0, 0), initial_site="site-1")
 
 
 @pytest.fixture
@@ -68,9 +71,7 @@ class Client:
 
     def round(self):
         """Handshake and one whole round; gives the replies."""
-        hello, w = self.run(
-            HANDSHAKE, TaskHeader("fedtar", "run", 0, 0, 1, T, version(0, 0), True, initial_site="site-1")
-        )
+        hello, w = self.run(HANDSHAKE, replace(FIRST, evaluate=True))
         replies = [hello]
         for t in range(1, T + 1):
             reply, update = self.run(TRAIN, TaskHeader("fedtar", "run", 1, t, 1, T, version(1, t - 1)), w)
@@ -102,13 +103,11 @@ def test_errors_at_the_site_name_files_there_and_nothing_in_the_message(hospital
     for broken in (f"{MARK}column\n", whole.replace(".png", ".gone"), whole.replace("1987", "19x87")):
         table.write_text(broken)
         client = Client(hospital, OutboundGuard())
-        reply, weights = client.run(
-            HANDSHAKE, TaskHeader("fedtar", "run", 0, 0, 1, T, version(0, 0), initial_site="site-1")
-        )
+        reply, weights = client.run(HANDSHAKE, FIRST)
         assert reply.status == "error" and not weights and marked(client.sent) == []
     table.unlink()
     client = Client(hospital, OutboundGuard())
-    assert client.run(HANDSHAKE, TaskHeader("fedtar", "run", 0, 0, 1, T, version(0, 0)))[0].status == "error"
+    assert client.run(HANDSHAKE, FIRST)[0].status == "error"
     assert marked(client.sent) == [] and MARK in caplog.text
 
 
@@ -121,6 +120,4 @@ def test_a_whole_round_with_differential_privacy(hospital):
     assert all(set(reply.numbers) == {"samples"} for reply in trained)
     assert set(closing.numbers) == {"validation_loss", "reports"} and len(closing.payload["t_numbers"]) == T
     assert closing.payload["privacy"]["releases"] == 3
-    from fedtar_flare.site.accountant import epsilon_of
-
     assert closing.payload["privacy"]["epsilon"] == pytest.approx(epsilon_of((2 / 16 + 1 / 64) ** 0.5, 1e-5))

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import stat
+from datetime import datetime
 from multiprocessing import get_context
 from pathlib import Path
 
@@ -87,10 +88,7 @@ def test_paths_are_relative_to_the_file(manifest, tmp_path):
         ({"source": "manifest"}, "needs a path"),
         ({"source": "manifest", "path": "nowhere.csv"}, "nowhere.csv"),
         ({"source": "synthetic", "device": "gpu"}, "device is 'gpu': it must be auto, cpu, cuda or"),
-        (
-            {"source": "synthetic", "precision": "half"},
-            "precision is 'half': it must be 'auto', 'float32'",
-        ),
+        ({"source": "synthetic", "precision": "half"}, "precision is 'half': it must be 'auto', 'float32'"),
         ({"source": "synthetic", "min_cell": 0}, "min_cell"),
         ({"source": "synthetic", "min_cell": "five"}, "min_cell"),
         ({"source": "synthetic", "min_cell": True}, "min_cell"),
@@ -156,8 +154,6 @@ def test_excluded_patients_are_left_out_and_counted(manifest, tmp_path, caplog):
 
 
 def test_periods_reach_the_cohort(manifest, tmp_path):
-    from datetime import datetime
-
     made = cohort(
         SiteConfig(source="manifest", path=manifest), tmp_path, timeline=Timeline(2, "period", (datetime(2020, 2, 15),))
     )
@@ -169,7 +165,7 @@ def test_the_synthetic_cohort_gets_the_sites_options(monkeypatch, tmp_path):
 
     def synthetic_cohort(site, **settings):
         seen.update(settings, site=site)
-        visit = Visit("p", "v", __import__("datetime").datetime(2020, 1, 1), tmp_path, "Clear.", "ct")
+        visit = Visit("p", "v", datetime(2020, 1, 1), tmp_path, "Clear.", "ct")
         return Cohort(site, [Patient("p", None, (visit,))], key=bytes(16), timeline=Timeline(2))
 
     monkeypatch.setattr("fedtar_flare.synthetic.cohort.synthetic_cohort", synthetic_cohort)
@@ -181,8 +177,6 @@ def test_the_synthetic_cohort_gets_the_sites_options(monkeypatch, tmp_path):
 
 
 def test_periods_reach_the_synthetic_cohort(tmp_path):
-    from datetime import datetime
-
     bounds = (datetime(2030, 1, 10), datetime(2030, 4, 1))
     config = SiteConfig(source="synthetic", simulated=True, options={"full_course": 1})
     made = cohort(config, tmp_path, timeline=Timeline(3, "period", bounds), synthetic_patients=3)

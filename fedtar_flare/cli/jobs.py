@@ -1,0 +1,141 @@
+"""``fedtar simulate``, ``export`` and ``report``: a method's job, run or written for FLARE, and the page of a run."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedtar_flare.cli.commands import Commands, add_command, add_repeated, grouped
+from fedtar_flare.errors import ConfigError
+from fedtar_flare.files import read_yaml
+
+if TYPE_CHECKING:
+    from fedtar_flare.flare.recipe import MethodRecipe
+
+GROUPS = ("server", "model", "lora", "training", "data")
+_OF_RECIPE = {"rounds": "num_rounds"} | {name: name for name in ("time_steps", "preset", "min_sites", "seed")}
+_OF_GROUPS = {"local_steps": ("training", "local_steps"), "patients": ("data", "synthetic_patients")}
+"""Where the options of a job belong: option to argument of the recipe, or to group and setting."""
+
+
+def add_commands(commands: Commands) -> None:
+    """Add the commands."""
+    command = add_command(commands, simulate, "simulate a federation on this machine, all sites side by side")
+    sites = command.add_mutually_exclusive_group()
+    sites.add_argument("-n", "--sites", type=int, default=3, help="number of simulated hospitals (default 3)")
+    sites.add_argument("-c", "--clients", help="their names instead, separated by commas")
+    command.add_argument("-t", "--threads", type=int, help="sites that run at the same time (default: all)")
+    command.add_argument(
+        "-w", "--workspace", type=Path, default=Path("simulator_workspace"), help="folder of the run, made anew"
+    )
+    _add_job_options(command)
+    command.add_argument("--json", action="store_true", help="print the paths of the results as JSON at the end")
+
+    command = add_command(commands, export, "write the job for FLARE, or describe what it asks of a site")
+    command.add_argument("-o", "--out", type=Path, default=Path("jobs"), help="folder of jobs (default jobs)")
+    command.add_argument("--name", default="", help="name of the job and its folder (default: the method's)")
+    command.add_argument("--no-byoc", action="store_true", help="without the custom folder: for production")
+    command.add_argument(
+        "--describe",
+        action="store_true",
+        help="write no job; print which data, model and computer a site needs to join, and what will leave it",
+    )
+    _add_job_options(command)
+    command.add_argument("--json", action="store_true", help="print the result as JSON")
+
+    command = add_command(
+        commands, report, "make the page of a run from its record, also of one that was killed or downloaded"
+    )
+    command.add_argument(
+        "run_folder", type=Path, help="results of a run, a simulator workspace, or a downloaded job's folder"
+    )
+    command.add_argument("--json", action="store_true", help="print path and status as JSON instead of the table")
+
+
+def simulate(arguments: argparse.Namespace) -> None:
+    """Run a method in NVIDIA FLARE's simulator, one process per site.
+
+    Sites without a site file in the folder that FEDTAR_SITES names train on the synthetic CT cohort.
+    """
+    from fedtar_flare.flare.simulation import simulate, site_names
+
+    names = site_names(arguments.clients or arguments.sites)
+    results = simulate(_recipe(arguments), names, workspace=arguments.workspace, threads=arguments.threads)
+    if arguments.json:
+        print(json.dumps({"results": str(results), "report": str(results / "report.html")}))
+
+
+def export(arguments: argparse.Namespace) -> None:
+    """Write a job as a folder for 'nvflare simulator' or 'nvflare job submit'.
+
+    For hospitals, use --no-byoc: a job with a custom folder switches their class allow-list off.
+    """
+    from fedtar_flare.flare.requirements import describe, requirements
+
+    recipe = _recipe(arguments, name=arguments.name)
+    if arguments.describe:
+        needs = requirements(recipe)
+        print(json.dumps(needs, indent=2) if arguments.json else describe(needs))
+    else:
+        recipe.export(str(arguments.out), byoc=not arguments.no_byoc)
+        folder = arguments.out / recipe.name
+        print(json.dumps({"job": str(folder), "byoc": not arguments.no_byoc}) if arguments.json else folder)
+
+
+def report(arguments: argparse.Namespace) -> None:
+    """Write report.html from the run record (rounds.jsonl), and print the table of scores."""
+    from fedtar_flare.reporting.console import final_table
+    from fedtar_flare.reporting.page import write_report
+    from fedtar_flare.reporting.run import find_run, read_run
+
+    folder = find_run(arguments.run_folder)
+    page, run = write_report(folder), read_run(folder)
+    if arguments.json:
+        found = {"report": str(page), "run_id": run.start.run_id, "status": run.status, "rounds": len(run.validations)}
+        print(json.dumps(found))
+    else:
+        print(f"{final_table(run)}\nreport: {page}")
+
+
+def _add_job_options(command: argparse.ArgumentParser) -> None:
+    """Add the options that make a job; settings without an option are reached by ``--set`` or ``--settings``."""
+    from fedtar_flare.methods import DEFAULT, METHODS
+
+    job = command.add_argument_group("job")
+    job.add_argument("--method", default=DEFAULT, help=f"one of {', '.join(METHODS)} (default {DEFAULT})")
+    job.add_argument("-r", "--rounds", type=int, help="rounds R (default 3)")
+    job.add_argument("-T", "--time-steps", type=int, help="time steps T (default 3)")
+    job.add_argument("--preset", help="small (default), tiny, paper, timm: model, adapters, learning rates and all")
+    job.add_argument("--local-steps", type=int, help="optimiser updates per site and time step")
+    job.add_argument("--patients", type=int, help="patients of a synthetic site (default 48)")
+    job.add_argument("--min-sites", type=int, help="fewer sites taking part stop the job (default 1)")
+    job.add_argument("--seed", type=int, help="of everything random (default 0)")
+    any_setting = (
+        f"any setting of {', '.join(GROUPS)} or of a group of the method's own, such as model.slices=1 or "
+        "training.lr_shared=5e-4; may be repeated"
+    )
+    add_repeated(job, "--set", "GROUP.NAME=VALUE", any_setting)
+    job.add_argument("--settings", type=Path, help="YAML file with arguments of the recipe; the options above win")
+
+
+def _recipe(arguments: argparse.Namespace, **more: Any) -> MethodRecipe:
+    """The recipe that the options describe. Raises ConfigError for an unknown method or setting, or a wrong value."""
+    from fedtar_flare.methods import load, method
+
+    recipe: type[MethodRecipe] = load(method(arguments.method).recipe)
+    settings: dict[str, Any] = {}
+    if arguments.settings:
+        settings = read_yaml(arguments.settings, "'name: value' lines, arguments of the recipe")
+    chosen = {option: value for option, value in vars(arguments).items() if value is not None}
+    settings |= {name: chosen[option] for option, name in _OF_RECIPE.items() if option in chosen}
+    for option, (group, name) in _OF_GROUPS.items():
+        if option in chosen:
+            settings.setdefault(group, {})[name] = chosen[option]
+    for group, values in grouped(arguments.set, (*GROUPS, *recipe.own_groups)).items():
+        settings[group] = {**settings.get(group, {}), **values}
+    try:
+        return recipe(**{**settings, **more})
+    except TypeError as error:
+        raise ConfigError(f"{arguments.settings or 'the job'}: {error}") from error

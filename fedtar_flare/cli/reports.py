@@ -1,0 +1,128 @@
+"""``fedtar generate`` and ``warmstart``: draft a report, and pre-train what a federation then adapts."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+from fedtar_flare.cli.commands import Commands, add_command, add_repeated, given, pairs
+from fedtar_flare.errors import ConfigError
+
+
+def add_commands(commands: Commands) -> None:
+    """Add the commands."""
+    command = add_command(
+        commands, generate, "draft a report for one study from a trained adapter (not for clinical use)"
+    )
+    command.add_argument("study", type=Path, help="DICOM folder, file or zip, NIfTI, PNG, JPEG or DICOM radiograph")
+    command.add_argument("--adapter", type=Path, required=True, help="the adapter folder that a run left")
+    command.add_argument("--state", type=Path, help="the site's state of that run: <state folder>/<run id>/<site>")
+    command.add_argument("--key", type=Path, help="the site's key file, fedtar.key (not needed for a simulated site)")
+    command.add_argument("--patient-id", help="as the site knows it (default: the DICOM header's)")
+    command.add_argument("--age", type=float, help="years at this study (default: the DICOM header's)")
+    command.add_argument("--sex", choices=("F", "M"), help="default: the DICOM header's")
+    command.add_argument("--time-step", type=int, help="which of the patient's visits this is, from 1")
+    command.add_argument("--modality", choices=("ct", "radiograph"), help="default: by what the study looks like")
+    command.add_argument(
+        "--format", choices=("text", "json", "sr"), default="text", help="text, json, or a DICOM SR (default text)"
+    )
+    command.add_argument("-o", "--out", type=Path, help="file to write (default: standard output; needed for sr)")
+    command.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:<i> (default auto)")
+    of_model = "setting of the base model to override, such as weights=PATH; may be repeated"
+    add_repeated(command, "--model", "NAME=VALUE", of_model)
+
+    command = add_command(
+        commands, warmstart, "pre-train a report generator on a manifest's studies, or on reports alone"
+    )
+    data = command.add_mutually_exclusive_group()
+    data.add_argument("--manifest", type=Path, help="table of studies (see 'fedtar data check')")
+    data.add_argument("--site-file", type=Path, help="site file, whose key then decides about the splits")
+    command.add_argument("--texts", type=Path, help="CSV with a column 'report', or text with empty lines between")
+    command.add_argument("--preset", default="small", help="model preset: small (default), tiny, paper, timm")
+    of_model = "setting of the model, such as slices=1 or decoder_name=FOLDER; may be repeated"
+    add_repeated(command, "--set", "NAME=VALUE", of_model)
+    command.add_argument("--train", choices=("all", "new"), default="all", help="all weights, or only untrained ones")
+    command.add_argument("--vocabulary", type=int, help="learn a tokenizer of this size (default: the model's own)")
+    command.add_argument("--steps", type=int, default=1500, help="optimiser updates (default 1500)")
+    command.add_argument("--batch-size", type=int, default=8, help="reports per update (default 8)")
+    command.add_argument("--lr", type=float, default=5e-4, help="highest learning rate (default 5e-4)")
+    command.add_argument("--seed", type=int, default=0, help="of order and new weights (default 0)")
+    command.add_argument("--threads", type=int, default=2, help="torch threads (default 2)")
+    command.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:<i> (default auto)")
+    command.add_argument("-o", "--out", type=Path, required=True, help="folder to write")
+    command.add_argument("--json", action="store_true", help="print counts and scores as JSON at the end")
+
+
+def generate(arguments: argparse.Namespace) -> None:
+    """Draft a report for one study.
+
+    With --state, the site's personal part of that run writes along; without, the shared adapter writes alone, as at a
+    hospital outside the run. Every output is marked as a draft, not for clinical use.
+    """
+    from fedtar_flare.learning.dicom_sr import structured_report
+    from fedtar_flare.learning.drafting import DISCLAIMER, Drafter, study_of
+    from fedtar_flare.site.key import read_key
+
+    if arguments.format == "sr" and arguments.out is None:
+        raise ConfigError("a DICOM SR is a file: name it with --out")
+    about = given(arguments, "patient_id", "age", "sex", "time_step")
+    study = study_of(arguments.study, arguments.modality, **about)
+    key = read_key(arguments.key) if arguments.key else None
+    model = pairs(arguments.model, "--model")
+    drafter = Drafter(arguments.adapter, state=arguments.state, key=key, model=model, device=arguments.device)
+    draft = drafter.draft(study)
+    if arguments.format == "sr":
+        structured_report(draft, arguments.study).save_as(arguments.out)
+    else:
+        text = json.dumps(draft.to_dict(), indent=2) if arguments.format == "json" else draft.to_text()
+        if not arguments.out:
+            print(text)
+            return
+        arguments.out.write_text(text + "\n", encoding="utf-8")
+    print(f"{arguments.out}: {DISCLAIMER}", file=sys.stderr)
+
+
+def warmstart(arguments: argparse.Namespace) -> None:
+    """Pre-train centrally what a federation then adapts: on pairs of images and reports (--manifest or --site-file), on
+    reports alone (--texts), or both. Only training patients are learned from; validation patients are scored. Give the
+    result to a job with --set model.weights=OUT/model.safetensors.
+    """
+    import torch
+
+    from fedtar_flare.data.timeline import Timeline
+    from fedtar_flare.learning.clinical_start import Corpus, read_texts, warm_start
+    from fedtar_flare.learning.device import choose_device
+    from fedtar_flare.learning.pretraining import PretrainingConfig
+    from fedtar_flare.models.config import preset
+    from fedtar_flare.site.cohort import load_cohort
+    from fedtar_flare.site.site_file import SiteConfig, cache_folder, read_site_file
+
+    site: SiteConfig | None = None
+    if arguments.site_file:
+        site = read_site_file(arguments.site_file)
+    elif arguments.manifest:
+        site = SiteConfig(source="manifest", path=arguments.manifest, simulated=True)
+    if site is None and arguments.texts is None:
+        raise ConfigError("name what to learn from: --manifest or --site-file, --texts, or both")
+    torch.set_num_threads(arguments.threads)
+    cohort = load_cohort(site, "warmstart", timeline=Timeline(1), seed=arguments.seed) if site else None
+    training = given(arguments, "steps", "batch_size", "lr", "seed")
+    about = warm_start(
+        preset(arguments.preset, **{"seed": arguments.seed, **pairs(arguments.set, "--set")}),
+        Corpus(cohort, read_texts(arguments.texts) if arguments.texts else ()),
+        PretrainingConfig(warmup=min(100, arguments.steps // 10), **training),
+        arguments.out,
+        cache=cache_folder(site or SiteConfig(source="synthetic")) / "prepared",
+        device=choose_device(arguments.device, "float32")[0],
+        say=lambda line: print(line, file=sys.stderr, flush=True),
+        **given(arguments, "train", "vocabulary"),
+    )
+    weights = arguments.out / "model.safetensors"
+    if arguments.json:
+        print(json.dumps({"weights": str(weights), **about}, indent=2))
+        return
+    for name, value in about["validation"].items():
+        print(f"validation studies: {name} {value:.3f}")
+    print(f"Use it: --set model.weights={weights}")

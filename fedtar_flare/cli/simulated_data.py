@@ -1,0 +1,153 @@
+"""``fedtar data synth`` and ``partition``: the sites of a simulated federation, invented or divided."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+from fedtar_flare.cli.commands import Commands, add_command, add_repeated, given
+
+
+def add_commands(commands: Commands) -> None:
+    """Add the commands."""
+    command = add_command(commands, synth, "write a synthetic longitudinal CT cohort with a planted truth")
+    command.add_argument("out", type=Path, help="folder to write into; a site that is there already is refused")
+    sites = command.add_mutually_exclusive_group()
+    sites.add_argument("-n", "--sites", type=int, default=3, help="number of hospitals, site-1 and so on (default 3)")
+    sites.add_argument("-c", "--clients", help="their names instead, separated by commas")
+    command.add_argument("--patients", type=int, default=48, help="patients of the largest site (default 48)")
+    command.add_argument("-T", "--time-steps", type=int, default=3, help="time steps (default 3)")
+    command.add_argument("--seed", type=int, default=0, help="of everything random (default 0)")
+    command.add_argument(
+        "--change",
+        choices=("none", "early", "late"),
+        default="late",
+        help="when wording and case mix change: never, from step 2, or late (default late)",
+    )
+    command.add_argument(
+        "--change-group",
+        choices=("women", "everyone"),
+        default="women",
+        help="who gets other words (default women)",
+    )
+    command.add_argument("--size-ratio", type=float, default=1.0, help="largest over smallest site (default 1)")
+    command.add_argument("--missing-age", type=float, default=0.0, help="share of patients without an age (default 0)")
+    command.add_argument(
+        "--same-day", type=float, default=0.0, help="share of patients with two studies on one day (default 0)"
+    )
+    command.add_argument("--no-effects", action="store_true", help="leave out the effects of age and sex")
+    command.add_argument("--one-scanner", action="store_true", help="the same scanner everywhere")
+    command.add_argument("--json", action="store_true", help="print what was written as JSON")
+
+    command = add_command(
+        commands,
+        partition,
+        "divide one collection into the sites of a simulated federation",
+        epilog=(
+            "Examples: fedtar data partition covid_chestxray covid --by institution --out parts; "
+            "fedtar data partition mimic_cxr mimic-cxr-jpg --option reports=../mimic-cxr --by random -n 4 --out parts"
+        ),
+    )
+    command.set_defaults(wrong_use=command.error)
+    command.add_argument("source", help="manifest, mimic_cxr, ct_rate, iu_xray or covid_chestxray")
+    command.add_argument("path", type=Path, help="the table or folder of the source")
+    command.add_argument(
+        "--by",
+        required=True,
+        choices=("institution", "random", "clusters", "dirichlet"),
+        help="institution: as the source tells it; random: equal sizes; clusters: like reports together; dirichlet: "
+        "every class of patients spread unevenly",
+    )
+    command.add_argument("--out", type=Path, required=True, help="folder to write into; a site there is refused")
+    command.add_argument("-n", "--sites", type=int, help="number of sites (not for institution)")
+    command.add_argument("--seed", type=int, default=0, help="of everything random (default 0)")
+    command.add_argument("-T", "--time-steps", type=int, default=3, help="time steps of the printed counts (default 3)")
+    command.add_argument(
+        "--concentration", type=float, default=0.5, help="of dirichlet; the smaller, the more unlike (default 0.5)"
+    )
+    command.add_argument("--classes", type=int, default=10, help="of dirichlet: clusters of reports (default 10)")
+    command.add_argument(
+        "--labels", type=Path, help="of dirichlet: CSV with patient_id and label, instead of clusters of reports"
+    )
+    option = "an option of the source, as under 'options' in a site file (repeatable): --option same_day=merge"
+    add_repeated(command, "--option", "KEY=VALUE", option)
+    command.add_argument("--relative", action="store_true", help="image paths relative to the manifests")
+    command.add_argument("--json", action="store_true", help="print what was written as JSON")
+
+
+def synth(arguments: argparse.Namespace) -> None:
+    """Write synthetic hospitals: DICOM series, reports, a manifest and a site file for each, and truth.json with
+    everything that was planted. Train on them with FEDTAR_SITES=OUT/sites, like on real data.
+    """
+    from fedtar_flare.data.timeline import Timeline
+    from fedtar_flare.flare.simulation import site_names
+    from fedtar_flare.synthetic.course import CohortOptions
+    from fedtar_flare.synthetic.sites import write_sites
+
+    effects = not arguments.no_effects
+    options = CohortOptions(
+        same_day_pairs=arguments.same_day,
+        wording_effect=effects,
+        prevalence_effect=effects,
+        scanner_differences=not arguments.one_scanner,
+        **given(arguments, "change", "change_group", "size_ratio", "missing_age"),
+    )
+    names, timeline = site_names(arguments.clients or arguments.sites), Timeline(arguments.time_steps)
+    size = given(arguments, "patients", "seed")
+    written = write_sites(arguments.out, names, timeline=timeline, options=options, **size)
+    if arguments.json:
+        print(json.dumps([{k: v if isinstance(v, int) else str(v) for k, v in vars(w).items()} for w in written]))
+        return
+    for site in written:
+        print(
+            f"{site.site}: {site.patients} patients, {site.visits} visits: {site.manifest} (truth: {site.truth.name})"
+        )
+    _say_how_to_train(arguments.out, [site.site for site in written])
+
+
+def partition(arguments: argparse.Namespace) -> None:
+    """Divide a collection by patient into simulated hospitals: a manifest and a site file for each; images stay where
+    they are. Train on them with FEDTAR_SITES=OUT/sites.
+    """
+    from fedtar_flare.curation.partition_files import partition_source
+
+    if arguments.by == "institution" and arguments.sites is not None:
+        arguments.wrong_use("-n does not go with --by institution: the institutions are the sites")
+    if arguments.by != "institution" and arguments.sites is None:
+        arguments.wrong_use(f"--by {arguments.by} needs -n, the number of sites")
+    how = ("by", "sites", "seed", "time_steps", "concentration", "classes", "labels", "relative")
+    sites, left_out = partition_source(
+        arguments.source, arguments.path, arguments.out, options=_options(arguments), **given(arguments, *how)
+    )
+    if arguments.json:
+        rows = [{k: str(v) if isinstance(v, Path) else v for k, v in vars(site).items()} for site in sites]
+        print(json.dumps({"sites": rows, "left_out": left_out}))
+        return
+    width = max(len(site.site) for site in sites)
+    for site in sites:
+        steps = ", ".join(f"t={t}: {n}" for t, n in enumerate(site.visits_per_step, start=1))
+        print(f"{site.site:<{width}}  {site.patients} patients, {site.visits} visits ({steps})")
+    if left_out:
+        print("Left out: " + ", ".join(f"{reason} {n}" for reason, n in left_out.items()))
+    _say_how_to_train(arguments.out, [site.site for site in sites])
+
+
+def _options(arguments: argparse.Namespace) -> dict[str, Any]:
+    import yaml
+
+    options: dict[str, Any] = {}
+    for text in arguments.option:
+        key, equals, value = text.partition("=")
+        if not equals or not key:
+            arguments.wrong_use(f"--option '{text}' is not of the form KEY=VALUE")
+        try:
+            options[key.strip()] = yaml.safe_load(value)
+        except yaml.YAMLError:
+            arguments.wrong_use(f"--option {key}: '{value}' is not readable as YAML")
+    return options
+
+
+def _say_how_to_train(out: Path, sites: list[str]) -> None:
+    print(f"Train on them: FEDTAR_SITES={out / 'sites'} fedtar simulate -c {','.join(sites)}")

@@ -1,0 +1,156 @@
+"""The sections of every run's page, and those of them that are a chart or a table."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fedtar_flare.reporting import examples as generated
+from fedtar_flare.reporting.format import flat, number, significant
+from fedtar_flare.reporting.participation import participation
+from fedtar_flare.reporting.plots import Palette, Series, line_chart
+from fedtar_flare.reporting.render import render
+from fedtar_flare.reporting.run import SPLITS, Run
+from fedtar_flare.reporting.scores import scores
+from fedtar_flare.reporting.section import (
+    MakeSection,
+    Section,
+    charts,
+    left_out,
+    place,
+    round_axis,
+    skipped_steps,
+    step_name,
+    table,
+)
+
+
+def losses(run: Run) -> Section:
+    """Training loss per site over rounds and steps, validation loss per round, and a table of the rounds."""
+    training, validation = [], []
+    for i, site in enumerate(run.start.sites):
+        at_steps, at_rounds = [], []
+        for step in run.steps:
+            loss = step.sites[site].train_loss if site in step.sites else None
+            at_steps.append((place(run, step.round, step.step), loss, step_name(step)))
+        for one in run.validations:
+            loss = one.sites[site].validation_loss if site in one.sites else None
+            at_rounds.append((float(one.round), loss, f"round {one.round}"))
+        training.append(_losses(site, at_steps, "site", i))
+        validation.append(_losses(site, at_rounds, "site", i))
+    pooled = [(one.round, one.loss, f"round {one.round}") for one in run.validations]
+    validation.append(_losses("all reports", pooled, "ink"))
+    figures = [
+        line_chart(f"{kind} loss, nats per token", lines, x_label=x, y_label="token loss", x_range=round_axis(run))
+        for kind, lines, x in (
+            ("Training", training, "round (a point per time step)"),
+            ("Validation", validation, "round"),
+        )
+    ]
+    sites = len(run.start.sites)
+    rows = [
+        (str(one.round), number(one.loss, 4), f"{len(one.sites)} of {sites}", "best" * (one.round == run.best_round))
+        for one in run.validations
+    ]
+    rounds = table(("round", "validation loss, all reports", "sites", ""), rows, empty="No round is complete.")
+    absent = left_out([(one.round, one.left_out) for one in run.validations])
+    lead = (
+        "Training: mean over a site's local updates at one step; the line breaks where the site sent nothing. "
+        "Validation: mean over the reports of validation patients after the round's last step. The best round is "
+        "chosen by it; two rounds are compared on the sites that both have."
+    )
+    return Section("loss", "Loss", lead, charts(figures) + rounds + absent)
+
+
+def _losses(name: str, points: Sequence[tuple[float, float | None, str]], palette: Palette, index: int = 0) -> Series:
+    """A line through (x, loss, where)."""
+    return Series(name, [(x, loss, f"{name}, {where}: {number(loss)}") for x, loss, where in points], palette, index)
+
+
+def examples(run: Run) -> Section | None:
+    """Generated beside reference reports; None of a run without synthetic sites."""
+    found = generated.run_examples(run.folder)
+    lead = (
+        "Test reports of the synthetic cohort, the first of each step and site. For patients' reports such a page is "
+        f"made at the site ({generated.EXAMPLES_PAGE} in the site's state) and stays there."
+    )
+    return Section("examples", "Examples", lead, generated.render_examples(found, headed=True)) if found else None
+
+
+def movement(run: Run) -> Section | None:
+    """Norm of the sites' mean update over rounds and steps; None where nothing is averaged."""
+    if run.steps and all(step.update_norm is None for step in run.steps):
+        return None
+    crosses = skipped_steps(run)
+    name = "mean update of the sites"
+    points = [
+        (
+            place(run, one.round, one.step),
+            None if one.skipped else one.update_norm,
+            f"{name}, {step_name(one)}: {significant(one.update_norm)}",
+        )
+        for one in run.steps
+    ]
+    figure = line_chart(
+        "Mean update of the sites, Euclidean norm",
+        [Series(name, points)],
+        x_label="round (a point per time step)",
+        y_label="norm",
+        x_range=round_axis(run),
+        crosses=crosses,
+    )
+    lead = "The mean of the sites' updates at each step, over all tensors that travel."
+    lead += " A cross on the axis is a step that was skipped." if crosses else ""
+    return Section("movement", "Movement", lead, charts([figure]))
+
+
+def exchange(run: Run) -> Section:
+    """One exchange against sending the whole model, as bars, and what the run's steps moved, as a table."""
+    one = run.start.exchange
+    down, up = sum(step.bytes_down for step in run.steps), sum(step.bytes_up for step in run.steps)
+    whole_down = down * one.full_bytes / one.bytes if one.bytes else 0
+    whole_up = sum(len(step.sites) for step in run.steps) * one.full_bytes
+    moved = (
+        ("to the sites", down, whole_down),
+        ("from the sites", up, whole_up),
+        ("both", down + up, whole_down + whole_up),
+    )
+    content = render("exchange.html", exchange=one, moved=moved if run.steps else (), full=max(one.full_bytes, 1))
+    lead = "What travels are the agreed tensors alone; patients, images and reports stay."
+    return Section("bytes", "Bytes", lead, content)
+
+
+def visits(run: Run) -> Section:
+    """A table per site, split and time step; numbers under the minimum cell are blanked, in totals too."""
+    start = run.start
+    lead = "Visits per site and time step; the splits are by patient, never by visit. Test patients are only scored."
+    if start.min_cell > 1:
+        lead += (
+            f" A site with fewer than {start.min_cell} training visits at a step abstains there; "
+            "numbers below that are not told."
+        )
+    return Section("data", "Data", lead, render("visits.html", start=start, splits=SPLITS))
+
+
+def settings(run: Run) -> Section:
+    """Settings and versions, two tables side by side."""
+    start = run.start
+    values = {"method": start.method, "min_cell": start.min_cell, "model": start.model} if start.method else {}
+    tables = [
+        table(("setting", "value"), flat(values | start.settings), kind="names", left={1}),
+        table(("version", "value"), sorted(start.versions.items()), kind="names", left={1}),
+    ]
+    lead = "What a run with the same data needs to give the same numbers."
+    return Section("settings", "Settings", lead, render("pair.html", parts=tables))
+
+
+SECTIONS: tuple[MakeSection, ...] = (
+    losses,
+    scores,
+    examples,
+    participation,
+    movement,
+    exchange,
+    visits,
+    settings,
+)
+"""In their order on the page."""
