@@ -10,13 +10,11 @@ from torch.nn import functional as F
 
 from fedtar_flare.errors import ConfigError
 from fedtar_flare.models.decoder import build_decoder
-from fedtar_flare.models.encoders import SliceEncoder, build_encoder
+from fedtar_flare.models.encoders import build_encoder
 from fedtar_flare.models.pooling import NoPooling, SliceAttentionPooling
 from fedtar_flare.models.tokenizer import IGNORED, ReportTokenizer
 
 if TYPE_CHECKING:
-    from transformers.models.gpt2.modeling_gpt2 import GPT2LMHeadModel
-
     from fedtar_flare.imaging.batch import ImageBatch
     from fedtar_flare.models.config import ModelConfig
 
@@ -41,28 +39,25 @@ class ReportGenerator(nn.Module):
     pre-trained weights.
     """
 
-    def __init__(
-        self,
-        encoder: SliceEncoder,
-        pooling: SliceAttentionPooling | NoPooling,
-        decoder: GPT2LMHeadModel,
-        *,
-        max_length: int,
-        num_beams: int,
-        bos_id: int,
-        eos_id: int,
-        pad_id: int,
-        untrained: tuple[str, ...] = (),
-    ):
+    def __init__(self, config: ModelConfig, tokenizer: ReportTokenizer, *, load_pretrained: bool):
         super().__init__()
-        self.encoder = encoder
-        self.pooling = pooling
-        self.projection = nn.Linear(encoder.width, decoder.config.n_embd, bias=False)
-        self.decoder = decoder
-        self.max_length = max_length
-        self.num_beams = num_beams
-        self.bos_id, self.eos_id, self.pad_id = bos_id, eos_id, pad_id
-        self.untrained = untrained
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(config.seed)
+            encoder = build_encoder(config, load_pretrained)
+            self.encoder = encoder.part
+            pooled = config.pooling == "attention"
+            self.pooling = SliceAttentionPooling(self.encoder.width, config.queries) if pooled else NoPooling()
+            decoder = build_decoder(config, tokenizer.vocab_size, load_pretrained)
+            self.projection = nn.Linear(self.encoder.width, decoder.part.config.n_embd, bias=False)
+            self.decoder = decoder.part
+        self.max_length, self.num_beams = config.max_length, config.num_beams
+        self.bos_id, self.eos_id, self.pad_id = tokenizer.bos_id, tokenizer.eos_id, tokenizer.pad_id
+        self.untrained: tuple[str, ...] = (
+            *(f"encoder.{name}" for name in encoder.untrained),
+            *(f"pooling.{name}" for name, _ in self.pooling.named_parameters()),
+            "projection.weight",
+            *(f"decoder.{name}" for name in decoder.untrained),
+        )
 
     def encode(self, batch: ImageBatch) -> Tensor:
         """Decoder memory (B, M, E): M / S tokens for each slice, in the order of the slices."""
@@ -118,31 +113,3 @@ class ReportGenerator(nn.Module):
             ),
         )
         return ids
-
-
-def assemble(config: ModelConfig, tokenizer: ReportTokenizer, *, load_pretrained: bool) -> ReportGenerator:
-    """Join the parts of a configuration; random weights follow ``config.seed`` and leave the global state alone."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(config.seed)
-        encoder = build_encoder(config, load_pretrained)
-        pooling = (
-            SliceAttentionPooling(encoder.part.width, config.queries) if config.pooling == "attention" else NoPooling()
-        )
-        decoder = build_decoder(config, tokenizer.vocab_size, load_pretrained)
-        model = ReportGenerator(
-            encoder.part,
-            pooling,
-            decoder.part,
-            max_length=config.max_length,
-            num_beams=config.num_beams,
-            bos_id=tokenizer.bos_id,
-            eos_id=tokenizer.eos_id,
-            pad_id=tokenizer.pad_id,
-        )
-    model.untrained = (
-        *(f"encoder.{name}" for name in encoder.untrained),
-        *(f"pooling.{name}" for name, _ in pooling.named_parameters()),
-        *(f"projection.{name}" for name, _ in model.projection.named_parameters()),
-        *(f"decoder.{name}" for name in decoder.untrained),
-    )
-    return model

@@ -1,7 +1,7 @@
 """Adapter folders in PEFT's file format, written and read without PEFT, as on a server that never builds the model.
 
 ``peft.PeftModel.from_pretrained(base_model, folder)`` loads the factors. Other parameters that travel are in
-``extra.safetensors``, which :func:`load_extra` reads; ``fedtar.json`` names the base model and the run.
+``extra.safetensors``, by their names in the base model; ``fedtar.json`` names the base model and the run.
 """
 
 from __future__ import annotations
@@ -12,8 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fedtar_flare.errors import ConfigError, ExchangeError
 from fedtar_flare.files import write_bytes, write_text
@@ -23,31 +22,16 @@ ADAPTER_CONFIG = "adapter_config.json"
 EXTRA_WEIGHTS = "extra.safetensors"
 ADAPTER_INFO = "fedtar.json"
 
-DEFAULT_ADAPTER = "default"
-"""Name of the set of factors that has no name on the wire."""
-
-_FACTOR = re.compile(r"(base_model\.model\..+\.lora_[AB])(?:\.([a-z][a-z0-9_]*))?\.weight")
+_FACTOR = re.compile(r"base_model\.model\..+\.lora_[AB]\.weight")
 
 
-def wire_name(factor: str, adapter: str) -> str:
-    """Name under which a factor of a set travels; ``factor`` is PEFT's path of it up to ``lora_A`` or ``lora_B``.
+def is_factor(name: str) -> bool:
+    """Whether a travelling tensor is a factor, by its name; the others are parameters of the base model.
 
-    >>> wire_name("base_model.model.h.0.mlp.lora_A", "default")
-    'base_model.model.h.0.mlp.lora_A.weight'
-    >>> wire_name("base_model.model.h.0.mlp.lora_A", "generic")
-    'base_model.model.h.0.mlp.lora_A.generic.weight'
+    >>> is_factor("base_model.model.h.0.mlp.lora_A.weight")
+    True
     """
-    return f"{factor}.weight" if adapter == DEFAULT_ADAPTER else f"{factor}.{adapter}.weight"
-
-
-def adapter_of(name: str) -> str | None:
-    """The set that a travelling tensor belongs to, by the tensor's name; None for a base-model parameter.
-
-    >>> adapter_of("base_model.model.h.0.mlp.lora_A.generic.weight")
-    'generic'
-    """
-    match = _FACTOR.fullmatch(name)
-    return (match[2] or DEFAULT_ADAPTER) if match else None
+    return _FACTOR.fullmatch(name) is not None
 
 
 def write_adapter(
@@ -58,28 +42,23 @@ def write_adapter(
 ) -> None:
     """Write ``state`` as a PEFT adapter folder (made where absent); each file appears whole or not at all.
 
-    ``state`` and ``adapter_config`` are as :mod:`fedtar_flare.models.adapters.lora` gives them: one set, whose name is
-    lost, and its extras. An earlier adapter's files are replaced, and its extras removed where ``state`` has none.
-    ``info`` is for :func:`read_adapter_info` (JSON).
+    ``state`` and ``adapter_config`` are as :mod:`fedtar_flare.models.adapters.lora` gives them. An earlier adapter's
+    files are replaced, and its extras removed where ``state`` has none. ``info`` is for :func:`read_adapter_info`
+    (JSON).
 
     Raises:
         ConfigError: ``adapter_config`` is not one of LoRA.
-        ExchangeError: ``state`` has no LoRA factor, or factors of several sets.
+        ExchangeError: ``state`` has no LoRA factor.
     """
     if adapter_config.get("peft_type") != "LORA":
         raise ConfigError(
             f"adapter_config['peft_type'] is {adapter_config.get('peft_type')!r}: it must be 'LORA', as "
             "models.adapters.lora.adapter_config gives it"
         )
-    adapters = {adapter for name in state if (adapter := adapter_of(name))}
-    if not adapters:
+    factors = {name: tensor for name, tensor in state.items() if is_factor(name)}
+    extra = {name: tensor for name, tensor in state.items() if name not in factors}
+    if not factors:
         raise ExchangeError("the state to be written has no LoRA factor named base_model.model.*.lora_A.weight")
-    if len(adapters) > 1:
-        raise ExchangeError(
-            f"the state to be written has the adapters {', '.join(sorted(adapters))}: a folder holds one"
-        )
-    factors = {f"{match[1]}.weight": tensor for name, tensor in state.items() if (match := _FACTOR.fullmatch(name))}
-    extra = {name: tensor for name, tensor in state.items() if adapter_of(name) is None}
     folder = Path(folder)
     _write_tensors(folder / ADAPTER_WEIGHTS, factors)
     if extra:
@@ -116,47 +95,12 @@ def read_adapter_info(folder: Path | str) -> dict[str, Any]:
         raise ConfigError(f"{folder / ADAPTER_INFO} is damaged ({error})") from error
 
 
-def read_adapter(folder: Path | str, adapter: str = DEFAULT_ADAPTER) -> dict[str, Tensor]:
-    """Factors (as the set ``adapter``) and extras of a folder, on the CPU, sorted by name; for ``load_shared_state``.
-
-    Raises:
-        ConfigError: the folder has no ``adapter_model.safetensors``.
-    """
+def read_adapter(folder: Path | str) -> dict[str, Tensor]:
+    """Factors and extras of a folder, on the CPU, sorted by name; for ``load_shared_state``."""
     from safetensors.torch import load_file
 
-    folder = Path(folder)
-    if not (folder / ADAPTER_WEIGHTS).is_file():
-        raise ConfigError(f"{folder} is no adapter folder: it has no {ADAPTER_WEIGHTS}")
-    factors = load_file(folder / ADAPTER_WEIGHTS)
-    state = {wire_name(name.removesuffix(".weight"), adapter): tensor for name, tensor in factors.items()}
-    if (folder / EXTRA_WEIGHTS).is_file():
-        state.update(load_file(folder / EXTRA_WEIGHTS))
-    return dict(sorted(state.items()))
-
-
-def load_extra(model: nn.Module, folder: Path | str) -> list[str]:
-    """Load a folder's extras, if any, into the plain base model before PEFT wraps it; returns their names, sorted.
-
-    Raises:
-        ExchangeError: a tensor is no parameter of the model or has another shape; names it and changes nothing.
-    """
-    from safetensors.torch import load_file
-
-    file = Path(folder) / EXTRA_WEIGHTS
-    extra = dict(sorted(load_file(file).items())) if file.is_file() else {}
-    parameters = dict(model.named_parameters(remove_duplicate=False))
-    for name, tensor in extra.items():
-        if name not in parameters:
-            raise ExchangeError(f"tensor {name} of {EXTRA_WEIGHTS} is no parameter of this model before PEFT wraps it")
-        if parameters[name].shape != tensor.shape:
-            raise ExchangeError(
-                f"tensor {name} of {EXTRA_WEIGHTS} has shape {tuple(tensor.shape)}, the model's has "
-                f"{tuple(parameters[name].shape)}"
-            )
-    with torch.no_grad():
-        for name, tensor in extra.items():
-            parameters[name].copy_(tensor)
-    return list(extra)
+    files = [Path(folder) / name for name in (ADAPTER_WEIGHTS, EXTRA_WEIGHTS)]
+    return dict(sorted(item for file in files if file.is_file() for item in load_file(file).items()))
 
 
 def _write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
