@@ -19,7 +19,7 @@ from fedtar_flare.errors import ConfigError, ExchangeError, FedTARError
 from fedtar_flare.flare.aggregation import WEIGHTINGS, SpilledUpdates, aggregation_weights
 from fedtar_flare.flare.agreement import agree
 from fedtar_flare.flare.checkpoint import Checkpoint, RunCheckpoints, load
-from fedtar_flare.flare.results import Plan, Results, check_scores
+from fedtar_flare.flare.results import Results, check_scores
 from fedtar_flare.flare.scalars import send_scalar
 from fedtar_flare.flare.tasking import Answers, RunAborted, TaskController, Tensors, now
 from fedtar_flare.protocol.exchange import (
@@ -209,7 +209,9 @@ class MethodController(TaskController):
         resumed = self._resumed()
         self.run_id = resumed.info["run_id"] if resumed else f"{time.strftime('%Y%m%d-%H%M%S')}-{uuid.uuid4().hex[:8]}"
         self.first_round = resumed.round + 1 if resumed else 1
-        w = resumed.weights if resumed else self._initial_weights()
+        w = resumed.weights if resumed else None
+        if self.initial_checkpoint:
+            w = load(Path(self.initial_checkpoint)).weights
         live = self.live_sites()
         source = self.initial_site or (live[0] if live else "")
         if w is None and source not in live:
@@ -228,9 +230,18 @@ class MethodController(TaskController):
             if source not in initial:
                 raise FedTARError(f"site {source} did not send its initial weights; see the record and its own log")
         w = w if w is not None else initial[source]
-        self.schema.check(w, dtypes=["float32"])
+        self.schema.check(w)
         self._counts = {site: answers.replies[site].payload["counts"] for site in self.sites}
-        self.results.start(self._plan(), answers)
+        self.results.start(
+            self.schema,
+            answers,
+            method=self.contract.method,
+            run_id=self.run_id,
+            first_round=self.first_round,
+            rounds=self.num_rounds,
+            time_steps=self.time_steps,
+            settings=self.settings() | {"min_sites": self.min_sites},
+        )
         self.on_start()
         self.results.evaluation(self.first_round - 1, answers)
         if resumed and (best := self._checkpoints.carry_over(resumed.round)) and self._shares:
@@ -291,25 +302,11 @@ class MethodController(TaskController):
         self.sites = sorted({*self.sites, *answers.replies})
         self.results.joined(r, answers)
 
-    def _initial_weights(self) -> Tensors | None:
-        return load(Path(self.initial_checkpoint)).weights if self.initial_checkpoint else None
-
     # ------------------------------------------------------------------ save and resume
     def settings(self) -> dict[str, Any]:
         """Settings that a resumed run must share."""
         names = ("num_rounds", "time_steps", "weighting", "seed")
         return {"method": self.contract.method} | {n: getattr(self, n) for n in names} | self.method_settings()
-
-    def _plan(self) -> Plan:
-        return Plan(
-            method=self.contract.method,
-            run_id=self.run_id,
-            first_round=self.first_round,
-            rounds=self.num_rounds,
-            time_steps=self.time_steps,
-            schema=self.schema,
-            settings=self.settings() | {"min_sites": self.min_sites},
-        )
 
     def _save(self, w: Tensors, r: int) -> None:
         """Checkpoint after a whole round; the best one by validation loss also becomes ``adapter/``."""
