@@ -8,8 +8,8 @@ from __future__ import annotations
 import json
 import re
 import tempfile
-from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -24,13 +24,7 @@ from fedtar_flare.imaging.batch import ImageBatch, collate
 from fedtar_flare.imaging.pipeline import InputConfig, prepare
 from fedtar_flare.learning.device import choose_device
 from fedtar_flare.models.adapters.lora import add_lora, load_shared_state
-from fedtar_flare.models.adapters.peft_file import (
-    ADAPTER_CONFIG,
-    DEFAULT_ADAPTER,
-    adapter_of,
-    read_adapter,
-    read_adapter_info,
-)
+from fedtar_flare.models.adapters.peft_file import ADAPTER_CONFIG, is_factor, read_adapter, read_adapter_info
 from fedtar_flare.models.build import build_model, build_tokenizer
 from fedtar_flare.models.config import ModelConfig
 from fedtar_flare.models.config import preset as model_preset
@@ -147,8 +141,7 @@ class Drafter:
                 "that the run used (--model weights=PATH)"
             )
         self.device = torch.device(choose_device(device, "float32")[0])
-        name = self.info.get("adapter", DEFAULT_ADAPTER)
-        weights = read_adapter(adapter, name)
+        weights = read_adapter(adapter)
         lora = json.loads((adapter / ADAPTER_CONFIG).read_text(encoding="utf-8"))
         self.model = add_lora(
             base,
@@ -156,10 +149,9 @@ class Drafter:
             rank=lora["r"],
             alpha=lora["lora_alpha"],
             seed=0,
-            extra=[re.escape(name) for name in weights if adapter_of(name) is None],
-            adapter=name,
+            extra=[re.escape(name) for name in weights if not is_factor(name)],
         ).to(self.device)
-        load_shared_state(self.model, weights, name)
+        load_shared_state(self.model, weights)
         self.personal: PersonalPart | None = None if state is None else self._personal_part(state, key)
 
     def _personal_part(self, state: Path, key: bytes | None) -> PersonalPart:
@@ -218,7 +210,7 @@ def study_of(image: Path, modality: Modality | None = None, **patient: Any) -> S
 
     if not image.exists():
         raise DataError(f"{image} is not there", reason="no-image")
-    header = first_header(image)
+    header = next(headers(image), None)
     told = {name: value for name, value in patient.items() if value is not None}
     if header is not None:
         read: dict[str, Any] = {
@@ -236,15 +228,12 @@ def study_of(image: Path, modality: Modality | None = None, **patient: Any) -> S
     return Study(image, modality, **told)
 
 
-def first_header(image: Path) -> Any:
-    """Header of the study's first readable DICOM file; None when it has none."""
+def headers(image: Path) -> Iterator[Any]:
+    """Headers of the study's readable DICOM files, in the order of their paths."""
     from pydicom import dcmread
     from pydicom.errors import InvalidDicomError
 
-    files = sorted(path for path in image.rglob("*") if path.is_file()) if image.is_dir() else [image]
-    for path in files:
-        try:
-            return dcmread(path, stop_before_pixels=True)
-        except (InvalidDicomError, OSError):
-            continue
-    return None
+    for path in sorted(image.rglob("*")) if image.is_dir() else [image]:
+        if path.is_file():
+            with suppress(InvalidDicomError, OSError):
+                yield dcmread(path, stop_before_pixels=True)
