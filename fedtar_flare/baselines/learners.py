@@ -20,7 +20,7 @@ class ProximalLearner(ReportLearner):
 
     def after_backward(self, start: Mapping[str, torch.Tensor]) -> None:
         """``grad += mu (w - w^t)`` on the shared part."""
-        for name, parameter in shared_parameters(self.model).items():
+        for name, parameter in shared_parameters(self.model, self.adapter).items():
             if parameter.grad is not None:
                 parameter.grad.add_(parameter.detach() - start[name].to(parameter.device), alpha=self.mu)
 

@@ -221,9 +221,9 @@ class MethodController(TaskController):
         answers = self._greet(live, w, "" if w is not None else source, initial, least=self.min_sites)
         if not answers.replies:  # all were heard, and all abstained
             raise FedTARError("no site takes part: " + "; ".join(f"{s}: {why}" for s, why in answers.abstained.items()))
-        self.agreement = agree(answers, self.min_sites)
-        self.schema = self.agreement.schema
+        self._agreed = agree(answers, self.min_sites)
         self.sites = sorted(answers.replies)
+        self.schema = ExchangeSchema.from_dict(answers.replies[self.sites[0]].payload["schema"])
         if w is None and source not in self.sites:  # the site that was to give the start failed: take the next one's
             source = self.sites[0]
             self._greet([source], None, source, initial, evaluate=False)
@@ -296,7 +296,7 @@ class MethodController(TaskController):
         if r == self.first_round or not waiting:
             return
         answers = self._greet(waiting, w, "", {}, evaluate=False, before=r)
-        agree(answers, 0, self.agreement)
+        agree(answers, 0, self._agreed)
         for site in sorted(answers.replies):
             self._counts[site] = answers.replies[site].payload["counts"]
         self.sites = sorted({*self.sites, *answers.replies})

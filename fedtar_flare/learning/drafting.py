@@ -24,7 +24,13 @@ from fedtar_flare.imaging.batch import ImageBatch, collate
 from fedtar_flare.imaging.pipeline import InputConfig, prepare
 from fedtar_flare.learning.device import choose_device
 from fedtar_flare.models.adapters.lora import add_lora, load_shared_state
-from fedtar_flare.models.adapters.peft_file import ADAPTER_CONFIG, is_factor, read_adapter, read_adapter_info
+from fedtar_flare.models.adapters.peft_file import (
+    ADAPTER_CONFIG,
+    DEFAULT_ADAPTER,
+    adapter_of,
+    read_adapter,
+    read_adapter_info,
+)
 from fedtar_flare.models.build import build_model, build_tokenizer
 from fedtar_flare.models.config import ModelConfig
 from fedtar_flare.models.config import preset as model_preset
@@ -141,7 +147,8 @@ class Drafter:
                 "that the run used (--model weights=PATH)"
             )
         self.device = torch.device(choose_device(device, "float32")[0])
-        weights = read_adapter(adapter)
+        name = self.info.get("adapter", DEFAULT_ADAPTER)
+        weights = read_adapter(adapter, name)
         lora = json.loads((adapter / ADAPTER_CONFIG).read_text(encoding="utf-8"))
         self.model = add_lora(
             base,
@@ -149,9 +156,10 @@ class Drafter:
             rank=lora["r"],
             alpha=lora["lora_alpha"],
             seed=0,
-            extra=[re.escape(name) for name in weights if not is_factor(name)],
+            extra=[re.escape(name) for name in weights if adapter_of(name) is None],
+            adapter=name,
         ).to(self.device)
-        load_shared_state(self.model, weights)
+        load_shared_state(self.model, weights, name)
         self.personal: PersonalPart | None = None if state is None else self._personal_part(state, key)
 
     def _personal_part(self, state: Path, key: bytes | None) -> PersonalPart:

@@ -6,7 +6,7 @@ import logging
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +26,7 @@ from fedtar_flare.models.adapters.lora import (
     shared_parameters,
     shared_state,
 )
+from fedtar_flare.models.adapters.peft_file import DEFAULT_ADAPTER
 from fedtar_flare.models.build import build_model, build_tokenizer, require_trained
 from fedtar_flare.models.config import ModelConfig
 from fedtar_flare.models.weights import fingerprint
@@ -38,8 +39,8 @@ EVALUATION_BATCH = 16
 class ReportLearner:
     """One site's report generator with an adapter that travels; by itself it is local training for FedAvg.
 
-    The hooks are what a method overrides; all have a default. :attr:`personal_optimizer` steps the personal parameters,
-    whose gradient norm is limited by itself.
+    The hooks are what a method overrides; all have a default. :attr:`adapter` names the set of factors that travels.
+    :attr:`personal_optimizer` steps the personal parameters, whose gradient norm is limited by itself.
 
     Args:
         cohort: the site's patients, prepared by ``prepare_cohort``; may be replaced between tasks.
@@ -51,6 +52,7 @@ class ReportLearner:
         ConfigError: the model cannot be built, or parts of it would stay at random values.
     """
 
+    adapter: ClassVar[str] = DEFAULT_ADAPTER
     personal_optimizer: torch.optim.Optimizer | None = None
 
     def __init__(
@@ -82,6 +84,7 @@ class ReportLearner:
             alpha=lora.alpha,
             seed=seed,
             extra=lora.exchange,
+            adapter=self.adapter,
         ).to(self.device)
 
     # ------------------------------------------------------------------ hooks
@@ -129,15 +132,15 @@ class ReportLearner:
 
     def shared(self) -> dict[str, Tensor]:
         """The shared part by name, float32 on the CPU."""
-        return shared_state(self.model)
+        return shared_state(self.model, self.adapter)
 
     def load_shared(self, weights: Mapping[str, Tensor]) -> None:
         """Load the shared part; raises :class:`ExchangeError` naming a tensor that does not fit."""
-        load_shared_state(self.model, weights)
+        load_shared_state(self.model, weights, self.adapter)
 
     def adapter_config(self) -> dict[str, Any]:
         """PEFT's configuration of the shared part, without any path of the site."""
-        return adapter_config(self.model)
+        return adapter_config(self.model, self.adapter)
 
     # ------------------------------------------------------------------ training
     def train(
@@ -159,7 +162,7 @@ class ReportLearner:
         if not samples:
             raise DataError(f"no training visit at step {time_step}", reason="no-training-visit")
         start = self.shared()
-        shared = list(shared_parameters(self.model).values())
+        shared = list(shared_parameters(self.model, self.adapter).values())
         personal = list(self.personal_parameters())
         # fresh: its start point is not where the last task ended
         optimizer = torch.optim.AdamW(shared, lr=self.training.lr_shared, weight_decay=self.training.weight_decay)
@@ -216,7 +219,7 @@ class ReportLearner:
         loss = self._accumulate(samples)
         gradient = {
             name: (torch.zeros_like(p) if p.grad is None else p.grad).detach().float().cpu().clone()
-            for name, p in shared_parameters(self.model).items()
+            for name, p in shared_parameters(self.model, self.adapter).items()
         }
         self._clear_gradients()
         return Validated(loss, gradient, len(samples))

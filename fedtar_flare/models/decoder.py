@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedtar_flare.errors import ConfigError
-from fedtar_flare.models.sources import LoadResult, fetching, load_or_make, quiet_loading
+from fedtar_flare.models.sources import fetching, load_or_make, quiet_loading
 from fedtar_flare.models.tokenizer import ReportTokenizer
 
 if TYPE_CHECKING:
@@ -16,7 +16,9 @@ if TYPE_CHECKING:
     from fedtar_flare.models.config import ModelConfig
 
 
-def build_decoder(config: ModelConfig, vocab_size: int, load_pretrained: bool = True) -> LoadResult[GPT2LMHeadModel]:
+def build_decoder(
+    config: ModelConfig, vocab_size: int, load_pretrained: bool
+) -> tuple[GPT2LMHeadModel, tuple[str, ...]]:
     """The decoder of a configuration, and the names of its parameters that stayed random.
 
     Published checkpoints have no cross-attention: those layers are added and start random. ``load_pretrained=False`` is

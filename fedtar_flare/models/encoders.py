@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from fedtar_flare.errors import ConfigError
-from fedtar_flare.models.sources import LoadResult, fetching, is_folder, load_or_make, quiet_loading
+from fedtar_flare.models.sources import fetching, is_folder, load_or_make, quiet_loading
 
 if TYPE_CHECKING:
     from fedtar_flare.models.config import ModelConfig
@@ -63,7 +63,7 @@ class TimmEncoder(SliceEncoder):
         return features.flatten(1, -2)
 
 
-def build_encoder(config: ModelConfig, load_pretrained: bool = True) -> LoadResult[SliceEncoder]:
+def build_encoder(config: ModelConfig, load_pretrained: bool) -> tuple[SliceEncoder, tuple[str, ...]]:
     """The encoder of a configuration, and the names of its parameters that stayed random.
 
     ``load_pretrained=False`` is for a model whose whole checkpoint is loaded later.
@@ -74,7 +74,7 @@ def build_encoder(config: ModelConfig, load_pretrained: bool = True) -> LoadResu
     return (_timm if config.encoder == "timm" else _cvt)(config, load_pretrained)
 
 
-def _cvt(config: ModelConfig, load_pretrained: bool) -> LoadResult[SliceEncoder]:
+def _cvt(config: ModelConfig, load_pretrained: bool) -> tuple[SliceEncoder, tuple[str, ...]]:
     from transformers.models.cvt.configuration_cvt import CvtConfig
     from transformers.models.cvt.modeling_cvt import CvtModel
 
@@ -89,7 +89,7 @@ def _cvt(config: ModelConfig, load_pretrained: bool) -> LoadResult[SliceEncoder]
             initializer_range=0.06,  # for widths of some hundred and less; CvT's own 0.02 hardly starts to learn
             **still,
         )
-        cvt = load_or_make(CvtModel, own, None)
+        cvt, untrained = load_or_make(CvtModel, own, None)
     else:
         with fetching("encoder", config.encoder_name), quiet_loading():
             published = CvtConfig.from_pretrained(config.encoder_name, **still)
@@ -99,12 +99,12 @@ def _cvt(config: ModelConfig, load_pretrained: bool) -> LoadResult[SliceEncoder]
                     "be a CvT checkpoint (or take encoder='timm')"
                 )
             pretrained = load_pretrained and config.encoder_pretrained
-            cvt = load_or_make(CvtModel, published, config.encoder_name if pretrained else None)
-    encoder = CvtEncoder(cvt.part, int(cvt.part.config.embed_dim[-1]), config.image_mean, config.image_std)
-    return LoadResult(encoder, tuple(f"backbone.{name}" for name in cvt.untrained))
+            cvt, untrained = load_or_make(CvtModel, published, config.encoder_name if pretrained else None)
+    encoder = CvtEncoder(cvt, int(cvt.config.embed_dim[-1]), config.image_mean, config.image_std)
+    return encoder, tuple(f"backbone.{name}" for name in untrained)
 
 
-def _timm(config: ModelConfig, load_pretrained: bool) -> LoadResult[SliceEncoder]:
+def _timm(config: ModelConfig, load_pretrained: bool) -> tuple[SliceEncoder, tuple[str, ...]]:
     import timm
 
     assert config.encoder_name is not None
@@ -128,4 +128,4 @@ def _timm(config: ModelConfig, load_pretrained: bool) -> LoadResult[SliceEncoder
             backbone = timm.create_model(name, pretrained=pretrained, num_classes=0)
     encoder = TimmEncoder(backbone, int(backbone.num_features), config.image_mean, config.image_std)
     missing = () if pretrained else tuple(f"backbone.{key}" for key, _ in backbone.named_parameters())
-    return LoadResult(encoder, missing)
+    return encoder, missing

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedtar_flare.errors import ConfigError
 from fedtar_flare.models.decoder import build_decoder
 from fedtar_flare.models.encoders import build_encoder
 from fedtar_flare.models.pooling import NoPooling, SliceAttentionPooling
@@ -43,20 +42,19 @@ class ReportGenerator(nn.Module):
         super().__init__()
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(config.seed)
-            encoder = build_encoder(config, load_pretrained)
-            self.encoder = encoder.part
+            self.encoder, encoder_untrained = build_encoder(config, load_pretrained)
             pooled = config.pooling == "attention"
             self.pooling = SliceAttentionPooling(self.encoder.width, config.queries) if pooled else NoPooling()
-            decoder = build_decoder(config, tokenizer.vocab_size, load_pretrained)
-            self.projection = nn.Linear(self.encoder.width, decoder.part.config.n_embd, bias=False)
-            self.decoder = decoder.part
+            decoder, decoder_untrained = build_decoder(config, tokenizer.vocab_size, load_pretrained)
+            self.projection = nn.Linear(self.encoder.width, decoder.config.n_embd, bias=False)
+            self.decoder = decoder
         self.max_length, self.num_beams = config.max_length, config.num_beams
         self.bos_id, self.eos_id, self.pad_id = tokenizer.bos_id, tokenizer.eos_id, tokenizer.pad_id
         self.untrained: tuple[str, ...] = (
-            *(f"encoder.{name}" for name in encoder.untrained),
+            *(f"encoder.{name}" for name in encoder_untrained),
             *(f"pooling.{name}" for name, _ in self.pooling.named_parameters()),
             "projection.weight",
-            *(f"decoder.{name}" for name in decoder.untrained),
+            *(f"decoder.{name}" for name in decoder_untrained),
         )
 
     def encode(self, batch: ImageBatch) -> Tensor:
@@ -86,15 +84,9 @@ class ReportGenerator(nn.Module):
         """Token ids (B, L) of the best beam, begin token first, padded after the end token (int64).
 
         A report does not depend on the others of its batch.
-
-        Raises:
-            ConfigError: ``max_length`` exceeds the decoder's positions.
         """
         from transformers.generation.configuration_utils import GenerationConfig
 
-        length = max_length or self.max_length
-        if length > self.decoder.config.n_positions:
-            raise ConfigError(f"max_length {length}: the decoder has {self.decoder.config.n_positions} positions")
         memory = self.encode(batch)
         start = torch.full((memory.shape[0], 1), self.bos_id, dtype=torch.int64, device=memory.device)
         decoder: Any = self.decoder
@@ -104,7 +96,7 @@ class ReportGenerator(nn.Module):
             encoder_hidden_states=memory,
             encoder_attention_mask=self.memory_mask(batch, memory),
             generation_config=GenerationConfig(
-                max_length=length,
+                max_length=max_length or self.max_length,
                 num_beams=num_beams or self.num_beams,
                 do_sample=False,
                 bos_token_id=self.bos_id,

@@ -5,23 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import torch
 
 from fedtar_flare.errors import ConfigError
-
-T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class LoadResult(Generic[T]):
-    """A part, and the names of its parameters for which there were no pre-trained weights."""
-
-    part: T
-    untrained: tuple[str, ...]
 
 
 def is_folder(name: str) -> bool:
@@ -79,10 +68,13 @@ def quiet_loading() -> Iterator[None]:
             logging.enable_progress_bar()
 
 
-def load_or_make(kind: Any, config: Any, name: str | None) -> LoadResult[Any]:
-    """A transformers model of class ``kind``: the pre-trained one of this name, or (None) a random one."""
+def load_or_make(kind: Any, config: Any, name: str | None) -> tuple[Any, tuple[str, ...]]:
+    """A transformers model of class ``kind``: the pre-trained one of this name, or (None) a random one.
+
+    Also returns the names of its parameters that stayed random.
+    """
     if name is None:
         model = kind(config)
-        return LoadResult(model, tuple(key for key, _ in model.named_parameters()))
+        return model, tuple(key for key, _ in model.named_parameters())
     model, info = kind.from_pretrained(name, config=config, dtype=torch.float32, output_loading_info=True)
-    return LoadResult(model, tuple(key for key, _ in model.named_parameters() if key in info["missing_keys"]))
+    return model, tuple(key for key, _ in model.named_parameters() if key in info["missing_keys"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 import subprocess
 import sys
 import warnings
@@ -22,8 +23,10 @@ from fedtar_flare.models.adapters.lora import (
     load_shared_state,
     shared_parameters,
     shared_state,
+    using,
 )
-from fedtar_flare.models.adapters.peft_file import read_adapter, write_adapter
+from fedtar_flare.models.adapters.peft_file import adapter_of, read_adapter, write_adapter
+from fedtar_flare.protocol.contract import LORA_NAMES
 
 TARGETS = r"encoder\.mix|decoder\..*\.(c_attn|q_attn|c_proj|c_fc)"
 CROSS_ATTENTION = r"decoder\..*\.crossattention\..*"
@@ -58,13 +61,13 @@ def shared(base: Any, **changes: Any) -> Any:
     return add_lora(copy.deepcopy(base), **{"targets": TARGETS, "rank": 2, "alpha": 8, "seed": 3, **changes})
 
 
-def save_adapter(peft_model: Any, folder: Path) -> None:
-    write_adapter(folder, shared_state(peft_model), adapter_config(peft_model))
+def save_adapter(peft_model: Any, folder: Path, adapter: str = "default") -> None:
+    write_adapter(folder, shared_state(peft_model, adapter), adapter_config(peft_model, adapter))
 
 
-def shake(peft_model: Any) -> None:
+def shake(peft_model: Any, adapter: str = "default") -> None:
     with torch.no_grad():
-        for parameter in shared_parameters(peft_model).values():
+        for parameter in shared_parameters(peft_model, adapter).values():
             parameter.add_(0.1 * torch.randn(parameter.shape))
 
 
@@ -276,3 +279,123 @@ def test_what_is_no_adapter_is_refused(base: Any, tmp_path: Path) -> None:
         write_adapter(tmp_path / "a", shared_state(peft_model), {"r": 2})
     with pytest.raises(ExchangeError, match="no LoRA factor"):
         write_adapter(tmp_path / "a", {"encoder.keep.weight": torch.zeros(1)}, adapter_config(peft_model))
+
+
+# --------------------------------------------------------------------------- several named sets
+DECODER = r"decoder\..*"
+
+
+def dual(base: Any) -> Any:
+    """``generic`` on all targets, ``special`` on the decoder and a layer that the first set leaves alone."""
+    peft_model = shared(base, adapter="generic", extra=[r"encoder\.keep\.bias"]).eval()
+    add_lora(peft_model, targets=r"encoder\.keep|decoder\..*\.c_fc", rank=3, alpha=3, seed=7, adapter="special")
+    shake(peft_model, "generic")
+    shake(peft_model, "special")
+    return peft_model
+
+
+def test_named_sets_travel_under_their_names_and_the_default_one_under_none(base: Any) -> None:
+    peft_model = dual(base)
+    generic, special = (shared_parameters(peft_model, name) for name in ("generic", "special"))
+    assert {adapter_of(name) for name in generic} == {"generic", None} and "encoder.keep.bias" in generic
+    assert {adapter_of(name) for name in special} == {"special"} and not generic.keys() & special.keys()
+    assert "base_model.model.encoder.mix.lora_A.generic.weight" in generic
+    assert all(adapter_of(name) == "default" for name in shared_parameters(shared(base)))
+    assert all(re.fullmatch(r"[A-Za-z0-9_.-]+", name) for name in [*generic, *special])
+    assert not any(re.fullmatch(LORA_NAMES, name) for name in special), "a contract must name what travels"
+    before = shared_state(peft_model, "special")
+    load_shared_state(peft_model, {n: v + 1 for n, v in shared_state(peft_model, "generic").items()}, "generic")
+    assert all(torch.equal(value, before[name]) for name, value in shared_state(peft_model, "special").items())
+    with pytest.raises(ExchangeError, match=r"lacks tensor .*generic"):
+        load_shared_state(peft_model, before, "generic")
+
+
+def test_a_further_set_is_trained_and_acts_only_where_it_is_switched_on(base: Any) -> None:
+    peft_model = shared(base, adapter="generic").eval()
+    shake(peft_model, "generic")
+    for parameter in shared_parameters(peft_model, "generic").values():
+        parameter.requires_grad_(False)
+    alone = peft_model(X)
+    noise = torch.get_rng_state()
+    assert (
+        add_lora(peft_model, targets=r"encoder\.keep|decoder\..*\.c_fc", rank=3, seed=7, adapter="special")
+        is peft_model
+    )
+    assert torch.equal(torch.get_rng_state(), noise)
+    trained = {name for name, parameter in peft_model.named_parameters() if parameter.requires_grad}
+    assert trained and all(".special." in name for name in trained), "what was frozen stays frozen"
+    shake(peft_model, "special")
+    assert torch.equal(peft_model(X), alone)
+    with using(peft_model, ["generic", "special"]):
+        assert not torch.allclose(peft_model(X), alone, atol=1e-3)
+    assert torch.equal(peft_model(X), alone)
+
+
+def test_the_sets_that_act_are_chosen_per_layer_and_what_is_trained_stays(base: Any) -> None:
+    peft_model = dual(base)
+    decoder = peft_model.get_base_model().decoder
+    layer, keep = decoder.transformer.h[0].mlp.c_fc, peft_model.get_base_model().encoder["keep"]
+    flags = {name: parameter.requires_grad for name, parameter in peft_model.named_parameters()}
+    x = torch.randn(5, 8, requires_grad=True)
+    low = {name: layer.scaling[name] * layer.lora_B[name](layer.lora_A[name](x)) for name in ("generic", "special")}
+    plain, encoded = layer.base_layer(x), keep(x)
+    for adapters in ([], ["generic"], ["special"], ["special", "generic"]):
+        with using(peft_model, adapters, DECODER):
+            torch.testing.assert_close(layer(x), plain + sum(low[name] for name in adapters))
+            assert torch.equal(keep(x), encoded), "only the layers that were named are switched"
+            assert {name: parameter.requires_grad for name, parameter in peft_model.named_parameters()} == flags
+            peft_model.zero_grad()
+            layer(x).square().sum().backward()
+            moved = {name for name in low if layer.lora_A[name].weight.grad is not None}
+            assert moved == set(adapters)
+            with using(peft_model, ["special"], DECODER):
+                pass
+            torch.testing.assert_close(layer(x), plain + sum(low[name] for name in adapters))
+    with pytest.raises(RuntimeError), using(peft_model, ["special"]):
+        raise RuntimeError
+    torch.testing.assert_close(layer(x), plain + low["generic"])
+
+
+def test_each_set_is_saved_as_a_folder_that_peft_loads(base: Any, tmp_path: Path) -> None:
+    peft_model = dual(base)
+    for name in ("generic", "special"):
+        save_adapter(peft_model, tmp_path / name, name)
+        with using(peft_model, [name]):
+            expected = peft_model(X)
+        extra = load_file(tmp_path / "generic" / "extra.safetensors")  # the model's, whichever set acts
+        base.load_state_dict(extra, strict=False)
+        assert torch.equal(from_pretrained(base, tmp_path / name)(X), expected)
+        read = read_adapter(tmp_path / name, name)
+        assert all(torch.equal(value, read[key]) for key, value in shared_state(peft_model, name).items())
+    assert adapter_config(peft_model, "special")["r"] == 3 and adapter_config(peft_model, "generic")["r"] == 2
+    both = shared_state(peft_model, "generic") | shared_state(peft_model, "special")
+    with pytest.raises(ExchangeError, match="generic, special"):
+        write_adapter(tmp_path / "both", both, adapter_config(peft_model, "generic"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"adapter": "generic"}, "adapter of this name"),
+        ({"adapter": "second", "extra": ["encoder"]}, "first adapter"),
+        ({"adapter": "Second"}, "lower-case"),
+        ({"adapter": "a.b"}, "lower-case"),
+        ({"adapter": "lora"}, "lower-case"),
+        ({"adapter": "second", "targets": "nothing"}, "match no module"),
+        ({"adapter": "second", "targets": r"encoder\.mix\.base_layer"}, "match no module"),
+    ],
+)
+def test_a_further_set_that_cannot_be_is_refused(base: Any, changes: dict[str, Any], message: str) -> None:
+    peft_model = dual(base)
+    with pytest.raises(ConfigError, match=message):
+        add_lora(peft_model, **{"targets": TARGETS, "seed": 0, **changes})
+
+
+def test_unknown_sets_and_layers_are_named(base: Any) -> None:
+    peft_model = dual(base)
+    with pytest.raises(ConfigError, match=r"no adapter 'default' \(it has: generic, special\)"):
+        shared_state(peft_model)
+    with pytest.raises(ConfigError, match="no adapter 'other'"), using(peft_model, ["other"]):
+        pass
+    with pytest.raises(ConfigError, match="match no LoRA layer"), using(peft_model, ["special"], "nothing"):
+        pass

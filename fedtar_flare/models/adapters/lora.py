@@ -1,6 +1,8 @@
-"""LoRA factors, made by PEFT and exchanged under PEFT's own tensor names.
+"""Named sets of LoRA factors, made by PEFT and exchanged under PEFT's own tensor names.
 
-FedTAR, Eq. 4: ``W + s A B^T`` with ``s = alpha / rank`` on every targeted linear layer. Parameters that a run names as
+FedTAR, Eq. 4: ``W + s A B^T`` with ``s = alpha / rank`` on every targeted linear layer. A model may carry several
+sets, such as one that travels and one that stays at the site. All but the set ``default`` have their name in their
+tensors' names (``...lora_A.generic.weight``), so that a guard can tell them apart. Parameters that a run names as
 extras (such as cross-attention without pre-trained weights) travel whole.
 """
 
@@ -10,44 +12,66 @@ import json
 import math
 import re
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from fedtar_flare.errors import ConfigError, ExchangeError
+from fedtar_flare.models.adapters.peft_file import DEFAULT_ADAPTER, wire_name
 
 if TYPE_CHECKING:
     from peft import PeftModel
 
-_EXTRAS = "exchanged_extras"  # attribute of the PEFT model: the extras by name
-_FACTOR = re.compile(r"(base_model\.model\..+\.lora_[AB])\.default\.weight")  # as named_parameters() names it
+_EXTRAS = "exchanged_extras"  # attribute of the PEFT model: by adapter, the extras by name
+_ADAPTER_NAME = re.compile(r"[a-z][a-z0-9_]{0,31}")
+_FACTOR = re.compile(r"(base_model\.model\..+\.lora_[AB])\.([a-z0-9_]+)\.weight")  # as named_parameters() names it
 
 
 def add_lora(
-    model: nn.Module, *, targets: str, rank: int = 4, alpha: float = 128, seed: int, extra: Sequence[str] = ()
+    model: nn.Module,
+    *,
+    targets: str,
+    rank: int = 4,
+    alpha: float = 128,
+    seed: int,
+    extra: Sequence[str] = (),
+    adapter: str = DEFAULT_ADAPTER,
 ) -> PeftModel:
-    """Wrap ``model`` (changed in place); then only the LoRA factors and the extras are trained.
+    """Add a named set of LoRA factors to ``model`` (changed in place).
+
+    A plain model is wrapped; then only these factors and the extras are trained. A PEFT model gets a further set, which
+    is trained too and acts only inside :func:`using`; what was trained or active before stays so.
 
     ``A`` is Kaiming uniform and ``B`` zero, so the model starts unchanged. Both depend only on ``seed`` and the layers'
     names and sizes; the global random state is neither read nor changed. No dropout.
 
     Args:
+        model: any module, or what an earlier call returned.
         targets: regular expression on whole module paths; may match ``nn.Linear`` and transformers' ``Conv1D`` alone.
             LoRA has no effect on a layer whose ``weight`` the backbone reads without calling the layer (``qkv`` of
             timm's BEiT, EVA, Swin V2): do not target one.
-        rank: above 0.
-        alpha: above 0; the scale is ``alpha / rank``.
-        extra: regular expressions on whole parameter names of ``model``; these parameters are trained and exchanged
-            whole. Buffers are never exchanged.
+        rank, alpha: above 0; the scale is ``alpha / rank``.
+        extra: regular expressions on whole parameter names of ``model`` as passed; these parameters are trained and
+            exchanged whole, with the first set. Buffers are never exchanged.
+        adapter: the set's name: at most 32 lower-case letters, digits and underscores.
 
     Raises:
-        ConfigError: an expression is invalid, or matches nothing or what it may not.
+        ConfigError: a name or an expression that cannot be used, or ``extra`` with a further set.
     """
-    from peft import LoraConfig, get_peft_model
+    from peft import LoraConfig, PeftModel, get_peft_model
 
-    names = _target_names(model, targets)
+    if not _ADAPTER_NAME.fullmatch(adapter) or adapter in "lora_":  # PEFT takes a part of its own prefix for its own
+        raise ConfigError(
+            f"adapter name {adapter!r}: it must be lower-case letters, digits and underscores, at most 32"
+        )
+    adapted = model if isinstance(model, PeftModel) else None
+    if adapted is not None and (extra or adapter in adapted.peft_config):
+        what = "extras belong to the first adapter" if extra else "the model has an adapter of this name"
+        raise ConfigError(f"adapter {adapter!r}: {what}")
+    names = _target_names(adapted.get_base_model() if adapted else model, targets)
     extras = {name: model.get_parameter(name) for name in extra_names(model, extra)}
     scale = int(alpha) if alpha == int(alpha) else alpha  # PEFT declares an integer and divides by the rank
     config = LoraConfig(
@@ -57,20 +81,55 @@ def add_lora(
         lora_dropout=0.0,
         bias="none",
     )
+    trained = {parameter: parameter.requires_grad for parameter in model.parameters()} if adapted else {}
     # PEFT draws its own initial factors from the global generator; they are replaced below.
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
         # PEFT corrects this field per layer, so a model with both nn.Linear and Conv1D always warns.
         warnings.filterwarnings("ignore", message="fan_in_fan_out is set to")
-        peft_model = get_peft_model(model, config)
+        peft_model = adapted or get_peft_model(model, config, adapter_name=adapter)
+        if adapted:
+            adapted.add_adapter(adapter, config)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name in names:
-            weight = peft_model.get_base_model().get_parameter(f"{name}.lora_A.default.weight")
+            weight = peft_model.get_base_model().get_parameter(f"{name}.lora_A.{adapter}.weight")
             weight.copy_((torch.rand(weight.shape, generator=generator) * 2 - 1) / math.sqrt(weight.shape[1]))
-    setattr(peft_model, _EXTRAS, extras)
-    for parameter in extras.values():
+    for parameter, was_trained in trained.items():
+        parameter.requires_grad_(was_trained)
+    setattr(peft_model, _EXTRAS, {**getattr(peft_model, _EXTRAS, {}), adapter: extras})
+    for parameter in shared_parameters(peft_model, adapter).values():
         parameter.requires_grad_(True)
     return peft_model
+
+
+@contextmanager
+def using(peft_model: PeftModel, adapters: Sequence[str], layers: str = ".*") -> Iterator[None]:
+    """Let exactly these sets act, added up, in the LoRA layers of these paths while the context is open.
+
+    Unlike PEFT's ``set_adapter``, it does not change which parameters are trained. Contexts may be nested; each
+    restores what it found, also after an exception.
+
+    Args:
+        adapters: none switches the layers' LoRA off; a layer ignores a set that it does not have.
+        layers: regular expression on whole layer paths in the base model (``decoder\\..*``); others do not change.
+
+    Raises:
+        ConfigError: an unknown set, or an expression that is invalid or matches no LoRA layer.
+    """
+    for adapter in adapters:
+        _require_adapter(peft_model, adapter)
+    pattern = _compiled("LoRA layers", layers)
+    chosen = [layer for name, layer in lora_layers(peft_model).items() if pattern.fullmatch(name)]
+    if not chosen:
+        raise ConfigError(f"LoRA layers {layers!r} match no LoRA layer")
+    before = [layer._active_adapter for layer in chosen]  # the public setter would move requires_grad
+    try:
+        for layer in chosen:
+            layer._active_adapter = list(adapters)
+        yield
+    finally:
+        for layer, active in zip(chosen, before, strict=True):
+            layer._active_adapter = active
 
 
 def extra_names(model: nn.Module, extra: Sequence[str]) -> tuple[str, ...]:
@@ -94,37 +153,38 @@ def extra_names(model: nn.Module, extra: Sequence[str]) -> tuple[str, ...]:
     return tuple(sorted(names))
 
 
-def shared_parameters(peft_model: PeftModel) -> dict[str, nn.Parameter]:
-    """Factors by wire name and extras by base-model name, sorted: the model's own parameters, no copies."""
+def shared_parameters(peft_model: PeftModel, adapter: str = DEFAULT_ADAPTER) -> dict[str, nn.Parameter]:
+    """One set's factors by wire name and extras by base-model name, sorted: the model's own parameters, no copies."""
+    _require_adapter(peft_model, adapter)
     factors = {
-        f"{match[1]}.weight": parameter
+        wire_name(match[1], adapter): parameter
         for name, parameter in peft_model.named_parameters()
-        if (match := _FACTOR.fullmatch(name))
+        if (match := _FACTOR.fullmatch(name)) and match[2] == adapter
     }
-    return dict(sorted({**factors, **getattr(peft_model, _EXTRAS, {})}.items()))
+    return dict(sorted((factors | getattr(peft_model, _EXTRAS, {}).get(adapter, {})).items()))
 
 
-def shared_state(peft_model: PeftModel) -> dict[str, Tensor]:
+def shared_state(peft_model: PeftModel, adapter: str = DEFAULT_ADAPTER) -> dict[str, Tensor]:
     """Values of :func:`shared_parameters` as float32 clones on the CPU."""
     return {
         name: parameter.detach().to(device="cpu", dtype=torch.float32, copy=True).contiguous()
-        for name, parameter in shared_parameters(peft_model).items()
+        for name, parameter in shared_parameters(peft_model, adapter).items()
     }
 
 
-def load_shared_state(peft_model: PeftModel, state: Mapping[str, Tensor]) -> None:
-    """Copy ``state`` into the shared parameters, which stay the same objects, device and precision.
+def load_shared_state(peft_model: PeftModel, state: Mapping[str, Tensor], adapter: str = DEFAULT_ADAPTER) -> None:
+    """Copy ``state`` into one set's parameters, which stay the same objects, device and precision.
 
     Raises:
         ExchangeError: a tensor is missing, unknown, misshapen or not floating point; names it and changes nothing.
     """
-    parameters = shared_parameters(peft_model)
+    parameters = shared_parameters(peft_model, adapter)
     missing, unknown = sorted(parameters.keys() - state.keys()), sorted(state.keys() - parameters.keys())
     for verb, names in (("lacks", missing), ("adds", unknown)):
         if names:
             raise ExchangeError(
                 f"the shared state {verb} tensor {names[0]} ({len(names)} such in all): it must hold exactly the "
-                f"{len(parameters)} tensors of this model's adapter"
+                f"{len(parameters)} tensors of this model's adapter '{adapter}'"
             )
     for name, parameter in parameters.items():
         given = state[name]
@@ -138,12 +198,13 @@ def load_shared_state(peft_model: PeftModel, state: Mapping[str, Tensor]) -> Non
             parameter.copy_(state[name])
 
 
-def adapter_config(peft_model: PeftModel) -> dict[str, Any]:
+def adapter_config(peft_model: PeftModel, adapter: str = DEFAULT_ADAPTER) -> dict[str, Any]:
     """PEFT's ``adapter_config.json`` as JSON primitives, so that a process without PEFT can write an adapter folder.
 
     The path that the base model was loaded from is left out: it is the site's own.
     """
-    config = peft_model.peft_config["default"].to_dict()
+    _require_adapter(peft_model, adapter)
+    config = peft_model.peft_config[adapter].to_dict()
     base_class = type(peft_model.get_base_model())
     config.update(
         base_model_name_or_path=None,
@@ -175,13 +236,30 @@ def lora_layers(peft_model: PeftModel) -> dict[str, Any]:
     return dict(sorted(layers.items()))
 
 
+def _require_adapter(peft_model: PeftModel, adapter: str) -> None:
+    if adapter not in peft_model.peft_config:
+        raise ConfigError(f"the model has no adapter {adapter!r} (it has: {', '.join(sorted(peft_model.peft_config))})")
+
+
 def _target_names(model: nn.Module, targets: str) -> list[str]:
-    """Paths of the linear layers that ``targets`` matches as a whole, sorted; ConfigError as in :func:`add_lora`."""
+    """Paths of the linear layers that ``targets`` matches as a whole, sorted.
+
+    A layer that has LoRA counts by its own path, and what is inside it does not. ConfigError as in :func:`add_lora`.
+    """
+    from peft.tuners.tuners_utils import BaseTunerLayer
     from transformers.pytorch_utils import Conv1D
 
     pattern = _compiled("LoRA targets", targets)
-    matched = {name: module for name, module in sorted(model.named_modules()) if pattern.fullmatch(name)}
-    for name, module in matched.items():
+    names: list[str] = []
+    adapted: tuple[str, ...] = ()
+    for name, module in model.named_modules():
+        if name.startswith(adapted):
+            continue
+        if isinstance(module, BaseTunerLayer):
+            adapted += (f"{name}.",)
+            module = module.get_base_layer()
+        if not pattern.fullmatch(name):
+            continue
         # nn.MultiheadAttention reads its output projection's weight and never calls the layer.
         unseen = isinstance(module, nn.modules.linear.NonDynamicallyQuantizableLinear)
         if not isinstance(module, nn.Linear | Conv1D) or unseen:
@@ -189,9 +267,10 @@ def _target_names(model: nn.Module, targets: str) -> list[str]:
                 f"LoRA targets {targets!r} match module {name!r} of type {type(module).__name__}: they may match "
                 "nn.Linear and Conv1D layers alone"
             )
-    if not matched:
+        names.append(name)
+    if not names:
         raise ConfigError(f"LoRA targets {targets!r} match no module of {type(model).__name__}")
-    return list(matched)
+    return sorted(names)
 
 
 def _compiled(setting: str, text: str) -> re.Pattern[str]:

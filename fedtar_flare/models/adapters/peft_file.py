@@ -22,16 +22,31 @@ ADAPTER_CONFIG = "adapter_config.json"
 EXTRA_WEIGHTS = "extra.safetensors"
 ADAPTER_INFO = "fedtar.json"
 
-_FACTOR = re.compile(r"base_model\.model\..+\.lora_[AB]\.weight")
+DEFAULT_ADAPTER = "default"
+"""Name of the set of factors that has no name on the wire."""
+
+_FACTOR = re.compile(r"(base_model\.model\..+\.lora_[AB])(?:\.([a-z][a-z0-9_]*))?\.weight")
 
 
-def is_factor(name: str) -> bool:
-    """Whether a travelling tensor is a factor, by its name; the others are parameters of the base model.
+def wire_name(factor: str, adapter: str) -> str:
+    """Name under which a factor of a set travels; ``factor`` is PEFT's path of it up to ``lora_A`` or ``lora_B``.
 
-    >>> is_factor("base_model.model.h.0.mlp.lora_A.weight")
-    True
+    >>> wire_name("base_model.model.h.0.mlp.lora_A", "default")
+    'base_model.model.h.0.mlp.lora_A.weight'
+    >>> wire_name("base_model.model.h.0.mlp.lora_A", "generic")
+    'base_model.model.h.0.mlp.lora_A.generic.weight'
     """
-    return _FACTOR.fullmatch(name) is not None
+    return f"{factor}.weight" if adapter == DEFAULT_ADAPTER else f"{factor}.{adapter}.weight"
+
+
+def adapter_of(name: str) -> str | None:
+    """The set that a travelling tensor belongs to, by the tensor's name; None for a base-model parameter.
+
+    >>> adapter_of("base_model.model.h.0.mlp.lora_A.generic.weight")
+    'generic'
+    """
+    match = _FACTOR.fullmatch(name)
+    return (match[2] or DEFAULT_ADAPTER) if match else None
 
 
 def write_adapter(
@@ -42,23 +57,28 @@ def write_adapter(
 ) -> None:
     """Write ``state`` as a PEFT adapter folder (made where absent); each file appears whole or not at all.
 
-    ``state`` and ``adapter_config`` are as :mod:`fedtar_flare.models.adapters.lora` gives them. An earlier adapter's
-    files are replaced, and its extras removed where ``state`` has none. ``info`` is for :func:`read_adapter_info`
-    (JSON).
+    ``state`` and ``adapter_config`` are as :mod:`fedtar_flare.models.adapters.lora` gives them: one set, whose name is
+    lost, and its extras. An earlier adapter's files are replaced, and its extras removed where ``state`` has none.
+    ``info`` is for :func:`read_adapter_info` (JSON).
 
     Raises:
         ConfigError: ``adapter_config`` is not one of LoRA.
-        ExchangeError: ``state`` has no LoRA factor.
+        ExchangeError: ``state`` has no LoRA factor, or factors of several sets.
     """
     if adapter_config.get("peft_type") != "LORA":
         raise ConfigError(
             f"adapter_config['peft_type'] is {adapter_config.get('peft_type')!r}: it must be 'LORA', as "
             "models.adapters.lora.adapter_config gives it"
         )
-    factors = {name: tensor for name, tensor in state.items() if is_factor(name)}
-    extra = {name: tensor for name, tensor in state.items() if name not in factors}
-    if not factors:
+    adapters = {adapter for name in state if (adapter := adapter_of(name))}
+    if not adapters:
         raise ExchangeError("the state to be written has no LoRA factor named base_model.model.*.lora_A.weight")
+    if len(adapters) > 1:
+        raise ExchangeError(
+            f"the state to be written has the adapters {', '.join(sorted(adapters))}: a folder holds one"
+        )
+    factors = {f"{match[1]}.weight": tensor for name, tensor in state.items() if (match := _FACTOR.fullmatch(name))}
+    extra = {name: tensor for name, tensor in state.items() if adapter_of(name) is None}
     folder = Path(folder)
     _write_tensors(folder / ADAPTER_WEIGHTS, factors)
     if extra:
@@ -95,12 +115,14 @@ def read_adapter_info(folder: Path | str) -> dict[str, Any]:
         raise ConfigError(f"{folder / ADAPTER_INFO} is damaged ({error})") from error
 
 
-def read_adapter(folder: Path | str) -> dict[str, Tensor]:
-    """Factors and extras of a folder, on the CPU, sorted by name; for ``load_shared_state``."""
+def read_adapter(folder: Path | str, adapter: str = DEFAULT_ADAPTER) -> dict[str, Tensor]:
+    """Factors (as the set ``adapter``) and extras of a folder, on the CPU, by name; for ``load_shared_state``."""
     from safetensors.torch import load_file
 
-    files = [Path(folder) / name for name in (ADAPTER_WEIGHTS, EXTRA_WEIGHTS)]
-    return dict(sorted(item for file in files if file.is_file() for item in load_file(file).items()))
+    factors = load_file(Path(folder) / ADAPTER_WEIGHTS)
+    state = {wire_name(name.removesuffix(".weight"), adapter): tensor for name, tensor in factors.items()}
+    extra = Path(folder) / EXTRA_WEIGHTS
+    return dict(sorted((state | (load_file(extra) if extra.is_file() else {})).items()))
 
 
 def _write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
