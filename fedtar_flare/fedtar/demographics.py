@@ -134,8 +134,8 @@ class DemographicMixture:
     @classmethod
     def from_state(cls, state: Mapping[str, np.ndarray]) -> DemographicMixture:
         """From :meth:`state`."""
-        arrays = (state[name] for name in ("weights", "means", "variances"))
-        return cls(*arrays, int(state["components"][0]), bool(state["converged"][0]))
+        components, converged = int(state["components"][0]), bool(state["converged"][0])
+        return cls(state["weights"], state["means"], state["variances"], components, converged)
 
 
 def _by_column(rows: np.ndarray) -> np.ndarray:

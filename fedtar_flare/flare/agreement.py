@@ -8,7 +8,7 @@ from typing import Any
 from fedtar_flare.errors import FedTARError
 from fedtar_flare.flare.tasking import Answers
 from fedtar_flare.protocol.exchange import ExchangeSchema, disagreement_table
-from fedtar_flare.protocol.messages import Reply, same_release
+from fedtar_flare.protocol.messages import Reply, compatible
 from fedtar_flare.version import __version__
 
 Row = Mapping[str, Any]
@@ -49,8 +49,9 @@ def agree(answers: Answers, min_sites: int, like: Row | None = None) -> Row:
 
 def _row(reply: Reply) -> dict[str, Any]:
     schema = ExchangeSchema.from_dict(reply.payload["schema"])
+    version = (reply.payload.get("versions") or {}).get("fedtar_flare")
     return {
-        "fedtar_flare": same_release((reply.payload.get("versions") or {}).get("fedtar_flare")),
+        "fedtar_flare": __version__ if compatible(version) else str(version),
         "settings": reply.payload.get("settings"),
         "base weights": (reply.payload.get("model") or {}).get("fingerprint"),
         "updates in": schema.dtype_up,

@@ -112,14 +112,7 @@ class Results:
     def step(self, r: int, t: int, answers: Answers, update_norm: float | None) -> None:
         """Record one exchange of updates: who sent what."""
         sites = {
-            site: SiteUpdate(
-                samples=int(reply.numbers["samples"]),
-                train_loss=reply.numbers.get("train_loss"),
-                last_loss=reply.numbers.get("last_loss"),
-                skipped_updates=int(reply.numbers.get("skipped_updates", 0)),
-                seconds=reply.numbers.get("seconds"),
-                bytes_up=answers.bytes_up[site],
-            )
+            site: SiteUpdate.model_validate({**reply.numbers, "bytes_up": answers.bytes_up[site]})
             for site, reply in sorted(answers.replies.items())
         }
         self.record.write(
@@ -170,11 +163,7 @@ class Results:
         )
         if not scores:
             return
-        event = Evaluation(
-            round=r,
-            sites={site: SiteScores.model_validate(cells) for site, cells in scores.items()},
-            generic={site: SiteScores.model_validate(cells) for site, cells in generic.items()},
-        )
+        event = Evaluation.model_validate({"round": r, "sites": scores, "generic": generic})
         self.record.write(event)
         for site, cells in event.sites.items():
             for name, score in SCORES.items():

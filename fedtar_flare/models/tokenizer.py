@@ -41,14 +41,16 @@ class ReportTokenizer:
             tokenizer = Tokenizer.from_file(str(path))
         except Exception as error:  # the library raises bare Exception
             raise ConfigError(f"{path} is no readable tokenizer.json: {error}") from error
+        ids: list[int] = []
         for token in (BOS, EOS, PAD):
-            if tokenizer.token_to_id(token) is None:
+            number = tokenizer.token_to_id(token)
+            if number is None:
                 raise ConfigError(
                     f"{path} lacks the special token {token}: take a tokenizer made by fedtar warmstart, or "
                     "tokenizer='decoder' for the decoder's own"
                 )
-        bos, eos, pad = map(tokenizer.token_to_id, (BOS, EOS, PAD))
-        return cls(tokenizer, max_length, bos_id=bos, eos_id=eos, pad_id=pad)
+            ids.append(number)
+        return cls(tokenizer, max_length, bos_id=ids[0], eos_id=ids[1], pad_id=ids[2])
 
     @classmethod
     def train(cls, texts: Iterable[str], vocab_size: int, max_length: int) -> ReportTokenizer:
