@@ -95,10 +95,6 @@ def test_rows_sum_to_one_however_far_away(fitted, rows):
     np.testing.assert_allclose(q.sum(1), 1, atol=1e-6)
 
 
-def test_no_profile_gives_no_row(fitted):
-    assert fitted.assign(np.zeros((0, 3))).shape == (0, 16)
-
-
 # ------------------------------------------------------------------ small and degenerate sites
 def test_one_patient():
     one = DemographicMixture.fit(np.array([[0.3, 0.5, 1.0]]))
