@@ -273,7 +273,7 @@ class ReportExecutor(MethodExecutor):
     @staticmethod
     def _save_private(state: SiteState, name: str, learner: ReportLearner, header: TaskHeader) -> None:
         """Save the private state; a non-finite one is never saved, so that the version before stays good."""
-        from fedtar_flare.learning.private_state import require_finite
+        from fedtar_flare.learning.training import require_finite
 
         private = learner.private()
         require_finite(private)
