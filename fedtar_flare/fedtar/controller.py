@@ -55,7 +55,7 @@ class TemporalResidualController(MethodController):
             alpha, residual = float(alphas[t - 1]), 0.0
             mean, _ = self.train(w, r, t)  # Eq. 6
             if mean is not None:  # a step that nobody answered is skipped: w stays
-                w, residual, _ = residual_step(w, mean, alpha)  # Eq. 7
+                w, residual = residual_step(w, mean, alpha)  # Eq. 7
                 taken[t - 1] = True
             self.record.write(Residual(round=r, step=t, alpha=alpha, residual_norm=residual))
             self.scalar(f"alpha/step {t}", alpha, r)
@@ -78,7 +78,7 @@ class TemporalResidualController(MethodController):
         if sent and bool(taken.any()):
             reports = {site: int(validated[site].numbers["reports"]) for site in sent}
             gradient = hypergradient(pool_t_numbers(sent, reports), alphas, taken)
-            gradient_norm, floored = self.outer.step(self.policy, gradient, r), floored_steps(alphas, taken)
+            gradient_norm, floored = self.outer.step(gradient, r), floored_steps(alphas, taken)
         moved = self.policy.alphas().detach().tolist()
         self.record.write(
             Outer(

@@ -17,7 +17,7 @@ from fedtar_flare.fedtar.patient_lora import PatientLoRA, PatientLoRAConfig
 from fedtar_flare.fedtar.profiles import memberships
 from fedtar_flare.learning.config import LoRAConfig, TrainingConfig
 from fedtar_flare.learning.learner import ReportLearner
-from fedtar_flare.learning.private_state import load_optimizer_state, optimizer_state
+from fedtar_flare.learning.training import load_optimizer_state, optimizer_state
 
 _PREFIX = "patient/"
 

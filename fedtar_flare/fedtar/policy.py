@@ -49,8 +49,6 @@ class AlphaPolicy(nn.Module):
         seed: int = 0,
     ):
         super().__init__()
-        if time_steps < 1 or embedding_dim < 1:
-            raise ConfigError(f"time_steps ({time_steps}) and embedding_dim ({embedding_dim}) must be at least 1")
         if alpha_form not in ALPHA_FORMS:
             raise ConfigError(f"alpha_form '{alpha_form}' is not one of {', '.join(ALPHA_FORMS)}")
         if not 0 < initial_alpha < 1:
@@ -85,13 +83,8 @@ def t_numbers(gradient: Tensors, broadcasts: Sequence[Tensors]) -> list[float]:
 
     Raises ExchangeError naming the tensor (and the step) that is missing, unknown, of another shape, or not finite.
     """
-    names = sorted(gradient)
-    if not names:
-        raise ExchangeError("the gradient has no tensor")
-    if len(broadcasts) < 2:
-        raise ExchangeError(f"T numbers need w_0..w_T; {len(broadcasts)} broadcast(s) are here")
     for t, w in enumerate(broadcasts):
-        for name in sorted({*names, *w}):
+        for name in sorted({*gradient, *w}):
             if name not in w or name not in gradient:
                 raise ExchangeError(f"tensor '{name}' is not in both the gradient and w_{t}")
             if w[name].shape != gradient[name].shape:
@@ -102,7 +95,7 @@ def t_numbers(gradient: Tensors, broadcasts: Sequence[Tensors]) -> list[float]:
     numbers = []
     for t, (before, after) in enumerate(pairwise(broadcasts), start=1):
         parts = []
-        for name in names:
+        for name in sorted(gradient):
             parts.append(float((gradient[name].double() * (after[name].double() - before[name].double())).sum()))
             if not math.isfinite(parts[-1]):
                 raise ExchangeError(f"tensor '{name}': its part of the T number of step {t} is not finite")
@@ -111,23 +104,12 @@ def t_numbers(gradient: Tensors, broadcasts: Sequence[Tensors]) -> list[float]:
 
 
 def pool_t_numbers(numbers: Mapping[str, Sequence[float]], reports: Mapping[str, int]) -> torch.Tensor:
-    """Mean of the sites' T numbers, weighted by their counts of validation reports: (T,), float64.
+    """Mean of the sites' T numbers (T of each), weighted by their counts of validation reports: (T,), float64.
 
-    Sites are summed in sorted order. Raises ExchangeError where there is none; names the site whose numbers are of
-    another length or not finite, or whose count is missing or not positive.
+    Sites are summed in sorted order.
     """
-    if not numbers:
-        raise ExchangeError("no site sent T numbers: there is nothing to pool")
-    steps = len(numbers[min(numbers)])
-    for site in sorted(numbers):
-        if not numbers[site] or len(numbers[site]) != steps:
-            raise ExchangeError(f"site {site} sent {len(numbers[site])} T numbers; site {min(numbers)} sent {steps}")
-        if not all(math.isfinite(number) for number in numbers[site]):
-            raise ExchangeError(f"site {site} sent a T number that is not finite")
-        if not reports.get(site, 0) >= 1:
-            raise ExchangeError(f"site {site}: the count of validation reports is {reports.get(site)}, not positive")
     total = sum(reports[site] for site in numbers)
-    pooled = torch.zeros(steps, dtype=torch.float64)
+    pooled = torch.zeros(len(numbers[min(numbers)]), dtype=torch.float64)
     for site in sorted(numbers):
         pooled += torch.tensor(numbers[site], dtype=torch.float64) * (reports[site] / total)
     return pooled
@@ -138,24 +120,13 @@ def hypergradient(numbers: torch.Tensor, alphas: torch.Tensor, taken: torch.Tens
 
     Args:
         numbers: (T,) ``<g, w_t - w_{t-1}>``.
-        alphas: (T,) that the round was run with.
+        alphas: (T,) within [0, 1] that the round was run with.
         taken: (T,) bool; a skipped step's factor is left out of the products.
 
     Returns:
         (T,) float64; 0 where a step was skipped, and at the steps that :func:`floored_steps` names.
-
-    Raises:
-        ConfigError: the lengths differ, a number is not finite, or an alpha is not within [0, 1].
     """
-    if not numbers.shape == alphas.shape == taken.shape or numbers.dim() != 1:
-        raise ConfigError("T numbers, alphas and taken steps must be vectors of the same length")
-    if taken.dtype != torch.bool:
-        raise ConfigError(f"taken steps must be booleans, not {taken.dtype}")
     alphas, numbers = alphas.detach().double(), numbers.detach().double()
-    if not torch.isfinite(numbers).all():
-        raise ConfigError("a T number is not finite")
-    if not ((alphas >= 0) & (alphas <= 1)).all():
-        raise ConfigError(f"alphas {alphas.tolist()} are not all within [0, 1]")
     floored = floored_steps(alphas, taken)
     gradient = torch.zeros_like(alphas)
     rest = 1.0
@@ -184,29 +155,17 @@ class OuterOptimizer:
             raise ConfigError(f"eta must be positive, not {eta}")
         if schedule not in SCHEDULES:
             raise ConfigError(f"eta_schedule '{schedule}' is not one of {', '.join(SCHEDULES)}")
-        self.eta = eta
-        self.schedule = schedule
-        self._policy = policy
+        self.eta, self.schedule, self.policy = eta, schedule, policy
         self._named = dict(policy.named_parameters())
         self._adamw = torch.optim.AdamW(self._named.values(), lr=eta)
 
-    def step(self, policy: AlphaPolicy, gradient: torch.Tensor, round_: int) -> float:
+    def step(self, gradient: torch.Tensor, round_: int) -> float:
         """psi <- psi - eta grad_psi L, with grad_psi from ``gradient``, dL/dalpha (T,), by autograd; returns its norm.
 
-        ``round_`` is r, 1-based, for the schedule. Raises ConfigError for another policy, a round before the first, or
-        a gradient of another length or not finite; psi is then unchanged.
+        ``round_`` is r, from 1, for the schedule.
         """
-        if policy is not self._policy:
-            raise ConfigError("the outer optimiser was built for another policy")
-        if round_ < 1:
-            raise ConfigError(f"rounds count from 1, not {round_}")
-        alphas = policy.alphas()
-        if gradient.shape != alphas.shape:
-            raise ConfigError(f"dL/dalpha has shape {tuple(gradient.shape)}; there are {len(alphas)} time steps")
-        if not torch.isfinite(gradient).all():
-            raise ConfigError(f"dL/dalpha = {gradient.tolist()} is not finite")
         self._adamw.zero_grad()
-        alphas.backward(gradient.double())
+        self.policy.alphas().backward(gradient.double())
         norm = math.sqrt(math.fsum(float(p.grad.square().sum()) for p in self._named.values() if p.grad is not None))
         for group in self._adamw.param_groups:
             group["lr"] = self.eta if self.schedule == "constant" else self.eta / math.sqrt(round_)
@@ -222,25 +181,8 @@ class OuterOptimizer:
         }
 
     def load_state_tensors(self, state: Tensors) -> None:
-        """Restore :meth:`state_tensors`; the next step is then the same to the bit.
-
-        Raises ConfigError naming the first tensor that is missing, unknown or of another shape; nothing is loaded then.
-        """
-        shapes = {
-            f"{field}.{name}": parameter.shape if field != "step" else torch.Size([])
-            for name, parameter in self._named.items()
-            for field in ("step", "exp_avg", "exp_avg_sq")
-        }
-        for key in sorted({*state, *shapes}) if state else []:
-            if key not in state or key not in shapes:
-                what = "missing" if key in shapes else "unknown"
-                raise ConfigError(f"tensor '{key}' of the outer optimiser's state is {what}")
-            if state[key].shape != shapes[key]:
-                raise ConfigError(
-                    f"tensor '{key}' of the outer optimiser's state has shape {tuple(state[key].shape)}, not "
-                    f"{tuple(shapes[key])}"
-                )
+        """Restore :meth:`state_tensors`; the next step is then the same to the bit."""
         self._adamw.state.clear()
-        for key in state:
+        for key, value in state.items():
             field, name = key.split(".", 1)
-            self._adamw.state[self._named[name]][field] = state[key].clone()
+            self._adamw.state[self._named[name]][field] = value.clone()

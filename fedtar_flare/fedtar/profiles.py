@@ -25,11 +25,7 @@ def fit_mixture(cohort: Cohort, config: PatientConfig, seed: int) -> Demographic
 
 
 def memberships(
-    samples: Sequence[Sample],
-    mixture: DemographicMixture,
-    key: bytes,
-    median_age: float | None,
-    fields: Sequence[str],
+    samples: Sequence[Sample], mixture: DemographicMixture, key: bytes, median_age: float | None, fields: Sequence[str]
 ) -> torch.Tensor:
     """q of each of B samples at the age of its visit, float32 (B, components).
 

@@ -98,11 +98,7 @@ def _alphas(run: Run) -> list[tuple[int, list[float]]]:
 
 def _line(alphas: list[tuple[int, list[float]]], t: int, since_start: bool = False) -> Series:
     points = [
-        (
-            r,
-            values[t] - (alphas[0][1][t] if since_start else 0.0),
-            f"step {t + 1} after round {r}: {values[t]:.4f}",
-        )
+        (r, values[t] - (alphas[0][1][t] if since_start else 0.0), f"step {t + 1} after round {r}: {values[t]:.4f}")
         for r, values in alphas
     ]
     return Series(f"step {t + 1}", points, "step", t)

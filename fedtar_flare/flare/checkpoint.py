@@ -165,10 +165,5 @@ def load(path: Path) -> Checkpoint:
 def _write(path: Path, checkpoint: Checkpoint) -> None:
     tensors = {f"w.{name}": value for name, value in checkpoint.weights.items()}
     tensors |= {f"method.{name}": value for name, value in checkpoint.method.items()}
-    head = {
-        "format": FORMAT,
-        "round": checkpoint.round,
-        "info": dict(checkpoint.info),
-        "checksum": checksum(tensors),
-    }
-    write_tensors(path, tensors, head)
+    head = {"format": FORMAT, "round": checkpoint.round, "info": dict(checkpoint.info)}
+    write_tensors(path, tensors, head | {"checksum": checksum(tensors)})

@@ -19,7 +19,7 @@ from fedtar_flare.errors import ConfigError, ExchangeError, FedTARError
 from fedtar_flare.flare.aggregation import WEIGHTINGS, SpilledUpdates, aggregation_weights
 from fedtar_flare.flare.agreement import agree
 from fedtar_flare.flare.checkpoint import Checkpoint, RunCheckpoints, load
-from fedtar_flare.flare.results import Plan, Results, check_scores
+from fedtar_flare.flare.results import Results, check_scores
 from fedtar_flare.flare.scalars import send_scalar
 from fedtar_flare.flare.tasking import Answers, RunAborted, TaskController, Tensors, now
 from fedtar_flare.protocol.exchange import (
@@ -209,7 +209,9 @@ class MethodController(TaskController):
         resumed = self._resumed()
         self.run_id = resumed.info["run_id"] if resumed else f"{time.strftime('%Y%m%d-%H%M%S')}-{uuid.uuid4().hex[:8]}"
         self.first_round = resumed.round + 1 if resumed else 1
-        w = resumed.weights if resumed else self._initial_weights()
+        w = resumed.weights if resumed else None
+        if self.initial_checkpoint:
+            w = load(Path(self.initial_checkpoint)).weights
         live = self.live_sites()
         source = self.initial_site or (live[0] if live else "")
         if w is None and source not in live:
@@ -219,18 +221,27 @@ class MethodController(TaskController):
         answers = self._greet(live, w, "" if w is not None else source, initial, least=self.min_sites)
         if not answers.replies:  # all were heard, and all abstained
             raise FedTARError("no site takes part: " + "; ".join(f"{s}: {why}" for s, why in answers.abstained.items()))
-        self.agreement = agree(answers, self.min_sites)
-        self.schema = self.agreement.schema
+        self._agreed = agree(answers, self.min_sites)
         self.sites = sorted(answers.replies)
+        self.schema = ExchangeSchema.from_dict(answers.replies[self.sites[0]].payload["schema"])
         if w is None and source not in self.sites:  # the site that was to give the start failed: take the next one's
             source = self.sites[0]
             self._greet([source], None, source, initial, evaluate=False)
             if source not in initial:
                 raise FedTARError(f"site {source} did not send its initial weights; see the record and its own log")
         w = w if w is not None else initial[source]
-        self.schema.check(w, dtypes=["float32"])
+        self.schema.check(w)
         self._counts = {site: answers.replies[site].payload["counts"] for site in self.sites}
-        self.results.start(self._plan(), answers)
+        self.results.start(
+            self.schema,
+            answers,
+            method=self.contract.method,
+            run_id=self.run_id,
+            first_round=self.first_round,
+            rounds=self.num_rounds,
+            time_steps=self.time_steps,
+            settings=self.settings() | {"min_sites": self.min_sites},
+        )
         self.on_start()
         self.results.evaluation(self.first_round - 1, answers)
         if resumed and (best := self._checkpoints.carry_over(resumed.round)) and self._shares:
@@ -285,31 +296,17 @@ class MethodController(TaskController):
         if r == self.first_round or not waiting:
             return
         answers = self._greet(waiting, w, "", {}, evaluate=False, before=r)
-        agree(answers, 0, self.agreement)
+        agree(answers, 0, self._agreed)
         for site in sorted(answers.replies):
             self._counts[site] = answers.replies[site].payload["counts"]
         self.sites = sorted({*self.sites, *answers.replies})
         self.results.joined(r, answers)
-
-    def _initial_weights(self) -> Tensors | None:
-        return load(Path(self.initial_checkpoint)).weights if self.initial_checkpoint else None
 
     # ------------------------------------------------------------------ save and resume
     def settings(self) -> dict[str, Any]:
         """Settings that a resumed run must share."""
         names = ("num_rounds", "time_steps", "weighting", "seed")
         return {"method": self.contract.method} | {n: getattr(self, n) for n in names} | self.method_settings()
-
-    def _plan(self) -> Plan:
-        return Plan(
-            method=self.contract.method,
-            run_id=self.run_id,
-            first_round=self.first_round,
-            rounds=self.num_rounds,
-            time_steps=self.time_steps,
-            schema=self.schema,
-            settings=self.settings() | {"min_sites": self.min_sites},
-        )
 
     def _save(self, w: Tensors, r: int) -> None:
         """Checkpoint after a whole round; the best one by validation loss also becomes ``adapter/``."""

@@ -14,7 +14,7 @@ from fedtar_flare.flare.scalars import send_scalar
 from fedtar_flare.learning.config import DataConfig, LoRAConfig, TrainingConfig
 from fedtar_flare.models.config import preset as model_preset
 from fedtar_flare.progress import Progress
-from fedtar_flare.protocol.exchange import WIRE_DTYPES, ExchangeSchema, check_tensor
+from fedtar_flare.protocol.exchange import WIRE_DTYPES, ExchangeSchema
 from fedtar_flare.protocol.messages import MAX_ROUNDS, MAX_STEPS, Reply, TaskHeader, version
 from fedtar_flare.protocol.tasks import CLOSE_ROUND, HANDSHAKE, TRAIN
 from fedtar_flare.settings import build, digest
@@ -123,7 +123,7 @@ class ReportExecutor(MethodExecutor):
         self.at_handshake(header, site, state, cohort)
         learner = self._learner_of(header, site, state, cohort)
         if weights:
-            self._load_shared(learner, weights)
+            learner.load_shared(weights)
         if state.latest(header.after) is None:
             self._save_private(state, version(0, 0), learner, header)
         shared = learner.shared()
@@ -152,7 +152,7 @@ class ReportExecutor(MethodExecutor):
             where = "at all" if step is None else f"at step {step}"
             return abstain(header, f"{visits} training visit(s) {where}" if not visits else "too few"), None
         learner = self._learner_of(header, site, state, cohort)
-        self._load_shared(learner, weights)
+        learner.load_shared(weights)
         self._load_private(learner, state, header.after)
         seed = seed_of(self.seed, site.name, header.round, header.step, TRAIN)
         result = learner.train(step, seed, self._on_update(header, site))
@@ -173,7 +173,7 @@ class ReportExecutor(MethodExecutor):
     def _close_round(self, header: TaskHeader, weights: Tensors, site: Site) -> tuple[Reply, Tensors | None]:
         state, cohort = self._open(CLOSE_ROUND, header, site)
         learner = self._learner_of(header, site, state, cohort)
-        self._load_shared(learner, weights)
+        learner.load_shared(weights)
         self._load_private(learner, state, header.after)
         numbers: dict[str, float] = {}
         validated = learner.validate()
@@ -263,13 +263,6 @@ class ReportExecutor(MethodExecutor):
         return payload | ({"scores_generic": scored.scores_generic} if scored.scores_generic else {})
 
     @staticmethod
-    def _load_shared(learner: ReportLearner, weights: Tensors) -> None:
-        """Load what the server sent, checked first: the other side is not trusted either."""
-        for name in sorted(weights):
-            check_tensor(name, weights[name], None, {"float32": torch.float32})
-        learner.load_shared(weights)
-
-    @staticmethod
     def _load_private(learner: ReportLearner, state: SiteState, after: str) -> None:
         """Load the newest private state that is not later than ``after``."""
         newest = state.latest(after)
@@ -280,7 +273,7 @@ class ReportExecutor(MethodExecutor):
     @staticmethod
     def _save_private(state: SiteState, name: str, learner: ReportLearner, header: TaskHeader) -> None:
         """Save the private state; a non-finite one is never saved, so that the version before stays good."""
-        from fedtar_flare.learning.private_state import require_finite
+        from fedtar_flare.learning.training import require_finite
 
         private = learner.private()
         require_finite(private)

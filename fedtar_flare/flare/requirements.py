@@ -149,11 +149,6 @@ def _sizes(recipe: Any) -> dict[str, int]:
     parameters = sum(p.numel() for p in model.parameters())
     lora = executor.lora_config
     adapted = add_lora(
-        model,
-        targets=config.lora_targets,
-        rank=lora.rank,
-        alpha=lora.alpha,
-        seed=0,
-        extra=lora.exchange,
+        model, targets=config.lora_targets, rank=lora.rank, alpha=lora.alpha, seed=0, extra=lora.exchange
     )
     return {"parameters": parameters, "exchanged": sum(value.numel() for value in shared_state(adapted).values())}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import platform
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -39,19 +39,6 @@ from fedtar_flare.version import __version__
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class Plan:
-    """What a run is to do, as its record begins; a resumed job keeps the ``run_id`` of the run it goes on with."""
-
-    method: str
-    run_id: str
-    first_round: int
-    rounds: int
-    time_steps: int
-    schema: ExchangeSchema
-    settings: Mapping[str, Any]
-
-
 def check_scores(reply: Reply) -> None:
     """Refuse scores and counts of left-out studies that the record could not hold; the error names the field."""
     for name in ("scores", "scores_generic"):
@@ -82,29 +69,21 @@ class Results:
         self._bytes_down = 0
         self._first_round = 1
 
-    def start(self, plan: Plan, answers: Answers) -> None:
-        """Record who takes part, with what, after the handshake."""
-        schema = plan.schema
+    def start(self, schema: ExchangeSchema, answers: Answers, **plan: Any) -> None:
+        """Record who takes part, with what, after the handshake; ``plan`` has the fields of :class:`Start` to come."""
         replies = dict(sorted(answers.replies.items()))
         first = next(iter(replies.values()))
         model = dict(first.payload.get("model") or {})
         self._base_model = {"model": model.pop("config", {}), "fingerprint": model.get("fingerprint")}
         self._adapter_config = dict(first.payload.get("adapter_config") or {})
         self._bytes_down = 4 * schema.parameters
-        self._first_round = plan.first_round
+        self._first_round = plan["first_round"]
         self.turned_away = set(answers.refused)
-        self._metrics |= {
-            "method": plan.method,
-            "run_id": plan.run_id,
-            "rounds": plan.rounds,
-            "time_steps": plan.time_steps,
-        }
+        self._metrics |= {name: plan[name] for name in ("method", "run_id", "rounds", "time_steps")}
         self.record.write(
             Start(
-                method=plan.method,
-                run_id=plan.run_id,
+                **plan,
                 time=now(),
-                settings=dict(plan.settings),
                 min_cell=max(int(reply.numbers.get("min_cell", 1)) for reply in replies.values()),
                 model=model,
                 versions={"fedtar_flare": __version__, "torch": torch.__version__, "python": platform.python_version()},
@@ -120,9 +99,6 @@ class Results:
                     full_bytes=4 * int(model.get("parameters") or 0),
                     dtype_up=schema.dtype_up,
                 ),
-                time_steps=plan.time_steps,
-                rounds=plan.rounds,
-                first_round=plan.first_round,
             )
         )
 
@@ -136,14 +112,7 @@ class Results:
     def step(self, r: int, t: int, answers: Answers, update_norm: float | None) -> None:
         """Record one exchange of updates: who sent what."""
         sites = {
-            site: SiteUpdate(
-                samples=int(reply.numbers["samples"]),
-                train_loss=reply.numbers.get("train_loss"),
-                last_loss=reply.numbers.get("last_loss"),
-                skipped_updates=int(reply.numbers.get("skipped_updates", 0)),
-                seconds=reply.numbers.get("seconds"),
-                bytes_up=answers.bytes_up[site],
-            )
+            site: SiteUpdate.model_validate({**reply.numbers, "bytes_up": answers.bytes_up[site]})
             for site, reply in sorted(answers.replies.items())
         }
         self.record.write(
@@ -194,11 +163,7 @@ class Results:
         )
         if not scores:
             return
-        event = Evaluation(
-            round=r,
-            sites={site: SiteScores.model_validate(cells) for site, cells in scores.items()},
-            generic={site: SiteScores.model_validate(cells) for site, cells in generic.items()},
-        )
+        event = Evaluation.model_validate({"round": r, "sites": scores, "generic": generic})
         self.record.write(event)
         for site, cells in event.sites.items():
             for name, score in SCORES.items():

@@ -327,11 +327,7 @@ def now() -> str:
 
 
 def _message(header: TaskHeader, weights: Tensors | None) -> FLModel:
-    about: dict[str, Any] = {
-        "current_round": header.round,
-        "total_rounds": header.rounds,
-        "meta": header.to_meta(),
-    }
+    about: dict[str, Any] = {"current_round": header.round, "total_rounds": header.rounds, "meta": header.to_meta()}
     if weights is None:
         return FLModel(metrics={}, **about)
     params = {name: weights[name].float() for name in sorted(weights)}

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, overload
+from typing import Any, Literal
 
 import torch
 
@@ -46,11 +46,7 @@ class PreparedImages(Sequence[Prepared]):
     def __len__(self) -> int:
         return len(self._samples)
 
-    @overload
-    def __getitem__(self, index: int) -> Prepared: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[Prepared]: ...
-    def __getitem__(self, index: int | slice) -> Prepared | list[Prepared]:
+    def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):
             return images_of(self._samples[index])
         return images_of([self._samples[index]])[0]
@@ -93,9 +89,7 @@ def warm_start(
     texts = list(corpus.texts)
     out.mkdir(parents=True, exist_ok=True)
     if vocabulary is not None:
-        tokenizer = ReportTokenizer.train([*texts, *reports], vocabulary, config.max_length)
-        tokenizer.save(out / TOKENIZER)
-        config = config.replace(tokenizer=str(out / TOKENIZER))
+        config = with_tokenizer(config, [*texts, *reports], vocabulary, out)
     tokenizer = build_tokenizer(config)
     model = build_model(config).to(device)
     new = list(model.untrained)
@@ -128,6 +122,12 @@ def warm_start(
     }
     write_json(out / ABOUT, about)
     return about
+
+
+def with_tokenizer(config: ModelConfig, texts: Sequence[str], vocabulary: int, folder: Path) -> ModelConfig:
+    """The configuration with a tokenizer of its own, learned from these texts and written to the folder."""
+    ReportTokenizer.train(texts, vocabulary, config.max_length).save(folder / TOKENIZER)
+    return config.replace(tokenizer=str(folder / TOKENIZER))
 
 
 def read_texts(path: Path) -> tuple[str, ...]:

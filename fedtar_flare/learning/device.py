@@ -28,8 +28,6 @@ def choose_device(device: str = "auto", precision: str = "auto") -> tuple[str, b
                 f"device '{device}' in the site file: this machine shows {torch.cuda.device_count()} GPU(s); "
                 "check the driver (nvidia-smi) or write device: cpu"
             )
-    if precision not in ("auto", "float32", "bfloat16"):
-        raise ConfigError(f"precision '{precision}' in the site file is not one of auto, float32, bfloat16")
     if precision == "auto":
         return device, device != "cpu" and torch.cuda.is_bf16_supported()
     return device, precision == "bfloat16"

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from fedtar_flare.errors import ConfigError
-from fedtar_flare.learning.drafting import DISCLAIMER, Draft
+from fedtar_flare.learning.drafting import DISCLAIMER, Draft, headers
 from fedtar_flare.version import __version__
 
 if TYPE_CHECKING:
@@ -34,17 +34,15 @@ def structured_report(draft: Draft, image: Path) -> Dataset:
     from pydicom.sr.codedict import codes
     from pydicom.sr.coding import Code
 
-    evidence = _headers(image)
+    evidence = list(headers(image))
+    if not evidence:
+        raise ConfigError(f"{image} holds no DICOM file: a DICOM SR belongs to a DICOM study; choose text or json")
     root = ContainerContentItem(name=Code("18748-4", "LN", "Diagnostic imaging report"), is_content_continuous=False)
     notice = f"{DISCLAIMER}. {draft.model}, adapter of run {draft.run_id}, round {draft.round}"
-    items: list[tuple[Any, str]] = [
-        (codes.DCM.Comment, notice),
-        (Code("121070", "DCM", "Findings"), draft.text),
-    ]
     root.ContentSequence = ContentSequence(
         [
             TextContentItem(name=name, value=value, relationship_type=RelationshipTypeValues.CONTAINS)
-            for name, value in items
+            for name, value in ((codes.DCM.Comment, notice), (Code("121070", "DCM", "Findings"), draft.text))
         ]
     )
     return EnhancedSR(
@@ -63,19 +61,3 @@ def structured_report(draft: Draft, image: Path) -> Dataset:
         is_final=False,
         is_verified=False,
     )
-
-
-def _headers(image: Path) -> list[Dataset]:
-    from pydicom import dcmread
-    from pydicom.errors import InvalidDicomError
-
-    found: list[Dataset] = []
-    for path in sorted(image.rglob("*")) if image.is_dir() else [image]:
-        if path.is_file():
-            try:
-                found.append(dcmread(path, stop_before_pixels=True))
-            except (InvalidDicomError, OSError):
-                continue
-    if not found:
-        raise ConfigError(f"{image} holds no DICOM file: a DICOM SR belongs to a DICOM study; choose text or json")
-    return found

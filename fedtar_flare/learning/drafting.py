@@ -8,8 +8,8 @@ from __future__ import annotations
 import json
 import re
 import tempfile
-from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -218,7 +218,7 @@ def study_of(image: Path, modality: Modality | None = None, **patient: Any) -> S
 
     if not image.exists():
         raise DataError(f"{image} is not there", reason="no-image")
-    header = first_header(image)
+    header = next(headers(image), None)
     told = {name: value for name, value in patient.items() if value is not None}
     if header is not None:
         read: dict[str, Any] = {
@@ -236,15 +236,12 @@ def study_of(image: Path, modality: Modality | None = None, **patient: Any) -> S
     return Study(image, modality, **told)
 
 
-def first_header(image: Path) -> Any:
-    """Header of the study's first readable DICOM file; None when it has none."""
+def headers(image: Path) -> Iterator[Any]:
+    """Headers of the study's readable DICOM files, in the order of their paths."""
     from pydicom import dcmread
     from pydicom.errors import InvalidDicomError
 
-    files = sorted(path for path in image.rglob("*") if path.is_file()) if image.is_dir() else [image]
-    for path in files:
-        try:
-            return dcmread(path, stop_before_pixels=True)
-        except (InvalidDicomError, OSError):
-            continue
-    return None
+    for path in sorted(image.rglob("*")) if image.is_dir() else [image]:
+        if path.is_file():
+            with suppress(InvalidDicomError, OSError):
+                yield dcmread(path, stop_before_pixels=True)

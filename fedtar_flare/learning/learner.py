@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import math
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any, ClassVar, cast
@@ -22,6 +21,7 @@ from fedtar_flare.learning.training import Trained, Validated, augmented, batche
 from fedtar_flare.models.adapters.lora import (
     adapter_config,
     add_lora,
+    extra_names,
     load_shared_state,
     shared_parameters,
     shared_state,
@@ -76,8 +76,7 @@ class ReportLearner:
         self.tokenizer = build_tokenizer(model)
         generator = build_model(model)
         self.fingerprint = fingerprint(generator)
-        exchanged = [n for n, _ in generator.named_parameters() if any(re.fullmatch(p, n) for p in lora.exchange)]
-        require_trained(generator, model, exchanged)
+        require_trained(generator, model, extra_names(generator, lora.exchange))
         self.model = add_lora(
             generator,
             targets=model.lora_targets,

@@ -158,12 +158,13 @@ def pretrain(
             memory = model.encode(batch)
             mask = model.memory_mask(batch, memory)
             if not seeing_only:
-                paired = _paired_loss(model, tokenizer, memory, mask, [reports[i] for i in chosen])
+                seen = {"encoder_hidden_states": memory, "encoder_attention_mask": mask}
+                paired = _mean_loss(model, tokenizer, [reports[i] for i in chosen], **seen)
             if head is not None and findings is not None:
                 finding = head.loss(head(memory, mask), [findings[i] for i in chosen])
             (paired + (1.0 if seeing_only else config.finding_weight) * finding).backward()
         if alone is not None and not seeing_only:
-            text = _text_loss(model, tokenizer, [texts[i] for i in next(alone)], device)
+            text = _mean_loss(model, tokenizer, [texts[i] for i in next(alone)])
             ((config.text_weight if pairs is not None else 1.0) * text).backward()
         torch.nn.utils.clip_grad_norm_(trained.parameters(), config.max_grad_norm)
         optimizer.step()
@@ -190,23 +191,12 @@ def write_reports(model: ReportGenerator, tokenizer: ReportTokenizer, images: Se
     return written
 
 
-def _paired_loss(
-    model: ReportGenerator, tokenizer: ReportTokenizer, memory: Tensor, mask: Tensor, reports: Sequence[str]
-) -> Tensor:
-    input_ids, labels = (ids.to(memory.device) for ids in tokenizer.batch(reports))
-    logits = model.decoder(
-        input_ids=input_ids, encoder_hidden_states=memory, encoder_attention_mask=mask, use_cache=False
-    ).logits
+def _mean_loss(model: ReportGenerator, tokenizer: ReportTokenizer, reports: Sequence[str], **memory: Tensor) -> Tensor:
+    """Mean loss of the decoder over reports; without memory its cross-attention layers are skipped."""
+    device = next(model.parameters()).device
+    input_ids, labels = (ids.to(device) for ids in tokenizer.batch(reports))
+    logits = model.decoder(input_ids=input_ids, use_cache=False, **memory).logits
     return report_loss(logits, labels).mean()
-
-
-def _text_loss(
-    model: ReportGenerator, tokenizer: ReportTokenizer, texts: Sequence[str], device: torch.device
-) -> Tensor:
-    """Loss of the decoder alone: without memory its cross-attention layers are skipped."""
-    input_ids, labels = tokenizer.batch(texts)
-    logits = model.decoder(input_ids=input_ids.to(device), use_cache=False).logits
-    return report_loss(logits, labels.to(device)).mean()
 
 
 def _statistics(model: ReportGenerator, learn: bool) -> None:

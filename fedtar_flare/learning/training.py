@@ -1,9 +1,9 @@
-"""Pieces of local training: what it gives, batches, gradient norms, augmented images."""
+"""Pieces of local training: what it gives, batches, gradient norms, augmented images, the optimiser's state."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -16,6 +16,7 @@ from fedtar_flare.imaging.cache import Prepared
 
 logger = logging.getLogger(__name__)
 _Item = TypeVar("_Item")
+_PREFIX = "adamw/"
 
 
 @dataclass(frozen=True)
@@ -92,3 +93,36 @@ def augmented(prepared: Sequence[Prepared], samples: Sequence[Sample], seed: str
 
     seeds = [sample_seed(0, seed, sample.visit.patient_id, sample.visit.visit_id) for sample in samples]
     return [replace(one, image=augment(one.image, own)) for one, own in zip(prepared, seeds, strict=True)]
+
+
+def optimizer_state(optimizer: torch.optim.Optimizer, parameters: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
+    """The optimiser's state of these parameters, as ``adamw/<field>/<parameter>``; empty before its first step."""
+    return {
+        f"{_PREFIX}{key}/{name}": value
+        for name, parameter in parameters.items()
+        for key, value in optimizer.state.get(parameter, {}).items()
+    }
+
+
+def load_optimizer_state(
+    optimizer: torch.optim.Optimizer, parameters: Mapping[str, nn.Parameter], state: Mapping[str, Tensor]
+) -> None:
+    """Load what :func:`optimizer_state` gave; other names are ignored."""
+    optimizer.state.clear()
+    for key, value in state.items():
+        if key.startswith(_PREFIX):
+            field, name = key.removeprefix(_PREFIX).split("/", 1)
+            parameter = parameters[name]
+            # AdamW keeps its step counts on the CPU
+            optimizer.state[parameter][field] = (value if field == "step" else value.to(parameter.device)).clone()
+
+
+def require_finite(state: Mapping[str, Tensor]) -> None:
+    """Raise DataError (``non-finite-state``) on NaN or infinity: a state saved with it would spoil every later task."""
+    for name, value in state.items():
+        if not torch.isfinite(value).all():
+            raise DataError(
+                f"after training, {name} has values that are not finite (NaN or infinity); nothing was saved. Lower "
+                "the learning rate, or set a limit on the gradient norm",
+                reason="non-finite-state",
+            )

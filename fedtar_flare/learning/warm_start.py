@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +23,10 @@ import torch
 
 from fedtar_flare.imaging.cache import Prepared
 from fedtar_flare.imaging.pipeline import InputConfig, ct_steps
+from fedtar_flare.learning.clinical_start import WEIGHTS, with_tokenizer
 from fedtar_flare.learning.pretraining import PretrainingConfig, pretrain, write_reports
 from fedtar_flare.models.build import build_model, build_tokenizer
-from fedtar_flare.models.config import ModelConfig, preset
+from fedtar_flare.models.config import preset
 from fedtar_flare.models.report_generator import ReportGenerator
 from fedtar_flare.models.tokenizer import ReportTokenizer
 from fedtar_flare.models.weights import save_weights
@@ -95,20 +97,6 @@ def scores(model: ReportGenerator, tokenizer: ReportTokenizer, pairs: Pairs) -> 
     return {"bleu_4": language["bleu_4"], "finding_f1": clinical["finding_f1"]}
 
 
-def make(folder: Path, config: ModelConfig, settings: PretrainingConfig, pairs: Pairs, texts: list[str]) -> None:
-    """Train a model and write ``tokenizer.json`` and ``model.safetensors`` (float16) to ``folder``.
-
-    The tokenizer and weights that ``config`` names are not read.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    reports = pairs.reports + pairs.styled
-    tokenizer = ReportTokenizer.train(texts + reports, VOCABULARY, config.max_length)
-    tokenizer.save(folder / "tokenizer.json")
-    model = build_model(config.replace(weights=None, tokenizer=str(folder / "tokenizer.json")))
-    pretrain(model, tokenizer, pairs.images * 2, reports, texts, settings, pairs.findings * 2, _say, every=50)
-    save_weights(model, folder / "model.safetensors")
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """The command (see the head of this file)."""
     parser = argparse.ArgumentParser(prog="python -m fedtar_flare.learning.warm_start", description=__doc__)
@@ -117,33 +105,29 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0, help="of data, order and weights (default 0)")
     parser.add_argument("--phantoms", type=int, default=3000, help="paired phantoms (default 3000)")
     parser.add_argument("--held-out", type=int, default=200, help="phantoms that are only scored (default 200)")
-    parser.add_argument(
-        "--steps",
-        type=int,
-        default=STEPS,
-        help="optimiser updates; the first two fifths learn findings alone",
-    )
+    steps = "optimiser updates; the first two fifths learn findings alone"
+    parser.add_argument("--steps", type=int, default=STEPS, help=steps)
     parser.add_argument("--threads", type=int, default=2, help="torch threads (default 2)")
     arguments = parser.parse_args(argv)
     torch.set_num_threads(arguments.threads)
     from fedtar_flare.synthetic.corpus import text_corpus
 
-    config = preset(arguments.preset, seed=arguments.seed)
+    say, folder = partial(print, flush=True), arguments.out
+    config = preset(arguments.preset, seed=arguments.seed, weights=None)
     images = InputConfig(image_size=config.image_size, slices=config.slices)
-    pairs = phantom_pairs(arguments.phantoms, arguments.seed, images, _say)
+    pairs = phantom_pairs(arguments.phantoms, arguments.seed, images, say)
     held_out = phantom_pairs(arguments.held_out, arguments.seed + HELD_OUT_SEED_STEP, images)
+    texts, reports = text_corpus(TEXTS, arguments.seed), pairs.reports + pairs.styled
     settings = PretrainingConfig(steps=arguments.steps, finding_steps=2 * arguments.steps // 5, seed=arguments.seed)
-    make(arguments.out, config, settings, pairs, text_corpus(TEXTS, arguments.seed))
-    made = config.replace(
-        weights=str(arguments.out / "model.safetensors"), tokenizer=str(arguments.out / "tokenizer.json")
-    )
-    for name, value in scores(build_model(made), build_tokenizer(made), held_out).items():
-        _say(f"held-out phantoms: {name} {'-' if value is None else f'{value:.3f}'}")
+    folder.mkdir(parents=True, exist_ok=True)
+    config = with_tokenizer(config, texts + reports, VOCABULARY, folder)
+    model, tokenizer = build_model(config), build_tokenizer(config)
+    pretrain(model, tokenizer, pairs.images * 2, reports, texts, settings, pairs.findings * 2, say, every=50)
+    save_weights(model, folder / WEIGHTS)  # in float16
+    made = config.replace(weights=str(folder / WEIGHTS))
+    for name, value in scores(build_model(made), tokenizer, held_out).items():
+        say(f"held-out phantoms: {name} {'-' if value is None else f'{value:.3f}'}")
     return 0
-
-
-def _say(line: object) -> None:
-    print(line, flush=True)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from collections.abc import Collection
 from fedtar_flare.errors import ConfigError
 from fedtar_flare.models.config import ModelConfig, asset
 from fedtar_flare.models.decoder import decoder_tokenizer
-from fedtar_flare.models.report_generator import ReportGenerator, assemble
+from fedtar_flare.models.report_generator import ReportGenerator
 from fedtar_flare.models.tokenizer import ReportTokenizer
 from fedtar_flare.models.weights import load_weights
 
@@ -31,7 +31,7 @@ def build_model(config: ModelConfig) -> ReportGenerator:
     """
     tokenizer = build_tokenizer(config)
     weights = asset(config.weights, "model.safetensors", "weights") if config.weights else None
-    model = assemble(config, tokenizer, load_pretrained=weights is None)
+    model = ReportGenerator(config, tokenizer, load_pretrained=weights is None)
     if weights is not None:
         load_weights(model, weights)
         model.untrained = ()

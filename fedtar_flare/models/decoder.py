@@ -6,10 +6,8 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from fedtar_flare.errors import ConfigError
-from fedtar_flare.models.sources import LoadResult, fetching, is_folder, quiet_loading
+from fedtar_flare.models.sources import fetching, load_or_make, quiet_loading
 from fedtar_flare.models.tokenizer import ReportTokenizer
 
 if TYPE_CHECKING:
@@ -18,7 +16,9 @@ if TYPE_CHECKING:
     from fedtar_flare.models.config import ModelConfig
 
 
-def build_decoder(config: ModelConfig, vocab_size: int, load_pretrained: bool = True) -> LoadResult[GPT2LMHeadModel]:
+def build_decoder(
+    config: ModelConfig, vocab_size: int, load_pretrained: bool
+) -> tuple[GPT2LMHeadModel, tuple[str, ...]]:
     """The decoder of a configuration, and the names of its parameters that stayed random.
 
     Published checkpoints have no cross-attention: those layers are added and start random. ``load_pretrained=False`` is
@@ -32,31 +32,22 @@ def build_decoder(config: ModelConfig, vocab_size: int, load_pretrained: bool = 
 
     settings: dict[str, Any] = {"add_cross_attention": True, "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
     if config.decoder_name is None:
-        decoder = GPT2LMHeadModel(
-            GPT2Config(
-                vocab_size=vocab_size,
-                n_positions=config.decoder_positions,
-                n_embd=config.decoder_width,
-                n_layer=config.decoder_layers,
-                n_head=config.decoder_heads,
-                initializer_range=0.05,  # as for the encoder
-                bos_token_id=None,
-                eos_token_id=None,
-                **settings,
-            )
+        own = GPT2Config(
+            vocab_size=vocab_size,
+            n_positions=config.decoder_positions,
+            n_embd=config.decoder_width,
+            n_layer=config.decoder_layers,
+            n_head=config.decoder_heads,
+            initializer_range=0.05,  # as for the encoder
+            bos_token_id=None,
+            eos_token_id=None,
+            **settings,
         )
-        return LoadResult(decoder, tuple(name for name, _ in decoder.named_parameters()))
+        return load_or_make(GPT2LMHeadModel, own, None)
     with fetching("decoder", config.decoder_name), quiet_loading():
-        gpt2_config = GPT2Config.from_pretrained(config.decoder_name, **settings)
-        _check(config, gpt2_config, vocab_size)
-        if not load_pretrained:
-            decoder = GPT2LMHeadModel(gpt2_config)
-            return LoadResult(decoder, tuple(name for name, _ in decoder.named_parameters()))
-        loaded: Any = GPT2LMHeadModel.from_pretrained(
-            config.decoder_name, config=gpt2_config, dtype=torch.float32, output_loading_info=True
-        )
-    decoder, info = loaded
-    return LoadResult(decoder, tuple(sorted(name for name in info["missing_keys"] if name != "lm_head.weight")))
+        published = GPT2Config.from_pretrained(config.decoder_name, **settings)
+        _check(config, published, vocab_size)
+        return load_or_make(GPT2LMHeadModel, published, config.decoder_name if load_pretrained else None)
 
 
 def _check(config: ModelConfig, gpt2_config: Any, vocab_size: int) -> None:
@@ -88,12 +79,12 @@ def decoder_tokenizer(name: str, max_length: int) -> ReportTokenizer:
     from tokenizers.implementations import ByteLevelBPETokenizer
 
     with fetching("decoder", name):
-        settings = json.loads(_file(name, "config.json").read_text())
+        settings = json.loads(Path(_file(name, "config.json")).read_text())
         try:
-            tokenizer = Tokenizer.from_file(str(_file(name, "tokenizer.json")))
-        except FileNotFoundError:
-            vocabulary, merges = _file(name, "vocab.json"), _file(name, "merges.txt")
-            tokenizer = ByteLevelBPETokenizer.from_file(str(vocabulary), str(merges))._tokenizer
+            tokenizer = Tokenizer.from_file(_file(name, "tokenizer.json"))
+        except OSError:  # the decoder has no such file
+            vocabulary, merges = (_file(name, file) for file in ("vocab.json", "merges.txt"))
+            tokenizer = ByteLevelBPETokenizer.from_file(vocabulary, merges)._tokenizer
     eos = settings.get("eos_token_id")
     if not isinstance(eos, int):
         raise ConfigError(f"decoder '{name}': config.json has no eos_token_id, so a report would never end")
@@ -107,17 +98,8 @@ def decoder_tokenizer(name: str, max_length: int) -> ReportTokenizer:
     )
 
 
-def _file(name: str, filename: str) -> Path:
-    """A model's file; FileNotFoundError where the model has none of that name."""
-    if is_folder(name):
-        path = Path(name).expanduser() / filename
-        if not path.is_file():
-            raise FileNotFoundError(f"no {filename} in {path.parent}")
-        return path
-    from huggingface_hub import hf_hub_download
-    from huggingface_hub.errors import EntryNotFoundError
+def _file(name: str, filename: str) -> str:
+    """Path of a model's file, in its folder or fetched from the hub; OSError where the model has none of that name."""
+    from transformers.utils.hub import cached_file
 
-    try:
-        return Path(hf_hub_download(name, filename))
-    except EntryNotFoundError as error:
-        raise FileNotFoundError(str(error)) from error
+    return str(cached_file(name, filename))

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from fedtar_flare.errors import ConfigError
-from fedtar_flare.models.sources import LoadResult, fetching, is_folder, quiet_loading
+from fedtar_flare.models.sources import fetching, is_folder, load_or_make, quiet_loading
 
 if TYPE_CHECKING:
     from fedtar_flare.models.config import ModelConfig
@@ -63,7 +63,7 @@ class TimmEncoder(SliceEncoder):
         return features.flatten(1, -2)
 
 
-def build_encoder(config: ModelConfig, load_pretrained: bool = True) -> LoadResult[SliceEncoder]:
+def build_encoder(config: ModelConfig, load_pretrained: bool) -> tuple[SliceEncoder, tuple[str, ...]]:
     """The encoder of a configuration, and the names of its parameters that stayed random.
 
     ``load_pretrained=False`` is for a model whose whole checkpoint is loaded later.
@@ -71,52 +71,40 @@ def build_encoder(config: ModelConfig, load_pretrained: bool = True) -> LoadResu
     Raises:
         ConfigError: it cannot be fetched, or is not of the configured family.
     """
-    if config.encoder == "timm":
-        return _timm(config, load_pretrained)
-    return _cvt(config, load_pretrained)
+    return (_timm if config.encoder == "timm" else _cvt)(config, load_pretrained)
 
 
-def _cvt(config: ModelConfig, load_pretrained: bool) -> LoadResult[SliceEncoder]:
+def _cvt(config: ModelConfig, load_pretrained: bool) -> tuple[SliceEncoder, tuple[str, ...]]:
     from transformers.models.cvt.configuration_cvt import CvtConfig
     from transformers.models.cvt.modeling_cvt import CvtModel
 
     still: dict[str, Any] = {key: [0.0] * 3 for key in ("drop_path_rate", "drop_rate", "attention_drop_rate")}
-    missing: tuple[str, ...]
     if config.encoder_name is None:
-        cvt = CvtModel(
-            CvtConfig(
-                embed_dim=config.encoder_widths,
-                depth=config.encoder_depths,
-                num_heads=config.encoder_heads,
-                mlp_ratio=(config.encoder_mlp_ratio,) * 3,
-                cls_token=[False] * 3,
-                initializer_range=0.06,  # for widths of some hundred and less; CvT's own 0.02 hardly starts to learn
-                **still,
-            )
+        own = CvtConfig(
+            embed_dim=config.encoder_widths,
+            depth=config.encoder_depths,
+            num_heads=config.encoder_heads,
+            mlp_ratio=(config.encoder_mlp_ratio,) * 3,
+            cls_token=[False] * 3,
+            initializer_range=0.06,  # for widths of some hundred and less; CvT's own 0.02 hardly starts to learn
+            **still,
         )
-        missing = tuple(name for name, _ in cvt.named_parameters())
+        cvt, untrained = load_or_make(CvtModel, own, None)
     else:
         with fetching("encoder", config.encoder_name), quiet_loading():
-            cvt_config = CvtConfig.from_pretrained(config.encoder_name, **still)
-            if cvt_config.model_type != "cvt":
+            published = CvtConfig.from_pretrained(config.encoder_name, **still)
+            if published.model_type != "cvt":
                 raise ConfigError(
-                    f"model setting encoder_name is '{config.encoder_name}', a {cvt_config.model_type} model: it must "
+                    f"model setting encoder_name is '{config.encoder_name}', a {published.model_type} model: it must "
                     "be a CvT checkpoint (or take encoder='timm')"
                 )
-            if load_pretrained and config.encoder_pretrained:
-                loaded: Any = CvtModel.from_pretrained(
-                    config.encoder_name, config=cvt_config, dtype=torch.float32, output_loading_info=True
-                )
-                cvt, info = loaded
-                missing = tuple(sorted(info["missing_keys"]))
-            else:
-                cvt = CvtModel(cvt_config)
-                missing = tuple(name for name, _ in cvt.named_parameters())
+            pretrained = load_pretrained and config.encoder_pretrained
+            cvt, untrained = load_or_make(CvtModel, published, config.encoder_name if pretrained else None)
     encoder = CvtEncoder(cvt, int(cvt.config.embed_dim[-1]), config.image_mean, config.image_std)
-    return LoadResult(encoder, tuple(f"backbone.{name}" for name in missing))
+    return encoder, tuple(f"backbone.{name}" for name in untrained)
 
 
-def _timm(config: ModelConfig, load_pretrained: bool) -> LoadResult[SliceEncoder]:
+def _timm(config: ModelConfig, load_pretrained: bool) -> tuple[SliceEncoder, tuple[str, ...]]:
     import timm
 
     assert config.encoder_name is not None
@@ -140,4 +128,4 @@ def _timm(config: ModelConfig, load_pretrained: bool) -> LoadResult[SliceEncoder
             backbone = timm.create_model(name, pretrained=pretrained, num_classes=0)
     encoder = TimmEncoder(backbone, int(backbone.num_features), config.image_mean, config.image_std)
     missing = () if pretrained else tuple(f"backbone.{key}" for key, _ in backbone.named_parameters())
-    return LoadResult(encoder, missing)
+    return encoder, missing

@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedtar_flare.errors import ConfigError
 from fedtar_flare.models.decoder import build_decoder
-from fedtar_flare.models.encoders import SliceEncoder, build_encoder
-from fedtar_flare.models.pooling import NoPooling, SliceAttentionPooling
+from fedtar_flare.models.encoders import build_encoder
 from fedtar_flare.models.tokenizer import IGNORED, ReportTokenizer
 
 if TYPE_CHECKING:
-    from transformers.models.gpt2.modeling_gpt2 import GPT2LMHeadModel
-
     from fedtar_flare.imaging.batch import ImageBatch
     from fedtar_flare.models.config import ModelConfig
+
+
+WAVELENGTHS_MM = (16.0, 1024.0)  # shortest and longest of the position features
+FREQUENCIES = 8
 
 
 def report_loss(logits: Tensor, labels: Tensor) -> Tensor:
@@ -33,6 +34,41 @@ def report_loss(logits: Tensor, labels: Tensor) -> Tensor:
     return tokens.sum(1) / (targets != IGNORED).sum(1).clamp(min=1)
 
 
+class SliceAttentionPooling(nn.Module):
+    """Learned queries read each slice, and the slice's position along the body is added to what they find.
+
+    A slice gives ``queries`` memory tokens, softmax(q . norm(x)) of its own tokens, whatever the other slices and their
+    number. Positions are in millimetres (sines and cosines, then a linear map): thick and thin slices share one scale.
+    """
+
+    def __init__(self, width: int, queries: int):
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.queries = nn.Parameter(torch.randn(queries, width))
+        self.position = nn.Linear(2 * FREQUENCIES, width)
+        short, long = WAVELENGTHS_MM
+        wavelengths = torch.logspace(math.log2(short), math.log2(long), FREQUENCIES, base=2)
+        self.register_buffer("angular_frequency", 2 * math.pi / wavelengths, persistent=False)
+        self.angular_frequency: Tensor
+
+    def forward(self, tokens: Tensor, position_mm: Tensor) -> Tensor:
+        """Memory (B, S * queries, C) of tokens (B, S, N, C) at positions (B, S) in millimetres."""
+        x = self.norm(tokens)
+        scores = torch.einsum("qc,bsnc->bsqn", self.queries, x) * x.shape[-1] ** -0.5
+        found = scores.softmax(-1).to(x.dtype) @ x
+        angles = position_mm[..., None] * self.angular_frequency
+        position = self.position(torch.cat([angles.sin(), angles.cos()], dim=-1))
+        return (found + position.unsqueeze(2)).flatten(1, 2)
+
+
+class NoPooling(nn.Module):
+    """The paper's form: every token of the one radiograph goes to the decoder unchanged."""
+
+    def forward(self, tokens: Tensor, position_mm: Tensor) -> Tensor:
+        """Memory (B, S * N, C) of tokens (B, S, N, C)."""
+        return tokens.flatten(1, 2)
+
+
 class ReportGenerator(nn.Module):
     """Slice-wise encoder, slice pooling, bias-free projection, GPT-2 decoder with cross-attention.
 
@@ -41,28 +77,24 @@ class ReportGenerator(nn.Module):
     pre-trained weights.
     """
 
-    def __init__(
-        self,
-        encoder: SliceEncoder,
-        pooling: SliceAttentionPooling | NoPooling,
-        decoder: GPT2LMHeadModel,
-        *,
-        max_length: int,
-        num_beams: int,
-        bos_id: int,
-        eos_id: int,
-        pad_id: int,
-        untrained: tuple[str, ...] = (),
-    ):
+    def __init__(self, config: ModelConfig, tokenizer: ReportTokenizer, *, load_pretrained: bool):
         super().__init__()
-        self.encoder = encoder
-        self.pooling = pooling
-        self.projection = nn.Linear(encoder.width, decoder.config.n_embd, bias=False)
-        self.decoder = decoder
-        self.max_length = max_length
-        self.num_beams = num_beams
-        self.bos_id, self.eos_id, self.pad_id = bos_id, eos_id, pad_id
-        self.untrained = untrained
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(config.seed)
+            self.encoder, encoder_untrained = build_encoder(config, load_pretrained)
+            pooled = config.pooling == "attention"
+            self.pooling = SliceAttentionPooling(self.encoder.width, config.queries) if pooled else NoPooling()
+            decoder, decoder_untrained = build_decoder(config, tokenizer.vocab_size, load_pretrained)
+            self.projection = nn.Linear(self.encoder.width, decoder.config.n_embd, bias=False)
+            self.decoder = decoder
+        self.max_length, self.num_beams = config.max_length, config.num_beams
+        self.bos_id, self.eos_id, self.pad_id = tokenizer.bos_id, tokenizer.eos_id, tokenizer.pad_id
+        self.untrained: tuple[str, ...] = (
+            *(f"encoder.{name}" for name in encoder_untrained),
+            *(f"pooling.{name}" for name, _ in self.pooling.named_parameters()),
+            "projection.weight",
+            *(f"decoder.{name}" for name in decoder_untrained),
+        )
 
     def encode(self, batch: ImageBatch) -> Tensor:
         """Decoder memory (B, M, E): M / S tokens for each slice, in the order of the slices."""
@@ -91,15 +123,9 @@ class ReportGenerator(nn.Module):
         """Token ids (B, L) of the best beam, begin token first, padded after the end token (int64).
 
         A report does not depend on the others of its batch.
-
-        Raises:
-            ConfigError: ``max_length`` exceeds the decoder's positions.
         """
         from transformers.generation.configuration_utils import GenerationConfig
 
-        length = max_length or self.max_length
-        if length > self.decoder.config.n_positions:
-            raise ConfigError(f"max_length {length}: the decoder has {self.decoder.config.n_positions} positions")
         memory = self.encode(batch)
         start = torch.full((memory.shape[0], 1), self.bos_id, dtype=torch.int64, device=memory.device)
         decoder: Any = self.decoder
@@ -109,7 +135,7 @@ class ReportGenerator(nn.Module):
             encoder_hidden_states=memory,
             encoder_attention_mask=self.memory_mask(batch, memory),
             generation_config=GenerationConfig(
-                max_length=length,
+                max_length=max_length or self.max_length,
                 num_beams=num_beams or self.num_beams,
                 do_sample=False,
                 bos_token_id=self.bos_id,
@@ -118,31 +144,3 @@ class ReportGenerator(nn.Module):
             ),
         )
         return ids
-
-
-def assemble(config: ModelConfig, tokenizer: ReportTokenizer, *, load_pretrained: bool) -> ReportGenerator:
-    """Join the parts of a configuration; random weights follow ``config.seed`` and leave the global state alone."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(config.seed)
-        encoder = build_encoder(config, load_pretrained)
-        pooling = (
-            SliceAttentionPooling(encoder.part.width, config.queries) if config.pooling == "attention" else NoPooling()
-        )
-        decoder = build_decoder(config, tokenizer.vocab_size, load_pretrained)
-        model = ReportGenerator(
-            encoder.part,
-            pooling,
-            decoder.part,
-            max_length=config.max_length,
-            num_beams=config.num_beams,
-            bos_id=tokenizer.bos_id,
-            eos_id=tokenizer.eos_id,
-            pad_id=tokenizer.pad_id,
-        )
-    model.untrained = (
-        *(f"encoder.{name}" for name in encoder.untrained),
-        *(f"pooling.{name}" for name, _ in pooling.named_parameters()),
-        *(f"projection.{name}" for name, _ in model.projection.named_parameters()),
-        *(f"decoder.{name}" for name in decoder.untrained),
-    )
-    return model

@@ -5,21 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import Any
+
+import torch
 
 from fedtar_flare.errors import ConfigError
-
-T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class LoadResult(Generic[T]):
-    """A part, and the names of its parameters for which there were no pre-trained weights."""
-
-    part: T
-    untrained: tuple[str, ...]
 
 
 def is_folder(name: str) -> bool:
@@ -47,7 +38,7 @@ def fetching(part: str, name: str, repository: str | None = None) -> Iterator[No
     except ConfigError:
         raise
     except Exception as error:  # libraries raise anything from OSError to bare Exception here
-        reason = f"{type(error).__name__}: {_first_line(error)}"
+        reason = f"{type(error).__name__}: {next(iter(str(error).strip().splitlines()), 'no message')}"
         if folder:
             raise ConfigError(
                 f"{part} folder {name} cannot be loaded ({reason}). It must hold config.json and model.safetensors as "
@@ -77,6 +68,13 @@ def quiet_loading() -> Iterator[None]:
             logging.enable_progress_bar()
 
 
-def _first_line(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else "no message"
+def load_or_make(kind: Any, config: Any, name: str | None) -> tuple[Any, tuple[str, ...]]:
+    """A transformers model of class ``kind``: the pre-trained one of this name, or (None) a random one.
+
+    Also returns the names of its parameters that stayed random.
+    """
+    if name is None:
+        model = kind(config)
+        return model, tuple(key for key, _ in model.named_parameters())
+    model, info = kind.from_pretrained(name, config=config, dtype=torch.float32, output_loading_info=True)
+    return model, tuple(key for key, _ in model.named_parameters() if key in info["missing_keys"])

@@ -41,7 +41,7 @@ class ReportTokenizer:
             tokenizer = Tokenizer.from_file(str(path))
         except Exception as error:  # the library raises bare Exception
             raise ConfigError(f"{path} is no readable tokenizer.json: {error}") from error
-        ids: dict[str, int] = {}
+        ids: list[int] = []
         for token in (BOS, EOS, PAD):
             number = tokenizer.token_to_id(token)
             if number is None:
@@ -49,8 +49,8 @@ class ReportTokenizer:
                     f"{path} lacks the special token {token}: take a tokenizer made by fedtar warmstart, or "
                     "tokenizer='decoder' for the decoder's own"
                 )
-            ids[token] = number
-        return cls(tokenizer, max_length, bos_id=ids[BOS], eos_id=ids[EOS], pad_id=ids[PAD])
+            ids.append(number)
+        return cls(tokenizer, max_length, bos_id=ids[0], eos_id=ids[1], pad_id=ids[2])
 
     @classmethod
     def train(cls, texts: Iterable[str], vocab_size: int, max_length: int) -> ReportTokenizer:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -68,11 +66,8 @@ class ExchangeSchema:
         check_tensor_names(shapes)
         return cls(tuple(sorted((name, tuple(shape)) for name, shape in shapes.items())), dtype_up)
 
-    def digest(self) -> str:
-        return hashlib.sha256(json.dumps(self.to_dict(), sort_keys=True).encode()).hexdigest()[:16]
-
-    def check(self, state: Mapping[str, torch.Tensor], *, dtypes: Iterable[str]) -> None:
-        """Refuse a state that is not exactly this exchange: names, shapes, number format (``dtypes``), finite values.
+    def check(self, state: Mapping[str, torch.Tensor]) -> None:
+        """Refuse weights that are not exactly this exchange: names, shapes, float32, finite values.
 
         The :class:`ExchangeError` names the first tensor at fault, never its values.
         """
@@ -81,9 +76,8 @@ class ExchangeSchema:
             raise ExchangeError(f"tensor '{name}' is not part of the agreed exchange")
         for name in sorted(set(shapes) - set(state)):
             raise ExchangeError(f"tensor '{name}' of the agreed exchange is missing")
-        allowed = {name: WIRE_DTYPES[name] for name in dtypes}
         for name, shape in self.shapes:
-            check_tensor(name, state[name], shape, allowed)
+            check_tensor(name, state[name], shape, MASTER_DTYPE)
 
 
 def check_tensor(name: str, value: Any, shape: tuple[int, ...] | None, dtypes: Mapping[str, torch.dtype]) -> None:
@@ -123,7 +117,7 @@ def check_inbound(tensors: Any, max_values: int = MAX_VALUES) -> None:
     if (values := sum(value.numel() for value in tensors.values() if torch.is_tensor(value))) > max_values:
         raise ExchangeError(f"the server sent {values} values in one message; the limit is {max_values}")
     for name in sorted(tensors):
-        check_tensor(name, tensors[name], None, {"float32": torch.float32})
+        check_tensor(name, tensors[name], None, MASTER_DTYPE)
 
 
 def _is_size(value: Any) -> bool:

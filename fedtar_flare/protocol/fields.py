@@ -69,6 +69,11 @@ class Field:
         """Refuse a value that is not of this kind; the :class:`ExchangeError` names the field, never its value."""
         _CHECKS[self.kind](self, value)
 
+    def require(self, holds: bool, problem: str) -> None:
+        """Raise an :class:`ExchangeError` that names the field unless this holds."""
+        if not holds:
+            raise ExchangeError(f"the field '{self.name}' {problem}")
+
 
 SECONDS = Field("seconds", "number", "how long the task took", least=0)
 """The one number that every reply may carry."""
@@ -93,25 +98,22 @@ def check_texts(reply: Reply) -> None:
 
 def _number(field: Field, value: Any) -> None:
     if isinstance(value, int) and not isinstance(value, bool):
-        if abs(value) > MAX_WHOLE:
-            raise ExchangeError(f"the field '{field.name}' holds a number beyond 2^53")
-    elif not isinstance(value, float) or not math.isfinite(value):
-        raise ExchangeError(f"the field '{field.name}' is not a finite number")
-    if not field.least <= value <= field.most:
-        raise ExchangeError(f"the field '{field.name}' is not within {field.least:g} to {field.most:g}")
+        field.require(abs(value) <= MAX_WHOLE, "holds a number beyond 2^53")
+    else:
+        field.require(isinstance(value, float) and math.isfinite(value), "is not a finite number")
+    field.require(field.least <= value <= field.most, f"is not within {field.least:g} to {field.most:g}")
 
 
 def _count(field: Field, value: Any) -> None:
     _number(field, value)
-    if value != int(value) or value < 0:
-        raise ExchangeError(f"the field '{field.name}' is not a whole number from 0")
+    field.require(value == int(value) and value >= 0, "is not a whole number from 0")
 
 
 def _numbers(field: Field, value: Any) -> None:
     if value is None:
         return
-    if not isinstance(value, list | tuple) or len(value) > field.length:
-        raise ExchangeError(f"the field '{field.name}' is not a list of at most {field.length} numbers")
+    short = isinstance(value, list | tuple) and len(value) <= field.length
+    field.require(short, f"is not a list of at most {field.length} numbers")
     for item in value:
         _number(field, item)
 
@@ -122,8 +124,7 @@ def _tree(field: Field, value: Any) -> None:
 
 
 def _branch(field: Field, leaf: Field, value: Any, depth: int) -> None:
-    if not isinstance(value, Mapping) or depth > MAX_DEPTH:
-        raise ExchangeError(f"the field '{field.name}' is not a dictionary of bounded depth")
+    field.require(isinstance(value, Mapping) and depth <= MAX_DEPTH, "is not a dictionary of bounded depth")
     for key, item in value.items():
         if not isinstance(key, str) or not _NAME.fullmatch(key):
             raise ExchangeError(f"a name within the field '{field.name}' is not a short word")
@@ -136,13 +137,12 @@ def _branch(field: Field, leaf: Field, value: Any, depth: int) -> None:
 
 
 def _word(field: Field, value: Any) -> None:
-    if not isinstance(value, str) or not _VALUE.fullmatch(value):
-        raise ExchangeError(f"the field '{field.name}' is not a short word")
+    field.require(isinstance(value, str) and bool(_VALUE.fullmatch(value)), "is not a short word")
 
 
 def _words(field: Field, value: Any) -> None:
-    if not isinstance(value, Mapping) or len(value) > field.length:
-        raise ExchangeError(f"the field '{field.name}' is not a dictionary of at most {field.length} words")
+    short = isinstance(value, Mapping) and len(value) <= field.length
+    field.require(short, f"is not a dictionary of at most {field.length} words")
     for key, item in value.items():
         _word(field, key)
         _word(field, item)
@@ -153,15 +153,13 @@ def _schema(field: Field, value: Any) -> None:
 
 
 def _settings(field: Field, value: Any) -> None:
-    if not isinstance(value, Mapping):
-        raise ExchangeError(f"the field '{field.name}' is not a dictionary")
+    field.require(isinstance(value, Mapping), "is not a dictionary")
     _primitives(field, value, 0)
     _size(field, value)
 
 
 def _primitives(field: Field, value: Any, depth: int) -> None:
-    if depth > MAX_DEPTH:
-        raise ExchangeError(f"the field '{field.name}' is nested too deeply")
+    field.require(depth <= MAX_DEPTH, "is nested too deeply")
     if isinstance(value, Mapping):
         for key, item in value.items():
             if not isinstance(key, str):
@@ -179,8 +177,8 @@ def _primitives(field: Field, value: Any, depth: int) -> None:
 
 
 def _size(field: Field, value: Any) -> None:
-    if (length := len(json.dumps(value))) > field.length:
-        raise ExchangeError(f"the field '{field.name}' has {length} characters; the limit is {field.length}")
+    length = len(json.dumps(value))
+    field.require(length <= field.length, f"has {length} characters; the limit is {field.length}")
 
 
 _CHECKS: dict[str, Callable[[Field, Any], None]] = {

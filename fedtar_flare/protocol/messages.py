@@ -159,11 +159,6 @@ def compatible(other: Any) -> bool:
     return release(other) == release(__version__) and release(other) != ""
 
 
-def same_release(other: Any) -> str:
-    """This version where the other is compatible, else the other unchanged; for tables of who differs."""
-    return __version__ if compatible(other) else str(other)
-
-
 def release(version_: Any) -> str:
     """Major and minor number of a version, ``0.1`` of ``0.1.3``; empty when it is not a version."""
     match = re.match(r"(\d{1,6}\.\d{1,6})(\D|$)", version_) if isinstance(version_, str) else None

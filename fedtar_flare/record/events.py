@@ -20,10 +20,15 @@ class Event(BaseModel):
     kind: ClassVar[str] = ""
 
 
-class Exchange(BaseModel):
-    """Size of one exchange in one direction (float32), and of the whole model's."""
+class Part(BaseModel):
+    """Base of what an event holds."""
 
     model_config = ConfigDict(frozen=True)
+
+
+class Exchange(Part):
+    """Size of one exchange in one direction (float32), and of the whole model's."""
+
     tensors: int = 0
     parameters: int = 0
     bytes: int = 0
@@ -70,10 +75,9 @@ class Joined(Event):
     absent: dict[str, str] = {}
 
 
-class SiteUpdate(BaseModel):
+class SiteUpdate(Part):
     """What one site sent at one step; losses are mean token losses, seconds the task's own."""
 
-    model_config = ConfigDict(frozen=True)
     samples: int = 0
     train_loss: float | None = None
     last_loss: float | None = None
@@ -105,10 +109,9 @@ class Step(Event):
     bytes_up: int = 0
 
 
-class SiteValidation(BaseModel):
+class SiteValidation(Part):
     """One site's validation loss over ``n`` reports."""
 
-    model_config = ConfigDict(frozen=True)
     validation_loss: float | None = None
     n: int = 0
 
@@ -127,10 +130,9 @@ Cell = dict[str, float | None]
 """``n`` test reports and their scores, raw; a cell under the minimum has n alone."""
 
 
-class SiteScores(BaseModel):
+class SiteScores(Part):
     """Scores of one site: per time step, and over all steps shown."""
 
-    model_config = ConfigDict(frozen=True)
     steps: dict[int, Cell] = {}
     all: Cell = {}
 

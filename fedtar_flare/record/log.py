@@ -1,11 +1,11 @@
-"""The run record: one JSON object a line, appended and flushed, so that a killed run keeps all it had."""
+"""The run record: one JSON object a line, appended at once, so that a killed run keeps all it had."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from pydantic import ValidationError
 
@@ -33,7 +33,6 @@ class RunRecord:
         line = json.dumps(clean({"event": event.kind, **event.model_dump()}), allow_nan=False)
         with self.path.open("a", encoding="utf-8") as file:
             file.write(line + "\n")
-            file.flush()
 
 
 def read_events(folder: Path, kinds: Iterable[type[Event]] = SHARED) -> list[Event]:
@@ -44,9 +43,23 @@ def read_events(folder: Path, kinds: Iterable[type[Event]] = SHARED) -> list[Eve
     """
     known = {kind.kind: kind for kind in kinds}
     path = folder / ROUNDS_FILE
+    if not path.is_file():
+        raise FedTARError(f"{folder} holds no {ROUNDS_FILE}: it is not a run folder of fedtar_flare")
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except UnicodeDecodeError as error:
+        raise FedTARError(f"{path} is not text: it is not a run record of fedtar_flare") from error
     events = []
-    for number, entry in read_lines(path):
-        kind = known.get(entry.get("event", ""))
+    for number, line in enumerate(lines, 1):
+        try:
+            entry = json.loads(line)
+        except json.JSONDecodeError as error:
+            if number == len(lines):
+                break
+            raise FedTARError(f"{path}, line {number}: not JSON ({error.msg})") from error
+        if not isinstance(entry, dict) or not isinstance(entry.get("event"), str):
+            raise FedTARError(f"{path}, line {number}: not an event of a run record of fedtar_flare")
+        kind = known.get(entry["event"])
         if kind is None:
             continue  # another method's, or a later version's
         try:
@@ -64,25 +77,3 @@ def read_events(folder: Path, kinds: Iterable[type[Event]] = SHARED) -> list[Eve
 def of_kind(events: Iterable[Event], kind: type[Kind]) -> list[Kind]:
     """The events of one kind."""
     return [event for event in events if isinstance(event, kind)]
-
-
-def read_lines(path: Path) -> list[tuple[int, dict[str, Any]]]:
-    """Line numbers and JSON objects of a record, with the errors of :func:`read_events`."""
-    if not path.is_file():
-        raise FedTARError(f"{path.parent} holds no {ROUNDS_FILE}: it is not a run folder of fedtar_flare")
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except UnicodeDecodeError as error:
-        raise FedTARError(f"{path} is not text: it is not a run record of fedtar_flare") from error
-    entries: list[tuple[int, dict[str, Any]]] = []
-    for number, line in enumerate(lines, 1):
-        try:
-            entry = json.loads(line)
-        except json.JSONDecodeError as error:
-            if number == len(lines):
-                break
-            raise FedTARError(f"{path}, line {number}: not JSON ({error.msg})") from error
-        if not isinstance(entry, dict) or not isinstance(entry.get("event"), str):
-            raise FedTARError(f"{path}, line {number}: not an event of a run record of fedtar_flare")
-        entries.append((number, entry))
-    return entries

@@ -5,8 +5,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedtar_flare.errors import ConfigError, ExchangeError
-from fedtar_flare.fedtar.residual import residual_step, telescoped_weights
+from fedtar_flare.errors import ExchangeError
+from fedtar_flare.fedtar.residual import residual_step
 
 SHAPES = {"a": (4, 3), "b": (5,), "c": ()}
 FLOAT32 = torch.finfo(torch.float32).eps
@@ -23,6 +23,16 @@ def difference(after, before):
     return {name: after[name].double() - before[name].double() for name in before}
 
 
+def telescoped_weights(alphas, taken):
+    """Theorem 1: ``w_T = beta_0 w_0 + sum_x beta_x wbar_x``; products run over the steps taken."""
+    betas, rest = [0.0] * (len(alphas) + 1), 1.0
+    for t in range(len(alphas), 0, -1):
+        if taken[t - 1]:
+            betas[t] = alphas[t - 1] * rest
+            rest *= 1.0 - alphas[t - 1]
+    return [rest, *betas[1:]]
+
+
 def norm(state):
     return torch.cat([v.double().flatten() for v in state.values()]).norm().item()
 
@@ -36,7 +46,7 @@ def test_theorem_1_with_skipped_steps(plan, seed):
     means = [tensors(seed + t + 1) for t in range(len(plan))]
     for alpha, took, mean in zip(alphas, taken, means, strict=True):
         if took:
-            w, _, _ = residual_step(w, difference(mean, w), alpha)
+            w, _ = residual_step(w, difference(mean, w), alpha)
     betas = telescoped_weights(alphas, taken)
     assert len(betas) == len(plan) + 1 and min(betas) >= 0 and math.fsum(betas) == pytest.approx(1, abs=1e-14)
     assert all(beta == 0 for beta, took in zip(betas[1:], taken, strict=True) if not took)
@@ -50,23 +60,23 @@ def test_theorem_1_with_skipped_steps(plan, seed):
 def test_theorem_2_up_to_the_rounding_of_the_master(alpha, magnitude, seed):
     w = tensors(seed)
     delta = {name: v * 10**magnitude for name, v in tensors(seed + 1, torch.float64).items()}
-    moved, residual_norm, update_norm = residual_step(w, delta, alpha)
+    moved, residual_norm = residual_step(w, delta, alpha)
+    update_norm = norm(delta)
     assert residual_norm == pytest.approx(norm(difference(moved, w)), rel=1e-12, abs=1e-300)  # measured, not derived
-    assert update_norm == pytest.approx(norm(delta), rel=1e-12)
     assert abs(residual_norm - alpha * update_norm) <= FLOAT32 * norm(moved) + 1e-12 * update_norm
 
 
 def test_the_ends_of_alpha():
     w, goal = tensors(0), tensors(1)
-    same, none, _ = residual_step(w, difference(goal, w), 0.0)
-    there, _, _ = residual_step(w, difference(goal, w), 1.0)
+    same, none = residual_step(w, difference(goal, w), 0.0)
+    there, _ = residual_step(w, difference(goal, w), 1.0)
     assert none == 0.0 and all(torch.equal(same[n], w[n]) and torch.equal(there[n], goal[n]) for n in w)
 
 
 def test_the_residual_norm_shows_an_update_that_float32_loses():
     w = {"a": torch.ones(1000)}
-    moved, residual_norm, update_norm = residual_step(w, {"a": torch.full((1000,), 1e-9)}, 0.5)
-    assert torch.equal(moved["a"], w["a"]) and residual_norm == 0.0 and update_norm > 0
+    moved, residual_norm = residual_step(w, {"a": torch.full((1000,), 1e-9)}, 0.5)
+    assert torch.equal(moved["a"], w["a"]) and residual_norm == 0.0
 
 
 def test_a_step_changes_neither_of_its_inputs():
@@ -76,28 +86,8 @@ def test_a_step_changes_neither_of_its_inputs():
     assert all(torch.equal(s[n], c[n]) for s, c in zip((w, delta), copies, strict=True) for n in s)
 
 
-def test_a_step_refuses_what_does_not_fit_and_names_it():
-    w, delta = tensors(0), tensors(1, torch.float64)
-    for alpha in (-0.1, 1.1, math.nan, math.inf):
-        with pytest.raises(ConfigError, match="alpha_t"):
-            residual_step(w, delta, alpha)
-    for change, words in (
-        ({"b": torch.zeros(1)}, "'b' has shape"),  # would broadcast
-        ({"b": torch.full((5,), math.nan)}, "'b'.*not finite"),
-        ({"b": torch.full((5,), 1e300, dtype=torch.float64)}, "'b'.*not finite"),  # beyond float32
-        ({"d": torch.zeros(1)}, "'d'"),
-    ):
-        with pytest.raises(ExchangeError, match=words):
-            residual_step(w, delta | change, 0.5)
-    with pytest.raises(ExchangeError, match=r"'a' of the master is torch\.float64"):
-        residual_step(tensors(0, torch.float64), delta, 0.5)
-    with pytest.raises(ExchangeError):
-        residual_step({}, {}, 0.5)
-
-
-def test_telescoped_weights_refuse_what_does_not_fit():
-    with pytest.raises(ConfigError, match="2 alphas but 1"):
-        telescoped_weights([0.5, 0.5], [True])
-    with pytest.raises(ConfigError, match="alpha_2 = nan"):
-        telescoped_weights([0.5, math.nan], [True, True])
-    assert telescoped_weights([0.5, 0.5], [False, False]) == [1.0, 0.0, 0.0]
+@pytest.mark.parametrize("value", [math.nan, 1e300])  # the latter is beyond float32
+def test_a_step_that_leads_to_values_that_are_not_finite_names_the_tensor(value):
+    bad = {"b": torch.full((5,), value, dtype=torch.float64)}
+    with pytest.raises(ExchangeError, match=r"'b'.*not finite"):
+        residual_step(tensors(0), tensors(1, torch.float64) | bad, 0.5)

@@ -10,8 +10,7 @@ from federation import NAMES, LocalFederation, QuadraticSite, pair
 
 from fedtar_flare.flare.aggregation import SpilledUpdates
 from fedtar_flare.protocol.tasks import CLOSE_ROUND, HANDSHAKE, TRAIN
-from fedtar_flare.record.best import best_round
-from fedtar_flare.record.events import End, Joined, SiteValidation, Start, Step, Validation
+from fedtar_flare.record.events import End, Joined, Start, Step, Validation
 from fedtar_flare.record.log import of_kind, read_events
 
 
@@ -167,17 +166,6 @@ def test_a_member_of_a_resumed_run_is_told_that_it_must_have_its_state(tmp_path)
     start = of_kind(run(second), Start)[0]
     assert start.sites == ["site-a", "site-b", "site-c"]
     assert [header.member for header in headers] == [False, False, True]  # site-b; then site-c, new, before site-b
-
-
-def test_best_is_judged_on_the_sites_that_both_rounds_have():
-    def validation(r, **losses):
-        sites = {name: SiteValidation(validation_loss=loss, n=10) for name, loss in losses.items()}
-        return Validation(round=r, loss=sum(losses.values()) / len(losses) if losses else None, sites=sites)
-
-    improving = [validation(1, a=1.0, b=3.0), validation(2, a=0.9, b=2.5), validation(3, b=2.2)]
-    assert best_round(improving) == 3
-    assert best_round([validation(1, a=1.0), validation(2, a=1.0)]) == 1
-    assert best_round([validation(1)]) is None
 
 
 def test_replies_of_another_method_are_refused(tmp_path):

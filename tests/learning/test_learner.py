@@ -20,7 +20,7 @@ from fedtar_flare.imaging.pipeline import InputConfig, prepare, prepare_cohort
 from fedtar_flare.learning.config import LoRAConfig, TrainingConfig
 from fedtar_flare.learning.evaluation import write_report_scores
 from fedtar_flare.learning.learner import ReportLearner
-from fedtar_flare.learning.private_state import require_finite
+from fedtar_flare.learning.training import require_finite
 from fedtar_flare.metrics.language import LanguageStatistics
 from fedtar_flare.models.adapters.lora import add_lora, shared_parameters, shared_state
 from fedtar_flare.models.build import build_model, build_tokenizer

@@ -21,12 +21,11 @@ from fedtar_flare.models.adapters.lora import (
     adapter_config,
     add_lora,
     load_shared_state,
-    save_adapter,
     shared_parameters,
     shared_state,
     using,
 )
-from fedtar_flare.models.adapters.peft_file import adapter_of, load_extra, read_adapter, write_adapter
+from fedtar_flare.models.adapters.peft_file import adapter_of, read_adapter, write_adapter
 from fedtar_flare.protocol.contract import LORA_NAMES
 
 TARGETS = r"encoder\.mix|decoder\..*\.(c_attn|q_attn|c_proj|c_fc)"
@@ -60,6 +59,10 @@ def base() -> Any:
 
 def shared(base: Any, **changes: Any) -> Any:
     return add_lora(copy.deepcopy(base), **{"targets": TARGETS, "rank": 2, "alpha": 8, "seed": 3, **changes})
+
+
+def save_adapter(peft_model: Any, folder: Path, adapter: str = "default") -> None:
+    write_adapter(folder, shared_state(peft_model, adapter), adapter_config(peft_model, adapter))
 
 
 def shake(peft_model: Any, adapter: str = "default") -> None:
@@ -111,9 +114,6 @@ def test_the_initial_factors_do_not_depend_on_the_models_precision(base: Any, dt
         ({"targets": r"decoder\.transformer\.wte"}, "module 'decoder.transformer.wte' of type Embedding"),
         ({"targets": ".*"}, "of type Generator"),
         ({"targets": "("}, "LoRA targets '\\(' is no valid regular expression"),
-        ({"rank": 0}, "rank is 0"),
-        ({"alpha": 0}, "alpha 0"),
-        ({"alpha": float("nan")}, "alpha nan"),
         ({"extra": ["nothing"]}, "extra 'nothing' matches no parameter"),
     ],
 )
@@ -122,11 +122,9 @@ def test_wrong_settings_are_named(base: Any, changes: dict[str, Any], message: s
         shared(base, **changes)
 
 
-def test_modules_whose_weight_is_read_past_the_layer_and_adapted_models_are_refused(base: Any) -> None:
+def test_modules_whose_weight_is_read_past_the_layer_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"module 'out_proj' of type NonDynamicallyQuantizableLinear"):
         add_lora(nn.MultiheadAttention(4, 2), targets="out_proj", seed=0)
-    with pytest.raises(ConfigError, match=r"module encoder\.mix has an adapter already"):
-        shared(shared(base).get_base_model())
 
 
 # --------------------------------------------------------------------------- what travels
@@ -206,7 +204,8 @@ def from_pretrained(base: Any, folder: Path) -> Any:
     from peft import PeftModel
 
     model = copy.deepcopy(base)
-    load_extra(model, folder)
+    if (folder / "extra.safetensors").exists():
+        model.load_state_dict(load_file(folder / "extra.safetensors"), strict=False)
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # PEFT only warns about missing tensors
         warnings.filterwarnings("ignore", message="fan_in_fan_out is set to")
@@ -272,7 +271,6 @@ def test_an_earlier_adapter_in_the_folder_is_replaced_whole(base: Any, tmp_path:
     save_adapter(shared(base, extra=[CROSS_ATTENTION]), tmp_path)
     save_adapter(shared(base, seed=8), tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["adapter_config.json", "adapter_model.safetensors"]
-    assert load_extra(base, tmp_path) == []
 
 
 def test_what_is_no_adapter_is_refused(base: Any, tmp_path: Path) -> None:
@@ -281,17 +279,6 @@ def test_what_is_no_adapter_is_refused(base: Any, tmp_path: Path) -> None:
         write_adapter(tmp_path / "a", shared_state(peft_model), {"r": 2})
     with pytest.raises(ExchangeError, match="no LoRA factor"):
         write_adapter(tmp_path / "a", {"encoder.keep.weight": torch.zeros(1)}, adapter_config(peft_model))
-    with pytest.raises(ConfigError, match=r"no adapter folder: it has no adapter_model\.safetensors"):
-        read_adapter(tmp_path / "a")
-    save_adapter(peft_model, tmp_path)
-    before = copy.deepcopy(peft_model.state_dict())
-    with pytest.raises(ExchangeError, match=r"tensor decoder\.transformer\.h\.0\.crossattention\.c_attn\.bias .* no "):
-        load_extra(nn.Linear(2, 2), tmp_path)
-    other = copy.deepcopy(base)
-    other.decoder.transformer.h[0].crossattention.c_proj.weight = nn.Parameter(torch.zeros(3, 3))
-    with pytest.raises(ExchangeError, match=r"c_proj\.weight .* has shape \(8, 8\), the model's has \(3, 3\)"):
-        load_extra(other, tmp_path)
-    assert all(torch.equal(value, before[name]) for name, value in peft_model.state_dict().items())
 
 
 # --------------------------------------------------------------------------- several named sets
@@ -375,7 +362,8 @@ def test_each_set_is_saved_as_a_folder_that_peft_loads(base: Any, tmp_path: Path
         save_adapter(peft_model, tmp_path / name, name)
         with using(peft_model, [name]):
             expected = peft_model(X)
-        load_extra(base, tmp_path / "generic")  # the extra is the model's, whichever set acts
+        extra = load_file(tmp_path / "generic" / "extra.safetensors")  # the model's, whichever set acts
+        base.load_state_dict(extra, strict=False)
         assert torch.equal(from_pretrained(base, tmp_path / name)(X), expected)
         read = read_adapter(tmp_path / name, name)
         assert all(torch.equal(value, read[key]) for key, value in shared_state(peft_model, name).items())
@@ -403,11 +391,14 @@ def test_a_further_set_that_cannot_be_is_refused(base: Any, changes: dict[str, A
         add_lora(peft_model, **{"targets": TARGETS, "seed": 0, **changes})
 
 
-def test_unknown_sets_and_layers_are_named(base: Any) -> None:
-    peft_model = dual(base)
-    with pytest.raises(ConfigError, match=r"no adapter 'default' \(it has: generic, special\)"):
-        shared_state(peft_model)
-    with pytest.raises(ConfigError, match="no adapter 'other'"), using(peft_model, ["other"]):
-        pass
-    with pytest.raises(ConfigError, match="match no LoRA layer"), using(peft_model, ["special"], "nothing"):
+@pytest.mark.parametrize(
+    ("adapters", "layers", "message"),
+    [
+        (["default"], ".*", r"no adapter 'default' \(it has: generic, special\)"),
+        (["special"], "nothing", "match no LoRA layer"),
+        (["special"], "(", "no valid regular expression"),
+    ],
+)
+def test_unknown_sets_and_layers_are_named(base: Any, adapters: list[str], layers: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message), using(dual(base), adapters, layers):
         pass

@@ -11,15 +11,7 @@ def test_schema_is_sorted_counts_and_round_trips():
     schema = ExchangeSchema.of(STATE, "bfloat16")
     assert [name for name, _ in schema.shapes] == ["a", "b"] and schema.parameters == 10
     assert ExchangeSchema.from_dict(schema.to_dict()) == schema
-    assert schema.digest() != ExchangeSchema.of(STATE).digest()
-
-
-@pytest.mark.parametrize(
-    "bad", [None, {}, {"shapes": {"a": "x"}, "dtype_up": "float32"}, {"shapes": {}, "dtype_up": "float32"}]
-)
-def test_malformed_schema_is_refused(bad):
-    with pytest.raises(ExchangeError):
-        ExchangeSchema.from_dict(bad)
+    assert schema != ExchangeSchema.of(STATE)
 
 
 @pytest.mark.parametrize(
@@ -35,11 +27,11 @@ def test_malformed_schema_is_refused(bad):
 )
 def test_check_names_the_tensor_at_fault(change, word):
     schema = ExchangeSchema.of(STATE)
-    schema.check(STATE, dtypes=["float32"])
+    schema.check(STATE)
     with pytest.raises(ExchangeError, match=word):
-        schema.check({**STATE, **change}, dtypes=["float32"])
+        schema.check({**STATE, **change})
     with pytest.raises(ExchangeError, match="missing"):
-        schema.check({"a": STATE["a"]}, dtypes=["float32"])
+        schema.check({"a": STATE["a"]})
 
 
 def test_too_large_an_update_is_refused():

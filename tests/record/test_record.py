@@ -1,19 +1,7 @@
-import json
-
 import pytest
 
 from fedtar_flare.errors import FedTARError
-from fedtar_flare.files import write_json
-from fedtar_flare.record.events import (
-    End,
-    Evaluation,
-    SiteScores,
-    SiteUpdate,
-    SiteValidation,
-    Start,
-    Step,
-    Validation,
-)
+from fedtar_flare.record.events import End, Evaluation, SiteScores, SiteUpdate, SiteValidation, Start, Step, Validation
 from fedtar_flare.record.log import RunRecord, read_events
 
 
@@ -61,9 +49,3 @@ def test_a_last_line_cut_off_is_left_out_and_a_broken_middle_is_an_error(tmp_pat
         read_events(tmp_path)
     with pytest.raises(FedTARError, match="not a run folder"):
         read_events(tmp_path / "elsewhere")
-
-
-def test_json_is_replaced_whole(tmp_path):
-    write_json(tmp_path / "m.json", {"a": float("nan")})
-    assert json.loads((tmp_path / "m.json").read_text()) == {"a": None}
-    assert [p.name for p in tmp_path.iterdir()] == ["m.json"]

@@ -14,20 +14,18 @@ import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from fedtar_flare.errors import ConfigError, ExchangeError
-from fedtar_flare.models.adapters.peft_file import DEFAULT_ADAPTER, wire_name, write_adapter
-from fedtar_flare.models.adapters.targets import compiled, extra_names, target_names
+from fedtar_flare.models.adapters.peft_file import DEFAULT_ADAPTER, wire_name
 
 if TYPE_CHECKING:
     from peft import PeftModel
 
-_EXTRA = "exchanged_extra"  # attribute of the PEFT model: by adapter, the sorted names of the extras
+_EXTRAS = "exchanged_extras"  # attribute of the PEFT model: by adapter, the extras by name
 _ADAPTER_NAME = re.compile(r"[a-z][a-z0-9_]{0,31}")
 _FACTOR = re.compile(r"(base_model\.model\..+\.lora_[AB])\.([a-z0-9_]+)\.weight")  # as named_parameters() names it
 
@@ -55,18 +53,16 @@ def add_lora(
         targets: regular expression on whole module paths; may match ``nn.Linear`` and transformers' ``Conv1D`` alone.
             LoRA has no effect on a layer whose ``weight`` the backbone reads without calling the layer (``qkv`` of
             timm's BEiT, EVA, Swin V2): do not target one.
-        alpha: the scale is ``alpha / rank``.
+        rank, alpha: above 0; the scale is ``alpha / rank``.
         extra: regular expressions on whole parameter names of ``model`` as passed; these parameters are trained and
             exchanged whole, with the first set. Buffers are never exchanged.
         adapter: the set's name: at most 32 lower-case letters, digits and underscores.
 
     Raises:
-        ConfigError: an unusable argument, ``extra`` with a further set, or LoRA layers in a plain ``model``.
+        ConfigError: a name or an expression that cannot be used, or ``extra`` with a further set.
     """
     from peft import LoraConfig, PeftModel, get_peft_model
 
-    if rank < 1 or not math.isfinite(alpha) or alpha <= 0:
-        raise ConfigError(f"LoRA rank is {rank!r} and alpha {alpha!r}: both must be above 0")
     if not _ADAPTER_NAME.fullmatch(adapter) or adapter in "lora_":  # PEFT takes a part of its own prefix for its own
         raise ConfigError(
             f"adapter name {adapter!r}: it must be lower-case letters, digits and underscores, at most 32"
@@ -75,8 +71,8 @@ def add_lora(
     if adapted is not None and (extra or adapter in adapted.peft_config):
         what = "extras belong to the first adapter" if extra else "the model has an adapter of this name"
         raise ConfigError(f"adapter {adapter!r}: {what}")
-    names = target_names(adapted.get_base_model() if adapted else model, targets, adapted is not None)
-    extras = extra_names(model, extra)
+    names = _target_names(adapted.get_base_model() if adapted else model, targets)
+    extras = {name: model.get_parameter(name) for name in extra_names(model, extra)}
     scale = int(alpha) if alpha == int(alpha) else alpha  # PEFT declares an integer and divides by the rank
     config = LoraConfig(
         r=rank,
@@ -100,7 +96,7 @@ def add_lora(
             weight.copy_((torch.rand(weight.shape, generator=generator) * 2 - 1) / math.sqrt(weight.shape[1]))
     for parameter, was_trained in trained.items():
         parameter.requires_grad_(was_trained)
-    setattr(peft_model, _EXTRA, {**getattr(peft_model, _EXTRA, {}), adapter: extras})
+    setattr(peft_model, _EXTRAS, {**getattr(peft_model, _EXTRAS, {}), adapter: extras})
     for parameter in shared_parameters(peft_model, adapter).values():
         parameter.requires_grad_(True)
     return peft_model
@@ -122,7 +118,7 @@ def using(peft_model: PeftModel, adapters: Sequence[str], layers: str = ".*") ->
     """
     for adapter in adapters:
         _require_adapter(peft_model, adapter)
-    pattern = compiled("LoRA layers", layers)
+    pattern = _compiled("LoRA layers", layers)
     chosen = [layer for name, layer in lora_layers(peft_model).items() if pattern.fullmatch(name)]
     if not chosen:
         raise ConfigError(f"LoRA layers {layers!r} match no LoRA layer")
@@ -136,17 +132,36 @@ def using(peft_model: PeftModel, adapters: Sequence[str], layers: str = ".*") ->
             layer._active_adapter = active
 
 
+def extra_names(model: nn.Module, extra: Sequence[str]) -> tuple[str, ...]:
+    """First name of every parameter that some expression matches under any of its names (tied weights have two).
+
+    Raises:
+        ConfigError: an expression is invalid or matches nothing.
+    """
+    first: dict[int, str] = {}
+    names = set()
+    patterns = [_compiled("extra", text) for text in extra]
+    unmatched = {pattern.pattern for pattern in patterns}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        first.setdefault(id(parameter), name)
+        for pattern in patterns:
+            if pattern.fullmatch(name):
+                names.add(first[id(parameter)])
+                unmatched.discard(pattern.pattern)
+    if unmatched:
+        raise ConfigError(f"extra {sorted(unmatched)[0]!r} matches no parameter of {type(model).__name__}")
+    return tuple(sorted(names))
+
+
 def shared_parameters(peft_model: PeftModel, adapter: str = DEFAULT_ADAPTER) -> dict[str, nn.Parameter]:
     """One set's factors by wire name and extras by base-model name, sorted: the model's own parameters, no copies."""
     _require_adapter(peft_model, adapter)
-    parameters = {
+    factors = {
         wire_name(match[1], adapter): parameter
         for name, parameter in peft_model.named_parameters()
         if (match := _FACTOR.fullmatch(name)) and match[2] == adapter
     }
-    for name in getattr(peft_model, _EXTRA, {}).get(adapter, ()):  # PEFT itself loads factors alone
-        parameters[name] = _extra_parameter(peft_model, name)
-    return dict(sorted(parameters.items()))
+    return dict(sorted((factors | getattr(peft_model, _EXTRAS, {}).get(adapter, {})).items()))
 
 
 def shared_state(peft_model: PeftModel, adapter: str = DEFAULT_ADAPTER) -> dict[str, Tensor]:
@@ -199,11 +214,6 @@ def adapter_config(peft_model: PeftModel, adapter: str = DEFAULT_ADAPTER) -> dic
     return json.loads(json.dumps(config, default=sorted))  # sets become sorted lists, enums their values
 
 
-def save_adapter(peft_model: PeftModel, folder: Path | str, adapter: str = DEFAULT_ADAPTER) -> None:
-    """Write one set (float32) for ``PeftModel.from_pretrained(base_model, folder)``; extras go to their own file."""
-    write_adapter(folder, shared_state(peft_model, adapter), adapter_config(peft_model, adapter))
-
-
 def lora_layers(peft_model: PeftModel) -> dict[str, Any]:
     """PEFT's LoRA layers by their path in the base model, sorted by it.
 
@@ -223,12 +233,6 @@ def lora_layers(peft_model: PeftModel) -> dict[str, Any]:
                 f"layer {name} is {type(layer).__module__}.{type(layer).__name__}: adapters of a method's own work on "
                 "unquantised nn.Linear and Conv1D layers; leave it out of the LoRA targets"
             )
-        plain_dropout = all(isinstance(module, nn.Identity) for module in layer.lora_dropout.values())
-        if layer.lora_variant or any(layer.lora_bias.values()) or not plain_dropout:
-            raise ConfigError(
-                f"layer {name} has LoRA with dropout, a bias or a variant: per-sample adapters need plain LoRA; "
-                "make the adapter with add_lora"
-            )
     return dict(sorted(layers.items()))
 
 
@@ -237,11 +241,41 @@ def _require_adapter(peft_model: PeftModel, adapter: str) -> None:
         raise ConfigError(f"the model has no adapter {adapter!r} (it has: {', '.join(sorted(peft_model.peft_config))})")
 
 
-def _extra_parameter(peft_model: PeftModel, name: str) -> nn.Parameter:
-    from peft.tuners.tuners_utils import BaseTunerLayer
+def _target_names(model: nn.Module, targets: str) -> list[str]:
+    """Paths of the linear layers that ``targets`` matches as a whole, sorted.
 
-    path, _, leaf = name.rpartition(".")
-    module = peft_model.get_base_model().get_submodule(path)
-    if isinstance(module, BaseTunerLayer):
-        module = module.get_base_layer()
-    return getattr(module, leaf)
+    A layer that has LoRA counts by its own path, and what is inside it does not. ConfigError as in :func:`add_lora`.
+    """
+    from peft.tuners.tuners_utils import BaseTunerLayer
+    from transformers.pytorch_utils import Conv1D
+
+    pattern = _compiled("LoRA targets", targets)
+    names: list[str] = []
+    adapted: tuple[str, ...] = ()
+    for name, module in model.named_modules():
+        if name.startswith(adapted):
+            continue
+        if isinstance(module, BaseTunerLayer):
+            adapted += (f"{name}.",)
+            module = module.get_base_layer()
+        if not pattern.fullmatch(name):
+            continue
+        # nn.MultiheadAttention reads its output projection's weight and never calls the layer.
+        unseen = isinstance(module, nn.modules.linear.NonDynamicallyQuantizableLinear)
+        if not isinstance(module, nn.Linear | Conv1D) or unseen:
+            raise ConfigError(
+                f"LoRA targets {targets!r} match module {name!r} of type {type(module).__name__}: they may match "
+                "nn.Linear and Conv1D layers alone"
+            )
+        names.append(name)
+    if not names:
+        raise ConfigError(f"LoRA targets {targets!r} match no module of {type(model).__name__}")
+    return sorted(names)
+
+
+def _compiled(setting: str, text: str) -> re.Pattern[str]:
+    """The regular expression of a setting; a ConfigError that names the setting where it is invalid."""
+    try:
+        return re.compile(text)
+    except re.error as error:
+        raise ConfigError(f"{setting} {text!r} is no valid regular expression: {error}") from error

@@ -1,7 +1,7 @@
 """Adapter folders in PEFT's file format, written and read without PEFT, as on a server that never builds the model.
 
 ``peft.PeftModel.from_pretrained(base_model, folder)`` loads the factors. Other parameters that travel are in
-``extra.safetensors``, which :func:`load_extra` reads; ``fedtar.json`` names the base model and the run.
+``extra.safetensors``, by their names in the base model; ``fedtar.json`` names the base model and the run.
 """
 
 from __future__ import annotations
@@ -12,8 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fedtar_flare.errors import ConfigError, ExchangeError
 from fedtar_flare.files import write_bytes, write_text
@@ -117,46 +116,13 @@ def read_adapter_info(folder: Path | str) -> dict[str, Any]:
 
 
 def read_adapter(folder: Path | str, adapter: str = DEFAULT_ADAPTER) -> dict[str, Tensor]:
-    """Factors (as the set ``adapter``) and extras of a folder, on the CPU, sorted by name; for ``load_shared_state``.
-
-    Raises:
-        ConfigError: the folder has no ``adapter_model.safetensors``.
-    """
+    """Factors (as the set ``adapter``) and extras of a folder, on the CPU, by name; for ``load_shared_state``."""
     from safetensors.torch import load_file
 
-    folder = Path(folder)
-    if not (folder / ADAPTER_WEIGHTS).is_file():
-        raise ConfigError(f"{folder} is no adapter folder: it has no {ADAPTER_WEIGHTS}")
-    factors = load_file(folder / ADAPTER_WEIGHTS)
+    factors = load_file(Path(folder) / ADAPTER_WEIGHTS)
     state = {wire_name(name.removesuffix(".weight"), adapter): tensor for name, tensor in factors.items()}
-    if (folder / EXTRA_WEIGHTS).is_file():
-        state.update(load_file(folder / EXTRA_WEIGHTS))
-    return dict(sorted(state.items()))
-
-
-def load_extra(model: nn.Module, folder: Path | str) -> list[str]:
-    """Load a folder's extras, if any, into the plain base model before PEFT wraps it; returns their names, sorted.
-
-    Raises:
-        ExchangeError: a tensor is no parameter of the model or has another shape; names it and changes nothing.
-    """
-    from safetensors.torch import load_file
-
-    file = Path(folder) / EXTRA_WEIGHTS
-    extra = dict(sorted(load_file(file).items())) if file.is_file() else {}
-    parameters = dict(model.named_parameters(remove_duplicate=False))
-    for name, tensor in extra.items():
-        if name not in parameters:
-            raise ExchangeError(f"tensor {name} of {EXTRA_WEIGHTS} is no parameter of this model before PEFT wraps it")
-        if parameters[name].shape != tensor.shape:
-            raise ExchangeError(
-                f"tensor {name} of {EXTRA_WEIGHTS} has shape {tuple(tensor.shape)}, the model's has "
-                f"{tuple(parameters[name].shape)}"
-            )
-    with torch.no_grad():
-        for name, tensor in extra.items():
-            parameters[name].copy_(tensor)
-    return list(extra)
+    extra = Path(folder) / EXTRA_WEIGHTS
+    return dict(sorted((state | (load_file(extra) if extra.is_file() else {})).items()))
 
 
 def _write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
