@@ -11,8 +11,7 @@ from monai.transforms import LoadImaged, Orientationd, Spacingd
 from pydicom.dataset import Dataset
 
 from fedtar_flare.errors import DataError
-from fedtar_flare.imaging.readers.dicom_ct import CTSeriesReader
-from fedtar_flare.imaging.readers.radiograph_reader import RadiographReader
+from fedtar_flare.imaging.readers.monai_readers import CTSeriesReader, RadiographReader
 
 
 @pytest.mark.parametrize("as_tensor", [False, True])

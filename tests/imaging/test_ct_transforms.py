@@ -10,7 +10,7 @@ from monai.data import MetaTensor
 from monai.transforms import Compose, ScaleIntensityRanged
 
 from fedtar_flare.errors import ConfigError, DataError
-from fedtar_flare.imaging.ct_transforms import HUWindowsd, LungSlicesd, SquareResized, displayed
+from fedtar_flare.imaging.transforms import HUWindowsd, LungSlicesd, SquareResized, displayed
 
 RNG = np.random.default_rng(5)
 RAS = RNG.integers(-1000, 1000, (6, 7, 9)).astype(np.int16)

@@ -91,10 +91,6 @@ def test_dicom_refusals(tmp_path, changes, reason):
     assert error.value.reason == reason
 
 
-def test_lateral_radiographs_by_option(tmp_path):
-    assert read_radiograph(dicom(tmp_path / "f.dcm", ViewPosition="LL"), lateral=True).shape == (40, 60)
-
-
 @pytest.mark.parametrize(
     "name, content, reason",
     [("f.png", b"no picture", "unreadable"), ("f.dcm", b"no DICOM", "unreadable"), ("f.jpg", None, "no-image")],

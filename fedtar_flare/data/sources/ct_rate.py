@@ -19,10 +19,10 @@ from typing import Any
 
 from fedtar_flare.data.cohort import Sex, Visit
 from fedtar_flare.data.sources.fields import age_of, moment_of, sex_of
-from fedtar_flare.data.sources.reading import Reading, within
+from fedtar_flare.data.sources.reading import Reading
 from fedtar_flare.data.sources.tables import Row, find_folder, find_table, rows_of
 from fedtar_flare.data.text.sections import with_headings
-from fedtar_flare.errors import ConfigError, DataError
+from fedtar_flare.errors import ConfigError, DataError, within
 
 OPTIONS = ("part", "images", "reports", "metadata")
 PARTS = {"train": "train", "valid": "validation"}

@@ -26,9 +26,9 @@ from typing import Any
 
 from fedtar_flare.data.cohort import Modality, Visit
 from fedtar_flare.data.sources.fields import PICTURES, age_at, age_of, date_of, sex_of
-from fedtar_flare.data.sources.reading import Reading, read_text, within
+from fedtar_flare.data.sources.reading import Reading, read_text
 from fedtar_flare.data.sources.tables import own_table
-from fedtar_flare.errors import ConfigError, DataError
+from fedtar_flare.errors import ConfigError, DataError, decoding, within
 from fedtar_flare.files import SHARED, replacing
 
 logger = logging.getLogger(__name__)
@@ -114,10 +114,8 @@ def _modality(image: Path) -> Modality:
         return "ct"
     from pydicom import dcmread
 
-    try:
+    with decoding(f"{image}: neither a picture nor readable DICOM"):
         return "radiograph" if dcmread(image, specific_tags=["Modality"]).get("Modality") in ("CR", "DX") else "ct"
-    except Exception as error:  # pydicom raises whatever the broken bytes lead to
-        raise DataError(f"{image}: neither a picture nor readable DICOM ({error})", reason="unreadable") from error
 
 
 def _sex(row: Row, where: str) -> Any:

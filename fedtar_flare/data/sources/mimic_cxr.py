@@ -16,9 +16,9 @@ from typing import Any
 
 from fedtar_flare.data.cohort import Sex, Visit
 from fedtar_flare.data.sources.fields import age_of, checked_age, clock_of, moment_of, sex_of
-from fedtar_flare.data.sources.reading import Reading, read_text, within
+from fedtar_flare.data.sources.reading import Reading, read_text
 from fedtar_flare.data.sources.tables import Row, find_table, rows_of
-from fedtar_flare.errors import ConfigError, DataError
+from fedtar_flare.errors import ConfigError, DataError, within
 
 OPTIONS = ("reports", "patients", "split")
 COLUMNS = ("dicom_id", "subject_id", "study_id", "ViewPosition", "StudyDate", "StudyTime")

@@ -26,7 +26,7 @@ from typing import Any
 from fedtar_flare.data.cohort import Patient, Sex, Visit, order_in_time
 from fedtar_flare.data.text.cleaning import CLEANINGS, clean_report
 from fedtar_flare.data.text.sections import check_sections, select_sections
-from fedtar_flare.errors import ConfigError, DataError
+from fedtar_flare.errors import ConfigError, DataError, within
 from fedtar_flare.settings import nearest
 
 logger = logging.getLogger(__name__)
@@ -203,15 +203,6 @@ def by_reason(problems: Iterable[DataError]) -> dict[str, int]:
 def said(counts: Mapping[str, int]) -> str:
     """Counts in words."""
     return ", ".join(f"{reason}: {n}" for reason, n in counts.items())
-
-
-@contextmanager
-def within(where: str) -> Iterator[None]:
-    """The message of a :class:`DataError` in this block begins with ``where``."""
-    try:
-        yield
-    except DataError as error:
-        raise DataError(f"{where}: {error}", reason=error.reason) from error
 
 
 def read_text(path: Path, where: str) -> str:
