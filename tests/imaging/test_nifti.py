@@ -7,7 +7,6 @@ from make_dicom import chest
 
 from fedtar_flare.errors import DataError
 from fedtar_flare.imaging.readers.ct import read_ct
-from fedtar_flare.imaging.readers.volume import CTRules
 
 AFFINE = np.array([[0, -0.7, 0, 5], [0.8, 0, 0, 6], [0, 0, 2.5, 7], [0, 0, 0, 1]])
 
@@ -68,10 +67,7 @@ def test_a_cut_file_is_refused(tmp_path, cut):
     assert error.value.reason == "unreadable"
 
 
-def test_no_file_and_accepted_implausible_values(tmp_path):
+def test_no_file(tmp_path):
     with pytest.raises(DataError) as error:
         read_ct(tmp_path / "v.nii")
     assert error.value.reason == "no-image"
-    file = save(tmp_path / "v.nii", np.full((9, 9, 9), 40, np.int16))
-    volume = read_ct(file, CTRules(implausible_hu="accept"))
-    assert [note.reason for note in volume.warnings] == ["implausible-hu"]

@@ -11,7 +11,15 @@ from typing import Any
 import numpy as np
 
 from fedtar_flare.errors import DataError
-from fedtar_flare.imaging.readers.volume import CTRules, CTVolume, Note, check_air, check_spacing, to_int16
+from fedtar_flare.imaging.readers.volume import (
+    TILT_TOLERANCE_DEG,
+    CTRules,
+    CTVolume,
+    Note,
+    check_air,
+    check_spacing,
+    to_int16,
+)
 
 MOST_NOT_FINITE = 0.5
 """Largest accepted share of NaN and infinite values; a fifth of a slice lies outside the scanner's circle."""
@@ -38,19 +46,17 @@ def read_nifti(path: Path, rules: CTRules) -> CTVolume:
         shape = shape[:-1]
     if len(shape) != 3:
         raise DataError(f"{path}: shape {shape} is not one volume", reason="not-a-volume")
-    affine, lengths = _geometry(image, path, rules)
+    affine, lengths = _geometry(image, path)
     if header.get_data_dtype().itemsize == 1 and not np.isfinite(header["scl_slope"]):
         raise DataError(f"{path}: 8-bit values cannot hold Hounsfield units", reason="lossy-8bit")
     if min(shape) < rules.min_slices:
         raise DataError(f"{path}: {shape} voxels, at least {rules.min_slices} slices needed", reason="too-few-slices")
     with _reading(path):
         hu, strange = _values(image, shape)
-    notes = []
     if strange > MOST_NOT_FINITE * hu.size:
         raise DataError(f"{path}: {strange} of {hu.size} values are no number", reason="not-finite")
-    if strange:
-        notes.append(Note("not-finite", f"{path}: {strange} values that are no number were set to air"))
-    notes += check_air(hu, str(path), rules)
+    notes = [Note("not-finite", f"{path}: {strange} values that are no number were set to air")] if strange else []
+    check_air(hu, str(path))
     return CTVolume(hu, (float(lengths[2]), float(lengths[1]), float(lengths[0])), affine, "", tuple(notes))
 
 
@@ -63,7 +69,7 @@ def _reading(path: Path) -> Iterator[None]:
         raise DataError(text, reason="unreadable") from error
 
 
-def _geometry(image: Any, path: Path, rules: CTRules) -> tuple[np.ndarray, np.ndarray]:
+def _geometry(image: Any, path: Path) -> tuple[np.ndarray, np.ndarray]:
     """Affine, and the voxel sizes in mm along x, y, z."""
     if not (image.header["sform_code"] or image.header["qform_code"]):
         raise DataError(f"{path}: neither sform nor qform says how the volume lies", reason="no-orientation")
@@ -74,7 +80,7 @@ def _geometry(image: Any, path: Path, rules: CTRules) -> tuple[np.ndarray, np.nd
     check_spacing(str(path), *lengths)
     axes = affine[:3, :3] / lengths
     skew = float(np.abs(axes.T @ axes - np.eye(3)).max())
-    if skew > math.sin(math.radians(max(rules.tilt_tolerance_deg, 0.1))):
+    if skew > math.sin(math.radians(TILT_TOLERANCE_DEG)):
         angle = math.degrees(math.asin(min(1.0, skew)))
         raise DataError(f"{path}: axes {angle:.1f} degrees off the perpendicular; resample it", reason="gantry-tilt")
     return affine, lengths
