@@ -63,3 +63,12 @@ def decoding(failed: str, reason: str = "unreadable") -> Iterator[None]:
         raise
     except Exception as error:
         raise DataError(f"{failed} ({error})", reason=reason) from error
+
+
+@contextmanager
+def collecting(problems: list[DataError]) -> Iterator[None]:
+    """A :class:`DataError` in this block is added to ``problems`` and goes no further."""
+    try:
+        yield
+    except DataError as error:
+        problems.append(error)

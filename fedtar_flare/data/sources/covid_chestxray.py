@@ -17,7 +17,7 @@ from fedtar_flare.data.cohort import Visit
 from fedtar_flare.data.sources.fields import age_of, sex_of
 from fedtar_flare.data.sources.reading import Reading
 from fedtar_flare.data.sources.tables import rows_of
-from fedtar_flare.errors import ConfigError, DataError
+from fedtar_flare.errors import ConfigError, DataError, collecting
 
 OPTIONS = ("location", "not_location")
 COLUMNS = ["patientid", "offset", "sex", "age", "view", "modality", "location", "folder", "filename", "clinical_notes"]
@@ -56,12 +56,12 @@ def read_covid_chestxray(path: Path, options: Mapping[str, Any] | None = None) -
         raise ConfigError(f"{path}: no radiograph with location {options.get('location')} (not {without})")
     usable = []
     for row in rows:
-        with reading.study():
+        with collecting(reading.problems):
             _check(row)
             usable.append(row)
     radiographs = Counter(row["patientid"] for row in usable)
     for row in usable:
-        with reading.study():
+        with collecting(reading.problems):
             visit = _visit(row, path, only=radiographs[row["patientid"]] == 1)
             reading.add(visit, sex_of(row["sex"]), _institution(home[visit.patient_id]))
     return reading

@@ -22,7 +22,7 @@ from fedtar_flare.data.sources.fields import age_of, moment_of, sex_of
 from fedtar_flare.data.sources.reading import Reading
 from fedtar_flare.data.sources.tables import Row, find_folder, find_table, rows_of
 from fedtar_flare.data.text.sections import with_headings
-from fedtar_flare.errors import ConfigError, DataError, within
+from fedtar_flare.errors import ConfigError, DataError, collecting, within
 
 OPTIONS = ("part", "images", "reports", "metadata")
 PARTS = {"train": "train", "valid": "validation"}
@@ -63,13 +63,13 @@ def read_ct_rate(path: Path, options: Mapping[str, Any] | None = None) -> Readin
     details = {row["VolumeName"]: row for row in rows_of(metadata, METADATA_COLUMNS, METADATA_OPTIONAL)}
     scans: dict[tuple[str, str], list[str]] = {}
     for volume in sorted({*texts, *details}):
-        with reading.study():
+        with collecting(reading.problems):
             name = NAME.fullmatch(volume)
             if not name:
                 raise DataError(f"{path}: '{volume}' is not named like train_1_a_1.nii.gz", reason="bad-name")
             scans.setdefault((name[1], name[2]), []).append(volume)
     for (patient, scan), volumes in scans.items():
-        with reading.study():
+        with collecting(reading.problems):
             reading.add(*_scan(images, patient, scan, volumes, texts, details))
     return reading
 

@@ -21,7 +21,7 @@ from fedtar_flare.data.cohort import Visit
 from fedtar_flare.data.sources.reading import Reading
 from fedtar_flare.data.sources.tables import find_folder, rows_of
 from fedtar_flare.data.text.sections import with_headings
-from fedtar_flare.errors import ConfigError, DataError
+from fedtar_flare.errors import ConfigError, DataError, collecting
 
 logger = logging.getLogger(__name__)
 OPTIONS = ("undated", "images")
@@ -62,7 +62,7 @@ def read_iu_xray(path: Path, options: Mapping[str, Any] | None = None) -> Readin
     folder = find_folder([path / name for name in names], "source 'iu_xray': no folder of radiographs")
     seen: set[str] = set()
     for uid, report, images in studies:
-        with reading.study():
+        with collecting(reading.problems):
             if uid in seen:
                 raise DataError(f"report {uid} is there twice; without dates only one counts", reason="duplicate-visit")
             seen.add(uid)

@@ -28,7 +28,7 @@ from fedtar_flare.data.cohort import Modality, Visit
 from fedtar_flare.data.sources.fields import PICTURES, age_at, age_of, date_of, sex_of
 from fedtar_flare.data.sources.reading import Reading, read_text
 from fedtar_flare.data.sources.tables import own_table
-from fedtar_flare.errors import ConfigError, DataError, decoding, within
+from fedtar_flare.errors import ConfigError, DataError, collecting, decoding, within
 from fedtar_flare.files import SHARED, replacing
 
 logger = logging.getLogger(__name__)
@@ -65,7 +65,7 @@ def read_manifest(path: Path, options: Mapping[str, Any] | None = None) -> Readi
     modality = None if asked is None else MODALITIES[asked]
     for number, row in _rows(table):
         where = f"{table}, row {number}, column"
-        with reading.study():
+        with collecting(reading.problems):
             _required(row, "image", "no-image", where)
             image = table.parent / Path(row["image"]).expanduser()
             if modality is None and image.exists():

@@ -18,7 +18,7 @@ from fedtar_flare.data.cohort import Sex, Visit
 from fedtar_flare.data.sources.fields import age_of, checked_age, clock_of, moment_of, sex_of
 from fedtar_flare.data.sources.reading import Reading, read_text
 from fedtar_flare.data.sources.tables import Row, find_table, rows_of
-from fedtar_flare.errors import ConfigError, DataError, within
+from fedtar_flare.errors import ConfigError, DataError, collecting, within
 
 OPTIONS = ("reports", "patients", "split")
 COLUMNS = ("dicom_id", "subject_id", "study_id", "ViewPosition", "StudyDate", "StudyTime")
@@ -56,7 +56,7 @@ def read_mimic_cxr(path: Path, options: Mapping[str, Any] | None = None) -> Read
             if row["ViewPosition"].upper() in FRONTAL:
                 studies[key] = row if other is None else min(row, other, key=_preference)
     for (subject, study), image_row in studies.items():
-        with reading.study():
+        with collecting(reading.problems):
             reading.add(*_study(path, reports, subject, study, image_row, people.get(subject)))
     return reading
 

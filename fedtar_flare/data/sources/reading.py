@@ -16,8 +16,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 from pathlib import Path
@@ -95,14 +94,6 @@ class Reading:
                 hint = f"{nearest(str(name), known)} (known: {', '.join(sorted(known))})"
                 raise ConfigError(f"source '{source}': unknown option '{name}'{hint}")
         return cls(str(where), Rules.of(options, source, sections))
-
-    @contextmanager
-    def study(self) -> Iterator[None]:
-        """A study that cannot be used, by a :class:`DataError` in this block, is left out and counted."""
-        try:
-            yield
-        except DataError as error:
-            self.problems.append(error)
 
     def add(self, visit: Visit, sex: Sex | None, institution: str = "", where: str = "") -> None:
         """Take a study in; one whose image is missing counts as a problem and keeps its place in time.
