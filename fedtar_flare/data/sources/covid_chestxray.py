@@ -20,7 +20,7 @@ from fedtar_flare.data.sources.tables import rows_of
 from fedtar_flare.errors import ConfigError, DataError, collecting
 
 OPTIONS = ("location", "not_location")
-COLUMNS = ["patientid", "offset", "sex", "age", "view", "modality", "location", "folder", "filename", "clinical_notes"]
+COLUMNS = ("patientid", "offset", "sex", "age", "view", "modality", "location", "folder", "filename", "clinical_notes")
 FRONTAL = ("PA", "AP", "AP SUPINE", "APS", "AP ERECT", "AP SEMI ERECT")
 NAMED_SITES = ("Spain", "Australia")
 DAY_ZERO = datetime(2000, 1, 1)
