@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 
 class FedTARError(Exception):
     """Base of every error that this package raises on purpose.
@@ -40,3 +43,32 @@ class ExchangeError(FedTARError):
 
     def __init__(self, message: str):
         super().__init__(message, public=message)
+
+
+@contextmanager
+def within(where: str) -> Iterator[None]:
+    """The message of a :class:`DataError` in this block begins with ``where``."""
+    try:
+        yield
+    except DataError as error:
+        raise DataError(f"{where}: {error}", reason=error.reason) from error
+
+
+@contextmanager
+def decoding(failed: str, reason: str = "unreadable") -> Iterator[None]:
+    """Whatever a library raises on broken bytes becomes a :class:`DataError` of the text ``failed`` and its words."""
+    try:
+        yield
+    except DataError:
+        raise
+    except Exception as error:
+        raise DataError(f"{failed} ({error})", reason=reason) from error
+
+
+@contextmanager
+def collecting(problems: list[DataError]) -> Iterator[None]:
+    """A :class:`DataError` in this block is added to ``problems`` and goes no further."""
+    try:
+        yield
+    except DataError as error:
+        problems.append(error)

@@ -7,7 +7,13 @@ from pathlib import Path
 
 import numpy as np
 from pydicom.dataset import Dataset, FileMetaDataset
-from pydicom.uid import CTImageStorage, ExplicitVRLittleEndian, generate_uid
+from pydicom.uid import (
+    CTImageStorage,
+    DigitalXRayImageStorageForPresentation,
+    EnhancedCTImageStorage,
+    ExplicitVRLittleEndian,
+    generate_uid,
+)
 
 SPACING = (2.5, 0.8, 0.7)
 ORIGIN = (-11.0, -22.0, -33.0)
@@ -71,6 +77,63 @@ def write_series(
             encoding = {"implicit_vr": False, "little_endian": True} if private else {}
             (kept or ds).save_as(folder / f"{prefix}{names[i]:03d}.dcm", enforce_file_format=True, **encoding)
     return hu
+
+
+def put(**values) -> Edit:
+    """An edit that sets attributes; None deletes one."""
+
+    def edit(ds, i=0):
+        for keyword, value in values.items():
+            if value is None:
+                delattr(ds, keyword)
+            else:
+                setattr(ds, keyword, value)
+
+    return edit
+
+
+def only(at: int, edit: Edit) -> Edit:
+    """An edit of one slice alone."""
+    return lambda ds, i: edit(ds, i) if i == at else None
+
+
+def enhanced_dataset(hu: np.ndarray, order) -> Dataset:
+    """One multi-frame file of a whole volume, its frames in the given order."""
+    ds = slice_dataset(hu[0], 0)
+    ds.SOPClassUID = ds.file_meta.MediaStorageSOPClassUID = EnhancedCTImageStorage
+    moved = ("ImagePositionPatient", "ImageOrientationPatient", "PixelSpacing", "RescaleSlope", "RescaleIntercept")
+    put(**dict.fromkeys(moved))(ds, 0)
+    shared, plane, measures, values = Dataset(), Dataset(), Dataset(), Dataset()
+    plane.ImageOrientationPatient = [1, 0, 0, 0, 1, 0]
+    measures.PixelSpacing, measures.SliceThickness = [SPACING[1], SPACING[2]], SPACING[0]
+    values.RescaleSlope, values.RescaleIntercept, values.RescaleType = 1, -1024, "HU"
+    shared.PlaneOrientationSequence, shared.PixelMeasuresSequence = [plane], [measures]
+    shared.PixelValueTransformationSequence = [values]
+    ds.SharedFunctionalGroupsSequence, ds.PerFrameFunctionalGroupsSequence = [shared], []
+    for i in order:
+        frame, place = Dataset(), Dataset()
+        place.ImagePositionPatient = [ORIGIN[0], ORIGIN[1], ORIGIN[2] + int(i) * SPACING[0]]
+        frame.PlanePositionSequence = [place]
+        ds.PerFrameFunctionalGroupsSequence.append(frame)
+    ds.NumberOfFrames = len(hu)
+    ds.PixelData = (hu[order].astype(np.int32) + 1024).astype("<u2").tobytes()
+    return ds
+
+
+def write_radiograph(path: Path, values: np.ndarray, bits: int = 12, **changes) -> Path:
+    """A DX file of unsigned stored values; ``changes`` as in :func:`put`."""
+    ds = Dataset()
+    ds.file_meta = FileMetaDataset()
+    ds.file_meta.TransferSyntaxUID = ExplicitVRLittleEndian
+    ds.SOPClassUID = ds.file_meta.MediaStorageSOPClassUID = DigitalXRayImageStorageForPresentation
+    ds.SOPInstanceUID = ds.file_meta.MediaStorageSOPInstanceUID = "1.2.3"
+    ds.Modality, ds.SamplesPerPixel, ds.PhotometricInterpretation = "DX", 1, "MONOCHROME2"
+    ds.Rows, ds.Columns = values.shape[-2:]
+    ds.BitsAllocated, ds.BitsStored, ds.HighBit, ds.PixelRepresentation = 16, bits, bits - 1, 0
+    ds.PixelData = values.astype("<u2").tobytes()
+    put(**changes)(ds, 0)
+    ds.save_as(path, enforce_file_format=True)
+    return path
 
 
 def another_series(ds: Dataset, number: int) -> None:

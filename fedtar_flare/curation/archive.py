@@ -21,11 +21,12 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from fedtar_flare.curation.archive_files import File, all_headers, studies_below
+from fedtar_flare.curation.archive_files import IMAGES, File, all_headers, studies_below
 from fedtar_flare.data.cohort import Modality
-from fedtar_flare.data.sources.fields import age_at, age_of, date_of, sex_of
+from fedtar_flare.data.sources.fields import age_at, age_of, date_of
 from fedtar_flare.data.sources.manifest import write_rows
-from fedtar_flare.errors import ConfigError, DataError
+from fedtar_flare.data.sources.reading import by_reason, said
+from fedtar_flare.errors import ConfigError, DataError, collecting, within
 
 FRONTAL = {"PA": 0, "AP": 1}
 
@@ -69,7 +70,7 @@ class Index:
 
     def rejected(self) -> dict[str, int]:
         """Reason to number."""
-        return dict(sorted(Counter(problem.reason for problem in self.problems).items()))
+        return by_reason(self.problems)
 
 
 def index_folder(
@@ -104,13 +105,11 @@ def index_folder(
     for file in files:
         if file.study:
             groups[file.study].append(file)
-        elif file.kind in ("ct", "radiograph"):
+        elif file.kind in IMAGES:
             index.problems.append(DataError(f"{file.path}: no StudyInstanceUID", reason="no-study-uid"))
     for uid, group in groups.items():
-        try:
+        with collecting(index.problems):
             index.studies.append(_study(uid, group, folder, holders, links, index.notes))
-        except DataError as error:
-            index.problems.append(error)
     _one_modality(index, modality)
     _one_person_each(index, files)
     index.studies.sort(key=Study.order)
@@ -144,7 +143,7 @@ def write_manifest(index: Index, manifest: Path) -> int:
             }
         )
     if not rows:
-        reasons = ", ".join(f"{reason}: {n}" for reason, n in index.rejected().items()) or "no study"
+        reasons = said(index.rejected()) or "no study"
         raise DataError(f"no study can stand in the manifest ({reasons})", reason="no-patient")
     index.studies = kept
     folder.mkdir(parents=True, exist_ok=True)
@@ -155,40 +154,28 @@ def write_manifest(index: Index, manifest: Path) -> int:
 def _study(
     uid: str, files: list[File], root: Path, holders: dict[Path, set[str]], links: Path | None, notes: Counter[str]
 ) -> Study:
-    from fedtar_flare.imaging.readers.radiograph import LATERAL
-
     slices = [file for file in files if file.kind == "ct"]
     radiographs = [file for file in files if file.kind == "radiograph"]
     where = f"study {uid} ({files[0].path})"
-    if not slices and not radiographs:
+    used = slices or radiographs
+    if not used:
         reason = Counter(file.kind for file in files).most_common(1)[0][0]
         raise DataError(f"{where}: none of {len(files)} file(s) is a CT slice or a radiograph", reason=reason)
-    used = slices or radiographs
     if radiographs and slices:
         notes["radiograph-beside-ct"] += len(radiographs)
-    for other in files:
-        if other.kind not in ("ct", "radiograph"):
-            notes[other.kind] += 1
+    notes.update(file.kind for file in files if file.kind not in IMAGES)
     if len({file.patient_id for file in used}) > 1:
         raise DataError(f"{where}: files of several patients", reason="mixed-patients")
     if not used[0].patient_id:
         raise DataError(f"{where}: no PatientID", reason="no-patient-id")
-    sexes = {sex for file in used if (sex := sex_of(file.sex))}
+    sexes = {file.sex for file in used} - {""}
     if len(sexes) > 1:
         raise DataError(f"{where}: F in one file and M in another", reason="conflicting-sex")
     acquired = _acquired(used, where, notes)
-    frontal = [radiograph for radiograph in radiographs if radiograph.view not in LATERAL]
-    if not slices and not frontal:
-        raise DataError(f"{where}: lateral radiographs only", reason="lateral-view")
-    if not slices:
-        if len(frontal) > 1:
-            notes["further-radiographs"] += len(frontal) - 1
-        best = min(frontal, key=lambda f: (FRONTAL.get(f.view, 2), hashlib.sha256(f.sop.encode()).hexdigest()))
-        if best.in_zip:
-            raise DataError(f"{where}: a radiograph in a zip archive; unpack it", reason="radiograph-in-zip")
-        image = Path(best.path)
-    else:
-        image = _place(uid, slices, holders, links, where)
+    image = _place(uid, slices, holders, links, where) if slices else _frontal(radiographs, where, notes)
+    top = Path(used[0].path).parent
+    while top != root and holders[top.parent] == {uid}:
+        top = top.parent
     return Study(
         patient_id=used[0].patient_id,
         uid=uid,
@@ -197,30 +184,36 @@ def _study(
         image=image,
         modality="ct" if slices else "radiograph",
         age=_age(used, acquired, notes),
-        sex=sexes.pop() if sexes else "",
+        sex="".join(sexes),
         files=sorted({Path(file.path) for file in files}),
-        top=(top := _top(uid, Path(used[0].path).parent, root, holders)),
+        top=top,
         alone=holders[top] == {uid},
     )
 
 
-def _top(uid: str, folder: Path, root: Path, holders: dict[Path, set[str]]) -> Path:
-    while folder != root and holders[folder.parent] == {uid}:
-        folder = folder.parent
-    return folder
+def _frontal(radiographs: Sequence[File], where: str, notes: Counter[str]) -> Path:
+    from fedtar_flare.imaging.readers.radiograph import LATERAL
+
+    frontal = [radiograph for radiograph in radiographs if radiograph.view not in LATERAL]
+    if not frontal:
+        raise DataError(f"{where}: lateral radiographs only", reason="lateral-view")
+    if len(frontal) > 1:
+        notes["further-radiographs"] += len(frontal) - 1
+    best = min(frontal, key=lambda f: (FRONTAL.get(f.view, 2), hashlib.sha256(f.sop.encode()).hexdigest()))
+    if best.in_zip:
+        raise DataError(f"{where}: a radiograph in a zip archive; unpack it", reason="radiograph-in-zip")
+    return Path(best.path)
 
 
 def _acquired(files: Sequence[File], where: str, notes: Counter[str]) -> datetime:
     """The earliest moment that the files state; a time that cannot be read is midnight, and counted."""
-    stated = {(file.date.replace(".", ""), file.time.replace(":", "")) for file in files if file.date}
+    stated = {(file.date, file.time) for file in files if file.date}
     if not stated:
         raise DataError(f"{where}: no StudyDate, AcquisitionDate or SeriesDate", reason="no-date")
     moments = []
     for date, time in stated:
-        try:
+        with within(where):
             day = date_of(date)
-        except DataError as error:
-            raise DataError(f"{where}: {error}", reason=error.reason) from error
         try:
             moments.append(date_of(f"{date}{time.ljust(4, '0')}") if len(time) >= 2 else day)
         except DataError:
@@ -231,13 +224,12 @@ def _acquired(files: Sequence[File], where: str, notes: Counter[str]) -> datetim
 
 def _age(files: Sequence[File], acquired: datetime, notes: Counter[str]) -> float | None:
     """PatientAge, else from the birth date; None, and counted, when neither can be read."""
-    for age, born in {(file.age, file.birth_date.replace(".", "")) for file in files[:1]}:
-        try:
-            years = age_of(age)
-            return age_at(born, acquired) if years is None else years
-        except DataError:
-            notes["bad-age"] += 1
-    return None
+    try:
+        years = age_of(files[0].age)
+        return age_at(files[0].birth_date, acquired) if years is None else years
+    except DataError:
+        notes["bad-age"] += 1
+        return None
 
 
 def _place(uid: str, slices: list[File], holders: dict[Path, set[str]], links: Path | None, where: str) -> Path:
@@ -251,10 +243,8 @@ def _place(uid: str, slices: list[File], holders: dict[Path, set[str]], links: P
     if holders[common] == {uid}:
         return common
     if links is None:
-        raise DataError(
-            f"{where}: {common} holds {len(holders[common])} studies; a folder must hold one (--links makes such)",
-            reason="shared-folder",
-        )
+        text = f"{where}: {common} holds {len(holders[common])} studies; a folder must hold one (--links makes such)"
+        raise DataError(text, reason="shared-folder")
     return _linked(uid, paths, links)
 
 
@@ -284,22 +274,21 @@ def _one_modality(index: Index, modality: Modality | None) -> None:
 
 def _one_person_each(index: Index, files: Sequence[File]) -> None:
     """Studies under one PatientID with different birth dates or sex are of different people: none is used."""
-    seen: dict[str, tuple[set[str], set[str]]] = defaultdict(lambda: (set(), set()))
-    used = {study.uid for study in index.studies}
+    births: dict[str, set[str]] = defaultdict(set)
+    sexes: dict[str, set[str]] = defaultdict(set)
+    studies, index.studies = index.studies, []
+    used = {study.uid for study in studies}
     for file in files:
         if file.study in used:
-            births, sexes = seen[file.patient_id]
-            births |= {file.birth_date.replace(".", "")} - {""}
-            sexes |= {sex for sex in (sex_of(file.sex),) if sex}
-    wrong: dict[str, str] = {}
-    for patient_id, (births, sexes) in seen.items():
-        if len(births) > 1 or len(sexes) > 1:
-            wrong[patient_id] = "conflicting-birth-date" if len(births) > 1 else "conflicting-sex"
-    for study in index.studies:
-        if study.patient_id in wrong:
+            births[file.patient_id] |= {file.birth_date} - {""}
+            sexes[file.patient_id] |= {file.sex} - {""}
+    for study in studies:
+        seen = {"conflicting-birth-date": births[study.patient_id], "conflicting-sex": sexes[study.patient_id]}
+        if reason := next((reason for reason, values in seen.items() if len(values) > 1), ""):
             text = f"study {study.uid}: two people under the one PatientID {study.patient_id}?"
-            index.problems.append(DataError(text, reason=wrong[study.patient_id]))
-    index.studies = [study for study in index.studies if study.patient_id not in wrong]
+            index.problems.append(DataError(text, reason=reason))
+        else:
+            index.studies.append(study)
 
 
 def _relative(path: Path, folder: Path) -> str:

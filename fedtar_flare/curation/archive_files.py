@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from contextlib import ExitStack
-from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
-from zipfile import BadZipFile, ZipFile
+from typing import Any, NamedTuple
 
-from fedtar_flare.errors import DataError
+from fedtar_flare.data.sources.fields import sex_of
+from fedtar_flare.errors import DataError, collecting
 from fedtar_flare.progress import Progress
 
+IMAGES = ("ct", "radiograph")
 KEYWORDS = """
     SOPClassUID SOPInstanceUID StudyInstanceUID SeriesInstanceUID PatientID PatientBirthDate PatientAge PatientSex
     AccessionNumber StudyDate StudyTime AcquisitionDate AcquisitionTime SeriesDate SeriesTime Modality ImageType
@@ -23,9 +22,8 @@ CHUNK = 200
 """Files that a worker reads at a time."""
 
 
-@dataclass(frozen=True)
-class File:
-    """What one DICOM file says of itself; ``kind`` is ``ct``, ``radiograph`` or the reason why it is neither."""
+class File(NamedTuple):
+    """What one DICOM file says of itself; ``kind`` is of ``IMAGES``, or the reason why it is none."""
 
     path: str
     in_zip: bool
@@ -33,11 +31,11 @@ class File:
     patient_id: str
     study: str
     accession: str
-    date: str
-    time: str
-    birth_date: str
+    date: str  # without dots
+    time: str  # without colons
+    birth_date: str  # without dots
     age: str
-    sex: str
+    sex: str  # F, M or empty
     view: str
     sop: str
 
@@ -45,34 +43,24 @@ class File:
 def read_headers(paths: list[str]) -> dict[str, Any]:
     """Headers of DICOM files, also in zips (a worker's task).
 
-    Returns ``files`` (:class:`File` as dictionaries) and ``problems`` ([text, reason] of files that cannot be read).
+    Returns ``files`` (:class:`File`) and ``problems`` ([text, reason] of files that cannot be read).
     """
     from pydicom.tag import Tag
 
-    from fedtar_flare.imaging.readers.dicom_files import Source, read_header
+    from fedtar_flare.imaging.readers.dicom_files import read_header, sources
 
     tags = [Tag(keyword) for keyword in KEYWORDS.split()]
-    files: list[dict[str, Any]] = []
-    problems: list[list[str]] = []
-    for path in map(Path, paths):
-        with ExitStack() as stack:
-            found = [Source(path)]
-            if path.suffix.lower() == ".zip":
-                try:
-                    archive = stack.enter_context(ZipFile(path))
-                except (BadZipFile, OSError, ValueError) as error:
-                    problems.append([f"{path}: not a readable zip archive ({error})", "unreadable"])
-                    continue
-                found = [Source(path, archive, info.filename) for info in archive.infolist() if not info.is_dir()]
+    files: list[File] = []
+    problems: list[DataError] = []
+    for path in paths:
+        if Path(path).name.upper().startswith("DICOMDIR"):  # its files are among the others
+            continue
+        with collecting(problems), sources(Path(path)) as found:
             for source in found:
-                if Path(source.member or path).name.upper().startswith("DICOMDIR"):
-                    continue
-                try:
+                with collecting(problems):
                     if (header := read_header(source, tags)) is not None:
-                        files.append(asdict(_file(header)))
-                except DataError as error:
-                    problems.append([str(error), error.reason])
-    return {"files": files, "problems": problems}
+                        files.append(_file(header))
+    return {"files": files, "problems": [[str(error), error.reason] for error in problems]}
 
 
 def all_headers(paths: Sequence[Path], workers: int, say: Any, every: float) -> tuple[list[File], list[DataError]]:
@@ -89,7 +77,7 @@ def all_headers(paths: Sequence[Path], workers: int, say: Any, every: float) -> 
         got[i] = outcome
         read += len(chunks[i]["paths"])
         progress(read)
-    files = [File(**one) for i in sorted(got) for one in got[i]["files"]]
+    files = [File(*one) for i in sorted(got) for one in got[i]["files"]]
     problems = [DataError(text, reason=reason) for i in sorted(got) for text, reason in got[i]["problems"]]
     return files, problems
 
@@ -98,7 +86,7 @@ def studies_below(files: Sequence[File]) -> dict[Path, set[str]]:
     """For each folder (and zip, and file) the studies that have images in it or below."""
     direct: dict[Path, set[str]] = defaultdict(set)
     for file in files:
-        if file.kind in ("ct", "radiograph"):
+        if file.kind in IMAGES:
             direct[Path(file.path)].add(file.study)
     holders: dict[Path, set[str]] = defaultdict(set)
     for path, studies in direct.items():
@@ -137,11 +125,11 @@ def _file(header: Any) -> File:
         patient_id=said("PatientID"),
         study=first(dataset, "StudyInstanceUID"),
         accession=said("AccessionNumber"),
-        date=date,
-        time=time,
-        birth_date=first(dataset, "PatientBirthDate"),
+        date=date.replace(".", ""),
+        time=time.replace(":", ""),
+        birth_date=first(dataset, "PatientBirthDate").replace(".", ""),
         age=first(dataset, "PatientAge"),
-        sex=first(dataset, "PatientSex"),
+        sex=sex_of(first(dataset, "PatientSex")) or "",
         view=first(dataset, "ViewPosition").upper(),
         sop=first(dataset, "SOPInstanceUID"),
     )

@@ -4,18 +4,28 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from fedtar_flare.curation.archive import Index, Study
 from fedtar_flare.data.sources.fields import date_of
 from fedtar_flare.data.sources.tables import own_table
-from fedtar_flare.errors import ConfigError, DataError
+from fedtar_flare.errors import ConfigError, DataError, collecting
 
 KEYS = ("study_instance_uid", "accession_number", "patient_id", "study_date", "report")
-Found = dict[str, str | Path]
-"""Report texts or files by their origin."""
+
+
+class Report(NamedTuple):
+    """The text or file of a report, where it was found, and whose it says it is."""
+
+    origin: str
+    content: str | Path
+    patient_id: str = ""
+
+
+Found = dict[tuple[str, ...], list[Report]]
+"""By ("uid", StudyInstanceUID), ("accession", AccessionNumber) or ("day", PatientID, date)."""
 
 
 def join_reports(index: Index, reports: Path | None) -> int:
@@ -34,28 +44,39 @@ def join_reports(index: Index, reports: Path | None) -> int:
         return 0
     if not reports.exists():
         raise ConfigError(f"{reports}: there is no such table or folder of reports")
-    kept, used = [], set()
-    find = _Folder(reports) if reports.is_dir() else _Table(reports)
-    for study in index.studies:
-        try:
-            rows = find.of(study)
-            if rows:
-                study.report, study.report_file = _one(rows, study)
-            used |= set(rows)
-            kept.append(study)
-        except DataError as error:
-            index.problems.append(error)
-    index.studies = kept
-    return len(set(find.all()) - used)
+    found = _from_folder(reports) if reports.is_dir() else _from_table(reports)
+    studies, index.studies = index.studies, []
+    used: set[str] = set()
+    for study in studies:
+        with collecting(index.problems):
+            own = _of(study, found)
+            if own:
+                study.report, study.report_file = _one(own, study)
+            used |= {report.origin for report in own}
+            index.studies.append(study)
+    return len({report.origin for some in found.values() for report in some} - used)
 
 
-def _one(rows: Mapping[str, str | Path], study: Study) -> tuple[str, Path | None]:
-    texts = {value for value in rows.values() if isinstance(value, str)}
-    files = [value for value in rows.values() if isinstance(value, Path)]
-    if len(texts) + len(files) > 1:
-        text = f"study {study.uid}: {len(texts) + len(files)} different reports ({', '.join(sorted(rows)[:4])})"
+def _of(study: Study, found: Found) -> list[Report]:
+    day = study.acquired.date().isoformat()
+    for key in (("uid", study.uid), ("accession", study.accession), ("day", study.patient_id, day)):
+        own = found.get(key, []) if key[1] else []
+        if any(report.patient_id not in ("", study.patient_id) for report in own):
+            text = f"study {study.uid}: {own[0].origin} says that its report is another patient's"
+            raise DataError(text, reason="report-of-another-patient")
+        if own:
+            return own
+    return []
+
+
+def _one(reports: Sequence[Report], study: Study) -> tuple[str, Path | None]:
+    contents = {report.content for report in reports}
+    if len(contents) > 1:
+        origins = ", ".join(sorted(report.origin for report in reports)[:4])
+        text = f"study {study.uid}: {len(contents)} different reports ({origins})"
         raise DataError(text, reason="ambiguous-report")
-    return (texts.pop(), None) if texts else ("", files[0])
+    content = contents.pop()
+    return (content, None) if isinstance(content, str) else ("", content)
 
 
 def _beside(study: Study) -> Path | None:
@@ -73,71 +94,40 @@ def _is_name(name: str) -> bool:
     return bool(name) and name not in (".", "..") and not re.search(r'[/\\:*?"<>|\0]', name)
 
 
-class _Folder:
-    def __init__(self, folder: Path):
-        self._files: dict[str, list[Path]] = defaultdict(list)
-        for file in sorted(folder.rglob("*.txt")):
-            self._files[file.stem].append(file)
-
-    def of(self, study: Study) -> Found:
-        for name in (study.uid, study.accession):
-            if name and name in self._files:
-                return {str(file): file for file in self._files[name]}
-        return {}
-
-    def all(self) -> Iterable[str]:
-        return [str(file) for files in self._files.values() for file in files]
+def _from_folder(folder: Path) -> Found:
+    found: Found = defaultdict(list)
+    for file in sorted(folder.rglob("*.txt")):
+        for kind in ("uid", "accession"):
+            found[kind, file.stem].append(Report(str(file), file))
+    return found
 
 
-@dataclass(frozen=True)
-class _Row:
-    name: str
-    patient_id: str
-    report: str
+def _from_table(table: Path) -> Found:
+    found: Found = defaultdict(list)
+    for number, row in _rows(table):
+        if not row.get("report"):
+            continue
+        where = f"{table}, row {number}"
+        key: tuple[str, ...] = ("none", where)
+        if row.get("study_instance_uid"):
+            key = "uid", row["study_instance_uid"]
+        elif row.get("accession_number"):
+            key = "accession", row["accession_number"]
+        elif row.get("patient_id") and row.get("study_date"):
+            try:
+                key = "day", row["patient_id"], date_of(row["study_date"]).date().isoformat()
+            except DataError as error:
+                raise ConfigError(f"{where}, column 'study_date': {error}") from error
+        found[key].append(Report(where, row["report"], row.get("patient_id", "")))
+    return found
 
 
-class _Table:
-    def __init__(self, table: Path):
-        self._by: dict[tuple[str, ...], list[_Row]] = defaultdict(list)
-        self._all: list[str] = []
-        columns: set[str] = set()
-        for number, row in _rows(table, columns):
-            if not row.get("report"):
-                continue
-            one = _Row(f"{table}, row {number}", row.get("patient_id", ""), row["report"])
-            self._all.append(one.name)
-            if row.get("study_instance_uid"):
-                self._by["uid", row["study_instance_uid"]].append(one)
-            elif row.get("accession_number"):
-                self._by["accession", row["accession_number"]].append(one)
-            elif row.get("patient_id") and row.get("study_date"):
-                try:
-                    day = date_of(row["study_date"]).date().isoformat()
-                except DataError as error:
-                    raise ConfigError(f"{table}, row {number}, column 'study_date': {error}") from error
-                self._by["day", row["patient_id"], day].append(one)
-
-    def of(self, study: Study) -> Found:
-        day = study.acquired.date().isoformat()
-        for key in (("uid", study.uid), ("accession", study.accession), ("day", study.patient_id, day)):
-            rows = self._by.get(key, []) if key[1] else []
-            if any(row.patient_id not in ("", study.patient_id) for row in rows):
-                text = f"study {study.uid}: {rows[0].name} says that its report is another patient's"
-                raise DataError(text, reason="report-of-another-patient")
-            if rows:
-                return {row.name: row.report for row in rows}
-        return {}
-
-    def all(self) -> Iterable[str]:
-        return self._all
-
-
-def _rows(table: Path, columns: set[str]) -> Iterable[tuple[int, dict[str, str]]]:
+def _rows(table: Path) -> Iterator[tuple[int, dict[str, str]]]:
     """Row numbers and values; ``AccessionNumber``, ``Accession Number`` and ``accession_number`` are one column."""
     known = {key.replace("_", ""): key for key in KEYS}
     with own_table(table, "the table of reports") as reader:
         names = {name: known.get(re.sub(r"[^a-z]", "", name.lower()), name) for name in reader.fieldnames or []}
-        columns |= set(names.values())
+        columns = set(names.values())
         keys = {"study_instance_uid", "accession_number"} & columns or {"patient_id", "study_date"} <= columns
         if "report" not in columns or not keys:
             raise ConfigError(

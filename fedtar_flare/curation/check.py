@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import time
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -16,6 +16,7 @@ import numpy as np
 
 from fedtar_flare.data.cohort import Patient, Visit
 from fedtar_flare.data.sources.reading import Reading
+from fedtar_flare.data.text.identifiers import find_identifiers
 from fedtar_flare.errors import ConfigError, DataError
 from fedtar_flare.progress import Progress
 
@@ -99,9 +100,8 @@ class Check:
 
     def rejections(self) -> dict[str, int]:
         """Reason to number, the commonest first."""
-        return dict(
-            sorted(((r, len(texts)) for r, texts in self.rejected.items()), key=lambda item: (-item[1], item[0]))
-        )
+        order = sorted(self.rejected, key=lambda reason: (-len(self.rejected[reason]), reason))
+        return {reason: len(self.rejected[reason]) for reason in order}
 
     def summary(self) -> dict[str, Any]:
         """Everything in numbers, for JSON; only the examples of rejected studies hold an identity."""
@@ -148,13 +148,12 @@ def check(target: Path, *, workers: int = 1, thumbnails: int = 24, say: Any = No
         patients = reading.patients()
     except DataError:  # nothing is left: the problems say why
         patients = []
-    found.rejected = _by_reason(reading.problems)
+    for problem in reading.problems:
+        found.rejected.setdefault(problem.reason, []).append(str(problem))
     found.excluded = sum(len(patient.visits) for patient in patients if patient.patient_id in excluded)
     patients = [patient for patient in patients if patient.patient_id not in excluded]
     visits = sorted((v for p in patients for v in p.visits), key=lambda v: (v.acquired, v.visit_id))
-    shown = (
-        {round(i) for i in np.linspace(0, len(visits) - 1, min(thumbnails, len(visits)))} if thumbnails > 0 else set()
-    )
+    shown = {round(i) for i in np.linspace(0, len(visits) - 1, max(0, min(thumbnails, len(visits))))}
     opened = _open_all(found, visits, shown, workers, say, every)
     for patient in patients:
         good = tuple(visit for visit in patient.visits if id(visit) in opened)
@@ -162,7 +161,9 @@ def check(target: Path, *, workers: int = 1, thumbnails: int = 24, say: Any = No
             found.patients.append(Patient(patient.patient_id, patient.sex, good))
     kinds = Counter(visit.modality for visit in found.visits)
     found.modality = kinds.most_common(1)[0][0] if kinds else ""
-    found.identifiers = _identifiers(found.visits)
+    for visit in found.visits:
+        for name in sorted({name for name, _ in find_identifiers(visit.report)}):
+            found.identifiers.setdefault(name, []).append(visit.visit_id)
     return found
 
 
@@ -222,9 +223,9 @@ def _open_all(found: Check, visits: Sequence[Visit], shown: set[int], workers: i
     progress = Progress("image", len(items), say or (lambda line: None), every)
     start = time.monotonic()
     outcomes: dict[int, Any] = {}
-    for done, (i, outcome) in enumerate(each(CHECK, items, workers), start=1):
+    for i, outcome in each(CHECK, items, workers):
         outcomes[i] = outcome
-        progress(done)
+        progress(len(outcomes))
     found.seconds, found.images = time.monotonic() - start, len(items)
     opened = set()
     for i, visit in enumerate(visits):
@@ -242,23 +243,6 @@ def _open_all(found: Check, visits: Sequence[Visit], shown: set[int], workers: i
         if outcome["pictures"]:
             found.thumbnails.append(Thumbnail(visit.visit_id, f"{visit.acquired:%Y-%m-%d}", tuple(outcome["pictures"])))
     return opened
-
-
-def _by_reason(problems: Sequence[DataError]) -> dict[str, list[str]]:
-    reasons: dict[str, list[str]] = defaultdict(list)
-    for problem in problems:
-        reasons[problem.reason].append(str(problem))
-    return dict(reasons)
-
-
-def _identifiers(visits: Sequence[Visit]) -> dict[str, list[str]]:
-    from fedtar_flare.data.text.identifiers import find_identifiers
-
-    kinds: dict[str, list[str]] = defaultdict(list)
-    for visit in visits:
-        for kind in sorted({kind for kind, *_ in find_identifiers(visit.report)}):
-            kinds[kind].append(visit.visit_id)
-    return dict(kinds)
 
 
 def _slices(volume: CTVolume) -> list[str]:

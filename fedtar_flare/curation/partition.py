@@ -12,7 +12,7 @@ The same patients and seed give the same sites, in whatever order the patients c
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -25,12 +25,9 @@ Assignment = dict[str, str]
 """Patient id to site name."""
 
 
-def shuffled(patients: Sequence[Patient], seed: int) -> list[str]:
-    """Patient ids in an order that depends on the seed alone."""
-    return sorted(
-        (patient.patient_id for patient in patients),
-        key=lambda patient_id: hashlib.sha256(f"partition\x1f{seed}\x1f{patient_id}".encode()).digest(),
-    )
+def shuffled(ids: Iterable[str], seed: int, use: str = "partition") -> list[str]:
+    """Patient ids in an order that depends on the seed (and the use) alone."""
+    return sorted(ids, key=lambda one: hashlib.sha256(f"{use}\x1f{seed}\x1f{one}".encode()).digest())
 
 
 def by_institution(patients: Sequence[Patient], institutions: Mapping[str, str]) -> Assignment:
@@ -52,7 +49,8 @@ def by_institution(patients: Sequence[Patient], institutions: Mapping[str, str])
 def by_random(patients: Sequence[Patient], sites: int, seed: int) -> Assignment:
     """Sites whose sizes differ by one patient at most. Raises ConfigError for fewer patients than sites."""
     _enough(patients, sites)
-    return {patient_id: f"site-{i % sites + 1}" for i, patient_id in enumerate(shuffled(patients, seed))}
+    ids = shuffled((patient.patient_id for patient in patients), seed)
+    return {patient_id: f"site-{i % sites + 1}" for i, patient_id in enumerate(ids)}
 
 
 def by_clusters(patients: Sequence[Patient], sites: int, seed: int) -> Assignment:
@@ -75,8 +73,7 @@ def by_dirichlet(classes: Mapping[str, object], sites: int, concentration: float
         raise ConfigError(f"concentration must be a positive number, not {concentration}")
     rng = np.random.default_rng(seed)
     members: dict[str, list[str]] = {}
-    ids = sorted(classes, key=lambda i: hashlib.sha256(f"dirichlet\x1f{seed}\x1f{i}".encode()).digest())
-    for patient_id in ids:
+    for patient_id in shuffled(classes, seed, "dirichlet"):
         members.setdefault(str(classes[patient_id]), []).append(patient_id)
     for _ in range(DRAWS):
         site_of: Assignment = {}
@@ -88,7 +85,7 @@ def by_dirichlet(classes: Mapping[str, object], sites: int, concentration: float
             return site_of
     raise ConfigError(
         f"{DRAWS} draws with concentration {concentration} left a site without patients; take fewer sites or a larger "
-        f"concentration ({len(ids)} patients, {len(members)} classes, {sites} sites)"
+        f"concentration ({len(classes)} patients, {len(members)} classes, {sites} sites)"
     )
 
 
@@ -101,11 +98,9 @@ def report_clusters(patients: Sequence[Patient], clusters: int, seed: int) -> di
     from sklearn.feature_extraction.text import TfidfVectorizer
 
     texts = {patient.patient_id: "\n".join(visit.report for visit in patient.visits) for patient in patients}
-    ids = shuffled(patients, seed)
-    if len(set(texts.values())) < clusters:
-        raise DataError(
-            f"{len(set(texts.values()))} different texts make no {clusters} clusters", reason="too-few-texts"
-        )
+    ids = shuffled(texts, seed)
+    if (n := len(set(texts.values()))) < clusters:
+        raise DataError(f"{n} different texts make no {clusters} clusters", reason="too-few-texts")
     try:
         features = TfidfVectorizer(sublinear_tf=True, max_features=20_000).fit_transform([texts[i] for i in ids])
     except ValueError as error:

@@ -47,24 +47,19 @@ class InputConfig(Settings):
     )
 
 
-def ct_pipeline(config: InputConfig, extra: Sequence[Callable[[Any], Any]] = ()) -> Compose:
-    """``{"image": path}`` to ``{"image": uint8 (S, 3, H, W), "position_mm": float32 (S,), ...}`` for CT.
-
-    ``extra`` takes a hospital's own dictionary transforms. They get the volume as a ``MetaTensor`` (1, X, Y, Z) in HU
-    with a RAS affine, before slices are picked.
-    """
+def ct_pipeline(config: InputConfig) -> Compose:
+    """``{"image": path}`` to ``{"image": uint8 (S, 3, H, W), "position_mm": float32 (S,), ...}`` for CT."""
     from monai.transforms import Compose, LoadImaged
 
-    from fedtar_flare.imaging.readers.dicom_ct import CTSeriesReader
+    from fedtar_flare.imaging.readers.monai_readers import CTSeriesReader
 
     reader: Any = CTSeriesReader(as_tensor=True)
-    load = LoadImaged("image", reader=reader, dtype=np.int16, ensure_channel_first=True)
-    return Compose([load, *extra, *ct_steps(config)])
+    return Compose([LoadImaged("image", reader, np.int16, ensure_channel_first=True), *ct_steps(config)])
 
 
 def ct_steps(config: InputConfig) -> list[Callable[[Any], Any]]:
     """The steps of :func:`ct_pipeline` after the reader, for a ``MetaTensor`` in memory."""
-    from fedtar_flare.imaging.ct_transforms import HUWindowsd, LungSlicesd, SquareResized
+    from fedtar_flare.imaging.transforms import HUWindowsd, LungSlicesd, SquareResized
 
     return [
         LungSlicesd("image", config.slices),
@@ -73,17 +68,16 @@ def ct_steps(config: InputConfig) -> list[Callable[[Any], Any]]:
     ]
 
 
-def radiograph_pipeline(config: InputConfig, extra: Sequence[Callable[[Any], Any]] = ()) -> Compose:
-    """The same for radiographs: S = 1, three equal channels, position 0; ``extra`` gets uint8 (1, H, W)."""
+def radiograph_pipeline(config: InputConfig) -> Compose:
+    """The same for radiographs: S = 1, three equal channels, position 0."""
     from monai.transforms import Compose, LoadImaged
 
-    from fedtar_flare.imaging.ct_transforms import SquareResized
-    from fedtar_flare.imaging.radiograph_transforms import RadiographToSliced
-    from fedtar_flare.imaging.readers.radiograph_reader import RadiographReader
+    from fedtar_flare.imaging.readers.monai_readers import RadiographReader
+    from fedtar_flare.imaging.transforms import RadiographToSliced, SquareResized
 
     reader: Any = RadiographReader()
-    load = LoadImaged("image", reader=reader, dtype=np.uint8, ensure_channel_first=True)
-    return Compose([load, *extra, SquareResized("image", config.image_size), RadiographToSliced("image")])
+    load = LoadImaged("image", reader, np.uint8, ensure_channel_first=True)
+    return Compose([load, SquareResized("image", config.image_size), RadiographToSliced("image")])
 
 
 def prepare(visit: Visit, config: InputConfig, cache_dir: Path) -> Prepared:

@@ -1,6 +1,9 @@
 """Process many studies in parallel. Workers are processes, since reading headers and decoding hold Python's lock
 (measured: eight studies of 150 slices took 2.7 s in one thread and 2.9 s in two).
 
+A worker is this module as a program of its own (one JSON request per line in, one JSON answer per line out, until its
+input ends), not a fork: it is safe beside running threads and never runs its parent's main module again.
+
 A process that dies (out of memory, a decoder that crashes) is replaced and its item tried once more; an item that
 kills two is refused by name and the others go on.
 """
@@ -13,14 +16,15 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import suppress
+from importlib import import_module
 from pathlib import Path
-from queue import Empty, Queue
-from typing import IO, Any
+from queue import SimpleQueue
+from typing import Any, NamedTuple
 
 from fedtar_flare.errors import ConfigError, DataError, FedTARError
-from fedtar_flare.imaging.worker import task
 
 ALONE_SECONDS = 5.0
 """Work begins in this process; workers take seconds to start and are not started for less than this."""
@@ -28,8 +32,10 @@ WORTH_SECONDS = 20.0
 """Estimated remaining time from which workers are started."""
 MOST = 4
 """Default limit of workers: each holds one volume in memory."""
+PACKAGE = "fedtar_flare."
 PACKAGES = Path(__file__).resolve().parents[2]
-COMMAND = ["-P", "-W", "ignore", "-m", "fedtar_flare.imaging.worker"]
+COMMAND = ["-P", "-W", "ignore", "-m", "fedtar_flare.imaging.workers"]
+ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 Outcome = Any
 """The task's result, or the :class:`DataError` it raised."""
 
@@ -44,118 +50,124 @@ def worker_count(asked: int | None = None) -> int:
     return min(MOST, usable)
 
 
+def task(name: str) -> Callable[..., Any]:
+    """The function named ``module:function``; raises :class:`ConfigError` for anything outside this package."""
+    module, _, function = name.partition(":")
+    if not module.startswith(PACKAGE) or not function.isidentifier():
+        raise ConfigError(f"task '{name}' is not 'module:function' of the package {PACKAGE[:-1]}")
+    found: Callable[..., Any] = getattr(import_module(module), function)
+    return found
+
+
 def each(name: str, items: Sequence[dict[str, Any]], workers: int) -> Iterator[tuple[int, Outcome]]:
     """Do a task for every item and yield (index, outcome) pairs in order of completion.
 
     Args:
-        name: ``module:function`` (see :func:`fedtar_flare.imaging.worker.task`).
+        name: ``module:function`` (see :func:`task`).
         items: the task's keyword arguments for each item, as JSON can hold them.
         workers: processes, started when the work takes long; with one, this process does everything.
 
     Raises :class:`FedTARError` when a worker failed through a fault of the code; its traceback is in the log.
     """
-    begun = 0
     worked = 0.0  # without the first item, which pays for the imports
-    for index, outcome, seconds in _here(name, items):
-        yield index, outcome
-        begun, worked = index + 1, worked + (seconds if index else 0.0)
-        rest = (len(items) - begun) * worked / max(index, 1)
-        if workers > 1 and worked > ALONE_SECONDS and rest > WORTH_SECONDS:
-            break
-    for index, outcome in _in_processes(name, items[begun:], min(workers, len(items) - begun)):
-        yield begun + index, outcome
-
-
-def _here(name: str, items: Sequence[dict[str, Any]]) -> Iterator[tuple[int, Outcome, float]]:
-    """In this process, one by one; yields the seconds each took."""
-    function = task(name) if items else None
     for index, arguments in enumerate(items):
-        assert function is not None
         start = time.monotonic()
         outcome: Outcome
         try:
-            outcome = function(**arguments)
+            outcome = task(name)(**arguments)
         except DataError as error:
             outcome = error
-        yield index, outcome, time.monotonic() - start
+        worked += time.monotonic() - start if index else 0.0
+        yield index, outcome
+        begun = index + 1
+        rest = (len(items) - begun) * worked / max(index, 1)
+        if workers > 1 and worked > ALONE_SECONDS and rest > WORTH_SECONDS:
+            for later, outcome in _in_processes(name, items[begun:], min(workers, len(items) - begun)):
+                yield begun + later, outcome
+            return
 
 
 def _in_processes(name: str, items: Sequence[dict[str, Any]], workers: int) -> Iterator[tuple[int, Outcome]]:
-    waiting: Queue[tuple[int, int]] = Queue()
-    for index in range(len(items)):
-        waiting.put((index, 0))
-    done: Queue[tuple[int, Outcome]] = Queue()
-    pool = [_Worker(name, items, waiting, done) for _ in range(workers)]
+    team = [_Worker() for _ in range(workers)]
+    idle: SimpleQueue[_Worker] = SimpleQueue()
+    for worker in team:
+        idle.put(worker)
+
+    def ask(index: int) -> Outcome:
+        worker = idle.get()
+        try:
+            return worker.ask({"task": name, "arguments": items[index]})
+        finally:
+            idle.put(worker)
+
+    waiting = list(range(len(items)))
+    pool = ThreadPoolExecutor(workers)
     try:
-        for worker in pool:
-            worker.thread.start()
-        for _ in range(len(items)):
-            index, outcome = done.get()
-            if isinstance(outcome, BaseException) and not isinstance(outcome, DataError):
-                raise outcome
-            yield index, outcome
+        for last in (False, True):
+            asked, waiting = {pool.submit(ask, index): index for index in waiting}, []
+            for future in as_completed(asked):
+                index, outcome = asked[future], future.result()
+                if not isinstance(outcome, _Died):
+                    yield index, outcome
+                elif outcome.code == 1:  # Python itself ended it, with a traceback: a fault of the code
+                    text = f"a worker process failed at item {index} of '{name}'; its traceback is in the log"
+                    raise FedTARError(text)
+                elif not last:
+                    waiting.append(index)
+                else:
+                    what = f"exit code {outcome.code}: {outcome.error}"
+                    text = f"reading it ended two worker processes ({what}); out of memory?"
+                    yield index, DataError(text, reason="worker-died")
     finally:
-        for worker in pool:
+        pool.shutdown(wait=False, cancel_futures=True)
+        for worker in team:
             worker.stop()
+        pool.shutdown()
+
+
+class _Died(NamedTuple):
+    """A process ended before it answered."""
+
+    code: int | None
+    error: Exception
 
 
 class _Worker:
-    """One process at a time, and the thread that feeds it."""
+    """One process at a time, started when it is first asked and again when it has died."""
 
-    def __init__(
-        self,
-        name: str,
-        items: Sequence[dict[str, Any]],
-        waiting: Queue[tuple[int, int]],
-        done: Queue[tuple[int, Outcome]],
-    ):
-        self._name, self._items, self._waiting, self._done = name, items, waiting, done
+    def __init__(self) -> None:
         self._process: subprocess.Popen[str] | None = None
         self._lock = threading.Lock()
         self._stopped = False
-        self.thread = threading.Thread(target=self._run, daemon=True)
 
-    def _run(self) -> None:
-        while not self._stopped:
-            try:
-                index, tried = self._waiting.get_nowait()
-            except Empty:
-                break
-            try:
-                self._done.put((index, self._ask(self._items[index])))
-            except (OSError, ValueError) as error:  # the process ended before it answered
-                code = self._end()
-                if self._stopped:
-                    break
-                if code == 1:  # Python itself ended it, with a traceback: a fault of the code, not of the study
-                    text = f"a worker process failed at item {index} of '{self._name}'; its traceback is in the log"
-                    self._done.put((index, FedTARError(text)))
-                elif tried == 0:
-                    self._waiting.put((index, 1))
-                else:
-                    text = f"reading it ended two worker processes (exit code {code}: {error}); out of memory?"
-                    self._done.put((index, DataError(text, reason="worker-died")))
-            except BaseException as error:
-                self._done.put((index, error))
-        self._end()
-
-    def _ask(self, arguments: dict[str, Any]) -> Outcome:
-        process = self._running()
-        into, out = _pipes(process)
-        into.write(json.dumps({"task": self._name, "arguments": arguments}) + "\n")
-        into.flush()
-        line = out.readline()
-        if not line.endswith("\n"):
-            raise OSError("no answer")
-        got = json.loads(line)
+    def ask(self, request: dict[str, Any]) -> Outcome:
+        """The outcome of a request, or :class:`_Died`."""
+        try:
+            process = self._running()
+            assert process.stdin is not None and process.stdout is not None
+            process.stdin.write(json.dumps(request) + "\n")
+            process.stdin.flush()
+            line = process.stdout.readline()
+            if not line.endswith("\n"):
+                raise OSError("no answer")
+            got = json.loads(line)
+        except (OSError, ValueError) as error:
+            return _Died(self._end(), error)
         return DataError(got["refused"], reason=got["reason"]) if "refused" in got else got["result"]
+
+    def stop(self) -> None:
+        """Stop for good; a request in progress is abandoned."""
+        with self._lock:
+            self._stopped = True
+            if self._process is not None:
+                self._process.kill()
+        self._end()
 
     def _running(self) -> subprocess.Popen[str]:
         with self._lock:
             if self._stopped:
                 raise OSError("stopped")
             if self._process is None:
-                one_thread = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
                 path = os.pathsep.join(filter(None, (str(PACKAGES), os.environ.get("PYTHONPATH"))))
                 self._process = subprocess.Popen(
                     [sys.executable, *COMMAND],
@@ -163,7 +175,7 @@ class _Worker:
                     stdout=subprocess.PIPE,
                     text=True,
                     encoding="utf-8",
-                    env={**os.environ, **one_thread, "PYTHONPATH": path},
+                    env={**os.environ, **ONE_THREAD, "PYTHONPATH": path},
                 )
             return self._process
 
@@ -173,22 +185,28 @@ class _Worker:
             process, self._process = self._process, None
         if process is None:
             return None
-        for pipe in _pipes(process):
-            with suppress(OSError):
-                pipe.close()
-        return process.wait()
-
-    def stop(self) -> None:
-        """Stop for good; a request in progress is abandoned."""
-        self._stopped = True
-        with self._lock:
-            process = self._process
-        if process is not None:
-            process.kill()
-        if self.thread.ident is not None:
-            self.thread.join()
+        with suppress(OSError), process:  # leaving it closes its pipes and waits
+            pass
+        return process.returncode
 
 
-def _pipes(process: subprocess.Popen[str]) -> tuple[IO[str], IO[str]]:
-    assert process.stdin is not None and process.stdout is not None
-    return process.stdin, process.stdout
+def answer(request: dict[str, Any]) -> dict[str, Any]:
+    """Do one request; unusable data is an answer, any other error ends the process."""
+    try:
+        return {"result": task(request["task"])(**request["arguments"])}
+    except DataError as error:
+        return {"refused": str(error), "reason": error.reason}
+    except MemoryError:
+        return {"refused": f"not enough memory for {request['arguments']}", "reason": "out-of-memory"}
+
+
+def main() -> None:
+    """Answer until the input ends; whatever libraries print goes to standard error."""
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+    for line in sys.stdin:
+        print(json.dumps(answer(json.loads(line))), file=answers, flush=True)
+
+
+if __name__ == "__main__":
+    main()

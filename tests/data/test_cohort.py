@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from refused import refused
 
 from fedtar_flare.data.cohort import SPLITS, Cohort, Patient, Visit
 from fedtar_flare.data.timeline import Timeline
@@ -63,9 +64,8 @@ def test_dates_with_and_without_a_zone_compare():
     ],
 )
 def test_a_visit_that_cannot_be_used_is_refused(changes, reason):
-    with pytest.raises(DataError) as error:
+    with refused(reason) as error:
         visit(**changes)
-    assert error.value.reason == reason
     assert "p" not in error.value.public.split() and reason in error.value.public
 
 
@@ -84,9 +84,8 @@ def test_ages_at_the_bounds_are_accepted(age):
     ],
 )
 def test_a_patient_that_contradicts_itself_is_refused(sex, visits, reason):
-    with pytest.raises(DataError) as error:
+    with refused(reason):
         Patient("p", sex, visits)
-    assert error.value.reason == reason
 
 
 def test_steps_follow_the_date_and_visits_beyond_the_last_step_belong_to_it():
@@ -159,9 +158,8 @@ def test_prior_is_the_visit_before_and_none_at_first():
     ],
 )
 def test_a_cohort_that_cannot_be_used_is_refused(group, reason):
-    with pytest.raises(DataError) as error:
+    with refused(reason):
         cohort(group)
-    assert error.value.reason == reason
 
 
 def test_leaving_out_counts_and_moves_nobody_to_another_split():

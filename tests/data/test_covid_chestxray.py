@@ -65,13 +65,8 @@ def test_what_is_left_out_is_counted(collection):
     )
     reading = read_covid_chestxray(path)
     assert [v.image.name for v in reading.patients()[0].visits] == ["a.png"]
-    assert reading.rejected() == {
-        "age-out-of-range": 1,
-        "bad-date": 1,
-        "empty-report": 1,
-        "no-image": 1,
-        "not-frontal-radiograph": 2,
-    }
+    once = ("age-out-of-range", "bad-date", "empty-report", "no-image")
+    assert reading.rejected() == {"not-frontal-radiograph": 2, **dict.fromkeys(once, 1)}
 
 
 def test_a_blank_offset_counts_only_for_a_single_radiograph(collection):

@@ -106,14 +106,8 @@ def test_what_is_left_out_is_counted(collection):
     )
     reading = read_ct_rate(path)
     assert [p.patient_id for p in reading.patients()] == ["train_1"]
-    assert reading.rejected() == {
-        "age-out-of-range": 1,
-        "bad-name": 1,
-        "no-date": 2,
-        "no-image": 1,
-        "no-report": 1,
-        "no-section": 1,
-    }
+    once = ("age-out-of-range", "bad-name", "no-image", "no-report", "no-section")
+    assert reading.rejected() == {"no-date": 2, **dict.fromkeys(once, 1)}
 
 
 def test_parts_sections_and_the_corrected_volumes(collection):

@@ -6,13 +6,14 @@ import numpy as np
 import pytest
 from make_dicom import chest, slice_dataset
 from PIL import Image
+from refused import refused
 
 from fedtar_flare.data.cohort import Cohort
 from fedtar_flare.data.sources.fields import age_at, age_of, date_of, sex_of
 from fedtar_flare.data.sources.manifest import read_manifest
 from fedtar_flare.data.splits import SPLITS
 from fedtar_flare.data.timeline import Timeline
-from fedtar_flare.errors import ConfigError, DataError
+from fedtar_flare.errors import ConfigError
 
 HEAD = "patient_id,study_datetime,image,report,age,sex"
 
@@ -94,27 +95,10 @@ def test_reports_in_files_and_birth_dates(table, tmp_path):
     )
 
 
-@pytest.mark.parametrize(
-    "row, reason, column",
-    [
-        (",2020-01-01,a.png,Clear.,1,F", "no-patient-id", "patient_id"),
-        ("1,,a.png,Clear.,1,F", "no-date", "study_datetime"),
-        ("1,01/02/2020,a.png,Clear.,1,F", "bad-date", "study_datetime"),
-        ("1,2020-02-30,a.png,Clear.,1,F", "bad-date", "study_datetime"),
-        ("1,2020-01-01,,Clear.,1,F", "no-image", "image"),
-        ("1,2020-01-01,z.png,Clear.,1,F", "no-image", "image"),
-        ('1,2020-01-01,a.png,"  ",1,F', "empty-report", "report"),
-        ("1,2020-01-01,a.png,Clear.,430,F", "age-out-of-range", "age"),
-        ("1,2020-01-01,a.png,Clear.,old,F", "bad-age", "age"),
-        ("1,2020-01-01,a.png,Clear.,-3,F", "bad-age", "age"),
-        ("1,2020-01-01", "no-image", "image"),
-    ],
-)
-def test_a_bad_row_is_left_out_and_named(table, row, reason, column):
-    reading = read_manifest(table("ok,2020-01-01,b.png,Clear.,50,F", row))
-    assert len(reading.patients()) == 1 and reading.rejected() == {reason: 1}
-    assert f"row 3, column '{column}'" in str(reading.problems[0])
-    assert "manifest" not in reading.problems[0].public
+def test_a_row_cut_short_is_left_out_and_named(table):
+    reading = read_manifest(table("ok,2020-01-01,b.png,Clear.,50,F", "1,2020-01-01"))
+    assert len(reading.patients()) == 1 and reading.rejected() == {"no-image": 1}
+    assert "row 3, column 'image'" in str(reading.problems[0])
 
 
 @pytest.mark.parametrize(
@@ -126,9 +110,8 @@ def test_report_files(table, tmp_path, text, content, reason):
         (tmp_path / "r.txt").write_bytes(content)
     reading = read_manifest(table(f"1,2020-01-01,a.png,{text}", head="patient_id,study_datetime,image,report_path"))
     assert reasons(reading) == [reason]
-    with pytest.raises(DataError, match=reason) as error:
+    with refused("no-patient", reason):
         reading.patients()
-    assert error.value.reason == "no-patient"
 
 
 def test_born_after_the_study(table):
@@ -136,24 +119,6 @@ def test_born_after_the_study(table):
         table("1,2020-01-01,a.png,x,2021-01-01", head="patient_id,study_datetime,image,report,birth_date")
     )
     assert reasons(reading) == ["age-out-of-range"] and "birth_date" in str(reading.problems[0])
-
-
-def test_one_study_twice_counts_once(table):
-    reading = read_manifest(table(*["1,2020-01-01,a.png,Clear.,50,F"] * 3, "1,2020-01-01,b.png,Clear.,50,F"))
-    (patient,) = reading.patients()
-    assert [v.image.name for v in patient.visits] == ["a.png", "b.png"] and reading.rejected() == {"duplicate-visit": 2}
-
-
-def test_two_people_under_one_id_are_left_out(table):
-    rows = [
-        "1,2020-01-01,a.png,x,50,F",
-        "1,2020-02-01,b.png,x,50,M",
-        "2,2020-01-01,c.png,x,50,F",
-        "2,2020-02-01,a.png,x,50,",
-    ]
-    reading = read_manifest(table(*rows))
-    (patient,) = reading.patients()
-    assert patient.patient_id == "2" and patient.sex == "F" and reading.rejected() == {"conflicting-sex": 2}
 
 
 def test_an_unreadable_sex_is_unknown_and_said(table, caplog):
@@ -199,12 +164,8 @@ def test_options(table):
 @pytest.mark.parametrize(
     "name, expected",
     [
-        ("folder", "ct"),
-        ("v.nii.gz", "ct"),
-        ("s.zip", "ct"),
-        ("f.jpeg", "radiograph"),
-        ("CT", "ct"),
-        ("DX", "radiograph"),
+        *((name, "ct") for name in ("folder", "v.nii.gz", "s.zip", "CT")),
+        *((name, "radiograph") for name in ("f.jpeg", "DX")),
     ],
 )
 def test_modality_is_told_from_the_first_image(table, tmp_path, name, expected):
@@ -240,12 +201,5 @@ def test_ages_and_sexes():
     assert [age_of(t) for t in ("54", "54.5", "054Y", "018M", "")] == [54, 54.5, 54, 1.5, None]
     assert age_of("010D") == pytest.approx(10 / 365.2425)
     assert age_at("", datetime(2020, 1, 1)) is None and age_at("2020-01-01", datetime(2020, 1, 1)) == 0
-    assert [sex_of(t) for t in ("F", "female", " m ", "MALE", "", "other", "W")] == [
-        "F",
-        "F",
-        "M",
-        "M",
-        None,
-        None,
-        None,
-    ]
+    assert [sex_of(t) for t in ("F", "female")] == ["F"] * 2 and [sex_of(t) for t in (" m ", "MALE")] == ["M"] * 2
+    assert [sex_of(t) for t in ("", "other", "W")] == [None] * 3

@@ -5,13 +5,12 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 from pathlib import Path
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from refused import refused
 
 from fedtar_flare.data.cohort import Visit
 from fedtar_flare.data.sources.reading import Reading, Rules
-from fedtar_flare.errors import DataError
 
 IMAGES = sorted(Path(__file__).parent.glob("test_*.py"))  # any files will do: none is opened
 EPOCHS = (datetime(1900, 1, 1), datetime(2020, 1, 1), datetime(2180, 6, 1))
@@ -94,6 +93,5 @@ def test_a_day_is_the_days_of_the_stored_time():
 
 def test_a_report_that_cleaning_empties_is_left_out_by_reason():
     reading = Reading("test", Rules(cleaning="r2gen-v1"))
-    with pytest.raises(DataError, match="patient a, study s") as error:
+    with refused("empty-report", "patient a, study s"):
         reading.add(Visit("a", "s", EPOCHS[0], Path("i"), "... ___ .", "ct"), None)
-    assert error.value.reason == "empty-report"

@@ -18,21 +18,31 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from make_dicom import ORIGIN, SPACING, another_series, chest, slice_dataset, write_series
+from make_dicom import (
+    ORIGIN,
+    SPACING,
+    another_series,
+    chest,
+    enhanced_dataset,
+    only,
+    put,
+    write_radiograph,
+    write_series,
+)
 from PIL import Image
 from pydicom import dcmread
-from pydicom.dataset import Dataset, FileMetaDataset
+from pydicom.dataset import Dataset
 from pydicom.encaps import encapsulate
 from pydicom.fileset import FileSet
 from pydicom.uid import (
     DeflatedExplicitVRLittleEndian,
-    DigitalXRayImageStorageForPresentation,
     ExplicitVRLittleEndian,
     JPEG2000Lossless,
     JPEGBaseline8Bit,
     RLELossless,
     generate_uid,
 )
+from refused import refused
 
 from fedtar_flare.errors import DataError
 from fedtar_flare.imaging.readers.ct import read_ct
@@ -43,19 +53,6 @@ Make = Callable[[Path], Path]
 RIGHT = "the right volume"
 
 
-def put(**values):
-    """An edit of every slice that sets attributes; None deletes one."""
-
-    def edit(ds, i):
-        for keyword, value in values.items():
-            if value is None:
-                delattr(ds, keyword)
-            else:
-                setattr(ds, keyword, value)
-
-    return edit
-
-
 def series(edit=lambda ds, i: None, hu=None) -> Make:
     def make(folder):
         write_series(folder / "s", hu, edit=edit)
@@ -64,17 +61,13 @@ def series(edit=lambda ds, i: None, hu=None) -> Make:
     return make
 
 
-def one(i, change):
-    return lambda ds, n: change(ds, n) if n == i else None
-
-
-def rewritten(change: Callable[[bytes], bytes], only: int | None = None) -> Make:
+def rewritten(change: Callable[[bytes], bytes], at: int | None = None) -> Make:
     """A good series whose files (or one of them) are changed on disk."""
 
     def make(folder):
         write_series(folder / "s")
         for n, file in enumerate(sorted((folder / "s").iterdir())):
-            if only in (None, n):
+            if at in (None, n):
                 file.write_bytes(change(file.read_bytes()))
         return folder / "s"
 
@@ -144,7 +137,7 @@ def pipe(folder):
     return folder / "s"
 
 
-def packed(change=lambda archive: None, prefix="", only_zip=True, cut: slice | None = None, flip=False) -> Make:
+def packed(change=lambda archive: None, prefix="", cut: slice | None = None, flip=False) -> Make:
     """A zip of a good series."""
 
     def make(folder):
@@ -227,24 +220,7 @@ def enhanced(edit=lambda ds: None) -> Make:
     """One multi-frame file."""
 
     def make(folder):
-        hu = chest()
-        ds = slice_dataset(hu[0], 0)
-        ds.SOPClassUID = ds.file_meta.MediaStorageSOPClassUID = "1.2.840.10008.5.1.4.1.1.2.1"
-        shared, plane, measures, values = Dataset(), Dataset(), Dataset(), Dataset()
-        plane.ImageOrientationPatient, measures.PixelSpacing = [1, 0, 0, 0, 1, 0], [SPACING[1], SPACING[2]]
-        values.RescaleSlope, values.RescaleIntercept, values.RescaleType = 1, -1024, "HU"
-        shared.PlaneOrientationSequence, shared.PixelMeasuresSequence = [plane], [measures]
-        shared.PixelValueTransformationSequence = [values]
-        ds.SharedFunctionalGroupsSequence, ds.PerFrameFunctionalGroupsSequence = [shared], []
-        for keyword in ("ImagePositionPatient", "ImageOrientationPatient", "PixelSpacing"):
-            delattr(ds, keyword)
-        for i in range(len(hu)):
-            frame, place = Dataset(), Dataset()
-            place.ImagePositionPatient = [ORIGIN[0], ORIGIN[1], ORIGIN[2] + i * SPACING[0]]
-            frame.PlanePositionSequence = [place]
-            ds.PerFrameFunctionalGroupsSequence.append(frame)
-        ds.NumberOfFrames = len(hu)
-        ds.PixelData = (hu.astype(np.int32) + 1024).astype("<u2").tobytes()
+        ds = enhanced_dataset(chest(), range(12))
         edit(ds)
         ds.save_as(folder / "enhanced.dcm", enforce_file_format=True)
         return folder / "enhanced.dcm"
@@ -301,18 +277,19 @@ def turned(degrees):
 
 CT: dict[str, tuple[str, Make]] = {
     "a good series": (RIGHT, series()),
+    "nothing at all": ("no-image", lambda folder: folder / "nowhere"),
     "an empty folder": ("no-dicom", nothing),
     "a text file named .dcm": ("no-dicom", named_dcm(b"Findings: clear lungs. " * 20)),
     "an empty file named .dcm": ("no-dicom", named_dcm(b"")),
+    "zeros named .dcm": ("no-dicom", named_dcm(bytes(200))),
+    "files without a preamble": (RIGHT, rewritten(lambda b: b[132:])),
     "a preamble and nothing else": ("no-pixel-data", named_dcm(bytes(128) + b"DICM")),
     "a JPEG named .dcm": ("no-dicom", named_dcm(b"\xff\xd8\xff\xe0" + bytes(400))),
     "a NIfTI file named .dcm": ("no-dicom", nifti(name="v.dcm")),
     "a dead link in the folder": (RIGHT, dead_link),
     "a pipe in the folder": (RIGHT, pipe),
     "scouts beside the series": (RIGHT, beside(scout, of=(0, 1))),
-    "scouts only": ("localizer", series(scout)),
     "secondary captures only": ("secondary-capture", series(put(SOPClassUID="1.2.840.10008.5.1.4.1.1.7.4"))),
-    "MR": ("not-ct", series(put(Modality="MR"))),
     "positions that are no number": ("bad-header", rewritten(lambda b: b.replace(b"-11.0\\-22.0", b"NaN\\NaN    "))),
     "one position that is infinite": (
         "bad-header",
@@ -321,7 +298,7 @@ CT: dict[str, tuple[str, Make]] = {
     "rows too few for the pixels": ("wrong-pixel-count", series(put(Rows=20))),
     "columns one too few": ("wrong-pixel-count", series(put(Columns=19))),
     "rows too many for the pixels": ("truncated", series(put(Rows=30))),
-    "one slice with fewer rows": ("wrong-pixel-count", series(one(4, put(Rows=20)))),
+    "one slice with fewer rows": ("wrong-pixel-count", series(only(4, put(Rows=20)))),
     "8 bits that claim to be HU": ("lossy-8bit", series(jpeg_8_bit)),
     "12 bits at the top of 16": ("bad-header", series(put(HighBit=15))),
     "more bits stored than allocated": ("bad-header", series(put(BitsStored=24, HighBit=23))),
@@ -333,8 +310,7 @@ CT: dict[str, tuple[str, Make]] = {
     "negative spacing": ("no-pixel-spacing", series(put(PixelSpacing=[-0.8, 0.7]))),
     "one spacing of two": ("bad-header", series(put(PixelSpacing=[0.8]))),
     "slices in one place": ("duplicate-slices", series(put(ImagePositionPatient=list(ORIGIN)))),
-    "rescale slope zero": ("no-rescale", series(put(RescaleSlope=0))),
-    "one slice without rescale": ("no-rescale", series(one(7, put(RescaleIntercept=None)))),
+    "one slice without rescale": ("no-rescale", series(only(7, put(RescaleIntercept=None)))),
     "a picture of nothing but air": ("blank", series(hu=np.full((12, 24, 20), -1000, np.int16))),
     "a constant picture": ("implausible-hu", series(hu=np.full((12, 24, 20), 40, np.int16))),
     "too few slices": ("too-few-slices", series(hu=chest(5))),
@@ -366,6 +342,7 @@ CT: dict[str, tuple[str, Make]] = {
     "an empty zip": ("unreadable", lambda f: [(f / "s.zip").write_bytes(b""), f / "s.zip"][1]),
     "a text file named .zip": ("unreadable", lambda f: [(f / "s.zip").write_text("no archive"), f / "s.zip"][1]),
     "a DICOMDIR": (RIGHT, disc(lambda folder: None)),
+    "a folder with a DICOMDIR": (RIGHT, lambda folder: disc(lambda f: None)(folder).parent),
     "a DICOMDIR that is cut": ("unreadable", disc(lambda f: (f / "DICOMDIR").write_bytes(b"no directory") and None)),
     "a DICOMDIR that names a file outside": ("missing-slices", disc(outside)),
     "enhanced multi-frame": (RIGHT, enhanced()),
@@ -386,10 +363,15 @@ CT: dict[str, tuple[str, Make]] = {
     "NIfTI cut in its values": ("unreadable", nifti(change=lambda b: b[:3000])),
     "NIfTI cut in its header": ("unreadable", nifti(change=lambda b: b[:200])),
     "NIfTI, compressed, cut": ("unreadable", nifti(name="v.nii.gz", change=lambda b: b[:2000])),
+    "NIfTI, compressed, cut in its header": ("unreadable", nifti(name="v.nii.gz", change=lambda b: b[:100])),
     "NIfTI named .nii.gz without compression": ("unreadable", nifti(name="x.nii.gz", change=gzip.decompress)),
     "DICOM named .nii": ("unreadable", lambda f: [write_series(f), (f / "003.dcm").rename(f / "v.nii")][1]),
     "NIfTI between 0 and 1": ("implausible-hu", nifti(np.random.default_rng(0).random((20, 24, 12), np.float32))),
     "NIfTI of zeros": ("implausible-hu", nifti(np.zeros((20, 24, 12), np.int16))),
+    "NIfTI in colour": ("not-a-volume", nifti(np.zeros((9, 9, 9), [("R", "u1"), ("G", "u1"), ("B", "u1")]))),
+    "NIfTI of 8 bits": ("lossy-8bit", nifti(np.zeros((9, 9, 9), np.uint8))),
+    "NIfTI of few slices": ("too-few-slices", nifti(chest(3).transpose(2, 1, 0))),
+    "no NIfTI": ("no-image", lambda folder: folder / "v.nii"),
 }
 
 
@@ -401,9 +383,8 @@ def test_ct(tmp_path, name):
     if expected == RIGHT:
         assert np.array_equal(read_ct(path).hu, chest())
     else:
-        with pytest.raises(DataError) as error:
+        with refused(expected) as error:
             read_ct(path)
-        assert error.value.reason == expected, str(error.value)
         assert str(tmp_path) not in error.value.public
     assert {file for file in tmp_path.parent.rglob("*") if file.name != "pipe.dcm"} == before  # nothing is unpacked
 
@@ -422,24 +403,8 @@ def picture(name, change=lambda image: image, cut=None, **options) -> Make:
 
 
 def radiograph(values=None, **changes) -> Make:
-    """A DX file; None deletes an attribute."""
-
-    def make(folder):
-        stored = (GREY.astype(np.uint16) << 4) if values is None else values
-        ds = Dataset()
-        ds.file_meta = FileMetaDataset()
-        ds.file_meta.TransferSyntaxUID = ExplicitVRLittleEndian
-        ds.SOPClassUID = ds.file_meta.MediaStorageSOPClassUID = DigitalXRayImageStorageForPresentation
-        ds.SOPInstanceUID = ds.file_meta.MediaStorageSOPInstanceUID = "1.2.3"
-        ds.Modality, ds.SamplesPerPixel, ds.PhotometricInterpretation = "DX", 1, "MONOCHROME2"
-        ds.Rows, ds.Columns = stored.shape[-2:]
-        ds.BitsAllocated, ds.BitsStored, ds.HighBit, ds.PixelRepresentation = 16, 12, 11, 0
-        ds.PixelData = stored.astype("<u2").tobytes()
-        put(**changes)(ds, 0)
-        ds.save_as(folder / "f.dcm", enforce_file_format=True)
-        return folder / "f.dcm"
-
-    return make
+    stored = (GREY.astype(np.uint16) << 4) if values is None else values
+    return lambda folder: write_radiograph(folder / "f.dcm", stored, **changes)
 
 
 def pages(folder):
@@ -501,6 +466,8 @@ RADIOGRAPHS: dict[str, tuple[str, Make]] = {
     "CT as a radiograph": ("not-a-radiograph", radiograph(Modality="CT")),
     "no modality": ("not-a-radiograph", radiograph(Modality=None)),
     "a folder": ("no-image", lambda folder: folder),
+    "no file": ("no-image", lambda folder: folder / "f.jpg"),
+    "text named .png": ("unreadable", lambda f: [(f / "f.png").write_text("no picture"), f / "f.png"][1]),
     "text named .dcm": ("unreadable", named_dcm(b"clear")),
 }  # fmt: skip
 
@@ -515,14 +482,8 @@ def test_radiographs(tmp_path, name):
         assert "DX" in name or np.abs(read.astype(int) - GREY).max() <= 1  # a DX radiograph is stretched
         assert np.corrcoef(read.ravel(), GREY.ravel())[0, 1] > 0.999
         return
-    with pytest.raises(DataError) as error:
+    with refused(expected):
         read_radiograph(path)
-    assert error.value.reason == expected, str(error.value)
-
-
-def test_the_corpus_is_large_and_its_kinds_differ():
-    reasons = {expected for expected, _ in [*CT.values(), *RADIOGRAPHS.values()]} - {RIGHT}
-    assert len(CT) + len(RADIOGRAPHS) >= 100 and len(reasons) >= 25
 
 
 NUMBERS = ("Rows", "Columns", "BitsAllocated", "BitsStored", "HighBit", "PixelRepresentation", "SamplesPerPixel")

@@ -9,10 +9,9 @@ from make_dicom import ORIGIN, SPACING, write_series
 from monai.data import MetaTensor, PydicomReader
 from monai.transforms import LoadImaged, Orientationd, Spacingd
 from pydicom.dataset import Dataset
+from refused import refused
 
-from fedtar_flare.errors import DataError
-from fedtar_flare.imaging.readers.dicom_ct import CTSeriesReader
-from fedtar_flare.imaging.readers.radiograph_reader import RadiographReader
+from fedtar_flare.imaging.readers.monai_readers import CTSeriesReader, RadiographReader
 
 
 @pytest.mark.parametrize("as_tensor", [False, True])
@@ -57,9 +56,8 @@ def test_what_is_refused_is_not_handed_to_another_reader(tmp_path):
     hu = write_series(tmp_path / "s", edit=gap)
     wrong = LoadImaged("image", reader=PydicomReader())({"image": tmp_path / "s"})["image"]
     assert wrong.shape[2] == len(hu) - 1 and wrong.pixdim[2] > SPACING[0] + 0.1
-    with pytest.raises(DataError) as error:
+    with refused("missing-slices"):
         LoadImaged("image", reader=CTSeriesReader())({"image": str(tmp_path / "s")})
-    assert error.value.reason == "missing-slices"
 
 
 def test_monais_reader_merges_what_ours_tells_apart(tmp_path):
@@ -89,9 +87,8 @@ def test_monais_reader_keeps_a_tilt_as_a_shear(tmp_path):
     theirs = LoadImaged("image", reader=PydicomReader())({"image": tmp_path})["image"]
     axes = theirs.affine.numpy()[:3, :3] / np.linalg.norm(theirs.affine.numpy()[:3, :3], axis=0)
     assert abs(float(axes[:, 1] @ axes[:, 2])) > 0.2  # 13 degrees off the perpendicular, and not a word of it
-    with pytest.raises(DataError) as error:
+    with refused("gantry-tilt"):
         LoadImaged("image", reader=CTSeriesReader())({"image": str(tmp_path)})
-    assert error.value.reason == "gantry-tilt"
 
 
 def test_monais_reader_drops_slices_without_an_instance_number(tmp_path):

@@ -6,32 +6,14 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from make_dicom import ORIGIN, SPACING, another_series, chest, slice_dataset, write_series
+from make_dicom import ORIGIN, SPACING, another_series, chest, only, put, slice_dataset, write_series
 from pydicom.dataset import Dataset
 from pydicom.encaps import encapsulate
-from pydicom.uid import JPEGBaseline8Bit, generate_uid
+from refused import refused
 
 from fedtar_flare.errors import ConfigError, DataError
 from fedtar_flare.imaging.readers.ct import read_ct
 from fedtar_flare.imaging.readers.volume import CTRules
-
-
-def only(i, change):
-    """An edit of slice 5 alone."""
-    return lambda ds, n: change(ds) if n == i else None
-
-
-def put(**values):
-    """An edit that sets attributes; None deletes one."""
-
-    def edit(ds, i=None):
-        for keyword, value in values.items():
-            if value is None:
-                delattr(ds, keyword)
-            else:
-                setattr(ds, keyword, value)
-
-    return edit
 
 
 def place(z=None, x=0.0):
@@ -56,14 +38,9 @@ def unknown_syntax(uid):
     return edit
 
 
-def a_double(ds, i):
-    if i == 5:
-        ds.ImagePositionPatient = [ORIGIN[0], ORIGIN[1], ORIGIN[2] + 4 * SPACING[0]]
-
-
 BROKEN = {
     "missing-slices": [drop(5), drop(3, 4), drop(2, 8)],
-    "duplicate-slices": [a_double],
+    "duplicate-slices": [only(5, put(ImagePositionPatient=[ORIGIN[0], ORIGIN[1], ORIGIN[2] + 4 * SPACING[0]]))],
     "uneven-spacing": [place(lambda i: i * 2.5 + (i > 5) * 1.2), place(lambda i: 0.2 * i * i)],
     "gantry-tilt": [place(lambda i: 2.5 * i, x=0.3)],
     "shifted-slices": [only(5, put(ImagePositionPatient=[ORIGIN[0] + 9, ORIGIN[1], ORIGIN[2] + 5 * SPACING[0]]))],
@@ -88,7 +65,7 @@ BROKEN = {
     "too-few-slices": [drop(*range(5, 12))],
     "implausible-hu": [put(RescaleIntercept=2000)],
     "mixed-patients": [only(5, put(PatientID="another"))],
-    "several-studies": [only(5, lambda ds: put(StudyInstanceUID="1.2.9")(ds))],
+    "several-studies": [only(5, put(StudyInstanceUID="1.2.9"))],
     "bad-header": [put(BitsStored=20), put(Rows=None), put(Columns=0)],
 }
 
@@ -96,9 +73,8 @@ BROKEN = {
 @pytest.mark.parametrize("reason, n", [(reason, n) for reason, kinds in BROKEN.items() for n in range(len(kinds))])
 def test_each_kind_of_broken_series_has_its_reason(tmp_path, reason, n):
     write_series(tmp_path, edit=BROKEN[reason][n])
-    with pytest.raises(DataError) as error:
+    with refused(reason) as error:
         read_ct(tmp_path)
-    assert error.value.reason == reason
     assert str(tmp_path) not in error.value.public
 
 
@@ -108,42 +84,14 @@ def test_the_unknown_transfer_syntax_is_named(tmp_path):
         read_ct(tmp_path)
 
 
-def test_lossy_8_bit_jpeg(tmp_path):
-    def encode(ds, i):
-        eight_bits(ds, i)
-        ds.file_meta.TransferSyntaxUID, ds.PixelData = JPEGBaseline8Bit, encapsulate([bytes(40)])
-
-    write_series(tmp_path, edit=encode)
-    with pytest.raises(DataError) as error:
-        read_ct(tmp_path)
-    assert error.value.reason == "lossy-8bit"
-
-
-@pytest.mark.parametrize("content", [b"", b"text", bytes(200), bytes(128) + b"DICM"])
-def test_no_dicom(tmp_path, content):
-    (tmp_path / "x.dcm").write_bytes(content)
-    with pytest.raises(DataError) as error:
-        read_ct(tmp_path)
-    assert error.value.reason in ("no-dicom", "no-pixel-data", "unreadable")
-
-
-def test_nothing_there_and_a_broken_zip(tmp_path):
-    (tmp_path / "x.zip").write_bytes(b"PK not a zip")
-    for path, reason in ((tmp_path / "nowhere", "no-image"), (tmp_path / "x.zip", "unreadable")):
-        with pytest.raises(DataError) as error:
-            read_ct(path)
-        assert error.value.reason == reason
-
-
 @pytest.mark.parametrize("kept", [0.3, 0.9, 0.97, 0.999])
 def test_a_file_cut_anywhere_is_refused(tmp_path, kept):
     write_series(tmp_path, chest(12, (64, 64)))
     for file in tmp_path.iterdir():
         content = file.read_bytes()
         file.write_bytes(content[: int(len(content) * kept)])
-    with pytest.raises(DataError) as error:
+    with refused("truncated"):
         read_ct(tmp_path)
-    assert error.value.reason == "truncated"
 
 
 @pytest.mark.parametrize("length", range(180, 900, 36))
@@ -151,9 +99,8 @@ def test_a_header_cut_anywhere_is_refused(tmp_path, length):
     write_series(tmp_path)
     for file in tmp_path.iterdir():
         file.write_bytes(file.read_bytes()[:length])
-    with pytest.raises(DataError) as error:
+    with refused(("truncated", "unreadable", "no-pixel-data")):
         read_ct(tmp_path)
-    assert error.value.reason in ("truncated", "unreadable", "no-pixel-data")
 
 
 @pytest.mark.filterwarnings("ignore:End of file")
@@ -161,14 +108,13 @@ def test_a_cut_compressed_file_is_refused(tmp_path):
     write_series(tmp_path, edit=lambda ds, i: ds.compress("1.2.840.10008.1.2.5", generate_instance_uid=False))
     file = sorted(tmp_path.iterdir())[4]
     file.write_bytes(file.read_bytes()[:-200])
-    with pytest.raises(DataError) as error:
+    with refused(("truncated", "undecodable")):
         read_ct(tmp_path)
-    assert error.value.reason in ("truncated", "undecodable")
 
 
 def test_a_damaged_slice_condemns_its_series_and_another_one_is_read(tmp_path):
     hu = chest()
-    write_series(tmp_path, hu, edit=lambda ds, i: put(ImagePositionPatient=None)(ds) if i == 11 else None)
+    write_series(tmp_path, hu, edit=only(11, put(ImagePositionPatient=None)))
 
     def sharp(ds, i):
         another_series(ds, 1)
@@ -181,59 +127,7 @@ def test_a_damaged_slice_condemns_its_series_and_another_one_is_read(tmp_path):
     assert "no-position" in volume.warnings[1].text
 
 
-def test_repair_by_option(tmp_path):
-    ramp = np.repeat(np.arange(12, dtype=np.int16)[:, None, None] * 50 - 900, 24, 1).repeat(20, 2)
-    write_series(tmp_path / "gap", ramp, edit=drop(4, 5))
-    volume = read_ct(tmp_path / "gap", CTRules(missing_slices="resample"))
-    assert np.array_equal(volume.hu, ramp) and volume.spacing_mm[0] == pytest.approx(2.5)
-    assert [note.reason for note in volume.warnings] == ["missing-slices"]
-
-    at = [0, 2.5, 5, 8, 10, 13, 15, 17.5, 20, 22.5, 25, 27.5]
-    by_place = np.repeat(np.array([p * 20 - 900 for p in at], np.int16)[:, None, None], 24, 1).repeat(20, 2)
-    write_series(tmp_path / "uneven", by_place, edit=place(lambda i: at[i]))
-    volume = read_ct(tmp_path / "uneven", CTRules(uneven_spacing="resample"))
-    assert np.array_equal(volume.hu, ramp) and volume.hu.dtype == np.int16
-
-
-def test_a_tilted_gantry_is_straightened_by_option(tmp_path):
-    """A rod along the body's axis: in tilted slices it wanders, in the straight volume it stands."""
-    angle = np.radians(15)
-    column = np.array([0, np.cos(angle), -np.sin(angle)])
-    normal = np.cross([1, 0, 0], column)
-    n, step, pixel = 20, 2.0, 0.5
-    hu = np.full((n, 64, 32), -1000, np.int16)
-    starts = [np.array([0, 0, i * step]) for i in range(n)]  # the table moves along z
-    drift = [float((s - starts[0]) @ column) for s in starts]
-    for i in range(n):
-        hu[i, round(40 - drift[i] / pixel), 10:20] = 1000
-
-    def tilt(ds, i):
-        ds.ImageOrientationPatient = [1, 0, 0, *column]
-        ds.ImagePositionPatient = starts[i].tolist()
-
-    write_series(tmp_path, hu, edit=tilt, spacing=(step, pixel, pixel))
-    volume = read_ct(tmp_path, CTRules(gantry_tilt="resample"))
-    rows = volume.hu[:, :, 15].argmax(axis=1)
-    assert rows.max() - rows.min() <= 1
-    assert volume.spacing_mm[0] == pytest.approx(step * np.cos(angle))
-    lps = np.diag([-1, -1, 1, 1]) @ volume.affine
-    assert lps[:3, 2] == pytest.approx(normal * step * np.cos(angle))
-    for i in (0, 10, 19):  # the rod's place in the patient, by the straight grid and by the slice it came from
-        here = lps @ [15, rows[i], i, 1]
-        there = starts[i] + np.array([15 * pixel, 0, 0]) + column * pixel * round(40 - drift[i] / pixel)
-        assert here[:3] == pytest.approx(there, abs=pixel)
-
-
-@pytest.mark.parametrize(
-    "field, value",
-    [
-        ("min_slices", 0),
-        ("spacing_tolerance", 0.5),
-        ("gantry_tilt", "ignore"),
-        ("rescale", (0, 1)),
-        ("implausible_hu", ""),
-    ],
-)
+@pytest.mark.parametrize("field, value", [("min_slices", 0), ("rescale", (0, 1)), ("series_uid", 3)])
 def test_rules_are_checked(field, value):
     with pytest.raises(ConfigError, match=field):
         CTRules(**{field: value})
@@ -307,13 +201,5 @@ def test_a_rescale_that_differs_between_slices_is_noted(tmp_path):
 
 
 def test_duplicate_places_with_one_uid_are_no_copies(tmp_path):
-    write_series(tmp_path, edit=lambda ds, i: put(SOPInstanceUID="1.2.3.4.1")(ds))
+    write_series(tmp_path, edit=put(SOPInstanceUID="1.2.3.4.1"))
     assert len(read_ct(tmp_path).hu) == 12
-
-
-def test_two_series_mixed_under_one_uid_are_refused(tmp_path):
-    write_series(tmp_path)
-    write_series(tmp_path, chest()[::-1], edit=lambda ds, i: put(SOPInstanceUID=generate_uid())(ds), prefix="b")
-    with pytest.raises(DataError) as error:
-        read_ct(tmp_path)
-    assert error.value.reason == "duplicate-slices"

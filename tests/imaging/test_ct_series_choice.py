@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from make_dicom import ORIGIN, SPACING, another_series, chest, write_series
 from pydicom.dataset import Dataset
+from refused import refused
 
-from fedtar_flare.errors import DataError
 from fedtar_flare.imaging.readers.ct import read_ct
 from fedtar_flare.imaging.readers.kernels import softness
 from fedtar_flare.imaging.readers.volume import CTRules
@@ -88,9 +88,8 @@ def test_a_series_by_name(tmp_path):
 
     write_series(tmp_path, hu[::-1], edit=other, prefix="z")
     assert np.array_equal(read_ct(tmp_path, CTRules(series_uid="1.2.3.49")).hu, hu[::-1])
-    with pytest.raises(DataError, match=r"1\.2\.3\.4 ") as error:
+    with refused("no-such-series", r"1\.2\.3\.4 "):
         read_ct(tmp_path, CTRules(series_uid="1.2.7"))
-    assert error.value.reason == "no-such-series"
 
 
 def test_the_best_one_is_named_when_none_can_be_read(tmp_path):
@@ -102,6 +101,5 @@ def test_the_best_one_is_named_when_none_can_be_read(tmp_path):
         ds.ImageOrientationPatient = [1, 0, 0, 1, 0, 0]
 
     write_series(tmp_path, edit=other, prefix="z")
-    with pytest.raises(DataError) as error:
+    with refused("missing-slices"):
         read_ct(tmp_path)
-    assert error.value.reason == "missing-slices"

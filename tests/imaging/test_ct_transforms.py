@@ -8,9 +8,10 @@ import pytest
 import torch
 from monai.data import MetaTensor
 from monai.transforms import Compose, ScaleIntensityRanged
+from refused import refused
 
-from fedtar_flare.errors import ConfigError, DataError
-from fedtar_flare.imaging.ct_transforms import HUWindowsd, LungSlicesd, SquareResized, displayed
+from fedtar_flare.errors import ConfigError
+from fedtar_flare.imaging.transforms import HUWindowsd, LungSlicesd, SquareResized, displayed
 
 RNG = np.random.default_rng(5)
 RAS = RNG.integers(-1000, 1000, (6, 7, 9)).astype(np.int16)
@@ -59,9 +60,8 @@ def test_volumes_that_a_hospitals_own_transforms_made_float():
 
 @pytest.mark.parametrize("bad", [RAS, volume()[0, 0], MetaTensor(torch.zeros(2, 3, 3, 3))])
 def test_what_is_no_volume_is_refused(bad):
-    with pytest.raises(DataError) as error:
+    with refused("not-a-volume"):
         LungSlicesd("image")({"image": bad})
-    assert error.value.reason == "not-a-volume"
 
 
 def test_windows():

@@ -5,9 +5,7 @@ import numpy as np
 import pytest
 from make_dicom import chest
 
-from fedtar_flare.errors import DataError
 from fedtar_flare.imaging.readers.ct import read_ct
-from fedtar_flare.imaging.readers.volume import CTRules
 
 AFFINE = np.array([[0, -0.7, 0, 5], [0.8, 0, 0, 6], [0, 0, 2.5, 7], [0, 0, 0, 1]])
 
@@ -39,39 +37,3 @@ def test_scaling_is_applied_and_values_that_are_no_number_become_air(tmp_path):
     volume = read_ct(save(tmp_path / "f.nii", floats))
     assert volume.hu[0, 0, 0] == -1024 and [note.reason for note in volume.warnings] == ["not-finite"]
     assert np.array_equal(volume.hu.ravel()[1:], hu.ravel()[1:])
-
-
-@pytest.mark.parametrize(
-    "values, affine, reason",
-    [
-        (np.zeros((9, 9, 9, 2), np.int16), AFFINE, "not-a-volume"),
-        (np.zeros((9, 9), np.int16), AFFINE, "not-a-volume"),
-        (np.zeros((9, 9, 9), [("R", "u1"), ("G", "u1"), ("B", "u1")]), AFFINE, "not-a-volume"),
-        (chest().transpose(2, 1, 0), None, "no-orientation"),
-        (np.zeros((9, 9, 9), np.uint8), AFFINE, "lossy-8bit"),
-        (chest(3).transpose(2, 1, 0), AFFINE, "too-few-slices"),
-        (np.full((9, 9, 9), 40, np.int16), AFFINE, "implausible-hu"),
-    ],
-)
-def test_refusals(tmp_path, values, affine, reason):
-    with pytest.raises(DataError) as error:
-        read_ct(save(tmp_path / "v.nii", values, affine))
-    assert error.value.reason == reason
-
-
-@pytest.mark.parametrize("cut", [100, 400, 2000])
-def test_a_cut_file_is_refused(tmp_path, cut):
-    file = save(tmp_path / "v.nii.gz", chest().transpose(2, 1, 0))
-    file.write_bytes(file.read_bytes()[:cut])
-    with pytest.raises(DataError) as error:
-        read_ct(file)
-    assert error.value.reason == "unreadable"
-
-
-def test_no_file_and_accepted_implausible_values(tmp_path):
-    with pytest.raises(DataError) as error:
-        read_ct(tmp_path / "v.nii")
-    assert error.value.reason == "no-image"
-    file = save(tmp_path / "v.nii", np.full((9, 9, 9), 40, np.int16))
-    volume = read_ct(file, CTRules(implausible_hu="accept"))
-    assert [note.reason for note in volume.warnings] == ["implausible-hu"]

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from make_dicom import trunk, write_series
 from PIL import Image
+from refused import refused
 
 from fedtar_flare.data.cohort import Cohort, Patient, Visit
 from fedtar_flare.data.splits import SPLITS
@@ -67,17 +68,6 @@ def test_dicom_and_nifti_of_one_volume_give_the_same_input(study, tmp_path):
     other = ct_pipeline(CONFIG)({"image": str(tmp_path / "v.nii.gz")})
     assert np.array_equal(out["image"], other["image"])
     assert np.array_equal(out["position_mm"], other["position_mm"])
-
-
-def test_a_hospitals_own_transforms_see_the_volume_in_hu(study):
-    seen = []
-
-    def own(data):
-        seen.append((tuple(data["image"].shape), float(data["image"].min()), float(data["image"].affine[2, 2])))
-        return data
-
-    ct_pipeline(CONFIG, extra=[own])({"image": str(study)})
-    assert seen == [((1, 64, 64, 30), -1000, 6)]
 
 
 def test_radiograph_input(tmp_path):
@@ -151,9 +141,8 @@ def test_a_refusal_is_remembered_and_forgotten_when_the_files_change(study, tmp_
     content = gone.read_bytes()
     gone.unlink()
     cache = tmp_path / "cache"
-    with pytest.raises(DataError) as error:
+    with refused(("missing-slices", "too-few-slices")) as error:
         prepare(visit(study), CONFIG, cache)
-    assert error.value.reason in ("missing-slices", "too-few-slices")
     with monkeypatch.context() as patch:
         patch.setattr(pipeline, "_run", lambda *_: pytest.fail("read again"))
         with pytest.raises(DataError) as again:
@@ -166,9 +155,8 @@ def test_a_refusal_is_remembered_and_forgotten_when_the_files_change(study, tmp_
 def test_no_image_is_not_remembered(tmp_path):
     (tmp_path / "empty").mkdir()
     for path in (tmp_path / "empty", tmp_path / "nowhere"):
-        with pytest.raises(DataError) as error:
+        with refused("no-image"):
             prepare(visit(path), CONFIG, tmp_path / "cache")
-        assert error.value.reason == "no-image"
     assert not (tmp_path / "cache").exists()
 
 
@@ -210,17 +198,15 @@ def test_a_batch_touches_no_source_file(study, tmp_path):
     cohort = Cohort("s", [Patient("p", None, (visit(study),))], key=bytes(16), timeline=Timeline(1))
     expected = prepare(visit(study), CONFIG, tmp_path / "cache").image
     (split,) = (name for name in SPLITS if cohort.samples(name))
-    with pytest.raises(DataError) as error:
+    with refused("not-prepared"):
         images_of(cohort.samples(split))
-    assert error.value.reason == "not-prepared"
     samples = prepare_cohort(cohort, CONFIG, tmp_path / "cache").samples(split)
     study.rename(tmp_path / "elsewhere")
     (image,) = images_of(samples)
     assert np.array_equal(image.image, expected)
     samples[0].prepared.unlink()
-    with pytest.raises(DataError, match="run the task again") as error:
+    with refused("not-prepared", "run the task again"):
         images_of(samples)
-    assert error.value.reason == "not-prepared"
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ import pytest
 from fedtar_flare.curation.archive_files import READ_HEADERS
 from fedtar_flare.curation.check import CHECK
 from fedtar_flare.errors import ConfigError, DataError, FedTARError
-from fedtar_flare.imaging import worker, workers
+from fedtar_flare.imaging import workers
 from fedtar_flare.imaging.pipeline import PREPARE
 from fedtar_flare.imaging.workers import each, worker_count
 
@@ -43,7 +43,7 @@ def tasks(tmp_path, monkeypatch):
     """A worker program with tasks of its own."""
     (tmp_path / "worker_tasks.py").write_text(TASKS_FILE)
     (tmp_path / "run_worker.py").write_text(
-        "from fedtar_flare.imaging import worker\nworker.PACKAGE = 'worker_tasks'\nworker.main()\n"
+        "from fedtar_flare.imaging import workers\nworkers.PACKAGE = 'worker_tasks'\nworkers.main()\n"
     )
     monkeypatch.setattr(workers, "COMMAND", ["-W", "ignore", str(tmp_path / "run_worker.py")])
     return tmp_path
@@ -102,7 +102,7 @@ def test_long_work_goes_on_in_processes_where_it_was(tmp_path, monkeypatch):
 def test_the_worker_as_a_program():
     request = {"task": READ_HEADERS, "arguments": {"paths": []}}
     done = subprocess.run(
-        [sys.executable, "-m", "fedtar_flare.imaging.worker"],
+        [sys.executable, "-m", "fedtar_flare.imaging.workers"],
         input=f"{json.dumps(request)}\n" * 2,
         capture_output=True,
         text=True,
@@ -113,13 +113,13 @@ def test_the_worker_as_a_program():
 
 @pytest.mark.parametrize("name", [READ_HEADERS, CHECK, PREPARE])
 def test_every_task_is_there(name):
-    assert callable(worker.task(name))
+    assert callable(workers.task(name))
 
 
 @pytest.mark.parametrize("name", ["os:system", "fedtar_flare.errors", "fedtar_flare_more.x:y", "fedtar_flare.x:a.b"])
 def test_tasks_are_functions_of_this_package(name):
     with pytest.raises(ConfigError, match="module:function"):
-        worker.task(name)
+        workers.task(name)
 
 
 def test_number_of_workers():

@@ -15,23 +15,12 @@ from typing import Any
 
 from fedtar_flare.data.cohort import Visit
 from fedtar_flare.data.sources.fields import age_of, sex_of
-from fedtar_flare.data.sources.reading import Reading, Rules, check_options
+from fedtar_flare.data.sources.reading import Reading
 from fedtar_flare.data.sources.tables import rows_of
-from fedtar_flare.errors import ConfigError, DataError
+from fedtar_flare.errors import ConfigError, DataError, collecting
 
 OPTIONS = ("location", "not_location")
-COLUMNS = (
-    "patientid",
-    "offset",
-    "sex",
-    "age",
-    "view",
-    "modality",
-    "location",
-    "folder",
-    "filename",
-    "clinical_notes",
-)
+COLUMNS = ("patientid", "offset", "sex", "age", "view", "modality", "location", "folder", "filename", "clinical_notes")
 FRONTAL = ("PA", "AP", "AP SUPINE", "APS", "AP ERECT", "AP SEMI ERECT")
 NAMED_SITES = ("Spain", "Australia")
 DAY_ZERO = datetime(2000, 1, 1)
@@ -49,7 +38,7 @@ def read_covid_chestxray(path: Path, options: Mapping[str, Any] | None = None) -
         ConfigError: no metadata, a missing column, an unknown option, or a location that nobody has.
     """
     options = options or {}
-    check_options(options, OPTIONS, "covid_chestxray")
+    reading = Reading.of(path, options, "covid_chestxray", OPTIONS)
     within, without = _texts(options.get("location"), "location"), _texts(options.get("not_location"), "not_location")
     if within == ["others"]:
         within, without = [], [*without, *(name.lower() for name in NAMED_SITES)]
@@ -57,29 +46,24 @@ def read_covid_chestxray(path: Path, options: Mapping[str, Any] | None = None) -
     home: dict[str, str] = {}
     for row in rows:  # a patient belongs to one site, even if a later radiograph was taken elsewhere
         home.setdefault(row["patientid"], row["location"].lower())
-    rows = [
-        row
-        for row in rows
-        if (not within or any(text in home[row["patientid"]] for text in within))
-        and not any(text in home[row["patientid"]] for text in without)
-    ]
+
+    def wanted(row: Mapping[str, str]) -> bool:
+        place = home[row["patientid"]]
+        return not any(text in place for text in without) and any(text in place for text in within or [""])
+
+    rows = list(filter(wanted, rows))
     if not rows:
         raise ConfigError(f"{path}: no radiograph with location {options.get('location')} (not {without})")
-    reading = Reading(str(path), Rules.of(options, "covid_chestxray"))
     usable = []
     for row in rows:
-        try:
+        with collecting(reading.problems):
             _check(row)
             usable.append(row)
-        except DataError as error:
-            reading.leave_out(error)
     radiographs = Counter(row["patientid"] for row in usable)
     for row in usable:
-        try:
+        with collecting(reading.problems):
             visit = _visit(row, path, only=radiographs[row["patientid"]] == 1)
             reading.add(visit, sex_of(row["sex"]), _institution(home[visit.patient_id]))
-        except DataError as error:
-            reading.leave_out(error)
     return reading
 
 

@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import Any
 
 from fedtar_flare.data.cohort import Sex, Visit
-from fedtar_flare.data.sources.fields import age_of, date_of, sex_of
-from fedtar_flare.data.sources.reading import Reading, Rules, check_options
-from fedtar_flare.data.sources.tables import Row, find_table, rows_of
+from fedtar_flare.data.sources.fields import age_of, moment_of, sex_of
+from fedtar_flare.data.sources.reading import Reading
+from fedtar_flare.data.sources.tables import Row, find_folder, find_table, rows_of
 from fedtar_flare.data.text.sections import with_headings
-from fedtar_flare.errors import ConfigError, DataError
+from fedtar_flare.errors import ConfigError, DataError, collecting, within
 
 OPTIONS = ("part", "images", "reports", "metadata")
 PARTS = {"train": "train", "valid": "validation"}
@@ -49,29 +49,28 @@ def read_ct_rate(path: Path, options: Mapping[str, Any] | None = None) -> Readin
         ConfigError: a missing table, column or folder of volumes, or an unknown option.
     """
     options = options or {}
-    check_options(options, OPTIONS, "ct_rate")
+    reading = Reading.of(path, options, "ct_rate", OPTIONS, ("findings", "impression"))
     part = options.get("part", "train")
     if part not in PARTS:
         raise ConfigError(f"source 'ct_rate': part '{part}' is not one of {', '.join(PARTS)}")
-    reading = Reading(str(path), Rules.of(options, "ct_rate", ("findings", "impression")))
     root = path / "dataset" if (path / "dataset").is_dir() else path
-    images = _images(path, root, part, options.get("images"))
+    given = options.get("images")
+    places = [path / Path(str(given)).expanduser()] if given else [root / f"{part}_fixed", root / part]
+    images = find_folder(places, "source 'ct_rate': no folder of volumes")
     reports = _table(path, root, options, "reports", f"radiology_text_reports/{PARTS[part]}_reports.csv")
     metadata = _table(path, root, options, "metadata", f"metadata/{PARTS[part]}_metadata.csv")
     texts = {row["VolumeName"]: row for row in rows_of(reports, REPORT_COLUMNS, REPORT_OPTIONAL)}
     details = {row["VolumeName"]: row for row in rows_of(metadata, METADATA_COLUMNS, METADATA_OPTIONAL)}
     scans: dict[tuple[str, str], list[str]] = {}
     for volume in sorted({*texts, *details}):
-        if name := NAME.fullmatch(volume):
+        with collecting(reading.problems):
+            name = NAME.fullmatch(volume)
+            if not name:
+                raise DataError(f"{path}: '{volume}' is not named like train_1_a_1.nii.gz", reason="bad-name")
             scans.setdefault((name[1], name[2]), []).append(volume)
-        else:
-            text = f"{path}: '{volume}' is not named like train_1_a_1.nii.gz"
-            reading.leave_out(DataError(text, reason="bad-name"))
     for (patient, scan), volumes in scans.items():
-        try:
+        with collecting(reading.problems):
             reading.add(*_scan(images, patient, scan, volumes, texts, details))
-        except DataError as error:
-            reading.leave_out(error)
     return reading
 
 
@@ -92,13 +91,8 @@ def _scan(
         raise DataError(f"{where}: the report is empty", reason="empty-report")
     if about is None:
         raise DataError(f"{where}: no row in the metadata, so no date", reason="no-date")
-    try:
-        # spreadsheets turn dates into numbers: 20200131.0
-        day, clock = (about[name].split(".")[0] for name in ("StudyDate", "StudyTime"))
-        acquired = date_of(day + (clock.zfill(6) if day and clock else ""))
-        age = age_of(about["PatientAge"])
-    except DataError as error:
-        raise DataError(f"{where}: {error}", reason=error.reason) from error
+    with within(where):
+        acquired, age = moment_of(about["StudyDate"], about["StudyTime"]), age_of(about["PatientAge"])
     return Visit(patient, where, acquired, folder / volume, report, "ct", age), sex_of(about["PatientSex"])
 
 
@@ -108,17 +102,7 @@ def _slices(row: Row) -> int:
 
 
 def _number(volume: str) -> int:
-    name = NAME.fullmatch(volume)
-    assert name is not None  # only volumes that match come here
-    return int(name[3])
-
-
-def _images(path: Path, root: Path, part: str, given: Any) -> Path:
-    places = [path / Path(str(given)).expanduser()] if given else [root / f"{part}_fixed", root / part]
-    for place in places:
-        if place.is_dir():
-            return place
-    raise ConfigError(f"source 'ct_rate': no folder of volumes ({' or '.join(map(str, places))})")
+    return int(volume.removesuffix(".nii.gz").rpartition("_")[2])
 
 
 def _table(path: Path, root: Path, options: Mapping[str, Any], option: str, usual: str) -> Path:

@@ -31,6 +31,17 @@ def date_of(text: str) -> datetime:
         raise DataError(f"'{text}' is no date of the form 2020-01-31 or 2020-01-31 12:30", reason="bad-date") from error
 
 
+def moment_of(day: str, clock: str) -> datetime:
+    """:func:`date_of` two columns that a spreadsheet made numbers: 20200131.0, and 85320.515 for 08:53:20, or empty."""
+    day = day.split(".")[0]
+    return date_of(day + clock_of(clock) if day and clock else day)
+
+
+def clock_of(text: str) -> str:
+    """HHMMSS of a time as a number."""
+    return text.split(".")[0].zfill(6)
+
+
 def age_of(text: str) -> float | None:
     """Years as a number (``54``, ``54.5``) or as in DICOM (``054Y``, ``018M``); None when empty.
 

@@ -18,10 +18,10 @@ from typing import Any
 from xml.etree import ElementTree
 
 from fedtar_flare.data.cohort import Visit
-from fedtar_flare.data.sources.reading import Reading, Rules, check_options
-from fedtar_flare.data.sources.tables import rows_of
+from fedtar_flare.data.sources.reading import Reading
+from fedtar_flare.data.sources.tables import find_folder, rows_of
 from fedtar_flare.data.text.sections import with_headings
-from fedtar_flare.errors import ConfigError, DataError
+from fedtar_flare.errors import ConfigError, DataError, collecting
 
 logger = logging.getLogger(__name__)
 OPTIONS = ("undated", "images")
@@ -42,32 +42,31 @@ def read_iu_xray(path: Path, options: Mapping[str, Any] | None = None) -> Readin
         ConfigError: neither layout, no folder of radiographs, ``undated`` not set, or an unknown option.
     """
     options = options or {}
-    check_options(options, OPTIONS, "iu_xray")
+    reading = Reading.of(path, options, "iu_xray", OPTIONS, ("findings", "impression"))
     if options.get("undated") != "single":
         raise ConfigError(
             "source 'iu_xray' has no dates: visits of a patient cannot be put in order. Write 'undated: single' under "
             f"'options' to take every patient as one visit of unknown date (it is {options.get('undated')!r})"
         )
-    reading = Reading(str(path), Rules.of(options, "iu_xray", ("findings", "impression")))
     if (path / REPORTS).is_file():
-        folder = _folder(path, options.get("images"), ("images/images_normalized", "images_normalized", "images"))
+        usual = ("images/images_normalized", "images_normalized", "images")
         studies = _from_tables(path)
     else:
         files = sorted(path.rglob("*.xml"))
         if not files:
             raise ConfigError(f"{path}: neither {REPORTS} nor XML files of OpenI")
-        folder = _folder(path, options.get("images"), ("NLMCXR_png", "images", "."))
+        usual = ("NLMCXR_png", "images", ".")
         logger.warning("%s: OpenI's XML does not tell frontal from lateral; the first image of a report counts", path)
         studies = _from_xml(files, reading)
+    names = [Path(str(options["images"])).expanduser()] if options.get("images") else usual
+    folder = find_folder([path / name for name in names], "source 'iu_xray': no folder of radiographs")
     seen: set[str] = set()
-    for uid, report, names in studies:
-        try:
+    for uid, report, images in studies:
+        with collecting(reading.problems):
             if uid in seen:
                 raise DataError(f"report {uid} is there twice; without dates only one counts", reason="duplicate-visit")
             seen.add(uid)
-            reading.add(_visit(uid, report, names, folder), None)
-        except DataError as error:
-            reading.leave_out(error)
+            reading.add(_visit(uid, report, images, folder), None)
     return reading
 
 
@@ -95,7 +94,7 @@ def _from_xml(files: list[Path], reading: Reading) -> Iterator[Study]:
         try:
             tree = ElementTree.parse(file)
         except (OSError, ElementTree.ParseError) as error:
-            reading.leave_out(DataError(f"{file}: not readable as XML ({error})", reason="unreadable"))
+            reading.problems.append(DataError(f"{file}: not readable as XML ({error})", reason="unreadable"))
             continue
         parts = {
             (text.get("Label") or "").lower(): " ".join("".join(text.itertext()).split())
@@ -104,11 +103,3 @@ def _from_xml(files: list[Path], reading: Reading) -> Iterator[Study]:
         report = with_headings([(section, parts.get(section, "")) for section in SECTIONS])
         images = [f"{image.get('id')}.png" for image in tree.iter("parentImage") if image.get("id")]
         yield file.stem, report, images
-
-
-def _folder(path: Path, given: Any, usual: tuple[str, ...]) -> Path:
-    places = [path / (Path(str(given)).expanduser() if given else name) for name in ([given] if given else usual)]
-    for place in places:
-        if place.is_dir():
-            return place
-    raise ConfigError(f"source 'iu_xray': no folder of radiographs ({', '.join(map(str, places))})")

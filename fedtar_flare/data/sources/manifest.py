@@ -26,16 +26,16 @@ from typing import Any
 
 from fedtar_flare.data.cohort import Modality, Visit
 from fedtar_flare.data.sources.fields import PICTURES, age_at, age_of, date_of, sex_of
-from fedtar_flare.data.sources.reading import Reading, Rules, check_options, read_text
+from fedtar_flare.data.sources.reading import Reading, read_text
 from fedtar_flare.data.sources.tables import own_table
-from fedtar_flare.errors import ConfigError, DataError
+from fedtar_flare.errors import ConfigError, DataError, collecting, decoding, within
 from fedtar_flare.files import SHARED, replacing
 
 logger = logging.getLogger(__name__)
 OPTIONS = ("modality",)
 REQUIRED = ("patient_id", "study_datetime", "image")
 REPORTS = ("report", "report_path")
-OPTIONAL = ("age", "birth_date", "sex", "institution")
+KNOWN = (*REQUIRED, *REPORTS, "age", "birth_date", "sex", "institution")
 MODALITIES: dict[str, Modality] = {"ct": "ct", **dict.fromkeys(("radiograph", "film", "cxr", "xray"), "radiograph")}
 """Allowed values of the option ``modality``, and their meaning."""
 Row = dict[str, str]
@@ -52,7 +52,6 @@ def read_manifest(path: Path, options: Mapping[str, Any] | None = None) -> Readi
         ConfigError: no such table, a missing column, an unknown option.
     """
     options = options or {}
-    check_options(options, OPTIONS, "manifest")
     asked = options.get("modality")
     if asked is not None and asked not in MODALITIES:
         raise ConfigError(f"source 'manifest': modality '{asked}' is not one of {', '.join(MODALITIES)}")
@@ -62,21 +61,18 @@ def read_manifest(path: Path, options: Mapping[str, Any] | None = None) -> Readi
         if len(names) > 1:
             raise ConfigError(f"{path} holds manifest.csv and manifest.parquet; name the one that counts")
         table = path / (names or ["manifest.csv"])[0]
-    reading = Reading(str(table), Rules.of(options, "manifest"))
-    modality = MODALITIES.get(asked) if asked is not None else None
+    reading = Reading.of(table, options, "manifest", OPTIONS)
+    modality = None if asked is None else MODALITIES[asked]
     for number, row in _rows(table):
-        where = f"{table}, row {number}"
-        try:
-            if not row["image"]:
-                raise _wrong(where, "image", DataError("empty", reason="no-image"))
+        where = f"{table}, row {number}, column"
+        with collecting(reading.problems):
+            _required(row, "image", "no-image", where)
             image = table.parent / Path(row["image"]).expanduser()
             if modality is None and image.exists():
                 modality = _modality(image)
             # a missing image is never opened, so its kind does not matter
             visit = _visit(row, number, image, modality or "ct", table.parent, where)
-            reading.add(visit, _sex(row, where), row.get("institution", ""), f"{where}, column 'image'")
-        except DataError as error:
-            reading.leave_out(error)
+            reading.add(visit, _sex(row, where), row.get("institution", ""), f"{where} 'image'")
     return reading
 
 
@@ -89,25 +85,25 @@ def write_rows(table: Path, rows: Sequence[Mapping[str, object]]) -> None:
 
 
 def _visit(row: Row, number: int, image: Path, modality: Modality, folder: Path, where: str) -> Visit:
-    patient_id = row["patient_id"]
-    if not patient_id:
-        raise _wrong(where, "patient_id", DataError("empty", reason="no-patient-id"))
-    column = "study_datetime"
-    try:
-        acquired = date_of(row[column])
-        column = "age"
-        age = age_of(row.get(column, ""))
-        if age is None:
-            column = "birth_date"
-            age = age_at(row.get(column, ""), acquired)
-    except DataError as error:
-        raise _wrong(where, column, error) from error
+    _required(row, "patient_id", "no-patient-id", where)
+    with within(f"{where} 'study_datetime'"):
+        acquired = date_of(row["study_datetime"])
+    with within(f"{where} 'age'"):
+        age = age_of(row.get("age", ""))
+    if age is None:
+        with within(f"{where} 'birth_date'"):
+            age = age_at(row.get("birth_date", ""), acquired)
     column, text = "report", row.get("report", "")
     if not text and row.get("report_path"):
-        column, text = "report_path", read_text(folder / row["report_path"], f"{where}, column 'report_path'")
+        column, text = "report_path", read_text(folder / row["report_path"], f"{where} 'report_path'")
     if not text.strip():
-        raise _wrong(where, column, DataError("the report is empty", reason="empty-report"))
-    return Visit(patient_id, f"row-{number}", acquired, image, text.strip(), modality, age)
+        raise DataError(f"{where} '{column}': the report is empty", reason="empty-report")
+    return Visit(row["patient_id"], f"row-{number}", acquired, image, text.strip(), modality, age)
+
+
+def _required(row: Row, column: str, reason: str, where: str) -> None:
+    if not row[column]:
+        raise DataError(f"{where} '{column}': empty", reason=reason)
 
 
 def _modality(image: Path) -> Modality:
@@ -118,17 +114,15 @@ def _modality(image: Path) -> Modality:
         return "ct"
     from pydicom import dcmread
 
-    try:
+    with decoding(f"{image}: neither a picture nor readable DICOM"):
         return "radiograph" if dcmread(image, specific_tags=["Modality"]).get("Modality") in ("CR", "DX") else "ct"
-    except Exception as error:  # pydicom raises whatever the broken bytes lead to
-        raise DataError(f"{image}: neither a picture nor readable DICOM ({error})", reason="unreadable") from error
 
 
 def _sex(row: Row, where: str) -> Any:
     text = row.get("sex", "")
     sex = sex_of(text)
     if sex is None and text.upper() not in ("", "U", "UNKNOWN", "O", "OTHER", "X", "D", "NA", "N/A"):
-        logger.warning("%s, column 'sex': '%s' is not F or M and is taken as unknown", where, text)
+        logger.warning("%s 'sex': '%s' is not F or M and is taken as unknown", where, text)
     return sex
 
 
@@ -154,23 +148,21 @@ def _parquet_rows(table: Path) -> Iterator[tuple[int, Row]]:
         ) from error
     if not table.is_file():
         raise ConfigError(f"{table}: the manifest cannot be read (no such file)")
-    known = (*REQUIRED, *REPORTS, *OPTIONAL)
-    number = 0
     try:
         with parquet.ParquetFile(table) as file:
             _check_columns(file.schema_arrow.names, table)
-            names = [name for name in file.schema_arrow.names if name in known]
-            for batch in file.iter_batches(columns=names):
-                columns = {}
-                for name, column in zip(batch.schema.names, batch.columns, strict=True):
-                    if arrow.types.is_timestamp(column.type):  # nanoseconds do not fit Python's datetime
-                        column = column.cast(arrow.timestamp("us", column.type.tz), safe=False)
-                    columns[name] = column.to_pylist()
-                for values in zip(*columns.values(), strict=True):
-                    number += 1
-                    row = {name: _as_text(value) for name, value in zip(columns, values, strict=True)}
-                    if any(row.values()):
-                        yield number, row
+            # nanoseconds do not fit Python's datetime
+            schema = arrow.schema(
+                c.with_type(arrow.timestamp("us", c.type.tz)) if arrow.types.is_timestamp(c.type) else c
+                for c in file.schema_arrow
+                if c.name in KNOWN
+            )
+            batches = file.iter_batches(columns=schema.names)
+            rows = (row for batch in batches for row in batch.cast(schema, safe=False).to_pylist())
+            for number, values in enumerate(rows, start=1):
+                row = {name: _as_text(value) for name, value in values.items()}
+                if any(row.values()):
+                    yield number, row
     except (OSError, arrow.ArrowException) as error:
         raise ConfigError(f"{table}: the manifest is not readable as Parquet ({error})") from error
 
@@ -196,12 +188,7 @@ def _check_columns(columns: list[str], table: Path) -> None:
         near = difflib.get_close_matches(name, columns, n=1)
         hint = f"; '{near[0]}' comes near" if near else ""
         raise ConfigError(f"{table}: column '{name}' is missing{hint} (there is: {', '.join(columns) or 'nothing'})")
-    known = (*REQUIRED, *REPORTS, *OPTIONAL)
     for column in columns:
-        near = difflib.get_close_matches(column, known, n=1, cutoff=0.8)
-        if column not in known and near and near[0] not in columns:
+        near = difflib.get_close_matches(column, KNOWN, n=1, cutoff=0.8)
+        if column not in KNOWN and near and near[0] not in columns:
             logger.warning("%s: column '%s' is not read; did you mean '%s'?", table, column, near[0])
-
-
-def _wrong(where: str, column: str, error: DataError) -> DataError:
-    return DataError(f"{where}, column '{column}': {error}", reason=error.reason)

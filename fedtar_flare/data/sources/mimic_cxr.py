@@ -11,15 +11,14 @@ name, so that the choice never varies. Lateral radiographs are not read.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from fedtar_flare.data.cohort import Sex, Visit
-from fedtar_flare.data.sources.fields import age_of, checked_age, date_of, sex_of
-from fedtar_flare.data.sources.reading import Reading, Rules, check_options, read_text
+from fedtar_flare.data.sources.fields import age_of, checked_age, clock_of, moment_of, sex_of
+from fedtar_flare.data.sources.reading import Reading, read_text
 from fedtar_flare.data.sources.tables import Row, find_table, rows_of
-from fedtar_flare.errors import ConfigError, DataError
+from fedtar_flare.errors import ConfigError, DataError, collecting, within
 
 OPTIONS = ("reports", "patients", "split")
 COLUMNS = ("dicom_id", "subject_id", "study_id", "ViewPosition", "StudyDate", "StudyTime")
@@ -41,8 +40,7 @@ def read_mimic_cxr(path: Path, options: Mapping[str, Any] | None = None) -> Read
         ConfigError: a missing table, column or folder of reports, or an unknown option.
     """
     options = options or {}
-    check_options(options, OPTIONS, "mimic_cxr")
-    reading = Reading(str(path), Rules.of(options, "mimic_cxr", ("findings", "impression")))
+    reading = Reading.of(path, options, "mimic_cxr", OPTIONS, ("findings", "impression"))
     reports = path / Path(str(options.get("reports", "."))).expanduser()
     if not reports.is_dir():
         raise ConfigError(f"source 'mimic_cxr': the folder of reports {reports} is not there")
@@ -58,10 +56,8 @@ def read_mimic_cxr(path: Path, options: Mapping[str, Any] | None = None) -> Read
             if row["ViewPosition"].upper() in FRONTAL:
                 studies[key] = row if other is None else min(row, other, key=_preference)
     for (subject, study), image_row in studies.items():
-        try:
+        with collecting(reading.problems):
             reading.add(*_study(path, reports, subject, study, image_row, people.get(subject)))
-        except DataError as error:
-            reading.leave_out(error)
     return reading
 
 
@@ -71,7 +67,8 @@ def _study(
     where = f"p{subject}, study s{study}"
     if image_row is None:
         raise DataError(f"{where}: no frontal radiograph (PA or AP)", reason="not-frontal-radiograph")
-    acquired = _moment(image_row, where)
+    with within(where):
+        acquired = moment_of(image_row["StudyDate"], image_row["StudyTime"])
     folder = Path(f"p{subject[:2]}") / f"p{subject}"
     image = path / "files" / folder / f"s{study}" / f"{image_row['dicom_id']}.jpg"
     age, sex = None, None
@@ -88,21 +85,7 @@ def _preference(image_row: Row) -> tuple[int, str, str, int, str]:
     size = image_row["Rows"], image_row["Columns"]
     pixels = int(size[0]) * int(size[1]) if all(text.isdecimal() for text in size) else 0
     view = FRONTAL.index(image_row["ViewPosition"].upper())
-    return view, image_row["StudyDate"], _clock(image_row["StudyTime"]), -pixels, image_row["dicom_id"]
-
-
-def _clock(text: str) -> str:
-    """HHMMSS: the table holds times as numbers, such as 85320.515 for 08:53:20."""
-    return text.split(".")[0].zfill(6)
-
-
-def _moment(image_row: Row, where: str) -> datetime:
-    try:
-        return date_of(image_row["StudyDate"] + (_clock(image_row["StudyTime"]) if image_row["StudyTime"] else ""))
-    except DataError as error:
-        raise DataError(
-            f"{where}: {error}", reason="no-date" if not image_row["StudyDate"] else error.reason
-        ) from error
+    return view, image_row["StudyDate"], clock_of(image_row["StudyTime"]), -pixels, image_row["dicom_id"]
 
 
 def _people(table: Path) -> dict[str, Person]:

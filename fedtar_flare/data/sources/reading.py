@@ -15,16 +15,17 @@ by its identifier. A study whose image is missing is left out too, but keeps its
 from __future__ import annotations
 
 import logging
-from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 from fedtar_flare.data.cohort import Patient, Sex, Visit, order_in_time
 from fedtar_flare.data.text.cleaning import CLEANINGS, clean_report
 from fedtar_flare.data.text.sections import check_sections, select_sections
-from fedtar_flare.errors import ConfigError, DataError
+from fedtar_flare.errors import ConfigError, DataError, within
 from fedtar_flare.settings import nearest
 
 logger = logging.getLogger(__name__)
@@ -74,10 +75,25 @@ class Reading:
     rules: Rules = field(default_factory=Rules)
     problems: list[DataError] = field(default_factory=list)  # one for each study left out
     institutions: dict[str, str] = field(default_factory=dict)  # patient to the first one told, where known
-    _visits: dict[str, list[Visit]] = field(default_factory=dict)
-    _unreadable: dict[str, list[Visit]] = field(default_factory=dict)
-    _sexes: dict[str, set[Sex]] = field(default_factory=dict)
+    _visits: dict[str, list[Visit]] = field(default_factory=lambda: defaultdict(list))
+    _unreadable: dict[str, list[Visit]] = field(default_factory=lambda: defaultdict(list))
+    _sexes: dict[str, set[Sex]] = field(default_factory=lambda: defaultdict(set))
     _patients: list[Patient] | None = None
+
+    @classmethod
+    def of(
+        cls, where: Path, options: Mapping[str, Any], source: str, own: Sequence[str], sections: tuple[str, ...] = ()
+    ) -> Reading:
+        """An empty reading of a source that has options of its ``own``; for the others see :meth:`Rules.of`.
+
+        Raises :class:`ConfigError` for an unknown option, with the nearest known one, or a value that is not allowed.
+        """
+        known = [*own, *COMMON_OPTIONS]
+        for name in options:
+            if name not in known:
+                hint = f"{nearest(str(name), known)} (known: {', '.join(sorted(known))})"
+                raise ConfigError(f"source '{source}': unknown option '{name}'{hint}")
+        return cls(str(where), Rules.of(options, source, sections))
 
     def add(self, visit: Visit, sex: Sex | None, institution: str = "", where: str = "") -> None:
         """Take a study in; one whose image is missing counts as a problem and keeps its place in time.
@@ -85,21 +101,17 @@ class Reading:
         ``where`` says in messages where the source names the image. Raises :class:`DataError` when the rules leave
         nothing of the report.
         """
-        try:
+        study = f"{self.where}: patient {visit.patient_id}, study {visit.visit_id}"
+        with within(study):
             visit = replace(visit, report=self.rules.report(visit.report))
-        except DataError as error:
-            raise DataError(f"{self._study(visit)}: {error}", reason=error.reason) from error
         if not visit.image.exists():
-            self.leave_out(DataError(f"{where or self._study(visit)}: {visit.image} is not there", reason="no-image"))
-            self._unreadable.setdefault(visit.patient_id, []).append(visit)
+            self.problems.append(DataError(f"{where or study}: {visit.image} is not there", reason="no-image"))
+            self._unreadable[visit.patient_id].append(visit)
             return
         if institution:
             self.institutions.setdefault(visit.patient_id, institution)
-        self._visits.setdefault(visit.patient_id, []).append(visit)
-        self._sexes.setdefault(visit.patient_id, set()).update({sex} if sex else ())
-
-    def leave_out(self, error: DataError) -> None:
-        self.problems.append(error)
+        self._visits[visit.patient_id].append(visit)
+        self._sexes[visit.patient_id].update({sex} if sex else ())
 
     def patients(self) -> list[Patient]:
         """Patients with their visits in order of date, without duplicates and contradictions.
@@ -113,7 +125,7 @@ class Reading:
             self._patients = [patient for patient in found if patient is not None]
             log_left_out(self.problems)
         if not self._patients:
-            reasons = ", ".join(f"{reason}: {n}" for reason, n in self.rejected().items()) or "it holds no study"
+            reasons = said(self.rejected()) or "it holds no study"
             raise DataError(f"{self.where}: no study can be used ({reasons})", reason="no-patient")
         return self._patients
 
@@ -134,10 +146,7 @@ class Reading:
 
     def rejected(self) -> dict[str, int]:
         """Reason to number of studies left out."""
-        return dict(sorted(Counter(problem.reason for problem in self.problems).items()))
-
-    def _study(self, visit: Visit) -> str:
-        return f"{self.where}: patient {visit.patient_id}, study {visit.visit_id}"
+        return by_reason(self.problems)
 
 
 def _once(visits: Sequence[Visit]) -> list[Visit]:
@@ -152,11 +161,9 @@ def merged_days(visits: Sequence[Visit], cleaning: str = "none") -> list[Visit]:
     """One visit per calendar day from a patient's visits in order: the first study's image and moment, the first known
     age, and every report of the day in order, each text once; cleaned reports stay in one line.
     """
-    days: dict[object, list[Visit]] = {}
-    for visit in visits:
-        days.setdefault(visit.acquired.date(), []).append(visit)
     merged = []
-    for studies in days.values():
+    for _, day in groupby(visits, key=lambda visit: visit.acquired.date()):
+        studies = list(day)
         reports = dict.fromkeys(study.report for study in studies)
         known = [study.findings for study in studies if study.findings is not None]
         merged.append(
@@ -173,22 +180,20 @@ def merged_days(visits: Sequence[Visit], cleaning: str = "none") -> list[Visit]:
 def log_left_out(problems: Sequence[DataError]) -> None:
     """Warn once per reason with its count and an example; every study goes to the debug level."""
     examples = {problem.reason: problem for problem in reversed(problems)}
-    for reason, n in sorted(Counter(problem.reason for problem in problems).items()):
+    for reason, n in by_reason(problems).items():
         logger.warning("%d study(ies) left out: %s, such as: %s", n, reason, examples[reason])
     for problem in problems:
         logger.debug("study left out: %s: %s", problem.reason, problem)
 
 
-def check_options(options: Mapping[str, Any], known: Collection[str], source: str) -> None:
-    """Refuse options that neither this source nor every source has.
+def by_reason(problems: Iterable[DataError]) -> dict[str, int]:
+    """Reason to number, by name."""
+    return dict(sorted(Counter(problem.reason for problem in problems).items()))
 
-    Raises :class:`ConfigError` with the option and the nearest known one.
-    """
-    known = [*known, *COMMON_OPTIONS]
-    for option in options:
-        if option not in known:
-            hint = nearest(str(option), known)
-            raise ConfigError(f"source '{source}': unknown option '{option}'{hint} (known: {', '.join(sorted(known))})")
+
+def said(counts: Mapping[str, int]) -> str:
+    """Counts in words."""
+    return ", ".join(f"{reason}: {n}" for reason, n in counts.items())
 
 
 def read_text(path: Path, where: str) -> str:

@@ -45,6 +45,14 @@ def find_table(folder: Path, patterns: Sequence[str], what: str) -> Path:
     raise ConfigError(f"{folder}: {what} is not there (looked for {', '.join(patterns)})")
 
 
+def find_folder(places: Sequence[Path], what: str) -> Path:
+    """The first of these folders that is there; raises :class:`ConfigError` without one."""
+    for place in places:
+        if place.is_dir():
+            return place
+    raise ConfigError(f"{what} ({' or '.join(map(str, places))})")
+
+
 @contextmanager
 def own_table(table: Path, what: str) -> Iterator[csv.DictReader[str]]:
     """A hospital's own UTF-8 CSV table, separated by comma, semicolon or tab, whichever its first line has most of.

@@ -6,11 +6,11 @@ capitals anywhere ("... lateral.  FINDINGS: ..."). A text without headings has n
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Sequence
 
 from fedtar_flare.errors import ConfigError, DataError
+from fedtar_flare.settings import nearest
 
 HEADINGS: dict[str, tuple[str, ...]] = {
     "examination": ("examination", "exam", "study", "type of examination"),
@@ -79,9 +79,8 @@ def check_sections(value: object, where: str) -> tuple[str, ...]:
         raise ConfigError(f"{where}: sections must be 'all' or a list of {', '.join(SECTIONS)}, not {value!r}")
     for name in names:
         if name not in SECTIONS:
-            near = difflib.get_close_matches(name, SECTIONS, n=1)
-            hint = f"; did you mean '{near[0]}'?" if near else ""
-            raise ConfigError(f"{where}: unknown section '{name}'{hint} (known: {', '.join(SECTIONS)}, or all)")
+            known = ", ".join(SECTIONS)
+            raise ConfigError(f"{where}: unknown section '{name}'{nearest(name, SECTIONS)} (known: {known}, or all)")
     return tuple(dict.fromkeys(names))
 
 

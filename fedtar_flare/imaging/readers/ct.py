@@ -37,7 +37,6 @@ def _read_series(paths: list[Path], rules: CTRules) -> CTVolume:
     from fedtar_flare.imaging.readers.dicom_pixels import read_hu
     from fedtar_flare.imaging.readers.dicom_series import candidates, notes_of, scan
     from fedtar_flare.imaging.readers.dicom_stack import build_stack
-    from fedtar_flare.imaging.readers.regrid import even, straighten
 
     where = str(paths[0]) if len(paths) == 1 else f"{len(paths)} files beside {paths[0]}"
     with sources(paths) as files:
@@ -45,25 +44,19 @@ def _read_series(paths: list[Path], rules: CTRules) -> CTVolume:
         refused = []
         for one in candidates(series, where, rules):
             try:
-                stack = build_stack(one, rules)
-                hu, notes = read_hu(stack.slices, rules)
-                notes += check_air(hu, one.describe(), rules)
+                slices, spacing, stack_notes = build_stack(one, rules)
+                hu, notes = read_hu(slices, rules)
+                check_air(hu, one.describe())
                 break
             except DataError as error:
                 refused.append((one, error))
         else:
             raise refused[0][1]
-    notes = notes_of(one, refused, series, left_out) + stack.notes + notes
-    first = stack.slices[0]
-    origin = first.position.copy()
-    if not stack.even:
-        hu = even(hu, stack.positions, stack.spacing)
-    if any(stack.shear):
-        hu, (right, down) = straighten(hu, stack.spacing, first.spacing, stack.shear)
-        origin += right * first.row + down * first.column
+    first = slices[0]
     affine = np.eye(4)
     affine[:3, 0] = first.row * first.spacing[1]
     affine[:3, 1] = first.column * first.spacing[0]
-    affine[:3, 2] = first.normal * stack.spacing
-    affine[:3, 3] = origin
-    return CTVolume(hu, (stack.spacing, *first.spacing), LPS_TO_RAS @ affine, one.uid, tuple(notes))
+    affine[:3, 2] = first.normal * spacing
+    affine[:3, 3] = first.position
+    notes = notes_of(one, refused, series, left_out) + stack_notes + notes
+    return CTVolume(hu, (spacing, *first.spacing), LPS_TO_RAS @ affine, one.uid, tuple(notes))

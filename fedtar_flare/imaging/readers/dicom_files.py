@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import io
 import os
-import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
-from zipfile import BadZipFile, ZipFile
+from zipfile import ZipFile
 
 from pydicom import dcmread
 from pydicom.dataset import Dataset
@@ -22,7 +21,7 @@ from pydicom.tag import BaseTag, Tag
 from pydicom.uid import UID, DeflatedExplicitVRLittleEndian, ImplicitVRLittleEndian
 from pydicom.valuerep import EXPLICIT_VR_LENGTH_32
 
-from fedtar_flare.errors import DataError
+from fedtar_flare.errors import DataError, decoding
 from fedtar_flare.imaging.readers.dicom_tags import text
 
 PIXEL_DATA = 0x7FE00010
@@ -58,26 +57,19 @@ class Source:
 
         Raises :class:`DataError` ``unreadable`` without permission, or for a damaged, encrypted or oversized member.
         """
-        try:
+        with decoding(f"{self.name}: cannot be read"):
             if self.archive is None:
                 return self.path.open("rb")
             size = self.archive.getinfo(self.member).file_size
             if size > MAX_MEMBER:
                 raise DataError(f"{self.name}: {size} bytes unpacked are no image", reason="unreadable")
             return io.BytesIO(self.archive.read(self.member))
-        except (OSError, EOFError, zlib.error, BadZipFile, RuntimeError, NotImplementedError) as error:
-            raise DataError(f"{self.name}: cannot be read ({error})", reason="unreadable") from error
 
     def start(self) -> bytes:
-        """The first 132 bytes; no more of a zip member is unpacked."""
-        if self.archive is None:
-            with self.open() as file:
-                return file.read(132)
-        try:
-            with self.archive.open(self.member) as file:
-                return file.read(132)
-        except (OSError, EOFError, zlib.error, BadZipFile, RuntimeError, NotImplementedError) as error:
-            raise DataError(f"{self.name}: cannot be read ({error})", reason="unreadable") from error
+        """The first 132 bytes of a zip member; no more of it is unpacked."""
+        assert self.archive is not None
+        with decoding(f"{self.name}: cannot be read"), self.archive.open(self.member) as file:
+            return file.read(132)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,10 +99,8 @@ def sources(path: Path | list[Path]) -> Iterator[list[Source]]:
             if item.is_dir():
                 found += [Source(file) for file in files_below(item)]
             elif item.suffix.lower() == ".zip":
-                try:
+                with decoding(f"{item}: not a readable zip archive"):
                     archive = stack.enter_context(ZipFile(item))
-                except (BadZipFile, OSError, ValueError) as error:
-                    raise DataError(f"{item}: not a readable zip archive ({error})", reason="unreadable") from error
                 found += [Source(item, archive, info.filename) for info in archive.infolist() if not info.is_dir()]
             elif item.name.upper().startswith("DICOMDIR"):
                 found += [Source(file) for file in _directory_entries(item)]
@@ -139,15 +129,13 @@ def read_header(source: Source, tags: Sequence[BaseTag | int] = TAGS) -> Header 
             pixels.append((vr, length))
         return number >= PIXEL_DATA
 
-    start = b""
-    if source.archive is not None and not _may_be_dicom(start := source.start()):
+    if source.archive is not None and not _may_be_dicom(source.start()):
         return None
     with source.open() as file:
-        if source.archive is None:
-            start = file.read(132)
-            file.seek(0)
-            if not _may_be_dicom(start):
-                return None
+        start = file.read(132)
+        file.seek(0)
+        if not _may_be_dicom(start):
+            return None
         try:
             dataset, syntax = _read_tags(file, start, at_pixels, tags)
             place = file.tell()
@@ -216,11 +204,9 @@ def _unreadable(source: Source, error: Exception) -> DataError:
 
 def _directory_entries(path: Path) -> list[Path]:
     """Existing files that a DICOMDIR refers to."""
-    try:
+    with decoding(f"{path}: not a readable DICOMDIR"):
         records = dcmread(path).DirectoryRecordSequence
         names = [record.ReferencedFileID for record in records if "ReferencedFileID" in record]
         files = [path.parent.joinpath(*([name] if isinstance(name, str) else name)) for name in names]
-    except Exception as error:  # pydicom raises whatever the broken bytes lead to
-        raise DataError(f"{path}: not a readable DICOMDIR ({error})", reason="unreadable") from error
     folder = path.parent.resolve()  # files outside the directory's own folder are never read
     return [file for file in files if file.is_file() and file.resolve().is_relative_to(folder)]

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from fedtar_flare.data.sources.reading import by_reason
 from fedtar_flare.errors import DataError
 from fedtar_flare.imaging.readers.dicom_files import Source, read_header
 from fedtar_flare.imaging.readers.dicom_slices import PROJECTIONS, NotASlice, Slice, slices_of
@@ -60,8 +61,7 @@ def scan(sources: Sequence[Source], where: str) -> tuple[list[Series], list[Data
     for source in sources:
         header = None
         try:
-            header = read_header(source)
-            if header is None:
+            if (header := read_header(source)) is None:
                 continue
             for slice_ in slices_of(header):
                 series.setdefault(slice_.series_uid, Series(slice_.series_uid)).slices.append(slice_)
@@ -87,11 +87,10 @@ def scan(sources: Sequence[Source], where: str) -> tuple[list[Series], list[Data
 def candidates(series: Sequence[Series], where: str, rules: CTRules) -> list[Series]:
     """Series to try, best first; raises :class:`DataError` ``no-such-series`` or ``several-studies``."""
     if rules.series_uid is not None:
-        named = [one for one in series if one.uid == rules.series_uid]
-        if not named:
-            known = ", ".join(one.describe() for one in series)
-            raise DataError(f"{where}: no series {rules.series_uid}; there is {known}", reason="no-such-series")
-        return named
+        if named := [one for one in series if one.uid == rules.series_uid]:
+            return named
+        known = ", ".join(one.describe() for one in series)
+        raise DataError(f"{where}: no series {rules.series_uid}; there is {known}", reason="no-such-series")
     if len({slice_.study_uid for one in series for slice_ in one.slices}) > 1:
         raise DataError(
             f"{where}: files of several studies, whose dates differ; give each its own folder, or name the series",
@@ -100,15 +99,15 @@ def candidates(series: Sequence[Series], where: str, rules: CTRules) -> list[Ser
     return list(series)
 
 
-def notes_of(chosen: Series, refused: Sequence[tuple[Series, DataError]], all_: Sequence[Series],
-             left_out: Sequence[DataError]) -> list[Note]:  # fmt: skip
+def notes_of(
+    chosen: Series, refused: Sequence[tuple[Series, DataError]], all_: Sequence[Series], left_out: Sequence[DataError]
+) -> list[Note]:
     """Notes on how the series was chosen."""
     notes = []
     if len(all_) > 1:
         others = "; ".join(one.describe() for one in all_ if one is not chosen)
         notes.append(Note("several-series", f"{chosen.describe()} was chosen by rule; not read: {others}"))
     notes += [Note("series-refused", f"{one.describe()}: {error.reason}: {error}") for one, error in refused]
-    for reason, n in sorted(Counter(error.reason for error in left_out).items()):
-        example = next(error for error in left_out if error.reason == reason)
-        notes.append(Note(reason, f"{n} file(s) left out, such as {example}"))
-    return notes
+    examples = {error.reason: error for error in reversed(left_out)}
+    left = by_reason(left_out).items()
+    return notes + [Note(reason, f"{n} file(s) left out, such as {examples[reason]}") for reason, n in left]

@@ -131,10 +131,8 @@ def _storage(header: Header, values: int) -> Storage:
     except NotImplementedError:
         available = False
     if not available:
-        raise DataError(
-            f"{name}: no decoder for transfer syntax {syntax} ({syntax.name}); export the series uncompressed",
-            reason="unsupported-transfer-syntax",
-        )
+        text = f"{name}: no decoder for transfer syntax {syntax} ({syntax.name}); export the series uncompressed"
+        raise DataError(text, reason="unsupported-transfer-syntax")
     if stored <= 8:
         raise DataError(f"{name}: {stored}-bit values cannot hold Hounsfield units", reason="lossy-8bit")
     if allocated not in (16, 32) or stored > allocated:
@@ -149,10 +147,8 @@ def _storage(header: Header, values: int) -> Storage:
         columns = positive(dataset, "Columns", name)
         if header.length is None or header.length - expected >= columns * allocated // 8:
             held = "compressed values" if header.length is None else f"{header.length} bytes"
-            raise DataError(
-                f"{name}: its pixel data holds {held}, not the {expected} bytes of the size it states",
-                reason="wrong-pixel-count",
-            )
+            text = f"{name}: its pixel data holds {held}, not the {expected} bytes of the size it states"
+            raise DataError(text, reason="wrong-pixel-count")
     lossy = first(dataset, "LossyImageCompression") == "01" or (syntax.is_encapsulated and syntax not in LOSSLESS)
     return Storage(syntax, offset, allocated, stored, signed, _padding(dataset, name, signed, allocated), lossy)
 
@@ -163,11 +159,9 @@ def _padding(dataset: Dataset, name: str, signed: bool, bits: int) -> tuple[int,
     if low is None:
         return None
     high = integer(dataset, "PixelPaddingRangeLimit", name, low)
-    if signed:
-        low, high = (v - (1 << bits) if v >= 1 << (bits - 1) else v for v in (low, high))
-    else:
-        low, high = (v + (1 << bits) if v < 0 else v for v in (low, high))
-    return min(low, high), max(low, high)
+    least = -(1 << (bits - 1)) if signed else 0
+    low, high = sorted((value - least) % (1 << bits) + least for value in (low, high))
+    return low, high
 
 
 def _frames(dataset: Dataset, name: str) -> Iterator[Dataset]:
@@ -204,9 +198,8 @@ def _geometry(frame: Dataset, name: str) -> dict[str, Any]:
     row, column = np.array(orientation[:3]), np.array(orientation[3:])
     lengths = float(np.linalg.norm(row)), float(np.linalg.norm(column))
     if max(abs(lengths[0] - 1), abs(lengths[1] - 1), abs(float(row @ column))) > 0.01:
-        raise DataError(
-            f"{name}: orientation {orientation} is not two perpendicular unit vectors", reason="no-orientation"
-        )
+        text = f"{name}: orientation {orientation} is not two perpendicular unit vectors"
+        raise DataError(text, reason="no-orientation")
     row /= lengths[0]
     column -= row * float(row @ column)
     column /= np.linalg.norm(column)

@@ -3,19 +3,29 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from fedtar_flare.errors import DataError
-from fedtar_flare.imaging.readers.volume import CTRules, CTVolume, Note, check_air, check_spacing, to_int16
+from fedtar_flare.imaging.readers.volume import (
+    TILT_TOLERANCE_DEG,
+    CTRules,
+    CTVolume,
+    Note,
+    check_air,
+    check_spacing,
+    to_int16,
+)
 
 MOST_NOT_FINITE = 0.5
 """Largest accepted share of NaN and infinite values; a fifth of a slice lies outside the scanner's circle."""
 
 
-def read_nifti(path: Path, rules: CTRules | None = None) -> CTVolume:
+def read_nifti(path: Path, rules: CTRules) -> CTVolume:
     """Read a NIfTI file and apply its scaling (scl_slope, scl_inter) by slice, so that memory holds one volume.
 
     Raises:
@@ -23,10 +33,12 @@ def read_nifti(path: Path, rules: CTRules | None = None) -> CTVolume:
             nor qform), ``no-pixel-spacing``, ``implausible-spacing``, ``gantry-tilt`` (axes that are not
             perpendicular), ``lossy-8bit``, ``too-few-slices``, ``not-finite``, ``blank``, ``implausible-hu``.
     """
-    rules = rules or CTRules()
+    import nibabel
+
     if not path.is_file():
         raise DataError(f"{path}: there is no such file", reason="no-image")
-    image = _open(path)
+    with _reading(path):  # compressed: unpacked once, front to back
+        image: Any = nibabel.Nifti1Image.from_filename(path, keep_file_open=True)
     header, shape = image.header, tuple(image.shape)
     if header.get_data_dtype().kind not in "iuf":
         raise DataError(f"{path}: values of type {header.get_data_dtype()} are no CT", reason="not-a-volume")
@@ -34,35 +46,30 @@ def read_nifti(path: Path, rules: CTRules | None = None) -> CTVolume:
         shape = shape[:-1]
     if len(shape) != 3:
         raise DataError(f"{path}: shape {shape} is not one volume", reason="not-a-volume")
-    affine, lengths = _geometry(image, path, rules)
+    affine, lengths = _geometry(image, path)
     if header.get_data_dtype().itemsize == 1 and not np.isfinite(header["scl_slope"]):
         raise DataError(f"{path}: 8-bit values cannot hold Hounsfield units", reason="lossy-8bit")
     if min(shape) < rules.min_slices:
         raise DataError(f"{path}: {shape} voxels, at least {rules.min_slices} slices needed", reason="too-few-slices")
-    hu, strange = _values(image, path, shape)
-    notes = []
+    with _reading(path):
+        hu, strange = _values(image, shape)
     if strange > MOST_NOT_FINITE * hu.size:
         raise DataError(f"{path}: {strange} of {hu.size} values are no number", reason="not-finite")
-    if strange:
-        notes.append(Note("not-finite", f"{path}: {strange} values that are no number were set to air"))
-    notes += check_air(hu, str(path), rules)
+    notes = [Note("not-finite", f"{path}: {strange} values that are no number were set to air")] if strange else []
+    check_air(hu, str(path))
     return CTVolume(hu, (float(lengths[2]), float(lengths[1]), float(lengths[0])), affine, "", tuple(notes))
 
 
-def _open(path: Path) -> Any:
-    import nibabel
-
+@contextmanager
+def _reading(path: Path) -> Iterator[None]:
     try:
-        return nibabel.Nifti1Image.from_filename(path, keep_file_open=True)  # compressed: unpacked once, front to back
+        yield
     except Exception as error:  # nibabel, gzip and zlib each raise their own
-        raise _unreadable(path, error) from error
+        text = f"{path}: not readable as NIfTI ({type(error).__name__}: {error})"
+        raise DataError(text, reason="unreadable") from error
 
 
-def _unreadable(path: Path, error: Exception) -> DataError:
-    return DataError(f"{path}: not readable as NIfTI ({type(error).__name__}: {error})", reason="unreadable")
-
-
-def _geometry(image: Any, path: Path, rules: CTRules) -> tuple[np.ndarray, np.ndarray]:
+def _geometry(image: Any, path: Path) -> tuple[np.ndarray, np.ndarray]:
     """Affine, and the voxel sizes in mm along x, y, z."""
     if not (image.header["sform_code"] or image.header["qform_code"]):
         raise DataError(f"{path}: neither sform nor qform says how the volume lies", reason="no-orientation")
@@ -73,23 +80,20 @@ def _geometry(image: Any, path: Path, rules: CTRules) -> tuple[np.ndarray, np.nd
     check_spacing(str(path), *lengths)
     axes = affine[:3, :3] / lengths
     skew = float(np.abs(axes.T @ axes - np.eye(3)).max())
-    if skew > math.sin(math.radians(max(rules.tilt_tolerance_deg, 0.1))):
+    if skew > math.sin(math.radians(TILT_TOLERANCE_DEG)):
         angle = math.degrees(math.asin(min(1.0, skew)))
         raise DataError(f"{path}: axes {angle:.1f} degrees off the perpendicular; resample it", reason="gantry-tilt")
     return affine, lengths
 
 
-def _values(image: Any, path: Path, shape: tuple[int, ...]) -> tuple[np.ndarray, int]:
+def _values(image: Any, shape: tuple[int, ...]) -> tuple[np.ndarray, int]:
     """int16 (z, y, x), and how many values were not a number."""
     hu = np.empty(shape[::-1], np.int16)
     strange = 0
     rest = (0,) * (len(image.shape) - 3)
-    try:
-        for k in range(shape[2]):
-            plane = np.asanyarray(image.dataobj[(slice(None), slice(None), k, *rest)])
-            if plane.dtype.kind == "f":
-                strange += int(plane.size - np.isfinite(plane).sum())
-            hu[k] = to_int16(plane).T
-    except Exception as error:  # nibabel, gzip and zlib each raise their own
-        raise _unreadable(path, error) from error
+    for k in range(shape[2]):
+        plane = np.asanyarray(image.dataobj[(slice(None), slice(None), k, *rest)])
+        if plane.dtype.kind == "f":
+            strange += int(plane.size - np.isfinite(plane).sum())
+        hu[k] = to_int16(plane).T
     return hu, strange

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from fedtar_flare.data.sources.fields import PICTURES
-from fedtar_flare.errors import DataError
+from fedtar_flare.errors import DataError, decoding
 
 LATERAL = {"LL", "RL", "LATERAL", "LLD", "RLD"}
 MAX_PIXELS = 400_000_000
@@ -20,10 +20,8 @@ MIN_SIDE = 16
 GREY = ("MONOCHROME1", "MONOCHROME2")
 
 
-def read_radiograph(path: Path | str, *, lateral: bool = False) -> np.ndarray:
+def read_radiograph(path: Path | str) -> np.ndarray:
     """Read one radiograph (PNG, JPEG, BMP, TIFF, or DICOM CR/DX) as uint8 (height, width).
-
-    ``lateral`` accepts lateral views (DICOM ViewPosition) too.
 
     Raises:
         DataError: ``no-image``, ``unreadable``, ``not-a-radiograph`` (another modality, palette colours, several frames
@@ -33,82 +31,72 @@ def read_radiograph(path: Path | str, *, lateral: bool = False) -> np.ndarray:
     path = Path(path)
     if not path.is_file():
         raise DataError(f"{path}: there is no such file", reason="no-image")
-    radiograph = _read_picture(path) if path.suffix.lower() in PICTURES else _read_dicom(path, lateral)
+    radiograph = _read_picture(path) if path.suffix.lower() in PICTURES else _read_dicom(path)
     if radiograph.min() == radiograph.max():
         raise DataError(f"{path}: every pixel has the same value", reason="blank")
-    if min(radiograph.shape) < MIN_SIDE:
-        raise DataError(
-            f"{path}: {radiograph.shape[1]} x {radiograph.shape[0]} pixels are no radiograph", reason="too-small"
-        )
+    height, width = radiograph.shape
+    if min(height, width) < MIN_SIDE:
+        raise DataError(f"{path}: {width} x {height} pixels are no radiograph", reason="too-small")
     return radiograph
 
 
 def _read_picture(path: Path) -> np.ndarray:
     from PIL import Image, ImageOps
 
-    try:
-        with Image.open(path) as image:
-            if image.width * image.height > MAX_PIXELS:
-                raise DataError(f"{path}: {image.size} pixels are no radiograph", reason="unreadable")
-            if getattr(image, "n_frames", 1) > 1 or image.mode == "1":
-                what = "a bitmap without greys" if image.mode == "1" else "several pictures in one file"
-                raise DataError(f"{path}: {what}", reason="not-a-radiograph")
-            upright = ImageOps.exif_transpose(image)
-            if upright.mode in ("I;16", "I;16B", "I;16L", "I", "F"):
-                values = np.asarray(upright).astype(np.float32)
-                if not np.isfinite(values).all():
-                    raise DataError(f"{path}: values that are no number", reason="not-finite")
-                return stretch(values)
-            if upright.mode in ("RGBA", "LA", "PA", "P"):
-                upright = upright.convert("RGBA").convert("RGB")  # keeps the colours below a transparent layer
-            return np.array(upright.convert("L"))
-    except DataError:
-        raise
-    except Exception as error:  # PIL raises whatever the broken bytes lead to
-        raise DataError(f"{path}: not readable as a picture ({error})", reason="unreadable") from error
+    with decoding(f"{path}: not readable as a picture"), Image.open(path) as image:
+        if image.width * image.height > MAX_PIXELS:
+            raise DataError(f"{path}: {image.size} pixels are no radiograph", reason="unreadable")
+        if getattr(image, "n_frames", 1) > 1 or image.mode == "1":
+            what = "a bitmap without greys" if image.mode == "1" else "several pictures in one file"
+            raise DataError(f"{path}: {what}", reason="not-a-radiograph")
+        upright = ImageOps.exif_transpose(image)
+        if upright.mode in ("I;16", "I;16B", "I;16L", "I", "F"):
+            return stretch(_finite(np.asarray(upright).astype(np.float32), path))
+        if upright.mode in ("RGBA", "LA", "PA", "P"):
+            upright = upright.convert("RGBA").convert("RGB")  # keeps the colours below a transparent layer
+        return np.array(upright.convert("L"))
 
 
-def _read_dicom(path: Path, lateral: bool) -> np.ndarray:
+def _read_dicom(path: Path) -> np.ndarray:
     from pydicom import dcmread
     from pydicom.errors import InvalidDicomError
     from pydicom.pixels import apply_modality_lut, apply_voi_lut, pixel_array
 
-    try:
-        dataset = dcmread(path)
-    except InvalidDicomError as error:
-        raise DataError(f"{path}: neither a picture nor DICOM", reason="unreadable") from error
-    except Exception as error:  # pydicom raises whatever the broken bytes lead to
-        raise DataError(f"{path}: not readable as DICOM ({error})", reason="unreadable") from error
+    with decoding(f"{path}: not readable as DICOM"):
+        try:
+            dataset = dcmread(path)
+        except InvalidDicomError as error:
+            raise DataError(f"{path}: neither a picture nor DICOM", reason="unreadable") from error
     if dataset.get("Modality") not in ("CR", "DX"):
         raise DataError(f"{path}: modality '{dataset.get('Modality')}' is not CR or DX", reason="not-a-radiograph")
-    if str(dataset.get("ViewPosition", "")).upper() in LATERAL and not lateral:
+    if str(dataset.get("ViewPosition", "")).upper() in LATERAL:
         raise DataError(f"{path}: a lateral view", reason="lateral-view")
     if "PixelData" not in dataset:
         raise DataError(f"{path}: no pixel data", reason="no-pixel-data")
     if (meaning := str(dataset.get("PhotometricInterpretation", ""))) not in GREY:
         raise DataError(f"{path}: photometric interpretation '{meaning}' is not grey", reason="not-a-radiograph")
     _check_size(dataset, path)
-    try:
-        stored = pixel_array(dataset, raw=True)
-    except NotImplementedError as error:
-        syntax = dataset.file_meta.TransferSyntaxUID
-        raise DataError(
-            f"{path}: no decoder for transfer syntax {syntax} ({syntax.name})", reason="unsupported-transfer-syntax"
-        ) from error
-    except Exception as error:  # decoders raise whatever the broken bytes lead to
-        raise DataError(f"{path}: the pixels cannot be decoded ({error})", reason="unreadable") from error
+    with decoding(f"{path}: the pixels cannot be decoded"):
+        try:
+            stored = pixel_array(dataset, raw=True)
+        except NotImplementedError as error:
+            syntax = dataset.file_meta.TransferSyntaxUID
+            text = f"{path}: no decoder for transfer syntax {syntax} ({syntax.name})"
+            raise DataError(text, reason="unsupported-transfer-syntax") from error
     if stored.ndim != 2:
         raise DataError(f"{path}: pixels of shape {stored.shape} are no radiograph", reason="not-a-radiograph")
-    try:
+    with decoding(f"{path}: its window or rescale cannot be applied", "bad-header"):
         values = apply_modality_lut(stored, dataset)
         windowed = dataset.get("WindowCenter") not in (None, "") or "VOILUTSequence" in dataset
-        values = np.asarray(apply_voi_lut(values, dataset) if windowed else values, np.float32)
-    except Exception as error:  # pydicom raises whatever the broken header leads to
-        raise DataError(f"{path}: its window or rescale cannot be applied ({error})", reason="bad-header") from error
-    if not np.isfinite(values).all():
-        raise DataError(f"{path}: values that are no number", reason="not-finite")
+        values = _finite(np.asarray(apply_voi_lut(values, dataset) if windowed else values, np.float32), path)
     grey = _to_bytes(values, float(values.min()), float(values.max())) if windowed else stretch(values)
     return 255 - grey if meaning == "MONOCHROME1" else grey
+
+
+def _finite(values: np.ndarray, path: Path) -> np.ndarray:
+    if not np.isfinite(values).all():
+        raise DataError(f"{path}: values that are no number", reason="not-finite")
+    return values
 
 
 def _check_size(dataset: Any, path: Path) -> None:
@@ -116,11 +104,9 @@ def _check_size(dataset: Any, path: Path) -> None:
     syntax = getattr(dataset.file_meta, "TransferSyntaxUID", None)
     if syntax is None or syntax.is_encapsulated:
         return
-    try:
+    with decoding(f"{path}: its size is not readable", "bad-header"):
         row = int(dataset.Columns) * int(dataset.BitsAllocated) // 8
         expected = int(dataset.Rows) * row * int(dataset.get("NumberOfFrames") or 1)
-    except (AttributeError, TypeError, ValueError) as error:
-        raise DataError(f"{path}: its size is not readable ({error})", reason="bad-header") from error
     held = len(dataset.PixelData)
     if held - expected >= max(row, 2):
         text = f"{path}: its pixel data holds {held} bytes, not the {expected} of the size it states"

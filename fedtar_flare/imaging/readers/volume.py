@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from pydantic import Field
@@ -18,7 +18,8 @@ ONLY_AIR_HU = -700
 INT16 = np.iinfo(np.int16)
 PLAUSIBLE_MM = (0.05, 50.0)
 """Bounds of the distance between voxels of a body CT; beyond them the unit is not millimetres."""
-Repair = Literal["refuse", "resample"]
+TILT_TOLERANCE_DEG = 0.5
+"""Angle off the perpendicular from which slices, or the axes of a volume, count as tilted."""
 
 
 class Note(NamedTuple):
@@ -40,29 +41,9 @@ class CTVolume:
 
 
 class CTRules(Settings):
-    """What a CT reader accepts. A repair is ``refuse``, or ``resample`` to an even, straight grid without gaps."""
+    """What a CT reader accepts."""
 
     min_slices: int = Field(8, ge=1, description="a series with fewer is refused (too-few-slices)")
-    spacing_tolerance: float = Field(
-        0.1,
-        ge=0,
-        lt=0.5,
-        description="how far a slice may lie from the even grid, as a share of the slice spacing; 0.1 mm is always "
-        "allowed, as positions are often rounded",
-    )
-    tilt_tolerance_deg: float = Field(
-        0.5,
-        ge=0,
-        lt=90,
-        description="angle between the stack of slices and their normal from which it is tilted",
-    )
-    missing_slices: Repair = Field("refuse", description="gaps between slices; 'resample' interpolates them")
-    uneven_spacing: Repair = Field("refuse", description="slices at uneven distances")
-    gantry_tilt: Repair = Field("refuse", description="slices that are not at right angles to their stack")
-    implausible_hu: Literal["refuse", "accept"] = Field(
-        "refuse",
-        description="a volume without any air, which a chest CT always has: most likely no Hounsfield units",
-    )
     rescale: tuple[float, float] | None = Field(
         None, description="(slope, intercept) for files that carry none; None refuses them (no-rescale)"
     )
@@ -92,20 +73,15 @@ def check_spacing(where: str, *spacing_mm: float) -> None:
         raise DataError(f"{where}: {shown} mm between voxels; in another unit?", reason="implausible-spacing")
 
 
-def check_air(hu: np.ndarray, where: str, rules: CTRules) -> list[Note]:
+def check_air(hu: np.ndarray, where: str) -> None:
     """A chest CT holds air: without a voxel in -1,100 to -300 HU, its values are most likely not Hounsfield units.
 
-    Raises :class:`DataError` ``blank`` for nothing but air, ``implausible-hu`` unless the rules accept it.
+    Raises :class:`DataError` ``blank`` for nothing but air, ``implausible-hu`` for none.
     """
     step = max(1, hu.shape[0] // 16)
     sample = hu[::step, ::8, ::8]
-    if np.any((sample >= -1100) & (sample <= -300)):
-        if hu[::step].max() <= ONLY_AIR_HU:
-            raise DataError(f"{where}: nothing but air", reason="blank")
-        return []
-    text = (
-        f"{where}: no voxel is air (values {sample.min()} to {sample.max()}): these are no Hounsfield units of a chest"
-    )
-    if rules.implausible_hu == "refuse":
-        raise DataError(text, reason="implausible-hu")
-    return [Note("implausible-hu", text)]
+    if not np.any((sample >= -1100) & (sample <= -300)):
+        held = f"no voxel is air (values {sample.min()} to {sample.max()})"
+        raise DataError(f"{where}: {held}: these are no Hounsfield units of a chest", reason="implausible-hu")
+    if hu[::step].max() <= ONLY_AIR_HU:
+        raise DataError(f"{where}: nothing but air", reason="blank")

@@ -1,6 +1,6 @@
-"""MONAI transforms from a CT volume to what the encoder sees; usable in any ``Compose``.
+"""MONAI transforms from a CT volume or a radiograph to what the encoder sees; usable in any ``Compose``.
 
-They never resample the volume: slices are picked, windowed and shrunk in plane, which takes tenths of a second.
+Those for CT never resample the volume: slices are picked, windowed and shrunk in plane, which takes tenths of a second.
 """
 
 from __future__ import annotations
@@ -29,23 +29,16 @@ class LungSlicesd(MapTransform):
     """Volume to S slices that sample the lungs evenly in millimetres, in the same orientation for every volume.
 
     Input: (1, X, Y, Z) or (X, Y, Z) Hounsfield units with an affine (``MetaTensor``). Output: int16 (S, H, W), feet to
-    head; under ``position_key`` float32 (S,), mm from the middle of the lungs, positive towards the head; under
-    ``pixel_key`` the distance between rows and between columns in mm. A range with fewer than S slices repeats some.
+    head; under ``position_mm`` float32 (S,) from the middle of the lungs, positive towards the head; under ``pixel_mm``
+    the distance between rows and between columns. A range with fewer than S slices repeats some.
     Raises :class:`DataError` ``not-a-volume`` for another shape or a volume without an affine.
     """
 
-    def __init__(
-        self,
-        keys: KeysCollection,
-        slices: int = 16,
-        position_key: str = "position_mm",
-        pixel_key: str = "pixel_mm",
-        allow_missing_keys: bool = False,
-    ):
-        super().__init__(keys, allow_missing_keys)
+    def __init__(self, keys: KeysCollection, slices: int = 16):
+        super().__init__(keys)
         if slices < 1:
             raise ConfigError(f"slices must be at least 1, not {slices}")
-        self.slices, self.position_key, self.pixel_key = slices, position_key, pixel_key
+        self.slices = slices
 
     def __call__(self, data: Mapping[Hashable, Any]) -> dict[Hashable, Any]:
         out = dict(data)
@@ -54,8 +47,7 @@ class LungSlicesd(MapTransform):
             first, last = lung_range(hu, spacing)
             choice = sample_slices(first, last, spacing[0], self.slices)
             out[key] = to_int16(hu[choice.indices])
-            out[self.position_key] = choice.position_mm
-            out[self.pixel_key] = spacing[1:]
+            out["position_mm"], out["pixel_mm"] = choice.position_mm, spacing[1:]
         return out
 
 
@@ -79,10 +71,8 @@ def displayed(volume: Any) -> tuple[np.ndarray, tuple[float, float, float]]:
 class HUWindowsd(MapTransform):
     """Hounsfield units (S, H, W) to uint8 (S, C, H, W): each (level, width) window is a channel, black to white."""
 
-    def __init__(
-        self, keys: KeysCollection, windows: Sequence[tuple[float, float]], allow_missing_keys: bool = False
-    ):  # fmt: skip
-        super().__init__(keys, allow_missing_keys)
+    def __init__(self, keys: KeysCollection, windows: Sequence[tuple[float, float]]):
+        super().__init__(keys)
         if not windows or any(width <= 0 for _, width in windows):
             raise ConfigError(f"windows are (level, width) with a positive width, not {windows}")
         values = np.arange(1 << 16, dtype=np.uint16).view(np.int16).astype(np.float32)
@@ -106,22 +96,20 @@ class HUWindowsd(MapTransform):
 class SquareResized(MapTransform):
     """Fit the last two axes of a uint8 array into a black square of side ``size``, keeping the aspect ratio.
 
-    Averages over areas when shrinking, interpolates linearly when enlarging. ``pixel_key`` holds the distance between
-    rows and between columns in mm; pixels are square where it is missing.
+    Averages over areas when shrinking, interpolates linearly when enlarging. ``pixel_mm`` holds the distance between
+    rows and between columns; pixels are square where it is missing.
     """
 
-    def __init__(
-        self, keys: KeysCollection, size: int, pixel_key: str = "pixel_mm", allow_missing_keys: bool = False
-    ):  # fmt: skip
-        super().__init__(keys, allow_missing_keys)
+    def __init__(self, keys: KeysCollection, size: int):
+        super().__init__(keys)
         if size < 1:
             raise ConfigError(f"size must be at least 1, not {size}")
-        self.size, self.pixel_key = size, pixel_key
+        self.size = size
 
     def __call__(self, data: Mapping[Hashable, Any]) -> dict[Hashable, Any]:
         out = dict(data)
         for key in self.key_iterator(out):
-            out[key] = _to_square(np.asarray(out[key]), self.size, out.get(self.pixel_key, (1.0, 1.0)))
+            out[key] = _to_square(np.asarray(out[key]), self.size, out.get("pixel_mm", (1.0, 1.0)))
         return out
 
 
@@ -130,14 +118,22 @@ def _to_square(pictures: np.ndarray, size: int, pixel_mm: tuple[float, float]) -
     extent = rows * pixel_mm[0], columns * pixel_mm[1]
     height, width = (max(1, round(size * side / max(extent))) for side in extent)
     shrinks = height <= rows and width <= columns
+    how: dict[str, Any] = {"mode": "area"} if shrinks else {"mode": "bilinear", "antialias": True}
     planes = torch.from_numpy(pictures.reshape(-1, 1, rows, columns))
     out = np.zeros((len(planes), size, size), np.uint8)
     top, left = (size - height) // 2, (size - width) // 2
     for i in range(0, len(planes), PLANES_AT_ONCE):
-        part = planes[i : i + PLANES_AT_ONCE].float()
-        if shrinks:
-            part = interpolate(part, size=(height, width), mode="area")
-        else:
-            part = interpolate(part, size=(height, width), mode="bilinear", antialias=True)
+        part = interpolate(planes[i : i + PLANES_AT_ONCE].float(), size=(height, width), **how)
         out[i : i + PLANES_AT_ONCE, top : top + height, left : left + width] = part[:, 0].round().clamp(0, 255).numpy()
     return out.reshape(*front, size, size)
+
+
+class RadiographToSliced(MapTransform):
+    """Radiograph uint8 (1, H, W) to one slice of three equal channels (1, 3, H, W); ``position_mm`` is 0."""
+
+    def __call__(self, data: Mapping[Hashable, Any]) -> dict[Hashable, Any]:
+        out = dict(data)
+        for key in self.key_iterator(out):
+            out[key] = np.repeat(np.asarray(out[key])[:, None], 3, axis=1)
+            out["position_mm"] = np.zeros(1, np.float32)
+        return out
