@@ -6,7 +6,8 @@ from functools import cache
 
 from fedtar_flare.metrics.labeler import Observation, RuleLabeler
 
-_CALCIFIC = "calcif*|calcific*|atheroma*|atheroscler*|plaque*|stent*"
+_CALCIFIC = "calcif*|calcific*|atheroma*|atherom*|atrom*|atheroscler*|plaque*"
+_CORONARY = "coronary|coronaries|lad|rca|circumflex|cx"
 _ORGANS = """
     thyroid, liver, hepatic, adrenal, kidney*, renal, spleen, splenic, breast*, pancrea*, bladder, prostat*, vertebra*,
     bone*, skin, subcutaneous, stomach, gastric, abdom*, ovar*, uter*, gallbladder, surrenal, humer*, sternum, scapul*,
@@ -17,28 +18,28 @@ OBSERVATIONS = (
     Observation(
         "Medical material",
         present="""
-            catheter*, port chamber, port, stent*, stented, pacemaker*, pace maker, tube, tubes, cannula*, prosthe*,
-            suture*, clip*, sternotomy, electrode*, wire*, metallic material*, metallic suture*, drain, drains, valve
-            replacement, bypass*, graft*, icd, screw*, implant*, plate, surgical material*, operation material*,
-            material*, tracheostomy, nasogastric, device*, filter, coil*, silicone, mesh, fixator*, stabilizer*,
-            band, metallic density, metallic densities""",
-        ignore="contrast material*, no contrast material, iv contrast, bone graft, contrast material uptake",
+            catheter*, port chamber, port, stent*, pacemaker*, pace maker, tube, tubes, cannula*, prosthe*,
+            suture material*, metallic suture*, sutures, surgical suture*, clip*, sternotomy, electrode*, wire*, metallic,
+            drain, drains, valve replacement, graft*, icd, screw*, silicone, breast implant*, implant _ breast*,
+            stabil* material*, fixat* material*, surgical material*, operation material*, operative material*,
+            tracheostomy, nasogastric, device*, filter, coil*, plaque screw*, medical material*, battery""",
+        ignore="""
+            contrast material*, bone graft*, bile duct stent*, choledoch* _ stent*, stent __ bile duct, duct _ stenting,
+            eustachian tube*, filter paper""",
     ),
     Observation(
         "Arterial wall calcification",
         present=f"""
-            {_CALCIFIC} _ aort*, {_CALCIFIC} _ arter*, {_CALCIFIC} _ vascular|vessel*, aort* _ {_CALCIFIC},
-            arter* _ {_CALCIFIC}, vascular|vessel* _ {_CALCIFIC}, atheroma*, atheroscler*,
-            wall|walls calcif*, calcif*|calcific plaque*""",
-        ignore="""
-            coronary arter* _ calcif*|calcific*|atheroma*|plaque*|atheroscler*, coronary _ calcif*|calcific*|atheroma*|plaque*,
-            calcif*|calcific*|atheroma* _ coronary, calcif*|calcific*|atheroma* plaque* _ coronary,
-            coronary atheroscler*, coronary arter*, pleural plaque*, calcif*|calcific pleural plaque*, pleural calcif* plaque*""",
+            {_CALCIFIC} __ aort*|arcus|arter*|vascular|vessel*|supraaortic, aort*|arcus|supraaortic __ {_CALCIFIC},
+            arter* _ {_CALCIFIC}, vascular|vessel* _ {_CALCIFIC}, atheroma*, calcific|calcified plaque*""",
+        ignore="pleural plaque*, calcif*|calcific pleural plaque*, pleura* __ plaque*, plaque* __ pleura*",
+        elsewhere=f"{_CORONARY.replace('|', ', ')}, left anterior descending, abdominal",
+        here="aorta, arch, arcus, ascending, supraaortic, thoracic, mediastinal, main vascular, subclavian, carotid",
     ),
     Observation(
         "Cardiomegaly",
         present="""
-            cardiomegaly, heart size _ increased|enlarged|larger|above|increase, heart _ enlarged|larger|increased,
+            cardiomegaly, heart _ larger than normal, ctr increase*, ctr _ increase*, heart size _ increased|enlarged|larger|above|increase, heart _ enlarged|larger|increased,
             enlarged heart, increase|increased in heart size, increase|increased in the size of the heart,
             cardiothoracic index|ratio _ increased|increase|favor, increased heart size, heart dimensions _ increased,
             cardiac _ enlarged|increased|enlargement, increased cardiothoracic, heart size _ larger, cardiac dilatation,
@@ -49,17 +50,16 @@ OBSERVATIONS = (
     Observation(
         "Pericardial effusion",
         present="""
-            pericardial effusion*, pericardial _ effusion*, pericardial fluid*, fluid _ pericardi*, effusion _ pericardi*,
-            pericardial space _ effusion|fluid, pericardium _ effusion|fluid, pericardial thickening and effusion""",
+            pericardial effusion*, pericardial _ effusion*, pericardial fluid*, fluid|effusion __ pericardi*,
+            pericardial|pericardium __ effusion|fluid, hemopericard*, tamponade""",
         absent="pericardial _ normal",
+        ignore="pericardial _ pleural effusion*",
     ),
     Observation(
         "Coronary artery wall calcification",
-        present="""
-            coronary _ calcif*|calcific*|atheroma*|plaque*|atheroscler*|stent*, coronary arter* _ calcif*|calcific*|atheroma*|plaque*,
-            calcif*|calcific*|atheroma*|plaque* _ coronary, calcif*|calcific* plaque* _ coronary, lad _ calcif*|calcific*|stent*|atheroma*,
-            calcif*|calcific*|atheroma* _ lad, plaque* _ the coronary, aorta and coronary arter* _ calcif*, stent* _ coronary,
-            calcif*|calcific|atheroma* plaque* _ aort* and coronary, aort* and _ coronary""",
+        present=f"""
+            {_CORONARY} __ {_CALCIFIC}, {_CALCIFIC} __ {_CORONARY}, {_CALCIFIC} __ left anterior descending,
+            left anterior descending __ {_CALCIFIC}, {_CORONARY} __ stent*, stent* __ {_CORONARY}""",
     ),
     Observation(
         "Hiatal hernia",
@@ -74,42 +74,48 @@ OBSERVATIONS = (
     ),
     Observation(
         "Emphysema",
-        present="emphysem*, emphysematous, bulla*, bullous, bleb*, air cyst*",
+        present="emphysem*, emphysematous, bulla*, bullous, bleb*",
         ignore="subcutaneous emphysema, emphysema _ subcutaneous",
     ),
     Observation(
         "Atelectasis",
-        present="atelecta*, collapse*, volume loss, loss of volume",
+        present="atelecta*, atelecti*, collapse*",
         ignore="vertebra* _ collapse*, collapse* _ vertebra*",
     ),
     Observation(
         "Lung nodule",
-        present="nodul*, nodules, mass, masses, metasta*",
-        ignore="nodular goiter, tree in bud _ nodul*, lymph nodul*, nodular _ thickening, mass lesion",
+        present="nodul*, masses, metasta*",
+        ignore="""
+            nodular goiter, nodular ground, nodular consolidat*, nodular density, nodular densities, nodular opacit*,
+            tree in bud _ nodul*, lymph nodul*, nodular _ thicken*, nodular thicken*, mass lesion, pleural nodul*,
+            ground glass nodul*, nodular infiltrat*, mass effect, mass or filling defect, nodular appearance of the""",
         elsewhere=_ORGANS,
         here="lung*, pulmonary",
     ),
     Observation(
         "Lung opacity",
-        present="""
-            ground glass, opacit*, infiltrat*, consolidat*, density increase*|increases, increased density, increase in density,
-            density area*, pneumonia, crazy paving, budding tree, acinar""",
-        absent="",
+        present="ground glass, groundglass, opacit*, density area*, dependent|depandant density|densities, dependent increase*",
+        ignore="ground glass nodul*, micronodular opacit*",
         elsewhere=_ORGANS,
         here=_LUNG,
     ),
     Observation(
         "Pulmonary fibrotic sequela",
         present="""
-            sequel*, fibrotic*, fibrosis, fibroatelect*, pleuroparenchymal, honeycomb*, scar*, fibro*, band*, linear density,
-            linear densities, linear atelecta*, traction bronchiect*, reticul*""",
+            sequel*, fibrotic*, fibrosis, fibroatelect*, pleuroparenchymal, pleural parenchymal, scar*, fibro*, band,
+            bands, parenchymal band*, linear densities""",
+        ignore="band atelecta*, band atelecti*, band like, fibroadenom*",
+        elsewhere="kidney*, renal, rib, ribs, fracture*",
+        here="lung*, pleuroparenchymal",
     ),
     Observation(
         "Pleural effusion",
         present="""
             pleural effusion*, pleural _ effusion*, effusion*, pleural fluid*, hydrothora*, fluid _ pleura*, hemothora*,
             empyema*, hydropneumothora*, fluid _ hemithora*, pleural _ fluid""",
-        ignore="pericardial effusion*, pericardial _ effusion*, effusion _ pericardi*, joint effusion*",
+        ignore="""
+            pericardial effusion*, pericardial _ effusion*, effusion __ pericardial|pericardium, joint effusion*,
+            perirenal __ effusion*, effusion* __ perirenal""",
     ),
     Observation(
         "Mosaic attenuation pattern",
@@ -118,9 +124,9 @@ OBSERVATIONS = (
     Observation(
         "Peribronchial thickening",
         present="""
-            peribronchial thicken*, peribronchial _ thicken*, bronchial wall thicken*, bronchial _ thicken*,
-            thicken* _ bronchial wall*, thicken* _ bronch*, bronch* wall* _ thick*, thicken* _ peribronchial,
-            peribronchial _ density|densities, increase in _ bronchial wall, bronch* _ wall thick*""",
+            peribronchial|peribronchovascular|peribroncovascular __ thick*, thick* _ peribronch*,
+            increase* _ peribronch* thick*, bronchial _ thick*, bronch* wall* _ thick*, thick* _ bronch*""",
+        absent="no increase _ peribronchial wall thick*, no increase _ peribronchial thick*, no increase _ bronchial wall thick*",
     ),
     Observation(
         "Consolidation",
@@ -134,7 +140,7 @@ OBSERVATIONS = (
         "Interlobular septal thickening",
         present="""
             septal thicken*, interlobular _ thicken*, septal _ thicken*, septum* _ thicken*, thicken* _ sept*,
-            interlobular sept*, sept* _ thicken*, crazy paving, septal line*""",
+            sept* _ thicken*, septal line*""",
     ),
 )
 """Eighteen classes in CT-RATE's order."""

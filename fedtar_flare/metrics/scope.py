@@ -82,6 +82,8 @@ _CUES = {
         not resolved, not yet resolved, not cleared, not completely resolved, has not completely|fully resolved,
         have not completely|fully resolved, incompletely resolved, partially resolved, not only, not just, no doubt,
         not well seen|seen|evaluated|visualized|assessed|delineated, not removed, has not been removed, no mistake,
+        which|that was|were observed|seen|detected|noted|present in the previous|prior examination|study|ct|radiograph,
+        which|that was|were previously observed|seen|noted|present, previously observed|seen|noted|described,
         without removal, can be seen, can be observed, could be seen, as far as can be observed|seen, may be seen,
         not the only, as can be seen, no comparison, no prior, no previous, not optimally _ evaluated, removed and,
         could not be evaluated|assessed, cannot be evaluated|assessed, can not be evaluated|assessed, not evaluated,
@@ -205,10 +207,13 @@ def _predicate_before(words: Sequence[str], starting: dict[int, Match[Cue]]) -> 
     """Per word, whether its clause has a predicate before it."""
     before = [False] * len(words)
     found = False
+    passed = 0  # end of a phrase that does nothing
     for i, word in enumerate(words):
         cue = starting.get(i)
         if cue and cue.tag is Cue.ENDS:
             found = word == "there"
+        elif cue and cue.tag is Cue.NOTHING:
+            passed = cue.end
         before[i] = found
-        found = found or word in _PREDICATES
+        found = found or (i >= passed and word in _PREDICATES)
     return before

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Generic, NamedTuple, TypeVar
 
@@ -14,8 +13,11 @@ from fedtar_flare.errors import ConfigError
 Tag = TypeVar("Tag")
 
 GAP = 3
-"""Most words that a ``_`` in a phrase stands for."""
-_NO_GAP = frozenset("no without but however although though except which , : ( ) ?".split())
+WIDE_GAP = 15
+"""Most words that ``_`` and ``__`` in a phrase stand for."""
+_GAPS = {"_": GAP, "__": WIDE_GAP}
+_NO_WIDE_GAP = frozenset("no without but however although though except".split())
+_NO_GAP = _NO_WIDE_GAP | frozenset("which , : ( ) ?".split())
 _ABBREVIATIONS = frozenset({"vs", "dr", "approx", "resp", "ca", "e.g", "i.e", "eg", "ie"})
 
 # a number with its decimals, a word, a blank line, a line that starts with a list mark, or one punctuation mark
@@ -51,61 +53,76 @@ class Match(NamedTuple, Generic[Tag]):
     tag: Tag
 
 
-@dataclass(frozen=True)
-class _Element:
-    """One word of a phrase: any of ``exact``, or what begins with one of ``stems``; neither for a gap."""
+class _Node(Generic[Tag]):
+    """A place in the tree of phrases: what may come next, and the tags of the phrases that end here."""
 
-    exact: frozenset[str]
-    stems: tuple[str, ...]
+    __slots__ = ("exact", "gaps", "lengths", "stems", "tags")
 
-    def fits(self, word: str) -> bool:
-        return word in self.exact or word.startswith(self.stems)
+    def __init__(self) -> None:
+        self.exact: dict[str, _Node[Tag]] = {}
+        self.stems: dict[str, _Node[Tag]] = {}
+        self.lengths: tuple[int, ...] = ()
+        self.gaps: dict[int, _Node[Tag]] = {}
+        self.tags: list[Tag] = []
 
-    @property
-    def gap(self) -> bool:
-        return not self.exact and not self.stems
+    def add(self, part: str) -> _Node[Tag]:
+        """The node behind one word of a phrase, ``_`` and ``__`` included."""
+        if part in _GAPS:
+            return self.gaps.setdefault(_GAPS[part], _Node())
+        if part.endswith("*"):
+            node = self.stems.setdefault(part[:-1], _Node())
+            self.lengths = tuple(sorted({len(stem) for stem in self.stems}))
+            return node
+        return self.exact.setdefault(part, _Node())
+
+    def after(self, word: str) -> Sequence[_Node[Tag]]:
+        """Nodes that a word leads to."""
+        found = [self.exact[word]] if word in self.exact else []
+        for length in self.lengths:
+            if word[:length] in self.stems and len(word) >= length:
+                found.append(self.stems[word[:length]])
+        return found
 
 
 class Phrasebook(Generic[Tag]):
     """Phrases, each with a tag, found wherever they occur.
 
-    A phrase is words separated by spaces: ``a|b`` is either, ``opacit*`` any word that begins so, ``_`` up to ``GAP``
-    words without punctuation or conjunction. The work per word is bounded by the table, so it is linear in the text.
+    A phrase is words separated by spaces: ``a|b`` is either, ``opacit*`` any word that begins so, ``_`` up to
+    ``GAP`` words without punctuation or conjunction, ``__`` up to ``WIDE_GAP`` words and commas. The work per word is
+    bounded by the table, so it is linear in the text.
 
     Raises:
-        ConfigError: an empty phrase, or one that begins or ends with ``_``.
+        ConfigError: an empty phrase, or one that begins or ends with a gap.
     """
 
     def __init__(self, entries: Iterable[tuple[str, Tag]]):
-        exact: dict[str, list[tuple[tuple[_Element, ...], Tag]]] = {}
-        stems: dict[str, list[tuple[tuple[_Element, ...], Tag]]] = {}
+        self._root: _Node[Tag] = _Node()
         for phrase, tag in entries:
-            elements = tuple(_element(part) for part in phrase.split())
-            if not elements or elements[0].gap or elements[-1].gap:
+            parts = phrase.split()
+            if not parts or parts[0] in _GAPS or parts[-1] in _GAPS:
                 raise ConfigError(f"phrase {phrase!r}: it must begin and end with a word, not with a gap")
-            for word in elements[0].exact:
-                exact.setdefault(word, []).append((elements, tag))
-            for stem in elements[0].stems:
-                stems.setdefault(stem, []).append((elements, tag))
-        lengths = sorted({len(stem) for stem in stems})
-
-        @lru_cache(maxsize=20_000)
-        def beginning_with(word: str) -> tuple[tuple[tuple[_Element, ...], Tag], ...]:
-            found = list(exact.get(word, ()))
-            for length in lengths:
-                found += stems.get(word[:length], ()) if len(word) >= length else ()
-            return tuple(found)
-
-        self._beginning_with = beginning_with
+            nodes = [self._root]
+            for part in parts:
+                nodes = [node.add(word) for node in nodes for word in part.split("|")]
+            for node in nodes:
+                node.tags.append(tag)
+        self._beginnings = lru_cache(maxsize=20_000)(self._root.after)
 
     def find(self, words: Sequence[str]) -> list[Match[Tag]]:
-        """Every occurrence of every phrase, from left to right; occurrences may overlap."""
+        """Every occurrence of every phrase, from left to right; they may overlap. A gap is as short as it can be."""
         found = []
-        for i, word in enumerate(words):
-            for elements, tag in self._beginning_with(word):
-                end = _end(elements, 1, words, i + 1)
-                if end:
-                    found.append(Match(i, end, tag))
+        for start, word in enumerate(words):
+            places = [(node, start + 1) for node in self._beginnings(word)]
+            ends: dict[_Node[Tag], int] = {}
+            while places:
+                node, i = places.pop()
+                if node.tags:
+                    ends[node] = min(i, ends.get(node, i))
+                if i < len(words):
+                    places += [(following, i + 1) for following in node.after(words[i])]
+                    for gap, behind in node.gaps.items():
+                        places += _over(gap, behind, words, i)
+            found += [Match(start, end, tag) for node, end in ends.items() for tag in node.tags]
         return found
 
     def cover(self, words: Sequence[str]) -> list[Match[Tag]]:
@@ -122,28 +139,12 @@ def listed(table: str) -> tuple[str, ...]:
     return tuple(phrase for phrase in (" ".join(part.split()) for part in table.split(",")) if phrase)
 
 
-def _element(part: str) -> _Element:
-    if part == "_":
-        return _Element(frozenset(), ())
-    words = part.split("|")
-    return _Element(
-        frozenset(word for word in words if not word.endswith("*")),
-        tuple(word[:-1] for word in words if word.endswith("*")),
-    )
-
-
-def _end(elements: Sequence[_Element], k: int, words: Sequence[str], i: int) -> int:
-    """Where the phrase ends if its elements from k on fit the words from i on; 0 if they do not."""
-    while k < len(elements):
-        if elements[k].gap:
-            for skipped in range(GAP + 1):
-                end = _end(elements, k + 1, words, i + skipped)
-                if end:
-                    return end
-                if i + skipped >= len(words) or words[i + skipped] in _NO_GAP:
-                    return 0
-            return 0
-        if i >= len(words) or not elements[k].fits(words[i]):
-            return 0
-        k, i = k + 1, i + 1
-    return i
+def _over(gap: int, behind: _Node[Tag], words: Sequence[str], i: int) -> list[tuple[_Node[Tag], int]]:
+    """Places behind a gap that begins at word i."""
+    barriers = _NO_GAP if gap == GAP else _NO_WIDE_GAP
+    places = []
+    for j in range(i, min(i + gap + 1, len(words))):
+        places += [(node, j + 1) for node in behind.after(words[j])]
+        if words[j] in barriers:
+            break
+    return places
