@@ -64,7 +64,8 @@ OBSERVATIONS = (
         "Lung Opacity",
         present=f"""
             {_OPACITY}, air space|airspace disease*|opacit*|consolidation*|process*, ground glass, groundglass,
-            reticular _ pattern|marking*|change*, reticulation*, interstitial marking*|pattern|change*|disease*|prominence,
+            reticular _ pattern|marking*|change*, reticulation*,
+            interstitial marking*|pattern|change*|disease*|prominence,
             interstitial lung disease, interstitial process, increased _ marking*, prominent _ interstitial|marking*,
             bronchovascular crowding, alveolar process|disease, parenchymal disease|process|abnormalit*, scarring, scar,
             fibrosis, fibrotic change*, peribronchial cuffing, peribronchial thickening, bronchial wall thickening,
@@ -92,7 +93,8 @@ OBSERVATIONS = (
     Observation(
         "Edema",
         present="""
-            edema, oedema, edematous, heart failure, chf, vascular|pulmonary|central|venous congestion, congestive change*,
+            edema, oedema, edematous, heart failure, chf, vascular|pulmonary|central|venous congestion,
+            congestive change*,
             congestion, congestive failure, vascular engorgement|redistribution|prominence|plethora, fluid overload,
             volume overload, cephalization, kerley, septal line*, pulmonary venous hypertension, hydrostatic,
             vascular _ engorged|indistinct|prominent, indistinct _ vascul*, cardiac decompensation, interstitial edema,
@@ -108,7 +110,8 @@ OBSERVATIONS = (
     Observation(
         "Pneumonia",
         present="""
-            pneumonia*, bronchopneumonia*, infection*, infectious, pneumonitis, infectious process*, aspiration pneumon*,
+            pneumonia*, bronchopneumonia*, infection*, infectious, pneumonitis, infectious process*,
+            aspiration pneumon*,
             pneumonic, covid*, tuberculosis, abscess*""",
         ignore="""
             urinary infection*, wound infection*, aspiration precautions, line infection*, radiation pneumonitis,
@@ -129,7 +132,8 @@ OBSERVATIONS = (
     Observation(
         "Pleural Effusion",
         present="""
-            effusion*, pleural effusion*, pleural _ effusion*, pleural fluid|liquid|collection*, hydrothora*, hemothora*,
+            effusion*, pleural effusion*, pleural _ effusion*, pleural fluid|liquid|collection*, hydrothora*,
+            hemothora*,
             haemothora*, hydropneumothora*, hemopneumothora*, subpulmonic fluid, subpulmonic effusion*, empyema*,
             fluid in the pleural|fissure*, blunting of the _ costophrenic|sulcus|angle*, blunted _ costophrenic,
             blunting of _ costophrenic, costophrenic _ blunted|blunting|obscured, costophrenic|sulcus blunting,
@@ -138,7 +142,8 @@ OBSERVATIONS = (
             costophrenic _ clear|sharp|sharply|preserved, clear|sharp costophrenic, pleural spaces _ clear,
             pleural space is clear, clear pleural spaces, pleura _ normal|unremarkable|clear""",
         ignore="""
-            pericardial effusion*, joint effusion*, pericardial and joint effusion*, knee effusion*, effusion of the knee,
+            pericardial effusion*, joint effusion*, pericardial and joint effusion*, knee effusion*,
+            effusion of the knee,
             pericardial fluid|collection*""",
     ),
     Observation(
@@ -154,7 +159,8 @@ OBSERVATIONS = (
         "Fracture",
         present="""
             fracture*, fractured, compression deformit*, wedge deformit*, rib deformit*, vertebral deformit*, wedging,
-            compression of the _ vertebra*, vertebral compression, vertebral _ compression, broken rib*, dislocation*""",
+            compression of the _ vertebra*, vertebral compression, vertebral _ compression, broken rib*,
+            dislocation*""",
         absent="bony structures _ intact, osseous structures _ intact, bones _ intact, ribs _ intact",
         ignore="fracture of the wire*|catheter*|lead*, fractured wire*|lead*|catheter*, bowel compression",
     ),
@@ -163,7 +169,8 @@ OBSERVATIONS = (
         present="""
             tube*, line, lines, catheter*, picc, port, ports, portacath, port a cath, mediport, chemoport, infusaport,
             pacemaker*, pacer*, aicd, icd, defibrillator*, lead, leads, stent*, swan, swan ganz, sternal wire*,
-            sternotomy wire*, median sternotomy, cabg clip*, surgical clip*, surgical clips, clip, clips, suture*, drain*,
+            sternotomy wire*, median sternotomy, cabg clip*, surgical clip*, surgical clips, clip, clips, suture*,
+            drain*,
             drainage catheter*, pigtail*, dobhoff, dobbhoff, nasogastric, orogastric, enteric tube*, et, ett,
             endotracheal, tracheostomy, valve*, prosthes*, prosthetic, valve replacement, balloon pump, iabp, ecmo,
             impella, lvad, hardware, rod, rods, screw*, device*, monitor*, electrode*, wires, wire, cannula*, sheath,

@@ -19,7 +19,8 @@ OBSERVATIONS = (
         "Medical material",
         present="""
             catheter*, port chamber, port, stent*, pacemaker*, pace maker, tube, tubes, cannula*, prosthe*,
-            suture material*, metallic suture*, sutures, surgical suture*, clip*, sternotomy, electrode*, wire*, metallic,
+            suture material*, metallic suture*, sutures, surgical suture*, clip*, sternotomy, electrode*, wire*,
+            metallic,
             drain, drains, valve replacement, graft*, icd, screw*, silicone, breast implant*, implant _ breast*,
             stabil* material*, fixat* material*, surgical material*, operation material*, operative material*,
             tracheostomy, nasogastric, device*, filter, coil*, plaque screw*, medical material*, battery""",
@@ -39,12 +40,15 @@ OBSERVATIONS = (
     Observation(
         "Cardiomegaly",
         present="""
-            cardiomegaly, heart _ larger than normal, ctr increase*, ctr _ increase*, heart size _ increased|enlarged|larger|above|increase, heart _ enlarged|larger|increased,
+            cardiomegaly, heart size : _ enlarged, enlarged cardiac, cardiac outline : _ enlarged,
+            heart _ larger than normal, ctr increase*, ctr _ increase*,
+            heart size _ increased|enlarged|larger|above|increase, heart _ enlarged|larger|increased,
             enlarged heart, increase|increased in heart size, increase|increased in the size of the heart,
             cardiothoracic index|ratio _ increased|increase|favor, increased heart size, heart dimensions _ increased,
             cardiac _ enlarged|increased|enlargement, increased cardiothoracic, heart size _ larger, cardiac dilatation,
             increased cardiac, atri* _ dilat*|enlarged|dilated|increased, ventric* _ dilat*|enlarged|dilated|increased,
-            heart dimensions _ above, cardiomyopathy, cardiac size _ increased|enlarged, cardiac dimensions _ increased""",
+            heart dimensions _ above, cardiomyopathy, cardiac size _ increased|enlarged,
+            cardiac dimensions _ increased""",
         absent="heart _ normal, heart contour|size _ normal, cardiothoracic index _ normal",
     ),
     Observation(
@@ -64,12 +68,16 @@ OBSERVATIONS = (
     Observation(
         "Hiatal hernia",
         present="hiatal hernia*, hiatus hernia*, hernia*, hiatal _ hernia*, hiatal",
-        ignore="umbilical hernia*, inguinal hernia*, ventral hernia*, bochdalek hernia*, morgagni hernia*, disc hernia*",
+        ignore="""
+            umbilical hernia*, inguinal hernia*, ventral hernia*, bochdalek hernia*, morgagni hernia*, disc
+            hernia*""",
     ),
     Observation(
         "Lymphadenopathy",
         present="""
-            lymph node*, lymphadenopath*, lap, laps, lymphadenomegal*, adenopath*, lymphadenomegaly, lymph nodules, lymph adenopathy*""",
+            lymph node*, lymphadenopath*, lap, laps, lymphadenomegal*, adenopath*, lymph nodules, lymph adenopathy*,
+            mediastinal nodes, hilar nodes, enlarged node*""",
+        absent="lymph node* _ normal, lymph node* : normal|unremarkable, normal lymph node*",
         ignore="intrapulmonary lymph node*, intraparenchymal lymph node*",
     ),
     Observation(
@@ -94,7 +102,9 @@ OBSERVATIONS = (
     ),
     Observation(
         "Lung opacity",
-        present="ground glass, groundglass, opacit*, density area*, dependent|depandant density|densities, dependent increase*",
+        present="""
+            ground glass, groundglass, opacit*, density area*, dependent|depandant density|densities, dependent
+            increase*""",
         ignore="ground glass nodul*, micronodular opacit*",
         elsewhere=_ORGANS,
         here=_LUNG,
@@ -126,15 +136,19 @@ OBSERVATIONS = (
         present="""
             peribronchial|peribronchovascular|peribroncovascular __ thick*, thick* _ peribronch*,
             increase* _ peribronch* thick*, bronchial _ thick*, bronch* wall* _ thick*, thick* _ bronch*""",
-        absent="no increase _ peribronchial wall thick*, no increase _ peribronchial thick*, no increase _ bronchial wall thick*",
+        absent="""
+            no increase _ peribronchial wall thick*, no increase _ peribronchial thick*, no increase _ bronchial
+            wall thick*""",
     ),
     Observation(
         "Consolidation",
-        present="consolidat*, airspace opacit*",
+        present="consolidat*, airspace opacit*|disease*",
     ),
     Observation(
         "Bronchiectasis",
-        present="bronchiecta*, bronchiolectas*, bronch* _ dilat*, dilat* _ bronch*, ectasia _ bronch*, bronch* _ ectasia",
+        present="""
+            bronchiecta*, bronchiolectas*, bronch* _ dilat*, dilat* _ bronch*, ectasia _ bronch*, bronch* _
+            ectasia""",
     ),
     Observation(
         "Interlobular septal thickening",

@@ -25,7 +25,7 @@ CERTAIN_OR_NOT = frozenset({"positive", "uncertain"})
 class LabelCounts:
     """Hits of K classes in N reports.
 
-    ``hits``, ``named`` and ``there`` are (N, K): whether a class is positive on both sides, in the prediction, and in the
+    ``hits``, ``named`` and ``there`` are (N, K): whether a class is positive on both sides, in the prediction, in the
     truth. Sums over reports are all that precision, recall and F1 need.
     """
 
@@ -38,7 +38,7 @@ class LabelCounts:
         return len(self.hits)
 
     def of_classes(self) -> dict[str, dict[str, float | None]]:
-        """Per class ``precision``, ``recall``, ``f1`` (None where undefined) and ``n``, the reports where it is there."""
+        """Per class ``precision``, ``recall``, ``f1`` (None where undefined) and ``n``, the reports that have it."""
         scores = {}
         for k, name in enumerate(self.classes):
             hits, named, there = (float(a[:, k].sum()) for a in (self.hits, self.named, self.there))
@@ -99,4 +99,6 @@ def label_counts_of_texts(
     positive: AbstractSet[str] = CERTAIN,
 ) -> LabelCounts:
     """The same for generated reports against references, both labelled by ``labeler``."""
-    return label_counts([labeler(text) for text in references], [labeler(text) for text in hypotheses], positive=positive)
+    return label_counts(
+        [labeler(text) for text in references], [labeler(text) for text in hypotheses], positive=positive
+    )

@@ -57,7 +57,9 @@ class RuleLabeler:
         beside: classes that may be positive beside it.
     """
 
-    def __init__(self, observations: Sequence[Observation], *, no_finding: str = "", beside: AbstractSet[str] = frozenset()):
+    def __init__(
+        self, observations: Sequence[Observation], *, no_finding: str = "", beside: AbstractSet[str] = frozenset()
+    ):
         self.observations = tuple(observations)
         self.no_finding = no_finding
         self.beside = frozenset(beside)
@@ -86,7 +88,7 @@ class RuleLabeler:
         return labels
 
     def mentions(self, words: Sequence[str]) -> list[Mention]:
-        """Mentions in one sentence (see :func:`.sentences`), in the order of their starts; at most one per class and word."""
+        """Mentions in one sentence (see :func:`.sentences`), sorted; at most one per class and word."""
         by_class: dict[str, list[tuple[int, int, str]]] = {}
         for start, end, (name, kind) in self._book.find(words):
             by_class.setdefault(name, []).append((start, end, kind))
@@ -100,7 +102,9 @@ class RuleLabeler:
                 continue
             for start, end, kind in _longest(spans):
                 if kind != "ignore":
-                    found.append(Mention(start, end, name, _label(kind, reach.denied(start, end), reach.doubted(start, end))))
+                    found.append(
+                        Mention(start, end, name, _label(kind, reach.denied(start, end), reach.doubted(start, end)))
+                    )
         return sorted(found)
 
     def _found(self, labels: Mapping[str, Label]) -> bool:

@@ -136,7 +136,9 @@ class RadBERT:
         try:
             found = AutoModelForSequenceClassification.from_pretrained(self.folder, local_files_only=True)
         except (OSError, RuntimeError, ValueError) as error:
-            raise ConfigError(f"{self.folder}: no RadBERT checkpoint that can be read ({_first_line(error)})") from error
+            raise ConfigError(
+                f"{self.folder}: no RadBERT checkpoint that can be read ({_first_line(error)})"
+            ) from error
         if found.config.num_labels != len(RADBERT_CLASSES):
             raise ConfigError(
                 f"{self.folder}: the classifier has {found.config.num_labels} outputs; "

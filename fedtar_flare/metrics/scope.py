@@ -21,7 +21,9 @@ class Cue(Enum):
     NOTHING = 7  # looks like a denial and is none
 
 
-_OBSERVED = "observed|detected|seen|identified|noted|found|present|visualized|visualised|appreciated|demonstrated|evident"
+_OBSERVED = (
+    "observed|detected|seen|identified|noted|found|present|visualized|visualised|appreciated|demonstrated|evident"
+)
 _OBSERVED += "|distinguished|monitored|encountered|apparent|visible|shown|followed|selected|watched|traced|suggested"
 _OBSERVED += "|included|developed|occurred|recorded|described|determined|available|viewed|measured"
 _BE = "is|are|was|were|be|been"
@@ -35,7 +37,8 @@ _CUES = {
         {_BE} not, did|does|do not show|reveal|demonstrate|have, status post removal of, aside from, apart from,
         instead of, nothing to suggest, no findings of|for, insufficient for""",
     Cue.DENIES_BEFORE: f"""
-        not {_OBSERVED}, {_BE} not {_OBSERVED}, has|have not been {_OBSERVED}, {_BE} _ not {_OBSERVED}, not _ {_OBSERVED},
+        not {_OBSERVED}, {_BE} not {_OBSERVED}, has|have not been {_OBSERVED}, {_BE} _ not {_OBSERVED},
+        not _ {_OBSERVED},
         could|can not be {_OBSERVED}, cannot be {_OBSERVED}, {_BE} absent, absent, : none, : no, : absent, : negative,
         none {_OBSERVED}, no longer {_OBSERVED}, {_BE} no longer {_OBSERVED}, has|have resolved,
         has|have completely|fully|now|since|essentially|nearly resolved, completely|fully|now resolved, resolved,
@@ -87,17 +90,61 @@ _CUES = {
         without removal, can be seen, can be observed, could be seen, as far as can be observed|seen, may be seen,
         not the only, as can be seen, no comparison, no prior, no previous, not optimally _ evaluated, removed and,
         could not be evaluated|assessed, cannot be evaluated|assessed, can not be evaluated|assessed, not evaluated,
-        not be evaluated optimally, could not be evaluated optimally, no doubt, negative pressure, not fully evaluated""",
+        not be evaluated optimally, could not be evaluated optimally, no doubt, negative pressure,
+        not fully evaluated""",
 }
 _BOOK: Phrasebook[Cue] = Phrasebook((phrase, cue) for cue, table in _CUES.items() for phrase in listed(table))
 
-_VERBS = frozenset("is are was were has have had shows show remains remain demonstrates there".split())
+_VERBS = frozenset(
+    ["is", "are", "was", "were", "has", "have", "had", "shows", "show", "remains", "remain", "demonstrates", "there"]
+)
 _PREDICATES = _VERBS | frozenset(_OBSERVED.split("|"))
 # after a comma these begin a statement of their own: "no pneumothorax, small effusion"
 _STATES = frozenset(
-    "small mild mildly moderate moderately large minimal minimally slight slightly severe severely marked markedly "
-    "stable unchanged persistent new increased increasing decreased decreasing worsening improved improving there the "
-    "a an bilateral right left known again status post tiny trace extensive diffuse residual interval".split()
+    [
+        "small",
+        "mild",
+        "mildly",
+        "moderate",
+        "moderately",
+        "large",
+        "minimal",
+        "minimally",
+        "slight",
+        "slightly",
+        "severe",
+        "severely",
+        "marked",
+        "markedly",
+        "stable",
+        "unchanged",
+        "persistent",
+        "new",
+        "increased",
+        "increasing",
+        "decreased",
+        "decreasing",
+        "worsening",
+        "improved",
+        "improving",
+        "there",
+        "the",
+        "a",
+        "an",
+        "bilateral",
+        "right",
+        "left",
+        "known",
+        "again",
+        "status",
+        "post",
+        "tiny",
+        "trace",
+        "extensive",
+        "diffuse",
+        "residual",
+        "interval",
+    ]
 )
 _ALTERNATIVES = frozenset({"or", "nor", "and/or"})
 

@@ -16,8 +16,8 @@ GAP = 3
 WIDE_GAP = 15
 """Most words that ``_`` and ``__`` in a phrase stand for."""
 _GAPS = {"_": GAP, "__": WIDE_GAP}
-_NO_WIDE_GAP = frozenset("no without but however although though except".split())
-_NO_GAP = _NO_WIDE_GAP | frozenset("which , : ( ) ?".split())
+_NO_WIDE_GAP = frozenset(["no", "without", "but", "however", "although", "though", "except"])
+_NO_GAP = _NO_WIDE_GAP | frozenset(["which", ",", ":", "(", ")", "?"])
 _ABBREVIATIONS = frozenset({"vs", "dr", "approx", "resp", "ca", "e.g", "i.e", "eg", "ie"})
 
 # a number with its decimals, a word, a blank line, a line that starts with a list mark, or one punctuation mark
@@ -33,12 +33,12 @@ def sentences(text: str) -> Iterator[list[str]]:
     words: list[str] = []
     previous = ""
     for token in _TOKEN.findall(unicodedata.normalize("NFKC", text).lower()):
-        ends = token[0] in ".;!\n•\"“”" and not (token == "." and previous in _ABBREVIATIONS)
+        ends = token[0] in '.;!\n•"“”' and not (token == "." and previous in _ABBREVIATIONS)
         # "pneumonia? edema": the mark belongs to the words before it; "(pneumonia?)" goes on
         if words and (ends or (previous == "?" and token not in ("?", ")", ","))):
             yield words
             words = []
-        if token[0] not in ".;!\n•\"“”":
+        if token[0] not in '.;!\n•"“”':
             words.append(token)
         previous = token
     if words:

@@ -31,7 +31,7 @@ class PatientSums:
     """What each of P patients adds to a corpus, ``sums`` (P, K), and the score of such sums.
 
     Raises:
-        DataError: ``no-reports`` without any patient; ``unusable-sums`` where a sum is not finite or the shape is wrong.
+        DataError: ``no-reports`` without any patient; ``unusable-sums`` where a sum is not finite or the shape wrong.
     """
 
     patients: tuple[Any, ...]
@@ -144,9 +144,9 @@ def compare(
 ) -> Comparison:
     """Compare two systems on the same patients: each replicate draws the same patients for both.
 
-    ``p`` is that of a paired permutation test: under the null hypothesis each patient's results may be exchanged between
-    the systems. All 2^P exchanges are tried where they are no more than ``replicates``; else as many random ones, with
-    p = (1 + at least as extreme) / (1 + replicates).
+    ``p`` is that of a paired permutation test: under the null hypothesis each patient's results may be exchanged
+    between the systems. All 2^P exchanges are tried where they are no more than ``replicates``; else as many random
+    ones, with p = (1 + at least as extreme) / (1 + replicates).
 
     Raises:
         DataError: ``unequal-patients`` where the systems did not report on the same patients.
@@ -189,7 +189,9 @@ def win_rate(a: ArrayLike, b: ArrayLike, *, higher_is_better: bool = True) -> fl
     """
     first, second = np.asarray(a, dtype=np.float64), np.asarray(b, dtype=np.float64)
     if first.shape != second.shape or first.ndim != 1:
-        raise DataError(f"scores of shape {first.shape} and {second.shape} do not go in pairs", reason="unequal-lengths")
+        raise DataError(
+            f"scores of shape {first.shape} and {second.shape} do not go in pairs", reason="unequal-lengths"
+        )
     if not len(first):
         raise DataError("there is no report to compare", reason="no-reports")
     better = first > second if higher_is_better else first < second
@@ -197,7 +199,7 @@ def win_rate(a: ArrayLike, b: ArrayLike, *, higher_is_better: bool = True) -> fl
 
 
 def holm(p_values: Mapping[str, float]) -> dict[str, float]:
-    """p values of several tests, corrected after Holm: sorted upwards, the i-th of m is p times m - i + 1, never falling.
+    """p values of several tests, corrected after Holm: sorted upwards, the i-th of m is p (m - i + 1), never falling.
 
     Raises:
         DataError: ``unusable-p`` for a value outside 0..1.

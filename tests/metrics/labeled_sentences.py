@@ -1,7 +1,7 @@
 """Sentences of chest radiograph reports, written for the tests, with the labels that a reader gives them.
 
-Classes by initials, then ``+`` positive, ``-`` negative, ``?`` uncertain; what is not named is blank. ``No Finding`` is not
-listed: it follows from the others.
+Classes by initials, then ``+`` positive, ``-`` negative, ``?`` uncertain; what is not named is blank. ``No Finding`` is
+not listed: it follows from the others.
 """
 
 CLASSES = {

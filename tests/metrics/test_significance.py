@@ -58,7 +58,7 @@ def test_ratio_scores_are_those_of_the_drawn_corpus():
     named, there = hits + generator.integers(0, 2, (30, 4)), hits + generator.integers(0, 2, (30, 4))
     sums = f1_score(np.arange(30) % 11, hits, named, there)
     assert sums.value() == pytest.approx(2 * hits.sum() / (named.sum() + there.sum()))
-    words = "lung clear no effusion . nodule".split()
+    words = ["lung", "clear", "no", "effusion", ".", "nodule"]
     draw = lambda: [[words[i] for i in generator.integers(6, size=9)] for _ in range(30)]  # noqa: E731
     references, hypotheses = draw(), draw()
     statistics = language_statistics([[r] for r in references], hypotheses)
@@ -78,10 +78,16 @@ def test_few_patients_are_permuted_exactly_as_scipy_does():
     a, b = values_of(9, 0.4, seed=5), values_of(9, 0.0, seed=6)
     got = compare(mean_score(range(9), a), mean_score(range(9), b))
     expected = stats.permutation_test(
-        (a, b), lambda x, y, axis: (x - y).mean(axis=axis), permutation_type="samples", n_resamples=np.inf, vectorized=True
+        (a, b),
+        lambda x, y, axis: (x - y).mean(axis=axis),
+        permutation_type="samples",
+        n_resamples=np.inf,
+        vectorized=True,
     )
     assert got.p == pytest.approx(expected.pvalue)
-    by_hand = [abs(sum(s * d for s, d in zip(signs, a - b, strict=True))) for signs in itertools.product((1, -1), repeat=9)]
+    by_hand = [
+        abs(sum(s * d for s, d in zip(signs, a - b, strict=True))) for signs in itertools.product((1, -1), repeat=9)
+    ]
     assert got.p == pytest.approx(np.mean(np.array(by_hand) >= abs((a - b).sum()) - 1e-9))
 
 
@@ -117,7 +123,9 @@ def test_holm_by_its_definition(p_values):
 
 
 def test_holm_of_a_known_example():
-    assert holm({"a": 0.01, "b": 0.04, "c": 0.03, "d": 0.005}) == pytest.approx({"a": 0.03, "b": 0.06, "c": 0.06, "d": 0.02})
+    assert holm({"a": 0.01, "b": 0.04, "c": 0.03, "d": 0.005}) == pytest.approx(
+        {"a": 0.03, "b": 0.06, "c": 0.06, "d": 0.02}
+    )
     with pytest.raises(DataError):
         holm({"a": float("nan")})
 
