@@ -15,7 +15,15 @@ from fedtar_flare.methods import METHODS, contract_of
 from fedtar_flare.protocol.messages import Reply
 
 BASES = {base.__name__: base for base in (MethodController, ReportExecutor, ReportLearner)}
-PAGES = ("README.md", "docs/method.md", "docs/scale.md", "docs/tour.md", "provisioning/README.md", "CHANGELOG.md")
+PAGES = (
+    "README.md",
+    "docs/method.md",
+    "docs/metrics.md",
+    "docs/scale.md",
+    "docs/tour.md",
+    "provisioning/README.md",
+    "CHANGELOG.md",
+)
 
 
 def read(repository, page):

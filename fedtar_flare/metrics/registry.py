@@ -31,6 +31,19 @@ SCORES = {
         Score("cider", "CIDEr", curve=True),
         Score("token_loss", "token loss", scale=1.0, higher_is_better=False, decimals=3, curve=True),
         Score("finding_f1", "finding F1", curve=True),
+        Score("chexpert_rules_f1", "CheXpert classes F1 (rules)"),
+        Score("ctrate_rules_f1", "CT-RATE classes F1 (rules)"),
+        Score("chexbert_f1", "CheXbert F1"),
+        Score("radbert_f1", "RadBERT F1"),
+        Score("radgraph_partial", "RadGraph F1"),
+        Score("bertscore", "BERTScore"),
+        Score("meteor", "METEOR"),
+        Score("change_f1", "change words F1"),
+        Score("finding_change_f1", "finding change F1"),
+        Score("contradictions", "contradictions between visits", higher_is_better=False),
+        Score("identical_share", "identical reports", higher_is_better=False),
+        Score("mismatched_share", "other references fit better", higher_is_better=False),
+        Score("length_ratio", "length ratio", scale=1.0, decimals=2),
     )
 }
 """In the order in which they are shown."""

@@ -1,0 +1,155 @@
+"""Signs that generated reports do not come from the image: each a number, its limit, and what it means.
+
+All are about one site's reports; the texts stay there and the numbers may leave.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+
+from fedtar_flare.errors import DataError
+from fedtar_flare.metrics.language import clean
+
+IDENTICAL_EXCESS = 0.25
+"""How much larger the share of identical reports may be than among the references: normal studies do read alike."""
+MISMATCHED = 0.4
+"""A report that says nothing of its patient fits half of the other patients' references better than its own (0.5)."""
+LENGTH_RATIO = (0.6, 1.5)
+"""Below, reports are cut short or leave things out; above, they repeat themselves."""
+RECALL_LOSS = 0.02
+"""Findings lost against the warm start that are more than rounding and chance in a small test set."""
+MOST_REFERENCES = 500
+"""Reports and references compared with each other, at most; spread evenly over those given."""
+
+
+@dataclass(frozen=True)
+class Alarm:
+    """``value`` against ``limits``, lowest and highest; ``meaning`` says what a raised one shows."""
+
+    name: str
+    value: float
+    limits: tuple[float, float]
+    meaning: str
+
+    @property
+    def raised(self) -> bool:
+        return not self.limits[0] <= self.value <= self.limits[1]
+
+
+def identical_share(texts: Sequence[str]) -> float:
+    """Share of reports whose cleaned text another one has too; 0 where all differ.
+
+    Raises:
+        DataError: ``no-reports``.
+    """
+    _some(texts)
+    counts = Counter(clean(text) for text in texts)
+    return sum(count for count in counts.values() if count > 1) / len(texts)
+
+
+def mismatched_share(patients: Sequence[str], references: Sequence[str], generated: Sequence[str]) -> float | None:
+    """Mean share of other patients' references that a generated report fits better than its own reference.
+
+    Fit is the Dice overlap of words and word pairs; a tie counts half. 0 is perfect, 0.5 is chance. None where there is
+    one patient only.
+
+    Raises:
+        DataError: ``no-reports`` or ``unequal-lengths``.
+    """
+    _pairs(references, generated)
+    _pairs(patients, generated)
+    chosen = np.unique(np.linspace(0, len(generated) - 1, min(len(generated), MOST_REFERENCES)).astype(int))
+    grams: dict[tuple[str, ...], int] = {}
+    sides = []
+    for texts in (generated, references):
+        rows = [_grams(texts[i]) for i in chosen]
+        for row in rows:
+            for gram in row:
+                grams.setdefault(gram, len(grams))
+        sides.append(rows)
+    hypothesis, reference = (np.zeros((len(chosen), len(grams)), dtype=np.float32) for _ in range(2))
+    for matrix, rows in zip((hypothesis, reference), sides, strict=True):
+        for i, row in enumerate(rows):
+            matrix[i, [grams[gram] for gram in row]] = 1
+    fit = 2 * (hypothesis @ reference.T) / np.maximum(hypothesis.sum(1)[:, None] + reference.sum(1)[None], 1)
+    own = np.diagonal(fit)[:, None]
+    names = np.array([str(patients[i]) for i in chosen])
+    others = names[:, None] != names[None]
+    if not others.any():
+        return None
+    better = ((fit > own) + 0.5 * (fit == own)) * others
+    counted = others.sum(1)
+    return float((better.sum(1)[counted > 0] / counted[counted > 0]).mean())
+
+
+def length_ratio(references: Sequence[str], generated: Sequence[str]) -> float:
+    """Words of all generated reports, per word of the references.
+
+    Raises:
+        DataError: ``no-reports``, ``unequal-lengths``, or ``empty-references`` where no reference has a word.
+    """
+    _pairs(references, generated)
+    words = sum(len(clean(text).split()) for text in references)
+    if not words:
+        raise DataError("no reference has a word", reason="empty-references")
+    return sum(len(clean(text).split()) for text in generated) / words
+
+
+def alarms(
+    patients: Sequence[str],
+    references: Sequence[str],
+    generated: Sequence[str],
+    *,
+    recall: Mapping[str, float | None] | None = None,
+) -> list[Alarm]:
+    """All alarms of one site's test reports, raised or not.
+
+    Args:
+        patients: whose each report is.
+        recall: ``now`` and ``warm_start``, recall of the findings that the warm start knows; left out where unknown.
+    """
+    of_references = identical_share(references)
+    found = [
+        Alarm(
+            "identical_share",
+            identical_share(generated),
+            (0.0, min(1.0, of_references + IDENTICAL_EXCESS)),
+            f"reports repeat each other word for word (references: {of_references:.0%})",
+        ),
+        Alarm(
+            "length_ratio",
+            length_ratio(references, generated),
+            LENGTH_RATIO,
+            "reports are much shorter or longer than the references",
+        ),
+    ]
+    mismatched = mismatched_share(patients, references, generated)
+    if mismatched is not None:
+        meaning = "reports fit other patients nearly as well as their own"
+        found.append(Alarm("mismatched_share", mismatched, (0.0, MISMATCHED), meaning))
+    now, start = ((recall or {}).get(name) for name in ("now", "warm_start"))
+    if now is not None and start is not None:
+        meaning = f"findings that the warm start reported (recall {start:.0%}) are missed now"
+        found.append(Alarm("finding_recall", now, (start - RECALL_LOSS, 1.0), meaning))
+    return found
+
+
+def _grams(text: str) -> set[tuple[str, ...]]:
+    words = clean(text).split()
+    return {(word,) for word in words} | set(pairwise(words))
+
+
+def _some(texts: Sequence[str]) -> None:
+    if not texts:
+        raise DataError("there is no report to look at", reason="no-reports")
+
+
+def _pairs(first: Sequence[str], second: Sequence[str]) -> None:
+    if len(first) != len(second):
+        raise DataError(f"{len(first)} and {len(second)} entries do not go in pairs", reason="unequal-lengths")
+    _some(second)

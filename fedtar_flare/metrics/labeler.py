@@ -1,0 +1,141 @@
+"""A rule-based labeler: which observations a report states, denies, doubts, or does not mention.
+
+Tables of phrases (:mod:`.chexpert_rules`, :mod:`.ctrate_rules`) and the scope rules of :mod:`.scope` decide. It is no
+neural labeler and its labels are not CheXbert's or RadBERT's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+from fedtar_flare.metrics.scope import scopes
+from fedtar_flare.metrics.sentences import Phrasebook, listed, sentences
+
+Label = Literal["positive", "negative", "uncertain", "blank"]
+_STRENGTH: dict[Label, int] = {"blank": 0, "negative": 1, "uncertain": 2, "positive": 3}
+
+
+@dataclass(frozen=True)
+class Observation:
+    """One class of a labeler, as tables of phrases separated by commas (see :class:`.Phrasebook`).
+
+    Args:
+        present: phrases that state it, unless denied or doubted.
+        absent: phrases that deny it by themselves ("heart size is normal"); denied, they state it.
+        unsure: phrases that leave it open by themselves ("heart size is top normal").
+        ignore: phrases that say something else; what they cover is no mention ("pericardial effusion").
+        elsewhere: words of another organ: a sentence with one of them has no mention, unless one of ``here`` is in it.
+    """
+
+    name: str
+    present: str
+    absent: str = ""
+    unsure: str = ""
+    ignore: str = ""
+    elsewhere: str = ""
+    here: str = ""
+
+
+class Mention(NamedTuple):
+    """An observation at ``words[start:end]`` of a sentence."""
+
+    start: int
+    end: int
+    name: str
+    label: Label
+
+
+class RuleLabeler:
+    """Labels of reports by rules; equal for equal texts, in linear time.
+
+    Args:
+        observations: the classes, in their order.
+        no_finding: name of the class that is positive where no other is positive or uncertain; "" for none.
+        beside: classes that may be positive beside it.
+    """
+
+    def __init__(
+        self, observations: Sequence[Observation], *, no_finding: str = "", beside: AbstractSet[str] = frozenset()
+    ):
+        self.observations = tuple(observations)
+        self.no_finding = no_finding
+        self.beside = frozenset(beside)
+        tables = ((one.name, kind, getattr(one, kind)) for one in observations for kind in _KINDS)
+        self._book = Phrasebook((phrase, (name, kind)) for name, kind, table in tables for phrase in listed(table))
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All classes; ``no_finding`` is the first."""
+        return ((self.no_finding,) if self.no_finding else ()) + tuple(one.name for one in self.observations)
+
+    def __call__(self, text: str) -> dict[str, Label]:
+        """The label of every class; a text without any word has blank labels only.
+
+        Positive if any mention is, else uncertain if any is, else negative if any is, else blank.
+        """
+        labels: dict[str, Label] = dict.fromkeys(self.names, "blank")
+        empty = True
+        for words in sentences(text):
+            empty = False
+            for mention in self.mentions(words):
+                if _STRENGTH[mention.label] > _STRENGTH[labels[mention.name]]:
+                    labels[mention.name] = mention.label
+        if self.no_finding and not empty and not self._found(labels):
+            labels[self.no_finding] = "positive"
+        return labels
+
+    def mentions(self, words: Sequence[str]) -> list[Mention]:
+        """Mentions in one sentence (see :func:`.sentences`), sorted; at most one per class and word."""
+        by_class: dict[str, list[tuple[int, int, str]]] = {}
+        for start, end, (name, kind) in self._book.find(words):
+            by_class.setdefault(name, []).append((start, end, kind))
+        if not by_class:
+            return []
+        reach = scopes(words)
+        found = []
+        for name, spans in by_class.items():
+            kinds = {kind for _, _, kind in spans}
+            if "elsewhere" in kinds and "here" not in kinds:
+                continue
+            for start, end, kind in _longest(spans):
+                if kind != "ignore":
+                    found.append(
+                        Mention(start, end, name, _label(kind, reach.denied(start, end), reach.doubted(start, end)))
+                    )
+        return sorted(found)
+
+    def _found(self, labels: Mapping[str, Label]) -> bool:
+        return any(label in ("positive", "uncertain") for name, label in labels.items() if name not in self.beside)
+
+
+_KINDS = ("present", "absent", "unsure", "ignore", "elsewhere", "here")
+
+
+def _longest(spans: Sequence[tuple[int, int, str]]) -> list[tuple[int, int, str]]:
+    """Spans of one class that do not overlap: the longest first, then from the left; words of organs are no spans."""
+    kept: list[tuple[int, int, str]] = []
+    reached = 0
+    # a span that begins later but within the one before is dropped, unless it is longer
+    for start, end, kind in sorted(spans, key=lambda span: (span[0], -span[1], -_KINDS.index(span[2]))):
+        if kind in ("elsewhere", "here"):
+            continue
+        if kept and start < reached:
+            last = kept[-1]
+            if end - start > last[1] - last[0]:
+                kept[-1] = (start, end, kind)
+                reached = end
+            continue
+        kept.append((start, end, kind))
+        reached = end
+    return kept
+
+
+def _label(kind: str, denied: bool, doubted: bool) -> Label:
+    if kind == "absent":
+        return "positive" if denied else "uncertain" if doubted else "negative"
+    if denied:
+        return "negative"
+    return "uncertain" if doubted or kind == "unsure" else "positive"

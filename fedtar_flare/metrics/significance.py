@@ -1,0 +1,292 @@
+"""Intervals and tests for scores of reports, over patients and over seeds.
+
+A patient's reports are not independent, so patients are what is drawn. Of each patient only sums are kept, from which
+the score of any set of patients follows: a few numbers per patient instead of texts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from fedtar_flare.errors import DataError
+from fedtar_flare.metrics.language import LanguageStatistics, bleu_of_sums
+
+Array = NDArray[np.float64]
+Score = Callable[[Array], Array]
+"""Scores (R,) of sums (R, K); nan where a score is not defined."""
+
+REPLICATES = 5_000
+CONFIDENCE = 0.95
+SEED = 20_240_229
+_CELLS = 2_000_000  # numbers drawn at a time
+
+
+@dataclass(frozen=True)
+class PatientSums:
+    """What each of P patients adds to a corpus, ``sums`` (P, K), and the score of such sums.
+
+    Raises:
+        DataError: ``no-reports`` without any patient; ``unusable-sums`` where a sum is not finite or the shape wrong.
+    """
+
+    patients: tuple[Any, ...]
+    sums: Array
+    score: Score
+
+    def __post_init__(self) -> None:
+        if not self.patients:
+            raise DataError("there is no patient to draw", reason="no-reports")
+        if self.sums.ndim != 2 or len(self.sums) != len(self.patients) or not np.isfinite(self.sums).all():
+            raise DataError(
+                f"sums must be finite and of shape ({len(self.patients)}, K); got shape {self.sums.shape}",
+                reason="unusable-sums",
+            )
+
+    def __len__(self) -> int:
+        return len(self.patients)
+
+    def value(self) -> float:
+        """The score of all patients."""
+        return float(self.score(self.sums.sum(axis=0, keepdims=True))[0])
+
+    def of_each(self) -> Array:
+        """The score of each patient alone, (P,)."""
+        return self.score(self.sums)
+
+
+def patient_sums(patients: Sequence[Any], reports: ArrayLike, score: Score) -> PatientSums:
+    """Sums of ``reports`` (N, K) by patient; ``patients`` (N,) says whose each report is.
+
+    Raises:
+        DataError: ``unequal-lengths``, and what :class:`PatientSums` raises.
+    """
+    rows = np.asarray(reports, dtype=np.float64)
+    if rows.ndim != 2 or len(rows) != len(patients):
+        raise DataError(
+            f"{len(patients)} patient(s) for reports of shape {rows.shape}: each report needs one",
+            reason="unequal-lengths",
+        )
+    names = sorted(set(patients))
+    index = {name: i for i, name in enumerate(names)}
+    sums = np.zeros((len(names), rows.shape[1]))
+    np.add.at(sums, [index[name] for name in patients], rows)
+    return PatientSums(tuple(names), sums, score)
+
+
+def mean_score(patients: Sequence[Any], values: ArrayLike) -> PatientSums:
+    """Mean over reports of one number each, (N,): ROUGE-L, CIDEr with fixed document frequencies, an example's F1."""
+    column = np.asarray(values, dtype=np.float64)
+    return patient_sums(patients, np.stack([column, np.ones_like(column)], axis=1), _ratio)
+
+
+def f1_score(patients: Sequence[Any], hits: ArrayLike, named: ArrayLike, there: ArrayLike) -> PatientSums:
+    """Micro F1, 2 hits / (named + there), from counts per report, (N,) or (N, K) with K classes pooled."""
+    two_hits, total = (
+        np.asarray(a, dtype=np.float64).reshape(len(patients), -1).sum(axis=1)
+        for a in (2 * np.asarray(hits, dtype=np.float64), np.asarray(named) + np.asarray(there))
+    )
+    return patient_sums(patients, np.stack([two_hits, total], axis=1), _ratio)
+
+
+def bleu_score(patients: Sequence[Any], statistics: LanguageStatistics, n: int = 4) -> PatientSums:
+    """Corpus BLEU-n, which is no mean over reports."""
+    lengths = np.stack([statistics.hypothesis_length, statistics.reference_length], axis=1)
+
+    def score(sums: Array) -> Array:
+        return bleu_of_sums(sums[:, :4], sums[:, 4:8], sums[:, 8], sums[:, 9])[:, n - 1]
+
+    return patient_sums(patients, np.concatenate([statistics.matches, statistics.guesses, lengths], axis=1), score)
+
+
+def _ratio(sums: Array) -> Array:
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return np.where(sums[:, 1] > 0, sums[:, 0] / sums[:, 1], np.nan)
+
+
+class Interval(NamedTuple):
+    """A value with its percentile interval."""
+
+    value: float
+    low: float
+    high: float
+
+
+class Comparison(NamedTuple):
+    """System A against system B on the same patients.
+
+    ``difference`` is A - B with its interval; ``p`` is two-sided; ``win_rate`` the share of patients for whom A scores
+    higher, ties half.
+    """
+
+    a: Interval
+    b: Interval
+    difference: Interval
+    p: float
+    win_rate: float
+
+
+def bootstrap(sums: PatientSums, *, replicates: int = REPLICATES, seed: int = SEED) -> Interval:
+    """Percentile interval of a score over patients drawn with replacement.
+
+    A replicate where the score is not defined is left out.
+    """
+    values = [sums.score(weights @ sums.sums) for weights in _draws(len(sums), replicates, seed)]
+    return _interval(sums.value(), np.concatenate(values))
+
+
+def compare(
+    a: PatientSums, b: PatientSums, *, replicates: int = REPLICATES, seed: int = SEED, higher_is_better: bool = True
+) -> Comparison:
+    """Compare two systems on the same patients: each replicate draws the same patients for both.
+
+    ``p`` is that of a paired permutation test: under the null hypothesis each patient's results may be exchanged
+    between the systems. All 2^P exchanges are tried where they are no more than ``replicates``; else as many random
+    ones, with p = (1 + at least as extreme) / (1 + replicates).
+
+    Raises:
+        DataError: ``unequal-patients`` where the systems did not report on the same patients.
+    """
+    if a.patients != b.patients:
+        raise DataError("both systems must have reported on the same patients", reason="unequal-patients")
+    draws = [(a.score(w @ a.sums), b.score(w @ b.sums)) for w in _draws(len(a), replicates, seed)]
+    of_a, of_b = (np.concatenate(side) for side in zip(*draws, strict=True))
+    observed = a.value() - b.value()
+    each = np.nan_to_num(a.of_each() - b.of_each()) * (1 if higher_is_better else -1)
+    return Comparison(
+        a=_interval(a.value(), of_a),
+        b=_interval(b.value(), of_b),
+        difference=_interval(observed, of_a - of_b),
+        p=_permutation_p(a, b, observed, replicates, seed),
+        win_rate=float(((each > 0) + 0.5 * (each == 0)).mean()),
+    )
+
+
+def _permutation_p(a: PatientSums, b: PatientSums, observed: float, replicates: int, seed: int) -> float:
+    if not np.isfinite(observed):
+        return float("nan")
+    exact = len(a) < 63 and 2 ** len(a) <= replicates
+    change = b.sums - a.sums
+    at_least, count = 0, 0
+    for swaps in _all_swaps(len(a)) if exact else _random_swaps(len(a), replicates, seed):
+        moved = swaps @ change
+        differences = a.score(a.sums.sum(axis=0) + moved) - b.score(b.sums.sum(axis=0) - moved)
+        # an exchange that leaves a score undefined counts as extreme, so p is never too small
+        extreme = ~(np.abs(differences) < abs(observed) - 1e-12 * max(1.0, abs(observed)))
+        at_least, count = at_least + int(extreme.sum()), count + len(swaps)
+    return at_least / count if exact else (1 + at_least) / (1 + count)
+
+
+def win_rate(a: ArrayLike, b: ArrayLike, *, higher_is_better: bool = True) -> float:
+    """Share of reports for which A's score, (N,), is better than B's; ties count half.
+
+    Raises:
+        DataError: ``unequal-lengths`` or ``no-reports``.
+    """
+    first, second = np.asarray(a, dtype=np.float64), np.asarray(b, dtype=np.float64)
+    if first.shape != second.shape or first.ndim != 1:
+        raise DataError(
+            f"scores of shape {first.shape} and {second.shape} do not go in pairs", reason="unequal-lengths"
+        )
+    if not len(first):
+        raise DataError("there is no report to compare", reason="no-reports")
+    better = first > second if higher_is_better else first < second
+    return float((better + 0.5 * (first == second)).mean())
+
+
+def holm(p_values: Mapping[str, float]) -> dict[str, float]:
+    """p values of several tests, corrected after Holm: sorted upwards, the i-th of m is p (m - i + 1), never falling.
+
+    Raises:
+        DataError: ``unusable-p`` for a value outside 0..1.
+    """
+    if not all(0 <= p <= 1 for p in p_values.values()):
+        raise DataError(f"p values must lie in 0..1; got {dict(p_values)}", reason="unusable-p")
+    corrected, highest = {}, 0.0
+    for i, name in enumerate(sorted(p_values, key=lambda name: p_values[name])):
+        highest = max(highest, min(1.0, p_values[name] * (len(p_values) - i)))
+        corrected[name] = highest
+    return {name: corrected[name] for name in p_values}
+
+
+def over_seeds(
+    runs: Sequence[PatientSums],
+    against: Sequence[PatientSums] | None = None,
+    *,
+    replicates: int = REPLICATES,
+    seed: int = SEED,
+) -> Interval:
+    """Mean score over seeds, or mean difference to the runs ``against`` (seed by seed), with a hierarchical interval.
+
+    A replicate draws as many seeds as there are, with replacement, then patients. Seeds that share their patients share
+    the draw: patients that are hard are hard for all. Otherwise each drawn seed draws patients of its own.
+
+    Raises:
+        DataError: ``no-reports`` without any run; ``unequal-lengths`` or ``unequal-patients`` for runs not in pairs.
+    """
+    if not runs:
+        raise DataError("there is no run to combine", reason="no-reports")
+    if against is not None and len(against) != len(runs):
+        raise DataError(f"{len(runs)} run(s) but {len(against)} to compare: one per seed", reason="unequal-lengths")
+    pairs = list(zip(runs, against if against is not None else [None] * len(runs), strict=True))
+    if any(other is not None and other.patients != run.patients for run, other in pairs):
+        raise DataError("both systems must have reported on the same patients", reason="unequal-patients")
+    value = float(np.mean([run.value() - (other.value() if other else 0.0) for run, other in pairs]))
+    shared = all(run.patients == runs[0].patients for run in runs)
+    chosen = np.random.default_rng((seed, 1)).integers(len(runs), size=(replicates, len(runs)))
+    totals = np.zeros(replicates)
+    for s, (run, other) in enumerate(pairs):
+        if shared:
+            totals += (chosen == s).sum(axis=1) * _replicates(run, other, replicates, (seed, 2))
+            continue
+        for slot in range(len(runs)):
+            drawn = _replicates(run, other, replicates, (seed, 3, slot, s))
+            totals += np.where(chosen[:, slot] == s, drawn, 0.0)
+    return _interval(value, totals / len(runs))
+
+
+def _replicates(run: PatientSums, other: PatientSums | None, replicates: int, seed: Any) -> Array:
+    """Scores of drawn patients, (R,), less those of the other run."""
+    parts = (
+        run.score(weights @ run.sums) - (other.score(weights @ other.sums) if other else 0.0)
+        for weights in _draws(len(run), replicates, seed)
+    )
+    return np.concatenate(list(parts))
+
+
+def _draws(patients: int, replicates: int, seed: Any) -> Iterator[Array]:
+    """How often each patient is drawn: (R, P) in parts, together ``replicates`` rows; each row sums to P."""
+    generator = np.random.default_rng(seed)
+    for rows in _parts(patients, replicates):
+        drawn = generator.integers(patients, size=(rows, patients)) + patients * np.arange(rows)[:, None]
+        yield np.bincount(drawn.ravel(), minlength=rows * patients).reshape(rows, patients).astype(np.float64)
+
+
+def _random_swaps(patients: int, replicates: int, seed: int) -> Iterator[Array]:
+    generator = np.random.default_rng((seed, 4))
+    for rows in _parts(patients, replicates):
+        yield generator.integers(2, size=(rows, patients)).astype(np.float64)
+
+
+def _all_swaps(patients: int) -> Iterator[Array]:
+    yield ((np.arange(2**patients)[:, None] >> np.arange(patients)) & 1).astype(np.float64)
+
+
+def _parts(patients: int, replicates: int) -> Iterator[int]:
+    """Rows per part, so that a part stays small whatever the number of patients."""
+    rows = max(1, min(replicates, _CELLS // max(1, patients)))
+    for start in range(0, replicates, rows):
+        yield min(rows, replicates - start)
+
+
+def _interval(value: float, replicates: Array) -> Interval:
+    defined = replicates[np.isfinite(replicates)]
+    if not len(defined) or not np.isfinite(value):
+        return Interval(value, float("nan"), float("nan"))
+    tail = 50 * (1 - CONFIDENCE)
+    low, high = np.percentile(defined, [tail, 100 - tail])
+    return Interval(value, float(low), float(high))

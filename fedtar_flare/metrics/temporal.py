@@ -1,0 +1,243 @@
+"""What reports say of change: change words, (finding, direction) pairs, and contradictions between visits."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from itertools import pairwise
+from typing import Literal, NamedTuple
+
+from fedtar_flare.errors import DataError
+from fedtar_flare.metrics.clinical import finding_f1
+from fedtar_flare.metrics.labeler import Label, RuleLabeler
+from fedtar_flare.metrics.sentences import Match, Phrasebook, listed, sentences
+
+Direction = Literal["new", "increased", "decreased", "unchanged", "resolved"]
+DIRECTIONS: tuple[Direction, ...] = ("new", "increased", "decreased", "unchanged", "resolved")
+
+_WORDS: dict[Direction | None, str] = {
+    "new": """
+        new, newly, development of, interval development, has|have developed, has|have appeared, now present,
+        interval appearance, new onset, has|have newly, not present before|previously, not seen before|previously""",
+    "increased": """
+        increased, increase, increases, increasing, larger, enlarging, bigger, worse, worsened, worsening, progressed,
+        progression, progressive, progressing, grown, growing, growth, more extensive, more pronounced than, greater,
+        has|have enlarged, deteriorated, deterioration""",
+    "decreased": """
+        decreased, decrease, decreases, decreasing, smaller, improved, improving, improvement, improves, less extensive,
+        less pronounced, lessened, reduced, reduction, regressed, regression, regressing, diminished, diminishing,
+        resolving, partial resolution, partially resolved, partially cleared, shrunk, clearing,
+        incompletely resolved""",
+    "unchanged": """
+        unchanged, stable, stability, static, no _ change, no _ changes, no _ difference, without _ change, not changed,
+        not _ changed, not increased, not decreased, not improved, not worsened, not resolved, not _ resolved,
+        no _ increase, no _ decrease, no _ improvement, no _ worsening, no _ progression, no _ regression, similar,
+        persistent, persists, persisting, persist, constant, not cleared, as before, as previously, the same,
+        not progressed, not regressed, not grown""",
+    "resolved": """
+        resolved, resolution, has|have cleared, cleared, disappeared, no longer, gone, vanished""",
+    None: """
+        no new, without new, nothing new, increased density, increase in density, density increase*,
+        increased _ density,
+        increases in density, increased thickness, increase in thickness, thickness increase*, increased aeration,
+        increased signal, size increase of, increase in _ thickness, increased _ marking*, increased lucency,
+        stable chest,
+        increased cardiothoracic""",
+}
+_BOOK: Phrasebook[Direction | None] = Phrasebook((p, way) for way, table in _WORDS.items() for p in listed(table))
+_DIVIDERS = frozenset(
+    [",", "and", "but", "while", "whereas", "however", "although", "though", "with", "plus", "(", ")"]
+)
+
+
+class FindingChange(NamedTuple):
+    """A finding, and how it changed since the visit before."""
+
+    finding: str
+    direction: Direction
+
+
+class VisitReport(NamedTuple):
+    """Reference and generated report of one visit; ``order`` sorts a patient's visits in time."""
+
+    patient: str
+    order: float
+    reference: str
+    generated: str
+
+
+class Contradiction(NamedTuple):
+    """A report claims ``change`` though the patient's report before it, at ``before``, labels the finding ``label``."""
+
+    patient: str
+    before: float
+    order: float
+    change: FindingChange
+    label: Label
+
+
+def change_words(text: str) -> Counter[Direction]:
+    """In how many sentences a report names each direction of change; "no new" names none, "no change" is unchanged."""
+    named: Counter[Direction] = Counter()
+    for words in sentences(text):
+        named.update({way for _, _, way in _BOOK.cover(words) if way is not None})
+    return named
+
+
+def change_word_f1(references: Sequence[str], hypotheses: Sequence[str]) -> list[float]:
+    """F1 of each report's change words, counted per sentence; 1 where neither text has any.
+
+    Raises:
+        DataError: ``unequal-lengths``.
+    """
+    if len(references) != len(hypotheses):
+        raise DataError(
+            f"{len(references)} reference(s) but {len(hypotheses)} generated report(s): they must go in pairs",
+            reason="unequal-lengths",
+        )
+    scores = []
+    for reference, hypothesis in zip(references, hypotheses, strict=True):
+        there, named = change_words(reference), change_words(hypothesis)
+        total = there.total() + named.total()
+        scores.append(2 * (there & named).total() / total if total else 1.0)
+    return scores
+
+
+def finding_changes(text: str, labeler: RuleLabeler) -> frozenset[FindingChange]:
+    """Findings of which a report says how they changed, in the classes of ``labeler``.
+
+    Within a sentence, commas and conjunctions divide pieces. A finding takes the direction of its own piece, the
+    nearest one; else of the next piece if that names no finding ("effusion,
+    unchanged"); else of the piece before ("increased
+    effusion and atelectasis"); else of the next ("effusion and atelectasis have increased").
+    """
+    found = set()
+    for words in sentences(text):
+        ways = [match for match in _BOOK.cover(words) if match.tag is not None]
+        if ways:
+            found |= _of_sentence(words, ways, labeler)
+    return frozenset(found)
+
+
+def _of_sentence(
+    words: Sequence[str], ways: Sequence[Match[Direction | None]], labeler: RuleLabeler
+) -> set[FindingChange]:
+    piece_of, piece = [], 0
+    for word in words:
+        piece += word in _DIVIDERS
+        piece_of.append(piece)
+    by_piece: dict[int, list[Match[Direction | None]]] = {}
+    for way in ways:
+        by_piece.setdefault(piece_of[way.start], []).append(way)
+    mentions = labeler.mentions(words)
+    with_finding = {piece_of[mention.start] for mention in mentions}
+    pieces = sorted(by_piece)
+    following, before, i = {}, {}, 0
+    for own in sorted(with_finding):  # the nearest piece with a direction after each, and before it
+        while i < len(pieces) and pieces[i] <= own:
+            i += 1
+        following[own] = pieces[i] if i < len(pieces) else None
+        earlier = i - 1 if i and pieces[i - 1] < own else i - 2
+        before[own] = pieces[earlier] if earlier >= 0 else None
+    found = set()
+    for mention in mentions:
+        own = piece_of[mention.start]
+        after, prior = following[own], before[own]
+        if own in by_piece:
+            chosen = _nearest(by_piece[own], mention.start, mention.end)
+        elif after == own + 1 and after not in with_finding:
+            chosen = by_piece[after][0]
+        elif prior is not None:
+            chosen = by_piece[prior][-1]
+        else:
+            chosen = by_piece[after if after is not None else pieces[0]][0]
+        if chosen.tag is not None:
+            found.add(FindingChange(mention.name, chosen.tag))
+    return found
+
+
+def _nearest(ways: Sequence[Match[Direction | None]], start: int, end: int) -> Match[Direction | None]:
+    """The direction nearest to ``words[start:end]``; of two as near, the one before."""
+    i = bisect_left(ways, start, key=lambda way: way.start)
+    return min(ways[max(0, i - 1) : i + 1], key=lambda way: max(way.start - end, start - way.end))
+
+
+def changes_between(before: Mapping[str, float] | None, now: Mapping[str, float]) -> frozenset[FindingChange]:
+    """True changes between two visits, from the size of each finding that is there; none at a first visit (None)."""
+    if before is None:
+        return frozenset()
+    found: set[FindingChange] = set()
+    for finding in before.keys() | now.keys():
+        if finding not in before:
+            found.add(FindingChange(finding, "new"))
+        elif finding not in now:
+            found.add(FindingChange(finding, "resolved"))
+        elif now[finding] == before[finding]:
+            found.add(FindingChange(finding, "unchanged"))
+        else:
+            found.add(FindingChange(finding, "increased" if now[finding] > before[finding] else "decreased"))
+    return frozenset(found)
+
+
+def finding_change_f1(
+    truth: Sequence[AbstractSet[FindingChange]], predicted: Sequence[AbstractSet[FindingChange]]
+) -> dict[str, float | None]:
+    """Precision, recall and F1 of (finding, direction) pairs, as of :func:`.finding_f1`.
+
+    Returns:
+        ``finding_change_precision``, ``finding_change_recall``, ``finding_change_f1``, ``finding_change_f1_example``.
+    """
+    sides = [[{f"{pair.finding}\t{pair.direction}" for pair in one} for one in side] for side in (truth, predicted)]
+    return {name.replace("finding_", "finding_change_"): value for name, value in finding_f1(*sides).items()}
+
+
+def contradictions(
+    rows: Sequence[VisitReport], labeler: RuleLabeler, *, references: bool = False
+) -> tuple[list[Contradiction], int]:
+    """Claims of change in generated reports that the same patient's generated report before contradicts.
+
+    Unchanged, increased, decreased or resolved contradicts a report that denies the finding or does not mention it; new
+    contradicts one that states it. A doubtful mention contradicts nothing. With ``references`` the references are
+    compared instead: their share is what is natural, as real reports also leave things out.
+
+    Returns:
+        the contradictions, and how many claims there were in reports that have one before them.
+    """
+    by_patient: dict[str, list[VisitReport]] = {}
+    for row in rows:
+        by_patient.setdefault(row.patient, []).append(row)
+    found, claims = [], 0
+    for patient, visits in by_patient.items():
+        visits = sorted(visits, key=lambda row: row.order)
+        for earlier, later in pairwise(visits):
+            texts = (earlier.reference, later.reference) if references else (earlier.generated, later.generated)
+            labels = labeler(texts[0])
+            for change in sorted(finding_changes(texts[1], labeler)):
+                claims += 1
+                label = labels[change.finding]
+                if label in (("positive",) if change.direction == "new" else ("negative", "blank")):
+                    found.append(Contradiction(patient, earlier.order, later.order, change, label))
+    return found, claims
+
+
+def temporal_scores(rows: Sequence[VisitReport], labeler: RuleLabeler) -> dict[str, float | None]:
+    """``change_f1``, ``finding_change_f1`` (both means over reports) and ``contradictions`` (share of claims).
+
+    ``contradictions`` is None where no report with one before it claims a change.
+
+    Raises:
+        DataError: ``no-reports`` without any row.
+    """
+    words = change_word_f1([row.reference for row in rows], [row.generated for row in rows])
+    pairs = finding_change_f1(
+        [finding_changes(row.reference, labeler) for row in rows],
+        [finding_changes(row.generated, labeler) for row in rows],
+    )
+    found, claims = contradictions(rows, labeler)
+    return {
+        "change_f1": sum(words) / len(words),
+        "finding_change_f1": pairs["finding_change_f1_example"],
+        "contradictions": len(found) / claims if claims else None,
+    }

@@ -1,0 +1,187 @@
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedtar_flare.errors import DataError
+from fedtar_flare.metrics.language import language_statistics
+from fedtar_flare.metrics.significance import (
+    Interval,
+    bleu_score,
+    bootstrap,
+    compare,
+    f1_score,
+    holm,
+    mean_score,
+    over_seeds,
+    patient_sums,
+    win_rate,
+)
+
+
+def values_of(n, shift=0.0, seed=1):
+    return np.random.default_rng(seed).normal(shift, 1, size=n)
+
+
+def test_interval_of_a_mean_equals_scipy_and_the_normal_one():
+    stats = pytest.importorskip("scipy.stats")
+    x = values_of(400)
+    got = bootstrap(mean_score(range(400), x))
+    expected = stats.bootstrap((x,), np.mean, n_resamples=5000, method="percentile", random_state=3)
+    assert got.value == pytest.approx(x.mean())
+    assert got[1:] == pytest.approx(tuple(expected.confidence_interval), abs=0.012)
+    half = 1.96 * x.std() / 20
+    assert got[1:] == pytest.approx((x.mean() - half, x.mean() + half), abs=0.012)
+
+
+def test_a_share_has_the_binomial_distribution():
+    stats = pytest.importorskip("scipy.stats")
+    got = bootstrap(mean_score(range(200), [1.0] * 60 + [0.0] * 140))
+    low, high = stats.binom(200, 0.3).ppf([0.025, 0.975]) / 200
+    assert got[1:] == pytest.approx((low, high), abs=0.0051)
+
+
+def test_reports_of_a_patient_are_drawn_together():
+    x = np.repeat(values_of(50), 8)  # eight equal reports per patient hold no more than one
+    together = bootstrap(mean_score(np.repeat(np.arange(50), 8), x))
+    once = bootstrap(mean_score(range(50), values_of(50)))
+    apart = bootstrap(mean_score(range(400), x))
+    assert together[1:] == pytest.approx(once[1:])
+    assert together.high - together.low > 2 * (apart.high - apart.low)
+
+
+def test_ratio_scores_are_those_of_the_drawn_corpus():
+    generator = np.random.default_rng(0)
+    hits = generator.integers(0, 3, size=(30, 4))
+    named, there = hits + generator.integers(0, 2, (30, 4)), hits + generator.integers(0, 2, (30, 4))
+    sums = f1_score(np.arange(30) % 11, hits, named, there)
+    assert sums.value() == pytest.approx(2 * hits.sum() / (named.sum() + there.sum()))
+    words = ["lung", "clear", "no", "effusion", ".", "nodule"]
+    draw = lambda: [[words[i] for i in generator.integers(6, size=9)] for _ in range(30)]  # noqa: E731
+    references, hypotheses = draw(), draw()
+    statistics = language_statistics([[r] for r in references], hypotheses)
+    for n in (1, 4):
+        bleu = bleu_score(np.arange(30) % 11, statistics, n)
+        assert bleu.value() == pytest.approx(statistics.scores()[f"bleu_{n}"])
+        alone = language_statistics(
+            [[r] for i, r in enumerate(references) if i % 11 == 4], [h for i, h in enumerate(hypotheses) if i % 11 == 4]
+        )
+        assert bleu.of_each()[4] == pytest.approx(alone.scores()[f"bleu_{n}"])
+        interval = bootstrap(bleu, replicates=500)
+        assert interval.low <= interval.value <= interval.high
+
+
+def test_few_patients_are_permuted_exactly_as_scipy_does():
+    stats = pytest.importorskip("scipy.stats")
+    a, b = values_of(9, 0.4, seed=5), values_of(9, 0.0, seed=6)
+    got = compare(mean_score(range(9), a), mean_score(range(9), b))
+    expected = stats.permutation_test(
+        (a, b),
+        lambda x, y, axis: (x - y).mean(axis=axis),
+        permutation_type="samples",
+        n_resamples=np.inf,
+        vectorized=True,
+    )
+    assert got.p == pytest.approx(expected.pvalue)
+    by_hand = [
+        abs(sum(s * d for s, d in zip(signs, a - b, strict=True))) for signs in itertools.product((1, -1), repeat=9)
+    ]
+    assert got.p == pytest.approx(np.mean(np.array(by_hand) >= abs((a - b).sum()) - 1e-9))
+
+
+def test_many_patients_are_permuted_at_random():
+    stats = pytest.importorskip("scipy.stats")
+    a, b = values_of(60, 0.25, seed=5), values_of(60, 0.0, seed=6)
+    got = compare(mean_score(range(60), a), mean_score(range(60), b))
+    assert got.p == pytest.approx(stats.ttest_rel(a, b).pvalue, abs=0.02)
+    assert got.difference.value == pytest.approx((a - b).mean())
+    assert got.win_rate == win_rate(a, b) == pytest.approx((a > b).mean())
+    better = compare(mean_score(range(60), a + 5), mean_score(range(60), b))
+    assert better.p == pytest.approx(1 / 5001) and better.difference.low > 0 and better.win_rate == 1.0
+
+
+def test_equal_systems_do_not_differ():
+    same = mean_score(range(40), values_of(40))
+    got = compare(same, same)
+    assert got.p == 1.0 and got.difference == Interval(0.0, 0.0, 0.0) and got.win_rate == 0.5
+    assert compare(same, mean_score(range(40), values_of(40) + 1), higher_is_better=False).win_rate == 1.0
+
+
+@settings(max_examples=50)
+@given(st.dictionaries(st.text(max_size=3), st.floats(0, 1), min_size=1, max_size=8))
+def test_holm_by_its_definition(p_values):
+    corrected = holm(p_values)
+    m = len(p_values)
+    rank = sorted(p_values.values())
+    for name, p in p_values.items():
+        steps = [min(1.0, (m - i) * q) for i, q in enumerate(rank) if q <= p]
+        last = rank.index(p)  # of equal values all get the first one's
+        assert corrected[name] == pytest.approx(max(steps[: last + 1]))
+        assert p <= corrected[name] <= 1
+
+
+def test_holm_of_a_known_example():
+    assert holm({"a": 0.01, "b": 0.04, "c": 0.03, "d": 0.005}) == pytest.approx(
+        {"a": 0.03, "b": 0.06, "c": 0.06, "d": 0.02}
+    )
+    with pytest.raises(DataError):
+        holm({"a": float("nan")})
+
+
+def test_over_seeds_adds_the_spread_of_seeds_to_that_of_patients():
+    x = values_of(300)
+    shifts = np.array([-1.0, -0.5, 0.0, 0.5, 1.0])
+    runs = [mean_score(range(300), x + shift) for shift in shifts]
+    got = over_seeds(runs)
+    # the mean of five seeds drawn from five, and of the same 300 patients for all
+    half = 1.96 * np.sqrt(shifts.var() / 5 + x.var() / 300)
+    assert got.value == pytest.approx(x.mean())
+    assert (got.high - got.low) / 2 == pytest.approx(half, rel=0.06)
+    equal = over_seeds([runs[2]] * 5)
+    assert (equal.high - equal.low) / 2 == pytest.approx(1.96 * x.std() / np.sqrt(300), rel=0.06)
+    difference = over_seeds(runs, [mean_score(range(300), x)] * 5)
+    assert (difference.high - difference.low) / 2 == pytest.approx(1.96 * np.sqrt(shifts.var() / 5), rel=0.08)
+
+
+def test_over_seeds_with_patients_of_their_own():
+    runs = [mean_score([f"{seed}-{i}" for i in range(200)], values_of(200, seed=seed)) for seed in range(4)]
+    got = over_seeds(runs, replicates=2000)
+    values = np.array([run.value() for run in runs])
+    half = 1.96 * np.sqrt(values.var() / 4 + 1 / 800)
+    assert (got.high - got.low) / 2 == pytest.approx(half, rel=0.12)
+
+
+def test_a_score_that_is_nowhere_defined_has_no_interval():
+    nothing = bootstrap(f1_score(range(5), np.zeros(5), np.zeros(5), np.zeros(5)), replicates=20)
+    assert np.isnan(nothing).all()
+    once = bootstrap(f1_score(range(5), [1, 0, 0, 0, 0], [1, 0, 0, 0, 0], [1, 0, 0, 0, 0]), replicates=200)
+    assert once == Interval(1.0, 1.0, 1.0)
+
+
+def test_parts_do_not_change_a_result(monkeypatch):
+    sums = mean_score(range(30), values_of(30))
+    whole = bootstrap(sums, replicates=300)
+    monkeypatch.setattr("fedtar_flare.metrics.significance._CELLS", 1000)
+    assert bootstrap(sums, replicates=300) == whole
+
+
+@pytest.mark.parametrize(
+    ("call", "reason"),
+    [
+        (lambda: mean_score([], []), "no-reports"),
+        (lambda: patient_sums(["a"], [[1.0], [2.0]], lambda sums: sums[:, 0]), "unequal-lengths"),
+        (lambda: mean_score(["a"], [float("nan")]), "unusable-sums"),
+        (lambda: compare(mean_score(["a"], [1.0]), mean_score(["b"], [1.0])), "unequal-patients"),
+        (lambda: over_seeds([]), "no-reports"),
+        (lambda: over_seeds([mean_score(["a"], [1.0])], []), "unequal-lengths"),
+        (lambda: over_seeds([mean_score(["a"], [1.0])], [mean_score(["b"], [1.0])]), "unequal-patients"),
+        (lambda: win_rate([1.0], [1.0, 2.0]), "unequal-lengths"),
+        (lambda: win_rate([], []), "no-reports"),
+    ],
+)
+def test_what_cannot_be_compared_is_refused_by_name(call, reason):
+    with pytest.raises(DataError) as error:
+        call()
+    assert error.value.reason == reason

@@ -1,0 +1,138 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedtar_flare.errors import DataError
+from fedtar_flare.metrics.chexpert_rules import chexpert_labeler
+from fedtar_flare.metrics.registry import SCORES
+from fedtar_flare.metrics.temporal import (
+    VisitReport,
+    change_word_f1,
+    change_words,
+    changes_between,
+    contradictions,
+    finding_change_f1,
+    finding_changes,
+    temporal_scores,
+)
+from fedtar_flare.metrics.text_scores import text_scores
+
+SHORT = {"E": "Pleural Effusion", "A": "Atelectasis", "C": "Cardiomegaly", "P": "Pneumothorax", "D": "Support Devices"}
+SIZES = st.dictionaries(st.sampled_from("abcd"), st.integers(1, 3))
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("New effusion. Another new nodule.", {"new": 2}),
+        ("No new effusion.", {}),
+        ("No significant interval change.", {"unchanged": 1}),
+        ("The effusion has not changed.", {"unchanged": 1}),
+        ("The effusion has increased, the nodule is stable.", {"increased": 1, "unchanged": 1}),
+        ("Partially resolved effusion.", {"decreased": 1}),
+        ("The effusion has resolved.", {"resolved": 1}),
+        ("Not resolved. No longer seen.", {"unchanged": 1, "resolved": 1}),
+        ("Ground-glass density increases.", {}),
+        ("Small effusion.", {}),
+    ],
+)
+def test_change_words(text, named):
+    assert change_words(text) == named
+
+
+@pytest.mark.parametrize(
+    ("text", "pairs"),
+    [
+        ("Increased right effusion and unchanged cardiomegaly.", "E increased C unchanged"),
+        ("Effusion and atelectasis have increased.", "E increased A increased"),
+        ("Increased effusion and atelectasis.", "E increased A increased"),
+        ("New effusion, cardiomegaly, unchanged.", "E new C unchanged"),
+        ("The pneumothorax has resolved, but the effusion is stable.", "P resolved E unchanged"),
+        ("No new effusion. Stable cardiomegaly.", "C unchanged"),
+        ("The right chest tube is unchanged. Small effusion.", "D unchanged"),
+        ("Small effusion.", ""),
+        ("No change in effusion.", "E unchanged"),
+    ],
+)
+def test_which_finding_changed(text, pairs):
+    words = pairs.split()
+    expected = {(SHORT[f], d) for f, d in zip(words[::2], words[1::2], strict=True)}
+    assert finding_changes(text, chexpert_labeler()) == expected
+
+
+def test_f1_of_change_words():
+    assert change_word_f1(
+        ["New nodule.", "Stable. Stable.", "Clear.", "Clear."], ["New nodule.", "Stable.", "", "New."]
+    ) == [
+        1.0,
+        pytest.approx(2 / 3),
+        1.0,
+        0.0,
+    ]
+    with pytest.raises(DataError):
+        change_word_f1(["a"], [])
+
+
+@given(SIZES, SIZES)
+def test_true_changes_between_visits(before, now):
+    changes = changes_between(before, now)
+    assert {change.finding for change in changes} == before.keys() | now.keys()
+    assert len(changes) == len(before.keys() | now.keys())
+    back = {"new": "resolved", "resolved": "new", "increased": "decreased", "decreased": "increased"}
+    assert changes_between(now, before) == {(f, back.get(d, d)) for f, d in changes}
+    assert changes_between(None, now) == frozenset()
+    scores = finding_change_f1([changes], [changes])
+    assert scores["finding_change_f1_example"] == 1.0 and scores["finding_change_f1"] in (1.0, None)
+
+
+def test_the_direction_counts_in_a_pair():
+    truth, said = (
+        changes_between({"a": 1, "b": 1}, {"a": 2, "b": 1}),
+        changes_between({"a": 2, "b": 1}, {"a": 1, "b": 1}),
+    )
+    assert finding_change_f1([truth], [said])["finding_change_f1"] == 0.5
+
+
+def rows(*texts, patient="p"):
+    return [VisitReport(patient, i, "Stable effusion.", text) for i, text in enumerate(texts)]
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "found"),
+    [
+        ("No effusion.", "Unchanged effusion.", ["unchanged"]),
+        ("Clear lungs.", "The effusion has resolved.", ["resolved"]),
+        ("Small effusion.", "New effusion.", ["new"]),
+        ("Small effusion.", "Unchanged effusion.", []),
+        ("No effusion.", "New effusion.", []),
+        ("Possible effusion.", "New effusion.", []),
+        ("Possible effusion.", "Stable effusion.", []),
+        ("No effusion.", "No new effusion.", []),
+    ],
+)
+def test_contradictions_between_visits(first, second, found):
+    contradicting, claims = contradictions(rows(first, second), chexpert_labeler())
+    assert [one.change.direction for one in contradicting] == found
+    assert claims == (0 if second == "No new effusion." else 1)
+    assert contradictions(list(reversed(rows(first, second))), chexpert_labeler()) == (contradicting, claims)
+
+
+def test_only_the_same_patients_next_visit_is_compared():
+    labeler = chexpert_labeler()
+    several = rows("No effusion.", "Small effusion.", "Stable effusion.") + rows("New effusion.", patient="q")
+    assert contradictions(several, labeler) == ([], 1)
+    assert contradictions(several, labeler, references=True) == ([], 2)
+
+
+def test_scores_of_a_site_are_registered():
+    several = rows("No effusion.", "Unchanged effusion.") + rows("Small effusion.", patient="q")
+    scores = temporal_scores(several, chexpert_labeler())
+    assert scores == {
+        "change_f1": pytest.approx(1 / 3),
+        "finding_change_f1": pytest.approx(1 / 3),
+        "contradictions": 1.0,
+    }
+    for modality in ("ct", "radiograph"):
+        assert text_scores(several, modality).keys() <= SCORES.keys()
+    assert text_scores(several, "radiograph")["chexpert_rules_f1"] == pytest.approx(2 / 3)
+    assert temporal_scores(rows("Clear."), chexpert_labeler())["contradictions"] is None
