@@ -32,6 +32,7 @@ from fedtar_flare.models.tokenizer import ReportTokenizer
 from fedtar_flare.models.weights import save_weights
 
 VOCABULARY = 1500
+EMBEDDING = "decoder.transformer.wte.weight"
 TEXTS = 4000
 STEPS = 2000
 HELD_OUT_SEED_STEP = 1_000_003  # pairs that are scored come from another stream than those trained on
@@ -97,6 +98,16 @@ def scores(model: ReportGenerator, tokenizer: ReportTokenizer, pairs: Pairs) -> 
     return {"bleu_4": language["bleu_4"], "finding_f1": clinical["finding_f1"]}
 
 
+def take_over(model: ReportGenerator, tokenizer: ReportTokenizer, start: Path) -> None:
+    """Give the model the weights in ``start``; a token that was none there begins at the mean of its former pieces."""
+    from safetensors.torch import load_file
+
+    state = load_file(start / WEIGHTS)
+    pieces = tokenizer.spelled_by(ReportTokenizer.load(start / "tokenizer.json", tokenizer.max_length))
+    state[EMBEDDING] = torch.stack([state[EMBEDDING][ids].float().mean(0) for ids in pieces])
+    model.load_state_dict(state | {"decoder.lm_head.weight": state[EMBEDDING]})  # one tensor by two names
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """The command (see the head of this file)."""
     parser = argparse.ArgumentParser(prog="python -m fedtar_flare.learning.warm_start", description=__doc__)
@@ -107,6 +118,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--held-out", type=int, default=200, help="phantoms that are only scored (default 200)")
     steps = "optimiser updates; the first two fifths learn findings alone"
     parser.add_argument("--steps", type=int, default=STEPS, help=steps)
+    parser.add_argument("--start", type=Path, help="folder of an earlier start to go on from, at a third of the rate")
     parser.add_argument("--threads", type=int, default=2, help="torch threads (default 2)")
     arguments = parser.parse_args(argv)
     torch.set_num_threads(arguments.threads)
@@ -122,7 +134,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     folder.mkdir(parents=True, exist_ok=True)
     config = with_tokenizer(config, texts + reports, VOCABULARY, folder)
     model, tokenizer = build_model(config), build_tokenizer(config)
-    pretrain(model, tokenizer, pairs.images * 2, reports, texts, settings, pairs.findings * 2, say, every=50)
+    findings: list[frozenset[str]] | None = pairs.findings * 2
+    if arguments.start is not None:  # without a new finding head
+        take_over(model, tokenizer, arguments.start)
+        settings, findings = settings.replace(finding_steps=0, lr=5e-4, warmup=20, batch_norm=False), None
+    pretrain(model, tokenizer, pairs.images * 2, reports, texts, settings, findings, say, every=25)
     save_weights(model, folder / WEIGHTS)  # in float16
     made = config.replace(weights=str(folder / WEIGHTS))
     for name, value in scores(build_model(made), tokenizer, held_out).items():
