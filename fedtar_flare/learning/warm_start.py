@@ -30,6 +30,7 @@ from fedtar_flare.models.config import preset
 from fedtar_flare.models.report_generator import ReportGenerator
 from fedtar_flare.models.tokenizer import ReportTokenizer
 from fedtar_flare.models.weights import save_weights
+from fedtar_flare.synthetic.vocabulary import FINDINGS, KNOWN_FINDINGS
 
 VOCABULARY = 1500
 EMBEDDING = "decoder.transformer.wte.weight"
@@ -48,14 +49,20 @@ class Pairs:
     findings: list[frozenset[str]]
 
 
-def phantom_pairs(n: int, seed: int, config: InputConfig, say: Callable[[str], None] = lambda line: None) -> Pairs:
-    """``n`` phantoms, prepared like a site's CT."""
+def phantom_pairs(
+    n: int,
+    seed: int,
+    config: InputConfig,
+    say: Callable[[str], None] = lambda line: None,
+    names: Sequence[str] = KNOWN_FINDINGS,
+) -> Pairs:
+    """``n`` phantoms with findings among ``names``, prepared like a site's CT."""
     from fedtar_flare.synthetic.warm_start import generic_pairs
 
     prepare = volume_pipeline(config)
     pairs = Pairs([], [], [], [])
     started = time.monotonic()
-    for i, pair in enumerate(generic_pairs(n, seed), start=1):
+    for i, pair in enumerate(generic_pairs(n, seed, names), start=1):
         pairs.images.append(prepare(pair.hu, pair.spacing_mm))
         pairs.reports.append(pair.report)
         pairs.styled.append(pair.styled)
@@ -87,15 +94,16 @@ def volume_pipeline(config: InputConfig) -> Callable[[np.ndarray, tuple[float, f
 
 
 def scores(model: ReportGenerator, tokenizer: ReportTokenizer, pairs: Pairs) -> dict[str, float | None]:
-    """BLEU-4 and finding F1 (micro) of the reports that the model writes."""
-    from fedtar_flare.metrics.clinical import finding_f1
+    """BLEU-4, F1 of known and new findings (micro) and each finding's recall, of the reports that the model writes."""
+    from fedtar_flare.metrics.clinical import finding_recalls, known_and_new
     from fedtar_flare.metrics.language import language_scores
     from fedtar_flare.synthetic.vocabulary import findings_in
 
     written = write_reports(model, tokenizer, pairs.images)
-    language = language_scores(pairs.reports, written)
-    clinical = finding_f1(pairs.findings, [findings_in(text) for text in written])
-    return {"bleu_4": language["bleu_4"], "finding_f1": clinical["finding_f1"]}
+    stated = [findings_in(text) for text in written]
+    recalls = {f"recall of {name}": value for name, value in finding_recalls(pairs.findings, stated).items()}
+    clinical = known_and_new(pairs.findings, stated, frozenset(KNOWN_FINDINGS))
+    return {"bleu_4": language_scores(pairs.reports, written)["bleu_4"], **clinical, **recalls}
 
 
 def take_over(model: ReportGenerator, tokenizer: ReportTokenizer, start: Path) -> None:
@@ -128,7 +136,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     config = preset(arguments.preset, seed=arguments.seed, weights=None)
     images = InputConfig(image_size=config.image_size, slices=config.slices)
     pairs = phantom_pairs(arguments.phantoms, arguments.seed, images, say)
-    held_out = phantom_pairs(arguments.held_out, arguments.seed + HELD_OUT_SEED_STEP, images)
+    held_out = {
+        names: phantom_pairs(arguments.held_out, arguments.seed + HELD_OUT_SEED_STEP, images, names=names)
+        for names in (KNOWN_FINDINGS, FINDINGS)
+    }
     texts, reports = text_corpus(TEXTS, arguments.seed), pairs.reports + pairs.styled
     settings = PretrainingConfig(steps=arguments.steps, finding_steps=2 * arguments.steps // 5, seed=arguments.seed)
     folder.mkdir(parents=True, exist_ok=True)
@@ -141,8 +152,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     pretrain(model, tokenizer, pairs.images * 2, reports, texts, settings, findings, say, every=25)
     save_weights(model, folder / WEIGHTS)  # in float16
     made = config.replace(weights=str(folder / WEIGHTS))
-    for name, value in scores(build_model(made), tokenizer, held_out).items():
-        say(f"held-out phantoms: {name} {'-' if value is None else f'{value:.3f}'}")
+    model = build_model(made)
+    for names, phantoms in held_out.items():
+        where = "held-out phantoms" + (", some with new findings" if names == FINDINGS else "")
+        for name, value in scores(model, tokenizer, phantoms).items():
+            say(f"{where}: {name} {'-' if value is None else f'{value:.3f}'}")
     return 0
 
 

@@ -31,6 +31,9 @@ SCORES = {
         Score("cider", "CIDEr", curve=True),
         Score("token_loss", "token loss", scale=1.0, higher_is_better=False, decimals=3, curve=True),
         Score("finding_f1", "finding F1", curve=True),
+        Score("finding_f1_known", "known findings F1", curve=True),
+        Score("finding_f1_new", "new findings F1", curve=True),
+        Score("finding_recall_new", "new findings recall"),
     )
 }
 """In the order in which they are shown."""

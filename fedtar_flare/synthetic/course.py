@@ -50,7 +50,7 @@ _FIRST = {  # chance that a finding is there at the first visit
     "cardiomegaly": 0.18,
     "lymphadenopathy": 0.18,
     "pneumothorax": 0.035,  # of either side
-    "cavity": 0.065,
+    "cavity": 0.055,
     "fibrosis": 0.045,
     "pericardial_effusion": 0.05,
 }

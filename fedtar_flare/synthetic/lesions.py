@@ -223,7 +223,7 @@ def pneumothorax(canvas: Canvas, lungs: Lungs, side: str, size: int, place: Plac
     x, y = lung.center_x - lung.sign * half * (1 - left), lung.depth * (1 - left) * (0.7 + 0.2 * place[0])
     inside = canvas.oval(x, y, half * left * 1.06, lung.depth * left, 2.2)
     airy = lung.mask * np.clip((-450 - canvas.hu) / 150, 0, 1)
-    canvas.hu += airy * inside * 260 * (1 / left - 1)
+    canvas.hu += airy * inside * 150 * (1 / left - 1)
     canvas.blend(airy * (1 - inside), HOLE)
 
 

@@ -94,8 +94,8 @@ STYLE_2 = (
             "LYMPH NODES: {size} enlarged{change}.",
             "PNEUMOTHORAX: {side} side, {size}{change}.",
             "CAVITY: upper lobe, {size}{change}.",
-            "FIBROSIS: {size}{change}.",
-            "PERICARDIAL EFFUSION: {size}{change}.",
+            "FIBROSIS: lower lobes, {size}{change}.",
+            "HEART, PERICARDIAL EFFUSION: {size}{change}.",
         ),
         sizes=per_kind(
             "minimal|medium|massive",

@@ -100,7 +100,7 @@ def _stated(sentence: str) -> set[str]:
             found |= {f"{kind}_{side}" for kind in waiting for side in sides}
             if waiting and not sided:
                 last_kinds, last_sides = waiting, sides
-            elif not sided:
+            elif not kinds:
                 pending |= sides
             waiting = []
         if sided:
