@@ -42,41 +42,18 @@ OPEN_BIN_DAYS = 180
 """How far the first and the last calendar bin reach, which are open to one side, when visits are aligned by period."""
 FIRST_DAY = datetime(2019, 1, 1)
 
-_FIRST = {  # chance that a finding is there at the first visit
-    "effusion": 0.17,
-    "consolidation": 0.15,
-    "nodule": 0.16,
-    "emphysema": 0.16,
-    "cardiomegaly": 0.18,
-    "lymphadenopathy": 0.18,
-    "pneumothorax": 0.035,  # of either side
-    "cavity": 0.055,
-    "fibrosis": 0.045,
-    "pericardial_effusion": 0.05,
-}
-_APPEARS = {  # chance that an absent one appears until the next visit
-    "effusion": 0.12,
-    "consolidation": 0.11,
-    "nodule": 0.08,
-    "emphysema": 0.05,
-    "cardiomegaly": 0.06,
-    "lymphadenopathy": 0.08,
-    "pneumothorax": 0.027,
-    "cavity": 0.017,
-    "fibrosis": 0.02,
-    "pericardial_effusion": 0.03,
-}
-_MOVES = {  # chances that a present one shrinks (from small: resolves), stays, grows
-    "effusion": (0.35, 0.4, 0.25),
-    "consolidation": (0.45, 0.35, 0.2),
-    "nodule": (0.2, 0.5, 0.3),
-    "emphysema": (0.0, 0.8, 0.2),
-    "cardiomegaly": (0.12, 0.68, 0.2),
-    "lymphadenopathy": (0.3, 0.45, 0.25),
-    "pneumothorax": (1.0, 0.0, 0.0),
-    "cavity": (0.3, 0.7, 0.0),
-    "fibrosis": (0.0, 0.6, 0.4),
-    "pericardial_effusion": (0.4, 0.2, 0.4),
+# chances: there at the first visit; appears by the next one; if there: shrinks (from small: resolves), grows
+_COURSE = {
+    "effusion": (0.17, 0.12, 0.35, 0.25),
+    "consolidation": (0.15, 0.11, 0.45, 0.2),
+    "nodule": (0.16, 0.08, 0.2, 0.3),
+    "emphysema": (0.16, 0.05, 0.0, 0.2),
+    "cardiomegaly": (0.18, 0.06, 0.12, 0.2),
+    "lymphadenopathy": (0.18, 0.08, 0.3, 0.25),
+    "pneumothorax": (0.035, 0.027, 1.0, 0.0),  # of either side
+    "cavity": (0.055, 0.017, 0.3, 0.0),
+    "fibrosis": (0.045, 0.02, 0.0, 0.4),
+    "pericardial_effusion": (0.05, 0.03, 0.4, 0.4),
 }
 _SHRINKS_BY: Mapping[str, int] = {"pneumothorax": 2}  # sizes from visit to visit, else one
 ALMOST_NEVER: Mapping[int, tuple[str, ...]] = {
@@ -273,15 +250,14 @@ def _next_sizes(
     appearing: list[str] = []
     for i, name in enumerate(names):
         kind = kind_of(name)
+        at_first, appears, shrinks, grows = _COURSE[kind]
         if name in before:
-            smaller, same, _ = _MOVES[kind]
-            shrinks = -_SHRINKS_BY.get(kind, 1)
-            move = shrinks if chance[i] < smaller else 0 if chance[i] < smaller + same else 1
+            move = -_SHRINKS_BY.get(kind, 1) if chance[i] < shrinks else int(chance[i] >= 1 - grows)
             size = min(before[name] + move, 3)
             if size > 0:
                 sizes[name] = size
             continue
-        likely = (_FIRST if first else _APPEARS)[kind] * factors[kind]
+        likely = (at_first if first else appears) * factors[kind]
         if chance[i] < likely * (CHANGE_FACTOR.get(kind, 1.0) if changed else 1.0):
             appearing.append(name)
     room = most - len(sizes)
