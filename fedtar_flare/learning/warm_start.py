@@ -3,8 +3,11 @@
 ``python -m fedtar_flare.learning.warm_start --preset small --out fedtar_flare/assets/small --seed 0``
 
 Trains on CT phantoms, each with a report in the generic style and one in a style of its own, mixed with text alone: the
-model sees findings well, says them in many words, and knows no site's way of writing. The phantoms pass through the
-very transforms that prepare a site's CT.
+model sees the known findings well, says them in many words, and knows no site's way of writing. New findings
+(``NEW_FINDINGS``) are in no image, only in the text alone: the model has their words without the sight. The phantoms
+pass through the very transforms that prepare a site's CT.
+
+``--start FOLDER`` goes on from the weights in a folder, with a tokenizer learnt anew.
 """
 
 from __future__ import annotations
