@@ -36,7 +36,7 @@ from fedtar_flare.synthetic.vocabulary import FINDINGS, KNOWN_FINDINGS, KNOWN_KI
 
 OLDER_FROM = 65.0
 """Age from which a patient belongs to the older group."""
-MOST_FINDINGS, MOST_NEW = 4, 2
+MOST_FINDINGS, MOST_NEW = 4, 1
 """Findings of a visit at most, known and new."""
 OPEN_BIN_DAYS = 180
 """How far the first and the last calendar bin reach, which are open to one side, when visits are aligned by period."""
