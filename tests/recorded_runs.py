@@ -213,6 +213,9 @@ def _evaluate(record, r, progress, sites, time_steps, min_cell, generic) -> None
             "cider": 0.4 + 7.5 * good,
             "token_loss": 2.4 - 2.0 * good,
             "finding_f1": 0.15 + 0.7 * good if good or n > 6 else None,
+            "finding_f1_known": 0.2 + 0.6 * good,
+            "finding_f1_new": 0.5 * good,
+            "finding_recall_new": 0.4 * good,
         }
 
     def scores(personal: float) -> dict[str, SiteScores]:

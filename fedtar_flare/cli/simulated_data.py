@@ -38,6 +38,9 @@ def add_commands(commands: Commands) -> None:
         "--same-day", type=float, default=0.0, help="share of patients with two studies on one day (default 0)"
     )
     command.add_argument("--no-effects", action="store_true", help="leave out the effects of age and sex")
+    command.add_argument(
+        "--no-new-findings", action="store_true", help="leave out what the warm start has never seen: a control"
+    )
     command.add_argument("--one-scanner", action="store_true", help="the same scanner everywhere")
     command.add_argument("--json", action="store_true", help="print what was written as JSON")
 
@@ -92,6 +95,7 @@ def synth(arguments: argparse.Namespace) -> None:
         wording_effect=effects,
         prevalence_effect=effects,
         scanner_differences=not arguments.one_scanner,
+        new_findings=not arguments.no_new_findings,
         **given(arguments, "change", "change_group", "size_ratio", "missing_age"),
     )
     names, timeline = site_names(arguments.clients or arguments.sites), Timeline(arguments.time_steps)

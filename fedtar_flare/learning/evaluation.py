@@ -10,9 +10,9 @@ from typing import Any
 
 from fedtar_flare.data.cohort import Sample
 from fedtar_flare.files import PRIVATE, write_text
-from fedtar_flare.metrics.clinical import finding_f1
+from fedtar_flare.metrics.clinical import known_and_new
 from fedtar_flare.metrics.language import bleu_of_sums, clean, language_scores, language_statistics
-from fedtar_flare.synthetic.vocabulary import findings_in
+from fedtar_flare.synthetic.vocabulary import KNOWN_FINDINGS, findings_in
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ def cells(
 
     Returns:
         ``{"steps": {"1": cell, ...}, "all": cell}``; a cell has n, bleu_1..bleu_4, rouge_l, cider, token_loss, and
-        finding_f1 where the truth is known.
+        where the truth is known, F1 of all, known and new findings, and the recall of new ones.
     """
     at = {str(t): [i for i, s in enumerate(samples) if s.time_step == t] for t in range(1, time_steps + 1)}
     shown = [i for chosen in at.values() if len(chosen) >= min_cell for i in chosen]
@@ -61,7 +61,7 @@ def _cell(
     known = [i for i in chosen if samples[i].visit.findings is not None]
     if known:
         truth = [samples[i].visit.findings or frozenset() for i in known]
-        scores["finding_f1"] = finding_f1(truth, [findings_in(texts[i]) for i in known])["finding_f1"]
+        scores |= known_and_new(truth, [findings_in(texts[i]) for i in known], frozenset(KNOWN_FINDINGS))
     return scores
 
 

@@ -3,8 +3,11 @@
 ``python -m fedtar_flare.learning.warm_start --preset small --out fedtar_flare/assets/small --seed 0``
 
 Trains on CT phantoms, each with a report in the generic style and one in a style of its own, mixed with text alone: the
-model sees findings well, says them in many words, and knows no site's way of writing. The phantoms pass through the
-very transforms that prepare a site's CT.
+model sees the known findings well, says them in many words, and knows no site's way of writing. New findings
+(``NEW_FINDINGS``) are in no image, only in the text alone: the model has their words without the sight. The phantoms
+pass through the very transforms that prepare a site's CT.
+
+``--start FOLDER`` goes on from the weights in a folder, with a tokenizer learnt anew.
 """
 
 from __future__ import annotations
@@ -30,8 +33,10 @@ from fedtar_flare.models.config import preset
 from fedtar_flare.models.report_generator import ReportGenerator
 from fedtar_flare.models.tokenizer import ReportTokenizer
 from fedtar_flare.models.weights import save_weights
+from fedtar_flare.synthetic.vocabulary import FINDINGS, KNOWN_FINDINGS
 
 VOCABULARY = 1500
+EMBEDDING = "decoder.transformer.wte.weight"
 TEXTS = 4000
 STEPS = 2000
 HELD_OUT_SEED_STEP = 1_000_003  # pairs that are scored come from another stream than those trained on
@@ -47,14 +52,20 @@ class Pairs:
     findings: list[frozenset[str]]
 
 
-def phantom_pairs(n: int, seed: int, config: InputConfig, say: Callable[[str], None] = lambda line: None) -> Pairs:
-    """``n`` phantoms, prepared like a site's CT."""
+def phantom_pairs(
+    n: int,
+    seed: int,
+    config: InputConfig,
+    say: Callable[[str], None] = lambda line: None,
+    names: Sequence[str] = KNOWN_FINDINGS,
+) -> Pairs:
+    """``n`` phantoms with findings among ``names``, prepared like a site's CT."""
     from fedtar_flare.synthetic.warm_start import generic_pairs
 
     prepare = volume_pipeline(config)
     pairs = Pairs([], [], [], [])
     started = time.monotonic()
-    for i, pair in enumerate(generic_pairs(n, seed), start=1):
+    for i, pair in enumerate(generic_pairs(n, seed, names), start=1):
         pairs.images.append(prepare(pair.hu, pair.spacing_mm))
         pairs.reports.append(pair.report)
         pairs.styled.append(pair.styled)
@@ -86,15 +97,26 @@ def volume_pipeline(config: InputConfig) -> Callable[[np.ndarray, tuple[float, f
 
 
 def scores(model: ReportGenerator, tokenizer: ReportTokenizer, pairs: Pairs) -> dict[str, float | None]:
-    """BLEU-4 and finding F1 (micro) of the reports that the model writes."""
-    from fedtar_flare.metrics.clinical import finding_f1
+    """BLEU-4, F1 of known and new findings (micro) and each finding's recall, of the reports that the model writes."""
+    from fedtar_flare.metrics.clinical import finding_recalls, known_and_new
     from fedtar_flare.metrics.language import language_scores
     from fedtar_flare.synthetic.vocabulary import findings_in
 
     written = write_reports(model, tokenizer, pairs.images)
-    language = language_scores(pairs.reports, written)
-    clinical = finding_f1(pairs.findings, [findings_in(text) for text in written])
-    return {"bleu_4": language["bleu_4"], "finding_f1": clinical["finding_f1"]}
+    stated = [findings_in(text) for text in written]
+    recalls = {f"recall of {name}": value for name, value in finding_recalls(pairs.findings, stated).items()}
+    clinical = known_and_new(pairs.findings, stated, frozenset(KNOWN_FINDINGS))
+    return {"bleu_4": language_scores(pairs.reports, written)["bleu_4"], **clinical, **recalls}
+
+
+def take_over(model: ReportGenerator, tokenizer: ReportTokenizer, start: Path) -> None:
+    """Give the model the weights in ``start``; a token that was none there begins at the mean of its former pieces."""
+    from safetensors.torch import load_file
+
+    state = load_file(start / WEIGHTS)
+    pieces = tokenizer.spelled_by(ReportTokenizer.load(start / "tokenizer.json", tokenizer.max_length))
+    state[EMBEDDING] = torch.stack([state[EMBEDDING][ids].float().mean(0) for ids in pieces])
+    model.load_state_dict(state | {"decoder.lm_head.weight": state[EMBEDDING]})  # one tensor by two names
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -107,6 +129,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--held-out", type=int, default=200, help="phantoms that are only scored (default 200)")
     steps = "optimiser updates; the first two fifths learn findings alone"
     parser.add_argument("--steps", type=int, default=STEPS, help=steps)
+    parser.add_argument("--start", type=Path, help="folder of an earlier start to go on from, at a third of the rate")
     parser.add_argument("--threads", type=int, default=2, help="torch threads (default 2)")
     arguments = parser.parse_args(argv)
     torch.set_num_threads(arguments.threads)
@@ -116,17 +139,27 @@ def main(argv: Sequence[str] | None = None) -> int:
     config = preset(arguments.preset, seed=arguments.seed, weights=None)
     images = InputConfig(image_size=config.image_size, slices=config.slices)
     pairs = phantom_pairs(arguments.phantoms, arguments.seed, images, say)
-    held_out = phantom_pairs(arguments.held_out, arguments.seed + HELD_OUT_SEED_STEP, images)
+    held_out = {
+        names: phantom_pairs(arguments.held_out, arguments.seed + HELD_OUT_SEED_STEP, images, names=names)
+        for names in (KNOWN_FINDINGS, FINDINGS)
+    }
     texts, reports = text_corpus(TEXTS, arguments.seed), pairs.reports + pairs.styled
     settings = PretrainingConfig(steps=arguments.steps, finding_steps=2 * arguments.steps // 5, seed=arguments.seed)
     folder.mkdir(parents=True, exist_ok=True)
     config = with_tokenizer(config, texts + reports, VOCABULARY, folder)
     model, tokenizer = build_model(config), build_tokenizer(config)
-    pretrain(model, tokenizer, pairs.images * 2, reports, texts, settings, pairs.findings * 2, say, every=50)
+    findings: list[frozenset[str]] | None = pairs.findings * 2
+    if arguments.start is not None:  # without a new finding head
+        take_over(model, tokenizer, arguments.start)
+        settings, findings = settings.replace(finding_steps=0, lr=5e-4, warmup=20, batch_norm=False), None
+    pretrain(model, tokenizer, pairs.images * 2, reports, texts, settings, findings, say, every=25)
     save_weights(model, folder / WEIGHTS)  # in float16
     made = config.replace(weights=str(folder / WEIGHTS))
-    for name, value in scores(build_model(made), tokenizer, held_out).items():
-        say(f"held-out phantoms: {name} {'-' if value is None else f'{value:.3f}'}")
+    model = build_model(made)
+    for names, phantoms in held_out.items():
+        where = "held-out phantoms" + (", some with new findings" if names == FINDINGS else "")
+        for name, value in scores(model, tokenizer, phantoms).items():
+            say(f"{where}: {name} {'-' if value is None else f'{value:.3f}'}")
     return 0
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 
@@ -38,3 +39,29 @@ def finding_f1(truth: Sequence[AbstractSet[str]], predicted: Sequence[AbstractSe
         "finding_f1": 2 * sum(hits) / (there + named) if there + named else None,
         "finding_f1_example": sum(examples) / len(examples),
     }
+
+
+def known_and_new(
+    truth: Sequence[AbstractSet[str]], predicted: Sequence[AbstractSet[str]], known: AbstractSet[str]
+) -> dict[str, float | None]:
+    """F1 over all findings, over those that the start had seen (``known``) and over the others, which are new to it.
+
+    Returns:
+        ``finding_f1``, ``finding_f1_known``, ``finding_f1_new`` and ``finding_recall_new``: micro averages, None where
+        undefined, see :func:`finding_f1`.
+    """
+    of_known = finding_f1([t & known for t in truth], [p & known for p in predicted])
+    of_new = finding_f1([t - known for t in truth], [p - known for p in predicted])
+    return {
+        "finding_f1": finding_f1(truth, predicted)["finding_f1"],
+        "finding_f1_known": of_known["finding_f1"],
+        "finding_f1_new": of_new["finding_f1"],
+        "finding_recall_new": of_new["finding_recall"],
+    }
+
+
+def finding_recalls(truth: Sequence[AbstractSet[str]], predicted: Sequence[AbstractSet[str]]) -> dict[str, float]:
+    """Share of the reports with a finding that name it, for every finding that any report has, sorted."""
+    there = Counter(name for findings in truth for name in findings)
+    named = Counter(name for t, p in zip(truth, predicted, strict=True) for name in t & p)
+    return {name: named[name] / there[name] for name in sorted(there)}

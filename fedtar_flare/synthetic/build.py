@@ -9,6 +9,7 @@ from typing import Any
 
 from fedtar_flare.data.timeline import Timeline
 from fedtar_flare.synthetic.course import (
+    ALMOST_NEVER,
     CHANGE_FACTOR,
     OLDER_FACTOR,
     OLDER_FROM,
@@ -25,6 +26,7 @@ from fedtar_flare.synthetic.phantom import Anatomy, draw_anatomy, render
 from fedtar_flare.synthetic.reports import write_report
 from fedtar_flare.synthetic.scanner import Scanner, site_scanner
 from fedtar_flare.synthetic.styles import Phase, style_of, wording_of
+from fedtar_flare.synthetic.vocabulary import NEW_KINDS
 
 
 def build_cohort(
@@ -87,6 +89,7 @@ def build_cohort(
         "change_group": options.change_group if changed_from else None,
         "older_from": OLDER_FROM,
         "wording_by_age": options.wording_effect,
+        "almost_never": list(ALMOST_NEVER[style] if options.new_findings else NEW_KINDS),
         "prevalence_factors": {
             "older": OLDER_FACTOR if options.prevalence_effect else {},
             "sex": SEX_FACTOR if options.prevalence_effect else {},

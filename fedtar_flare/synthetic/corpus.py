@@ -12,7 +12,7 @@ import numpy as np
 
 from fedtar_flare.synthetic.course import MOST_FINDINGS, stream
 from fedtar_flare.synthetic.styles import STYLES
-from fedtar_flare.synthetic.vocabulary import FINDINGS, SIDED
+from fedtar_flare.synthetic.vocabulary import FINDINGS, kind_of, side_of
 
 _TERMS: Mapping[str, tuple[str, ...]] = {
     "effusion": ("pleural effusion", "effusion", "pleural fluid", "fluid effusion of the pleural cavity"),
@@ -21,6 +21,10 @@ _TERMS: Mapping[str, tuple[str, ...]] = {
     "emphysema": ("emphysema", "emphysematous change", "emphysematous destruction", "pulmonary emphysema"),
     "cardiomegaly": ("cardiomegaly", "cardiac enlargement", "enlarged heart", "enlarged cardiac silhouette"),
     "lymphadenopathy": ("lymphadenopathy", "adenopathy", "enlarged mediastinal nodes", "enlarged lymph nodes"),
+    "pneumothorax": ("pneumothorax", "pleural air", "apical pneumothorax"),
+    "cavity": ("cavity", "cavitation", "cavitary destruction", "pulmonary cavity"),
+    "fibrosis": ("fibrosis", "fibrotic change", "fibrotic remodelling", "pulmonary fibrosis"),
+    "pericardial_effusion": ("pericardial effusion", "pericardial fluid", "fluid around the heart"),
 }
 _WHERE = ("on the {side}", "in the {side} lung", "at the {side} side", "within the {side} hemithorax", "{side} sided")
 # {what} is a term with its side, {size} and {change} words of any reporting style
@@ -147,7 +151,9 @@ def corpus_report(rng: np.random.Generator) -> tuple[str, frozenset[str]]:
     follow_up = bool(rng.random() < 0.6)
     wording = STYLES[int(rng.integers(len(STYLES)))][int(rng.integers(2))]
     body = [_found(rng, name, changes=wording.changes.split("|") if follow_up else ()) for name in findings]
-    body += [_pick(rng, lines) for kind, lines in _CLEAR.items() if not _has(findings, kind) and rng.random() < 0.5]
+    body += [
+        _pick(rng, lines) for kind, lines in _CLEAR.items() if kind not in map(kind_of, findings) and rng.random() < 0.5
+    ]
     body += [_pick(rng, lines) for lines in (_BONES, _ASIDE) if rng.random() < 0.4]
     rng.shuffle(body)
     names = ", ".join(_named(rng, name) for name in findings)
@@ -170,7 +176,9 @@ def styled_report(rng: np.random.Generator, sizes: Mapping[str, int]) -> str:
         sizes: finding id to size (1 to 3), for every finding that the image shows.
     """
     body = [_found(rng, name, (), size) for name, size in sizes.items()]
-    body += [_pick(rng, lines) for kind, lines in _CLEAR.items() if not _has(list(sizes), kind) and rng.random() < 0.8]
+    body += [
+        _pick(rng, lines) for kind, lines in _CLEAR.items() if kind not in map(kind_of, sizes) and rng.random() < 0.8
+    ]
     rng.shuffle(body)
     names = ", ".join(_named(rng, name) for name in sizes)
     lines = [_pick(rng, _OPENING), *body]
@@ -186,7 +194,7 @@ def _text(rng: np.random.Generator, lines: Sequence[str]) -> str:
 
 
 def _found(rng: np.random.Generator, name: str, changes: Sequence[str], size_is: int | None = None) -> str:
-    kind = name.partition("_")[0]
+    kind = kind_of(name)
     pair = STYLES[int(rng.integers(len(STYLES)))]
     words = pair[int(rng.integers(2))].sizes[kind].split("|")
     size = _pick(rng, words) if size_is is None else words[size_is - 1]
@@ -195,16 +203,11 @@ def _found(rng: np.random.Generator, name: str, changes: Sequence[str], size_is:
 
 
 def _named(rng: np.random.Generator, name: str) -> str:
-    kind, _, side = name.partition("_")
-    term = _pick(rng, _TERMS[kind])
-    if kind not in SIDED:
+    term, side = _pick(rng, _TERMS[kind_of(name)]), side_of(name)
+    if not side:
         return term
     where = _pick(rng, _WHERE).format(side=side)
     return f"{where} {term}" if where.startswith(side) else f"{term} {where}"
-
-
-def _has(findings: Sequence[str], kind: str) -> bool:
-    return any(name.partition("_")[0] == kind for name in findings)
 
 
 def _pick(rng: np.random.Generator, options: Sequence[str]) -> str:

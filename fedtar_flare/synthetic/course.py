@@ -11,12 +11,16 @@ Planted effects, all switchable in ``CohortOptions`` and written to the truth:
 - **age, sex and prevalence**: emphysema and cardiomegaly are more frequent from 65 on, emphysema in men,
   lymphadenopathy in women.
 - **sites**: prevalence, reporting style, scanner and, as an option, size differ.
+- **new findings**, which the warm start has never seen: some percent of the visits of most sites each, almost none at
+  the others, so that a site meets in others' data what it lacks. Their course is the same everywhere: a pneumothorax
+  is gone after one visit, a large one after two; a cavity shrinks slowly; fibrosis only grows; pericardial effusion
+  comes and goes. They have random numbers of their own: without them (the control cohort) all else stays as it is.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Literal
@@ -28,39 +32,39 @@ from fedtar_flare.data.splits import FRACTIONS, split_of
 from fedtar_flare.data.timeline import Timeline
 from fedtar_flare.settings import Settings
 from fedtar_flare.synthetic.reports import Change, State
-from fedtar_flare.synthetic.vocabulary import FINDINGS, KINDS
+from fedtar_flare.synthetic.vocabulary import FINDINGS, KNOWN_FINDINGS, KNOWN_KINDS, NEW_FINDINGS, NEW_KINDS, kind_of
 
 OLDER_FROM = 65.0
 """Age from which a patient belongs to the older group."""
-MOST_FINDINGS = 4
+MOST_FINDINGS, MOST_NEW = 4, 1
+"""Findings of a visit at most, known and new."""
 OPEN_BIN_DAYS = 180
 """How far the first and the last calendar bin reach, which are open to one side, when visits are aligned by period."""
 FIRST_DAY = datetime(2019, 1, 1)
 
-_FIRST = {  # chance that a finding is there at the first visit
-    "effusion": 0.17,
-    "consolidation": 0.15,
-    "nodule": 0.16,
-    "emphysema": 0.16,
-    "cardiomegaly": 0.18,
-    "lymphadenopathy": 0.18,
+# chances: there at the first visit; appears by the next one; if there: shrinks (from small: resolves), grows
+_COURSE = {
+    "effusion": (0.17, 0.12, 0.35, 0.25),
+    "consolidation": (0.15, 0.11, 0.45, 0.2),
+    "nodule": (0.16, 0.08, 0.2, 0.3),
+    "emphysema": (0.16, 0.05, 0.0, 0.2),
+    "cardiomegaly": (0.18, 0.06, 0.12, 0.2),
+    "lymphadenopathy": (0.18, 0.08, 0.3, 0.25),
+    "pneumothorax": (0.035, 0.027, 1.0, 0.0),  # of either side
+    "cavity": (0.055, 0.017, 0.3, 0.0),
+    "fibrosis": (0.045, 0.02, 0.0, 0.4),
+    "pericardial_effusion": (0.05, 0.03, 0.4, 0.4),
 }
-_APPEARS = {  # chance that an absent one appears until the next visit
-    "effusion": 0.12,
-    "consolidation": 0.11,
-    "nodule": 0.08,
-    "emphysema": 0.05,
-    "cardiomegaly": 0.06,
-    "lymphadenopathy": 0.08,
+_SHRINKS_BY: Mapping[str, int] = {"pneumothorax": 2}  # sizes from visit to visit, else one
+ALMOST_NEVER: Mapping[int, tuple[str, ...]] = {
+    1: ("fibrosis",),
+    2: ("pneumothorax", "cavity"),
+    3: ("pericardial_effusion",),
+    4: ("cavity", "fibrosis"),
+    5: ("pneumothorax",),
+    6: ("pericardial_effusion",),
 }
-_MOVES = {  # chances that a present one shrinks (from small: resolves), stays, grows
-    "effusion": (0.35, 0.4, 0.25),
-    "consolidation": (0.45, 0.35, 0.2),
-    "nodule": (0.2, 0.5, 0.3),
-    "emphysema": (0.0, 0.8, 0.2),
-    "cardiomegaly": (0.12, 0.68, 0.2),
-    "lymphadenopathy": (0.3, 0.45, 0.25),
-}
+"""New kinds that the sites with a reporting style hardly ever see: a twelfth as often as the others."""
 OLDER_FACTOR: Mapping[str, float] = {"emphysema": 1.7, "cardiomegaly": 1.7}
 SEX_FACTOR: Mapping[str, Mapping[str, float]] = {"M": {"emphysema": 1.4}, "F": {"lymphadenopathy": 1.5}}
 CHANGE_FACTOR: Mapping[str, float] = {"consolidation": 2.5}
@@ -91,6 +95,9 @@ class CohortOptions(Settings):
         0, ge=0, le=6, description="wording and scanner of the site, 1 to 6; 0 takes them from the site's name"
     )
     scanner_differences: bool = Field(True, description="False gives every site the first scanner")
+    new_findings: bool = Field(
+        True, description="plant findings that the warm start has never seen; False: the control, with nothing to share"
+    )
 
     def misfits(self) -> Iterator[tuple[str, str]]:
         """Gaps the wrong way round."""
@@ -174,10 +181,14 @@ def plan_patient(
     steps = [timeline.step_of(i, moment) for i, moment in enumerate(moments)]
     changed_from = change_step(options, time_steps) or time_steps + 1
     factors = _factors(style, age, sex, options)
+    rare = stream("new findings", seed, site, number)
     visits: list[PlannedVisit] = []
     before: dict[str, int] = {}
     for i, (moment, step) in enumerate(zip(moments, steps, strict=True)):
-        sizes = _next_sizes(rng, before, factors, first=i == 0, changed=step >= changed_from)
+        how = {"first": i == 0, "changed": step >= changed_from}
+        sizes = _next_sizes(rng, KNOWN_FINDINGS, MOST_FINDINGS, before, factors, **how)
+        if options.new_findings:
+            sizes |= _next_sizes(rare, NEW_FINDINGS, MOST_NEW, before, factors, **how)
         visits.append(
             PlannedVisit(
                 visit_id=f"{int(rng.integers(16**10)):010x}",  # says nothing about the order
@@ -214,8 +225,9 @@ def _moments(rng: np.random.Generator, count: int, timeline: Timeline, options: 
 
 def _factors(style: int, age: float, sex: str, options: CohortOptions) -> dict[str, float]:
     """How much more frequent each kind is in this patient than on average."""
-    site = stream("case mix", style).uniform(0.7, 1.4, len(KINDS))
-    factors = dict(zip(KINDS, site.tolist(), strict=True))
+    site = stream("case mix", style).uniform(0.7, 1.4, len(KNOWN_KINDS))
+    factors = dict(zip(KNOWN_KINDS, site.tolist(), strict=True))
+    factors |= {kind: 1 / 12 if kind in ALMOST_NEVER[style] else 1.0 for kind in NEW_KINDS}
     if options.prevalence_effect:
         for kind, factor in (*(OLDER_FACTOR.items() if age >= OLDER_FROM else ()), *SEX_FACTOR[sex].items()):
             factors[kind] *= factor
@@ -223,29 +235,36 @@ def _factors(style: int, age: float, sex: str, options: CohortOptions) -> dict[s
 
 
 def _next_sizes(
-    rng: np.random.Generator, before: Mapping[str, int], factors: Mapping[str, float], *, first: bool, changed: bool
+    rng: np.random.Generator,
+    names: Sequence[str],
+    most: int,
+    before: Mapping[str, int],
+    factors: Mapping[str, float],
+    *,
+    first: bool,
+    changed: bool,
 ) -> dict[str, int]:
-    """Sizes at a visit from those at the visit before; at most ``MOST_FINDINGS`` findings."""
+    """Sizes of the findings among ``names`` at a visit from those at the visit before; ``most`` findings at most."""
     sizes: dict[str, int] = {}
-    chance, draw = rng.random(len(FINDINGS)), rng.random(len(FINDINGS))
+    chance, draw = rng.random(len(names)), rng.random(len(names))
     appearing: list[str] = []
-    for i, name in enumerate(FINDINGS):
-        kind = name.partition("_")[0]
+    for i, name in enumerate(names):
+        kind = kind_of(name)
+        at_first, appears, shrinks, grows = _COURSE[kind]
         if name in before:
-            smaller, same, _ = _MOVES[kind]
-            move = -1 if chance[i] < smaller else 0 if chance[i] < smaller + same else 1
+            move = -_SHRINKS_BY.get(kind, 1) if chance[i] < shrinks else int(chance[i] >= 1 - grows)
             size = min(before[name] + move, 3)
-            if size:
+            if size > 0:
                 sizes[name] = size
             continue
-        likely = (_FIRST if first else _APPEARS)[kind] * factors[kind]
+        likely = (at_first if first else appears) * factors[kind]
         if chance[i] < likely * (CHANGE_FACTOR.get(kind, 1.0) if changed else 1.0):
             appearing.append(name)
-    room = MOST_FINDINGS - len(sizes)
+    room = most - len(sizes)
     for name in rng.permutation(appearing)[:room] if appearing else ():
-        u = draw[FINDINGS.index(str(name))]
+        u = draw[names.index(str(name))]
         sizes[str(name)] = 1 if u < 0.4 else 2 if u < 0.75 else 3
-    return {name: sizes[name] for name in FINDINGS if name in sizes}
+    return {name: sizes[name] for name in names if name in sizes}
 
 
 def _change(before: Mapping[str, int], name: str, size: int, *, first: bool) -> Change:

@@ -41,9 +41,6 @@ def write_ct_series(
     study_datetime: datetime,
     age: float | None = None,
     sex: Literal["F", "M"] | None = None,
-    origin_mm: tuple[float, float, float] | None = None,
-    study_uid: str | None = None,
-    series_uid: str | None = None,
     series_description: str = "Chest",
     manufacturer: str = "",
     model_name: str = "",
@@ -61,8 +58,6 @@ def write_ct_series(
         study_datetime: acquisition.
         age: years; written as whole years, unknown leaves it out.
         sex: unknown leaves it empty.
-        origin_mm: position (x, y, z) of the middle of the first voxel; by default the volume's middle is the origin.
-        study_uid, series_uid: derived from the content where not given.
         series_description, manufacturer, model_name, kernel: written as they are.
         seed: enters the identifiers, to keep two cohorts apart.
 
@@ -79,12 +74,11 @@ def write_ct_series(
     _check(hu, spacing_mm, patient_id, age)
     slices, rows, columns = hu.shape
     dz, dy, dx = spacing_mm
-    if origin_mm is None:
-        origin_mm = (-(columns - 1) / 2 * dx, -(rows - 1) / 2 * dy, -(slices - 1) / 2 * dz)
+    origin_mm = (-(columns - 1) / 2 * dx, -(rows - 1) / 2 * dy, -(slices - 1) / 2 * dz)
     stored = np.ascontiguousarray(hu.astype(np.int32) - LOWEST_HU).astype("<u2")
-    study_uid = study_uid or content_uid("study", seed, patient_id, study_datetime.isoformat())
+    study_uid = content_uid("study", seed, patient_id, study_datetime.isoformat())
     pixels = hashlib.sha256(stored.tobytes()).hexdigest()
-    series_uid = series_uid or content_uid("series", study_uid, pixels, spacing_mm, origin_mm, kernel)
+    series_uid = content_uid("series", study_uid, pixels, spacing_mm, origin_mm, kernel)
 
     header = _header(rows, columns, spacing_mm, study_datetime, study_uid, series_uid)
     header.PatientID = patient_id

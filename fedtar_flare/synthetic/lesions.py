@@ -29,6 +29,14 @@ ARCH_BELOW_APEX = 52.0
 """The aortic arch lies this far below the apex of the lungs, mm."""
 NODES = ((4, 12.5), (6, 16.0), (7, 20.0))
 """Number of enlarged lymph nodes and their radius in mm, per size."""
+PNEUMOTHORAX = (0.78, 0.62, 0.46)
+"""Width and depth of the collapsed lung relative to its own, per size."""
+CAVITY_MM = (36.0, 50.0, 66.0)
+"""Outer diameter, per size; the wall takes a fifth of it on either side."""
+FIBROSIS_MM = (40.0, 70.0, 105.0)
+"""How far the network reaches up from the base of the lungs, per size."""
+PERICARDIAL_MM = (12.0, 20.0, 30.0)
+"""Depth of the fluid around the heart, per size; drawn with the heart."""
 
 
 @dataclass
@@ -208,10 +216,45 @@ def lymphadenopathy(canvas: Canvas, lungs: Lungs, side: str, size: int, place: P
         canvas.ball((x + move[0], y + move[1], arch + z + move[2]), (radius, radius, radius * 1.25), TISSUE)
 
 
+def pneumothorax(canvas: Canvas, lungs: Lungs, side: str, size: int, place: Place, rng: np.random.Generator) -> None:
+    """Air in front of and beside a lung that falls back to its hilum and turns denser; what is solid stays in sight."""
+    lung, left = lungs[side], PNEUMOTHORAX[size - 1]
+    half = abs(lung.center_x) - 26
+    x, y = lung.center_x - lung.sign * half * (1 - left), lung.depth * (1 - left) * (0.7 + 0.2 * place[0])
+    inside = canvas.oval(x, y, half * left * 1.06, lung.depth * left, 2.2)
+    airy = lung.mask * np.clip((-450 - canvas.hu) / 150, 0, 1)
+    canvas.hu += airy * inside * 150 * (1 / left - 1)
+    canvas.blend(airy * (1 - inside), HOLE)
+
+
+def cavity(canvas: Canvas, lungs: Lungs, side: str, size: int, place: Place, rng: np.random.Generator) -> None:
+    """A thick wall around air, at the back of one upper lobe; stretched along the body like a nodule."""
+    lung = lungs["right" if place[0] < 0.5 else "left"]
+    radius = CAVITY_MM[size - 1] / 2
+    center = (lung.center_x + lung.sign * (6 * place[1] - 6), 26 + 10 * place[1], lung.apex - 56 - 8 * place[2])
+    for share, hu in ((1.0, TISSUE), (0.6, HOLE)):
+        canvas.ball(center, (radius * share, radius * share, max(radius, 24.0) * share), hu, lung.mask)
+
+
+def fibrosis(canvas: Canvas, lungs: Lungs, side: str, size: int, place: Place, rng: np.random.Generator) -> None:
+    """A honeycomb of thick septa around small holes of air, from the base of both lungs upwards."""
+    turn = np.pi * (0.2 + 0.3 * place[0])
+    u, v = canvas.x * np.cos(turn) + canvas.y * np.sin(turn), canvas.y * np.cos(turn) - canvas.x * np.sin(turn)
+    u, v = u + 4 * np.sin(canvas.z / 17 + 6 * place[1]), v + 4 * np.cos(canvas.z / 13 + 6 * place[2])
+    septa = np.clip(1.7 - 2.4 * np.abs(np.sin(np.pi * u / 21) * np.sin(np.pi * v / 21)), 0, 1)
+    for lung in lungs.values():
+        reach = np.clip((lung.base + 26 + FIBROSIS_MM[size - 1] - canvas.z) / 24, 0, 1)
+        airy = lung.mask * np.clip((-300 - canvas.hu) / 200, 0, 1) * reach
+        canvas.blend(airy * (0.25 + 0.6 * septa), np.where(septa > 0.35, -60.0, HOLE).astype(np.float32))
+
+
 DRAW: dict[str, Callable[[Canvas, Lungs, str, int, Place, np.random.Generator], None]] = {
     "effusion": effusion,
     "consolidation": consolidation,
     "nodule": nodule,
     "emphysema": emphysema,
     "lymphadenopathy": lymphadenopathy,
+    "pneumothorax": pneumothorax,
+    "cavity": cavity,
+    "fibrosis": fibrosis,
 }

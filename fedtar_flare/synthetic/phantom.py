@@ -19,7 +19,7 @@ import numpy as np
 from fedtar_flare.errors import ConfigError
 from fedtar_flare.synthetic import lesions
 from fedtar_flare.synthetic.scanner import Scanner
-from fedtar_flare.synthetic.vocabulary import FINDINGS, SIZES
+from fedtar_flare.synthetic.vocabulary import FINDINGS, KNOWN_FINDINGS, SIZES, kind_of, side_of
 
 AIR, FAT, MUSCLE, LIVER, SPLEEN, MARROW, CORTEX = -1000.0, -105.0, 45.0, 62.0, 52.0, 220.0, 620.0
 LUNG = -818.0
@@ -39,7 +39,7 @@ class Anatomy:
         diaphragm: height of the right and the left dome's top in mm.
         apex: height of the lungs' tips in mm.
         vessels: seed of the vessel tree.
-        places: per finding, numbers in [0, 1) that place it within its region.
+        places: per known finding, numbers in [0, 1) that place it within its region.
     """
 
     chest: tuple[float, float]
@@ -63,7 +63,7 @@ def draw_anatomy(rng: np.random.Generator) -> Anatomy:
         diaphragm=(right, right - float(rng.uniform(4, 14))),
         apex=float(rng.uniform(98, 110)),
         vessels=int(rng.integers(2**31)),
-        places={name: (float(rng.random()), float(rng.random()), float(rng.random())) for name in FINDINGS},
+        places={name: (float(rng.random()), float(rng.random()), float(rng.random())) for name in KNOWN_FINDINGS},
     )
 
 
@@ -88,23 +88,23 @@ def render(anatomy: Anatomy, findings: Mapping[str, int], scanner: Scanner, rng:
     shift = rng.uniform([-3, -6, -6], [3, 6, 6])
     breath = float(rng.uniform(-4, 4)) - 8.0 * findings.get("emphysema", 0)
     canvas = lesions.Canvas.of(scanner, shift)
-    lungs = _draw_chest(canvas, anatomy, breath, scanner.contrast_hu, findings.get("cardiomegaly", 0))
+    lungs = _draw_chest(canvas, anatomy, breath, scanner.contrast_hu, findings)
     for side, lung in lungs.items():
         _draw_vessels(canvas, anatomy, side, lung)
     for name in FINDINGS:  # in a fixed order: fluid first, what lies in it or above it after
-        kind, _, side = name.partition("_")
-        if name in findings and kind in lesions.DRAW:
+        if name in findings and (draw := lesions.DRAW.get(kind_of(name))):
             shape = np.random.default_rng([anatomy.vessels, FINDINGS.index(name)])
-            lesions.DRAW[kind](canvas, lungs, side, findings[name], anatomy.places[name], shape)
+            place = anatomy.places.get(name) or tuple(shape.random(3).tolist())
+            draw(canvas, lungs, side_of(name), findings[name], place, shape)
     hu = _smooth(canvas.hu, scanner.smoothing)
     hu += rng.standard_normal(hu.shape, dtype=np.float32) * scanner.noise_hu + scanner.offset_hu
     return np.clip(np.rint(hu), -1024, 3071).astype(np.int16)
 
 
 def _draw_chest(
-    canvas: lesions.Canvas, anatomy: Anatomy, breath: float, blood: float, heart_size: int
+    canvas: lesions.Canvas, anatomy: Anatomy, breath: float, blood: float, findings: Mapping[str, int]
 ) -> dict[str, lesions.Lung]:
-    """Body, bones, lungs and mediastinum without disease; returns the lungs."""
+    """Body, bones, lungs and mediastinum with the findings of the heart; returns the lungs."""
     x, y, z = canvas.x, canvas.y, canvas.z
     width, depth = anatomy.chest
     muscle, fat = anatomy.wall
@@ -137,7 +137,7 @@ def _draw_chest(
             mask=inside, sign=sign, base=dome - 30, apex=anatomy.apex, center_x=sign * (26 + width) / 2, depth=depth
         )
         canvas.blend(inside, LUNG + 45 * y / depth)
-    _draw_mediastinum(canvas, anatomy, breath, blood, heart_size)
+    _draw_mediastinum(canvas, anatomy, breath, blood, findings)
     airy = np.clip((-300 - canvas.hu) / 400, 0, 1)  # heart and vessels cover part of what was lung
     lungs = {side: replace(lung, mask=lung.mask * airy) for side, lung in lungs.items()}
     # spine over everything, then sternum
@@ -150,13 +150,18 @@ def _draw_chest(
     return lungs
 
 
-def _draw_mediastinum(canvas: lesions.Canvas, anatomy: Anatomy, breath: float, blood: float, heart_size: int) -> None:
+def _draw_mediastinum(
+    canvas: lesions.Canvas, anatomy: Anatomy, breath: float, blood: float, findings: Mapping[str, int]
+) -> None:
     depth = anatomy.chest[1]
     a, b, c = anatomy.heart
-    scale = HEART_SCALE[heart_size]
+    scale = HEART_SCALE[findings.get("cardiomegaly", 0)]
     growth = scale - 1
     place = (8 + a * (0.3 + 0.5 * growth), -depth * 0.28, anatomy.diaphragm[0] + breath + 24 + 10 * growth)
     radii = (a * scale, b * (1 + 0.55 * growth), c * (1 + 0.45 * growth))
+    if fluid := findings.get("pericardial_effusion", 0):
+        depth_mm = lesions.PERICARDIAL_MM[fluid - 1]
+        canvas.ball(place, tuple(radius + depth_mm for radius in radii), lesions.FLUID)
     canvas.ball(place, radii, MUSCLE + 10)
     canvas.ball(place, (radii[0] * 0.8, radii[1] * 0.8, radii[2] * 0.8), blood)
     z = canvas.z
@@ -176,7 +181,7 @@ def _draw_mediastinum(canvas: lesions.Canvas, anatomy: Anatomy, breath: float, b
 
 def _draw_vessels(canvas: lesions.Canvas, anatomy: Anatomy, side: str, lung: lesions.Lung) -> None:
     """Branches from the hilum outwards, brighter near it."""
-    rng = np.random.default_rng([anatomy.vessels, len(FINDINGS), side == "left"])
+    rng = np.random.default_rng([anatomy.vessels, len(KNOWN_FINDINGS), side == "left"])
     branches, points = 34, 36
     t = np.linspace(0.05, 1, points)[:, None]
     height = rng.uniform(lung.base - 10, lung.apex - 12, branches)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from fedtar_flare.errors import ConfigError
-from fedtar_flare.synthetic.vocabulary import FINDINGS, KINDS, SIZES
+from fedtar_flare.synthetic.vocabulary import FINDINGS, KINDS, SIZES, kind_of, side_of
 
 Change = Literal["first", "new", "larger", "smaller", "stable"]
 BONES = "bones"
@@ -38,7 +38,6 @@ class Wording:
         found: per kind a sentence with ``{size}``, ``{side}`` and ``{change}``.
         sizes: per kind three words for small, moderate and large, separated by ``|``.
         changes: for new, larger and smaller, separated by ``|``; a stable finding gets no word.
-        names: per kind a short name with ``{side}``, for what has resolved and for the impression.
         resolved: sentence with ``{names}``.
         bones: sentence under 65 years, and from 65 years on.
         impression: closing sentence with ``{names}``, and the one for a normal study; empty for none.
@@ -50,7 +49,6 @@ class Wording:
     found: Mapping[str, str]
     sizes: Mapping[str, str]
     changes: str
-    names: Mapping[str, str]
     resolved: str
     bones: tuple[str, str]
     impression: tuple[str, str] = ("", "")
@@ -60,24 +58,16 @@ class Wording:
         covered = sorted(kind for kinds, _ in self.sections for kind in kinds)
         if covered != sorted([*KINDS, BONES]):
             raise ConfigError(f"sections must name every kind and 'bones' once, not {covered}")
-        for field, per_kind in (("found", self.found), ("sizes", self.sizes), ("names", self.names)):
+        for field, per_kind in (("found", self.found), ("sizes", self.sizes)):
             if set(per_kind) != set(KINDS):
                 raise ConfigError(f"{field} must have an entry per kind {KINDS}, not {tuple(per_kind)}")
         if any(len(words.split("|")) != len(SIZES) for words in [*self.sizes.values(), self.changes]):
             raise ConfigError("sizes and changes must have three parts, separated by '|'")
 
 
-def per_kind(
-    effusion: str, consolidation: str, nodule: str, emphysema: str, cardiomegaly: str, lymphadenopathy: str
-) -> dict[str, str]:
-    """One text per kind of finding."""
-    texts = (effusion, consolidation, nodule, emphysema, cardiomegaly, lymphadenopathy)
+def per_kind(*texts: str) -> dict[str, str]:
+    """One text per kind of finding, in the order of ``KINDS``."""
     return dict(zip(KINDS, texts, strict=True))
-
-
-SHORT_NAMES = per_kind(
-    "{side} effusion", "{side} consolidation", "{side} nodule", "emphysema", "cardiomegaly", "lymphadenopathy"
-)
 
 
 def write_report(
@@ -106,15 +96,11 @@ def write_report(
         if kinds == (BONES,):
             sentences.append(wording.bones[older])
             continue
-        here = [name for kind in kinds for name in FINDINGS if _kind(name) == kind and name in findings]
+        here = [name for kind in kinds for name in FINDINGS if kind_of(name) == kind and name in findings]
         for name in here:
-            state = findings[name]
-            text = wording.found[_kind(name)].format(
-                size=wording.sizes[_kind(name)].split("|")[state.size - 1],
-                side=_side(name),
-                change=changes.get(state.change, ""),
-            )
-            sentences.append(text)
+            kind, state = kind_of(name), findings[name]
+            size, change = wording.sizes[kind].split("|")[state.size - 1], changes.get(state.change, "")
+            sentences.append(wording.found[kind].format(size=size, side=side_of(name), change=change))
         if not here:
             sentences.append(normal)
     if resolved:
@@ -127,13 +113,5 @@ def write_report(
 
 def _names(wording: Wording, findings: Sequence[str]) -> str:
     order = [kind for kinds, _ in wording.sections for kind in kinds]
-    listed = sorted(findings, key=lambda name: (order.index(_kind(name)), FINDINGS.index(name)))
-    return ", ".join(wording.names[_kind(name)].format(side=_side(name)) for name in listed)
-
-
-def _kind(finding: str) -> str:
-    return finding.partition("_")[0]
-
-
-def _side(finding: str) -> str:
-    return finding.partition("_")[2]
+    listed = sorted(findings, key=lambda name: (order.index(kind_of(name)), FINDINGS.index(name)))
+    return ", ".join(f"{side_of(name)} {kind_of(name)}".strip().replace("_", " ") for name in listed)

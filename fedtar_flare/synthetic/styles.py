@@ -12,7 +12,7 @@ import re
 from typing import Literal
 
 from fedtar_flare.errors import ConfigError
-from fedtar_flare.synthetic.reports import BONES, SHORT_NAMES, Wording, per_kind
+from fedtar_flare.synthetic.reports import BONES, Wording, per_kind
 from fedtar_flare.synthetic.styles_1_to_3 import STYLE_1, STYLE_2, STYLE_3
 from fedtar_flare.synthetic.styles_4_to_6 import STYLE_4, STYLE_5, STYLE_6
 
@@ -24,9 +24,9 @@ STYLES: tuple[tuple[Wording, Wording], ...] = (STYLE_1, STYLE_2, STYLE_3, STYLE_
 GENERIC = Wording(
     opening=("Findings on this chest study are as follows.", "Findings on this chest study are as follows."),
     sections=(
-        (("effusion",), "Both pleural spaces are dry."),
-        (("cardiomegaly",), "Cardiac size lies within normal limits."),
-        (("consolidation", "nodule", "emphysema"), "Aeration of both lungs is normal."),
+        (("effusion", "pneumothorax"), "Both pleural spaces are dry."),
+        (("cardiomegaly", "pericardial_effusion"), "Cardiac size lies within normal limits."),
+        (("consolidation", "nodule", "emphysema", "cavity", "fibrosis"), "Aeration of both lungs is normal."),
         (("lymphadenopathy",), "Mediastinal nodes are of normal size."),
         ((BONES,), ""),
     ),
@@ -37,10 +37,13 @@ GENERIC = Wording(
         "Emphysema of {size} degree involves both lungs{change}.",
         "Cardiomegaly of {size} degree is demonstrated{change}.",
         "Lymphadenopathy of {size} degree involves the mediastinum{change}.",
+        "The {side} pleural space contains {size} pneumothorax{change}.",
+        "One lung contains one {size} cavity{change}.",
+        "Fibrosis of {size} degree involves both lungs{change}.",
+        "The pericardial space contains {size} pericardial effusion{change}.",
     ),
-    sizes=per_kind(*["small|moderate|large"] * 3, *["mild|moderate|severe"] * 3),
+    sizes=per_kind(*["small|moderate|large"] * 3, *["mild|moderate|severe"] * 3, *["small|moderate|large"] * 4),
     changes=" as a new finding| with growth| with reduction",
-    names=SHORT_NAMES,
     resolved="Gone since the earlier study: {names}.",
     bones=("", ""),
 )

@@ -5,11 +5,14 @@ stay visible. So these pairs differ from every site's data in three ways: report
 drawn one by one, none of them a site's (a model that knows one wording alone forgets to look while it learns
 another); patients come once, so no text tells of a change, of age or of sex; and patients, scanners and noise are
 drawn from other random streams, over ranges that enclose those of the sites. Findings are evenly frequent.
+
+No image shows a new finding, and no report on one speaks of any: the model meets their words in the texts without
+images (``corpus``) alone. It can spell them; the tie from image to word is what is left to learn.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -20,7 +23,7 @@ from fedtar_flare.synthetic.phantom import draw_anatomy, render
 from fedtar_flare.synthetic.reports import State, write_report
 from fedtar_flare.synthetic.scanner import random_scanner
 from fedtar_flare.synthetic.styles import GENERIC
-from fedtar_flare.synthetic.vocabulary import FINDINGS, SIZES
+from fedtar_flare.synthetic.vocabulary import KNOWN_FINDINGS, SIZES
 
 
 class Pair(NamedTuple):
@@ -33,12 +36,13 @@ class Pair(NamedTuple):
     findings: frozenset[str]
 
 
-def generic_pairs(n: int, seed: int) -> Iterator[Pair]:
+def generic_pairs(n: int, seed: int, names: Sequence[str] = KNOWN_FINDINGS) -> Iterator[Pair]:
     """Volumes with a report in the generic style, and one in a style that is drawn anew for each.
 
     Args:
         n: number of pairs; pair i is the same whatever n is.
         seed: a stream of its own, never a site's, whatever the number.
+        names: the findings to draw from.
 
     Yields:
         a :class:`Pair` each.
@@ -46,8 +50,8 @@ def generic_pairs(n: int, seed: int) -> Iterator[Pair]:
     for i in range(n):
         rng = stream("warm start", seed, i)
         count = int(rng.integers(0, MOST_FINDINGS + 1))
-        names = set(rng.permutation(FINDINGS)[:count].tolist())
-        sizes = {name: int(rng.integers(1, len(SIZES) + 1)) for name in FINDINGS if name in names}
+        shown = set(rng.permutation(names)[:count].tolist())
+        sizes = {name: int(rng.integers(1, len(SIZES) + 1)) for name in names if name in shown}
         scanner = random_scanner(rng)
         hu = render(draw_anatomy(rng), sizes, scanner, rng)
         report = write_report(GENERIC, {name: State(size) for name, size in sizes.items()})

@@ -11,9 +11,19 @@ import torch
 from fedtar_flare.data.cohort import Visit
 from fedtar_flare.imaging.batch import collate
 from fedtar_flare.imaging.pipeline import InputConfig, prepare
-from fedtar_flare.learning.warm_start import HELD_OUT_SEED_STEP, main, phantom_pairs, scores, volume_pipeline
+from fedtar_flare.learning.warm_start import (
+    HELD_OUT_SEED_STEP,
+    main,
+    phantom_pairs,
+    scores,
+    take_over,
+    volume_pipeline,
+)
 from fedtar_flare.models.build import build_model, build_tokenizer, require_trained
 from fedtar_flare.models.config import ASSETS, preset
+from fedtar_flare.models.tokenizer import ReportTokenizer
+from fedtar_flare.models.weights import own_state
+from fedtar_flare.synthetic.vocabulary import KNOWN_FINDINGS, KNOWN_KINDS, NEW_FINDINGS, NEW_KINDS
 
 SMALL = preset("small")
 
@@ -70,6 +80,28 @@ def test_the_small_model_sees_findings_in_new_phantoms(small, held_out):
     assert reached["bleu_4"] > 0.7 and reached["finding_f1"] > 0.8, reached
 
 
+def test_the_small_model_has_seen_no_new_finding_and_its_card_says_so(small):
+    images = InputConfig(image_size=SMALL.image_size, slices=SMALL.slices)
+    phantoms = phantom_pairs(10, HELD_OUT_SEED_STEP + 8, images, names=NEW_FINDINGS)
+    reached = scores(small, build_tokenizer(SMALL), phantoms)
+    assert reached["finding_recall_new"] < 0.2, reached
+    card = " ".join((ASSETS / "small" / "README.md").read_text().split())
+    knows, _, unseen = card.partition("It has seen no image of")
+    assert all(kind in knows for kind in KNOWN_KINDS)
+    assert all(kind.replace("_", " ") in unseen for kind in NEW_KINDS)
+
+
+def test_earlier_weights_with_another_tokenizer_say_the_same_at_first(small):
+    tokenizer = build_tokenizer(SMALL)
+    other = ReportTokenizer.train(["There is a small right pleural effusion."] * 3, 270, SMALL.max_length)
+    assert [other.decode(ids) for ids in tokenizer.spelled_by(other)[3:]] == [
+        tokenizer.decode([i]) for i in range(3, tokenizer.vocab_size)
+    ]
+    again = build_model(SMALL.replace(weights=None, random_backbone=True))
+    take_over(again, tokenizer, ASSETS / "small")
+    assert all(torch.equal(a, b) for a, b in zip(own_state(small).values(), own_state(again).values(), strict=True))
+
+
 def test_the_small_model_writes_the_same_alone_and_in_a_batch(small, held_out):
     images = held_out.images[:6]
     together = small.generate(collate(images))
@@ -82,13 +114,13 @@ def test_the_small_model_writes_the_same_alone_and_in_a_batch(small, held_out):
 def test_no_report_of_a_site_is_longer_than_the_model_writes():
     from fedtar_flare.synthetic.reports import State, write_report
     from fedtar_flare.synthetic.styles import GENERIC, STYLES
-    from fedtar_flare.synthetic.vocabulary import FINDINGS
 
     tokenizer = build_tokenizer(preset("small", max_length=192))
-    worst = {name: State(2, "larger") for name in FINDINGS[2:7]}
-    for wording in (GENERIC, *(wording for style in STYLES for wording in style)):
-        text = write_report(wording, worst, resolved=FINDINGS[:1], follow_up=True, older=True)
-        assert len(tokenizer.encode(text)) <= SMALL.max_length, text
+    for new in NEW_FINDINGS:
+        worst = {name: State(2, "larger") for name in (*KNOWN_FINDINGS[2:6], new)}
+        for wording in (GENERIC, *(wording for style in STYLES for wording in style)):
+            text = write_report(wording, worst, resolved=KNOWN_FINDINGS[:1], follow_up=True, older=True)
+            assert len(tokenizer.encode(text)) <= SMALL.max_length, text
 
 
 def test_the_small_model_knows_no_reporting_style(small, held_out):

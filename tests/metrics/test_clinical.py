@@ -3,7 +3,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedtar_flare.errors import DataError
-from fedtar_flare.metrics.clinical import finding_f1
+from fedtar_flare.metrics.clinical import finding_f1, finding_recalls, known_and_new
 
 FINDINGS = ["nodule", "effusion", "emphysema", "cardiomegaly"]
 SETS = st.frozensets(st.sampled_from(FINDINGS))
@@ -53,3 +53,17 @@ def test_lists_that_do_not_go_in_pairs(truth, reason):
     with pytest.raises(DataError) as error:
         finding_f1(truth, [])
     assert error.value.reason == reason
+
+
+def test_known_and_new_findings_are_scored_apart():
+    truth = [{"nodule", "cavity"}, {"cavity"}, {"nodule"}, set()]
+    predicted = [{"nodule"}, {"cavity", "nodule"}, {"nodule"}, {"cavity"}]
+    assert known_and_new(truth, predicted, {"nodule"}) == {
+        "finding_f1": pytest.approx(2 * 3 / (4 + 5)),
+        "finding_f1_known": pytest.approx(2 * 2 / (2 + 3)),
+        "finding_f1_new": pytest.approx(2 * 1 / (2 + 2)),
+        "finding_recall_new": 0.5,
+    }
+    nothing_new = known_and_new([{"nodule"}], [{"nodule"}], {"nodule"})
+    assert nothing_new["finding_f1_new"] is None and nothing_new["finding_recall_new"] is None
+    assert finding_recalls(truth, predicted) == {"cavity": 0.5, "nodule": 1.0}

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import itertools
 from collections import Counter
+from dataclasses import replace
 from datetime import datetime, timedelta
 
 import numpy as np
@@ -13,8 +15,10 @@ from fedtar_flare.data.timeline import Timeline
 from fedtar_flare.errors import ConfigError
 from fedtar_flare.synthetic.build import site_patients
 from fedtar_flare.synthetic.course import (
+    ALMOST_NEVER,
     FIRST_DAY,
     MOST_FINDINGS,
+    MOST_NEW,
     OLDER_FROM,
     CohortOptions,
     change_step,
@@ -22,7 +26,7 @@ from fedtar_flare.synthetic.course import (
     stream,
     synthetic_key,
 )
-from fedtar_flare.synthetic.vocabulary import FINDINGS
+from fedtar_flare.synthetic.vocabulary import FINDINGS, KNOWN_FINDINGS, NEW_FINDINGS, NEW_KINDS, kind_of
 
 
 def plan(number, site="site-1", style=1, time_steps=4, seed=0, alignment="visit", **options):
@@ -58,7 +62,8 @@ def test_a_plan_is_repeatable_and_consistent(number, seed, time_steps, by_period
     for i, visit in enumerate(patient.visits):
         assert 1 <= visit.time_step <= time_steps
         assert set(visit.findings) <= set(FINDINGS)
-        assert len(visit.findings) <= MOST_FINDINGS
+        assert len(visit.findings.keys() & set(KNOWN_FINDINGS)) <= MOST_FINDINGS
+        assert len(visit.findings.keys() & set(NEW_FINDINGS)) <= MOST_NEW
         for name, state in visit.findings.items():
             if i == 0:
                 assert state.change == "first"
@@ -163,6 +168,49 @@ def test_planted_change_of_case_mix():
 def test_sites_differ_in_case_mix():
     one, two = ([plan(n, site="x", style=style) for n in range(300)] for style in (1, 2))
     assert max(abs(rate(one, k) - rate(two, k)) for k in ("effusion", "nodule", "cardiomegaly")) > 0.05
+
+
+def test_new_findings_are_rare_where_they_are_seen_and_almost_absent_elsewhere():
+    assert {kind for kinds in ALMOST_NEVER.values() for kind in kinds} == set(NEW_KINDS)
+    shares: dict[str, list[float]] = {kind: [] for kind in NEW_KINDS}
+    for style, seldom in ALMOST_NEVER.items():
+        visits = [v for n in range(350) for v in plan(n, site=f"x-{style}", style=style, time_steps=3).visits]
+        for kind in NEW_KINDS:
+            share = np.mean([any(kind_of(name) == kind for name in visit.findings) for visit in visits])
+            if kind in seldom:
+                assert share < 0.02, (style, kind)
+            else:
+                shares[kind].append(share)
+    assert all(0.03 < np.mean(found) < 0.08 and min(found) > 0.02 for found in shares.values()), shares
+
+
+def test_new_findings_take_their_course():
+    moves: dict[str, Counter] = {kind: Counter() for kind in NEW_KINDS}
+    for number in range(1500):
+        for before, after in itertools.pairwise(plan(number, style=2 + number % 2, time_steps=4).visits):
+            for name in NEW_FINDINGS:
+                if name in before.findings:
+                    left = after.findings[name].size if name in after.findings else 0
+                    moves[kind_of(name)][before.findings[name].size, left] += 1
+    assert set(moves["pneumothorax"]) == {(1, 0), (2, 0), (3, 1)}
+    assert {b - a for a, b in moves["fibrosis"]} == {0, 1}
+    assert {b - a for a, b in moves["cavity"]} == {-1, 0}
+    assert {b - a for a, b in moves["pericardial_effusion"]} == {-1, 0, 1}
+    slow, total = moves["cavity"], sum(moves["cavity"].values())
+    assert 0.2 < sum(n for (a, b), n in slow.items() if b < a) / total < 0.4
+
+
+def test_the_control_cohort_is_the_same_without_new_findings():
+    seen = 0
+    for number in range(60):
+        patient, control = plan(number), plan(number, new_findings=False)
+        assert (patient.patient_id, patient.sex) == (control.patient_id, control.sex)
+        for visit, same in zip(patient.visits, control.visits, strict=True):
+            known = {name: state for name, state in visit.findings.items() if name in KNOWN_FINDINGS}
+            seen += len(visit.findings) - len(known)
+            resolved = tuple(name for name in visit.resolved if name in KNOWN_FINDINGS)
+            assert replace(visit, findings=known, resolved=resolved) == same
+    assert seen > 10
 
 
 @pytest.mark.parametrize(

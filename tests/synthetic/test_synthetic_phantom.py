@@ -9,7 +9,7 @@ import pytest
 from fedtar_flare.errors import ConfigError
 from fedtar_flare.synthetic.phantom import draw_anatomy, render
 from fedtar_flare.synthetic.scanner import Scanner, random_scanner, site_scanner
-from fedtar_flare.synthetic.vocabulary import FINDINGS
+from fedtar_flare.synthetic.vocabulary import FINDINGS, NEW_FINDINGS, side_of
 
 CLEAN = Scanner(noise_hu=0.0)
 
@@ -47,12 +47,12 @@ def test_same_seed_same_image_other_seed_other_image(style):
 
 
 @pytest.mark.parametrize("seed", range(4))
-@pytest.mark.parametrize("name", [name for name in FINDINGS if "_" in name])
-def test_a_sided_finding_is_dense_and_on_its_side(name, seed):
+@pytest.mark.parametrize("name", [name for name in FINDINGS if side_of(name)])
+def test_a_sided_finding_is_dense_or_dark_and_on_its_side(name, seed):
     change = difference({name: 2}, seed)
-    denser = change > 200
+    touched = change < -120 if name.startswith("pneumo") else change > 200
     half = change.shape[2] // 2
-    right, left = denser[:, :, :half].sum(), denser[:, :, half:].sum()
+    right, left = touched[:, :, :half].sum(), touched[:, :, half:].sum()
     mine, other = (right, left) if name.endswith("right") else (left, right)
     assert mine > 20 and other <= 0.02 * mine
 
@@ -72,6 +72,43 @@ def test_effusion_lies_at_the_back_and_base_and_consolidation_is_denser():
     assert abs(np.median(fluid) - 10) < 8
     dense = draw({"consolidation_left": 3})[difference({"consolidation_left": 3}) > 700]
     assert 25 < np.median(dense) < 45
+
+
+def region(findings, where):
+    """Mean HU with the findings, and without, of what the prepared image keeps of a region (bounds in voxels)."""
+    z, y, x = (slice(*bounds) for bounds in where)
+    return [float(draw(one, seed=3, scanner=site_scanner(2))[z, y, x].mean()) for one in (findings, {})]
+
+
+@pytest.mark.parametrize(
+    ("name", "where", "darker"),
+    [
+        ("pneumothorax_right", ((9, 15), (23, 33), (18, 27)), True),  # in front, under the ribs
+        ("pneumothorax_left", ((9, 15), (23, 33), (53, 62)), True),
+        ("fibrosis", ((5, 9), (25, 55), (14, 32)), False),  # the right base
+    ],
+)
+def test_new_findings_change_their_region(name, where, darker):
+    here, without = region({name: 2}, where)
+    assert here < without - 60 if darker else here > without + 150
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_cavity_has_a_wall_and_air_in_it_and_pericardial_fluid_lies_around_the_heart(seed):
+    change, hu = difference({"cavity": 3}, seed), draw({"cavity": 3}, seed)
+    z, y, x = (round(float(axis.mean())) for axis in np.nonzero(change > 600))
+    assert hu[z, y, x] < -940 and (change[z] > 600).sum() > 15 and z > 11
+    fluid = draw({"pericardial_effusion": 2}, seed)[difference({"pericardial_effusion": 2}, seed) > 500]
+    assert abs(np.median(fluid) - 10) < 8
+    apart = np.abs(draw({"pericardial_effusion": 2}, seed).astype(int) - draw({"cardiomegaly": 2}, seed))
+    assert (apart > 80).sum() > 150  # no large heart
+
+
+@pytest.mark.parametrize("name", NEW_FINDINGS)
+def test_a_new_finding_hides_no_known_one(name):
+    both = draw({name: 2, "effusion_left": 2, "nodule_right": 3}).astype(int) - draw({name: 2})
+    alone = difference({"effusion_left": 2, "nodule_right": 3})
+    assert (both > 200).sum() > 0.6 * (alone > 200).sum()
 
 
 def test_emphysema_is_dark_and_expands_the_lungs():

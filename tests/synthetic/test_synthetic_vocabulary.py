@@ -8,7 +8,7 @@ from fedtar_flare.synthetic.corpus import corpus_report
 from fedtar_flare.synthetic.course import stream
 from fedtar_flare.synthetic.reports import State, write_report
 from fedtar_flare.synthetic.styles import GENERIC, STYLES
-from fedtar_flare.synthetic.vocabulary import FINDINGS, findings_in
+from fedtar_flare.synthetic.vocabulary import FINDINGS, findings_in, kind_of, side_of
 
 WORDINGS = [*(wording for style in STYLES for wording in style), GENERIC]
 STATES = st.builds(State, st.integers(1, 3), st.sampled_from(["first", "new", "larger", "smaller", "stable"]))
@@ -40,7 +40,7 @@ def test_reads_the_truth_back_in_the_corpus(seed):
 @pytest.mark.parametrize("name", FINDINGS)
 def test_every_sentence_tells_its_finding_alone(wording, name):
     """The impression must not be what saves the reading."""
-    kind, _, side = name.partition("_")
+    kind, side = kind_of(name), side_of(name)
     for size in wording.sizes[kind].split("|"):
         for change in ["", *wording.changes.split("|")]:
             sentence = wording.found[kind].format(size=size, side=side, change=change)
@@ -64,7 +64,11 @@ def test_every_sentence_tells_its_finding_alone(wording, name):
         ("Heart mildly enlarged but no enlarged nodes.", {"cardiomegaly"}),
         ("Heart and lymph nodes are not enlarged.", set()),
         ("Lungs free of infiltrate or nodule on the right.", set()),
-        ("Pericardial effusion on the left.", set()),
+        ("Pericardial effusion, more on the left.", {"pericardial_effusion"}),
+        ("Small pericardial and left pleural effusions.", {"effusion_left"}),
+        ("Pneumothorax on the left, cavity in the right lung.", {"pneumothorax_left", "cavity"}),
+        ("No pneumothorax, no cavity and no fibrotic change.", set()),
+        ("The pleural cavities are free.", set()),
         ("Pleural effusion.", set()),
         ("effusion effusion right right right", {"effusion_right"}),
     ],

@@ -8,7 +8,7 @@ from fedtar_flare.data.timeline import Timeline
 from fedtar_flare.synthetic.build import report_of
 from fedtar_flare.synthetic.corpus import text_corpus
 from fedtar_flare.synthetic.course import CohortOptions, plan_patient
-from fedtar_flare.synthetic.vocabulary import FINDINGS, findings_in
+from fedtar_flare.synthetic.vocabulary import KNOWN_FINDINGS, NEW_FINDINGS, findings_in
 from fedtar_flare.synthetic.warm_start import generic_pairs
 
 
@@ -38,14 +38,14 @@ def test_pairs_are_repeatable_and_show_what_they_say():
         assert a[1:] == b[1:] == c[1:]
         hu, spacing, report, styled, findings = a
         assert hu.dtype == np.int16 and hu.ndim == 3 and len(spacing) == 3
-        assert findings_in(report) == findings_in(styled) == findings <= set(FINDINGS)
+        assert findings_in(report) == findings_in(styled) == findings <= set(KNOWN_FINDINGS)
     other = next(generic_pairs(1, 2))
     assert other[0].shape != first[0][0].shape or (other[0] != first[0][0]).any()
 
 
 def test_generic_reports_show_every_finding_and_share_no_sentence_with_a_site():
     pairs = list(generic_pairs(60, 0))
-    assert set().union(*(pair.findings for pair in pairs)) == set(FINDINGS)
+    assert set().union(*(pair.findings for pair in pairs)) == set(KNOWN_FINDINGS)
     assert not sentences(pair.report for pair in pairs) & sentences(site_reports())
     assert not any(re.search(r"\b(prior|previous|new|increased|resolved)\b", pair.report) for pair in pairs)
 
@@ -58,6 +58,16 @@ def test_corpus_has_every_word_but_no_sentence_of_a_site():
     assert {word for text in site for word in words(text)} <= known
     assert {word for pair in generic_pairs(30, 0) for word in words(pair.report)} <= known
     assert not sentences(corpus) & sentences(site)
+
+
+def test_new_findings_are_in_texts_without_images_alone():
+    read = [findings_in(text) for text in text_corpus(300, seed=0)]
+    assert set().union(*read) >= set(NEW_FINDINGS)
+    nouns = re.compile(r"pneumothorax|(?<!pleural )cavit|fibro|pericardial|pleural air|around the heart")
+    pairs = list(generic_pairs(30, 0))
+    assert not any(nouns.search(text.lower()) for pair in pairs for text in (pair.report, pair.styled))
+    (shown,) = (pair.findings for pair in generic_pairs(1, 0, NEW_FINDINGS[:1]) if pair.findings)
+    assert shown == {NEW_FINDINGS[0]}
 
 
 def test_corpus_hardly_shares_phrases_with_a_site():
