@@ -136,13 +136,15 @@ def written_out_weights(
     """``W + s A B^T + s_p A_p B_p^T`` of one patient for every adapted layer, by parameter name of the base model."""
     own = dict(patient.named_parameters())
     shared = dict(peft_model.named_parameters())
+    if patient.config.constant_q:
+        q = torch.full_like(q, 1 / len(q))
     phi = own["projection.weight"] @ q + own["projection.bias"]
     if "time_embedding" in own:
         phi = phi + own["time_embedding"][int(step) - 1]
     rank, weights = patient.config.rank, {}
     for name in {key.split(".")[1] for key in own if key.startswith("hypernetworks.")}:
         factor = {
-            half: own[f"hypernetworks.{name}.{half}_weight"] @ phi + own[f"hypernetworks.{name}.{half}_bias"]
+            half: own[f"hypernetworks.{name}.{half}_weight"] @ phi + own.get(f"hypernetworks.{name}.{half}_bias", 0.0)
             for half in "ab"
         }
         path = name.replace("/", ".")

@@ -1,22 +1,8 @@
-"""A federation in one process: the real controller, with sites that are plain functions, for tests of an algorithm.
-
-What FLARE would carry is carried by its own ``FLModelUtils`` both ways, so that headers and tensors go the real path;
-processes, the network and the simulator have tests of their own.
-"""
+"""A federation in one process: the real controller, with sites that are plain functions, for tests of an algorithm."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
-from pathlib import Path
-from types import SimpleNamespace
-
 import torch
-from nvflare.apis.client import Client
-from nvflare.apis.fl_constant import ReturnCode
-from nvflare.apis.fl_context import FLContext
-from nvflare.apis.shareable import make_reply
-from nvflare.apis.signal import Signal
 from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
 from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
@@ -26,76 +12,37 @@ from fedtar_flare.flare.executor import abstain, ok
 from fedtar_flare.protocol.exchange import ExchangeSchema
 from fedtar_flare.protocol.messages import TaskHeader
 from fedtar_flare.protocol.tasks import CLOSE_ROUND, HANDSHAKE, TRAIN
+from fedtar_flare.suite import engine as suite
 from fedtar_flare.version import __version__
 
 NAMES = ("base_model.model.x.lora_A.weight", "base_model.model.x.lora_B.weight")
 
 
-class InThisProcess:
-    """Delivers a controller's messages in this process; stands before the controller among a class's bases.
+class InThisProcess(suite.InThisProcess):
+    """The package's own engine, with sites that are functions of the task's header and weights.
 
     Args:
         folder: stands for the server's run folder.
-        sites: name to a function ``(task, order, weights) -> (Reply, tensors or None)``; it may raise, or return None
+        sites: name to a function ``(task, header, weights) -> (Reply, tensors or None)``; it may raise, or return None
             for a site that never answers.
-        order_of_arrival: permutes the sites before they are asked.
+        others: of the engine's own class, and of the controller.
     """
 
-    def __init__(self, folder: Path, sites: dict[str, Callable], order_of_arrival: Callable = sorted, **settings):
-        super().__init__(**settings)
-        self.folder, self.local_sites, self.order_of_arrival = folder, sites, order_of_arrival
-        self.fl_ctx = FLContext()
-        self.abort_signal = Signal()
-        self.engine = SimpleNamespace(get_clients=lambda: [Client(n, n) for n in self.local_sites])
-        self.panics: list[str] = []
-        self.disconnected: set[str] = set()
-        self.silent_until = 0.0
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
         self.sent: list[tuple[str, str, int, int]] = []
 
-    def get_run_dir(self):
-        return str(self.folder)
-
-    def scalar(self, tag, value, step):
-        """TensorBoard's points go through FLARE's engine, which is not here."""
-
-    def panic(self, reason: str):
-        self.panics.append(reason)
-
-    def get_client_disconnect_time(self, client_name):
-        return 1.0 if client_name in self.disconnected else None
-
-    def get_num_standing_tasks(self):
-        return int(time.monotonic() < self.silent_until)
-
-    def cancel_all_tasks(self, *args, **kwargs):
-        self.silent_until = 0.0
-
-    def send_model(self, task_name, data, targets, min_responses, timeout, callback):
-        message = FLModelUtils.to_shareable(data)
-        silent = False
-        for site in self.order_of_arrival(targets):
-            received = FLModelUtils.from_shareable(message)
-            order = TaskHeader.from_meta(received.meta)
-            self.sent.append((task_name, site, order.round, order.step))
-            try:
-                answer = self.local_sites[site](task_name, order, received.params or {})
-            except Exception:
-                self._accept_train_result(site, make_reply(ReturnCode.EXECUTION_EXCEPTION), self.fl_ctx)
-                continue
-            if answer is None:
-                silent = True
-                continue
-            reply, tensors = answer
-            kind = ParamsType.DIFF if self.contract.task(task_name).sends == "difference" else ParamsType.FULL
-            model = (
-                FLModel(params=tensors, params_type=kind, meta=reply.to_meta())
-                if tensors
-                else FLModel(metrics={}, meta=reply.to_meta())
-            )
-            model = FLModelUtils.from_shareable(FLModelUtils.to_shareable(model))
-            model.meta["client_name"] = site
-            callback(model)
-        self.silent_until = time.monotonic() + timeout if silent else 0.0
+    def deliver(self, site, task, message):
+        received = FLModelUtils.from_shareable(message)
+        header = TaskHeader.from_meta(received.meta)
+        self.sent.append((task, site, header.round, header.step))
+        answer = self.local_sites[site](task, header, received.params or {})
+        if answer is None:
+            return None
+        reply, tensors = answer
+        kind = ParamsType.DIFF if self.contract.task(task).sends == "difference" else ParamsType.FULL
+        content = {"params": tensors, "params_type": kind} if tensors else {"metrics": {}}
+        return FLModelUtils.to_shareable(FLModel(**content, meta=reply.to_meta()))
 
 
 class LocalFederation(InThisProcess, TemporalResidualController):

@@ -20,6 +20,14 @@ class PatientConfig(Settings):
     components: int = Field(16, ge=1, description="components of the Gaussian mixture")
     embedding_dim: int = Field(32, ge=1, description="width d of phi")
     time_conditioned: bool = Field(True, description="add a learned embedding of the time step to phi")
+    common: float = Field(
+        1.0, ge=0, description="length of b_proj at the start, a random vector; 0 in the paper's preset"
+    )
+    spread: float = Field(0.1, gt=0, description="length of W_proj's columns at the start; 1 in the paper's preset")
+    constant_q: bool = Field(
+        False, description="take the same q for every patient: an ablation that shows what telling them apart is worth"
+    )
+    hypernetwork_bias: bool = Field(True, description="h_l with a bias; without it is an ablation")
     profile: tuple[str, ...] = Field(
         PROFILES[0], description="fields of the profile; ('age', 'sex') leaves the hash out"
     )

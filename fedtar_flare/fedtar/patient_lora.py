@@ -43,6 +43,10 @@ class PatientLoRAConfig(Settings):
     time_conditioned: bool = Field(
         True, description="add a learned embedding of the time step to phi: factors of the patient at that visit"
     )
+    common: float = Field(1.0, ge=0, description="length of b_proj at the start, a random vector")
+    spread: float = Field(0.1, gt=0, description="length of W_proj's columns at the start")
+    constant_q: bool = Field(False, description="take the same q for every patient (an ablation)")
+    hypernetwork_bias: bool = Field(True, description="h_l with a bias; without it is an ablation")
     time_steps: int = Field(ge=1, description="T; time steps are 1..T")
     seed: int = Field(description="makes the initial parameters")
 
@@ -51,24 +55,31 @@ class LayerHypernetwork(nn.Module):
     """h_l: the linear map from ``phi`` (B, d) to the factors of one layer.
 
     The B half is zero at the start, so that an untrained patient part changes nothing. The A half starts like LoRA's
-    own A (Kaiming uniform) in its bias, with a small patient-dependent share.
+    own A (Kaiming uniform) in its bias, with a small patient-dependent share; without a bias, in its weight.
     """
 
-    def __init__(self, in_features: int, out_features: int, rank: int, embedding_dim: int, generator: torch.Generator):
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        rank: int,
+        embedding_dim: int,
+        generator: torch.Generator,
+        bias: bool = True,
+    ):
         super().__init__()
         self.rank = rank
         bound = 1 / math.sqrt(in_features)
-        self.a_weight = nn.Parameter(
-            _uniform((rank * in_features, embedding_dim), _PATIENT_SHARE_OF_A * bound, generator)
-        )
-        self.a_bias = nn.Parameter(_uniform((rank * in_features,), bound, generator))
+        share = _PATIENT_SHARE_OF_A if bias else 1.0
+        self.a_weight = nn.Parameter(_uniform((rank * in_features, embedding_dim), share * bound, generator))
+        self.a_bias = nn.Parameter(_uniform((rank * in_features,), bound, generator)) if bias else None
         self.b_weight = nn.Parameter(torch.zeros(rank * out_features, embedding_dim))
-        self.b_bias = nn.Parameter(torch.zeros(rank * out_features))
+        self.b_bias = nn.Parameter(torch.zeros(rank * out_features)) if bias else None
 
     def forward(self, phi: Tensor, scale: float) -> tuple[Tensor, Tensor]:
         """``A_p^T`` (B, r, in) and ``scale * B_p^T`` (B, r, out) of every sample."""
-        a = torch.addmm(self.a_bias, phi, self.a_weight.t())
-        b = torch.addmm(self.b_bias, phi, self.b_weight.t(), beta=scale, alpha=scale)
+        a = nn.functional.linear(phi, self.a_weight, self.a_bias)
+        b = scale * nn.functional.linear(phi, self.b_weight, self.b_bias)
         return a.view(len(phi), self.rank, -1), b.view(len(phi), self.rank, -1)
 
 
@@ -114,18 +125,26 @@ class PatientLoRA(nn.Module):
 
         self.projection = nn.utils.skip_init(nn.Linear, config.components, config.embedding_dim)
         with torch.no_grad():
-            # Columns of length about 1: the embedding of a patient who belongs to one cluster alone.
-            self.projection.weight.copy_(
-                torch.randn(self.projection.weight.shape, generator=generator) / math.sqrt(config.embedding_dim)
-            )
-            self.projection.bias.zero_()
+            # phi starts near one vector that all patients share. Far apart, each cluster gets an adapter of its own and
+            # remembers the findings of its few patients.
+            columns = torch.randn(self.projection.weight.shape, generator=generator) / math.sqrt(config.embedding_dim)
+            self.projection.weight.copy_(config.spread * columns)
+            common = torch.randn(config.embedding_dim, generator=generator)
+            self.projection.bias.copy_(config.common * common / common.norm())
         if config.time_conditioned:
             self.time_embedding = nn.Parameter(torch.zeros(config.time_steps, config.embedding_dim))
         self._adapted = tuple(
             _AdaptedLayer(
                 name,
                 layer,
-                LayerHypernetwork(layer.in_features, layer.out_features, config.rank, config.embedding_dim, generator),
+                LayerHypernetwork(
+                    layer.in_features,
+                    layer.out_features,
+                    config.rank,
+                    config.embedding_dim,
+                    generator,
+                    config.hypernetwork_bias,
+                ),
             )
             for name, layer in layers.items()
         )
@@ -162,6 +181,8 @@ class PatientLoRA(nn.Module):
         """
         self._check(q, time_step)
         weight = self.projection.weight
+        if self.config.constant_q:
+            q = torch.full_like(q, 1 / self.config.components)
         batch = _Batch(q.to(weight), time_step.to(weight.device, torch.long))
         replaced = [(item.layer, item.layer.__dict__.get("forward")) for item in self._adapted]
         try:
@@ -256,7 +277,7 @@ def _compute_dtype(x: Tensor, item: _AdaptedLayer) -> torch.dtype:
     device = x.device.type
     if torch.is_autocast_enabled(device):
         return torch.get_autocast_dtype(device)
-    return item.hypernetwork.a_bias.dtype
+    return item.hypernetwork.a_weight.dtype
 
 
 def _uniform(shape: tuple[int, ...], bound: float, generator: torch.Generator) -> Tensor:

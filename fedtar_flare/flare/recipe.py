@@ -98,12 +98,13 @@ class MethodRecipe(Recipe):
         tasks = list(self.contract.task_names)
         job = FedJob(name=name or self.contract.method, min_clients=min_sites)
         job.set_app_packages(["fedtar_flare"])  # the sites have the package installed; its code is not put in the job
+        common = {"num_rounds": rounds, "time_steps": steps, "min_sites": min_sites, "seed": seed}
+        server = settings.pop("server") or {}
         try:
-            self.controller = self.controller_class(
-                num_rounds=rounds, time_steps=steps, min_sites=min_sites, seed=seed, **(settings.pop("server") or {})
-            )
+            self.controller = self.controller_class(**common, **server)
         except TypeError as error:
             raise ConfigError(f"server: {error}") from error
+        self.controller_settings = common | server
         job.to_server(self.controller)
         self.executor = self.executor_class(
             preset=preset, model=model, seed=seed, torch_threads=torch_threads, **settings

@@ -55,7 +55,7 @@ def simulate(
     )
     with contextlib.suppress(RuntimeError):  # the run record says why, better than FLARE's return code
         recipe.run(environment)
-    status = _status(folder)
+    status = run_status(folder)
     if status != "completed":
         raise FedTARError(f"the run did not complete ({status}); the server's log: {log}")
     return folder
@@ -86,7 +86,8 @@ def _console_log(file: Path) -> Path:
     return file
 
 
-def _status(folder: Path) -> str:
+def run_status(folder: Path) -> str:
+    """How the run in a results folder ended: ``completed``, or what happened instead."""
     try:
         events = read_events(folder)
     except FedTARError:

@@ -31,12 +31,18 @@ def called_with(base: nn.Module, weights: dict[str, Tensor], **inputs: Tensor) -
     return functional_call(base, weights, kwargs=inputs)
 
 
-@pytest.mark.parametrize("time_conditioned", [True, False])
-@pytest.mark.parametrize("name", CASES)
-def test_outputs_and_gradients_equal_a_loop_over_written_out_weights(name: str, time_conditioned: bool) -> None:
+FORMS: list[dict[str, Any]] = [{"time_conditioned": True}, {"time_conditioned": False}]
+ABLATIONS: list[dict[str, Any]] = [{"hypernetwork_bias": False}, {"constant_q": True}]
+
+
+@pytest.mark.parametrize(
+    ("name", "form"),
+    [(name, form) for name in CASES for form in FORMS] + [(next(iter(CASES)), form) for form in ABLATIONS],
+)
+def test_outputs_and_gradients_equal_a_loop_over_written_out_weights(name: str, form: dict[str, Any]) -> None:
     case = CASES[name]()
     base = case.model.double().eval()
-    peft_model, patient = adapted(copy.deepcopy(base), case.targets, time_conditioned=time_conditioned)
+    peft_model, patient = adapted(copy.deepcopy(base), case.targets, **form)
     shake(peft_model)
     shake(patient)
     q, steps = patients()
@@ -57,6 +63,18 @@ def test_outputs_and_gradients_equal_a_loop_over_written_out_weights(name: str, 
     for gradient, wanted in zip(gradients, expected, strict=True):
         assert wanted.abs().max() > 0
         torch.testing.assert_close(gradient, wanted, rtol=1e-9, atol=1e-9 * float(wanted.abs().max()))
+
+
+def test_phi_starts_near_one_vector_that_all_patients_share_and_the_papers_form_far_apart() -> None:
+    q = torch.eye(5, dtype=torch.float64)
+    for settings, length, distance in (({}, 1.0, 0.1), ({"common": 0.0, "spread": 1.0}, 0.0, 1.0)):
+        case = next(iter(CASES.values()))()
+        _, patient = adapted(case.model.double(), case.targets, embedding_dim=512, **settings)
+        phi = patient.embed(q, torch.ones(5, dtype=torch.long))
+        assert float(patient.projection.bias.norm()) == pytest.approx(length, abs=1e-6)
+        assert torch.allclose(
+            (phi - patient.projection.bias).norm(dim=1), torch.full((5,), distance).double(), rtol=0.1
+        )
 
 
 @pytest.mark.parametrize("name", CASES)

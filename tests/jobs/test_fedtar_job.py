@@ -10,6 +10,7 @@ from fedtar_flare.fedtar.recipe import FedTARRecipe
 from fedtar_flare.flare.checkpoint import CheckpointFolder
 from fedtar_flare.record.events import SHARED, End, Evaluation, Start, Step, Validation
 from fedtar_flare.record.log import of_kind, read_events
+from fedtar_flare.suite.engine import run_in_process
 
 TINY = {
     "preset": "tiny",
@@ -132,14 +133,16 @@ def test_the_adapter_loads_with_peft_and_is_the_best_round_s(finished):
     assert any(v.abs().sum() > 0 for n, v in state.items() if "lora_B" in n)
 
 
-def test_a_repeated_run_gives_the_same_bits(finished, tmp_path, home):
+def test_a_run_in_one_process_gives_the_same_bits(finished, tmp_path, home, monkeypatch):
     _, first = finished
-    process, second = run_simulator(export(tmp_path), tmp_path / "ws", "-n", "2", "-t", "2", home=home)
-    assert process.returncode == 0, process.stdout[-4000:]
+    monkeypatch.setenv("FEDTAR_HOME", str(home))
+    second = run_in_process(FedTARRecipe(name="tiny", **TINY), 2, tmp_path)
     a, b = last(first), last(second)
     assert a.info["run_id"] != b.info["run_id"]
     assert all(torch.equal(a.weights[n], b.weights[n]) for n in a.weights)
     assert all(torch.equal(a.method[n], b.method[n]) for n in a.method)
+    scores = [[(event.sites, event.generic) for event in recorded(results, Evaluation)] for results in (first, second)]
+    assert scores[0] == scores[1]
 
 
 @pytest.mark.slow

@@ -1,0 +1,1 @@
+"""Experiments: methods over seeds and data, run in one process each, and their comparison."""

@@ -1,0 +1,168 @@
+"""A federation in one process: the method's own controller and executors, without FLARE's processes and network.
+
+Every message still passes FLARE's ``FLModelUtils`` and the site's outbound guard, so that headers and tensors go the
+way they go in a job, and the numbers are those of the simulator. What is spared is the start of a process for each
+site and task, which in a small experiment is most of the time. What is missing is what only processes can show: time
+limits, lost connections, TensorBoard.
+"""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from nvflare.apis.client import Client
+from nvflare.apis.fl_constant import FLContextKey, ReservedKey, ReturnCode
+from nvflare.apis.fl_context import FLContext
+from nvflare.apis.shareable import Shareable, make_reply
+from nvflare.apis.signal import Signal
+from nvflare.app_common.abstract.fl_model import FLModel
+from nvflare.app_common.utils.fl_model_utils import FLModelUtils
+
+from fedtar_flare.errors import FedTARError
+from fedtar_flare.flare.recipe import MethodRecipe
+from fedtar_flare.flare.report_executor import ReportExecutor
+from fedtar_flare.flare.simulation import run_status, site_names
+from fedtar_flare.site.guard import OutboundGuard
+
+LocalSite = Callable[[str, Shareable], "Shareable | None"]
+"""A site as a function of a task's name and message; None when it never answers."""
+
+
+class InThisProcess:
+    """Delivers a controller's messages in this process; stands before the controller among a class's bases.
+
+    Args:
+        folder: stands for the server's run folder.
+        sites: by name.
+        order_of_arrival: permutes the sites before they are asked.
+        settings: of the controller.
+    """
+
+    contract: Any
+
+    def __init__(
+        self,
+        folder: Path,
+        sites: Mapping[str, LocalSite],
+        order_of_arrival: Callable[[Sequence[str]], Sequence[str]] = sorted,
+        **settings: Any,
+    ):
+        super().__init__(**settings)
+        self.folder, self.local_sites, self.order_of_arrival = folder, sites, order_of_arrival
+        self.fl_ctx = FLContext()
+        self.abort_signal = Signal()
+        self.engine = SimpleNamespace(get_clients=lambda: [Client(name, name) for name in self.local_sites])
+        self.panics: list[str] = []
+        self.disconnected: set[str] = set()
+        self.silent_until = 0.0
+
+    def get_run_dir(self) -> str:
+        return str(self.folder)
+
+    def scalar(self, tag: str, value: float | None, step: int) -> None:
+        """TensorBoard's points go through FLARE's engine, which is not here."""
+
+    def panic(self, reason: str) -> None:
+        self.panics.append(reason)
+
+    def get_client_disconnect_time(self, client_name: str) -> float | None:
+        return 1.0 if client_name in self.disconnected else None
+
+    def get_num_standing_tasks(self) -> int:
+        return int(time.monotonic() < self.silent_until)
+
+    def cancel_all_tasks(self, *args: Any, **kwargs: Any) -> None:
+        self.silent_until = 0.0
+
+    def deliver(self, site: str, task: str, message: Shareable) -> Shareable | None:
+        """A site's answer to one task; None when it never answers."""
+        return self.local_sites[site](task, message)
+
+    def send_model(
+        self,
+        task_name: str,
+        data: FLModel,
+        targets: Sequence[str],
+        min_responses: int,
+        timeout: int,
+        callback: Callable[[FLModel], None],
+    ) -> None:
+        """Give the task to one site after the other and hand back what each answers."""
+        silent = False
+        for site in self.order_of_arrival(targets):
+            try:
+                answer = self.deliver(site, task_name, FLModelUtils.to_shareable(data))
+            except Exception:
+                answer = make_reply(ReturnCode.EXECUTION_EXCEPTION)
+            if answer is None:
+                silent = True
+            elif answer.get_return_code() not in (None, ReturnCode.OK):
+                self._accept_train_result(site, answer, self.fl_ctx)  # type: ignore[attr-defined]
+            else:
+                model = FLModelUtils.from_shareable(answer)
+                model.meta["client_name"] = site
+                callback(model)
+        self.silent_until = time.monotonic() + timeout if silent else 0.0
+
+
+class ExecutorSite:
+    """A site that runs its tasks in one executor, behind its outbound guard.
+
+    Args:
+        name: of the site.
+        executor: this site's own.
+        workspace: stands for its FLARE workspace.
+    """
+
+    def __init__(self, name: str, executor: ReportExecutor, workspace: Path):
+        self.name, self.executor, self.workspace = name, executor, workspace
+        names = list(executor.lora_config.exchange)
+        self.guard = OutboundGuard(methods=[executor.contract.method], extra_names=names)
+        self.engine = SimpleNamespace(
+            get_workspace=lambda: SimpleNamespace(get_root_dir=lambda: str(workspace)),
+            new_context=self._context,
+            fire_event=lambda event_type, fl_ctx: None,
+        )
+
+    def _context(self) -> FLContext:
+        context = FLContext()
+        context.get_engine = lambda *args, **kwargs: self.engine
+        return context
+
+    def __call__(self, task: str, message: Shareable) -> Shareable:
+        context = self._context()
+        context.set_prop(ReservedKey.IDENTITY_NAME, self.name, private=False, sticky=False)
+        for key, value in {
+            FLContextKey.SIMULATE_MODE: True,
+            FLContextKey.TASK_NAME: task,
+            FLContextKey.TASK_DATA: message,
+        }.items():
+            context.set_prop(key, value, private=True, sticky=False)
+        answer = self.executor.execute(task, message, context, Signal())
+        return answer if answer.get_return_code() not in (None, ReturnCode.OK) else self.guard.process(answer, context)
+
+
+def run_in_process(recipe: MethodRecipe, sites: int | Sequence[str], folder: Path) -> Path:
+    """Run a recipe in this process, its sites one after the other; returns the results folder, ``<folder>/fedtar``.
+
+    Raises:
+        ConfigError: the number or a name of the sites is not allowed.
+        FedTARError: the run failed, with its reason.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    places = {
+        name: ExecutorSite(name, copy.deepcopy(recipe.executor), folder / "sites" / name) for name in site_names(sites)
+    }
+    for place in places.values():
+        place.workspace.mkdir(parents=True, exist_ok=True)
+    kind = type("Controller", (InThisProcess, recipe.controller_class), {})
+    controller = kind(folder=folder, sites=places, **recipe.controller_settings)
+    controller.run()
+    if (status := run_status(controller.results_folder)) != "completed":
+        raise FedTARError(f"the run in {folder} did not complete ({status})")
+    return controller.results_folder

@@ -1,0 +1,68 @@
+"""What a hospital gets that never took part: the shared adapter alone, on its own patients."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fedtar_flare.flare.checkpoint import load
+from fedtar_flare.flare.recipe import MethodRecipe
+from fedtar_flare.learning.learner import ReportLearner
+from fedtar_flare.protocol.tasks import TRAIN
+from fedtar_flare.site.cohort import prepare_site
+from fedtar_flare.site.site_file import load_site_config
+
+
+@dataclass
+class Outside:
+    """Scores of the adapter before training (``start``) and of the best round (``end``).
+
+    Args:
+        scores: hospital to ``{"start": ..., "end": ...}`` as :func:`fedtar_flare.learning.evaluation.cells` gives them.
+        rows: of each report, with ``site`` and ``when``.
+    """
+
+    scores: dict[str, dict[str, Any]] = field(default_factory=dict)
+    rows: list[dict[str, Any]] = field(default_factory=list)
+
+
+def shared_alone(recipe: MethodRecipe, results: Path, hospitals: Sequence[str]) -> Outside:
+    """Score a finished run's shared adapter at hospitals outside; empty for a method that shares nothing."""
+    outside = Outside()
+    if not recipe.contract.task(TRAIN).up:
+        return outside
+    best = load(results / "checkpoint" / "best.safetensors").weights
+    for hospital in hospitals:
+        learner = _learner(recipe, hospital)
+        states: Mapping[str, Mapping[str, torch.Tensor]] = {"start": learner.shared(), "end": best}
+        outside.scores[hospital] = {}
+        for when, weights in states.items():
+            learner.load_shared(weights)
+            evaluated = learner.evaluate(min_cell=1)
+            outside.scores[hospital][when] = evaluated.scores
+            outside.rows += [{"site": hospital, "when": when, **row} for row in evaluated.rows]
+    return outside
+
+
+def _learner(recipe: MethodRecipe, hospital: str) -> ReportLearner:
+    """The method's model with the shared adapter and nothing else, on a hospital's patients."""
+    executor = recipe.executor
+    cohort, _ = prepare_site(
+        load_site_config(hospital, workspace=None, simulator=True),
+        hospital,
+        model=executor.model_config,
+        data=executor.data_config,
+        time_steps=recipe.controller.time_steps,
+        seed=executor.seed,
+    )
+    return ReportLearner(
+        model=executor.model_config,
+        lora=executor.lora_config,
+        training=executor.training_config,
+        cohort=cohort,
+        seed=executor.seed,
+    )

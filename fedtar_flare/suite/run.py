@@ -1,0 +1,144 @@
+"""Run a suite: each cell in this process or in one of several, its result as a small JSON file; nothing done twice."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import platform
+import shutil
+import time
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from importlib.metadata import version as installed
+from pathlib import Path
+from typing import Any
+
+from fedtar_flare.errors import FedTARError
+from fedtar_flare.files import write_text
+from fedtar_flare.record.events import Evaluation, Start, Step, Validation
+from fedtar_flare.record.log import of_kind, read_events
+from fedtar_flare.site.place import home
+from fedtar_flare.site.site_file import load_site_config
+from fedtar_flare.site.state import SiteState
+from fedtar_flare.suite.plan import Cell
+from fedtar_flare.version import __version__
+
+RESULTS = "results"
+PACKAGES = ("torch", "transformers", "peft", "nvflare", "numpy")
+
+
+def result_file(folder: Path, cell: Cell) -> Path:
+    """``<folder>/results/<arm>-<seed>-<digest>.json``."""
+    return folder / RESULTS / f"{cell.name}-{cell.seed}-{cell.digest}.json"
+
+
+def pending(folder: Path, cells: Iterable[Cell]) -> list[Cell]:
+    """Cells without a result."""
+    return [cell for cell in cells if not result_file(folder, cell).is_file()]
+
+
+def run_suite(
+    folder: Path, cells: Sequence[Cell], *, processes: int = 1, say: Callable[[str], None] = print
+) -> list[str]:
+    """Run what has no result yet; a failed cell is said and left out, the others go on.
+
+    Args:
+        folder: of the results; a second call there goes on where the first one stopped.
+        processes: cells that run at the same time.
+        say: gets a line after each cell, with the time left.
+
+    Returns:
+        one line per cell that failed.
+    """
+    todo = pending(folder, cells)
+    done, started = len(cells) - len(todo), time.monotonic()
+    say(f"{len(cells)} runs, {done} of them done before")
+    failed: list[str] = []
+
+    def finished(cell: Cell, error: Exception | None) -> None:
+        nonlocal done
+        done += 1
+        if error is not None:
+            failed.append(f"{cell.name}, seed {cell.seed}: {error}")
+        rate = (time.monotonic() - started) / (done - (len(cells) - len(todo)))
+        outcome = "failed" if error else "done"
+        left = rate * (len(cells) - done) / 60
+        say(f"{done}/{len(cells)}  {cell.name}, seed {cell.seed}: {outcome}; {left:.0f} min left")
+
+    if processes == 1:
+        for cell in todo:
+            finished(cell, _attempt(folder, cell))
+        return failed
+    context = multiprocessing.get_context("spawn")  # torch's threads do not survive a fork
+    with ProcessPoolExecutor(processes, mp_context=context) as pool:
+        running = {pool.submit(_attempt, folder, cell): cell for cell in todo}
+        for future in as_completed(running):
+            finished(running[future], future.result())
+    return failed
+
+
+def _attempt(folder: Path, cell: Cell) -> Exception | None:
+    try:
+        run_cell(folder, cell)
+    except FedTARError as error:
+        return error
+    return None
+
+
+def run_cell(folder: Path, cell: Cell) -> dict[str, Any]:
+    """Run one cell and write its result; the scores of single reports go beside it, as ``.rows.jsonl``.
+
+    Raises:
+        FedTARError: the run failed.
+    """
+    from fedtar_flare.suite.engine import run_in_process
+    from fedtar_flare.suite.outside import shared_alone
+
+    recipe = cell.build()
+    work = folder / "runs" / f"{cell.name}-{cell.seed}-{cell.digest}"
+    shutil.rmtree(work, ignore_errors=True)
+    began = time.monotonic()
+    results = run_in_process(recipe, list(cell.sites), work)
+    seconds = time.monotonic() - began
+    events = read_events(results)
+    start, evaluations = of_kind(events, Start)[0], of_kind(events, Evaluation)
+    outside = shared_alone(recipe, results, cell.outside)
+    states = {site: _state(site, start.run_id) for site in cell.sites}
+    rows = [row for site, state in states.items() for row in _last_scores(site, state)] + outside.rows
+    result = {
+        "arm": cell.name,
+        "label": cell.arm.label or cell.name,
+        "method": cell.arm.method,
+        "seed": cell.seed,
+        "settings": cell.recipe,
+        "sites": list(cell.sites),
+        "versions": {"fedtar_flare": __version__, "python": platform.python_version()}
+        | {name: installed(name) for name in PACKAGES},
+        "seconds": round(seconds, 1),
+        "bytes": sum((step.bytes_up or 0) + (step.bytes_down or 0) for step in of_kind(events, Step)),
+        "counts": start.counts,
+        "validation_loss": {event.round: event.loss for event in of_kind(events, Validation)},
+        "evaluations": [event.model_dump(mode="json") for event in evaluations],
+        "outside": outside.scores,
+    }
+    file = result_file(folder, cell)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    write_text(file.with_suffix(".rows.jsonl"), "".join(f"{json.dumps(row)}\n" for row in rows))
+    write_text(file, json.dumps(result, indent=1))
+    for state in states.values():
+        shutil.rmtree(state)
+    shutil.rmtree(work)
+    return result
+
+
+def _state(site: str, run_id: str) -> Path:
+    """Folder of a simulated site's state in a run."""
+    configured = load_site_config(site, workspace=None, simulator=True).state_dir
+    return SiteState(configured or home() / "state", run_id, site).folder
+
+
+def _last_scores(site: str, state: Path) -> list[dict[str, Any]]:
+    """The scores of single reports that a site kept of the last evaluation."""
+    files = sorted(state.glob("report-scores-*.jsonl"))
+    lines = files[-1].read_text(encoding="utf-8").splitlines() if files else []
+    return [{"site": site, **json.loads(line)} for line in lines]

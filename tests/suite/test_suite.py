@@ -1,0 +1,112 @@
+import json
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+import yaml
+from command import fedtar_here
+
+from fedtar_flare.errors import ConfigError
+from fedtar_flare.suite.page import page
+from fedtar_flare.suite.plan import Suite, cells, merged, read_suite
+from fedtar_flare.suite.run import pending, result_file, run_suite
+from fedtar_flare.suite.summary import summaries
+
+TINY = {
+    "name": "try",
+    "sites": ["site-1", "site-2"],
+    "outside": ["site-3"],
+    "settings": {
+        "preset": "tiny",
+        "num_rounds": 1,
+        "time_steps": 1,
+        "training": {"local_steps": 1, "batch_size": 4},
+        "data": {"synthetic_patients": 10},
+    },
+    "arms": {"fedavg": {"method": "fedavg"}, "alone": {"method": "local", "label": "each hospital alone"}},
+}
+
+
+def suite_file(folder: Path, **changes) -> Path:
+    path = folder / "suite.yaml"
+    path.write_text(yaml.safe_dump({**TINY, **changes}))
+    return path
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory):
+    """Both arms, run by the command."""
+    folder, home = tmp_path_factory.mktemp("suite"), tmp_path_factory.mktemp("home")
+    file = suite_file(folder)
+    code, printed, errors = fedtar_here("compare", file, "-o", folder / "out", FEDTAR_HOME=str(home))
+    assert code == 0, errors
+    return file, folder / "out", printed, [f for f in home.glob("state/*/*") if f.parent.name != "sites"]
+
+
+def test_every_cell_has_a_result_that_says_how_it_was_made(ran):
+    file, folder, _, state = ran
+    planned = cells(read_suite(file))
+    assert not pending(folder, planned) and not list((folder / "runs").iterdir())
+    for cell in planned:
+        result = json.loads(result_file(folder, cell).read_text())
+        assert result["settings"] == cell.recipe and result["seed"] == 0 and result["versions"]["torch"]
+        lines = result_file(folder, cell).with_suffix(".rows.jsonl").read_text().splitlines()
+        rows = [json.loads(line) for line in lines]
+        members = [row for row in rows if row["site"] in TINY["sites"]]
+        assert len(members) == sum(sum(counts["test"]) for counts in result["counts"].values())
+        assert ("site-3" in result["outside"]) is (cell.name == "fedavg"), "local-only has nothing to give away"
+    assert not state, "a finished run leaves no state of its sites"
+
+
+def test_nothing_is_run_twice_and_a_changed_setting_is_a_new_run(ran, tmp_path):
+    file, folder, _, _ = ran
+    said: list[str] = []
+    assert run_suite(folder, cells(read_suite(file)), say=said.append) == []
+    assert said == ["2 runs, 2 of them done before"]
+    longer = read_suite(suite_file(tmp_path, settings=TINY["settings"] | {"num_rounds": 2}))
+    assert len(pending(folder, cells(longer))) == 2
+
+
+def test_the_page_compares_the_arms_where_they_were_scored(ran):
+    file, folder, printed, _ = ran
+    assert str(folder / "comparison.html") in printed
+    text = (folder / "comparison.html").read_text()
+    ElementTree.fromstring(text.replace("<!DOCTYPE html>", "").replace("&nbsp;", " "))
+    assert text.count("each hospital alone") > 1 and "hospitals outside" in text
+    arms = summaries(folder, cells(read_suite(file)))
+    assert [arm.name for arm in arms] == ["fedavg", "alone"]
+    assert arms[0].bytes > 0 and arms[0].mean("outside", "token_loss") > 0
+    assert arms[1].mean("outside", "token_loss") is None and arms[1].spread("members", "token_loss") is None
+    only = page(Suite(**TINY), arms[1:])
+    assert "hospitals outside" not in only
+
+
+def test_a_run_that_fails_is_said_and_the_others_go_on(tmp_path, monkeypatch):
+    monkeypatch.setenv("FEDTAR_SITES", str(tmp_path / "nowhere"))
+    said: list[str] = []
+    failed = run_suite(tmp_path, cells(Suite(**TINY)), say=said.append)
+    assert [line.split(",")[0] for line in failed] == ["fedavg", "alone"] and len(said) == 3
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"arms": {"a": {"method": "fedavgg"}}}, "did you mean 'fedavg'"),
+        ({"arms": {"a": {"method": "fedavg", "settings": {"trainng": {}}}}}, "arm 'a'"),
+        ({"arms": {"A b": {"method": "fedavg"}}}, "lower-case"),
+        ({"arms": {}}, "arms"),
+        ({"outside": ["site-1"]}, "outside"),
+        ({"seeds": [1, 1]}, "different"),
+        ({"reference": "b"}, "one of the arms"),
+        ({"sitess": ["a"]}, "did you mean 'sites'"),
+    ],
+)
+def test_a_suite_that_cannot_be_run_is_refused_before_anything_runs(tmp_path, change, said):
+    with pytest.raises(ConfigError, match=said):
+        cells(read_suite(suite_file(tmp_path, **change)))
+
+
+def test_settings_are_merged_group_by_group():
+    common = {"training": {"a": 1, "b": 2}, "x": 1}
+    assert merged(common, {"training": {"b": 3}, "y": {}}) == {"training": {"a": 1, "b": 3}, "x": 1, "y": {}}
+    assert common == {"training": {"a": 1, "b": 2}, "x": 1}
