@@ -18,8 +18,8 @@ class Ordered(PooledExecutor):
 
 
 @pytest.fixture(autouse=True)
-def _environment(tmp_path_factory, tmp_path, monkeypatch):
-    write_site_files(tmp_path, tmp_path_factory.getbasetemp() / "task-order", monkeypatch)
+def _environment(home, tmp_path, monkeypatch):
+    write_site_files(tmp_path, home, monkeypatch)
 
 
 def hospital(folder, **settings):
