@@ -17,16 +17,30 @@ settings.load_profile("fixed")  # the same examples in every run
 REPOSITORY = Path(__file__).resolve().parent.parent
 
 
+LONGEST = (
+    "test_shipped_job.py",  # of the slow tests
+    "test_fedtar_job.py",
+    "test_a_run_and_after.py",
+    "test_real_input.py",
+    "test_methods.py",
+    "test_executor.py",
+    "test_learner.py",
+)
+"""Files that begin first, so that no process is left alone with one of them at the end."""
+THREADS = os.environ.get("FEDTAR_TEST_THREADS") or ("1" if "PYTEST_XDIST_WORKER" in os.environ else "2")
+"""Of torch; one where tests run side by side, since threads that wait for another's core cost more than they save."""
+
+
 def pytest_collection_modifyitems(items):
-    """The longest test begins first, so that the others run beside it."""
-    items.sort(key=lambda item: item.path.name != "test_shipped_job.py")
+    place = {name: number for number, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: place.get(item.path.name, len(place)))
 
 
 @pytest.fixture(autouse=True)
 def _fixed_seeds():
     import torch
 
-    torch.set_num_threads(int(os.environ.get("FEDTAR_TEST_THREADS", "2")))
+    torch.set_num_threads(int(THREADS))
     random.seed(0)
     np.random.seed(0)  # noqa: NPY002 - third-party code under test draws from the global generator
     torch.manual_seed(0)
@@ -35,6 +49,12 @@ def _fixed_seeds():
 @pytest.fixture(scope="session")
 def repository() -> Path:
     return REPOSITORY
+
+
+@pytest.fixture(scope="session")
+def home(tmp_path_factory) -> Path:
+    """Folder of caches for tests that train on the same synthetic patients, which are then made once."""
+    return tmp_path_factory.mktemp("home")
 
 
 @pytest.fixture(scope="session")

@@ -30,9 +30,10 @@ def files(repository):
     return found
 
 
-def trees(files):
-    for module, path in files.items():
-        yield module, ast.parse(path.read_text(encoding="utf-8"))
+@pytest.fixture(scope="module")
+def nodes(files):
+    """Module name to all nodes of its syntax tree."""
+    return {module: list(ast.walk(ast.parse(path.read_text(encoding="utf-8")))) for module, path in files.items()}
 
 
 def imported(node, modules):
@@ -46,12 +47,12 @@ def imported(node, modules):
     return (inner & modules) | ({node.module} if inner - modules else set())
 
 
-def test_no_circle_between_files(files):
+def test_no_circle_between_files(nodes):
     """At the top, within functions and under TYPE_CHECKING alike."""
-    modules = set(files)
+    modules = set(nodes)
     graph = {}
-    for module, tree in trees(files):
-        graph[module] = set().union(*(imported(node, modules) for node in ast.walk(tree))) - {module}
+    for module, found in nodes.items():
+        graph[module] = set().union(*(imported(node, modules) for node in found)) - {module}
     try:
         TopologicalSorter(graph).prepare()
     except CycleError as error:
@@ -65,30 +66,29 @@ def test_a_circle_would_be_seen():
     assert found == modules  # a.b is a file, c an object of a
 
 
-def test_imports_are_written_in_full(files):
-    relative = [m for m, tree in trees(files) for n in ast.walk(tree) if isinstance(n, ast.ImportFrom) and n.level]
+def test_imports_are_written_in_full(nodes):
+    relative = [module for module, found in nodes.items() for n in found if isinstance(n, ast.ImportFrom) and n.level]
     assert not relative
 
 
-def test_only_the_registries_import_by_name(files):
+def test_only_the_registries_import_by_name(nodes):
     found = set()
-    for module, tree in trees(files):
-        names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
-        names |= {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+    for module, inside in nodes.items():
+        names = {node.id for node in inside if isinstance(node, ast.Name)}
+        names |= {node.attr for node in inside if isinstance(node, ast.Attribute)}
         if names & {"import_module", "__import__"}:
             found.add(module)
     assert found == BY_NAME
 
 
-def test_a_text_that_names_a_module_names_one_of_its_own_room(files):
+def test_a_text_that_names_a_module_names_one_of_its_own_room(nodes):
     """Classes of a contract, tasks of a worker: nothing is reached from below by a text, but through the registry."""
-    foreign = set()
-    for module, tree in trees(files):
-        for node in ast.walk(tree):
+    foreign, modules = set(), set(nodes) - {PACKAGE}
+    for module, inside in nodes.items():
+        for node in inside:
             if isinstance(node, ast.Constant) and isinstance(node.value, str):
                 name = node.value.replace(":", ".")
-                named = {name, name.rpartition(".")[0]} & set(files) - {PACKAGE}
-                if any(room(one) != room(module) for one in named):
+                if any(room(one) != room(module) for one in {name, name.rpartition(".")[0]} & modules):
                     foreign.add(module)
     assert foreign == {"fedtar_flare.methods"}
 

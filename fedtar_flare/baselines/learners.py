@@ -26,11 +26,11 @@ class ProximalLearner(ReportLearner):
 
 
 class LocalLearner(ReportLearner):
-    """Keeps the adapter at the site as private state; what the server sends is only the common start."""
+    """Keeps the adapter at the site as private state; it begins with the common start of the handshake."""
 
     def private(self) -> dict[str, torch.Tensor]:
         return self.shared()
 
     def load_private(self, state: Mapping[str, torch.Tensor]) -> None:
-        """Take the site's own adapter in place of the server's."""
+        """Take the site's own adapter."""
         self.load_shared(state)

@@ -1,7 +1,8 @@
 """Local-only: every site trains its own adapter on its own visits, and no weight leaves it.
 
-It decides whether joining pays: pooled visits and as many local updates as in the federation. The server keeps the
-round's time and asks for scores.
+It decides whether joining pays: pooled visits and as many local updates as in the federation. The common start comes
+with the handshake, or each site makes it from the seed; after that no weights travel. The server keeps the round's
+time and asks for scores.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING
 from fedtar_flare.baselines.fedavg import CONTRACT as FEDAVG
 from fedtar_flare.baselines.fedavg import FedAvgController, PooledExecutor
 from fedtar_flare.flare.recipe import MethodRecipe
-from fedtar_flare.protocol.tasks import TRAIN
+from fedtar_flare.protocol.tasks import close_round, handshake, train
 
 if TYPE_CHECKING:
     from fedtar_flare.learning.learner import ReportLearner
@@ -21,7 +22,7 @@ CONTRACT = replace(
     FEDAVG,
     method="local",
     title="Local training alone",
-    tasks=tuple(replace(t, up=(), sends="nothing") if t.name == TRAIN else t for t in FEDAVG.tasks),
+    tasks=(handshake, replace(train, down=(), up=(), sends="nothing"), replace(close_round, down=())),
     server_classes=("fedtar_flare.baselines.local.LocalController",),
     site_classes=("fedtar_flare.baselines.local.LocalExecutor",),
     stays="patients, images, reports, and every weight after the common start",

@@ -43,10 +43,14 @@ class PersonalPart:
 
     @classmethod
     def load(cls, model: Any, folder: Path, key: bytes | None, *, run_id: str, round_: int) -> PersonalPart:
-        """Restore the part that the site had at the end of the adapter's round, from the last round it took part in.
+        """Restore the part that the site had at the end of the adapter's round.
+
+        It is of an earlier round where the site did not train in the adapter's, and its state shows that it was there
+        later: the run then scored the site with this part too.
 
         Raises:
-            ConfigError: the state is of another run, older release or later rounds alone; the key is missing or wrong.
+            ConfigError: the state is of another run, an older release, later rounds alone, or ends before the adapter's
+                round; the key is missing or wrong.
             StateError: the state is missing or damaged.
         """
         if folder.parent.name != run_id:
@@ -58,15 +62,7 @@ class PersonalPart:
         arrays, about = state.read("mixture")
         if "patient" not in about:
             raise ConfigError(f"{folder} was written by an older release, which did not keep what drafting needs")
-        found = state.latest(version(round_, about["time_steps"]))
-        if found is None:
-            raise ConfigError(
-                f"{folder} has no patient part of round {round_}, the adapter's (versions there: "
-                f"{', '.join(state.versions()) or 'none'}). Those of early rounds are deleted while a run goes on, and "
-                "one of another round does not fit. Draft with the shared adapter alone (without --state)"
-            )
-        if int(found[:4]) != round_:
-            logger.warning("the site did not train in round %d; its patient part is of version %s", round_, found)
+        found = _of_round(state, round_, about["time_steps"])
         config = build(PatientConfig, about["patient"], "patient")
         patient = patient_part(model, config, about["rank"], about["time_steps"], about["seed"])
         load_patient_part(patient, state.read(found)[0])
@@ -87,6 +83,27 @@ class PersonalPart:
         fields = self.about["patient"]["profile"]
         q = memberships([sample], self.mixture, self.key, self.about["median_age"], tuple(fields))
         return self.patient.adapt(q, torch.tensor([sample.time_step]))
+
+
+def _of_round(state: SiteState, round_: int, time_steps: int) -> str:
+    """The version that was the site's last trained one at the end of a round; ConfigError where it cannot be told."""
+    found = state.latest(version(round_, time_steps))
+    if found is None or found == version(0, 0):
+        raise ConfigError(
+            f"{state.folder} has no patient part of round {round_}, the adapter's (versions there: "
+            f"{', '.join(state.versions()) or 'none'}). Those of early rounds are deleted while a run goes on, and "
+            "one of another round does not fit. Draft with the shared adapter alone (without --state)"
+        )
+    trained, last = (int(name[:4]) for name in (found, max([found, *state.answered().values()])))
+    if last < round_:
+        raise ConfigError(
+            f"{state.folder} has the patient part of round {trained} and ends with round {last}; the adapter is of "
+            f"round {round_}. Either this is an older copy of the state, or the site left the run; the two do not fit. "
+            f"Name the state as it was after round {round_}, or draft with the shared adapter alone (without --state)"
+        )
+    if trained != round_:
+        logger.warning("the site did not train in round %d; its patient part is of round %d", round_, trained)
+    return found
 
 
 def _matching_key(about: Mapping[str, Any], key: bytes | None) -> bytes:

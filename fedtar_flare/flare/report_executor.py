@@ -109,11 +109,17 @@ class ReportExecutor(MethodExecutor):
         does = {HANDSHAKE: self._handshake, TRAIN: self._train, CLOSE_ROUND: self._close_round}
         if task not in does:
             raise ConfigError(f"task '{task}' is unknown; this executor does {', '.join(does)}")
+        if weights and not self.contract.task(task).down:
+            raise ExchangeError(f"the server sent tensors in task '{task}', in which none come down")
         torch.set_num_threads(self.torch_threads)
-        return does[task](header, weights, site)
+        state, cohort = self._open(task, header, site)
+        answer = does[task](header, weights, site, state, cohort)
+        state.add_answered(task, version(header.round, header.step))
+        return answer
 
-    def _handshake(self, header: TaskHeader, weights: Tensors, site: Site) -> tuple[Reply, Tensors | None]:
-        state, cohort = self._open(HANDSHAKE, header, site)
+    def _handshake(
+        self, header: TaskHeader, weights: Tensors, site: Site, state: SiteState, cohort: Cohort
+    ) -> tuple[Reply, Tensors | None]:
         if header.initial_site == site.name and state.latest(LAST) not in (None, version(0, 0)):
             raise ExchangeError("initial weights are asked for in the middle of a run; only untrained ones leave")
         if header.member and state.latest(header.after) is None:
@@ -143,8 +149,9 @@ class ReportExecutor(MethodExecutor):
         numbers = {"min_cell": float(payload.pop("min_cell"))}
         return ok(header, numbers, payload), shared if header.initial_site == site.name else None
 
-    def _train(self, header: TaskHeader, weights: Tensors, site: Site) -> tuple[Reply, Tensors | None]:
-        state, cohort = self._open(TRAIN, header, site)
+    def _train(
+        self, header: TaskHeader, weights: Tensors, site: Site, state: SiteState, cohort: Cohort
+    ) -> tuple[Reply, Tensors | None]:
         self.on_broadcast(header, state, weights)
         step = self.visits_of(header)
         visits = len(cohort.samples("train", step))
@@ -152,7 +159,7 @@ class ReportExecutor(MethodExecutor):
             where = "at all" if step is None else f"at step {step}"
             return abstain(header, f"{visits} training visit(s) {where}" if not visits else "too few"), None
         learner = self._learner_of(header, site, state, cohort)
-        learner.load_shared(weights)
+        self._load_broadcast(TRAIN, learner, weights)
         self._load_private(learner, state, header.after)
         seed = seed_of(self.seed, site.name, header.round, header.step, TRAIN)
         result = learner.train(step, seed, self._on_update(header, site))
@@ -170,10 +177,11 @@ class ReportExecutor(MethodExecutor):
         wire = WIRE_DTYPES[self.lora_config.dtype_up]
         return ok(header, numbers), {name: value.to(wire) for name, value in result.update.items()}
 
-    def _close_round(self, header: TaskHeader, weights: Tensors, site: Site) -> tuple[Reply, Tensors | None]:
-        state, cohort = self._open(CLOSE_ROUND, header, site)
+    def _close_round(
+        self, header: TaskHeader, weights: Tensors, site: Site, state: SiteState, cohort: Cohort
+    ) -> tuple[Reply, Tensors | None]:
         learner = self._learner_of(header, site, state, cohort)
-        learner.load_shared(weights)
+        self._load_broadcast(CLOSE_ROUND, learner, weights)
         self._load_private(learner, state, header.after)
         numbers: dict[str, float] = {}
         validated = learner.validate()
@@ -194,7 +202,7 @@ class ReportExecutor(MethodExecutor):
         state = SiteState(site.state_root(self._config.state_dir), header.run_id, site.name)
         if task != HANDSHAKE and not state.versions():
             raise _no_state(state, header.after)
-        self.contract.check_place(task, header.round, self.contract.task_names if state.versions() else ())
+        self.contract.check_place(task, header.round, state.answered())
         cohort, _ = prepare_site(
             self._config,
             site.name,
@@ -261,6 +269,11 @@ class ReportExecutor(MethodExecutor):
         self.logger.info(f"generated beside reference reports, for this site's eyes: {page}")
         payload = {"scores": scored.scores}
         return payload | ({"scores_generic": scored.scores_generic} if scored.scores_generic else {})
+
+    def _load_broadcast(self, task: str, learner: ReportLearner, weights: Tensors) -> None:
+        """Load what came down, which must be whole; nothing where the contract sends none."""
+        if self.contract.task(task).down:
+            learner.load_shared(weights)
 
     @staticmethod
     def _load_private(learner: ReportLearner, state: SiteState, after: str) -> None:

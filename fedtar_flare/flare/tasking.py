@@ -50,6 +50,7 @@ class Answers:
         absent: site to the reason why there is no answer (error at the site, time limit, disconnected).
         seconds: site to the time until its answer came.
         bytes_up: site to the bytes of its tensors.
+        bytes_down: bytes of the tensors that all sites were sent.
         closed: the account is settled; every further answer is late.
     """
 
@@ -59,6 +60,7 @@ class Answers:
     absent: dict[str, str] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
     bytes_up: dict[str, int] = field(default_factory=dict)
+    bytes_down: int = 0
     closed: bool = False
 
     @property
@@ -80,6 +82,7 @@ class Answers:
         """Merge in the account of other sites."""
         for name in ("replies", "abstained", "refused", "absent", "seconds", "bytes_up"):
             getattr(self, name).update(getattr(more, name))
+        self.bytes_down += more.bytes_down
 
 
 OnReply = Callable[[str, Reply, Tensors], None]
@@ -133,7 +136,7 @@ class TaskController(ModelController):
         """Send one task to the given sites and hand each good answer to ``on_reply`` as it comes.
 
         Args:
-            weights: tensors that go down in float32, or None.
+            weights: tensors that go down in float32 in a task whose contract sends any; None: none go down.
             sites: who is asked; those not connected are absent.
             on_reply: called once per site, one call at a time; raises :class:`ExchangeError` to refuse the answer.
             time_limit, min_sites: in place of the controller's own.
@@ -152,7 +155,10 @@ class TaskController(ModelController):
         with self._lock:
             self._answers = answers
             self._open_task = (task, header, start, targets)
+        if not self.contract.task(task).down:
+            weights = None
         if targets:
+            answers.bytes_down = 4 * sum(value.numel() for value in (weights or {}).values()) * len(targets)
             self.send_model(
                 task_name=task,
                 data=_message(header, weights),

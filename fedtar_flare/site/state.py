@@ -15,7 +15,11 @@ from typing import Any
 import torch
 
 from fedtar_flare.errors import ConfigError
-from fedtar_flare.tensor_file import read_tensors, write_tensors
+from fedtar_flare.files import PRIVATE, read_json, write_json
+from fedtar_flare.tensor_file import StateError, read_tensors, write_tensors
+
+ANSWERED = "tasks.json"
+"""Which tasks the site has answered in the run."""
 
 _VERSION = re.compile(r"^(\d{4})-(\d{2})$")
 _NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._@-]{0,127}$")
@@ -74,6 +78,22 @@ class SiteState:
 
     def remove(self, name: str) -> None:
         (self.folder / f"{name}.safetensors").unlink(missing_ok=True)
+
+    def answered(self) -> dict[str, str]:
+        """Tasks that the site has answered in this run, each with the version that names its last round and step.
+
+        Raises StateError if the record is damaged.
+        """
+        if not (file := self.folder / ANSWERED).is_file():
+            return {}
+        try:
+            return read_json(file)
+        except ConfigError as error:
+            raise StateError(str(error)) from error
+
+    def add_answered(self, task: str, version: str) -> None:
+        """Record that the site has answered a task of this round and step."""
+        write_json(self.folder / ANSWERED, self.answered() | {task: version}, PRIVATE)
 
     def _prune(self, current: str, keep: str) -> None:
         """Keep the running round's last two versions and the last one of each of ``keep_rounds`` rounds before."""

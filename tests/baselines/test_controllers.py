@@ -11,7 +11,7 @@ from fedtar_flare.baselines.fedavg import FedAvgController
 from fedtar_flare.baselines.fedprox import FedProxController
 from fedtar_flare.baselines.local import LocalController
 from fedtar_flare.flare.checkpoint import CheckpointFolder
-from fedtar_flare.protocol.tasks import TRAIN
+from fedtar_flare.protocol.tasks import HANDSHAKE, TRAIN
 from fedtar_flare.record.events import End, Start, Step
 from fedtar_flare.record.log import of_kind, read_events
 
@@ -38,7 +38,19 @@ class Boastful(QuadraticSite):
         return (replace(reply, numbers=reply.numbers | {"samples": 10**9}) if task == TRAIN else reply), tensors
 
 
-class KeepsItsWeights(QuadraticSite):
+class HasItsOwnWeights(QuadraticSite):
+    """Trains without weights from the server, and tells in which tasks some came down; its update is sent unasked."""
+
+    def __init__(self, *arguments, **settings):
+        super().__init__(*arguments, **settings)
+        self.came_down = set()
+
+    def __call__(self, task, header, weights):
+        self.came_down |= {task} if weights else set()
+        return super().__call__(task, header, weights or self.start())
+
+
+class KeepsItsWeights(HasItsOwnWeights):
     """Answers training as local-only does: numbers alone."""
 
     def __call__(self, task, header, weights):
@@ -105,9 +117,9 @@ def test_a_resumed_run_equals_the_uninterrupted_one(tmp_path, kind):
 
     _, whole, _ = run(kind, tmp_path / "whole", local())
     first, _, _ = run(kind, tmp_path / "first", local(), num_rounds=1)
-    second, resumed, events = run(
-        kind, tmp_path / "second", local(), resume_from=str(first.results_folder / "checkpoint")
-    )
+    checkpoint = str(first.results_folder / "checkpoint")
+    second, resumed, events = run(kind, tmp_path / "second", (resuming := local()), resume_from=checkpoint)
+    assert kind is not Local or all(site.came_down == {HANDSHAKE} for site in resuming.values())
     assert not second.panics and [step.round for step in of_kind(events, Step)] == [2, 2, 3, 3]
     assert resumed.info["run_id"] == first.run_id
     assert all(torch.equal(whole.weights[name], resumed.weights[name]) for name in NAMES)
@@ -124,16 +136,17 @@ def test_a_run_of_one_method_is_not_resumed_by_another(tmp_path):
 def test_local_training_leaves_the_server_with_the_common_start_and_no_adapter(tmp_path):
     local = sites(KeepsItsWeights, KeepsItsWeights)
     controller, checkpoint, events = run(Local, tmp_path, local)
-    assert not controller.panics
+    assert not controller.panics and not any(site.came_down for site in local.values())
     assert all(torch.equal(checkpoint.weights[name], value) for name, value in local["site-a"].start().items())
     for step in of_kind(events, Step):
-        assert step.sites and step.update_norm is None and step.bytes_up == 0 and not step.skipped
+        assert step.sites and step.update_norm is None and not step.skipped
+        assert step.bytes_up == step.bytes_down == 0
     folder = controller.results_folder
     assert not (folder / "adapter").exists() and (folder / "report.html").is_file()
     assert json.loads((folder / "metrics.json").read_text())["method"] == "local"
 
 
 def test_an_update_that_local_training_did_not_ask_for_is_refused_by_the_server(tmp_path):
-    events = run(Local, tmp_path, sites(KeepsItsWeights, QuadraticSite))[2]
+    events = run(Local, tmp_path, sites(KeepsItsWeights, HasItsOwnWeights))[2]
     for step in of_kind(events, Step):
         assert "site-b" in step.refused and "tensors" in step.refused["site-b"] and "site-a" not in step.refused

@@ -20,11 +20,6 @@ from fedtar_flare.site.guard import Asked, OutboundGuard
 from fedtar_flare.site.state import SiteState
 
 
-@pytest.fixture(scope="module")
-def home(tmp_path_factory):
-    return tmp_path_factory.mktemp("home")
-
-
 @pytest.fixture(autouse=True)
 def _environment(home, tmp_path, monkeypatch):
     write_site_files(tmp_path, home, monkeypatch)
@@ -99,30 +94,41 @@ def state_of(tmp_path, run_id="run"):
     return SiteState(tmp_path / "state", run_id, "site-1")
 
 
-def test_a_site_s_adapter_goes_on_from_task_to_task_whatever_the_server_sends(tmp_path):
+def test_a_site_s_adapter_goes_on_from_task_to_task_and_nothing_comes_down(tmp_path):
     site = HospitalSite(tmp_path, kind=LocalExecutor)
     _, w = site.handshake()
     versions = [state_of(tmp_path).read(version(0, 0))[0]]
     assert all(torch.equal(versions[0][n], w[n]) for n in w)
     for t in range(1, T + 1):
-        reply, update = site.train(w if t == 1 else moved(w), 1, t)
+        reply, update = site.train(None, 1, t)
         assert reply.status == "ok" and reply.numbers["samples"] > 0 and not update
         versions.append(state_of(tmp_path).read(version(1, t))[0])
     assert all(any(not torch.equal(a[n], b[n]) for n in w) for a, b in pairwise(versions))
     again = HospitalSite(tmp_path, kind=LocalExecutor, fresh=False)  # another process, all tasks in one
     again.handshake("again")
     for t in range(1, T + 1):
-        again.train(w, 1, t, "again")
+        again.train(None, 1, t, "again")
     end = state_of(tmp_path, "again").read(version(1, T))[0]
     assert all(torch.equal(end[n], versions[-1][n]) for n in w)
+    reply, _ = again.train(moved(w), 2, 1, "again")
+    assert reply.status == "error" and "tensors in task 'train', in which none come down" in reply.reason
+
+
+def test_the_common_start_comes_with_the_handshake(tmp_path):
+    site = HospitalSite(tmp_path, kind=LocalExecutor)
+    start = moved(site.handshake("other")[1])
+    reply, _ = site.run("handshake", site.header("run", 0, 0, after=version(0, 0)), start)
+    assert reply.status == "ok"
+    own = state_of(tmp_path).read(version(0, 0))[0]
+    assert all(torch.equal(own[name], value) for name, value in start.items())
 
 
 def test_validation_and_scores_are_of_the_site_s_own_adapter(tmp_path):
     site = HospitalSite(tmp_path, kind=LocalExecutor, fresh=False)
     _, w = site.handshake()
     for t in range(1, T + 1):
-        site.train(w, 1, t)
-    reply, tensors = site.close(w, 1, evaluate=True)
+        site.train(None, 1, t)
+    reply, tensors = site.close(None, 1, evaluate=True)
     learner = site.executor._learner
     own = state_of(tmp_path).read(version(1, T))[0]
     assert all(torch.equal(value, own[name]) for name, value in learner.shared().items()) and not tensors
@@ -136,11 +142,11 @@ def test_a_resumed_run_needs_the_site_s_adapter(tmp_path):
     site = HospitalSite(tmp_path, kind=LocalExecutor)
     _, w = site.handshake()
     for t in range(1, T + 1):
-        site.train(w, 1, t)
+        site.train(None, 1, t)
     after = version(1, T)
     reply, _ = site.run("handshake", site.header("run", 0, 0, after=after, evaluate=True, member=True), w)
     assert reply.status == "ok"  # scored with what was trained before
-    assert reply.payload["scores"] == site.close(w, 1, evaluate=True)[0].payload["scores"]
+    assert reply.payload["scores"] == site.close(None, 1, evaluate=True)[0].payload["scores"]
     reply, _ = site.run("handshake", site.header("lost", 0, 0, after=after, member=True), w)
     assert reply.status == "error" and "no-site-state" in reply.reason
 

@@ -1,6 +1,6 @@
 """What a user does around a run: synth, simulate, report, generate, export, warmstart.
 
-Each command runs once as a process of its own (``fedtar``); its variants run in this process (``here``).
+``simulate`` and ``generate`` run once as processes of their own (``fedtar``); all else runs in this one.
 """
 
 from __future__ import annotations
@@ -12,29 +12,12 @@ from pathlib import Path
 import pydicom
 import pytest
 from command import fedtar
+from command import fedtar_here as here
 
-from fedtar_flare.cli.main import main
 from fedtar_flare.learning.drafting import DISCLAIMER
 from fedtar_flare.models.adapters.peft_file import read_adapter_info
 from fedtar_flare.record.events import Start
 from fedtar_flare.record.log import of_kind, read_events
-
-
-@pytest.fixture
-def here(capsys, monkeypatch):
-    """Run a command in this process; exit code, standard output and standard error like ``fedtar``'s."""
-
-    def run(*arguments, **environment):
-        for name, value in environment.items():
-            monkeypatch.setenv(name, value)
-        capsys.readouterr()
-        try:
-            code = main([str(argument) for argument in arguments])
-        except SystemExit as end:  # argparse
-            code = end.code
-        return code, *capsys.readouterr()
-
-    return run
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +28,7 @@ def place(tmp_path_factory):
 @pytest.fixture(scope="module")
 def hospitals(place):
     """Two hospitals as ``fedtar data synth`` writes them."""
-    code, out, err = fedtar(
+    code, out, err = here(
         "data", "synth", place / "hospitals", "-c", "north,south", "--patients", 14, "-T", 2, "--json",
         FEDTAR_HOME=str(place / "home"),
     )  # fmt: skip
@@ -84,21 +67,21 @@ def test_synth_writes_hospitals_that_are_used_like_real_ones(hospitals, results)
     assert sum(map(sum, counts.values())) == north["visits"]
 
 
-def test_synth_overwrites_nothing(place, hospitals, here):
+def test_synth_overwrites_nothing(place, hospitals):
     code, _, err = here("data", "synth", place / "hospitals", "-c", "north", "--patients", 2)
     assert code == 1 and "there already" in err and "Traceback" not in err
 
 
-def test_report_makes_the_page_again_from_any_folder_around_the_run(results, place, here):
+def test_report_makes_the_page_again_from_any_folder_around_the_run(results, place):
     (results / "report.html").unlink()
-    code, out, err = fedtar("report", place / "ws", "--json")
+    code, out, err = here("report", place / "ws", "--json")
     assert code == 0, err
     assert json.loads(out)["status"] == "completed" and (results / "report.html").is_file()
     code, out, _ = here("report", results)
     assert code == 0 and "BLEU-4" in out and "north" in out
 
 
-def test_report_of_no_run_or_an_old_one_is_one_readable_line(tmp_path, here):
+def test_report_of_no_run_or_an_old_one_is_one_readable_line(tmp_path):
     code, _, err = here("report", tmp_path)
     assert code == 1 and "rounds.jsonl" in err and "Traceback" not in err
     (tmp_path / "rounds.jsonl").write_text('{"event": "begin", "version": 0}\n')
@@ -106,7 +89,7 @@ def test_report_of_no_run_or_an_old_one_is_one_readable_line(tmp_path, here):
     assert code == 1 and "rounds.jsonl" in err and "Traceback" not in err
 
 
-def test_generate_with_the_shared_adapter_alone(results, a_study, tmp_path, here):
+def test_generate_with_the_shared_adapter_alone(results, a_study, tmp_path):
     code, out, err = fedtar("generate", a_study, "--adapter", results / "adapter")
     assert code == 0, err
     assert out.startswith(f"*** {DISCLAIMER} ***") and "shared adapter alone" in out
@@ -116,7 +99,7 @@ def test_generate_with_the_shared_adapter_alone(results, a_study, tmp_path, here
     assert written["status"] == DISCLAIMER and written["personal_part"] is False and written["text"] in out
 
 
-def test_generate_with_the_patient_s_own_part(results, site_state, a_study, here):
+def test_generate_with_the_patient_s_own_part(results, site_state, a_study):
     arguments = ["generate", a_study, "--adapter", results / "adapter", "--state", site_state, "--format", "json"]
     code, out, err = here(*arguments, "--time-step", 1)
     assert code == 0, err
@@ -125,7 +108,7 @@ def test_generate_with_the_patient_s_own_part(results, site_state, a_study, here
     assert code == 1 and "--time-step" in err
 
 
-def test_generate_writes_a_structured_report_that_says_draft(results, a_study, tmp_path, here):
+def test_generate_writes_a_structured_report_that_says_draft(results, a_study, tmp_path):
     code, _, err = here("generate", a_study, "--adapter", results / "adapter", "--format", "sr", "-o", tmp_path / "sr")
     assert code == 0, err
     report, image = pydicom.dcmread(tmp_path / "sr"), pydicom.dcmread(sorted(a_study.iterdir())[0])
@@ -149,12 +132,12 @@ def test_generate_writes_a_structured_report_that_says_draft(results, a_study, t
         (["--format", "sr"], "--out"),
     ],
 )
-def test_generate_refuses_what_cannot_be_right(results, a_study, change, word, here):
+def test_generate_refuses_what_cannot_be_right(results, a_study, change, word):
     code, out, err = here("generate", a_study, "--adapter", results / "adapter", *change)
     assert code == 1 and word in err and "Traceback" not in err and not out
 
 
-def test_generate_needs_the_state_of_the_same_run_and_a_study(results, site_state, a_study, tmp_path, here):
+def test_generate_needs_the_state_of_the_same_run_and_a_study(results, site_state, a_study, tmp_path):
     other = tmp_path / "20200101-000000-aaaaaaaa" / "north"
     shutil.copytree(site_state, other)
     code, _, err = here("generate", a_study, "--adapter", results / "adapter", "--state", other, "--time-step", 1)
@@ -170,8 +153,8 @@ def test_the_sites_own_page_of_examples_has_no_identity_and_stays_at_the_site(re
     assert not (results / "examples").exists(), "a manifest's reports are treated as real ones"
 
 
-def test_export_for_production_and_its_description(tmp_path, here):
-    code, out, err = fedtar("export", "-o", tmp_path, "--name", "trial", "--no-byoc", "--preset", "tiny", "--json")
+def test_export_for_production_and_its_description(tmp_path):
+    code, out, err = here("export", "-o", tmp_path, "--name", "trial", "--no-byoc", "--preset", "tiny", "--json")
     assert code == 0, err
     job = Path(json.loads(out)["job"])
     assert (job / "meta.json").is_file() and not list(job.rglob("custom"))
@@ -186,7 +169,7 @@ def test_export_for_production_and_its_description(tmp_path, here):
     )
 
 
-def test_the_description_s_sizes_are_those_of_a_run(results, here):
+def test_the_description_s_sizes_are_those_of_a_run(results):
     code, out, _ = here("export", "--describe", "--preset", "tiny", "--json")
     start = of_kind(read_events(results), Start)[0]
     needs = json.loads(out)
@@ -194,9 +177,9 @@ def test_the_description_s_sizes_are_those_of_a_run(results, here):
     assert needs["model"]["parameters"] == start.model["parameters"]
 
 
-def test_warmstart_on_a_manifest_gives_weights_that_a_job_takes(hospitals, place, tmp_path, here):
+def test_warmstart_on_a_manifest_gives_weights_that_a_job_takes(hospitals, place, tmp_path):
     out = tmp_path / "start"
-    code, printed, err = fedtar(
+    code, printed, err = here(
         "warmstart", "--manifest", hospitals["south"]["manifest"], "--preset", "tiny", "--steps", 3,
         "--vocabulary", 500, "-o", out, "--json", FEDTAR_HOME=str(place / "home"),
     )  # fmt: skip
@@ -210,7 +193,7 @@ def test_warmstart_on_a_manifest_gives_weights_that_a_job_takes(hospitals, place
     assert code == 1 and "there already" in err
 
 
-def test_warmstart_on_reports_alone(tmp_path, here):
+def test_warmstart_on_reports_alone(tmp_path):
     (tmp_path / "reports.csv").write_text("report\nNo effusion.\nSmall nodule on the right.\n")
     arguments = ["warmstart", "--preset", "tiny", "--steps", 2, "--threads", 1, "-o", tmp_path / "start"]
     code, _, err = here(*arguments, "--texts", tmp_path / "reports.csv")
@@ -222,7 +205,7 @@ def test_warmstart_on_reports_alone(tmp_path, here):
     assert code == 1 and "column 'report'" in err
 
 
-def test_settings_from_a_file_and_their_mistakes(tmp_path, here):
+def test_settings_from_a_file_and_their_mistakes(tmp_path):
     file = tmp_path / "job.yaml"
     file.write_text("preset: tiny\nnum_rounds: 4\ntraining: {local_steps: 7}\n")
     code, out, err = here("export", "--describe", "--json", "--settings", file, "--set", "training.lr_shared=5e-4")
@@ -241,7 +224,7 @@ def test_settings_from_a_file_and_their_mistakes(tmp_path, here):
     assert code == 1 and "rounds" in err and "Traceback" not in err
 
 
-def test_every_command_has_help(here):
+def test_every_command_has_help():
     for command in (["simulate"], ["export"], ["report"], ["generate"], ["warmstart"], ["data", "synth"]):
         code, out, _ = here(*command, "--help")
         assert code == 0 and len(out) > 300, command

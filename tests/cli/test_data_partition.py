@@ -1,4 +1,4 @@
-"""``fedtar data partition`` as a process."""
+"""``fedtar data partition``: what it writes and says."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 
 import numpy as np
 import pytest
-from command import fedtar
+from command import fedtar_here
 from PIL import Image
 
 
@@ -21,14 +21,14 @@ def manifest(tmp_path):
 
 def test_divide_and_say_so(manifest, tmp_path):
     options = ("--option", "sections=[findings]", "--option", "cleaning=r2gen-v1")
-    code, out, err = fedtar(
+    code, out, err = fedtar_here(
         "data", "partition", "manifest", manifest, "--by", "random", "-n", 3, "--out", tmp_path / "a", "-T", 2, *options
     )
     assert code == 0, err
     assert "site-1  3 patients, 6 visits (t=1: 3, t=2: 3)" in out and "Left out: no-date 1" in out
     assert "FEDTAR_SITES=" in out and "-c site-1,site-2,site-3" in out
     assert "clear 0 ." in "".join(p.read_text() for p in (tmp_path / "a").glob("*/manifest.csv"))
-    code, out, _ = fedtar(
+    code, out, _ = fedtar_here(
         "data", "partition", "manifest", manifest, "--by", "random", "-n", 3, "--out", tmp_path / "b", "--json"
     )
     told = json.loads(out)
@@ -52,6 +52,6 @@ def test_divide_and_say_so(manifest, tmp_path):
     ],
 )
 def test_wrong_use_and_failure(manifest, tmp_path, arguments, code, said):
-    got, out, err = fedtar("data", "partition", "manifest", manifest, "--out", tmp_path / "o", *arguments)
+    got, out, err = fedtar_here("data", "partition", "manifest", manifest, "--out", tmp_path / "o", *arguments)
     assert (got, out) == (code, "") and said in err and "Traceback" not in err
     assert not (tmp_path / "o").exists()

@@ -6,14 +6,14 @@ import json
 from pathlib import Path
 
 import pytest
-from command import fedtar
+from command import fedtar, fedtar_here
 
 from fedtar_flare.cli.main import main
 from fedtar_flare.methods import contract_of
 from fedtar_flare.record.events import Evaluation, Start, Step
 from fedtar_flare.record.log import of_kind, read_events
 
-BASELINES = ["fedavg", "local", pytest.param("fedprox", marks=pytest.mark.slow)]
+BASELINES = ["local", *(pytest.param(name, marks=pytest.mark.slow) for name in ("fedavg", "fedprox"))]
 
 
 @pytest.mark.parametrize("name", BASELINES)
@@ -42,7 +42,7 @@ def test_a_simulation_leaves_what_every_method_s_does(tmp_path, name):
     assert card.is_file() is (name != "local")
     assert name == "local" or contract.title in card.read_text()
 
-    code, out, err = fedtar("audit", tmp_path / "home", "--json")
+    code, out, err = fedtar_here("audit", tmp_path / "home", "--json")
     assert code == 0, err
     sent = {(entry["method"], entry["task"]) for entry in json.loads(out)["entries"] if entry.get("tensors")}
     assert sent == {(name, task) for task in (("handshake",) if name == "local" else ("handshake", "train"))}

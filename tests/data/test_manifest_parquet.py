@@ -12,11 +12,7 @@ from PIL import Image
 from refused import refused
 
 from fedtar_flare.data.sources.manifest import read_manifest
-from fedtar_flare.data.timeline import Timeline
 from fedtar_flare.errors import ConfigError
-from fedtar_flare.imaging.pipeline import InputConfig, prepare_cohort
-from fedtar_flare.site.cohort import load_cohort
-from fedtar_flare.site.site_file import SiteConfig
 
 arrow = pytest.importorskip("pyarrow")
 parquet = pytest.importorskip("pyarrow.parquet")
@@ -35,7 +31,6 @@ GOOD = {
 def folder(tmp_path):
     for name in ("a.png", "b.png", "c.png"):
         Image.fromarray(np.arange(6400, dtype=np.uint8).reshape(80, 80)).save(tmp_path / name)
-    (tmp_path / "broken.png").write_bytes(b"\x89PNG\r\n\x1a\nno picture at all")
     return tmp_path
 
 
@@ -97,21 +92,6 @@ def test_a_study_twice_and_two_people_under_one_id(folder, form):
     reading = read_manifest(write(folder, rows))
     assert {p.patient_id: (p.sex, len(p.visits)) for p in reading.patients()} == {"ok": ("F", 2), "x": (None, 1)}
     assert reading.rejected() == {"duplicate-visit": 2, "conflicting-sex": 2}
-
-
-def test_an_image_that_is_no_image_leaves_the_others(folder, form):
-    write, _ = form
-    path = write(folder, [GOOD, {**GOOD, "patient_id": "bad", "image": "broken.png"}])
-    cohort = load_cohort(SiteConfig(source="manifest", path=path, simulated=True), "s", timeline=Timeline(1))
-    made = prepare_cohort(cohort, InputConfig(image_size=32), folder / "cache")
-    assert [p.patient_id for p in made.patients] == ["ok"] and made.rejected == {"unreadable": 1}
-
-
-def test_one_patient_in_all_is_a_cohort(folder, form):
-    write, _ = form
-    site = SiteConfig(source="manifest", path=write(folder, [GOOD]), simulated=True)
-    cohort = load_cohort(site, "s", timeline=Timeline(2))
-    assert len(cohort.patients) == 1 and sum(map(sum, cohort.counts().values())) == 1
 
 
 def test_nothing_usable_says_why(folder, form):

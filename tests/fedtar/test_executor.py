@@ -21,11 +21,6 @@ from fedtar_flare.reporting.examples import read_examples
 from fedtar_flare.site.state import SiteState
 
 
-@pytest.fixture(scope="session")
-def home(tmp_path_factory):
-    return tmp_path_factory.mktemp("home")
-
-
 @pytest.fixture(autouse=True)
 def _environment(home, tmp_path, monkeypatch):
     write_site_files(tmp_path, home, monkeypatch)

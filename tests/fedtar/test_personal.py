@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -105,9 +106,25 @@ def test_a_personal_part_of_another_round_or_run_is_refused(run, tmp_path, caplo
     with pytest.raises(ConfigError, match="is the state of run run-1, the adapter is of run run-2"):
         Drafter(other, state=run.state.folder, device="cpu")
     assert not caplog.records
+
+
+def test_a_personal_part_of_an_earlier_round_serves_only_a_site_that_was_absent_in_between(run, tmp_path, caplog):
     late = with_info(run, tmp_path / "late", round=ROUND + 1)
-    Drafter(late, state=run.state.folder, device="cpu")
-    assert "did not train in round 4; its patient part is of version 0003-02" in caplog.text
+    place = tmp_path / "run-1" / "site-1"
+    shutil.copytree(run.state.folder, place)
+    state = SiteState(tmp_path, "run-1", "site-1")
+    state.add_answered("train", version(ROUND, T))
+    state.add_answered("close_round", version(ROUND, T))
+    with pytest.raises(ConfigError, match=r"part of round 3 and ends with round 3; the adapter is of round 4.*--state"):
+        Drafter(late, state=place, device="cpu")  # a copy of the state from before, or the site left
+    state.add_answered("close_round", version(ROUND + 1, T))  # it was there, without a visit to train on
+    assert Drafter(late, state=place, device="cpu").draft(run.study).personal
+    assert "did not train in round 4; its patient part is of round 3" in caplog.text
+    untrained = version(ROUND, T)
+    state.save(version(0, 0), *state.read(untrained))
+    state.remove(untrained)
+    with pytest.raises(ConfigError, match=r"no patient part of round 4.*versions there: 0000-00"):
+        Drafter(late, state=place, device="cpu")
 
 
 def test_the_key_must_be_the_site_s(run):

@@ -21,11 +21,6 @@ TINY = {
 }
 
 
-@pytest.fixture(scope="session")
-def home(tmp_path_factory):
-    return tmp_path_factory.mktemp("home")
-
-
 def export(folder: Path, **changes) -> Path:
     FedTARRecipe(name="tiny", **{**TINY, **changes}).export(str(folder))
     return folder / "tiny"

@@ -52,6 +52,20 @@ def test_going_back_to_an_older_version_keeps_the_later_ones_out_of_sight(tmp_pa
     assert state.read(state.latest(version(1, 2)))[0]["x"].item() == 20
 
 
+def test_answered_tasks_outlive_the_process_and_the_last_place_counts(tmp_path):
+    state = SiteState(tmp_path, "run", "site-1")
+    assert state.answered() == {}
+    state.save(version(0, 0), {}, {})
+    for task, place in (("handshake", (0, 0)), ("train", (1, 1)), ("train", (1, 2))):
+        SiteState(tmp_path, "run", "site-1").add_answered(task, version(*place))
+    assert state.answered() == {"handshake": "0000-00", "train": "0001-02"} and state.versions() == ["0000-00"]
+    file = state.folder / "tasks.json"
+    assert file.stat().st_mode & 0o077 == 0
+    file.write_text("[]")
+    with pytest.raises(StateError, match=r"tasks\.json"):
+        state.answered()
+
+
 def test_bits_survive_and_shared_memory_is_copied(tmp_path):
     base = torch.randn(4, 4)
     write_tensors(
