@@ -48,6 +48,11 @@ METHODS = {
     "local": Method(
         contract="fedtar_flare.baselines.local:CONTRACT", recipe="fedtar_flare.baselines.local:LocalRecipe"
     ),
+    "fedavg_patient": Method(
+        contract="fedtar_flare.baselines.fedavg_patient:CONTRACT",
+        recipe="fedtar_flare.baselines.fedavg_patient:FedAvgPatientRecipe",
+        personal="fedtar_flare.fedtar.personal:PersonalPart",
+    ),
 }
 DEFAULT = "fedtar"
 

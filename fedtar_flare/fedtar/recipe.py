@@ -7,14 +7,10 @@ from fedtar_flare.fedtar.controller import TemporalResidualController
 from fedtar_flare.fedtar.executor import PatientAdaptiveExecutor
 from fedtar_flare.flare.recipe import PAPER, MethodRecipe
 
-PRESETS = {
-    "paper": PAPER
-    | {
-        "server": {"eta": 1e-4},
-        "patient": {"lr": 1e-5, "scale": 32.0, "time_conditioned": False, "components": 16, "embedding_dim": 32},
-    }
+PATIENT_PAPER = PAPER | {
+    "patient": {"lr": 1e-5, "scale": 32.0, "time_conditioned": False, "components": 16, "embedding_dim": 32}
 }
-"""The paper's settings: s_p = s = alpha / r, phi without time, learning rates 1e-5 and 1e-4, T = 5."""
+"""The paper's settings with the patient part: s_p = s = alpha / r, phi without time, learning rates 1e-5, T = 5."""
 
 
 class FedTARRecipe(MethodRecipe):
@@ -24,4 +20,4 @@ class FedTARRecipe(MethodRecipe):
     controller_class = TemporalResidualController
     executor_class = PatientAdaptiveExecutor
     own_groups = ("patient",)
-    presets = PRESETS
+    presets = {"paper": PATIENT_PAPER | {"server": {"eta": 1e-4}}}
