@@ -53,6 +53,10 @@ METHODS = {
         recipe="fedtar_flare.baselines.fedavg_patient:FedAvgPatientRecipe",
         personal="fedtar_flare.fedtar.personal:PersonalPart",
     ),
+    "local_patient": Method(
+        contract="fedtar_flare.baselines.local_patient:CONTRACT",
+        recipe="fedtar_flare.baselines.local_patient:LocalPatientRecipe",
+    ),
 }
 DEFAULT = "fedtar"
 

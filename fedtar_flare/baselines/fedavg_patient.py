@@ -13,7 +13,7 @@ from dataclasses import replace
 from fedtar_flare.baselines.fedavg import CONTRACT as FEDAVG
 from fedtar_flare.baselines.fedavg import FedAvgController, PooledExecutor
 from fedtar_flare.fedtar.executor import PatientExecutor
-from fedtar_flare.fedtar.recipe import PATIENT_PAPER
+from fedtar_flare.fedtar.recipe import PATIENT_PRESETS
 from fedtar_flare.flare.recipe import MethodRecipe
 
 CONTRACT = replace(
@@ -45,4 +45,4 @@ class FedAvgPatientRecipe(MethodRecipe):
     controller_class = FedAvgPatientController
     executor_class = FedAvgPatientExecutor
     own_groups = ("patient",)
-    presets = {"paper": PATIENT_PAPER}
+    presets = PATIENT_PRESETS

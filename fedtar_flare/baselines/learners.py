@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from fedtar_flare.fedtar.learner import PatientLearner
 from fedtar_flare.learning.learner import ReportLearner
 from fedtar_flare.models.adapters.lora import shared_parameters
 
@@ -29,8 +30,13 @@ class LocalLearner(ReportLearner):
     """Keeps the adapter at the site as private state; what the server sends is only the common start."""
 
     def private(self) -> dict[str, torch.Tensor]:
-        return self.shared()
+        return super().private() | self.shared()
 
     def load_private(self, state: Mapping[str, torch.Tensor]) -> None:
         """Take the site's own adapter in place of the server's."""
-        self.load_shared(state)
+        super().load_private(state)
+        self.load_shared({name: state[name] for name in shared_parameters(self.model, self.adapter)})
+
+
+class LocalPatientLearner(LocalLearner, PatientLearner):
+    """Keeps the adapter and the patient part at the site."""

@@ -7,10 +7,14 @@ from fedtar_flare.fedtar.controller import TemporalResidualController
 from fedtar_flare.fedtar.executor import PatientAdaptiveExecutor
 from fedtar_flare.flare.recipe import PAPER, MethodRecipe
 
-PATIENT_PAPER = PAPER | {
+_PAPER = PAPER | {
     "patient": {"lr": 1e-5, "scale": 32.0, "time_conditioned": False, "components": 16, "embedding_dim": 32}
 }
+PATIENT_PRESETS = {"paper": _PAPER}
 """The paper's settings with the patient part: s_p = s = alpha / r, phi without time, learning rates 1e-5, T = 5."""
+
+PRESETS = {"paper": _PAPER | {"server": {"eta": 1e-4}}}
+"""The same, with FedTAR's eta."""
 
 
 class FedTARRecipe(MethodRecipe):
@@ -20,4 +24,4 @@ class FedTARRecipe(MethodRecipe):
     controller_class = TemporalResidualController
     executor_class = PatientAdaptiveExecutor
     own_groups = ("patient",)
-    presets = {"paper": PATIENT_PAPER | {"server": {"eta": 1e-4}}}
+    presets = PRESETS
