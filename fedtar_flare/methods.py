@@ -57,6 +57,10 @@ METHODS = {
         contract="fedtar_flare.baselines.local_patient:CONTRACT",
         recipe="fedtar_flare.baselines.local_patient:LocalPatientRecipe",
     ),
+    "fedavg_finetune": Method(
+        contract="fedtar_flare.baselines.fedavg_finetune:CONTRACT",
+        recipe="fedtar_flare.baselines.fedavg_finetune:FineTuneRecipe",
+    ),
 }
 DEFAULT = "fedtar"
 

@@ -103,6 +103,9 @@ class ReportExecutor(MethodExecutor):
         """Numbers and payload that the method adds to a closing reply."""
         return {}, {}
 
+    def personalise(self, header: TaskHeader, site: Site, state: SiteState, learner: ReportLearner) -> None:
+        """Called in a closing task between validation and scoring, to train what this site keeps for itself."""
+
     # ------------------------------------------------------------------ the three tasks
     def perform(self, task: str, header: TaskHeader, weights: Tensors, site: Site) -> tuple[Reply, Tensors | None]:
         """Route a task (see :class:`MethodExecutor`)."""
@@ -180,6 +183,7 @@ class ReportExecutor(MethodExecutor):
         if validated is not None:
             numbers |= {"validation_loss": validated.loss, "reports": float(validated.reports)}
         more, payload = self.close(header, state, weights, validated)
+        self.personalise(header, site, state, learner)
         if header.evaluate:
             payload |= self._evaluate(learner, header, site, state)
         return ok(header, numbers | more, payload), None

@@ -144,7 +144,11 @@ class ReportLearner:
 
     # ------------------------------------------------------------------ training
     def train(
-        self, time_step: int | None, seed: int, on_update: Callable[[int, float], None] = lambda number, loss: None
+        self,
+        time_step: int | None,
+        seed: int,
+        on_update: Callable[[int, float], None] = lambda number, loss: None,
+        updates: int | None = None,
     ) -> Trained:
         """Local updates of the shared and the personal part on the visits of one time step.
 
@@ -154,6 +158,7 @@ class ReportLearner:
             time_step: t; None takes the visits of all steps together.
             seed: of the order of the samples.
             on_update: called after each update that was made with its number (from 1, skipped ones counted) and loss.
+            updates: how many; None: ``training.local_steps``.
 
         Raises:
             DataError: ``no-training-visit`` at this step; ``non-finite-gradient`` when every update was skipped.
@@ -167,7 +172,7 @@ class ReportLearner:
         # fresh: its start point is not where the last task ended
         optimizer = torch.optim.AdamW(shared, lr=self.training.lr_shared, weight_decay=self.training.weight_decay)
         losses: list[float] = []
-        count = self.training.local_steps
+        count = updates or self.training.local_steps
         for number, chosen in enumerate(batches(len(samples), self.training.batch_size, count, seed), start=1):
             self.checkpoint()
             loss = self._accumulate([samples[i] for i in chosen], f"{seed}/{number - 1}")

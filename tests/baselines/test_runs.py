@@ -23,7 +23,7 @@ SMALL = {
 RIVALS = [name for name in METHODS if name != "fedtar"]
 STAYS_HOME = ("local", "local_patient")
 """Methods whose server holds no trained weights."""
-PERSONAL = ("fedavg_patient", "local_patient")
+PERSONAL = ("fedavg_patient", "local_patient", "fedavg_finetune")
 """Methods that are scored with and without a personal part."""
 
 
