@@ -61,6 +61,12 @@ METHODS = {
         contract="fedtar_flare.baselines.fedavg_finetune:CONTRACT",
         recipe="fedtar_flare.baselines.fedavg_finetune:FineTuneRecipe",
     ),
+    "fedadam": Method(
+        contract="fedtar_flare.baselines.fedopt:FEDADAM", recipe="fedtar_flare.baselines.fedopt:FedAdamRecipe"
+    ),
+    "fedyogi": Method(
+        contract="fedtar_flare.baselines.fedopt:FEDYOGI", recipe="fedtar_flare.baselines.fedopt:FedYogiRecipe"
+    ),
 }
 DEFAULT = "fedtar"
 

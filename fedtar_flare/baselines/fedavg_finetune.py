@@ -72,9 +72,8 @@ class FineTuneExecutor(PooledExecutor):
         assert isinstance(learner, FineTuneLearner)
         if header.round < header.rounds or len(learner.cohort.samples("train")) < self._min_cell(site):
             return
-        learner.fine_tune(
-            seed_of(self.seed, site.name, header.round, header.step, "finetune"), self.finetune_config.updates
-        )
+        seed = seed_of(self.seed, site.name, header.round, header.step, "finetune")
+        learner.fine_tune(seed, self.finetune_config.updates)
         self._save_private(state, version(header.round, header.step), learner, header)
 
 

@@ -1,0 +1,109 @@
+"""The servers' rules on three quadratics, each against the paper's algorithm written down once more in numpy."""
+
+import numpy as np
+import pytest
+import torch
+from federation import NAMES, InThisProcess, QuadraticSite, pair
+
+from fedtar_flare.baselines.fedopt import FedAdamController, FedYogiController
+from fedtar_flare.errors import ConfigError
+from fedtar_flare.flare.checkpoint import CheckpointFolder
+
+T, ROUNDS = 2, 4
+
+
+class FedAdam(InThisProcess, FedAdamController):
+    pass
+
+
+class FedYogi(InThisProcess, FedYogiController):
+    pass
+
+
+def sites():
+    """Three sites whose loss is ``|w - target|^2 / 2``, of 3, 5 and 2 visits, each taking one step of 0.5 an update."""
+    return {f"site-{i}": QuadraticSite(f"site-{i}", [pair(i)] * T, samples=n) for i, n in enumerate((3, 5, 2))}
+
+
+def flat(tensors):
+    return np.concatenate([np.asarray(value, np.float64).ravel() for value in tensors])
+
+
+def targets(local):
+    return {name: flat(site.targets[0]) for name, site in local.items()}
+
+
+def start(local):
+    return flat(local["site-0"].start().values())
+
+
+def shares(local):
+    total = sum(site.samples for site in local.values())
+    return {name: site.samples / total for name, site in local.items()}
+
+
+def run(kind, folder, local, **settings):
+    controller = kind(folder, local, **({"num_rounds": ROUNDS, "time_steps": T} | settings))
+    controller.run()
+    assert not controller.panics, controller.panics
+    checkpoint = CheckpointFolder(controller.results_folder / "checkpoint").last()[0]
+    return controller, checkpoint, flat(checkpoint.weights[name] for name in NAMES)
+
+
+# --------------------------------------------------------------------------- FedAdam and FedYogi
+SERVER = {"server_lr": 0.3, "beta1": 0.8, "beta2": 0.95, "tau": 0.05}
+
+
+def adaptive(local, yogi, server_lr, beta1, beta2, tau):
+    """Reddi et al., Algorithm 2."""
+    x = start(local)
+    m, v = np.zeros_like(x), np.full_like(x, tau**2)
+    for _ in range(ROUNDS * T):
+        delta = sum(p * (-0.5) * (x - targets(local)[name]) for name, p in shares(local).items())
+        m = beta1 * m + (1 - beta1) * delta
+        v = v - (1 - beta2) * delta**2 * np.sign(v - delta**2) if yogi else beta2 * v + (1 - beta2) * delta**2
+        x = x + server_lr * m / (np.sqrt(v) + tau)
+    return x
+
+
+@pytest.mark.parametrize("kind", [FedAdam, FedYogi])
+def test_adaptive_servers_follow_the_paper_s_algorithm(tmp_path, kind):
+    w = run(kind, tmp_path, sites(), **SERVER)[2]
+    np.testing.assert_allclose(w, adaptive(sites(), kind is FedYogi, **SERVER), rtol=1e-6, atol=1e-6)
+
+
+def test_fedadam_is_torch_s_adam_whose_bias_correction_has_died_out(tmp_path):
+    """FLARE's own FedOpt steps ``torch.optim.Adam`` with the negative mean update as the gradient."""
+    local = sites()
+    x = torch.nn.Parameter(torch.from_numpy(start(local)))
+    adam = torch.optim.Adam([x], lr=SERVER["server_lr"], betas=(SERVER["beta1"], SERVER["beta2"]), eps=SERVER["tau"])
+    begun = torch.zeros_like(x).detach()
+    # after ever so many steps 1 - beta^t is 1; v starts at tau^2
+    adam.state[x] = {"step": torch.tensor(1e6), "exp_avg": begun, "exp_avg_sq": torch.full_like(begun, 0.05**2)}
+    for _ in range(ROUNDS * T):
+        target = sum(p * targets(local)[name] for name, p in shares(local).items())
+        x.grad = 0.5 * (x.detach() - torch.from_numpy(target))
+        adam.step()
+    w = run(FedAdam, tmp_path, local, **SERVER)[2]
+    np.testing.assert_allclose(w, x.detach().numpy(), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", [FedAdam, FedYogi])
+def test_an_adaptive_server_goes_on_to_the_same_bits(tmp_path, kind):
+    _, whole, _ = run(kind, tmp_path / "whole", sites())
+    first, half, _ = run(kind, tmp_path / "first", sites(), num_rounds=2)
+    again = {"resume_from": str(first.results_folder / "checkpoint")}
+    _, resumed, _ = run(kind, tmp_path / "second", sites(), **again)
+    assert {name.partition(".")[0] for name in half.method} == {"m", "v"}
+    for part in ("weights", "method"):
+        ends = getattr(whole, part), getattr(resumed, part)
+        assert ends[0].keys() == ends[1].keys() and all(torch.equal(ends[0][n], ends[1][n]) for n in ends[0])
+    other = kind(tmp_path / "third", sites(), num_rounds=ROUNDS, time_steps=T, beta1=0.5, **again)
+    other.run()
+    assert "beta1" in other.panics[0]
+
+
+@pytest.mark.parametrize(("name", "value"), [("server_lr", 0.0), ("tau", 0.0), ("beta1", 1.0), ("beta2", -0.1)])
+def test_settings_of_an_adaptive_server_that_cannot_be_fail_when_built(name, value):
+    with pytest.raises(ConfigError, match=name):
+        FedAdamController(**{name: value})
