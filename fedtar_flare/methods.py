@@ -61,6 +61,9 @@ METHODS = {
         contract="fedtar_flare.baselines.fedavg_finetune:CONTRACT",
         recipe="fedtar_flare.baselines.fedavg_finetune:FineTuneRecipe",
     ),
+    "scaffold": Method(
+        contract="fedtar_flare.baselines.scaffold:CONTRACT", recipe="fedtar_flare.baselines.scaffold:ScaffoldRecipe"
+    ),
     "fedadam": Method(
         contract="fedtar_flare.baselines.fedopt:FEDADAM", recipe="fedtar_flare.baselines.fedopt:FedAdamRecipe"
     ),

@@ -1,6 +1,6 @@
 """FedAdam and FedYogi: FedAvg whose server takes the mean update for the gradient of an adaptive optimiser.
 
-Reddi et al., "Adaptive Federated Optimization" (ICLR 2021), Algorithm 2, with Delta the mean of the sites' differences::
+Reddi et al., "Adaptive Federated Optimization" (ICLR 2021), Algorithm 2; Delta is the mean of the sites' differences::
 
     m <- beta1 m + (1 - beta1) Delta
     v <- beta2 v + (1 - beta2) Delta^2                      (FedAdam)

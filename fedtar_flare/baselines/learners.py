@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 import torch
+from torch import nn
 
+from fedtar_flare.baselines.control import PREFIX
 from fedtar_flare.data.cohort import Sample
 from fedtar_flare.fedtar.learner import PatientLearner
 from fedtar_flare.learning.learner import ReportLearner
@@ -89,3 +92,57 @@ class FineTuneLearner(ReportLearner):
             yield
         finally:
             self.load_shared(shared)
+
+
+class ScaffoldLearner(ReportLearner):
+    """Adds c - c_i to every gradient and keeps c_i, the mean of the last task's gradients (see the module)."""
+
+    def __init__(self, *, optimizer: str, **settings: Any):
+        super().__init__(**settings)
+        self._sgd = optimizer == "sgd"
+        self._common: dict[str, torch.Tensor] = {}
+        self._own: dict[str, torch.Tensor] = {}
+        self._sum: dict[str, torch.Tensor] = {}
+        self._batches = 0
+
+    def shared_optimizer(self, parameters: Sequence[nn.Parameter]) -> torch.optim.Optimizer:
+        if not self._sgd:
+            return super().shared_optimizer(parameters)
+        return torch.optim.SGD(parameters, lr=self.training.lr_shared, weight_decay=self.training.weight_decay)
+
+    def load_shared(self, weights: Mapping[str, torch.Tensor]) -> None:
+        """Also takes c, which comes down with the weights of a training task."""
+        self._common = {name.removeprefix(PREFIX): v for name, v in weights.items() if name.startswith(PREFIX)}
+        super().load_shared({name: v for name, v in weights.items() if not name.startswith(PREFIX)})
+
+    def train(self, *args: Any, **kwargs: Any) -> Trained:
+        """The update holds the change of c_i too."""
+        self._sum, self._batches = {}, 0
+        trained = super().train(*args, **kwargs)
+        control = {name: value / self._batches for name, value in self._sum.items()}
+        change = {f"{PREFIX}{name}": value - self._own_of(name, value) for name, value in control.items()}
+        self._own = control
+        return replace(trained, update=trained.update | change)
+
+    def after_backward(self, start: Mapping[str, torch.Tensor]) -> None:
+        """``grad += c - c_i``; a batch whose gradient is not finite will be skipped and does not count."""
+        parameters = shared_parameters(self.model, self.adapter)
+        gradients = {n: torch.zeros_like(p) if p.grad is None else p.grad for n, p in parameters.items()}
+        if not all(bool(torch.isfinite(gradient).all()) for gradient in gradients.values()):
+            return
+        self._batches += 1
+        for name, gradient in gradients.items():
+            seen = gradient.detach().float().cpu().clone()
+            correction = self._common[name] - self._own_of(name, seen)
+            self._sum[name] = self._sum[name] + seen if name in self._sum else seen
+            parameters[name].grad = gradient + correction.to(gradient)
+
+    def private(self) -> dict[str, torch.Tensor]:
+        """c_i."""
+        return {f"{PREFIX}{name}": value for name, value in self._own.items()}
+
+    def load_private(self, state: Mapping[str, torch.Tensor]) -> None:
+        self._own = {name.removeprefix(PREFIX): value for name, value in state.items()}
+
+    def _own_of(self, name: str, like: torch.Tensor) -> torch.Tensor:
+        return self._own.get(name, torch.zeros_like(like))

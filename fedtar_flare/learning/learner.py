@@ -106,6 +106,10 @@ class ReportLearner:
     def after_backward(self, start: Mapping[str, Tensor]) -> None:
         """Change the gradients of a batch before they are clipped; ``start`` is w_{t-1}, as :meth:`shared` gave it."""
 
+    def shared_optimizer(self, parameters: Sequence[nn.Parameter]) -> torch.optim.Optimizer:
+        """Fresh in every task, since its start point is not where the last task ended."""
+        return torch.optim.AdamW(parameters, lr=self.training.lr_shared, weight_decay=self.training.weight_decay)
+
     def personal_parameters(self) -> Sequence[nn.Parameter]:
         """What is trained beside the adapter and stays at the site."""
         return ()
@@ -169,8 +173,7 @@ class ReportLearner:
         start = self.shared()
         shared = list(shared_parameters(self.model, self.adapter).values())
         personal = list(self.personal_parameters())
-        # fresh: its start point is not where the last task ended
-        optimizer = torch.optim.AdamW(shared, lr=self.training.lr_shared, weight_decay=self.training.weight_decay)
+        optimizer = self.shared_optimizer(shared)
         losses: list[float] = []
         count = updates or self.training.local_steps
         for number, chosen in enumerate(batches(len(samples), self.training.batch_size, count, seed), start=1):

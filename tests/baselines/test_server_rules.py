@@ -6,8 +6,11 @@ import torch
 from federation import NAMES, InThisProcess, QuadraticSite, pair
 
 from fedtar_flare.baselines.fedopt import FedAdamController, FedYogiController
+from fedtar_flare.baselines.scaffold import ScaffoldController
 from fedtar_flare.errors import ConfigError
 from fedtar_flare.flare.checkpoint import CheckpointFolder
+from fedtar_flare.flare.executor import abstain, ok
+from fedtar_flare.protocol.tasks import TRAIN
 
 T, ROUNDS = 2, 4
 
@@ -17,6 +20,10 @@ class FedAdam(InThisProcess, FedAdamController):
 
 
 class FedYogi(InThisProcess, FedYogiController):
+    pass
+
+
+class Scaffold(InThisProcess, ScaffoldController):
     pass
 
 
@@ -107,3 +114,97 @@ def test_an_adaptive_server_goes_on_to_the_same_bits(tmp_path, kind):
 def test_settings_of_an_adaptive_server_that_cannot_be_fail_when_built(name, value):
     with pytest.raises(ConfigError, match=name):
         FedAdamController(**{name: value})
+
+
+# --------------------------------------------------------------------------- SCAFFOLD
+LR, K = 0.1, 3
+
+
+class Drifting:
+    """A site whose loss is ``sum curvature (w - target)^2 / 2``; K corrected steps of gradient descent, option II."""
+
+    def __init__(self, name, seed, samples):
+        self.plain = QuadraticSite(name, [pair(seed)] * T, samples=samples)
+        self.curvature = {n: 0.5 + torch.rand(3, 2, generator=torch.Generator().manual_seed(seed)) for n in NAMES}
+        self.own = {n: torch.zeros(3, 2) for n in NAMES}
+        self.down = None
+
+    def __call__(self, task, header, weights):
+        if task != TRAIN:
+            return self.plain(task, header, weights)
+        self.down = set(weights)
+        x = {n: weights[n] for n in NAMES}
+        c = {n: weights[f"control.{n}"] for n in NAMES}
+        y = dict(x)
+        for _ in range(K):
+            gradient = {
+                n: self.curvature[n] * (y[n] - goal) for n, goal in zip(NAMES, self.plain.targets[0], strict=True)
+            }
+            y = {n: y[n] - LR * (gradient[n] - self.own[n] + c[n]) for n in NAMES}
+        own = {n: self.own[n] - c[n] + (x[n] - y[n]) / (K * LR) for n in NAMES}
+        update = {n: y[n] - x[n] for n in NAMES} | {f"control.{n}": own[n] - self.own[n] for n in NAMES}
+        self.own = own
+        return ok(header, {"samples": self.plain.samples * T, "train_loss": 1.0}), update
+
+
+def drifting():
+    return {f"site-{i}": Drifting(f"site-{i}", i, n) for i, n in enumerate((3, 5, 2))}
+
+
+def scaffold(local, p, server_lr, exchanges):
+    """Karimireddy et al., Algorithm 1 with option II, in float64."""
+    curvature = {name: flat(site.curvature.values()) for name, site in local.items()}
+    target = {name: flat(site.plain.targets[0]) for name, site in local.items()}
+    x = flat(local["site-0"].plain.start().values())
+    c, own = np.zeros_like(x), {name: np.zeros_like(x) for name in local}
+    for _ in range(exchanges):
+        steps, changes = {}, {}
+        for name in local:
+            y = x.copy()
+            for _ in range(K):
+                y -= LR * (curvature[name] * (y - target[name]) - own[name] + c)
+            fresh = own[name] - c + (x - y) / (K * LR)
+            steps[name], changes[name] = y - x, fresh - own[name]
+            own[name] = fresh
+        x = x + server_lr * sum(p[name] * steps[name] for name in local)
+        c = c + sum(p[name] * changes[name] for name in local)
+    return x, c
+
+
+@pytest.mark.parametrize("weighting", ["samples", "uniform"])
+def test_scaffold_s_server_follows_the_paper_s_algorithm(tmp_path, weighting):
+    local = drifting()
+    _, checkpoint, w = run(Scaffold, tmp_path, local, weighting=weighting, server_lr=0.8)
+    p = {"samples": {"site-0": 0.3, "site-1": 0.5, "site-2": 0.2}, "uniform": dict.fromkeys(local, 1 / 3)}[weighting]
+    x, c = scaffold(drifting(), p, 0.8, ROUNDS * T)
+    np.testing.assert_allclose(w, x, rtol=1e-6, atol=1e-6)
+    np.testing.assert_allclose(flat(checkpoint.method[f"control.{n}"] for n in NAMES), c, rtol=1e-6, atol=2e-6)
+
+
+def test_scaffold_ends_where_the_sites_common_loss_is_least_and_fedavg_does_not(tmp_path):
+    """The drift that it is made against: with unlike curvatures, FedAvg's fixed point is not the minimum."""
+    local = drifting()
+    curvature = {name: flat(site.curvature.values()) for name, site in local.items()}
+    target = {name: flat(site.plain.targets[0]) for name, site in local.items()}
+    p = {"site-0": 0.3, "site-1": 0.5, "site-2": 0.2}
+    least = sum(p[n] * curvature[n] * target[n] for n in local) / sum(p[n] * curvature[n] for n in local)
+    w = run(Scaffold, tmp_path, local, num_rounds=40)[2]
+    shrunk = {n: 1 - (1 - LR * curvature[n]) ** K for n in local}
+    fedavg = sum(p[n] * shrunk[n] * target[n] for n in local) / sum(p[n] * shrunk[n] for n in local)
+    assert np.abs(w - least).max() < 1e-4 < np.abs(fedavg - least).max() / 100
+
+
+def test_a_site_that_is_away_leaves_its_share_of_scaffold_s_control_alone(tmp_path):
+    """c stays the weighted mean of the c_i of all sites."""
+    local = drifting()
+    controller = Scaffold(tmp_path, local, num_rounds=2, time_steps=T)
+    whole = local["site-2"]
+    local["site-2"] = lambda task, header, weights: (
+        (abstain(header, "away"), None) if task == TRAIN and header.round == 2 else whole(task, header, weights)
+    )
+    controller.run()
+    assert not controller.panics and whole.down == {*NAMES, *(f"control.{n}" for n in NAMES)}
+    own = {"site-0": local["site-0"].own, "site-1": local["site-1"].own, "site-2": whole.own}
+    for n in NAMES:
+        mean = 0.3 * own["site-0"][n] + 0.5 * own["site-1"][n] + 0.2 * own["site-2"][n]
+        torch.testing.assert_close(controller.method_state()[f"control.{n}"].float(), mean, rtol=1e-5, atol=1e-5)
