@@ -64,6 +64,7 @@ METHODS = {
     "scaffold": Method(
         contract="fedtar_flare.baselines.scaffold:CONTRACT", recipe="fedtar_flare.baselines.scaffold:ScaffoldRecipe"
     ),
+    "drfa": Method(contract="fedtar_flare.baselines.drfa:CONTRACT", recipe="fedtar_flare.baselines.drfa:DRFARecipe"),
     "fedadam": Method(
         contract="fedtar_flare.baselines.fedopt:FEDADAM", recipe="fedtar_flare.baselines.fedopt:FedAdamRecipe"
     ),
