@@ -1,10 +1,15 @@
 """The servers' rules on three quadratics, each against the paper's algorithm written down once more in numpy."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 from federation import NAMES, InThisProcess, QuadraticSite, pair
+from scipy.optimize import minimize
 
+from fedtar_flare.baselines.drfa import DRFAController, onto_simplex
+from fedtar_flare.baselines.fedavg import FedAvgController
 from fedtar_flare.baselines.fedopt import FedAdamController, FedYogiController
 from fedtar_flare.baselines.scaffold import ScaffoldController
 from fedtar_flare.errors import ConfigError
@@ -24,6 +29,14 @@ class FedYogi(InThisProcess, FedYogiController):
 
 
 class Scaffold(InThisProcess, ScaffoldController):
+    pass
+
+
+class DRFA(InThisProcess, DRFAController):
+    pass
+
+
+class FedAvg(InThisProcess, FedAvgController):
     pass
 
 
@@ -208,3 +221,102 @@ def test_a_site_that_is_away_leaves_its_share_of_scaffold_s_control_alone(tmp_pa
     for n in NAMES:
         mean = 0.3 * own["site-0"][n] + 0.5 * own["site-1"][n] + 0.2 * own["site-2"][n]
         torch.testing.assert_close(controller.method_state()[f"control.{n}"].float(), mean, rtol=1e-5, atol=1e-5)
+
+
+# --------------------------------------------------------------------------- DRFA
+class Honest(QuadraticSite):
+    """Says its loss at the weights that came down, as a site's first local update does."""
+
+    def __call__(self, task, header, weights):
+        reply, tensors = super().__call__(task, header, weights)
+        if task == TRAIN:
+            pairs = zip(NAMES, self.targets[0], strict=True)
+            loss = sum(0.5 * float((weights[n] - goal).double().square().sum()) for n, goal in pairs)
+            reply = replace(reply, numbers=reply.numbers | {"first_loss": loss})
+        return reply, tensors
+
+
+def honest():
+    return {f"site-{i}": Honest(f"site-{i}", [pair(i)] * T, samples=n) for i, n in enumerate((3, 5, 2))}
+
+
+def nearest_on_the_simplex(values):
+    """By scipy's SLSQP, which knows nothing of simplices."""
+    values = np.asarray(values, float)
+    return minimize(
+        lambda x: 0.5 * np.sum((x - values) ** 2),
+        np.full(len(values), 1 / len(values)),
+        jac=lambda x: x - values,
+        bounds=[(0, None)] * len(values),
+        constraints={"type": "eq", "fun": lambda x: x.sum() - 1, "jac": np.ones_like},
+        method="SLSQP",
+        options={"ftol": 1e-15, "maxiter": 500},
+    ).x
+
+
+@pytest.mark.parametrize("scale", [0.01, 0.3, 5.0])
+def test_the_projection_is_the_nearest_point_of_the_simplex(scale):
+    generator = np.random.default_rng(0)
+    for size in (1, 2, 3, 7):
+        values = scale * generator.standard_normal(size)
+        np.testing.assert_allclose(onto_simplex(values.tolist()), nearest_on_the_simplex(values), atol=1e-6)
+
+
+def drfa(local, snapshots, lambda_lr):
+    """Deng et al., Algorithm 1, with the expectation of the draw of sites in place of a draw."""
+    x, mixing = start(local), shares(local)
+    for snapshot in snapshots:
+        for t in range(1, T + 1):
+            if t == snapshot:
+                losses = {name: 0.5 * np.sum((x - goal) ** 2) for name, goal in targets(local).items()}
+            x = x + sum(mixing[name] * (-0.5) * (x - goal) for name, goal in targets(local).items())
+        moved = nearest_on_the_simplex([mixing[name] + lambda_lr * losses[name] for name in sorted(local)])
+        mixing = dict(zip(sorted(local), moved, strict=True))
+    return x, mixing
+
+
+def test_drfa_follows_the_paper_s_algorithm(tmp_path):
+    controller, checkpoint, w = run(DRFA, tmp_path, honest(), lambda_lr=0.05)
+    snapshots = [controller.snapshot(r) for r in range(1, ROUNDS + 1)]
+    x, mixing = drfa(honest(), snapshots, 0.05)
+    assert set(snapshots) == {1, 2}, "both exchanges are drawn"
+    np.testing.assert_allclose(w, x, rtol=1e-6, atol=2e-6)
+    for name, value in mixing.items():
+        assert float(checkpoint.method[f"lambda.{name}"]) == pytest.approx(value, abs=1e-6)
+    assert controller.method_numbers()["lambda"] == pytest.approx(list(mixing.values()), abs=1e-5)
+
+
+def test_drfa_serves_the_worst_off_site_better_than_fedavg_and_without_its_step_is_fedavg(tmp_path):
+    def worst(w):
+        return max(0.5 * np.sum((w - goal) ** 2) for goal in targets(honest()).values())
+
+    fedavg = run(FedAvg, tmp_path / "fedavg", honest(), num_rounds=20)[2]
+    robust = run(DRFA, tmp_path / "robust", honest(), num_rounds=20, lambda_lr=0.02)[2]
+    still = run(DRFA, tmp_path / "still", honest(), num_rounds=20, lambda_lr=0)[2]
+    assert worst(robust) < worst(fedavg) - 0.1
+    np.testing.assert_allclose(still, fedavg, rtol=1e-6, atol=1e-6)
+
+
+def test_drfa_without_losses_leaves_lambda_and_an_absent_site_is_made_up_for(tmp_path):
+    controller, _, _ = run(DRFA, tmp_path / "silent", sites())
+    assert controller.method_numbers()["lambda"] == [0.3, 0.5, 0.2]
+    local = honest()
+    local["site-1"] = QuadraticSite("site-1", [None] * T, samples=5)
+    controller, _, _ = run(DRFA, tmp_path / "absent", local)
+    assert sum(controller.method_numbers()["lambda"]) == pytest.approx(1, abs=1e-5)
+
+
+def test_drfa_goes_on_to_the_same_bits(tmp_path):
+    _, whole, _ = run(DRFA, tmp_path / "whole", honest())
+    first, _, _ = run(DRFA, tmp_path / "first", honest(), num_rounds=2)
+    _, again, _ = run(DRFA, tmp_path / "second", honest(), resume_from=str(first.results_folder / "checkpoint"))
+    assert all(torch.equal(whole.weights[n], again.weights[n]) for n in whole.weights)
+    assert all(torch.equal(whole.method[n], again.method[n]) for n in whole.method)
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "value"), [(DRFAController, "lambda_lr", -1.0), (ScaffoldController, "server_lr", 0.0)]
+)
+def test_a_server_s_step_that_cannot_be_fails_when_built(kind, name, value):
+    with pytest.raises(ConfigError, match=name):
+        kind(**{name: value})
