@@ -45,6 +45,10 @@ METHODS = {
     "fedprox": Method(
         contract="fedtar_flare.baselines.fedprox:CONTRACT", recipe="fedtar_flare.baselines.fedprox:FedProxRecipe"
     ),
+    "centralised": Method(
+        contract="fedtar_flare.baselines.centralised:CONTRACT",
+        recipe="fedtar_flare.baselines.centralised:CentralisedRecipe",
+    ),
     "local": Method(
         contract="fedtar_flare.baselines.local:CONTRACT", recipe="fedtar_flare.baselines.local:LocalRecipe"
     ),

@@ -125,6 +125,10 @@ class MethodController(TaskController):
         """Weights of the sites in a mean, which sum to one, given the visits n_k of those that are in it."""
         return aggregation_weights(counts, self.weighting)
 
+    def trainers(self) -> list[str]:
+        """The sites that are asked to train; all by default."""
+        return self.sites
+
     def trained_visits(self, t: int) -> Callable[[list[int]], int]:
         """How many visits a site trains on at step t, given its counts per time step; by default those of step t."""
         return lambda counts: counts[t - 1]
@@ -165,7 +169,7 @@ class MethodController(TaskController):
             updates.add(site, {name: value.float() for name, value in update.items()})
 
         with SpilledUpdates(self.results_folder / "updates", shapes) as updates:
-            answers = self.ask(TRAIN, self.header(r, t, after=version(r, t - 1)), down, self.sites, accept)
+            answers = self.ask(TRAIN, self.header(r, t, after=version(r, t - 1)), down, self.trainers(), accept)
             counts = {}
             for site, reply in answers.replies.items():  # a site weighs no more than the visits it announced
                 counts[site] = min(int(reply.numbers["samples"]), max(1, visits(self._counts[site]["train"])))
