@@ -58,8 +58,8 @@ class CentralisedExecutor(PooledExecutor):
         """Raises :class:`ConfigError` at a site that is not simulated."""
         if not site.simulated:
             raise ConfigError(
-                "centralised training reads the patients of all sites: it runs in a simulation only. Between hospitals, "
-                "take a federated method such as fedavg",
+                "centralised training reads the patients of all sites: it runs in a simulation only. Between "
+                "hospitals, take a federated method such as fedavg",
                 public="centralised training runs in a simulation only",
             )
         return super().perform(task, header, weights, site)
