@@ -64,6 +64,7 @@ METHODS = {
     "fedavg_finetune": Method(
         contract="fedtar_flare.baselines.fedavg_finetune:CONTRACT",
         recipe="fedtar_flare.baselines.fedavg_finetune:FineTuneRecipe",
+        personal="fedtar_flare.baselines.tuned:TunedPart",
     ),
     "scaffold": Method(
         contract="fedtar_flare.baselines.scaffold:CONTRACT", recipe="fedtar_flare.baselines.scaffold:ScaffoldRecipe"

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from fedtar_flare.baselines.control import PREFIX
+from fedtar_flare.baselines.tuned import acting
 from fedtar_flare.data.cohort import Sample
 from fedtar_flare.fedtar.learner import PatientLearner
 from fedtar_flare.learning.learner import ReportLearner
@@ -61,7 +62,7 @@ class FineTuneLearner(ReportLearner):
         return self.tuned is not None
 
     def context(self, samples: Sequence[Sample], personal: bool) -> AbstractContextManager[Any]:
-        return self._with(self.tuned) if personal and self.tuned is not None else nullcontext()
+        return acting(self.model, self.tuned) if personal and self.tuned is not None else nullcontext()
 
     def train(self, *args: Any, **kwargs: Any) -> Trained:
         self.tuned = None
@@ -83,15 +84,6 @@ class FineTuneLearner(ReportLearner):
 
     def load_private(self, state: Mapping[str, torch.Tensor]) -> None:
         self.tuned = state or None
-
-    @contextmanager
-    def _with(self, weights: Mapping[str, torch.Tensor]) -> Iterator[None]:
-        shared = self.shared()
-        self.load_shared(weights)
-        try:
-            yield
-        finally:
-            self.load_shared(shared)
 
 
 class ScaffoldLearner(ReportLearner):

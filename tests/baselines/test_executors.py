@@ -10,10 +10,12 @@ from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
 from fedtar_flare.baselines.centralised import CentralisedExecutor
 from fedtar_flare.baselines.fedavg import PooledExecutor
+from fedtar_flare.baselines.fedavg_finetune import FineTuneExecutor
 from fedtar_flare.baselines.fedprox import FedProxExecutor
 from fedtar_flare.baselines.learners import ProximalLearner
 from fedtar_flare.baselines.local import LocalExecutor
 from fedtar_flare.baselines.scaffold import ScaffoldExecutor
+from fedtar_flare.baselines.tuned import TunedPart
 from fedtar_flare.errors import ConfigError, ExchangeError
 from fedtar_flare.flare.executor import ok
 from fedtar_flare.models.adapters.lora import shared_parameters
@@ -132,6 +134,34 @@ def test_with_no_control_yet_scaffold_s_first_update_is_fedavg_s_to_the_bit(tmp_
 def test_control_variates_of_whole_parameters_are_refused_when_built():
     with pytest.raises(ConfigError, match=r"exchange.*adapter alone"):
         ScaffoldExecutor(lora={"exchange": ["projection.*"]})
+
+
+# --------------------------------------------------------------------------- fine-tuning
+def test_a_site_fine_tunes_once_after_the_last_round_and_keeps_the_outcome_beside_the_shared_adapter(tmp_path):
+    site = HospitalSite(tmp_path, kind=FineTuneExecutor, fresh=False, model={"max_length": 8, "num_beams": 1})
+    _, w = site.handshake()
+    site.train(w, 9, 1)
+    early, _ = site.close(w, 8, evaluate=True)
+    assert "scores_generic" not in early.payload, "nothing is tuned before the last round"
+    site.train(w, 9, T)
+    first, tensors = site.close(w, 9, evaluate=True)
+    assert set(first.payload) == {"scores", "scores_generic"} and not tensors
+    assert first.payload["scores"]["all"]["token_loss"] != first.payload["scores_generic"]["all"]["token_loss"]
+    assert first.payload["scores_generic"] == early.payload["scores"], "without the tuned adapter it is the shared one"
+    assert first.numbers["validation_loss"] == early.numbers["validation_loss"]
+    learner, tuned = site.executor._learner, state_of(tmp_path).read(version(9, T))[0]
+    assert all(torch.equal(value, w[name]) for name, value in learner.shared().items())
+    assert tuned.keys() == w.keys() and any(not torch.equal(tuned[name], w[name]) for name in w)
+    again, _ = site.close(w, 9, evaluate=True)
+    assert again.payload["scores"] == first.payload["scores"], "done again, it starts from the shared adapter"
+
+    part = TunedPart.load(learner.model, tmp_path / "state" / "run" / "site-1", None, run_id="run", round_=2)
+    with part.context(None):
+        assert all(torch.equal(value, tuned[name]) for name, value in learner.shared().items())
+    assert all(torch.equal(value, w[name]) for name, value in learner.shared().items())
+    for folder, message in (("run/site-2", "no fine-tuned adapter"), ("other/site-1", "run other")):
+        with pytest.raises(ConfigError, match=message):
+            TunedPart.load(learner.model, tmp_path / "state" / folder, None, run_id="run", round_=2)
 
 
 # --------------------------------------------------------------------------- centralised
