@@ -71,6 +71,8 @@ class DRFAController(FedAvgController):
             neutral = math.fsum(self._losses.values()) / len(self._losses)
             moved = [v + self.lambda_lr * self._losses.get(site, neutral) for site, v in self._mixing.items()]
             self._mixing = dict(zip(self._mixing, onto_simplex(moved), strict=True))
+        for site, value in self._mixing.items():
+            self.scalar(f"lambda/{site}", value, r)
         self.info(f"round {r}: lambda " + " ".join(f"{site} {v:.3f}" for site, v in self._mixing.items()))
         return w
 

@@ -24,11 +24,6 @@ from fedtar_flare.site.guard import Asked, OutboundGuard
 from fedtar_flare.site.state import SiteState
 
 
-@pytest.fixture(scope="module")
-def home(tmp_path_factory):
-    return tmp_path_factory.mktemp("home")
-
-
 @pytest.fixture(autouse=True)
 def _environment(home, tmp_path, monkeypatch):
     write_site_files(tmp_path, home, monkeypatch)

@@ -18,18 +18,12 @@ SITES = ("site-1", "site-2")
 SMALL = {
     "model": {"max_length": 8, "num_beams": 1},
     "training": {"local_steps": 2, "batch_size": 2, "lr_shared": 1e-2},
-    "data": {"synthetic_patients": 10},
 }
 RIVALS = [name for name in METHODS if name != "fedtar"]
 STAYS_HOME = ("local", "local_patient")
 """Methods whose server holds no trained weights."""
 PERSONAL = ("fedavg_patient", "local_patient", "fedavg_finetune")
 """Methods that are scored with and without a personal part."""
-
-
-@pytest.fixture(scope="module")
-def home(tmp_path_factory):
-    return tmp_path_factory.mktemp("home")
 
 
 @pytest.fixture(autouse=True)
@@ -48,9 +42,9 @@ def run(name, folder, hospitals, **server):
     return controller, read_events(controller.results_folder)
 
 
-def hospitals(name, folder, **settings):
+def hospitals(name, folder):
     kind = load(method(name).recipe).executor_class
-    return {site: HospitalSite(folder, site, fresh=False, kind=kind, **(SMALL | settings)) for site in SITES}
+    return {site: HospitalSite(folder, site, fresh=False, kind=kind, **SMALL) for site in SITES}
 
 
 def last(controller):
