@@ -89,7 +89,8 @@ class ScaffoldController(FedAvgController):
     def merge(self, w: Tensors, mean: Tensors, answers: Answers) -> Tensors:
         """The steps of x and of c; the latter by the share of the sites that answered."""
         visits = {site: sum(self._counts[site]["train"]) for site in self.sites}
-        shares = self.shares_of({site: max(n, site in answers.replies) for site, n in visits.items()})
+        counts = {site: max(n, site in answers.replies) for site, n in visits.items()}
+        shares = self.shares_of({site: n for site, n in counts.items() if n})
         answered = math.fsum(shares[site] for site in answers.replies)
         self._control = {name: c + answered * mean[name] for name, c in self._control.items()}
         return super().merge(w, {name: self.server_lr * mean[name] for name in w}, answers)
