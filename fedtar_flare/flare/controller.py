@@ -174,7 +174,8 @@ class MethodController(TaskController):
             for site, reply in answers.replies.items():  # a site weighs no more than the visits it announced
                 counts[site] = min(int(reply.numbers["samples"]), max(1, visits(self._counts[site]["train"])))
             mean = updates.mean(self.shares_of(counts)) if counts and self._shares else None
-        self.results.step(r, t, answers, euclidean_norm({name: mean[name] for name in w}) if mean else None)
+        norm = euclidean_norm({name: mean[name] for name in w}) if mean else None
+        self.results.step(r, t, answers, norm, bytes_down=4 * sum(value.numel() for value in down.values()))
         return mean, answers
 
     def close_round(self, w: Tensors, r: int) -> Answers:

@@ -66,7 +66,6 @@ class Results:
         self._base_model: dict[str, Any] = {}
         self._validations: list[Validation] = []
         self._metrics: dict[str, Any] = {}
-        self._bytes_down = 0
         self._first_round = 1
 
     def start(self, schema: ExchangeSchema, answers: Answers, **plan: Any) -> None:
@@ -76,7 +75,6 @@ class Results:
         model = dict(first.payload.get("model") or {})
         self._base_model = {"model": model.pop("config", {}), "fingerprint": model.get("fingerprint")}
         self._adapter_config = dict(first.payload.get("adapter_config") or {})
-        self._bytes_down = 4 * schema.parameters
         self._first_round = plan["first_round"]
         self.turned_away = set(answers.refused)
         self._metrics |= {name: plan[name] for name in ("method", "run_id", "rounds", "time_steps")}
@@ -94,7 +92,7 @@ class Results:
                 exchange=Exchange(
                     tensors=len(schema.shapes),
                     parameters=schema.parameters,
-                    bytes=self._bytes_down,
+                    bytes=4 * schema.parameters,
                     full_parameters=int(model.get("parameters") or 0),
                     full_bytes=4 * int(model.get("parameters") or 0),
                     dtype_up=schema.dtype_up,
@@ -109,8 +107,8 @@ class Results:
         self.record.write(Joined(round=r, sites=sorted(counts), counts=counts, absent=answers.absent | answers.refused))
         logger.info(f"round {r}: joined: {', '.join(sorted(counts)) or 'nobody'}")
 
-    def step(self, r: int, t: int, answers: Answers, update_norm: float | None) -> None:
-        """Record one exchange of updates: who sent what."""
+    def step(self, r: int, t: int, answers: Answers, update_norm: float | None, bytes_down: int) -> None:
+        """Record one exchange of updates: who sent what; ``bytes_down`` went to each site."""
         sites = {
             site: SiteUpdate.model_validate({**reply.numbers, "bytes_up": answers.bytes_up[site]})
             for site, reply in sorted(answers.replies.items())
@@ -126,7 +124,7 @@ class Results:
                 absent=answers.absent,
                 refused=answers.refused,
                 seconds=max(answers.seconds.values(), default=0.0),
-                bytes_down=self._bytes_down * len(answers.known),
+                bytes_down=bytes_down * len(answers.known),
                 bytes_up=sum(answers.bytes_up.values()),
             )
         )

@@ -10,7 +10,7 @@ from hospital_site import HospitalSite
 
 from fedtar_flare.flare.checkpoint import CheckpointFolder
 from fedtar_flare.methods import METHODS, load, method
-from fedtar_flare.record.events import End, Evaluation, Step, Validation
+from fedtar_flare.record.events import End, Evaluation, Start, Step, Validation
 from fedtar_flare.record.log import of_kind, read_events
 
 T = 2
@@ -68,6 +68,8 @@ def test_a_run_is_scored_and_one_that_is_resumed_ends_with_the_same_bits(tmp_pat
     trained = SITES[:1] if name == "centralised" else SITES
     assert all(tuple(step.sites) == trained and not (step.refused or step.absent) for step in steps)
     assert len(losses) == 2 and losses[1] != losses[0]
+    twice = 2 if name == "scaffold" else 1  # its control variates travel with the weights
+    assert steps[0].bytes_down == twice * len(trained) * of_kind(events, Start)[0].exchange.bytes
     assert (steps[0].update_norm is None) is (name in STAYS_HOME)
     assert (whole.results_folder / "adapter").is_dir() is (name not in STAYS_HOME)
     final = of_kind(events, Evaluation)[-1]
