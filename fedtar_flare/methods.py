@@ -45,8 +45,36 @@ METHODS = {
     "fedprox": Method(
         contract="fedtar_flare.baselines.fedprox:CONTRACT", recipe="fedtar_flare.baselines.fedprox:FedProxRecipe"
     ),
+    "centralised": Method(
+        contract="fedtar_flare.baselines.centralised:CONTRACT",
+        recipe="fedtar_flare.baselines.centralised:CentralisedRecipe",
+    ),
     "local": Method(
         contract="fedtar_flare.baselines.local:CONTRACT", recipe="fedtar_flare.baselines.local:LocalRecipe"
+    ),
+    "fedavg_patient": Method(
+        contract="fedtar_flare.baselines.fedavg_patient:CONTRACT",
+        recipe="fedtar_flare.baselines.fedavg_patient:FedAvgPatientRecipe",
+        personal="fedtar_flare.fedtar.personal:PersonalPart",
+    ),
+    "local_patient": Method(
+        contract="fedtar_flare.baselines.local_patient:CONTRACT",
+        recipe="fedtar_flare.baselines.local_patient:LocalPatientRecipe",
+    ),
+    "fedavg_finetune": Method(
+        contract="fedtar_flare.baselines.fedavg_finetune:CONTRACT",
+        recipe="fedtar_flare.baselines.fedavg_finetune:FineTuneRecipe",
+        personal="fedtar_flare.baselines.tuned:TunedPart",
+    ),
+    "scaffold": Method(
+        contract="fedtar_flare.baselines.scaffold:CONTRACT", recipe="fedtar_flare.baselines.scaffold:ScaffoldRecipe"
+    ),
+    "drfa": Method(contract="fedtar_flare.baselines.drfa:CONTRACT", recipe="fedtar_flare.baselines.drfa:DRFARecipe"),
+    "fedadam": Method(
+        contract="fedtar_flare.baselines.fedopt:FEDADAM", recipe="fedtar_flare.baselines.fedopt:FedAdamRecipe"
+    ),
+    "fedyogi": Method(
+        contract="fedtar_flare.baselines.fedopt:FEDYOGI", recipe="fedtar_flare.baselines.fedopt:FedYogiRecipe"
     ),
 }
 DEFAULT = "fedtar"

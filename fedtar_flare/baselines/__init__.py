@@ -1,1 +1,1 @@
-"""Rival methods, each with FedTAR's number of exchanges and local updates, without time or patient."""
+"""Rival methods, each with FedTAR's number of exchanges and local updates, without its aggregation over time."""

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from fedtar_flare.flare.controller import MethodController
 from fedtar_flare.flare.recipe import MethodRecipe
 from fedtar_flare.flare.report_executor import ReportExecutor
-from fedtar_flare.flare.tasking import Tensors
+from fedtar_flare.flare.tasking import Answers, Tensors
 from fedtar_flare.protocol.contract import Contract
 from fedtar_flare.protocol.messages import TaskHeader
 from fedtar_flare.protocol.tasks import ADAPTER, PARAMETERS, close_round, handshake, train
@@ -29,18 +29,22 @@ CONTRACT = Contract(
 
 
 class FedAvgController(MethodController):
-    """FedAvg at the server; arguments as :class:`MethodController`."""
+    """FedAvg at the server; arguments as :class:`MethodController`. A rival may override :meth:`merge`."""
 
     contract = CONTRACT
 
     def one_round(self, w: Tensors, r: int) -> Tensors:
         """T exchanges, each of which replaces w by the weighted mean of the sites' weights."""
         for t in range(1, self.time_steps + 1):
-            mean, _ = self.train(w, r, t)
+            mean, answers = self.train(w, r, t)
             if mean is not None:
-                w = {name: (w[name].double() + mean[name]).float() for name in sorted(w)}
+                w = self.merge(w, mean, answers)
         self.close_round(w, r)
         return w
+
+    def merge(self, w: Tensors, mean: Tensors, answers: Answers) -> Tensors:
+        """The weights after an exchange, given the mean of the sites' differences (float64)."""
+        return {name: (w[name].double() + mean[name]).float() for name in sorted(w)}
 
     def trained_visits(self, t: int) -> Callable[[list[int]], int]:
         """All of a site's training visits."""

@@ -6,6 +6,7 @@ than T visits, a step without anybody at a site, and irregular gaps are normal, 
 
 from __future__ import annotations
 
+import copy
 import hmac
 import math
 from collections import Counter
@@ -188,6 +189,12 @@ class Cohort:
             if visits := tuple(visit for visit in patient.visits if visit not in reasons):
                 patients.append(replace(patient, visits=visits, unreadable=(*patient.unreadable, *reasons)))
         return Cohort(self.site, patients, key=self.key, timeline=self.timeline, rejected=rejected, prepared=prepared)
+
+    def joined_with(self, others: Sequence[Cohort]) -> Cohort:
+        """A copy that also has the samples of other sites' cohorts, as they split and aligned them; for simulations."""
+        joined = copy.copy(self)
+        joined._samples = [sample for cohort in (self, *others) for sample in cohort._samples]
+        return joined
 
     def counts(self) -> dict[Split, list[int]]:
         """Visits per split and step: lists of length T."""

@@ -1,4 +1,4 @@
-"""FedTAR at a site: three tasks, one of which is one visit step."""
+"""FedTAR at a site: the patient-adaptive part, and three tasks, one of which is one visit step."""
 
 from __future__ import annotations
 
@@ -23,18 +23,13 @@ if TYPE_CHECKING:
     from fedtar_flare.learning.learner import ReportLearner, Validated
 
 
-class PatientAdaptiveExecutor(ReportExecutor):
-    """Trains the patient-adaptive report generator of one site (FedTAR, Algorithm 1).
-
-    At the handshake the site fits its demographic mixture. It trains on the visits of one time step at a time, and
-    closes a round with the T numbers of the hypergradient (Eq. 8).
+class PatientExecutor(ReportExecutor):
+    """Trains a report generator with the patient-adaptive part of one site, whose mixture it fits at the handshake.
 
     Args:
         patient: settings of :class:`PatientConfig`, else ConfigError.
         args, kwargs: of :class:`ReportExecutor`; FLARE's export finds its parameters by these two names.
     """
-
-    contract = CONTRACT
 
     def __init__(self, *args: Any, patient: dict[str, Any] | None = None, **kwargs: Any):
         super().__init__(*args, **kwargs)
@@ -84,6 +79,16 @@ class PatientAdaptiveExecutor(ReportExecutor):
             "key": key_check(cohort.key),
         }
         state.write("mixture", arrays, about)
+
+
+class PatientAdaptiveExecutor(PatientExecutor):
+    """FedTAR at one site (Algorithm 1): arguments as :class:`PatientExecutor`.
+
+    It trains on the visits of one time step at a time, and closes a round with the T numbers of the hypergradient
+    (Eq. 8).
+    """
+
+    contract = CONTRACT
 
     def on_broadcast(self, header: TaskHeader, state: SiteState, weights: Tensors) -> None:
         """Keep w_{t-1} for the T numbers; what is left of other rounds goes (not earlier: a task may be repeated)."""

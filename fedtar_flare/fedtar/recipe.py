@@ -7,25 +7,24 @@ from fedtar_flare.fedtar.controller import TemporalResidualController
 from fedtar_flare.fedtar.executor import PatientAdaptiveExecutor
 from fedtar_flare.flare.recipe import PAPER, MethodRecipe
 
-PRESETS = {
-    "small": {"server": {"alpha_form": "sigmoid"}},
-    "paper": PAPER
-    | {
-        "server": {"eta": 1e-4},
-        "patient": {
-            "lr": 1e-5,
-            "scale": 32.0,
-            "time_conditioned": False,
-            "components": 16,
-            "embedding_dim": 32,
-            "common": 0.0,
-            "spread": 1.0,
-        },
-    },
+_PAPER = PAPER | {
+    "patient": {
+        "lr": 1e-5,
+        "scale": 32.0,
+        "time_conditioned": False,
+        "components": 16,
+        "embedding_dim": 32,
+        "common": 0.0,
+        "spread": 1.0,
+    }
 }
+PATIENT_PRESETS = {"paper": _PAPER}
+"""The paper's patient part: s_p = s = alpha / r, phi without time and without a common start, rates 1e-5, T = 5."""
+
+PRESETS = {"small": {"server": {"alpha_form": "sigmoid"}}, "paper": _PAPER | {"server": {"eta": 1e-4}}}
 """``small``: each alpha_t by itself, from 0.7 on; with softmax a third of each step's mean is kept when T is 3.
 
-``paper``: s_p = s = alpha / r, phi without time and without a common start, softmax, rates 1e-5 and 1e-4, T = 5.
+``paper``: softmax and the paper's eta.
 """
 
 

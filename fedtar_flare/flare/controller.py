@@ -6,7 +6,7 @@ import math
 import time
 import uuid
 from abc import abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -117,6 +117,18 @@ class MethodController(TaskController):
     def on_start(self) -> None:
         """Called once after the handshake, to write the method's own events."""
 
+    def beside(self, w: Tensors) -> Tensors:
+        """Further tensors that go down with w in a training task; their mean difference comes back with that of w."""
+        return {}
+
+    def shares_of(self, counts: Mapping[str, int]) -> dict[str, float]:
+        """Weights of the sites in a mean, which sum to one, given the visits n_k of those that are in it."""
+        return aggregation_weights(counts, self.weighting)
+
+    def trainers(self) -> list[str]:
+        """The sites that are asked to train; all by default."""
+        return self.sites
+
     def trained_visits(self, t: int) -> Callable[[list[int]], int]:
         """How many visits a site trains on at step t, given its counts per time step; by default those of step t."""
         return lambda counts: counts[t - 1]
@@ -142,9 +154,11 @@ class MethodController(TaskController):
     def train(self, w: Tensors, r: int, t: int) -> tuple[dict[str, torch.Tensor] | None, Answers]:
         """Every live site trains from w; returns the weighted mean of the differences (float64) and the answers.
 
-        The mean is None when no site had anything to add, or where the contract lets no weights leave.
+        The mean has the tensors of w and of :meth:`beside`. It is None when no site had anything to add, or where the
+        contract lets no weights leave.
         """
-        visits, shapes = self.trained_visits(t), dict(self.schema.shapes)
+        down = {**w, **self.beside(w)}
+        visits, shapes = self.trained_visits(t), {name: tuple(value.shape) for name, value in down.items()}
         dtypes = {self.schema.dtype_up: WIRE_DTYPES[self.schema.dtype_up]}
 
         def accept(site: str, reply: Reply, update: Tensors) -> None:
@@ -154,13 +168,14 @@ class MethodController(TaskController):
             check_update_size(update, w, self.update_norm_limit)
             updates.add(site, {name: value.float() for name, value in update.items()})
 
-        with SpilledUpdates(self.results_folder / "updates", dict(self.schema.shapes)) as updates:
-            answers = self.ask(TRAIN, self.header(r, t, after=version(r, t - 1)), w, self.sites, accept)
+        with SpilledUpdates(self.results_folder / "updates", shapes) as updates:
+            answers = self.ask(TRAIN, self.header(r, t, after=version(r, t - 1)), down, self.trainers(), accept)
             counts = {}
             for site, reply in answers.replies.items():  # a site weighs no more than the visits it announced
                 counts[site] = min(int(reply.numbers["samples"]), max(1, visits(self._counts[site]["train"])))
-            mean = updates.mean(aggregation_weights(counts, self.weighting)) if counts and self._shares else None
-        self.results.step(r, t, answers, euclidean_norm(mean) if mean else None)
+            mean = updates.mean(self.shares_of(counts)) if counts and self._shares else None
+        norm = euclidean_norm({name: mean[name] for name in w}) if mean else None
+        self.results.step(r, t, answers, norm)
         return mean, answers
 
     def close_round(self, w: Tensors, r: int) -> Answers:

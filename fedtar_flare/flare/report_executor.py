@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -26,6 +27,7 @@ from fedtar_flare.version import __version__
 if TYPE_CHECKING:
     from fedtar_flare.data.cohort import Cohort
     from fedtar_flare.learning.learner import ReportLearner, Validated
+    from fedtar_flare.site.site_file import SiteConfig
 
 PRODUCTION_MIN_CELL = 5
 """Fewest visits at a step to train and report scores on, at a real site whose file sets no ``min_cell``."""
@@ -94,6 +96,10 @@ class ReportExecutor(MethodExecutor):
         """The time step that a task trains on; None: the visits of all steps together."""
         return header.step
 
+    def training_cohort(self, header: TaskHeader, site: Site, state: SiteState, cohort: Cohort) -> Cohort:
+        """The patients that a training task learns from; the site's own."""
+        return cohort
+
     def on_broadcast(self, header: TaskHeader, state: SiteState, weights: Tensors) -> None:
         """Called with what a ``train`` task sent down, before anything else."""
 
@@ -102,6 +108,9 @@ class ReportExecutor(MethodExecutor):
     ) -> tuple[dict[str, float], dict[str, Any]]:
         """Numbers and payload that the method adds to a closing reply."""
         return {}, {}
+
+    def personalise(self, header: TaskHeader, site: Site, state: SiteState, learner: ReportLearner) -> None:
+        """Called in a closing task between validation and scoring, to train what this site keeps for itself."""
 
     # ------------------------------------------------------------------ the three tasks
     def perform(self, task: str, header: TaskHeader, weights: Tensors, site: Site) -> tuple[Reply, Tensors | None]:
@@ -152,6 +161,7 @@ class ReportExecutor(MethodExecutor):
     def _train(
         self, header: TaskHeader, weights: Tensors, site: Site, state: SiteState, cohort: Cohort
     ) -> tuple[Reply, Tensors | None]:
+        cohort = self.training_cohort(header, site, state, cohort)
         self.on_broadcast(header, state, weights)
         step = self.visits_of(header)
         visits = len(cohort.samples("train", step))
@@ -188,6 +198,7 @@ class ReportExecutor(MethodExecutor):
         if validated is not None:
             numbers |= {"validation_loss": validated.loss, "reports": float(validated.reports)}
         more, payload = self.close(header, state, weights, validated)
+        self.personalise(header, site, state, learner)
         if header.evaluate:
             payload |= self._evaluate(learner, header, site, state)
         return ok(header, numbers | more, payload), None
@@ -195,7 +206,6 @@ class ReportExecutor(MethodExecutor):
     # ------------------------------------------------------------------ what the tasks share
     def _open(self, task: str, header: TaskHeader, site: Site) -> tuple[SiteState, Cohort]:
         """The site's state of this run and its patients; no data is read for a task that may not come now."""
-        from fedtar_flare.site.cohort import prepare_site
         from fedtar_flare.site.site_file import load_site_config
 
         self._config = load_site_config(site.name, workspace=site.workspace, simulator=site.simulated)
@@ -203,16 +213,22 @@ class ReportExecutor(MethodExecutor):
         if task != HANDSHAKE and not state.versions():
             raise _no_state(state, header.after)
         self.contract.check_place(task, header.round, state.answered())
+        return state, self._patients(self._config, site.name, header, site.workspace)
+
+    def _patients(self, config: SiteConfig, name: str, header: TaskHeader, workspace: Path | None = None) -> Cohort:
+        """A site's patients, prepared for the model."""
+        from fedtar_flare.site.cohort import prepare_site
+
         cohort, _ = prepare_site(
-            self._config,
-            site.name,
+            config,
+            name,
             model=self.model_config,
             data=self.data_config,
             time_steps=header.time_steps,
             seed=self.seed,
-            workspace=site.workspace,
+            workspace=workspace,
         )
-        return state, cohort
+        return cohort
 
     def _learner_of(self, header: TaskHeader, site: Site, state: SiteState, cohort: Cohort) -> ReportLearner:
         """The site's learner, built once per process and run."""

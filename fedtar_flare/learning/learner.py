@@ -106,6 +106,10 @@ class ReportLearner:
     def after_backward(self, start: Mapping[str, Tensor]) -> None:
         """Change the gradients of a batch before they are clipped; ``start`` is w_{t-1}, as :meth:`shared` gave it."""
 
+    def shared_optimizer(self, parameters: Sequence[nn.Parameter]) -> torch.optim.Optimizer:
+        """Fresh in every task, since its start point is not where the last task ended."""
+        return torch.optim.AdamW(parameters, lr=self.training.lr_shared, weight_decay=self.training.weight_decay)
+
     def personal_parameters(self) -> Sequence[nn.Parameter]:
         """What is trained beside the adapter and stays at the site."""
         return ()
@@ -144,7 +148,11 @@ class ReportLearner:
 
     # ------------------------------------------------------------------ training
     def train(
-        self, time_step: int | None, seed: int, on_update: Callable[[int, float], None] = lambda number, loss: None
+        self,
+        time_step: int | None,
+        seed: int,
+        on_update: Callable[[int, float], None] = lambda number, loss: None,
+        updates: int | None = None,
     ) -> Trained:
         """Local updates of the shared and the personal part on the visits of one time step.
 
@@ -154,6 +162,7 @@ class ReportLearner:
             time_step: t; None takes the visits of all steps together.
             seed: of the order of the samples.
             on_update: called after each update that was made with its number (from 1, skipped ones counted) and loss.
+            updates: how many; None: ``training.local_steps``.
 
         Raises:
             DataError: ``no-training-visit`` at this step; ``non-finite-gradient`` when every update was skipped.
@@ -164,10 +173,9 @@ class ReportLearner:
         start = self.shared()
         shared = list(shared_parameters(self.model, self.adapter).values())
         personal = list(self.personal_parameters())
-        # fresh: its start point is not where the last task ended
-        optimizer = torch.optim.AdamW(shared, lr=self.training.lr_shared, weight_decay=self.training.weight_decay)
+        optimizer = self.shared_optimizer(shared)
         losses: list[float] = []
-        count = self.training.local_steps
+        count = updates or self.training.local_steps
         for number, chosen in enumerate(batches(len(samples), self.training.batch_size, count, seed), start=1):
             self.checkpoint()
             loss = self._accumulate([samples[i] for i in chosen], f"{seed}/{number - 1}")

@@ -8,10 +8,14 @@ from hospital_site import HospitalSite, T, write_site_files
 from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
 from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
+from fedtar_flare.baselines.centralised import CentralisedExecutor
 from fedtar_flare.baselines.fedavg import PooledExecutor
+from fedtar_flare.baselines.fedavg_finetune import FineTuneExecutor
 from fedtar_flare.baselines.fedprox import FedProxExecutor
 from fedtar_flare.baselines.learners import ProximalLearner
 from fedtar_flare.baselines.local import LocalExecutor
+from fedtar_flare.baselines.scaffold import ScaffoldExecutor
+from fedtar_flare.baselines.tuned import TunedPart
 from fedtar_flare.errors import ConfigError, ExchangeError
 from fedtar_flare.flare.executor import ok
 from fedtar_flare.models.adapters.lora import shared_parameters
@@ -87,6 +91,91 @@ def test_a_weight_that_cannot_be_fails_when_built(mu):
 def test_sites_must_agree_on_the_weight():
     settings = {FedProxExecutor(preset="tiny", proximal={"mu": mu})._settings() for mu in (0.1, 0.2)}
     assert len(settings) == 2
+
+
+# --------------------------------------------------------------------------- SCAFFOLD
+def with_control(w, value):
+    return w | {f"control.{name}": torch.full_like(tensor, value) for name, tensor in w.items()}
+
+
+def test_the_mean_of_a_site_s_gradients_is_option_two_of_scaffold_under_plain_descent(tmp_path):
+    """``c_i+ = c_i - c + (x - y_i) / (K lr)``, where nothing is clipped and no weight decays."""
+    training = {"local_steps": 3, "batch_size": 4, "lr_shared": 0.05, "max_grad_norm": 0.0, "weight_decay": 0.0}
+    site = HospitalSite(tmp_path, kind=ScaffoldExecutor, training=training, scaffold={"optimizer": "sgd"})
+    _, w = site.handshake()
+    own = {name: torch.zeros_like(value) for name, value in w.items()}
+    for t, common in ((1, 0.0), (2, 0.002)):
+        reply, update = site.train(with_control(w, common), 1, t)
+        assert reply.status == "ok", reply.reason
+        assert update.keys() == with_control(w, 0).keys()
+        for name in w:
+            fresh = own[name] - common - update[name] / (3 * 0.05)
+            torch.testing.assert_close(update[f"control.{name}"], fresh - own[name], rtol=1e-3, atol=2e-6)
+            own[name] = own[name] + update[f"control.{name}"]
+    state = state_of(tmp_path).read(version(1, 2))[0]
+    assert all(torch.allclose(state[f"control.{name}"], own[name], atol=1e-7) for name in w)
+    assert max(float(value.abs().max()) for value in own.values()) > 1e-4
+
+
+def test_with_no_control_yet_scaffold_s_first_update_is_fedavg_s_to_the_bit(tmp_path):
+    updates = []
+    for kind, down in ((PooledExecutor, lambda w: w), (ScaffoldExecutor, lambda w: with_control(w, 0.0))):
+        site = HospitalSite(tmp_path, kind=kind)
+        _, w = site.handshake(kind.__name__)
+        updates.append(site.train(down(w), 1, 1, kind.__name__)[1])
+    assert all(torch.equal(updates[0][name], updates[1][name]) for name in w)
+
+
+def test_control_variates_of_whole_parameters_are_refused_when_built():
+    with pytest.raises(ConfigError, match=r"exchange.*adapter alone"):
+        ScaffoldExecutor(lora={"exchange": ["projection.*"]})
+
+
+# --------------------------------------------------------------------------- fine-tuning
+def test_a_site_fine_tunes_once_after_the_last_round_and_keeps_the_outcome_beside_the_shared_adapter(tmp_path):
+    site = HospitalSite(tmp_path, kind=FineTuneExecutor, fresh=False, model={"max_length": 8, "num_beams": 1})
+    _, w = site.handshake()
+    site.train(w, 9, 1)
+    early, _ = site.close(w, 8, evaluate=True)
+    assert "scores_generic" not in early.payload, "nothing is tuned before the last round"
+    site.train(w, 9, T)
+    first, tensors = site.close(w, 9, evaluate=True)
+    assert set(first.payload) == {"scores", "scores_generic"} and not tensors
+    assert first.payload["scores"]["all"]["token_loss"] != first.payload["scores_generic"]["all"]["token_loss"]
+    assert first.payload["scores_generic"] == early.payload["scores"], "without the tuned adapter it is the shared one"
+    assert first.numbers["validation_loss"] == early.numbers["validation_loss"]
+    learner, tuned = site.executor._learner, state_of(tmp_path).read(version(9, T))[0]
+    assert all(torch.equal(value, w[name]) for name, value in learner.shared().items())
+    assert tuned.keys() == w.keys() and any(not torch.equal(tuned[name], w[name]) for name in w)
+    again, _ = site.close(w, 9, evaluate=True)
+    assert again.payload["scores"] == first.payload["scores"], "done again, it starts from the shared adapter"
+
+    part = TunedPart.load(learner.model, tmp_path / "state" / "run" / "site-1", None, run_id="run", round_=2)
+    with part.context(None):
+        assert all(torch.equal(value, tuned[name]) for name, value in learner.shared().items())
+    assert all(torch.equal(value, w[name]) for name, value in learner.shared().items())
+    for folder, message in (("run/site-2", "no fine-tuned adapter"), ("other/site-1", "run other")):
+        with pytest.raises(ConfigError, match=message):
+            TunedPart.load(learner.model, tmp_path / "state" / folder, None, run_id="run", round_=2)
+
+
+# --------------------------------------------------------------------------- centralised
+def test_a_real_site_refuses_centralised_training_before_it_reads_anything(tmp_path):
+    reply, weights = HospitalSite(tmp_path, name="hospital", simulated=False, kind=CentralisedExecutor).handshake()
+    assert reply.status == "error" and reply.reason == "centralised training runs in a simulation only"
+    assert weights is None and not list((tmp_path / "state").iterdir())
+
+
+def test_the_centre_trains_on_the_training_visits_of_all_sites_and_scores_its_own(tmp_path, monkeypatch):
+    monkeypatch.delenv("FEDTAR_SITES")
+    sites = {name: HospitalSite(tmp_path, name, kind=CentralisedExecutor) for name in ("site-1", "site-2")}
+    greeted = {name: site.handshake("union", initial_site="site-1") for name, site in sites.items()}
+    w = greeted["site-1"][1]
+    visits = {name: sum(reply.payload["counts"]["train"]) for name, (reply, _) in greeted.items()}
+    reply, update = sites["site-1"].train(w, 1, 1, "union")
+    assert reply.numbers["samples"] == sum(visits.values()) > visits["site-1"] and update.keys() == w.keys()
+    reply, _ = sites["site-1"].close(w, 1, run_id="union")
+    assert reply.numbers["reports"] == sum(greeted["site-1"][0].payload["counts"]["validation"])
 
 
 # --------------------------------------------------------------------------- local-only

@@ -9,11 +9,12 @@ import pytest
 from command import fedtar, fedtar_here
 
 from fedtar_flare.cli.main import main
-from fedtar_flare.methods import contract_of
+from fedtar_flare.methods import METHODS, contract_of
 from fedtar_flare.record.events import Evaluation, Start, Step
 from fedtar_flare.record.log import of_kind, read_events
 
 BASELINES = ["local", *(pytest.param(name, marks=pytest.mark.slow) for name in ("fedavg", "fedprox"))]
+RIVALS = [name for name in METHODS if name != "fedtar"]
 
 
 @pytest.mark.parametrize("name", BASELINES)
@@ -48,8 +49,14 @@ def test_a_simulation_leaves_what_every_method_s_does(tmp_path, name):
     assert sent == {(name, task) for task in (("handshake",) if name == "local" else ("handshake", "train"))}
 
 
-@pytest.mark.parametrize("name", ["fedavg", "fedprox", "local"])
+@pytest.mark.parametrize("name", RIVALS)
 def test_the_description_says_what_leaves(capsys, name):
     assert main(["export", "--method", name, "--describe", "--preset", "tiny"]) == 0
     described = capsys.readouterr().out
     assert contract_of(name).title in described and "t_numbers" not in described
+    assert ("control variates" in described) is (name == "scaffold")
+
+
+def test_centralised_training_has_no_job_for_hospitals(tmp_path, capsys):
+    assert main(["export", "--method", "centralised", "--no-byoc", "-o", str(tmp_path)]) == 1
+    assert "simulation only" in capsys.readouterr().err and not (tmp_path / "centralised").exists()
