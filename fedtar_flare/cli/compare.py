@@ -24,6 +24,7 @@ def compare(arguments: argparse.Namespace) -> int:
     What has a result is not run again: the command goes on where it was stopped.
     """
     from fedtar_flare.errors import ConfigError
+    from fedtar_flare.suite.against import differences
     from fedtar_flare.suite.page import write_page
     from fedtar_flare.suite.plan import cells, read_suite
     from fedtar_flare.suite.run import run_suite
@@ -39,7 +40,8 @@ def compare(arguments: argparse.Namespace) -> int:
     failed = [] if arguments.page else run_suite(arguments.output, chosen, processes=arguments.processes)
     done = summaries(arguments.output, planned)
     if done:
-        print(f"page: {write_page(arguments.output, suite, done)}")
+        against = differences(arguments.output, planned, suite.compared_with)
+        print(f"page: {write_page(arguments.output, suite, done, against)}")
     for line in failed:
         print(f"failed: {line}")
     return 1 if failed or not done else 0

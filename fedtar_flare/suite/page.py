@@ -12,18 +12,19 @@ from fedtar_flare.metrics.registry import SCORES
 from fedtar_flare.reporting.format import NOTHING, duration, number, scaling, score, shown, size
 from fedtar_flare.reporting.plots import Series, line_chart
 from fedtar_flare.reporting.render import render
+from fedtar_flare.suite.against import Difference
 from fedtar_flare.suite.plan import Suite
 from fedtar_flare.suite.summary import WHERE, Summary
 
 PAGE = "comparison.html"
 
 
-def write_page(folder: Path, suite: Suite, arms: Sequence[Summary]) -> Path:
+def write_page(folder: Path, suite: Suite, arms: Sequence[Summary], against: Sequence[Difference]) -> Path:
     """Write the page of the arms that have results; returns its path."""
-    return write_text(folder / PAGE, page(suite, arms))
+    return write_text(folder / PAGE, page(suite, arms, against))
 
 
-def page(suite: Suite, arms: Sequence[Summary]) -> str:
+def page(suite: Suite, arms: Sequence[Summary], against: Sequence[Difference]) -> str:
     """The page as well-formed HTML. Nothing is fetched when it is opened."""
     names = [name for name in SCORES if any(name in arm.after[where] for arm in arms for where in WHERE)]
     tables = [(title, head(names), rows(arms, where, names)) for where, title in WHERE.items()]
@@ -33,6 +34,9 @@ def page(suite: Suite, arms: Sequence[Summary]) -> str:
         seeds=max((len(arm.seeds) for arm in arms), default=0),
         tables=[(title, columns, lines) for title, columns, lines in tables if lines],
         scaling=scaling(names),
+        reference=next((arm.label for arm in arms if arm.name == suite.compared_with), ""),
+        compared=["method", *(SCORES[name].label for name in dict.fromkeys(one.score for one in against))],
+        against=_against(arms, against),
         charts=_charts(arms),
         costs=[
             [arm.label, str(len(arm.seeds)), duration(arm.seconds), size(arm.bytes) if arm.bytes else NOTHING]
@@ -60,6 +64,14 @@ def rows(arms: Sequence[Summary], where: str, names: Sequence[str]) -> list[list
 def _value(arm: Summary, where: str, name: str) -> str:
     mean, spread = arm.mean(where, name), arm.spread(where, name)
     return score(name, mean) + (f" ± {score(name, spread)}" if spread is not None else "")
+
+
+def _against(arms: Sequence[Summary], against: Sequence[Difference]) -> list[list[str]]:
+    by_arm: dict[str, list[str]] = {arm.name: [arm.label] for arm in arms if any(o.arm == arm.name for o in against)}
+    for one in against:
+        value, low, high = (score(one.score, part) for part in one.difference)
+        by_arm[one.arm].append(f"{value} [{low}, {high}], p {number(one.p)}")
+    return list(by_arm.values())
 
 
 def _charts(arms: Sequence[Summary]) -> list[Markup]:

@@ -41,6 +41,11 @@ class Suite(Settings):
     reference: str = Field("", description="arm that the others are compared with; the first by default")
     arms: dict[str, dict[str, Any]] = Field(min_length=1, description="by name: method, label and settings")
 
+    @property
+    def compared_with(self) -> str:
+        """Name of the arm that the others are compared with."""
+        return self.reference or next(iter(self.arms))
+
     def misfits(self) -> Iterator[tuple[str, str]]:
         if self.reference and self.reference not in self.arms:
             yield "reference", f"one of the arms {', '.join(self.arms)}"

@@ -32,6 +32,11 @@ def result_file(folder: Path, cell: Cell) -> Path:
     return folder / RESULTS / f"{cell.name}-{cell.seed}-{cell.digest}.json"
 
 
+def rows_file(folder: Path, cell: Cell) -> Path:
+    """The scores of single reports that belong to a result."""
+    return result_file(folder, cell).with_suffix(".rows.jsonl")
+
+
 def pending(folder: Path, cells: Iterable[Cell]) -> list[Cell]:
     """Cells without a result."""
     return [cell for cell in cells if not result_file(folder, cell).is_file()]
@@ -123,7 +128,7 @@ def run_cell(folder: Path, cell: Cell) -> dict[str, Any]:
     }
     file = result_file(folder, cell)
     file.parent.mkdir(parents=True, exist_ok=True)
-    write_text(file.with_suffix(".rows.jsonl"), "".join(f"{json.dumps(row)}\n" for row in rows))
+    write_text(rows_file(folder, cell), "".join(f"{json.dumps(row)}\n" for row in rows))
     write_text(file, json.dumps(result, indent=1))
     for state in states.values():
         shutil.rmtree(state)

@@ -7,9 +7,10 @@ import yaml
 from command import fedtar_here
 
 from fedtar_flare.errors import ConfigError
+from fedtar_flare.suite.against import differences
 from fedtar_flare.suite.page import page
 from fedtar_flare.suite.plan import Suite, cells, merged, read_suite
-from fedtar_flare.suite.run import pending, result_file, run_suite
+from fedtar_flare.suite.run import pending, result_file, rows_file, run_suite
 from fedtar_flare.suite.summary import summaries
 
 TINY = {
@@ -26,10 +27,12 @@ TINY = {
     "arms": {"fedavg": {"method": "fedavg"}, "alone": {"method": "local", "label": "each hospital alone"}},
 }
 
+NO_WORDS = {"matches": [0] * 4, "guesses": [9, 8, 7, 6], "hypothesis_length": 9, "reference_length": 9, "rouge_l": 0.0}
+
 
 def suite_file(folder: Path, **changes) -> Path:
     path = folder / "suite.yaml"
-    path.write_text(yaml.safe_dump({**TINY, **changes}))
+    path.write_text(yaml.safe_dump({**TINY, **changes}, sort_keys=False))
     return path
 
 
@@ -77,8 +80,40 @@ def test_the_page_compares_the_arms_where_they_were_scored(ran):
     assert [arm.name for arm in arms] == ["fedavg", "alone"]
     assert arms[0].bytes > 0 and arms[0].mean("outside", "token_loss") > 0
     assert arms[1].mean("outside", "token_loss") is None and arms[1].spread("members", "token_loss") is None
-    only = page(Suite(**TINY), arms[1:])
-    assert "hospitals outside" not in only
+    against = differences(folder, cells(read_suite(file)), "fedavg")
+    assert [(one.arm, one.score) for one in against][:2] == [("alone", "bleu_4"), ("alone", "cider")]
+    assert all(
+        one.difference.low <= one.difference.value <= one.difference.high and 0 <= one.p <= 1 for one in against[:2]
+    )
+    assert "Difference to fedavg" in text
+    only = page(Suite(**TINY), arms[1:], [])
+    assert "hospitals outside" not in only and "Difference to" not in only
+
+
+def test_a_difference_is_what_the_rows_say_and_the_same_results_differ_by_nothing(tmp_path):
+    planned = cells(Suite(**TINY | {"seeds": [0, 1]}))
+    for cell in planned:
+        better = cell.name == "alone"
+        rows = [
+            {
+                "site": site,
+                "patient_id": str(patient),
+                "personal": True,
+                "cider": patient / 10 + (0.5 if better else 0.0),
+                "findings": ["pneumothorax_left"],
+                "findings_in_text": ["pneumothorax_left"] if better else [],
+                **NO_WORDS,
+            }
+            for site in TINY["sites"]
+            for patient in range(8)
+        ]
+        file = rows_file(tmp_path, cell)
+        file.parent.mkdir(exist_ok=True)
+        file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    found = {one.score: one for one in differences(tmp_path, planned, "fedavg")}
+    for score, value in (("cider", 0.5), ("finding_f1_new", 1.0)):
+        assert found[score].difference == pytest.approx((value, value, value)) and found[score].p < 0.001
+    assert found["bleu_4"].difference.value == 0 and found["bleu_4"].p == 1
 
 
 def test_a_run_that_fails_is_said_and_the_others_go_on(tmp_path, monkeypatch):
