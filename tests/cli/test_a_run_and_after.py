@@ -1,6 +1,6 @@
 """What a user does around a run: synth, simulate, report, generate, export, warmstart.
 
-``simulate`` and ``generate`` run once as processes of their own (``fedtar``); all else runs in this one.
+``simulate`` runs as a process of its own (``fedtar``); all else runs in this one.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def test_report_of_no_run_or_an_old_one_is_one_readable_line(tmp_path):
 
 
 def test_generate_with_the_shared_adapter_alone(results, a_study, tmp_path):
-    code, out, err = fedtar("generate", a_study, "--adapter", results / "adapter")
+    code, out, err = here("generate", a_study, "--adapter", results / "adapter")
     assert code == 0, err
     assert out.startswith(f"*** {DISCLAIMER} ***") and "shared adapter alone" in out
     code, _, err = here("generate", a_study, "--adapter", results / "adapter", "--format", "json", "-o", tmp_path / "d")
