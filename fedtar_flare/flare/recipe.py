@@ -98,7 +98,7 @@ class MethodRecipe(Recipe):
         tasks = list(self.contract.task_names)
         job = FedJob(name=name or self.contract.method, min_clients=min_sites)
         job.set_app_packages(["fedtar_flare"])  # the sites have the package installed; its code is not put in the job
-        common = {"num_rounds": rounds, "time_steps": steps, "min_sites": min_sites, "seed": seed}
+        common: dict[str, Any] = {"num_rounds": rounds, "time_steps": steps, "min_sites": min_sites, "seed": seed}
         server = settings.pop("server") or {}
         try:
             self.controller = self.controller_class(**common, **server)

@@ -18,6 +18,7 @@ from fedtar_flare.flare.recipe import MethodRecipe
 from fedtar_flare.flare.simulation import site_names
 from fedtar_flare.methods import load, method
 from fedtar_flare.settings import Settings, build
+from fedtar_flare.version import __version__
 
 _ARM = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 
@@ -104,7 +105,7 @@ def cells(suite: Suite) -> list[Cell]:
 
 def _cell(suite: Suite, name: str, arm: Arm, seed: int) -> Cell:
     recipe = merged(suite.settings, arm.settings) | {"seed": seed}
-    decides = [arm.method, recipe, suite.sites, suite.outside]
+    decides = [__version__, arm.method, recipe, suite.sites, suite.outside]
     key = hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()[:12]
     return Cell(name, arm, seed, suite.sites, suite.outside, recipe, key)
 
@@ -114,6 +115,7 @@ def merged(common: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
     result = dict(common)
     for name, value in own.items():
         group = result.get(name)
-        both = isinstance(value, Mapping) and isinstance(group, Mapping)
-        result[name] = merged(group, value) if both else value
+        if isinstance(group, Mapping) and isinstance(value, Mapping):
+            value = merged(group, value)
+        result[name] = value
     return result
