@@ -9,6 +9,7 @@ from typing import Any
 from fedtar_flare.errors import ConfigError
 from fedtar_flare.models.config import ModelConfig
 from fedtar_flare.protocol.contract import Contract
+from fedtar_flare.protocol.tasks import TRAIN
 from fedtar_flare.version import __version__
 
 LICENSES = {"microsoft/cvt-21-384-22k": "Apache-2.0", "distilgpt2": "Apache-2.0"}
@@ -23,6 +24,8 @@ def requirements(recipe: Any) -> dict[str, Any]:
     executor, controller = recipe.executor, recipe.controller
     model = executor.model_config
     sizes = _sizes(recipe)
+    exchanged = sizes.get("exchanged") if recipe.contract.task(TRAIN).up else 0
+    half = executor.lora_config.dtype_up == "bfloat16"
     return {
         "job": recipe.name,
         "fedtar_flare": __version__,
@@ -53,10 +56,8 @@ def requirements(recipe: Any) -> dict[str, Any]:
             "seconds_per_task_limit": controller.step_time_limit,
         },
         "leaves_the_site": {
-            "values_per_exchange": sizes.get("exchanged"),
-            "bytes_up_per_step": sizes["exchanged"] * (2 if executor.lora_config.dtype_up == "bfloat16" else 4)
-            if sizes
-            else None,
+            "values_per_exchange": exchanged,
+            "bytes_up_per_step": None if exchanged is None else exchanged * (2 if half else 4),
             **leaving(recipe.contract),
         },
     }

@@ -55,6 +55,7 @@ def test_the_description_says_what_leaves(capsys, name):
     described = capsys.readouterr().out
     assert contract_of(name).title in described and "t_numbers" not in described
     assert ("control variates" in described) is (name == "scaffold")
+    assert ("at each exchange" in described) is (name not in ("local", "local_patient")), "these send no weights"
 
 
 def test_centralised_training_has_no_job_for_hospitals(tmp_path, capsys):
