@@ -45,7 +45,7 @@ def test_the_shipped_job_learns(tmp_path, tmp_path_factory, repository):
     start, end = of_kind(events, Alphas)[0].alpha, outer[-1].alpha_after
     assert max(abs(a - b) for a, b in zip(start, end, strict=True)) >= 0.02
     for event in outer:
-        assert sum(event.alpha_after) == pytest.approx(1) and min(event.alpha_after) >= 0
+        assert all(0 < alpha < 1 for alpha in event.alpha_after)
 
 
 def shorter(job, folder):
