@@ -132,10 +132,15 @@ class RunCheckpoints:
             raise FedTARError(f"{self._resume_from} was made with other settings: " + "; ".join(differing))
         return checkpoint, problems
 
-    def carry_over(self, round_: int) -> Checkpoint | None:
-        """Make the resumed job's checkpoint and its best one this job's own; returns the best."""
+    def carry_over(self, resumed: Checkpoint, *, is_best: bool) -> Checkpoint | None:
+        """Make the resumed job's checkpoint and its best one this job's own; returns the best.
+
+        Where the resumed one is the best, it is written as such: the server may have died just before it was.
+        """
         for folder in self._own:
-            self._source().carry_to(folder, round_)
+            self._source().carry_to(folder, resumed.round)
+            if is_best:
+                folder.save(resumed, best=True)
         best = self._own[0].folder / BEST
         return load(best) if best.is_file() else None
 

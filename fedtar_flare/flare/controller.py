@@ -259,8 +259,10 @@ class MethodController(TaskController):
         )
         self.on_start()
         self.results.evaluation(self.first_round - 1, answers)
-        if resumed and (best := self._checkpoints.carry_over(resumed.round)) and self._shares:
-            self.results.adapter(best.weights, best.round)
+        if resumed:
+            best = self._checkpoints.carry_over(resumed, is_best=self.results.is_best(resumed.round))
+            if best and self._shares:
+                self.results.adapter(best.weights, best.round)
         return w
 
     def _greet(

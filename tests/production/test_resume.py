@@ -43,9 +43,14 @@ def test_a_run_goes_on_by_the_id_of_its_job_though_the_run_folder_is_gone(tmp_pa
     assert all(torch.equal(a.method[name], b.method[name]) for name in a.method)
 
 
-def test_a_resumed_run_that_dies_at_once_can_be_resumed_again(tmp_path):
+@pytest.mark.parametrize("died_before_the_best_was_written", [False, True])
+def test_a_resumed_run_that_dies_at_once_can_be_resumed_again(tmp_path, died_before_the_best_was_written):
     first = local(tmp_path, "job-1", num_rounds=2)
     first.run()
+    if died_before_the_best_was_written:
+        assert first.results.best() == 2
+        for file in tmp_path.rglob("best.safetensors"):
+            file.unlink()
     second = local(tmp_path, "job-2", resume_from="job-1")
     second.train = lambda *arguments: (_ for _ in ()).throw(KeyboardInterrupt)  # as if it were killed there
     with pytest.raises(KeyboardInterrupt):
