@@ -31,6 +31,10 @@ NUMBER_KINDS = ("number", "count")
 """Kinds of field that travel in ``Reply.numbers``; the others travel in ``Reply.payload``."""
 
 
+MOST = 1e15
+"""No number of a header is larger: a finite one near the end of float64 overflows in what the server makes of it."""
+
+
 @dataclass(frozen=True)
 class Field:
     """One field of a reply's header.
@@ -55,8 +59,8 @@ class Field:
     kind: Kind
     about: str
     length: int = 100
-    least: float = -math.inf
-    most: float = math.inf
+    least: float = -MOST
+    most: float = MOST
     public: bool = False
     noisy: bool = False
     required: bool = False

@@ -220,9 +220,15 @@ def test_models_that_the_pass_cannot_adapt_are_refused_by_layer() -> None:
     from peft import LoraConfig, get_peft_model
 
     config = PatientLoRAConfig(time_steps=3, seed=0)
-    peft_model = get_peft_model(nn.Sequential(nn.Conv2d(4, 4, 1)), LoraConfig(target_modules=["0"]))
-    with pytest.raises(ConfigError, match=r"layer 0 is .*Conv2d"):
-        PatientLoRA(peft_model, config)
+    for layer, changes, message in (
+        (nn.Linear(4, 4), {"lora_dropout": 0.1}, "layer 0 has LoRA with dropout"),
+        (nn.Linear(4, 4), {"use_dora": True}, "layer 0 has LoRA with dropout, a bias or a variant"),
+        (nn.Linear(4, 4), {"lora_bias": True}, "layer 0 has LoRA with dropout, a bias or a variant"),
+        (nn.Conv2d(4, 4, 1), {}, "layer 0 is .*Conv2d"),
+    ):
+        peft_model = get_peft_model(nn.Sequential(layer), LoraConfig(target_modules=["0"], **changes))
+        with pytest.raises(ConfigError, match=message):
+            PatientLoRA(peft_model, config)
     peft_model, patient = one_layer()
     peft_model.merge_adapter()
     with pytest.raises(ConfigError, match="layer layer: the shared LoRA is merged"), patient.adapt(*patients(2)):

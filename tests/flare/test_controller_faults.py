@@ -63,6 +63,8 @@ MALFORMED = {
     "a list for a number": (TRAIN, numbers(train_loss=[1.0])),
     "NaN": (TRAIN, numbers(train_loss=float("nan"))),
     "scores of another form": (CLOSE_ROUND, payload(scores=[1, 2, 3])),
+    "T numbers that overflow": (CLOSE_ROUND, payload(t_numbers=[1.7e308, 1.7e308])),
+    "a loss that overflows": (TRAIN, numbers(first_loss=1e300)),
     "junk beside the scores": (CLOSE_ROUND, payload(scores={"steps": {"one": {"n": "many"}}, "all": {}})),
 }
 

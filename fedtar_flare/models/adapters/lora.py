@@ -233,6 +233,12 @@ def lora_layers(peft_model: PeftModel) -> dict[str, Any]:
                 f"layer {name} is {type(layer).__module__}.{type(layer).__name__}: adapters of a method's own work on "
                 "unquantised nn.Linear and Conv1D layers; leave it out of the LoRA targets"
             )
+        plain_dropout = all(isinstance(module, nn.Identity) for module in layer.lora_dropout.values())
+        if layer.lora_variant or any(layer.lora_bias.values()) or not plain_dropout:
+            raise ConfigError(
+                f"layer {name} has LoRA with dropout, a bias or a variant: per-sample adapters need plain LoRA; "
+                "make the adapter with add_lora"
+            )
     return dict(sorted(layers.items()))
 
 
