@@ -36,9 +36,17 @@ def add_commands(commands: Commands) -> None:
     command = add_command(
         commands, warmstart, "pre-train a report generator on a manifest's studies, or on reports alone"
     )
-    data = command.add_mutually_exclusive_group()
-    data.add_argument("--manifest", type=Path, help="table of studies (see 'fedtar data check')")
-    data.add_argument("--site-file", type=Path, help="site file, whose key then decides about the splits")
+    for option, what in (
+        ("--manifest", "table of studies (see 'fedtar data check')"),
+        ("--site-file", "site file; one in a startup kit brings the site's key along"),
+    ):
+        command.add_argument(option, type=Path, action="append", default=[], help=f"{what}; may be repeated")
+    split = command.add_mutually_exclusive_group()
+    split.add_argument(
+        "--job-seed", type=int, help="the sites are simulated, in jobs with this --seed (default there: 0)"
+    )
+    split.add_argument("--key", type=Path, help="the real site's key file, fedtar.key, where it is not beside the data")
+    split.add_argument("--no-site", action="store_true", help="the manifests belong to no site of any run")
     command.add_argument("--texts", type=Path, help="CSV with a column 'report', or text with empty lines between")
     command.add_argument("--preset", default="small", help="model preset: small (default), tiny, paper, timm")
     of_model = "setting of the model, such as slices=1 or decoder_name=FOLDER; may be repeated"
@@ -86,35 +94,39 @@ def generate(arguments: argparse.Namespace) -> None:
 
 def warmstart(arguments: argparse.Namespace) -> None:
     """Pre-train centrally what a federation then adapts: on pairs of images and reports (--manifest or --site-file), on
-    reports alone (--texts), or both. Only training patients are learned from; validation patients are scored. Give the
-    result to a job with --set model.weights=OUT/model.safetensors.
+    reports alone (--texts), or both. Only training patients are learned from; validation patients are scored. Who is
+    one decides the site's key, as in its runs: it is in the startup kit of --site-file, or name it (--key, --job-seed).
+    Give the result to a job with --set model.weights=OUT/model.safetensors.
     """
     import torch
 
-    from fedtar_flare.data.timeline import Timeline
     from fedtar_flare.learning.clinical_start import Corpus, read_texts, warm_start
     from fedtar_flare.learning.device import choose_device
     from fedtar_flare.learning.pretraining import PretrainingConfig
     from fedtar_flare.models.config import preset
-    from fedtar_flare.site.cohort import load_cohort
-    from fedtar_flare.site.site_file import SiteConfig, cache_folder, read_site_file
+    from fedtar_flare.site.patients import patients_of_manifest, patients_of_site_file
+    from fedtar_flare.site.site_file import cache_folder
 
-    site: SiteConfig | None = None
-    if arguments.site_file:
-        site = read_site_file(arguments.site_file)
-    elif arguments.manifest:
-        site = SiteConfig(source="manifest", path=arguments.manifest, simulated=True)
-    if site is None and arguments.texts is None:
+    tables = len(arguments.manifest) + len(arguments.site_file)
+    if not tables and arguments.texts is None:
         raise ConfigError("name what to learn from: --manifest or --site-file, --texts, or both")
+    if tables > 1 and arguments.key:
+        raise ConfigError("--key is one site's: it goes with one --manifest or --site-file")
+    if arguments.no_site and arguments.site_file:
+        raise ConfigError("--no-site is for manifests: a site file is a site's")
     torch.set_num_threads(arguments.threads)
-    cohort = load_cohort(site, "warmstart", timeline=Timeline(1), seed=arguments.seed) if site else None
+    key = given(arguments, "job_seed", "key")
+    sites = [patients_of_manifest(path, no_site=arguments.no_site, **key) for path in arguments.manifest]
+    sites += [patients_of_site_file(path, **key) for path in arguments.site_file]
     training = given(arguments, "steps", "batch_size", "lr", "seed")
     about = warm_start(
         preset(arguments.preset, **{"seed": arguments.seed, **pairs(arguments.set, "--set")}),
-        Corpus(cohort, read_texts(arguments.texts) if arguments.texts else ()),
+        Corpus(
+            tuple((cohort, cache_folder(config) / "prepared") for cohort, config in sites),
+            read_texts(arguments.texts) if arguments.texts else (),
+        ),
         PretrainingConfig(warmup=min(100, arguments.steps // 10), **training),
         arguments.out,
-        cache=cache_folder(site or SiteConfig(source="synthetic")) / "prepared",
         device=choose_device(arguments.device, "float32")[0],
         say=lambda line: print(line, file=sys.stderr, flush=True),
         **given(arguments, "train", "vocabulary"),

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import csv
 import logging
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +15,8 @@ from typing import Any, Literal
 
 import torch
 
-from fedtar_flare.data.cohort import Cohort, Sample
+from fedtar_flare.data.cohort import Cohort, Sample, Split
+from fedtar_flare.data.splits import SPLITS
 from fedtar_flare.errors import ConfigError
 from fedtar_flare.files import write_json
 from fedtar_flare.imaging.cache import Prepared
@@ -31,10 +33,34 @@ WEIGHTS, TOKENIZER, ABOUT = "model.safetensors", "tokenizer.json", "warmstart.js
 
 @dataclass(frozen=True)
 class Corpus:
-    """What a warm start learns from: visits with images and reports (None: texts alone), and reports without images."""
+    """What a warm start learns from: sites' visits, none for texts alone, and reports without images.
 
-    pairs: Cohort | None
+    Args:
+        pairs: cohorts, each with the folder of its prepared images.
+        texts: further reports.
+
+    Raises:
+        ConfigError: the cohorts mix CT and radiographs.
+    """
+
+    pairs: tuple[tuple[Cohort, Path], ...]
     texts: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if len({cohort.modality for cohort, _ in self.pairs}) > 1:
+            raise ConfigError("the sites mix CT and radiographs: one model learns from one of them")
+
+    def prepared(self, images: InputConfig) -> Corpus:
+        """The same with every image prepared."""
+        return Corpus(tuple((prepare_cohort(one, images, cache), cache) for one, cache in self.pairs), self.texts)
+
+    def samples(self, split: Split) -> list[Sample]:
+        """Samples of one split of all sites. A patient in two of them keeps the split that is furthest from training:
+        an id that any site tests on is neither learned from nor scored here.
+        """
+        later = SPLITS[SPLITS.index(split) + 1 :]
+        kept_out = {s.visit.patient_id for one, _ in self.pairs for other in later for s in one.samples(other)}
+        return [s for one, _ in self.pairs for s in one.samples(split) if s.visit.patient_id not in kept_out]
 
 
 class PreparedImages(Sequence[Prepared]):
@@ -58,7 +84,6 @@ def warm_start(
     settings: PretrainingConfig,
     out: Path,
     *,
-    cache: Path,
     train: Literal["all", "new"] = "all",
     vocabulary: int | None = None,
     device: str = "cpu",
@@ -71,7 +96,6 @@ def warm_start(
 
     Args:
         config: parts with pre-trained weights (hub name, local folder, ``weights``) start from those.
-        cache: folder of prepared images.
         train: ``all`` weights, or only the ``new`` ones, which have no pre-trained values (cross-attention and
             projection of the ``paper`` preset).
         vocabulary: size of a tokenizer to learn from the training texts; None keeps the model's own.
@@ -82,9 +106,8 @@ def warm_start(
     if (out / WEIGHTS).exists():
         raise ConfigError(f"{out / WEIGHTS} is there already; name another folder, or delete it first")
     images = InputConfig(image_size=config.image_size, slices=config.slices)
-    cohort = prepare_cohort(corpus.pairs, images, cache) if corpus.pairs is not None else None
-    samples = cohort.samples("train") if cohort else []
-    held_out = cohort.samples("validation") if cohort else []
+    corpus = corpus.prepared(images)
+    samples, held_out = corpus.samples("train"), corpus.samples("validation")
     reports = [sample.visit.report for sample in samples]
     texts = list(corpus.texts)
     out.mkdir(parents=True, exist_ok=True)
@@ -115,7 +138,7 @@ def warm_start(
         "training_studies": len(samples),
         "validation_studies": len(held_out),
         "texts": len(texts),
-        "left_out": dict(cohort.rejected) if cohort else {},
+        "left_out": dict(sum((Counter(cohort.rejected) for cohort, _ in corpus.pairs), Counter())),
         "train": train,
         "settings": settings.to_dict(),
         "validation": _scores(model, tokenizer, held_out),

@@ -30,12 +30,13 @@ def load_cohort(
     seed: int = 0,
     synthetic_patients: int = 48,
     workspace: Path | None = None,
+    key: bytes | None = None,
 ) -> Cohort:
     """The site's patients, without those it excludes.
 
     ``seed`` is that of the synthetic cohort (of ``synthetic_patients``) and of any simulated site's hash key; a real
-    site keeps its key in ``workspace``, its FLARE workspace. Raises ConfigError for a wrong setting, DataError if
-    nothing is usable.
+    site keeps its key in ``workspace``, its FLARE workspace, unless ``key`` gives it. Raises ConfigError for a wrong
+    setting, DataError if nothing is usable.
     """
     if config.source == "synthetic":
         from fedtar_flare.synthetic.cohort import synthetic_cohort
@@ -52,10 +53,12 @@ def load_cohort(
     else:
         assert config.path is not None  # a SiteConfig of these sources has one
         reading = read_source(config.source, config.path, config.options)
+        if key is None:
+            key = derived_key(seed, site_name) if config.simulated else site_key(_key_folder(config, workspace))
         cohort = Cohort(
             site_name,
             reading.patients(),
-            key=derived_key(seed, site_name) if config.simulated else site_key(_key_folder(config, workspace)),
+            key=key,
             timeline=timeline,
             rejected=reading.rejected(),
         )

@@ -1,0 +1,175 @@
+"""``fedtar warmstart`` learns from no patient whom a site validates or tests on, however the site is named."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import yaml
+from command import fedtar_here as here
+from PIL import Image
+
+from fedtar_flare.data.sources.manifest import write_rows
+from fedtar_flare.data.timeline import Timeline
+from fedtar_flare.learning import clinical_start
+from fedtar_flare.site.cohort import load_cohort
+from fedtar_flare.site.site_file import load_site_config
+
+SEED = 7
+PATIENTS = 40
+
+
+class Reached(Exception):
+    """Training would begin."""
+
+
+@pytest.fixture
+def learned(monkeypatch):
+    """Patients of the samples that are handed to the training, which is left out."""
+    patients = set()
+
+    def pretrain(model, tokenizer, images, *args, **kwargs):
+        patients.update(sample.visit.patient_id for sample in images._samples)
+        raise Reached
+
+    monkeypatch.setattr(clinical_start, "pretrain", pretrain)
+    return patients
+
+
+@pytest.fixture(scope="module")
+def image(tmp_path_factory):
+    path = tmp_path_factory.mktemp("image") / "a.png"
+    Image.fromarray(np.arange(4096, dtype=np.uint8).reshape(64, 64)).save(path)
+    return path
+
+
+def write_table(folder, names, image):
+    """A manifest with a study of each of these patients."""
+    folder.mkdir(parents=True, exist_ok=True)
+    shared = {"study_datetime": "2020-01-01", "image": image, "report": "No effusion.", "age": 50, "sex": "F"}
+    write_rows(folder / "manifest.csv", [{"patient_id": name, **shared} for name in names])
+    return folder / "manifest.csv"
+
+
+@pytest.fixture
+def out(tmp_path, image):
+    """The folder of two simulated sites, laid out as ``fedtar data partition`` does; one patient came to both."""
+    (tmp_path / "sites").mkdir()
+    for site in ("north", "south"):
+        write_table(tmp_path / site, [f"{site}-{i}" for i in range(PATIENTS)] + ["moved"], image)
+        content = {"source": "manifest", "path": f"../{site}/manifest.csv", "options": {"modality": "radiograph"}}
+        (tmp_path / "sites" / f"{site}.yaml").write_text(yaml.safe_dump(content))
+    return tmp_path
+
+
+@pytest.fixture
+def kit(tmp_path, image):
+    """The startup kit of a real site."""
+    folder = tmp_path / "kit"
+    (folder / "startup").mkdir(parents=True)
+    (folder / "startup" / "fed_client.json").write_text("{}")
+    write_table(folder / "local", map(str, range(PATIENTS)), image)
+    content = {"source": "manifest", "path": "manifest.csv", "options": {"modality": "radiograph"}}
+    (folder / "local" / "fedtar.yaml").write_text(yaml.safe_dump(content))
+    return folder
+
+
+def splits(name, *, workspace=None, seed=SEED):
+    """The site's patients by split, as a task of a job opens them."""
+    config = load_site_config(name, workspace=workspace, simulator=workspace is None)
+    cohort = load_cohort(config, name, timeline=Timeline(3), seed=seed, workspace=workspace)
+    return {split: {s.visit.patient_id for s in cohort.samples(split)} for split in ("train", "validation", "test")}
+
+
+def warmstart(tmp_path, *arguments, **environment):
+    command = (
+        "warmstart",
+        *arguments,
+        "--preset",
+        "tiny",
+        "--set",
+        "slices=1",
+        "--threads",
+        1,
+        "-o",
+        tmp_path / "start",
+    )
+    return here(*command, FEDTAR_HOME=str(tmp_path / "home"), **environment)
+
+
+@pytest.mark.parametrize("by", ["manifest", "site-file"])
+def test_a_simulated_site(by, out, learned, monkeypatch):
+    monkeypatch.setenv("FEDTAR_SITES", str(out / "sites"))
+    of_site = splits("north")
+    assert of_site != splits("north", seed=0) and all(of_site.values())
+    table = out / "north/manifest.csv" if by == "manifest" else out / "sites/north.yaml"
+    with pytest.raises(Reached):
+        warmstart(out, f"--{by}", table, "--job-seed", SEED, "--seed", 1)
+    assert learned == of_site["train"] and not list(out.rglob("fedtar.key"))
+
+
+def test_several_simulated_sites(out, learned, monkeypatch):
+    monkeypatch.setenv("FEDTAR_SITES", str(out / "sites"))
+    seed = next(s for s in range(99) if "moved" in splits("north", seed=s)["train"] & splits("south", seed=s)["test"])
+    of_sites = [splits(name, seed=seed) for name in ("north", "south")]
+    tables = ("--manifest", out / "north/manifest.csv", "--site-file", out / "sites/south.yaml")
+    with pytest.raises(Reached):
+        warmstart(out, *tables, "--job-seed", seed)
+    assert not learned & {name for site in of_sites for name in site["validation"] | site["test"]}
+    assert learned == (of_sites[0]["train"] | of_sites[1]["train"]) - {"moved"}
+
+
+@pytest.mark.parametrize("first", ["site", "warmstart"])
+def test_a_real_site_has_one_key_whoever_comes_first(first, kit, tmp_path, learned):
+    of_site = splits("clinic", workspace=kit) if first == "site" else {}
+    with pytest.raises(Reached):
+        warmstart(tmp_path, "--site-file", kit / "local/fedtar.yaml")
+    assert learned == (of_site or splits("clinic", workspace=kit))["train"]
+    assert [path.parent for path in kit.rglob("fedtar.key")] == [kit / "local"]
+
+
+def test_a_real_sites_key_by_name(kit, tmp_path, image, learned):
+    of_site = splits("clinic", workspace=kit)
+    elsewhere = write_table(tmp_path / "copy", map(str, range(PATIENTS)), image)
+    with pytest.raises(Reached):
+        warmstart(tmp_path, "--manifest", elsewhere, "--key", kit / "local/fedtar.key")
+    assert learned == of_site["train"]
+
+
+def test_a_key_in_the_state_folder_counts(kit, tmp_path, image, learned):
+    table = write_table(tmp_path / "own", map(str, range(PATIENTS)), image)
+    file, state = table.with_name("site.yaml"), tmp_path / "own" / "state"
+    file.write_text(yaml.safe_dump({"source": "manifest", "path": "manifest.csv", "state_dir": "state"}))
+    code, _, err = warmstart(tmp_path, "--site-file", file)
+    assert code == 1 and "--key" in err and not state.exists()
+    (kit / "local" / "fedtar.yaml").write_text(
+        yaml.safe_dump({"source": "manifest", "path": str(table), "state_dir": str(state)})
+    )
+    of_site = splits("clinic", workspace=kit)
+    with pytest.raises(Reached):
+        warmstart(tmp_path, "--site-file", file)
+    assert learned == of_site["train"]
+
+
+def test_no_key_no_start(out, kit, tmp_path, image, learned):
+    north, lone = out / "sites/north.yaml", write_table(tmp_path / "lone/data", "abc", image)
+    phantoms = tmp_path / "phantoms.yaml"
+    phantoms.write_text("source: synthetic\n")
+    for arguments, word in (
+        (("--manifest", out / "north/manifest.csv"), "--job-seed"),
+        (("--site-file", north), "--job-seed"),
+        (("--site-file", phantoms), "--job-seed"),
+        (("--manifest", lone, "--job-seed", 0), "--site-file"),
+        (("--site-file", kit / "local/fedtar.yaml", "--job-seed", 0), "simulated"),
+        (("--site-file", north, "--no-site"), "--no-site"),
+        (("--manifest", lone, "--manifest", lone, "--key", tmp_path / "key"), "--key"),
+    ):
+        code, _, err = warmstart(tmp_path, *arguments)
+        assert code == 1 and word in err and "Traceback" not in err, arguments
+    assert not learned and not list(tmp_path.rglob("fedtar.key"))
+
+
+def test_a_collection_of_no_site(tmp_path, image, learned):
+    table = write_table(tmp_path / "public", map(str, range(PATIENTS)), image)
+    with pytest.raises(Reached):
+        warmstart(tmp_path, "--manifest", table, "--no-site")
+    assert 0.5 * PATIENTS < len(learned) < 0.9 * PATIENTS
