@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from fedtar_flare.errors import ConfigError, DataError
-from fedtar_flare.metrics.language import clean
+from fedtar_flare.errors import ConfigError
+from fedtar_flare.metrics.language import clean, require_pairs
 
 RADEVAL_METRICS = ("radgraph", "bertscore", "radeval_bertscore", "ratescore", "radcliq", "srrbert", "temporal", "green")
 """Those that compute where they are called. RadEval's others send reports to a service and are refused."""
@@ -32,7 +32,7 @@ def radeval_scores(
     unknown = [name for name in metrics if name not in RADEVAL_METRICS]
     if unknown or not metrics:
         raise ConfigError(f"RadEval metrics {list(metrics)}: choose from {', '.join(RADEVAL_METRICS)}")
-    _check(references, hypotheses)
+    require_pairs(references, hypotheses)
     try:
         from radeval import RadEval
     except ImportError as error:
@@ -57,7 +57,7 @@ def meteor_scores(references: Sequence[str], hypotheses: Sequence[str]) -> list[
         ConfigError: nltk or its word net is missing.
         DataError: ``unequal-lengths`` or ``no-reports``.
     """
-    _check(references, hypotheses)
+    require_pairs(references, hypotheses)
     try:
         from nltk.translate.meteor_score import meteor_score
     except ImportError as error:
@@ -73,13 +73,3 @@ def meteor_scores(references: Sequence[str], hypotheses: Sequence[str]) -> list[
 
 def _missing(what: str, package: str) -> ConfigError:
     return ConfigError(f"{what} need {package}, which is not installed: pip install 'fedtar_flare[scores]'")
-
-
-def _check(references: Sequence[str], hypotheses: Sequence[str]) -> None:
-    if len(references) != len(hypotheses):
-        raise DataError(
-            f"{len(references)} reference(s) but {len(hypotheses)} generated report(s): they must go in pairs",
-            reason="unequal-lengths",
-        )
-    if not references:
-        raise DataError("there is no report to score", reason="no-reports")

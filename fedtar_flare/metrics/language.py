@@ -151,7 +151,8 @@ def bleu_of_sums(matches: Array, guesses: Array, hypothesis_length: Array, refer
     return np.asarray(bleu * brevity[..., None], dtype=np.float64)
 
 
-def _check(references: Sequence[Sequence[Sequence[str]]], hypotheses: Sequence[Sequence[str]]) -> None:
+def require_pairs(references: Sequence[object], hypotheses: Sequence[object]) -> None:
+    """Raise DataError (``unequal-lengths``, ``no-reports``) unless each of some reports has its reference."""
     if len(references) != len(hypotheses):
         raise DataError(
             f"{len(references)} reference(s) but {len(hypotheses)} generated report(s): they must go in pairs",
@@ -159,6 +160,10 @@ def _check(references: Sequence[Sequence[Sequence[str]]], hypotheses: Sequence[S
         )
     if not references:
         raise DataError("there is no report to score", reason="no-reports")
+
+
+def _check(references: Sequence[Sequence[Sequence[str]]], hypotheses: Sequence[Sequence[str]]) -> None:
+    require_pairs(references, hypotheses)
     for i, (group, tokens) in enumerate(zip(references, hypotheses, strict=True)):
         if isinstance(group, str) or isinstance(tokens, str) or any(isinstance(r, str) for r in group):
             raise DataError(f"report {i}: a text where a list of tokens belongs; split it first", reason="not-tokens")
