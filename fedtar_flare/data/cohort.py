@@ -40,6 +40,7 @@ class Visit:
     modality: Modality
     age: float | None = None  # years at this visit
     findings: frozenset[str] | None = None  # the known truth of a synthetic cohort
+    changes: frozenset[tuple[str, str]] | None = None  # the same: finding and direction since the visit before
 
     def __post_init__(self) -> None:
         where = f"patient {self.patient_id}, visit {self.visit_id}"

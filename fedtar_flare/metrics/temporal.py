@@ -6,6 +6,7 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from functools import lru_cache
 from itertools import pairwise
 from typing import Literal, NamedTuple
 
@@ -105,6 +106,7 @@ def change_word_f1(references: Sequence[str], hypotheses: Sequence[str]) -> list
     return scores
 
 
+@lru_cache(maxsize=4096)
 def finding_changes(text: str, labeler: RuleLabeler) -> frozenset[FindingChange]:
     """Findings of which a report says how they changed, in the classes of ``labeler``.
 
@@ -182,14 +184,14 @@ def changes_between(before: Mapping[str, float] | None, now: Mapping[str, float]
 
 
 def finding_change_f1(
-    truth: Sequence[AbstractSet[FindingChange]], predicted: Sequence[AbstractSet[FindingChange]]
+    truth: Sequence[AbstractSet[tuple[str, str]]], predicted: Sequence[AbstractSet[tuple[str, str]]]
 ) -> dict[str, float | None]:
     """Precision, recall and F1 of (finding, direction) pairs, as of :func:`.finding_f1`.
 
     Returns:
         ``finding_change_precision``, ``finding_change_recall``, ``finding_change_f1``, ``finding_change_f1_example``.
     """
-    sides = [[{f"{pair.finding}\t{pair.direction}" for pair in one} for one in side] for side in (truth, predicted)]
+    sides = [[{"\t".join(pair) for pair in one} for one in side] for side in (truth, predicted)]
     return {name.replace("finding_", "finding_change_"): value for name, value in finding_f1(*sides).items()}
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fedtar_flare.data.timeline import Timeline
+from fedtar_flare.synthetic.changes import planted_changes
 from fedtar_flare.synthetic.course import (
     ALMOST_NEVER,
     CHANGE_FACTOR,
@@ -66,6 +67,7 @@ def build_cohort(
                     "image": (folder / "ct").as_posix(),
                     "age": visit.age if patient.age_recorded else None,
                     "findings": list(visit.findings),
+                    "changes": sorted(planted_changes(visit)),
                     "report": report,
                 }
             )

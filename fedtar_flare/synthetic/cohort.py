@@ -115,6 +115,7 @@ def _patient(entry: Mapping[str, Any], place: Path) -> Patient:
             modality="ct",
             age=visit["age"],
             findings=frozenset(visit["findings"]),
+            changes=frozenset((name, direction) for name, direction in visit["changes"]),
         )
         for visit in entry["visits"]
     )

@@ -74,13 +74,22 @@ def findings_in(text: str) -> frozenset[str]:
         Finding ids, a subset of ``FINDINGS``.
     """
     found: set[str] = set()
-    for sentence in _SENTENCE.split(_NOT_A_DENIAL.sub("unchanged", " ".join(text.lower().split()))):
-        if not _DENIES_ALL.search(sentence):
-            found |= _stated(_DENIES_REST.split(sentence, maxsplit=1)[0])
+    for sentence in sentences_of(text):
+        found |= stated_in(affirmed(sentence))
     return frozenset(found)
 
 
-def _stated(sentence: str) -> set[str]:
+def sentences_of(text: str) -> list[str]:
+    """Clauses of a text in lower case, ended by a mark or by ``but`` and its like."""
+    return _SENTENCE.split(_NOT_A_DENIAL.sub("unchanged", " ".join(text.lower().split())))
+
+
+def affirmed(sentence: str) -> str:
+    """What a sentence does not deny."""
+    return "" if _DENIES_ALL.search(sentence) else _DENIES_REST.split(sentence, maxsplit=1)[0]
+
+
+def stated_in(sentence: str) -> set[str]:
     """Findings of a sentence without negation.
 
     A side belongs to the finding in its own piece (pieces end at commas and conjunctions); a finding without one

@@ -1,0 +1,42 @@
+"""Change of the synthetic cohort's findings since the visit before: planted, and read back from a text."""
+
+from __future__ import annotations
+
+import re
+
+from fedtar_flare.metrics.temporal import Direction, FindingChange
+from fedtar_flare.synthetic.course import PlannedVisit
+from fedtar_flare.synthetic.reports import Change
+from fedtar_flare.synthetic.styles import GENERIC, STYLES
+from fedtar_flare.synthetic.vocabulary import affirmed, sentences_of, stated_in
+
+_DIRECTIONS: dict[Change, Direction] = {"new": "new", "larger": "increased", "smaller": "decreased"}
+_WORDS: dict[str, Direction] = {
+    words.strip(" ,()").lower(): direction
+    for wording in (GENERIC, *(wording for style in STYLES for wording in style))
+    for words, direction in zip(wording.changes.split("|"), _DIRECTIONS.values(), strict=True)
+}
+# the longest first: "previously larger" is smaller now
+_CHANGE = re.compile(rf"\b({'|'.join(sorted(map(re.escape, _WORDS), key=len, reverse=True))})\b")
+_RESOLVED = re.compile(r"\b(?:no longer|not present any more|resolved|resolution|cleared|disappeared|gone)\b")
+
+
+def planted_changes(visit: PlannedVisit) -> frozenset[FindingChange]:
+    """True changes since the visit before, of which the reports speak: no style has a word for a stable finding."""
+    resolved: Direction = "resolved"
+    there = {(name, state.change) for name, state in visit.findings.items()}
+    return frozenset(
+        {FindingChange(name, _DIRECTIONS[change]) for name, change in there if change in _DIRECTIONS}
+        | {FindingChange(name, resolved) for name in visit.resolved}
+    )
+
+
+def changes_in(text: str) -> frozenset[FindingChange]:
+    """Changes that a text states, by rules; in any site's style, the generic one, or a mixture. Never fails."""
+    found: set[FindingChange] = set()
+    for sentence in sentences_of(text):
+        if _RESOLVED.search(sentence):
+            found |= {FindingChange(name, "resolved") for name in stated_in(sentence)}
+        elif change := _CHANGE.search(affirmed(sentence)):
+            found |= {FindingChange(name, _WORDS[change[1]]) for name in stated_in(affirmed(sentence))}
+    return frozenset(found)
