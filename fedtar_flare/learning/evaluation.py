@@ -10,6 +10,7 @@ from typing import Any
 
 from fedtar_flare.data.cohort import Sample
 from fedtar_flare.files import PRIVATE, write_text
+from fedtar_flare.learning.content import content_scores, finding_recalls, reference_scores
 from fedtar_flare.metrics.clinical import known_and_new
 from fedtar_flare.metrics.language import bleu_of_sums, clean, language_scores, language_statistics
 from fedtar_flare.synthetic.vocabulary import KNOWN_FINDINGS, findings_in
@@ -42,12 +43,20 @@ def cells(
 
     Returns:
         ``{"steps": {"1": cell, ...}, "all": cell}``; a cell has n, bleu_1..bleu_4, rouge_l, cider, token_loss, and
-        where the truth is known, F1 of all, known and new findings, and the recall of new ones.
+        where the truth is known, F1 of all, known and new findings, and the recall of new ones. ``all`` has the scores
+        of :func:`.content_scores` too; beside it are ``findings`` (:func:`.finding_recalls`) and ``references``
+        (:func:`.reference_scores`). All three are over the visits that count in ``all``.
     """
     at = {str(t): [i for i, s in enumerate(samples) if s.time_step == t] for t in range(1, time_steps + 1)}
     shown = [i for chosen in at.values() if len(chosen) >= min_cell for i in chosen]
     cell = lambda chosen: _cell(samples, texts, losses, chosen, min_cell)  # noqa: E731
-    return {"steps": {t: cell(chosen) for t, chosen in at.items()}, "all": cell(shown)}
+    scores = {"steps": {t: cell(chosen) for t, chosen in at.items()}, "all": cell(shown)}
+    if shown:
+        visits, said = [samples[i] for i in shown], [texts[i] for i in shown]
+        scores["all"] |= content_scores(visits, said)
+        scores["findings"] = finding_recalls(visits, said, min_cell)
+        scores["references"] = reference_scores(visits)
+    return scores
 
 
 def _cell(

@@ -101,41 +101,33 @@ def length_ratio(references: Sequence[str], generated: Sequence[str]) -> float:
 
 
 def alarms(
-    patients: Sequence[str],
-    references: Sequence[str],
-    generated: Sequence[str],
+    scores: Mapping[str, float | None],
+    references: Mapping[str, float | None],
     *,
-    recall: Mapping[str, float | None] | None = None,
+    recall: tuple[float | None, float | None] = (None, None),
 ) -> list[Alarm]:
-    """All alarms of one site's test reports, raised or not.
+    """All alarms of one site's test reports, raised or not; one without its numbers is left out.
 
     Args:
-        patients: whose each report is.
-        recall: ``now`` and ``warm_start``, recall of the findings that the warm start knows; left out where unknown.
+        scores: by their names in the registry.
+        references: ``identical_share`` of the references themselves.
+        recall: of the findings that the warm start knows: the warm start's, and now.
     """
-    of_references = identical_share(references)
-    found = [
-        Alarm(
-            "identical_share",
-            identical_share(generated),
-            (0.0, min(1.0, of_references + IDENTICAL_EXCESS)),
-            f"reports repeat each other word for word (references: {of_references:.0%})",
-        ),
-        Alarm(
-            "length_ratio",
-            length_ratio(references, generated),
-            LENGTH_RATIO,
-            "reports are much shorter or longer than the references",
-        ),
-    ]
-    mismatched = mismatched_share(patients, references, generated)
-    if mismatched is not None:
-        meaning = "reports fit other patients nearly as well as their own"
-        found.append(Alarm("mismatched_share", mismatched, (0.0, MISMATCHED), meaning))
-    now, start = ((recall or {}).get(name) for name in ("now", "warm_start"))
-    if now is not None and start is not None:
-        meaning = f"findings that the warm start reported (recall {start:.0%}) are missed now"
-        found.append(Alarm("finding_recall", now, (start - RECALL_LOSS, 1.0), meaning))
+    found = []
+    identical, of_references = scores.get("identical_share"), references.get("identical_share")
+    if identical is not None and of_references is not None:
+        limits = (0.0, min(1.0, of_references + IDENTICAL_EXCESS))
+        found.append(Alarm("identical_share", identical, limits, "reports repeat each other word for word"))
+    for name, limits, meaning in (
+        ("mismatched_share", (0.0, MISMATCHED), "reports fit other patients nearly as well as their own"),
+        ("length_ratio", LENGTH_RATIO, "reports are much shorter or longer than the references"),
+    ):
+        if (value := scores.get(name)) is not None:
+            found.append(Alarm(name, value, limits, meaning))
+    start, now = recall
+    if start is not None and now is not None:
+        limits = (max(0.0, start - RECALL_LOSS), 1.0)
+        found.append(Alarm("finding_recall", now, limits, "findings that the warm start reported are missed now"))
     return found
 
 

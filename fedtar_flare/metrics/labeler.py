@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal, NamedTuple
 
 from fedtar_flare.metrics.scope import scopes
@@ -64,6 +65,7 @@ class RuleLabeler:
         self.no_finding = no_finding
         self.beside = frozenset(beside)
         tables = ((one.name, kind, getattr(one, kind)) for one in observations for kind in _KINDS)
+        self._labels = lru_cache(maxsize=4096)(self._labels_of)  # references are labelled again in every evaluation
         self._book = Phrasebook((phrase, (name, kind)) for name, kind, table in tables for phrase in listed(table))
 
     @property
@@ -76,6 +78,9 @@ class RuleLabeler:
 
         Positive if any mention is, else uncertain if any is, else negative if any is, else blank.
         """
+        return dict(self._labels(text))
+
+    def _labels_of(self, text: str) -> tuple[tuple[str, Label], ...]:
         labels: dict[str, Label] = dict.fromkeys(self.names, "blank")
         empty = True
         for words in sentences(text):
@@ -85,7 +90,7 @@ class RuleLabeler:
                     labels[mention.name] = mention.label
         if self.no_finding and not empty and not self._found(labels):
             labels[self.no_finding] = "positive"
-        return labels
+        return tuple(labels.items())
 
     def mentions(self, words: Sequence[str]) -> list[Mention]:
         """Mentions in one sentence (see :func:`.sentences`), sorted; at most one per class and word."""

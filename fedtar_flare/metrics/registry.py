@@ -10,6 +10,7 @@ class Score:
     """One score: ``name`` is for records, ``label`` for people.
 
     ``scale`` turns the raw value into the printed one, which has ``decimals``; ``curve`` asks for a chart over rounds.
+    Scores of one ``group`` share a table.
     """
 
     name: str
@@ -18,7 +19,10 @@ class Score:
     higher_is_better: bool = True
     decimals: int = 1
     curve: bool = False
+    group: str = "Language"
 
+
+FINDINGS, CONTENT = "Findings", "Classes, change and repetition"
 
 SCORES = {
     score.name: score
@@ -30,23 +34,23 @@ SCORES = {
         Score("rouge_l", "ROUGE-L"),
         Score("cider", "CIDEr", curve=True),
         Score("token_loss", "token loss", scale=1.0, higher_is_better=False, decimals=3, curve=True),
-        Score("finding_f1", "finding F1", curve=True),
-        Score("finding_f1_known", "known findings F1", curve=True),
-        Score("finding_f1_new", "new findings F1", curve=True),
-        Score("finding_recall_new", "new findings recall"),
-        Score("chexpert_rules_f1", "CheXpert classes F1 (rules)"),
-        Score("ctrate_rules_f1", "CT-RATE classes F1 (rules)"),
-        Score("chexbert_f1", "CheXbert F1"),
-        Score("radbert_f1", "RadBERT F1"),
-        Score("radgraph_partial", "RadGraph F1"),
+        Score("finding_f1", "finding F1", curve=True, group=FINDINGS),
+        Score("finding_f1_known", "known findings F1", curve=True, group=FINDINGS),
+        Score("finding_f1_new", "new findings F1", curve=True, group=FINDINGS),
+        Score("finding_recall_new", "new findings recall", group=FINDINGS),
+        Score("chexpert_rules_f1", "CheXpert classes F1 (rules)", group=CONTENT),
+        Score("ctrate_rules_f1", "CT-RATE classes F1 (rules)", group=CONTENT),
+        Score("chexbert_f1", "CheXbert F1", group=CONTENT),
+        Score("radbert_f1", "RadBERT F1", group=CONTENT),
+        Score("radgraph_partial", "RadGraph F1", group=CONTENT),
         Score("bertscore", "BERTScore"),
         Score("meteor", "METEOR"),
-        Score("change_f1", "change words F1"),
-        Score("finding_change_f1", "finding change F1"),
-        Score("contradictions", "contradictions between visits", higher_is_better=False),
-        Score("identical_share", "identical reports", higher_is_better=False),
-        Score("mismatched_share", "other references fit better", higher_is_better=False),
-        Score("length_ratio", "length ratio", scale=1.0, decimals=2),
+        Score("change_f1", "change words F1", group=CONTENT),
+        Score("finding_change_f1", "finding change F1", group=CONTENT),
+        Score("contradictions", "contradictions between visits", higher_is_better=False, group=CONTENT),
+        Score("identical_share", "identical reports", higher_is_better=False, group=CONTENT),
+        Score("mismatched_share", "other references fit better", higher_is_better=False, group=CONTENT),
+        Score("length_ratio", "length ratio", scale=1.0, decimals=2, group=CONTENT),
     )
 }
 """In the order in which they are shown."""

@@ -9,7 +9,22 @@ from fedtar_flare.metrics.alarms import identical_share, length_ratio, mismatche
 from fedtar_flare.metrics.chexpert_rules import chexpert_labeler
 from fedtar_flare.metrics.ctrate_rules import ctrate_labeler
 from fedtar_flare.metrics.label_scores import label_counts_of_texts
+from fedtar_flare.metrics.labeler import RuleLabeler
+from fedtar_flare.metrics.language import clean
 from fedtar_flare.metrics.temporal import VisitReport, temporal_scores
+
+
+def labeler_for(modality: Literal["ct", "radiograph"]) -> RuleLabeler:
+    """The rule-based labeler of the classes that are usual for reports on these images."""
+    return ctrate_labeler() if modality == "ct" else chexpert_labeler()
+
+
+def stated_classes(text: str, modality: Literal["ct", "radiograph"]) -> frozenset[str]:
+    """Classes that a report states, other than that there is none."""
+    labeler = labeler_for(modality)
+    return frozenset(
+        name for name, label in labeler(text).items() if label == "positive" and name != labeler.no_finding
+    )
 
 
 def text_scores(rows: Sequence[VisitReport], modality: Literal["ct", "radiograph"]) -> dict[str, float | None]:
@@ -23,14 +38,13 @@ def text_scores(rows: Sequence[VisitReport], modality: Literal["ct", "radiograph
     Raises:
         DataError: ``no-reports`` without any row.
     """
-    name, labeler = (
-        ("ctrate_rules_f1", ctrate_labeler()) if modality == "ct" else ("chexpert_rules_f1", chexpert_labeler())
-    )
+    labeler = labeler_for(modality)
+    name = "ctrate_rules_f1" if modality == "ct" else "chexpert_rules_f1"
     references, generated = [row.reference for row in rows], [row.generated for row in rows]
     return {
         name: label_counts_of_texts(labeler, references, generated).micro_f1(),
         **temporal_scores(rows, labeler),
         "identical_share": identical_share(generated),
         "mismatched_share": mismatched_share([row.patient for row in rows], references, generated),
-        "length_ratio": length_ratio(references, generated),
+        "length_ratio": length_ratio(references, generated) if any(map(clean, references)) else None,
     }

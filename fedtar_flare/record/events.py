@@ -131,10 +131,18 @@ Cell = dict[str, float | None]
 
 
 class SiteScores(Part):
-    """Scores of one site: per time step, and over all steps shown."""
+    """Scores of one site: per time step, and over all steps shown.
+
+    Args:
+        findings: kind (``known`` and ``new`` to the warm start, or ``stated``: classes in the references) to finding to
+            ``n``, the reports that have it, and ``recall``; those under the minimum are not in it.
+        references: scores of the reference reports themselves.
+    """
 
     steps: dict[int, Cell] = {}
     all: Cell = {}
+    findings: dict[str, dict[str, Cell]] = {}
+    references: Cell = {}
 
 
 class Evaluation(Event):

@@ -135,6 +135,11 @@ def _known(evaluation: Evaluation, min_cell: int) -> Evaluation:
             site: SiteScores(
                 steps={t: _cell(cell, min_cell) for t, cell in sorted(scores.steps.items())},
                 all=_cell(scores.all, min_cell),
+                findings={
+                    kind: {name: one for name, one in found.items() if (one.get("n") or 0) >= max(1, min_cell)}
+                    for kind, found in scores.findings.items()
+                },
+                references=scores.references if (scores.all.get("n") or 0) >= min_cell else {},
             )
             for site, scores in sites.items()
         }

@@ -1,0 +1,68 @@
+"""What a site's generated reports say, scored over all visits that are shown: classes, change, repetition, findings."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
+
+from fedtar_flare.data.cohort import Sample
+from fedtar_flare.metrics.alarms import identical_share
+from fedtar_flare.metrics.clinical import finding_counts
+from fedtar_flare.metrics.temporal import VisitReport, finding_change_f1
+from fedtar_flare.metrics.text_scores import stated_classes, text_scores
+from fedtar_flare.synthetic.changes import changes_in
+from fedtar_flare.synthetic.vocabulary import KNOWN_FINDINGS, findings_in
+
+
+def content_scores(samples: Sequence[Sample], texts: Sequence[str]) -> dict[str, float | None]:
+    """The scores of :func:`~fedtar_flare.metrics.text_scores.text_scores`.
+
+    ``finding_change_f1`` is against what was planted where all samples have it, else against what the references say.
+    """
+    rows = [
+        VisitReport(s.visit.patient_id, s.visit.acquired.timestamp(), s.visit.report, text)
+        for s, text in zip(samples, texts, strict=True)
+    ]
+    scores = text_scores(rows, samples[0].visit.modality)
+    planted = [s.visit.changes for s in samples if s.visit.changes is not None]
+    if len(planted) == len(samples):
+        found = finding_change_f1(planted, [changes_in(text) for text in texts])
+        scores["finding_change_f1"] = found["finding_change_f1_example"]
+    return scores
+
+
+def reference_scores(samples: Sequence[Sample]) -> dict[str, float | None]:
+    """``identical_share`` of the references: what an alarm about the generated reports is compared with."""
+    return {"identical_share": identical_share([sample.visit.report for sample in samples])}
+
+
+def finding_recalls(
+    samples: Sequence[Sample], texts: Sequence[str], min_cell: int
+) -> dict[str, dict[str, dict[str, float]]]:
+    """Per finding ``n``, the reports that have it, and ``recall``, the share of those that name it.
+
+    They are under ``known`` and ``new`` (to the warm start) where the truth is known; elsewhere under ``stated``:
+    classes that the rule-based labeler finds in the references. A finding of fewer than ``min_cell`` reports is left
+    out.
+    """
+    if all(sample.visit.findings is not None for sample in samples):
+        truth = [sample.visit.findings or frozenset() for sample in samples]
+        stated = [findings_in(text) for text in texts]
+        known = frozenset(KNOWN_FINDINGS)
+        return {
+            "known": _recalls([t & known for t in truth], stated, min_cell),
+            "new": _recalls([t - known for t in truth], stated, min_cell),
+        }
+    modality = samples[0].visit.modality
+    truth = [stated_classes(sample.visit.report, modality) for sample in samples]
+    return {"stated": _recalls(truth, [stated_classes(text, modality) for text in texts], min_cell)}
+
+
+def _recalls(
+    truth: Sequence[AbstractSet[str]], stated: Sequence[AbstractSet[str]], min_cell: int
+) -> dict[str, dict[str, float]]:
+    return {
+        name.replace(" ", "_"): {"n": there, "recall": named / there}
+        for name, (there, named) in finding_counts(truth, stated).items()
+        if there >= min_cell
+    }
