@@ -42,6 +42,7 @@ def write_run(
     until: str = "end",
     first_round: int = 1,
     generic: bool = False,
+    content: bool = False,
 ) -> Path:
     """Write ``rounds.jsonl`` into ``folder``.
 
@@ -49,6 +50,7 @@ def write_run(
         until: ``start``, ``warm-start``, ``step`` (in the middle of the last round), ``rounds`` (no end event) or
             ``end``.
         generic: whether the scores without the personal part are there too.
+        content: whether what the reports say is scored too, and each finding's recall.
     """
     drawn = random.Random(7)
     record = RunRecord(folder)
@@ -57,7 +59,7 @@ def write_run(
     record.write(Alphas(alpha=alpha, first_round=first_round))
     if until == "start":
         return folder
-    _evaluate(record, first_round - 1, 0.0, sites, time_steps, min_cell, generic)
+    _evaluate(record, first_round - 1, 0.0, sites, time_steps, min_cell, generic, content)
     if until == "warm-start":
         return folder
     logits = [0.0 if alpha_form == "softmax" else math.log(0.7 / 0.3)] * time_steps
@@ -89,7 +91,7 @@ def write_run(
             )
         )
         alpha = moved
-        _evaluate(record, r, progress, sites, time_steps, min_cell, generic)
+        _evaluate(record, r, progress, sites, time_steps, min_cell, generic, content)
     if until == "end":
         record.write(End(time="2026-03-01T10:19:12Z", seconds=252.4, status="completed"))
     return folder
@@ -202,7 +204,7 @@ def _step(record, drawn, r, t, alpha, sites, time_steps) -> None:
     record.write(Residual(round=r, step=t, alpha=alpha, residual_norm=alpha * update))
 
 
-def _evaluate(record, r, progress, sites, time_steps, min_cell, generic) -> None:
+def _evaluate(record, r, progress, sites, time_steps, min_cell, generic, content) -> None:
     def cell(n: int, good: float) -> Cell:
         if n < min_cell:
             return {"n": n}
@@ -218,6 +220,21 @@ def _evaluate(record, r, progress, sites, time_steps, min_cell, generic) -> None
             "finding_recall_new": 0.4 * good,
         }
 
+    def said(good: float) -> Cell:
+        return {
+            "ctrate_rules_f1": 0.3 + 0.5 * good,
+            "change_f1": 0.4 + 0.4 * good,
+            "finding_change_f1": 0.3 + 0.3 * good,
+            "contradictions": 0.3 - 0.2 * good,
+            "identical_share": 0.8 - 0.7 * good,
+            "mismatched_share": 0.45 - 0.4 * good,
+            "length_ratio": 0.55 + 0.4 * good,
+        }
+
+    def recalls(i: int, good: float) -> dict[str, dict[str, Cell]]:
+        known = {name: {"n": 6.0 + i, "recall": 0.9 - 0.5 * good} for name in ("emphysema", "nodule_left")}
+        return {"known": known, "new": {"fibrosis": {"n": 5.0 - i, "recall": 0.7 * good}}}
+
     def scores(personal: float) -> dict[str, SiteScores]:
         found = {}
         for i, site in enumerate(sites):
@@ -225,6 +242,14 @@ def _evaluate(record, r, progress, sites, time_steps, min_cell, generic) -> None
             good = personal * (0.95 - 0.12 * (i % 5)) * progress ** (0.5 + 0.3 * i)
             steps = {t: cell(n, good * (1 - 0.07 * t)) for t, n in enumerate(counts, 1)}
             found[site] = SiteScores(steps=steps, all=cell(sum(n for n in counts if n >= min_cell), good * 0.88))
+            if content:
+                found[site] = found[site].model_copy(
+                    update={
+                        "all": found[site].all | said(good),
+                        "findings": recalls(i, good),
+                        "references": {"identical_share": 0.1},
+                    }
+                )
         return found
 
     record.write(Evaluation(round=r, sites=scores(1.0), generic=scores(0.8) if generic else {}))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from fedtar_flare.metrics.registry import SCORES
+from fedtar_flare.metrics.registry import CONTENT, SCORES
 from fedtar_flare.reporting.format import duration, plain, scaling, score
 from fedtar_flare.reporting.run import Run
 from fedtar_flare.reporting.scores import Row, measured, score_rows, start_name
@@ -42,8 +42,14 @@ def _status(run: Run) -> str:
 
 def _tables(rows: Sequence[Row]) -> list[str]:
     """All scores, a few of them to a table."""
-    names = measured(rows)
-    return [line for i in range(0, max(1, len(names)), ACROSS) for line in _table(rows, names[i : i + ACROSS])]
+    names, every = measured(rows), [row for row in rows if row.step is None]
+    parts: list[tuple[Sequence[Row], list[str]]] = [
+        (rows, [name for name in names if SCORES[name].group != CONTENT]),
+        (every, [name for name in names if SCORES[name].group == CONTENT]),
+    ]
+    return [
+        line for shown, own in parts for i in range(0, len(own), ACROSS) for line in _table(shown, own[i : i + ACROSS])
+    ] or _table(rows, ())
 
 
 def _table(rows: Sequence[Row], names: Sequence[str]) -> list[str]:

@@ -12,7 +12,7 @@ from fedtar_flare.metrics.registry import SCORES
 from fedtar_flare.reporting.format import flat, number, plain, scaling, size, times, visits
 from fedtar_flare.reporting.render import render_markdown
 from fedtar_flare.reporting.run import SPLITS, Run
-from fedtar_flare.reporting.scores import measured, score_rows, start_name
+from fedtar_flare.reporting.scores import groups, measured, score_rows, start_name
 from fedtar_flare.reporting.section import own_sections
 
 CARD_FILE = "README.md"
@@ -50,10 +50,8 @@ def model_card(run: Run) -> str:
         began=start_name(run),
         scaling=scaling(measured(rows)),
         labels={name: one.label for name, one in SCORES.items()},
-        rows=rows,
-        names=measured(rows),
-        off=off,
-        names_off=measured(off),
+        tables=groups(rows),
+        off=groups(off),
         settings=[*flat(start.settings), *start.versions.items()],
     )
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
-from fedtar_flare.metrics.registry import SCORES
+from fedtar_flare.metrics.registry import CONTENT, SCORES
 from fedtar_flare.record.events import Cell, Evaluation, SiteScores
 from fedtar_flare.reporting.format import scaling, score, shown, total, visits, whole
 from fedtar_flare.reporting.plots import Palette, Series, line_chart
@@ -78,6 +78,16 @@ def measured(rows: Sequence[Row]) -> list[str]:
     return [name for name in SCORES if any(name in row.before or name in row.after for row in rows)]
 
 
+def groups(rows: Sequence[Row]) -> list[tuple[str, Sequence[Row], list[str]]]:
+    """Tables of a readable width: title, rows and scores. Content is scored over all steps alone."""
+    names = measured(rows)
+    found = []
+    for group in dict.fromkeys(SCORES[name].group for name in names):
+        shown = [row for row in rows if row.step is None] if group == CONTENT else rows
+        found.append((group, shown, [name for name in names if SCORES[name].group == group]))
+    return found
+
+
 def start_name(run: Run) -> str:
     """What the first evaluation is called: the warm start, or the round before a resumed run began."""
     return "warm start" if run.start.first_round == 1 else f"round {run.start.first_round - 1}"
@@ -104,7 +114,11 @@ def scores(run: Run) -> Section:
     tables = [("With the personal part" if off else "", rows), ("Without the personal part", off)]
     content = render(
         "scores.html",
-        tables=[(title, rows, measured(rows)) for title, rows in tables if rows],
+        tables=[
+            (f"{title}: {group.lower()}" if title else group, part, names)
+            for title, of_table in tables
+            for group, part, names in groups(of_table)
+        ],
         labels={name: one.label for name, one in SCORES.items()},
         curves=_curves(run),
     )

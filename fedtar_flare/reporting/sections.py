@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fedtar_flare.reporting import examples as generated
+from fedtar_flare.reporting.alarms import alarm_section, finding_section
 from fedtar_flare.reporting.format import flat, number, significant
 from fedtar_flare.reporting.participation import participation
 from fedtar_flare.reporting.plots import Palette, Series, line_chart
@@ -146,6 +147,8 @@ def settings(run: Run) -> Section:
 SECTIONS: tuple[MakeSection, ...] = (
     losses,
     scores,
+    alarm_section,
+    finding_section,
     examples,
     participation,
     movement,

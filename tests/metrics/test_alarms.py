@@ -60,8 +60,14 @@ def test_length_ratio():
         length_ratio([""], ["a"])
 
 
-def raised(*args, **kwargs):
-    return {alarm.name for alarm in alarms(*args, **kwargs) if alarm.raised}
+def raised(patients, references, generated, recall=(None, None)):
+    scores = {
+        "identical_share": identical_share(generated),
+        "mismatched_share": mismatched_share(patients, references, generated),
+        "length_ratio": length_ratio(references, generated),
+    }
+    found = alarms(scores, {"identical_share": identical_share(references)}, recall=recall)
+    return {alarm.name for alarm in found if alarm.raised}
 
 
 def test_what_raises_which_alarm():
@@ -75,9 +81,13 @@ def test_what_raises_which_alarm():
     assert raised(patients, texts, [text.split()[0] for text in texts]) >= {"length_ratio"}
     same = ["no effusion"] * 60  # where the references are alike, so may the reports be
     assert "identical_share" not in raised(patients, same, same)
-    assert raised(patients, texts, texts, recall={"now": 0.5, "warm_start": 0.9}) == {"finding_recall"}
-    assert raised(patients, texts, texts, recall={"now": 0.89, "warm_start": 0.9}) == set()
-    assert raised(patients, texts, texts, recall={"now": 0.5, "warm_start": None}) == set()
+    assert raised(patients, texts, texts, recall=(0.9, 0.5)) == {"finding_recall"}
+    assert raised(patients, texts, texts, recall=(0.9, 0.89)) == set()
+    assert raised(patients, texts, texts, recall=(None, 0.5)) == set()
+
+
+def test_an_alarm_without_its_numbers_is_left_out():
+    assert alarms({"mismatched_share": None, "identical_share": 1.0}, {}) == []
 
 
 @pytest.mark.parametrize(("first", "second"), [([], []), (["a"], [])])

@@ -1,0 +1,150 @@
+"""Signs that reports do not come from the image, and the recall of each finding; two sections of the page."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from fedtar_flare.metrics.alarms import Alarm, alarms
+from fedtar_flare.metrics.registry import SCORES
+from fedtar_flare.record.events import SiteScores
+from fedtar_flare.reporting.format import NOTHING, number
+from fedtar_flare.reporting.render import render
+from fedtar_flare.reporting.run import Run
+from fedtar_flare.reporting.scores import start_name
+from fedtar_flare.reporting.section import Section
+
+_FINDING_RECALL = "finding recall"
+_KINDS = {
+    "known": "known to the warm start",
+    "new": "new to the warm start",
+    "stated": "stated in the reference, by rules",
+}
+
+
+@dataclass(frozen=True)
+class Sign:
+    """One row: an alarm of one site, each value with whether it is raised; the second is without the personal part."""
+
+    site: str
+    label: str
+    values: tuple[tuple[str, bool], ...]
+    limits: str
+    meaning: str
+
+
+@dataclass(frozen=True)
+class Recall:
+    """One finding: for each site, number of reports and recall before and after; None where it is not told."""
+
+    kind: str
+    name: str
+    sites: tuple[tuple[str, str, str] | None, ...]
+
+
+def alarm_section(run: Run) -> Section | None:
+    """A row for each site and sign, with the personal part and without; None before an evaluation."""
+    last = run.final or run.warm_start
+    if last is None:
+        return None
+    both = [last.sites, *([last.generic] if last.generic else [])]
+    starts = (run.warm_start.sites, run.warm_start.generic) if run.warm_start and run.final else ({}, {})
+    signs: list[Sign] = []
+    for site in sorted(last.sites):
+        found = [
+            {one.name: one for one in _alarms(of_sites.get(site), start.get(site))}
+            for of_sites, start in zip(both, starts, strict=False)
+        ]
+        signs += [_sign(site, [of_part.get(name) for of_part in found]) for name in found[0]]
+    if not signs:
+        return None
+    raised = sum(flag for sign in signs for _, flag in sign.values)
+    lead = (
+        f"Signs that reports do not come from the image, over all test reports of round {last.round}: "
+        f"{raised} of {sum(len(sign.values) for sign in signs)} raised. The limits are chosen, not measured."
+    )
+    return Section("alarms", "Alarms", lead, render("alarms.html", signs=signs, parts=_parts(len(both))))
+
+
+def finding_section(run: Run) -> Section | None:
+    """Recall of each finding from the warm start to the last evaluation; None where nobody told any."""
+    last = run.final or run.warm_start
+    if last is None:
+        return None
+    pairs = ((run.warm_start.sites if run.warm_start else {}, last.sites),)
+    pairs += ((run.warm_start.generic if run.warm_start else {}, last.generic),) if last.generic else ()
+    tables = [
+        (part, sorted(after), rows)
+        for part, (before, after) in zip(_parts(len(pairs)), pairs, strict=True)
+        if (rows := _recalls(before, after))
+    ]
+    if not tables:
+        return None
+    few = f"fewer than {run.start.min_cell} reports" if run.start.min_cell > 1 else "no report"
+    lead = (
+        f"Share of the test reports with a finding that name it, × 100, from the {start_name(run)}"
+        f"{f' to round {run.final.round}' if run.final else ''}; n is the number of reports that have it. "
+        f"Blank where {few} of a site has it."
+    )
+    return Section("findings", "Recall of each finding", lead, render("findings.html", tables=tables))
+
+
+def _parts(count: int) -> tuple[str, ...]:
+    return ("with the personal part", "without it") if count > 1 else ("",)
+
+
+def _alarms(now: SiteScores | None, start: SiteScores | None) -> list[Alarm]:
+    recalls = [_known_recall(scores) if scores else None for scores in (start, now)]
+    return alarms(now.all, now.references, recall=(recalls[0], recalls[1])) if now else []
+
+
+def _known_recall(scores: SiteScores) -> float | None:
+    """Share of named findings among those that are told and that the warm start knows; None without any.
+
+    Where nobody knows what the warm start knows, all classes count.
+    """
+    counted = [one for kind in ("known", "stated") for one in scores.findings.get(kind, {}).values()]
+    there = sum(one["n"] or 0 for one in counted)
+    return sum((one["n"] or 0) * (one.get("recall") or 0) for one in counted) / there if there else None
+
+
+def _sign(site: str, found: list[Alarm | None]) -> Sign:
+    first = next(one for one in found if one is not None)
+    return Sign(
+        site=site,
+        label=SCORES[first.name].label if first.name in SCORES else _FINDING_RECALL,
+        values=tuple((_shown(one, one.value), one.raised) if one else (NOTHING, False) for one in found),
+        limits=" / ".join(dict.fromkeys(_limits(one) for one in found if one)),
+        meaning=first.meaning,
+    )
+
+
+def _shown(alarm: Alarm, value: float) -> str:
+    return number(value, 2) if alarm.name == "length_ratio" else f"{_percent(value)} %"
+
+
+def _limits(alarm: Alarm) -> str:
+    """When it is raised."""
+    low, high = (_shown(alarm, limit) for limit in alarm.limits)
+    if alarm.name == "finding_recall":
+        return f"below {low}"
+    return f"above {high}" if not alarm.limits[0] else f"below {low}, above {high}"
+
+
+def _recalls(before: Mapping[str, SiteScores], after: Mapping[str, SiteScores]) -> list[Recall]:
+    rows = []
+    for kind, title in _KINDS.items():
+        names = sorted({name for scores in after.values() for name in scores.findings.get(kind, {})})
+        for name in names:
+            cells: list[tuple[str, str, str] | None] = []
+            for site in sorted(after):
+                now = after[site].findings.get(kind, {}).get(name)
+                start = before[site].findings.get(kind, {}).get(name, {}) if site in before else {}
+                told = now and (number(now.get("n"), 0), _percent(start.get("recall")), _percent(now.get("recall")))
+                cells.append(told or None)
+            rows.append(Recall(title, name.replace("_", " "), tuple(cells)))
+    return rows
+
+
+def _percent(value: float | None) -> str:
+    return number(None if value is None else 100 * value, 0)
