@@ -1,0 +1,93 @@
+"""What reports say, scored at the site: nothing under the minimum cell, and the same by hand."""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime, timedelta
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedtar_flare.data.cohort import Sample, Visit
+from fedtar_flare.learning.content import content_scores, finding_recalls
+from fedtar_flare.learning.evaluation import cells
+from fedtar_flare.metrics.registry import SCORES
+from fedtar_flare.protocol.tasks import SCORES as FIELDS
+from fedtar_flare.record.events import SiteScores
+from fedtar_flare.synthetic.vocabulary import FINDINGS, KNOWN_FINDINGS
+
+DAY = datetime(2020, 1, 1)
+EFFUSION = "There is a small left pleural effusion, decreased. The heart is enlarged."
+
+
+def sample(number, report=EFFUSION, findings=("effusion_left",), changes=(), step=1, modality="ct", patient=None):
+    visit = Visit(
+        patient or f"p{number}",
+        f"v{number}",
+        DAY + timedelta(days=number),
+        Path(f"{number}.png"),
+        report,
+        modality,
+        findings=None if findings is None else frozenset(findings),
+        changes=None if changes is None else frozenset(changes),
+    )
+    return Sample(visit, None, "F", step, "test")
+
+
+def test_change_is_against_what_was_planted_where_that_is_known():
+    truth = [("effusion_left", "decreased")]
+    planted = [sample(1, "no word of it", changes=truth), sample(2, "no word of it", changes=truth)]
+    said = [EFFUSION, "There is a small left pleural effusion, increased."]
+    assert content_scores(planted, said)["finding_change_f1"] == 0.5
+    real = [sample(i, EFFUSION, findings=None, changes=None) for i in (1, 2)]
+    scores = content_scores(real, [EFFUSION, EFFUSION])
+    assert scores["finding_change_f1"] == scores["change_f1"] == scores["ctrate_rules_f1"] == 1.0
+    assert content_scores([sample(1, modality="radiograph")], [EFFUSION])["chexpert_rules_f1"] == 1.0
+
+
+def test_known_new_and_stated_findings_apart():
+    samples = [sample(i, findings=("effusion_left", "cavity")) for i in range(4)]
+    said = [EFFUSION, EFFUSION, "Nothing.", "There is a cavity."]
+    assert finding_recalls(samples, said, 4) == {
+        "known": {"effusion_left": {"n": 4, "recall": 0.5}},
+        "new": {"cavity": {"n": 4, "recall": 0.25}},
+    }
+    assert finding_recalls(samples, said, 5) == {"known": {}, "new": {}}
+    real = [sample(i, findings=None) for i in range(4)]
+    assert finding_recalls(real, said, 1)["stated"] == {
+        "Cardiomegaly": {"n": 4, "recall": 0.5},
+        "Pleural_effusion": {"n": 4, "recall": 0.5},
+    }
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.tuples(st.integers(1, 3), st.sets(st.sampled_from(FINDINGS[:5]))), max_size=14), st.integers(1, 6))
+def test_no_number_is_of_fewer_reports_than_the_minimum(drawn, min_cell):
+    samples = [sample(i, findings=found, step=step) for i, (step, found) in enumerate(drawn)]
+    scores = cells(samples, [EFFUSION] * len(samples), [1.0] * len(samples), 3, min_cell)
+    shown = [s for s in samples if sum(o.time_step == s.time_step for o in samples) >= min_cell]
+    if not shown:
+        assert set(scores) == {"steps", "all"} and set(scores["all"]) == {"n"}
+        return
+    assert scores["all"]["n"] == len(shown)
+    told = {name: one["n"] for kind in scores["findings"].values() for name, one in kind.items()}
+    there = {name: sum(name in s.visit.findings for s in shown) for name in FINDINGS}
+    assert told == {name: n for name, n in there.items() if n >= min_cell}
+    assert set(scores["findings"]["known"]) <= set(KNOWN_FINDINGS)
+
+
+@pytest.mark.parametrize("findings", [("cavity",), None])
+def test_what_leaves_the_site_fits_its_field_and_the_record(findings):
+    samples = [sample(i, findings=findings, changes=None, patient=f"p{i // 2}") for i in range(6)]
+    scores = cells(samples, [EFFUSION] * 6, [1.0] * 6, 1, 1)
+    for field in FIELDS:
+        field.check(scores)
+    read = SiteScores.model_validate(json.loads(json.dumps(scores)))
+    assert read.findings == scores["findings"] and read.references == {"identical_share": 1.0}
+    assert set(read.all) - {"n"} <= set(SCORES)
+
+
+def test_references_without_a_word_leave_the_length_ratio_undefined():
+    assert content_scores([sample(1, "...")], ["Nothing."])["length_ratio"] is None
