@@ -80,11 +80,11 @@ def finding_section(run: Run) -> Section | None:
     ]
     if not tables:
         return None
-    few = f"fewer than {run.start.min_cell} reports" if run.start.min_cell > 1 else "no report"
+    few = f"fewer than {run.start.min_cell} such reports" if run.start.min_cell > 1 else "no such report"
     lead = (
         f"Share of the test reports with a finding that name it, × 100, from the {start_name(run)}"
         f"{f' to round {run.final.round}' if run.final else ''}; n is the number of reports that have it. "
-        f"Blank where {few} of a site has it."
+        f"Blank where a site has {few}."
     )
     return Section("findings", "Recall of each finding", lead, render("findings.html", tables=tables))
 

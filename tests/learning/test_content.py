@@ -90,4 +90,4 @@ def test_what_leaves_the_site_fits_its_field_and_the_record(findings):
 
 
 def test_references_without_a_word_leave_the_length_ratio_undefined():
-    assert content_scores([sample(1, "...")], ["Nothing."])["length_ratio"] is None
+    assert content_scores([sample(1, "---")], ["Nothing."])["length_ratio"] is None
