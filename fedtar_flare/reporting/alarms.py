@@ -71,8 +71,10 @@ def finding_section(run: Run) -> Section | None:
     last = run.final or run.warm_start
     if last is None:
         return None
-    pairs = ((run.warm_start.sites if run.warm_start else {}, last.sites),)
-    pairs += ((run.warm_start.generic if run.warm_start else {}, last.generic),) if last.generic else ()
+    start = run.warm_start
+    pairs = [(start.sites if start else {}, last.sites)]
+    if last.generic:
+        pairs.append((start.generic if start else {}, last.generic))
     tables = [
         (part, sorted(after), rows)
         for part, (before, after) in zip(_parts(len(pairs)), pairs, strict=True)
