@@ -25,9 +25,12 @@ from federation import LocalFederation
 from fedtar_flare.fedtar.events import EVENTS, Outer
 from fedtar_flare.fedtar.executor import PatientAdaptiveExecutor
 from fedtar_flare.flare.checkpoint import CheckpointFolder
+from fedtar_flare.metrics import registry
+from fedtar_flare.metrics.registry import SCORES
 from fedtar_flare.record.events import SHARED, Evaluation, Step, Validation
 from fedtar_flare.record.log import of_kind, read_events
 
+CONTENT = [name for name, score in SCORES.items() if score.group == registry.CONTENT]
 REFERENCE = Path(__file__).with_name("reference.json")
 SEED = 3
 SETTINGS = {
@@ -73,6 +76,11 @@ def numbers_of(folder):
         "token_loss": [
             {n: [one.all["token_loss"], *(cell.get("token_loss") for cell in one.steps.values())]
              for n, one in event.sites.items()}
+            for event in of_kind(events, Evaluation)
+        ],
+        "content": [
+            {n: {"all": {name: one.all.get(name) for name in CONTENT}, "findings": one.findings,
+                 "references": one.references} for n, one in event.sites.items()}
             for event in of_kind(events, Evaluation)
         ],
     }  # fmt: skip
