@@ -79,7 +79,7 @@ def numbers_of(folder):
             for event in of_kind(events, Evaluation)
         ],
         "content": [
-            {n: {"all": {name: one.all.get(name) for name in CONTENT}, "findings": one.findings,
+            {n: {"all": {name: one.all[name] for name in CONTENT if name in one.all}, "findings": one.findings,
                  "references": one.references} for n, one in event.sites.items()}
             for event in of_kind(events, Evaluation)
         ],
