@@ -118,8 +118,8 @@ def shake(module: nn.Module, size: float = 0.1) -> None:
                 parameter.add_(size * torch.randn(parameter.shape, generator=generator, dtype=torch.float64))
 
 
-def adapted(model: nn.Module, targets: str, **changes: Any) -> tuple[Any, PatientLoRA]:
-    peft_model = add_lora(model, targets=targets, rank=RANK, alpha=ALPHA, seed=4)
+def adapted(model: nn.Module, lora_targets: str, /, **changes: Any) -> tuple[Any, PatientLoRA]:
+    peft_model = add_lora(model, targets=lora_targets, rank=RANK, alpha=ALPHA, seed=4)
     settings = {"rank": RANK, "scale": SCALE, "components": COMPONENTS, "embedding_dim": 6, "time_steps": STEPS}
     return peft_model, PatientLoRA(peft_model, PatientLoRAConfig(**{**settings, "seed": 5, **changes}))
 
@@ -142,15 +142,17 @@ def written_out_weights(
     if "time_embedding" in own:
         phi = phi + own["time_embedding"][int(step) - 1]
     rank, weights = patient.config.rank, {}
-    for name in {key.split(".")[1] for key in own if key.startswith("hypernetworks.")}:
-        factor = {
-            half: own[f"hypernetworks.{name}.{half}_weight"] @ phi + own.get(f"hypernetworks.{name}.{half}_bias", 0.0)
-            for half in "ab"
-        }
-        path = name.replace("/", ".")
-        lora = f"base_model.model.{path}.lora_"
+    of_layers = [key for key in shared if key.endswith(".lora_A.default.weight")]
+    for path in (key.removeprefix("base_model.model.").removesuffix(".lora_A.default.weight") for key in of_layers):
+        lora, name = f"base_model.model.{path}.lora_", path.replace(".", "/")
         down, up = shared[f"{lora}A.default.weight"], shared[f"{lora}B.default.weight"]
-        delta = ALPHA / RANK * up @ down + SCALE * factor["b"].reshape(rank, -1).T @ factor["a"].reshape(rank, -1)
+        delta = ALPHA / RANK * up @ down
+        if f"hypernetworks.{name}.a_weight" in own:
+            a, b = (
+                own[f"hypernetworks.{name}.{half}_weight"] @ phi + own.get(f"hypernetworks.{name}.{half}_bias", 0.0)
+                for half in "ab"
+            )
+            delta = delta + SCALE * b.reshape(rank, -1).T @ a.reshape(rank, -1)
         layer = base.get_submodule(path)
         weights[f"{path}.weight"] = layer.weight + (delta if isinstance(layer, nn.Linear) else delta.T)
     return weights

@@ -24,6 +24,16 @@ class PatientConfig(Settings):
         1.0, ge=0, description="length of b_proj at the start, a random vector; 0 in the paper's preset"
     )
     spread: float = Field(0.1, gt=0, description="length of W_proj's columns at the start; 1 in the paper's preset")
+    dropout: float = Field(
+        0.0,
+        ge=0,
+        le=1,
+        description="share of the training reports that are read without the patient part, so that the shared adapter "
+        "learns to write by itself; 0 in the paper's preset",
+    )
+    targets: str = Field(
+        "", description="regular expression on names of LoRA layers: those with a patient part; '' for all"
+    )
     constant_q: bool = Field(
         False, description="take the same q for every patient: an ablation that shows what telling them apart is worth"
     )

@@ -15,6 +15,8 @@ from fedtar_flare.fedtar.config import PatientConfig
 from fedtar_flare.fedtar.demographics import DemographicMixture
 from fedtar_flare.fedtar.patient_lora import PatientLoRA, PatientLoRAConfig
 from fedtar_flare.fedtar.profiles import memberships
+from fedtar_flare.imaging.augment import sample_seed
+from fedtar_flare.imaging.batch import ImageBatch
 from fedtar_flare.learning.config import LoRAConfig, TrainingConfig
 from fedtar_flare.learning.learner import ReportLearner
 from fedtar_flare.learning.training import load_optimizer_state, optimizer_state
@@ -56,16 +58,30 @@ class PatientLearner(ReportLearner):
                 self.patient.parameters(), lr=patient.lr, weight_decay=training.weight_decay
             )
 
+        self._dropout = patient.dropout
+        self._share: Tensor | None = None
+
     @property
     def has_personal_part(self) -> bool:
         return self.patient is not None
+
+    def training_losses(self, samples: Sequence[Sample], images: ImageBatch, seed: str) -> Tensor:
+        """Some reports, drawn by the visit and ``seed``, are read without the patient part."""
+        if self.patient is None or not self._dropout:
+            return self.report_losses(samples, images)
+        drawn = [sample_seed(0, f"dropout/{seed}", s.visit.patient_id, s.visit.visit_id) / 2**32 for s in samples]
+        self._share = (torch.tensor(drawn) >= self._dropout).float()
+        try:
+            return self.report_losses(samples, images)
+        finally:
+            self._share = None
 
     def context(self, samples: Sequence[Sample], personal: bool) -> AbstractContextManager[Any]:
         """The patients' adapters at their visits."""
         if self.patient is None or self._mixture is None or not personal:
             return nullcontext()
         q = memberships(samples, self._mixture, self.cohort.key, self._median_age, self._profile_fields)
-        return self.patient.adapt(q, torch.tensor([sample.time_step for sample in samples]))
+        return self.patient.adapt(q, torch.tensor([sample.time_step for sample in samples]), self._share)
 
     def personal_parameters(self) -> Sequence[nn.Parameter]:
         return () if self.patient is None else tuple(self.patient.parameters())
@@ -97,6 +113,7 @@ def patient_part(model: Any, patient: PatientConfig, rank: int, time_steps: int,
         time_conditioned=patient.time_conditioned,
         common=patient.common,
         spread=patient.spread,
+        targets=patient.targets,
         constant_q=patient.constant_q,
         hypernetwork_bias=patient.hypernetwork_bias,
         time_steps=time_steps,

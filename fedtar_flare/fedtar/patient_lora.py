@@ -12,6 +12,7 @@ travel; everything that :class:`PatientLoRA` owns is the site's own state and st
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -47,6 +48,9 @@ class PatientLoRAConfig(Settings):
     spread: float = Field(0.1, gt=0, description="length of W_proj's columns at the start")
     constant_q: bool = Field(False, description="take the same q for every patient (an ablation)")
     hypernetwork_bias: bool = Field(True, description="h_l with a bias; without it is an ablation")
+    targets: str = Field(
+        "", description="regular expression on names of LoRA layers: those with a patient part; '': all"
+    )
     time_steps: int = Field(ge=1, description="T; time steps are 1..T")
     seed: int = Field(description="makes the initial parameters")
 
@@ -96,6 +100,7 @@ class _Batch:
 
     q: Tensor
     time_step: Tensor
+    share: Tensor | None = None
     phi: Tensor | None = None
     factors: dict[tuple[str, torch.dtype], tuple[Tensor, Tensor]] = field(default_factory=dict)
 
@@ -120,7 +125,9 @@ class PatientLoRA(nn.Module):
     def __init__(self, peft_model: PeftModel, config: PatientLoRAConfig):
         super().__init__()
         self.config = config
-        layers = lora_layers(peft_model)
+        layers = {n: layer for n, layer in lora_layers(peft_model).items() if re.search(config.targets, n)}
+        if not layers:
+            raise ConfigError(f"patient.targets '{config.targets}' fits none of the model's LoRA layers")
         generator = torch.Generator().manual_seed(config.seed)
 
         self.projection = nn.utils.skip_init(nn.Linear, config.components, config.embedding_dim)
@@ -160,7 +167,7 @@ class PatientLoRA(nn.Module):
         return phi
 
     @contextmanager
-    def adapt(self, q: Tensor, time_step: Tensor) -> Iterator[None]:
+    def adapt(self, q: Tensor, time_step: Tensor, share: Tensor | None = None) -> Iterator[None]:
         """Adapt the model to the B samples of one batch while the context is open.
 
         The leading dimension of any adapted layer's input must be B * k, with the k rows of a sample adjacent and the
@@ -173,6 +180,7 @@ class PatientLoRA(nn.Module):
         Args:
             q: (B, components), floating point, on any device.
             time_step: (B,), integer, 1..T; checked even where the embedding does not depend on it.
+            share: (B,), how much of each sample's own adapter acts; 0 leaves the shared part alone. None: all of it.
 
         Raises:
             DataError: ``q`` or ``time_step`` has another shape or range, or (in a layer's forward) the rows of an input
@@ -183,7 +191,8 @@ class PatientLoRA(nn.Module):
         weight = self.projection.weight
         if self.config.constant_q:
             q = torch.full_like(q, 1 / self.config.components)
-        batch = _Batch(q.to(weight), time_step.to(weight.device, torch.long))
+        share = None if share is None else share.to(weight)[:, None, None]
+        batch = _Batch(q.to(weight), time_step.to(weight.device, torch.long), share)
         replaced = [(item.layer, item.layer.__dict__.get("forward")) for item in self._adapted]
         try:
             for item in self._adapted:
@@ -258,6 +267,7 @@ class PatientLoRA(nn.Module):
                     downs.append(layer.lora_A[name].weight.expand(samples, -1, -1))
                     ups.append((layer.lora_B[name].weight.t() * layer.scaling[name]).expand(samples, -1, -1))
             a, b = item.hypernetwork(self._phi(batch), self.config.scale)
+            b = b if batch.share is None else batch.share * b
             factors = (torch.cat([*downs, a], dim=1).to(dtype), torch.cat([*ups, b], dim=1).to(dtype))
         if not torch.is_grad_enabled():
             batch.factors[key] = factors

@@ -103,6 +103,10 @@ class ReportLearner:
         with self._computing(samples, personal):
             return self.model.get_base_model()(images, input_ids.to(self.device), labels.to(self.device))
 
+    def training_losses(self, samples: Sequence[Sample], images: ImageBatch, seed: str) -> Tensor:
+        """Losses that a local update is made of, shape (B,); ``seed`` is of this update, for what is random in it."""
+        return self.report_losses(samples, images)
+
     def after_backward(self, start: Mapping[str, Tensor]) -> None:
         """Change the gradients of a batch before they are clipped; ``start`` is w_{t-1}, as :meth:`shared` gave it."""
 
@@ -207,7 +211,13 @@ class ReportLearner:
             try:
                 total = 0.0
                 for part in parts(samples, self._micro_batch):
-                    loss = self.report_losses(part, self.images(part, training_seed)).sum() / len(samples)
+                    images = self.images(part, training_seed)
+                    losses = (
+                        self.report_losses(part, images)
+                        if training_seed is None
+                        else self.training_losses(part, images, training_seed)
+                    )
+                    loss = losses.sum() / len(samples)
                     loss.backward()
                     total += loss.item()
                 return total

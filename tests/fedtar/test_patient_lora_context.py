@@ -216,6 +216,11 @@ def test_settings_out_of_range_are_named() -> None:
             PatientLoRAConfig(**{"time_steps": 3, "seed": 0, name: value})
 
 
+def test_targets_that_fit_no_layer_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"patient\.targets 'encoder' fits none"):
+        one_layer(targets="encoder")
+
+
 def test_models_that_the_pass_cannot_adapt_are_refused_by_layer() -> None:
     from peft import LoraConfig, get_peft_model
 
