@@ -97,7 +97,8 @@ class InThisProcess:
         for site in self.order_of_arrival(targets):
             try:
                 answer = self.deliver(site, task_name, FLModelUtils.to_shareable(data))
-            except Exception:
+            except Exception as error:
+                self.exception(f"task '{task_name}' raised at {site}: {error}")  # type: ignore[attr-defined]
                 answer = make_reply(ReturnCode.EXECUTION_EXCEPTION)
             if answer is None:
                 silent = True

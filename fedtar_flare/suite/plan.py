@@ -74,10 +74,10 @@ class Cell:
     recipe: dict[str, Any]
     digest: str
 
-    def build(self) -> MethodRecipe:
-        """The recipe; :class:`ConfigError` names the arm."""
+    def build(self, threads: int = 1) -> MethodRecipe:
+        """The recipe, with so many torch threads unless it sets them; :class:`ConfigError` names the arm."""
         try:
-            return load(method(self.arm.method).recipe)(**self.recipe)
+            return load(method(self.arm.method).recipe)(**{"torch_threads": threads} | self.recipe)
         except ConfigError as error:
             raise ConfigError(f"arm '{self.name}': {error}") from error
 

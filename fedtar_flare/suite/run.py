@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
+import logging
 import multiprocessing
+import os
 import platform
+import queue
 import shutil
+import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from importlib.metadata import version as installed
 from pathlib import Path
 from typing import Any
@@ -23,6 +28,7 @@ from fedtar_flare.site.state import SiteState
 from fedtar_flare.suite.plan import Cell
 from fedtar_flare.version import __version__
 
+logger = logging.getLogger(__name__)
 RESULTS = "results"
 PACKAGES = ("torch", "transformers", "peft", "nvflare", "numpy")
 
@@ -49,7 +55,7 @@ def run_suite(
 
     Args:
         folder: of the results; a second call there goes on where the first one stopped.
-        processes: cells that run at the same time.
+        processes: cells that run at the same time, each in a process with its share of the cores.
         say: gets a line after each cell, with the time left.
 
     Returns:
@@ -59,47 +65,91 @@ def run_suite(
     done, started = len(cells) - len(todo), time.monotonic()
     say(f"{len(cells)} runs, {done} of them done before")
     failed: list[str] = []
+    lock = threading.Lock()
 
-    def finished(cell: Cell, error: Exception | None) -> None:
+    def finished(cell: Cell, problem: str) -> None:
         nonlocal done
-        done += 1
-        if error is not None:
-            failed.append(f"{cell.name}, seed {cell.seed}: {error}")
-        rate = (time.monotonic() - started) / (done - (len(cells) - len(todo)))
-        outcome = "failed" if error else "done"
-        left = rate * (len(cells) - done) / 60
-        say(f"{done}/{len(cells)}  {cell.name}, seed {cell.seed}: {outcome}; {left:.0f} min left")
+        with lock:
+            done += 1
+            if problem:
+                failed.append(f"{cell.name}, seed {cell.seed}: {problem}")
+            rate = (time.monotonic() - started) / (done - (len(cells) - len(todo)))
+            left = rate * (len(cells) - done) / 60
+            say(f"{done}/{len(cells)}  {cell.name}, seed {cell.seed}: {'failed' if problem else 'done'}; {left:.0f} min left")
 
+    threads = max(1, cores() // processes)
     if processes == 1:
         for cell in todo:
-            finished(cell, _attempt(folder, cell))
+            finished(cell, attempt(folder, cell, threads))
         return failed
-    context = multiprocessing.get_context("spawn")  # torch's threads do not survive a fork
-    with ProcessPoolExecutor(processes, mp_context=context) as pool:
-        running = {pool.submit(_attempt, folder, cell): cell for cell in todo}
-        for future in as_completed(running):
-            finished(running[future], future.result())
+    waiting: queue.SimpleQueue[Cell] = queue.SimpleQueue()
+    for cell in todo:
+        waiting.put(cell)
+    with ThreadPoolExecutor(processes) as lanes:
+        for lane in [lanes.submit(_work, folder, waiting, threads, finished) for _ in range(processes)]:
+            lane.result()
     return failed
 
 
-def _attempt(folder: Path, cell: Cell) -> Exception | None:
+def _work(
+    folder: Path, waiting: queue.SimpleQueue[Cell], threads: int, finished: Callable[[Cell, str], None]
+) -> None:
+    """Run the cells that wait, one after the other, in one process; where it dies, the next cell gets a new one."""
+    context = multiprocessing.get_context("spawn")  # torch's threads do not survive a fork
+    pool = None
     try:
-        run_cell(folder, cell)
+        while True:
+            cell = waiting.get_nowait()
+            pool = pool or ProcessPoolExecutor(1, mp_context=context)
+            try:
+                problem = pool.submit(attempt, folder, cell, threads).result()
+            except BrokenProcessPool:
+                problem = "its process died (killed, or out of memory)"
+                pool.shutdown()
+                pool = None
+            finished(cell, problem)
+    except queue.Empty:
+        pass
+    finally:
+        if pool is not None:
+            pool.shutdown()
+
+
+def attempt(folder: Path, cell: Cell, threads: int) -> str:
+    """Run one cell with so many torch threads; returns why it failed, empty when it did not.
+
+    The reason is a text, because not every exception can be handed to another process.
+    """
+    try:
+        run_cell(folder, cell, threads)
     except FedTARError as error:
-        return error
-    return None
+        return str(error)
+    except Exception as error:
+        logger.exception("%s, seed %s", cell.name, cell.seed)
+        return f"unexpected {type(error).__name__}: {error}"
+    return ""
 
 
-def run_cell(folder: Path, cell: Cell) -> dict[str, Any]:
+def cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def run_cell(folder: Path, cell: Cell, threads: int = 1) -> dict[str, Any]:
     """Run one cell and write its result; the scores of single reports go beside it, as ``.rows.jsonl``.
+
+    ``threads`` are torch's, unless the suite sets ``torch_threads``.
 
     Raises:
         FedTARError: the run failed.
     """
+    import torch
+
     from fedtar_flare.suite.engine import run_in_process
     from fedtar_flare.suite.outside import shared_alone
 
-    recipe = cell.build()
+    recipe = cell.build(threads)
+    torch.set_num_threads(recipe.executor.torch_threads)
     work = folder / "runs" / f"{cell.name}-{cell.seed}-{cell.digest}"
     shutil.rmtree(work, ignore_errors=True)
     began = time.monotonic()
@@ -119,6 +169,7 @@ def run_cell(folder: Path, cell: Cell) -> dict[str, Any]:
         "sites": list(cell.sites),
         "versions": {"fedtar_flare": __version__, "python": platform.python_version()}
         | {name: installed(name) for name in PACKAGES},
+        "torch_threads": recipe.executor.torch_threads,
         "seconds": round(seconds, 1),
         "bytes": sum((step.bytes_up or 0) + (step.bytes_down or 0) for step in of_kind(events, Step)),
         "counts": start.counts,
