@@ -8,8 +8,9 @@ from command import fedtar_here
 
 from fedtar_flare.errors import ConfigError
 from fedtar_flare.suite.against import differences
+from fedtar_flare.suite.file import Suite, read_suite
 from fedtar_flare.suite.page import page
-from fedtar_flare.suite.plan import Suite, cells, merged, read_suite
+from fedtar_flare.suite.plan import cells, merged
 from fedtar_flare.suite.run import pending, result_file, rows_file, run_suite
 from fedtar_flare.suite.summary import summaries
 
