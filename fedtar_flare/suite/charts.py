@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from fedtar_flare.metrics.registry import SCORES
-from fedtar_flare.suite.figures import COLOURS, FADED, INK, Figure, Line, Panel
+from fedtar_flare.suite.figures import COLOURS, FADED, INK, OTHERS, Figure, Line, Panel
 from fedtar_flare.suite.results import Done
 from fedtar_flare.suite.summary import Summary
 
@@ -57,7 +57,7 @@ def arm_line(name: str, labels: Mapping[str, str], colours: Mapping[str, str], p
     places = sorted(points)
     several = any(len(points[x]) > 1 for x in places)
     return Line(
-        labels[name] if name in colours else "other methods",
+        labels[name] if name in colours else OTHERS,
         places,
         [statistics.fmean(points[x]) for x in places],
         colours.get(name, FADED),
@@ -90,7 +90,8 @@ def _per_hospital(by_arm: Mapping[str, Any], labels: Mapping[str, str], colours:
         if lines:
             panels.append(Panel(site, "round", "CIDEr × 100", lines))
     about = "Test patients, with the personal part where there is one. Mean of seeds; the shade is their range."
-    return Figure("cider_per_hospital", "CIDEr per hospital over rounds", about, panels)
+    columns = 2 if len(panels) == 4 else 3
+    return Figure("cider_per_hospital", "CIDEr per hospital over rounds", about, panels, columns, share_y=True)
 
 
 def _scores_at(result: dict[str, Any], site: str, score: str) -> list[tuple[float, float | None]]:
@@ -168,7 +169,7 @@ def _embedding(by_arm: Mapping[str, Any], labels: Mapping[str, str]) -> Figure:
     drawn = next((name for name, results in by_arm.items() if results[0]["embedding"]), None)
     points = by_arm[drawn][0]["embedding"] if drawn else []
     sites = list(dict.fromkeys(point["site"] for point in points))[:4]
-    panels = []
+    panels: list[Panel] = []
     for what in ("age", "sex"):
         for site in sites:
             here = [point for point in points if point["site"] == site]
@@ -195,7 +196,7 @@ def _embedding(by_arm: Mapping[str, Any], labels: Mapping[str, str]) -> Figure:
 
 def _texts(texts: Mapping[str, Any] | None) -> Figure:
     """Topic drift, and clusters of the hospitals' texts (Fig. 1)."""
-    panels = []
+    panels: list[Panel] = []
     if texts:
         colours = {site: COLOURS[i % len(COLOURS)] for i, site in enumerate(texts["clusters"])}
         drift = [

@@ -22,8 +22,10 @@ COLOURS = ("#0072b2", "#d55e00", "#00855f", "#b0508a", "#a87500", "#3590c9", "#6
 INK, MUTED, GRID, FADED = "#18212c", "#566273", "#e3e8ee", "#d3dae3"
 _VARIABLES = {colour: f"var(--site-{i})" for i, colour in enumerate(COLOURS)}
 _VARIABLES |= {INK: "var(--ink)", MUTED: "var(--muted)", GRID: "var(--grid)", FADED: "var(--line)"}
+OTHERS = "other methods"
+"""Name of the faded lines, last in a legend."""
 _MARKERS = "osD^vPX"
-_STYLE = {
+_STYLE: dict[Any, Any] = {
     "font.size": 9,
     "font.family": "sans-serif",
     "svg.fonttype": "none",  # text stays text
@@ -86,6 +88,7 @@ class Figure:
     about: str
     panels: Sequence[Panel]
     columns: int = 3
+    share_y: bool = False
 
 
 @dataclass(frozen=True)
@@ -113,7 +116,8 @@ def draw(figure: Figure, folder: Path) -> Drawn:
         canvas.savefig(text, format="svg", transparent=True, metadata={"Date": None})
         canvas.savefig(folder / f"{figure.name}.svg", facecolor="white", metadata={"Date": None})
         canvas.savefig(folder / f"{figure.name}.png", facecolor="white", dpi=160)
-    return Drawn(figure.title, figure.about, _inline(text.getvalue(), figure.title))
+    widest = round(96 * _PANEL[0] * min(figure.columns, len(figure.panels)))
+    return Drawn(figure.title, figure.about, _inline(text.getvalue(), figure.title, widest))
 
 
 def _canvas(figure: Figure) -> Any:
@@ -125,13 +129,14 @@ def _canvas(figure: Figure) -> Any:
     named = {line.name: None for panel in figure.panels for line in panel.lines if line.name}
     legend_rows = math.ceil(sum(len(name) + 7 for name in named) / (24 * columns)) if named else 0
     canvas = Canvas(figsize=(_PANEL[0] * columns, tallest * rows + 0.2 * legend_rows), layout="constrained")
-    grid = canvas.subplots(rows, columns, squeeze=False).ravel()
+    grid = canvas.subplots(rows, columns, squeeze=False, sharey=figure.share_y).ravel()
     handles: dict[str, Any] = {}
     for axes, panel in zip(grid, figure.panels, strict=False):
         _fill(axes, panel, handles)
     for axes in grid[len(figure.panels) :]:
         axes.set_axis_off()
     if handles:
+        handles = dict(sorted(handles.items(), key=lambda item: item[0] == OTHERS))
         many = max(1, math.ceil(len(handles) / legend_rows))
         canvas.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=many, fontsize=8.5)
     return canvas
@@ -158,6 +163,7 @@ def _fill(axes: Any, panel: Panel, handles: dict[str, Any]) -> None:
         axes.set_yticks([])
         return
     axes.grid(True, linewidth=0.7)
+    axes.yaxis.set_major_formatter(lambda value, _: f"{value:.4g}".replace("-", "−"))
     ticks = sorted({x for line in panel.lines if line.kind == "line" for x in line.x})
     if panel.log_x:
         axes.set_xscale("log")
@@ -179,12 +185,13 @@ def _line(axes: Any, line: Line) -> Any:
     return drawn
 
 
-def _inline(svg: str, title: str) -> Markup:
-    """The drawing as a part of a page: without header and size of its own, in the page's colours."""
+def _inline(svg: str, title: str, widest: int) -> Markup:
+    """The drawing as a part of a page, at most ``widest`` px wide, in the page's colours."""
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"<metadata>.*?</metadata>|<style[^>]*>.*?</style>|<!--.*?-->", "", svg, flags=re.DOTALL)
     svg = re.sub(r' (width|height)="[\d.]+pt"', "", svg, count=2)
     svg = re.sub(r'<g id="[^"]*"', "<g", svg)  # nothing refers to groups, and other figures have the same ids
     for colour, variable in _VARIABLES.items():
         svg = svg.replace(colour, variable)
-    return Markup(svg.replace("<svg ", f'<svg role="img" aria-label="{Markup.escape(title)}" ', 1))
+    about = f'role="img" aria-label="{Markup.escape(title)}" style="max-width:{widest}px"'
+    return Markup(svg.replace("<svg ", f"<svg {about} ", 1))

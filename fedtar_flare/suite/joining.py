@@ -95,7 +95,7 @@ def _figure(found: Sequence[Gain], suite: Suite, score: str) -> Figure:
         "that are in every panel; the shade is the 95 % interval over patients and seeds."
     )
     title = f"When does joining pay? Gain in {SCORES[score].label}"
-    return Figure(f"joining_{score}", title, about, panels, columns=max(1, columns))
+    return Figure(f"joining_{score}", title, about, panels, columns=max(1, columns), share_y=True)
 
 
 def _gain_label(score: str) -> str:

@@ -44,7 +44,6 @@ def page(folder: Path, suite: Suite, results: Sequence[Done]) -> str:
     joined = [shown.pop(figure.name) for figure in joining if figure.name in shown]
     main = _main(own, suite, labels) if own else []
     alone = labels.get(suite.compared_with, suite.compared_with)
-    joined_tables = [tables.cases(found, suite, alone), tables.grid(found, suite)] if found else []
     return render(
         "comparison.html",
         suite=suite,
@@ -53,7 +52,8 @@ def page(folder: Path, suite: Suite, results: Sequence[Done]) -> str:
         seeds=len({one.cell.seed for one in results}),
         drawn=can_draw(),
         joining=joined,
-        joining_tables=[table for table in joined_tables if table.rows],
+        cases=tables.cases(found, suite, alone),
+        grid=tables.grid(found, suite),
         tables=[table for table in (*main, tables.left_out(results, suite)) if table.rows],
         figures=list(shown.values()),
         scaling=scaling(list(SUMS)),

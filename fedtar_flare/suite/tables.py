@@ -165,9 +165,9 @@ def differences(against: Sequence[Difference], labels: Mapping[str, str], refere
     rows = [[labels[arm], *(_difference(by_score.get(n)) for n in COMPARED)] for arm, by_score in by_arm.items()]
     about = (
         "On the same test patients of the hospitals that took part, all hospitals together: mean over seeds, 95 % "
-        "interval over patients and seeds (5,000 replicates), and p of a permutation of the two methods' results patient by "
-        "patient, corrected after Holm for the number of methods. A p is about these hospitals; with one seed it says "
-        "nothing of another training."
+        "interval over patients and seeds (5,000 replicates), and p of a permutation of the two methods' results "
+        "patient by patient, corrected after Holm for the number of methods. A p is about these hospitals; with one "
+        "seed it says nothing of another training."
     )
     return Table(f"Difference to {labels[reference]}", about, ["method", *(SCORES[n].label for n in COMPARED)], rows)
 

@@ -22,10 +22,15 @@ def write_results(folder: Path, cells: list[Cell]) -> None:
     for cell in cells:
         draw = np.random.default_rng([cell.seed, *cell.file_name.encode()])
         good = quality[cell.name] + (0.1 if cell.arm.method != "local" else 0.0)
+        outside = () if cell.arm.method == "local" else cell.variant.outside
         rows = [
             row
             for when, level in (("start", 0.1), ("end", good))
-            for sites, personal in ((cell.sites, True), (cell.sites, False), (cell.variant.outside, True))
+            for sites, personal in (
+                (cell.sites, True),
+                (cell.sites, False),
+                (outside, True),
+            )
             if personal or cell.arm.method == "fedtar"
             for site in sites
             for patient in range(PATIENTS)
