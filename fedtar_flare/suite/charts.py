@@ -150,7 +150,7 @@ def _variance(sites: Mapping[str, Any]) -> float | None:
 
 def _alphas(by_arm: Mapping[str, Any], labels: Mapping[str, str]) -> Figure:
     """Alpha of each time step (Fig. 7)."""
-    panels = []
+    panels: list[Panel] = []
     for name, results in by_arm.items():
         steps = max((len(row) - 1 for result in results for row in result["alphas"]), default=0)
         lines = []

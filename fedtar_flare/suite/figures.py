@@ -19,9 +19,9 @@ from markupsafe import Markup
 
 COLOURS = ("#0072b2", "#d55e00", "#00855f", "#b0508a", "#a87500", "#3590c9", "#6b7280")
 """Safe for colour-blind readers; in the style sheet ``--site-0`` to ``--site-6``."""
-INK, MUTED, GRID, FADED = "#18212c", "#566273", "#e3e8ee", "#d3dae3"
+INK, MUTED, GRID, FADED = "#18212c", "#566273", "#e3e8ee", "#97a3b1"
 _VARIABLES = {colour: f"var(--site-{i})" for i, colour in enumerate(COLOURS)}
-_VARIABLES |= {INK: "var(--ink)", MUTED: "var(--muted)", GRID: "var(--grid)", FADED: "var(--line)"}
+_VARIABLES |= {INK: "var(--ink)", MUTED: "var(--muted)", GRID: "var(--grid)", FADED: "var(--muted)"}
 OTHERS = "other methods"
 """Name of the faded lines, last in a legend."""
 _MARKERS = "osD^vPX"
@@ -174,12 +174,15 @@ def _fill(axes: Any, panel: Panel, handles: dict[str, Any]) -> None:
 
 def _line(axes: Any, line: Line) -> Any:
     if line.kind == "points":
-        return axes.scatter(line.x, line.y, s=11, color=line.colour, linewidths=0)
+        return axes.scatter(line.x, line.y, s=14, color=line.colour, linewidths=0)
     if line.kind == "guide":
         return axes.plot(line.x, line.y, color=line.colour, linestyle="--", linewidth=1)[0]
     faded = line.colour == FADED
-    marker = None if faded else _MARKERS[COLOURS.index(line.colour) if line.colour in COLOURS else 0]
-    (drawn,) = axes.plot(line.x, line.y, color=line.colour, marker=marker, markersize=4, linewidth=1 if faded else 1.6)
+    marker = _MARKERS[COLOURS.index(line.colour) if line.colour in COLOURS else 0]
+    style: dict[str, Any] = (
+        {"linewidth": 1, "alpha": 0.45} if faded else {"linewidth": 1.6, "marker": marker, "markersize": 4}
+    )
+    (drawn,) = axes.plot(line.x, line.y, color=line.colour, **style)
     if line.low and not faded:
         axes.fill_between(line.x, line.low, line.high, color=line.colour, alpha=0.15, linewidth=0)
     return drawn

@@ -122,7 +122,7 @@ def _result(cell: Cell, good, draw):
             if cell.arm.method != "local"
         },
         "embedding": [
-            {"site": s, "x": float(draw.normal()), "y": float(draw.normal()), "age": age, "sex": "FM"[age % 2]}
+            {"site": s, "x": float(draw.normal()), "y": float(draw.normal()), "age": age, "sex": "FM"[age // 2 % 2]}
             for s in cell.sites
             for age in range(40, 90, 2)
         ]
