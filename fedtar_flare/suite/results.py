@@ -38,7 +38,9 @@ class Done:
 
     def generic(self, when: str = "end") -> list[Row]:
         """Of the shared adapter alone at the hospitals that took part; empty for a method that shares nothing."""
-        return self.members(when, personal=False) or (self.members(when) if self.result["shares"] else [])
+        if not self.result["shares"]:
+            return []
+        return self.members(when, personal=False) or self.members(when)
 
     def outside(self, when: str = "end") -> list[Row]:
         """Of the shared adapter alone at hospitals outside."""

@@ -69,7 +69,7 @@ def _summary(name: str, results: list[dict[str, Any]]) -> Summary:
         for values, event in ((before, evaluations[0]), (after, scored)):
             _add(values["members"], (site["all"] for site in event["sites"].values()))
             # without a personal part, the shared adapter alone is all there is
-            shared = event["generic"] or (event["sites"] if result["shares"] else {})
+            shared = (event["generic"] or event["sites"]) if result["shares"] else {}
             _add(values["generic"], (site["all"] for site in shared.values()))
         for values, when in ((before, "start"), (after, "end")):
             _add(values["outside"], (hospital[when]["all"] for hospital in result["outside"].values()))

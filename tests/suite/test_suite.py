@@ -152,6 +152,7 @@ class Raising(Cell):
         raise CannotBeSent("out of", "luck")
 
 
+@pytest.mark.slow
 def test_two_processes_run_what_can_be_run(tmp_path, monkeypatch):
     """A hospital that joins late, all patients in one place, a killed process, and an error that cannot be sent."""
     monkeypatch.setenv("FEDTAR_HOME", str(tmp_path / "home"))
