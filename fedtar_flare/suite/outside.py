@@ -11,6 +11,7 @@ import torch
 
 from fedtar_flare.flare.checkpoint import BEST, load
 from fedtar_flare.flare.recipe import MethodRecipe
+from fedtar_flare.learning.device import choose_device
 from fedtar_flare.learning.learner import ReportLearner
 from fedtar_flare.protocol.tasks import TRAIN
 from fedtar_flare.site.cohort import prepare_site
@@ -55,9 +56,10 @@ def shared_alone(recipe: MethodRecipe, results: Path, hospitals: Sequence[str], 
 
 def _learner(recipe: MethodRecipe, hospital: str) -> ReportLearner:
     """The method's model with the shared adapter and nothing else, on a hospital's patients."""
-    executor = recipe.executor
+    executor, config = recipe.executor, site_config(hospital)
+    device, autocast = choose_device(config.device, config.precision)
     cohort, _ = prepare_site(
-        site_config(hospital),
+        config,
         hospital,
         model=executor.model_config,
         data=executor.data_config,
@@ -70,4 +72,6 @@ def _learner(recipe: MethodRecipe, hospital: str) -> ReportLearner:
         training=executor.training_config,
         cohort=cohort,
         seed=executor.seed,
+        device=device,
+        autocast=autocast,
     )

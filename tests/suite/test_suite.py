@@ -10,7 +10,9 @@ import yaml
 from command import fedtar_here
 
 from fedtar_flare.errors import ConfigError
+from fedtar_flare.record.events import Evaluation, SiteScores
 from fedtar_flare.suite.against import differences, value
+from fedtar_flare.suite.collect import scored_round
 from fedtar_flare.suite.file import Suite, read_suite
 from fedtar_flare.suite.plan import Cell, cells, merged
 from fedtar_flare.suite.results import done
@@ -150,6 +152,25 @@ class Raising(Cell):
 
     def build(self, threads=1):
         raise CannotBeSent("out of", "luck")
+
+
+def scored(round_, sites, generic=()):
+    parts = ({site: SiteScores() for site in names} for names in (sites, generic))
+    return Evaluation(round=round_, **dict(zip(("sites", "generic"), parts, strict=True)))
+
+
+@pytest.mark.parametrize(
+    ("evaluations", "best", "expected"),
+    [
+        ([scored(0, "ab"), scored(1, "ab"), scored(2, "ab")], 1, 1),
+        ([scored(0, "ab"), scored(2, "ab")], 1, 2),  # the best was not scored
+        ([scored(0, "ab"), scored(1, "ab"), scored(2, "ab")], None, 2),  # nobody has validation patients
+        ([scored(0, "a"), scored(1, "a"), scored(2, "ab")], 1, 2),  # b came late
+        ([scored(0, "ab"), scored(1, "ab"), scored(2, "ab", "ab")], 1, 2),  # fine-tuned at the end
+    ],
+)
+def test_all_scores_are_of_the_best_round_that_can_be_compared(evaluations, best, expected):
+    assert scored_round(evaluations, best) == expected
 
 
 @pytest.mark.slow
