@@ -45,6 +45,7 @@ def collect(cell: Cell, recipe: MethodRecipe, results: Path, kept: Path) -> tupl
     outside = shared_alone(recipe, results, cell.variant.outside, chosen)
     states = {site: _state(site, start.run_id) for site in cell.sites}
     rows = [row for site, state in states.items() for row in _rows(site, state, chosen)] + outside.rows
+    own = not cell.variant.values  # figures of patients and texts are of the suite's own hospitals
     after = version(chosen, recipe.controller.time_steps)
     result = {
         "arm": cell.name,
@@ -69,9 +70,10 @@ def collect(cell: Cell, recipe: MethodRecipe, results: Path, kept: Path) -> tupl
         + [[one.round, *one.alpha_after] for one in of_kind(events, Outer)],
         "evaluations": [event.model_dump(mode="json") for event in evaluations],
         "outside": outside.scores,
-        "embedding": [point for site, state in states.items() for point in embedding(recipe, site, state, after)],
+        "embedding": [p for site, state in states.items() if own for p in embedding(recipe, site, state, after)],
     }
-    keep_texts(cell, recipe, kept)
+    if own:
+        keep_texts(cell, recipe, kept)
     for state in states.values():
         shutil.rmtree(state.folder, ignore_errors=True)
     return result, rows
