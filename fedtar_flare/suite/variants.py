@@ -46,8 +46,8 @@ def variants(suite: Suite) -> list[Variant]:
         found.append(replace(_variant(suite, name, suite.sites, hospitals), values={"case": name}))
     for site in suite.sites if suite.leave_one_out else ():
         others = tuple(other for other in suite.sites if other != site)
-        left_out = _variant(suite, f"without-{site}", others, suite.hospitals)
-        found.append(replace(left_out, outside=(site,), values={"left_out": site}))
+        left_out = _variant(suite, f"without-{site}", others, suite.hospitals, outside=(site,))
+        found.append(replace(left_out, values={"left_out": site}))
     return found if suite.joining else [own, *found]
 
 
@@ -70,12 +70,14 @@ def _variant(
     sites: Sequence[str],
     hospitals: Mapping[str, Any],
     options: Mapping[str, Any] | None = None,
+    outside: tuple[str, ...] | None = None,
 ) -> Variant:
     known = {site: build(Hospital, values, f"hospital '{site}'") for site, values in hospitals.items()}
+    outside = suite.outside if outside is None else outside
     cohort = {}
-    for site in (*sites, *suite.outside):
+    for site in (*sites, *outside):
         own = known[site].cohort if site in known else {}
         cohort[site] = {**suite.cohort, **(options or {}), **own}
         build(CohortOptions, cohort[site], f"cohort of {site}")
     joins = {site: known[site].joins for site in sites if site in known and known[site].joins > 1}
-    return Variant(name, tuple(sites), suite.outside, cohort if any(cohort.values()) else {}, joins)
+    return Variant(name, tuple(sites), outside, cohort if any(cohort.values()) else {}, joins)

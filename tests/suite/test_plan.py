@@ -63,12 +63,13 @@ def test_a_case_differs_in_its_hospitals_alone():
 
 
 def test_each_hospital_is_left_out_once_of_every_arm_that_shares_something():
-    planned = cells(Suite(**SMALL, leave_one_out=True))
+    planned = cells(Suite(**SMALL, leave_one_out=True, cohort={"patients": 4}))
     turns = [cell for cell in planned if cell.variant.values]
     assert {cell.name for cell in turns} == {"fedavg"} and len(planned) == 5
     for cell in turns:
         assert cell.variant.outside == (cell.variant.values["left_out"],)
         assert {*cell.sites, *cell.variant.outside} == set(SMALL["sites"]) and len(cell.sites) == 2
+        assert cell.variant.cohort == {site: {"patients": 4} for site in SMALL["sites"]}
 
 
 @pytest.mark.parametrize(
