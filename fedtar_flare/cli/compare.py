@@ -24,11 +24,11 @@ def compare(arguments: argparse.Namespace) -> int:
     What has a result is not run again: the command goes on where it was stopped.
     """
     from fedtar_flare.errors import ConfigError
-    from fedtar_flare.suite.against import differences
+    from fedtar_flare.suite.file import read_suite
+    from fedtar_flare.suite.hospitals import require_hospitals
     from fedtar_flare.suite.page import write_page
-    from fedtar_flare.suite.plan import cells, read_suite
+    from fedtar_flare.suite.plan import cells
     from fedtar_flare.suite.run import run_suite
-    from fedtar_flare.suite.summary import summaries
 
     if arguments.processes < 1:
         raise ConfigError(f"--processes must be at least 1, not {arguments.processes}")
@@ -37,11 +37,11 @@ def compare(arguments: argparse.Namespace) -> int:
         raise ConfigError(f"--only {odd[0]}: the suite's arms are {', '.join(suite.arms)}")
     planned = cells(suite)
     chosen = [cell for cell in planned if not arguments.only or cell.name in arguments.only]
+    if not arguments.page:
+        require_hospitals(suite)
     failed = [] if arguments.page else run_suite(arguments.output, chosen, processes=arguments.processes)
-    done = summaries(arguments.output, planned)
-    if done:
-        against = differences(arguments.output, planned, suite.compared_with)
-        print(f"page: {write_page(arguments.output, suite, done, against)}")
+    page = write_page(arguments.output, suite, planned)
+    print(f"page: {page}" if page else "no run is done yet: there is nothing to compare")
     for line in failed:
         print(f"failed: {line}")
-    return 1 if failed or not done else 0
+    return 1 if failed or page is None else 0

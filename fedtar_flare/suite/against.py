@@ -1,12 +1,9 @@
-"""Each arm against the reference: the difference of a score on the same patients, with its interval and p value."""
+"""Scores of arms over patients and seeds with their intervals, and each arm against the reference."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -21,12 +18,8 @@ from fedtar_flare.metrics.significance import (
     mean_score,
     over_seeds,
 )
-from fedtar_flare.suite.plan import Cell
-from fedtar_flare.suite.run import rows_file
-from fedtar_flare.synthetic.vocabulary import KNOWN_FINDINGS, NEW_FINDINGS
-
-Row = dict[str, Any]
-"""Scores of one report, as :func:`fedtar_flare.learning.evaluation.report_rows` gives them, with its ``site``."""
+from fedtar_flare.suite.results import Done, Row
+from fedtar_flare.synthetic.vocabulary import FINDINGS, KNOWN_FINDINGS, NEW_FINDINGS
 
 
 @dataclass(frozen=True)
@@ -39,36 +32,39 @@ class Difference:
     p: float
 
 
-def differences(folder: Path, cells: Sequence[Cell], reference: str) -> list[Difference]:
+def differences(results: Sequence[Done], reference: str) -> list[Difference]:
     """All arms against the reference, on the seeds that both have; reports of the hospitals that took part.
 
     Patients of all hospitals are drawn together. The interval is over patients and seeds (hierarchical bootstrap), p of
     a permutation of the two arms' results patient by patient.
     """
-    rows = {(cell.name, cell.seed): _rows(folder, cell) for cell in cells if rows_file(folder, cell).is_file()}
+    rows = {(one.cell.name, one.cell.seed): one.members() for one in results}
     found = []
-    for score, sums in SCORES.items():
+    for score in COMPARED:
         of_score: list[Difference] = []
-        for arm in dict.fromkeys(cell.name for cell in cells if cell.name != reference):
-            seeds = [seed for name, seed in rows if name == arm and (reference, seed) in rows]
-            ours, theirs = ([sums(rows[name, seed]) for seed in seeds] for name in (arm, reference))
-            pairs = [(a, b) for a, b in zip(ours, theirs, strict=True) if a is not None and b is not None]
-            if not pairs:
-                continue
-            a, b = (list(side) for side in zip(*pairs, strict=True))
-            p = compare(_pooled(a), _pooled(b)).p
-            of_score.append(Difference(arm, score, over_seeds(a, b), p))
+        for arm in dict.fromkeys(one.cell.name for one in results if one.cell.name != reference):
+            a, b = paired(
+                score, [(rows[arm, s], rows[reference, s]) for n, s in rows if n == arm and (reference, s) in rows]
+            )
+            if a:
+                of_score.append(Difference(arm, score, over_seeds(a, b), compare(_pooled(a), _pooled(b)).p))
         known = {one.arm: one.p for one in of_score if np.isfinite(one.p)}
         corrected = holm(known)
         found += [Difference(o.arm, o.score, o.difference, corrected.get(o.arm, float("nan"))) for o in of_score]
     return found
 
 
-def _rows(folder: Path, cell: Cell) -> list[Row]:
-    """Rows of the hospitals that took part, with the personal part where there is one."""
-    lines = rows_file(folder, cell).read_text(encoding="utf-8").splitlines()
-    rows = [json.loads(line) for line in lines]
-    return [row for row in rows if row["site"] in cell.sites and row["personal"]]
+def paired(score: str, runs: Iterable[tuple[list[Row], list[Row]]]) -> tuple[list[PatientSums], list[PatientSums]]:
+    """Sums of both systems, seed by seed, where both have the score."""
+    sums = [(SUMS[score](a), SUMS[score](b)) for a, b in runs]
+    pairs = [(a, b) for a, b in sums if a is not None and b is not None]
+    return [a for a, _ in pairs], [b for _, b in pairs]
+
+
+def value(score: str, runs: Iterable[list[Row]]) -> Interval | None:
+    """A score's mean over seeds with its interval over patients and seeds; None where nobody has it."""
+    sums = [one for rows in runs if (one := SUMS[score](rows)) is not None]
+    return over_seeds(sums, replicates=OF_VALUES) if sums else None
 
 
 def _pooled(runs: Sequence[PatientSums]) -> PatientSums:
@@ -81,15 +77,21 @@ def _patients(rows: Sequence[Row]) -> list[tuple[str, str]]:
     return [(row["site"], row["patient_id"]) for row in rows]
 
 
-def _cider(rows: Sequence[Row]) -> PatientSums | None:
-    return mean_score(_patients(rows), [row["cider"] for row in rows]) if rows else None
+def _mean(name: str) -> Callable[[Sequence[Row]], PatientSums | None]:
+    def mean(rows: Sequence[Row]) -> PatientSums | None:
+        return mean_score(_patients(rows), [row[name] for row in rows]) if rows else None
+
+    return mean
 
 
-def _bleu(rows: Sequence[Row]) -> PatientSums | None:
-    if not rows:
-        return None
-    columns = {name: np.asarray([row[name] for row in rows]) for name in LanguageStatistics.__dataclass_fields__}
-    return bleu_score(_patients(rows), LanguageStatistics(**columns))
+def _bleu(n: int) -> Callable[[Sequence[Row]], PatientSums | None]:
+    def bleu(rows: Sequence[Row]) -> PatientSums | None:
+        if not rows:
+            return None
+        columns = {name: np.asarray([row[name] for row in rows]) for name in LanguageStatistics.__dataclass_fields__}
+        return bleu_score(_patients(rows), LanguageStatistics(**columns), n)
+
+    return bleu
 
 
 def _findings(names: Collection[str]) -> Callable[[Sequence[Row]], PatientSums | None]:
@@ -104,10 +106,20 @@ def _findings(names: Collection[str]) -> Callable[[Sequence[Row]], PatientSums |
     return f1
 
 
-SCORES: dict[str, Callable[[Sequence[Row]], PatientSums | None]] = {
-    "bleu_4": _bleu,
-    "cider": _cider,
+SUMS: dict[str, Callable[[Sequence[Row]], PatientSums | None]] = {
+    "bleu_1": _bleu(1),
+    "bleu_4": _bleu(4),
+    "rouge_l": _mean("rouge_l"),
+    "cider": _mean("cider"),
+    "finding_f1": _findings(FINDINGS),
     "finding_f1_known": _findings(KNOWN_FINDINGS),
     "finding_f1_new": _findings(NEW_FINDINGS),
+    "token_loss": _mean("token_loss"),
 }
-"""Scores that are compared, by their names in the registry."""
+"""What a patient adds to each score that tables give with an interval, by its name in the registry."""
+
+OF_VALUES = 1_000
+"""Bootstrap replicates of a value; differences, on which a decision may rest, have five times as many."""
+
+COMPARED = ("bleu_4", "cider", "finding_f1_known", "finding_f1_new")
+"""Scores in which arms are compared."""

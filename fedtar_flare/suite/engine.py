@@ -40,6 +40,7 @@ class InThisProcess:
         folder: stands for the server's run folder.
         sites: by name.
         order_of_arrival: permutes the sites before they are asked.
+        joins: round in which a site connects, of those that are not there from the start.
         settings: of the controller.
     """
 
@@ -50,16 +51,26 @@ class InThisProcess:
         folder: Path,
         sites: Mapping[str, LocalSite],
         order_of_arrival: Callable[[Sequence[str]], Sequence[str]] = sorted,
+        joins: Mapping[str, int] | None = None,
         **settings: Any,
     ):
         super().__init__(**settings)
         self.folder, self.local_sites, self.order_of_arrival = folder, sites, order_of_arrival
         self.fl_ctx = FLContext()
         self.abort_signal = Signal()
-        self.engine = SimpleNamespace(get_clients=lambda: [Client(name, name) for name in self.local_sites])
+        self.joins, self.running_round = dict(joins or {}), 1
+        self.engine = SimpleNamespace(get_clients=self._connected)
         self.panics: list[str] = []
         self.disconnected: set[str] = set()
         self.silent_until = 0.0
+
+    def _connected(self) -> list[Client]:
+        return [Client(name, name) for name in self.local_sites if self.joins.get(name, 1) <= self.running_round]
+
+    def _welcome(self, w: Any, r: int) -> None:
+        """Sites that begin with round r are connected from now on, and the controller lets them in."""
+        self.running_round = r
+        super()._welcome(w, r)  # type: ignore[misc]
 
     def get_run_dir(self) -> str:
         return str(self.folder)
@@ -97,7 +108,8 @@ class InThisProcess:
         for site in self.order_of_arrival(targets):
             try:
                 answer = self.deliver(site, task_name, FLModelUtils.to_shareable(data))
-            except Exception:
+            except Exception as error:
+                self.exception(f"task '{task_name}' raised at {site}: {error}")  # type: ignore[attr-defined]
                 answer = make_reply(ReturnCode.EXECUTION_EXCEPTION)
             if answer is None:
                 silent = True
@@ -147,8 +159,12 @@ class ExecutorSite:
         return answer if answer.get_return_code() not in (None, ReturnCode.OK) else self.guard.process(answer, context)
 
 
-def run_in_process(recipe: MethodRecipe, sites: int | Sequence[str], folder: Path) -> Path:
+def run_in_process(
+    recipe: MethodRecipe, sites: int | Sequence[str], folder: Path, joins: Mapping[str, int] | None = None
+) -> Path:
     """Run a recipe in this process, its sites one after the other; returns the results folder, ``<folder>/fedtar``.
+
+    ``joins``: round in which a site begins, of those that come late, as one that connects to a running job does.
 
     Raises:
         ConfigError: the number or a name of the sites is not allowed.
@@ -161,7 +177,7 @@ def run_in_process(recipe: MethodRecipe, sites: int | Sequence[str], folder: Pat
     for place in places.values():
         place.workspace.mkdir(parents=True, exist_ok=True)
     kind = type("Controller", (InThisProcess, recipe.controller_class), {})
-    controller = kind(folder=folder, sites=places, **recipe.controller_settings)
+    controller = kind(folder=folder, sites=places, joins=joins, **recipe.controller_settings)
     controller.run()
     if (status := run_status(controller.results_folder)) != "completed":
         raise FedTARError(f"the run in {folder} did not complete ({status})")

@@ -9,17 +9,18 @@ from typing import Any
 
 import torch
 
-from fedtar_flare.flare.checkpoint import load
+from fedtar_flare.flare.checkpoint import BEST, load
 from fedtar_flare.flare.recipe import MethodRecipe
+from fedtar_flare.learning.device import choose_device
 from fedtar_flare.learning.learner import ReportLearner
 from fedtar_flare.protocol.tasks import TRAIN
 from fedtar_flare.site.cohort import prepare_site
-from fedtar_flare.site.site_file import load_site_config
+from fedtar_flare.suite.hospitals import site_config
 
 
 @dataclass
 class Outside:
-    """Scores of the adapter before training (``start``) and of the best round (``end``).
+    """Scores of the adapter before training (``start``) and of the round asked for (``end``).
 
     Args:
         scores: hospital to ``{"start": ..., "end": ...}`` as :func:`fedtar_flare.learning.evaluation.cells` gives them.
@@ -30,15 +31,20 @@ class Outside:
     rows: list[dict[str, Any]] = field(default_factory=list)
 
 
-def shared_alone(recipe: MethodRecipe, results: Path, hospitals: Sequence[str]) -> Outside:
-    """Score a finished run's shared adapter at hospitals outside; empty for a method that shares nothing."""
+def shared_alone(recipe: MethodRecipe, results: Path, hospitals: Sequence[str], round_: int) -> Outside:
+    """Score a finished run's shared adapter of a round (the best or the last) at hospitals outside.
+
+    Empty for a method that shares nothing.
+    """
     outside = Outside()
     if not recipe.contract.task(TRAIN).up:
         return outside
-    best = load(results / "checkpoint" / "best.safetensors").weights
+    checkpoint = load(results / "checkpoint" / BEST)
+    if checkpoint.round != round_:
+        checkpoint = load(results / "checkpoint" / f"round-{round_:04d}.safetensors")
     for hospital in hospitals:
         learner = _learner(recipe, hospital)
-        states: Mapping[str, Mapping[str, torch.Tensor]] = {"start": learner.shared(), "end": best}
+        states: Mapping[str, Mapping[str, torch.Tensor]] = {"start": learner.shared(), "end": checkpoint.weights}
         outside.scores[hospital] = {}
         for when, weights in states.items():
             learner.load_shared(weights)
@@ -50,9 +56,10 @@ def shared_alone(recipe: MethodRecipe, results: Path, hospitals: Sequence[str]) 
 
 def _learner(recipe: MethodRecipe, hospital: str) -> ReportLearner:
     """The method's model with the shared adapter and nothing else, on a hospital's patients."""
-    executor = recipe.executor
+    executor, config = recipe.executor, site_config(hospital)
+    device, autocast = choose_device(config.device, config.precision)
     cohort, _ = prepare_site(
-        load_site_config(hospital, workspace=None, simulator=True),
+        config,
         hospital,
         model=executor.model_config,
         data=executor.data_config,
@@ -65,4 +72,6 @@ def _learner(recipe: MethodRecipe, hospital: str) -> ReportLearner:
         training=executor.training_config,
         cohort=cohort,
         seed=executor.seed,
+        device=device,
+        autocast=autocast,
     )

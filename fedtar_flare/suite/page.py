@@ -1,54 +1,97 @@
-"""``comparison.html``: a suite's arms side by side, one self-contained page."""
+"""``comparison.html``: a suite's arms side by side, one self-contained page; its figures also as SVG and PNG."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
 
-from markupsafe import Markup
-
 from fedtar_flare.files import write_text
 from fedtar_flare.metrics.registry import SCORES
-from fedtar_flare.reporting.format import NOTHING, duration, number, scaling, score, shown, size
-from fedtar_flare.reporting.plots import Series, line_chart
+from fedtar_flare.reporting.format import NOTHING, duration, scaling, score, size
 from fedtar_flare.reporting.render import render
-from fedtar_flare.suite.against import Difference
-from fedtar_flare.suite.plan import Suite
-from fedtar_flare.suite.summary import WHERE, Summary
+from fedtar_flare.suite import tables
+from fedtar_flare.suite.against import SUMS, differences
+from fedtar_flare.suite.charts import figures
+from fedtar_flare.suite.figures import can_draw, draw
+from fedtar_flare.suite.file import Suite
+from fedtar_flare.suite.joining import gains, joining_figures
+from fedtar_flare.suite.plan import Cell
+from fedtar_flare.suite.results import Done, done
+from fedtar_flare.suite.run import RESULTS
+from fedtar_flare.suite.summary import WHERE, Summary, summaries
+from fedtar_flare.suite.tables import Table, head
+from fedtar_flare.suite.texts import read_texts
 
-PAGE = "comparison.html"
+PAGE, FIGURES = "comparison.html", "figures"
 
 
-def write_page(folder: Path, suite: Suite, arms: Sequence[Summary], against: Sequence[Difference]) -> Path:
-    """Write the page of the arms that have results; returns its path."""
-    return write_text(folder / PAGE, page(suite, arms, against))
+def write_page(folder: Path, suite: Suite, cells: Sequence[Cell]) -> Path | None:
+    """Write the page of the runs that have results, and ``figures/``; returns its path, None without any result."""
+    results = done(folder, cells)
+    return write_text(folder / PAGE, page(folder, suite, results)) if results else None
 
 
-def page(suite: Suite, arms: Sequence[Summary], against: Sequence[Difference]) -> str:
+def page(folder: Path, suite: Suite, results: Sequence[Done]) -> str:
     """The page as well-formed HTML. Nothing is fetched when it is opened."""
-    names = [name for name in SCORES if any(name in arm.after[where] for arm in arms for where in WHERE)]
-    tables = [(title, head(names), rows(arms, where, names)) for where, title in WHERE.items()]
+    own = [one for one in results if not one.cell.variant.values]
+    arms = summaries(own)
+    found = gains(results, suite)
+    texts = next((t for one in results if (t := read_texts(folder / RESULTS, one.cell)) is not None), None)
+    wanted = figures(own, arms, suite.compared_with, texts) if own else []
+    joining = joining_figures(found, suite)
+    labels = {one.cell.name: one.result["label"] for one in results}
+    shown = {figure.name: draw(figure, folder / FIGURES) for figure in (*joining, *wanted)} if can_draw() else {}
+    joined = [shown.pop(figure.name) for figure in joining if figure.name in shown]
+    main = _main(own, suite, labels) if own else []
+    alone = labels.get(suite.compared_with, suite.compared_with)
     return render(
         "comparison.html",
         suite=suite,
-        seeds=max((len(arm.seeds) for arm in arms), default=0),
-        tables=[(title, columns, lines) for title, columns, lines in tables if lines],
-        scaling=scaling(names),
-        reference=next((arm.label for arm in arms if arm.name == suite.compared_with), ""),
-        compared=["method", *(SCORES[name].label for name in dict.fromkeys(one.score for one in against))],
-        against=_against(arms, against),
-        charts=_charts(arms),
+        runs=len(results),
+        arms=len(labels),
+        seeds=len({one.cell.seed for one in results}),
+        drawn=can_draw(),
+        joining=joined,
+        cases=tables.cases(found, suite, alone),
+        grid=tables.grid(found, suite),
+        tables=[table for table in (*main, tables.left_out(results, suite)) if table.rows],
+        figures=list(shown.values()),
+        scaling=scaling(list(SUMS)),
+        every=_every(arms),
+        rounds=_rounds(arms),
         costs=[
             [arm.label, str(len(arm.seeds)), duration(arm.seconds), size(arm.bytes) if arm.bytes else NOTHING]
             for arm in arms
         ],
+        versions=results[0].result["versions"],
         time_steps=1,
     )
 
 
-def head(names: Sequence[str]) -> list[str]:
-    """Column heads of a table of scores; an arrow says which way is better."""
-    return ["method", *(f"{SCORES[n].label} {'↑' if SCORES[n].higher_is_better else '↓'}" for n in names)]
+def _main(own: Sequence[Done], suite: Suite, labels: dict[str, str]) -> list[Table]:
+    """In the paper's shape: at the hospitals that took part, with and without the personal part, and outside."""
+    against = differences(own, suite.compared_with)
+    about = {
+        "members": "With each hospital's personal part where the method has one.",
+        "generic": "What a method's shared adapter knows by itself, without any personal part.",
+        "outside": "Hospitals that never took part and get the shared adapter of the same round.",
+    }
+    made = [
+        tables.scores(WHERE["members"], about["members"], own, lambda one, when: one.members(when), against),
+        tables.scores(WHERE["generic"], about["generic"], own, lambda one, when: one.generic(when)),
+        tables.scores(WHERE["outside"], about["outside"], own, lambda one, when: one.outside(when)),
+    ]
+    if against:
+        made.insert(1, tables.differences(against, labels, suite.compared_with))
+    return made
+
+
+def _every(arms: Sequence[Summary]) -> list[Table]:
+    """All scores, as means over hospitals."""
+    names = [name for name in SCORES if any(name in arm.after[where] for arm in arms for where in WHERE)]
+    return [
+        Table(title, "", head(names), lines) for where, title in WHERE.items() if (lines := rows(arms, where, names))
+    ]
 
 
 def rows(arms: Sequence[Summary], where: str, names: Sequence[str]) -> list[list[str]]:
@@ -57,7 +100,7 @@ def rows(arms: Sequence[Summary], where: str, names: Sequence[str]) -> list[list
     if not measured:
         return []
     first = measured[0].before[where]
-    start = ["warm start", *(score(n, sum(first[n]) / len(first[n]) if n in first else None) for n in names)]
+    start = [tables.WARM_START, *(score(n, sum(first[n]) / len(first[n]) if n in first else None) for n in names)]
     return [start, *([arm.label, *(_value(arm, where, name) for name in names)] for arm in measured)]
 
 
@@ -66,28 +109,6 @@ def _value(arm: Summary, where: str, name: str) -> str:
     return score(name, mean) + (f" ± {score(name, spread)}" if spread is not None else "")
 
 
-def _against(arms: Sequence[Summary], against: Sequence[Difference]) -> list[list[str]]:
-    by_arm: dict[str, list[str]] = {arm.name: [arm.label] for arm in arms if any(o.arm == arm.name for o in against)}
-    for one in against:
-        value, low, high = (score(one.score, part) for part in one.difference)
-        by_arm[one.arm].append(f"{value} [{low}, {high}], p {number(one.p)}")
-    return list(by_arm.values())
-
-
-def _charts(arms: Sequence[Summary]) -> list[Markup]:
-    charts = []
-    for name, kind in SCORES.items():
-        if kind.curve:
-            curves = [(arm.label, [(r, shown(name, v)) for r, v in arm.rounds.get(name, [])]) for arm in arms]
-            title = f"{kind.label} over rounds, mean of the hospitals that took part"
-            charts.append(_chart(title, curves, f"{kind.label}{' × 100' if kind.scale == 100 else ''}"))
-    losses = [(arm.label, arm.validation) for arm in arms]
-    return [*charts, _chart("Validation loss over rounds, mean of seeds", losses, "loss per token")]
-
-
-def _chart(title: str, curves: Sequence[tuple[str, Sequence[tuple[int, float | None]]]], y_label: str) -> Markup:
-    series = [
-        Series(label, [(r, v, f"{label}, round {r}: {number(v)}") for r, v in points], index=i)
-        for i, (label, points) in enumerate(curves)
-    ]
-    return line_chart(title, series, x_label="round", y_label=y_label)
+def _rounds(arms: Sequence[Summary]) -> str:
+    """Which round each arm was scored at."""
+    return "; ".join(f"{arm.label}: {', '.join(map(str, arm.scored))}" for arm in arms)

@@ -1,64 +1,33 @@
-"""What an experiment compares: a suite of arms (a method and its settings), each run with every seed."""
+"""The runs of a suite: each arm (a method and its settings) with every seed, on every set of hospitals."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from typing import Any
 
-from pydantic import Field
-
 from fedtar_flare.errors import ConfigError
-from fedtar_flare.files import read_yaml
 from fedtar_flare.flare.recipe import MethodRecipe
 from fedtar_flare.flare.simulation import site_names
-from fedtar_flare.methods import load, method
-from fedtar_flare.settings import Settings, build
+from fedtar_flare.methods import contract_of, load, method
+from fedtar_flare.protocol.tasks import TRAIN
+from fedtar_flare.settings import build
+from fedtar_flare.suite.file import Arm, Suite
+from fedtar_flare.suite.variants import Variant, variants
 from fedtar_flare.version import __version__
 
-_ARM = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
+FORMAT = 2
+"""Of a result; results of another format are made anew."""
 
-
-class Arm(Settings):
-    """One row of the comparison."""
-
-    method: str = Field(description="name of a method, as fedtar simulate --method takes it")
-    label: str = Field("", description="how tables name it; the arm's name by default")
-    settings: dict[str, Any] = Field({}, description="arguments of the method's recipe, over the suite's own")
-
-
-class Suite(Settings):
-    """A suite file (YAML)."""
-
-    name: str = Field(description="of the suite")
-    sites: tuple[str, ...] = Field(min_length=1, description="hospitals that take part")
-    outside: tuple[str, ...] = Field((), description="hospitals that only get the shared adapter at the end")
-    seeds: tuple[int, ...] = Field((0,), min_length=1, description="each arm is run with each of them")
-    settings: dict[str, Any] = Field({}, description="arguments of every method's recipe")
-    reference: str = Field("", description="arm that the others are compared with; the first by default")
-    arms: dict[str, dict[str, Any]] = Field(min_length=1, description="by name: method, label and settings")
-
-    @property
-    def compared_with(self) -> str:
-        """Name of the arm that the others are compared with."""
-        return self.reference or next(iter(self.arms))
-
-    def misfits(self) -> Iterator[tuple[str, str]]:
-        if self.reference and self.reference not in self.arms:
-            yield "reference", f"one of the arms {', '.join(self.arms)}"
-        if len({*self.sites, *self.outside}) < len(self.sites) + len(self.outside):
-            yield "outside", "hospitals that are not among the sites, each once"
-        if len(set(self.seeds)) < len(self.seeds):
-            yield "seeds", "different numbers"
+_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One run of the suite: an arm with a seed.
+    """One run of the suite: an arm with a seed on a set of hospitals.
 
     Args:
         name: of the arm.
@@ -69,45 +38,71 @@ class Cell:
     name: str
     arm: Arm
     seed: int
-    sites: tuple[str, ...]
-    outside: tuple[str, ...]
+    variant: Variant
     recipe: dict[str, Any]
     digest: str
 
-    def build(self) -> MethodRecipe:
-        """The recipe; :class:`ConfigError` names the arm."""
+    @property
+    def sites(self) -> tuple[str, ...]:
+        """Hospitals that take part."""
+        return self.variant.sites
+
+    @property
+    def title(self) -> str:
+        """For people: arm, hospitals and seed."""
+        return f"{self.name}{f', {self.variant.name}' if self.variant.name else ''}, seed {self.seed}"
+
+    @property
+    def file_name(self) -> str:
+        """``<arm>[-<variant>]-<seed>-<digest>``."""
+        return "-".join(filter(None, (self.name, self.variant.name, str(self.seed), self.digest)))
+
+    def build(self, threads: int = 1) -> MethodRecipe:
+        """The recipe, with so many torch threads unless it sets them; :class:`ConfigError` names the arm."""
         try:
-            return load(method(self.arm.method).recipe)(**self.recipe)
+            recipe: MethodRecipe = load(method(self.arm.method).recipe)(**{"torch_threads": threads} | self.recipe)
         except ConfigError as error:
             raise ConfigError(f"arm '{self.name}': {error}") from error
-
-
-def read_suite(path: Path) -> Suite:
-    """The suite of a file; raises :class:`ConfigError` naming the file and what does not fit."""
-    return build(Suite, read_yaml(path, "'name: value' lines, settings of a suite"), str(path))
+        if late := [f"{s} (round {r})" for s, r in self.variant.joins.items() if r > recipe.controller.num_rounds]:
+            raise ConfigError(f"{late[0]} joins after the last round, {recipe.controller.num_rounds}")
+        return recipe
 
 
 def cells(suite: Suite) -> list[Cell]:
     """All runs of a suite, seed by seed, so that every arm has a first result early; all recipes are tried at once.
 
+    An arm whose method shares nothing is not run with a hospital left out: it has nothing to give away.
+
     Raises:
-        ConfigError: an arm's name, method or settings do not fit; names the arm.
+        ConfigError: the name, method or settings of an arm, or an option of a hospital, do not fit; says which.
     """
     site_names(suite.sites)
     arms = {name: build(Arm, values, f"arm '{name}'") for name, values in suite.arms.items()}
-    if odd := [name for name in arms if not _ARM.fullmatch(name)]:
-        raise ConfigError(f"arm '{odd[0]}': a name has lower-case letters, digits, '.', '_' and '-' alone")
-    planned = [_cell(suite, name, arm, seed) for seed in suite.seeds for name, arm in arms.items()]
-    for cell in planned[: len(arms)]:
-        cell.build()
+    for what, names in (("arm", arms), ("case", suite.cases)):
+        if odd := [name for name in names if not _NAME.fullmatch(name)]:
+            raise ConfigError(f"{what} '{odd[0]}': a name has lower-case letters, digits, '.', '_' and '-' alone")
+    sharing = {name for name, arm in arms.items() if contract_of(arm.method).task(TRAIN).up}
+    several = variants(suite)
+    planned = [
+        _cell(suite, name, arm, seed, variant)
+        for seed in suite.seeds
+        for variant in several
+        for name, arm in arms.items()
+        if name in sharing or "left_out" not in variant.values
+    ]
+    for cell in planned:
+        if cell.seed == suite.seeds[0] and (cell.variant is several[0] or cell.variant.joins):
+            cell.build()
     return planned
 
 
-def _cell(suite: Suite, name: str, arm: Arm, seed: int) -> Cell:
+def _cell(suite: Suite, name: str, arm: Arm, seed: int, variant: Variant) -> Cell:
     recipe = merged(suite.settings, arm.settings) | {"seed": seed}
-    decides = [__version__, arm.method, recipe, suite.sites, suite.outside]
-    key = hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()[:12]
-    return Cell(name, arm, seed, suite.sites, suite.outside, recipe, key)
+    hospitals = asdict(variant)
+    hospitals.pop("name")
+    hospitals.pop("values")
+    key = json.dumps([FORMAT, __version__, arm.method, recipe, hospitals], sort_keys=True)
+    return Cell(name, arm, seed, variant, recipe, hashlib.sha256(key.encode()).hexdigest()[:12])
 
 
 def merged(common: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:

@@ -5,13 +5,10 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from fedtar_flare.files import read_json
 from fedtar_flare.metrics.registry import SCORES
-from fedtar_flare.suite.plan import Cell
-from fedtar_flare.suite.run import result_file
+from fedtar_flare.suite.results import Done
 
 WHERE = {
     "members": "At the hospitals that took part",
@@ -29,7 +26,7 @@ class Summary:
         seeds: those that are done.
         before, after: by a place of :data:`WHERE` and score, one mean over hospitals for each seed.
         rounds: by score, (round, mean over members and seeds).
-        validation: (round, mean validation loss over seeds).
+        scored: of each seed, the round whose scores are compared.
         seconds, bytes: mean of a run.
     """
 
@@ -39,7 +36,7 @@ class Summary:
     before: dict[str, dict[str, list[float]]]
     after: dict[str, dict[str, list[float]]]
     rounds: dict[str, list[tuple[int, float]]]
-    validation: list[tuple[int, float]]
+    scored: tuple[int, ...]
     seconds: float
     bytes: float
 
@@ -54,35 +51,31 @@ class Summary:
         return statistics.stdev(values) if len(values) > 1 else None
 
 
-def summaries(folder: Path, cells: Sequence[Cell]) -> list[Summary]:
+def summaries(results: Sequence[Done]) -> list[Summary]:
     """The arms that have a result, in the suite's order."""
-    results: dict[str, list[dict[str, Any]]] = {}
-    for cell in cells:
-        if (file := result_file(folder, cell)).is_file():
-            results.setdefault(cell.name, []).append(read_json(file))
-    return [_summary(name, several) for name, several in results.items()]
+    by_arm: dict[str, list[dict[str, Any]]] = {}
+    for one in results:
+        by_arm.setdefault(one.cell.name, []).append(one.result)
+    return [_summary(name, several) for name, several in by_arm.items()]
 
 
 def _summary(name: str, results: list[dict[str, Any]]) -> Summary:
     before: dict[str, dict[str, list[float]]] = {where: {} for where in WHERE}
     after: dict[str, dict[str, list[float]]] = {where: {} for where in WHERE}
     rounds: dict[str, dict[int, list[float]]] = {score: {} for score in SCORES}
-    validation: dict[int, list[float]] = {}
     for result in results:
         evaluations = result["evaluations"]
-        for values, event in ((before, evaluations[0]), (after, evaluations[-1])):
+        scored = next(event for event in evaluations if event["round"] == result["scored_round"])
+        for values, event in ((before, evaluations[0]), (after, scored)):
             _add(values["members"], (site["all"] for site in event["sites"].values()))
             # without a personal part, the shared adapter alone is all there is
-            shared = event["generic"] or (event["sites"] if result["outside"] else {})
+            shared = (event["generic"] or event["sites"]) if result["shares"] else {}
             _add(values["generic"], (site["all"] for site in shared.values()))
         for values, when in ((before, "start"), (after, "end")):
             _add(values["outside"], (hospital[when]["all"] for hospital in result["outside"].values()))
         for event in evaluations:
             for score, value in _means(site["all"] for site in event["sites"].values()).items():
                 rounds[score].setdefault(event["round"], []).append(value)
-        for number, loss in result["validation_loss"].items():
-            if loss is not None:
-                validation.setdefault(int(number), []).append(loss)
     return Summary(
         name=name,
         label=results[0]["label"],
@@ -90,7 +83,7 @@ def _summary(name: str, results: list[dict[str, Any]]) -> Summary:
         before=before,
         after=after,
         rounds={score: _curve(points) for score, points in rounds.items() if points},
-        validation=_curve(validation),
+        scored=tuple(result["scored_round"] for result in results),
         seconds=statistics.fmean(result["seconds"] for result in results),
         bytes=statistics.fmean(result["bytes"] for result in results),
     )

@@ -102,8 +102,8 @@ def build_cohort(
 
 
 def site_patients(asked: int, style: int, options: CohortOptions) -> int:
-    """Number of patients of a site: what was asked for, less for the smaller sites; at least one."""
-    return max(1, round(asked * options.size_ratio ** (-((style - 1) % 3) / 2)))
+    """Number of patients of a site: its own, or what was asked for, less for the smaller sites; at least one."""
+    return options.patients or max(1, round(asked * options.size_ratio ** (-((style - 1) % 3) / 2)))
 
 
 def phase_of(patient: PlannedPatient, visit: PlannedVisit, changed_from: int | None, options: CohortOptions) -> Phase:
@@ -115,7 +115,7 @@ def phase_of(patient: PlannedPatient, visit: PlannedVisit, changed_from: int | N
 def report_of(patient: PlannedPatient, visit: PlannedVisit, phase: Phase, style: int, options: CohortOptions) -> str:
     """The report of a planned visit."""
     return write_report(
-        wording_of(style, phase),
+        wording_of(style, phase, options.own_words),
         visit.findings,
         resolved=visit.resolved,
         follow_up=visit is not patient.visits[0],

@@ -94,6 +94,14 @@ class CohortOptions(Settings):
     reporting_style: int = Field(
         0, ge=0, le=6, description="wording and scanner of the site, 1 to 6; 0 takes them from the site's name"
     )
+    own_words: float = Field(
+        1.0,
+        ge=0,
+        le=1,
+        description="strength of the reporting style: share of the kinds of finding in the site's own words, the "
+        "others in those of style 1; under 0.5 the order of the report is that of style 1 too",
+    )
+    patients: int = Field(0, ge=0, description="patients of this site; 0: as many as the job asks for")
     scanner_differences: bool = Field(True, description="False gives every site the first scanner")
     new_findings: bool = Field(
         True, description="plant findings that the warm start has never seen; False: the control, with nothing to share"

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import hashlib
 import re
+from dataclasses import replace
 from typing import Literal
 
 from fedtar_flare.errors import ConfigError
 from fedtar_flare.synthetic.reports import BONES, Wording, per_kind
 from fedtar_flare.synthetic.styles_1_to_3 import STYLE_1, STYLE_2, STYLE_3
 from fedtar_flare.synthetic.styles_4_to_6 import STYLE_4, STYLE_5, STYLE_6
+from fedtar_flare.synthetic.vocabulary import KINDS
 
 Phase = Literal["before", "after"]
 
@@ -57,12 +59,20 @@ def style_of(site: str) -> int:
     return value % len(STYLES) + 1
 
 
-def wording_of(style: int, phase: Phase) -> Wording:
-    """The wording of a style.
+def wording_of(style: int, phase: Phase, own_words: float = 1.0) -> Wording:
+    """The wording of a style, with ``own_words`` (0 to 1) of the kinds in its own words and the others in style 1's.
 
     Raises:
         ConfigError: for a style outside 1 to 6.
     """
     if not 1 <= style <= len(STYLES):
         raise ConfigError(f"reporting style {style} does not exist; styles are 1 to {len(STYLES)}")
-    return STYLES[style - 1][phase == "after"]
+    own, common = STYLES[style - 1][phase == "after"], STYLES[0][phase == "after"]
+    if own_words >= 1:
+        return own
+    kept = {kind for i, kind in enumerate(KINDS) if int((i + 1) * own_words) > int(i * own_words)}  # evenly spread
+    found, sizes = (
+        {kind: (mine if kind in kept else others)[kind] for kind in KINDS}
+        for mine, others in ((own.found, common.found), (own.sizes, common.sizes))
+    )
+    return replace(own if own_words >= 0.5 else common, found=found, sizes=sizes)

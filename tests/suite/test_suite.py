@@ -1,4 +1,7 @@
 import json
+import os
+import signal
+from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -7,11 +10,15 @@ import yaml
 from command import fedtar_here
 
 from fedtar_flare.errors import ConfigError
-from fedtar_flare.suite.against import differences
-from fedtar_flare.suite.page import page
-from fedtar_flare.suite.plan import Suite, cells, merged, read_suite
-from fedtar_flare.suite.run import pending, result_file, rows_file, run_suite
+from fedtar_flare.record.events import Evaluation, SiteScores
+from fedtar_flare.suite.against import differences, value
+from fedtar_flare.suite.collect import scored_round
+from fedtar_flare.suite.file import Suite, read_suite
+from fedtar_flare.suite.plan import Cell, cells, merged
+from fedtar_flare.suite.results import done
+from fedtar_flare.suite.run import cores, pending, result_file, rows_file, run_suite
 from fedtar_flare.suite.summary import summaries
+from fedtar_flare.suite.texts import read_texts
 
 TINY = {
     "name": "try",
@@ -19,6 +26,7 @@ TINY = {
     "outside": ["site-3"],
     "settings": {
         "preset": "tiny",
+        "torch_threads": 1,
         "num_rounds": 1,
         "time_steps": 1,
         "training": {"local_steps": 1, "batch_size": 4},
@@ -55,7 +63,7 @@ def test_every_cell_has_a_result_that_says_how_it_was_made(ran):
         assert result["settings"] == cell.recipe and result["seed"] == 0 and result["versions"]["torch"]
         lines = result_file(folder, cell).with_suffix(".rows.jsonl").read_text().splitlines()
         rows = [json.loads(line) for line in lines]
-        members = [row for row in rows if row["site"] in TINY["sites"]]
+        members = [row for row in rows if row["site"] in TINY["sites"] and row["when"] == "end"]
         assert len(members) == sum(sum(counts["test"]) for counts in result["counts"].values())
         assert ("site-3" in result["outside"]) is (cell.name == "fedavg"), "local-only has nothing to give away"
     assert not state, "a finished run leaves no state of its sites"
@@ -76,18 +84,25 @@ def test_the_page_compares_the_arms_where_they_were_scored(ran):
     text = (folder / "comparison.html").read_text()
     ElementTree.fromstring(text.replace("<!DOCTYPE html>", "").replace("&nbsp;", " "))
     assert text.count("each hospital alone") > 1 and "hospitals outside" in text
-    arms = summaries(folder, cells(read_suite(file)))
+    results = done(folder, cells(read_suite(file)))
+    arms = summaries(results)
     assert [arm.name for arm in arms] == ["fedavg", "alone"]
     assert arms[0].bytes > 0 and arms[0].mean("outside", "token_loss") > 0
     assert arms[1].mean("outside", "token_loss") is None and arms[1].spread("members", "token_loss") is None
-    against = differences(folder, cells(read_suite(file)), "fedavg")
+    against = differences(results, "fedavg")
     assert [(one.arm, one.score) for one in against][:2] == [("alone", "bleu_4"), ("alone", "cider")]
-    assert all(
-        one.difference.low <= one.difference.value <= one.difference.high and 0 <= one.p <= 1 for one in against[:2]
-    )
-    assert "Difference to fedavg" in text
-    only = page(Suite(**TINY), arms[1:], [])
-    assert "hospitals outside" not in only and "Difference to" not in only
+    for one in against[:2]:
+        assert one.difference.low <= one.difference.value <= one.difference.high and 0 <= one.p <= 1
+
+
+def test_a_score_of_all_patients_is_that_of_the_record(ran):
+    """One hospital's mean token loss, from its reports' scores and from the run's evaluation."""
+    file, folder, _, _ = ran
+    for one in done(folder, cells(read_suite(file))):
+        event = next(e for e in one.result["evaluations"] if e["round"] == one.result["scored_round"])
+        for site in TINY["sites"]:
+            rows = [row for row in one.members() if row["site"] == site]
+            assert value("token_loss", [rows]).value == pytest.approx(event["sites"][site]["all"]["token_loss"])
 
 
 def test_a_difference_is_what_the_rows_say_and_the_same_results_differ_by_nothing(tmp_path):
@@ -99,6 +114,7 @@ def test_a_difference_is_what_the_rows_say_and_the_same_results_differ_by_nothin
                 "site": site,
                 "patient_id": str(patient),
                 "personal": True,
+                "when": "end",
                 "cider": patient / 10 + (0.5 if better else 0.0),
                 "findings": ["pneumothorax_left"],
                 "findings_in_text": ["pneumothorax_left"] if better else [],
@@ -110,10 +126,79 @@ def test_a_difference_is_what_the_rows_say_and_the_same_results_differ_by_nothin
         file = rows_file(tmp_path, cell)
         file.parent.mkdir(exist_ok=True)
         file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    found = {one.score: one for one in differences(tmp_path, planned, "fedavg")}
-    for score, value in (("cider", 0.5), ("finding_f1_new", 1.0)):
-        assert found[score].difference == pytest.approx((value, value, value)) and found[score].p < 0.001
+        result_file(tmp_path, cell).write_text("{}")
+    found = {one.score: one for one in differences(done(tmp_path, planned), "fedavg")}
+    for score, more in (("cider", 0.5), ("finding_f1_new", 1.0)):
+        assert found[score].difference == pytest.approx((more, more, more)) and found[score].p < 0.001
     assert found["bleu_4"].difference.value == 0 and found["bleu_4"].p == 1
+
+
+class Dying(Cell):
+    """A run whose process is killed."""
+
+    def build(self, threads=1):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+class CannotBeSent(Exception):
+    """An exception that no other process can be given."""
+
+    def __init__(self, a, b):
+        super().__init__(a)
+
+
+class Raising(Cell):
+    """A run with an unforeseen error."""
+
+    def build(self, threads=1):
+        raise CannotBeSent("out of", "luck")
+
+
+def scored(round_, sites, generic=()):
+    parts = ({site: SiteScores() for site in names} for names in (sites, generic))
+    return Evaluation(round=round_, **dict(zip(("sites", "generic"), parts, strict=True)))
+
+
+@pytest.mark.parametrize(
+    ("evaluations", "best", "expected"),
+    [
+        ([scored(0, "ab"), scored(1, "ab"), scored(2, "ab")], 1, 1),
+        ([scored(0, "ab"), scored(2, "ab")], 1, 2),  # the best was not scored
+        ([scored(0, "ab"), scored(1, "ab"), scored(2, "ab")], None, 2),  # nobody has validation patients
+        ([scored(0, "a"), scored(1, "a"), scored(2, "ab")], 1, 2),  # b came late
+        ([scored(0, "ab"), scored(1, "ab"), scored(2, "ab", "ab")], 1, 2),  # fine-tuned at the end
+    ],
+)
+def test_all_scores_are_of_the_best_round_that_can_be_compared(evaluations, best, expected):
+    assert scored_round(evaluations, best) == expected
+
+
+@pytest.mark.slow
+def test_two_processes_run_what_can_be_run(tmp_path, monkeypatch):
+    """A hospital that joins late, all patients in one place, a killed process, and an error that cannot be sent."""
+    monkeypatch.setenv("FEDTAR_HOME", str(tmp_path / "home"))
+    late = {"hospitals": {"site-2": {"joins": 2, "cohort": {"own_words": 0.5}}}, "outside": []}
+    arms = {"fedtar": {"method": "fedtar"}, "all": {"method": "centralised"}}
+    settings = {name: value for name, value in TINY["settings"].items() if name != "torch_threads"} | {"num_rounds": 2}
+    good = cells(Suite(**TINY | late | {"arms": arms, "settings": settings}))
+    bad = [kind(**vars(replace(good[0], name=name))) for name, kind in (("dies", Dying), ("raises", Raising))]
+    said: list[str] = []
+    failed = run_suite(tmp_path, [*bad, *good], processes=2, say=said.append)
+    assert sorted(line.split(":")[0] for line in failed) == ["dies, seed 0", "raises, seed 0"]
+    assert any("process died" in line for line in failed) and any("CannotBeSent: out of" in line for line in failed)
+    assert len(said) == 5 and not pending(tmp_path, good)
+    for one in done(tmp_path, good):
+        assert one.result["torch_threads"] == max(1, cores() // 2)
+        evaluations = {event["round"]: set(event["sites"]) for event in one.result["evaluations"]}
+        assert evaluations == {0: {"site-1"}, 1: {"site-1"}, 2: {"site-1", "site-2"}}
+        assert one.result["scored_round"] == 2 and set(one.result["counts"]) == {"site-1", "site-2"}
+        assert {row["site"] for row in one.members()} == {"site-1", "site-2"}
+        points = one.result["embedding"]
+        assert {p["site"] for p in points} == (set(TINY["sites"]) if one.cell.name == "fedtar" else set())
+    fedtar = done(tmp_path, good)[0]
+    assert len(fedtar.result["alphas"]) == 3
+    texts = read_texts(tmp_path / "results", good[0])
+    assert set(texts["clusters"]) == set(TINY["sites"]) and texts["drift"]["site-1"] == [[1, 0.0]]
 
 
 def test_a_run_that_fails_is_said_and_the_others_go_on(tmp_path, monkeypatch):

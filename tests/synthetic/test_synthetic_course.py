@@ -226,6 +226,7 @@ def test_sites_of_different_size():
     assert [site_patients(48, style, options) for style in range(1, 5)] == [48, 24, 12, 48]
     assert site_patients(48, 2, CohortOptions()) == 48
     assert site_patients(1, 3, options) == 1
+    assert site_patients(48, 3, CohortOptions(patients=5, size_ratio=4.0)) == 5
 
 
 @pytest.mark.parametrize(
@@ -240,6 +241,8 @@ def test_sites_of_different_size():
         ("change", "soon"),
         ("change_group", "men"),
         ("reporting_style", 7),
+        ("own_words", 1.1),
+        ("patients", -1),
     ],
 )
 def test_wrong_options_are_named(field, value):

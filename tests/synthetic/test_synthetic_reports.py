@@ -12,6 +12,7 @@ from fedtar_flare.synthetic.build import phase_of, report_of
 from fedtar_flare.synthetic.course import CohortOptions, plan_patient
 from fedtar_flare.synthetic.reports import State, write_report
 from fedtar_flare.synthetic.styles import GENERIC, STYLES, style_of, wording_of
+from fedtar_flare.synthetic.vocabulary import KINDS, findings_in
 
 OPTIONS = CohortOptions()
 
@@ -113,3 +114,28 @@ def test_wrong_settings_are_refused():
         replace(wording, found={"effusion": "x"})
     with pytest.raises(ConfigError, match="three parts"):
         replace(wording, changes="new|larger")
+
+
+@pytest.mark.parametrize("phase", ["before", "after"])
+@pytest.mark.parametrize("style", range(2, 7))
+def test_a_share_of_the_kinds_is_described_in_own_words(style, phase):
+    own, common = wording_of(style, phase), wording_of(1, phase)
+    assert wording_of(style, phase, 1.0) is own and wording_of(style, phase, 0.0) == common
+    for share in (0.3, 0.5, 0.8):
+        mixed = wording_of(style, phase, share)
+        of_own = [
+            kind for kind in KINDS if (mixed.found[kind], mixed.sizes[kind]) == (own.found[kind], own.sizes[kind])
+        ]
+        assert len(of_own) == int(len(KINDS) * share)
+        assert all(mixed.found[kind] == common.found[kind] for kind in KINDS if kind not in of_own)
+        assert mixed.sections == (own if share >= 0.5 else common).sections
+
+
+def test_findings_are_read_back_from_mixed_words():
+    options = CohortOptions(own_words=0.5)
+    for style in range(1, 7):
+        for number in range(10):
+            patient = plan_patient(f"site-{style}", style, number, timeline=Timeline(3), seed=5, options=options)
+            for visit in patient.visits:
+                text = report_of(patient, visit, "before", style, options)
+                assert set(findings_in(text)) == set(visit.findings)

@@ -1,0 +1,71 @@
+"""The hospitals of a run: their site files for the time of it, and their patients."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import yaml
+
+from fedtar_flare.data.cohort import Cohort
+from fedtar_flare.errors import ConfigError
+from fedtar_flare.files import write_text
+from fedtar_flare.flare.recipe import MethodRecipe
+from fedtar_flare.site.cohort import load_cohort
+from fedtar_flare.site.site_file import SITES_VARIABLE, SiteConfig, load_site_config, sites_folder
+from fedtar_flare.suite.file import Suite
+from fedtar_flare.suite.variants import Variant
+
+
+@contextmanager
+def described(variant: Variant, folder: Path) -> Iterator[None]:
+    """Site files of the variant's synthetic hospitals, in force within the context; none where it says nothing of them.
+
+    Raises:
+        ConfigError: the suite describes synthetic hospitals, and FEDTAR_SITES names others.
+    """
+    if not variant.cohort:
+        yield
+        return
+    if (named := sites_folder()) is not None:
+        raise ConfigError(f"the suite describes synthetic hospitals; unset {SITES_VARIABLE}, which names {named}")
+    for site, options in variant.cohort.items():
+        write_text(folder / f"{site}.yaml", yaml.safe_dump({"source": "synthetic", "options": options}))
+    os.environ[SITES_VARIABLE] = str(folder.resolve())
+    try:
+        yield
+    finally:
+        del os.environ[SITES_VARIABLE]
+
+
+def require_hospitals(suite: Suite) -> None:
+    """Raise :class:`ConfigError` before anything runs where a hospital's site file or its data is not there."""
+    if suite.needs_site_files and sites_folder() is None:
+        names = ", ".join((*suite.sites, *suite.outside))
+        raise ConfigError(
+            f"suite '{suite.name}' needs data of its own: make site files for {names} (fedtar data partition), and set "
+            f"{SITES_VARIABLE} to their folder"
+        )
+    for site in (*suite.sites, *suite.outside):
+        config = site_config(site)
+        if suite.needs_site_files and config.source == "synthetic":
+            raise ConfigError(f"{config.origin}: suite '{suite.name}' compares on real data, not on phantoms")
+
+
+def site_config(site: str) -> SiteConfig:
+    """A simulated site's configuration."""
+    return load_site_config(site, workspace=None, simulator=True)
+
+
+def cohort_of(recipe: MethodRecipe, site: str) -> Cohort:
+    """A hospital's patients as the recipe divides them; images are not prepared."""
+    executor = recipe.executor
+    return load_cohort(
+        site_config(site),
+        site,
+        timeline=executor.data_config.timeline(recipe.controller.time_steps),
+        seed=executor.seed,
+        synthetic_patients=executor.data_config.synthetic_patients,
+    )

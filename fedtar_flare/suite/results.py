@@ -1,0 +1,54 @@
+"""The results of a suite that are there, read for its page."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from fedtar_flare.files import read_json
+from fedtar_flare.suite.plan import Cell
+from fedtar_flare.suite.run import result_file, rows_file
+
+Row = dict[str, Any]
+"""Scores of one report, as :func:`fedtar_flare.learning.evaluation.report_rows` gives them, with its ``site`` and
+``when``: ``start`` before training, ``end`` at the scored round."""
+
+
+@dataclass(frozen=True)
+class Done:
+    """A cell that has a result."""
+
+    cell: Cell
+    result: dict[str, Any]
+    rows_path: Path
+
+    @cached_property
+    def rows(self) -> list[Row]:
+        """Scores of single reports, of all hospitals."""
+        return [json.loads(line) for line in self.rows_path.read_text(encoding="utf-8").splitlines()]
+
+    def members(self, when: str = "end", personal: bool = True) -> list[Row]:
+        """Of the hospitals that took part, with the personal part where there is one, or without it."""
+        sites = set(self.cell.sites)
+        return [r for r in self.rows if r["site"] in sites and r["when"] == when and r["personal"] is personal]
+
+    def generic(self, when: str = "end") -> list[Row]:
+        """Of the shared adapter alone at the hospitals that took part; empty for a method that shares nothing."""
+        if not self.result["shares"]:
+            return []
+        return self.members(when, personal=False) or self.members(when)
+
+    def outside(self, when: str = "end") -> list[Row]:
+        """Of the shared adapter alone at hospitals outside."""
+        sites = set(self.cell.variant.outside)
+        return [row for row in self.rows if row["site"] in sites and row["when"] == when]
+
+
+def done(folder: Path, cells: Sequence[Cell]) -> list[Done]:
+    """The cells that have a result, in the suite's order."""
+    found = [(cell, result_file(folder, cell)) for cell in cells]
+    return [Done(cell, read_json(file), rows_file(folder, cell)) for cell, file in found if file.is_file()]

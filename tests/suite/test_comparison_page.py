@@ -1,0 +1,130 @@
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+from made_up_results import write_results
+
+from fedtar_flare.suite import charts, figures, page
+from fedtar_flare.suite.figures import COLOURS, FADED, Figure, Line, Panel, draw
+from fedtar_flare.suite.file import Suite
+from fedtar_flare.suite.joining import gains
+from fedtar_flare.suite.plan import cells
+from fedtar_flare.suite.results import done
+from fedtar_flare.suite.summary import summaries
+
+ARMS = {
+    "local": {"method": "local", "label": "each hospital alone"},
+    "fedavg": {"method": "fedavg", "label": "FedAvg"},
+    "fedtar": {"method": "fedtar", "label": "FedTAR <b>"},
+}
+SITES = ["site-1", "site-2"]
+SUITE = {"name": "made up", "sites": SITES, "seeds": [0, 1], "settings": {"preset": "tiny"}, "arms": ARMS}
+GRID = {"grid": {"patients": [12, 24], "hospitals": [1, 2]}}
+CASES = {"cases": {"late": {"label": "joins late", "about": "site-2", "hospitals": {"site-2": {"joins": 2}}}}}
+
+
+def made(folder, **changes):
+    suite = Suite(**{**SUITE, **changes})
+    planned = cells(suite)
+    write_results(folder, planned)
+    return suite, planned
+
+
+def parsed(path):
+    text = path.read_text()
+    return text, ElementTree.fromstring(text.replace("<!DOCTYPE html>", "").replace("&nbsp;", " "))
+
+
+@pytest.fixture(scope="module")
+def compared(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("compared")
+    suite, planned = made(folder, outside=["site-3"], leave_one_out=True)
+    return folder, page.write_page(folder, suite, planned)
+
+
+def test_the_page_has_the_tables_and_the_figures_of_the_paper(compared):
+    folder, path = compared
+    text, root = parsed(path)
+    titles = [heading.text for heading in root.iter("h2")]
+    assert [title for title in titles if "hospital" in title] == [
+        "At the hospitals that took part",
+        "Difference to each hospital alone",
+        "The shared adapter alone, at the hospitals that took part",
+        "The shared adapter alone, at hospitals outside",
+        "Leave one hospital out",
+    ]
+    assert (
+        "When does joining pay?" not in titles and "FedTAR &lt;b&gt;" in text and "http://" not in text.split("<svg")[0]
+    )
+    drawn = {
+        "cider_per_hospital",
+        "scores",
+        "validation_loss",
+        "alpha",
+        "patient_embeddings",
+        "texts",
+        "cost",
+    }
+    for kind in ("svg", "png"):
+        assert {file.stem for file in (folder / "figures").glob(f"*.{kind}")} == drawn
+    assert sum("svg" in element.tag and "aria-label" in element.attrib for element in root.iter()) == len(drawn)
+    assert not any(colour in text.split("</style>")[1] for colour in COLOURS), "colours follow the page's theme"
+
+
+def test_the_page_of_a_grid_answers_when_joining_pays(tmp_path):
+    suite, planned = made(tmp_path, **GRID, **CASES)
+    text, root = parsed(page.write_page(tmp_path, suite, planned))
+    titles = [heading.text for heading in root.iter("h2")]
+    assert titles[0] == "When does joining pay?" and "At the hospitals that took part" not in titles
+    assert {file.name for file in (tmp_path / "figures").glob("joining*.svg")} == {
+        "joining_cider.svg",
+        "joining_finding_f1_new.svg",
+    }
+    assert "joins late: FedAvg" in text
+
+
+def test_a_gain_is_over_the_reference_at_the_same_hospitals_and_seed(tmp_path):
+    suite, planned = made(tmp_path, **GRID, **CASES)
+    results = done(tmp_path, planned)
+    for gain in gains(results, suite):
+        if gain.score != "cider":
+            continue
+        sites = ["site-2"] if "case" in gain.values else ["site-1"]  # the one that all points of the grid have
+        means = {
+            arm: np.mean(
+                [
+                    np.mean([row["cider"] for row in one.members() if row["site"] in sites])
+                    for one in results
+                    if one.cell.name == arm and one.cell.variant.values == gain.values
+                ]
+            )
+            for arm in (gain.arm, "local")
+        }
+        assert gain.gain.value == pytest.approx(means[gain.arm] - means["local"])
+
+
+def test_of_many_arms_the_reference_fedtar_and_the_best_have_colours(tmp_path):
+    many = {f"arm-{i}": {"method": "fedavg"} for i in range(9)}
+    _, planned = made(tmp_path, arms={**ARMS, **many}, seeds=[0])
+    results = done(tmp_path, planned)
+    arms = summaries(results)
+    by_arm = {arm.name: [one.result for one in results if one.cell.name == arm.name] for arm in arms}
+    colours = charts.arm_colours(arms, by_arm, "local")
+    assert {"local", "fedtar", "arm-8"} <= set(colours) and len(colours) == len(set(colours.values())) == 6
+    line = charts.arm_line("fedavg", {"fedavg": "FedAvg"}, colours, {1.0: [2.0, 4.0]})
+    assert (line.name, line.colour, line.y, line.low, line.high) == (figures.OTHERS, FADED, [3.0], [2.0], [4.0])
+
+
+def test_without_matplotlib_the_page_says_how_to_get_the_charts(tmp_path, monkeypatch):
+    monkeypatch.setattr(page, "can_draw", lambda: False)
+    suite, planned = made(tmp_path, seeds=[0])
+    text, root = parsed(page.write_page(tmp_path, suite, planned))
+    assert "fedtar_flare[figures]" in text and "svg" not in {element.tag for element in root.iter()}
+    assert page.write_page(tmp_path / "empty", suite, planned) is None
+
+
+def test_the_same_figure_is_drawn_alike(tmp_path):
+    line = Line("a", [1, 2], [1.0, float("nan")], COLOURS[0], [0.5, 1.0], [2.0, 3.0])
+    figure = Figure("one", "One", "", [Panel("p", "round", "loss", [line]), Panel("b", "s", "", bars=[("x", 2.0)])])
+    first, second = (draw(figure, tmp_path / name) for name in "ab")
+    assert first.svg == second.svg and (tmp_path / "a/one.svg").read_bytes() == (tmp_path / "b/one.svg").read_bytes()
