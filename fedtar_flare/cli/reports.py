@@ -24,6 +24,11 @@ def add_commands(commands: Commands) -> None:
     command.add_argument("--age", type=float, help="years at this study (default: the DICOM header's)")
     command.add_argument("--sex", choices=("F", "M"), help="default: the DICOM header's")
     command.add_argument("--time-step", type=int, help="which of the patient's visits this is, from 1")
+    command.add_argument("--prior-image", type=Path, help="previous study, for an adapter trained with it")
+    command.add_argument("--prior-report", type=Path, help="text file with the previous report, likewise")
+    command.add_argument(
+        "--prior-days", type=float, help="days between the two studies (default: by both DICOM headers' dates)"
+    )
     command.add_argument("--modality", choices=("ct", "radiograph"), help="default: by what the study looks like")
     command.add_argument(
         "--format", choices=("text", "json", "sr"), default="text", help="text, json, or a DICOM SR (default text)"
@@ -75,7 +80,9 @@ def generate(arguments: argparse.Namespace) -> None:
 
     if arguments.format == "sr" and arguments.out is None:
         raise ConfigError("a DICOM SR is a file: name it with --out")
-    about = given(arguments, "patient_id", "age", "sex", "time_step")
+    about = given(arguments, "patient_id", "age", "sex", "time_step", "prior_image", "prior_days")
+    if arguments.prior_report is not None:
+        about["prior_report"] = _text_of(arguments.prior_report)
     study = study_of(arguments.study, arguments.modality, **about)
     key = read_key(arguments.key) if arguments.key else None
     model = pairs(arguments.model, "--model")
@@ -90,6 +97,17 @@ def generate(arguments: argparse.Namespace) -> None:
             return
         arguments.out.write_text(text + "\n", encoding="utf-8")
     print(f"{arguments.out}: {DISCLAIMER}", file=sys.stderr)
+
+
+def _text_of(path: Path) -> str:
+    """The text in a file; ConfigError where there is none."""
+    try:
+        text = path.read_text(encoding="utf-8-sig").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: the previous report cannot be read as UTF-8 ({error})") from error
+    if not text:
+        raise ConfigError(f"{path}: the previous report is empty")
+    return text
 
 
 def warmstart(arguments: argparse.Namespace) -> None:

@@ -99,16 +99,31 @@ def order_in_time(visit: Visit) -> tuple[datetime, str, str]:
     return visit.acquired, visit.report, str(visit.image)
 
 
+def _before(visit: Visit, earlier: Sequence[Visit]) -> Visit | None:
+    """The last of the ``earlier`` visits, sorted in time, whose moment is not the visit's own.
+
+    Of two visits at one moment (dates without a time of day) neither came before the other, and their reports may be
+    one text.
+    """
+    return next((one for one in reversed(earlier) if one.acquired < visit.acquired), None)
+
+
 @dataclass(frozen=True, slots=True)
 class Sample:
     """What the model learns from: a visit, the one before it where asked for, and its place in time."""
 
     visit: Visit
-    prior: Visit | None  # the last earlier visit with a readable image; None for a first one or ``prior="none"``
+    prior: Visit | None  # the last visit at an earlier moment with a readable image; None without, or if not asked for
     sex: Sex | None
     time_step: int  # 1..T
     split: Split
     prepared: Path | None = None  # its model input, once :func:`.imaging.pipeline.prepare_cohort` has run
+    prior_prepared: Path | None = None  # that of the visit before
+
+    @property
+    def days_since_prior(self) -> float | None:
+        """Days from the visit before to this one, above 0; None where there is none."""
+        return None if self.prior is None else (self.visit.acquired - self.prior.acquired).total_seconds() / 86_400
 
 
 class Cohort:
@@ -153,11 +168,13 @@ class Cohort:
 
     def _samples_of(self, patient: Patient, prepared: Mapping[Visit, Path]) -> Iterator[Sample]:
         split = split_of(patient.patient_id, self.key)
-        prior = None
+        earlier: list[Visit] = []
         for visit, place in zip(patient.visits, patient.places(), strict=True):
             step = self.timeline.step_of(place, visit.acquired)
-            yield Sample(visit, prior, patient.sex, step, split, prepared.get(visit))
-            prior = visit if self.timeline.prior == "report" else None
+            prior = _before(visit, earlier) if self.timeline.prior_kinds else None
+            before = None if prior is None else prepared.get(prior)
+            yield Sample(visit, prior, patient.sex, step, split, prepared.get(visit), before)
+            earlier.append(visit)
 
     @property
     def time_steps(self) -> int:

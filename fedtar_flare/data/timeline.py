@@ -9,7 +9,7 @@ from datetime import datetime
 from fedtar_flare.errors import ConfigError
 
 ALIGNMENTS = ("visit", "period")
-PRIORS = ("none", "report")
+PRIORS = ("none", "report", "image", "report+image", "generated", "generated+image")
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +19,8 @@ class Timeline:
     Args:
         alignment: ``visit``: a patient's t-th visit by date, and all beyond T in step T; ``period``: by calendar bins.
         periods: T - 1 rising dates between the bins, for ``period``; each date belongs to the bin it begins.
-        prior: ``none`` or ``report``: whether a sample includes the patient's previous visit.
+        prior: what a sample includes of the patient's previous visit, one of ``PRIORS``. ``generated`` is the report in
+            training, and the model's own text of that visit when reports are written.
 
     Raises:
         ConfigError: names the field and the allowed values.
@@ -44,6 +45,16 @@ class Timeline:
                 f"alignment 'period' needs {self.time_steps - 1} rising dates as periods, the bounds between "
                 f"{self.time_steps} bins, not {[date.isoformat() for date in self.periods]}"
             )
+
+    @property
+    def prior_kinds(self) -> frozenset[str]:
+        """What a sample includes of the previous visit: ``report``, ``image``, both, or nothing."""
+        return frozenset(self.prior.replace("generated", "report").split("+")) - {"none"}
+
+    @property
+    def prior_generated(self) -> bool:
+        """Whether the model's own text stands for the previous report when reports are written."""
+        return "generated" in self.prior
 
     def step_of(self, place: int, acquired: datetime) -> int:
         """Time step (1 to T) of a patient's visit that has ``place`` visits before it."""

@@ -73,7 +73,11 @@ class Results:
         replies = dict(sorted(answers.replies.items()))
         first = next(iter(replies.values()))
         model = dict(first.payload.get("model") or {})
-        self._base_model = {"model": model.pop("config", {}), "fingerprint": model.get("fingerprint")}
+        self._base_model = {
+            "model": model.pop("config", {}),
+            "fingerprint": model.get("fingerprint"),
+            "prior": model.get("prior", "none"),
+        }
         self._adapter_config = dict(first.payload.get("adapter_config") or {})
         self._first_round = plan["first_round"]
         self.turned_away = set(answers.refused)

@@ -1,4 +1,4 @@
-"""Prepared images of several visits as one batch of tensors."""
+"""Prepared images of several visits, and what is shown of the visits before, as one batch of tensors."""
 
 from __future__ import annotations
 
@@ -13,15 +13,31 @@ from fedtar_flare.imaging.cache import Prepared
 
 
 @dataclass
+class PriorBatch:
+    """What is shown of the visits before B visits; a row whose masks are False everywhere shows nothing."""
+
+    days: torch.Tensor  # float32 (B,), time between the visits, at least 0
+    images: ImageBatch | None = None
+    input_ids: torch.Tensor | None = None  # int64 (B, L), tokens of the reports, padded on the right
+    text_mask: torch.Tensor | None = None  # bool (B, L), False at padding
+
+    def to(self, device: torch.device | str) -> PriorBatch:
+        moved = (None if part is None else part.to(device) for part in (self.images, self.input_ids, self.text_mask))
+        return PriorBatch(self.days.to(device), *moved)
+
+
+@dataclass
 class ImageBatch:
     """Images of B visits."""
 
     images: torch.Tensor  # uint8 (B, S, 3, H, W), as prepared; the encoder normalises them
     position_mm: torch.Tensor  # float32 (B, S), along the body's axis
     slice_mask: torch.Tensor  # bool (B, S), False where a visit has fewer slices than the longest
+    prior: PriorBatch | None = None  # None: nothing is shown of any visit before
 
     def to(self, device: torch.device | str) -> ImageBatch:
-        return ImageBatch(self.images.to(device), self.position_mm.to(device), self.slice_mask.to(device))
+        prior = None if self.prior is None else self.prior.to(device)
+        return ImageBatch(self.images.to(device), self.position_mm.to(device), self.slice_mask.to(device), prior)
 
 
 def collate(prepared: Sequence[Prepared]) -> ImageBatch:

@@ -35,6 +35,13 @@ class TrainingConfig(Settings):
     weight_decay: float = Field(0.01, ge=0, description="AdamW weight decay of both")
     augment: bool = Field(False, description="small random changes of training images (MONAI; never mirrored)")
     max_grad_norm: float = Field(1.0, ge=0, description="gradient norm limit; 0 switches it off")
+    prior_dropout: float = Field(
+        0.25,
+        ge=0,
+        le=1,
+        description="chance that a training sample is shown nothing of its previous visit, and for the report and the "
+        "image each; for data.prior",
+    )
 
 
 class DataConfig(Settings):
@@ -42,7 +49,11 @@ class DataConfig(Settings):
 
     alignment: Literal["visit", "period"] = Field("visit", description="time step by visit number or calendar period")
     periods: tuple[str, ...] = Field((), description="for 'period': T - 1 ISO dates, the bounds between the bins")
-    prior: Literal["none", "report"] = Field("none", description="'none' (the paper) or 'report' of the visit before")
+    prior: Literal["none", "report", "image", "report+image", "generated", "generated+image"] = Field(
+        "none",
+        description="what the model sees of the patient's previous visit: 'none' (the paper), its report or image; "
+        "'generated': the report in training, the model's own text when reports are written",
+    )
     min_cell: int = Field(1, ge=1, description="fewest visits at a step to train on it and to report scores")
     synthetic_patients: int = Field(48, ge=1, description="patients of a simulated site")
 

@@ -6,11 +6,12 @@ A base model other than the adapter's own is refused, since it would write fluen
 from __future__ import annotations
 
 import json
+import math
 import re
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Protocol, Self, cast
@@ -19,10 +20,12 @@ import torch
 
 from fedtar_flare import methods
 from fedtar_flare.data.cohort import Modality, Sex, Visit
+from fedtar_flare.data.timeline import Timeline
 from fedtar_flare.errors import ConfigError, DataError
-from fedtar_flare.imaging.batch import ImageBatch, collate
+from fedtar_flare.imaging.batch import ImageBatch, PriorBatch, collate
 from fedtar_flare.imaging.pipeline import InputConfig, prepare
 from fedtar_flare.learning.device import choose_device
+from fedtar_flare.learning.prior import IMAGE, REPORT, reports_before
 from fedtar_flare.models.adapters.lora import add_lora, load_shared_state
 from fedtar_flare.models.adapters.peft_file import (
     ADAPTER_CONFIG,
@@ -49,6 +52,8 @@ class Study:
         image: DICOM folder, file or zip, NIfTI, PNG, JPEG or DICOM radiograph.
         age: in years at this study.
         time_step: which visit of the patient it is, from 1.
+        prior_image, prior_report: of the patient's previous visit, for an adapter that was trained with it.
+        prior_days: days between the two visits, above 0; needed with either.
     """
 
     image: Path
@@ -57,6 +62,15 @@ class Study:
     age: float | None = None
     sex: Sex | None = None
     time_step: int | None = None
+    prior_image: Path | None = None
+    prior_report: str | None = None
+    prior_days: float | None = None
+
+    @property
+    def prior(self) -> tuple[str, ...]:
+        """What is given of the previous visit: ``image``, ``report``."""
+        given = {IMAGE: self.prior_image, REPORT: self.prior_report}
+        return tuple(kind for kind, value in given.items() if value is not None)
 
 
 @dataclass(frozen=True)
@@ -69,6 +83,7 @@ class Draft:
     model: str
     personal: bool
     created: str
+    prior: tuple[str, ...] = ()  # what was shown of the previous visit
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready, the disclaimer first."""
@@ -78,6 +93,7 @@ class Draft:
             "adapter": {"run_id": self.run_id, "round": self.round},
             "model": self.model,
             "personal_part": self.personal,
+            "prior": list(self.prior),
             "created": self.created,
             "fedtar_flare": __version__,
         }
@@ -85,6 +101,8 @@ class Draft:
     def to_text(self) -> str:
         """The text under its disclaimer, with the origin below."""
         part = "with the site's personal part" if self.personal else "shared adapter alone"
+        if self.prior:
+            part += f", shown the previous {' and '.join(self.prior)}"
         return (
             f"*** {DISCLAIMER} ***\n\n{self.text}\n\n"
             f"--\n{self.model}, adapter of run {self.run_id}, round {self.round}, {part}. {self.created}"
@@ -173,8 +191,10 @@ class Drafter:
     def draft(self, study: Study) -> Draft:
         """Write a draft by beam search.
 
-        Raises ConfigError where too little is known of the patient, DataError where the images cannot be used.
+        Raises ConfigError where too little is known of the patient, or a previous visit is given that the adapter was
+        not trained with; DataError where the images cannot be used.
         """
+        self._check_prior(study)
         with nullcontext() if self.personal is None else self.personal.context(study):
             ids = cast(Any, self.model.get_base_model()).generate(self._images(study))
         return Draft(
@@ -183,17 +203,43 @@ class Drafter:
             round=int(self.info["round"]),
             model=f"fedtar_flare preset '{self._config.preset}'",
             personal=self.personal is not None,
+            prior=study.prior,
             created=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
         )
 
+    def _check_prior(self, study: Study) -> None:
+        trained = self.info.get("prior", "none")
+        for kind in study.prior:
+            if kind not in Timeline(1, prior=trained).prior_kinds:
+                raise ConfigError(
+                    f"this adapter's run had data.prior={trained}, so its model cannot read the {kind} of a previous "
+                    f"visit; draft without --prior-{kind}"
+                )
+        days = study.prior_days
+        if study.prior and days is None:
+            raise ConfigError("a previous visit needs the days between the two visits (--prior-days)")
+        if days is not None and not (study.prior and 0 < days < math.inf):
+            why = "it must be above 0" if study.prior else "it goes with --prior-image or --prior-report"
+            raise ConfigError(f"--prior-days {days:g}: {why}")
+
     def _images(self, study: Study) -> ImageBatch:
+        batch = self._image(study)
+        if study.prior:
+            batch.prior = PriorBatch(torch.tensor([study.prior_days], dtype=torch.float32))
+            if study.prior_image is not None:
+                batch.prior.images = self._image(replace(study, image=study.prior_image))
+            if study.prior_report is not None:
+                batch.prior.input_ids, batch.prior.text_mask = reports_before([study.prior_report], self.tokenizer)
+        return batch.to(self.device)
+
+    def _image(self, study: Study) -> ImageBatch:
         with tempfile.TemporaryDirectory() as cache:
             prepared = prepare(
                 visit_of(study),
                 InputConfig(image_size=self._config.image_size, slices=self._config.slices),
                 Path(cache),
             )
-            return collate([prepared]).to(self.device)
+            return collate([prepared])
 
 
 def visit_of(study: Study) -> Visit:
@@ -212,14 +258,17 @@ def visit_of(study: Study) -> Visit:
 def study_of(image: Path, modality: Modality | None = None, **patient: Any) -> Study:
     """A study on disk; fields that are not given are read from its DICOM header where it has one.
 
-    Without a header, the modality follows from the file's suffix. Raises DataError where nothing is there.
+    The days since the previous visit follow from both headers' dates. Without a header, the modality follows from the
+    file's suffix. Raises DataError where nothing is there.
     """
     from fedtar_flare.data.sources.fields import PICTURES, age_of, sex_of
 
-    if not image.exists():
-        raise DataError(f"{image} is not there", reason="no-image")
-    header = next(headers(image), None)
     told = {name: value for name, value in patient.items() if value is not None}
+    before: Path | None = told.get("prior_image")
+    for path in (image, before):
+        if path is not None and not path.exists():
+            raise DataError(f"{path} is not there", reason="no-image")
+    header = next(headers(image), None)
     if header is not None:
         read: dict[str, Any] = {
             "patient_id": str(header.get("PatientID", "")),
@@ -233,7 +282,22 @@ def study_of(image: Path, modality: Modality | None = None, **patient: Any) -> S
         modality = modality or ("radiograph" if header.get("Modality") in ("CR", "DX") else "ct")
     if modality is None:
         modality = "radiograph" if image.suffix.lower() in PICTURES else "ct"
+    if header is not None and before is not None and "prior_days" not in told:
+        earlier = next(headers(before), None)
+        dates = [None if one is None else _moment(one) for one in (earlier, header)]
+        if dates[0] is not None and dates[1] is not None:
+            told["prior_days"] = (dates[1] - dates[0]).total_seconds() / 86_400
     return Study(image, modality, **told)
+
+
+def _moment(header: Any) -> datetime | None:
+    """Date and time of a study by its header; None where it has no readable date."""
+    from fedtar_flare.data.sources.fields import moment_of
+
+    try:
+        return moment_of(str(header.get("StudyDate", "")), str(header.get("StudyTime", "")))
+    except DataError:
+        return None
 
 
 def headers(image: Path) -> Iterator[Any]:

@@ -11,12 +11,13 @@ from typing import Any, ClassVar, cast
 import torch
 from torch import Tensor, nn
 
-from fedtar_flare.data.cohort import Cohort, Sample, Split
+from fedtar_flare.data.cohort import Cohort, Sample, Split, Visit
 from fedtar_flare.errors import DataError
-from fedtar_flare.imaging.batch import ImageBatch, collate
+from fedtar_flare.imaging.batch import ImageBatch, PriorBatch, collate
 from fedtar_flare.imaging.pipeline import images_of
 from fedtar_flare.learning.config import LoRAConfig, TrainingConfig
 from fedtar_flare.learning.evaluation import Evaluated, cells, report_rows
+from fedtar_flare.learning.prior import masked, prior_batch, shown, turns
 from fedtar_flare.learning.training import Trained, Validated, augmented, batches, halved, limit_norm, parts
 from fedtar_flare.models.adapters.lora import (
     adapter_config,
@@ -135,6 +136,7 @@ class ReportLearner:
             "license": "Apache-2.0" if self._config.weights == "small" else None,
             "parameters": sum(p.numel() for n, p in self.model.named_parameters() if ".lora_" not in n),
             "fingerprint": self.fingerprint,
+            "prior": self.cohort.timeline.prior,
             "config": self._config.to_dict(),
         }
 
@@ -247,16 +249,24 @@ class ReportLearner:
         """Scores of the reports written for a split's patients (:func:`cells`); each pass reuses the loaded images."""
         samples = self.cohort.samples(split)
         passes = (True, False) if self.has_personal_part else (True,)
-        losses: dict[bool, list[float]] = {True: [], False: []}
-        texts: dict[bool, list[str]] = {True: [], False: []}
+        loss_of: dict[bool, dict[int, float]] = {True: {}, False: {}}
+        text_of: dict[bool, dict[Visit, str]] = {True: {}, False: {}}
+        generated = self.cohort.timeline.prior_generated
         progress = Progress("scoring report", len(samples), logger.info)
-        for part in parts(samples, EVALUATION_BATCH):
-            images = self.images(part)
-            for personal in passes:
-                self.checkpoint()
-                losses[personal] += self.report_losses(part, images, personal).tolist()
-                texts[personal] += self.generate(part, images, personal)
-            progress(len(texts[True]))
+        for turn in turns(samples) if generated else [range(len(samples))]:
+            for chosen in parts(turn, EVALUATION_BATCH):
+                part = [samples[i] for i in chosen]
+                images = self.images(part, prior=not generated)
+                for personal in passes:
+                    self.checkpoint()
+                    if generated:
+                        images.prior = self.prior(part, texts=text_of[personal])
+                    loss_of[personal] |= zip(chosen, self.report_losses(part, images, personal).tolist(), strict=True)
+                    written = self.generate(part, images, personal)
+                    text_of[personal] |= zip((sample.visit for sample in part), written, strict=True)
+                progress(len(text_of[True]))
+        losses = {p: [loss_of[p][i] for i in range(len(samples))] for p in passes}
+        texts = {p: [text_of[p][sample.visit] for sample in samples] for p in passes}
         scores = {p: cells(samples, texts[p], losses[p], self.cohort.time_steps, min_cell) for p in passes}
         rows = [row for p in passes for row in report_rows(samples, texts[p], losses[p], personal=p)]
         return Evaluated(scores[True], scores.get(False), rows, samples, texts[True])
@@ -268,12 +278,29 @@ class ReportLearner:
             ids = cast(Any, self.model.get_base_model()).generate(images)
         return [self.tokenizer.decode(row) for row in ids.tolist()]
 
-    def images(self, samples: Sequence[Sample], training_seed: str | None = None) -> ImageBatch:
-        """The samples' images; augmented by ``training_seed``, where the settings say so."""
+    def images(self, samples: Sequence[Sample], training_seed: str | None = None, prior: bool = True) -> ImageBatch:
+        """The samples' images, and what is shown of the visits before where ``prior`` says so.
+
+        Images are augmented and visits before masked by ``training_seed``, where the settings say so.
+        """
         prepared = images_of(samples)
         if training_seed is not None and self.training.augment:
             prepared = augmented(prepared, samples, training_seed)
-        return collate(prepared).to(self.device)
+        batch = collate(prepared).to(self.device)
+        if prior:
+            batch.prior = self.prior(samples, training_seed)
+        return batch
+
+    def prior(
+        self, samples: Sequence[Sample], training_seed: str | None = None, texts: Mapping[Visit, str] | None = None
+    ) -> PriorBatch | None:
+        """What is shown of the visits before; ``texts`` by visit stand for their reports. None for nothing."""
+        kinds = shown(samples, self.cohort.timeline.prior_kinds)
+        if training_seed is not None:
+            kinds = masked(samples, kinds, self.training.prior_dropout, training_seed)
+        seed = training_seed if self.training.augment else None
+        batch = prior_batch(samples, kinds, self.tokenizer, texts=texts, training_seed=seed)
+        return None if batch is None else batch.to(self.device)
 
     @contextmanager
     def _computing(self, samples: Sequence[Sample], personal: bool) -> Iterator[None]:

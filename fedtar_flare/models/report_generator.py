@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from fedtar_flare.models.decoder import build_decoder
 from fedtar_flare.models.encoders import build_encoder
+from fedtar_flare.models.prior import PriorMarks, root_mean_square
 from fedtar_flare.models.tokenizer import IGNORED, ReportTokenizer
 
 if TYPE_CHECKING:
@@ -87,6 +88,7 @@ class ReportGenerator(nn.Module):
             decoder, decoder_untrained = build_decoder(config, tokenizer.vocab_size, load_pretrained)
             self.projection = nn.Linear(self.encoder.width, decoder.config.n_embd, bias=False)
             self.decoder = decoder
+        self.prior_marks = PriorMarks(decoder.config.n_embd)
         self.max_length, self.num_beams = config.max_length, config.num_beams
         self.bos_id, self.eos_id, self.pad_id = tokenizer.bos_id, tokenizer.eos_id, tokenizer.pad_id
         self.untrained: tuple[str, ...] = (
@@ -106,14 +108,40 @@ class ReportGenerator(nn.Module):
         """(B, M) bool: False at memory tokens of padded slices."""
         return batch.slice_mask.repeat_interleave(memory.shape[1] // batch.slice_mask.shape[1], dim=1)
 
+    def memory(self, batch: ImageBatch) -> tuple[Tensor, Tensor]:
+        """What the decoder attends to, (B, M, E) and its mask (B, M): the present image, then the visit before.
+
+        Of the latter it gets the image's features and the decoder's own states over the report, scaled to the size of
+        the present image's features. No gradient flows back through them, so that a training step stays cheap.
+        """
+        memory = self.encode(batch)
+        mask = self.memory_mask(batch, memory)
+        prior = batch.prior
+        if prior is None:
+            return memory, mask
+        memories, masks = [memory], [mask]
+        size = root_mean_square(memory, mask)
+        if prior.images is not None:
+            with torch.no_grad():
+                features = self.encode(prior.images)
+            memories.append(self.prior_marks(features, "image", prior.days, size))
+            masks.append(self.memory_mask(prior.images, features))
+        if prior.input_ids is not None and prior.text_mask is not None:
+            with torch.no_grad():
+                states = self.decoder.transformer(prior.input_ids, use_cache=False).last_hidden_state
+            states = F.rms_norm(states, states.shape[-1:]) * size[:, None, None].to(states.dtype)
+            memories.append(self.prior_marks(states, "report", prior.days, size))
+            masks.append(prior.text_mask)
+        return torch.cat(memories, dim=1), torch.cat(masks, dim=1)
+
     def forward(self, batch: ImageBatch, input_ids: Tensor, labels: Tensor) -> Tensor:
         """Mean token loss of each report, (B,), float32, from what :meth:`ReportTokenizer.batch` returns."""
-        memory = self.encode(batch)
+        memory, mask = self.memory(batch)
         # Padding stands on the right, so the causal mask alone keeps it from every token that has a label.
         logits = self.decoder(
             input_ids=input_ids,
             encoder_hidden_states=memory,
-            encoder_attention_mask=self.memory_mask(batch, memory),
+            encoder_attention_mask=mask,
             use_cache=False,
         ).logits
         return report_loss(logits, labels)
@@ -126,14 +154,14 @@ class ReportGenerator(nn.Module):
         """
         from transformers.generation.configuration_utils import GenerationConfig
 
-        memory = self.encode(batch)
+        memory, mask = self.memory(batch)
         start = torch.full((memory.shape[0], 1), self.bos_id, dtype=torch.int64, device=memory.device)
         decoder: Any = self.decoder
         ids: Tensor = decoder.generate(
             start,
             attention_mask=torch.ones_like(start),
             encoder_hidden_states=memory,
-            encoder_attention_mask=self.memory_mask(batch, memory),
+            encoder_attention_mask=mask,
             generation_config=GenerationConfig(
                 max_length=max_length or self.max_length,
                 num_beams=num_beams or self.num_beams,

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from refused import refused
 
 from fedtar_flare.data.cohort import SPLITS, Cohort, Patient, Visit
-from fedtar_flare.data.timeline import Timeline
+from fedtar_flare.data.timeline import PRIORS, Timeline
 from fedtar_flare.errors import ConfigError, DataError
 
 KEY = bytes(range(32))
@@ -116,7 +116,7 @@ def test_periods_are_half_open_calendar_bins(days):
         {"time_steps": 0},
         {"time_steps": 2.0},
         {"alignment": "month"},
-        {"prior": "image"},
+        {"prior": "reports"},
         {"alignment": "period"},
         {"alignment": "period", "periods": [DAY]},
         {"alignment": "period", "periods": [DAY, DAY]},
@@ -147,6 +147,30 @@ def test_prior_is_the_visit_before_and_none_at_first():
     samples = [s for split in SPLITS for s in made.samples(split)]
     assert [s.prior for s in samples] == [None, *(s.visit for s in samples[:-1])]
     assert all(s.prior is None for split in SPLITS for s in cohort(patients(1)).samples(split))
+
+
+@given(st.lists(st.integers(0, 6), min_size=1, max_size=7), st.sampled_from(PRIORS[1:]), st.booleans())
+def test_prior_is_the_last_visit_at_an_earlier_moment_over_all_steps(half_days, prior, by_period):
+    """Also on one day; of visits at one moment, neither comes before the other."""
+    group = [Patient("p", None, tuple(visit(day=d / 2, image=f"{i}") for i, d in enumerate(half_days)))]
+    bins = {"alignment": "period", "periods": [DAY + timedelta(1), DAY + timedelta(2)]} if by_period else {}
+    made = cohort(group, prior=prior, **bins)
+    samples = [s for split in SPLITS for s in made.samples(split)]
+    assert len(samples) == len(half_days)
+    for sample in samples:
+        earlier = [s.visit.acquired for s in samples if s.visit.acquired < sample.visit.acquired]
+        assert (sample.prior and sample.prior.acquired) == max(earlier, default=None)
+        days = None if not earlier else (sample.visit.acquired - max(earlier)) / timedelta(days=1)
+        assert sample.days_since_prior == days and (days is None or days > 0)
+
+
+def test_what_is_included_of_the_visit_before():
+    kinds = {prior: Timeline(1, prior=prior).prior_kinds for prior in PRIORS}
+    assert kinds == {
+        "none": set(), "report": {"report"}, "image": {"image"}, "report+image": {"report", "image"},
+        "generated": {"report"}, "generated+image": {"report", "image"},
+    }  # fmt: skip
+    assert [p for p in PRIORS if Timeline(1, prior=p).prior_generated] == ["generated", "generated+image"]
 
 
 @pytest.mark.parametrize(

@@ -91,7 +91,8 @@ def write_adapter(
 
 
 def read_adapter_info(folder: Path | str) -> dict[str, Any]:
-    """What ``fedtar.json`` says: ``model`` (settings of the base model), ``fingerprint``, ``run_id``, ``round``, ...
+    """What ``fedtar.json`` says: ``model`` (settings of the base model), ``fingerprint``, ``prior`` (the run's
+    ``data.prior``), ``run_id``, ``round``, ...
 
     Raises:
         ConfigError: the folder is no adapter, or has no readable ``fedtar.json`` (an older release, another program).

@@ -1,0 +1,107 @@
+"""The visit before, for a batch of samples: what is shown of it, what is masked, and in which order texts follow."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from fedtar_flare.data.cohort import Sample, Visit
+from fedtar_flare.imaging.augment import sample_seed
+from fedtar_flare.imaging.batch import ImageBatch, PriorBatch, collate
+from fedtar_flare.imaging.cache import Prepared
+from fedtar_flare.imaging.pipeline import images_of
+from fedtar_flare.learning.training import augmented
+from fedtar_flare.models.tokenizer import IGNORED, ReportTokenizer
+
+REPORT, IMAGE = "report", "image"
+
+
+def shown(samples: Sequence[Sample], kinds: Collection[str]) -> list[frozenset[str]]:
+    """What each sample shows of the visit before: ``kinds``, or nothing where there was none."""
+    return [frozenset(kinds if sample.prior is not None else ()) for sample in samples]
+
+
+def masked(
+    samples: Sequence[Sample], kinds: Sequence[frozenset[str]], chance: float, seed: str
+) -> list[frozenset[str]]:
+    """What is left in training of :func:`shown`: each kind goes with this chance, and all together with the same.
+
+    It depends on the visit and ``seed`` alone.
+    """
+    left = []
+    for sample, whole in zip(samples, kinds, strict=True):
+        own = sample_seed(0, "prior", seed, sample.visit.patient_id, sample.visit.visit_id)
+        everything, *each = np.random.default_rng(own).random(1 + len(whole))
+        kept = {kind for kind, draw in zip(sorted(whole), each, strict=True) if len(whole) == 1 or draw >= chance}
+        left.append(frozenset(kept if everything >= chance else ()))
+    return left
+
+
+def prior_batch(
+    samples: Sequence[Sample],
+    kinds: Sequence[frozenset[str]],
+    tokenizer: ReportTokenizer,
+    *,
+    texts: Mapping[Visit, str] | None = None,
+    training_seed: str | None = None,
+) -> PriorBatch | None:
+    """What each sample shows of the visit before; None where nobody shows anything.
+
+    Args:
+        kinds: one set for each sample, a subset of ``report`` and ``image``.
+        texts: reports of the visits before that stand for the references; with them, no reference is read.
+        training_seed: augments the images.
+    """
+    if not any(kinds):
+        return None
+    batch = PriorBatch(torch.tensor([sample.days_since_prior or 0.0 for sample in samples]))
+    if any(IMAGE in own for own in kinds):
+        before = [_visit_before(s) if IMAGE in own else None for s, own in zip(samples, kinds, strict=True)]
+        batch.images = _images(before, training_seed)
+    if any(REPORT in own for own in kinds):
+        written = [_text(s, texts) if REPORT in own else None for s, own in zip(samples, kinds, strict=True)]
+        batch.input_ids, batch.text_mask = reports_before(written, tokenizer)
+    return batch
+
+
+def reports_before(texts: Sequence[str | None], tokenizer: ReportTokenizer) -> tuple[torch.Tensor, torch.Tensor]:
+    """Token ids and mask (B, L) of the reports before; a row without one is masked."""
+    ids, labels = tokenizer.batch([text or "" for text in texts])
+    there = torch.tensor([text is not None for text in texts])
+    return ids, (labels != IGNORED) & there[:, None]
+
+
+def turns(samples: Sequence[Sample]) -> list[list[int]]:
+    """Indices of the samples in an order of writing: a visit comes in a later turn than the visit before it."""
+    at = {sample.visit: i for i, sample in enumerate(samples)}
+    place: dict[int, int] = {}
+    for i in sorted(at.values(), key=lambda i: samples[i].visit.acquired):
+        before = samples[i].prior
+        place[i] = 0 if before is None or before not in at else place[at[before]] + 1
+    return [[i for i in range(len(samples)) if place[i] == turn] for turn in range(max(place.values(), default=-1) + 1)]
+
+
+def _text(sample: Sample, texts: Mapping[Visit, str] | None) -> str:
+    assert sample.prior is not None
+    return sample.prior.report if texts is None else texts[sample.prior]
+
+
+def _visit_before(sample: Sample) -> Sample:
+    assert sample.prior is not None
+    return replace(sample, visit=sample.prior, prepared=sample.prior_prepared, prior=None, prior_prepared=None)
+
+
+def _images(before: Sequence[Sample | None], training_seed: str | None) -> ImageBatch:
+    """Images of the visits before; a row without one is empty and masked."""
+    there = [sample for sample in before if sample is not None]
+    prepared = images_of(there)
+    if training_seed is not None:
+        prepared = augmented(prepared, there, training_seed)
+    found = iter(prepared)
+    empty = Prepared(np.zeros_like(prepared[0].image[:1]), np.zeros_like(prepared[0].position_mm[:1]))
+    batch = collate([empty if sample is None else next(found) for sample in before])
+    batch.slice_mask &= torch.tensor([sample is not None for sample in before])[:, None]
+    return batch

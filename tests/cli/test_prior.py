@@ -1,0 +1,84 @@
+"""A run with the visit before, behind the site's guard, and ``fedtar generate`` from what it leaves."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from command import fedtar_here as here
+
+from fedtar_flare.data.timeline import Timeline
+from fedtar_flare.fedtar.recipe import FedTARRecipe
+from fedtar_flare.models.adapters.peft_file import read_adapter_info
+from fedtar_flare.suite.engine import run_in_process
+from fedtar_flare.synthetic.cohort import synthetic_cohort
+
+TINY = {
+    "preset": "tiny",
+    "num_rounds": 1,
+    "time_steps": 2,
+    "model": {"max_length": 24, "num_beams": 1},
+    "training": {"local_steps": 2, "batch_size": 4},
+    "server": {"evaluate_every": 1},
+}
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """The adapters of runs by ``data.prior``, and the image of a first and of a second visit."""
+    folder = tmp_path_factory.mktemp("runs")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FEDTAR_HOME", str(folder / "home"))
+        adapters = {}
+        for prior in ("none", "report+image", "generated"):
+            recipe = FedTARRecipe(**TINY, data={"synthetic_patients": 6, "prior": prior})
+            adapters[prior] = run_in_process(recipe, 1, folder / prior) / "adapter"
+    cohort = synthetic_cohort(
+        "site-1", folder=folder / "home" / "synthetic", patients=6, timeline=Timeline(2, prior="image"), seed=0
+    )
+    sample = next(s for s in cohort.samples("train", 2) if s.prior)
+    return adapters, sample
+
+
+def drafted(adapter, study, *options):
+    code, out, err = here("generate", study, "--adapter", adapter, "--format", "json", *options)
+    return (json.loads(out) if code == 0 else None), err
+
+
+def test_an_adapter_says_what_it_was_trained_with(runs):
+    assert {prior: read_adapter_info(adapter)["prior"] for prior, adapter in runs[0].items()} == {p: p for p in runs[0]}
+
+
+def test_generate_takes_the_visit_before_and_accepts_its_absence(runs, tmp_path):
+    adapters, sample = runs
+    (tmp_path / "before.txt").write_text(sample.prior.report + "\n")
+    image, report = ["--prior-image", sample.prior.image], ["--prior-report", tmp_path / "before.txt"]
+    adapter, study = adapters["report+image"], sample.visit.image
+    assert drafted(adapter, study)[0]["prior"] == []
+    both, err = drafted(adapter, study, *image, *report)
+    assert both is not None and both["prior"] == ["image", "report"], err
+    told = drafted(adapter, study, *image, *report, "--prior-days", sample.days_since_prior)[0]
+    assert told["text"] == both["text"], "the days are those of the headers"
+    assert drafted(adapter, study, *report, "--prior-days", 30)[0]["prior"] == ["report"]
+    assert drafted(adapters["generated"], study, *report, "--prior-days", 30)[0]["prior"] == ["report"]
+
+
+@pytest.mark.parametrize(
+    ("prior", "options", "words"),
+    [
+        ("none", ["--prior-image", "IMAGE"], "data.prior=none, so its model cannot read the image"),
+        ("none", ["--prior-report", "REPORT", "--prior-days", 3], "cannot read the report"),
+        ("generated", ["--prior-image", "IMAGE"], "draft without --prior-image"),
+        ("report+image", ["--prior-report", "REPORT"], "needs the days"),
+        ("report+image", ["--prior-report", "REPORT", "--prior-days", 0], "must be above 0"),
+        ("report+image", ["--prior-days", 3], "goes with --prior-image"),
+        ("report+image", ["--prior-image", "gone"], "is not there"),
+        ("report+image", ["--prior-report", "gone"], "cannot be read"),
+    ],
+)
+def test_generate_refuses_what_cannot_be_right(runs, tmp_path, prior, options, words):
+    adapters, sample = runs
+    (tmp_path / "before.txt").write_text("Clear.")
+    names = {"IMAGE": sample.prior.image, "REPORT": tmp_path / "before.txt"}
+    draft, err = drafted(adapters[prior], sample.visit.image, *(names.get(option, option) for option in options))
+    assert draft is None and words in err and "Traceback" not in err

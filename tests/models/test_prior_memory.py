@@ -1,0 +1,97 @@
+"""What the decoder attends to of the visit before."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from fedtar_flare.imaging.batch import ImageBatch, PriorBatch
+from fedtar_flare.models.build import build_model, build_tokenizer
+from fedtar_flare.models.config import preset
+from fedtar_flare.models.weights import own_state
+
+CONFIG = preset("tiny")
+REPORTS = ["lungs are clear", "nodule of 7 mm in the right upper lobe, new", "effusion"]
+BEFORE = ["effusion on the left", "small nodule", "heart enlarged"]
+
+
+@pytest.fixture(scope="module")
+def model():
+    return build_model(CONFIG)
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return build_tokenizer(CONFIG)
+
+
+def images(seed=0, b=3, s=4, size=32):
+    generator = torch.Generator().manual_seed(seed)
+    pixels = torch.randint(256, (b, s, 3, size, size), dtype=torch.uint8, generator=generator)
+    return ImageBatch(pixels, torch.arange(s).mul(20.0).repeat(b, 1), torch.ones(b, s, dtype=torch.bool))
+
+
+def before(tokenizer, texts=BEFORE, seed=1, days=(30.0, 7.0, 200.0)):
+    ids, labels = tokenizer.batch(texts)
+    return PriorBatch(torch.tensor(days), images(seed), ids, labels != -100)
+
+
+def losses(model, tokenizer, prior):
+    batch = images()
+    batch.prior = prior
+    with torch.no_grad():
+        return model(batch, *tokenizer.batch(REPORTS))
+
+
+def test_image_report_and_time_reach_the_loss_of_their_own_row_alone(model, tokenizer):
+    base = losses(model, tokenizer, before(tokenizer))
+    assert not torch.isclose(base, losses(model, tokenizer, None)).any()
+    other = images(1)
+    other.images[1] = 255 - other.images[1]
+    changes = {
+        "report": {"texts": [BEFORE[0], "cavity on the right", BEFORE[2]]},
+        "days": {"days": (30.0, 70.0, 200.0)},
+    }
+    for name, change in changes.items():
+        close = torch.isclose(losses(model, tokenizer, before(tokenizer, **change)), base, rtol=1e-6, atol=1e-7)
+        assert close.tolist() == [True, False, True], name
+    prior = before(tokenizer)
+    prior.images = other
+    close = torch.isclose(losses(model, tokenizer, prior), base, rtol=1e-6, atol=1e-7)
+    assert close.tolist() == [True, False, True]
+
+
+def test_a_masked_row_is_as_without_and_padding_changes_nothing(model, tokenizer):
+    without, base = losses(model, tokenizer, None), losses(model, tokenizer, before(tokenizer))
+    prior = before(tokenizer)
+    prior.images.slice_mask[0], prior.text_mask[0] = False, False
+    expected = torch.stack([without[0], base[1], base[2]])
+    torch.testing.assert_close(losses(model, tokenizer, prior), expected, rtol=1e-5, atol=1e-6)
+    padded = before(tokenizer)
+    padded.input_ids = F.pad(padded.input_ids, (0, 5), value=tokenizer.pad_id)
+    padded.text_mask = F.pad(padded.text_mask, (0, 5), value=False)
+    padded.images.images = F.pad(padded.images.images, (0, 0, 0, 0, 0, 0, 0, 2), value=77)
+    padded.images.position_mm = F.pad(padded.images.position_mm, (0, 2), value=999.0)
+    padded.images.slice_mask = F.pad(padded.images.slice_mask, (0, 2), value=False)
+    torch.testing.assert_close(losses(model, tokenizer, padded), base, rtol=1e-5, atol=1e-6)
+
+
+def test_the_codes_are_no_weights_and_the_same_for_every_model_of_a_width(model):
+    assert not [name for name in own_state(model) if "prior" in name]
+    assert not list(model.prior_marks.parameters())
+    other = build_model(CONFIG.replace(seed=1))
+    assert all(torch.equal(a, b) for a, b in zip(other.prior_marks.buffers(), model.prior_marks.buffers(), strict=True))
+    assert len(list(other.prior_marks.buffers())) == 3
+
+
+def test_no_gradient_flows_through_the_visit_before(model, tokenizer):
+    model.zero_grad()
+    batch = images()
+    batch.prior = before(tokenizer)
+    memory, mask = model.memory(batch)
+    present = CONFIG.slices * CONFIG.queries
+    assert memory.shape[:2] == mask.shape == (3, 2 * present + batch.prior.input_ids.shape[1])
+    assert not memory[:, present:].detach().requires_grad
+    (gradient,) = torch.autograd.grad(memory[:, present:].sum(), model.projection.weight, allow_unused=True)
+    assert gradient is None or not gradient.any()
