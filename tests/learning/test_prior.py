@@ -46,14 +46,14 @@ def cohort_of(tmp_path_factory):
     images = InputConfig(image_size=MODEL.image_size, slices=MODEL.slices)
 
     def make(prior):
-        made = synthetic_cohort("site-1", folder=place, patients=8, timeline=Timeline(T, prior=prior), seed=0)
+        made = synthetic_cohort("site-1", folder=place, patients=4, timeline=Timeline(T, prior=prior), seed=0)
         return prepare_cohort(made, images, place / "prepared")
 
     return make
 
 
 def learner_of(cohort, **training):
-    settings = TrainingConfig(**{"local_steps": 2, "batch_size": 4, **training})
+    settings = TrainingConfig(**{"local_steps": 1, "batch_size": 4, **training})
     made = ReportLearner(model=MODEL, lora=LoRAConfig(), training=settings, cohort=cohort, seed=1)
     with torch.no_grad():  # sharper than an untrained decoder, so that reports differ
         for parameter in made.model.get_base_model().decoder.parameters():
@@ -119,24 +119,22 @@ def test_texts_stand_for_the_reports_and_rows_keep_their_place(tokenizer):
 
 
 # --------------------------------------------------------------------------- the learner
-@pytest.mark.parametrize("prior", ["report", "report+image"])
-def test_a_first_visit_learns_as_without(cohort_of, prior):
-    plain, with_prior = learner_of(cohort_of("none")), learner_of(cohort_of(prior))
-    a, b = plain.train(1, 5), with_prior.train(1, 5)
-    assert all(torch.equal(a.update[name], b.update[name]) for name in a.update)
-    a, b = plain.train(2, 5), with_prior.train(2, 5)
-    assert any(not torch.equal(a.update[name], b.update[name]) for name in a.update)
-
-
-def test_with_everything_masked_training_is_that_without(cohort_of):
-    plain, with_prior = learner_of(cohort_of("none")), learner_of(cohort_of("report+image"), prior_dropout=1.0)
-    a, b = plain.train(2, 5), with_prior.train(2, 5)
-    assert all(torch.equal(a.update[name], b.update[name]) for name in a.update)
+def test_first_visits_and_masked_ones_are_learned_from_as_without(cohort_of):
+    learners = {
+        "none": learner_of(cohort_of("none")),
+        "shown": learner_of(cohort_of("report+image"), prior_dropout=0.0),
+        "masked": learner_of(cohort_of("report+image"), prior_dropout=1.0),
+    }
+    first = {name: learner.train(1, 5).update for name, learner in learners.items()}
+    later = {name: learner.train(2, 5).update for name, learner in learners.items()}
+    same = lambda a, b: all(torch.equal(value, b[name]) for name, value in a.items())  # noqa: E731
+    assert same(first["none"], first["shown"]) and same(first["none"], first["masked"])
+    assert same(later["none"], later["masked"]) and not same(later["none"], later["shown"])
 
 
 def test_losses_of_a_batch_are_those_of_its_samples_alone(cohort_of):
     learner = learner_of(cohort_of("report+image"))
-    samples = learner.cohort.samples("train")[:6]
+    samples = learner.cohort.samples("train")[:5]
     assert {s.time_step for s in samples} == {1, 2, 3}, "first visits are among them"
     with torch.no_grad():
         together = learner.report_losses(samples, learner.images(samples))
@@ -163,31 +161,6 @@ def test_the_model_s_own_texts_and_never_a_reference_stand_for_generated(cohort_
         texts[prior] = learner.evaluate(1).texts
         samples = learner.cohort = with_junk(learner.cohort)
         texts[f"{prior}, junk"] = learner.evaluate(1).texts
-        assert len(texts[prior]) == len(samples.samples("test")) > 2
+        assert len(texts[prior]) == len(samples.samples("test")) == T
     assert texts["generated"] == texts["generated, junk"]
     assert texts["report"] != texts["report, junk"] and texts["report"] != texts["generated"]
-
-
-# --------------------------------------------------------------------------- a task that only the visit before solves
-def test_only_a_model_that_sees_the_previous_report_learns_to_copy_it(tokenizer, cohort_of):
-    """Eight visits with one image; the report repeats that of the visit before, one of eight words."""
-    words = ["effusion", "nodule", "heart", "lungs", "clear", "spine", "cavity", "fibrosis"]
-    sample = cohort_of("report").samples("train", 2)[0]
-    losses = {}
-    for prior in ("none", "report"):
-        samples = [
-            replace(
-                sample,
-                visit=replace(sample.visit, report=word),
-                prior=replace(sample.prior, report=word) if prior == "report" else None,
-            )
-            for word in words
-        ]
-        learner = learner_of(cohort_of(prior), batch_size=8, local_steps=60, lr_shared=1e-2, prior_dropout=0.0)
-        learner.cohort._samples = samples
-        learner.train(None, 0)
-        with torch.no_grad():
-            losses[prior] = learner.report_losses(samples, learner.images(samples)).mean().item()
-            written = learner.generate(samples, learner.images(samples))
-        assert (written == words) is (prior == "report")
-    assert losses["report"] < 0.1 < losses["none"]

@@ -95,3 +95,24 @@ def test_no_gradient_flows_through_the_visit_before(model, tokenizer):
     assert not memory[:, present:].detach().requires_grad
     (gradient,) = torch.autograd.grad(memory[:, present:].sum(), model.projection.weight, allow_unused=True)
     assert gradient is None or not gradient.any()
+
+
+def test_only_a_model_that_sees_the_previous_report_learns_to_copy_it(tokenizer):
+    """Eight visits with one image; each report repeats that of the visit before, one of eight words."""
+    words = ["effusion", "nodule", "heart", "lungs", "clear", "spine", "cavity", "fibrosis"]
+    ids, labels = tokenizer.batch(words)
+    one = images(b=1, s=1)
+    for shown in (False, True):
+        model = build_model(CONFIG)
+        model.encoder.requires_grad_(False)
+        optimizer = torch.optim.AdamW(model.decoder.parameters(), lr=3e-3)
+        batch = ImageBatch(one.images.repeat(8, 1, 1, 1, 1), one.position_mm.repeat(8, 1), one.slice_mask.repeat(8, 1))
+        if shown:
+            batch.prior = PriorBatch(torch.full((8,), 30.0), None, ids, labels != -100)
+        for _ in range(80):
+            loss = model(batch, ids, labels).mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        written = [tokenizer.decode(row) for row in model.generate(batch, num_beams=1, max_length=12).tolist()]
+        assert (written == words) is shown
