@@ -22,8 +22,9 @@ class PriorBatch:
     text_mask: torch.Tensor | None = None  # bool (B, L), False at padding
 
     def to(self, device: torch.device | str) -> PriorBatch:
-        moved = (None if part is None else part.to(device) for part in (self.images, self.input_ids, self.text_mask))
-        return PriorBatch(self.days.to(device), *moved)
+        images = None if self.images is None else self.images.to(device)
+        ids, mask = (None if part is None else part.to(device) for part in (self.input_ids, self.text_mask))
+        return PriorBatch(self.days.to(device), images, ids, mask)
 
 
 @dataclass
