@@ -20,7 +20,7 @@ class Timeline:
         alignment: ``visit``: a patient's t-th visit by date, and all beyond T in step T; ``period``: by calendar bins.
         periods: T - 1 rising dates between the bins, for ``period``; each date belongs to the bin it begins.
         prior: what a sample includes of the patient's previous visit, one of ``PRIORS``. ``generated`` is the report in
-            training, and the model's own text of that visit when reports are written.
+            training and in the validation loss, and the model's own text of that visit when reports are written.
 
     Raises:
         ConfigError: names the field and the allowed values.

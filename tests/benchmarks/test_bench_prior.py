@@ -15,7 +15,7 @@ from fedtar_flare.models.config import preset
 
 pytestmark = pytest.mark.benchmark
 
-BATCH, REPEATS = 8, 9
+BATCH, REPEATS = 8, 5
 MOST = 1.6
 """Seconds of a step with the visit before over those without, at most."""
 REPORT = (
