@@ -19,6 +19,7 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 
 LONGEST = (
     "test_shipped_job.py",  # of the slow tests
+    "test_faults.py",  # of those of production
     "test_fedtar_job.py",
     "test_a_run_and_after.py",
     "test_real_input.py",

@@ -54,6 +54,7 @@ def ran(tmp_path_factory):
     return file, folder / "out", printed, [f for f in home.glob("state/*/*") if f.parent.name != "sites"]
 
 
+@pytest.mark.slow
 def test_every_cell_has_a_result_that_says_how_it_was_made(ran):
     file, folder, _, state = ran
     planned = cells(read_suite(file))
@@ -69,6 +70,7 @@ def test_every_cell_has_a_result_that_says_how_it_was_made(ran):
     assert not state, "a finished run leaves no state of its sites"
 
 
+@pytest.mark.slow
 def test_nothing_is_run_twice_and_a_changed_setting_is_a_new_run(ran, tmp_path):
     file, folder, _, _ = ran
     said: list[str] = []
@@ -78,6 +80,7 @@ def test_nothing_is_run_twice_and_a_changed_setting_is_a_new_run(ran, tmp_path):
     assert len(pending(folder, cells(longer))) == 2
 
 
+@pytest.mark.slow
 def test_the_page_compares_the_arms_where_they_were_scored(ran):
     file, folder, printed, _ = ran
     assert str(folder / "comparison.html") in printed
@@ -95,6 +98,7 @@ def test_the_page_compares_the_arms_where_they_were_scored(ran):
         assert one.difference.low <= one.difference.value <= one.difference.high and 0 <= one.p <= 1
 
 
+@pytest.mark.slow
 def test_a_score_of_all_patients_is_that_of_the_record(ran):
     """One hospital's mean token loss, from its reports' scores and from the run's evaluation."""
     file, folder, _, _ = ran
