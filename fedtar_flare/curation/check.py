@@ -18,6 +18,7 @@ from fedtar_flare.data.cohort import Patient, Visit
 from fedtar_flare.data.sources.reading import Reading
 from fedtar_flare.data.text.identifiers import find_identifiers
 from fedtar_flare.errors import ConfigError, DataError
+from fedtar_flare.imaging.limits import Limits, applied
 from fedtar_flare.progress import Progress
 
 if TYPE_CHECKING:
@@ -142,7 +143,7 @@ def check(target: Path, *, workers: int = 1, thumbnails: int = 24, say: Any = No
     ``thumbnails`` studies are shown, spread evenly over time; ``say`` takes progress lines, at most one every ``every``
     seconds. Raises ConfigError if the target is nothing of the kind.
     """
-    reading, excluded = read_target(target)
+    reading, excluded, limits = read_target(target)
     found = Check(str(target))
     try:
         patients = reading.patients()
@@ -154,7 +155,7 @@ def check(target: Path, *, workers: int = 1, thumbnails: int = 24, say: Any = No
     patients = [patient for patient in patients if patient.patient_id not in excluded]
     visits = sorted((v for p in patients for v in p.visits), key=lambda v: (v.acquired, v.visit_id))
     shown = {round(i) for i in np.linspace(0, len(visits) - 1, max(0, min(thumbnails, len(visits))))}
-    opened = _open_all(found, visits, shown, workers, say, every)
+    opened = _open_all(found, visits, shown, limits, workers, say, every)
     for patient in patients:
         good = tuple(visit for visit in patient.visits if id(visit) in opened)
         if good:
@@ -167,8 +168,11 @@ def check(target: Path, *, workers: int = 1, thumbnails: int = 24, say: Any = No
     return found
 
 
-def read_target(target: Path) -> tuple[Reading, frozenset[str]]:
-    """Studies of a manifest or site file, and patients that the site excludes. Raises ConfigError if it is neither."""
+def read_target(target: Path) -> tuple[Reading, frozenset[str], Limits]:
+    """Studies of a manifest or site file, patients that the site excludes, and its limits.
+
+    Raises ConfigError if it is neither.
+    """
     from fedtar_flare.data.sources import read_source
     from fedtar_flare.data.sources.manifest import read_manifest
     from fedtar_flare.site.cohort import excluded_patients
@@ -179,21 +183,21 @@ def read_target(target: Path) -> tuple[Reading, frozenset[str]]:
         if config.source == "synthetic":
             raise ConfigError(f"{target}: a synthetic site has no data of its own to check")
         assert config.path is not None  # a SiteConfig of these sources has one
-        return read_source(config.source, config.path, config.options), excluded_patients(config)
+        return read_source(config.source, config.path, config.options), excluded_patients(config), config.limits
     if target.is_dir() and not (target / "manifest.csv").is_file():
         raise ConfigError(
             f"{target} holds no manifest.csv. Make one of a DICOM export: fedtar data index {target} -o manifest.csv"
         )
-    return read_manifest(target), frozenset()
+    return read_manifest(target), frozenset(), Limits()
 
 
-def check_task(image: str, modality: str, thumbnail: bool) -> dict[str, Any]:
-    """Open one image through its reader (a worker's task).
+def check_task(image: str, modality: str, thumbnail: bool, limits: dict[str, Any]) -> dict[str, Any]:
+    """Open one image through its reader, within these limits (a worker's task).
 
     Returns ``shape``, ``spacing_mm`` (CT), ``notes`` as [reason, text] and ``pictures`` as data addresses. Raises
-    DataError for an image that cannot be used, with the reason ``unexpected`` for an error that no reader names.
+    DataError for an image that cannot be used.
     """
-    try:
+    with applied(Limits(**limits)):
         if modality == "radiograph":
             from fedtar_flare.imaging.readers.radiograph import read_radiograph
 
@@ -209,21 +213,22 @@ def check_task(image: str, modality: str, thumbnail: bool) -> dict[str, Any]:
             "notes": [list(note) for note in volume.warnings],
             "pictures": _slices(volume) if thumbnail else [],
         }
-    except (DataError, MemoryError):
-        raise
-    except Exception as error:  # a check goes on to the next study and says what happened to this one
-        raise DataError(f"{image}: {type(error).__name__}: {error}", reason="unexpected") from error
 
 
-def _open_all(found: Check, visits: Sequence[Visit], shown: set[int], workers: int, say: Any, every: float) -> set[int]:
+def _open_all(
+    found: Check, visits: Sequence[Visit], shown: set[int], limits: Limits, workers: int, say: Any, every: float
+) -> set[int]:
     """Open every image; the visits whose image can be used, by their ``id``."""
     from fedtar_flare.imaging.workers import each
 
-    items = [{"image": str(v.image), "modality": v.modality, "thumbnail": i in shown} for i, v in enumerate(visits)]
+    items = [
+        {"image": str(v.image), "modality": v.modality, "thumbnail": i in shown, "limits": limits.to_dict()}
+        for i, v in enumerate(visits)
+    ]
     progress = Progress("image", len(items), say or (lambda line: None), every)
     start = time.monotonic()
     outcomes: dict[int, Any] = {}
-    for i, outcome in each(CHECK, items, workers):
+    for i, outcome in each(CHECK, items, workers, limits.seconds_per_study):
         outcomes[i] = outcome
         progress(len(outcomes))
     found.seconds, found.images = time.monotonic() - start, len(items)

@@ -21,6 +21,7 @@ from fedtar_flare.data.sources.reading import log_left_out
 from fedtar_flare.errors import DataError
 from fedtar_flare.imaging import cache
 from fedtar_flare.imaging.cache import Prepared
+from fedtar_flare.imaging.limits import Limits, applied
 from fedtar_flare.progress import EVERY_SECONDS, Progress
 from fedtar_flare.settings import Settings
 
@@ -29,8 +30,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 PREPARE = "fedtar_flare.imaging.pipeline:prepare_task"
-NOT_REMEMBERED = {"no-image", "unsupported-transfer-syntax", "out-of-memory", "worker-died"}
-"""Refusals that a mounted disk, an installed decoder or more memory cures without the files changing."""
+NOT_REMEMBERED = {"no-image", "unsupported-transfer-syntax", "too-large", "too-slow"}
+"""Refusals that a mounted disk, an installed decoder or a higher limit cures without the files changing."""
 
 
 Window = tuple[float, Annotated[float, Field(gt=0)]]
@@ -113,6 +114,7 @@ def prepare_visits(
     config: InputConfig,
     cache_dir: Path,
     *,
+    limits: Limits | None = None,
     workers: int | None = None,
     say: Callable[[str], object] = logger.info,
     every: float = EVERY_SECONDS,
@@ -123,6 +125,7 @@ def prepare_visits(
     result does not depend on their number. Each worker holds one volume at a time.
 
     Args:
+        limits: beyond which a study is refused; None: the defaults.
         workers: processes; None: one per processor, at most four.
         say: takes the lines of progress (rate and time left).
         every: seconds between those lines.
@@ -140,12 +143,11 @@ def prepare_visits(
                 missing.append(visit)
         except DataError as error:
             errors[visit] = error
-    items = [
-        {"image": str(v.image), "modality": v.modality, "config": config.to_dict(), "entry": str(entries[v])}
-        for v in missing
-    ]
+    limits = limits or Limits()
+    common = {"config": config.to_dict(), "limits": limits.to_dict()}
+    items = [{"image": str(v.image), "modality": v.modality, "entry": str(entries[v]), **common} for v in missing]
     progress = Progress("preparing images: study", len(items), say, every)
-    for done, (i, outcome) in enumerate(each(PREPARE, items, count), start=1):
+    for done, (i, outcome) in enumerate(each(PREPARE, items, count, limits.seconds_per_study), start=1):
         if isinstance(outcome, DataError):
             errors[missing[i]] = outcome
         progress(done)
@@ -183,10 +185,11 @@ def entry_of(visit: Visit, config: InputConfig, cache_dir: Path) -> Path:
     return cache.entry_path(cache_dir, cache.file_identity(visit.image), settings)
 
 
-def prepare_task(image: str, modality: Modality, config: dict[str, Any], entry: str) -> bool:
+def prepare_task(image: str, modality: Modality, config: dict[str, Any], entry: str, limits: dict[str, Any]) -> bool:
     """Prepare one image into the cache (a worker's task); raises what :func:`prepare` raises."""
     if cache.load(Path(entry)) is None:  # another site may have been first
-        _compute(Path(image), modality, InputConfig(**config), Path(entry))
+        with applied(Limits(**limits)):
+            _compute(Path(image), modality, InputConfig(**config), Path(entry))
     return True
 
 

@@ -1,16 +1,18 @@
 """Process many studies in parallel. Workers are processes, since reading headers and decoding hold Python's lock
 (measured: eight studies of 150 slices took 2.7 s in one thread and 2.9 s in two).
 
-A worker is this module as a program of its own (one JSON request per line in, one JSON answer per line out, until its
-input ends), not a fork: it is safe beside running threads and never runs its parent's main module again.
+A worker is this module as a program of its own (``ready``, then one JSON request per line in and one JSON answer per
+line out, until its input ends), not a fork: it is safe beside running threads and never runs its parent's main module again.
 
 A process that dies (out of memory, a decoder that crashes) is replaced and its item tried once more; an item that
-kills two is refused by name and the others go on.
+kills two is refused by name and the others go on. So is an item that takes longer than it may, and one that meets a
+fault of the code (its traceback is in the log).
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import os
 import subprocess
 import sys
@@ -24,7 +26,10 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, NamedTuple
 
-from fedtar_flare.errors import ConfigError, DataError, FedTARError
+from fedtar_flare.errors import ConfigError, DataError
+from fedtar_flare.imaging.limits import too_slow
+
+logger = logging.getLogger(__name__)
 
 ALONE_SECONDS = 5.0
 """Work begins in this process; workers take seconds to start and are not started for less than this."""
@@ -32,12 +37,14 @@ WORTH_SECONDS = 20.0
 """Estimated remaining time from which workers are started."""
 MOST = 4
 """Default limit of workers: each holds one volume in memory."""
+READY = "ready\n"
+"""What a worker says first."""
 PACKAGE = "fedtar_flare."
 PACKAGES = Path(__file__).resolve().parents[2]
 COMMAND = ["-P", "-W", "ignore", "-m", "fedtar_flare.imaging.workers"]
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 Outcome = Any
-"""The task's result, or the :class:`DataError` it raised."""
+"""The task's result, or a :class:`DataError`: the one it raised, or what became of it."""
 
 
 def worker_count(asked: int | None = None) -> int:
@@ -59,35 +66,64 @@ def task(name: str) -> Callable[..., Any]:
     return found
 
 
-def each(name: str, items: Sequence[dict[str, Any]], workers: int) -> Iterator[tuple[int, Outcome]]:
+def attempt(name: str, arguments: dict[str, Any]) -> Outcome:
+    """The outcome of one item, whatever happens to it.
+
+    Too little memory is ``out-of-memory``; any other error that the task does not name is a fault of the code:
+    ``internal-error``, with its traceback in the log.
+    """
+    work = task(name)
+    try:
+        return work(**arguments)
+    except DataError as error:
+        return error
+    except Exception as error:
+        if _of_memory(error):
+            return DataError(f"not enough memory for {_what(arguments)}", reason="out-of-memory")
+        logger.exception("a fault of the code in '%s'", name)
+        text = f"{_what(arguments)}: a fault of the code ({type(error).__name__}: {error}); its traceback is in the log"
+        return DataError(text, reason="internal-error")
+
+
+def _of_memory(error: BaseException | None) -> bool:
+    """Whether an error comes from a :class:`MemoryError`, however it was wrapped."""
+    while error is not None and not isinstance(error, MemoryError):
+        error = error.__cause__
+    return error is not None
+
+
+def _what(arguments: dict[str, Any]) -> str:
+    return str(arguments.get("image", "this item"))
+
+
+def each(
+    name: str, items: Sequence[dict[str, Any]], workers: int, seconds: float | None = None
+) -> Iterator[tuple[int, Outcome]]:
     """Do a task for every item and yield (index, outcome) pairs in order of completion.
 
     Args:
         name: ``module:function`` (see :func:`task`).
         items: the task's keyword arguments for each item, as JSON can hold them.
         workers: processes, started when the work takes long; with one, this process does everything.
-
-    Raises :class:`FedTARError` when a worker failed through a fault of the code; its traceback is in the log.
+        seconds: after which a process is ended and its item refused (``too-slow``); None: never.
     """
     worked = 0.0  # without the first item, which pays for the imports
     for index, arguments in enumerate(items):
         start = time.monotonic()
-        outcome: Outcome
-        try:
-            outcome = task(name)(**arguments)
-        except DataError as error:
-            outcome = error
+        outcome = attempt(name, arguments)
         worked += time.monotonic() - start if index else 0.0
         yield index, outcome
         begun = index + 1
         rest = (len(items) - begun) * worked / max(index, 1)
         if workers > 1 and worked > ALONE_SECONDS and rest > WORTH_SECONDS:
-            for later, outcome in _in_processes(name, items[begun:], min(workers, len(items) - begun)):
+            for later, outcome in _in_processes(name, items[begun:], min(workers, len(items) - begun), seconds):
                 yield begun + later, outcome
             return
 
 
-def _in_processes(name: str, items: Sequence[dict[str, Any]], workers: int) -> Iterator[tuple[int, Outcome]]:
+def _in_processes(
+    name: str, items: Sequence[dict[str, Any]], workers: int, seconds: float | None = None
+) -> Iterator[tuple[int, Outcome]]:
     team = [_Worker() for _ in range(workers)]
     idle: SimpleQueue[_Worker] = SimpleQueue()
     for worker in team:
@@ -96,7 +132,7 @@ def _in_processes(name: str, items: Sequence[dict[str, Any]], workers: int) -> I
     def ask(index: int) -> Outcome:
         worker = idle.get()
         try:
-            return worker.ask({"task": name, "arguments": items[index]})
+            return worker.ask({"task": name, "arguments": items[index]}, seconds)
         finally:
             idle.put(worker)
 
@@ -109,14 +145,11 @@ def _in_processes(name: str, items: Sequence[dict[str, Any]], workers: int) -> I
                 index, outcome = asked[future], future.result()
                 if not isinstance(outcome, _Died):
                     yield index, outcome
-                elif outcome.code == 1:  # Python itself ended it, with a traceback: a fault of the code
-                    text = f"a worker process failed at item {index} of '{name}'; its traceback is in the log"
-                    raise FedTARError(text)
                 elif not last:
                     waiting.append(index)
                 else:
                     what = f"exit code {outcome.code}: {outcome.error}"
-                    text = f"reading it ended two worker processes ({what}); out of memory?"
+                    text = f"{_what(items[index])}: reading it ended two worker processes ({what}); out of memory?"
                     yield index, DataError(text, reason="worker-died")
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
@@ -137,14 +170,24 @@ class _Worker:
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[str] | None = None
+        self._ready = False
         self._lock = threading.Lock()
         self._stopped = False
 
-    def ask(self, request: dict[str, Any]) -> Outcome:
-        """The outcome of a request, or :class:`_Died`."""
+    def ask(self, request: dict[str, Any], seconds: float | None = None) -> Outcome:
+        """The outcome of a request, or :class:`_Died`; a process that takes longer than ``seconds`` is ended."""
+        late = threading.Event()
+        watchdog = None
         try:
             process = self._running()
             assert process.stdin is not None and process.stdout is not None
+            if not self._ready and process.stdout.readline() != READY:
+                raise OSError("it did not start")
+            self._ready = True
+            if seconds is not None:
+                watchdog = threading.Timer(seconds, lambda: (late.set(), process.kill()))
+                watchdog.daemon = True
+                watchdog.start()
             process.stdin.write(json.dumps(request) + "\n")
             process.stdin.flush()
             line = process.stdout.readline()
@@ -152,7 +195,13 @@ class _Worker:
                 raise OSError("no answer")
             got = json.loads(line)
         except (OSError, ValueError) as error:
-            return _Died(self._end(), error)
+            code = self._end()
+            if seconds is not None and late.is_set():
+                return too_slow(_what(request["arguments"]), seconds)
+            return _Died(code, error)
+        finally:
+            if watchdog is not None:
+                watchdog.cancel()
         return DataError(got["refused"], reason=got["reason"]) if "refused" in got else got["result"]
 
     def stop(self) -> None:
@@ -182,7 +231,7 @@ class _Worker:
     def _end(self) -> int | None:
         """End the process by closing its input, and return its exit code."""
         with self._lock:
-            process, self._process = self._process, None
+            process, self._process, self._ready = self._process, None, False
         if process is None:
             return None
         with suppress(OSError), process:  # leaving it closes its pipes and waits
@@ -191,19 +240,18 @@ class _Worker:
 
 
 def answer(request: dict[str, Any]) -> dict[str, Any]:
-    """Do one request; unusable data is an answer, any other error ends the process."""
-    try:
-        return {"result": task(request["task"])(**request["arguments"])}
-    except DataError as error:
-        return {"refused": str(error), "reason": error.reason}
-    except MemoryError:
-        return {"refused": f"not enough memory for {request['arguments']}", "reason": "out-of-memory"}
+    """Do one request; an item that cannot be done is an answer as well."""
+    outcome = attempt(request["task"], request["arguments"])
+    if isinstance(outcome, DataError):
+        return {"refused": str(outcome), "reason": outcome.reason}
+    return {"result": outcome}
 
 
 def main() -> None:
     """Answer until the input ends; whatever libraries print goes to standard error."""
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
+    print(READY, end="", file=answers, flush=True)
     for line in sys.stdin:
         print(json.dumps(answer(json.loads(line))), file=answers, flush=True)
 

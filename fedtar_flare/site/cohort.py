@@ -95,7 +95,7 @@ def prepare_site(
         workspace=workspace,
     )
     images = InputConfig(image_size=model.image_size, slices=model.slices)
-    done = prepare_visits(cohort.visits, images, cache_folder(config) / "prepared", **options)
+    done = prepare_visits(cohort.visits, images, cache_folder(config) / "prepared", limits=config.limits, **options)
     return done.cohort(cohort), done
 
 

@@ -13,6 +13,7 @@ from pydantic import Field
 from fedtar_flare.data.sources import READERS
 from fedtar_flare.errors import ConfigError
 from fedtar_flare.files import read_yaml
+from fedtar_flare.imaging.limits import Limits
 from fedtar_flare.settings import Settings, build, check_names, nearest
 from fedtar_flare.site.place import home
 
@@ -42,6 +43,9 @@ class SiteConfig(Settings):
     )
     exclude: Path | None = Field(
         None, description="text file of patient ids, one a line, that are left out (patients who withdrew)"
+    )
+    limits: Limits = Field(
+        default_factory=Limits, strict=False, description="the largest study that is read, and the longest time for it"
     )
     stream_losses: bool | None = Field(
         None,
@@ -122,6 +126,8 @@ def read_site_file(place: Path, simulated: bool = False) -> SiteConfig:
     for key in ("path", "cache_dir", "state_dir", "exclude"):
         if key in content:
             content[key] = place.parent / Path(str(content[key])).expanduser()
+    if "limits" in content:
+        content["limits"] = build(Limits, content["limits"], f"{place}: limits")
     config = build(SiteConfig, {**content, "origin": place, "simulated": simulated}, str(place))
     if config.source != "synthetic" and config.path is not None and not config.path.exists():
         raise ConfigError(f"{place}: path {config.path} is not there", public="the site's data is not at its path")

@@ -17,9 +17,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from make_dicom import trunk, write_series
 from PIL import Image
-from refused import refused
 
-from fedtar_flare.curation.check import check, check_task, spread
+from fedtar_flare.curation.check import check, spread
 from fedtar_flare.curation.page import STAYS, bin_edges, data_page, histogram, write_data_page
 from fedtar_flare.errors import ConfigError
 
@@ -95,9 +94,9 @@ def test_an_error_that_no_reader_names_is_told_and_the_check_goes_on(radiographs
         raise KeyError("odd")
 
     monkeypatch.setattr("fedtar_flare.imaging.readers.radiograph.read_radiograph", breaks)
-    with refused("unexpected", "KeyError"):
-        check_task("x.png", "radiograph", False)
-    assert check(radiographs).rejections()["unexpected"] == 6
+    found = check(radiographs)
+    assert found.rejections()["internal-error"] == 6 and found.rejections()["no-date"] == 1
+    assert "KeyError: 'odd'" in found.rejected["internal-error"][0]
 
 
 def test_site_files_and_exclusion(radiographs, tmp_path):

@@ -11,7 +11,7 @@ import pytest
 
 from fedtar_flare.curation.archive_files import READ_HEADERS
 from fedtar_flare.curation.check import CHECK
-from fedtar_flare.errors import ConfigError, DataError, FedTARError
+from fedtar_flare.errors import ConfigError, DataError
 from fedtar_flare.imaging import workers
 from fedtar_flare.imaging.pipeline import PREPARE
 from fedtar_flare.imaging.workers import each, worker_count
@@ -34,7 +34,20 @@ def die(number, folder):
 def fail(number):
     raise KeyError("a fault of the code")
 def hungry(number):
-    raise MemoryError
+    try:
+        raise MemoryError
+    except MemoryError as error:
+        raise RuntimeError("as MONAI wraps it") from error
+def mixed(number):
+    if number == 1:
+        return int("a fault of the code")
+    if number == 2:
+        return mixed(number)
+    return number
+def hang(number):
+    while number == 1:
+        signal.pause()
+    return number
 """
 
 
@@ -66,9 +79,22 @@ def test_a_process_that_dies_is_replaced_and_an_item_that_kills_two_is_refused(t
     assert found[2].reason == "worker-died" and "-9" in str(found[2])
 
 
-def test_a_fault_of_the_code_is_no_fault_of_the_study(tasks):
-    with pytest.raises(FedTARError, match="traceback is in the log"):
-        outcomes("fail", [{"number": 1}])
+@pytest.mark.parametrize("processes", [False, True])
+def test_a_fault_of_the_code_is_told_and_the_others_go_on(tasks, monkeypatch, capfd, caplog, processes):
+    monkeypatch.syspath_prepend(tasks)
+    monkeypatch.setattr(workers, "PACKAGE", "worker_tasks")
+    items = [{"number": n} for n in range(5)]
+    found = outcomes("mixed", items) if processes else dict(each("worker_tasks:mixed", items, 1))
+    assert [found[n] for n in (0, 3, 4)] == [0, 3, 4]
+    assert found[1].reason == found[2].reason == "internal-error"
+    assert "ValueError" in str(found[1]) and "RecursionError" in str(found[2])
+    assert "Traceback" in (capfd.readouterr().err if processes else caplog.text)
+
+
+def test_an_item_that_takes_too_long_is_refused_and_its_process_replaced(tasks):
+    going = workers._in_processes("worker_tasks:hang", [{"number": n} for n in (1, 2, 3)], 1, 1.0)
+    found = dict(going)
+    assert found[0].reason == "too-slow" and (found[1], found[2]) == (2, 3)
 
 
 def test_too_little_memory_is_a_refusal(tasks):
@@ -108,7 +134,9 @@ def test_the_worker_as_a_program():
         text=True,
         check=True,
     )
-    assert [json.loads(line) for line in done.stdout.splitlines()] == [{"result": {"files": [], "problems": []}}] * 2
+    ready, *answers = done.stdout.splitlines(keepends=True)
+    assert ready == workers.READY
+    assert [json.loads(line) for line in answers] == [{"result": {"files": [], "problems": []}}] * 2
 
 
 @pytest.mark.parametrize("name", [READ_HEADERS, CHECK, PREPARE])

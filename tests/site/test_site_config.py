@@ -13,6 +13,7 @@ from PIL import Image
 from fedtar_flare.data.cohort import Cohort, Patient, Visit
 from fedtar_flare.data.timeline import Timeline
 from fedtar_flare.errors import ConfigError, DataError
+from fedtar_flare.imaging.limits import Limits
 from fedtar_flare.site.cohort import load_cohort
 from fedtar_flare.site.key import site_key
 from fedtar_flare.site.site_file import SOURCES, SiteConfig, load_site_config, read_site_file
@@ -220,3 +221,13 @@ def test_a_relative_folder_of_site_files_counts_from_where_the_command_was_start
     monkeypatch.setenv("PWD", str(tmp_path))
     monkeypatch.chdir(tmp_path / "run")  # the simulator starts a site elsewhere
     assert load_site_config("a", workspace=None, simulator=True).origin == tmp_path / "sites" / "a.yaml"
+
+
+def test_limits_of_a_site_file(tmp_path, manifest):
+    place = write(tmp_path / "site.yaml", source="manifest", path="manifest.csv", limits={"voxels": 5})
+    config = read_site_file(place)
+    assert config.limits == Limits(voxels=5) and config.replace(simulated=True).limits == config.limits
+    for wrong, says in (({"voxel": 5}, "did you mean 'voxels'"), ({"voxels": 0}, "at least 1"), (7, "by name")):
+        with pytest.raises(ConfigError, match=says) as error:
+            read_site_file(write(place, source="manifest", path="manifest.csv", limits=wrong))
+        assert "site.yaml: limits" in str(error.value)

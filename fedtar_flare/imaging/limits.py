@@ -1,0 +1,82 @@
+"""How much one study may ask of this machine. What a file states is held against these limits before memory is taken.
+
+The site file raises them (``limits: {voxels: 2147483648}``); a job cannot. Readers ask :func:`check_size` and
+:func:`check_time`; whoever opens a study says by :func:`applied` which limits hold for it.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+from pydantic import Field
+
+from fedtar_flare.errors import DataError
+from fedtar_flare.settings import Settings
+
+
+class Limits(Settings):
+    """The largest study that is read. What is larger is refused as ``too-large``, what takes longer as ``too-slow``."""
+
+    voxels: int = Field(1 << 30, ge=1, description="of a CT volume; 1024 x 1024 x 1024, which take 2 GiB")
+    pixels: int = Field(1 << 26, ge=1, description="of a slice or a radiograph; 8192 x 8192")
+    file_bytes: int = Field(1 << 30, ge=1, description="of a DICOM file or a picture, also unpacked from an archive")
+    archive_bytes: int = Field(4 << 30, ge=1, description="of all members of a zip archive, unpacked")
+    archive_members: int = Field(20_000, ge=1, description="files in a zip archive")
+    seconds_per_study: float = Field(300.0, gt=0, description="to read and prepare one study")
+
+
+MUCH = 16 << 20
+"""Bytes from which the ratio of packed to unpacked counts."""
+PACKED_AT_MOST = 200
+"""Unpacked bytes per packed byte; images pack to a quarter, empty slices to a hundredth."""
+ELEMENT_READS = 500_000
+"""Reads within one DICOM header; an enhanced CT of 2,000 frames takes about 200,000."""
+
+_IN_FORCE: ContextVar[tuple[Limits, float]] = ContextVar("limits", default=(Limits(), math.inf))
+
+
+@contextmanager
+def applied(limits: Limits) -> Iterator[None]:
+    """These limits hold in this block, and its seconds begin."""
+    token = _IN_FORCE.set((limits, time.monotonic() + limits.seconds_per_study))
+    try:
+        yield
+    finally:
+        _IN_FORCE.reset(token)
+
+
+def current() -> Limits:
+    """The limits in force; the defaults outside :func:`applied`."""
+    return _IN_FORCE.get()[0]
+
+
+def check_size(where: str, limit: str, value: int) -> None:
+    """Refuse more than the named limit allows; raises :class:`DataError` ``too-large``."""
+    most = getattr(current(), limit)
+    if value > most:
+        what = limit.replace("_", " ")
+        text = f"{where}: {value:,} {what}, above the limit of {most:,} (site file: 'limits: {{{limit}: ...}}')"
+        raise DataError(text, reason="too-large")
+
+
+def check_ratio(where: str, unpacked: int, packed: int) -> None:
+    """Refuse what unpacks to far more than any image does; raises :class:`DataError` ``too-large``."""
+    if unpacked > MUCH and unpacked > PACKED_AT_MOST * packed:
+        raise DataError(f"{where}: {packed:,} bytes that unpack to {unpacked:,} are no image", reason="too-large")
+
+
+def check_time(where: str) -> None:
+    """Refuse a study whose seconds are over; raises :class:`DataError` ``too-slow``."""
+    limits, end = _IN_FORCE.get()
+    if time.monotonic() > end:
+        raise too_slow(where, limits.seconds_per_study)
+
+
+def too_slow(where: str, seconds: float) -> DataError:
+    """The refusal of a study that took longer than ``seconds``."""
+    text = f"{where}: not read within {seconds:g} s (site file: 'limits: {{seconds_per_study: ...}}')"
+    return DataError(text, reason="too-slow")
