@@ -22,7 +22,7 @@ class Limits(Settings):
     """The largest study that is read. What is larger is refused as ``too-large``, what takes longer as ``too-slow``."""
 
     voxels: int = Field(1 << 30, ge=1, description="of a CT volume; 1024 x 1024 x 1024, which take 2 GiB")
-    pixels: int = Field(1 << 26, ge=1, description="of a slice or a radiograph; 8192 x 8192")
+    pixels: int = Field(1 << 25, ge=1, description="of a slice or a radiograph; 5792 x 5792")
     file_bytes: int = Field(1 << 30, ge=1, description="of a DICOM file or a picture, also unpacked from an archive")
     archive_bytes: int = Field(4 << 30, ge=1, description="of all members of a zip archive, unpacked")
     archive_members: int = Field(20_000, ge=1, description="files in a zip archive")
@@ -35,6 +35,9 @@ PACKED_AT_MOST = 200
 """Unpacked bytes per packed byte; images pack to a quarter, empty slices to a hundredth."""
 ELEMENT_READS = 500_000
 """Reads within one DICOM header; an enhanced CT of 2,000 frames takes about 200,000."""
+
+LONG_ELEMENT = 64 << 20
+"""Bytes of one element of a header that is wanted, and of a whole header within an archive."""
 
 _IN_FORCE: ContextVar[tuple[Limits, float]] = ContextVar("limits", default=(Limits(), math.inf))
 

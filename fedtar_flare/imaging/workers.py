@@ -2,7 +2,8 @@
 (measured: eight studies of 150 slices took 2.7 s in one thread and 2.9 s in two).
 
 A worker is this module as a program of its own (``ready``, then one JSON request per line in and one JSON answer per
-line out, until its input ends), not a fork: it is safe beside running threads and never runs its parent's main module again.
+line out, until its input ends), not a fork: it is safe beside running threads and never runs its parent's main module
+again.
 
 A process that dies (out of memory, a decoder that crashes) is replaced and its item tried once more; an item that
 kills two is refused by name and the others go on. So is an item that takes longer than it may, and one that meets a
@@ -158,6 +159,11 @@ def _in_processes(
         pool.shutdown()
 
 
+def _end_late(process: subprocess.Popen[str], late: threading.Event) -> None:
+    late.set()
+    process.kill()
+
+
 class _Died(NamedTuple):
     """A process ended before it answered."""
 
@@ -185,7 +191,7 @@ class _Worker:
                 raise OSError("it did not start")
             self._ready = True
             if seconds is not None:
-                watchdog = threading.Timer(seconds, lambda: (late.set(), process.kill()))
+                watchdog = threading.Timer(seconds, _end_late, (process, late))
                 watchdog.daemon = True
                 watchdog.start()
             process.stdin.write(json.dumps(request) + "\n")

@@ -227,13 +227,13 @@ def test_a_cohort_prepared_in_processes_is_the_same(study, tmp_path, monkeypatch
     assert [e.read_bytes() for e in one] == [e.read_bytes() for e in two] and len(one) == 3
 
 
-def test_what_a_dead_worker_refused_is_tried_again(study, tmp_path, monkeypatch):
-    def dies(*_):
-        raise DataError("killed", reason="worker-died")
+def test_what_took_too_long_is_tried_again(study, tmp_path, monkeypatch):
+    def late(*_):
+        raise DataError("late", reason="too-slow")
 
     with monkeypatch.context() as patch:
-        patch.setattr(pipeline, "_run", dies)
-        with pytest.raises(DataError, match="killed"):
+        patch.setattr(pipeline, "_run", late)
+        with pytest.raises(DataError, match="late"):
             prepare(visit(study), CONFIG, tmp_path / "cache")
     assert prepare(visit(study), CONFIG, tmp_path / "cache").image.shape == (4, 3, 16, 16)
 

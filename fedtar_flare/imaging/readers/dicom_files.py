@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import io
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +22,10 @@ from pydicom.uid import UID, DeflatedExplicitVRLittleEndian, ImplicitVRLittleEnd
 from pydicom.valuerep import EXPLICIT_VR_LENGTH_32
 
 from fedtar_flare.errors import DataError, decoding
+from fedtar_flare.imaging.limits import LONG_ELEMENT, check_size, check_time
+from fedtar_flare.imaging.readers.archives import open_archive, unpack
 from fedtar_flare.imaging.readers.dicom_tags import text
+from fedtar_flare.imaging.readers.metered import StopWhen, check_deflated, counted, metered
 
 PIXEL_DATA = 0x7FE00010
 KEYWORDS = """
@@ -34,8 +37,12 @@ KEYWORDS = """
     SharedFunctionalGroupsSequence PerFrameFunctionalGroupsSequence
 """
 TAGS: list[BaseTag | int] = [Tag(keyword) for keyword in KEYWORDS.split()]
-MAX_MEMBER = 2 << 30
-"""Bytes; larger members of a zip archive are not unpacked."""
+PIXEL_KEYWORDS = """
+    SamplesPerPixel PhotometricInterpretation PlanarConfiguration NumberOfFrames Rows Columns BitsAllocated BitsStored
+    HighBit PixelRepresentation ExtendedOffsetTable ExtendedOffsetTableLengths PixelData
+"""
+PIXEL_TAGS: list[BaseTag | int] = [Tag(keyword) for keyword in PIXEL_KEYWORDS.split()]
+"""What a decoder needs."""
 UNDEFINED = 0xFFFFFFFF
 
 
@@ -52,24 +59,21 @@ class Source:
         """Name for messages."""
         return f"{self.path}:{self.member}" if self.archive else str(self.path)
 
-    def open(self) -> BinaryIO:
-        """Open for reading from the start; the caller closes it.
+    def open(self, most: int | None = None) -> BinaryIO:
+        """Open for reading from the start; the caller closes it. Of a zip member, only ``most`` bytes are unpacked.
 
-        Raises :class:`DataError` ``unreadable`` without permission, or for a damaged, encrypted or oversized member.
+        Raises :class:`DataError` ``unreadable`` without permission, or for a damaged or encrypted member; ``too-large``
+        for one beyond the limits.
         """
         with decoding(f"{self.name}: cannot be read"):
             if self.archive is None:
                 return self.path.open("rb")
-            size = self.archive.getinfo(self.member).file_size
-            if size > MAX_MEMBER:
-                raise DataError(f"{self.name}: {size} bytes unpacked are no image", reason="unreadable")
-            return io.BytesIO(self.archive.read(self.member))
+            return unpack(self.archive, self.archive.getinfo(self.member), self.name, most)
 
     def start(self) -> bytes:
         """The first 132 bytes of a zip member; no more of it is unpacked."""
-        assert self.archive is not None
-        with decoding(f"{self.name}: cannot be read"), self.archive.open(self.member) as file:
-            return file.read(132)
+        with self.open(132) as file:
+            return file.read()
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +93,8 @@ class Header:
 def sources(path: Path | list[Path]) -> Iterator[list[Source]]:
     """All files below a folder, in a zip, named by a DICOMDIR, or the given file(s) themselves, sorted by name.
 
-    Raises :class:`DataError` ``no-image`` when a path does not exist, ``unreadable`` for a broken zip.
+    Raises :class:`DataError` ``no-image`` when a path does not exist, ``unreadable`` for a broken zip, ``too-large``
+    for one beyond the limits.
     """
     with ExitStack() as stack:
         found: list[Source] = []
@@ -99,8 +104,7 @@ def sources(path: Path | list[Path]) -> Iterator[list[Source]]:
             if item.is_dir():
                 found += [Source(file) for file in files_below(item)]
             elif item.suffix.lower() == ".zip":
-                with decoding(f"{item}: not a readable zip archive"):
-                    archive = stack.enter_context(ZipFile(item))
+                archive = stack.enter_context(open_archive(item))
                 found += [Source(item, archive, info.filename) for info in archive.infolist() if not info.is_dir()]
             elif item.name.upper().startswith("DICOMDIR"):
                 found += [Source(file) for file in _directory_entries(item)]
@@ -120,8 +124,9 @@ def files_below(folder: Path) -> list[Path]:
 def read_header(source: Source, tags: Sequence[BaseTag | int] = TAGS) -> Header | None:
     """The wanted tags of a DICOM file; None when it is not DICOM at all.
 
-    Raises :class:`DataError` ``truncated``, ``unsupported-transfer-syntax`` or ``unreadable``.
+    Raises :class:`DataError` ``truncated``, ``too-large``, ``unsupported-transfer-syntax`` or ``unreadable``.
     """
+    check_time(source.name)
     pixels: list[tuple[str | None, int]] = []
 
     def at_pixels(tag: BaseTag, vr: str | None, length: int) -> bool:
@@ -131,16 +136,24 @@ def read_header(source: Source, tags: Sequence[BaseTag | int] = TAGS) -> Header 
 
     if source.archive is not None and not _may_be_dicom(source.start()):
         return None
-    with source.open() as file:
+    with source.open(LONG_ELEMENT) as file:
         start = file.read(132)
-        file.seek(0)
         if not _may_be_dicom(start):
             return None
+        size = held = file.seek(0, io.SEEK_END)
+        file.seek(0)
+        if source.archive is not None:
+            size = source.archive.getinfo(source.member).file_size
+        check_size(source.name, "file_bytes", size)
         try:
-            dataset, syntax = _read_tags(file, start, at_pixels, tags)
+            dataset, syntax = _read_tags(metered(file, source.name, size), start, at_pixels, tags, source.name)
             place = file.tell()
-            size = file.seek(0, io.SEEK_END)
+            if not pixels and held < size:
+                text = f"{source.name}: no pixels within its first {held:,} bytes; unpack the archive"
+                raise DataError(text, reason="too-large")
             cut = not pixels and (place > size or _ends_short(dataset))
+        except DataError:
+            raise
         except Exception as error:  # pydicom raises whatever the broken bytes lead to
             raise _unreadable(source, error) from error
     if start[128:] != b"DICM" and "SOPClassUID" not in dataset:
@@ -154,8 +167,17 @@ def read_header(source: Source, tags: Sequence[BaseTag | int] = TAGS) -> Header 
     return Header(source, dataset, syntax, bool(pixels), offset, size, length)
 
 
+def after_pixels(tag: BaseTag, vr: str | None, length: int) -> bool:
+    """Whether an element lies behind the pixels, where nothing is read."""
+    return int(tag) > PIXEL_DATA
+
+
 def _read_tags(
-    file: BinaryIO, start: bytes, at_pixels: Callable[[BaseTag, str | None, int], bool], tags: Sequence[BaseTag | int]
+    file: BinaryIO,
+    start: bytes,
+    at_pixels: StopWhen,
+    tags: Sequence[BaseTag | int],
+    name: str,
 ) -> tuple[Dataset, UID]:
     """The tags before the pixels, and the transfer syntax.
 
@@ -171,6 +193,9 @@ def _read_tags(
         if known and group not in (b"", b"\0\0", b"\2\0"):
             order = (syntax.is_implicit_VR, syntax.is_little_endian)
             return read_dataset(file, *order, stop_when=at_pixels, specific_tags=list(tags)), syntax
+        if syntax == DeflatedExplicitVRLittleEndian:
+            check_deflated(file, name)
+            at_pixels = counted(at_pixels, name)
         file.seek(0)
     dataset = read_partial(file, stop_when=at_pixels, specific_tags=list(tags), force=True)
     return dataset, UID(str(getattr(dataset.file_meta, "TransferSyntaxUID", "") or ImplicitVRLittleEndian))
@@ -205,7 +230,8 @@ def _unreadable(source: Source, error: Exception) -> DataError:
 def _directory_entries(path: Path) -> list[Path]:
     """Existing files that a DICOMDIR refers to."""
     with decoding(f"{path}: not a readable DICOMDIR"):
-        records = dcmread(path).DirectoryRecordSequence
+        with path.open("rb") as file:
+            records = dcmread(metered(file, str(path), path.stat().st_size)).DirectoryRecordSequence
         names = [record.ReferencedFileID for record in records if "ReferencedFileID" in record]
         files = [path.parent.joinpath(*([name] if isinstance(name, str) else name)) for name in names]
     folder = path.parent.resolve()  # files outside the directory's own folder are never read

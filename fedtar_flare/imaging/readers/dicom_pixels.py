@@ -6,11 +6,13 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 import numpy as np
-from pydicom import dcmread
+from pydicom.filereader import read_partial
 from pydicom.pixels import iter_pixels
 from pydicom.uid import ExplicitVRBigEndian
 
 from fedtar_flare.errors import DataError
+from fedtar_flare.imaging.limits import check_size, check_time
+from fedtar_flare.imaging.readers.dicom_files import PIXEL_TAGS, after_pixels
 from fedtar_flare.imaging.readers.dicom_slices import Slice
 from fedtar_flare.imaging.readers.volume import AIR_HU, INT16, CTRules, Note, to_int16
 
@@ -22,18 +24,23 @@ def read_hu(slices: Sequence[Slice], rules: CTRules) -> tuple[np.ndarray, list[N
     """Decode and rescale to int16 (z, y, x) in the given order; the notes say what was altered.
 
     Padding becomes air (-1,024 HU); bits above BitsStored are masked (old overlays live there); values that do not fit
-    int16 are clipped. Raises :class:`DataError` ``no-rescale``, ``truncated`` or ``undecodable``.
+    int16 are clipped. Raises :class:`DataError` ``no-rescale``, ``truncated``, ``undecodable``,
+    ``too-large`` or ``too-slow``.
     """
+    rows, columns = slices[0].size
+    check_size(slices[0].source.name, "voxels", len(slices) * rows * columns)
     volume = np.empty((len(slices), *slices[0].size), np.int16)
     seen: Counter[str] = Counter()
     compressed: dict[str, list[int]] = {}
     for i, slice_ in enumerate(slices):
+        check_time(slice_.source.name)
         if slice_.storage.offset is not None:
             seen.update(_to_hu(_in_place(slice_), slice_, rules, volume[i]))
         else:
             compressed.setdefault(slice_.source.name, []).append(i)
     for places in compressed.values():  # file by file: one may hold many slices
         for i, raw in zip(places, _decode([slices[i] for i in places]), strict=True):
+            check_time(slices[i].source.name)
             seen.update(_to_hu(raw, slices[i], rules, volume[i]))
     notes = [Note(reason, f"{TEXTS[reason]} in {n} of {len(slices)} slices") for reason, n in seen.items()]
     pairs = {(slice_.slope, slice_.intercept) for slice_ in slices}
@@ -70,7 +77,7 @@ def _decode(slices: Sequence[Slice]) -> Iterator[np.ndarray]:
     frames = [slice_.frame for slice_ in slices]
     try:
         with slices[0].source.open() as file:
-            dataset = dcmread(file, force=True)
+            dataset = read_partial(file, stop_when=after_pixels, specific_tags=PIXEL_TAGS, force=True)
             if "PixelData" not in dataset:
                 raise DataError(f"{name}: the file ends within its pixels; copy it again", reason="truncated")
             for raw in iter_pixels(dataset, raw=True, indices=frames):

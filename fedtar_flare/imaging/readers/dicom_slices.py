@@ -12,6 +12,7 @@ from pydicom.pixels import get_decoder
 from pydicom.uid import UID
 
 from fedtar_flare.errors import DataError
+from fedtar_flare.imaging.limits import check_size
 from fedtar_flare.imaging.readers.dicom_files import Header, Source
 from fedtar_flare.imaging.readers.dicom_tags import decimal, decimals, first, integer, positive, words
 from fedtar_flare.imaging.readers.volume import check_spacing
@@ -77,13 +78,14 @@ def slices_of(header: Header) -> list[Slice]:
     Raises:
         NotASlice: ``no-pixel-data``, ``not-ct``, ``localizer``, ``secondary-capture``.
         DataError: ``no-pixel-data``, ``unsupported-transfer-syntax``, ``lossy-8bit``, ``truncated``,
-            ``wrong-pixel-count``, ``no-pixel-spacing``, ``implausible-spacing``, ``no-position``, ``no-orientation``,
-            ``bad-header``.
+            ``too-large``, ``wrong-pixel-count``, ``no-pixel-spacing``, ``implausible-spacing``, ``no-position``,
+            ``no-orientation``, ``bad-header``.
     """
     dataset, name = header.dataset, header.source.name
     image_type = words(dataset, "ImageType")
     _check_kind(header, image_type)
     rows, columns = positive(dataset, "Rows", name), positive(dataset, "Columns", name)
+    check_size(name, "pixels", rows * columns)
     frames = list(_frames(dataset, name))
     storage = _storage(header, rows * columns * len(frames))
     common: dict[str, Any] = {

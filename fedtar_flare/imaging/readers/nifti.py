@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gzip
 import math
+import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from fedtar_flare.errors import DataError
+from fedtar_flare.imaging.limits import LONG_ELEMENT, check_size, check_time
 from fedtar_flare.imaging.readers.volume import (
     TILT_TOLERANCE_DEG,
     CTRules,
@@ -23,6 +26,8 @@ from fedtar_flare.imaging.readers.volume import (
 
 MOST_NOT_FINITE = 0.5
 """Largest accepted share of NaN and infinite values; a fifth of a slice lies outside the scanner's circle."""
+MOST_GZIP = 1032
+"""Bytes that one packed byte of gzip can give at most."""
 
 
 def read_nifti(path: Path, rules: CTRules) -> CTVolume:
@@ -31,12 +36,15 @@ def read_nifti(path: Path, rules: CTRules) -> CTVolume:
     Raises:
         DataError: ``no-image``, ``unreadable``, ``not-a-volume`` (2D, 4D or colour), ``no-orientation`` (neither sform
             nor qform), ``no-pixel-spacing``, ``implausible-spacing``, ``gantry-tilt`` (axes that are not
-            perpendicular), ``lossy-8bit``, ``too-few-slices``, ``not-finite``, ``blank``, ``implausible-hu``.
+            perpendicular), ``lossy-8bit``, ``too-large``, ``too-slow``,
+            ``too-few-slices``, ``not-finite``, ``blank``, ``implausible-hu``.
     """
     import nibabel
 
     if not path.is_file():
         raise DataError(f"{path}: there is no such file", reason="no-image")
+    with _reading(path):
+        _check_stated(path)
     with _reading(path):  # compressed: unpacked once, front to back
         image: Any = nibabel.Nifti1Image.from_filename(path, keep_file_open=True)
     header, shape = image.header, tuple(image.shape)
@@ -52,7 +60,7 @@ def read_nifti(path: Path, rules: CTRules) -> CTVolume:
     if min(shape) < rules.min_slices:
         raise DataError(f"{path}: {shape} voxels, at least {rules.min_slices} slices needed", reason="too-few-slices")
     with _reading(path):
-        hu, strange = _values(image, shape)
+        hu, strange = _values(image, shape, str(path))
     if strange > MOST_NOT_FINITE * hu.size:
         raise DataError(f"{path}: {strange} of {hu.size} values are no number", reason="not-finite")
     notes = [Note("not-finite", f"{path}: {strange} values that are no number were set to air")] if strange else []
@@ -64,9 +72,42 @@ def read_nifti(path: Path, rules: CTRules) -> CTVolume:
 def _reading(path: Path) -> Iterator[None]:
     try:
         yield
+    except DataError:
+        raise
     except Exception as error:  # nibabel, gzip and zlib each raise their own
         text = f"{path}: not readable as NIfTI ({type(error).__name__}: {error})"
         raise DataError(text, reason="unreadable") from error
+
+
+def _check_stated(path: Path) -> None:
+    """Hold the sizes that the header states against the limits and the file's length, before anything is allocated."""
+    import nibabel
+
+    packed = path.name.lower().endswith(".gz")
+    size = path.stat().st_size
+    with gzip.open(path) if packed else path.open("rb") as file:
+        start = file.read(348)
+        header = nibabel.Nifti1Header(start, check=False)
+        voxels, first = math.prod(max(n, 1) for n in header.get_data_shape()), float(header["vox_offset"])
+        check_size(str(path), "voxels", voxels)
+        stated = first + voxels * header.get_data_dtype().itemsize
+        if not stated <= size * (MOST_GZIP if packed else 1):
+            text = f"{path}: {size:,} bytes cannot hold the {voxels:,} voxels that its header states"
+            raise DataError(text, reason="unreadable")
+        _check_extensions(file, first, header.endianness, path)
+
+
+def _check_extensions(file: Any, first: float, endianness: str, path: Path) -> None:
+    """Between the header and the voxels; nibabel reads as many bytes as each states."""
+    if first > LONG_ELEMENT:
+        raise DataError(f"{path}: its voxels begin {first:,.0f} bytes behind its header", reason="unreadable")
+    between = file.read(max(0, int(first) - 348))
+    place = 4
+    while between[:1] not in (b"", b"\0") and place + 8 <= len(between):
+        (length,) = struct.unpack_from(f"{endianness}i", between, place)
+        if not 8 <= length <= len(between) - place:
+            raise DataError(f"{path}: an extension of {length:,} bytes before its voxels", reason="unreadable")
+        place += length
 
 
 def _geometry(image: Any, path: Path) -> tuple[np.ndarray, np.ndarray]:
@@ -86,12 +127,13 @@ def _geometry(image: Any, path: Path) -> tuple[np.ndarray, np.ndarray]:
     return affine, lengths
 
 
-def _values(image: Any, shape: tuple[int, ...]) -> tuple[np.ndarray, int]:
+def _values(image: Any, shape: tuple[int, ...], where: str) -> tuple[np.ndarray, int]:
     """int16 (z, y, x), and how many values were not a number."""
     hu = np.empty(shape[::-1], np.int16)
     strange = 0
     rest = (0,) * (len(image.shape) - 3)
     for k in range(shape[2]):
+        check_time(where)
         plane = np.asanyarray(image.dataobj[(slice(None), slice(None), k, *rest)])
         if plane.dtype.kind == "f":
             strange += int(plane.size - np.isfinite(plane).sum())

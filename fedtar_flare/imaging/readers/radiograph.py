@@ -7,17 +7,24 @@ and 99.9 percentiles, so that a marker or a dead pixel does not darken the radio
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from fedtar_flare.data.sources.fields import PICTURES
 from fedtar_flare.errors import DataError, decoding
+from fedtar_flare.imaging.limits import check_size
+
+if TYPE_CHECKING:
+    from fedtar_flare.imaging.readers.dicom_files import Header
 
 LATERAL = {"LL", "RL", "LATERAL", "LLD", "RLD"}
-MAX_PIXELS = 400_000_000
 MIN_SIDE = 16
 GREY = ("MONOCHROME1", "MONOCHROME2")
+KEYWORDS = """
+    Modality ViewPosition ModalityLUTSequence RescaleIntercept RescaleSlope RescaleType VOILUTSequence VOILUTFunction
+    WindowCenter WindowWidth
+"""
 
 
 def read_radiograph(path: Path | str) -> np.ndarray:
@@ -26,7 +33,8 @@ def read_radiograph(path: Path | str) -> np.ndarray:
     Raises:
         DataError: ``no-image``, ``unreadable``, ``not-a-radiograph`` (another modality, palette colours, several frames
             or pages, pure black and white), ``lateral-view``, ``no-pixel-data``, ``wrong-pixel-count``,
-            ``unsupported-transfer-syntax``, ``bad-header``, ``not-finite``, ``blank``, ``too-small``.
+            ``unsupported-transfer-syntax``, ``bad-header``, ``not-finite``, ``blank``, ``too-small``, ``truncated``,
+            ``too-large``.
     """
     path = Path(path)
     if not path.is_file():
@@ -43,44 +51,47 @@ def read_radiograph(path: Path | str) -> np.ndarray:
 def _read_picture(path: Path) -> np.ndarray:
     from PIL import Image, ImageOps
 
+    check_size(str(path), "file_bytes", path.stat().st_size)
     with decoding(f"{path}: not readable as a picture"), Image.open(path) as image:
-        if image.width * image.height > MAX_PIXELS:
-            raise DataError(f"{path}: {image.size} pixels are no radiograph", reason="unreadable")
+        check_size(str(path), "pixels", image.width * image.height)
         if getattr(image, "n_frames", 1) > 1 or image.mode == "1":
             what = "a bitmap without greys" if image.mode == "1" else "several pictures in one file"
             raise DataError(f"{path}: {what}", reason="not-a-radiograph")
         upright = ImageOps.exif_transpose(image)
         if upright.mode in ("I;16", "I;16B", "I;16L", "I", "F"):
-            return stretch(_finite(np.asarray(upright).astype(np.float32), path))
+            return stretch(_finite(np.array(upright, np.float32), path))
         if upright.mode in ("RGBA", "LA", "PA", "P"):
             upright = upright.convert("RGBA").convert("RGB")  # keeps the colours below a transparent layer
         return np.array(upright.convert("L"))
 
 
 def _read_dicom(path: Path) -> np.ndarray:
-    from pydicom import dcmread
-    from pydicom.errors import InvalidDicomError
+    from pydicom.filereader import read_partial
     from pydicom.pixels import apply_modality_lut, apply_voi_lut, pixel_array
+    from pydicom.tag import BaseTag, Tag
 
-    with decoding(f"{path}: not readable as DICOM"):
-        try:
-            dataset = dcmread(path)
-        except InvalidDicomError as error:
-            raise DataError(f"{path}: neither a picture nor DICOM", reason="unreadable") from error
+    from fedtar_flare.imaging.readers.dicom_files import PIXEL_TAGS, Source, after_pixels, read_header
+
+    tags: list[BaseTag | int] = [*PIXEL_TAGS, *map(Tag, KEYWORDS.split())]
+    header = read_header(Source(path), tags)
+    if header is None:
+        raise DataError(f"{path}: neither a picture nor DICOM", reason="unreadable")
+    dataset: Any = header.dataset
     if dataset.get("Modality") not in ("CR", "DX"):
         raise DataError(f"{path}: modality '{dataset.get('Modality')}' is not CR or DX", reason="not-a-radiograph")
     if str(dataset.get("ViewPosition", "")).upper() in LATERAL:
         raise DataError(f"{path}: a lateral view", reason="lateral-view")
-    if "PixelData" not in dataset:
+    if not header.has_pixels:
         raise DataError(f"{path}: no pixel data", reason="no-pixel-data")
     if (meaning := str(dataset.get("PhotometricInterpretation", ""))) not in GREY:
         raise DataError(f"{path}: photometric interpretation '{meaning}' is not grey", reason="not-a-radiograph")
-    _check_size(dataset, path)
-    with decoding(f"{path}: the pixels cannot be decoded"):
+    _check_size(header, path)
+    with decoding(f"{path}: the pixels cannot be decoded"), path.open("rb") as file:
+        dataset = read_partial(file, stop_when=after_pixels, specific_tags=tags)
         try:
             stored = pixel_array(dataset, raw=True)
         except NotImplementedError as error:
-            syntax = dataset.file_meta.TransferSyntaxUID
+            syntax = header.syntax
             text = f"{path}: no decoder for transfer syntax {syntax} ({syntax.name})"
             raise DataError(text, reason="unsupported-transfer-syntax") from error
     if stored.ndim != 2:
@@ -99,17 +110,24 @@ def _finite(values: np.ndarray, path: Path) -> np.ndarray:
     return values
 
 
-def _check_size(dataset: Any, path: Path) -> None:
-    """Refuse more pixels than rows times columns: the radiograph would be cropped or garbled."""
-    syntax = getattr(dataset.file_meta, "TransferSyntaxUID", None)
-    if syntax is None or syntax.is_encapsulated:
+def _check_size(header: Header, path: Path) -> None:
+    """Refuse sizes beyond the limits, and another number of pixels than rows times columns: they would be garbled."""
+    from fedtar_flare.imaging.readers.dicom_tags import integer, positive
+
+    dataset, name, syntax = header.dataset, str(path), header.syntax
+    rows, columns = positive(dataset, "Rows", name), positive(dataset, "Columns", name)
+    check_size(name, "pixels", rows * columns)
+    frames = integer(dataset, "NumberOfFrames", name, 1)
+    if frames > 1:
+        raise DataError(f"{path}: {frames} frames are no radiograph", reason="not-a-radiograph")
+    if not syntax.is_transfer_syntax or syntax.is_private:
+        raise DataError(f"{path}: transfer syntax '{syntax}' is not known", reason="unsupported-transfer-syntax")
+    if syntax.is_encapsulated:
         return
-    with decoding(f"{path}: its size is not readable", "bad-header"):
-        row = int(dataset.Columns) * int(dataset.BitsAllocated) // 8
-        expected = int(dataset.Rows) * row * int(dataset.get("NumberOfFrames") or 1)
-    held = len(dataset.PixelData)
-    if held - expected >= max(row, 2):
-        text = f"{path}: its pixel data holds {held} bytes, not the {expected} of the size it states"
+    row = columns * positive(dataset, "BitsAllocated", name) // 8
+    if header.length is None or header.length - rows * row >= max(row, 2):
+        held = "compressed values" if header.length is None else f"{header.length} bytes"
+        text = f"{path}: its pixel data holds {held}, not the {rows * row} bytes of the size it states"
         raise DataError(text, reason="wrong-pixel-count")
 
 
@@ -122,5 +140,7 @@ def stretch(values: np.ndarray) -> np.ndarray:
 
 
 def _to_bytes(values: np.ndarray, low: float, high: float) -> np.ndarray:
-    scaled = (values - low) * (255.0 / max(high - low, 1e-6))
-    return np.rint(np.clip(scaled, 0, 255)).astype(np.uint8)
+    scaled = values - low
+    scaled *= 255.0 / max(high - low, 1e-6)
+    np.clip(scaled, 0, 255, out=scaled)
+    return np.rint(scaled, out=scaled).astype(np.uint8)
