@@ -278,20 +278,20 @@ def test_a_limit_ends_with_its_block(tmp_path, monkeypatch):
 
 
 def test_one_hostile_study_among_good_ones(tmp_path):
-    hostile = {reason: tmp_path / str(n) for n, reason in enumerate(("too-large", "unreadable"))}
+    hostile = {reason: tmp_path / str(n) for n, reason in enumerate(("too-large", "no-pixel-data"))}
     for place in hostile.values():
         place.mkdir()
-    images = [nifti((32767, 32767, 300))(hostile["too-large"]), zeros(2 << 20)(hostile["unreadable"])]
+    images = [nifti((32767, 32767, 300))(hostile["too-large"]), zeros(2 << 20)(hostile["no-pixel-data"])]
     good = tmp_path / "good"
     write_series(good, chest(size=(64, 64)))
     visits = [
-        Visit("P", f"v{n}", datetime(2020, 1, n + 1), "Clear.", image, "ct") for n, image in enumerate([*images, good])
+        Visit("P", f"v{n}", datetime(2020, 1, n + 1), image, "Clear.", "ct") for n, image in enumerate([*images, good])
     ]
     config = InputConfig(image_size=16, slices=4)
     done = prepare_visits(visits, config, tmp_path / "cache", workers=1)
     assert {visit.visit_id: error.reason for visit, error in done.errors.items()} == {
         "v0": "too-large",
-        "v1": "unreadable",
+        "v1": "no-pixel-data",
     }
     tight = Limits(voxels=10)
     refused_all = prepare_visits(visits, config, tmp_path / "cache2", workers=1, limits=tight)
