@@ -13,7 +13,7 @@ from fedtar_flare.methods import METHODS, contract_of
 from fedtar_flare.record.events import Evaluation, Start, Step
 from fedtar_flare.record.log import of_kind, read_events
 
-BASELINES = ["local", *(pytest.param(name, marks=pytest.mark.slow) for name in ("fedavg", "fedprox"))]
+BASELINES = ["local", pytest.param("fedavg", marks=pytest.mark.slow)]
 RIVALS = [name for name in METHODS if name != "fedtar"]
 
 
