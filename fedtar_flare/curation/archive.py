@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from fedtar_flare.curation.archive_files import IMAGES, File, all_headers, studies_below
 from fedtar_flare.data.cohort import Modality
@@ -73,6 +73,13 @@ class Index:
         return by_reason(self.problems)
 
 
+class Links(NamedTuple):
+    """Where a study gets a folder of symbolic links, and files that belong in it beside its slices."""
+
+    folder: Path
+    unreadable: list[Path]
+
+
 def index_folder(
     folder: Path,
     *,
@@ -96,7 +103,7 @@ def index_folder(
         raise ConfigError(f"{folder} is no folder")
     paths = [path for path in files_below(folder) if links is None or not path.is_relative_to(links)]
     index = Index(files=len(paths))
-    files, index.problems = all_headers(paths, workers, say, every)
+    files, index.problems, lost = all_headers(paths, workers, say, every)
     holders = studies_below(files)
     index.dicom = len(files)
     if not files:
@@ -109,7 +116,9 @@ def index_folder(
             index.problems.append(DataError(f"{file.path}: no StudyInstanceUID", reason="no-study-uid"))
     for uid, group in groups.items():
         with collecting(index.problems):
-            index.studies.append(_study(uid, group, folder, holders, links, index.notes))
+            cut = [Path(file.path) for file in group if file.kind == "no-pixel-data" and not file.in_zip]
+            links_of = Links(links, lost.get(uid, []) + cut) if links is not None else None
+            index.studies.append(_study(uid, group, folder, holders, links_of, index.notes))
     _one_modality(index, modality)
     _one_person_each(index, files)
     index.studies.sort(key=Study.order)
@@ -152,7 +161,7 @@ def write_manifest(index: Index, manifest: Path) -> int:
 
 
 def _study(
-    uid: str, files: list[File], root: Path, holders: dict[Path, set[str]], links: Path | None, notes: Counter[str]
+    uid: str, files: list[File], root: Path, holders: dict[Path, set[str]], links: Links | None, notes: Counter[str]
 ) -> Study:
     slices = [file for file in files if file.kind == "ct"]
     radiographs = [file for file in files if file.kind == "radiograph"]
@@ -232,7 +241,7 @@ def _age(files: Sequence[File], acquired: datetime, notes: Counter[str]) -> floa
         return None
 
 
-def _place(uid: str, slices: list[File], holders: dict[Path, set[str]], links: Path | None, where: str) -> Path:
+def _place(uid: str, slices: list[File], holders: dict[Path, set[str]], links: Links | None, where: str) -> Path:
     """The path that holds this study and no other."""
     paths = sorted({Path(file.path) for file in slices})
     if any(file.in_zip for file in slices):
@@ -248,13 +257,16 @@ def _place(uid: str, slices: list[File], holders: dict[Path, set[str]], links: P
     return _linked(uid, paths, links)
 
 
-def _linked(uid: str, paths: Sequence[Path], links: Path) -> Path:
-    """A folder of symbolic links to the files, made whole or not at all."""
-    folder = links / f"study-{hashlib.sha256(uid.encode()).hexdigest()[:16]}"
+def _linked(uid: str, paths: Sequence[Path], links: Links) -> Path:
+    """A folder of symbolic links to the files, made whole or not at all.
+
+    The study's unreadable files are linked too, so that whoever reads it meets them as in its own folder.
+    """
+    folder = links.folder / f"study-{hashlib.sha256(uid.encode()).hexdigest()[:16]}"
     temporary = folder.with_name(f".{folder.name}.part")
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir(parents=True)
-    for i, path in enumerate(paths):
+    for i, path in enumerate([*paths, *links.unreadable]):
         (temporary / f"{i:05d}.dcm").symlink_to(path.absolute())
     if folder.exists():
         shutil.rmtree(folder)

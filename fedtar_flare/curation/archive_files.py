@@ -43,16 +43,21 @@ class File(NamedTuple):
 def read_headers(paths: list[str]) -> dict[str, Any]:
     """Headers of DICOM files, also in zips (a worker's task).
 
-    Returns ``files`` (:class:`File`) and ``problems`` ([text, reason] of files that cannot be read).
+    Returns ``files`` (:class:`File`), ``problems`` ([text, reason] of files that cannot be read), ``broken`` (paths of
+    such that may be slices), and ``strays`` (paths of files that are neither DICOM nor what usually lies beside it).
     """
     from pydicom.tag import Tag
 
     from fedtar_flare.imaging.readers.dicom_files import read_header, sources
+    from fedtar_flare.imaging.readers.stray_files import is_companion
 
     tags = [Tag(keyword) for keyword in KEYWORDS.split()]
     files: list[File] = []
     problems: list[DataError] = []
+    broken: list[str] = []
+    strays: list[str] = []
     for path in paths:
+        before = len(problems)
         if Path(path).name.upper().startswith("DICOMDIR"):  # its files are among the others
             continue
         with collecting(problems), sources(Path(path)) as found:
@@ -60,11 +65,26 @@ def read_headers(paths: list[str]) -> dict[str, Any]:
                 with collecting(problems):
                     if (header := read_header(source, tags)) is not None:
                         files.append(_file(header))
-    return {"files": files, "problems": [[str(error), error.reason] for error in problems]}
+                    elif source.archive is None and not is_companion(source.path.name):
+                        strays.append(path)
+        broken += [path] if len(problems) > before and not is_companion(Path(path).name) else []
+    told = [[str(error), error.reason] for error in problems]
+    return {"files": files, "problems": told, "broken": broken, "strays": strays}
 
 
-def all_headers(paths: Sequence[Path], workers: int, say: Any, every: float) -> tuple[list[File], list[DataError]]:
-    """All DICOM files among these, in the order of their paths, and why others cannot be read."""
+class Headers(NamedTuple):
+    """What the files of an export say, in the order of their paths."""
+
+    files: list[File]
+    problems: list[DataError]  # of files that cannot be read
+    lost: dict[str, list[Path]]  # study to unreadable files in a folder that holds slices of it and of no other
+
+
+def all_headers(paths: Sequence[Path], workers: int, say: Any, every: float) -> Headers:
+    """The headers of all DICOM files among these.
+
+    A file that is not DICOM is a problem where it lies among slices: it may be one.
+    """
     from fedtar_flare.imaging.workers import each
 
     chunks = [{"paths": [str(path) for path in paths[i : i + CHUNK]]} for i in range(0, len(paths), CHUNK)]
@@ -79,7 +99,20 @@ def all_headers(paths: Sequence[Path], workers: int, say: Any, every: float) -> 
         progress(read)
     files = [File(*one) for i in sorted(got) for one in got[i]["files"]]
     problems = [DataError(text, reason=reason) for i in sorted(got) for text, reason in got[i]["problems"]]
-    return files, problems
+    owners: dict[Path, set[str]] = defaultdict(set)
+    for file in files:
+        if file.kind == "ct" and not file.in_zip:
+            owners[Path(file.path).parent].add(file.study)
+    strays = [path for i in sorted(got) for path in map(Path, got[i]["strays"]) if path.parent in owners]
+    for path in strays:
+        text = f"{path}: not DICOM, and beside slices of {len(owners[path.parent])} study(ies): a lost slice?"
+        problems.append(DataError(text, reason="unreadable"))
+    lost: dict[str, list[Path]] = defaultdict(list)
+    nameless = [Path(file.path) for file in files if file.kind == "no-pixel-data" and not file.study]
+    for path in [Path(path) for i in sorted(got) for path in got[i]["broken"]] + nameless + strays:
+        if len(studies := owners[path.parent]) == 1:
+            lost[next(iter(studies))].append(path)
+    return Headers(files, problems, lost)
 
 
 def studies_below(files: Sequence[File]) -> dict[Path, set[str]]:

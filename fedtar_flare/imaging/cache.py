@@ -22,7 +22,7 @@ import numpy as np
 from fedtar_flare.errors import DataError
 from fedtar_flare.files import PRIVATE, replacing, write_text
 
-PREPARATION_VERSION = 2
+PREPARATION_VERSION = 3
 """Raised whenever the same files and settings come to give other numbers."""
 
 _SOUND: dict[Path, tuple[int, int, int]] = {}  # files whose checksum was right: inode, size, time

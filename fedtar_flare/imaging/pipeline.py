@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 PREPARE = "fedtar_flare.imaging.pipeline:prepare_task"
-NOT_REMEMBERED = {"no-image", "unsupported-transfer-syntax", "too-large", "too-slow"}
-"""Refusals that a mounted disk, an installed decoder or a higher limit cures without the files changing."""
+NOT_REMEMBERED = {"no-image", "no-permission", "unsupported-transfer-syntax", "too-large", "too-slow"}
+"""Refusals that a mounted disk, a permission, an installed decoder or a higher limit cures; the files stay the same."""
 
 
 Window = tuple[float, Annotated[float, Field(gt=0)]]

@@ -15,6 +15,7 @@ from command import fedtar_here
 from make_dicom import chest, slice_dataset, write_series
 from pydicom.dataset import Dataset
 from pydicom.uid import DigitalXRayImageStorageForPresentation
+from refused import refused
 
 from fedtar_flare.curation.archive import index_folder, write_manifest
 from fedtar_flare.curation.archive_reports import join_reports
@@ -105,6 +106,25 @@ def test_studies_in_one_folder_are_left_out_or_linked(tmp_path):
         assert index.rejected() == {} and len(index.studies) == 3
         volumes = {s.acquired.year: read_ct(s.image).hu for s in index.studies if s.patient_id == "P"}
         assert np.array_equal(volumes[2020], first) and np.array_equal(volumes[2021], second)
+
+
+def test_damaged_slices_do_not_vanish_behind_links(tmp_path):
+    """What may be a slice is counted, and linked where it can only be of one study."""
+    study(tmp_path / "x", "P", "1.2.1")
+    study(tmp_path / "x" / "y", "Q", "1.2.22", AccessionNumber="A2")
+    study(tmp_path / "flat", "R", "1.2.333", prefix="a", AccessionNumber="A3")
+    study(tmp_path / "flat", "S", "1.2.4444", prefix="b", AccessionNumber="A4")
+    for file in (tmp_path / "x" / "000.dcm", tmp_path / "flat" / "a000.dcm"):
+        file.write_bytes(bytes(600))
+    (tmp_path / "x" / "y" / "001.dcm").write_bytes((tmp_path / "x" / "y" / "001.dcm").read_bytes()[:420])
+    (tmp_path / "x" / "README").write_bytes(b"")
+    index = index_folder(tmp_path, links=tmp_path / "links")
+    assert index.rejected() == {"unreadable": 2} and len(index.studies) == 4
+    images = {study.patient_id: study.image for study in index.studies}
+    for patient, reason in (("P", "unreadable"), ("Q", ("truncated", "no-pixel-data"))):
+        with refused(reason):
+            read_ct(images[patient])
+    assert len(read_ct(images["S"]).hu) == 9
 
 
 def test_a_study_of_two_series_in_folders_of_their_own(tmp_path):
@@ -296,3 +316,14 @@ def test_the_command(tmp_path):
     assert len(read_manifest(out).patients()) == 1
     code, _, said = fedtar_here("data", "index", tmp_path / "nowhere", "-o", out)
     assert code == 1 and "no folder" in said
+
+
+AGES = [("000Y", "", ""), ("000D", "", ""), ("000Y", "19700131", "50"), ("003D", "", "0.01")]
+
+
+@pytest.mark.parametrize("age, born, expected", AGES)
+def test_an_age_that_nobody_entered_is_unknown(tmp_path, age, born, expected):
+    study(tmp_path / "s", PatientAge=age, PatientBirthDate=born)
+    (tmp_path / "s" / "report.txt").write_text("Clear.")
+    (row,) = rows_of(indexed(tmp_path), tmp_path / "m.csv")
+    assert row["age"] == expected

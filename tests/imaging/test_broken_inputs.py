@@ -216,6 +216,32 @@ def outside(folder):
     ds.save_as(folder / "DICOMDIR")
 
 
+def images(folder):
+    """The files of a disc from foot to head."""
+    files = [p for p in folder.rglob("*") if p.is_file() and p.name != "DICOMDIR"]
+    return sorted(files, key=lambda file: float(dcmread(file).ImagePositionPatient[2]))
+
+
+def without(*gone) -> Callable[[Path], None]:
+    def change(folder):
+        for file in [images(folder)[i] for i in gone]:
+            file.unlink()
+
+    return change
+
+
+def renamed(folder):
+    for i, file in enumerate(images(folder)):
+        file.rename(folder / f"slice{i}")
+
+
+def in_lower_case(folder):
+    for file in images(folder):
+        lower = folder / str(file.relative_to(folder)).lower()
+        lower.parent.mkdir(parents=True, exist_ok=True)
+        file.rename(lower)
+
+
 def enhanced(edit=lambda ds: None) -> Make:
     """One multi-frame file."""
 
@@ -286,7 +312,7 @@ CT: dict[str, tuple[str, Make]] = {
     "a preamble and nothing else": ("no-pixel-data", named_dcm(bytes(128) + b"DICM")),
     "a JPEG named .dcm": ("no-dicom", named_dcm(b"\xff\xd8\xff\xe0" + bytes(400))),
     "a NIfTI file named .dcm": ("no-dicom", nifti(name="v.dcm")),
-    "a dead link in the folder": (RIGHT, dead_link),
+    "a dead link in the folder": ("unreadable", dead_link),
     "a pipe in the folder": (RIGHT, pipe),
     "scouts beside the series": (RIGHT, beside(scout, of=(0, 1))),
     "secondary captures only": ("secondary-capture", series(put(SOPClassUID="1.2.840.10008.5.1.4.1.1.7.4"))),
@@ -325,7 +351,7 @@ CT: dict[str, tuple[str, Make]] = {
     "two series under one UID": ("duplicate-slices", beside(put(SOPInstanceUID=generate_uid()))),
     "every file cut in its header": ("truncated", rewritten(lambda b: b[:420])),
     "one file cut in its pixels": ("truncated", rewritten(lambda b: b[:-11], 2)),
-    "one file of zeros": ("missing-slices", rewritten(lambda b: bytes(len(b)), 5)),
+    "one file of zeros": ("unreadable", rewritten(lambda b: bytes(len(b)), 5)),
     "line ends changed by a text transfer": ("no-pixel-data", rewritten(lambda b: b.replace(b"\n", b"\r\n"))),
     "a deflated series": (
         RIGHT,
@@ -334,17 +360,27 @@ CT: dict[str, tuple[str, Make]] = {
     "a zip": (RIGHT, packed()),
     "a zip with names that climb": (RIGHT, packed(prefix="../../../outside/")),
     "a zip with absolute names": (RIGHT, packed(prefix="/outside/")),
-    "a zip bomb beside the series": (RIGHT, packed(bomb)),
+    "a zip bomb beside the series": ("unreadable", packed(bomb)),
     "a zip that lies about a size": ("too-large", a_lying_size),
     "a zip cut in half": ("unreadable", packed(cut=slice(0, 4000))),
-    "a zip with a damaged member": ("missing-slices", packed(flip=True)),
+    "a zip with a damaged member": ("unreadable", packed(flip=True)),
     "an encrypted zip": ("unreadable", encrypted),
     "an empty zip": ("unreadable", lambda f: [(f / "s.zip").write_bytes(b""), f / "s.zip"][1]),
     "a text file named .zip": ("unreadable", lambda f: [(f / "s.zip").write_text("no archive"), f / "s.zip"][1]),
     "a DICOMDIR": (RIGHT, disc(lambda folder: None)),
     "a folder with a DICOMDIR": (RIGHT, lambda folder: disc(lambda f: None)(folder).parent),
     "a DICOMDIR that is cut": ("unreadable", disc(lambda f: (f / "DICOMDIR").write_bytes(b"no directory") and None)),
-    "a DICOMDIR that names a file outside": ("missing-slices", disc(outside)),
+    "a DICOMDIR that names a file outside": ("missing-files", disc(outside)),
+    "a DICOMDIR whose last file is lost": ("missing-files", disc(without(11))),
+    "a folder with a DICOMDIR whose last file is lost": ("missing-files", lambda f: disc(without(11))(f).parent),
+    "a DICOMDIR without its files": ("missing-files", disc(without(*range(12)))),
+    "a folder of nothing but a DICOMDIR": ("missing-files", lambda f: disc(without(*range(12)))(f).parent),
+    "a folder with a DICOMDIR of other names": (RIGHT, lambda f: disc(renamed)(f).parent),
+    "a folder with a DICOMDIR in lower case": (RIGHT, lambda f: disc(in_lower_case)(f).parent),
+    "a folder with a broken DICOMDIR": (
+        RIGHT,
+        lambda f: disc(lambda d: (d / "DICOMDIR").write_bytes(b"no directory") and None)(f).parent,
+    ),
     "enhanced multi-frame": (RIGHT, enhanced()),
     "enhanced multi-frame, RLE": (RIGHT, enhanced(compress(RLELossless))),
     "enhanced with more groups than frames": ("truncated", enhanced(frames_without_end)),
@@ -458,8 +494,12 @@ RADIOGRAPHS: dict[str, tuple[str, Make]] = {
     "DX in colour": ("not-a-radiograph", radiograph(np.stack([GREY] * 3).astype(np.uint16), **COLOUR)),
     "DX of several frames": ("not-a-radiograph", radiograph(np.stack([GREY] * 4).astype(np.uint16), NumberOfFrames=4)),
     "DX without pixels": ("no-pixel-data", radiograph(PixelData=None)),
-    "DX with too many rows": ("unreadable", radiograph(Rows=50)),
+    "DX with too many rows": ("truncated", radiograph(Rows=50)),
     "DX with too few rows": ("wrong-pixel-count", radiograph(Rows=30)),
+    "DX with fewer bits than its highest": ("bad-header", radiograph(BitsStored=11)),
+    "DX with more bits than there are": ("bad-header", radiograph(BitsStored=17, HighBit=16)),
+    "DX that calls unsigned values signed": ("bad-header", radiograph(PixelRepresentation=1)),
+    "DX of signed values": (RIGHT, radiograph((GREY.astype(np.int16) << 4) - 2000, PixelRepresentation=1)),
     "DX without rows": ("bad-header", radiograph(Rows=None)),
     "DX with a window of no width": ("bad-header", radiograph(WindowCenter=2000, WindowWidth=0)),
     "DX with slope zero": ("blank", radiograph(RescaleSlope=0, RescaleIntercept=0)),

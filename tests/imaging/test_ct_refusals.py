@@ -112,6 +112,81 @@ def test_a_cut_compressed_file_is_refused(tmp_path):
         read_ct(tmp_path)
 
 
+def test_a_tilt_and_uneven_gaps_are_named_at_once(tmp_path):
+    write_series(tmp_path, edit=place(lambda i: i * 2.5 + (i > 5) * 1.2, x=0.5))
+    with refused("uneven-spacing", "slice distances from .* the gantry was tilted by"):
+        read_ct(tmp_path)
+
+
+def scouts(of):
+    """A frontal and a lateral scout; some scanners do not call them so."""
+
+    def edit(ds, i):
+        if i > 1:
+            return of(ds, i)
+        ds.ImageOrientationPatient = [1, 0, 0, 0, 0, -1] if i else [0, 1, 0, 0, 0, -1]
+        return None
+
+    return edit
+
+
+def dose_report(ds, i):
+    another_series(ds, 9)
+    ds.Modality, ds.SOPClassUID = "SR", "1.2.840.10008.5.1.4.1.1.88.67"
+    del ds.PixelData, ds.Rows
+    return None
+
+
+@pytest.mark.parametrize("named", [True, False])
+@pytest.mark.parametrize("beside", [lambda ds, i: Dataset(), dose_report])
+def test_a_folder_of_scouts_says_so(tmp_path, named, beside):
+    def edit(ds, i):
+        if named and i < 2:
+            ds.ImageType = ["ORIGINAL", "PRIMARY", "LOCALIZER"]
+        return scouts(beside)(ds, i)
+
+    write_series(tmp_path, edit=edit)
+    with refused("localizer"):
+        read_ct(tmp_path)
+
+
+def test_few_slices_across_the_body_are_no_scouts(tmp_path):
+    write_series(tmp_path, chest(3))
+    with refused("too-few-slices"):
+        read_ct(tmp_path)
+
+
+def another_pixel(ds, i):
+    ds.PixelData = ds.PixelData[:-2] + b"\x11\x01"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        another_pixel,
+        put(RescaleIntercept=-1000),
+        put(PixelSpacing=[0.8, 0.71]),
+        put(ImageOrientationPatient=[0, 1, 0, -1, 0, 0]),
+        lambda ds, i: (another_pixel(ds, i), ds.compress("1.2.840.10008.1.2.5", generate_instance_uid=False)),
+    ],
+)
+def test_copies_that_show_something_else_are_refused_by_name(tmp_path, change):
+    """Which file is right, their names do not tell."""
+    write_series(tmp_path)
+    write_series(tmp_path, edit=lambda ds, i: change(ds, i) and None if i == 5 else Dataset(), prefix="copy-")
+    name = next(file.name for file in tmp_path.iterdir() if file.name.startswith("copy"))
+    with refused("conflicting-copies", f"{name[5:]} and .*{name}"):
+        read_ct(tmp_path)
+
+
+def test_a_copy_in_another_transfer_syntax_is_a_copy(tmp_path):
+    hu = write_series(tmp_path)
+    rle = {"edit": lambda ds, i: ds.compress("1.2.840.10008.1.2.5", generate_instance_uid=False), "prefix": "copy-"}
+    write_series(tmp_path, **rle)
+    volume = read_ct(tmp_path)
+    assert np.array_equal(volume.hu, hu) and [note.reason for note in volume.warnings] == ["copies"]
+
+
 def test_a_damaged_slice_condemns_its_series_and_another_one_is_read(tmp_path):
     hu = chest()
     write_series(tmp_path, hu, edit=only(11, put(ImagePositionPatient=None)))

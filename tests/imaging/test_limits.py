@@ -298,3 +298,11 @@ def test_one_hostile_study_among_good_ones(tmp_path):
     assert refused_all.errors[visits[2]].reason == "too-large"
     again = prepare_visits(visits, config, tmp_path / "cache2", workers=1)  # the limit was raised
     assert visits[2] not in again.errors and isinstance(again.errors[visits[0]], DataError)
+
+
+def test_a_packed_nifti_that_goes_on_behind_its_voxels_is_given_up_at_once(tmp_path):
+    image = nibabel.Nifti1Image(np.full((8, 8, 8), -1000, np.int16), np.eye(4)).to_bytes()
+    file = tmp_path / "v.nii.gz"
+    file.write_bytes(gzip.compress(image + bytes(8 << 20)))
+    with refused("unreadable", "goes on behind"):
+        read_ct(file)

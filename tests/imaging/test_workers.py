@@ -49,6 +49,8 @@ def hang(number):
         signal.pause()
     return number
 """
+NOTHING: dict[str, list[str]] = {"files": [], "problems": [], "broken": [], "strays": []}
+"""The answer about the headers of no file."""
 
 
 @pytest.fixture
@@ -112,7 +114,9 @@ def test_what_is_given_up_leaves_no_process_behind(tasks):
 
 def test_short_work_starts_no_process(monkeypatch):
     monkeypatch.setattr(workers, "_Worker", lambda *_: pytest.fail("a process was started"))
-    assert list(each(READ_HEADERS, [{"paths": []}] * 3, 4)) == [(i, {"files": [], "problems": []}) for i in range(3)]
+    assert list(each(READ_HEADERS, [{"paths": []}] * 3, 4)) == [
+        (i, {"files": [], "problems": [], "broken": [], "strays": []}) for i in range(3)
+    ]
     assert list(each(READ_HEADERS, [], 4)) == []
 
 
@@ -136,7 +140,9 @@ def test_the_worker_as_a_program():
     )
     ready, *answers = done.stdout.splitlines(keepends=True)
     assert ready == workers.READY
-    assert [json.loads(line) for line in answers] == [{"result": {"files": [], "problems": []}}] * 2
+    assert [json.loads(line) for line in answers] == [
+        {"result": {"files": [], "problems": [], "broken": [], "strays": []}}
+    ] * 2
 
 
 @pytest.mark.parametrize("name", [READ_HEADERS, CHECK, PREPARE])

@@ -37,6 +37,7 @@ def _read_series(paths: list[Path], rules: CTRules) -> CTVolume:
     from fedtar_flare.imaging.readers.dicom_pixels import read_hu
     from fedtar_flare.imaging.readers.dicom_series import candidates, notes_of, scan
     from fedtar_flare.imaging.readers.dicom_stack import build_stack
+    from fedtar_flare.imaging.readers.neighbours import check_shape
 
     where = str(paths[0]) if len(paths) == 1 else f"{len(paths)} files beside {paths[0]}"
     with sources(paths) as files:
@@ -47,6 +48,7 @@ def _read_series(paths: list[Path], rules: CTRules) -> CTVolume:
                 slices, spacing, stack_notes = build_stack(one, rules)
                 hu, notes = read_hu(slices, rules)
                 check_air(hu, one.describe())
+                check_shape(hu, one.describe())
                 break
             except DataError as error:
                 refused.append((one, error))

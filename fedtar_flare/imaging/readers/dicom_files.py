@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import BinaryIO
 from zipfile import ZipFile
 
-from pydicom import dcmread
 from pydicom.dataset import Dataset
 from pydicom.filereader import read_dataset, read_partial
 from pydicom.tag import BaseTag, Tag
@@ -23,6 +22,7 @@ from pydicom.valuerep import EXPLICIT_VR_LENGTH_32
 
 from fedtar_flare.errors import DataError, decoding
 from fedtar_flare.imaging.limits import LONG_ELEMENT, check_size, check_time
+from fedtar_flare.imaging.readers import dicomdir
 from fedtar_flare.imaging.readers.archives import open_archive, unpack
 from fedtar_flare.imaging.readers.dicom_tags import text
 from fedtar_flare.imaging.readers.metered import StopWhen, check_deflated, counted, metered
@@ -30,7 +30,8 @@ from fedtar_flare.imaging.readers.metered import StopWhen, check_deflated, count
 PIXEL_DATA = 0x7FE00010
 KEYWORDS = """
     SOPClassUID SOPInstanceUID StudyInstanceUID SeriesInstanceUID PatientID Modality ImageType AcquisitionNumber
-    ConvolutionKernel SliceThickness SpacingBetweenSlices ImagePositionPatient ImageOrientationPatient SamplesPerPixel
+    InstanceNumber SliceLocation ConvolutionKernel SliceThickness SpacingBetweenSlices ImagePositionPatient
+    ImageOrientationPatient SamplesPerPixel
     PhotometricInterpretation NumberOfFrames Rows Columns PixelSpacing BitsAllocated BitsStored HighBit
     PixelRepresentation
     PixelPaddingValue PixelPaddingRangeLimit RescaleIntercept RescaleSlope RescaleType LossyImageCompression
@@ -53,21 +54,32 @@ class Source:
     path: Path
     archive: ZipFile | None = None
     member: str = ""
+    lost_from: str | None = None  # of a file that a DICOMDIR names and that is not there: its series
 
     @property
     def name(self) -> str:
         """Name for messages."""
         return f"{self.path}:{self.member}" if self.archive else str(self.path)
 
+    @property
+    def folder(self) -> tuple[Path, str]:
+        """Where it lies: a folder on disk, or in an archive."""
+        return (self.path, self.member.rpartition("/")[0]) if self.archive else (self.path.parent, "")
+
     def open(self, most: int | None = None) -> BinaryIO:
         """Open for reading from the start; the caller closes it. Of a zip member, only ``most`` bytes are unpacked.
 
-        Raises :class:`DataError` ``unreadable`` without permission, or for a damaged or encrypted member; ``too-large``
-        for one beyond the limits.
+        Raises :class:`DataError` ``no-permission``; ``missing-files`` when a DICOMDIR alone knows it; ``unreadable``
+        for a dead link, or a damaged or encrypted member; ``too-large`` for one beyond the limits.
         """
+        if self.lost_from is not None:
+            raise DataError(f"{self.name}: named by the DICOMDIR, and not there", reason="missing-files")
         with decoding(f"{self.name}: cannot be read"):
             if self.archive is None:
-                return self.path.open("rb")
+                try:
+                    return self.path.open("rb")
+                except PermissionError as error:
+                    raise DataError(f"{self.name}: no permission to read it", reason="no-permission") from error
             return unpack(self.archive, self.archive.getinfo(self.member), self.name, most)
 
     def start(self) -> bytes:
@@ -87,11 +99,35 @@ class Header:
     offset: int | None  # of the pixel values in the file; None when they cannot be read in place (deflated, zip)
     size: int  # bytes of the file
     length: int | None = None  # bytes that the pixel data claims; None when absent or unstated (compressed)
+    vr: str | None = None  # of the pixel data; None when absent or not stated (implicit VR)
+
+    def check_pixels(self, expected: int) -> None:
+        """Refuse pixel data other than bytes or words of the expected number; compressed ones must not state theirs.
+
+        A wrong VR moves where the pixels begin. Raises :class:`DataError` ``bad-header``, ``truncated`` or
+        ``wrong-pixel-count``.
+        """
+        name = self.source.name
+        if self.vr not in (None, "OB", "OW"):  # none is stated in implicit VR
+            raise DataError(f"{name}: pixel data of VR '{self.vr}', not OB or OW", reason="bad-header")
+        if self.syntax.is_encapsulated:
+            if self.length is not None:
+                text = f"{name}: compressed pixel data must not state a length, and states {self.length} bytes"
+                raise DataError(text, reason="wrong-pixel-count")
+            return
+        if self.offset is not None and self.offset + expected > self.size:
+            raise DataError(f"{name}: the file ends within its pixels; copy it again", reason="truncated")
+        if self.length not in (expected, expected + expected % 2):  # an odd number is padded by one byte
+            held = "compressed values" if self.length is None else f"{self.length} bytes"
+            text = f"{name}: its pixel data holds {held}, not the {expected} bytes of the size it states"
+            raise DataError(text, reason="wrong-pixel-count")
 
 
 @contextmanager
 def sources(path: Path | list[Path]) -> Iterator[list[Source]]:
     """All files below a folder, in a zip, named by a DICOMDIR, or the given file(s) themselves, sorted by name.
+
+    Those that a DICOMDIR names and that are not there are among them, marked as such.
 
     Raises :class:`DataError` ``no-image`` when a path does not exist, ``unreadable`` for a broken zip, ``too-large``
     for one beyond the limits.
@@ -102,12 +138,14 @@ def sources(path: Path | list[Path]) -> Iterator[list[Source]]:
             if not item.exists():
                 raise DataError(f"{item}: there is no such file or folder", reason="no-image")
             if item.is_dir():
-                found += [Source(file) for file in files_below(item)]
+                files = files_below(item)
+                found += [Source(file) for file in files]
+                found += [Source(file, lost_from=of) for file, of in dicomdir.lost(item / "DICOMDIR", files)]
             elif item.suffix.lower() == ".zip":
                 archive = stack.enter_context(open_archive(item))
                 found += [Source(item, archive, info.filename) for info in archive.infolist() if not info.is_dir()]
             elif item.name.upper().startswith("DICOMDIR"):
-                found += [Source(file) for file in _directory_entries(item)]
+                found += [Source(file, lost_from=None if there else of) for file, of, there in dicomdir.entries(item)]
             else:
                 found.append(Source(item))
         yield sorted(
@@ -116,9 +154,9 @@ def sources(path: Path | list[Path]) -> Iterator[list[Source]]:
 
 
 def files_below(folder: Path) -> list[Path]:
-    """Every regular file below a folder, without pipes and dangling links."""
+    """Every regular file below a folder, and every link that leads nowhere: it stands for a file that is lost."""
     found = (Path(top) / name for top, _, names in os.walk(folder) for name in names)
-    return [file for file in found if file.is_file()]
+    return [file for file in found if file.is_file() or (file.is_symlink() and not file.exists())]
 
 
 def read_header(source: Source, tags: Sequence[BaseTag | int] = TAGS) -> Header | None:
@@ -164,7 +202,7 @@ def read_header(source: Source, tags: Sequence[BaseTag | int] = TAGS) -> Header 
     if pixels and syntax != DeflatedExplicitVRLittleEndian and source.archive is None:
         offset = place + (12 if pixels[0][0] in EXPLICIT_VR_LENGTH_32 else 8)
     length = pixels[0][1] if pixels and pixels[0][1] != UNDEFINED else None
-    return Header(source, dataset, syntax, bool(pixels), offset, size, length)
+    return Header(source, dataset, syntax, bool(pixels), offset, size, length, pixels[0][0] if pixels else None)
 
 
 def after_pixels(tag: BaseTag, vr: str | None, length: int) -> bool:
@@ -225,14 +263,3 @@ def _unreadable(source: Source, error: Exception) -> DataError:
     if syntax and (syntax.is_private or not syntax.is_transfer_syntax):
         return DataError(f"{source.name}: transfer syntax {syntax} is not known", reason="unsupported-transfer-syntax")
     return DataError(f"{source.name}: not readable as DICOM ({type(error).__name__}: {error})", reason="unreadable")
-
-
-def _directory_entries(path: Path) -> list[Path]:
-    """Existing files that a DICOMDIR refers to."""
-    with decoding(f"{path}: not a readable DICOMDIR"):
-        with path.open("rb") as file:
-            records = dcmread(metered(file, str(path), path.stat().st_size)).DirectoryRecordSequence
-        names = [record.ReferencedFileID for record in records if "ReferencedFileID" in record]
-        files = [path.parent.joinpath(*([name] if isinstance(name, str) else name)) for name in names]
-    folder = path.parent.resolve()  # files outside the directory's own folder are never read
-    return [file for file in files if file.is_file() and file.resolve().is_relative_to(folder)]

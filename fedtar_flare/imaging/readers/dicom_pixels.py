@@ -7,13 +7,14 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 from pydicom.filereader import read_partial
-from pydicom.pixels import iter_pixels
 from pydicom.uid import ExplicitVRBigEndian
 
-from fedtar_flare.errors import DataError
+from fedtar_flare.errors import DataError, decoding
 from fedtar_flare.imaging.limits import check_size, check_time
+from fedtar_flare.imaging.readers.decoders import decoded
 from fedtar_flare.imaging.readers.dicom_files import PIXEL_TAGS, after_pixels
 from fedtar_flare.imaging.readers.dicom_slices import Slice
+from fedtar_flare.imaging.readers.neighbours import unlike_neighbours
 from fedtar_flare.imaging.readers.volume import AIR_HU, INT16, CTRules, Note, to_int16
 
 PADDING_BELOW_HU = -900
@@ -46,6 +47,10 @@ def read_hu(slices: Sequence[Slice], rules: CTRules) -> tuple[np.ndarray, list[N
     pairs = {(slice_.slope, slice_.intercept) for slice_ in slices}
     if len(pairs) > 1:
         notes.append(Note("mixed-rescale", f"{len(pairs)} pairs of RescaleSlope and RescaleIntercept in one series"))
+    if compressed and (unlike := unlike_neighbours(volume)):
+        names = ", ".join(slices[i].source.name for i in unlike[:5])
+        text = f"{len(unlike)} slice(s) unlike both neighbours, damaged when compressed or copied? {names}"
+        notes.append(Note("unlike-neighbours", text))
     return volume, notes
 
 
@@ -74,22 +79,11 @@ def _in_place(slice_: Slice) -> np.ndarray:
 def _decode(slices: Sequence[Slice]) -> Iterator[np.ndarray]:
     """The stored values (rows, columns) of these slices of one file, one by one."""
     name, syntax = slices[0].source.name, slices[0].storage.syntax
-    frames = [slice_.frame for slice_ in slices]
-    try:
-        with slices[0].source.open() as file:
-            dataset = read_partial(file, stop_when=after_pixels, specific_tags=PIXEL_TAGS, force=True)
-            if "PixelData" not in dataset:
-                raise DataError(f"{name}: the file ends within its pixels; copy it again", reason="truncated")
-            for raw in iter_pixels(dataset, raw=True, indices=frames):
-                if raw.shape != slices[0].size:
-                    raise DataError(f"{name}: decoded to {raw.shape}, not to the announced size", reason="undecodable")
-                yield raw
-    except DataError:
-        raise
-    except Exception as error:  # decoders raise whatever the broken bytes lead to
-        raise DataError(
-            f"{name}: the pixels cannot be decoded ({syntax.name}: {error})", reason="undecodable"
-        ) from error
+    with decoding(f"{name}: the pixels cannot be read", "undecodable"), slices[0].source.open() as file:
+        dataset = read_partial(file, stop_when=after_pixels, specific_tags=PIXEL_TAGS, force=True)
+    if "PixelData" not in dataset:
+        raise DataError(f"{name}: the file ends within its pixels; copy it again", reason="truncated")
+    yield from decoded(dataset, syntax, [slice_.frame for slice_ in slices], slices[0].size, name, masked=False)
 
 
 def _to_hu(raw: np.ndarray, slice_: Slice, rules: CTRules, out: np.ndarray) -> list[str]:

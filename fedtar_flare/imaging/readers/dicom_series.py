@@ -6,9 +6,10 @@ thinnest; smallest SeriesInstanceUID, so that the choice never depends on file n
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from fedtar_flare.data.sources.reading import by_reason
 from fedtar_flare.errors import DataError
@@ -16,19 +17,24 @@ from fedtar_flare.imaging.readers.dicom_files import Source, read_header
 from fedtar_flare.imaging.readers.dicom_slices import PROJECTIONS, NotASlice, Slice, slices_of
 from fedtar_flare.imaging.readers.dicom_tags import first
 from fedtar_flare.imaging.readers.kernels import softness
+from fedtar_flare.imaging.readers.stray_files import is_companion, not_dicom
 from fedtar_flare.imaging.readers.volume import CTRules, Note
 
 AXIAL = 0.85
 """Least component of an axial slice's normal along the body's axis (32 degrees)."""
 
+TELLING = ("localizer", "missing-files")
+"""Reasons why files are no slices that explain a whole folder without any."""
+
 
 @dataclass(eq=False)
 class Series:
-    """The slices of one series, and the errors of its damaged files."""
+    """The slices of one series, the errors of its damaged files, and files among its slices that cannot be read."""
 
     uid: str
     slices: list[Slice] = field(default_factory=list)
     damage: list[DataError] = field(default_factory=list)
+    unread: list[DataError] = field(default_factory=list)
 
     def rank(self) -> tuple[bool, bool, int, int, float, str]:
         """Smaller is better."""
@@ -58,30 +64,70 @@ def scan(sources: Sequence[Source], where: str) -> tuple[list[Series], list[Data
     """
     series: dict[str, Series] = {}
     left_out: list[DataError] = []
+    unread: list[tuple[Source, DataError]] = []
+    strays: list[Source] = []
     for source in sources:
         header = None
         try:
             if (header := read_header(source)) is None:
+                if not is_companion(source.member or source.path.name):
+                    strays.append(source)
                 continue
             for slice_ in slices_of(header):
                 series.setdefault(slice_.series_uid, Series(slice_.series_uid)).slices.append(slice_)
         except NotASlice as error:
             left_out.append(error)
-        except DataError as error:
-            if header is None:
-                left_out.append(error)
+        except MemoryError:
+            raise
+        except Exception as error:
+            if isinstance(error, DataError):
+                refusal = error
+            else:  # pydicom's conversions raise whatever the broken bytes lead to
+                text = f"{source.name}: its header cannot be read ({type(error).__name__}: {error})"
+                refusal = DataError(text, reason="bad-header")
+            uid = first(header.dataset, "SeriesInstanceUID") if header is not None else ""
+            if uid:
+                series.setdefault(uid, Series(uid)).damage.append(refusal)
             else:
-                uid = first(header.dataset, "SeriesInstanceUID")
-                series.setdefault(uid, Series(uid)).damage.append(error)
+                unread.append((source, refusal))
     if not series:
+        left_out += [error for _, error in unread]
         if not left_out:
             raise DataError(f"{where}: no DICOM file among {len(sources)} file(s)", reason="no-dicom")
-        reason = Counter(error.reason for error in left_out).most_common(1)[0][0]
-        raise next(error for error in left_out if error.reason == reason)
+        raise _why_nothing(left_out, where)
     patients = {slice_.patient_id for one in series.values() for slice_ in one.slices}
     if len(patients) > 1:
         raise DataError(f"{where}: files of {len(patients)} patients; one folder is one study", reason="mixed-patients")
+    if unread or strays:
+        left_out += _among(series.values(), unread + [(source, not_dicom(source)) for source in strays])
     return sorted(series.values(), key=Series.rank), left_out
+
+
+def _among(series: Iterable[Series], unread: list[tuple[Source, DataError]]) -> list[DataError]:
+    """Give each unreadable file to the series among whose slices it lies; the errors of those that lie among none."""
+    series = list(series)
+    holders: dict[tuple[Path, str], set[Series]] = defaultdict(set)
+    for one in series:
+        for slice_ in one.slices:
+            holders[slice_.source.folder].add(one)
+    left = []
+    for source, error in unread:
+        owners = holders[source.folder]
+        if source.lost_from is not None:
+            owners = {one for one in series if one.uid == source.lost_from}
+        for one in owners:
+            one.unread.append(error)
+        left += [] if owners else [error]
+    return left
+
+
+def _why_nothing(errors: Sequence[DataError], where: str) -> DataError:
+    """Of files none of which is a slice: the commonest reason, but scouts and lost files before any other."""
+    counts = Counter(error.reason for error in errors)
+    reason = next((one for one in TELLING if counts[one]), counts.most_common(1)[0][0])
+    text = f"{counts[reason]} of {len(errors)} file(s)" if len(errors) > 1 else "its file"
+    example = next(error for error in errors if error.reason == reason)
+    return DataError(f"{where}: no CT slice; {text}: {example}", reason=reason)
 
 
 def candidates(series: Sequence[Series], where: str, rules: CTRules) -> list[Series]:

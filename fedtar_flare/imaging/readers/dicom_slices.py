@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from pydicom.dataset import Dataset
-from pydicom.pixels import get_decoder
 from pydicom.uid import UID
 
 from fedtar_flare.errors import DataError
 from fedtar_flare.imaging.limits import check_size
+from fedtar_flare.imaging.readers.decoders import is_readable
 from fedtar_flare.imaging.readers.dicom_files import Header, Source
-from fedtar_flare.imaging.readers.dicom_tags import decimal, decimals, first, integer, positive, words
+from fedtar_flare.imaging.readers.dicom_tags import decimal, decimals, first, integer, positive, text, words
 from fedtar_flare.imaging.readers.volume import check_spacing
 
 PROJECTIONS = {"MIP", "MINIP", "MAX_IP", "MIN_IP", "PROJECTION IMAGE", "AVERAGE", "MEAN_IP", "VOLUME RENDERING"}
 CAPTURES = {"SCREEN SAVE", "DOSE_INFO", "SCREENSHOT", "REPORT"}
 LOCALIZERS = {"LOCALIZER", "SCOUT", "TOPOGRAM", "SURVIEW"}
 SECONDARY_CAPTURE = "1.2.840.10008.5.1.4.1.1.7"
+IMAGES = {f"1.2.840.10008.5.1.4.1.1.2{end}" for end in ("", ".1", ".2")}
+"""CT images: classic, enhanced, and converted to enhanced. Without pixels, such a file was cut."""
 LOSSLESS = {f"1.2.840.10008.1.2.{end}" for end in ("5", "4.57", "4.70", "4.80", "4.90", "4.92", "4.201", "4.202")}
 
 
@@ -60,6 +63,8 @@ class Slice:
     row: np.ndarray  # unit vector along a row
     column: np.ndarray  # unit vector along a column
     thickness: float | None
+    number: int | None  # InstanceNumber; None where the file has none, or several frames
+    location: float | None  # SliceLocation, mm from anywhere
     step_mm: float | None  # distance between slices as the header states it, else their thickness
     slope: float | None  # from stored value to HU, with the intercept; None where the file has none
     intercept: float | None
@@ -109,7 +114,9 @@ def _check_kind(header: Header, image_type: tuple[str, ...]) -> None:
     dataset, name = header.dataset, header.source.name
     modality, sop_class = first(dataset, "Modality"), first(dataset, "SOPClassUID")
     if not header.has_pixels:
-        kind = DataError if modality == "CT" and "Rows" in dataset else NotASlice
+        of_ct = modality == "CT" and (sop_class in IMAGES or "Rows" in dataset)
+        an_image = of_ct or not (sop_class and modality)
+        kind = DataError if an_image else NotASlice
         raise kind(f"{name}: a DICOM object without pixel data (modality '{modality}')", reason="no-pixel-data")
     if sop_class.startswith(SECONDARY_CAPTURE) or CAPTURES & set(image_type):
         raise NotASlice(f"{name}: a secondary capture (a picture of a screen)", reason="secondary-capture")
@@ -127,12 +134,7 @@ def _storage(header: Header, values: int) -> Storage:
     stored = integer(dataset, "BitsStored", name, allocated)
     high_bit = integer(dataset, "HighBit", name, stored - 1)
     signed = integer(dataset, "PixelRepresentation", name, 0) == 1
-    try:
-        known = not syntax.is_private and syntax.is_transfer_syntax
-        available = known and (not syntax.is_encapsulated or get_decoder(syntax).is_available)
-    except NotImplementedError:
-        available = False
-    if not available:
+    if not is_readable(syntax):
         text = f"{name}: no decoder for transfer syntax {syntax} ({syntax.name}); export the series uncompressed"
         raise DataError(text, reason="unsupported-transfer-syntax")
     if stored <= 8:
@@ -141,16 +143,8 @@ def _storage(header: Header, values: int) -> Storage:
         raise DataError(f"{name}: {stored} bits stored in {allocated} allocated", reason="bad-header")
     if high_bit != stored - 1:
         raise DataError(f"{name}: {stored} bits stored, but the highest is bit {high_bit}", reason="bad-header")
+    header.check_pixels(values * allocated // 8)
     offset = None if syntax.is_encapsulated else header.offset
-    expected = values * allocated // 8
-    if offset is not None and offset + expected > header.size:
-        raise DataError(f"{name}: the file ends within its pixels; copy it again", reason="truncated")
-    if not syntax.is_encapsulated:
-        columns = positive(dataset, "Columns", name)
-        if header.length is None or header.length - expected >= columns * allocated // 8:
-            held = "compressed values" if header.length is None else f"{header.length} bytes"
-            text = f"{name}: its pixel data holds {held}, not the {expected} bytes of the size it states"
-            raise DataError(text, reason="wrong-pixel-count")
     lossy = first(dataset, "LossyImageCompression") == "01" or (syntax.is_encapsulated and syntax not in LOSSLESS)
     return Storage(syntax, offset, allocated, stored, signed, _padding(dataset, name, signed, allocated), lossy)
 
@@ -213,8 +207,19 @@ def _geometry(frame: Dataset, name: str) -> dict[str, Any]:
         "row": row,
         "column": column,
         "thickness": thickness,
+        "number": None if (number := _if_readable(frame, "InstanceNumber")) is None else int(number),
+        "location": _if_readable(frame, "SliceLocation"),
         "step_mm": abs(decimal(frame, "SpacingBetweenSlices", name) or thickness or 0) or None,
         "slope": decimal(frame, "RescaleSlope", name),
         "intercept": decimal(frame, "RescaleIntercept", name),
         "rescale_type": first(frame, "RescaleType"),
     }
+
+
+def _if_readable(frame: Dataset, keyword: str) -> float | None:
+    """A number that the volume does not depend on."""
+    try:
+        number = float(text(frame, keyword))
+    except ValueError:
+        return None
+    return number if math.isfinite(number) else None

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import numpy as np
 
-from fedtar_flare.errors import DataError
-from fedtar_flare.imaging.readers.dicom_series import Series
+from fedtar_flare.errors import DataError, collecting
+from fedtar_flare.imaging.readers.dicom_order import check_order
+from fedtar_flare.imaging.readers.dicom_pixels import read_hu
+from fedtar_flare.imaging.readers.dicom_series import AXIAL, Series
 from fedtar_flare.imaging.readers.dicom_slices import Slice
+from fedtar_flare.imaging.readers.stray_files import said
 from fedtar_flare.imaging.readers.volume import TILT_TOLERANCE_DEG, CTRules, Note, check_spacing
 
 SAME_PLACE_MM = 0.01
@@ -24,41 +28,83 @@ def build_stack(series: Series, rules: CTRules) -> tuple[list[Slice], float, lis
     """The slices, ascending along their normal, the distance between them in mm, and notes.
 
     Raises:
-        DataError: the series' own damage; ``too-few-slices``, ``mixed-orientation``, ``mixed-size``,
-            ``mixed-pixel-spacing``, ``duplicate-slices``, ``missing-slices``, ``uneven-spacing``,
-            ``implausible-spacing``, ``gantry-tilt``, ``shifted-slices``.
+        DataError: the series' own damage, or that of a file among its slices (``unreadable``, ``truncated``,
+            ``missing-files``); ``conflicting-copies``, ``too-few-slices``, ``localizer``, ``mixed-orientation``,
+            ``mixed-size``, ``mixed-pixel-spacing``, ``duplicate-slices``, ``missing-slices``, ``uneven-spacing``,
+            ``implausible-spacing``, ``gantry-tilt``, ``shifted-slices``; of a copy, what :func:`read_hu` raises; and
+            what :func:`check_order` does.
     """
     if series.damage:
         error = series.damage[0]
         raise DataError(f"{error} ({len(series.damage)} such file(s) in the series)", reason=error.reason)
-    slices, notes = _without_copies(series.slices)
     where = series.describe()
-    _check_alike(slices, where)
+    slices, notes = _without_copies(series.slices, rules)
+    if series.unread:
+        where += f"; {said(series.unread)}"
+        if rules.unreadable_files == "refuse":
+            text = f"{where}; copy them again, or take away what is no slice"
+            raise DataError(text, reason=series.unread[0].reason)
+        notes.append(Note("unreadable", where))
+    with _scouts_in_mind(slices, rules):
+        _check_alike(slices, where)
     normal = slices[0].normal
     slices = sorted(slices, key=lambda s: float(s.position @ normal))
     slices, more = _one_acquisition(slices, normal, where)
     notes += more
     if len(slices) < rules.min_slices:
-        raise DataError(f"{where}: {len(slices)} slices, at least {rules.min_slices} needed", reason="too-few-slices")
+        with _scouts_in_mind(slices, rules):
+            text = f"{where}: {len(slices)} slices, at least {rules.min_slices} needed"
+            raise DataError(text, reason="too-few-slices")
     if len(slices) == 1:
         if slices[0].step_mm is None:
             notes.append(Note("no-slice-spacing", f"{where}: one slice without a thickness; 1 mm is assumed"))
         return slices, slices[0].step_mm or 1.0, notes
     offsets = np.array([s.position for s in slices]) - slices[0].position
     positions = offsets @ normal
-    spacing = _even_spacing(positions, where)
-    check_spacing(where, spacing)
-    _check_shear(slices[0], offsets, positions, where)
-    return slices, spacing, notes
+    wrong: list[DataError] = []
+    spacing = 0.0
+    with collecting(wrong):
+        spacing = _even_spacing(positions, where)
+        check_spacing(where, spacing)
+    with collecting(wrong):
+        _check_shear(slices[0], offsets, positions, where)
+    if wrong:  # both, if both are
+        raise DataError("; ".join(map(str, wrong)), reason=wrong[0].reason)
+    return slices, spacing, notes + check_order(slices, positions, spacing, where, rules)
 
 
-def _without_copies(slices: Sequence[Slice]) -> tuple[list[Slice], list[Note]]:
-    """Drop files that repeat an object (SOPInstanceUID) at the same place."""
+def _without_copies(slices: Sequence[Slice], rules: CTRules) -> tuple[list[Slice], list[Note]]:
+    """Drop files that repeat an object (SOPInstanceUID) at the same place; refuse those that differ in what they show.
+
+    Raises :class:`DataError` ``conflicting-copies``.
+    """
     kept: dict[tuple[str, tuple[float, ...]], Slice] = {}
     for slice_ in slices:
-        kept.setdefault((slice_.sop_uid, tuple(slice_.position)), slice_)
+        first = kept.setdefault((slice_.sop_uid, tuple(slice_.position)), slice_)
+        if first is not slice_ and not _shows_the_same(first, slice_, rules):
+            text = f"{first.source.name} and {slice_.source.name}: one SOPInstanceUID and place, other pixels"
+            raise DataError(f"{text}; keep the one that is right", reason="conflicting-copies")
     dropped = len(slices) - len(kept)
     return list(kept.values()), [Note("copies", f"{dropped} copies of slices were dropped")] if dropped else []
+
+
+def _shows_the_same(one: Slice, other: Slice, rules: CTRules) -> bool:
+    if (one.size, one.spacing) != (other.size, other.spacing):
+        return False
+    if not (np.array_equal(one.row, other.row) and np.array_equal(one.column, other.column)):
+        return False
+    return np.array_equal(read_hu([one], rules)[0], read_hu([other], rules)[0])
+
+
+@contextmanager
+def _scouts_in_mind(slices: Sequence[Slice], rules: CTRules) -> Iterator[None]:
+    """A few pictures along the body's axis are scouts, whatever keeps them from being a stack."""
+    try:
+        yield
+    except DataError as error:
+        if len(slices) < rules.min_slices and all(abs(slice_.normal[2]) < AXIAL for slice_ in slices):
+            raise DataError(f"{error}; localizers, by how they lie", reason="localizer") from error
+        raise
 
 
 def _check_alike(slices: Sequence[Slice], where: str) -> None:

@@ -7,8 +7,9 @@ import math
 import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
+from io import IOBase
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, cast
 
 import numpy as np
 
@@ -28,6 +29,8 @@ MOST_NOT_FINITE = 0.5
 """Largest accepted share of NaN and infinite values; a fifth of a slice lies outside the scanner's circle."""
 MOST_GZIP = 1032
 """Bytes that one packed byte of gzip can give at most."""
+MOST_BEHIND = 1 << 20
+"""Bytes behind the voxels of a packed file that are passed over on the way to its checksum."""
 
 
 def read_nifti(path: Path, rules: CTRules) -> CTVolume:
@@ -39,14 +42,20 @@ def read_nifti(path: Path, rules: CTRules) -> CTVolume:
             perpendicular), ``lossy-8bit``, ``too-large``, ``too-slow``,
             ``too-few-slices``, ``not-finite``, ``blank``, ``implausible-hu``.
     """
-    import nibabel
 
     if not path.is_file():
         raise DataError(f"{path}: there is no such file", reason="no-image")
     with _reading(path):
         _check_stated(path)
-    with _reading(path):  # compressed: unpacked once, front to back
-        image: Any = nibabel.Nifti1Image.from_filename(path, keep_file_open=True)
+    with _opened(path) as file:
+        return _read(file, path, rules)
+
+
+def _read(file: BinaryIO, path: Path, rules: CTRules) -> CTVolume:
+    import nibabel
+
+    with _reading(path):
+        image: Any = nibabel.Nifti1Image.from_stream(cast(IOBase, file))  # compressed: unpacked once, front to back
     header, shape = image.header, tuple(image.shape)
     if header.get_data_dtype().kind not in "iuf":
         raise DataError(f"{path}: values of type {header.get_data_dtype()} are no CT", reason="not-a-volume")
@@ -61,11 +70,19 @@ def read_nifti(path: Path, rules: CTRules) -> CTVolume:
         raise DataError(f"{path}: {shape} voxels, at least {rules.min_slices} slices needed", reason="too-few-slices")
     with _reading(path):
         hu, strange = _values(image, shape, str(path))
+        if isinstance(file, gzip.GzipFile) and len(file.read(MOST_BEHIND + 1)) > MOST_BEHIND:  # to its checksum
+            raise DataError(f"{path}: it goes on behind the voxels that its header states", reason="unreadable")
     if strange > MOST_NOT_FINITE * hu.size:
         raise DataError(f"{path}: {strange} of {hu.size} values are no number", reason="not-finite")
     notes = [Note("not-finite", f"{path}: {strange} values that are no number were set to air")] if strange else []
     check_air(hu, str(path))
     return CTVolume(hu, (float(lengths[2]), float(lengths[1]), float(lengths[0])), affine, "", tuple(notes))
+
+
+def _opened(path: Path) -> BinaryIO:
+    packed = path.name.lower().endswith(".gz")
+    with _reading(path):
+        return cast(BinaryIO, gzip.open(path)) if packed else path.open("rb")
 
 
 @contextmanager
@@ -85,7 +102,7 @@ def _check_stated(path: Path) -> None:
 
     packed = path.name.lower().endswith(".gz")
     size = path.stat().st_size
-    with gzip.open(path) if packed else path.open("rb") as file:
+    with _opened(path) as file:
         start = file.read(348)
         header = nibabel.Nifti1Header(start, check=False)
         voxels, first = math.prod(max(n, 1) for n in header.get_data_shape()), float(header["vox_offset"])

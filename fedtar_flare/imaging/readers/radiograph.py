@@ -53,6 +53,9 @@ def _read_picture(path: Path) -> np.ndarray:
 
     check_size(str(path), "file_bytes", path.stat().st_size)
     with decoding(f"{path}: not readable as a picture"), Image.open(path) as image:
+        if image.format == "PNG":  # its checksums are looked at by this alone
+            image.verify()
+    with decoding(f"{path}: not readable as a picture"), Image.open(path) as image:
         check_size(str(path), "pixels", image.width * image.height)
         if getattr(image, "n_frames", 1) > 1 or image.mode == "1":
             what = "a bitmap without greys" if image.mode == "1" else "several pictures in one file"
@@ -67,9 +70,10 @@ def _read_picture(path: Path) -> np.ndarray:
 
 def _read_dicom(path: Path) -> np.ndarray:
     from pydicom.filereader import read_partial
-    from pydicom.pixels import apply_modality_lut, apply_voi_lut, pixel_array
+    from pydicom.pixels import apply_modality_lut, apply_voi_lut
     from pydicom.tag import BaseTag, Tag
 
+    from fedtar_flare.imaging.readers.decoders import decoded, is_readable
     from fedtar_flare.imaging.readers.dicom_files import PIXEL_TAGS, Source, after_pixels, read_header
 
     tags: list[BaseTag | int] = [*PIXEL_TAGS, *map(Tag, KEYWORDS.split())]
@@ -86,16 +90,18 @@ def _read_dicom(path: Path) -> np.ndarray:
     if (meaning := str(dataset.get("PhotometricInterpretation", ""))) not in GREY:
         raise DataError(f"{path}: photometric interpretation '{meaning}' is not grey", reason="not-a-radiograph")
     _check_size(header, path)
-    with decoding(f"{path}: the pixels cannot be decoded"), path.open("rb") as file:
+    if not is_readable(header.syntax):
+        text = f"{path}: no decoder for transfer syntax {header.syntax} ({header.syntax.name})"
+        raise DataError(text, reason="unsupported-transfer-syntax")
+    with decoding(f"{path}: the pixels cannot be read"), path.open("rb") as file:
         dataset = read_partial(file, stop_when=after_pixels, specific_tags=tags)
-        try:
-            stored = pixel_array(dataset, raw=True)
-        except NotImplementedError as error:
-            syntax = header.syntax
-            text = f"{path}: no decoder for transfer syntax {syntax} ({syntax.name})"
-            raise DataError(text, reason="unsupported-transfer-syntax") from error
-    if stored.ndim != 2:
-        raise DataError(f"{path}: pixels of shape {stored.shape} are no radiograph", reason="not-a-radiograph")
+    size = int(dataset.Rows), int(dataset.Columns)
+    stored = next(decoded(dataset, header.syntax, [0], size, str(path), masked=True))
+    if dataset.get("PixelRepresentation") == 1 and not header.syntax.is_encapsulated:
+        as_written = next(decoded(dataset, header.syntax, [0], size, str(path), masked=False))
+        if not np.array_equal(as_written, stored):
+            text = f"{path}: its values are not signed as PixelRepresentation says, or longer than BitsStored"
+            raise DataError(text, reason="bad-header")
     with decoding(f"{path}: its window or rescale cannot be applied", "bad-header"):
         values = apply_modality_lut(stored, dataset)
         windowed = dataset.get("WindowCenter") not in (None, "") or "VOILUTSequence" in dataset
@@ -122,13 +128,13 @@ def _check_size(header: Header, path: Path) -> None:
         raise DataError(f"{path}: {frames} frames are no radiograph", reason="not-a-radiograph")
     if not syntax.is_transfer_syntax or syntax.is_private:
         raise DataError(f"{path}: transfer syntax '{syntax}' is not known", reason="unsupported-transfer-syntax")
-    if syntax.is_encapsulated:
-        return
-    row = columns * positive(dataset, "BitsAllocated", name) // 8
-    if header.length is None or header.length - rows * row >= max(row, 2):
-        held = "compressed values" if header.length is None else f"{header.length} bytes"
-        text = f"{path}: its pixel data holds {held}, not the {rows * row} bytes of the size it states"
-        raise DataError(text, reason="wrong-pixel-count")
+    allocated = positive(dataset, "BitsAllocated", name)
+    stored = integer(dataset, "BitsStored", name, allocated)
+    highest = integer(dataset, "HighBit", name, stored - 1)
+    if not 1 <= stored <= allocated or highest != stored - 1:
+        text = f"{path}: {stored} bits stored in {allocated} allocated, the highest bit {highest}"
+        raise DataError(text, reason="bad-header")
+    header.check_pixels((rows * columns * allocated + 7) // 8)
 
 
 def stretch(values: np.ndarray) -> np.ndarray:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 from pydantic import Field
@@ -48,6 +48,12 @@ class CTRules(Settings):
         None, description="(slope, intercept) for files that carry none; None refuses them (no-rescale)"
     )
     series_uid: str | None = Field(None, description="read this series and no other; None chooses by rule")
+    mirrored: Literal["refuse", "read"] = Field(
+        "refuse", description="axial slices whose orientation says that they are seen from the head"
+    )
+    unreadable_files: Literal["refuse", "note"] = Field(
+        "refuse", description="what files among the slices do that cannot be read as DICOM: each may be a lost slice"
+    )
 
     def misfits(self) -> Iterator[tuple[str, str]]:
         if self.rescale is not None and self.rescale[0] == 0:

@@ -1,0 +1,118 @@
+"""Compressed pixel values: one decoder for each transfer syntax, and its word is final.
+
+When one decoder refuses a damaged stream, another may read something from it; and a decoder that warns has met what no
+sound stream holds. Both are refusals here.
+
+What no decoder can see: streams of lossless JPEG, JPEG 2000 and RLE carry no checksum, so that a flipped bit may decode
+without complaint, mostly to a small error (see :mod:`.neighbours`).
+"""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from pydicom import uid
+from pydicom.dataset import Dataset
+from pydicom.encaps import get_frame
+from pydicom.pixels import get_decoder, iter_pixels
+
+from fedtar_flare.errors import DataError
+
+JPEG = (uid.JPEGBaseline8Bit, uid.JPEGExtended12Bit, uid.JPEGLossless, uid.JPEGLosslessSV1)
+JPEG_LS = (uid.JPEGLSLossless, uid.JPEGLSNearLossless)
+JPEG_2000 = (uid.JPEG2000Lossless, uid.JPEG2000, uid.HTJ2KLossless, uid.HTJ2KLosslessRPCL, uid.HTJ2K)
+DECODERS: dict[str, str] = {
+    uid.RLELossless: "pydicom",
+    **dict.fromkeys((*JPEG, *JPEG_2000), "pylibjpeg"),
+    **dict.fromkeys(JPEG_LS, "pyjpegls"),  # pylibjpeg reads on behind a damage
+}
+"""pydicom's name of the decoder for each syntax."""
+
+END = b"\xff\xd9"
+ENDING = 32
+"""Bytes at a stream's end, filling included, among which its last marker lies."""
+BY_CHANCE = "The number of bytes of compressed pixel data matches"
+"""How pydicom's warning begins of a stream that happens to be as long as its pixels."""
+
+logging.getLogger("pydicom.pixels.decoders.base").setLevel(logging.CRITICAL)  # it logs the traceback of each refusal
+
+
+def is_readable(syntax: uid.UID) -> bool:
+    """Whether pixels of this transfer syntax can be read here."""
+    if not syntax.is_transfer_syntax or syntax.is_private:
+        return False
+    if not syntax.is_encapsulated:
+        return True
+    return syntax in DECODERS and DECODERS[syntax] in get_decoder(syntax).available_plugins
+
+
+def decoded(
+    dataset: Dataset, syntax: uid.UID, frames: Sequence[int], size: tuple[int, int], name: str, *, masked: bool
+) -> Iterator[np.ndarray]:
+    """The stored values (rows, columns) of these frames, one by one.
+
+    ``dataset`` holds PIXEL_TAGS; ``syntax`` is readable. ``masked`` drops bits above BitsStored and extends the sign;
+    otherwise the values come as their bits are. Raises :class:`DataError` ``undecodable``.
+    """
+    options: dict[str, Any] = {"raw": True, "indices": list(frames)}
+    if syntax.is_encapsulated:
+        options["decoding_plugin"] = DECODERS[syntax]
+    if not masked:
+        corrections = ("correct_unused_bits", "apply_j2k_sign_correction", "apply_jls_sign_correction")
+        options |= dict.fromkeys(corrections, False)
+    rest = iter_pixels(dataset, **options)
+    for frame in frames:
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("error", UserWarning)
+                warnings.filterwarnings("ignore", message=BY_CHANCE)
+                if syntax in DECODERS and syntax != uid.RLELossless:
+                    _check_stream(dataset, frame, size)
+                values = next(rest)
+        except DataError:
+            raise
+        except MemoryError:
+            raise
+        except Exception as error:  # decoders raise whatever the broken bytes lead to
+            text = f"{name}: the pixels cannot be decoded ({syntax.name}: {error})"
+            raise DataError(text, reason="undecodable") from error
+        if values.shape != size:
+            raise DataError(f"{name}: decoded to {values.shape}, not to the announced size", reason="undecodable")
+        yield values
+
+
+def _check_stream(dataset: Dataset, frame: int, size: tuple[int, int]) -> None:
+    """Refuse a stream of another size, which would be reshaped, or without its end, which a decoder would invent."""
+    offsets = None
+    if "ExtendedOffsetTable" in dataset:
+        offsets = (dataset.ExtendedOffsetTable, dataset.ExtendedOffsetTableLengths)
+    count = int(dataset.get("NumberOfFrames") or 1)
+    stream = get_frame(dataset.PixelData, frame, extended_offsets=offsets, number_of_frames=count)
+    stated = stream_size(stream)
+    if stated != size:
+        raise ValueError(f"a stream of {stated} pixels, not {size}")
+    if END not in stream[-ENDING:]:
+        raise ValueError("the stream ends too early")
+
+
+def stream_size(stream: bytes) -> tuple[int, int] | None:
+    """(rows, columns) that a JPEG, JPEG-LS or JPEG 2000 stream states; None when it states none."""
+    start = stream.find(b"\xff\x4f\xff\x51", 0, 1 << 12)  # SOC and SIZ
+    if start >= 0 and len(stream) >= start + 24:
+        right, bottom, left, top = (int.from_bytes(stream[start + 8 + 4 * i :][:4], "big") for i in range(4))
+        return bottom - top, right - left
+    place = 2
+    while place + 9 <= len(stream) and stream[place] == 0xFF:
+        marker = stream[place + 1]
+        if marker == 0xFF:  # filling
+            place += 1
+        elif marker == 0xF7 or (0xC0 <= marker <= 0xCF and marker not in (0xC4, 0xC8, 0xCC)):  # start of frame
+            rows, columns = stream[place + 5 : place + 7], stream[place + 7 : place + 9]
+            return int.from_bytes(rows, "big"), int.from_bytes(columns, "big")
+        else:
+            place += 2 + int.from_bytes(stream[place + 2 : place + 4], "big")
+    return None

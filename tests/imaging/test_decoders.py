@@ -1,0 +1,181 @@
+"""Damaged compressed streams: one decoder decides, a warning is a refusal, and gross damage that none sees is noted."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+from jpeg_lossless import encode
+from make_dicom import chest, slice_dataset, trunk, write_radiograph, write_series
+from pydicom import dcmread
+from pydicom.encaps import encapsulate, get_frame
+from pydicom.uid import (
+    JPEG2000Lossless,
+    JPEGLosslessSV1,
+    JPEGLSLossless,
+    JPEGLSNearLossless,
+    RLELossless,
+)
+from refused import refused
+
+from fedtar_flare.errors import DataError
+from fedtar_flare.imaging.readers.ct import read_ct
+from fedtar_flare.imaging.readers.decoders import DECODERS, stream_size
+from fedtar_flare.imaging.readers.neighbours import unlike_neighbours
+from fedtar_flare.imaging.readers.radiograph import read_radiograph
+
+SYNTAXES = {"RLE": RLELossless, "JPEG-LS": JPEGLSLossless, "JPEG": JPEGLosslessSV1, "JPEG 2000": JPEG2000Lossless}
+
+
+def compressed(ds, syntax) -> None:
+    if syntax == JPEGLosslessSV1:
+        ds.PixelData = encapsulate([encode(np.frombuffer(ds.PixelData, "<u2").reshape(ds.Rows, ds.Columns))])
+        ds["PixelData"].VR, ds["PixelData"].is_undefined_length = "OB", True
+        ds.file_meta.TransferSyntaxUID = syntax
+    else:
+        ds.compress(syntax, generate_instance_uid=False)
+
+
+def patient() -> np.ndarray:
+    """A body of nine slices with noise, larger than the least size that the encoder of JPEG 2000 takes."""
+    noise = np.random.default_rng(0).integers(-20, 20, (9, 48, 40), dtype=np.int16)
+    return np.ascontiguousarray(trunk(size=48)[6:15, :, 4:44]) + noise
+
+
+@pytest.fixture(scope="module", params=SYNTAXES)
+def series(tmp_path_factory, request):
+    """A folder of a compressed series, and the frame of each file."""
+    folder = tmp_path_factory.mktemp("compressed")
+    write_series(folder, patient(), edit=lambda ds, i: compressed(ds, SYNTAXES[request.param]))
+    frames = {file: get_frame(dcmread(file).PixelData, 0, number_of_frames=1) for file in sorted(folder.iterdir())}
+    return folder, frames
+
+
+def with_frame(file: Path, frame: bytes) -> bytes:
+    """Put another stream into a file, and return the content that it had."""
+    content = file.read_bytes()
+    ds = dcmread(file)
+    ds.PixelData = encapsulate([frame])
+    ds["PixelData"].is_undefined_length = True
+    ds.save_as(file)
+    return content
+
+
+def read_with(file: Path, frame: bytes) -> np.ndarray | None:
+    """The volume with another stream in one file, None when it is refused; the file is put right again."""
+    content = with_frame(file, frame)
+    try:
+        return read_ct(file.parent).hu
+    except DataError as error:
+        assert error.reason in ("undecodable", "unsupported-transfer-syntax", "truncated"), str(error)
+        return None
+    finally:
+        file.write_bytes(content)
+
+
+def test_each_syntax_is_read(series):
+    folder, _ = series
+    volume = read_ct(folder)
+    assert np.array_equal(volume.hu, patient()) and volume.warnings == ()
+
+
+@pytest.mark.parametrize("series", ["JPEG-LS"], indirect=True)
+def test_a_flipped_bit_of_jpeg_ls_is_refused_or_of_few_voxels(series):
+    """The last codes of a stream are those that nothing behind them checks; other streams carry no redundancy."""
+    _, frames = series
+    rng = np.random.default_rng(0)
+    file, frame = next(iter(frames.items()))
+    right, wrong = patient(), 0
+    for _ in range(40):
+        place = int(rng.integers(len(frame)))
+        hu = read_with(file, frame[:place] + bytes([frame[place] ^ (1 << int(rng.integers(8)))]) + frame[place + 1 :])
+        wrong += hu is not None and int((hu != right).sum()) > 8
+    assert wrong == 0
+
+
+@pytest.mark.parametrize("kept", [0.02, 0.3, 0.7, 0.95])
+def test_a_cut_stream(series, kept):
+    _, frames = series
+    file, frame = next(iter(frames.items()))
+    hu = read_with(file, frame[: int(len(frame) * kept)])
+    assert hu is None
+
+
+@pytest.mark.parametrize("series", ["JPEG-LS", "JPEG", "JPEG 2000"], indirect=True)
+def test_a_stream_of_another_size(series):
+    _, frames = series
+    file = next(iter(frames))
+    turned = dcmread(file)
+    ds = slice_dataset(patient()[0].T, 0)
+    compressed(ds, turned.file_meta.TransferSyntaxUID)
+    frame = get_frame(ds.PixelData, 0, number_of_frames=1)
+    assert stream_size(frame) == (40, 48)
+    assert read_with(file, frame) is None
+
+
+def test_a_decoders_warning_is_a_refusal(tmp_path):
+    """A run more than a segment needs: the decoder would drop it and say so."""
+    write_series(tmp_path, edit=lambda ds, i: compressed(ds, RLELossless))
+    file = sorted(tmp_path.iterdir())[4]
+    frame = bytearray(get_frame(dcmread(file).PixelData, 0, number_of_frames=1))
+    frame += bytes([0xF0, 7])
+    with_frame(file, bytes(frame))
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        with refused("undecodable", "non-conformant padding"):
+            read_ct(tmp_path)
+    assert not [warning for warning in said if "padding" in str(warning.message)]
+
+
+def test_one_decoder_for_each_syntax():
+    assert DECODERS[JPEGLSLossless] == DECODERS[JPEGLSNearLossless] == "pyjpegls"
+
+
+def test_a_radiograph_of_jpeg_ls_with_a_flipped_bit(tmp_path):
+    grey = np.random.default_rng(0).integers(0, 4096, (40, 60)).astype(np.uint16)
+    path = write_radiograph(tmp_path / "f.dcm", grey)
+    ds = dcmread(path)
+    ds.compress(JPEGLSLossless, generate_instance_uid=False)
+    ds.save_as(path)
+    assert read_radiograph(path).shape == (40, 60)
+    frame = bytearray(get_frame(ds.PixelData, 0, number_of_frames=1))
+    frame[len(frame) // 2] ^= 4
+    with_frame(path, bytes(frame))
+    with refused("undecodable"):
+        read_radiograph(path)
+
+
+def test_a_slice_unlike_its_neighbours_is_noted(tmp_path):
+    """Half of a slice is shifted, as when a decoder lost its place; a decoder of JPEG 2000 complains of nothing."""
+    hu = trunk()
+    damaged = hu.copy()
+    damaged[12, :, :32] = np.roll(hu[12], 20, axis=0)[:, :32]
+    for name, volume in (("good", hu), ("bad", damaged)):
+        write_series(tmp_path / name, volume, edit=lambda ds, i: compressed(ds, JPEG2000Lossless))
+    assert read_ct(tmp_path / "good").warnings == ()
+    (note,) = read_ct(tmp_path / "bad").warnings
+    assert note.reason == "unlike-neighbours" and note.text.startswith("1 slice(s)")
+
+
+@pytest.mark.parametrize("kind", ["noise", "trunk", "ramp", "every other"])
+def test_no_sound_slice_is_unlike_its_neighbours(kind):
+    volumes = {
+        "noise": chest(40, (64, 64)),
+        "trunk": trunk(),
+        "ramp": np.tile(np.arange(30, dtype=np.int16)[:, None, None] * 60 - 1000, (1, 64, 64)),
+        "every other": np.tile((np.arange(30, dtype=np.int16)[:, None, None] % 2) * 900 - 900, (1, 64, 64)),
+    }
+    assert unlike_neighbours(volumes[kind]) == []
+
+
+@pytest.mark.shared_data
+def test_no_slice_of_a_real_series_is_unlike_its_neighbours(shared_data):
+    hu = read_ct(shared_data / "lung_pet_ct_dx").hu
+    assert unlike_neighbours(hu) == unlike_neighbours(hu[::2]) == unlike_neighbours(hu[1::2]) == []
+    rng = np.random.default_rng(0)
+    for i in rng.permutation(np.arange(1, 63))[:8]:
+        damaged = hu.copy()
+        damaged[i, 256:] = np.roll(hu[i, 256:], 40, axis=1)
+        assert unlike_neighbours(damaged) == [i]
