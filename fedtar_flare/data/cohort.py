@@ -23,6 +23,8 @@ from fedtar_flare.errors import DataError
 Sex = Literal["F", "M"]
 Modality = Literal["ct", "radiograph"]
 MAX_AGE = 130.0
+EXCLUDED = "excluded"
+"""Reason of studies whose patient is on the site's list of those who withdrew."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +162,7 @@ class Cohort:
         self.key = key
         self.timeline = timeline
         self.rejected = dict(rejected or {})
+        self._left_out: dict[str, set[str]] = {}  # by reason: patients with visits left out since they were read
         self.modality: Modality = modalities.pop()
         # ordered by keyed hash: independent of the source's order and blind to the identifier
         order = {p.patient_id: hmac.digest(key, b"order:" + p.patient_id.encode(), "sha256") for p in patients}
@@ -186,9 +189,14 @@ class Cohort:
         """All usable visits, patient by patient."""
         return [visit for patient in self.patients for visit in patient.visits]
 
-    def samples(self, split: Split, time_step: int | None = None) -> list[Sample]:
-        """Samples of one split (and step) by patient in hash order, then by date: the same in every process."""
-        return [s for s in self._samples if s.split == split and time_step in (None, s.time_step)]
+    def samples(self, split: Split | None, time_step: int | None = None, least: int = 1) -> list[Sample]:
+        """Samples of one split (and step) by patient in hash order, then by date: the same in every process.
+
+        Only of cells (a split at a step) with at least ``least`` distinct patients. None takes all splits.
+        """
+        full = self._cells(least)
+        wanted = (s for s in self._samples if split in (None, s.split) and time_step in (None, s.time_step))
+        return [s for s in wanted if (s.split, s.time_step) in full]
 
     def leaving_out(
         self, reason_of: Callable[[Visit], str | None], prepared: Mapping[Visit, Path] | None = None
@@ -199,14 +207,18 @@ class Cohort:
         the patient's later visits to another step. The next visit's prior is the last one remaining. Raises
         :class:`DataError` ``no-patient`` when nobody is left.
         """
-        rejected = Counter(self.rejected)
+        rejected, left_out = Counter(self.rejected), {reason: set(ids) for reason, ids in self._left_out.items()}
         patients = []
         for patient in self.patients:
             reasons = {visit: reason for visit in patient.visits if (reason := reason_of(visit))}
             rejected.update(reasons.values())
+            for reason in reasons.values():
+                left_out.setdefault(reason, set()).add(patient.patient_id)
             if visits := tuple(visit for visit in patient.visits if visit not in reasons):
                 patients.append(replace(patient, visits=visits, unreadable=(*patient.unreadable, *reasons)))
-        return Cohort(self.site, patients, key=self.key, timeline=self.timeline, rejected=rejected, prepared=prepared)
+        less = Cohort(self.site, patients, key=self.key, timeline=self.timeline, rejected=rejected, prepared=prepared)
+        less._left_out = left_out
+        return less
 
     def joined_with(self, others: Sequence[Cohort]) -> Cohort:
         """A copy that also has the samples of other sites' cohorts, as they split and aligned them; for simulations."""
@@ -214,7 +226,38 @@ class Cohort:
         joined._samples = [sample for cohort in (self, *others) for sample in cohort._samples]
         return joined
 
-    def counts(self) -> dict[Split, list[int]]:
-        """Visits per split and step: lists of length T."""
+    def counts(self, least: int = 1) -> dict[Split, list[int]]:
+        """Visits per split and step, lists of length T, as they may be told (:func:`told`).
+
+        A cell with fewer than ``least`` distinct patients counts 0.
+        """
+        full = self._cells(least)
         seen = Counter((s.split, s.time_step) for s in self._samples)
-        return {split: [seen[split, t] for t in range(1, self.time_steps + 1)] for split in SPLITS}
+        cells = {split: [(split, t) for t in range(1, self.time_steps + 1)] for split in SPLITS}
+        return {split: [told(seen[c], least) if c in full else 0 for c in row] for split, row in cells.items()}
+
+    def left_out(self, least: int) -> dict[str, int]:
+        """Reason to number of studies left out, as it may be told: never who was excluded, which is a withdrawal.
+
+        Where ``least`` is above 1, only studies of a reason whose patients are known and at least that many.
+        """
+        shown = {reason: n for reason, n in self.rejected.items() if reason != EXCLUDED}
+        if least == 1:
+            return shown
+        return {reason: told(n, least) for reason, n in shown.items() if len(self._left_out.get(reason, ())) >= least}
+
+    def _cells(self, least: int) -> set[tuple[Split, int]]:
+        """Split and step of the cells with at least ``least`` distinct patients."""
+        patients: dict[tuple[Split, int], set[str]] = {}
+        for s in self._samples:
+            patients.setdefault((s.split, s.time_step), set()).add(s.visit.patient_id)
+        return {cell for cell, ids in patients.items() if len(ids) >= least}
+
+
+def told(count: int, least: int) -> int:
+    """A number of visits as it may be told: down to a multiple of ``least``, so that one visit more or less is hidden.
+
+    >>> told(14, 5), told(14, 1)
+    (10, 14)
+    """
+    return count - count % least

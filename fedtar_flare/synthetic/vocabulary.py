@@ -79,6 +79,15 @@ def findings_in(text: str) -> frozenset[str]:
     return frozenset(found)
 
 
+def denied_in(text: str) -> frozenset[str]:
+    """Findings of which a text says that they are not there, both sides of a sided one, unless it states them too."""
+    kinds: set[str] = set()
+    for sentence in sentences_of(text):
+        left = affirmed(sentence)
+        kinds |= {kind for kind, term in _TERMS.items() if term.search(sentence) and not term.search(left)}
+    return frozenset(_ids(sorted(kinds))) - findings_in(text)
+
+
 def sentences_of(text: str) -> list[str]:
     """Clauses of a text in lower case, ended by a mark or by ``but`` and its like."""
     return _SENTENCE.split(_NOT_A_DENIAL.sub("unchanged", " ".join(text.lower().split())))

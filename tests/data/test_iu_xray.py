@@ -86,6 +86,30 @@ def test_the_xml_files(tmp_path, caplog):
     assert "does not tell frontal from lateral" in caplog.text
 
 
+NESTED = """<eCitation><MedlineCitation><Article><Abstract>
+<AbstractText Label="FINDINGS">The heart is normal. <AbstractText Label="IMPRESSION">Normal chest.</AbstractText>
+ The lungs are clear.<AbstractText Label="FINDINGS">The lungs are clear.</AbstractText>
+<AbstractText Label="INDICATION">Cough <b>and
+<AbstractText Label="COMPARISON">None.</AbstractText>fever</b>.</AbstractText>
+</AbstractText>
+<AbstractText Label="IMPRESSION">Normal chest.</AbstractText>
+<AbstractText Label="IMPRESSION">No change.</AbstractText>
+</Abstract></Article></MedlineCitation><parentImage id="CXR1_1"/></eCitation>"""
+
+
+def test_nested_headings_say_nothing_twice(tmp_path):
+    (tmp_path / "NLMCXR_png").mkdir()
+    (tmp_path / "NLMCXR_png" / "CXR1_1.png").touch()
+    (tmp_path / "1.xml").write_text(NESTED)
+    sections = ["findings", "impression", "indication", "comparison"]
+    (patient,) = read_iu_xray(tmp_path, {**SINGLE, "sections": sections}).patients()
+    report = patient.visits[0].report
+    for text in ("The heart is normal.", "The lungs are clear.", "Normal chest.", "No change.", "None."):
+        assert text in report
+    assert report.count("Normal chest.") == report.count("None.") == 1 and "Cough and fever." in report
+    assert report.count("The heart is normal.") == report.count("The lungs are clear.") == 1
+
+
 @pytest.mark.parametrize("undated", [None, "many", True])
 def test_without_dates_only_where_it_is_said(tables, undated):
     path = tables([report("1")], [radiograph("1", "1.png")])

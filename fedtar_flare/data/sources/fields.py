@@ -45,6 +45,8 @@ def clock_of(text: str) -> str:
 def age_of(text: str) -> float | None:
     """Years as a number (``54``, ``54.5``) or as in DICOM (``054Y``, ``018M``); None when empty.
 
+    DICOM's ``000Y`` (000M, 000W, 000D) is None too: it stands for an age that nobody entered.
+
     Raises :class:`DataError` ``bad-age`` or ``age-out-of-range``.
     """
     text = text.strip().upper()
@@ -53,6 +55,8 @@ def age_of(text: str) -> float | None:
     parts = re.fullmatch(r"(\d+(?:\.\d+)?)([YMWD]?)", text)
     if not parts:
         raise DataError(f"'{text}' is no age in years", reason="bad-age")
+    if parts[2] and float(parts[1]) == 0:
+        return None
     return checked_age(float(parts[1]) * UNITS[parts[2] or "Y"])
 
 

@@ -27,6 +27,7 @@ logger = logging.getLogger(__name__)
 OPTIONS = ("undated", "images")
 REPORTS, PROJECTIONS = "indiana_reports.csv", "indiana_projections.csv"
 SECTIONS = ("comparison", "indication", "findings", "impression")
+SECTION = "AbstractText"
 UNDATED = datetime(2000, 1, 1)
 Study = tuple[str, str, list[str]]
 """Id, report with headings, file names of images in order of preference."""
@@ -96,10 +97,27 @@ def _from_xml(files: list[Path], reading: Reading) -> Iterator[Study]:
         except (OSError, ElementTree.ParseError) as error:
             reading.problems.append(DataError(f"{file}: not readable as XML ({error})", reason="unreadable"))
             continue
-        parts = {
-            (text.get("Label") or "").lower(): " ".join("".join(text.itertext()).split())
-            for text in tree.iter("AbstractText")
-        }
+        parts = _sections(tree)
         report = with_headings([(section, parts.get(section, "")) for section in SECTIONS])
         images = [f"{image.get('id')}.png" for image in tree.iter("parentImage") if image.get("id")]
         yield file.stem, report, images
+
+
+def _sections(tree: ElementTree.ElementTree[Any]) -> dict[str, str]:
+    """Label to text; of headings that lie within others, each has its own text, and the same text is said once."""
+    parts: dict[str, list[str]] = {}
+    for element in tree.iter(SECTION):
+        text = " ".join("".join(_own_text(element)).split())
+        said = parts.setdefault((element.get("Label") or "").lower(), [])
+        if text and not any(text in other for other in said):
+            said.append(text)
+    return {label: " ".join(texts) for label, texts in parts.items()}
+
+
+def _own_text(element: ElementTree.Element) -> Iterator[str]:
+    """The text of an element, without that of sections within it."""
+    yield element.text or ""
+    for child in element:
+        if child.tag != SECTION:
+            yield from _own_text(child)
+        yield child.tail or ""

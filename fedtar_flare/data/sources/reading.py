@@ -29,6 +29,7 @@ from fedtar_flare.errors import ConfigError, DataError, within
 from fedtar_flare.settings import nearest
 
 logger = logging.getLogger(__name__)
+_LOGGED: set[int] = set()
 COMMON_OPTIONS = ("same_day", "sections", "cleaning")
 SAME_DAY = ("keep", "merge")
 
@@ -178,10 +179,17 @@ def merged_days(visits: Sequence[Visit], cleaning: str = "none") -> list[Visit]:
 
 
 def log_left_out(problems: Sequence[DataError]) -> None:
-    """Warn once per reason with its count and an example; every study goes to the debug level."""
-    examples = {problem.reason: problem for problem in reversed(problems)}
+    """Warn with the count of each reason, and the same studies once in a process, however many tasks read them.
+
+    Which studies these are, with their files and rows, goes to the debug level alone: a site's log is read by others
+    than those who may see that, and ``fedtar data check`` names them.
+    """
+    key = hash(tuple(sorted(map(str, problems))))
+    if key in _LOGGED:
+        return
+    _LOGGED.add(key)
     for reason, n in by_reason(problems).items():
-        logger.warning("%d study(ies) left out: %s, such as: %s", n, reason, examples[reason])
+        logger.warning("%d study(ies) left out: %s ('fedtar data check' names them)", n, reason)
     for problem in problems:
         logger.debug("study left out: %s: %s", problem.reason, problem)
 
