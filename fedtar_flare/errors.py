@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+DISK_FULL = "the site's disk is full"
+"""Public text where a site cannot write what it must keep."""
+
 
 class FedTARError(Exception):
     """Base of every error that this package raises on purpose.

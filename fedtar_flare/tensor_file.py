@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -23,10 +25,18 @@ class StateError(FedTARError):
 
 
 def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor], info: Mapping[str, Any]) -> None:
-    """Write tensors of any device, and a JSON-able ``info`` as the file's header, whole or not at all."""
+    """Write tensors of any device, and a JSON-able ``info`` as the file's header, whole or not at all.
+
+    Raises OSError if the disk is full, among others.
+    """
     data = {name: value.detach().to("cpu").contiguous().clone() for name, value in tensors.items()}
     with replacing(path) as temporary:
-        save_file(data, temporary, metadata={"info": json.dumps(info, sort_keys=True)})
+        try:
+            save_file(data, temporary, metadata={"info": json.dumps(info, sort_keys=True)})
+        except SafetensorError as error:  # it wraps the system's errors in words of its own
+            if "os error 28" in str(error):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path)) from error
+            raise
 
 
 def read_tensors(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:

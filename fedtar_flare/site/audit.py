@@ -3,15 +3,18 @@
 FLARE runs the job's filters after the site's own, so only the event ``AFTER_TASK_RESULT_FILTER`` shows the message that
 really leaves. Scalars streamed to the server's TensorBoard pass no filter and are recorded as they are sent. A line
 holds names, shapes and norms, never a value of the data: the audit may be shown to anyone who asks.
+
+The line is on the disk before the message leaves. Where it cannot be written, an error code without any content goes in
+the message's place.
 """
 
 from __future__ import annotations
 
 import json
-import os
+import logging
 import re
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,20 +25,24 @@ from nvflare.apis.event_type import EventType
 from nvflare.apis.fl_component import FLComponent
 from nvflare.apis.fl_constant import EventScope, FLContextKey, ReturnCode
 from nvflare.apis.fl_context import FLContext
-from nvflare.apis.shareable import ReservedHeaderKey, Shareable
+from nvflare.apis.shareable import ReservedHeaderKey, Shareable, make_reply
 
-from fedtar_flare.errors import FedTARError
-from fedtar_flare.files import clean
+from fedtar_flare.errors import ConfigError, FedTARError
 from fedtar_flare.methods import contract_of
 from fedtar_flare.protocol.contract import Contract
 from fedtar_flare.protocol.messages import HEADER, TaskHeader
-from fedtar_flare.site.place import Site
+from fedtar_flare.site.audit_file import append, send_to_syslog, try_to_write
+from fedtar_flare.site.place import Site, state_of
+from fedtar_flare.site.site_file import load_site_config
 
+logger = logging.getLogger(__name__)
 FOLDER = "audit"
 HEADER_PROP = "fedtar_flare.task_header"
 """Context property with the :class:`TaskHeader` of the running task, which is gone when the filters run."""
 REFUSED_PROP = "fedtar_flare.refused"
 """Context property: why a filter of this package replaced the message."""
+DECISIONS = ("approved", "withdrawn")
+"""Outcomes of an entry that is no message but what the site's staff has decided about a job."""
 _RECORDED = "fedtar_flare.recorded"
 _UNSAFE = re.compile(r"[^A-Za-z0-9._@-]")
 
@@ -43,7 +50,7 @@ _UNSAFE = re.compile(r"[^A-Za-z0-9._@-]")
 class AuditTrail(FLComponent):
     """Records what leaves, whatever executor the job brings; what the executor recorded itself is not recorded twice.
 
-    It listens and changes nothing, so it belongs among the ``components`` of the site's ``privacy.json``.
+    It listens, and empties what it cannot record; it belongs among the ``components`` of the site's ``privacy.json``.
     """
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
@@ -51,18 +58,31 @@ class AuditTrail(FLComponent):
 
 
 def record_event(event_type: str, fl_ctx: FLContext) -> None:
-    """Record a message that is about to leave, or a scalar that is being streamed."""
+    """Record a message that is about to leave, or a scalar that is being streamed; empty it where that fails.
+
+    FLARE goes on after whatever a listener raises, so the message itself is made empty.
+    """
     if event_type == EventType.AFTER_TASK_RESULT_FILTER:
         result = fl_ctx.get_prop(FLContextKey.TASK_RESULT)
         task_id = fl_ctx.get_prop(FLContextKey.TASK_ID)
         if isinstance(result, Shareable) and fl_ctx.get_prop(_RECORDED) != (task_id, id(result)):
             fl_ctx.set_prop(_RECORDED, (task_id, id(result)), private=True, sticky=False)
-            write(Site(fl_ctx), _job(fl_ctx), describe(result, fl_ctx))
+            _record(result, fl_ctx, lambda: describe(result, fl_ctx))
     elif event_type == ANALYTIC_EVENT_TYPE and fl_ctx.get_prop(FLContextKey.EVENT_SCOPE) != EventScope.FEDERATION:
         data = fl_ctx.get_prop(FLContextKey.EVENT_DATA)
         if isinstance(data, Shareable) and fl_ctx.get_prop(_RECORDED) != id(data):
             fl_ctx.set_prop(_RECORDED, id(data), private=True, sticky=False)
-            write(Site(fl_ctx), _job(fl_ctx), {"task": "(stream)", "outcome": "streamed", "numbers": [_tag(data)]})
+            _record(data, fl_ctx, lambda: {"task": "(stream)", "outcome": "streamed", "numbers": [_tag(data)]})
+
+
+def _record(message: Shareable, fl_ctx: FLContext, entry: Callable[[], Mapping[str, Any]]) -> None:
+    """No record, no message."""
+    try:
+        write(Site(fl_ctx), _job(fl_ctx), entry())
+    except Exception as error:
+        logger.error("the audit could not be written, so the message was not sent: %s", error)
+        message.clear()
+        message.update(make_reply(ReturnCode.EXECUTION_EXCEPTION))
 
 
 def describe(message: Shareable, fl_ctx: FLContext) -> dict[str, Any]:
@@ -110,15 +130,28 @@ def describe(message: Shareable, fl_ctx: FLContext) -> dict[str, Any]:
 
 
 def write(site: Site, job: str, entry: Mapping[str, Any]) -> None:
-    """Append one entry to the job's file, in one write, readable by the site's account alone."""
+    """Append one entry to the job's file (see :mod:`.audit_file`), and tell the site's syslog of it.
+
+    Raises OSError where it is not on the disk; a syslog that cannot be reached is a warning.
+    """
     line = {"time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "job": job, "site": site.name, **entry}
-    _append(site, job, (json.dumps(clean(line), allow_nan=False) + "\n").encode())
+    digest = append(_file(site, job), line)
+    try:
+        address = load_site_config(site.name, workspace=site.workspace, simulator=site.simulated).syslog
+    except ConfigError:  # every task is refused for it, and that is recorded too
+        return
+    try:
+        if address is not None:
+            what = f"{entry.get('task')} {entry.get('outcome')} {entry.get('bytes', 0)} bytes"
+            send_to_syslog(address, f"{site.name} {_UNSAFE.sub('_', job)[:100]} {_UNSAFE.sub(' ', what)} {digest}")
+    except OSError as error:
+        logger.warning("the syslog was not told of an audit line: %s", error)
 
 
 def require_writable(site: Site, fl_ctx: FLContext) -> None:
     """Before a task: raise FedTARError if its messages cannot be recorded, since nothing may leave unrecorded."""
     try:
-        _append(site, _job(fl_ctx), b"")
+        try_to_write(_file(site, _job(fl_ctx)))
     except OSError as error:
         raise FedTARError(
             f"the audit cannot be written ({error}); nothing is sent without it. Free the disk or repair the folder's "
@@ -134,12 +167,13 @@ def audit_files(folder: Path) -> list[Path]:
     """
     if folder.is_file():
         return [folder]
-    patterns = ("fedtar_state/audit/*.jsonl", "audit/*.jsonl", "*.jsonl", "state/sites/*/audit/*.jsonl")
-    for pattern in patterns:
-        if found := sorted(folder.glob(pattern)):
-            return found
+    patterns = ("audit/*.jsonl", "*.jsonl", "state/sites/*/audit/*.jsonl")
+    for place in (state_of(folder), folder):
+        for pattern in patterns:
+            if found := sorted(place.glob(pattern)):
+                return found
     raise FedTARError(
-        f"{folder} holds no audit: looked for {', '.join(patterns)}. Name a site's startup kit, or its fedtar_state"
+        f"{folder} holds no audit: looked for {', '.join(patterns)}. Name a site's startup kit, or its folder of state"
     )
 
 
@@ -162,6 +196,8 @@ def totals(entries: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     sums: dict[tuple[str, ...], dict[str, Any]] = {}
     run: dict[tuple[str, str], str] = {}
     for entry in entries:
+        if entry.get("outcome") in DECISIONS:
+            continue
         where = str(entry.get("job")), str(entry.get("site"))
         run[where] = str(entry.get("run") or run.get(where, "-"))
         total = sums.setdefault(
@@ -178,15 +214,8 @@ def totals(entries: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     return [{"job": job, "site": site, "run": run, **total} for (job, site, run), total in sums.items()]
 
 
-def _append(site: Site, job: str, content: bytes) -> None:
-    folder = site.records / FOLDER
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    file = folder / f"{_UNSAFE.sub('_', job)[:100]}.jsonl"
-    handle = os.open(file, os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o600)
-    try:
-        os.write(handle, content)
-    finally:
-        os.close(handle)
+def _file(site: Site, job: str) -> Path:
+    return site.records / FOLDER / f"{_UNSAFE.sub('_', job)[:100]}.jsonl"
 
 
 def _job(fl_ctx: FLContext) -> str:

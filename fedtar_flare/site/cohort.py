@@ -6,7 +6,7 @@ import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedtar_flare.data.cohort import Cohort
+from fedtar_flare.data.cohort import EXCLUDED, Cohort
 from fedtar_flare.data.sources import read_source
 from fedtar_flare.data.timeline import Timeline
 from fedtar_flare.errors import ConfigError
@@ -66,7 +66,7 @@ def load_cohort(
     absent = len(excluded - {patient.patient_id for patient in cohort.patients})
     if absent:
         logger.warning("%d id(s) of the exclusion list %s are no patients of this site", absent, config.exclude)
-    return cohort.leaving_out(lambda v: "excluded" if v.patient_id in excluded else None) if excluded else cohort
+    return cohort.leaving_out(lambda v: EXCLUDED if v.patient_id in excluded else None) if excluded else cohort
 
 
 def prepare_site(

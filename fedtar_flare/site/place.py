@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedtar_flare.errors import ConfigError
+from fedtar_flare.errors import ConfigError, FedTARError
 
 if TYPE_CHECKING:
     from nvflare.apis.fl_context import FLContext
     from nvflare.apis.signal import Signal
 
 STATE = "fedtar_state"
-"""Folder of a kit for all that stays: state of runs by run id, ``audit/``, ``participation.json``, privacy ledger."""
+"""Folder of a site for all that stays: state of runs by run id, ``audit/``, ``participation.json``, privacy ledger."""
+STATE_VARIABLE = "FEDTAR_STATE"
+"""Environment variable of a folder for the states of all sites that run there (for containers)."""
+
+JOB_ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+"""FLARE's id of a job, and so the name of the job's folder in a kit."""
 
 _SITE_NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._@-]{0,127}$")
 
@@ -31,33 +38,66 @@ class Site:
 
         self.name = str(fl_ctx.get_identity_name())
         self.simulated = bool(fl_ctx.get_prop(FLContextKey.SIMULATE_MODE, False))
+        self.job = str(fl_ctx.get_job_id() or "")
         self.engine = fl_ctx.get_engine()
         self.workspace = Path(self.engine.get_workspace().get_root_dir())
         self._abort_signal = abort_signal
+        self._start, self._most_seconds = time.monotonic(), math.inf
+
+    @classmethod
+    def outside_of_jobs(cls, name: str, workspace: Path, *, simulated: bool) -> Site:
+        """The site of this kit (or of the simulator, by name), for commands: it has no job and no engine."""
+        site = cls.__new__(cls)
+        site.name, site.workspace, site.simulated = name, workspace, simulated
+        return site
 
     @property
     def records(self) -> Path:
         """Folder of what belongs to the site and to no single run: audit, participation, privacy ledger."""
-        return simulated_records(self.name) if self.simulated else self.workspace / STATE
+        return simulated_records(self.name) if self.simulated else state_of(self.workspace)
 
     def state_root(self, configured: Path | None) -> Path:
-        """Folder of the site state: the site file's, else the kit's own, else (simulator) the user's cache.
+        """Folder of the site state: the site file's, else the one beside the kit, else (simulator) the user's cache.
 
         It is never FLARE's run folder, which is deleted with the job and, in the simulator, at every start.
         """
         if configured is not None:
             return configured
-        return home() / "state" if self.simulated else self.workspace / STATE
+        return home() / "state" if self.simulated else state_of(self.workspace)
+
+    @property
+    def app(self) -> Path:
+        """Folder of the job's app as FLARE has put it here."""
+        return Path(self.engine.get_workspace().get_app_dir(self.job))
+
+    def limit(self, seconds: float | None) -> None:
+        """Let the task take no longer than this, from its beginning; None: as long as it needs."""
+        self._most_seconds = math.inf if seconds is None else seconds
 
     def stop_if_aborted(self) -> None:
-        """Raise :class:`TaskAborted` if the job was aborted; called between batches."""
+        """Called between batches: raise :class:`TaskAborted` if the job was aborted, FedTARError if time is up."""
         if self._abort_signal is not None and self._abort_signal.triggered:
             raise TaskAborted
+        if time.monotonic() - self._start > self._most_seconds:
+            text = f"the task took longer than the site's policy allows (max_seconds {self._most_seconds:g})"
+            raise FedTARError(text, public=text)
 
 
 def home() -> Path:
     """``$FEDTAR_HOME``, else ``~/.cache/fedtar_flare``: caches and simulated site state."""
     return Path(os.environ.get("FEDTAR_HOME") or Path.home() / ".cache" / "fedtar_flare")
+
+
+def state_of(kit: Path) -> Path:
+    """Where the site of this kit keeps what stays: ``<kit>.fedtar_state`` beside it, or in ``$FEDTAR_STATE/<kit>``.
+
+    Never inside the kit, whose text files FLARE's console can read, except where an earlier release has put it there.
+    """
+    kit = kit.resolve()
+    if (earlier := kit / STATE).is_dir():
+        return earlier
+    named = os.environ.get(STATE_VARIABLE)
+    return Path(named) / kit.name if named else kit.with_name(f"{kit.name}.{STATE}")
 
 
 def simulated_records(site: str) -> Path:

@@ -17,21 +17,26 @@ GUARD = "fedtar_flare.site.guard.OutboundGuard"
 AUDIT = "fedtar_flare.site.audit.AuditTrail"
 PRIVACY_FILTER = "fedtar_flare.site.privacy.GaussianPrivacy"
 
+RECEIVER = "nvflare.app_opt.tracking.tb.tb_receiver.TBAnalyticsReceiver"
+TO_SERVER = "fedtar_flare.site.streaming.ScalarsToServer"
+"""What every method's job builds beside its own classes: curves at the server, and their way from a site."""
+
 RESULT_FILTERS, DATA_FILTERS = "task_result_filters", "task_data_filters"
 """Lists of filters in a scope of ``privacy.json``: of what leaves, of what comes."""
 
 
 def server_classes(methods: Sequence[str] = ()) -> list[str]:
-    """Classes that jobs of these methods (default: all installed) build at a server, beside FLARE's own.
+    """Classes that jobs of these methods (default: all installed) build at a server.
 
     Raises ConfigError if a method is not installed.
     """
-    return _unique(path for name in methods or METHODS for path in contract_of(name).server_classes)
+    return _unique([*(path for name in methods or METHODS for path in contract_of(name).server_classes), RECEIVER])
 
 
 def site_classes(methods: Sequence[str] = ()) -> list[str]:
     """The same as :func:`server_classes` at a site; every method's job also brings the guard."""
-    return _unique([*(path for name in methods or METHODS for path in contract_of(name).site_classes), GUARD])
+    own = (path for name in methods or METHODS for path in contract_of(name).site_classes)
+    return _unique([*own, GUARD, TO_SERVER])
 
 
 def streaming_allowed(workspace: Path) -> bool:

@@ -1,8 +1,9 @@
-"""What a site keeps, and how to delete it: state of runs, prepared images, audit.
+"""What a site keeps, and how to delete it: state of runs, FLARE's folders of jobs, prepared images, audit.
 
 While a run goes on, its state keeps what a resume needs (three rounds). After it ends, everything stays until the site
-deletes it, because only the site knows when a study is closed; ``--older-than 90`` in a nightly job does so after 90
-days. Never deleted: the privacy ledger (forgetting what was spent would be a fresh budget) and the site's key.
+deletes it, because only the site knows when a study is closed. Where the site file says ``retention_days``, a running
+site deletes what is older once a day. Never deleted: the privacy ledger (forgetting what was spent would be a fresh
+budget) and the site's key; by retention neither the audit, which is kept for those who ask later.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from fedtar_flare.protocol.messages import RESERVED_RUNS
 from fedtar_flare.reporting.examples import EXAMPLES_FILE, EXAMPLES_PAGE
 from fedtar_flare.site.audit import FOLDER
 from fedtar_flare.site.cohort import load_cohort
-from fedtar_flare.site.place import STATE, home, kit_of, simulated_records
+from fedtar_flare.site.place import JOB_ID, home, kit_of, simulated_records, state_of
 from fedtar_flare.site.site_file import SITE_FILE, SiteConfig, cache_folder, read_site_file
 
 
@@ -29,13 +30,15 @@ from fedtar_flare.site.site_file import SITE_FILE, SiteConfig, cache_folder, rea
 class Place:
     """Where one site keeps things: audit, participation and ledger in ``records``, the state of runs in ``state_root``.
 
-    Without ``site`` every site below counts (a kit has one); ``config`` is the site file, if there is one.
+    Without ``site`` every site below counts (a kit has one); ``config`` is the site file, if there is one. FLARE keeps
+    its folders of jobs in ``kit``; the simulator has none.
     """
 
     records: Path
     state_root: Path
     site: str | None = None
     config: SiteConfig | None = None
+    kit: Path | None = None
 
     def runs(self) -> dict[str, list[Path]]:
         """Folders of state by run id."""
@@ -46,6 +49,10 @@ class Place:
                 if folders:
                     found[run.name] = folders
         return found
+
+    def jobs(self) -> list[Path]:
+        """FLARE's folders of jobs in the kit: their configuration and their logs, which may name files and rows."""
+        return sorted(f for f in self.kit.iterdir() if f.is_dir() and JOB_ID.fullmatch(f.name)) if self.kit else []
 
     @property
     def prepared(self) -> Path:
@@ -80,8 +87,8 @@ def place_of_kit(folder: Path) -> Place:
     kit = kit_of(folder)
     file = kit / "local" / SITE_FILE
     config = read_site_file(file) if file.is_file() else None
-    state = config.state_dir if config and config.state_dir else kit / STATE
-    return Place(kit / STATE, state, None, config)
+    records = state_of(kit)
+    return Place(records, (config and config.state_dir) or records, None, config, kit)
 
 
 def place_of_simulated(site: str, config: Path | None = None) -> Place:
@@ -97,18 +104,22 @@ def plan(
     run: str | None = None,
     patient: str | None = None,
     older_than: float | None = None,
+    retention: bool = False,
     everything: bool = False,
     cache: bool = False,
 ) -> Plan:
-    """What to delete. Raises ConfigError for an unknown run or patient, or a negative age.
+    """What to delete. Raises ConfigError for an unknown run or patient, a negative age, or a retention of no length.
 
     ``patient`` takes this patient's prepared images and all example pages (they show reports); ``older_than`` takes
-    state and audit that nobody wrote to for this many days; ``everything`` takes the state of all runs, all prepared
-    images and the audit; ``cache`` takes all prepared images, which are made anew when needed.
+    state, folders of jobs and audit that nobody wrote to for this many days; ``retention`` takes the same but for the
+    audit, after the days that the site file says; ``everything`` takes the state of all runs, all folders of jobs, all
+    prepared images and the audit; ``cache`` takes all prepared images, which are made anew when needed.
     """
     result = Plan()
     runs = place.runs()
     every = [(folder, f"state of run {name}") for name, folders in runs.items() for folder in folders]
+    every += [(folder, "FLARE's folder of a job") for folder in place.jobs()]
+    kept_for = every[:]
     every += [(file, "audit of a job") for file in sorted((place.records / FOLDER).glob("*.jsonl"))]
     if run is not None:
         if run not in runs:
@@ -118,8 +129,12 @@ def plan(
     if older_than is not None:
         if older_than < 0:
             raise ConfigError(f"--older-than must be a number of days, not {older_than:g}")
-        limit = time.time() - older_than * 86400
-        result.remove += [(path, what) for path, what in every if _newest(path) < limit]
+        result.remove += _older(every, older_than)
+    if retention:
+        days = place.config.retention_days if place.config else None
+        if days is None:
+            raise ConfigError("the site file says no 'retention_days'")
+        result.remove += _older(kept_for, days)
     if everything:
         result.remove += every
     if (everything or cache) and place.prepared.is_dir():
@@ -128,7 +143,7 @@ def plan(
         _plan_patient(result, place, patient, runs)
     result.kept += [
         "the shared model that left already: what it learnt here cannot be taken back from it",
-        "FLARE's own logs and job folders of the kit (they may name files and rows): delete them when no job runs",
+        "FLARE's own log.txt of the kit and the files beside it: they tell of the site, not of its patients",
         "the privacy ledger and the key of this site",
     ]
     return result
@@ -191,6 +206,11 @@ def _sizes(prepared: Path) -> set[tuple[int, int]]:
         except (OSError, ValueError, KeyError, IndexError, EOFError):
             continue
     return sizes
+
+
+def _older(items: list[tuple[Path, str]], days: float) -> list[tuple[Path, str]]:
+    limit = time.time() - days * 86400
+    return [(path, what) for path, what in items if _newest(path) < limit]
 
 
 def _newest(folder: Path) -> float:

@@ -15,6 +15,7 @@ from fedtar_flare.errors import ConfigError
 from fedtar_flare.files import read_yaml
 from fedtar_flare.imaging.limits import Limits
 from fedtar_flare.settings import Settings, build, check_names, nearest
+from fedtar_flare.site.bounds import Bounds, default_bounds
 from fedtar_flare.site.place import home
 
 SOURCES = ("synthetic", *READERS)
@@ -32,25 +33,49 @@ class SiteConfig(Settings):
         None, description="folder of prepared images; default $FEDTAR_HOME or ~/.cache/fedtar_flare"
     )
     state_dir: Path | None = Field(
-        None, description="folder of the site state; default: FLARE's kit, or the cache in the simulator"
+        None,
+        description="folder of the site state; default: KIT.fedtar_state beside the kit, or the cache in the simulator",
     )
     device: str = Field("auto", description="where the site computes")
     precision: Literal["auto", "float32", "bfloat16"] = Field("auto", description="number format of the computation")
     min_cell: int | None = Field(
         None,
         ge=1,
-        description="fewest visits at a step to train on it and to report scores; default: the job's, 5 in production",
+        description="fewest distinct patients of a split at a step to learn from it and to tell anything of it; "
+        "default: the job's, 5 in production",
     )
     exclude: Path | None = Field(
         None, description="text file of patient ids, one a line, that are left out (patients who withdrew)"
     )
+    retention_days: int | None = Field(
+        None,
+        ge=1,
+        description="days after which state of a run and folders of a job that nobody wrote to since are deleted; "
+        "default: kept until the site deletes them",
+    )
     limits: Limits = Field(
         default_factory=Limits, strict=False, description="the largest study that is read, and the longest time for it"
+    )
+    policy: Bounds = Field(
+        default_factory=Bounds,
+        strict=False,
+        description="what a job may ask; looser by default in a simulation and for synthetic data",
     )
     stream_losses: bool | None = Field(
         None,
         description="whether the loss of every local update goes to the server's TensorBoard while the site trains; "
         "default: only from a simulated site or a synthetic cohort",
+    )
+    syslog: str | None = Field(
+        None,
+        description="where each line of the audit is also told of, by its digest: a socket such as /dev/log, or "
+        "<host>:<port> (UDP)",
+    )
+    share_features: bool | None = Field(
+        None,
+        description="whether rows of image features, each a mean over at least 5 training patients, go to the server "
+        "and from there to the other hospitals, for methods with a feature bank (fedmrg); default: only from a "
+        "simulated site or a synthetic cohort",
     )
     origin: Path | None = Field(None, description="which file this was read from")
     simulated: bool = Field(
@@ -65,6 +90,8 @@ class SiteConfig(Settings):
             yield "source", f"one of {', '.join(SOURCES)}{nearest(self.source, SOURCES)}"
         if self.source != "synthetic" and self.path is None:
             yield "path", f"given, as source '{self.source}' needs a path"
+        if self.syslog is not None and not re.fullmatch(r"/.+|[^/\s]+:\d{1,5}", self.syslog):
+            yield "syslog", "the path of a socket, or host:port"
         if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", self.device):
             yield "device", "auto, cpu, cuda or cuda:<i>"
 
@@ -93,7 +120,8 @@ def load_site_config(site_name: str, *, workspace: Path | None, simulator: bool)
             public=f"the site has no file in the folder that {SITES_VARIABLE} names",
         )
     if simulator:
-        return SiteConfig(source="synthetic", simulated=True)
+        policy = Bounds(**default_bounds(simulated=True, synthetic=True))
+        return SiteConfig(source="synthetic", simulated=True, policy=policy)
     raise ConfigError(
         f"site {site_name} has no site file, and synthetic data is used only in the simulator or where a site file "
         f"asks for it. Write {places[-1] if places else SITE_FILE} with at least 'source: manifest' and 'path: <your "
@@ -128,10 +156,22 @@ def read_site_file(place: Path, simulated: bool = False) -> SiteConfig:
             content[key] = place.parent / Path(str(content[key])).expanduser()
     if "limits" in content:
         content["limits"] = build(Limits, content["limits"], f"{place}: limits")
+    defaults = default_bounds(simulated=simulated, synthetic=content.get("source") == "synthetic")
+    content["policy"] = _policy(content.get("policy", {}), defaults, place)
     config = build(SiteConfig, {**content, "origin": place, "simulated": simulated}, str(place))
     if config.source != "synthetic" and config.path is not None and not config.path.exists():
         raise ConfigError(f"{place}: path {config.path} is not there", public="the site's data is not at its path")
     return config
+
+
+def _policy(given: Any, defaults: dict[str, Any], place: Path) -> Bounds:
+    """The bounds of a site file over the defaults of such a site; relative paths of models start at its folder."""
+    if not isinstance(given, dict):
+        return build(Bounds, given, f"{place}: policy")  # which refuses it
+    if isinstance(models := given.get("models"), dict):
+        there = {name: path and place.parent / Path(str(path)).expanduser() for name, path in models.items()}
+        given = given | {"models": there}
+    return build(Bounds, defaults | given, f"{place}: policy")
 
 
 def cache_folder(config: SiteConfig) -> Path:

@@ -6,20 +6,31 @@ its own JSON inside, renamed into place: a killed process leaves the old version
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from fedtar_flare.errors import ConfigError
+from fedtar_flare.errors import DISK_FULL, ConfigError, DataError, ExchangeError
 from fedtar_flare.files import PRIVATE, read_json, write_json
+from fedtar_flare.protocol.exchange import ExchangeSchema
+from fedtar_flare.protocol.messages import RUN_ID
 from fedtar_flare.tensor_file import StateError, read_tensors, write_tensors
 
 ANSWERED = "tasks.json"
 """Which tasks the site has answered in the run."""
+RUN = "run.json"
+"""What the first handshake fixed for the run, and what may be asked only once."""
+
+MAX_RUNS = 500
+"""Runs whose state one site keeps."""
+RESERVE = 20_000_000
+"""Bytes that a state leaves free on its disk."""
 
 _VERSION = re.compile(r"^(\d{4})-(\d{2})$")
 _NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._@-]{0,127}$")
@@ -34,12 +45,13 @@ class SiteState:
     """
 
     def __init__(self, root: Path | str, run_id: str, site: str, keep_rounds: int = 3):
-        for what, name in (("run_id", run_id), ("site", site)):
-            if not _NAME.match(name):
-                raise ConfigError(f"{what} '{name}' cannot name a folder: letters, digits, '.', '_', '@', '-' only")
+        for what, name, form in (("run_id", run_id, RUN_ID), ("site", site, _NAME)):
+            if not form.fullmatch(name):
+                raise ConfigError(f"{what} '{name}' cannot name a folder: it must be of the form {form.pattern}")
         if keep_rounds < 1:
             raise ConfigError(f"keep_rounds must be at least 1, not {keep_rounds}")
-        self.folder = Path(root) / run_id / site
+        self.root = Path(root)
+        self.folder = self.root / run_id / site
         self.keep_rounds = keep_rounds
 
     def save(self, version: str, tensors: Mapping[str, torch.Tensor], info: Mapping[str, Any], keep: str = "") -> None:
@@ -62,6 +74,7 @@ class SiteState:
     def write(self, name: str, tensors: Mapping[str, torch.Tensor], info: Mapping[str, Any]) -> None:
         """Write ``<name>.safetensors`` atomically, with ``info`` (JSON) inside."""
         self.folder.mkdir(parents=True, exist_ok=True)
+        self._require_room(sum(value.numel() * value.element_size() for value in tensors.values()))
         os.chmod(self.folder, 0o700)  # noqa: PTH101 - private to the account that runs the site
         write_tensors(self.folder / f"{name}.safetensors", tensors, info)
 
@@ -94,6 +107,74 @@ class SiteState:
     def add_answered(self, task: str, version: str) -> None:
         """Record that the site has answered a task of this round and step."""
         write_json(self.folder / ANSWERED, self.answered() | {task: version}, PRIVATE)
+
+    # ------------------------------------------------------------------ what holds for the whole run
+    def fix_run(self, time_steps: int, timeline: str, schema: ExchangeSchema) -> None:
+        """Fix the time steps and what is exchanged, at the first handshake; :class:`ExchangeError` where they change.
+
+        Counts of the same patients in other time steps would tell those of the cells that are left blank.
+        """
+        self.check_run(time_steps, timeline)
+        known = self.schema()
+        if known is not None and known != schema:
+            raise ExchangeError("the tensors that travel are others than at the run's first handshake")
+        self._write_run({"time_steps": time_steps, "timeline": timeline, "schema": schema.to_dict()})
+
+    def check_run(self, time_steps: int, timeline: str) -> None:
+        """Refuse (:class:`ExchangeError`) other time steps than those that the run began with."""
+        run = self._run()
+        if run.get("time_steps", time_steps) != time_steps or run.get("timeline", timeline) != timeline:
+            raise ExchangeError("the time steps are others than at the run's first handshake")
+
+    def schema(self) -> ExchangeSchema | None:
+        """What is exchanged in the run; None before its handshake."""
+        schema = self._run().get("schema")
+        return None if schema is None else ExchangeSchema.from_dict(schema)
+
+    def once(self, question: str, digest: str) -> bool:
+        """Whether a question may be answered: it is asked for the first time, or again from the same weights.
+
+        A server that asks again from weights of its choice reads a gradient off the differences.
+        """
+        asked: dict[str, str] = self._run().get("asked", {})
+        digest = hashlib.sha256(digest.encode()).hexdigest()
+        if question not in asked:
+            self._write_run({"asked": asked | {question: digest}})
+        return asked.get(question, digest) == digest
+
+    def _run(self) -> dict[str, Any]:
+        if not (file := self.folder / RUN).is_file():
+            return {}
+        try:
+            return read_json(file)
+        except ConfigError as error:
+            raise StateError(str(error)) from error
+
+    def _write_run(self, changes: Mapping[str, Any]) -> None:
+        write_json(self.folder / RUN, self._run() | dict(changes), PRIVATE)
+
+    def require_place(self) -> None:
+        """Refuse (:class:`DataError`) a new run at a site that keeps as many as it may: a server can name any."""
+        if self.folder.exists() or not self.root.is_dir():
+            return
+        kept = sum((folder / self.folder.name).is_dir() for folder in self.root.iterdir())
+        if kept >= MAX_RUNS:
+            raise DataError(
+                f"{self.root} holds the state of {kept} runs: delete old ones with 'fedtar site purge'",
+                reason="too-many-runs",
+                public=f"the site keeps the state of {kept} runs already; its staff must purge old ones",
+            )
+
+    def _require_room(self, size: int) -> None:
+        """Leave room for the audit: a state that fills the disk would end every message of the site."""
+        free = shutil.disk_usage(self.folder).free
+        if free < size + RESERVE:
+            raise DataError(
+                f"{self.folder}: {free / 1e6:.0f} MB are free; {(size + RESERVE) / 1e6:.0f} MB are needed (state, and "
+                f"{RESERVE / 1e6:.0f} MB for the audit). Free the disk ('fedtar site purge --cache')",
+                reason="disk-full",
+                public=DISK_FULL,
+            )
 
     def _prune(self, current: str, keep: str) -> None:
         """Keep the running round's last two versions and the last one of each of ``keep_rounds`` rounds before."""

@@ -1,6 +1,11 @@
 """The audit holds what truly leaves: after all filters, streams too, names and norms alone."""
 
 import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -13,8 +18,9 @@ from nvflare.apis.shareable import make_reply
 from fedtar_flare.errors import FedTARError
 from fedtar_flare.protocol.messages import HEADER
 from fedtar_flare.site.audit import AuditTrail, audit_files, describe, read_audit, require_writable, totals
+from fedtar_flare.site.audit_file import append, verify
 from fedtar_flare.site.guard import OutboundGuard
-from fedtar_flare.site.place import Site
+from fedtar_flare.site.place import Site, state_of
 
 
 def leave(ctx, shareable, listeners=None):
@@ -45,7 +51,7 @@ def test_an_entry_says_everything_and_no_value(tmp_path):
     assert entry["tensors"][1]["bytes"] == 12 and entry["bytes"] == 36
     assert entry["norm"] == pytest.approx((24 + 6) ** 0.5)
     assert entry["numbers"] == ["samples"] and entry["fields"] == ["counts"] and entry["other"] == []
-    file = tmp_path / "fedtar_state" / "audit" / "job-1.jsonl"
+    file = state_of(tmp_path) / "audit" / "job-1.jsonl"
     assert "987654" not in file.read_text() and file.stat().st_mode & 0o077 == 0
 
 
@@ -124,12 +130,12 @@ def test_totals_by_job_and_a_cut_off_last_line(tmp_path):
 
 
 def test_a_job_id_never_becomes_a_path(tmp_path):
-    leave(context(tmp_path, job="../../outside"), message(tensors()))
-    assert [f.parent.name for f in tmp_path.rglob("*.jsonl")] == ["audit"]
+    leave(context(tmp_path / "kit", job="../../outside"), message(tensors()))
+    assert [f.parent for f in tmp_path.rglob("*.jsonl")] == [state_of(tmp_path / "kit") / "audit"]
 
 
 def test_without_an_audit_nothing_is_done(tmp_path):
-    (tmp_path / "fedtar_state").write_text("a file where the folder should be")
+    state_of(tmp_path).write_text("a file where the folder should be")
     ctx = context(tmp_path)
     with pytest.raises(FedTARError, match="audit") as caught:
         require_writable(Site(ctx), ctx)
@@ -150,3 +156,124 @@ def test_the_command_prints_a_table_and_totals(tmp_path):
     assert code == 0 and json.loads(out)["totals"][0]["bytes"] == 36
     code, _, err = fedtar_here("audit", tmp_path / "nothing")
     assert code == 1 and "no audit" in err
+
+
+# ------------------------------------------------------------------ no record, no message; what was recorded stays
+@pytest.mark.parametrize("fault", ["fsync", "short write", "lost write", "no file"])
+def test_a_message_that_cannot_be_recorded_is_replaced_by_an_empty_error(tmp_path, monkeypatch, fault):
+    leave(context(tmp_path), message(tensors()))
+    file = audit_files(tmp_path)[0]
+    before = file.read_bytes()
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        if fault == "fsync":
+            patched.setattr(os, "fsync", full)
+        elif fault == "short write":
+            whole = os.pwrite
+            patched.setattr(os, "pwrite", lambda handle, data, at: whole(handle, data[: len(data) // 2], at))
+        elif fault == "lost write":
+            patched.setattr(os, "pwrite", lambda handle, data, at: len(data))
+        else:
+            patched.setattr(os, "open", full)
+        ctx = context(tmp_path)
+        sent = message(tensors(), numbers={"samples": 12})
+        leave(ctx, sent, [AuditTrail(), AuditTrail()])
+        with pytest.raises(FedTARError, match="audit"):
+            require_writable(Site(ctx), ctx)
+    assert sent == make_reply(ReturnCode.EXECUTION_EXCEPTION), "neither tensors nor header leave"
+    assert file.read_bytes() == before
+    leave(context(tmp_path), message(tensors()))
+    assert len(entries(tmp_path)) == 2 and not verify(file).problem
+
+
+def test_on_a_disk_that_is_full_nothing_is_half_written(tmp_path):
+    """A real one: a file system of 128 kB in a name space of its own."""
+    if not shutil.which("unshare"):
+        pytest.skip("there is no unshare here")
+    script = tmp_path.with_suffix(".py")  # beside the folder that the file system covers
+    script.write_text(f"""
+from pathlib import Path
+from fedtar_flare.site.audit_file import append, try_to_write, verify
+file, written = Path({str(tmp_path)!r}) / "audit" / "a.jsonl", 0
+try_to_write(file)
+try:
+    for number in range(100):
+        append(file, {{"number": number, "text": "x" * 3000}})
+        written += 1
+except OSError as error:
+    print(error.errno, written == verify(file).lines > 5, verify(file).problem == "")
+try:
+    try_to_write(file)
+except OSError as error:
+    print("refused")
+""")
+    mounted = f"mount -t tmpfs -o size=128k none {tmp_path} && exec {sys.executable} {script}"
+    done = subprocess.run(["unshare", "-rm", "sh", "-c", mounted], capture_output=True, text=True)
+    if done.returncode and "perm" in done.stderr.lower():
+        pytest.skip("a file system cannot be mounted here")
+    assert done.stdout.splitlines() == ["28 True True", "refused"], done.stderr
+
+
+def test_a_changed_a_missing_and_an_added_line_break_the_chain(tmp_path):
+    file = tmp_path / "a.jsonl"
+    digests = [append(file, {"number": number}) for number in range(6)]
+    assert verify(file).digest == digests[-1] and verify(file).lines == 6 and not verify(file).problem
+    lines = file.read_bytes().splitlines(keepends=True)
+    for number in range(5):
+        for forged in (
+            [*lines[:number], lines[number].replace(b"number", b"Number"), *lines[number + 1 :]],
+            [*lines[:number], *lines[number + 1 :]],
+            [*lines[:number], lines[number], *lines[number:]],
+            [*lines[:number], b'{"number": 7}\n', *lines[number + 1 :]],
+        ):
+            file.write_bytes(b"".join(forged))
+            assert verify(file).problem, (number, forged)
+    file.write_bytes(b"".join(lines[:4]))
+    assert not verify(file).problem and verify(file).digest == digests[3] != digests[-1], "the syslog has the last one"
+
+
+def test_a_line_that_a_kill_cut_off_is_taken_away_and_lines_of_an_earlier_release_are_kept(tmp_path):
+    file = tmp_path / "a.jsonl"
+    file.write_text('{"job": "old"}\n{"job": "older"}\n')
+    append(file, {"job": "new"})
+    with file.open("ab") as handle:
+        handle.write(b'{"cut')
+    assert "cut off" in verify(file).problem
+    append(file, {"job": "newest"})
+    found = verify(file)
+    assert (found.lines, found.unchained, found.problem) == (2, 2, "")
+    assert [entry["job"] for entry in read_audit([file])] == ["old", "older", "new", "newest"]
+
+
+def test_the_command_verifies_and_says_where(tmp_path):
+    for _ in range(3):
+        leave(context(tmp_path), message(tensors()))
+    code, out, _ = fedtar_here("audit", tmp_path, "--verify")
+    assert code == 0 and "3 lines" in out
+    file = audit_files(tmp_path)[0]
+    file.write_text(file.read_text().replace('"bytes": 36', '"bytes": 35', 1))
+    code, out, _ = fedtar_here("audit", tmp_path, "--verify")
+    assert code == 1 and "BROKEN" in out and "line 2 does not follow" in out
+    code, out, _ = fedtar_here("audit", tmp_path, "--verify", "--json")
+    assert code == 1 and json.loads(out)[0]["lines"] == 1
+
+
+def test_the_site_s_syslog_is_told_of_every_line_and_a_missing_one_stops_nothing(tmp_path):
+    place = tmp_path / "log"
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    listener.bind(str(place))
+    listener.settimeout(5)
+    kit = tmp_path / "kit"
+    (kit / "local").mkdir(parents=True)
+    (kit / "local" / "fedtar.yaml").write_text(f"source: synthetic\nsyslog: {place}\n")
+    leave(context(kit), message(tensors(), numbers={"samples": 987654}))
+    said = listener.recv(4096).decode()
+    assert said.startswith("<110>fedtar: site-1 job-1 train passed 36 bytes ")
+    assert said.split()[-1] == verify(audit_files(kit)[0]).digest and "987654" not in said
+    listener.close()
+    place.unlink()
+    leave(context(kit), message(tensors()))
+    assert len(entries(kit)) == 2

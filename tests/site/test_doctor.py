@@ -13,14 +13,18 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
+from nvflare.app_common.default_component_policy import DEFAULT_CLASS_ALLOW_LIST
 from PIL import Image
 
+from fedtar_flare.cli.main import main
 from fedtar_flare.methods import METHODS
-from fedtar_flare.provision.kit import site_policy
+from fedtar_flare.provision.kit import LAUNCHER, site_policy
 from fedtar_flare.site.doctor import FAIL, OK, WARN, diagnose
 from fedtar_flare.site.doctor.connection import certificates, server
 from fedtar_flare.site.participation import Participation, decide
+from fedtar_flare.site.place import state_of
 from fedtar_flare.site.policy import GUARD, site_classes
+from fedtar_flare.site.rights import rights
 
 
 def certificate(name, issuer=None, issuer_key=None, days=365):
@@ -110,15 +114,19 @@ def kit(tmp_path, project, listening, monkeypatch):
     (kit / "startup" / "client.key").chmod(0o600)
     service = {"target": f"127.0.0.1:{listening}", "scheme": "grpc"}
     (kit / "startup" / "fed_client.json").write_text(json.dumps({"servers": [{"service": service, "identity": "s"}]}))
-    resources = {"class_allow_list": site_classes(), "class_list_enforcement_mode": "enforce"}
+    launcher = {"id": "process_launcher", "path": LAUNCHER, "args": {}}
+    resources = {"class_allow_list": site_classes(), "class_list_enforcement_mode": "enforce", "components": [launcher]}
     (local / "resources.json.default").write_text(json.dumps(resources))
     (local / "privacy.json").write_text(json.dumps(site_policy()))
+    (local / "authorization.json.default").write_text(json.dumps(rights()))
+    (data := tmp_path / "data").mkdir()
+    kit.chmod(0o700)
     rows = ["patient_id,study_datetime,image,report"]
     for number in range(8):
-        Image.fromarray(np.full((40, 40), 20 * number, np.uint8)).save(local / f"{number}.png")
+        Image.fromarray(np.full((40, 40), 20 * number, np.uint8)).save(data / f"{number}.png")
         rows.append(f"P{number // 2},2020-01-0{number + 1},{number}.png,No finding.")
-    (local / "manifest.csv").write_text("\n".join(rows))
-    (local / "fedtar.yaml").write_text("source: manifest\npath: manifest.csv\ncache_dir: ../cache\n")
+    (data / "manifest.csv").write_text("\n".join(rows))
+    (local / "fedtar.yaml").write_text("source: manifest\npath: ../../data/manifest.csv\ncache_dir: ../../cache\n")
     return kit
 
 
@@ -136,7 +144,7 @@ def test_a_healthy_kit_has_nothing_to_mend(kit):
     text = next(f.text for f in findings if f.check == "data")
     assert "4 patients" in text and "4, 4" in text
     assert "TLS" in next(f.text for f in findings if f.check == "server")
-    assert not (kit / "local" / "fedtar.key").exists() and not (kit / "fedtar_state").exists()
+    assert not (kit / "local" / "fedtar.key").exists() and not state_of(kit).exists()
 
 
 def edit(file, change):
@@ -178,6 +186,24 @@ def _write(name, text):
     return lambda kit: (kit / "local" / name).write_text(text)
 
 
+def _site(**values):
+    def change(kit):
+        for name, value in values.items():
+            if name in ("path", "exclude"):
+                (kit / "local" / value).write_text("patient_id,study_datetime,image,report\n")
+            with (kit / "local" / "fedtar.yaml").open("a") as file:
+                file.write(f"{name}: {value}\n")
+
+    return change
+
+
+def _rights(**roles):
+    def change(kit):
+        edit(kit / "local" / "authorization.json.default", lambda content: content["permissions"].update(roles))
+
+    return change
+
+
 def _stream(kit):
     _noise()(kit)
     file = kit / "local" / "fedtar.yaml"
@@ -193,16 +219,26 @@ FAULTS = {
     "no site file": (lambda kit: (kit / "local" / "fedtar.yaml").unlink(), "site file", FAIL),
     "a misspelt key": (_write("fedtar.yaml", "source: manifest\npaht: x\n"), "site file", FAIL),
     "a GPU that is not there": (
-        _write("fedtar.yaml", "source: manifest\npath: manifest.csv\ndevice: cuda:99\n"), "GPU", FAIL,
+        _write("fedtar.yaml", "source: manifest\npath: ../../data/manifest.csv\ndevice: cuda:99\n"), "GPU", FAIL,
     ),
     "synthetic data": (_write("fedtar.yaml", "source: synthetic\n"), "site file", WARN),
-    "an empty table": (_write("manifest.csv", "patient_id,study_datetime,image,report\n"), "data", FAIL),
+    "an empty table": (_write("../../data/manifest.csv", "patient_id,study_datetime,image,report\n"), "data", FAIL),
     "a study without a report": (
-        _write("manifest.csv", "patient_id,study_datetime,image,report\na,2020-01-01,0.png,x\na,2020-01-02,1.png,\n"),
+        _write(
+            "../../data/manifest.csv",
+            "patient_id,study_datetime,image,report\na,2020-01-01,0.png,x\na,2020-01-02,1.png,\n",
+        ),
         "data", WARN,
     ),
     "a readable key": (_open_key, "key", FAIL),
     "a class not allowed": (_resources(class_allow_list=["nvflare."]), "allow-list", FAIL),
+    "FLARE's own list": (
+        lambda kit: edit(
+            kit / "local" / "resources.json.default",
+            lambda content: content.update(class_allow_list=[*site_classes(), *DEFAULT_CLASS_ALLOW_LIST]),
+        ),
+        "allow-list", WARN,
+    ),
     "a list not enforced": (_resources(class_list_enforcement_mode="warn"), "allow-list", WARN),
     "no resources": (lambda kit: (kit / "local" / "resources.json.default").unlink(), "allow-list", FAIL),
     "logs streamed": (_resources(allow_log_streaming=True), "logs", WARN),
@@ -217,7 +253,21 @@ FAULTS = {
     "streams past the noise": (_stream, "differential privacy", FAIL),
     "noise without a bound": (_noise(clip_norm=-1), "differential privacy", FAIL),
     "noise that can be removed": (_noise(noise_seed=1), "differential privacy", FAIL),
-    "paused": (lambda kit: decide(kit / "fedtar_state", Participation.PAUSED), "participation", WARN),
+    "paused": (lambda kit: decide(state_of(kit), Participation.PAUSED), "participation", WARN),
+    "a project admin with every right": (_rights(project_admin="any"), "rights", FAIL),
+    "a lead with code": (_rights(lead={"byoc": ["o:hub", "none"]}), "rights", FAIL),
+    "a member who may read one kind of file": (_rights(member={"view": "any", "cat": "o:site"}), "rights", FAIL),
+    "no rights": (lambda kit: (kit / "local" / "authorization.json.default").unlink(), "rights", FAIL),
+    "rights of the site's own that are none": (_write("authorization.json", "{}"), "rights", FAIL),
+    "another launcher": (_resources(components=[{"id": "process_launcher", "path": "a.b.C"}]), "shell", FAIL),
+    "a launcher of code": (_resources(components=[{"path": LAUNCHER, "args": {"byoc": True}}]), "shell", WARN),
+    "a manifest inside the kit": (_site(path="manifest.csv"), "places", FAIL),
+    "the withdrawn inside the kit": (_site(exclude="../withdrawn.txt"), "places", FAIL),
+    "images inside the kit": (_site(cache_dir="."), "places", FAIL),
+    "state inside the kit, by the site file": (_site(state_dir="../state"), "places", FAIL),
+    "state of an earlier release": (lambda kit: (kit / "fedtar_state").mkdir(), "places", FAIL),
+    "a kit that others read": (lambda kit: kit.chmod(0o750), "file modes", FAIL),
+    "state that others read": (lambda kit: state_of(kit).mkdir(mode=0o755), "file modes", FAIL),
 }  # fmt: skip
 
 
@@ -235,6 +285,19 @@ def test_the_allowed_methods_are_told(kit, madeup):
     _guards()(kit)
     assert worst(kit, "methods").text == f"this site takes part in {installed}, madeup"
     assert worst(kit, "allow-list").status == FAIL and "made.up.Executor" in worst(kit, "allow-list").text
+
+
+def test_the_bounds_of_jobs_are_told_and_what_is_looser_than_need_be(kit, tmp_path):
+    found = worst(kit, "job bounds")
+    assert found.status == OK and "min_patients 5, min_local_steps 4" in found.text and "the shipped one" in found.text
+    file, plain = kit / "local" / "fedtar.yaml", (kit / "local" / "fedtar.yaml").read_text()
+    file.write_text(f"{plain}policy: {{min_patients: 3, max_rounds: null, hub: true, approval: required}}\n")
+    found = worst(kit, "job bounds")
+    assert found.status == WARN and "Looser than the defaults: hub, max_rounds, min_patients" in found.text
+    assert worst(kit, "approval").text.startswith("required; 0 job(s)")
+    file.write_text(f"{plain}policy: {{models: {{start: /nowhere/start}}}}\n")
+    found = worst(kit, "job bounds")
+    assert found.status == FAIL and "start" in found.text
 
 
 def test_privacy_well_set_up_tells_what_is_spent(kit):
@@ -274,3 +337,19 @@ def test_the_command(kit):
     assert code == 1 and any(f["status"] == "FAIL" and f["cure"] for f in json.loads(out))
     code, _, err = fedtar_here("doctor", "--kit", kit / "nothing")
     assert code == 1 and "startup kit" in err
+
+
+def test_each_check_is_a_number_for_monitoring_and_no_text_goes_with_it(kit, tmp_path, capsys):
+    (kit / "local" / "authorization.json").write_text("{}")
+    file = tmp_path / "fedtar.prom"
+    assert main(["doctor", "--kit", str(kit), "--prometheus", str(file)]) == 1
+    lines = file.read_text().splitlines()
+    values = dict(line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
+    assert values['fedtar_doctor_status{check="rights"}'] == "2"
+    assert values['fedtar_doctor_status{check="server"}'] == "0"
+    assert abs(float(values["fedtar_doctor_time_seconds"]) - datetime.now(UTC).timestamp()) < 600
+    ends = [float(value) for name, value in values.items() if name.startswith("fedtar_certificate_end_seconds")]
+    assert len(ends) == 2 and min(ends) > datetime.now(UTC).timestamp()
+    assert str(tmp_path) not in file.read_text()
+    names = {line.split("{")[0].split(" ")[0] for line in lines if not line.startswith("#")}
+    assert names == {line.split(" ")[2] for line in lines if line.startswith("# TYPE")}

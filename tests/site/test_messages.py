@@ -19,6 +19,7 @@ from fedtar_flare.protocol.messages import Reply, TaskHeader, version
 from fedtar_flare.protocol.tasks import CLOSE_ROUND, HANDSHAKE, TRAIN
 from fedtar_flare.site.accountant import epsilon_of
 from fedtar_flare.site.guard import OutboundGuard
+from fedtar_flare.site.place import state_of
 from fedtar_flare.site.privacy import GaussianPrivacy
 
 MARK, DATE = "canaryqzx", "1987-06"
@@ -43,7 +44,9 @@ def hospital(tmp_path, monkeypatch):
     rows.append(f"{MARK}broken,{DATE}-01,{MARK}missing.png,{MARK},50,M")
     (kit / "local" / f"{MARK}table.csv").write_text("\n".join(rows))
     (kit / "local" / "fedtar.key").write_text("00" * 32)  # splits with patients in each part
-    (kit / "local" / "fedtar.yaml").write_text(f"source: manifest\npath: {MARK}table.csv\nmin_cell: 1\n")
+    (kit / "local" / "fedtar.yaml").write_text(
+        f"source: manifest\npath: {MARK}table.csv\nmin_cell: 1\npolicy: {{min_patients: 1, min_local_steps: 1}}\n"
+    )
     return kit
 
 
@@ -92,7 +95,7 @@ def test_no_message_holds_a_mark_and_each_is_in_the_audit(hospital):
     assert replies[0].payload["skipped_studies"] and replies[0].payload["scores"]["all"]["n"] > 0
     assert all(len(data) > 500 for data in client.sent) and marked(client.sent) == []
     assert marked([fobs.dumps({"x": f"a {MARK}"})]) == [0]  # the search sees through the serialiser
-    text = (hospital / "fedtar_state" / "audit" / "job-1.jsonl").read_text()
+    text = (state_of(hospital) / "audit" / "job-1.jsonl").read_text()
     assert [json.loads(line)["task"] for line in text.splitlines()] == [HANDSHAKE, TRAIN, TRAIN, CLOSE_ROUND]
     assert MARK not in text and DATE not in text
 

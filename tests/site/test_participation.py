@@ -16,6 +16,7 @@ from fedtar_flare.protocol.messages import Reply, TaskHeader, version
 from fedtar_flare.record.events import Start, Step
 from fedtar_flare.record.log import of_kind, read_events
 from fedtar_flare.site.participation import FILE, Participation, decide, participation
+from fedtar_flare.site.place import state_of
 
 
 class Behind(MethodExecutor):
@@ -132,7 +133,7 @@ def test_the_commands_write_the_decision(tmp_path):
     ):
         code, _, err = fedtar_here("site", command, cwd=tmp_path)
         assert code == 0, err
-        assert participation(tmp_path / "fedtar_state") is state
+        assert participation(state_of(tmp_path)) is state
     fedtar_here("site", "pause", "--simulated", "site-1", FEDTAR_HOME=str(tmp_path / "home"))
     assert participation(tmp_path / "home" / "state" / "sites" / "site-1") is Participation.PAUSED
     assert fedtar_here("site", "pause", "--simulated", "../x", FEDTAR_HOME=str(tmp_path / "home"))[0] == 1

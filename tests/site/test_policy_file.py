@@ -6,7 +6,15 @@ import pytest
 
 from fedtar_flare.errors import ConfigError
 from fedtar_flare.provision.kit import site_policy
-from fedtar_flare.site.policy import GUARD, PRIVACY_FILTER, server_classes, site_classes, streaming_allowed
+from fedtar_flare.site.policy import (
+    GUARD,
+    PRIVACY_FILTER,
+    RECEIVER,
+    TO_SERVER,
+    server_classes,
+    site_classes,
+    streaming_allowed,
+)
 
 
 def write(tmp_path, content):
@@ -54,8 +62,8 @@ def test_scalars_do_not_stream_past_a_filter_that_may_be_for_privacy(tmp_path, c
 
 
 def test_classes_are_those_of_the_methods(madeup):
-    assert server_classes(["madeup"]) == ["made.up.Controller"]
-    assert site_classes(["madeup"]) == ["made.up.Executor", GUARD]
+    assert server_classes(["madeup"]) == ["made.up.Controller", RECEIVER]
+    assert site_classes(["madeup"]) == ["made.up.Executor", GUARD, TO_SERVER]
     assert set(site_classes(["madeup"])) < set(site_classes()) and len(site_classes()) == len(set(site_classes()))
     with pytest.raises(ConfigError, match="unheard-of"):
         site_classes(["unheard-of"])

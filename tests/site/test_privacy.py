@@ -17,6 +17,7 @@ from fedtar_flare.record.events import Step
 from fedtar_flare.record.log import of_kind, read_events
 from fedtar_flare.site.accountant import epsilon_of
 from fedtar_flare.site.guard import OutboundGuard
+from fedtar_flare.site.place import state_of
 from fedtar_flare.site.privacy import GaussianPrivacy, secure_normals
 
 
@@ -150,8 +151,8 @@ def test_what_is_not_covered_does_not_leave(tmp_path):
     ):
         reply, tensors = read(privacy.process(sent, context(tmp_path, task)))
         assert reply.status == ERROR and not tensors, task
-    (tmp_path / "fedtar_state").mkdir(exist_ok=True)
-    (tmp_path / "fedtar_state" / "privacy_ledger.json").write_text("{")
+    state_of(tmp_path).mkdir(exist_ok=True)
+    (state_of(tmp_path) / "privacy_ledger.json").write_text("{")
     reply, tensors = read(privacy.process(message(update()), context(tmp_path)))
     assert reply.status == ERROR and "ledger" in reply.reason and not tensors and str(tmp_path) not in reply.reason
 
@@ -219,7 +220,7 @@ def test_a_site_with_privacy_and_one_without_finish_a_run_together(tmp_path):
 def test_a_run_is_known_by_its_context(tmp_path):
     ctx = context(tmp_path, header=TaskHeader("fedtar", "other", 2, 1, 2, 2, version(2, 0)))
     read(GaussianPrivacy().process(message(update()), ctx))
-    assert '"other"' in (tmp_path / "fedtar_state" / "privacy_ledger.json").read_text()
+    assert '"other"' in (state_of(tmp_path) / "privacy_ledger.json").read_text()
 
 
 # ------------------------------------------------------------------ another method's contract
@@ -260,7 +261,7 @@ def test_without_noise_for_them_noisy_fields_stay_and_the_update_leaves(tmp_path
 def test_rows_and_modules_do_not_leave_a_site_with_a_privacy_filter(tmp_path, madeup, name, value, group):
     reply, left = learnt(tmp_path, {**update(), name: value}, GaussianPrivacy())
     assert reply.status == ERROR and f"'{group}'" in reply.reason and not left
-    assert not (tmp_path / "fedtar_state" / "privacy_ledger.json").exists()
+    assert not (state_of(tmp_path) / "privacy_ledger.json").exists()
 
 
 def test_what_cannot_be_released_stays_and_costs_no_budget(tmp_path, madeup):
@@ -271,7 +272,7 @@ def test_what_cannot_be_released_stays_and_costs_no_budget(tmp_path, madeup):
         assert reply.status == ERROR and not left
     reply, left = learnt(tmp_path, {**update(), A: torch.full((2,), float("nan"))}, privacy)
     assert reply.status == ERROR and not left
-    assert not (tmp_path / "fedtar_state" / "privacy_ledger.json").exists()
+    assert not (state_of(tmp_path) / "privacy_ledger.json").exists()
 
 
 def test_a_seeded_draw_stays_what_it_was():

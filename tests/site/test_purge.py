@@ -13,6 +13,7 @@ from PIL import Image
 from fedtar_flare.data.timeline import Timeline
 from fedtar_flare.errors import ConfigError
 from fedtar_flare.imaging.pipeline import InputConfig, prepare
+from fedtar_flare.provision.retention import main
 from fedtar_flare.site.cohort import load_cohort
 from fedtar_flare.site.purge import Place, place_of_kit, plan
 from fedtar_flare.site.site_file import read_site_file
@@ -116,9 +117,33 @@ def test_old_state_and_audit_go(kit):
     assert removed == {f"fedtar_state/{RUNS[0]}/hospital-a", "fedtar_state/audit/job.jsonl"}
 
 
+JOB = "0f3d1c1e-8a52-4d4e-9c11-2f6a0c3d5b7e"
+
+
+def test_retention_takes_state_and_folders_of_jobs_and_leaves_the_audit(kit, capsys):
+    for folder in (JOB, JOB.replace("0f", "1f"), "transfer"):
+        (kit / folder / "app_hospital-a").mkdir(parents=True)
+        (kit / folder / "log.txt").write_text("row 17")
+    old = time.time() - 100 * 86400
+    paths = [*(kit / "fedtar_state" / RUNS[0]).rglob("*"), kit / "fedtar_state" / "audit" / "job.jsonl"]
+    for path in [*paths, kit / JOB, *(kit / JOB).rglob("*"), kit / "transfer", *(kit / "transfer").rglob("*")]:
+        os.utime(path, (old, old))
+    with pytest.raises(ConfigError, match="retention_days"):
+        plan(place_of_kit(kit), retention=True)
+    with (kit / "local" / "fedtar.yaml").open("a") as file:
+        file.write("retention_days: 99\n")
+    removed = {Path(path).relative_to(kit).as_posix() for path, _ in plan(place_of_kit(kit), retention=True).remove}
+    assert removed == {f"fedtar_state/{RUNS[0]}/hospital-a", JOB}
+    before = {path.name for path in kit.iterdir()}
+    assert main([str(kit)]) == 0 and capsys.readouterr().out.count("deleted: ") == 2
+    assert {path.name for path in kit.iterdir()} == before - {JOB}
+
+
 def test_all_leaves_the_source_the_key_and_the_ledger(kit):
+    (kit / JOB).mkdir()
     plan(place_of_kit(kit), everything=True).carry_out()
     left = files(kit)
+    assert not (kit / JOB).exists()
     assert "fedtar_state/privacy_ledger.json" in left and "local/manifest.csv" in left and "local/0.png" in left
     assert not [f for f in left if f.endswith((".npy", ".safetensors", ".jsonl", ".html"))]
 

@@ -14,6 +14,7 @@ from fedtar_flare.data.cohort import Cohort, Patient, Visit
 from fedtar_flare.data.timeline import Timeline
 from fedtar_flare.errors import ConfigError, DataError
 from fedtar_flare.imaging.limits import Limits
+from fedtar_flare.site.bounds import Bounds, default_bounds
 from fedtar_flare.site.cohort import load_cohort
 from fedtar_flare.site.key import site_key
 from fedtar_flare.site.site_file import SOURCES, SiteConfig, load_site_config, read_site_file
@@ -49,7 +50,8 @@ def test_no_site_trains_on_phantoms_by_accident(tmp_path):
 
 def test_the_simulator_takes_the_synthetic_cohort(tmp_path):
     config = load_site_config("site-1", workspace=tmp_path, simulator=True)
-    assert config == SiteConfig(source="synthetic", simulated=True)
+    policy = Bounds(**default_bounds(simulated=True, synthetic=True))
+    assert config == SiteConfig(source="synthetic", simulated=True, policy=policy)
 
 
 def test_a_misspelt_site_of_a_simulated_federation_stops(tmp_path, monkeypatch, manifest):
@@ -231,3 +233,30 @@ def test_limits_of_a_site_file(tmp_path, manifest):
         with pytest.raises(ConfigError, match=says) as error:
             read_site_file(write(place, source="manifest", path="manifest.csv", limits=wrong))
         assert "site.yaml: limits" in str(error.value)
+
+
+def test_the_policy_of_a_site_file_stands_over_the_defaults_of_such_a_site(tmp_path, manifest):
+    real, place = {"source": "manifest", "path": "manifest.csv"}, tmp_path / "site.yaml"
+    assert read_site_file(write(place, **real)).policy == Bounds()
+    assert read_site_file(write(place, **real), simulated=True).policy.any_model
+    assert read_site_file(write(place, source="synthetic")).policy == Bounds(
+        **default_bounds(simulated=False, synthetic=True)
+    )
+    policy = {"min_patients": 9, "max_rounds": None, "models": {"a": "models/a", "b": "/b", "c": None}}
+    config = read_site_file(write(place, **real, policy=policy))
+    models = {"a": tmp_path / "models" / "a", "b": Path("/b"), "c": None}
+    assert config.policy == Bounds(min_patients=9, max_rounds=None, models=models)
+    assert config.replace(simulated=True).policy == config.policy
+    assert read_site_file(write(place, source="synthetic", policy=policy)).policy.min_local_steps == 1
+    for wrong, says in (
+        ({"min_patient": 5}, "did you mean 'min_patients'"),
+        ({"min_patients": 0}, "min_patients is 0: it must be at least 1"),
+        ({"approval": "yes"}, "approval is 'yes'"),
+        ({"lora_targets": "("}, "a valid regular expression"),
+        ({"models": ["a"]}, "models"),
+        ({"hub": "no"}, "hub is 'no': it must be true or false"),
+        (7, "by name"),
+    ):
+        with pytest.raises(ConfigError, match=says) as error:
+            read_site_file(write(place, **real, policy=wrong))
+        assert "site.yaml: policy" in str(error.value)

@@ -15,7 +15,7 @@ def diagnose(kit: Path | None = None, site_file: Path | None = None, time_steps:
     Without ``kit`` its checks are skipped; without ``site_file`` the kit's ``local/fedtar.yaml`` counts. ``time_steps``
     is the job's T, for the counts of visits. Raises ConfigError if the folder is no kit.
     """
-    from fedtar_flare.site.doctor import connection, data, environment, policy
+    from fedtar_flare.site.doctor import access, connection, data, environment, policy
     from fedtar_flare.site.place import kit_of
     from fedtar_flare.site.site_file import SITE_FILE
 
@@ -29,12 +29,17 @@ def diagnose(kit: Path | None = None, site_file: Path | None = None, time_steps:
     findings.append(environment.gpu(config))
     if config is not None:
         findings += data.summary(config, time_steps)
-    findings += environment.disks(kit, config)
+        findings += policy.bounds(kit, config)
+    findings += environment.disks(kit, config, data.studies(config) if config is not None else 0)
     if kit is not None:
         findings += data.key(kit, config)
         findings += policy.allow_list(kit)
         findings += policy.privacy(kit, config)
         findings.append(policy.participation(kit))
+        findings += access.rights(kit)
+        findings.append(access.doors(kit))
+        findings += access.places(kit, config)
+        findings += access.modes(kit, config)
         findings += connection.certificates(kit)
         findings.append(connection.server(kit))
     return findings

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import socket
 import ssl
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from fedtar_flare.site.doctor.finding import FAIL, OK, WARN, Finding
 
 SOON = timedelta(days=30)
 SECONDS = 10.0
+CERTIFICATES = ("client.crt", "rootCA.pem")
 RENEW = "ask the project's administrator for a new kit"
 
 
@@ -21,7 +23,7 @@ def certificates(kit: Path, now: datetime | None = None) -> list[Finding]:
     """How long the site's certificate and the project's root are valid, and who can read the private key."""
     now = now or datetime.now(UTC)
     findings = []
-    for name in ("client.crt", "rootCA.pem"):
+    for name in CERTIFICATES:
         file = kit / "startup" / name
         try:
             certificate = x509.load_pem_x509_certificate(file.read_bytes())
@@ -42,6 +44,16 @@ def certificates(kit: Path, now: datetime | None = None) -> list[Finding]:
     if key.is_file() and key.stat().st_mode & 0o077:
         findings.append(Finding(WARN, "certificates", f"{key} can be read by others", f"chmod 600 {key}"))
     return findings
+
+
+def valid_until(kit: Path) -> dict[str, datetime]:
+    """When the kit's certificates end, by file; one that cannot be read is left out."""
+    ends = {}
+    for name in CERTIFICATES:
+        with suppress(OSError, ValueError):
+            certificate = x509.load_pem_x509_certificate((kit / "startup" / name).read_bytes())
+            ends[name] = certificate.not_valid_after_utc
+    return ends
 
 
 def server(kit: Path, seconds: float = SECONDS) -> Finding:

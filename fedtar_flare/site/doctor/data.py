@@ -50,6 +50,16 @@ def summary(config: SiteConfig, time_steps: int) -> list[Finding]:
     return findings
 
 
+def studies(config: SiteConfig) -> int:
+    """How many studies there are to prepare; 0 where that cannot be read or nobody is behind them."""
+    if config.source == "synthetic":
+        return 0
+    try:
+        return len(load_cohort(config.replace(simulated=True), "site", timeline=Timeline(1)).visits)
+    except FedTARError:
+        return 0
+
+
 def key(kit: Path, config: SiteConfig | None) -> list[Finding]:
     """Whether the secret of the keyed hashes is readable by its owner alone, and a reminder to back it up."""
     file = (config.state_dir if config is not None and config.state_dir is not None else kit / "local") / KEY_FILE

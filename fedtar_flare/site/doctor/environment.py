@@ -11,10 +11,12 @@ from pathlib import Path
 from packaging.requirements import Requirement
 
 from fedtar_flare.site.doctor.finding import FAIL, OK, WARN, Finding
-from fedtar_flare.site.place import STATE, home
+from fedtar_flare.site.place import home, state_of
 from fedtar_flare.site.site_file import SiteConfig, cache_folder
 from fedtar_flare.version import __version__
 
+A_RUN = 1_000_000_000
+"""Bytes of state that a run may need: six versions of a private part and a round's broadcasts, at a large preset."""
 ROOM, LEAST = 10.0, 1.0
 """Free space in GB: below the first a warning, below the second a failure."""
 
@@ -55,22 +57,34 @@ def gpu(config: SiteConfig | None = None) -> Finding:
     return Finding(OK, "GPU", ", ".join(f"{d.name} ({d.total_memory / 2**30:.0f} GiB)" for d in devices))
 
 
-def disks(kit: Path | None, config: SiteConfig | None) -> list[Finding]:
-    """Free space where state and prepared images lie."""
-    places = {"cache": cache_folder(config) if config else home()}
-    if config is not None and config.state_dir is not None:
-        places["state"] = config.state_dir
-    elif kit is not None:
-        places["state"] = kit / STATE
-    return [_disk(name, folder) for name, folder in places.items()]
+def disks(kit: Path | None, config: SiteConfig | None, studies: int = 0) -> list[Finding]:
+    """Free space where state and prepared images lie, against what so many studies and one more run need."""
+    from fedtar_flare.models.config import PRESETS, preset
+
+    cache = cache_folder(config) if config else home()
+    largest = max(3 * model.slices * model.image_size**2 for model in map(preset, PRESETS))
+    needs = [("cache", cache, max(0, studies * largest - _size(cache / "prepared")))]
+    state = config.state_dir if config is not None and config.state_dir is not None else kit and state_of(kit)
+    if state:
+        runs = [_size(folder) for folder in state.iterdir() if folder.is_dir()] if state.is_dir() else []
+        needs.append(("state", state, max([A_RUN, *runs])))
+    return [_disk(*need) for need in needs]
 
 
-def _disk(name: str, folder: Path) -> Finding:
+def _size(folder: Path) -> int:
+    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+
+
+def _disk(name: str, folder: Path, needed: int) -> Finding:
     there = folder
     while not there.exists() and there != there.parent:
         there = there.parent
     free = shutil.disk_usage(there).free / 1e9
-    status = FAIL if free < LEAST else WARN if free < ROOM else OK
+    status = FAIL if free < max(LEAST, needed / 1e9) else WARN if free < ROOM else OK
     key = f"{name}_dir"
     cure = "" if status == OK else f"free the disk ('fedtar site purge --cache'), or write {key} into the site file"
-    return Finding(status, "disk space", f"{free:.1f} GB free for the {name} ({folder})", cure)
+    use = (
+        "to prepare all studies at the largest preset" if name == "cache" else "for one more run like the largest here"
+    )
+    text = f"{free:.1f} GB free for the {name} ({folder}); about {needed / 1e9:.1f} GB are needed {use}"
+    return Finding(status, "disk space", text, cure)

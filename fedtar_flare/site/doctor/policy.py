@@ -5,13 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from nvflare.app_common.default_component_policy import DEFAULT_CLASS_ALLOW_LIST
+
 from fedtar_flare.errors import ConfigError, FedTARError
 from fedtar_flare.files import read_json
 from fedtar_flare.methods import METHODS
+from fedtar_flare.site.approval import approvals
 from fedtar_flare.site.doctor.finding import FAIL, OK, WARN, Finding
 from fedtar_flare.site.participation import Participation
 from fedtar_flare.site.participation import participation as read_participation
-from fedtar_flare.site.place import STATE
+from fedtar_flare.site.place import Site, state_of
 from fedtar_flare.site.policy import (
     AUDIT,
     DATA_FILTERS,
@@ -44,6 +47,9 @@ def allow_list(kit: Path) -> list[Finding]:
     if missing:
         return [Finding(FAIL, "allow-list", f"{file}: {', '.join(missing)} may not be built here", f"run '{COMPLETE}'")]
     findings = [Finding(OK, "allow-list", f"{file.name}: the classes of the allowed methods may be built")]
+    if other := [str(entry) for entry in allowed if entry in DEFAULT_CLASS_ALLOW_LIST and entry not in wanted]:
+        text = f"{file.name}: {len(other)} classes of FLARE may be built that no job of the allowed methods needs"
+        findings.append(Finding(WARN, "allow-list", text, f"run '{COMPLETE}', unless jobs of other plugins run here"))
     if content.get("class_list_enforcement_mode") != "enforce":
         cure = 'set "class_list_enforcement_mode": "enforce"'
         findings.append(Finding(WARN, "allow-list", f"{file.name}: the list is not enforced", cure))
@@ -92,15 +98,47 @@ def privacy(kit: Path, config: SiteConfig | None) -> list[Finding]:
     return findings
 
 
+def bounds(kit: Path | None, config: SiteConfig) -> list[Finding]:
+    """What a job may ask here, where that is more than it need be, and whether the site's models are there."""
+    policy = config.policy
+    shown = [
+        f"{name} {'no bound' if value is None else value}"
+        for name, value in policy
+        if name not in ("approval", "models") and value is not False
+    ]
+    text = f"a job may ask: {', '.join(shown)}; models: {', '.join(['the shipped one', *policy.models])}"
+    findings = [Finding(OK, "job bounds", text)]
+    if config.source != "synthetic" and (looser := policy.looser()):
+        cure = "remove them from policy in the site file, unless this is meant"
+        findings = [Finding(WARN, "job bounds", f"{text}. Looser than the defaults: {', '.join(looser)}", cure)]
+    for name, path in policy.models.items():
+        if path is not None and not path.exists():
+            cure = "put the model there, or correct policy.models in the site file"
+            findings.append(Finding(FAIL, "job bounds", f"model '{name}': {path} is not there", cure))
+    if policy.approval == "none":
+        findings.append(Finding(OK, "approval", "a job within these bounds needs no approval"))
+    elif kit is not None:
+        findings.append(_approvals(kit))
+    return findings
+
+
 def participation(kit: Path) -> Finding:
     """Whether the site takes part now."""
     try:
-        state = read_participation(kit / STATE)
+        state = read_participation(state_of(kit))
     except FedTARError as error:
         return Finding(FAIL, "participation", str(error), "run 'fedtar site join' (or pause, leave)")
     if state is not Participation.TAKING_PART:
         return Finding(WARN, "participation", f"this site has {state.value}", "run 'fedtar site join' to take part")
     return Finding(OK, "participation", "this site takes part")
+
+
+def _approvals(kit: Path) -> Finding:
+    try:
+        number = len(approvals(Site.outside_of_jobs(kit.name, kit, simulated=False).records))
+    except FedTARError as error:
+        return Finding(FAIL, "approval", str(error), "delete the file, and approve the job again")
+    return Finding(OK, "approval", f"required; {number} job(s) approved ('fedtar site approve --list')")
 
 
 def _guard(scope: str, arguments: dict[str, Any]) -> list[Finding]:
@@ -134,7 +172,7 @@ def _differential_privacy(kit: Path, config: SiteConfig | None, arguments: dict[
         return [Finding(FAIL, check, "stream_losses sends losses past the privacy filter", cure)]
     try:
         settings = GaussianPrivacy(**arguments)
-        spent = Ledger(kit / STATE / FILE).spent(settings.delta)
+        spent = Ledger(state_of(kit) / FILE).spent(settings.delta)
     except (FedTARError, TypeError) as error:
         return [Finding(FAIL, check, str(error), "correct privacy.json, or restore the ledger")]
     if settings.noise_seed is not None:

@@ -1,0 +1,112 @@
+"""A site's own yes to a job: bound to a digest of the job as it lies at the site. A changed job needs another.
+
+What is approved is the app that FLARE puts at a site (``<job id>/app_<site>``), file by file. The same job folder,
+given to the site beforehand or submitted again, has the same digest; FLARE's signatures do not count.
+"""
+
+from __future__ import annotations
+
+import getpass
+import hashlib
+import re
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from fedtar_flare.errors import ConfigError
+from fedtar_flare.files import PRIVATE, read_json, write_json
+from fedtar_flare.site.admission import Declined
+
+FOLDER = "approvals"
+CLIENT_CONFIG = Path("config", "config_fed_client.json")
+SIGNATURES = (".__nvfl_sig.json", ".__nvfl_submitter.crt")
+"""Files that FLARE adds when a job is submitted: they differ from one submission to the next."""
+
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+
+
+@dataclass(frozen=True)
+class Approval:
+    """One approved job: its digest and name, when (UTC), and by which account."""
+
+    digest: str
+    name: str
+    time: str
+    by: str
+
+
+def digest_of(app: Path) -> str:
+    """SHA-256 of an app's files, by name and content. Raises ConfigError if the folder is no app of a job."""
+    if not (app / CLIENT_CONFIG).is_file():
+        raise ConfigError(f"{app} is no app of a job: it has no {CLIENT_CONFIG}")
+    digest = hashlib.sha256()
+    for file in sorted(path for path in app.rglob("*") if path.is_file() and path.name not in SIGNATURES):
+        name, content = file.relative_to(app).as_posix().encode(), file.read_bytes()
+        digest.update(b"%d %d\n" % (len(name), len(content)) + name + content)
+    return digest.hexdigest()
+
+
+def approve(records: Path, digest: str, name: str) -> Approval:
+    """Write down that the site takes part in this job; ``records`` is the site's own folder."""
+    entry = Approval(digest, name, time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), getpass.getuser())
+    write_json(_file(records, digest), asdict(entry), PRIVATE)
+    return entry
+
+
+def withdraw(records: Path, digest: str) -> bool:
+    """Take an approval back, from the next task on; returns whether there was one."""
+    there = _file(records, digest).is_file()
+    _file(records, digest).unlink(missing_ok=True)
+    return there
+
+
+def is_digest(text: str) -> bool:
+    """Whether a text has the form of a digest."""
+    return _DIGEST.fullmatch(text) is not None
+
+
+def approvals(records: Path) -> list[Approval]:
+    """All approvals, the latest last. Raises ConfigError if one cannot be read."""
+    found = [_read(file) for file in (records / FOLDER).glob("*.json") if is_digest(file.stem)]
+    return sorted(found, key=lambda entry: (entry.time, entry.digest))
+
+
+def is_approved(records: Path, digest: str) -> bool:
+    """Whether the site has approved the job of this digest. Raises ConfigError if the record cannot be read."""
+    file = _file(records, digest)
+    return file.is_file() and _read(file).digest == digest
+
+
+def require_approval(records: Path, app: Path, kind: type, runs: Callable[[Mapping[str, Any]], bool]) -> None:
+    """Hold the job (:class:`Declined`) unless the site has approved it, and it is what runs.
+
+    FLARE replaces an app's files when the server sends the job again, also while it runs. So ``runs`` must be true of
+    the arguments that the approved files give an executor of class ``kind``.
+    """
+    digest = digest_of(app)
+    if not is_approved(records, digest):
+        raise Declined(f"held: not approved by this site (digest of the job: {digest})")
+    described = [entry for entry in executors(app) if entry.get("path") == f"{kind.__module__}.{kind.__qualname__}"]
+    if not any(runs(entry.get("args") or {}) for entry in described):
+        raise Declined("held: the job that runs is not the one that was approved")
+
+
+def executors(app: Path) -> list[dict[str, Any]]:
+    """The executors that an app builds at a site, as its configuration names them: ``path``, ``args``."""
+    found = [entry.get("executor") for entry in read_json(app / CLIENT_CONFIG).get("executors") or []]
+    return [entry for entry in found if isinstance(entry, dict)]
+
+
+def _file(records: Path, digest: str) -> Path:
+    if not is_digest(digest):
+        raise ConfigError(f"'{digest}' is no digest of a job: 64 digits, 0-9 and a-f")
+    return records / FOLDER / f"{digest}.json"
+
+
+def _read(file: Path) -> Approval:
+    try:
+        return Approval(**read_json(file))
+    except TypeError as error:
+        raise ConfigError(f"{file}: not an approval ({error}); delete it, and approve the job again") from error

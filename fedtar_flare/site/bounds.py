@@ -1,0 +1,121 @@
+"""What a job may ask of a site: bounds of the site's own, which :mod:`fedtar_flare.site.admission` holds a job against.
+
+The site file has them (``policy: {min_patients: 10}``); a job can change none. Which methods a site takes part in is
+not among them: its guard says so (:mod:`fedtar_flare.site.policy`), before a task reaches any executor.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field
+
+from fedtar_flare.settings import Settings
+
+
+class Bounds(Settings):
+    """What a job may ask. The defaults are those of a site with patients; null takes an upper bound away."""
+
+    approval: Literal["none", "required"] = Field(
+        "none", description="'required': a job is held until 'fedtar site approve' has named it"
+    )
+    min_patients: int = Field(
+        5, ge=1, description="fewest different patients whose visits an update was made of; with fewer none leaves"
+    )
+    min_local_steps: int = Field(4, ge=1, description="least training.local_steps, updates in one task")
+    min_batch_size: int = Field(4, ge=1, description="least training.batch_size, reports in one update")
+    min_clip_norm: float = Field(
+        0.1, ge=0, description="least training.max_grad_norm; 0 there, no clipping, is always allowed"
+    )
+    min_lora_scale: float = Field(0.1, ge=0, description="least lora.alpha / lora.rank")
+    max_learning_rate: float | None = Field(
+        0.1, gt=0, description="greatest training.lr_shared, also of a method's own part"
+    )
+    max_decay: float | None = Field(
+        0.1, gt=0, description="greatest training.lr_shared x training.weight_decay, what one update takes off a weight"
+    )
+    lora_targets: str = Field(
+        ".*",
+        description="regular expression on whole layer names: those that a job may adapt; never the output layer or an "
+        "embedding, whatever stands here",
+    )
+    max_rank: int | None = Field(64, ge=1, description="greatest lora.rank")
+    max_parameters: int | None = Field(
+        1_000_000_000, ge=1, description="of the model, its adapters and what a method trains beside them"
+    )
+    max_pixels: int | None = Field(
+        1 << 24, ge=1, description="of one study as the model sees it: model.slices x image_size x image_size"
+    )
+    max_tokens: int | None = Field(
+        1024,
+        ge=1,
+        description="of one report (model.max_length, decoder_positions), of one study (slices x queries)",
+    )
+    max_beams: int | None = Field(16, ge=1, description="greatest model.num_beams")
+    max_batch_size: int | None = Field(256, ge=1, description="greatest training.batch_size")
+    max_threads: int | None = Field(64, ge=1, description="greatest torch_threads")
+    max_rounds: int | None = Field(200, ge=1, description="greatest number of rounds")
+    max_time_steps: int | None = Field(20, ge=1, description="greatest number of time steps")
+    max_seconds: float | None = Field(43_200.0, gt=0, description="of one task; one that takes longer is stopped")
+    hub: bool = Field(False, description="whether models may be fetched from the Hugging Face hub")
+    models: dict[str, Path | None] = Field(
+        {},
+        description="what else than the shipped model a job may name as model.encoder_name, decoder_name, tokenizer or "
+        "weights, and the file or folder that it is here; without one, what the hub's cache on this machine has",
+    )
+    any_model: bool = Field(False, description="whether a job may name any model, path or hub name")
+
+    def looser(self) -> list[str]:
+        """Names of the bounds that allow a job more than the defaults do, sorted."""
+        default = type(self)()
+        found = []
+        for name, value in self:
+            usual = getattr(default, name)
+            more = value is None or (usual is not None and value > usual) if name.startswith("max_") else False
+            less = value < usual if name.startswith("min_") else False
+            if more or less or (name in ("hub", "any_model") and value):
+                found.append(name)
+        return sorted(found)
+
+    def misfits(self) -> Iterator[tuple[str, str]]:
+        try:
+            re.compile(self.lora_targets)
+        except re.error as error:
+            yield "lora_targets", f"a valid regular expression ({error})"
+
+
+_NO_PATIENTS: dict[str, Any] = {
+    "min_patients": 1,
+    "min_local_steps": 1,
+    "min_batch_size": 1,
+    "min_clip_norm": 0.0,
+    "min_lora_scale": 0.0,
+    "max_learning_rate": None,
+    "max_decay": None,
+}
+_OWN_MACHINE: dict[str, Any] = {
+    "max_rank": None,
+    "max_parameters": None,
+    "max_pixels": None,
+    "max_tokens": None,
+    "max_beams": None,
+    "max_batch_size": None,
+    "max_threads": None,
+    "max_rounds": None,
+    "max_time_steps": None,
+    "max_seconds": None,
+    "hub": True,
+    "any_model": True,
+}
+
+
+def default_bounds(*, simulated: bool, synthetic: bool) -> dict[str, Any]:
+    """What differs from :class:`Bounds` where the site file says nothing.
+
+    A site without patients needs no protection of theirs, and in a simulation the job is the user's own.
+    """
+    patients = {} if not (simulated or synthetic) else _NO_PATIENTS
+    return patients | (_OWN_MACHINE if simulated else {})

@@ -1,0 +1,302 @@
+"""A site and a job that asks too much: it is declined before a file of the site's data is opened, and nothing leaks."""
+
+from __future__ import annotations
+
+import http.server
+import json
+import shutil
+import sys
+import threading
+from types import SimpleNamespace
+
+import huggingface_hub
+import pytest
+import torch
+from federation import LocalFederation, QuadraticSite, pair
+from flare_context import context
+from hospital_site import HospitalSite
+from huggingface_hub import constants
+from nvflare.apis.event_type import EventType
+from nvflare.apis.fl_constant import FLContextKey
+from nvflare.apis.signal import Signal
+
+from fedtar_flare.errors import ConfigError, FedTARError
+from fedtar_flare.fedtar.executor import PatientAdaptiveExecutor
+from fedtar_flare.learning import learner as learning
+from fedtar_flare.learning.learner import ReportLearner
+from fedtar_flare.learning.training import Trained
+from fedtar_flare.models.build import build_model
+from fedtar_flare.models.config import asset, preset
+from fedtar_flare.models.encoders import build_encoder
+from fedtar_flare.models.sources import stay_offline
+from fedtar_flare.models.weights import save_weights
+from fedtar_flare.protocol.messages import ABSTAIN, ERROR, OK, Reply
+from fedtar_flare.record.events import Joined, Start
+from fedtar_flare.record.log import of_kind, read_events
+from fedtar_flare.site import audit
+from fedtar_flare.site.admission import admit
+from fedtar_flare.site.bounds import Bounds
+from fedtar_flare.site.place import Site
+
+ATTACK = {
+    "model": {"lora_targets": r"decoder\.lm_head"},
+    "training": {"local_steps": 1, "batch_size": 1, "max_grad_norm": 1e-9},
+}
+HARMLESS = {"training": {"local_steps": 4, "batch_size": 4}}
+
+
+class Opened:
+    """Paths that this process opens while it is watched."""
+
+    def __init__(self):
+        self.paths: list[str] | None = None
+        sys.addaudithook(self)  # never taken away again: quiet unless watching
+
+    def __call__(self, event, arguments):
+        if self.paths is not None and event in ("open", "os.listdir", "os.scandir"):
+            self.paths.append(str(arguments[0]))
+
+    def __enter__(self):
+        self.paths = []
+        return self.paths
+
+    def __exit__(self, *_):
+        self.paths = None
+
+
+@pytest.fixture(scope="module")
+def opened():
+    return Opened()
+
+
+@pytest.fixture
+def online():
+    """The hub's switch as it was, after a test that turns it."""
+    before = constants.HF_HUB_OFFLINE
+    yield
+    constants.HF_HUB_OFFLINE = before
+
+
+@pytest.fixture
+def kit(tmp_path, monkeypatch, online):
+    """A real hospital's kit, whose data lies in ``tmp_path/secret-archive``."""
+    monkeypatch.delenv("FEDTAR_SITES", raising=False)
+    monkeypatch.setenv("FEDTAR_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    kit, data = tmp_path / "kit", tmp_path / "secret-archive"
+    (kit / "local").mkdir(parents=True)
+    data.mkdir()
+    (data / "manifest.csv").write_text("patient_id,study_datetime,image,report\np,2020-01-01,gone.png,Clear.\n")
+    (kit / "local" / "fedtar.yaml").write_text(f"source: manifest\npath: {data / 'manifest.csv'}\n")
+    return kit
+
+
+def test_the_attack_is_declined_with_all_reasons_and_no_file_of_the_data_is_opened(kit, opened):
+    hospital = HospitalSite(kit, name="hospital", simulated=False, preset="small", **ATTACK)
+    with opened as paths:
+        reply, weights = hospital.handshake()
+    assert reply.status == ERROR and weights is None and reply.reason.startswith("declined by the site's policy: ")
+    for word in ("lm_head", "local_steps 1 ", "batch_size 1 ", "max_grad_norm 1e-09", "(at least 5 patients)"):
+        assert word in reply.reason
+    assert str(kit.parent) not in json.dumps(reply.to_meta())
+    assert not [path for path in paths if "secret-archive" in path]
+    harmless = HospitalSite(kit, name="hospital", simulated=False, **HARMLESS)
+    with opened as paths:
+        reply, _ = harmless.handshake()
+    assert reply.status == ERROR and "declined" not in reply.reason  # its one study is not there
+    assert [path for path in paths if "secret-archive" in path], "the test would see it"
+
+
+def test_a_decline_stands_in_the_audit_with_its_reasons(kit):
+    header = HospitalSite(kit, **HARMLESS).header("run", 0, 0, after="0000-00")
+    fl_ctx = context(kit, "handshake", name="hospital", header=header)
+    task = fl_ctx.get_prop(FLContextKey.TASK_DATA)
+    answer = PatientAdaptiveExecutor("tiny", **ATTACK).execute("handshake", task, fl_ctx, Signal())
+    fl_ctx.set_prop(FLContextKey.TASK_RESULT, answer, private=True, sticky=False)
+    audit.record_event(EventType.AFTER_TASK_RESULT_FILTER, fl_ctx)
+    [entry] = audit.read_audit(kit.parent.rglob("audit/*.jsonl"))
+    assert entry["status"] == ERROR and "local_steps 1 (at least 4)" in entry["reason"] and not entry["tensors"]
+
+
+@pytest.mark.parametrize(("change", "words"), [({"rounds": 201}, "rounds 201"), ({"time_steps": 21}, "time steps 21")])
+def test_what_the_server_says_of_a_run_is_bounded_as_well(kit, change, words):
+    hospital = HospitalSite(kit, name="hospital", simulated=False, **HARMLESS)
+    header = hospital.header("run", 0, 0, after="0000-00")
+    reply, _ = hospital.run("handshake", type(header)(**{**vars(header), **change}))
+    assert reply.status == ERROR and words in reply.reason and "at most" in reply.reason
+
+
+@pytest.fixture
+def trained(tmp_path, home, monkeypatch):
+    """A site of synthetic patients after its handshake, its weights, and how to write its policy."""
+    monkeypatch.setenv("FEDTAR_HOME", str(home))
+    monkeypatch.setenv("FEDTAR_SITES", str(tmp_path))
+
+    def write(policy=""):
+        (tmp_path / "site-1.yaml").write_text(f"source: synthetic\nstate_dir: {tmp_path / 'state'}\n{policy}")
+
+    write()
+    site = HospitalSite(tmp_path, fresh=False)
+    reply, w = site.handshake()
+    assert reply.status == OK
+    return site, w, write
+
+
+def test_a_policy_counts_from_the_next_task_on(trained, monkeypatch, tmp_path):
+    site, w, write = trained
+    for policy, words in (
+        ("{min_local_steps: 3}", "training.local_steps 2 (at least 3)"),
+        ("{lora_targets: 'encoder.*'}", "model.lora_targets reaches decoder"),
+        ("{max_seconds: 1.0e-9}", "longer than the site's policy allows (max_seconds 1e-09)"),
+        ("{min_patient: 3}", "a setting is wrong at the site"),
+    ):
+        write(f"policy: {policy}\n")
+        reply, update = site.train(w, 1, 1)
+        assert reply.status == ERROR and update is None and words in reply.reason
+    write("policy: {min_patients: 4}\n")
+    behind = Trained(dict(w), samples=16, patients=3, loss=1.0, first_loss=1.0, last_loss=1.0)
+    with monkeypatch.context() as patched:
+        patched.setattr(ReportLearner, "train", lambda *arguments: behind)
+        reply, update = site.train(w, 1, 1)
+    assert reply.status == ABSTAIN and update is None
+    kept = [p.stem for p in (tmp_path / "state" / "run" / "site-1").glob("0*.safetensors")]
+    assert kept == ["0000-00"], "what was trained for nobody is not kept"
+    reply, update = site.train(w, 1, 1)
+    assert reply.status == OK and update
+
+
+def test_patients_are_counted_in_the_updates_that_were_made(trained, monkeypatch):
+    site, _, _ = trained
+    learner = site.executor._learner
+    samples = learner.cohort.samples("train")
+    owner = [sample.visit.patient_id for sample in samples]
+    twice = next(i for i in range(1, len(owner)) if owner[i] == owner[0])  # the first patient's next visit
+    other = next(i for i in range(len(owner)) if owner[i] != owner[0])
+    for drawn, patients in (([[0, twice], [0]], 1), ([[0], [other, 0]], 2)):
+        monkeypatch.setattr(learning, "batches", lambda *_, drawn=drawn: drawn)
+        assert learner.train(None, 0, updates=len(drawn)).patients == patients
+    losses = iter([1.0, float("nan")])
+    monkeypatch.setattr(learner, "_accumulate", lambda *_: next(losses))
+    monkeypatch.setattr(learning, "batches", lambda *_: [[0], [other]])
+    trained = learner.train(None, 0, updates=2)
+    assert (trained.patients, trained.skipped_updates) == (1, 1), "a skipped update hides nobody's visit"
+
+
+def test_time_is_up_for_a_task_but_an_abort_comes_first(monkeypatch):
+    site = Site.outside_of_jobs("hospital", None, simulated=False)
+    signal = SimpleNamespace(triggered=False)
+    site._abort_signal, site._start = signal, 100.0
+    monkeypatch.setattr("fedtar_flare.site.place.time.monotonic", lambda: 160.0)
+    for seconds in (None, 61.0):
+        site.limit(seconds)
+        site.stop_if_aborted()
+    site.limit(59.0)
+    with pytest.raises(FedTARError, match="max_seconds 59"):
+        site.stop_if_aborted()
+
+
+# ------------------------------------------------------------------ models and the hub
+def test_a_job_names_a_model_and_the_site_says_where_it_is(tmp_path, home, monkeypatch, online):
+    """Mapped to a folder of the site's, it is loaded from there, and no message tells the folder."""
+    folder = tmp_path / "models-of-the-hospital"
+    save_weights(build_model(preset("tiny", seed=7)), folder / "model.safetensors")
+    shutil.copy(asset("small", "tokenizer.json", "tokenizer"), folder)
+    monkeypatch.setenv("FEDTAR_HOME", str(home))
+    monkeypatch.setenv("FEDTAR_SITES", str(tmp_path))
+    policy = "policy: {any_model: false, hub: false, models: {start: models-of-the-hospital}}"
+    (tmp_path / "site-1.yaml").write_text(f"source: synthetic\nstate_dir: {tmp_path / 'state'}\n{policy}\n")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "0")
+    constants.HF_HUB_OFFLINE = False
+    reply, w = HospitalSite(tmp_path, model={"weights": "start", "tokenizer": "start"}).handshake()
+    assert reply.status == OK and w
+    assert reply.payload["model"]["config"]["weights"] == "start"
+    assert "models-of-the-hospital" not in json.dumps(reply.to_meta())
+    assert constants.is_offline_mode(), "before any model is loaded"
+    for other in (str(folder / "model.safetensors"), "models-of-the-hospital", "."):
+        reply, w = HospitalSite(tmp_path, model={"weights": other}).handshake()
+        assert reply.status == ERROR and "not among this site's models" in reply.reason and w is None
+
+
+class Hub(http.server.BaseHTTPRequestHandler):
+    calls = 0
+
+    def do_HEAD(self):
+        type(self).calls += 1
+        self.send_error(404)
+
+    do_GET = do_HEAD
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.fixture
+def hub(monkeypatch, tmp_path, online):
+    """A hub on this machine that has nothing and counts who calls."""
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Hub)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    address = f"http://127.0.0.1:{server.server_port}"
+    monkeypatch.setattr(constants, "ENDPOINT", address)
+    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", address + "/{repo_id}/resolve/{revision}/{filename}")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "0")
+    constants.HF_HUB_OFFLINE = False
+    Hub.calls = 0
+    yield Hub
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.mark.parametrize("allowed", [True, False])
+def test_a_site_calls_no_hub_unless_it_has_said_so(hub, tmp_path, allowed):
+    """The job names a model that the site knows by name and does not have."""
+    names = {"decoder_name": f"nobody/nothing-{allowed}", "tokenizer": "decoder"}
+    hospital = HospitalSite(tmp_path, **HARMLESS, model=names)
+    bounds = Bounds(models={names["decoder_name"]: None}, hub=allowed)
+    with pytest.raises(ConfigError, match="could not be fetched"):
+        admit(hospital.executor.asked(3, 3), bounds)
+    assert (hub.calls > 0) is allowed
+
+
+def test_weights_that_timm_has_at_an_address_of_its_own_are_not_fetched_either(monkeypatch, online):
+    import timm
+
+    def fetched(*_, **__):
+        raise AssertionError("called out")
+
+    stay_offline()
+    monkeypatch.setattr(timm, "get_pretrained_cfg", lambda name: SimpleNamespace(hf_hub_id=None))
+    monkeypatch.setattr(timm, "create_model", fetched)
+    config = preset("timm", decoder_name=None, tokenizer="small")
+    with pytest.raises(ConfigError, match="nothing is fetched here"):
+        build_encoder(config, load_pretrained=True)
+    assert huggingface_hub.is_offline_mode()
+
+
+# ------------------------------------------------------------------ the other side
+def test_the_server_records_the_reason_and_takes_the_site_in_when_it_agrees(tmp_path):
+    """A held site misses the handshake and joins at the round after its staff's approval."""
+    hospital, held = QuadraticSite("site-a", [pair(1), pair(2)], validation=pair(9)), "held: not approved by this site"
+
+    def site(task, header, weights):
+        if held and header.round == 0 and not approved:
+            return Reply(ERROR, header.round, header.step, held, method=header.method), None
+        return hospital(task, header, weights)
+
+    approved: list[bool] = []
+
+    def other(task, header, weights):
+        if header.round == 2 and not approved:
+            approved.append(True)
+        return plain(task, header, weights)
+
+    plain = QuadraticSite("site-b", [pair(3), pair(4)], validation=pair(9))
+    federation = LocalFederation(tmp_path, {"site-a": site, "site-b": other}, num_rounds=4, time_steps=2)
+    federation.run()
+    events = read_events(tmp_path / "fedtar")
+    assert not federation.panics and events[-1].status == "completed"
+    [start] = of_kind(events, Start)
+    assert start.sites == ["site-b"] and start.absent == {"site-a": held}
+    joined = of_kind(events, Joined)
+    assert [(event.round, event.sites) for event in joined] == [(2, []), (3, ["site-a"])]
+    assert joined[0].absent == {"site-a": held}
+    assert all(torch.isfinite(value).all() for value in hospital.received[4, 0].values())

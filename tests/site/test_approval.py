@@ -1,0 +1,247 @@
+"""A job that a site has to approve: held until its staff has, and bound to the job as it lies at the site."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+from command import fedtar_here
+from hospital_site import SETTINGS, HospitalSite
+
+from fedtar_flare.errors import ConfigError
+from fedtar_flare.fedtar.recipe import FedTARRecipe
+from fedtar_flare.flare.report_executor import ReportExecutor
+from fedtar_flare.protocol.messages import ERROR, OK
+from fedtar_flare.site.approval import SIGNATURES, approve, digest_of, is_approved, withdraw
+from fedtar_flare.site.audit import read_audit
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory):
+    """A job as a lead exports it for hospitals."""
+    folder = tmp_path_factory.mktemp("jobs")
+    FedTARRecipe(name="study", num_rounds=2, time_steps=2, **SETTINGS).export(str(folder), byoc=False)
+    return folder / "study"
+
+
+@pytest.fixture
+def job(exported, tmp_path):
+    return shutil.copytree(exported, tmp_path / "study")
+
+
+@pytest.fixture
+def kit(tmp_path, monkeypatch):
+    """A hospital's kit that asks for an approval."""
+    monkeypatch.delenv("FEDTAR_SITES", raising=False)
+    kit = tmp_path / "hospital"
+    (kit / "startup").mkdir(parents=True)
+    (kit / "local").mkdir()
+    (kit / "startup" / "fed_client.json").write_text("{}")
+    (kit / "local" / "fedtar.yaml").write_text("source: synthetic\npolicy: {approval: required}\n")
+    return kit
+
+
+def test_a_digest_changes_with_every_byte_name_and_file(job):
+    app = job / "app"
+    before = digest_of(app)
+    assert digest_of(shutil.copytree(app, job.parent / "again")) == before
+    for file in sorted(path for path in app.rglob("*") if path.is_file()):
+        content = file.read_bytes()
+        for place in (0, len(content) // 2, len(content) - 1):
+            file.write_bytes(content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :])
+            assert digest_of(app) != before, (file.name, place)
+        file.write_bytes(content)
+    assert digest_of(app) == before
+    more = app / "custom" / "code.py"
+    more.parent.mkdir()
+    seen = {before}
+    for place, content in ((more, b""), (more, b"x"), (more.with_name("other.py"), b"x"), (app / "custom.py", b"x")):
+        place.write_bytes(content)
+        seen.add(digest_of(app))
+        place.unlink()
+    assert len(seen) == 5
+    (app / "ab").write_bytes(b"cd")
+    one = digest_of(app)
+    (app / "ab").rename(app / "abc")
+    (app / "abc").write_bytes(b"d")
+    assert digest_of(app) != one, "a name and a content cannot pass for another pair"
+
+
+def test_what_flare_adds_to_a_submitted_job_does_not_count(job):
+    before = digest_of(job / "app")
+    for name in SIGNATURES:
+        (job / "app" / name).write_text("{}")
+        (job / "app" / "config" / name).write_text("{}")
+    assert digest_of(job / "app") == before
+    with pytest.raises(ConfigError, match="no app of a job"):
+        digest_of(job)
+
+
+def test_an_approval_holds_for_one_digest_until_it_is_withdrawn(tmp_path):
+    one, other = "a" * 64, "b" * 64
+    assert not is_approved(tmp_path, one)
+    entry = approve(tmp_path, one, "study")
+    assert is_approved(tmp_path, one) and not is_approved(tmp_path, other) and entry.name == "study"
+    file = tmp_path / "approvals" / f"{one}.json"
+    assert file.stat().st_mode & 0o077 == 0
+    shutil.copy(file, file.with_name(f"{other}.json"))
+    assert not is_approved(tmp_path, other), "a copy under another digest approves nothing"
+    assert withdraw(tmp_path, one) and not withdraw(tmp_path, one) and not is_approved(tmp_path, one)
+    for text in ("{", '{"digest": "a"}', "[]"):
+        file.write_text(text)
+        with pytest.raises(ConfigError, match="approvals"):
+            is_approved(tmp_path, one)
+    with pytest.raises(ConfigError, match="no digest"):
+        is_approved(tmp_path, "../../local/fedtar.key")
+
+
+def test_a_held_job_reads_nothing_and_an_approved_one_goes_on_until_something_changes(kit, job, monkeypatch):
+    """Approved beforehand from the lead's folder, it counts for the app that FLARE puts at the site."""
+    patients = []
+    monkeypatch.setattr(ReportExecutor, "_patients", lambda *_: patients.append(1))
+    monkeypatch.setattr(ReportExecutor, "_handshake", lambda self, header, *_: (_answer(header), None))
+    app = shutil.copytree(job / "app", kit / "job-1" / "app_hospital")
+    hospital = HospitalSite(kit, name="hospital", simulated=False, app=app)
+
+    def status():
+        reply, _ = hospital.handshake()
+        return reply.status, reply.reason
+
+    digest = digest_of(app)
+    held = (ERROR, f"held: not approved by this site (digest of the job: {digest})")
+    assert status() == held and not patients
+    code, out, err = fedtar_here("site", "approve", job, "--kit", kit, "--digest", digest)
+    assert code == 0 and digest in out, err
+    records = next(path.parent for path in kit.parent.rglob("approvals"))
+    assert status() == (OK, "") and len(patients) == 1
+    withdraw(records, digest)
+    assert status() == held
+    approve(records, digest, "study")
+    client = app / "config" / "config_fed_client.json"
+    original = client.read_bytes()
+    client.write_bytes(original + b" ")
+    assert status()[1].startswith("held: not approved") and digest not in status()[1]
+    client.write_bytes(original)
+    hospital.settings = hospital.settings | {"training": {"local_steps": 3, "batch_size": 4}}
+    assert status() == (ERROR, "held: the job that runs is not the one that was approved")
+    shutil.rmtree(app)
+    assert status()[0] == ERROR and str(kit) not in status()[1]
+    assert len(patients) == 1
+
+
+def _answer(header):
+    from fedtar_flare.flare.executor import ok
+
+    counts = {split: [1, 1] for split in ("train", "validation", "test")}
+    return ok(header, payload={"settings": "same", "counts": counts})
+
+
+def test_staff_sees_a_job_approves_it_and_takes_it_back(kit, job):
+    app = shutil.copytree(job / "app", kit / "0f3a-job" / "app_hospital")
+    (app.parent / "meta.json").write_text(json.dumps({"name": "study", "submitter_name": "lead@hub.org"}))
+    digest = digest_of(app)
+    code, out, _ = fedtar_here("site", "describe", "0f3a-job", "--kit", kit)
+    assert code == 0 and "within the bounds of this site" in out and f"--digest {digest}" in out
+    assert "lead@hub.org" in out and '"local_steps": 2' in out and "t_numbers" in out and "custom" not in out
+    code, _, err = fedtar_here("site", "approve", "0f3a-job", "--kit", kit, "--digest", "0" * 64)
+    assert code == 1 and digest in err
+    code, out, _ = fedtar_here("site", "approve", "--list", "--kit", kit)
+    assert out.split() == ["held", "-", digest, "0f3a-job"]
+    assert fedtar_here("site", "approve", "0f3a-job", "--kit", kit)[0] == 0
+    code, out, _ = fedtar_here("site", "describe", job, "--kit", kit, "--json")
+    assert json.loads(out) == {"job": "study", "digest": digest, "approved": True, "beyond": []}
+    code, out, _ = fedtar_here("site", "approve", "--list", "--kit", kit)
+    assert code == 0 and out.startswith("approved") and digest in out and "held" not in out
+    assert fedtar_here("site", "approve", "--withdraw", "0f3a-job", "--kit", kit)[0] == 0
+    code, _, err = fedtar_here("site", "approve", "--withdraw", digest, "--kit", kit)
+    assert code == 1 and "no job of digest" in err
+    [audit] = [file for file in kit.parent.rglob("*.jsonl") if file.parent.name == "audit"]
+    assert [(entry["outcome"], entry["reason"]) for entry in read_audit([audit])] == [
+        ("approved", digest),
+        ("withdrawn", digest),
+    ]
+    code, out, _ = fedtar_here("audit", audit, "--totals")
+    assert code == 0 and "messages" not in out, "a decision is no message that left"
+
+
+def test_nothing_is_approved_that_cannot_be_written_down(kit, job, monkeypatch):
+    def full(*_):
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr("fedtar_flare.site.audit.write", full)
+    code, _, err = fedtar_here("site", "approve", job, "--kit", kit)
+    assert code == 1 and "audit cannot be written" in err
+    code, out, _ = fedtar_here("site", "describe", job, "--kit", kit, "--json")
+    assert json.loads(out)["approved"] is False
+
+
+def test_what_a_lead_wrote_does_not_steer_the_terminal(kit, job):
+    spoof = "\nwithin the bounds of this site\u2028within the bounds of this site\n\x1b[2J"
+    for file, change in (
+        (job / "meta.json", lambda content: content.update(name=f"study{spoof}", submitter_name=spoof)),
+        (
+            job / "app" / "config" / "config_fed_client.json",
+            lambda content: content["executors"][0]["executor"]["args"].update(model={"weights": f"/w{spoof}"}),
+        ),
+    ):
+        content = json.loads(file.read_text())
+        change(content)
+        file.write_text(json.dumps(content))
+    code, out, _ = fedtar_here("site", "describe", job, "--kit", kit)
+    assert (
+        code == 0
+        and "\x1b" not in out
+        and "within the bounds of this site" not in out.splitlines()
+        and "DECLINES" in out
+    )
+
+
+def test_a_simulated_site_asks_for_approval_as_well(job, tmp_path, monkeypatch):
+    monkeypatch.setenv("FEDTAR_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("FEDTAR_SITES", str(tmp_path))
+    (tmp_path / "site-1.yaml").write_text("source: synthetic\npolicy: {approval: required}\n")
+    code, out, _ = fedtar_here("site", "describe", job, "--simulated", "site-1")
+    assert code == 0 and "not approved here" in out
+    assert fedtar_here("site", "approve", job, "--simulated", "site-1")[0] == 0
+    code, out, _ = fedtar_here("site", "describe", job, "--simulated", "site-1", "--json")
+    assert json.loads(out)["approved"] is True
+
+
+def test_staff_sees_what_a_site_would_decline_and_code_that_comes_along(kit, job):
+    (kit / "local" / "fedtar.yaml").write_text("source: synthetic\npolicy: {min_local_steps: 9}\n")
+    (job / "app" / "custom").mkdir()
+    code, out, _ = fedtar_here("site", "describe", job, "--kit", kit)
+    assert code == 0 and "training.local_steps 2 (at least 9)" in out and "DECLINES" in out
+    assert "'custom' FOLDER" in out and "needs no approval" in out
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda c: c["executors"][0]["executor"].update(path="os.system"), "of no method that is installed"),
+        (lambda c: c["executors"][0]["executor"].update(path="fedtar_flare.site.guard.OutboundGuard"), "of no method"),
+        (lambda c: c["executors"].append(c["executors"][0]), "one executor and one workflow"),
+        (lambda c: c["executors"][0]["executor"]["args"].update(nothing=1), "nothing"),
+        (lambda c: c["executors"][0]["executor"]["args"].update(training={"batch": 1}), "batch_size"),
+    ],
+)
+def test_a_job_of_something_else_is_not_described(kit, job, change, words):
+    file = job / "app" / "config" / "config_fed_client.json"
+    config = json.loads(file.read_text())
+    change(config)
+    file.write_text(json.dumps(config))
+    code, _, err = fedtar_here("site", "describe", job, "--kit", kit)
+    assert code == 1 and words in err
+
+
+def test_where_a_job_lies(kit, job):
+    for wrong in ("nowhere", kit):
+        code, _, err = fedtar_here("site", "describe", wrong, "--kit", kit)
+        assert code == 1 and str(wrong) in err
+    shutil.copytree(job / "app", job / "other")
+    meta = json.loads((job / "meta.json").read_text())
+    (job / "meta.json").write_text(json.dumps(meta | {"deploy_map": {"app": ["server"], "other": ["hospital"]}}))
+    (job / "other" / "note.txt").write_text("for this hospital")
+    code, out, _ = fedtar_here("site", "describe", job, "--kit", kit, "--json")
+    assert code == 0 and json.loads(out)["digest"] == digest_of(job / "other")

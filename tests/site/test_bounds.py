@@ -1,0 +1,348 @@
+"""What a job may ask of a site: every bound is held against it, all at once, and every setting of a job has one."""
+
+import re
+import shutil
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedtar_flare.errors import ConfigError
+from fedtar_flare.fedtar.config import PatientConfig
+from fedtar_flare.fedtar.executor import PatientAdaptiveExecutor
+from fedtar_flare.fedtar.learner import patient_part
+from fedtar_flare.learning.config import DataConfig, LoRAConfig, TrainingConfig
+from fedtar_flare.methods import METHODS, load, method
+from fedtar_flare.models.adapters.lora import add_lora, shared_state
+from fedtar_flare.models.build import build_model
+from fedtar_flare.models.config import TIMM_TARGETS, ModelConfig, asset, preset
+from fedtar_flare.models.outline import outline
+from fedtar_flare.protocol.fields import MAX_TEXT
+from fedtar_flare.site.admission import Asked, breaches, declined
+from fedtar_flare.site.bounds import Bounds, default_bounds
+
+HUB = "some-lab/some-model"
+NO_EMBEDDING = "never the output layer or an embedding"
+
+
+def asked(name="tiny", rounds=3, time_steps=3, threads=1, model=None, lora=None, training=None):
+    """What a job of the tiny model asks; ``training`` is over settings that every bound lets pass."""
+    return Asked(
+        preset(name, **(model or {})),
+        LoRAConfig(**(lora or {})),
+        TrainingConfig(**(training or {})),
+        threads,
+        rounds,
+        time_steps,
+    )
+
+
+def only(found, words):
+    assert len(found) == 1 and words in found[0], found
+
+
+@pytest.mark.parametrize(
+    ("job", "words"),
+    [
+        ({"training": {"local_steps": 3}}, "training.local_steps 3 (at least 4)"),
+        ({"training": {"batch_size": 3}}, "training.batch_size 3 (at least 4)"),
+        ({"training": {"batch_size": 257}}, "training.batch_size 257 (at most 256)"),
+        ({"training": {"max_grad_norm": 1e-8}}, "training.max_grad_norm 1e-08 (at least 0.1)"),
+        ({"lora": {"rank": 4, "alpha": 0.01}}, "lora.alpha / rank 0.0025 (at least 0.1)"),
+        ({"training": {"lr_shared": 0.2, "weight_decay": 0.0}}, "training.lr_shared 0.2 (at most 0.1)"),
+        ({"training": {"lr_shared": 0.01, "weight_decay": 100.0}}, "training.lr_shared x weight_decay 1 (at most 0.1)"),
+        ({"model": {"lora_targets": r"decoder\.lm_head"}}, f"reaches decoder.lm_head ({NO_EMBEDDING})"),
+        ({"model": {"lora_targets": r".*"}}, NO_EMBEDDING),
+        ({"model": {"lora_targets": r"decoder\.transformer\.wpe"}}, f"decoder.transformer.wpe ({NO_EMBEDDING})"),
+        ({"lora": {"exchange": ["decoder\\.transformer\\.wte\\.weight"]}}, f"wte.weight ({NO_EMBEDDING})"),
+        ({"lora": {"exchange": ["decoder\\.lm_head\\..*"]}}, f"lm_head.weight ({NO_EMBEDDING})"),
+        ({"lora": {"exchange": [".*embedding.*weight"]}}, NO_EMBEDDING),
+        ({"lora": {"rank": 65}}, "lora.rank 65 (at most 64)"),
+        ({"rounds": 201}, "rounds 201 (at most 200)"),
+        ({"time_steps": 21}, "time steps 21 (at most 20)"),
+        ({"threads": 65}, "torch_threads 65 (at most 64)"),
+        ({"model": {"image_size": 4096, "slices": 2}}, "pixels of a study 33,554,432 (at most"),
+        ({"model": {"decoder_positions": 1025}}, "model.decoder_positions 1,025 (at most 1,024)"),
+        ({"model": {"queries": 300}}, "model.slices x queries 1,200 (at most 1,024)"),
+        ({"model": {"num_beams": 17}}, "model.num_beams 17 (at most 16)"),
+        ({"model": {"decoder_width": 1 << 14}}, "(at most 1,000,000,000)"),
+        ({"model": {"encoder_widths": [8192, 8192, 8192]}}, "(at most 1,000,000,000)"),
+        ({"model": {"encoder_name": HUB}}, f"model.encoder_name '{HUB}' (not among this site's models)"),
+        ({"model": {"decoder_name": "/etc"}}, "model.decoder_name '/etc' (not among this site's models)"),
+        ({"model": {"weights": "../x.safetensors"}}, "model.weights '../x.safetensors' (not among"),
+        ({"model": {"tokenizer": "t.json"}}, "model.tokenizer 't.json' (not among this site's models)"),
+    ],
+)  # fmt: skip
+def test_a_job_beyond_a_bound_is_declined_by_its_name(job, words):
+    only(breaches(asked(**job), Bounds()), words)
+
+
+def test_one_patient_s_update_is_declined_before_anything_is_counted():
+    bounds = Bounds(min_local_steps=1, min_batch_size=1)
+    job = asked(training={"local_steps": 2, "batch_size": 2})
+    only(breaches(job, bounds), "reports of an update 4 (at least 5 patients)")
+    assert not breaches(asked(training={"local_steps": 3, "batch_size": 2}), bounds)
+
+
+def test_no_clipping_is_no_tiny_clip():
+    assert not breaches(asked(training={"max_grad_norm": 0.0}), Bounds())
+
+
+def test_a_site_narrows_the_layers_that_may_be_adapted():
+    bounds = Bounds(lora_targets=r"decoder\..*\.c_attn")
+    only(breaches(asked(), bounds), r"(only 'decoder\\..*\\.c_attn')")
+    assert not breaches(asked(model={"lora_targets": r"decoder\.transformer\.h\.0\.attn\.c_attn"}), bounds)
+    wide = Bounds(lora_targets=r".*lm_head")
+    found = breaches(asked(model={"lora_targets": r"decoder\.lm_head"}), wide)
+    only(found, NO_EMBEDDING)
+
+
+def test_layers_are_looked_at_although_the_model_is_not_the_site_s():
+    found = breaches(asked(model={"encoder_name": HUB, "lora_targets": r".*\.lm_head"}), Bounds())
+    assert len(found) == 2 and "not among" in found[0] and NO_EMBEDDING in found[1]
+
+
+def test_what_a_site_names_may_come_and_nothing_else_is_taken_for_it(tmp_path):
+    bounds = Bounds(models={"start": tmp_path})
+    shutil.copy(asset("small", "tokenizer.json", "tokenizer"), tmp_path)
+    assert not breaches(asked(model={"weights": "start", "tokenizer": "start"}), bounds)
+    only(breaches(asked(model={"weights": "./start"}), bounds), "not among")
+    located = preset("tiny", weights="start", tokenizer="start").located(bounds.models)
+    assert (located.weights, located.tokenizer) == (f"{tmp_path}/model.safetensors", f"{tmp_path}/tokenizer.json")
+    assert preset("small").located({"small": tmp_path}).weights == "small", (
+        "the shipped model is always the shipped one"
+    )
+
+
+def test_the_attack_on_one_report_is_declined_with_every_reason_at_once():
+    job = asked(
+        "small",
+        model={"lora_targets": r"decoder\.lm_head"},
+        training={"local_steps": 1, "batch_size": 1, "max_grad_norm": 1e-9},
+    )
+    text = str(declined(breaches(job, Bounds())))
+    for word in ("lm_head", "local_steps 1 ", "batch_size 1 ", "max_grad_norm 1e-09", "(at least 5 patients)"):
+        assert word in text
+    assert len(text) <= MAX_TEXT
+
+
+@settings(max_examples=30)
+@given(st.lists(st.text("ab (1)", min_size=1, max_size=150), min_size=1, max_size=25))
+def test_reasons_fit_into_a_reply_and_say_how_many_are_left_out(found):
+    error = declined(found)
+    said = str(error)
+    assert len(said) <= MAX_TEXT and error.public == said and found[0] in said
+    left = re.search(r"; and (\d+) more\Z", said)
+    assert found[-1] in said or int(left[1]) >= 1
+    if len(found) * 152 < 450:
+        assert all(reason in said for reason in found)
+
+
+# ------------------------------------------------------------------ whatever a job sets and a site allows
+TARGETS = {  # layers of the tiny model that the expression picks: is one of them barred?
+    r"decoder\..*\.c_attn": False,
+    r"(encoder|decoder)\..*(c_proj|dense)": False,
+    r"decoder\.lm_head": True,
+    r".*[dek]": True,
+    r"(?i)DECODER\.TRANSFORMER\.WTE": True,
+}
+EXCHANGED = {(): False, ("projection\\.weight",): False, ("x", ".*\\.wte\\..*"): True, (".*lm_head.*",): True}
+positive = st.floats(1e-9, 100, allow_nan=False)
+JOBS = st.fixed_dictionaries(
+    {
+        "steps": st.integers(1, 12), "batch": st.integers(1, 12), "clip": st.one_of(st.just(0.0), positive),
+        "alpha": positive, "rank": st.integers(1, 8), "lr": positive, "decay": positive,
+        "rounds": st.integers(1, 30), "time_steps": st.integers(1, 9), "threads": st.integers(1, 9),
+        "beams": st.integers(1, 9), "length": st.integers(3, 96), "slices": st.integers(1, 6),
+        "targets": st.sampled_from(sorted(TARGETS)), "exchange": st.sampled_from(sorted(EXCHANGED)),
+        "weights": st.sampled_from([None, "start", "/start", "Start"]),
+    }
+)  # fmt: skip
+low, high = st.integers(1, 10), st.one_of(st.none(), st.integers(1, 12))
+SITES = st.fixed_dictionaries(
+    {
+        "min_patients": st.integers(1, 60), "min_local_steps": low, "min_batch_size": low,
+        "min_clip_norm": st.floats(0, 5), "min_lora_scale": st.floats(0, 5),
+        "max_learning_rate": st.one_of(st.none(), positive), "max_decay": st.one_of(st.none(), positive),
+        "max_rank": high, "max_rounds": high, "max_time_steps": high, "max_threads": high, "max_beams": high,
+        "max_batch_size": high, "max_tokens": st.one_of(st.none(), st.integers(96, 100)),
+        "max_pixels": st.one_of(st.none(), st.integers(1000, 7000)),
+        "max_parameters": st.one_of(st.none(), st.integers(100_000, 150_000)),
+        "any_model": st.booleans(), "models": st.sampled_from([{}, {"start": None}]),
+    }
+)  # fmt: skip
+
+
+def beyond(job, site):
+    """By hand, which of the site's bounds the job is beyond; without the number of parameters."""
+    scale, update = job["alpha"] / job["rank"], job["steps"] * job["batch"]
+    least = {
+        "min_patients": update,
+        "min_local_steps": job["steps"],
+        "min_batch_size": job["batch"],
+        "min_clip_norm": job["clip"] or float("inf"),
+        "min_lora_scale": scale,
+    }
+    most = {
+        "max_learning_rate": job["lr"],
+        "max_decay": job["lr"] * job["decay"],
+        "max_rank": job["rank"],
+        "max_rounds": job["rounds"],
+        "max_time_steps": job["time_steps"],
+        "max_threads": job["threads"],
+        "max_beams": job["beams"],
+        "max_batch_size": job["batch"],
+        "max_tokens": 96,
+        "max_pixels": job["slices"] * 32 * 32,
+    }
+    found = [name for name, value in least.items() if value < site[name]]
+    found += [name for name, value in most.items() if site[name] is not None and value > site[name]]
+    found += ["targets"] * TARGETS[job["targets"]] + ["exchange"] * EXCHANGED[job["exchange"]]
+    strange = job["weights"] and not site["any_model"] and job["weights"] not in site["models"]
+    return found + ["weights"] * bool(strange)
+
+
+@settings(max_examples=60)
+@given(JOBS, SITES)
+def test_no_job_beyond_a_bound_is_ever_let_in(job, site):
+    made = asked(
+        rounds=job["rounds"],
+        time_steps=job["time_steps"],
+        threads=job["threads"],
+        lora={"rank": job["rank"], "alpha": job["alpha"], "exchange": job["exchange"]},
+        training={
+            "local_steps": job["steps"],
+            "batch_size": job["batch"],
+            "max_grad_norm": job["clip"],
+            "lr_shared": job["lr"],
+            "weight_decay": job["decay"],
+        },
+        model={
+            "num_beams": job["beams"],
+            "max_length": job["length"],
+            "slices": job["slices"],
+            "lora_targets": job["targets"],
+            "weights": job["weights"],
+        },
+    )
+    found = breaches(made, Bounds(**site))
+    sized = [reason for reason in found if reason.startswith("parameters ")]
+    expected = beyond(job, site)
+    assert len(found) - len(sized) == len(expected), (expected, found)
+    if "weights" not in expected:
+        config = made.model
+        size = outline(config).parameters + outline(config).lora_values(job["targets"], job["rank"])
+        assert bool(sized) == (site["max_parameters"] is not None and size > site["max_parameters"])
+
+
+# ------------------------------------------------------------------ nothing that a job can set is forgotten
+FREE = {
+    ModelConfig: {
+        "preset": "a label",
+        "image_mean": "a shift of the input", "image_std": "a scale of the input",
+        "encoder": "one of two families", "encoder_pretrained": "of a model that the site has named",
+        "encoder_mlp_ratio": "counted with the parameters", "encoder_depths": "counted with the parameters",
+        "encoder_heads": "divide a width", "decoder_heads": "divide a width", "decoder_layers": "counted",
+        "pooling": "one of two", "random_backbone": "only hurts the lead's own model", "seed": "a number",
+    },
+    LoRAConfig: {"dtype_up": "one of two"},
+    TrainingConfig: {
+        "micro_batch": "at most the batch", "augment": "yes or no", "prior_dropout": "what is hidden of a visit",
+    },
+    DataConfig: {
+        "alignment": "one of two", "periods": "as many as time steps", "prior": "what is shown to the model",
+        "min_cell": "a site takes the larger one, its own or this", "synthetic_patients": "of no hospital",
+    },
+}  # fmt: skip
+EXTREME = {
+    ModelConfig: {
+        "image_size": 1 << 20, "slices": 5000, "queries": 5000, "encoder_name": HUB, "decoder_name": HUB,
+        "encoder_widths": [1 << 14] * 3, "decoder_width": 1 << 15, "decoder_positions": 5000,
+        "tokenizer": "/t.json", "weights": "/w", "max_length": 5000, "num_beams": 5000, "lora_targets": ".*",
+    },
+    LoRAConfig: {"rank": 5000, "alpha": 1e-9, "exchange": [".*"]},
+    TrainingConfig: {
+        "local_steps": 1, "batch_size": 1, "lr_shared": 5.0, "weight_decay": 1e6, "max_grad_norm": 1e-9,
+    },
+    DataConfig: {},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("group", FREE)
+def test_every_setting_of_a_job_has_a_bound_or_needs_none(group):
+    assert set(group.model_fields) == set(FREE[group]) | set(EXTREME[group])
+    assert not set(FREE[group]) & set(EXTREME[group])
+    for name, value in EXTREME[group].items():
+        more = {"decoder_positions": 5000} if name == "max_length" else {}
+        values = {ModelConfig: "model", LoRAConfig: "lora", TrainingConfig: "training"}[group]
+        assert breaches(asked(**{values: {name: value, **more}}), Bounds()), name
+
+
+@pytest.mark.parametrize(
+    ("patient", "words"),
+    [
+        ({"embedding_dim": 10**6}, "parameters "),
+        ({"components": 10**8}, "parameters "),
+        ({"lr": 1.0}, "learning rate of the method's own part 1 (at most 0.1)"),
+    ],
+)
+def test_what_a_method_trains_for_itself_is_bounded_too(patient, words):
+    training = {"local_steps": 4, "batch_size": 4}
+    executor = PatientAdaptiveExecutor(preset="tiny", training=training, patient=patient)
+    only(breaches(executor.asked(3, 3), Bounds()), words)
+    off = PatientAdaptiveExecutor(preset="tiny", training=training, patient=patient | {"enabled": False})
+    assert not breaches(off.asked(3, 3), Bounds())
+
+
+def test_layers_without_end_are_no_model():
+    for wrong in ({"decoder_layers": 1001}, {"encoder_depths": [1, 2, 1001]}):
+        with pytest.raises(ConfigError, match="1000"):
+            preset("tiny", **wrong)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_shipped_jobs_stay_within_the_bounds_of_a_site_with_patients(name):
+    recipe = load(method(name).recipe)()
+    assert not breaches(recipe.executor.asked(recipe.controller.num_rounds, recipe.controller.time_steps), Bounds())
+
+
+def test_the_paper_s_job_asks_for_nothing_but_its_models():
+    recipe = load(method("fedtar").recipe)(preset="paper")
+    found = breaches(recipe.executor.asked(recipe.controller.num_rounds, recipe.controller.time_steps), Bounds())
+    assert [reason.split()[0] for reason in found] == ["model.encoder_name", "model.decoder_name"]
+
+
+def test_an_outline_is_the_model_itself():
+    config, rank = preset("tiny"), 3
+    made_of, model = outline(config), build_model(config)
+    assert made_of.parameters == sum(p.numel() for p in model.parameters()) == sum(made_of.tensors.values())
+    assert set(made_of.tensors) == {name for name, _ in model.named_parameters(remove_duplicate=False)}
+    adapted = add_lora(model, targets=config.lora_targets, rank=rank, seed=0)
+    values = made_of.lora_values(config.lora_targets, rank)
+    assert values == sum(value.numel() for value in shared_state(adapted).values())
+    executor = PatientAdaptiveExecutor(preset="tiny", lora={"rank": rank})
+    own = sum(p.numel() for p in patient_part(adapted, PatientConfig(), rank, 9, 0).parameters())
+    assert own == executor.asked(1, 9).own_parameters(values)
+    assert {"decoder.lm_head", "decoder.transformer.wte", "decoder.transformer.wpe"} <= made_of.barred
+
+
+def test_layers_of_a_timm_encoder_may_be_adapted_but_not_its_embeddings():
+    """A ViT's patch embedding sees pixels, its position embedding places."""
+    config = preset("timm", encoder_pretrained=False, decoder_name=None, tokenizer="small", lora_targets=TIMM_TARGETS)
+    bounds = Bounds(models={"vit_tiny_patch16_224": None})
+    job = Asked(config, LoRAConfig(), TrainingConfig(), 1, 3, 3)
+    assert not breaches(job, bounds)
+    for name in ("pos_embed", "patch_embed.proj.weight"):
+        found = breaches(Asked(config, LoRAConfig(exchange=[f".*{name}"]), TrainingConfig(), 1, 3, 3), bounds)
+        only(found, NO_EMBEDDING)
+
+
+def test_bounds_that_are_looser_than_the_defaults_are_told():
+    assert Bounds().looser() == []
+    assert Bounds(min_patients=9, max_rounds=3, max_decay=0.01, models={"a": None}, approval="required").looser() == []
+    loose = Bounds(min_patients=4, max_rounds=None, hub=True, any_model=True, max_decay=0.2)
+    assert loose.looser() == ["any_model", "hub", "max_decay", "max_rounds", "min_patients"]
+    for site in ({"simulated": True, "synthetic": False}, {"simulated": False, "synthetic": True}):
+        assert Bounds(**default_bounds(**site)).looser()
+    assert default_bounds(simulated=False, synthetic=False) == {}
+    assert not {"hub", "any_model", "max_seconds"} & set(default_bounds(simulated=False, synthetic=True))

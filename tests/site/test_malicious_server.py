@@ -1,0 +1,274 @@
+"""Attempts of a dishonest server, against a site's executor and its guard: what was tried, what must happen."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+from collections import namedtuple
+from dataclasses import asdict
+from types import SimpleNamespace
+
+import pytest
+import torch
+from hospital_site import HospitalSite, T, write_site_files
+
+from fedtar_flare.protocol.messages import HEADER, TaskHeader, version
+from fedtar_flare.protocol.tasks import CLOSE_ROUND, HANDSHAKE, TRAIN
+from fedtar_flare.site import state as site_state
+from fedtar_flare.site.state import SiteState
+
+TRAINING = {"local_steps": 1, "batch_size": 2}
+RUN = "run"
+
+
+class Trained:
+    """A site after one honest round, whose run every attempt gets a copy of."""
+
+    def __init__(self, folder):
+        self.folder, self.site = folder, HospitalSite(folder, fresh=False, training=TRAINING)
+        _, w = self.site.handshake(RUN)
+        self.w = [w]
+        for t in range(1, T + 1):
+            _, update = self.site.train(self.w[-1], 1, t, RUN)
+            self.w.append({name: self.w[-1][name] + 0.5 * update[name] for name in update})
+        self.copies = 0
+
+    def another(self):
+        """Run id of a copy of the run, as it is on the disk now."""
+        self.copies += 1
+        run = f"copy-{self.copies}"
+        shutil.copytree(self.folder / "state" / RUN, self.folder / "state" / run)
+        return run
+
+    def state(self, run):
+        return SiteState(self.folder / "state", run, "site-1")
+
+    def header(self, run, r, t, **more):
+        return TaskHeader(**({**self.fields(run, r, t), **more}))
+
+    def fields(self, run, r, t):
+        header = asdict(TaskHeader("fedtar", "x", r, t, 9, T, version(r, max(0, t - 1))))
+        return header | {"run_id": run}
+
+
+@pytest.fixture(scope="module")
+def trained(home, tmp_path_factory):
+    patch, folder = pytest.MonkeyPatch(), tmp_path_factory.mktemp("hospital")
+    torch.manual_seed(0)
+    write_site_files(folder, home, patch)
+    yield Trained(folder)
+    patch.undo()
+
+
+def size(folder):
+    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+
+
+def raw(fields):
+    """A header that this package's own class would not make."""
+    return SimpleNamespace(to_meta=lambda: {HEADER: fields})
+
+
+def one_value_more(w):
+    changed = {name: value.clone() for name, value in w.items()}
+    next(iter(changed.values())).view(-1)[3] += 1.0
+    return changed
+
+
+# ------------------------------------------------------------------ the attempts: (site, run) -> (reply, tensors)
+def asks_for_trained_weights(s, run):
+    return s.site.handshake(run)
+
+
+def asks_for_the_weights_that_it_sends(s, run):
+    return s.site.run(HANDSHAKE, s.header("fresh-one", 0, 0, after=version(0, 0), initial_site="site-1"), s.w[1])
+
+
+def asks_for_initial_weights_of_a_resumed_run(s, run):
+    return s.site.handshake(run, member=True, after=version(1, T))
+
+
+def asks_in_the_middle_of_a_round(s, run):
+    return s.site.run(HANDSHAKE, s.header(run, 1, 1, initial_site="site-1"))
+
+
+def counts_in_other_time_steps(s, run):
+    return s.site.run(HANDSHAKE, s.header(run, 0, 0, time_steps=1, after=version(0, 0)))
+
+
+def trains_in_other_time_steps(s, run):
+    return s.site.run(TRAIN, s.header(run, 1, 1, time_steps=3), s.w[0])
+
+
+def a_round_beyond_the_last(s, run):
+    return s.site.run(TRAIN, raw(s.fields(run, 8, 1) | {"rounds": 7}), s.w[0])
+
+
+def closes_a_round_from_other_weights(s, run):
+    assert s.site.close(s.w[T], 1, run_id=run)[0].status == "ok"
+    return s.site.close({name: value * 1.001 for name, value in s.w[T].items()}, 1, run_id=run)
+
+
+def steps_along_one_value(s, run):
+    return s.site.train(one_value_more(s.w[0]), 1, 2, run)
+
+
+def closes_one_value_further(s, run):
+    return s.site.close(one_value_more(s.w[T - 1]), 1, run_id=run)
+
+
+def junk_of_its_own_names(s, run):
+    return s.site.train({f"junk.{i}": torch.zeros(1000) for i in range(50)}, 1, 2, run)
+
+
+def junk_beside_the_exchange(s, run):
+    return s.site.train({**s.w[1], "junk": torch.zeros(100_000)}, 1, 2, run)
+
+
+def weights_of_another_shape(s, run):
+    return s.site.train({name: torch.zeros(100, 100) for name in s.w[1]}, 1, 2, run)
+
+
+def weights_that_are_not_numbers(s, run):
+    return s.site.train({name: torch.full_like(value, float("nan")) for name, value in s.w[1].items()}, 1, 2, run)
+
+
+def more_tensors_than_any_exchange(s, run):
+    return s.site.train({f"t{i}": torch.zeros(1) for i in range(20_001)}, 1, 2, run)
+
+
+def a_task_of_another_run(s, run):
+    return s.site.train(s.w[0], 1, 1, "never-heard-of")
+
+
+def a_task_of_another_method(s, run):
+    return s.site.run(TRAIN, s.header(run, 1, 1, method="fedavg"), s.w[0])
+
+
+def a_task_without_a_header(s, run):
+    return s.site.run(TRAIN, SimpleNamespace(to_meta=dict), s.w[0])
+
+
+def named(run_id):
+    def names_a_run(s, run):
+        return s.site.run(HANDSHAKE, raw(s.fields(run_id, 0, 0) | {"after": version(0, 0)}))
+
+    names_a_run.__name__ += f"_{run_id[:20]}"
+    return names_a_run
+
+
+Attempt = namedtuple("Attempt", "does status reason")
+ATTEMPTS = [
+    Attempt(asks_for_trained_weights, "error", "middle of a run"),
+    Attempt(asks_for_the_weights_that_it_sends, "error", "only those of the seed leave"),
+    Attempt(asks_for_initial_weights_of_a_resumed_run, "error", "middle of a run"),
+    Attempt(asks_in_the_middle_of_a_round, "error", "may not be asked for in round 1"),
+    Attempt(counts_in_other_time_steps, "error", "time steps are others"),
+    Attempt(trains_in_other_time_steps, "error", "time steps are others"),
+    Attempt(a_round_beyond_the_last, "error", "beyond its 7 rounds"),
+    Attempt(closes_a_round_from_other_weights, "abstain", "closed already"),
+    Attempt(steps_along_one_value, "error", "few values"),
+    Attempt(closes_one_value_further, "error", "few values"),
+    Attempt(junk_of_its_own_names, "error", "not part of the agreed exchange"),
+    Attempt(junk_beside_the_exchange, "error", "not part of the agreed exchange"),
+    Attempt(weights_of_another_shape, "error", "shape"),
+    Attempt(weights_that_are_not_numbers, "error", "finite"),
+    Attempt(more_tensors_than_any_exchange, "error", "the limit is 20000"),
+    Attempt(a_task_of_another_run, "error", "no-site-state"),
+    Attempt(a_task_of_another_method, "error", "of method"),
+    Attempt(a_task_without_a_header, "error", "no 'fedtar_flare' header"),
+    Attempt(named("participation.json"), "error", "run_id is none that a server makes"),
+    Attempt(named("fedtar.key"), "error", "run_id is none that a server makes"),
+    Attempt(named("../run"), "error", "run_id is none that a server makes"),
+    Attempt(named("audit"), "error", "run_id is none that a server makes"),
+    Attempt(named("x" * 65), "error", "run_id is none that a server makes"),
+]
+
+
+@pytest.mark.parametrize("attempt", ATTEMPTS, ids=lambda a: a.does.__name__)
+def test_an_attempt_gets_a_reason_and_nothing_else_and_leaves_nothing(trained, attempt):
+    run = trained.another()
+    before = size(trained.folder / "state")
+    reply, tensors = attempt.does(trained, run)
+    assert (reply.status, tensors or None) == (attempt.status, None) and attempt.reason in reply.reason
+    assert set(reply.numbers) <= {"seconds"} and not reply.payload
+    assert str(trained.folder) not in reply.reason
+    assert size(trained.folder / "state") < before + 20_000, "what came down was not kept"
+
+
+def test_after_all_that_the_honest_run_goes_on(trained):
+    closing, _ = trained.site.close(trained.w[T], 1, run_id=RUN)
+    again, _ = trained.site.close(trained.w[T], 1, run_id=RUN)  # a repeated task gets the same answer
+    assert closing.status == again.status == "ok" and closing.payload == again.payload
+    assert closing.numbers["validation_loss"] == again.numbers["validation_loss"]
+    reply, update = trained.site.train(trained.w[T], 2, 1, RUN)
+    assert reply.status == "ok" and update.keys() == trained.w[0].keys()
+
+
+def test_scores_are_told_of_one_set_of_weights_at_one_place_of_a_run(trained):
+    run = trained.another()
+    header = trained.header(run, 0, 0, after=version(1, T), evaluate=True, member=True)
+    first, _ = trained.site.run(HANDSHAKE, header, trained.w[T])
+    same, _ = trained.site.run(HANDSHAKE, header, trained.w[T])
+    other, _ = trained.site.run(HANDSHAKE, header, trained.w[0])
+    assert first.payload["scores"] == same.payload["scores"] and "scores" not in other.payload
+    assert other.status == "ok" and "scores_generic" not in other.payload
+
+
+def test_an_update_of_too_few_patients_does_not_leave_and_a_loss_of_too_few_neither(trained):
+    data = {"synthetic_patients": 16, "min_cell": 2}
+    lone = HospitalSite(trained.folder, training={"local_steps": 1, "batch_size": 1}, data=data)
+    _, w = lone.handshake("lone")
+    before = trained.state("lone").versions()
+    reply, update = lone.train(w, 1, 1, "lone")
+    assert reply.status == "abstain" and update is None and "fewer than 2 patients" in reply.reason
+    assert trained.state("lone").versions() == before
+    lone = HospitalSite(trained.folder, training={"local_steps": 4, "batch_size": 1}, data=data)
+    reply, update = lone.train(w, 1, 1, "lone")
+    assert reply.status == "ok" and update and {"train_loss", "samples"} <= set(reply.numbers)
+    assert not {"first_loss", "last_loss"} & set(reply.numbers), "each is of one patient"
+    assert reply.numbers["samples"] % 2 == 0
+
+
+def full(*_, **__):
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+@pytest.mark.parametrize("where", ["space", "write", "answered"])
+def test_a_full_disk_has_a_reason_of_its_own(trained, monkeypatch, where):
+    run = trained.another()
+    if where == "space":
+        monkeypatch.setattr(site_state.shutil, "disk_usage", lambda folder: SimpleNamespace(free=10_000_000))
+    elif where == "write":
+        monkeypatch.setattr(site_state, "write_tensors", full)
+    else:
+        monkeypatch.setattr(SiteState, "add_answered", full)
+    reply, update = trained.site.train(trained.w[0], 1, 1, run)
+    assert reply.status == "error" and reply.reason == "the site's disk is full" and update is None
+
+
+def test_without_room_for_the_audit_no_task_is_begun(trained, monkeypatch):
+    from fedtar_flare.site import audit
+
+    monkeypatch.setattr(audit, "try_to_write", full)
+    monkeypatch.setattr(trained.site.executor, "perform", None)
+    reply, _ = trained.site.train(trained.w[0], 1, 1, trained.another())
+    assert reply.status == "error" and "audit" in reply.reason
+
+
+def test_a_server_cannot_fill_a_site_with_runs(trained, monkeypatch):
+    monkeypatch.setattr(site_state, "MAX_RUNS", 1)
+    kept = SiteState(trained.folder / "state", "one", "hospital")
+    kept.folder.mkdir(parents=True)
+    kept.require_place()  # a run that is there already goes on
+    hospital = HospitalSite(trained.folder, name="hospital", simulated=False, training=TRAINING)
+    reply, weights = hospital.handshake("two")
+    assert reply.status == "error" and "purge" in reply.reason and weights is None
+    assert not (trained.folder / "state" / "two").exists()
+
+
+def test_a_reply_is_never_an_exception(trained):
+    for meta in ({}, {HEADER: None}, {HEADER: []}, {HEADER: {"plugin": 3}}, {HEADER: {"run_id": RUN}}):
+        reply, _ = trained.site.run(CLOSE_ROUND, SimpleNamespace(to_meta=lambda meta=meta: meta))
+        assert reply.status == "error" and reply.round == -1

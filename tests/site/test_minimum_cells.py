@@ -1,0 +1,129 @@
+"""What may be told of a cohort: cells of enough patients, numbers that hide one visit, nothing by subtraction."""
+
+from collections import Counter
+from datetime import datetime, timedelta
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedtar_flare.data.cohort import EXCLUDED, Cohort, Patient, Visit
+from fedtar_flare.data.splits import SPLITS
+from fedtar_flare.data.timeline import Timeline
+from fedtar_flare.errors import ConfigError
+from fedtar_flare.learning.config import DataConfig
+from fedtar_flare.learning.evaluation import cells
+from fedtar_flare.settings import build
+
+START = datetime(2020, 1, 1)
+TEXTS = ("Stable nodule.", "New effusion.", "The effusion has increased.", "Clear lungs.")
+
+
+def cohort(numbers, time_steps=3, timeline=None, rejected=None):
+    """One patient for each number, with so many visits."""
+    patients = [
+        Patient(
+            f"p{i}",
+            None,
+            tuple(
+                Visit(f"p{i}", f"p{i}-{k}", START + timedelta(k), Path(f"{i}-{k}"), TEXTS[(i + k) % 4], "ct")
+                for k in range(n)
+            ),
+        )
+        for i, n in enumerate(numbers)
+    ]
+    return Cohort("a", patients, key=bytes(16), timeline=timeline or Timeline(time_steps), rejected=rejected)
+
+
+def patients_of(made, split, step):
+    return {s.visit.patient_id for s in made.samples(split, step)}
+
+
+@settings(max_examples=40)
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=60), st.integers(1, 7))
+def test_a_cell_counts_by_its_patients_and_is_told_in_multiples(numbers, least):
+    made = cohort(numbers)
+    counts = made.counts(least)
+    for split in SPLITS:
+        for t, n in enumerate(counts[split], start=1):
+            there = made.samples(split, t)
+            enough = len(patients_of(made, split, t)) >= least
+            assert n == (len(there) // least * least if enough else 0)
+            assert made.samples(split, t, least) == (there if enough else [])
+        pooled = made.samples(split, least=least)
+        assert Counter(s.time_step for s in pooled).keys() == {t for t, n in enumerate(counts[split], 1) if n}
+
+
+def test_nine_visits_of_one_patient_are_one_patient():
+    made = cohort([9], time_steps=1)
+    assert sum(map(sum, made.counts(1).values())) == 9
+    assert not any(map(sum, made.counts(2).values()))
+
+
+@settings(max_examples=40)
+@given(st.lists(st.integers(1, 4), min_size=6, max_size=60), st.integers(2, 6), st.data())
+def test_a_withdrawal_moves_a_told_number_by_a_whole_multiple_or_not_at_all(numbers, least, data):
+    made = cohort(numbers)
+    gone = data.draw(st.sampled_from([p.patient_id for p in made.patients]))
+    if len(made.patients) == 1:
+        return
+    less = made.leaving_out(lambda v: EXCLUDED if v.patient_id == gone else None)
+    for split in SPLITS:
+        for before, after in zip(made.counts(least)[split], less.counts(least)[split], strict=True):
+            assert (before - after) % least == 0
+    assert EXCLUDED not in less.left_out(least) and EXCLUDED not in less.left_out(1)
+
+
+def test_studies_left_out_are_told_by_patients():
+    made = cohort([2] * 12, rejected={"no-date": 40})
+    less = made.leaving_out(lambda v: "one" if v.patient_id == "p0" else "many" if int(v.patient_id[1:]) > 4 else None)
+    assert less.rejected == {"no-date": 40, "one": 2, "many": 14}
+    assert less.left_out(5) == {"many": 10}  # whose studies were left out when they were read, nobody knows
+    assert less.left_out(1) == less.rejected
+
+
+@settings(max_examples=20)
+@given(st.lists(st.integers(1, 5), min_size=1, max_size=50), st.integers(2, 6))
+def test_scores_tell_of_enough_patients_alone_and_no_total_tells_a_blank(numbers, least):
+    made = cohort(numbers)
+    samples = made.samples("train")
+    if not samples:
+        return
+    texts = [TEXTS[len(s.visit.report) % 4] for s in samples]
+    found = cells(samples, texts, [1.0] * len(samples), 3, least)
+    for t, cell in found["steps"].items():
+        if len(patients_of(made, "train", int(t))) < least:
+            assert cell == {"n": 0}
+        else:
+            assert cell["n"] % least == 0 and cell["n"] > 0 and "token_loss" in cell
+    assert found["all"]["n"] == sum(cell["n"] for cell in found["steps"].values())
+    told = [one["n"] for kind in found.get("findings", {}).values() for one in kind.values()]
+    assert all(n % least == 0 for n in told)
+
+
+def test_contradictions_are_told_of_enough_patients_alone():
+    samples = cohort([2] * 60, time_steps=2).samples("train")
+    texts = ["Clear lungs." for _ in samples]
+    second = [i for i, s in enumerate(samples) if s.time_step == 2]
+    told = []
+    for claims in (1, 4, 5):
+        for i in second[:claims]:
+            texts[i] = "The effusion has increased."
+        told.append(cells(samples, texts, [1.0] * len(samples), 2, 5)["all"]["contradictions"])
+    assert told == [None, None, 1.0]
+
+
+@pytest.mark.parametrize(
+    "periods",
+    [
+        ["2020-01-01T06:00", "2020-01-01T07:00"],
+        ["2020-01-01", "2020-01-02"],
+        ["2020-01-01", "2020-01-28"],
+        ["2020-01-01", "2020-03-01T12:00"],
+    ],
+)
+def test_a_job_cannot_ask_by_the_hour_or_the_day(periods):
+    with pytest.raises(ConfigError, match="periods"):
+        build(DataConfig, {"alignment": "period", "periods": periods}, "data")
+    build(DataConfig, {"alignment": "period", "periods": ["2020-01-01", "2020-01-29"]}, "data")
