@@ -13,8 +13,9 @@ from nvflare.lighter.spec import Builder
 
 from fedtar_flare.errors import ConfigError
 from fedtar_flare.files import read_json, write_json
-from fedtar_flare.provision.kit import complete, end_jobs_soon, site_policy, without_byoc
+from fedtar_flare.provision.kit import complete, prepare_start, site_policy
 from fedtar_flare.site.policy import PRIVACY, site_classes
+from fedtar_flare.site.rights import rights
 
 
 class KitBuilder(Builder):
@@ -22,8 +23,8 @@ class KitBuilder(Builder):
 
     The kits get the classes of the methods' jobs on the allow-list (enforced), the server's storage inside its kit, the
     supervised process launcher, the site policy ``local/privacy.json`` with the outbound guard, no log streaming from
-    sites, and a policy under which a lead may not bring code. Raises ConfigError for a setting that is not allowed or a
-    site that the project does not have.
+    sites, and a policy under which no administrator reads a site's files or brings code. Raises ConfigError for a
+    setting that is not allowed or a site that the project does not have.
 
     Args:
         methods: whose jobs may run; empty: all that are installed where the kits are made.
@@ -32,6 +33,7 @@ class KitBuilder(Builder):
             name.
         filters: result filters of every site, such as differential privacy, that run before the guard, in FLARE's form
             (``path``, ``args``).
+        flare_classes: whether FLARE's own list of classes stays allowed, for jobs of other plugins.
         lead_byoc: whether a lead may submit a job with code of its own (FLARE's default; not ours).
         max_restarts: of a site's job process that a signal ended.
         gpus: site name to ``{"count": 1, "memory": 40}`` (GiB), which a job asks for with its ``resource_spec``. Other
@@ -44,6 +46,7 @@ class KitBuilder(Builder):
         extra_classes: Sequence[str] = (),
         extra_names: Sequence[str] = (),
         filters: Sequence[Mapping[str, Any]] = (),
+        flare_classes: bool = False,
         lead_byoc: bool = False,
         max_restarts: int = 3,
         gpus: Mapping[str, Mapping[str, float]] | None = None,
@@ -57,7 +60,8 @@ class KitBuilder(Builder):
             if set(entry) - {"count", "memory"}:
                 raise ConfigError(f"KitBuilder: gpus of '{site}' are {{count: ..., memory: ...}}, not {dict(entry)}")
         self.methods, self.extra_classes, self.extra_names, self.filters = methods, extra_classes, extra_names, filters
-        self.lead_byoc, self.max_restarts, self.gpus = lead_byoc, max_restarts, dict(gpus or {})
+        self.flare_classes, self.lead_byoc = flare_classes, lead_byoc
+        self.max_restarts, self.gpus = max_restarts, dict(gpus or {})
 
     def build(self, project: Project, ctx: ProvisionContext) -> None:
         unknown = sorted(set(self.gpus) - {client.name for client in project.get_clients()})
@@ -79,12 +83,19 @@ class KitBuilder(Builder):
                 gpus=int(gpus.get("count", 0)),
                 gpu_memory=gpus.get("memory", 0),
                 max_restarts=self.max_restarts,
+                byoc=self.lead_byoc,
+                flare_classes=self.flare_classes,
+                sites=[client.name for client in project.get_clients()],
             )
             write_json(resources, content)
-            if not self.lead_byoc:
-                policy = local / ProvFileName.AUTHORIZATION_JSON_DEFAULT
-                write_json(policy, without_byoc(read_json(policy)))
-            if is_server:
-                end_jobs_soon(Path(ctx.get_kit_dir(participant)))
-            else:
+            write_json(local / ProvFileName.AUTHORIZATION_JSON_DEFAULT, rights(self.lead_byoc))
+            prepare_start(Path(ctx.get_kit_dir(participant)), server=is_server)
+            if not is_server:
                 write_json(local / PRIVACY, site_policy(self.methods, self.extra_names, self.filters))
+
+    def finalize(self, project: Project, ctx: ProvisionContext) -> None:
+        """Keep the kits and the project's root key, which FLARE writes for everybody to read, from other users."""
+        for folder in (*Path(ctx.get_wip_dir()).iterdir(), Path(ctx.get_state_dir())):
+            folder.chmod(0o700)
+        for file in Path(ctx.get_state_dir()).iterdir():
+            file.chmod(0o600)

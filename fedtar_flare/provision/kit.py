@@ -12,17 +12,29 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
+from nvflare.app_common.default_component_policy import DEFAULT_CLASS_ALLOW_LIST
+
 from fedtar_flare.errors import ConfigError, FedTARError
 from fedtar_flare.files import read_json, replacing, write_json
 from fedtar_flare.methods import METHODS
-from fedtar_flare.site.policy import AUDIT, AUTHORIZATION, GUARD, PRIVACY, RESOURCES, server_classes, site_classes
+from fedtar_flare.site.policy import (
+    AUDIT,
+    AUTHORIZATION,
+    GUARD,
+    PRIVACY,
+    RESOURCES,
+    server_classes,
+    site_classes,
+)
+from fedtar_flare.site.rights import rights, too_wide
 
 LAUNCHER = "fedtar_flare.provision.launcher.SupervisedProcessLauncher"
 STORAGE = "fedtar_flare.provision.storage.KitStorage"
 JOBS = "fedtar_flare.provision.storage.KitJobManager"
+LOGINS = "fedtar_flare.provision.logins.LoginAlarm"
 SCOPE = "hospital"
 OUTCOME_SECONDS = 60
-"""How long the server waits for a site's last word after a job's end; see :func:`end_jobs_soon`."""
+"""How long the server waits for a site's last word after a job's end; see :func:`prepare_start`."""
 
 
 def complete(
@@ -34,6 +46,9 @@ def complete(
     gpus: int = 0,
     gpu_memory: float = 0,
     max_restarts: int = 3,
+    byoc: bool = False,
+    sites: Sequence[str] = (),
+    flare_classes: bool = False,
 ) -> dict[str, Any]:
     """FLARE's resources of a kit with what this plugin needs; complete ones come back unchanged.
 
@@ -42,6 +57,9 @@ def complete(
         methods: whose jobs may run here; empty: all that are installed.
         extra_classes: full class paths that jobs may use beside those of the methods.
         gpus, gpu_memory: what a job may ask a site for with ``resource_spec`` (number, GiB each).
+        byoc: whether a site starts jobs with code of their own.
+        flare_classes: whether FLARE's own list of classes stays, for other jobs than those of this plugin.
+        sites: of the project; a server refuses jobs for others. Empty: any.
 
     Raises:
         ConfigError: the resources are not FLARE's, a method is not installed, or a class path is a whole package.
@@ -55,13 +73,17 @@ def complete(
             raise ConfigError(f"'{path}' is not the full path of one class (package.module.Class); allow no packages")
     wanted = [*(server_classes(methods) if server else site_classes(methods)), *extra_classes]
     result["class_list_enforcement_mode"] = "enforce"
-    result["class_allow_list"] += [path for path in wanted if path not in result["class_allow_list"]]
+    kept = [path for path in result["class_allow_list"] if flare_classes or path not in DEFAULT_CLASS_ALLOW_LIST]
+    result["class_allow_list"] = list(dict.fromkeys([*kept, *wanted]))
     if server:
         result["snapshot_persistor"]["args"]["storage"] = {"path": STORAGE, "args": {"folder": "storage/snapshots"}}
-        _set(components, "job_manager", path=JOBS, args={"folder": "storage/jobs", "job_store_id": "job_store"})
+        _set(components, "login_alarm", path=LOGINS, args={})
+        jobs = {"folder": "storage/jobs", "job_store_id": "job_store"} | ({"sites": list(sites)} if sites else {})
+        _set(components, "job_manager", path=JOBS, args=jobs)
     else:
         result["allow_log_streaming"] = False  # a site's log may name files and rows
-        _set(components, "process_launcher", path=LAUNCHER, args={"max_restarts": max_restarts})
+        launcher = {"max_restarts": max_restarts} | ({"byoc": True} if byoc else {})
+        _set(components, "process_launcher", path=LAUNCHER, args=launcher)
         manager = {"num_of_gpus": gpus, "mem_per_gpu_in_GiB": gpu_memory, "expiration_period": 300}
         _set(components, "resource_manager", args=manager)
     return result
@@ -91,38 +113,31 @@ def site_policy(
     }
 
 
-def without_byoc(policy: Mapping[str, Any]) -> dict[str, Any]:
-    """FLARE's default authorization policy, except that a lead may not bring code of their own into a job."""
-    result = deepcopy(dict(policy))
-    try:
-        result["permissions"]["lead"]["byoc"] = "none"
-    except (KeyError, TypeError) as error:
-        raise ConfigError("the authorization policy has no permissions for the role 'lead'") from error
-    return result
+def prepare_start(startup: Path, *, server: bool) -> bool:
+    """Add our lines to a kit's start script; returns whether anything changed.
 
-
-def end_jobs_soon(startup: Path) -> bool:
-    """Let the server end a job soon after its run did, even if a site was lost; returns whether anything changed.
-
-    FLARE 2.9 keeps such a job at RUNNING until the lost site's heartbeat is 10 minutes old, and reads the limit only
-    from the environment. So the server's start script sets it; an administrator's own value takes precedence.
+    What the process writes is for its own account alone: logs name files and rows. And a server ends a job soon after
+    its run did, even if a site was lost: FLARE 2.9 keeps such a job at RUNNING until the lost site's heartbeat is 10
+    minutes old, and reads the limit only from the environment. An administrator's own value takes precedence.
     """
     script, name = startup / "sub_start.sh", "NVFLARE_CLIENT_OUTCOME_WAIT_TIMEOUT"
+    lines = {"umask 077": "umask 077"} | ({name: f"export {name}=${{{name}:-{OUTCOME_SECONDS}}}"} if server else {})
     first, _, rest = script.read_text(encoding="utf-8").partition("\n")
-    if name in rest:
-        return False
-    mode = script.stat().st_mode
-    with replacing(script) as temporary:
-        temporary.write_text(f"{first}\nexport {name}=${{{name}:-{OUTCOME_SECONDS}}}\n{rest}", encoding="utf-8")
-        temporary.chmod(mode)
-    return True
+    missing = [line for mark, line in lines.items() if mark not in rest]
+    if missing:
+        mode = script.stat().st_mode
+        with replacing(script) as temporary:
+            temporary.write_text("\n".join([first, *missing, rest]), encoding="utf-8")
+            temporary.chmod(mode)
+    return bool(missing)
 
 
 def complete_kit(kit: Path, methods: Sequence[str] = (), **settings: Any) -> list[Path]:
     """Write what is missing into a kit that was provisioned without the builder; returns the files that were written.
 
-    FLARE reads them in place of its ``*.default`` files. A policy that the site has written itself stays. ``settings``
-    are further ones of :func:`complete`.
+    FLARE reads them in place of its ``*.default`` files. A privacy policy that the site has written itself stays, and
+    so does an authorization policy, unless it lets an administrator read files or bring code: then ours takes its
+    place, and the earlier one is kept beside it. ``settings`` are further ones of :func:`complete`.
 
     Raises ConfigError if it is no kit of a server or site.
     """
@@ -132,9 +147,11 @@ def complete_kit(kit: Path, methods: Sequence[str] = (), **settings: Any) -> lis
         raise ConfigError(f"{kit} is no kit of a FLARE server or site: startup/fed_client.json is not there")
     resources = complete(_read(local, RESOURCES), server=server, methods=methods, **settings)
     written = [write_json(local / RESOURCES, resources)]
-    if not (local / AUTHORIZATION).is_file():
-        written.append(write_json(local / AUTHORIZATION, without_byoc(_read(local, AUTHORIZATION))))
-    if server and end_jobs_soon(startup):
+    if too_wide(before := _read(local, AUTHORIZATION)):
+        if (local / AUTHORIZATION).is_file():
+            written.append(write_json(local / f"{AUTHORIZATION}.before", before))
+        written.append(write_json(local / AUTHORIZATION, rights()))
+    if prepare_start(startup, server=server):
         written.append(startup / "sub_start.sh")
     if not server and not (local / PRIVACY).is_file():
         written.append(write_json(local / PRIVACY, site_policy(methods)))
@@ -171,11 +188,20 @@ def main(argv: Sequence[str] | None = None) -> int:
         metavar="NAME",
         help=f"whose jobs may run here; may be repeated (default all: {', '.join(METHODS)})",
     )
+    parser.add_argument(
+        "--flare-classes", action="store_true", help="leave FLARE's own classes allowed, for jobs of other plugins"
+    )
     parser.add_argument("--gpus", type=int, default=0, help="GPUs that jobs may use here (default 0)")
     parser.add_argument("--gpu-memory", type=float, default=0, help="GiB of each")
     arguments = parser.parse_args(argv)
     try:
-        written = complete_kit(arguments.kit, arguments.method, gpus=arguments.gpus, gpu_memory=arguments.gpu_memory)
+        written = complete_kit(
+            arguments.kit,
+            arguments.method,
+            gpus=arguments.gpus,
+            gpu_memory=arguments.gpu_memory,
+            flare_classes=arguments.flare_classes,
+        )
     except FedTARError as error:
         print(error, file=sys.stderr)
         return 1

@@ -12,13 +12,20 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from pathlib import Path
 
+from nvflare.apis.app_validation import AppValidationKey
+from nvflare.apis.event_type import EventType
+from nvflare.apis.fl_constant import FLContextKey
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.job_launcher_spec import JobHandleSpec, JobReturnCode
 from nvflare.app_common.job_launcher.client_process_launcher import ClientProcessJobLauncher
 from nvflare.app_common.job_launcher.process_launcher import ProcessHandle
+from nvflare.private.fed.client.client_req_processors import ClientRequestProcessors
 
-from fedtar_flare.errors import ConfigError
+from fedtar_flare.errors import ConfigError, FedTARError
+from fedtar_flare.provision.doors import close_doors, keep_files_private
+from fedtar_flare.provision.retention import Retention
 
 
 class SupervisedHandle(JobHandleSpec):
@@ -94,17 +101,33 @@ class SupervisedHandle(JobHandleSpec):
 class SupervisedProcessLauncher(ClientProcessJobLauncher):
     """Replaces FLARE's ``ClientProcessJobLauncher`` as ``process_launcher`` in a site's resources.
 
-    A job process that a signal ended is started again at most ``max_restarts`` times within ``window`` seconds.
+    A job process that a signal ended is started again at most ``max_restarts`` times within ``window`` seconds. A job
+    that brings code is not started, whoever signed it, unless ``byoc``: the policy alone would let in whoever holds the
+    project's root key, from which FLARE takes every role.
+
+    It is the one component of ours in every site's process, so it also closes the site's doors when that starts, and
+    sees to its retention, in kits of earlier releases too.
     """
 
-    def __init__(self, max_restarts: int = 3, window: float = 900.0):
+    def __init__(self, max_restarts: int = 3, window: float = 900.0, byoc: bool = False):
         super().__init__()
         if isinstance(max_restarts, bool) or not isinstance(max_restarts, int) or max_restarts < 0:
             raise ConfigError(f"max_restarts must be a number of at least 0, not {max_restarts!r}")
         if not window > 0:
             raise ConfigError(f"window must be positive, not {window}")
-        self.max_restarts, self.window = max_restarts, window
+        self.max_restarts, self.window, self.byoc = max_restarts, window, byoc
+        self._retention = Retention()
+
+    def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
+        if event_type == EventType.SYSTEM_BOOTSTRAP:
+            keep_files_private()
+            close_doors(ClientRequestProcessors.request_processors)
+        if event_type == EventType.AFTER_CLIENT_HEARTBEAT:
+            self._retention(Path(str(fl_ctx.get_prop(FLContextKey.WORKSPACE_ROOT))))
+        super().handle_event(event_type, fl_ctx)
 
     def launch_job(self, job_meta: dict, fl_ctx: FLContext) -> JobHandleSpec:
+        if job_meta.get(AppValidationKey.BYOC) and not self.byoc:
+            raise FedTARError("the job brings code of its own, which this site does not run")
         start = super().launch_job
         return SupervisedHandle(lambda: start(job_meta, fl_ctx), self.max_restarts, self.window, self.logger.warning)

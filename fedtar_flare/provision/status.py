@@ -12,6 +12,7 @@ from typing import Any
 from fedtar_flare.errors import ConfigError, FedTARError
 from fedtar_flare.files import read_json
 from fedtar_flare.record.log import STATS_GROUP
+from fedtar_flare.reporting.format import plain
 
 FINISHED = ("FINISHED", "FAILED")
 WATCH_SECONDS = 2.0
@@ -82,14 +83,18 @@ def watch(kit: Path, job_id: str, say: Callable[[dict[str, Any]], object], secon
 
 
 def line(entry: Mapping[str, Any]) -> str:
-    """One job in one line; a second line says how far a running one is, with the numbers that its method adds."""
-    text = f"{entry['id']}  {entry['status']:<22} {entry['name']}"
-    progress = entry.get("progress")
-    if not progress or not progress.get("task"):
+    """One job in one line; of a running one, further lines say the server's alarms and how far it is.
+
+    Names come from whoever submitted the job: what does not print is replaced.
+    """
+    progress = entry.get("progress") or {}
+    text = plain(f"{entry['id']}  {entry['status']:<22} {entry['name']}")
+    text = "\n  ".join([text, *(f"ALARM {plain(alarm)}" for alarm in progress.get("alarms") or ())])
+    if not progress.get("task"):
         return text
-    sites = ", ".join(f"{site} {word}" for site, word in progress["sites"].items())
+    sites = plain(", ".join(f"{site} {word}" for site, word in progress["sites"].items()))
     numbers = "".join(
-        f"; {label} {' '.join(f'{value:.3f}' for value in values)}"
+        f"; {plain(label)} {' '.join(f'{value:.3f}' for value in values)}"
         for label, values in (progress.get("numbers") or {}).items()
     )
     place = f"round {progress['round']} of {progress['rounds']}, step {progress['step']} of {progress['time_steps']}"

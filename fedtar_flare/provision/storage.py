@@ -7,15 +7,20 @@ The server changes into its kit before it builds these components.
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from nvflare.apis.event_type import EventType
+from nvflare.apis.fl_constant import FLContextKey
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.impl.job_def_manager import SimpleJobDefManager
-from nvflare.apis.job_def import RunStatus
+from nvflare.apis.job_def import ALL_SITES, SERVER_SITE_NAME, JobMetaKey, RunStatus
 from nvflare.app_common.storages.filesystem_storage import FilesystemStorage
+from nvflare.private.fed.utils.fed_utils import extract_participants
 
 from fedtar_flare.errors import ConfigError
+from fedtar_flare.provision.doors import keep_files_private
 
 logger = logging.getLogger(__name__)
 
@@ -33,22 +38,54 @@ class KitJobManager(SimpleJobDefManager):
 
     When a server that was killed with a job running starts again, FLARE leaves the job at RUNNING for ever and refuses
     downloads of its files. Here the job becomes ``FINISHED:ABNORMAL`` and can be resumed.
+
+    A job is refused at its submission that names its own id (FLARE would take it and replace the folder of that name in
+    the server's kit, such as ``local``) or sites that the project does not have (FLARE would wait for them for ever).
+
+    Args:
+        sites: of the project; one that is connected counts as well. Empty: not known, any name is taken.
     """
 
-    def __init__(self, folder: str = "storage/jobs", job_store_id: str = "job_store"):
-        self.folder = folder
+    def __init__(
+        self, folder: str = "storage/jobs", job_store_id: str = "job_store", sites: Sequence[str] | None = None
+    ):
+        self.folder, self.sites = folder, list(sites or ())
         super().__init__(uri_root=str(_in_kit(folder)), job_store_id=job_store_id)
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
-        """When the server starts: end the jobs that it had left at RUNNING."""
+        """When the server starts: end the jobs that it had left at RUNNING. When a job comes: refuse what is wrong."""
+        if event_type == EventType.SUBMIT_JOB:
+            try:
+                connected = [client.name for client in fl_ctx.get_engine().get_clients()]
+                reason = self._refusal(fl_ctx.get_prop(FLContextKey.JOB_META) or {}, connected)
+            except Exception as error:  # FLARE would swallow it and take the job
+                reason = f"the job's meta.json is malformed ({type(error).__name__})"
+            if reason:
+                fl_ctx.set_prop(FLContextKey.JOB_BLOCK_REASON, reason, private=True, sticky=False)
         if event_type != EventType.SYSTEM_BOOTSTRAP:
             return
+        keep_files_private()
         for job in self.get_jobs_by_status([RunStatus.RUNNING, RunStatus.DISPATCHED], fl_ctx):
             self.set_status(job.job_id, RunStatus.FINISHED_ABNORMAL, fl_ctx)
             logger.warning(
                 "job %s was running when this server went down: it has ended ('fedtar resume' goes on with it)",
                 job.job_id,
             )
+
+    def _refusal(self, meta: Mapping[str, Any], connected: Sequence[str]) -> str:
+        if meta.get(JobMetaKey.JOB_ID.value):
+            return "a job must not name its own id: remove 'job_id' from its meta.json"
+        wanted = {
+            site
+            for deployments in (meta.get(JobMetaKey.DEPLOY_MAP.value) or {}).values()
+            for site in extract_participants(deployments)
+            if site != SERVER_SITE_NAME and site.upper() != ALL_SITES
+        }
+        wanted |= set(meta.get(JobMetaKey.MANDATORY_CLIENTS.value) or ())
+        known = {*self.sites, *connected}
+        if self.sites and (unknown := sorted(wanted - known)):
+            return f"the project has no site {', '.join(map(repr, unknown))}; it has {', '.join(sorted(known))}"
+        return ""
 
 
 def _in_kit(folder: str) -> Path:

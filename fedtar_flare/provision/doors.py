@@ -1,0 +1,81 @@
+"""Which requests of the server a site answers.
+
+At a site FLARE checks an administrator's rights by what the server writes into the request, and a request without the
+name of a command passes unchecked. The site's policy thus binds an honest server alone; any other could read every text
+file of the site's account with FLARE's shell, switch the site's log off, or have a folder of the kit (``local``)
+replaced by a "job" of that name. Such requests are refused here whoever sends them.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+
+from nvflare.private.admin_defs import Message, error_reply
+from nvflare.private.defs import InfoCollectorTopic, RequestHeader, SysCommandTopic, TrainingTopic
+from nvflare.private.fed.client.admin import RequestProcessor
+
+from fedtar_flare.site.place import JOB_ID
+
+ANSWERED = frozenset(
+    {
+        TrainingTopic.ABORT,
+        TrainingTopic.ABORT_TASK,
+        TrainingTopic.CANCEL_RESOURCE,
+        TrainingTopic.CHECK_RESOURCE,
+        TrainingTopic.CHECK_STATUS,
+        TrainingTopic.DELETE_RUN,
+        TrainingTopic.DEPLOY,
+        TrainingTopic.GET_SCOPES,
+        TrainingTopic.NOTIFY_JOB_STATUS,
+        TrainingTopic.RESTART,
+        TrainingTopic.SHUTDOWN,
+        TrainingTopic.START_JOB,
+        InfoCollectorTopic.SHOW_STATS,
+        SysCommandTopic.REPORT_ENV,
+        SysCommandTopic.REPORT_RESOURCES,
+        SysCommandTopic.REPORT_VERSION,
+        SysCommandTopic.SYS_INFO,
+    }
+)
+"""Not: the shell, error texts of a running job, levels of the logs, and whatever a later FLARE adds."""
+
+logger = logging.getLogger(__name__)
+
+
+class Door(RequestProcessor):
+    """One of FLARE's processors of requests, behind the site's own check."""
+
+    def __init__(self, processor: RequestProcessor):
+        super().__init__()
+        self.processor = processor
+
+    def get_topics(self) -> list[str]:
+        return list(self.processor.get_topics())
+
+    def process(self, req: Message, app_ctx: object) -> Message:
+        reason = refusal(req.topic, req.get_header(RequestHeader.JOB_ID))
+        if reason:
+            user = str(req.get_header(RequestHeader.USER_NAME, ""))[:100]
+            logger.warning("a request of the server was refused (%s), in the name of %r", reason, user)
+            return error_reply(f"refused by the site: {reason}")
+        return self.processor.process(req, app_ctx)
+
+
+def refusal(topic: str, job_id: object) -> str:
+    """Why the site does not answer a request; empty if it does."""
+    if topic not in ANSWERED:
+        return f"no site answers '{topic}'"
+    if job_id not in (None, "") and not JOB_ID.fullmatch(str(job_id)):
+        return "this is no job's id"
+    return ""
+
+
+def close_doors(processors: list[RequestProcessor]) -> None:
+    """Put every processor of this list behind its :class:`Door`; doing it again changes nothing."""
+    processors[:] = [one if isinstance(one, Door) else Door(one) for one in processors]
+
+
+def keep_files_private() -> None:
+    """Let this process and all that it starts make files for their own account alone (logs name files and rows)."""
+    os.umask(0o077)

@@ -1,0 +1,84 @@
+"""A running site keeps to the retention that its site file says, once a day, in a process of its own."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from fedtar_flare.errors import ConfigError, FedTARError
+from fedtar_flare.files import read_yaml
+
+EVERY = 86400.0
+"""Seconds."""
+COMMAND = ("-m", "fedtar_flare.provision.retention")
+_SITE_FILE = Path("local") / "fedtar.yaml"
+
+logger = logging.getLogger(__name__)
+
+
+class Retention:
+    """Starts ``python -m fedtar_flare.provision.retention KIT`` at the first call and then once a day.
+
+    The site's own process stays small: reading the site file and deleting need libraries that it has not loaded.
+
+    Args:
+        start: starts a process with this command line.
+        clock: monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        start: Callable[[list[str]], subprocess.Popen[str]] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ):
+        self._start, self._clock = start or _start, clock
+        self._last = -EVERY
+        self._process: subprocess.Popen[str] | None = None
+
+    def __call__(self, kit: Path) -> None:
+        """Called again and again; returns at once."""
+        if self._process is not None and self._process.poll() is not None:
+            out, _ = self._process.communicate()
+            say = logger.error if self._process.returncode else logger.info
+            say("retention: %s", out.strip().replace("\n", "; "))
+            self._process = None
+        if self._process is None and self._clock() - self._last >= EVERY:
+            self._last = self._clock()
+            if _wanted(kit / _SITE_FILE):
+                self._process = self._start([sys.executable, *COMMAND, str(kit)])
+
+
+def _wanted(file: Path) -> bool:
+    try:
+        return read_yaml(file, "'key: value' lines").get("retention_days") is not None
+    except ConfigError:  # a job says what is wrong with it
+        return False
+
+
+def _start(command: list[str]) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Delete what is older than the kit's site file allows, as ``fedtar site purge --retention --yes`` does."""
+    from fedtar_flare.site.purge import place_of_kit, plan
+
+    (kit,) = sys.argv[1:] if argv is None else argv
+    try:
+        due = plan(place_of_kit(Path(kit)), retention=True)
+        due.carry_out()
+    except (FedTARError, OSError) as error:
+        print(error)
+        return 1
+    print("\n".join(f"deleted: {what}: {path.name}" for path, what in due.remove) or "nothing to delete")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

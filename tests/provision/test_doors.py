@@ -1,0 +1,129 @@
+"""What a malicious server asks of a site, sent as such a server would: without the name of a command, or as 'super'."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from nvflare.apis.event_type import EventType
+from nvflare.apis.fl_constant import FLContextKey
+from nvflare.apis.fl_context import FLContext
+from nvflare.apis.workspace import Workspace
+from nvflare.fuel.sec.audit import Auditor, AuditService
+from nvflare.private.admin_defs import Message
+from nvflare.private.defs import RequestHeader, SysCommandTopic, TrainingTopic
+from nvflare.private.fed.client.admin import FedAdminAgent
+from nvflare.private.fed.client.client_req_processors import ClientRequestProcessors
+
+from fedtar_flare.errors import FedTARError
+from fedtar_flare.provision.doors import ANSWERED
+from fedtar_flare.provision.launcher import SupervisedProcessLauncher
+
+REAL = "0f3d1c1e-8a52-4d4e-9c11-2f6a0c3d5b7e"
+
+
+@pytest.fixture
+def site(tmp_path, monkeypatch):
+    """A site's agent with FLARE's processors, as the site has them once its launcher heard that it starts."""
+    kit = tmp_path / "hospital-a"
+    for folder in ("local", "startup"):
+        (kit / folder).mkdir(parents=True)
+    (kit / "local" / "privacy.json").write_text("the site's policy")
+    monkeypatch.chdir(kit)
+    monkeypatch.setattr(ClientRequestProcessors, "request_processors", list(ClientRequestProcessors.request_processors))
+    monkeypatch.setattr(AuditService, "the_auditor", Auditor(str(tmp_path / "audit.log")))
+    mask = os.umask(0o022)
+    SupervisedProcessLauncher().handle_event(EventType.SYSTEM_BOOTSTRAP, FLContext())
+    new = os.umask(mask)
+    agent = FedAdminAgent("hospital-a", SimpleNamespace(register_request_cb=lambda **kwargs: None), _Engine(kit))
+    for processor in ClientRequestProcessors.request_processors:
+        agent.register_processor(processor)
+    yield SimpleNamespace(kit=kit, agent=agent, umask=new)
+    AuditService.the_auditor.close()
+
+
+class _Engine:
+    def __init__(self, kit):
+        self.workspace = Workspace(str(kit), "hospital-a")
+
+    def new_context(self):
+        return FLContext()
+
+    def get_engine_status(self):
+        return {}
+
+    def delete_run(self, job_id):
+        shutil.rmtree(self.workspace.get_run_dir(job_id))
+
+
+def ask(site, topic, body="", **headers):
+    from nvflare.fuel.f3.message import Message as CellMessage
+
+    request = Message(topic, body)
+    request.set_headers(headers)
+    reply = site.agent._dispatch_request(CellMessage(payload=request)).payload
+    return str(reply.body)
+
+
+@pytest.mark.parametrize("command", ["cat secret.txt", "head /etc/passwd", "grep -n a ../x.csv", "ls -R ..", "pwd"])
+def test_the_server_has_no_shell_at_a_site(site, command):
+    (site.kit / "secret.txt").write_text("a patient's report")
+    answers = [
+        ask(site, SysCommandTopic.SHELL, command),
+        ask(site, SysCommandTopic.SHELL, command, **{RequestHeader.USER_ROLE: "super"}),
+    ]
+    assert answers == [f"refused by the site: no site answers '{SysCommandTopic.SHELL}'"] * 2
+
+
+def test_only_what_a_federation_needs_is_answered(site):
+    topics = set(site.agent.processors)
+    assert topics >= ANSWERED  # names that FLARE still has
+    for topic in topics - ANSWERED:
+        assert "no site answers" in ask(site, topic)
+
+
+@pytest.mark.parametrize("job_id", ["local", "startup", "fedtar_state", "../hospital-a", REAL.upper(), f"{REAL}\n"])
+@pytest.mark.parametrize("topic", [TrainingTopic.DELETE_RUN, TrainingTopic.DEPLOY])
+def test_a_folder_of_the_kit_is_no_job(site, topic, job_id):
+    before = sorted(site.kit.rglob("*"))
+    reply = ask(site, topic, **{RequestHeader.JOB_ID: job_id, RequestHeader.JOB_META: {}, RequestHeader.APP_NAME: "x"})
+    assert "no job's id" in reply and sorted(site.kit.rglob("*")) == before
+
+
+def test_a_real_job_s_folder_is_still_deleted_on_request(site, monkeypatch):
+    monkeypatch.setattr("nvflare.private.fed.client.training_cmds.ClientEngineInternalSpec", _Engine)
+    (site.kit / REAL).mkdir()
+    assert ask(site, TrainingTopic.DELETE_RUN, **{RequestHeader.JOB_ID: REAL}) == "OK"
+    assert not (site.kit / REAL).exists()
+
+
+def test_files_are_private_from_the_start(site):
+    assert site.umask == 0o077
+
+
+def test_a_job_with_code_is_not_started_whatever_role_signed_it(tmp_path):
+    started = []
+
+    class Launcher(SupervisedProcessLauncher):
+        def get_command(self, job_meta, fl_ctx):
+            started.append(job_meta)
+            return "true"
+
+    context = FLContext()
+    context.set_prop(FLContextKey.WORKSPACE_OBJECT, Workspace(_kit(tmp_path), "hospital-a"), private=True)
+    for meta in ({"job_id": REAL, "byoc": True}, {"job_id": REAL, "byoc": True, "submitter_role": "super"}):
+        with pytest.raises(FedTARError, match="code of its own"):
+            Launcher().launch_job(meta, context)
+    assert not started
+    Launcher(byoc=True).launch_job({"job_id": REAL, "byoc": True}, context).wait()
+    Launcher().launch_job({"job_id": REAL}, context).wait()
+    assert len(started) == 2
+
+
+def _kit(folder: Path) -> str:
+    for name in ("local", "startup"):
+        (folder / name).mkdir()
+    return str(folder)

@@ -1,0 +1,64 @@
+"""A running site sees to its retention by itself: at its start and once a day, never twice at once."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from types import SimpleNamespace
+
+import pytest
+from nvflare.apis.event_type import EventType
+from nvflare.apis.fl_constant import FLContextKey
+from nvflare.apis.fl_context import FLContext
+
+from fedtar_flare.provision.launcher import SupervisedProcessLauncher
+from fedtar_flare.provision.retention import COMMAND, EVERY, Retention
+
+
+class Started:
+    """Processes that end when the test says so."""
+
+    def __init__(self):
+        self.commands, self.code = [], None
+
+    def __call__(self, command):
+        self.commands.append(command)
+        self.code = None
+        return SimpleNamespace(poll=lambda: self.code, communicate=lambda: ("deleted: x\n", None), returncode=0)
+
+
+@pytest.fixture
+def kit(tmp_path):
+    (tmp_path / "local").mkdir()
+    (tmp_path / "local" / "fedtar.yaml").write_text("source: synthetic\nretention_days: 90\n")
+    return tmp_path
+
+
+def test_it_runs_at_the_start_and_once_a_day(kit, caplog):
+    caplog.set_level(logging.INFO)
+    now, started = [5.0], Started()
+    launcher, context = SupervisedProcessLauncher(), FLContext()
+    launcher._retention = Retention(started, lambda: now[0])
+    context.set_prop(FLContextKey.WORKSPACE_ROOT, str(kit), private=True, sticky=False)
+
+    def beat():
+        launcher.handle_event(EventType.AFTER_CLIENT_HEARTBEAT, context)
+
+    beat()
+    beat()
+    assert started.commands == [[sys.executable, *COMMAND, str(kit)]]
+    now[0] += EVERY
+    beat()  # the first still runs
+    assert len(started.commands) == 1
+    started.code = 0
+    beat()
+    assert len(started.commands) == 2 and "retention: deleted: x" in caplog.text
+
+
+@pytest.mark.parametrize("text", ["source: synthetic\n", "source: [", None])
+def test_without_the_setting_nothing_is_started(kit, text):
+    file = kit / "local" / "fedtar.yaml"
+    file.unlink() if text is None else file.write_text(text)
+    started = Started()
+    Retention(started)(kit)
+    assert started.commands == []

@@ -1,0 +1,136 @@
+"""What the server's own components refuse and report: jobs at their submission, and a kit that is used twice."""
+
+from __future__ import annotations
+
+import json
+import logging
+from types import SimpleNamespace
+
+import pytest
+from nvflare.apis.event_type import EventType
+from nvflare.apis.fl_constant import FLContextKey
+from nvflare.apis.fl_context import FLContext
+from nvflare.fuel.f3.sfm.sfm_endpoint import SfmEndpoint
+
+from fedtar_flare.flare.alarms import FILE, SHOWN, alarms, raise_alarm
+from fedtar_flare.provision.logins import AGAIN_AFTER, TAKEN_OVER, WITHIN, LoginAlarm
+from fedtar_flare.provision.status import line
+from fedtar_flare.provision.storage import KitJobManager
+
+SITES = ["hospital-a", "hospital-b"]
+
+
+def submit(manager, connected=(), **meta):
+    """Why the server refuses a job with this meta.json; None where it takes it."""
+    context = FLContext()
+    context.get_engine = lambda: SimpleNamespace(get_clients=lambda: [SimpleNamespace(name=n) for n in connected])
+    context.set_prop(FLContextKey.JOB_META, {"name": "job", **meta}, private=True, sticky=False)
+    manager.handle_event(EventType.SUBMIT_JOB, context)
+    return context.get_prop(FLContextKey.JOB_BLOCK_REASON)
+
+
+@pytest.fixture
+def manager(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return KitJobManager(sites=SITES)
+
+
+@pytest.mark.parametrize("job_id", ["local", "startup", "0f3d1c1e-8a52-4d4e-9c11-2f6a0c3d5b7e"])
+def test_a_job_does_not_name_its_own_id(manager, job_id):
+    assert "own id" in submit(manager, job_id=job_id, deploy_map={"app": ["@ALL"]})
+
+
+@pytest.mark.parametrize(
+    "meta",
+    [
+        {"deploy_map": {"app": ["server", "hospital-a", "hospital-x"]}},
+        {"deploy_map": {"app": [{"sites": ["hospital-x"]}, "server"]}},
+        {"deploy_map": {"app": ["@ALL"]}, "mandatory_clients": ["hospital-x"]},
+    ],
+)
+def test_a_site_that_the_project_does_not_have_is_named_when_the_job_is_submitted(manager, meta):
+    assert "no site 'hospital-x'; it has hospital-a, hospital-b" in submit(manager, **meta)
+    assert submit(manager, connected=["hospital-x"], **meta) is None  # it keeps its own key and joined later
+
+
+def test_what_cannot_be_read_is_refused(manager):
+    for meta in ({"mandatory_clients": 5}, {"deploy_map": {"app": [{"x": 1}]}}, {"deploy_map": {"app": [7]}}):
+        assert "malformed" in submit(manager, **meta)
+
+
+def test_jobs_as_they_should_be_are_taken(manager, tmp_path):
+    for meta in ({"deploy_map": {"app": ["@ALL"]}}, {"deploy_map": {"a": ["server"], "b": SITES}}, {}):
+        assert submit(manager, **meta) is None
+    assert submit(KitJobManager("storage/other"), deploy_map={"app": ["anybody"]}) is None
+
+
+def heartbeat(alarm, error):
+    context = FLContext()
+    if error:
+        context.set_prop(FLContextKey.COMMUNICATION_ERROR, error, sticky=False)
+    alarm.handle_event(EventType.CLIENT_HEARTBEAT_PROCESSED, context)
+
+
+def test_a_kit_that_is_used_twice_raises_one_alarm_in_ten_minutes(tmp_path, monkeypatch, caplog):
+    monkeypatch.chdir(tmp_path)
+    now = [0.0]
+    alarm = LoginAlarm(clock=lambda: now[0])
+    heartbeat(alarm, None)
+    heartbeat(alarm, "Client 'hospital-c' is disabled")
+    assert not (tmp_path / FILE).exists()
+    for _ in range(3):
+        heartbeat(alarm, "Client ID already registered as a client: hospital-b")
+    (told,) = alarms(tmp_path)
+    assert "site 'hospital-b'" in told and "disable-client hospital-b" in told
+    assert [record.levelno for record in caplog.records] == [logging.ERROR]
+    now[0] = AGAIN_AFTER
+    heartbeat(alarm, "Client ID already registered as a client: hospital-b")
+    assert len(alarms(tmp_path)) == 2 and (tmp_path / FILE).stat().st_mode & 0o077 == 0
+
+
+class Connection:
+    def __init__(self, name):
+        self.name, self.conn = name, SimpleNamespace(close=lambda: None)
+
+    def get_name(self):
+        return self.name
+
+
+def test_connections_that_take_each_other_s_place_are_an_alarm_and_a_restart_is_none(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(SfmEndpoint, "add_connection", SfmEndpoint.add_connection)  # put back at the end
+    now = [0.0]
+    LoginAlarm(clock=lambda: now[0]).handle_event(EventType.SYSTEM_BOOTSTRAP, FLContext())
+    twice, once, job = (SfmEndpoint(SimpleNamespace(name=n)) for n in ("hospital-b", "hospital-a", "hospital-a.job"))
+    for number in range(8):
+        once.add_connection(Connection(f"a{number}"))
+        now[0] += WITHIN  # restarts, hours apart
+        job.add_connection(Connection(f"j{number}"))
+    for number in range(TAKEN_OVER + 5):
+        job.add_connection(Connection(f"k{number}"))
+    assert alarms(tmp_path) == []
+    for number in range(TAKEN_OVER + 3):
+        assert len(alarms(tmp_path)) == (number > TAKEN_OVER)
+        twice.add_connection(Connection(f"b{number}"))
+        now[0] += 10.0
+    (told,) = alarms(tmp_path)
+    assert "site 'hospital-b'" in told and len(twice.connections) == 1
+
+
+def test_alarms_are_shown_by_status_the_newest_of_a_day_alone(tmp_path):
+    assert alarms(tmp_path) == []
+    (tmp_path / FILE).write_text(json.dumps({"time": 0, "text": "long ago"}) + "\n{cut")
+    assert alarms(tmp_path) == []
+    (tmp_path / FILE).write_text("")
+    for number in range(SHOWN + 2):
+        raise_alarm(tmp_path, f"number {number}")
+    found = alarms(tmp_path)
+    assert [text.split(" ", 1)[1] for text in found] == [f"number {n}" for n in range(2, SHOWN + 2)]
+    entry = {"id": "x", "name": "job", "status": "RUNNING", "progress": {"task": "", "sites": {}, "alarms": found}}
+    assert line(entry).count("ALARM") == SHOWN
+
+
+@pytest.mark.parametrize("name", ["\x1b[2J\x1b[31mFINISHED", "two\nlines", "bell\x07", "right-to-left\u202e"])
+def test_the_name_of_a_job_writes_nothing_but_itself_on_a_terminal(name):
+    text = line({"id": "x", "name": name, "status": "FINISHED:COMPLETED"})
+    assert text.isprintable() and text.count("FINISHED:COMPLETED") == 1

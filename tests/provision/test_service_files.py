@@ -1,0 +1,90 @@
+"""The systemd unit and the container's files, without starting either: the image was not built here."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import shutil
+import subprocess
+
+import pytest
+import yaml
+
+from fedtar_flare.version import __version__
+
+
+@pytest.fixture(scope="module")
+def unit(tmp_path_factory, repository):
+    """The unit as systemd sees it for one site."""
+    file = tmp_path_factory.mktemp("unit") / "fedtar-site@hospital-1.service"
+    shutil.copyfile(repository / "provisioning" / "fedtar-site@.service", file)
+    return file
+
+
+def settings(unit):
+    """Every setting of the [Service] section, with all its values."""
+    found: dict[str, list[str]] = {}
+    for line in unit.read_text().split("[Service]")[1].split("[Install]")[0].splitlines():
+        if line and not line.startswith("#"):
+            name, _, value = line.partition("=")
+            found.setdefault(name, []).append(value)
+    return found
+
+
+def test_the_service_has_an_account_of_its_own_and_can_change_neither_policy_nor_certificates(unit):
+    service = settings(unit)
+    assert service["User"] == ["fedtar"] and service["UMask"] == ["0077"] and service["NoNewPrivileges"] == ["yes"]
+    assert service["MemoryMax"] == ["32G"] and service["ProtectSystem"] == ["strict"]
+    assert service["ReadOnlyPaths"] == ["/srv/fedtar/%i/startup /srv/fedtar/%i/local"]
+    assert "FEDTAR_STATE=/var/lib/fedtar" in service["Environment"][1] and service["StateDirectory"] == ["fedtar"]
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs systemd-analyze (Debian package systemd)")
+@pytest.mark.parametrize("check", [["verify"], ["security", "--offline=true", "--no-pager", "--threshold=30"]])
+def test_systemd_finds_nothing_wrong_with_the_unit(unit, check):
+    done = subprocess.run(["systemd-analyze", *check, str(unit)], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert check != ["verify"] or not (done.stdout + done.stderr).strip()
+
+
+@pytest.fixture(scope="module")
+def dockerfile(repository):
+    """(instruction, arguments) of each line, continuation lines joined."""
+    text = (repository / "provisioning" / "Dockerfile").read_text()
+    lines = [line for line in text.replace("\\\n", " ").splitlines() if line and not line.startswith("#")]
+    return [tuple(line.split(None, 1)) for line in lines]
+
+
+def test_the_image_starts_from_a_fixed_base_and_does_not_run_as_root(dockerfile):
+    names = [name for name, _ in dockerfile]
+    assert set(names) <= {"FROM", "RUN", "COPY", "USER", "ENV", "VOLUME", "ENTRYPOINT", "CMD"}  # no ADD, no shell form
+    for name, rest in dockerfile:
+        if name == "FROM":
+            assert re.fullmatch(r"python:3\.1[1-3]-slim-\w+", rest)
+        if name in ("ENTRYPOINT", "CMD", "VOLUME"):
+            assert json.loads(rest)
+        if name == "COPY":  # the kit, with its private key, is mounted and never part of the image
+            assert not {"provisioning", "kit", "."} & set(shlex.split(rest)[:-1])
+        if name == "RUN" and "apt-get" in rest:
+            assert "--no-install-recommends" in rest and "rm -rf /var/lib/apt/lists/*" in rest
+        if name == "RUN" and "pip install" in rest:
+            assert "--no-cache-dir" in rest and "-c /src/constraints.txt" in rest
+        assert not re.search(r"curl|wget|sudo|chmod 777", rest)
+    users = [rest for name, rest in dockerfile if name == "USER"]
+    assert users == ["fedtar"] and names.index("USER") < names.index("ENTRYPOINT")
+
+
+def test_the_hospital_s_container_can_do_little_beside_its_work(repository, dockerfile):
+    content = yaml.safe_load((repository / "provisioning" / "compose.yml").read_text())
+    assert set(content) == {"services"}
+    (service,) = content["services"].values()
+    assert service["image"] == f"fedtar:{__version__}"  # no tag that moves
+    assert service["user"].split(":")[0] != "0" and service["cap_drop"] == ["ALL"] and service["read_only"] is True
+    assert service["security_opt"] == ["no-new-privileges:true"] and service["mem_limit"] and service["pids_limit"]
+    assert not {"privileged", "network_mode", "pid", "ports", "cap_add", "env_file", "devices"} & set(service)
+    uid = re.search(r"--uid (\d+)", next(rest for _, rest in dockerfile if "useradd" in rest)).group(1)
+    assert service["user"] == f"{uid}:{uid}"
+    for volume in service["volumes"]:
+        source, target, *mode = volume.split(":")
+        assert source.startswith("./") and target.count("/") == 1 and mode == (["ro"] if target == "/data" else [])
