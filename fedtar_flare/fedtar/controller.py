@@ -72,7 +72,9 @@ class TemporalResidualController(MethodController):
         numbers = {site: reply.payload.get("t_numbers") for site, reply in validated.items()}
         sent = {site: values for site, values in numbers.items() if values is not None}
         left_out = closing.missing | dict.fromkeys(replies.keys() - validated.keys(), "no validation patient")
-        left_out |= dict.fromkeys(numbers.keys() - sent.keys(), "it did not receive every step of this round")
+        left_out |= dict.fromkeys(
+            numbers.keys() - sent.keys(), "it trained at no step, or did not receive every step of this round"
+        )
         gradient_norm: float | None = None
         floored: list[int] = []
         if sent and bool(taken.any()):
@@ -99,7 +101,7 @@ class TemporalResidualController(MethodController):
         super().check_content(reply)
         numbers = reply.payload.get("t_numbers")
         if numbers is None:
-            return  # it did not receive every step of the round, or has no validation patient
+            return  # it missed a step of the round, trained at none, or has no validation patient
         if "validation_loss" not in reply.numbers or len(numbers) != self.time_steps:
             raise ExchangeError(f"it did not send {self.time_steps} T numbers with a validation loss")
 

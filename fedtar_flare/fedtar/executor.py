@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,12 +12,15 @@ import torch
 from fedtar_flare.data.splits import key_check
 from fedtar_flare.fedtar.config import PatientConfig
 from fedtar_flare.fedtar.contract import CONTRACT
+from fedtar_flare.fedtar.release import most_numbers, require_spread, told_numbers
 from fedtar_flare.flare.executor import Tensors
 from fedtar_flare.flare.report_executor import ReportExecutor, seed_of
 from fedtar_flare.protocol.messages import TaskHeader
 from fedtar_flare.settings import build
+from fedtar_flare.site.admission import Asked
 from fedtar_flare.site.place import Site
 from fedtar_flare.site.state import SiteState
+from fedtar_flare.tensor_file import checksum
 
 if TYPE_CHECKING:
     from fedtar_flare.data.cohort import Cohort
@@ -43,6 +47,18 @@ class PatientExecutor(ReportExecutor):
         from fedtar_flare.fedtar.learner import PatientLearner
 
         return PatientLearner
+
+    def asked(self, rounds: int, time_steps: int) -> Asked:
+        """With the hypernetworks (a weight vector and a bias for each shared value), the projection and e_t."""
+        asked, patient = super().asked(rounds, time_steps), self.patient_config
+        if not patient.enabled:
+            return asked
+        width = patient.embedding_dim
+        return replace(
+            asked,
+            own_learning_rate=patient.lr,
+            own_parameters=lambda shared: (width + 1) * shared + width * (patient.components + 1 + time_steps),
+        )
 
     def learner_settings(self, header: TaskHeader, state: SiteState) -> dict[str, Any]:
         """The patient part, and the mixture that the handshake fitted."""
@@ -92,6 +108,9 @@ class PatientAdaptiveExecutor(PatientExecutor):
 
     def on_broadcast(self, header: TaskHeader, state: SiteState, weights: Tensors) -> None:
         """Keep w_{t-1} for the T numbers; what is left of other rounds goes (not earlier: a task may be repeated)."""
+        before = _broadcast(header.round, header.step - 2)
+        if state.has(before):
+            require_spread(state.read(before)[0], weights)
         for name in state.names("broadcast-"):
             if not name.startswith(f"broadcast-{header.round:04d}-"):
                 state.remove(name)
@@ -100,15 +119,32 @@ class PatientAdaptiveExecutor(PatientExecutor):
     def close(
         self, header: TaskHeader, state: SiteState, weights: Tensors, validated: Validated | None
     ) -> tuple[dict[str, float], dict[str, Any]]:
-        """The T numbers ``<g, w_t - w_{t-1}>``; None where this site did not get every step of the round."""
-        from fedtar_flare.fedtar.policy import t_numbers
+        """The T numbers ``<g, w_t - w_{t-1}>``, as they may be told.
 
+        None where this site did not get every step of the round, trained at none, or has told as many as it may.
+        """
         if validated is None:
             return {}, {}
-        names = [_broadcast(header.round, t) for t in range(header.time_steps)]
-        received: list[Mapping[str, torch.Tensor]] = [state.read(name)[0] for name in names if state.has(name)]
+        received = self._received(header, state)
+        values = sum(value.numel() for value in weights.values())
         whole = len(received) == header.time_steps
-        return {}, {"t_numbers": t_numbers(validated.gradient, [*received, dict(weights)]) if whole else None}
+        trained = any(name.startswith(f"{header.round:04d}-") for name in state.versions())
+        if not whole or not trained or header.round * header.time_steps > most_numbers(values):
+            return {}, {"t_numbers": None}
+        return {}, {"t_numbers": told_numbers(validated.gradient, [*received, dict(weights)])}
+
+    def closed_from(self, header: TaskHeader, state: SiteState, weights: Tensors) -> str:
+        """The T numbers follow from all broadcasts of the round, which must differ in many values."""
+        received = self._received(header, state)
+        if len(received) == header.time_steps:
+            require_spread(received[-1], weights)
+        return " ".join(map(checksum, [*received, weights]))
+
+    @staticmethod
+    def _received(header: TaskHeader, state: SiteState) -> list[Mapping[str, torch.Tensor]]:
+        """w_0..w_{T-1} of the round, those that came."""
+        names = [_broadcast(header.round, t) for t in range(header.time_steps)]
+        return [state.read(name)[0] for name in names if state.has(name)]
 
 
 def _broadcast(round_: int, step: int) -> str:

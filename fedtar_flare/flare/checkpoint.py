@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from fedtar_flare.errors import ConfigError, FedTARError
-from fedtar_flare.files import replacing
+from fedtar_flare.files import PRIVATE, read_json, replacing, write_json
 from fedtar_flare.tensor_file import StateError, checksum, read_tensors, write_tensors
 
 _FILE = re.compile(r"^round-(\d{4})\.safetensors$")
@@ -27,6 +27,11 @@ SIMULATED_JOB = "simulate_job"
 """FLARE's id of every job in the simulator."""
 KEPT = "fedtar_checkpoints"
 """Folder of the server's kit where checkpoints stay after a job, by the job's id."""
+INITIAL = "fedtar_initial"
+"""Folder of the server's kit where its operator puts checkpoint files that jobs may start from, by name."""
+_SUBMITTER = "submitter.json"
+_JOB_ID = re.compile(r"[0-9A-Za-z-]{1,100}")
+_NAME = re.compile(r"[0-9A-Za-z][0-9A-Za-z_-]{0,99}")
 
 
 @dataclass(frozen=True)
@@ -99,19 +104,42 @@ class RunCheckpoints:
     They go to the results, and to the server's kit by the job's id, where they stay: FLARE removes the run folder when
     a job ends, and a killed server leaves no results to download. The simulator has no kit.
 
-    ``resume_from`` is the id of a job that ran at this server, or a checkpoint folder; empty: nothing is resumed.
+    A job finds the checkpoints of its own submitter's jobs alone, and names no paths: whoever may submit must not read
+    the server's files or another's weights, nor learn what is there. In the simulator, which keeps nothing by id, both
+    are paths.
+
+    Args:
+        resume_from: id of a job that ran at this server; empty: nothing is resumed.
+        submitter: who submitted this job, as the server knows it.
     """
 
-    def __init__(self, results: Path, run_dir: Path, job: str | None, resume_from: str, keep: int):
-        self._kept = run_dir.parent / KEPT
-        self._resume_from = resume_from
+    def __init__(self, results: Path, run_dir: Path, job: str | None, resume_from: str, keep: int, submitter: str = ""):
+        self._kit = run_dir.parent
+        self._resume_from, self._submitter = resume_from, submitter
+        self._simulated = not job or job == SIMULATED_JOB
         places = [results / "checkpoint"]
-        if job and job != SIMULATED_JOB:
-            places.append(self._kept / job)
+        if job and not self._simulated:
+            places.append(self._kit / KEPT / job)
         self._own = [CheckpointFolder(place, keep) for place in places]
+
+    def initial(self, name: str) -> Mapping[str, torch.Tensor]:
+        """Weights of a checkpoint file that the server's operator offers under this name; in the simulator, of a path.
+
+        Raises FedTARError if there is none.
+        """
+        if self._simulated:
+            return load(Path(name)).weights
+        file = self._kit / INITIAL / f"{name}.safetensors"
+        if not _NAME.fullmatch(name) or not file.is_file():
+            raise FedTARError(
+                f"this server has no initial weights of the name '{name:.100}'; its operator puts checkpoint files as "
+                f"{INITIAL}/NAME.safetensors into the server's kit"
+            )
+        return load(file).weights
 
     def save(self, checkpoint: Checkpoint, *, best: bool) -> None:
         """Write a checkpoint to every place."""
+        self._claim()
         for folder in self._own:
             folder.save(checkpoint, best=best)
 
@@ -119,7 +147,7 @@ class RunCheckpoints:
         """The checkpoint to resume, and a line for each damaged one that was passed over.
 
         Raises:
-            FedTARError: there is none, or it was made with other settings (``may_differ`` apart).
+            FedTARError: there is none of this submitter's, or it was made with other settings (``may_differ`` apart).
         """
         checkpoint, problems = self._source().last()
         before = checkpoint.info["settings"]
@@ -137,6 +165,7 @@ class RunCheckpoints:
 
         Where the resumed one is the best, it is written as such: the server may have died just before it was.
         """
+        self._claim()
         for folder in self._own:
             self._source().carry_to(folder, resumed.round)
             if is_best:
@@ -145,14 +174,27 @@ class RunCheckpoints:
         return load(best) if best.is_file() else None
 
     def _source(self) -> CheckpointFolder:
-        if not re.fullmatch(r"[0-9A-Za-z-]+", self._resume_from):
+        if self._simulated:
             return CheckpointFolder(self._resume_from)
-        folder = self._kept / self._resume_from
-        if not folder.is_dir():
-            raise FedTARError(
-                f"no checkpoint of job {self._resume_from} at this server: it ended before its first round did"
+        folder = self._kit / KEPT / self._resume_from
+        if not _JOB_ID.fullmatch(self._resume_from) or self._submitter_of(folder) != self._submitter:
+            raise FedTARError(  # the same, whether the job is another's or never was
+                f"no checkpoint of job {self._resume_from:.100} that its submitter could resume is at this server: it "
+                "ended before its first round did, was somebody else's, or never was"
             )
         return CheckpointFolder(folder)
+
+    def _claim(self) -> None:
+        """Say whose the checkpoints in the kit are, before the first of them is there."""
+        for folder in self._own[1:]:
+            if not (file := folder.folder / _SUBMITTER).is_file():
+                write_json(file, {"submitter": self._submitter}, PRIVATE)
+
+    def _submitter_of(self, folder: Path) -> str | None:
+        try:
+            return str(read_json(folder / _SUBMITTER)["submitter"])
+        except (ConfigError, KeyError):
+            return None
 
 
 def load(path: Path) -> Checkpoint:

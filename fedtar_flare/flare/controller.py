@@ -16,9 +16,11 @@ import torch
 
 from fedtar_flare.data.splits import SPLITS
 from fedtar_flare.errors import ConfigError, ExchangeError, FedTARError
+from fedtar_flare.files import read_json
 from fedtar_flare.flare.aggregation import WEIGHTINGS, SpilledUpdates, aggregation_weights
 from fedtar_flare.flare.agreement import agree
-from fedtar_flare.flare.checkpoint import Checkpoint, RunCheckpoints, load
+from fedtar_flare.flare.alarms import alarms
+from fedtar_flare.flare.checkpoint import Checkpoint, RunCheckpoints
 from fedtar_flare.flare.results import Results, check_scores
 from fedtar_flare.flare.scalars import send_scalar
 from fedtar_flare.flare.tasking import Answers, RunAborted, TaskController, Tensors, now
@@ -32,6 +34,7 @@ from fedtar_flare.protocol.exchange import (
 )
 from fedtar_flare.protocol.messages import Reply, TaskHeader, version
 from fedtar_flare.protocol.tasks import CLOSE_ROUND, HANDSHAKE, TRAIN
+from fedtar_flare.protocol.tensors import expect_at_most
 from fedtar_flare.record.events import End
 from fedtar_flare.record.log import RunRecord
 
@@ -49,8 +52,9 @@ class MethodController(TaskController):
         evaluate_every: rounds between scorings of test patients, which also happen at the start and at the end.
         update_norm_limit: an update whose norm is larger than this times the weights' norm is refused.
         initial_site: the site that gives the common initial weights; empty: the first by name.
-        initial_checkpoint: file (at the server) of weights to start from instead.
-        resume_from: id of a job whose checkpoints this server keeps, or a checkpoint folder at the server.
+        initial_checkpoint: weights to start from instead: a name under which the server's operator offers a checkpoint
+            file (in the simulator: its path).
+        resume_from: id of a job of the same submitter (in the simulator: a checkpoint folder).
         seed: of the method's own random state at the server.
 
     Raises:
@@ -118,8 +122,14 @@ class MethodController(TaskController):
         """Called once after the handshake, to write the method's own events."""
 
     def beside(self, w: Tensors) -> Tensors:
-        """Further tensors that go down with w in a training task; their mean difference comes back with that of w."""
+        """Further tensors that go down with w in a training task; their mean difference comes back with that of w.
+
+        Rows of a group that the contract collects may be among them; what comes back of these goes to :meth:`collect`.
+        """
         return {}
+
+    def collect(self, site: str, rows: Tensors) -> None:
+        """Take the collected rows of a site's update; :class:`ExchangeError` refuses them, and the update with them."""
 
     def shares_of(self, counts: Mapping[str, int]) -> dict[str, float]:
         """Weights of the sites in a mean, which sum to one, given the visits n_k of those that are in it."""
@@ -139,7 +149,9 @@ class MethodController(TaskController):
         self.record = RunRecord(self.results_folder)
         self.results = Results(self.results_folder, self.record, self.scalar)
         run_dir, job = Path(self.get_run_dir()), self.fl_ctx.get_job_id()
-        self._checkpoints = RunCheckpoints(self.results_folder, run_dir, job, self.resume_from, self.keep_checkpoints)
+        self._checkpoints = RunCheckpoints(
+            self.results_folder, run_dir, job, self.resume_from, self.keep_checkpoints, _submitter(run_dir)
+        )
         with self._recorded():
             w = self._begin()
             for r in range(self.first_round, self.num_rounds + 1):
@@ -165,10 +177,14 @@ class MethodController(TaskController):
             if not self._shares:
                 return
             self._wire.check_tensors(TRAIN, update, shapes, sends="difference", dtypes=dtypes)
+            rows = {name: value.float() for name, value in update.items() if self.contract.is_collected(name)}
+            update = {name: value.float() for name, value in update.items() if name not in rows}
             check_update_size(update, w, self.update_norm_limit)
-            updates.add(site, {name: value.float() for name, value in update.items()})
+            self.collect(site, rows)
+            updates.add(site, update)
 
-        with SpilledUpdates(self.results_folder / "updates", shapes) as updates:
+        averaged = [name for name in shapes if not self.contract.is_collected(name)]
+        with SpilledUpdates(self.results_folder / "updates", averaged) as updates:
             answers = self.ask(TRAIN, self.header(r, t, after=version(r, t - 1)), down, self.trainers(), accept)
             counts = {}
             for site, reply in answers.replies.items():  # a site weighs no more than the visits it announced
@@ -226,7 +242,7 @@ class MethodController(TaskController):
         self.first_round = resumed.round + 1 if resumed else 1
         w = resumed.weights if resumed else None
         if self.initial_checkpoint:
-            w = load(Path(self.initial_checkpoint)).weights
+            w = self._checkpoints.initial(self.initial_checkpoint)
         live = self.live_sites()
         source = self.initial_site or (live[0] if live else "")
         if w is None and source not in live:
@@ -246,7 +262,9 @@ class MethodController(TaskController):
                 raise FedTARError(f"site {source} did not send its initial weights; see the record and its own log")
         w = w if w is not None else initial[source]
         self.schema.check(w)
+        expect_at_most(self.schema.parameters * max(len(task.up) for task in self.contract.tasks))
         self._counts = {site: answers.replies[site].payload["counts"] for site in self.sites}
+        self.described = {site: answers.replies[site].payload.get("model") or {} for site in self.sites}
         self.results.start(
             self.schema,
             answers,
@@ -316,6 +334,7 @@ class MethodController(TaskController):
         agree(answers, 0, self._agreed)
         for site in sorted(answers.replies):
             self._counts[site] = answers.replies[site].payload["counts"]
+            self.described[site] = answers.replies[site].payload.get("model") or {}
         self.sites = sorted({*self.sites, *answers.replies})
         self.results.joined(r, answers)
 
@@ -360,9 +379,10 @@ class MethodController(TaskController):
         send_scalar(self, self.fl_ctx, tag, value, step)
 
     def progress(self) -> dict[str, Any]:
-        """Place in the run, validation loss by round, and the method's numbers."""
+        """Place in the run, validation loss by round, the method's numbers, and the server's alarms."""
         losses = self.results.losses() if hasattr(self, "results") else {}
-        return super().progress() | {"validation_loss": losses, "numbers": self.method_numbers()}
+        more = {"validation_loss": losses, "numbers": self.method_numbers()}
+        return super().progress() | more | {"alarms": alarms(Path(self.get_run_dir()).parent)}
 
     @contextmanager
     def _recorded(self) -> Iterator[None]:
@@ -397,3 +417,9 @@ class MethodController(TaskController):
             raise
         else:
             end("completed")
+
+
+def _submitter(run_dir: Path) -> str:
+    """Who submitted the job, as the server wrote it beside the job; empty in the simulator."""
+    file = run_dir / "meta.json"
+    return str(read_json(file).get("submitter_name") or "") if file.is_file() else ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import time
 from abc import abstractmethod
 from collections.abc import Mapping
@@ -16,7 +17,7 @@ from nvflare.apis.signal import Signal
 from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
 from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
-from fedtar_flare.errors import ExchangeError, FedTARError
+from fedtar_flare.errors import DISK_FULL, ExchangeError, FedTARError
 from fedtar_flare.protocol.contract import Contract
 from fedtar_flare.protocol.exchange import check_inbound
 from fedtar_flare.protocol.messages import ABSTAIN, ERROR, OK, Reply, TaskHeader
@@ -60,9 +61,13 @@ class MethodExecutor(Executor):
         except FedTARError as error:
             self.logger.error(f"task '{task_name}': {error}")  # the logger alone: FLARE's log_error fires events
             reply, tensors = _failure(header, error.public), None
+        except OSError as error:
+            self.logger.exception(f"task '{task_name}' failed: {error}")
+            full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+            reply, tensors = _failure(header, DISK_FULL if full else _unexpected(error)), None
         except Exception as error:
             self.logger.exception(f"task '{task_name}' failed: {error}")
-            reply, tensors = _failure(header, f"unexpected {type(error).__name__} (see the site's own log)"), None
+            reply, tensors = _failure(header, _unexpected(error)), None
         if reply.status == ABSTAIN:
             self.logger.info(f"task '{task_name}': no update from here: {reply.reason}")
         reply.numbers["seconds"] = round(time.monotonic() - start, 3)
@@ -107,6 +112,10 @@ def _veto(header: TaskHeader, site: Site) -> tuple[Reply, None] | None:
     if state is Participation.LEFT:
         return _failure(header, "the site has left the federation"), None
     return None
+
+
+def _unexpected(error: Exception) -> str:
+    return f"unexpected {type(error).__name__} (see the site's own log)"
 
 
 def _failure(header: TaskHeader | None, reason: str) -> Reply:

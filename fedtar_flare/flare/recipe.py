@@ -89,7 +89,7 @@ class MethodRecipe(Recipe):
     ):
         if unknown := sorted(set(groups) - set(self.own_groups)):
             raise ConfigError(f"{unknown[0]}: method '{self.contract.method}' has no such group of settings")
-        given = {"server": server, "lora": lora, "training": training, "data": data}
+        given = {"server": server, "model": model, "lora": lora, "training": training, "data": data}
         given |= {group: groups.get(group) for group in self.own_groups}
         settings = self._with_preset(preset, given)
         defaults = self.presets.get(preset, {})
@@ -106,12 +106,10 @@ class MethodRecipe(Recipe):
             raise ConfigError(f"server: {error}") from error
         self.controller_settings = common | server
         job.to_server(self.controller)
-        self.executor = self.executor_class(
-            preset=preset, model=model, seed=seed, torch_threads=torch_threads, **settings
-        )
+        self.executor = self.executor_class(preset=preset, seed=seed, torch_threads=torch_threads, **settings)
         self.executor.data_config.timeline(steps)  # periods and T must fit: said here, not at a hospital
         job.to_clients(self.executor, tasks=tasks)
-        extra_names = list((settings.get("lora") or {}).get("exchange", ()))
+        extra_names = list(self.executor.lora_config.exchange)
         for filter_type in (FilterType.TASK_DATA, FilterType.TASK_RESULT):  # FLARE knows no "*": each task by its name
             guard = OutboundGuard(methods=[self.contract.method], extra_names=extra_names)
             job.to_clients(guard, filter_type=filter_type, tasks=tasks)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,29 +11,32 @@ import torch
 
 from fedtar_flare.errors import ConfigError, DataError, ExchangeError
 from fedtar_flare.flare.executor import MethodExecutor, Tensors, abstain, ok
+from fedtar_flare.flare.run_rules import require_exchange, require_start, timeline_of, told_of
 from fedtar_flare.flare.scalars import send_scalar
 from fedtar_flare.learning.config import DataConfig, LoRAConfig, TrainingConfig
 from fedtar_flare.models.config import preset as model_preset
 from fedtar_flare.progress import Progress
 from fedtar_flare.protocol.exchange import WIRE_DTYPES, ExchangeSchema
-from fedtar_flare.protocol.messages import MAX_ROUNDS, MAX_STEPS, Reply, TaskHeader, version
+from fedtar_flare.protocol.messages import Reply, TaskHeader, version
 from fedtar_flare.protocol.tasks import CLOSE_ROUND, HANDSHAKE, TRAIN
 from fedtar_flare.settings import build, digest
+from fedtar_flare.site.admission import Asked, admit
+from fedtar_flare.site.approval import require_approval
+from fedtar_flare.site.audit import require_writable
 from fedtar_flare.site.place import Site
 from fedtar_flare.site.policy import streaming_allowed
 from fedtar_flare.site.state import SiteState
+from fedtar_flare.tensor_file import checksum
 from fedtar_flare.version import __version__
 
 if TYPE_CHECKING:
     from fedtar_flare.data.cohort import Cohort
     from fedtar_flare.learning.learner import ReportLearner, Validated
+    from fedtar_flare.models.report_generator import ReportGenerator
     from fedtar_flare.site.site_file import SiteConfig
 
 PRODUCTION_MIN_CELL = 5
-"""Fewest visits at a step to train and report scores on, at a real site whose file sets no ``min_cell``."""
-
-LAST = version(MAX_ROUNDS, MAX_STEPS)
-"""Later than any version of a site's state."""
+"""Fewest distinct patients of a split at a step, at a real site whose file sets no ``min_cell``."""
 
 
 class ReportExecutor(MethodExecutor):
@@ -89,6 +92,15 @@ class ReportExecutor(MethodExecutor):
         """Settings beside the shared ones that must be the same at every site."""
         return ()
 
+    def extend(self, model: ReportGenerator) -> None:
+        """Add to the base model what the learner adds, so that the sizes of an exchange can be told without data."""
+
+    def shared_learner(self) -> tuple[type[ReportLearner], dict[str, Any]]:
+        """Class, and further arguments, of the learner of a hospital outside, which has the shared part alone."""
+        from fedtar_flare.learning.learner import ReportLearner
+
+        return ReportLearner, {}
+
     def at_handshake(self, header: TaskHeader, site: Site, state: SiteState, cohort: Cohort) -> None:
         """Fit what the learner needs, once per run, before it is built."""
 
@@ -100,8 +112,18 @@ class ReportExecutor(MethodExecutor):
         """The patients that a training task learns from; the site's own."""
         return cohort
 
+    def before_training(
+        self, header: TaskHeader, site: Site, state: SiteState, learner: ReportLearner
+    ) -> dict[str, torch.Tensor]:
+        """Called with what came down loaded; gives tensors to be sent beside the update."""
+        return {}
+
     def on_broadcast(self, header: TaskHeader, state: SiteState, weights: Tensors) -> None:
         """Called with what a ``train`` task sent down, before anything else."""
+
+    def closed_from(self, header: TaskHeader, state: SiteState, weights: Tensors) -> str:
+        """Digest of all that a closing reply follows from; a round is closed from one such set, and no other."""
+        return checksum(weights)
 
     def close(
         self, header: TaskHeader, state: SiteState, weights: Tensors, validated: Validated | None
@@ -129,8 +151,10 @@ class ReportExecutor(MethodExecutor):
     def _handshake(
         self, header: TaskHeader, weights: Tensors, site: Site, state: SiteState, cohort: Cohort
     ) -> tuple[Reply, Tensors | None]:
-        if header.initial_site == site.name and state.latest(LAST) not in (None, version(0, 0)):
-            raise ExchangeError("initial weights are asked for in the middle of a run; only untrained ones leave")
+        asked_for_weights = header.initial_site == site.name
+        if asked_for_weights:
+            require_start(header, weights, state)
+            self._learner = None  # one of this process may be trained although its task failed: build it from the seed
         if header.member and state.latest(header.after) is None:
             raise _no_state(state, header.after)
         for name in state.names("broadcast-"):  # of a job that ended in the middle of a round
@@ -142,61 +166,70 @@ class ReportExecutor(MethodExecutor):
         if state.latest(header.after) is None:
             self._save_private(state, version(0, 0), learner, header)
         shared = learner.shared()
+        schema = ExchangeSchema.of(shared, self.lora_config.dtype_up)
+        state.fix_run(header.time_steps, timeline_of(self.data_config, header), schema)
+        least = self._min_cell(site)
         payload: dict[str, Any] = {
-            "schema": ExchangeSchema.of(shared, self.lora_config.dtype_up).to_dict(),
+            "schema": schema.to_dict(),
             "versions": {"fedtar_flare": __version__},
             "settings": self._settings(),
-            "counts": cohort.counts(),
-            "min_cell": self._min_cell(site),
-            "skipped_studies": dict(cohort.rejected),
+            "counts": cohort.counts(least),
+            "skipped_studies": cohort.left_out(least),
             "adapter_config": learner.adapter_config(),
             "model": learner.describe(),
         }
-        if header.evaluate:
+        if header.evaluate and not state.once(f"scores after {header.after}", checksum(shared)):
+            self.logger.warning(f"scores after {header.after} were asked for again, of other weights: not told")
+        elif header.evaluate:
             self._load_private(learner, state, header.after)
             payload |= self._evaluate(learner, header, site, state)
-        numbers = {"min_cell": float(payload.pop("min_cell"))}
-        return ok(header, numbers, payload), shared if header.initial_site == site.name else None
+        return ok(header, {"min_cell": float(least)}, payload), shared if asked_for_weights else None
 
     def _train(
         self, header: TaskHeader, weights: Tensors, site: Site, state: SiteState, cohort: Cohort
     ) -> tuple[Reply, Tensors | None]:
         cohort = self.training_cohort(header, site, state, cohort)
+        require_exchange(self.contract, TRAIN, state, weights)
         self.on_broadcast(header, state, weights)
-        step = self.visits_of(header)
-        visits = len(cohort.samples("train", step))
-        if visits < self._min_cell(site):
+        step, least = self.visits_of(header), self._min_cell(site)
+        if not cohort.samples("train", step, least):
             where = "at all" if step is None else f"at step {step}"
-            return abstain(header, f"{visits} training visit(s) {where}" if not visits else "too few"), None
+            few = "no training visit" if least == 1 else f"fewer than {least} patients with a training visit"
+            return abstain(header, f"{few} {where}"), None
+        settings = self.training_config
+        if settings.local_steps * settings.batch_size < least:
+            return abstain(header, f"the task's updates would be made from fewer than {least} patients"), None
         learner = self._learner_of(header, site, state, cohort)
         self._load_broadcast(TRAIN, learner, weights)
         self._load_private(learner, state, header.after)
+        beside = self.before_training(header, site, state, learner)
         seed = seed_of(self.seed, site.name, header.round, header.step, TRAIN)
         result = learner.train(step, seed, self._on_update(header, site))
         site.stop_if_aborted()
+        if result.patients < least:
+            return abstain(header, f"the updates were made from fewer than {least} patients"), None
         self._save_private(state, version(header.round, header.step), learner, header)
-        numbers = {
-            "samples": float(result.samples),
-            "train_loss": result.loss,
-            "first_loss": result.first_loss,
-            "last_loss": result.last_loss,
-            "skipped_updates": float(result.skipped_updates),
-        }
+        numbers = told_of(result, cohort.counts(least)["train"], step, least)
+        payload = dict(result.parts)
         if not self.contract.task(TRAIN).up:
-            return ok(header, numbers), None
+            return ok(header, numbers, payload), None
         wire = WIRE_DTYPES[self.lora_config.dtype_up]
-        return ok(header, numbers), {name: value.to(wire) for name, value in result.update.items()}
+        return ok(header, numbers, payload), {n: value.to(wire) for n, value in (result.update | beside).items()}
 
     def _close_round(
         self, header: TaskHeader, weights: Tensors, site: Site, state: SiteState, cohort: Cohort
     ) -> tuple[Reply, Tensors | None]:
+        require_exchange(self.contract, CLOSE_ROUND, state, weights)
+        if not state.once(f"close {header.round}", self.closed_from(header, state, weights)):
+            return abstain(header, f"round {header.round} was closed already, with other weights"), None
         learner = self._learner_of(header, site, state, cohort)
         self._load_broadcast(CLOSE_ROUND, learner, weights)
         self._load_private(learner, state, header.after)
         numbers: dict[str, float] = {}
-        validated = learner.validate()
+        validated = learner.validate() if header.score == "test" else None  # a site outside chooses no round
         if validated is not None:
-            numbers |= {"validation_loss": validated.loss, "reports": float(validated.reports)}
+            reports = sum(cohort.counts(learner.min_cell)["validation"])
+            numbers |= {"validation_loss": validated.loss, "reports": float(reports)}
         more, payload = self.close(header, state, weights, validated)
         self.personalise(header, site, state, learner)
         if header.evaluate:
@@ -205,15 +238,43 @@ class ReportExecutor(MethodExecutor):
 
     # ------------------------------------------------------------------ what the tasks share
     def _open(self, task: str, header: TaskHeader, site: Site) -> tuple[SiteState, Cohort]:
-        """The site's state of this run and its patients; no data is read for a task that may not come now."""
+        """The site's state of this run and its patients; no data is read for a job or a task that may not come."""
         from fedtar_flare.site.site_file import load_site_config
 
         self._config = load_site_config(site.name, workspace=site.workspace, simulator=site.simulated)
+        self._admit(header, site)
         state = SiteState(site.state_root(self._config.state_dir), header.run_id, site.name)
+        if not site.simulated:
+            state.require_place()
         if task != HANDSHAKE and not state.versions():
             raise _no_state(state, header.after)
         self.contract.check_place(task, header.round, state.answered())
+        state.check_run(header.time_steps, timeline_of(self.data_config, header))
         return state, self._patients(self._config, site.name, header, site.workspace)
+
+    def asked(self, rounds: int, time_steps: int) -> Asked:
+        """What the job asks of a site, for its bounds; a method adds what it trains beside the shared adapter."""
+        return Asked(
+            model=self.model_config,
+            lora=self.lora_config,
+            training=self.training_config,
+            threads=self.torch_threads,
+            rounds=rounds,
+            time_steps=time_steps,
+            extend=self.extend,
+        )
+
+    def _admit(self, header: TaskHeader, site: Site) -> None:
+        """Raise Declined for a job that is beyond the site's bounds, or not approved where it must be."""
+        bounds = self._config.policy
+        site.limit(bounds.max_seconds)
+        admit(self.asked(header.rounds, header.time_steps), bounds)
+        if bounds.approval == "required":
+            require_approval(site.records, site.app, type(self), self._is_made_by)
+
+    def _is_made_by(self, arguments: Mapping[str, Any]) -> bool:
+        """Whether an executor of these arguments does what this one does."""
+        return type(self)(**arguments)._settings() == self._settings()
 
     def _patients(self, config: SiteConfig, name: str, header: TaskHeader, workspace: Path | None = None) -> Cohort:
         """A site's patients, prepared for the model."""
@@ -245,9 +306,11 @@ class ReportExecutor(MethodExecutor):
                 device=device,
                 autocast=autocast,
                 checkpoint=site.stop_if_aborted,
+                places=self._config.policy.models,
                 **self.learner_settings(header, state),
             )
             self._learner_key = (header.run_id, site.name)
+        self._learner.min_cell = self._min_cell(site)
         self._learner.cohort = cohort  # a visit added or withdrawn since counts from this task on
         self._learner.checkpoint = site.stop_if_aborted
         return self._learner
@@ -267,16 +330,17 @@ class ReportExecutor(MethodExecutor):
             progress(number)
             if allowed:
                 with site.engine.new_context() as context:
+                    require_writable(site, context)  # the listener that sends it may come before the audit's
                     send_scalar(self, context, "loss of local updates", loss, before + number)
 
         return on_update
 
     def _evaluate(self, learner: ReportLearner, header: TaskHeader, site: Site, state: SiteState) -> dict[str, Any]:
-        """Scores of the test patients. Scores of single reports, and texts beside references, stay at the site."""
+        """Scores of the patients that the task names. Those of single reports, and texts beside references, stay."""
         from fedtar_flare.learning.evaluation import write_report_scores
         from fedtar_flare.reporting.examples import SiteExamples, choose, write_examples
 
-        scored = learner.evaluate(self._min_cell(site))
+        scored = learner.evaluate(self._min_cell(site), "test" if header.score == "test" else None)
         steps, visits = [s.time_step for s in scored.samples], [s.visit for s in scored.samples]
         chosen = choose(steps, scored.texts, [v.report for v in visits], [v.findings for v in visits])
         synthetic = self._config.source == "synthetic"
@@ -314,11 +378,11 @@ class ReportExecutor(MethodExecutor):
         return f"{digest(*shared, *self.method_settings())}-{self.seed}"
 
     def _min_cell(self, site: Site) -> int:
-        """The larger of the job's and the site's; a real site without one of its own has 5."""
+        """The largest of the job's, the site's and its policy's; a real site without one of its own has 5."""
         configured = self._config.min_cell
         if configured is None:
             configured = 1 if site.simulated or self._config.source == "synthetic" else PRODUCTION_MIN_CELL
-        return max(configured, self.data_config.min_cell)
+        return max(configured, self.data_config.min_cell, self._config.policy.min_patients)
 
 
 def seed_of(seed: int, site: str, round_: int, step: int, task: str) -> int:

@@ -34,7 +34,7 @@ def requirements(recipe: Any) -> dict[str, Any]:
             "columns": ["patient_id", "study_datetime", "image", "report or report_path", "age or birth_date", "sex"],
             "time_steps": controller.time_steps,
             "alignment": executor.data_config.alignment,
-            "least_training_visits_per_step": max(5, executor.data_config.min_cell),
+            "least_patients_per_split_and_step": max(5, executor.data_config.min_cell),
             "input": f"{model.slices} x {model.image_size} x {model.image_size}",
             "cache_bytes_per_study": 3 * model.slices * model.image_size**2,
         },
@@ -94,7 +94,7 @@ def describe(needs: dict[str, Any]) -> str:
         "",
         f"data: {data['studies']} of patients over up to {data['time_steps']} time steps, with reports, as a manifest "
         f"with the columns {', '.join(data['columns'])}. It trains at a time step where it has at least "
-        f"{data['least_training_visits_per_step']} training visits, and is passed over at the others.",
+        f"{data['least_patients_per_split_and_step']} patients with training visits, and is passed over at the others.",
         f"model: {parts}. Weights: {model['weights'] or 'those of the parts'}; "
         + (
             f"{model['parameters']:,} parameters, {model['memory_of_weights_bytes']:,} bytes in memory before training."
@@ -135,21 +135,15 @@ def _parts(model: ModelConfig) -> dict[str, str]:
 
 
 def _sizes(recipe: Any) -> dict[str, int]:
-    """Parameters of the model and of one exchange; empty where the model cannot be built here."""
-    from fedtar_flare.models.adapters.lora import add_lora, shared_state
-    from fedtar_flare.models.build import build_model
+    """Parameters of the model and of one exchange; empty where the model's parts are not here."""
+    from fedtar_flare.models.outline import outline
 
-    executor = recipe.executor
-    config = executor.model_config
+    config, lora = recipe.executor.model_config, recipe.executor.lora_config
     if any(name and not Path(name).expanduser().is_dir() for name in (config.encoder_name, config.decoder_name)):
         return {}  # on a hub: nothing is fetched to describe a job
     try:
-        model = build_model(config)
+        model = outline(config, recipe.executor.extend)
     except ConfigError:
         return {}
-    parameters = sum(p.numel() for p in model.parameters())
-    lora = executor.lora_config
-    adapted = add_lora(
-        model, targets=config.lora_targets, rank=lora.rank, alpha=lora.alpha, seed=0, extra=lora.exchange
-    )
-    return {"parameters": parameters, "exchanged": sum(value.numel() for value in shared_state(adapted).values())}
+    whole = sum(model.tensors[name] for name in model.exchanged(lora.exchange))
+    return {"parameters": model.parameters, "exchanged": model.lora_values(config.lora_targets, lora.rank) + whole}

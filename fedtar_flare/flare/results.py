@@ -16,7 +16,7 @@ from fedtar_flare.errors import ExchangeError
 from fedtar_flare.files import write_json
 from fedtar_flare.flare.tasking import Answers, Tensors, now
 from fedtar_flare.metrics.registry import SCORES
-from fedtar_flare.models.adapters.peft_file import write_adapter
+from fedtar_flare.models.adapters.peft_file import DEFAULT_ADAPTER, adapter_of, write_adapter
 from fedtar_flare.protocol.exchange import ExchangeSchema
 from fedtar_flare.protocol.messages import Reply
 from fedtar_flare.record.best import best_round
@@ -77,6 +77,7 @@ class Results:
             "model": model.pop("config", {}),
             "fingerprint": model.get("fingerprint"),
             "prior": model.get("prior", "none"),
+            **({"extension": model["extension"]} if model.get("extension") else {}),
         }
         self._adapter_config = dict(first.payload.get("adapter_config") or {})
         self._first_round = plan["first_round"]
@@ -192,6 +193,7 @@ class Results:
         if not self._adapter_config:
             return
         run = {name: self._metrics[name] for name in ("method", "run_id", "time_steps")} | {"round": r}
+        run |= {"adapter": next((name for name in map(adapter_of, sorted(w)) if name), DEFAULT_ADAPTER)}
         info = {"format": 1, "fedtar_flare": __version__, **run, **self._base_model}
         write_adapter(self.folder / "adapter", w, self._adapter_config, info)
 

@@ -14,15 +14,17 @@ from nvflare.apis.analytix import ANALYTIC_EVENT_TYPE, AnalyticsDataType, LogWri
 from nvflare.apis.fl_component import FLComponent
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.utils.analytix_utils import create_analytic_dxo, send_analytic_dxo
-from nvflare.app_common.widgets.convert_to_fed_event import ConvertToFedEvent
-from nvflare.app_opt.tracking.tb.tb_receiver import TBAnalyticsReceiver
 from nvflare.job_config.api import FedJob
+
+from fedtar_flare.site.streaming import ScalarsToServer
 
 
 def add_tensorboard(job: FedJob) -> None:
     """Add the components that bring scalars to ``<server run folder>/tb_events/<site>/``."""
+    from nvflare.app_opt.tracking.tb.tb_receiver import TBAnalyticsReceiver  # loads tensorboard: nothing for a site
+
     job.to_server(TBAnalyticsReceiver(), id="tensorboard")
-    job.to_clients(ConvertToFedEvent(events_to_convert=[ANALYTIC_EVENT_TYPE]), id="event_to_fed")
+    job.to_clients(ScalarsToServer(), id="event_to_fed")
 
 
 def send_scalar(sender: FLComponent, fl_ctx: FLContext, tag: str, value: float | None, step: int) -> None:

@@ -16,7 +16,7 @@ from typing import Any, Literal
 import torch
 
 from fedtar_flare.errors import ConfigError, ExchangeError
-from fedtar_flare.protocol.exchange import WIRE_DTYPES, check_tensor, check_tensor_names
+from fedtar_flare.protocol.exchange import WIRE_DTYPES, check_number, check_tensor, check_tensor_names, check_unit_rows
 from fedtar_flare.protocol.fields import NUMBER_KINDS, Field, check_error, check_texts
 from fedtar_flare.protocol.messages import ERROR, OK, Reply
 
@@ -44,6 +44,8 @@ class Group:
         about: what ``--describe`` and the audit say of it.
         personal: its rows are personal data (one row can stem from one patient).
         max_rows, width: bounds of a ``collected`` group, which is refused (:class:`ConfigError`) without them.
+        narrower: ``width`` is the largest; the run's model decides.
+        unit_rows: the rows must have norm 1, within 0.02.
     """
 
     name: str
@@ -53,6 +55,8 @@ class Group:
     personal: bool = False
     max_rows: int = 0
     width: int = 0
+    narrower: bool = False
+    unit_rows: bool = False
 
     def __post_init__(self) -> None:
         if self.form == "collected" and (self.max_rows < 1 or self.width < 1):
@@ -68,9 +72,11 @@ class Group:
         ``agreed`` is the shape that was agreed or came down under this name; None where there is none.
         """
         if self.form == "collected":
-            if len(shape) != 2 or shape[0] > self.max_rows or shape[1] != self.width:
+            wide = len(shape) == 2 and (shape[1] <= self.width if self.narrower else shape[1] == self.width)
+            if not wide or shape[0] > self.max_rows:
                 raise ExchangeError(
-                    f"tensor '{tensor}' has shape {shape}; allowed: at most {self.max_rows} rows of {self.width}"
+                    f"tensor '{tensor}' has shape {shape}; allowed: at most {self.max_rows} rows of "
+                    f"{'at most ' if self.narrower else ''}{self.width}"
                 )
             return
         if agreed is None:
@@ -170,6 +176,10 @@ class Contract:
         declared = sorted((self.group(name) for name in task.up), key=lambda group: group.name == WHOLE_PARAMETERS)
         return next((group for group in declared if group.holds(tensor)), None)
 
+    def is_collected(self, tensor: str) -> bool:
+        """Whether a tensor is rows that the server keeps apart by site, instead of averaging them."""
+        return any(group.form == "collected" and group.holds(tensor) for group in self.groups)
+
     def allowing(self, extra_names: Sequence[str]) -> Contract:
         """A copy whose group of whole parameters also has these names (regular expressions).
 
@@ -248,6 +258,7 @@ class Contract:
         task = self.task(task_name)
         if not isinstance(tensors, Mapping):
             raise ExchangeError("the tensors of the message are not a dictionary")
+        check_number(tensors)
         if task.sends == "nothing":
             raise ExchangeError(f"no tensors may leave in task '{task_name}'")
         if sends != task.sends:
@@ -258,6 +269,8 @@ class Contract:
             group = self.group_of(task, name)
             assert group is not None  # by check_names
             group.check_shape(name, tuple(tensors[name].shape), agreed.get(name))
+            if group.unit_rows:
+                check_unit_rows(name, tensors[name])
         for name in sorted(set(agreed) - set(tensors)):
             group = self.group_of(task, name)
             if group is not None and group.form == "averaged":

@@ -19,6 +19,12 @@ MASTER_DTYPE = {"float32": torch.float32}
 MAX_VALUES = 200_000_000
 """Most values that a site takes in one message: 800 MB in float32, more than the paper's whole model."""
 
+MAX_TENSORS = 20_000
+"""Most tensors in one message; they are counted before anything is done for each of them."""
+
+UNIT_TOLERANCE = 0.02
+"""By what the norm of a unit row may be off: bfloat16 rounds to three digits."""
+
 TENSOR_NAME = r"[A-Za-z0-9_.-]{1,300}"
 """Every tensor's name must match this whole: no sentence, no path."""
 
@@ -60,6 +66,7 @@ class ExchangeSchema:
         shapes, dtype_up = data["shapes"], data["dtype_up"]
         if not isinstance(shapes, Mapping) or not isinstance(dtype_up, str):
             raise ExchangeError("the exchange schema is malformed: no shapes by tensor name, or no number format")
+        check_number(shapes)
         for shape in shapes.values():
             if not isinstance(shape, list | tuple) or len(shape) > 8 or not all(map(_is_size, shape)):
                 raise ExchangeError("the exchange schema is malformed: a shape is not a short list of whole numbers")
@@ -94,6 +101,12 @@ def check_tensor(name: str, value: Any, shape: tuple[int, ...] | None, dtypes: M
         raise ExchangeError(f"tensor '{name}' has values that are not finite (NaN or infinity)")
 
 
+def check_unit_rows(name: str, rows: torch.Tensor) -> None:
+    """Refuse rows (M, C) whose norm is not 1, within 0.02; the :class:`ExchangeError` names the tensor."""
+    if not ((rows.double().norm(dim=1) - 1).abs() < UNIT_TOLERANCE).all():
+        raise ExchangeError(f"tensor '{name}' has rows whose norm is not 1")
+
+
 def check_tensor_names(names: Iterable[Any]) -> None:
     """Refuse a name that a person could have written as a sentence, or that could become a path.
 
@@ -102,6 +115,12 @@ def check_tensor_names(names: Iterable[Any]) -> None:
     for name in names:
         if not isinstance(name, str) or not re.fullmatch(TENSOR_NAME, name):
             raise ExchangeError("a tensor's name is not letters, digits, '.', '_' and '-' only")
+
+
+def check_number(tensors: Mapping[Any, Any]) -> None:
+    """Refuse (:class:`ExchangeError`) more than :data:`MAX_TENSORS` tensors."""
+    if len(tensors) > MAX_TENSORS:
+        raise ExchangeError(f"{len(tensors)} tensors in one message; the limit is {MAX_TENSORS}")
 
 
 def check_inbound(tensors: Any, max_values: int = MAX_VALUES) -> None:
@@ -113,6 +132,7 @@ def check_inbound(tensors: Any, max_values: int = MAX_VALUES) -> None:
         return
     if not isinstance(tensors, Mapping):
         raise ExchangeError(f"the server sent a {type(tensors).__name__} where tensors by name are expected")
+    check_number(tensors)
     check_tensor_names(tensors)
     if (values := sum(value.numel() for value in tensors.values() if torch.is_tensor(value))) > max_values:
         raise ExchangeError(f"the server sent {values} values in one message; the limit is {max_values}")

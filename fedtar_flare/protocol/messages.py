@@ -22,14 +22,18 @@ ABSTAIN = "abstain"
 ERROR = "error"
 STATUSES = (OK, ABSTAIN, ERROR)
 
+SCORED = ("test", "all")
+"""Whose reports a task may have scored."""
+
 MAX_ROUNDS, MAX_STEPS = 9999, 99
 """What a state version's name can hold."""
-RESERVED_RUNS = ("audit", "sites")
+RESERVED_RUNS = ("approvals", "audit", "sites")
 """Folders that a site keeps in its state beside those of the runs."""
 
 WORD = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,63}")
 """A short name, never free text."""
-_RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,127}")
+RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]{0,63}")
+"""Of the kind that a controller makes (``20260101-120000-0a1b2c3d``): never the name of a file that a site keeps."""
 _VERSION = re.compile(r"\d{4}-\d{2}")
 
 
@@ -46,6 +50,7 @@ class TaskHeader:
         evaluate: whether test patients are scored within this task.
         initial_site: the site that answers the handshake with its initial shared weights; empty: none.
         member: the site took part in an earlier job of this run, so it must have its state.
+        score: which patients are scored: ``test``, or ``all`` of a site that never trains.
         keep: state version of the best round so far, which the site does not prune; empty: none.
         plugin: the sender's version of fedtar_flare.
 
@@ -64,6 +69,7 @@ class TaskHeader:
     initial_site: str = ""
     member: bool = False
     keep: str = ""
+    score: str = "test"
     plugin: str = __version__
 
     def __post_init__(self) -> None:
@@ -75,10 +81,12 @@ class TaskHeader:
             least = 1 if name in ("rounds", "time_steps") else 0
             if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= limit:
                 raise ExchangeError(f"the task's {name} is not a whole number from {least} to {limit}")
+        if self.round > self.rounds:
+            raise ExchangeError(f"the task's round {self.round} is beyond its {self.rounds} rounds")
         if self.step > self.time_steps:
             raise ExchangeError(f"the task's step {self.step} is beyond its {self.time_steps} time steps")
-        if not isinstance(self.run_id, str) or not _RUN_ID.fullmatch(self.run_id) or self.run_id in RESERVED_RUNS:
-            raise ExchangeError("the task's run_id cannot name a folder (letters, digits, '.', '_', '@', '-' only)")
+        if not isinstance(self.run_id, str) or not RUN_ID.fullmatch(self.run_id) or self.run_id in RESERVED_RUNS:
+            raise ExchangeError("the task's run_id is none that a server makes (at most 64 letters, digits and '-')")
         if not isinstance(self.after, str) or not _VERSION.fullmatch(self.after):
             raise ExchangeError("the task's state version is not of the form 0001-02")
         if self.keep and (not isinstance(self.keep, str) or not _VERSION.fullmatch(self.keep)):
@@ -86,6 +94,8 @@ class TaskHeader:
         for name in ("evaluate", "member"):
             if not isinstance(getattr(self, name), bool):
                 raise ExchangeError(f"the task's '{name}' is neither true nor false")
+        if self.score not in SCORED:
+            raise ExchangeError(f"the task's 'score' is not one of {', '.join(SCORED)}")
         if not isinstance(self.initial_site, str) or len(self.initial_site) > 256:
             raise ExchangeError("the task's initial_site is not a name")
 

@@ -114,13 +114,17 @@ def test_a_site_that_missed_a_step_sends_its_loss_and_no_t_numbers(tmp_path):
     assert reply.payload["t_numbers"] is None and reply.numbers["reports"] > 0
 
 
-def test_too_few_visits_abstain_and_keep_the_broadcast(tmp_path):
+def test_too_few_patients_abstain_and_nothing_is_told_of_them(tmp_path):
     site = HospitalSite(tmp_path, data={"synthetic_patients": 16, "min_cell": 1000})
-    _, w = site.handshake()
+    hello, w = site.handshake(evaluate=True)
+    assert not any(map(sum, hello.payload["counts"].values()))
+    cells = [*hello.payload["scores"]["steps"].values(), hello.payload["scores"]["all"]]
+    assert cells == [{"n": 0}] * (T + 1)
     for t in range(1, T + 1):
         reply, update = site.train(w, 1, t)
-        assert reply.status == "abstain" and update is None
-    assert site.close(w, 1)[0].payload["t_numbers"] == [0.0] * T
+        assert reply.status == "abstain" and update is None and "fewer than 1000 patients" in reply.reason
+    closing = site.close(w, 1)[0]
+    assert closing.status == "ok" and set(closing.numbers) == {"seconds"} and not closing.payload
 
 
 def test_bfloat16_updates_travel_as_such(tmp_path):
@@ -384,3 +388,29 @@ def test_a_task_out_of_its_place_is_refused_and_trained_weights_never_leave_in_a
     reply, weights = site.handshake()
     assert reply.status == "error" and weights is None, "initial weights are asked for after training"
     assert site.handshake(initial_site="")[0].status == "ok"
+
+
+def test_a_handshake_gives_weights_of_the_seed_or_none_even_in_a_process_that_has_trained(tmp_path, monkeypatch):
+    site = HospitalSite(tmp_path, fresh=False)
+    _, w = site.handshake()
+    again, same = site.handshake()  # before any other task: the server had lost the first answer
+    assert again.status == "ok" and all(torch.equal(same[name], w[name]) for name in w)
+    with monkeypatch.context() as patched:  # trained, and then its task failed: nothing of it is on disk
+
+        def fails(*_):
+            raise OSError("no space left")
+
+        patched.setattr(PatientAdaptiveExecutor, "_save_private", staticmethod(fails))
+        assert site.train(w, 1, 1)[0].status == "error"
+    _, weights = site.handshake()
+    assert weights is None or all(torch.equal(weights[name], w[name]) for name in w)
+    pushed = {name: value + 1 for name, value in w.items()}
+    asked = {"after": version(0, 0), "initial_site": site.name}
+    reply, weights = site.run(HANDSHAKE, site.header("run", 0, 0, **asked), pushed)
+    assert reply.status == "error" and weights is None, "weights do not come down where they are asked for"
+    for later in ({"after": version(1, T)}, {"member": True}):
+        reply, weights = site.handshake(**later)
+        assert reply.status == "error" and "middle of a run" in reply.reason and weights is None, later
+    site.close(w, 1)
+    reply, weights = site.handshake()
+    assert reply.status == "error" and weights is None, "a round was closed"

@@ -1,0 +1,148 @@
+"""Attempts of a site that lies to the server: what was tried, and what the run makes of it."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from federation import NAMES, QuadraticSite, pair
+from test_controller_faults import Spoilt, federation, numbers, payload, run, weights
+
+from fedtar_flare.errors import ExchangeError
+from fedtar_flare.protocol import tensors as wire
+from fedtar_flare.protocol.tasks import CLOSE_ROUND, HANDSHAKE, TRAIN
+from fedtar_flare.record.events import End, Start, Step, Validation
+from fedtar_flare.record.log import of_kind
+
+
+def update(make):
+    return lambda header, reply, tensors: (reply, make(tensors))
+
+
+def many(number):
+    return {f"t{i}": torch.zeros(1) for i in range(number)}
+
+
+def many_shapes(number):
+    return {"shapes": {f"t{i}": [1] for i in range(number)}, "dtype_up": "float32"}
+
+
+def without(tensors):
+    return dict(list(tensors.items())[1:])
+
+
+ATTEMPTS = {
+    "more tensors than any exchange": (TRAIN, update(lambda u: many(20_001)), "the limit is 20000"),
+    "more names than any schema": (HANDSHAKE, payload(schema=many_shapes(20_001)), "the limit is 20000"),
+    "a tensor more": (TRAIN, update(lambda u: {**u, "x": torch.ones(1)}), "not agreed on"),
+    "a tensor less": (TRAIN, update(without), "missing"),
+    "another shape": (TRAIN, update(lambda u: {n: torch.ones(9, 9) for n in u}), "shape"),
+    "another number format": (TRAIN, update(lambda u: {n: v.double() for n, v in u.items()}), "dtype"),
+    "values that are not finite": (TRAIN, update(lambda u: {n: v / 0 for n, v in u.items()}), "finite"),
+    "an update that buries the others'": (TRAIN, update(lambda u: {n: v * 1e6 for n, v in u.items()}), "norm"),
+    "lists for tensors": (TRAIN, update(lambda u: {n: v.tolist() for n, v in u.items()}), "torch tensor"),
+    "no tensors at all": (TRAIN, update(lambda u: None), "missing"),
+    "weights with a loss": (CLOSE_ROUND, lambda h, r, t: (r, {n: torch.ones(3, 2) for n in NAMES}), "only numbers"),
+    "half a visit": (TRAIN, numbers(samples=2.5), "whole number"),
+    "no visit": (TRAIN, numbers(samples=0), "not within 1"),
+    "samples without end": (TRAIN, numbers(samples=float("inf")), "finite"),
+    "too many T numbers": (CLOSE_ROUND, payload(t_numbers=[0.0] * 3), "2 T numbers"),
+    "T numbers of 10^300": (CLOSE_ROUND, payload(t_numbers=[1e300, 0.0]), "within"),
+    "a loss of no report": (CLOSE_ROUND, numbers(reports=0), "not within 1"),
+    "studies that are negative": (HANDSHAKE, payload(skipped_studies={"no-image": -3}), "numbers of studies"),
+    "counts for one step more": (
+        HANDSHAKE,
+        payload(counts={split: [2, 2, 2] for split in ("train", "validation", "test")}),
+        "2 whole numbers",
+    ),
+    "another round's answer": (TRAIN, lambda h, r, t: (replace(r, round=9), t), "not the open task"),
+    "an error with content": (
+        TRAIN,
+        lambda h, r, t: (replace(r, status="error", reason="x", payload={"scores": {}}), None),
+        "more than its reason",
+    ),
+    "a reason of a page": (TRAIN, lambda h, r, t: (replace(r, status="abstain", reason="x" * 600), None), "longer"),
+}
+
+
+@pytest.mark.parametrize("attempt", ATTEMPTS)
+def test_an_attempt_costs_its_site_and_nobody_else(tmp_path, attempt):
+    task, spoil, reason = ATTEMPTS[attempt]
+    controller = federation(tmp_path, Spoilt("site-b", spoil, task), num_rounds=1)
+    events = run(controller)
+    assert of_kind(events, End)[0].status == "completed", of_kind(events, End)[0].reason
+    accounts = {
+        HANDSHAKE: [event.absent for event in of_kind(events, Start)],
+        TRAIN: [event.refused for event in of_kind(events, Step)],
+        CLOSE_ROUND: [event.left_out for event in of_kind(events, Validation)],
+    }[task]
+    assert accounts and all(reason in account["site-b"] for account in accounts), accounts
+    if task == TRAIN:
+        alone = federation(tmp_path / "alone", num_rounds=1)
+        run(alone)
+        assert all(torch.equal(weights(alone)[name], weights(controller)[name]) for name in NAMES)
+
+
+def test_a_site_has_no_more_reports_than_it_announced(tmp_path):
+    events = run(federation(tmp_path, Spoilt("site-b", numbers(reports=10**15), CLOSE_ROUND), num_rounds=1))
+    validation = of_kind(events, Validation)[0]
+    assert validation.sites["site-b"].n == 2 * 2  # as many as its counts of two steps say
+
+
+def test_a_site_has_no_more_samples_than_it_announced(tmp_path):
+    honest = federation(
+        tmp_path / "honest", QuadraticSite("site-b", [pair(4), pair(5)], samples=2, validation=pair(10))
+    )
+    run(honest)
+    lying = federation(tmp_path / "lying", Spoilt("site-b", numbers(samples=10**15), TRAIN))
+    run(lying)
+    assert all(torch.equal(weights(honest)[name], weights(lying)[name]) for name in NAMES)
+
+
+# ------------------------------------------------------------------ what is fetched of a message
+def chunks_until_refused(monkeypatch, chunks):
+    """How many chunks of a message are taken in before it is given up, through FLARE's own consumer."""
+    from nvflare.app_opt.pt import tensor_downloader
+    from nvflare.app_opt.pt.decomposers import TensorDecomposer
+    from nvflare.fuel.utils.fobs import fobs
+    from safetensors.torch import save
+
+    taken = []
+
+    def download(*, consumer, ref_id, **_):  # as download_object, which ends at the first exception
+        for chunk in chunks:
+            try:
+                consumer.consume(ref_id, {}, [save(chunk)])
+            except Exception as error:
+                return consumer.download_failed(ref_id, str(error))
+            taken.append(len(chunk))
+        return consumer.download_completed(ref_id)
+
+    monkeypatch.setattr(tensor_downloader, "download_object", download)
+    wire.register_tensors()
+    decomposer = fobs._decomposers["torch.Tensor"]
+    assert isinstance(decomposer, TensorDecomposer)
+    error, result = decomposer._download(
+        from_fqcn="site", ref_id="1", per_request_timeout=1.0, cell=None, use_disk=False
+    )
+    return taken, error, result
+
+
+def test_a_message_is_fetched_up_to_a_limit(monkeypatch):
+    monkeypatch.setattr(wire, "_most_bytes", 4 * 1000)
+    endless = ({f"t{i}": torch.zeros(300)} for i in range(10**9))
+    taken, error, _ = chunks_until_refused(monkeypatch, endless)
+    assert len(taken) == 3 and "not fetched" in error
+    names = (many(5000) for _ in range(10**9))
+    monkeypatch.setattr(wire, "_most_bytes", 4 * 10**9)
+    taken, error, _ = chunks_until_refused(monkeypatch, names)
+    assert len(taken) == 4 and "not fetched" in error
+    taken, error, result = chunks_until_refused(monkeypatch, [{"a": torch.ones(3)}, {"b": torch.ones(2)}])
+    assert not error and torch.equal(result["a"], torch.ones(3)) and set(result) == {"a", "b"}
+
+
+def test_the_controller_expects_no_more_than_the_exchange(tmp_path, monkeypatch):
+    monkeypatch.setattr(wire, "_most_bytes", wire._most_bytes)
+    run(federation(tmp_path, num_rounds=1))
+    assert wire._most_bytes == 4 * 12 * 2  # 12 values, in at most the two groups of a task
+    with pytest.raises(ExchangeError):
+        wire.Counted()({"x": torch.zeros(25)})
