@@ -22,6 +22,8 @@ class Method:
         events: tuple of record events beside the shared ones.
         sections: sections of the run page beside the shared ones.
         personal: class that restores a site's personal part for drafting.
+        extension: function that adds to a base model what the method's adapter needs beside it, given the model and
+            what the learner's description says under ``extension``.
     """
 
     contract: str
@@ -29,6 +31,7 @@ class Method:
     events: str = ""
     sections: str = ""
     personal: str = ""
+    extension: str = ""
 
 
 METHODS = {
@@ -38,6 +41,14 @@ METHODS = {
         events="fedtar_flare.fedtar.events:EVENTS",
         sections="fedtar_flare.fedtar.section:SECTIONS",
         personal="fedtar_flare.fedtar.personal:PersonalPart",
+    ),
+    "fedmrg": Method(
+        contract="fedtar_flare.fedmrg.contract:CONTRACT",
+        recipe="fedtar_flare.fedmrg.recipe:FedMRGRecipe",
+        events="fedtar_flare.fedmrg.events:EVENTS",
+        sections="fedtar_flare.fedmrg.section:SECTIONS",
+        personal="fedtar_flare.fedmrg.personal:SpecialisedPart",
+        extension="fedtar_flare.fedmrg.diagnosis:extend",
     ),
     "fedavg": Method(
         contract="fedtar_flare.baselines.fedavg:CONTRACT", recipe="fedtar_flare.baselines.fedavg:FedAvgRecipe"

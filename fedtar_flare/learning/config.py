@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from datetime import datetime
+from datetime import datetime, time, timedelta
+from itertools import pairwise
 from typing import Literal
 
 from pydantic import Field
 
 from fedtar_flare.data.timeline import Timeline
 from fedtar_flare.settings import Settings
+
+LEAST_PERIOD = timedelta(days=28)
+"""Shortest calendar period that a job may ask for: counts and losses of single days or hours would tell visits."""
 
 
 class LoRAConfig(Settings):
@@ -48,13 +52,17 @@ class DataConfig(Settings):
     """How a site's visits become samples."""
 
     alignment: Literal["visit", "period"] = Field("visit", description="time step by visit number or calendar period")
-    periods: tuple[str, ...] = Field((), description="for 'period': T - 1 ISO dates, the bounds between the bins")
+    periods: tuple[str, ...] = Field(
+        (), description="for 'period': T - 1 ISO dates, the bounds between the bins, at least four weeks apart"
+    )
     prior: Literal["none", "report", "image", "report+image", "generated", "generated+image"] = Field(
         "none",
         description="what the model sees of the patient's previous visit: 'none' (the paper), its report or image; "
         "'generated': the report in training, the model's own text when reports are written",
     )
-    min_cell: int = Field(1, ge=1, description="fewest visits at a step to train on it and to report scores")
+    min_cell: int = Field(
+        1, ge=1, description="fewest distinct patients of a split at a step to learn from it and to tell anything of it"
+    )
     synthetic_patients: int = Field(48, ge=1, description="patients of a simulated site")
 
     def misfits(self) -> Iterator[tuple[str, str]]:
@@ -64,6 +72,11 @@ class DataConfig(Settings):
             dates = []
         if len(dates) < len(self.periods) or any(date.tzinfo for date in dates) or dates != sorted(set(dates)):
             yield "periods", "rising ISO dates without a time zone, such as '2020-07-01'"
+        elif any(date.time() != time() for date in dates) or any(b - a < LEAST_PERIOD for a, b in pairwise(dates)):
+            yield (
+                "periods",
+                f"whole days, at least {LEAST_PERIOD.days} apart: shorter periods tell when patients came",
+            )
 
     def timeline(self, time_steps: int) -> Timeline:
         """How visits become the time steps 1 to T; ConfigError where the periods do not bound T bins."""

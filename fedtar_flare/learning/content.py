@@ -5,17 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 
-from fedtar_flare.data.cohort import Sample
+from fedtar_flare.data.cohort import Sample, told
 from fedtar_flare.metrics.alarms import identical_share
 from fedtar_flare.metrics.clinical import finding_counts
-from fedtar_flare.metrics.temporal import VisitReport, finding_change_f1
-from fedtar_flare.metrics.text_scores import stated_classes, text_scores
+from fedtar_flare.metrics.temporal import VisitReport, claimants, finding_change_f1
+from fedtar_flare.metrics.text_scores import labeler_for, stated_classes, text_scores
 from fedtar_flare.synthetic.changes import changes_in
 from fedtar_flare.synthetic.vocabulary import KNOWN_FINDINGS, findings_in
 
 
-def content_scores(samples: Sequence[Sample], texts: Sequence[str]) -> dict[str, float | None]:
+def content_scores(samples: Sequence[Sample], texts: Sequence[str], min_cell: int = 1) -> dict[str, float | None]:
     """The scores of :func:`~fedtar_flare.metrics.text_scores.text_scores`.
+
+    ``contradictions`` is None where the reports of fewer than ``min_cell`` patients make a claim that could be one.
 
     ``finding_change_f1`` is against what was planted where all samples have it, else against what the references say.
     """
@@ -23,7 +25,10 @@ def content_scores(samples: Sequence[Sample], texts: Sequence[str]) -> dict[str,
         VisitReport(s.visit.patient_id, s.visit.acquired.timestamp(), s.visit.report, text)
         for s, text in zip(samples, texts, strict=True)
     ]
-    scores = text_scores(rows, samples[0].visit.modality)
+    modality = samples[0].visit.modality
+    scores = text_scores(rows, modality)
+    if len(claimants(rows, labeler_for(modality))) < min_cell:
+        scores["contradictions"] = None
     planted = [s.visit.changes for s in samples if s.visit.changes is not None]
     if len(planted) == len(samples):
         found = finding_change_f1(planted, [changes_in(text) for text in texts])
@@ -42,27 +47,32 @@ def finding_recalls(
     """Per finding ``n``, the reports that have it, and ``recall``, the share of those that name it.
 
     They are under ``known`` and ``new`` (to the warm start) where the truth is known; elsewhere under ``stated``:
-    classes that the rule-based labeler finds in the references. A finding of fewer than ``min_cell`` reports is left
-    out.
+    classes that the rule-based labeler finds in the references. A finding of fewer than ``min_cell`` distinct patients
+    is left out; n is told down to a multiple of ``min_cell``.
     """
+    patients = [sample.visit.patient_id for sample in samples]
     if all(sample.visit.findings is not None for sample in samples):
         truth = [sample.visit.findings or frozenset() for sample in samples]
         stated = [findings_in(text) for text in texts]
         known = frozenset(KNOWN_FINDINGS)
         return {
-            "known": _recalls([t & known for t in truth], stated, min_cell),
-            "new": _recalls([t - known for t in truth], stated, min_cell),
+            "known": _recalls([t & known for t in truth], stated, patients, min_cell),
+            "new": _recalls([t - known for t in truth], stated, patients, min_cell),
         }
     modality = samples[0].visit.modality
     truth = [stated_classes(sample.visit.report, modality) for sample in samples]
-    return {"stated": _recalls(truth, [stated_classes(text, modality) for text in texts], min_cell)}
+    return {"stated": _recalls(truth, [stated_classes(text, modality) for text in texts], patients, min_cell)}
 
 
 def _recalls(
-    truth: Sequence[AbstractSet[str]], stated: Sequence[AbstractSet[str]], min_cell: int
+    truth: Sequence[AbstractSet[str]], stated: Sequence[AbstractSet[str]], patients: Sequence[str], min_cell: int
 ) -> dict[str, dict[str, float]]:
+    having: dict[str, set[str]] = {}
+    for patient, findings in zip(patients, truth, strict=True):
+        for name in findings:
+            having.setdefault(name, set()).add(patient)
     return {
-        name.replace(" ", "_"): {"n": there, "recall": named / there}
+        name.replace(" ", "_"): {"n": told(there, min_cell), "recall": named / there}
         for name, (there, named) in finding_counts(truth, stated).items()
-        if there >= min_cell
+        if len(having[name]) >= min_cell
     }

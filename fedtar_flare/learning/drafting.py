@@ -164,6 +164,8 @@ class Drafter:
                 f"{self.info['fingerprint']}, those of preset '{self._config.preset}' here {mine}. Name the weights "
                 "that the run used (--model weights=PATH)"
             )
+        if extension := self.info.get("extension"):
+            methods.load(methods.method(self.info["method"]).extension)(base, extension)
         self.device = torch.device(choose_device(device, "float32")[0])
         name = self.info.get("adapter", DEFAULT_ADAPTER)
         weights = read_adapter(adapter, name)

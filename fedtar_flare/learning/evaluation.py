@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedtar_flare.data.cohort import Sample
+from fedtar_flare.data.cohort import Sample, told
 from fedtar_flare.files import PRIVATE, write_text
 from fedtar_flare.learning.content import content_scores, finding_recalls, reference_scores
 from fedtar_flare.metrics.clinical import known_and_new
@@ -38,8 +38,8 @@ def cells(
 ) -> dict[str, Any]:
     """Scores per time step and over all; ``losses`` are the mean token losses of the reports.
 
-    A cell with fewer than ``min_cell`` reports holds only its n, and its reports do not count in ``all`` either:
-    otherwise subtraction would reveal its scores.
+    A cell with fewer than ``min_cell`` distinct patients holds an n of 0 alone, and its reports do not count in ``all``
+    either: otherwise subtraction would reveal its scores. Every n is told down to a multiple of ``min_cell``.
 
     Returns:
         ``{"steps": {"1": cell, ...}, "all": cell}``; a cell has n, bleu_1..bleu_4, rouge_l, cider, token_loss, and
@@ -48,12 +48,15 @@ def cells(
         (:func:`.reference_scores`). All three are over the visits that count in ``all``.
     """
     at = {str(t): [i for i, s in enumerate(samples) if s.time_step == t] for t in range(1, time_steps + 1)}
-    shown = [i for chosen in at.values() if len(chosen) >= min_cell for i in chosen]
-    cell = lambda chosen: _cell(samples, texts, losses, chosen, min_cell)  # noqa: E731
-    scores = {"steps": {t: cell(chosen) for t, chosen in at.items()}, "all": cell(shown)}
+    full = {t: chosen for t, chosen in at.items() if len({samples[i].visit.patient_id for i in chosen}) >= min_cell}
+    shown = [i for chosen in full.values() for i in chosen]
+    scores: dict[str, Any] = {"steps": {t: _cell(samples, texts, losses, full.get(t, []), min_cell) for t in at}}
+    scores["all"] = _cell(samples, texts, losses, shown, min_cell) | {
+        "n": sum(c["n"] for c in scores["steps"].values())
+    }
     if shown:
         visits, said = [samples[i] for i in shown], [texts[i] for i in shown]
-        scores["all"] |= content_scores(visits, said)
+        scores["all"] |= content_scores(visits, said, min_cell)
         scores["findings"] = finding_recalls(visits, said, min_cell)
         scores["references"] = reference_scores(visits)
     return scores
@@ -62,8 +65,8 @@ def cells(
 def _cell(
     samples: Sequence[Sample], texts: Sequence[str], losses: Sequence[float], chosen: Sequence[int], min_cell: int
 ) -> dict[str, Any]:
-    scores: dict[str, Any] = {"n": len(chosen)}
-    if not chosen or len(chosen) < min_cell:
+    scores: dict[str, Any] = {"n": told(len(chosen), min_cell)}
+    if not chosen:
         return scores
     scores |= language_scores([samples[i].visit.report for i in chosen], [texts[i] for i in chosen])
     scores["token_loss"] = sum(losses[i] for i in chosen) / len(chosen)

@@ -6,6 +6,7 @@ import logging
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from pathlib import Path
 from typing import Any, ClassVar, cast
 
 import torch
@@ -30,6 +31,7 @@ from fedtar_flare.models.adapters.lora import (
 from fedtar_flare.models.adapters.peft_file import DEFAULT_ADAPTER
 from fedtar_flare.models.build import build_model, build_tokenizer, require_trained
 from fedtar_flare.models.config import ModelConfig
+from fedtar_flare.models.report_generator import ReportGenerator
 from fedtar_flare.models.weights import fingerprint
 from fedtar_flare.progress import Progress
 
@@ -48,12 +50,15 @@ class ReportLearner:
         seed: of the adapter's initial values, the same at every site.
         autocast: whether to compute in bfloat16 autocast.
         checkpoint: called between batches; raises to stop (an aborted job).
+        places: where the parts lie that ``model`` names (see ``ModelConfig.located``); no message tells them.
 
     Raises:
         ConfigError: the model cannot be built, or parts of it would stay at random values.
     """
 
     adapter: ClassVar[str] = DEFAULT_ADAPTER
+    min_cell: int = 1
+    """Fewest distinct patients of a split at a time step whose visits are learned from and validated on."""
     personal_optimizer: torch.optim.Optimizer | None = None
 
     def __init__(
@@ -67,6 +72,7 @@ class ReportLearner:
         device: str = "cpu",
         autocast: bool = False,
         checkpoint: Callable[[], None] = lambda: None,
+        places: Mapping[str, Path | None] | None = None,
     ):
         self.cohort, self.training = cohort, training
         self.device = torch.device(device)
@@ -74,9 +80,11 @@ class ReportLearner:
         self._autocast = autocast
         self._config = model
         self._micro_batch = min(training.micro_batch or training.batch_size, training.batch_size)
-        self.tokenizer = build_tokenizer(model)
-        generator = build_model(model)
+        located = model.located(places or {})
+        self.tokenizer = build_tokenizer(located)
+        generator = build_model(located)
         self.fingerprint = fingerprint(generator)
+        self.extend(generator)
         require_trained(generator, model, extra_names(generator, lora.exchange))
         self.model = add_lora(
             generator,
@@ -89,6 +97,9 @@ class ReportLearner:
         ).to(self.device)
 
     # ------------------------------------------------------------------ hooks
+    def extend(self, generator: ReportGenerator) -> None:
+        """Add modules to the base model, before it gets its adapter; they are no part of its fingerprint."""
+
     @property
     def has_personal_part(self) -> bool:
         """Whether something beside the adapter acts at this site; evaluation is then done with and without it."""
@@ -107,6 +118,25 @@ class ReportLearner:
     def training_losses(self, samples: Sequence[Sample], images: ImageBatch, seed: str) -> Tensor:
         """Losses that a local update is made of, shape (B,); ``seed`` is of this update, for what is random in it."""
         return self.report_losses(samples, images)
+
+    def local_update(
+        self, samples: Sequence[Sample], seed: str, optimizer: torch.optim.Optimizer, start: Mapping[str, Tensor]
+    ) -> float | None:
+        """One update of the shared and of the personal part on a batch; its loss.
+
+        None where its loss or gradient is not finite: it is then left out for both. ``optimizer`` is that of the shared
+        part, ``seed`` and ``start`` as in :meth:`training_losses` and :meth:`after_backward`.
+        """
+        loss = self._accumulate(samples, seed)
+        self.after_backward(start)
+        parts = (list(shared_parameters(self.model, self.adapter).values()), list(self.personal_parameters()))
+        norms = [limit_norm(parameters, self.training.max_grad_norm) for parameters in parts]
+        if not all(map(math.isfinite, (loss, *norms))):
+            return None
+        optimizer.step()
+        if self.personal_optimizer is not None:
+            self.personal_optimizer.step()
+        return loss
 
     def after_backward(self, start: Mapping[str, Tensor]) -> None:
         """Change the gradients of a batch before they are clipped; ``start`` is w_{t-1}, as :meth:`shared` gave it."""
@@ -173,27 +203,22 @@ class ReportLearner:
         Raises:
             DataError: ``no-training-visit`` at this step; ``non-finite-gradient`` when every update was skipped.
         """
-        samples = self.cohort.samples("train", time_step)
+        samples = self.cohort.samples("train", time_step, self.min_cell)
         if not samples:
             raise DataError(f"no training visit at step {time_step}", reason="no-training-visit")
         start = self.shared()
-        shared = list(shared_parameters(self.model, self.adapter).values())
-        personal = list(self.personal_parameters())
-        optimizer = self.shared_optimizer(shared)
+        optimizer = self.shared_optimizer(list(shared_parameters(self.model, self.adapter).values()))
         losses: list[float] = []
+        seen: list[set[str]] = []
         count = updates or self.training.local_steps
         for number, chosen in enumerate(batches(len(samples), self.training.batch_size, count, seed), start=1):
             self.checkpoint()
-            loss = self._accumulate([samples[i] for i in chosen], f"{seed}/{number - 1}")
-            self.after_backward(start)
-            norms = [limit_norm(parameters, self.training.max_grad_norm) for parameters in (shared, personal)]
-            if not all(map(math.isfinite, (loss, *norms))):
+            loss = self.local_update([samples[i] for i in chosen], f"{seed}/{number - 1}", optimizer, start)
+            if loss is None:
                 logger.warning("local update %d of %d skipped: its loss or gradient is not finite", number, count)
                 continue
-            optimizer.step()
-            if self.personal_optimizer is not None:
-                self.personal_optimizer.step()
             losses.append(loss)
+            seen.append({samples[i].visit.patient_id for i in chosen})
             on_update(number, loss)
         self._clear_gradients()
         if not losses:
@@ -204,7 +229,17 @@ class ReportLearner:
             )
         end = self.shared()
         update = {name: end[name] - start[name] for name in start}
-        return Trained(update, len(samples), sum(losses) / len(losses), losses[0], losses[-1], count - len(losses))
+        return Trained(
+            update,
+            samples=len(samples),
+            loss=sum(losses) / len(losses),
+            first_loss=losses[0],
+            last_loss=losses[-1],
+            skipped_updates=count - len(losses),
+            patients=len(set().union(*seen)),
+            first_patients=len(seen[0]),
+            last_patients=len(seen[-1]),
+        )
 
     def _accumulate(self, samples: Sequence[Sample], training_seed: str | None = None) -> float:
         """Loss and gradient of the mean report loss of one batch, in micro-batches that fit in memory."""
@@ -233,7 +268,7 @@ class ReportLearner:
 
     def validate(self) -> Validated | None:
         """Loss and gradient in w over the validation patients' visits, with the personal part; None without any."""
-        samples = self.cohort.samples("validation")
+        samples = self.cohort.samples("validation", least=self.min_cell)
         if not samples:
             return None
         loss = self._accumulate(samples)
@@ -245,8 +280,11 @@ class ReportLearner:
         return Validated(loss, gradient, len(samples))
 
     @torch.no_grad()
-    def evaluate(self, min_cell: int, split: Split = "test") -> Evaluated:
-        """Scores of the reports written for a split's patients (:func:`cells`); each pass reuses the loaded images."""
+    def evaluate(self, min_cell: int, split: Split | None = "test") -> Evaluated:
+        """Scores of the reports written for a split's patients, or (None) for all (:func:`cells`).
+
+        Each pass reuses the loaded images.
+        """
         samples = self.cohort.samples(split)
         passes = (True, False) if self.has_personal_part else (True,)
         loss_of: dict[bool, dict[int, float]] = {True: {}, False: {}}

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import TypeVar
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -28,6 +28,9 @@ class Trained:
         samples: n_k, training visits of this site at this step.
         loss: mean token loss over the updates.
         skipped_updates: updates left out because their loss or gradient was not finite.
+        patients: how many distinct ones the updates were made from; ``first_patients``, ``last_patients`` how many the
+            first and the last of them.
+        parts: further numbers that the method's contract declares, by field.
     """
 
     update: dict[str, Tensor]
@@ -36,6 +39,10 @@ class Trained:
     first_loss: float
     last_loss: float
     skipped_updates: int = 0
+    patients: int = 0
+    first_patients: int = 0
+    last_patients: int = 0
+    parts: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

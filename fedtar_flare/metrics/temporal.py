@@ -224,6 +224,14 @@ def contradictions(
     return found, claims
 
 
+def claimants(rows: Sequence[VisitReport], labeler: RuleLabeler) -> set[str]:
+    """Patients whose generated reports make a claim of change that one before could contradict."""
+    first: dict[str, VisitReport] = {}
+    for row in sorted(rows, key=lambda row: row.order):
+        first.setdefault(row.patient, row)
+    return {row.patient for row in rows if row is not first[row.patient] and finding_changes(row.generated, labeler)}
+
+
 def temporal_scores(rows: Sequence[VisitReport], labeler: RuleLabeler) -> dict[str, float | None]:
     """``change_f1``, ``finding_change_f1`` (both means over reports) and ``contradictions`` (share of claims).
 

@@ -7,7 +7,7 @@ CvT-21 (384, ImageNet-22K) with DistilGPT2, ``timm`` joins any timm encoder to a
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,6 +21,8 @@ ASSETS = Path(__file__).resolve().parent.parent / "assets"
 _DECODER_LINEARS = r"decoder\..*\.(c_attn|q_attn|c_proj|c_fc)"
 CVT_TARGETS = rf"(encoder\..*\.(projection_query|projection_key|projection_value|dense)|{_DECODER_LINEARS})"
 TIMM_TARGETS = rf"(encoder\..*\bblocks\.\d+\..*\b(qkv|proj|fc1|fc2)|{_DECODER_LINEARS})"
+MOST_LAYERS = 1000
+"""Of the decoder, and of one stage of CvT."""
 _IMAGENET = {"image_mean": (0.485, 0.456, 0.406), "image_std": (0.229, 0.224, 0.225)}
 
 
@@ -55,7 +57,7 @@ class ModelConfig(Settings):
         None, description="hub name or local folder of a GPT-2-family decoder; None: the sizes below"
     )
     decoder_width: int = Field(128, ge=1, description="width of the decoder")
-    decoder_layers: int = Field(4, ge=1, description="layers of the decoder")
+    decoder_layers: int = Field(4, ge=1, le=MOST_LAYERS, description="layers of the decoder")
     decoder_heads: int = Field(4, ge=1, description="attention heads of the decoder")
     decoder_positions: int = Field(192, ge=1, description="longest sequence that the decoder has positions for")
     tokenizer: str = Field(
@@ -95,10 +97,30 @@ class ModelConfig(Settings):
         except re.error as error:
             yield "lora_targets", f"a valid regular expression ({error})"
 
+    def named(self) -> dict[str, str]:
+        """What this takes from outside the package, a hub name or a path, by setting."""
+        own = {"tokenizer": ("small", "decoder"), "weights": ("small",)}
+        names = {name: getattr(self, name) for name in ("encoder_name", "decoder_name", "tokenizer", "weights")}
+        return {setting: name for setting, name in names.items() if name and name not in own.get(setting, ())}
+
+    def located(self, places: Mapping[str, Path | None]) -> ModelConfig:
+        """A copy that takes what is in ``places`` from there; None leaves a name as it is.
+
+        A folder stands for its ``model.safetensors`` as weights, and for its ``tokenizer.json`` as a tokenizer.
+        """
+        files = {"tokenizer": "tokenizer.json", "weights": "model.safetensors"}
+        found = {}
+        for setting, name in self.named().items():
+            if (place := places.get(name)) is not None:
+                found[setting] = str(place / files[setting] if setting in files and place.is_dir() else place)
+        return self.replace(**found)
+
     def _encoder_misfits(self) -> Iterator[tuple[str, str]]:
         sizes = (self.encoder_widths, self.encoder_depths, self.encoder_heads)
         if any(len(values) != 3 for values in sizes) or min(map(min, sizes)) < 1:
             yield "encoder_widths", "three whole numbers above 0, as encoder_depths and encoder_heads"
+        if max(self.encoder_depths) > MOST_LAYERS:
+            yield "encoder_depths", f"at most {MOST_LAYERS} layers a stage"
         if any(depth <= stage for stage, depth in enumerate(self.encoder_depths)):
             yield "encoder_depths", "more than i layers at stage i counted from 0, so at least (1, 2, 3)"
         if any(width % heads for width, heads in zip(self.encoder_widths, self.encoder_heads, strict=True)):

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from fedtar_flare.errors import ConfigError
-from fedtar_flare.models.sources import fetching, is_folder, load_or_make, quiet_loading
+from fedtar_flare.models.sources import fetching, is_folder, load_or_make, offline, quiet_loading
 
 if TYPE_CHECKING:
     from fedtar_flare.models.config import ModelConfig
@@ -120,6 +120,11 @@ def _timm(config: ModelConfig, load_pretrained: bool) -> tuple[SliceEncoder, tup
             )
         published = timm.get_pretrained_cfg(name)
         repository = published.hf_hub_id if published else None
+        if pretrained and repository is None and offline():  # timm would take it from an address of its own
+            raise ConfigError(
+                f"model setting encoder_name is '{name}': its weights are on no Hugging Face hub, and nothing is "
+                "fetched here. Take a local folder, or encoder_pretrained=false"
+            )
     with fetching("encoder", config.encoder_name, repository):
         backbone: Any
         try:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -70,13 +72,22 @@ class NoPooling(nn.Module):
         return tokens.flatten(1, 2)
 
 
+class Prompter(Protocol):
+    """A part that a method adds: reads the image's tokens and tells the decoder, by embeddings before the report."""
+
+    def prompts(self, tokens: Tensor, slice_mask: Tensor) -> Tensor:
+        """Embeddings (B, D, E) that the decoder reads before the begin token; of tokens (B, S, N, C), mask (B, S)."""
+
+
 class ReportGenerator(nn.Module):
     """Slice-wise encoder, slice pooling, bias-free projection, GPT-2 decoder with cross-attention.
 
     Repeated rows keep the batch's order: slice row i belongs to sample ``i // S``, beam row i to ``i // beams``.
     ``max_length`` and ``num_beams`` are defaults of :meth:`generate`; ``untrained`` names the parameters without
-    pre-trained weights.
+    pre-trained weights. ``diagnosis`` is None, or a :class:`Prompter` that a method sets.
     """
+
+    diagnosis: nn.Module | None
 
     def __init__(self, config: ModelConfig, tokenizer: ReportTokenizer, *, load_pretrained: bool):
         super().__init__()
@@ -88,6 +99,7 @@ class ReportGenerator(nn.Module):
             decoder, decoder_untrained = build_decoder(config, tokenizer.vocab_size, load_pretrained)
             self.projection = nn.Linear(self.encoder.width, decoder.config.n_embd, bias=False)
             self.decoder = decoder
+        self.register_module("diagnosis", None)
         self.prior_marks = PriorMarks(decoder.config.n_embd)
         self.max_length, self.num_beams = config.max_length, config.num_beams
         self.bos_id, self.eos_id, self.pad_id = tokenizer.bos_id, tokenizer.eos_id, tokenizer.pad_id
@@ -98,23 +110,30 @@ class ReportGenerator(nn.Module):
             *(f"decoder.{name}" for name in decoder_untrained),
         )
 
-    def encode(self, batch: ImageBatch) -> Tensor:
-        """Decoder memory (B, M, E): M / S tokens for each slice, in the order of the slices."""
-        b, s = batch.images.shape[:2]
-        tokens = self.encoder(batch.images.flatten(0, 1))
-        return self.projection(self.pooling(tokens.unflatten(0, (b, s)), batch.position_mm))
+    def tokens(self, batch: ImageBatch) -> Tensor:
+        """The encoder's tokens (B, S, N, C)."""
+        tokens: Tensor = self.encoder(batch.images.flatten(0, 1))
+        return tokens.unflatten(0, batch.images.shape[:2])
+
+    def encode(self, batch: ImageBatch, tokens: Tensor | None = None) -> Tensor:
+        """Decoder memory (B, M, E): M / S tokens for each slice, in the order of the slices.
+
+        ``tokens``: what :meth:`tokens` gave, where that is known.
+        """
+        tokens = self.tokens(batch) if tokens is None else tokens
+        return self.projection(self.pooling(tokens, batch.position_mm))
 
     def memory_mask(self, batch: ImageBatch, memory: Tensor) -> Tensor:
         """(B, M) bool: False at memory tokens of padded slices."""
         return batch.slice_mask.repeat_interleave(memory.shape[1] // batch.slice_mask.shape[1], dim=1)
 
-    def memory(self, batch: ImageBatch) -> tuple[Tensor, Tensor]:
+    def memory(self, batch: ImageBatch, tokens: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """What the decoder attends to, (B, M, E) and its mask (B, M): the present image, then the visit before.
 
         Of the latter it gets the image's features and the decoder's own states over the report, scaled to the size of
         the present image's features. No gradient flows back through them, so that a training step stays cheap.
         """
-        memory = self.encode(batch)
+        memory = self.encode(batch, tokens)
         mask = self.memory_mask(batch, memory)
         prior = batch.prior
         if prior is None:
@@ -136,15 +155,66 @@ class ReportGenerator(nn.Module):
 
     def forward(self, batch: ImageBatch, input_ids: Tensor, labels: Tensor) -> Tensor:
         """Mean token loss of each report, (B,), float32, from what :meth:`ReportTokenizer.batch` returns."""
-        memory, mask = self.memory(batch)
-        # Padding stands on the right, so the causal mask alone keeps it from every token that has a label.
-        logits = self.decoder(
-            input_ids=input_ids,
-            encoder_hidden_states=memory,
-            encoder_attention_mask=mask,
-            use_cache=False,
-        ).logits
+        tokens = self.tokens(batch)
+        memory, mask = self.memory(batch, tokens)
+        logits, _ = self.decode(memory, mask, input_ids, self.prompts(batch, tokens))
         return report_loss(logits, labels)
+
+    def prompts(self, batch: ImageBatch, tokens: Tensor) -> Tensor | None:
+        """What :attr:`diagnosis` tells the decoder of these tokens, (B, D, E); None without one."""
+        return None if self.diagnosis is None else _prompter(self.diagnosis).prompts(tokens, batch.slice_mask)
+
+    def decode(
+        self, memory: Tensor, mask: Tensor, input_ids: Tensor, prompts: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Logits (B, L, V) and last hidden states (B, L, E) at each of ``input_ids``; i predicts the token at i + 1.
+
+        Prompts (B, D, E) stand before the begin token. So it is the begin token, as without them, that a trained
+        decoder begins its report from.
+        """
+        # Padding stands on the right, so the causal mask alone keeps it from every token that has a label.
+        attended: dict[str, Any] = {
+            "encoder_hidden_states": memory, "encoder_attention_mask": mask, "use_cache": False
+        }  # fmt: skip
+        if prompts is None or not prompts.shape[1]:
+            states = self.decoder.transformer(input_ids=input_ids, **attended).last_hidden_state
+        else:
+            inputs = self._with_prompts(input_ids, prompts)
+            places = self._places(torch.arange(inputs.shape[1], device=inputs.device), prompts.shape[1])
+            states = self.decoder.transformer(
+                inputs_embeds=inputs,
+                position_ids=places.expand(len(inputs), -1),
+                # without a mask, positions that begin anew would be taken for another text
+                attention_mask=inputs.new_ones(inputs.shape[:2]),
+                **attended,
+            ).last_hidden_state[:, prompts.shape[1] :]
+        return self.decoder.lm_head(states), states
+
+    def _places(self, order: Tensor, prompts: int) -> Tensor:
+        """Positions of D prompts, begin token and words, from their order: the prompts take the last positions.
+
+        So begin token and words keep the positions at which a trained decoder has learnt them.
+        """
+        last = self.decoder.config.n_positions - prompts
+        return torch.where(order < prompts, order + last, order - prompts)
+
+    @contextmanager
+    def _placing(self, prompts: int) -> Iterator[None]:
+        """Let the decoder place what it generates as :meth:`decode` does."""
+
+        def place(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+            return args, {**kwargs, "position_ids": self._places(kwargs["position_ids"], prompts)}
+
+        hook = self.decoder.transformer.register_forward_pre_hook(place, with_kwargs=True) if prompts else None
+        try:
+            yield
+        finally:
+            if hook is not None:
+                hook.remove()
+
+    def _with_prompts(self, input_ids: Tensor, prompts: Tensor) -> Tensor:
+        words = self.decoder.transformer.wte(input_ids)
+        return torch.cat([prompts.to(words.dtype), words], dim=1)
 
     @torch.no_grad()
     def generate(self, batch: ImageBatch, num_beams: int | None = None, max_length: int | None = None) -> Tensor:
@@ -154,21 +224,32 @@ class ReportGenerator(nn.Module):
         """
         from transformers.generation.configuration_utils import GenerationConfig
 
-        memory, mask = self.memory(batch)
+        tokens = self.tokens(batch)
+        memory, mask = self.memory(batch, tokens)
+        prompts = self.prompts(batch, tokens)
         start = torch.full((memory.shape[0], 1), self.bos_id, dtype=torch.int64, device=memory.device)
+        inputs: dict[str, Tensor] = {"attention_mask": torch.ones_like(start)}
+        if prompts is not None:
+            embedded = self._with_prompts(start, prompts)
+            inputs = {"inputs_embeds": embedded, "attention_mask": start.new_ones(embedded.shape[:2])}
         decoder: Any = self.decoder
-        ids: Tensor = decoder.generate(
-            start,
-            attention_mask=torch.ones_like(start),
-            encoder_hidden_states=memory,
-            encoder_attention_mask=mask,
-            generation_config=GenerationConfig(
-                max_length=max_length or self.max_length,
-                num_beams=num_beams or self.num_beams,
-                do_sample=False,
-                bos_token_id=self.bos_id,
-                eos_token_id=self.eos_id,
-                pad_token_id=self.pad_id,
-            ),
-        )
+        with self._placing(0 if prompts is None else prompts.shape[1]):
+            ids: Tensor = decoder.generate(
+                start,
+                **inputs,
+                encoder_hidden_states=memory,
+                encoder_attention_mask=mask,
+                generation_config=GenerationConfig(
+                    max_new_tokens=(max_length or self.max_length) - 1,
+                    num_beams=num_beams or self.num_beams,
+                    do_sample=False,
+                    bos_token_id=self.bos_id,
+                    eos_token_id=self.eos_id,
+                    pad_token_id=self.pad_id,
+                ),
+            )
         return ids
+
+
+def _prompter(module: Any) -> Prompter:
+    return module

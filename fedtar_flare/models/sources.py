@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,6 +12,23 @@ from typing import Any
 import torch
 
 from fedtar_flare.errors import ConfigError
+
+
+def stay_offline() -> None:
+    """Fetch nothing from a hub in this process and those that it starts, from now on; what is on this machine stays.
+
+    Call it before a model is named to any library; whatever was imported earlier obeys as well.
+    """
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    if (constants := sys.modules.get("huggingface_hub.constants")) is not None:
+        constants.HF_HUB_OFFLINE = True  # type: ignore[attr-defined]
+
+
+def offline() -> bool:
+    """Whether nothing is fetched from a hub."""
+    from huggingface_hub import constants
+
+    return bool(constants.HF_HUB_OFFLINE)
 
 
 def is_folder(name: str) -> bool:

@@ -129,7 +129,7 @@ def _lead(run: Run, rows: list[Row]) -> str:
     until = f" to round {run.final.round}" if run.final else ", before training"
     scale = scaling(measured(rows))
     blank = (
-        f"Cells with fewer than {run.start.min_cell} reports are left blank"
+        f"Cells with fewer than {run.start.min_cell} patients are left blank"
         if run.start.min_cell > 1
         else "It is 0 by definition for one report, and then left blank"
     )

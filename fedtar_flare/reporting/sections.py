@@ -126,8 +126,8 @@ def visits(run: Run) -> Section:
     lead = "Visits per site and time step; the splits are by patient, never by visit. Test patients are only scored."
     if start.min_cell > 1:
         lead += (
-            f" A site with fewer than {start.min_cell} training visits at a step abstains there; "
-            "numbers below that are not told."
+            f" A split at a step with fewer than {start.min_cell} patients is not used and counts 0; other numbers are "
+            "told in multiples of the site's minimum."
         )
     return Section("data", "Data", lead, render("visits.html", start=start, splits=SPLITS))
 

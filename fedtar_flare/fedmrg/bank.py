@@ -1,0 +1,123 @@
+"""The feature bank: rows of each hospital's image features, which all others contrast their own images with.
+
+At a site: which patients are in the rows of a round, and how well the rows give away who is in them. At the server: the
+rows of the last rounds, bounded, without their origin and in another order each round.
+
+A row is the unit mean of the features of g training patients, of one visit each. The patients of a row stay together
+for the whole run, so that no difference of two rows is one patient's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from fedtar_flare.data.cohort import Sample
+from fedtar_flare.errors import ExchangeError
+from fedtar_flare.protocol.exchange import check_unit_rows
+
+FEATURES = "bank.features"
+"""Name of the rows on the wire."""
+
+ROUNDS = 3
+"""For how many rounds a site's rows serve, unless newer ones of its own replace them."""
+
+MOST_ROWS, WIDEST, MOST_DOWN = 64, 4096, 100_000
+"""Most rows of a site in a round, widest row, and most rows that a site takes from the server."""
+
+
+def rows_of_round(samples: Sequence[Sample], round_: int, rows: int, group: int, seed: int) -> list[list[Sample]]:
+    """The samples of each row of a round: at most ``rows`` of them, of ``group`` patients each.
+
+    Args:
+        samples: training samples, patient by patient in the site's own secret order (``Cohort.samples``).
+        seed: of the order in which rows come; each comes once before any comes again.
+
+    Returns:
+        for each row one sample a patient; every time a patient comes, it is the next of its visits. Empty where there
+        are fewer patients than ``group``.
+    """
+    visits: dict[str, list[Sample]] = {}
+    for sample in samples:
+        visits.setdefault(sample.visit.patient_id, []).append(sample)
+    patients = list(visits.values())
+    groups = [patients[i : i + group] for i in range(0, len(patients) - group + 1, group)]
+    many = min(rows, len(groups))
+    if not many:
+        return []
+    rounds_of_cycle = len(groups) // many
+    cycle, place = divmod(round_ - 1, rounds_of_cycle)
+    order = torch.randperm(len(groups), generator=torch.Generator().manual_seed((seed + cycle) % 2**63)).tolist()
+    return [[own[cycle % len(own)] for own in groups[i]] for i in order[place * many : (place + 1) * many]]
+
+
+def separation(inside: Tensor, outside: Tensor) -> float:
+    """Area under the ROC curve of scores (n,) of those who are in the rows against scores (m,) of those who are not.
+
+    1: the rows give away who is in them; 0.5: they tell nothing.
+    """
+    differences = inside[:, None] - outside[None, :]
+    return float(((differences > 0).double() + 0.5 * (differences == 0).double()).mean())
+
+
+def membership_auc(rows: Tensor, inside: Tensor, outside: Tensor) -> float:
+    """How well the largest cosine to any row tells features (n, C) of patients in the rows from (m, C) of others.
+
+    It is what somebody can do who has the patient's image, the encoder and the rows.
+    """
+    return separation((inside @ rows.T).amax(1), (outside @ rows.T).amax(1))
+
+
+def others(rows: Tensor, own: Sequence[Tensor]) -> Tensor:
+    """The rows (M, C) that are no row of ``own``, the rows that this site has sent."""
+    if not own or not len(rows):
+        return rows
+    sent = torch.cat(list(own))
+    return rows[~(rows[:, None] == sent[None]).all(-1).any(1)]
+
+
+def check_down(rows: Tensor, width: int) -> None:
+    """Refuse (:class:`ExchangeError`) rows from the server that are not at most 100,000 unit rows of this width."""
+    if rows.dim() != 2 or rows.shape[1] != width or len(rows) > MOST_DOWN:
+        raise ExchangeError(f"the server sent a bank of shape {tuple(rows.shape)}, not rows of {width}")
+    check_unit_rows(FEATURES, rows)
+
+
+class FeatureBank:
+    """The rows at the server; those of round q serve the rounds q + 1 to q + :data:`ROUNDS`.
+
+    ``seed`` is of the order in which all are sent down.
+    """
+
+    def __init__(self, seed: int = 0):
+        self.seed = seed
+        self._rows: dict[str, tuple[int, Tensor]] = {}
+
+    def put(self, site: str, round_: int, rows: Tensor) -> None:
+        """Keep a site's rows of a round in place of its earlier ones."""
+        self._rows[site] = (round_, rows.clone())
+
+    def rows(self, round_: int) -> Tensor | None:
+        """All rows that serve in a round, without their origin; None without any."""
+        self._rows = {site: kept for site, kept in self._rows.items() if round_ - kept[0] <= ROUNDS}
+        found = [self._rows[site][1] for site in sorted(self._rows)]
+        if not found:
+            return None
+        together = torch.cat(found)
+        generator = torch.Generator().manual_seed((self.seed * 10_007 + round_) % 2**63)
+        return together[torch.randperm(len(together), generator=generator)]
+
+    def ages(self, round_: int) -> list[int]:
+        """Rounds since each site's rows came."""
+        return sorted(round_ - kept for kept, _ in self._rows.values())
+
+    def state(self) -> dict[str, Tensor]:
+        """For a checkpoint."""
+        return {f"bank/{kept}/{site}": rows for site, (kept, rows) in sorted(self._rows.items())}
+
+    def load(self, state: Mapping[str, Tensor]) -> None:
+        """Restore what :meth:`state` gave."""
+        places = {name: name.split("/", 2) for name in sorted(state)}
+        self._rows = {site: (int(kept), state[name]) for name, (_, kept, site) in places.items()}

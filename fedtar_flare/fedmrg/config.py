@@ -1,0 +1,51 @@
+"""Settings of what is FedMRG's own."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from fedtar_flare.fedmrg.bank import MOST_ROWS
+from fedtar_flare.fedmrg.contrast import Denominator
+from fedtar_flare.fedmrg.distill import Direction
+from fedtar_flare.fedmrg.dual_adapter import Backbone
+from fedtar_flare.fedmrg.labels import LabelerName
+from fedtar_flare.settings import Settings
+
+
+class FedMRGConfig(Settings):
+    """Dual adapters, mutual distillation, contrast of images, and diagnoses as prompts.
+
+    Where the paper gives no value, the default is a decision: its curves of the two weights have no numbers.
+    """
+
+    mix: float = Field(
+        0.5, ge=0, le=1, description="mu of Eq. 6, at inference: 1 the generic adapter alone, 0 the specialised whole"
+    )
+    distill_weight: float = Field(0.5, ge=0, description="weight of the distillation, both ways (Eq. 4 and 5)")
+    kl: Direction = Field("teacher", description="its KL: (teacher || student), or (student || teacher) as printed")
+    contrast_weight: float = Field(0.1, ge=0, description="weight of the contrast of images (Eq. 3); 0 leaves it out")
+    temperature: float = Field(0.07, gt=0, description="tau of the contrast")
+    denominator: Denominator = Field("decoupled", description="'infonce' adds the positive to the sum, as is usual")
+    bank_rows: int = Field(
+        16, ge=0, le=MOST_ROWS, description="rows that a site may add to the feature bank in a round; 0: no bank"
+    )
+    bank_group: int = Field(
+        1,
+        ge=1,
+        description="training patients whose features a row is the mean of; the paper's is 1, for simulations: a real "
+        "site takes at least 5",
+    )
+    labeler: LabelerName = Field(
+        "synthetic", description="what tells the findings of a report; the same at all sites; 'none': no prompts"
+    )
+    backbone: Backbone = Field(
+        "whole", description="of the encoder, its pooling and its map: trained and exchanged whole, by LoRA, or frozen"
+    )
+    lr_encoder: float = Field(1e-4, gt=0, description="AdamW learning rate of what travels whole of the base model")
+    lr_specialised: float = Field(1e-3, gt=0, description="AdamW learning rate of the specialised adapter")
+    encoder_updates: Literal["both", "generic"] = Field(
+        "both", description="which half of an update moves the encoder and the branch; 'generic' costs less"
+    )
+    schedule: Literal["cosine", "constant"] = Field("cosine", description="of the learning rates, over rounds")

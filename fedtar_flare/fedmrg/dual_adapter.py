@@ -1,0 +1,104 @@
+"""The two adapters of each decoder layer: a generic one that travels, and a specialised one that stays at the site.
+
+With frozen weight W, scale s, generic factors G, their copy Q as broadcast at the start of a task, and specialised
+factors S, whose B starts at zero::
+
+    generic       W x + s G x
+    specialised   W x + s Q x + s S x
+    at inference  W x + s G x + (1 - mu) s S x      mu = 1 is the generic model, mu = 0 the specialised as trained
+
+All three are PEFT's sets of factors, switched in the decoder alone: an encoder's own adapters stay on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import TYPE_CHECKING, Literal
+
+from torch import nn
+
+from fedtar_flare.models.adapters.lora import (
+    add_lora,
+    load_shared_state,
+    lora_layers,
+    shared_parameters,
+    shared_state,
+    using,
+)
+
+if TYPE_CHECKING:
+    from peft import PeftModel
+
+GENERIC, BROADCAST, SPECIALISED = "generic", "broadcast", "specialised"
+"""Names of the sets G, Q and S; the first is on the wire, the last never."""
+
+Backbone = Literal["whole", "lora", "frozen"]
+
+_DECODER = r"decoder\..*"
+
+
+def generic_targets(targets: str, backbone: Backbone) -> str:
+    """Layers that G adapts, among a model's ``targets``: those of the decoder, with ``lora`` the encoder's too."""
+    return targets if backbone == "lora" else decoder_targets(targets)
+
+
+def decoder_targets(targets: str) -> str:
+    """``targets`` within the decoder.
+
+    >>> decoder_targets("a|b")
+    '(?=decoder\\\\.)(?:a|b)'
+    """
+    return targets if targets.startswith(r"(?=decoder\.)") else rf"(?=decoder\.)(?:{targets})"
+
+
+def add_specialised(model: PeftModel, targets: str, seed: int) -> None:
+    """Add Q and S, like G in rank and scale, to the decoder layers of ``targets``; Q is not trained."""
+    generic = model.peft_config[GENERIC]
+    for name in (BROADCAST, SPECIALISED):
+        add_lora(
+            model,
+            targets=decoder_targets(targets),
+            rank=generic.r,  # type: ignore[attr-defined]
+            alpha=generic.lora_alpha,  # type: ignore[attr-defined]
+            seed=seed,
+            adapter=name,
+        )
+    for parameter in shared_parameters(model, BROADCAST).values():
+        parameter.requires_grad_(False)
+
+
+def copy_broadcast(model: PeftModel) -> None:
+    """Set Q to G."""
+    copied = {name.replace(f".{GENERIC}.", f".{BROADCAST}."): v for name, v in shared_state(model, GENERIC).items()}
+    load_shared_state(model, {name: copied[name] for name in shared_parameters(model, BROADCAST)}, BROADCAST)
+
+
+def specialised_parameters(model: PeftModel) -> dict[str, nn.Parameter]:
+    """The factors S by name."""
+    return shared_parameters(model, SPECIALISED)
+
+
+def generic_model(model: PeftModel) -> AbstractContextManager[None]:
+    """G acts."""
+    return using(model, [GENERIC], _DECODER)
+
+
+def specialised_model(model: PeftModel) -> AbstractContextManager[None]:
+    """Q and S act, as in training."""
+    return using(model, [BROADCAST, SPECIALISED], _DECODER)
+
+
+@contextmanager
+def mixed_model(model: PeftModel, mix: float) -> Iterator[None]:
+    """G and (1 - mix) times S act (Eq. 6)."""
+    layers = [layer for layer in lora_layers(model).values() if SPECIALISED in layer.scaling]
+    before = [layer.scaling[SPECIALISED] for layer in layers]
+    try:
+        for layer, scale in zip(layers, before, strict=True):
+            layer.scaling[SPECIALISED] = (1 - mix) * scale
+        with using(model, [GENERIC, SPECIALISED], _DECODER):
+            yield
+    finally:
+        for layer, scale in zip(layers, before, strict=True):
+            layer.scaling[SPECIALISED] = scale

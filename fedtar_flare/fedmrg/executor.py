@@ -1,0 +1,162 @@
+"""FedMRG at a site: all visits together, a specialised adapter that stays, and a diagnosis branch."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+
+from fedtar_flare.errors import ConfigError
+from fedtar_flare.fedmrg.bank import FEATURES, rows_of_round
+from fedtar_flare.fedmrg.config import FedMRGConfig
+from fedtar_flare.fedmrg.contract import BRANCH, CONTRACT
+from fedtar_flare.fedmrg.diagnosis import extend, require_positions
+from fedtar_flare.fedmrg.dual_adapter import generic_targets
+from fedtar_flare.fedmrg.labels import labeler
+from fedtar_flare.flare.report_executor import PRODUCTION_MIN_CELL, ReportExecutor, seed_of
+from fedtar_flare.protocol.exchange import WIRE_DTYPES
+from fedtar_flare.protocol.messages import TaskHeader
+from fedtar_flare.settings import build
+from fedtar_flare.site.admission import Asked
+from fedtar_flare.site.place import Site
+from fedtar_flare.site.policy import streaming_allowed
+from fedtar_flare.site.state import SiteState
+
+if TYPE_CHECKING:
+    from fedtar_flare.data.cohort import Cohort, Sample
+    from fedtar_flare.fedmrg.learner import FedMRGLearner
+    from fedtar_flare.learning.learner import ReportLearner
+    from fedtar_flare.models.report_generator import ReportGenerator
+
+WHOLE = r"(?:encoder|pooling|projection)\.(?!.*embedding).+"
+"""Parameters of the base model that travel whole with ``backbone: whole``.
+
+The layers that take the pixels stay as they are: their change would tell of single images, and no hospital lets it out.
+"""
+
+ABOUT = "about"
+"""Name of what is kept beside the versions of the site's state: what it takes to use them without the job."""
+
+
+class FedMRGExecutor(ReportExecutor):
+    """FedMRG at one site.
+
+    The adapter that travels is of the decoder (with ``backbone: lora`` of the encoder too); what else the method trains
+    and sends is added to ``lora.exchange``. A site's guard must let it pass.
+
+    Args:
+        fedmrg: settings of :class:`FedMRGConfig`, else ConfigError.
+        args, kwargs: of :class:`ReportExecutor`; FLARE's export finds its parameters by these two names.
+    """
+
+    contract = CONTRACT
+
+    def __init__(self, *args: Any, fedmrg: dict[str, Any] | None = None, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        self.fedmrg = fedmrg
+        config = self.fedmrg_config = build(FedMRGConfig, fedmrg, "fedmrg")
+        targets = generic_targets(self.model_config.lora_targets, config.backbone)
+        self.model_config = self.model_config.replace(lora_targets=targets)
+        findings = len(labeler(config.labeler).findings)
+        if self.model_config.decoder_name is None:
+            require_positions(findings, self.model_config.max_length, self.model_config.decoder_positions)
+        more = [WHOLE] if config.backbone == "whole" else []
+        more += BRANCH.names if findings else ()
+        self.lora_config = self.lora_config.replace(exchange=(*self.lora_config.exchange, *more))
+
+    def method_settings(self) -> tuple[Any, ...]:
+        return (self.fedmrg_config,)
+
+    def visits_of(self, header: TaskHeader) -> int | None:
+        """All steps together: FedMRG knows no time."""
+        return None
+
+    def extend(self, model: ReportGenerator) -> None:
+        extend(model, self._extension)
+
+    @property
+    def _extension(self) -> dict[str, Any]:
+        return {"labeler": self.fedmrg_config.labeler, "slices": self.model_config.slices, "seed": self.seed}
+
+    def learner_class(self) -> type[ReportLearner]:
+        from fedtar_flare.fedmrg.learner import FedMRGLearner
+
+        return FedMRGLearner
+
+    def asked(self, rounds: int, time_steps: int) -> Asked:
+        """With the specialised adapter, which is as large as the generic one."""
+        config = self.fedmrg_config
+        rate = max(config.lr_specialised, config.lr_encoder)
+        return replace(super().asked(rounds, time_steps), own_learning_rate=rate, own_parameters=lambda shared: shared)
+
+    def learner_settings(self, header: TaskHeader, state: SiteState) -> dict[str, Any]:
+        return {"fedmrg": self.fedmrg_config}
+
+    def shared_learner(self) -> tuple[type[ReportLearner], dict[str, Any]]:
+        """The same learner: with its specialised adapter untrained, it is the generic model."""
+        return self.learner_class(), {"fedmrg": self.fedmrg_config}
+
+    def at_handshake(self, header: TaskHeader, site: Site, state: SiteState, cohort: Cohort) -> None:
+        """Raises :class:`ConfigError` where a real hospital's reports would be read by the synthetic cohort's rules."""
+        if self.fedmrg_config.labeler == "synthetic" and self._config.source != "synthetic":
+            raise ConfigError(
+                "fedmrg.labeler is 'synthetic', whose rules are for the texts of the synthetic cohort: set it to "
+                "chexpert-rules, ctrate-rules or none",
+                public="the job's fedmrg.labeler 'synthetic' is for synthetic sites alone",
+            )
+        state.write(ABOUT, {}, {"mix": self.fedmrg_config.mix, "time_steps": header.time_steps})
+
+    def before_training(
+        self, header: TaskHeader, site: Site, state: SiteState, learner: ReportLearner
+    ) -> dict[str, torch.Tensor]:
+        """The learning rates of the round, and the site's rows for the bank, rounded as they travel."""
+        mine = cast("FedMRGLearner", learner)
+        mine.rate = self.rate_of(header.round, header.rounds)
+        if not self.fedmrg_config.bank_rows:
+            return {}
+        chosen: list[list[Sample]] = []
+        if self.shares_features(site):
+            seed = seed_of(self.seed, site.name, 0, 0, "bank")
+            group = self.patients_a_row(site)
+            samples = learner.cohort.samples("train")
+            chosen = rows_of_round(samples, header.round, self.fedmrg_config.bank_rows, group, seed)
+        rows = mine.share_rows(chosen, header.round, self._min_cell(site))
+        if rows is None:
+            return {}
+        mine.sent[header.round] = rows.to(WIRE_DTYPES[self.lora_config.dtype_up]).float()
+        return {FEATURES: rows}
+
+    def shares_features(self, site: Site) -> bool:
+        """Whether rows may leave: as the site file says, else only from synthetic data or a simulated site.
+
+        Never where the site's policy has a filter beside the guard: a privacy filter would refuse the whole update.
+        """
+        allowed = self._config.share_features
+        if allowed is None:
+            allowed = self._invented(site)
+        return allowed and streaming_allowed(site.workspace)
+
+    def patients_a_row(self, site: Site) -> int:
+        """As the job says, but at a real site at least its smallest cell, and at least 5."""
+        least = 1 if self._invented(site) else max(self._min_cell(site), PRODUCTION_MIN_CELL)
+        return max(self.fedmrg_config.bank_group, least)
+
+    def _invented(self, site: Site) -> bool:
+        return site.simulated or self._config.source == "synthetic"
+
+    def rate_of(self, round_: int, rounds: int) -> float:
+        """By what a round multiplies the learning rates: by the cosine schedule, 1 at first and near 0 at the end."""
+        if self.fedmrg_config.schedule == "constant":
+            return 1.0
+        return 0.5 * (1 + math.cos(math.pi * (round_ - 1) / rounds))
+
+    def _evaluate(self, learner: ReportLearner, header: TaskHeader, site: Site, state: SiteState) -> dict[str, Any]:
+        """Also how well the prompts of the scored patients are predicted, once the branch has been trained."""
+        payload = super()._evaluate(learner, header, site, state)
+        if header.round:
+            least = self._min_cell(site)
+            samples = learner.cohort.samples("test" if header.score == "test" else None, least=least)
+            payload["diagnoses"] = cast("FedMRGLearner", learner).diagnoses(samples, least)
+        return payload

@@ -1,0 +1,48 @@
+"""What a report says of each finding: not mentioned, there, not there, or in doubt; always by the report's own text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache, lru_cache
+from typing import Literal
+
+from fedtar_flare.metrics.chexpert_rules import chexpert_labeler
+from fedtar_flare.metrics.ctrate_rules import ctrate_labeler
+from fedtar_flare.synthetic.vocabulary import FINDINGS, denied_in, findings_in
+
+CLASSES = ("blank", "positive", "negative", "uncertain")
+"""Of a finding, by their number."""
+POSITIVE = CLASSES.index("positive")
+
+LabelerName = Literal["synthetic", "chexpert-rules", "ctrate-rules", "none"]
+
+
+@dataclass(frozen=True)
+class Labeler:
+    """Findings, in their order, and a function from a report to the number of each one's class."""
+
+    findings: tuple[str, ...]
+    label: Callable[[str], tuple[int, ...]]
+
+
+@cache
+def labeler(name: LabelerName) -> Labeler:
+    """A labeler by its name.
+
+    ``synthetic``: the findings of the synthetic cohort, by its own rules, for its texts alone; ``chexpert-rules`` and
+    ``ctrate-rules``: the rule-based labelers of the package, whose labels are not CheXbert's or RadBERT's; ``none``: no
+    finding at all.
+    """
+    if name == "none":
+        return Labeler((), lambda text: ())
+    if name == "synthetic":
+        return Labeler(FINDINGS, lru_cache(maxsize=4096)(_synthetic))
+    rules = chexpert_labeler() if name == "chexpert-rules" else ctrate_labeler()
+    return Labeler(rules.names, lambda text: tuple(CLASSES.index(label) for label in rules(text).values()))
+
+
+def _synthetic(text: str) -> tuple[int, ...]:
+    """Classes of the synthetic findings; none of its texts is in doubt."""
+    stated, denied = findings_in(text), denied_in(text)
+    return tuple(POSITIVE if f in stated else CLASSES.index("negative" if f in denied else "blank") for f in FINDINGS)

@@ -1,0 +1,89 @@
+"""What a report generator is made of, told without its weights: how large it is, and what an adapter can reach."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+from torch import nn
+
+from fedtar_flare.models.build import build_tokenizer
+from fedtar_flare.models.config import ModelConfig
+from fedtar_flare.models.report_generator import ReportGenerator
+
+_EMBEDDING = re.compile(r"(.*\.)?((patch_|pos_)?embed(ding)?s?|lm_head|wte|wpe)(\..*)?")
+
+
+@dataclass(frozen=True)
+class Outline:
+    """Names and sizes of a model.
+
+    Args:
+        parameters: how many the model has, without any adapter.
+        linear: of each layer that LoRA can adapt, the sum of its inputs and outputs; LoRA of rank r adds r times it.
+        barred: modules and parameters of the output layer and of all embeddings, under every name of a tied weight:
+            their change tells the words of a report, or the pixels of an image, one by one.
+        tensors: of each parameter, its number of values; a tied weight has them under its first name, and 0 elsewhere.
+    """
+
+    parameters: int
+    linear: Mapping[str, int]
+    barred: frozenset[str]
+    tensors: Mapping[str, int]
+
+    def targeted(self, pattern: str) -> list[str]:
+        """Layers that a regular expression on whole names picks for LoRA, barred ones among them, sorted."""
+        return _matching({*self.linear, *self.barred} - set(self.tensors), [pattern])
+
+    def lora_values(self, pattern: str, rank: int) -> int:
+        """How many values LoRA of this rank adds to the layers that it can adapt among those that are picked."""
+        return rank * sum(self.linear.get(name, 0) for name in self.targeted(pattern))
+
+    def exchanged(self, patterns: Sequence[str]) -> list[str]:
+        """Parameters that regular expressions on whole names pick, sorted."""
+        return _matching(self.tensors, patterns)
+
+
+_EVERYWHERE = ("decoder.lm_head", "decoder.transformer.wte", "decoder.transformer.wpe")
+_WEIGHTS = tuple(f"{name}.weight" for name in _EVERYWHERE)
+UNKNOWN = Outline(0, {}, frozenset(_EVERYWHERE + _WEIGHTS), dict.fromkeys(_WEIGHTS, 0))
+"""Of a model of which nothing can be read: the output layer and the embeddings that every model here has."""
+
+
+@lru_cache(maxsize=4)
+def outline(config: ModelConfig, extend: Callable[[ReportGenerator], None] = lambda model: None) -> Outline:
+    """The outline of a model, in well under a second and without the memory of its weights.
+
+    Of a named part only its configuration and tokenizer are read. Raises ConfigError if they cannot be.
+
+    Args:
+        extend: adds what a method gives the model; none of that is barred.
+    """
+    from transformers.pytorch_utils import Conv1D
+
+    tokenizer = build_tokenizer(config)
+    with torch.device("meta"):
+        model = ReportGenerator(config, tokenizer, load_pretrained=False)
+    modules = {n: module for n, module in model.named_modules() if any(True for _ in module.parameters(recurse=False))}
+    output = model.decoder.get_output_embeddings()
+    barred = {n for n, module in modules.items() if isinstance(module, nn.Embedding) or module is output}
+    barred |= {name for name in modules if _EMBEDDING.fullmatch(name)}
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    told = {id(p) for n, p in parameters.items() if n.rpartition(".")[0] in barred or _EMBEDDING.fullmatch(n)}
+    barred |= {name for name, parameter in parameters.items() if id(parameter) in told}
+    extend(model)
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    first = {name for name, _ in model.named_parameters()}
+    return Outline(
+        parameters=sum(parameter.numel() for parameter in model.parameters()),
+        linear={n: sum(module.weight.shape) for n, module in modules.items() if isinstance(module, nn.Linear | Conv1D)},
+        barred=frozenset(barred),
+        tensors={name: p.numel() if name in first else 0 for name, p in parameters.items()},
+    )
+
+
+def _matching(names: Iterable[str], patterns: Sequence[str]) -> list[str]:
+    return [name for name in sorted(names) if any(re.fullmatch(pattern, name) for pattern in patterns)]

@@ -1,0 +1,163 @@
+"""The diagnosis branch, the labels that it learns from, and prompts before the begin token."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from fedtar_flare.errors import ConfigError
+from fedtar_flare.fedmrg.diagnosis import DiagnosisBranch, diagnosis_losses, extend
+from fedtar_flare.fedmrg.executor import FedMRGExecutor
+from fedtar_flare.fedmrg.labels import CLASSES, labeler
+from fedtar_flare.imaging.batch import ImageBatch
+from fedtar_flare.models.build import build_model, build_tokenizer
+from fedtar_flare.models.config import preset
+from fedtar_flare.models.weights import fingerprint
+
+MODEL = preset("tiny", max_length=20)
+
+
+def normal(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def batch():
+    images = (255 * torch.rand(2, 4, 3, 32, 32, generator=torch.Generator().manual_seed(0))).to(torch.uint8)
+    mask = torch.tensor([[True] * 4, [True, True, False, False]])
+    return ImageBatch(images, torch.arange(8.0).view(2, 4), mask)
+
+
+def extended(labeler="synthetic", seed=0):
+    model = build_model(MODEL)
+    extend(model, {"labeler": labeler, "slices": MODEL.slices, "seed": seed})
+    return model
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "expected"),
+    [
+        ("synthetic", "Small right pleural effusion. No pneumothorax.",
+         {"effusion_right": "positive", "effusion_left": "blank", "pneumothorax_left": "negative"}),
+        ("synthetic", "The lungs are clear.", {"consolidation_left": "blank", "cardiomegaly": "blank"}),
+        ("synthetic", "No cardiomegaly. The nodule in the left lung has resolved.",
+         {"cardiomegaly": "negative", "nodule_left": "negative", "emphysema": "blank"}),
+        ("chexpert-rules", "No pleural effusion. Possible pneumonia.",
+         {"Pleural Effusion": "negative", "Pneumonia": "uncertain", "Fracture": "blank"}),
+        ("ctrate-rules", "There is a pericardial effusion.", {"Pericardial effusion": "positive"}),
+    ],
+)  # fmt: skip
+def test_each_labeler_reads_the_report(name, text, expected):
+    one = labeler(name)
+    classes = dict(zip(one.findings, one.label(text), strict=True))
+    assert {finding: CLASSES[classes[finding]] for finding in expected} == expected
+
+
+def test_without_a_labeler_there_is_neither_branch_nor_prompt_and_the_model_is_the_plain_one():
+    plain, none = build_model(MODEL), extended("none")
+    ids = torch.randint(3, 300, (2, 6), generator=torch.Generator().manual_seed(2))
+    assert none.diagnosis is None and labeler("none").label("effusion") == ()
+    with torch.no_grad():
+        assert torch.equal(plain(batch(), ids, ids), none(batch(), ids, ids))
+        memory, mask = plain.memory(batch())
+        empty = plain.decode(memory, mask, ids, torch.zeros(2, 0, 32))[0]
+        assert torch.equal(empty, plain.decode(memory, mask, ids)[0])
+    assert torch.equal(plain.generate(batch()), none.generate(batch()))
+
+
+def test_the_branch_depends_on_its_seed_alone_and_leaves_the_base_model_s_fingerprint():
+    one, again, other = extended(seed=1), extended(seed=1), extended(seed=2)
+    for (name, a), b in zip(one.diagnosis.named_parameters(), again.diagnosis.parameters(), strict=True):
+        assert torch.equal(a, b), name
+    assert not torch.equal(one.diagnosis.head.weight, other.diagnosis.head.weight)
+    one.diagnosis = None
+    assert fingerprint(one) == fingerprint(build_model(MODEL))
+
+
+def test_the_head_reads_mean_and_largest_of_the_slices_that_are_there():
+    branch = DiagnosisBranch(3, 5, slices=4, start=torch.zeros(7), seed=0)
+    tokens, mask = normal(2, 4, 6, 5), batch().slice_mask
+    found = branch(tokens, mask)
+    for b, there in ((0, 4), (1, 2)):
+        means = torch.stack([tokens[b, s].mean(0) for s in range(there)])
+        read = torch.cat([means.mean(0), means.max(0).values])
+        by_hand = (branch.head.weight @ read + branch.head.bias).view(3, 4)
+        torch.testing.assert_close(found[b], by_hand, rtol=1e-5, atol=1e-6)
+    assert DiagnosisBranch(3, 5, slices=1, start=torch.zeros(7), seed=0).head.in_features == 5
+
+
+def test_prompts_stand_before_the_begin_token_at_the_last_positions_and_bear_no_loss():
+    model = extended()
+    prompts = model.diagnosis.prompts_of(torch.randint(0, 4, (2, 14), generator=torch.Generator().manual_seed(1)))
+    ids = torch.randint(3, 300, (2, 5), generator=torch.Generator().manual_seed(2))
+    with torch.no_grad():
+        memory, mask = model.memory(batch())
+        logits, states = model.decode(memory, mask, ids, prompts)
+        words = model.decoder.transformer.wte(ids)
+        whole = model.decoder(
+            inputs_embeds=torch.cat([prompts, words], dim=1),
+            position_ids=torch.cat([torch.arange(82, 96), torch.arange(5)]).expand(2, -1),
+            attention_mask=torch.ones(2, 19),
+            encoder_hidden_states=memory, encoder_attention_mask=mask, output_hidden_states=True,
+        )  # fmt: skip
+    assert logits.shape[1] == states.shape[1] == 5
+    torch.testing.assert_close(logits, whole.logits[:, 14:])
+    with torch.no_grad():
+        other = model.decode(memory, mask, ids, prompts + 1)[0]
+    assert not torch.allclose(other, logits), "the words attend to the prompts"
+    torch.testing.assert_close(states, whole.hidden_states[-1][:, 14:])
+
+
+@pytest.mark.parametrize("beams", [1, 2])
+def test_what_is_written_follows_from_the_predicted_prompts(beams):
+    model = extended()
+    with torch.no_grad():
+        model.diagnosis.embeddings.normal_(0, 3, generator=torch.Generator().manual_seed(3))
+        tokens = model.tokens(batch())
+        memory, mask = model.memory(batch(), tokens)
+        prompts = model.prompts(batch(), tokens)
+    classes = model.diagnosis(tokens, batch().slice_mask).argmax(-1)
+    assert torch.equal(prompts, model.diagnosis.embeddings[classes])
+    written = model.generate(batch(), num_beams=beams)
+    assert written.shape[1] <= MODEL.max_length and (written[:, 0] == model.bos_id).all()
+    if beams == 1:
+        ids = torch.full((2, 1), model.bos_id)
+        with torch.no_grad():
+            for _ in range(written.shape[1] - 1):
+                logits, _ = model.decode(memory, mask, ids, prompts)
+                ids = torch.cat([ids, logits[:, -1:].argmax(-1)], dim=1)
+        for own, greedy in zip(written, ids, strict=True):
+            end = (own == model.eos_id).nonzero()
+            upto = int(end[0]) + 1 if len(end) else len(own)
+            assert torch.equal(own[:upto], greedy[:upto])
+
+
+def test_no_text_can_spell_a_prompt():
+    tokenizer = build_tokenizer(MODEL)
+    text = "[POS] <pos> T[positive] effusion"
+    assert tokenizer.decode(tokenizer.encode(text)) == text
+    assert tokenizer.vocab_size == build_model(MODEL).decoder.config.vocab_size
+
+
+def test_the_loss_is_the_mean_of_the_findings_cross_entropies():
+    logits, classes = normal(2, 3, 4), torch.tensor([[0, 1, 3], [2, 2, 0]])
+    by_hand = [[-logits[b, d].log_softmax(0)[classes[b, d]] for d in range(3)] for b in range(2)]
+    expected = torch.stack([torch.stack(row).mean() for row in by_hand])
+    torch.testing.assert_close(diagnosis_losses(logits, classes), expected)
+
+
+def test_prompts_and_reports_that_are_too_long_for_the_decoder_are_refused_when_built():
+    with pytest.raises(ConfigError, match=r"14 diagnosis prompts.*96 tokens.*96 positions: set model.max_length to 82"):
+        FedMRGExecutor(preset="tiny")
+    assert FedMRGExecutor(preset="tiny", fedmrg={"labeler": "none"}).model_config.max_length == 96
+    with pytest.raises(ConfigError, match="96 positions"):
+        extend(build_model(preset("tiny")), {"labeler": "synthetic", "slices": 4, "seed": 0})
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [("temperature", 0), ("temperature", -1.0), ("mix", 1.5), ("mix", -0.1), ("labeler", "chexbret"), ("kl", "both"),
+     ("contrast_weight", -1), ("backbone", "half"), ("lr_encoder", 0), ("taau", 1)],
+)  # fmt: skip
+def test_a_setting_that_cannot_be_fails_when_built(setting, value):
+    with pytest.raises(ConfigError, match=setting):
+        FedMRGExecutor(fedmrg={setting: value})
