@@ -70,7 +70,7 @@ class FineTuneExecutor(PooledExecutor):
         from fedtar_flare.baselines.learners import FineTuneLearner
 
         assert isinstance(learner, FineTuneLearner)
-        if header.round < header.rounds or len(learner.cohort.samples("train")) < self._min_cell(site):
+        if header.round < header.rounds or not learner.cohort.samples("train", least=learner.min_cell):
             return
         seed = seed_of(self.seed, site.name, header.round, header.step, "finetune")
         learner.fine_tune(seed, self.finetune_config.updates)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from fedtar_flare.errors import ConfigError
@@ -37,6 +38,13 @@ def add_group(
 def add_repeated(command: argparse._ActionsContainer, option: str, form: str, summary: str) -> None:
     """Add an option that may be given several times, each with a text of this form."""
     command.add_argument(option, action="append", default=[], metavar=form, help=summary)
+
+
+def add_place(command: argparse.ArgumentParser) -> None:
+    """Add the options that say which site is meant."""
+    place = command.add_mutually_exclusive_group()
+    place.add_argument("--kit", type=Path, default=Path(), help="the site's startup kit (default: this folder)")
+    place.add_argument("--simulated", metavar="SITE", help="a site of the simulator instead, by name")
 
 
 def given(arguments: argparse.Namespace, *names: str) -> dict[str, Any]:

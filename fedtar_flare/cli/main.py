@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from fedtar_flare.cli import compare, data, federation, jobs, reports, site
 from fedtar_flare.errors import FedTARError
+from fedtar_flare.reporting.format import plain
 from fedtar_flare.version import __version__
 
 
@@ -31,7 +32,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return int(arguments.run(arguments) or 0)
     except FedTARError as error:
-        print(f"fedtar {arguments.command}: {error}", file=sys.stderr)
+        lines = (plain(line) for line in str(error).splitlines())  # it may quote what others have named
+        print("\n".join([f"fedtar {arguments.command}: {next(lines, '')}", *lines]), file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print(f"fedtar {arguments.command}: interrupted", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""``fedtar site``, ``audit`` and ``doctor``: what a hospital's staff does with its own state."""
+"""``fedtar site``, ``audit``, ``doctor`` and ``sbom``: what a hospital's staff does with its own state."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from fedtar_flare.cli.commands import Commands, add_command, add_group, given
+from fedtar_flare.cli import approval
+from fedtar_flare.cli.commands import Commands, add_command, add_group, add_place, given
+from fedtar_flare.reporting.format import plain
 
 DECISIONS = {
     "pause": (
@@ -40,8 +42,9 @@ def add_commands(commands: Commands) -> None:
     group = add_group(commands, "site", "look after a site's own state")
     for name, (summary, text, _) in DECISIONS.items():
         command = group.add_parser(name, help=summary, description=text)
-        _add_place(command)
+        add_place(command)
         command.set_defaults(run=decide)
+    approval.add_commands(group)
 
     command = add_command(
         group, purge, "delete what the site keeps of a run or a patient; shows first, deletes with --yes"
@@ -49,11 +52,16 @@ def add_commands(commands: Commands) -> None:
     what = command.add_mutually_exclusive_group(required=True)
     what.add_argument("--run", metavar="RUN_ID", dest="run_id", help="state of one run (run ids: see 'fedtar audit')")
     what.add_argument("--patient", metavar="ID", help="one patient's prepared images, and all example pages")
-    what.add_argument("--older-than", metavar="DAYS", type=float, help="state and audit that nobody wrote to since")
-    what.add_argument("--all", action="store_true", help="state of all runs, all prepared images, the audit")
+    what.add_argument(
+        "--older-than", metavar="DAYS", type=float, help="state, folders of jobs and audit that nobody wrote to since"
+    )
+    what.add_argument("--retention", action="store_true", help="what is older than the site file's retention_days")
+    what.add_argument(
+        "--all", action="store_true", help="state of all runs, all folders of jobs, all prepared images, the audit"
+    )
     what.add_argument("--cache", action="store_true", help="all prepared images; they are made anew when needed")
     command.add_argument("--yes", action="store_true", help="delete; without it nothing is touched")
-    _add_place(command)
+    add_place(command)
     command.add_argument("--site-file", type=Path, help="site file of a simulated site")
     command.add_argument("--json", action="store_true", help="print the plan as JSON")
 
@@ -66,6 +74,7 @@ def add_commands(commands: Commands) -> None:
     )
     command.add_argument("--tensors", action="store_true", help="list every tensor of every message")
     command.add_argument("--totals", action="store_true", help="print the totals alone")
+    command.add_argument("--verify", action="store_true", help="follow each file's chain: has a line been changed?")
     command.add_argument("--json", action="store_true", help='print {"entries": [...], "totals": [...]}')
 
     command = add_command(
@@ -77,31 +86,30 @@ def add_commands(commands: Commands) -> None:
     command.add_argument("--site-file", type=Path, help="another site file than the kit's local/fedtar.yaml")
     command.add_argument("-T", "--time-steps", type=int, default=3, help="time steps of the job (default 3)")
     command.add_argument("--json", action="store_true", help="print the findings as JSON")
+    command.add_argument(
+        "--prometheus", type=Path, metavar="FILE", help="also write each check's status for Prometheus' node exporter"
+    )
 
-
-def _add_place(command: argparse.ArgumentParser) -> None:
-    """The arguments that say which site is meant."""
-    place = command.add_mutually_exclusive_group()
-    place.add_argument("--kit", type=Path, default=Path(), help="the site's startup kit (default: this folder)")
-    place.add_argument("--simulated", metavar="SITE", help="a site of the simulator instead, by name")
+    command = add_command(commands, sbom, "what is installed here, as a software bill of materials (CycloneDX, JSON)")
+    command.add_argument("-o", "--out", type=Path, help="file to write (default: standard output)")
 
 
 def decide(arguments: argparse.Namespace) -> None:
     """Write the site's own decision to pause, leave or join."""
     from fedtar_flare.site.participation import Participation, decide
-    from fedtar_flare.site.place import STATE, kit_of, simulated_records
+    from fedtar_flare.site.place import kit_of, simulated_records, state_of
 
     name = arguments.subcommand
     status = {"pause": Participation.PAUSED, "leave": Participation.LEFT, "join": Participation.TAKING_PART}
-    records = simulated_records(arguments.simulated) if arguments.simulated else kit_of(arguments.kit) / STATE
+    records = simulated_records(arguments.simulated) if arguments.simulated else state_of(kit_of(arguments.kit))
     print(f"{DECISIONS[name][2]} ({decide(records, status[name])})")
 
 
 def purge(arguments: argparse.Namespace) -> None:
     """Show what would be deleted at this site and what cannot be; with --yes, delete it.
 
-    Without this command only superseded state of a running job is deleted (three rounds stay); put '--older-than 90
-    --yes' into a nightly job to delete what is older than 90 days. Run it while no job runs here.
+    Without this command only superseded state of a running job is deleted (three rounds stay), and, where the site file
+    says 'retention_days', once a day what is older. Run it while no job runs here.
     """
     from fedtar_flare.site import purge
 
@@ -109,7 +117,7 @@ def purge(arguments: argparse.Namespace) -> None:
         place = purge.place_of_simulated(arguments.simulated, arguments.site_file)
     else:
         place = purge.place_of_kit(arguments.kit)
-    what = given(arguments, "patient", "older_than", "cache")
+    what = given(arguments, "patient", "older_than", "retention", "cache")
     plan = purge.plan(place, run=arguments.run_id, everything=arguments.all, **what)
     if arguments.yes:
         plan.carry_out()
@@ -125,18 +133,21 @@ def purge(arguments: argparse.Namespace) -> None:
         print("Nothing was touched. Add --yes to delete.")
 
 
-def audit(arguments: argparse.Namespace) -> None:
+def audit(arguments: argparse.Namespace) -> int:
     """Print the site's audit: one line for each message that left, and the totals of each job. It holds names, shapes
-    and norms, never a value of the data.
+    and norms, never a value of the data. With --verify, exit code 1 where a line was changed, left out or put in.
     """
     from fedtar_flare.site.audit import audit_files, read_audit, totals
     from fedtar_flare.site.place import home
 
-    entries = read_audit(audit_files(arguments.folder or home()))
+    files = audit_files(arguments.folder or home())
+    if arguments.verify:
+        return _verify(files, arguments.json)
+    entries = read_audit(files)
     sums = totals(entries)
     if arguments.json:
         print(json.dumps({"entries": entries, "totals": sums}))
-        return
+        return 0
     if not arguments.totals:
         print("\n".join(_audit_lines(entries, arguments.tensors)) + "\n")
     for total in sums:
@@ -145,6 +156,25 @@ def audit(arguments: argparse.Namespace) -> None:
             f"({total['refused']} refused, {total['errors']} errors), {total['tensors']} tensors, "
             f"{total['bytes'] / 1e6:.3f} MB; {total['streamed']} scalars streamed; last {total['last']}"
         )
+    return 0
+
+
+def _verify(files: list[Path], as_json: bool) -> int:
+    """Print what the chain of each file says; 1 where one is broken."""
+    from dataclasses import asdict
+
+    from fedtar_flare.site.audit_file import verify
+
+    found = [verify(file) for file in files]
+    if as_json:
+        print(json.dumps([asdict(one) | {"file": str(one.file)} for one in found]))
+    for one in found if not as_json else ():
+        earlier = f", {one.unchained} lines of an earlier release before them" if one.unchained else ""
+        print(
+            f"{'BROKEN' if one.problem else 'whole '}  {one.file}: {one.lines} lines{earlier}; last {one.digest}"
+            + (f"\n        {one.problem}" if one.problem else "")
+        )
+    return int(any(one.problem for one in found))
 
 
 def _audit_lines(entries: list[dict[str, Any]], with_tensors: bool) -> list[str]:
@@ -155,8 +185,9 @@ def _audit_lines(entries: list[dict[str, Any]], with_tensors: bool) -> list[str]
     for row, entry in zip(rows, [{}, *entries], strict=True):
         lines.append("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
         for t in entry.get("tensors") or [] if with_tensors else []:
+            shape = "x".join(map(str, t["shape"])) or "1"
             lines.append(
-                f"    {t['name']}  {'x'.join(map(str, t['shape'])) or '1'}  {t['dtype'].removeprefix('torch.')}  "
+                f"    {plain(t['name'])}  {shape}  {t['dtype'].removeprefix('torch.')}  "
                 f"{t['bytes']} bytes  norm {t['norm']:.4g}  {t.get('group') or 'no group of the contract'}"
                 + ("  PERSONAL DATA" if t.get("personal") else "")
             )
@@ -178,7 +209,7 @@ def _audit_row(entry: dict[str, Any]) -> tuple[str, ...]:
         "norm": f"{entry['norm']:.4g}" if known.get("norm") else "",
         "header": ", ".join([*header, *([f"({known['reason']})"] if known.get("reason") else [])]),
     }
-    return tuple(str(cells.get(name, "")) for name in HEAD)
+    return tuple(plain(cells.get(name, "")) for name in HEAD)
 
 
 def doctor(arguments: argparse.Namespace) -> int:
@@ -191,6 +222,11 @@ def doctor(arguments: argparse.Namespace) -> int:
     from fedtar_flare.site.doctor import FAIL, WARN, diagnose
 
     findings = diagnose(arguments.kit, arguments.site_file, arguments.time_steps)
+    if arguments.prometheus:
+        from fedtar_flare.site.doctor.prometheus import write
+        from fedtar_flare.site.place import kit_of
+
+        write(arguments.prometheus, findings, kit_of(arguments.kit) if arguments.kit else None)
     counts = {status: sum(finding.status == status for finding in findings) for status in (FAIL, WARN)}
     if arguments.json:
         print(json.dumps([asdict(finding) for finding in findings]))
@@ -203,3 +239,15 @@ def doctor(arguments: argparse.Namespace) -> int:
             print(f"      -> {finding.cure}")
     print(f"{counts[FAIL]} failed, {counts[WARN]} to look at, of {len(findings)} checks")
     return int(counts[FAIL] > 0)
+
+
+def sbom(arguments: argparse.Namespace) -> None:
+    """List this package and everything that it needs, as installed here, with versions, licences and dependencies."""
+    from fedtar_flare.files import write_text
+    from fedtar_flare.site.sbom import sbom
+
+    text = json.dumps(sbom(), indent=2) + "\n"
+    if arguments.out is None:
+        print(text, end="")
+    else:
+        write_text(arguments.out, text)

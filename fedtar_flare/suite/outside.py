@@ -66,7 +66,8 @@ def _learner(recipe: MethodRecipe, hospital: str) -> ReportLearner:
         time_steps=recipe.controller.time_steps,
         seed=executor.seed,
     )
-    return ReportLearner(
+    kind, more = executor.shared_learner()
+    return kind(
         model=executor.model_config,
         lora=executor.lora_config,
         training=executor.training_config,
@@ -74,4 +75,5 @@ def _learner(recipe: MethodRecipe, hospital: str) -> ReportLearner:
         seed=executor.seed,
         device=device,
         autocast=autocast,
+        **more,
     )

@@ -22,7 +22,9 @@ SMALL = {
 COVERED = ("fedavg", "fedprox", "local", "drfa", "fedadam", "fedyogi")
 """Methods whose controllers and executors have quick tests of their own."""
 RIVALS = [
-    pytest.param(name, marks=pytest.mark.slow) if name in COVERED else name for name in METHODS if name != "fedtar"
+    pytest.param(name, marks=pytest.mark.slow) if name in COVERED else name
+    for name in METHODS
+    if name not in ("fedtar", "fedmrg")  # which have rooms of their own
 ]
 STAYS_HOME = ("local", "local_patient")
 """Methods whose server holds no trained weights."""

@@ -32,8 +32,9 @@ def sites(tmp_path, monkeypatch):
 def opened_by_a_job(sites):
     """The cohort that the executor opens at the handshake."""
     site = SimpleNamespace(
-        name="hospital", workspace=sites, simulated=True, state_root=lambda configured: sites / "state"
-    )
+        name="hospital", workspace=sites, simulated=True, state_root=lambda configured: sites / "state",
+        limit=lambda seconds: None,
+    )  # fmt: skip
     header = TaskHeader("fedtar", "20260101-000000-aaaa", round=0, step=0, rounds=1, time_steps=2, after="0000-00")
     return PatientAdaptiveExecutor(preset="tiny", model={"slices": 1})._open("handshake", header, site)[1]
 

@@ -140,21 +140,6 @@ def test_a_run_in_one_process_gives_the_same_bits(finished, tmp_path, home, monk
     assert scores[0] == scores[1]
 
 
-@pytest.mark.slow
-def test_one_thread_gives_the_same_numbers_though_every_task_is_a_new_process(finished, tmp_path, home):
-    _, first = finished
-    process, second = run_simulator(export(tmp_path), tmp_path / "ws", "-n", "2", home=home)
-    assert process.returncode == 0, process.stdout[-4000:]
-    a, b = last(first), last(second)
-    for name in a.weights:
-        torch.testing.assert_close(a.weights[name], b.weights[name], rtol=1e-5, atol=1e-5)
-    assert curves(first, "site-1").keys() == curves(second, "site-1").keys(), "nothing is lost when a process ends"
-    for x, y in zip(recorded(first, Validation), recorded(second, Validation), strict=True):
-        assert x.loss == pytest.approx(y.loss, abs=1e-5)
-    for x, y in zip(recorded(first, Outer), recorded(second, Outer), strict=True):
-        assert x.alpha_after == pytest.approx(y.alpha_after, abs=1e-5)
-
-
 def test_a_site_file_that_is_wrong_stops_with_one_readable_line(tmp_path, home):
     sites = tmp_path / "sites"
     sites.mkdir()

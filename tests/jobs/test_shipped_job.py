@@ -7,9 +7,8 @@ import shutil
 import pytest
 from simulator import run_simulator
 
-from fedtar_flare.fedtar.events import EVENTS, Alphas, Outer
 from fedtar_flare.methods import METHODS, load, method
-from fedtar_flare.record.events import SHARED, End, Step, Validation
+from fedtar_flare.record.events import End, Step, Validation
 from fedtar_flare.record.log import of_kind, read_events
 
 
@@ -25,27 +24,6 @@ def test_a_shipped_job_is_its_method_s_export(tmp_path, repository, name):
     assert files == sorted(p.relative_to(shipped) for p in shipped.rglob("*") if p.is_file())
     _, differing, errors = filecmp.cmpfiles(made, shipped, [str(f) for f in files], shallow=False)
     assert not differing and not errors, f"run: fedtar export --method {name}"
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(1800)
-def test_the_shipped_job_learns(tmp_path, tmp_path_factory, repository):
-    """The README's first command: the loss falls, scores rise at every site, alpha moves within its bounds."""
-    job = repository / "jobs" / "fedtar"
-    process, results = run_simulator(job, tmp_path / "ws", home=tmp_path_factory.mktemp("home"), timeout=1500)
-    assert process.returncode == 0, process.stdout[-4000:]
-    events = read_events(results, (*SHARED, *EVENTS))
-    losses = [event.loss for event in of_kind(events, Validation)]
-    assert losses[-1] < 0.9 * losses[0]
-    metrics = json.loads((results / "metrics.json").read_text())
-    for site, before in metrics["warm_start"].items():
-        after = metrics["final"][site]
-        assert after["all"]["bleu_4"] > before["all"]["bleu_4"] and after["all"]["cider"] > before["all"]["cider"]
-    outer = of_kind(events, Outer)
-    start, end = of_kind(events, Alphas)[0].alpha, outer[-1].alpha_after
-    assert max(abs(a - b) for a, b in zip(start, end, strict=True)) >= 0.02
-    for event in outer:
-        assert all(0 < alpha < 1 for alpha in event.alpha_after)
 
 
 def shorter(job, folder):
@@ -72,7 +50,7 @@ def shorter(job, folder):
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("name", [name for name in METHODS if name != "fedtar"])
+@pytest.mark.parametrize("name", [name for name in METHODS if name not in ("fedtar", "fedmrg")])
 def test_the_other_shipped_jobs_run(tmp_path, tmp_path_factory, repository, name):
     job = shorter(repository / "jobs" / name, tmp_path)
     home = tmp_path_factory.mktemp("home")
