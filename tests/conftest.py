@@ -18,7 +18,8 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 
 
 LONGEST = (
-    "test_shipped_job.py",  # of the slow tests
+    "test_first_command.py",  # of the slow tests
+    "test_shipped_job.py",
     "test_faults.py",  # of those of production
     "test_fedtar_job.py",
     "test_a_run_and_after.py",

@@ -50,12 +50,15 @@ class HospitalSite:
         name: of the site.
         fresh: a new executor for every task.
         simulated: whether FLARE says that it is its simulator.
+        app: folder in which FLARE has put the job's app.
         kind: class of the executor.
         settings: of the executor, over :data:`SETTINGS`.
     """
 
-    def __init__(self, workspace, name="site-1", fresh=True, simulated=True, kind=PatientAdaptiveExecutor, **settings):
-        self.workspace, self.name, self.fresh, self.simulated = workspace, name, fresh, simulated
+    def __init__(
+        self, workspace, name="site-1", fresh=True, simulated=True, kind=PatientAdaptiveExecutor, app=None, **settings
+    ):
+        self.workspace, self.name, self.fresh, self.simulated, self.app = workspace, name, fresh, simulated, app
         self.kind, self.settings = kind, {**SETTINGS, **settings}
         self.executor = kind(**self.settings)
         self.signal = Signal()
@@ -66,7 +69,7 @@ class HospitalSite:
         ctx = FLContext()
         ctx.set_prop("__identity_name__", self.name, private=False, sticky=False)
         ctx.set_prop(FLContextKey.SIMULATE_MODE, self.simulated, private=True, sticky=False)
-        workspace = SimpleNamespace(get_root_dir=lambda: str(self.workspace))
+        workspace = SimpleNamespace(get_root_dir=lambda: str(self.workspace), get_app_dir=lambda job: str(self.app))
         engine = Engine(workspace)
         self.streamed = engine.streamed
         ctx.get_engine = lambda: engine
@@ -81,8 +84,12 @@ class HospitalSite:
         answer = self.executor.execute(task, shareable, ctx, self.signal)
         if answer.get_return_code() not in (None, ReturnCode.OK):
             return answer.get_return_code(), None
-        result = FLModelUtils.from_shareable(OutboundGuard().process(answer, ctx))
+        result = FLModelUtils.from_shareable(self._guard().process(answer, ctx))
         return Reply.from_meta(result.meta), result.params
+
+    def _guard(self):
+        """The guard of a site that lets pass what the method exchanges whole of the base model."""
+        return OutboundGuard(extra_names=list(self.executor.lora_config.exchange))
 
     def header(self, run_id, r, t, **more):
         return TaskHeader(self.kind.contract.method, run_id, r, t, 9, T, **more)

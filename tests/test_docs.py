@@ -2,25 +2,38 @@
 
 from __future__ import annotations
 
+import json
+import math
 import re
 from dataclasses import fields
 
 import pytest
+import yaml
 
 from fedtar_flare.flare.controller import MethodController
 from fedtar_flare.flare.report_executor import ReportExecutor
 from fedtar_flare.flare.requirements import leaving
+from fedtar_flare.imaging.limits import Limits
 from fedtar_flare.learning.learner import ReportLearner
 from fedtar_flare.methods import METHODS, contract_of
 from fedtar_flare.protocol.messages import Reply
+from fedtar_flare.settings import Settings
+from fedtar_flare.site.bounds import Bounds
+from fedtar_flare.site.site_file import SiteConfig
 
 BASES = {base.__name__: base for base in (MethodController, ReportExecutor, ReportLearner)}
 PAGES = (
     "README.md",
     "docs/method.md",
     "docs/metrics.md",
+    "docs/dpia.md",
+    "docs/fedmrg.md",
+    "docs/images.md",
     "docs/scale.md",
+    "docs/security.md",
+    "docs/site-file.md",
     "docs/tour.md",
+    "docs/what-leaves.md",
     "provisioning/README.md",
     "CHANGELOG.md",
 )
@@ -64,6 +77,46 @@ def test_the_table_of_what_leaves_names_every_field_and_no_other(repository):
     declared = {field.name for name in METHODS for task in contract_of(name).tasks for field in task.fields}
     wrapping = {field.name for field in fields(Reply)} - {"numbers", "payload"}
     assert named == declared | wrapping
+
+
+def test_the_page_of_the_site_file_has_every_key_with_its_default(repository):
+    def shown(field):
+        if field.is_required():
+            return "must be given"
+        value = field.get_default(call_default_factory=True)
+        if value is None or isinstance(value, Settings):
+            return "none" if value is None else "see below"
+        return f"`{value if isinstance(value, str) else json.dumps(value)}`"
+
+    sections = re.split(r"^## ", read(repository, "docs/site-file.md"), flags=re.M)[1:]
+    for section, kind in zip(sections, (SiteConfig, Limits, Bounds), strict=True):
+        rows = dict(re.findall(r"^\| `(\w+)` \| (.+?) \| .+ \|$", section, flags=re.M))
+        no_keys = {"origin", "simulated"} if kind is SiteConfig else set()
+        assert rows == {n: shown(field) for n, field in kind.model_fields.items() if n not in no_keys}
+    example = re.search(r"```yaml\n(.*?)```", read(repository, "docs/site-file.md"), re.S)[1]
+    content = yaml.safe_load(example)
+    groups = ((content, SiteConfig), (content["policy"], Bounds), (content["limits"], Limits))
+    assert all(set(keys) <= set(kind.model_fields) for keys, kind in groups)
+
+
+def test_the_page_of_what_leaves_has_every_field_in_its_table_and_the_numbers_of_the_code(repository):
+    from fedtar_flare.fedtar import release
+    from fedtar_flare.flare.report_executor import PRODUCTION_MIN_CELL
+    from fedtar_flare.learning.config import LEAST_PERIOD
+
+    text = read(repository, "docs/what-leaves.md")
+    rows = [line.split("|") for line in text.splitlines() if line.startswith("| ")]
+    named = {name for row in rows[1:] for name in re.findall(r"`(\w+)`", row[1])} - set(METHODS)
+    declared = {field.name for name in METHODS for task in contract_of(name).tasks for field in task.fields}
+    assert named == declared | {field.name for field in fields(Reply)}
+    assert all(row[2].strip() and row[3].strip() for row in rows), "each says when, and what it can tell"
+    for said, true in (
+        (r"without one of its own has (\d+)", PRODUCTION_MIN_CELL),
+        (r"at least (\d+) days long", LEAST_PERIOD.days),
+        (r"must change (\d+) % of", 100 * release.LEAST_SPREAD),
+        (r"in steps of 2\^(-\d+) of", math.log2(release.RESOLUTION)),
+    ):
+        assert [float(number) for number in re.findall(said, text)] == [true]
 
 
 @pytest.mark.parametrize("name", METHODS)

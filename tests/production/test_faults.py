@@ -13,6 +13,7 @@ from federation_process import SITES, recipe, wait_for
 from fedtar_flare.flare.checkpoint import CheckpointFolder
 from fedtar_flare.record.events import Start, Step, Validation
 from fedtar_flare.record.log import of_kind, read_events
+from fedtar_flare.site.place import state_of
 from fedtar_flare.tensor_file import read_tensors
 
 pytestmark = [pytest.mark.production, pytest.mark.timeout(900)]
@@ -63,7 +64,7 @@ def check_same(a, b):
 
 
 def state_files(federation, site):
-    return sorted((federation.sites[site] / "fedtar_state").glob(f"*/{site}/*.safetensors"))
+    return sorted(state_of(federation.sites[site]).glob(f"*/{site}/*.safetensors"))
 
 
 def run_of(federation, identity):
@@ -77,7 +78,7 @@ def run_of(federation, identity):
 
 def in_step(federation, identity, site, round_, step):
     """Waits until a site is within the training of a step: it has kept the broadcast and not yet its new state."""
-    folder = federation.sites[site] / "fedtar_state" / run_of(federation, identity) / site
+    folder = state_of(federation.sites[site]) / run_of(federation, identity) / site
     wait_for(
         f"{site} trains round {round_}, step {step}\n{federation.tail(identity)}",
         lambda: (folder / f"broadcast-{round_:04d}-{step - 1:02d}.safetensors").is_file(),
@@ -194,6 +195,8 @@ def test_a_run_whose_job_ended_is_resumed_with_the_same_numbers(federation, job,
         for file in state_files(federation, site):
             read_tensors(file)  # whole, or this raises
 
+    if end == ENDS[0]:
+        check_not_resumed_by_another(federation, identity)
     code, out, err = fedtar("resume", identity, "--startup-kit", federation.kits / LEAD, "--json")
     assert code == 0, err
     resumed = json.loads(out)["job_id"]
@@ -204,6 +207,17 @@ def test_a_run_whose_job_ended_is_resumed_with_the_same_numbers(federation, job,
     assert [(event.round, event.step) for event in steps(read_events(results))] == [(2, 1), (2, 2)]
     check_same(last(results), quiet[0][0])
     assert (results / "adapter" / "adapter_model.safetensors").is_file()
+
+
+def check_not_resumed_by_another(federation, identity):
+    folder = federation.server / "fedtar_checkpoints" / identity
+    assert json.loads((folder / "submitter.json").read_text()) == {"submitter": LEAD}
+    code, out, err = fedtar("resume", identity, "--startup-kit", federation.kits / "admin@hub.org")
+    assert code == 0, err
+    theft = out.strip()
+    assert federation.finished(theft) != "FINISHED:COMPLETED"
+    assert "was somebody else's" in (federation.folder / "localhost.out").read_text(errors="replace")
+    assert not folder.with_name(theft).exists()
 
 
 def test_a_job_that_ended_before_its_first_round_says_so_when_it_is_resumed(federation, job):

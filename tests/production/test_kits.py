@@ -20,7 +20,8 @@ from fedtar_flare.methods import METHODS
 from fedtar_flare.provision import kit as kits
 from fedtar_flare.provision.builder import KitBuilder
 from fedtar_flare.provision.storage import KitJobManager, KitStorage
-from fedtar_flare.site.policy import GUARD, server_classes, site_classes
+from fedtar_flare.site.policy import GUARD, RECEIVER, TO_SERVER, server_classes, site_classes
+from fedtar_flare.site.rights import rights, too_wide
 
 BIN = Path(sys.executable).parent
 PROJECTS = ("project.yml", "project-relay.yml", "project-localhost.yml")
@@ -57,8 +58,7 @@ def classes(config) -> set[str]:
 def test_the_allow_list_has_exactly_the_classes_of_the_shipped_job(tmp_path, side):
     FedTARRecipe(name="job").export(str(tmp_path), byoc=False)
     config = json.loads((tmp_path / "job/app/config" / f"config_fed_{side}.json").read_text())
-    needed = classes(config) - set(DEFAULT_CLASS_ALLOW_LIST)
-    assert needed == set(server_classes(["fedtar"]) if side == "server" else site_classes(["fedtar"]))
+    assert classes(config) == set(server_classes(["fedtar"]) if side == "server" else site_classes(["fedtar"]))
 
 
 @pytest.mark.parametrize("project", PROJECTS)
@@ -71,15 +71,16 @@ def test_every_kit_of_every_project_is_complete(provisioned, repository, project
             local = place / name / "local"
             resources = json.loads((local / "resources.json.default").read_text())
             assert resources["class_list_enforcement_mode"] == "enforce"
-            ours = [path for path in resources["class_allow_list"] if path not in DEFAULT_CLASS_ALLOW_LIST]
-            assert ours == list(wanted) and "*" not in resources["class_allow_list"]
-            rights = json.loads((local / "authorization.json.default").read_text())["permissions"]
-            assert rights["lead"]["byoc"] == "none" and rights["lead"]["submit_job"] == "any"
+            assert resources["class_allow_list"] == wanted
+            rights = json.loads((local / "authorization.json.default").read_text())
+            assert too_wide(rights) == [] and rights["permissions"]["lead"]["submit_job"] == "any"
             assert "/tmp" not in json.dumps(resources)
             startup = next((place / name / "startup").glob("fed_*.json"))
             assert json.loads(startup.read_text())["require_signed_jobs"] is True
             script = (place / name / "startup" / "sub_start.sh").read_text()
             assert ("NVFLARE_CLIENT_OUTCOME_WAIT_TIMEOUT:-60}" in script) == (kind == "server")
+            assert "umask 077" in script
+            assert (place / name).stat().st_mode & 0o077 == 0
     for name in participants(repository, project, "client"):
         local = place / name / "local"
         resources = json.loads((local / "resources.json.default").read_text())
@@ -92,6 +93,31 @@ def test_every_kit_of_every_project_is_complete(provisioned, repository, project
         assert [entry["path"] for entry in scope["task_result_filters"]] == [GUARD]
         assert [entry["path"] for entry in scope["task_data_filters"]] == [GUARD]
         assert scope["task_result_filters"][-1]["args"] == {"methods": list(METHODS)}
+
+
+def test_the_root_key_is_for_its_own_account(provisioned):
+    for place in provisioned.values():
+        state = place.parent / "state"
+        assert "root_pri_key" in (state / "cert.json").read_text()
+        assert all(path.stat().st_mode & 0o077 == 0 for path in (state, *state.iterdir()))
+        assert all(key.stat().st_mode & 0o077 == 0 for key in place.glob("*/startup/*.key"))
+
+
+def test_a_certificate_is_renewed_as_the_security_page_says_and_no_other_changes(provisioned, tmp_path, repository):
+    before = provisioned["project-localhost.yml"]
+    shutil.copytree(before.parent, tmp_path / before.parent.name)
+    file = tmp_path / before.parent.name / "state" / "cert.json"
+    state = json.loads(file.read_text())
+    del state["hospital-a"]
+    file.write_text(json.dumps(state))
+    provision(repository / "provisioning" / "project-localhost.yml", tmp_path)
+    after = tmp_path / before.parent.name / "prod_01"
+    for name, renewed in (("hospital-a", True), ("hospital-b", False), ("lead@hub.org", False)):
+        for file in ("client.crt", "client.key"):
+            old, new = ((place / name / "startup" / file).read_bytes() for place in (before, after))
+            assert (old != new) == renewed
+    roots = [(place / "hospital-a" / "startup" / "rootCA.pem").read_bytes() for place in (before, after)]
+    assert roots[0] == roots[1]
 
 
 def test_hospitals_of_a_region_go_through_its_relay_and_every_connection_is_mutual_tls(provisioned):
@@ -151,7 +177,11 @@ def test_flare_s_own_kit_is_completed_by_the_command(provisioned, tmp_path, repo
         if name == "localhost":
             assert str(place / name / "startup" / "sub_start.sh") in done.stdout.split()
         for written, made in pairs:
-            assert json.loads((place / name / "local" / written).read_text()) == json.loads((ours / made).read_text())
+            content = json.loads((ours / made).read_text())
+            for component in content.get("components", ()):  # which sites the project has is known to the builder alone
+                if isinstance(component, dict):
+                    component.get("args", {}).pop("sites", None)
+            assert json.loads((place / name / "local" / written).read_text()) == content
 
 
 def test_completing_a_kit_twice_changes_nothing_and_keeps_the_site_s_own_policy(provisioned, tmp_path):
@@ -165,6 +195,19 @@ def test_completing_a_kit_twice_changes_nothing_and_keeps_the_site_s_own_policy(
     assert json.loads((kit / "local" / "privacy.json").read_text())["mine"] is True
 
 
+def test_completing_a_kit_closes_a_policy_that_is_too_wide_and_keeps_the_earlier_one(provisioned, tmp_path):
+    kit = tmp_path / "kit"
+    shutil.copytree(provisioned["project-localhost.yml"] / "hospital-a", kit)
+    file = kit / "local" / "authorization.json"
+    narrow = rights()
+    narrow["permissions"].pop("lead")
+    for policy, kept in ((narrow, narrow), ({"format_version": "1.0", "permissions": {"lead": "any"}}, rights())):
+        file.write_text(json.dumps(policy))
+        kits.complete_kit(kit)
+        assert json.loads(file.read_text()) == kept
+    assert json.loads(file.with_name("authorization.json.before").read_text())["permissions"] == {"lead": "any"}
+
+
 def test_a_folder_that_is_no_kit_is_named(tmp_path):
     with pytest.raises(ConfigError, match=str(tmp_path)):
         kits.complete_kit(tmp_path)
@@ -174,9 +217,14 @@ RESOURCES = {"components": [], "class_allow_list": [], "snapshot_persistor": {"a
 
 
 def test_a_kit_for_some_methods_has_their_classes_alone(madeup):
-    for methods, wanted in ((["madeup"], ["made.up.Executor", GUARD]), ([], site_classes())):
+    for methods, wanted in ((["madeup"], ["made.up.Executor", GUARD, TO_SERVER]), ([], site_classes())):
         assert kits.complete(RESOURCES, server=False, methods=methods)["class_allow_list"] == wanted
-    assert kits.complete(RESOURCES, server=True, methods=["madeup"])["class_allow_list"] == ["made.up.Controller"]
+    allowed = kits.complete(RESOURCES, server=True, methods=["madeup"])["class_allow_list"]
+    assert allowed == ["made.up.Controller", RECEIVER]
+    before = {**RESOURCES, "class_allow_list": [DEFAULT_CLASS_ALLOW_LIST[0], "the.hospital.s.Own"]}
+    for keeps, first in ((False, ["the.hospital.s.Own"]), (True, before["class_allow_list"])):
+        allowed = kits.complete(before, server=False, methods=["madeup"], flare_classes=keeps)["class_allow_list"]
+        assert allowed == [*first, "made.up.Executor", GUARD, TO_SERVER]
     (scope,) = kits.site_policy(["madeup"], ["projection.weight"])["scopes"]
     assert scope["task_result_filters"] == scope["task_data_filters"]
     assert scope["task_result_filters"][0]["args"] == {"methods": ["madeup"], "extra_names": ["projection.weight"]}

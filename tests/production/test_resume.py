@@ -21,11 +21,13 @@ from fedtar_flare.provision.status import line
 from fedtar_flare.record.log import read_events
 
 
-def local(root, job, **settings):
+def local(root, job, submitter="lead@hub.org", **settings):
     """The controller as the server's job process of this job runs it: its run folder is ``<kit>/<job id>``."""
     sites = {name: QuadraticSite(name, [pair(i), pair(i + 9)], validation=pair(7)) for i, name in enumerate("ab")}
     federation = LocalFederation(root / job, sites, **({"num_rounds": 3, "time_steps": 2} | settings))
     federation.fl_ctx.set_prop(FLContextKey.CURRENT_RUN, job)
+    (root / job).mkdir(parents=True, exist_ok=True)
+    (root / job / "meta.json").write_text(json.dumps({"submitter_name": submitter}))
     return federation
 
 
@@ -68,6 +70,56 @@ def test_a_job_without_a_checkpoint_is_named(tmp_path):
     second.run()
     (reason,) = second.panics
     assert "job-1" in reason and read_events(second.results_folder)[-1].status == "failed"
+
+
+def failure(federation):
+    federation.run()
+    (reason,) = federation.panics
+    return reason
+
+
+def test_another_lead_s_weights_cannot_be_had_and_not_even_known_of(tmp_path):
+    local(tmp_path, "job-1", num_rounds=1).run()
+    for file in (tmp_path / "fedtar_checkpoints" / "job-1").glob("round-*"):
+        file.write_bytes(b"damaged")  # must not show either
+    local(tmp_path, "job-2", num_rounds=1).run()
+    (tmp_path / "fedtar_checkpoints" / "job-3").mkdir()  # of an earlier release: it does not say whose it is
+    said = set()
+    for number, wanted in enumerate(["job-1", "job-2", "job-3", "job-4"]):
+        reason = failure(local(tmp_path, f"theft-{number}", "another@hub.org", resume_from=wanted))
+        said.add(reason.replace(wanted, "JOB"))
+    assert len(said) == 1 and "somebody else's" in said.pop()
+    kept = sorted(path.name for path in (tmp_path / "fedtar_checkpoints").iterdir())
+    assert kept == ["job-1", "job-2", "job-3"]  # nothing was carried over
+
+
+PATHS = ["{root}/job-1/fedtar/checkpoint", "../fedtar_checkpoints/job-1", "job-1/../job-1", "/etc/passwd", ".", "~"]
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("setting", ["resume_from", "initial_checkpoint"])
+def test_a_job_names_no_path_at_the_server_though_the_files_are_its_own(tmp_path, setting, path):
+    local(tmp_path, "job-1", num_rounds=1).run()
+    for ending in ("", "/round-0001.safetensors") if setting == "initial_checkpoint" else ("",):
+        wanted = path.format(root=tmp_path) + ending
+        reason = failure(local(tmp_path, f"job-{len(ending)}x", **{setting: wanted}))
+        assert "no checkpoint of job" in reason or "no initial weights of the name" in reason
+        assert "No such file" not in reason and "damaged" not in reason
+
+
+def test_weights_that_the_server_s_operator_offers_are_found_by_name(tmp_path):
+    first = local(tmp_path, "job-1", num_rounds=1)
+    first.run()
+    (tmp_path / "fedtar_initial").mkdir()
+    (tmp_path / "fedtar_checkpoints" / "job-1" / "round-0001.safetensors").rename(
+        tmp_path / "fedtar_initial" / "phantoms.safetensors"
+    )
+    second = local(tmp_path, "job-2", "another@hub.org", num_rounds=1, initial_checkpoint="phantoms")
+    second.run()
+    assert not second.panics
+    start = second.local_sites["a"].received[1, 0]
+    kept = CheckpointFolder(first.results_folder / "checkpoint").last()[0].weights
+    assert all(torch.equal(start[name], kept[name]) for name in kept)
 
 
 def test_the_simulator_keeps_nothing_beside_its_results(tmp_path):

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import nvflare.fuel.hci.client.file_transfer as file_transfer
 import pytest
+from command import fedtar_here
 from federation_process import SITES, recipe
 from nvflare.recipe.prod_env import ProdEnv
 
@@ -21,6 +22,8 @@ def check_results(federation, job):
     assert federation.finished(job) == "FINISHED:COMPLETED", federation.tail(job)
     events = read_events(federation.download(job))
     assert [event.status for event in of_kind(events, End)] == ["completed"]
+    for site in SITES:  # a job's log names files and rows
+        assert (federation.sites[site] / job / "log.txt").stat().st_mode & 0o077 == 0
     assert [sorted(step.sites) for step in of_kind(events, Step)] == [sorted(SITES)] * 2
 
 
@@ -32,12 +35,21 @@ def test_a_lead_without_the_right_to_bring_code_submits_the_job(federation, expo
     check_results(federation, json.loads(done.stdout)["data"]["job_id"])
 
 
-def test_from_the_admin_console(federation, exported):
-    job = exported("from_console")
-    script = federation.kits / LEAD / "startup" / "fl_admin.sh"
-    done = federation.run("bash", script, input=f"{LEAD}\nsubmit_job {job}\nbye\n")
-    assert "Submitted job" in done.stdout, done.stdout + done.stderr
-    check_results(federation, done.stdout.split("Submitted job:")[1].split()[0])
+def test_from_the_admin_console_to_a_hospital_that_has_approved_the_job_s_folder(federation, exported):
+    """What the hospital was shown beforehand is, but for the signatures, what FLARE puts there; or it would hold it."""
+    job, kit = exported("from_console"), federation.sites["hospital-b"]
+    site_file = kit / "local" / "fedtar.yaml"
+    before = site_file.read_text()
+    site_file.write_text(f"{before}policy: {{approval: required}}\n")
+    try:
+        code, out, err = fedtar_here("site", "approve", job, "--kit", kit)
+        assert code == 0 and "approved: from_console" in out, err
+        script = federation.kits / LEAD / "startup" / "fl_admin.sh"
+        done = federation.run("bash", script, input=f"{LEAD}\nsubmit_job {job}\nbye\n")
+        assert "Submitted job" in done.stdout, done.stdout + done.stderr
+        check_results(federation, done.stdout.split("Submitted job:")[1].split()[0])
+    finally:
+        site_file.write_text(before)
 
 
 def test_from_the_recipe(federation):

@@ -8,6 +8,7 @@ from federation_process import SITES, running
 
 from fedtar_flare.record.events import Start, Step
 from fedtar_flare.record.log import of_kind, read_events
+from fedtar_flare.site.place import state_of
 
 pytestmark = [pytest.mark.production, pytest.mark.timeout(900)]
 
@@ -25,6 +26,7 @@ def hospitals(tmp_path_factory, repository):
 def traces_outside(federation):
     """Files outside the sites' kits, consoles and image caches that hold a mark; and how many were searched."""
     own = {federation.kits / name for name in SITES} | {federation.folder / f"{name}.out" for name in SITES}
+    own |= {state_of(kit) for kit in federation.sites.values()}
     found, searched = [], 0
     for part in (*federation.kits.iterdir(), *federation.folder.glob("*.out"), federation.folder / "home"):
         if part in own:
@@ -55,7 +57,9 @@ def test_a_failing_site_s_error_names_files_to_its_own_staff_alone(hospitals, ex
     site = hospitals.sites["hospital-b"]
     table = hospitals.folder / f"{MARK}bad.csv"
     table.write_text(f"{MARK}column\n{MARK}value\n")
-    (site / "local" / "fedtar.yaml").write_text(f"source: manifest\npath: {table}\n")
+    (site / "local" / "fedtar.yaml").write_text(
+        f"source: manifest\npath: {table}\npolicy: {{min_patients: 1, min_local_steps: 1}}\n"
+    )
     job = hospitals.submit(exported("failing"))
     assert hospitals.finished(job) == "FINISHED:COMPLETED", hospitals.tail(job)
     (start,) = of_kind(read_events(hospitals.download(job)), Start)

@@ -1,0 +1,134 @@
+"""What administrators, a lead and a thief of a kit try, over mTLS: each attempt, and how it must end."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+
+import pytest
+from federation_process import SITES, wait_for
+
+from fedtar_flare.flare.alarms import alarms
+
+pytestmark = [pytest.mark.production, pytest.mark.timeout(900)]
+ADMIN, STAFF, LEAD, MEMBER = "admin@hub.org", "it@hospital-a.org", "lead@hub.org", "member@hospital-b.org"
+SITE, MARK = "hospital-a", "read_by_an_administrator"
+
+
+@pytest.fixture(scope="module")
+def secret(federation):
+    """A text file in a hospital's kit."""
+    file = federation.sites[SITE] / "secret.txt"
+    file.write_text(f"{MARK}\n")
+    yield file.name
+    file.unlink()
+
+
+@pytest.mark.parametrize("user", [ADMIN, STAFF, LEAD, MEMBER])
+def test_nobody_has_a_shell_at_a_hospital_or_at_the_server(federation, secret, user):
+    session = federation.session(user)
+    for target, file in ((SITE, secret), ("server", "log.txt")):
+        for command in (f"cat {target} {file}", f"head {target} {file}", f"tail {target} {file}", f"ls {target}",
+                        f"grep {target} {MARK} {file}"):  # fmt: skip
+            reply = _reply(session, command)
+            assert "not authorized" in reply.lower(), (command, reply)
+            assert MARK not in reply.replace(command, "") and "startup" not in reply
+
+
+def test_what_the_policy_allows_and_no_site_answers_is_refused_by_the_site(federation):
+    reply = _reply(federation.session(ADMIN), f"configure_site_log client {SITE} CRITICAL")
+    assert "refused by the site: no site answers 'sys.configure_site_log'" in reply
+    log = (federation.folder / f"{SITE}.out").read_text(errors="replace")
+    assert "a request of the server was refused" in log and ADMIN in log
+
+
+def test_code_that_a_project_admin_brings_for_the_sites_alone_is_refused_there(federation, exported):
+    """The server's part has none, so the server itself has nothing to refuse."""
+    job = exported("admins_code")
+    (job / "app").rename(job / "app_server")
+    (job / "app_site" / "config").mkdir(parents=True)
+    (job / "app_site" / "custom").mkdir()
+    (job / "app_site" / "custom" / "mine.py").write_text("print('mine')\n")
+    file = job / "app_server" / "config" / "config_fed_client.json"
+    file.rename(job / "app_site" / "config" / file.name)
+    meta = json.loads((job / "meta.json").read_text())
+    meta["deploy_map"] = {"app_server": ["server"], "app_site": list(SITES)}
+    (job / "meta.json").write_text(json.dumps(meta))
+    identity = federation.submit(job, ADMIN)
+    assert federation.finished(identity).startswith("FINISHED:") and federation.status(identity) != "FINISHED:COMPLETED"
+    assert "BYOC not permitted" in federation.detail(identity)
+    assert not any((federation.sites[name] / identity).exists() for name in SITES)
+
+
+@pytest.mark.parametrize("user", [STAFF, MEMBER])
+def test_who_only_looks_neither_submits_nor_stops_anything(federation, exported, user):
+    session = federation.session(user)
+    for attempt in (lambda: session.submit_job(str(exported("not_mine"))), lambda: session.shutdown("server")):
+        with pytest.raises(Exception, match=r"(?i)authoriz"):
+            attempt()
+    assert federation.listens()
+
+
+@pytest.mark.parametrize(
+    ("meta", "reason"),
+    [
+        ({"job_id": "local"}, "must not name its own id"),
+        ({"deploy_map": {"app": ["server", "hospital-x"]}}, "no site 'hospital-x'"),
+    ],
+)
+def test_a_lead_s_job_is_refused_when_it_is_submitted(federation, exported, meta, reason):
+    """FLARE would replace the folder of the kits with the job's id, and wait for an unknown site for ever."""
+    job = exported("wrong_meta")
+    file = job / "meta.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | meta))
+    done = federation.command("job", "submit", "-j", job, "--startup-kit", federation.kits / LEAD)
+    assert done.returncode != 0 and reason in done.stdout + done.stderr
+    assert (federation.server / "local" / "resources.json.default").is_file()
+
+
+def test_what_the_processes_write_is_for_their_own_account(federation):
+    for kit in (federation.server, *federation.sites.values()):
+        written = [*kit.glob("log*"), *kit.glob("audit*"), *kit.glob("pool_stats"), kit / "pid.fl"]
+        assert len(written) > 2
+        assert [path for path in written if path.stat().st_mode & 0o077] == []
+
+
+def test_a_kit_that_a_second_machine_uses_too_is_told(federation):
+    stolen = federation.folder / "stolen" / "hospital-b"
+    shutil.copytree(federation.sites["hospital-b"], stolen, ignore=shutil.ignore_patterns("*.fl", "log.*", "*-*-*-*-*"))
+    with (federation.folder / "stolen.out").open("ab") as out:
+        subprocess.run(["bash", stolen / "startup" / "start.sh"], env=federation.environment, cwd=stolen, check=True,
+                       stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True)  # fmt: skip
+    try:
+        (told,) = wait_for("the alarm", lambda: alarms(federation.server))
+        assert "site 'hospital-b'" in told
+        assert "ALARM: two processes seem to use the kit" in (federation.folder / "localhost.out").read_text(
+            errors="replace"
+        )
+        _system(federation, "disable-client")
+        wait_for("neither is in", lambda: "hospital-b" not in federation.connected())
+    finally:
+
+        def gone() -> bool:
+            mine = {pid: c for pid, c in federation.processes().items() if any(str(stolen) in part for part in c)}
+            federation.kill(*sorted(mine, key=lambda pid: not any("start.sh" in part for part in mine[pid])))
+            return not mine
+
+        wait_for("the thief is gone", gone)
+        _system(federation, "enable-client")
+        federation.kill_site("hospital-b")
+        federation.start("hospital-b")
+
+
+def _system(federation, command):
+    """As docs/security.md says."""
+    done = federation.command("system", command, "hospital-b", "--force", "--startup-kit", federation.kits / ADMIN)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def _reply(session, command):
+    try:
+        return json.dumps(session.do_command(command), default=str)
+    except Exception as error:  # FLARE's sessions raise for a refusal
+        return f"{type(error).__name__}: {error}"
