@@ -313,6 +313,7 @@ class ReportExecutor(MethodExecutor):
         self._learner.min_cell = self._min_cell(site)
         self._learner.cohort = cohort  # a visit added or withdrawn since counts from this task on
         self._learner.checkpoint = site.stop_if_aborted
+        self._learner.rate = self.training_config.rate_of(max(1, header.round), header.rounds)
         return self._learner
 
     def _on_update(self, header: TaskHeader, site: Site) -> Callable[[int, float], None]:

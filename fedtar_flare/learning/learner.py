@@ -60,6 +60,8 @@ class ReportLearner:
     min_cell: int = 1
     """Fewest distinct patients of a split at a time step whose visits are learned from and validated on."""
     personal_optimizer: torch.optim.Optimizer | None = None
+    rate: float = 1.0
+    """By what a task multiplies its learning rates (:meth:`TrainingConfig.rate_of`)."""
 
     def __init__(
         self,
@@ -143,7 +145,8 @@ class ReportLearner:
 
     def shared_optimizer(self, parameters: Sequence[nn.Parameter]) -> torch.optim.Optimizer:
         """Fresh in every task, since its start point is not where the last task ended."""
-        return torch.optim.AdamW(parameters, lr=self.training.lr_shared, weight_decay=self.training.weight_decay)
+        rate = self.rate * self.training.lr_shared
+        return torch.optim.AdamW(parameters, lr=rate, weight_decay=self.training.weight_decay)
 
     def personal_parameters(self) -> Sequence[nn.Parameter]:
         """What is trained beside the adapter and stays at the site."""
@@ -208,6 +211,8 @@ class ReportLearner:
             raise DataError(f"no training visit at step {time_step}", reason="no-training-visit")
         start = self.shared()
         optimizer = self.shared_optimizer(list(shared_parameters(self.model, self.adapter).values()))
+        for group in self.personal_optimizer.param_groups if self.personal_optimizer else ():
+            group["lr"] = self.rate * group.setdefault("initial_lr", group["lr"])
         losses: list[float] = []
         seen: list[set[str]] = []
         count = updates or self.training.local_steps
