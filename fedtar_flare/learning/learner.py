@@ -111,15 +111,17 @@ class ReportLearner:
         """What must be in force around a forward pass or beam search of these samples."""
         return nullcontext()
 
-    def report_losses(self, samples: Sequence[Sample], images: ImageBatch, personal: bool = True) -> Tensor:
-        """Mean token loss of each of the B reports, shape (B,), float32."""
+    def report_losses(
+        self, samples: Sequence[Sample], images: ImageBatch, personal: bool = True, focus: float = 0.0
+    ) -> Tensor:
+        """Mean token loss of each of the B reports, shape (B,), float32; ``focus`` is 0 where losses are told."""
         input_ids, labels = self.tokenizer.batch([sample.visit.report for sample in samples])
         with self._computing(samples, personal):
-            return self.model.get_base_model()(images, input_ids.to(self.device), labels.to(self.device))
+            return self.model.get_base_model()(images, input_ids.to(self.device), labels.to(self.device), focus)
 
     def training_losses(self, samples: Sequence[Sample], images: ImageBatch, seed: str) -> Tensor:
         """Losses that a local update is made of, shape (B,); ``seed`` is of this update, for what is random in it."""
-        return self.report_losses(samples, images)
+        return self.report_losses(samples, images, focus=self.training.focus)
 
     def local_update(
         self, samples: Sequence[Sample], seed: str, optimizer: torch.optim.Optimizer, start: Mapping[str, Tensor]
