@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, ClassVar, cast
@@ -190,17 +190,17 @@ class ReportLearner:
     # ------------------------------------------------------------------ training
     def train(
         self,
-        time_step: int | None,
+        steps: int | Collection[int] | None,
         seed: int,
         on_update: Callable[[int, float], None] = lambda number, loss: None,
         updates: int | None = None,
     ) -> Trained:
-        """Local updates of the shared and the personal part on the visits of one time step.
+        """Local updates of the shared and the personal part on the visits of a time step.
 
         An update whose loss or gradient is not finite is skipped, for the shared and the personal part alike.
 
         Args:
-            time_step: t; None takes the visits of all steps together.
+            steps: t, or several together; None takes the visits of all steps.
             seed: of the order of the samples.
             on_update: called after each update that was made with its number (from 1, skipped ones counted) and loss.
             updates: how many; None: ``training.local_steps``.
@@ -208,9 +208,9 @@ class ReportLearner:
         Raises:
             DataError: ``no-training-visit`` at this step; ``non-finite-gradient`` when every update was skipped.
         """
-        samples = self.cohort.samples("train", time_step, self.min_cell)
+        samples = self.cohort.samples("train", steps, self.min_cell)
         if not samples:
-            raise DataError(f"no training visit at step {time_step}", reason="no-training-visit")
+            raise DataError(f"no training visit at step {steps}", reason="no-training-visit")
         start = self.shared()
         optimizer = self.shared_optimizer(list(shared_parameters(self.model, self.adapter).values()))
         for group in self.personal_optimizer.param_groups if self.personal_optimizer else ():
