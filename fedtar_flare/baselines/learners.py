@@ -100,7 +100,8 @@ class ScaffoldLearner(ReportLearner):
     def shared_optimizer(self, parameters: Sequence[nn.Parameter]) -> torch.optim.Optimizer:
         if not self._sgd:
             return super().shared_optimizer(parameters)
-        return torch.optim.SGD(parameters, lr=self.training.lr_shared, weight_decay=self.training.weight_decay)
+        rate = self.rate * self.training.lr_shared
+        return torch.optim.SGD(parameters, lr=rate, weight_decay=self.training.weight_decay)
 
     def load_shared(self, weights: Mapping[str, torch.Tensor]) -> None:
         """Also takes c, which comes down with the weights of a training task."""

@@ -10,7 +10,7 @@ import copy
 import hmac
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -189,13 +189,14 @@ class Cohort:
         """All usable visits, patient by patient."""
         return [visit for patient in self.patients for visit in patient.visits]
 
-    def samples(self, split: Split | None, time_step: int | None = None, least: int = 1) -> list[Sample]:
-        """Samples of one split (and step) by patient in hash order, then by date: the same in every process.
+    def samples(self, split: Split | None, steps: int | Collection[int] | None = None, least: int = 1) -> list[Sample]:
+        """Samples of one split (and step, or several) by patient in hash order, then by date: so in every process.
 
-        Only of cells (a split at a step) with at least ``least`` distinct patients. None takes all splits.
+        Only of cells (a split at a step) with at least ``least`` distinct patients. None takes all splits, or steps.
         """
         full = self._cells(least)
-        wanted = (s for s in self._samples if split in (None, s.split) and time_step in (None, s.time_step))
+        among = range(1, self.time_steps + 1) if steps is None else [steps] if isinstance(steps, int) else steps
+        wanted = (s for s in self._samples if split in (None, s.split) and s.time_step in among)
         return [s for s in wanted if (s.split, s.time_step) in full]
 
     def leaving_out(

@@ -205,7 +205,7 @@ class FedMRGLearner(ReportLearner):
                 logits, states = base.decode(memory, mask, ids, prompts)
             with torch.no_grad(), teacher(self.model):
                 taught, teaching = base.decode(memory, mask, ids, prompts)
-        found = {f"language_{self._half}": report_loss(logits, labels)}
+        found = {f"language_{self._half}": report_loss(logits, labels, self.training.focus)}
         found[f"distillation_{self._half}"] = distill_losses(states, logits, teaching, taught, labels, settings.kl)
         losses = found[f"language_{self._half}"] + settings.distill_weight * found[f"distillation_{self._half}"]
         if moves_theta and self._branch is not None:

@@ -45,3 +45,13 @@ class PatientConfig(Settings):
     def misfits(self) -> Iterator[tuple[str, str]]:
         if self.profile not in PROFILES:
             yield "profile", " or ".join(map(str, PROFILES))
+
+
+class TemporalConfig(Settings):
+    """What a time step learns from."""
+
+    replay: bool = Field(
+        False,
+        description="a step trains on the visits of the steps before it too, so that they are not forgotten; False, in "
+        "the paper's preset, on its own alone",
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -27,6 +28,7 @@ class TemporalResidualController(MethodController):
     Args:
         alpha_form, initial_alpha: of :class:`AlphaPolicy`, which checks them.
         eta, eta_schedule: of :class:`OuterOptimizer`, which checks them.
+        replay: that the sites train on the visits of steps 1 to t at step t.
         args, kwargs: of :class:`MethodController`; FLARE's export finds its parameters by these two names.
     """
 
@@ -39,11 +41,12 @@ class TemporalResidualController(MethodController):
         initial_alpha: float = 0.7,
         eta: float = 1e-2,
         eta_schedule: str = "constant",
+        replay: bool = False,
         **kwargs: Any,
     ):
         super().__init__(*args, **kwargs)
         self.alpha_form, self.initial_alpha = alpha_form, initial_alpha
-        self.eta, self.eta_schedule = eta, eta_schedule
+        self.eta, self.eta_schedule, self.replay = eta, eta_schedule, replay
         self.policy = AlphaPolicy(self.time_steps, alpha_form=alpha_form, initial_alpha=initial_alpha, seed=self.seed)
         self.outer = OuterOptimizer(self.policy, eta=eta, schedule=eta_schedule)
 
@@ -96,6 +99,10 @@ class TemporalResidualController(MethodController):
         )
         self.info(f"round {r}: alpha " + " ".join(f"{alpha:.3f}" for alpha in moved))
 
+    def trained_visits(self, t: int) -> Callable[[list[int]], int]:
+        """Those of step t; with replay, those of steps 1 to t."""
+        return (lambda counts: sum(counts[:t])) if self.replay else super().trained_visits(t)
+
     def check_content(self, reply: Reply) -> None:
         """T numbers come with a validation loss, and there are T of them."""
         super().check_content(reply)
@@ -110,7 +117,7 @@ class TemporalResidualController(MethodController):
         self.record.write(Alphas(alpha=self.policy.alphas().tolist(), first_round=self.first_round))
 
     def method_settings(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in ("alpha_form", "initial_alpha", "eta", "eta_schedule")}
+        return {name: getattr(self, name) for name in ("alpha_form", "initial_alpha", "eta", "eta_schedule", "replay")}
 
     def method_state(self) -> dict[str, torch.Tensor]:
         """psi and its optimiser."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from fedtar_flare.data.splits import key_check
-from fedtar_flare.fedtar.config import PatientConfig
+from fedtar_flare.fedtar.config import PatientConfig, TemporalConfig
 from fedtar_flare.fedtar.contract import CONTRACT
 from fedtar_flare.fedtar.release import most_numbers, require_spread, told_numbers
 from fedtar_flare.flare.executor import Tensors
@@ -102,9 +102,25 @@ class PatientAdaptiveExecutor(PatientExecutor):
 
     It trains on the visits of one time step at a time, and closes a round with the T numbers of the hypergradient
     (Eq. 8).
+
+    Args:
+        temporal: settings of :class:`TemporalConfig`, else ConfigError.
+        args, kwargs: of :class:`PatientExecutor`.
     """
 
     contract = CONTRACT
+
+    def __init__(self, *args: Any, temporal: dict[str, Any] | None = None, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        self.temporal = temporal
+        self.temporal_config = build(TemporalConfig, temporal, "temporal")
+
+    def method_settings(self) -> tuple[Any, ...]:
+        return (*super().method_settings(), self.temporal_config)
+
+    def visits_of(self, header: TaskHeader) -> int | Collection[int] | None:
+        """Those of step t; with replay, those of steps 1 to t."""
+        return range(1, header.step + 1) if self.temporal_config.replay else header.step
 
     def on_broadcast(self, header: TaskHeader, state: SiteState, weights: Tensors) -> None:
         """Keep w_{t-1} for the T numbers; what is left of other rounds goes (not earlier: a task may be repeated)."""

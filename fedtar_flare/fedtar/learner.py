@@ -68,11 +68,11 @@ class PatientLearner(ReportLearner):
     def training_losses(self, samples: Sequence[Sample], images: ImageBatch, seed: str) -> Tensor:
         """Some reports, drawn by the visit and ``seed``, are read without the patient part."""
         if self.patient is None or not self._dropout:
-            return self.report_losses(samples, images)
+            return super().training_losses(samples, images, seed)
         drawn = [sample_seed(0, f"dropout/{seed}", s.visit.patient_id, s.visit.visit_id) / 2**32 for s in samples]
         self._share = (torch.tensor(drawn) >= self._dropout).float()
         try:
-            return self.report_losses(samples, images)
+            return super().training_losses(samples, images, seed)
         finally:
             self._share = None
 

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
+from fedtar_flare.fedtar.config import TemporalConfig
 from fedtar_flare.fedtar.contract import CONTRACT
 from fedtar_flare.fedtar.controller import TemporalResidualController
 from fedtar_flare.fedtar.executor import PatientAdaptiveExecutor
-from fedtar_flare.flare.recipe import PAPER, MethodRecipe
+from fedtar_flare.flare.recipe import PAPER, SMALL, MethodRecipe
+from fedtar_flare.settings import build
 
 _PAPER = PAPER | {
     "patient": {
@@ -18,21 +23,37 @@ _PAPER = PAPER | {
         "spread": 1.0,
     }
 }
-PATIENT_PRESETS = {"paper": _PAPER}
-"""The paper's patient part: s_p = s = alpha / r, phi without time and without a common start, rates 1e-5, T = 5."""
+PATIENT_PRESETS = {"small": SMALL, "paper": _PAPER}
+"""Of every method with the patient part.
 
-PRESETS = {"small": {"server": {"alpha_form": "sigmoid"}}, "paper": _PAPER | {"server": {"eta": 1e-4}}}
-"""``small``: each alpha_t by itself, from 0.7 on; with softmax a third of each step's mean is kept when T is 3.
+The paper's has s_p = s = alpha / r, phi without time and without a common start, rates 1e-5, and T = 5.
+"""
+
+PRESETS = {
+    "small": SMALL | {"server": {"alpha_form": "sigmoid", "initial_alpha": 0.9}, "temporal": {"replay": True}},
+    "paper": _PAPER | {"server": {"eta": 1e-4}},
+}
+"""``small``: each alpha_t by itself, from 0.9 on; with softmax a third of each step's mean is kept when T is 3. A step
+learns from earlier visits too.
 
 ``paper``: softmax and the paper's eta.
 """
 
 
 class FedTARRecipe(MethodRecipe):
-    """The job of FedTAR; beside the arguments of :class:`MethodRecipe` it takes ``patient`` (``PatientConfig``)."""
+    """The job of FedTAR.
+
+    Beside the arguments of :class:`MethodRecipe` it takes the groups ``patient`` (``PatientConfig``) and ``temporal``
+    (``TemporalConfig``); the server is told what ``temporal`` says.
+    """
 
     contract = CONTRACT
     controller_class = TemporalResidualController
     executor_class = PatientAdaptiveExecutor
-    own_groups = ("patient",)
+    own_groups = ("patient", "temporal")
     presets = PRESETS
+
+    def _with_preset(self, preset: str, given: Mapping[str, dict[str, Any] | None]) -> dict[str, dict[str, Any] | None]:
+        settings = super()._with_preset(preset, given)
+        replay = build(TemporalConfig, settings["temporal"], "temporal").replay
+        return settings | {"server": (settings["server"] or {}) | {"replay": replay}}

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -15,6 +16,8 @@ from fedtar_flare.files import replacing
 
 Tensors = Mapping[str, torch.Tensor]
 WEIGHTINGS = ("samples", "uniform", "inverse")
+IN_MEMORY = 64 * 2**20
+"""Bytes of one step's updates that are kept in memory; what comes beyond them waits on disk."""
 
 
 def aggregation_weights(counts: Mapping[str, int], weighting: str = "samples") -> dict[str, float]:
@@ -33,10 +36,11 @@ def aggregation_weights(counts: Mapping[str, int], weighting: str = "samples") -
 
 
 class SpilledUpdates:
-    """Accepted updates of one step, on disk until they are summed: memory stays flat in the number of sites.
+    """Accepted updates of one step until they are summed: the first in memory, others on disk.
 
-    The sum runs tensor by tensor in sorted site order in float64: the same bits whatever the order of arrival. A
-    context manager: ``folder`` is its own, emptied at the start and removed at the end. One call at a time.
+    So memory stays flat in the number of sites and in the size of the model. The sum runs tensor by tensor in sorted
+    site order in float64: the same bits whatever the order of arrival, and wherever an update waited. A context
+    manager: ``folder`` is its own, emptied at the start and removed at the end. One call at a time.
 
     ``names`` are the tensors that every update has. Updates are checked before they come here.
     """
@@ -44,6 +48,8 @@ class SpilledUpdates:
     def __init__(self, folder: Path | str, names: Iterable[str]):
         self.folder = Path(folder)
         self.names = sorted(names)
+        self._room = IN_MEMORY
+        self._kept: dict[str, dict[str, torch.Tensor]] = {}
         self._files: dict[str, Path] = {}
 
     def __enter__(self) -> SpilledUpdates:
@@ -52,25 +58,41 @@ class SpilledUpdates:
         return self
 
     def __exit__(self, *error: object) -> None:
+        self._kept.clear()
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def add(self, site: str, update: Tensors) -> None:
         """Keep one site's difference; nothing of a half-written update is ever summed."""
+        # cloned: the message's memory is FLARE's, and safetensors refuses tensors that share memory
+        own = {name: update[name].detach().cpu().contiguous().clone() for name in self.names}
+        size = sum(value.numel() * value.element_size() for value in own.values())
+        if size <= self._room:
+            self._room -= size
+            self._kept[site] = own
+            return
         path = self.folder / f"{len(self._files):06d}.safetensors"  # a number: a site's name need not be a file's
-        # cloned: safetensors refuses tensors that share memory
         with replacing(path) as temporary:
-            save_file({name: update[name].detach().cpu().contiguous().clone() for name in self.names}, temporary)
+            save_file(own, temporary)
         self._files[site] = path
 
     def mean(self, weights: Mapping[str, float]) -> dict[str, torch.Tensor]:
-        """``sum_k c_k (w_k - w)`` in float64, by tensor name (Eq. 6); one tensor of one site is in memory at a time.
+        """``sum_k c_k (w_k - w)`` in float64, by tensor name (Eq. 6).
 
         ``weights`` maps site to c_k (see :func:`aggregation_weights`).
         """
         total: dict[str, torch.Tensor] = {}
         for site in sorted(weights):
-            with safe_open(str(self._files[site]), framework="pt") as file:
+            with self._open(site) as read:
                 for name in self.names:
-                    part = file.get_tensor(name).double() * weights[site]
+                    part = read(name).double() * weights[site]
                     total[name] = part if name not in total else total[name].add_(part)
         return total
+
+    @contextmanager
+    def _open(self, site: str) -> Iterator[Callable[[str], torch.Tensor]]:
+        """An update's tensors by name; of one on disk, one tensor at a time is in memory."""
+        if site in self._kept:
+            yield self._kept[site].__getitem__
+        else:
+            with safe_open(str(self._files[site]), framework="pt") as file:
+                yield file.get_tensor

@@ -31,6 +31,12 @@ PAPER: dict[str, Any] = {
 }
 """What the preset ``paper`` sets for every method beside the model: T, the shared adapter and its learning rate."""
 
+SMALL: dict[str, Any] = {
+    "training": {"local_steps": 24, "schedule": "cosine", "focus": 2.0},
+    "data": {"synthetic_patients": 96},
+}
+"""What the shipped preset ``small`` sets for every method: found by experiment (docs/experiments.md)."""
+
 CUSTOM_NOTE = """\
 This folder is here on purpose. A job that has a `custom` folder may use classes of an installed package without an
 entry in each site's class allow-list, which is what `nvflare simulator` on a researcher's own machine needs.
@@ -67,7 +73,7 @@ class MethodRecipe(Recipe):
     controller_class: ClassVar[type[MethodController]]
     executor_class: ClassVar[type[ReportExecutor]]
     own_groups: ClassVar[tuple[str, ...]] = ()
-    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"paper": PAPER}
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"small": SMALL, "paper": PAPER}
     """Arguments of the recipe that go with a preset, beside the model's own."""
 
     def __init__(

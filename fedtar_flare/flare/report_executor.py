@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -104,8 +104,8 @@ class ReportExecutor(MethodExecutor):
     def at_handshake(self, header: TaskHeader, site: Site, state: SiteState, cohort: Cohort) -> None:
         """Fit what the learner needs, once per run, before it is built."""
 
-    def visits_of(self, header: TaskHeader) -> int | None:
-        """The time step that a task trains on; None: the visits of all steps together."""
+    def visits_of(self, header: TaskHeader) -> int | Collection[int] | None:
+        """The time step that a task trains on, or several; None: the visits of all steps together."""
         return header.step
 
     def training_cohort(self, header: TaskHeader, site: Site, state: SiteState, cohort: Cohort) -> Cohort:
@@ -313,6 +313,7 @@ class ReportExecutor(MethodExecutor):
         self._learner.min_cell = self._min_cell(site)
         self._learner.cohort = cohort  # a visit added or withdrawn since counts from this task on
         self._learner.checkpoint = site.stop_if_aborted
+        self._learner.rate = self.training_config.rate_of(max(1, header.round), header.rounds)
         return self._learner
 
     def _on_update(self, header: TaskHeader, site: Site) -> Callable[[int, float], None]:

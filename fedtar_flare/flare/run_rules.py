@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -51,13 +51,16 @@ def timeline_of(data: DataConfig, header: TaskHeader) -> str:
     return " ".join([timeline.alignment, *(date.isoformat() for date in timeline.periods)])
 
 
-def told_of(result: Trained, counts: Sequence[int], step: int | None, least: int) -> dict[str, float]:
+def told_of(
+    result: Trained, counts: Sequence[int], steps: int | Collection[int] | None, least: int
+) -> dict[str, float]:
     """Numbers of a training reply: visits as they may be told, and no loss of fewer than ``least`` patients.
 
-    ``counts`` are the visits per time step, as they may be told; ``step`` None takes them all.
+    ``counts`` are the visits per time step, as they may be told; ``steps`` None takes them all.
     """
+    among = range(1, len(counts) + 1) if steps is None else [steps] if isinstance(steps, int) else steps
     numbers = {
-        "samples": float(sum(counts) if step is None else counts[step - 1]),
+        "samples": float(sum(counts[step - 1] for step in among)),
         "train_loss": result.loss,
         "skipped_updates": float(result.skipped_updates),
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from datetime import datetime, time, timedelta
 from itertools import pairwise
@@ -36,7 +37,16 @@ class TrainingConfig(Settings):
         0, ge=0, description="reports in memory at once, gradients added up over the batch; 0: the whole batch"
     )
     lr_shared: float = Field(1e-3, gt=0, description="AdamW learning rate of the shared part")
+    schedule: Literal["constant", "cosine"] = Field(
+        "constant", description="of the learning rates of both, over rounds: 'cosine' begins at 1 and ends near 0"
+    )
     weight_decay: float = Field(0.01, ge=0, description="AdamW weight decay of both")
+    focus: float = Field(
+        0.0,
+        ge=0,
+        le=5,
+        description="exponent of the focal loss: tokens that are predicted well count less; 0 is the plain token loss",
+    )
     augment: bool = Field(False, description="small random changes of training images (MONAI; never mirrored)")
     max_grad_norm: float = Field(1.0, ge=0, description="gradient norm limit; 0 switches it off")
     prior_dropout: float = Field(
@@ -46,6 +56,14 @@ class TrainingConfig(Settings):
         description="chance that a training sample is shown nothing of its previous visit, and for the report and the "
         "image each; for data.prior",
     )
+
+    def rate_of(self, round_: int, rounds: int) -> float:
+        """What the learning rates of round ``round_`` (from 1) of ``rounds`` are multiplied by, in (0, 1].
+
+        >>> [round(TrainingConfig(schedule="cosine").rate_of(r, 3), 2) for r in (1, 2, 3)]
+        [1.0, 0.75, 0.25]
+        """
+        return 1.0 if self.schedule == "constant" else (1 + math.cos(math.pi * (round_ - 1) / rounds)) / 2
 
 
 class DataConfig(Settings):

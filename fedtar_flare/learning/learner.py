@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, ClassVar, cast
@@ -60,6 +60,8 @@ class ReportLearner:
     min_cell: int = 1
     """Fewest distinct patients of a split at a time step whose visits are learned from and validated on."""
     personal_optimizer: torch.optim.Optimizer | None = None
+    rate: float = 1.0
+    """By what a task multiplies its learning rates (:meth:`TrainingConfig.rate_of`)."""
 
     def __init__(
         self,
@@ -109,15 +111,17 @@ class ReportLearner:
         """What must be in force around a forward pass or beam search of these samples."""
         return nullcontext()
 
-    def report_losses(self, samples: Sequence[Sample], images: ImageBatch, personal: bool = True) -> Tensor:
-        """Mean token loss of each of the B reports, shape (B,), float32."""
+    def report_losses(
+        self, samples: Sequence[Sample], images: ImageBatch, personal: bool = True, focus: float = 0.0
+    ) -> Tensor:
+        """Mean token loss of each of the B reports, shape (B,), float32; ``focus`` is 0 where losses are told."""
         input_ids, labels = self.tokenizer.batch([sample.visit.report for sample in samples])
         with self._computing(samples, personal):
-            return self.model.get_base_model()(images, input_ids.to(self.device), labels.to(self.device))
+            return self.model.get_base_model()(images, input_ids.to(self.device), labels.to(self.device), focus)
 
     def training_losses(self, samples: Sequence[Sample], images: ImageBatch, seed: str) -> Tensor:
         """Losses that a local update is made of, shape (B,); ``seed`` is of this update, for what is random in it."""
-        return self.report_losses(samples, images)
+        return self.report_losses(samples, images, focus=self.training.focus)
 
     def local_update(
         self, samples: Sequence[Sample], seed: str, optimizer: torch.optim.Optimizer, start: Mapping[str, Tensor]
@@ -143,7 +147,8 @@ class ReportLearner:
 
     def shared_optimizer(self, parameters: Sequence[nn.Parameter]) -> torch.optim.Optimizer:
         """Fresh in every task, since its start point is not where the last task ended."""
-        return torch.optim.AdamW(parameters, lr=self.training.lr_shared, weight_decay=self.training.weight_decay)
+        rate = self.rate * self.training.lr_shared
+        return torch.optim.AdamW(parameters, lr=rate, weight_decay=self.training.weight_decay)
 
     def personal_parameters(self) -> Sequence[nn.Parameter]:
         """What is trained beside the adapter and stays at the site."""
@@ -185,17 +190,17 @@ class ReportLearner:
     # ------------------------------------------------------------------ training
     def train(
         self,
-        time_step: int | None,
+        steps: int | Collection[int] | None,
         seed: int,
         on_update: Callable[[int, float], None] = lambda number, loss: None,
         updates: int | None = None,
     ) -> Trained:
-        """Local updates of the shared and the personal part on the visits of one time step.
+        """Local updates of the shared and the personal part on the visits of a time step.
 
         An update whose loss or gradient is not finite is skipped, for the shared and the personal part alike.
 
         Args:
-            time_step: t; None takes the visits of all steps together.
+            steps: t, or several together; None takes the visits of all steps.
             seed: of the order of the samples.
             on_update: called after each update that was made with its number (from 1, skipped ones counted) and loss.
             updates: how many; None: ``training.local_steps``.
@@ -203,11 +208,13 @@ class ReportLearner:
         Raises:
             DataError: ``no-training-visit`` at this step; ``non-finite-gradient`` when every update was skipped.
         """
-        samples = self.cohort.samples("train", time_step, self.min_cell)
+        samples = self.cohort.samples("train", steps, self.min_cell)
         if not samples:
-            raise DataError(f"no training visit at step {time_step}", reason="no-training-visit")
+            raise DataError(f"no training visit at step {steps}", reason="no-training-visit")
         start = self.shared()
         optimizer = self.shared_optimizer(list(shared_parameters(self.model, self.adapter).values()))
+        for group in self.personal_optimizer.param_groups if self.personal_optimizer else ():
+            group["lr"] = self.rate * group.setdefault("initial_lr", group["lr"])
         losses: list[float] = []
         seen: list[set[str]] = []
         count = updates or self.training.local_steps

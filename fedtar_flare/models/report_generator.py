@@ -25,15 +25,19 @@ WAVELENGTHS_MM = (16.0, 1024.0)  # shortest and longest of the position features
 FREQUENCIES = 8
 
 
-def report_loss(logits: Tensor, labels: Tensor) -> Tensor:
+def report_loss(logits: Tensor, labels: Tensor, focus: float = 0.0) -> Tensor:
     """Mean token loss of each report, shape (B,), float32.
 
     ``logits`` (B, L, V) at position i predict the token at i + 1; ``labels`` (B, L) are -100 where no loss is taken.
+    With ``focus`` above 0 each token counts ``(1 - p)^focus``, p its probability (focal loss, Lin et al., ICCV 2017,
+    Eq. 4): the sentences that every report has, once learnt, leave the rest to what the image shows.
     """
     targets = labels[:, 1:]
     tokens = F.cross_entropy(
         logits[:, :-1].float().flatten(0, 1), targets.flatten(), ignore_index=IGNORED, reduction="none"
     ).view(targets.shape)
+    if focus:
+        tokens = tokens * (-torch.expm1(-tokens)).clamp(min=1e-6) ** focus
     return tokens.sum(1) / (targets != IGNORED).sum(1).clamp(min=1)
 
 
@@ -153,12 +157,15 @@ class ReportGenerator(nn.Module):
             masks.append(prior.text_mask)
         return torch.cat(memories, dim=1), torch.cat(masks, dim=1)
 
-    def forward(self, batch: ImageBatch, input_ids: Tensor, labels: Tensor) -> Tensor:
-        """Mean token loss of each report, (B,), float32, from what :meth:`ReportTokenizer.batch` returns."""
+    def forward(self, batch: ImageBatch, input_ids: Tensor, labels: Tensor, focus: float = 0.0) -> Tensor:
+        """Mean token loss of each report, (B,), float32, from what :meth:`ReportTokenizer.batch` returns.
+
+        ``focus``: of :func:`report_loss`.
+        """
         tokens = self.tokens(batch)
         memory, mask = self.memory(batch, tokens)
         logits, _ = self.decode(memory, mask, input_ids, self.prompts(batch, tokens))
-        return report_loss(logits, labels)
+        return report_loss(logits, labels, focus)
 
     def prompts(self, batch: ImageBatch, tokens: Tensor) -> Tensor | None:
         """What :attr:`diagnosis` tells the decoder of these tokens, (B, D, E); None without one."""

@@ -87,6 +87,15 @@ def test_the_patient_part_persists_and_learns(tmp_path):
     assert moved and any(n.startswith("adamw/") for n in after)
 
 
+def test_with_replay_a_step_trains_on_the_visits_of_the_steps_before_too(tmp_path):
+    for replay in (False, True):
+        site, run = HospitalSite(tmp_path, temporal={"replay": replay}), f"replay-{replay}"
+        reply, w = site.handshake(run)
+        counts = reply.payload["counts"]["train"]
+        told = [site.train(w, 1, t, run)[0].numbers["samples"] for t in range(1, T + 1)]
+        assert told == ([sum(counts[:t]) for t in range(1, T + 1)] if replay else counts)
+
+
 def test_t_numbers_agree_with_differences_of_the_validation_loss(tmp_path):
     """First order: L(w_T) - L(w_T - epsilon (w_t - w_{t-1})) is epsilon times the T number of step t."""
     site = HospitalSite(tmp_path, fresh=False)
@@ -322,9 +331,9 @@ def test_a_batch_with_nan_is_skipped_and_counted_and_spoils_nothing(tmp_path, mo
     _, w = site.handshake()
     whole, calls = PatientLearner.report_losses, []
 
-    def spoiled(learner, samples, images, personal=True):
+    def spoiled(learner, samples, images, personal=True, focus=0.0):
         calls.append(1)
-        return whole(learner, samples, images, personal) * (float("nan") if len(calls) == 1 else 1.0)
+        return whole(learner, samples, images, personal, focus) * (float("nan") if len(calls) == 1 else 1.0)
 
     monkeypatch.setattr(PatientLearner, "report_losses", spoiled)
     reply, update = site.train(w, 1, 1)

@@ -3,14 +3,15 @@
 import random
 from concurrent.futures import ThreadPoolExecutor
 
+import pytest
 import torch
 from federation import LocalFederation
-from safetensors.torch import load_file
 from torch.profiler import ProfilerActivity, profile
 from trivial_site import VALUES, TrivialSite
 
 from fedtar_flare.fedtar import controller as fedtar_controller
 from fedtar_flare.fedtar.residual import residual_step
+from fedtar_flare.flare import aggregation
 from fedtar_flare.flare import controller as base_controller
 from fedtar_flare.flare.aggregation import SpilledUpdates
 from fedtar_flare.flare.checkpoint import CheckpointFolder
@@ -20,6 +21,12 @@ from fedtar_flare.record.log import read_events
 FEW, MANY = 8, 63
 UPDATE = 4 * VALUES
 """Bytes of one update."""
+
+
+@pytest.fixture(autouse=True)
+def two_updates_fit_in_memory(monkeypatch):
+    """What is small waits in memory: these updates stand for large ones."""
+    monkeypatch.setattr(aggregation, "IN_MEMORY", 2 * UPDATE)
 
 
 class FromThreads(LocalFederation):
@@ -57,9 +64,10 @@ class AsTheyCome(SpilledUpdates):
 
     def mean(self, weights):
         total = {}
-        for site, path in self._files.items():
-            for name, value in load_file(path).items():
-                total[name] = total.get(name, 0.0) + value.double() * weights[site]
+        for site in [*self._kept, *self._files]:
+            with self._open(site) as read:
+                for name in self.names:
+                    total[name] = total.get(name, 0.0) + read(name).double() * weights[site]
         return total
 
 

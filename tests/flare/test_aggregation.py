@@ -49,8 +49,11 @@ def test_weights_are_normalised(counts, weighting):
 
 
 # ------------------------------------------------------------------ means
+@pytest.mark.parametrize("on_disk", ["none", "some", "all"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_the_mean_is_the_same_to_the_bit_in_any_order_of_arrival(tmp_path, dtype):
+def test_the_mean_is_the_same_to_the_bit_in_any_order_of_arrival_and_place(tmp_path, monkeypatch, dtype, on_disk):
+    bytes_of_one = sum(value.numel() * value.element_size() for value in tensors(0, dtype).values())
+    monkeypatch.setattr(aggregation, "IN_MEMORY", {"none": 7, "some": 3, "all": 0}[on_disk] * bytes_of_one)
     updates = {f"site-{k}": {n: v * 10.0 ** (k - 3) for n, v in tensors(k, dtype).items()} for k in range(7)}
     weights = aggregation_weights({site: k + 1 for k, site in enumerate(updates)})
     in_memory = mean_in_memory(updates, weights)
@@ -59,6 +62,7 @@ def test_the_mean_is_the_same_to_the_bit_in_any_order_of_arrival(tmp_path, dtype
         with SpilledUpdates(tmp_path / "updates", SHAPES) as spilled:
             for site in order:
                 spilled.add(site, updates[site])
+            assert len(list((tmp_path / "updates").iterdir())) == {"none": 0, "some": 4, "all": 7}[on_disk]
             mean = spilled.mean({site: weights[site] for site in reversed(order)})
         for name in SHAPES:
             assert mean[name].dtype == torch.float64
@@ -77,7 +81,8 @@ def test_only_the_weighted_sites_enter(tmp_path):
     assert all(torch.equal(mean[n], tensors(1)[n].double()) for n in SHAPES)
 
 
-def test_updates_wait_on_disk_not_in_memory_and_the_folder_goes(tmp_path):
+def test_updates_beyond_what_memory_may_hold_wait_on_disk_and_the_folder_goes(tmp_path, monkeypatch):
+    monkeypatch.setattr(aggregation, "IN_MEMORY", 0)
     folder = tmp_path / "run" / "updates"
     folder.mkdir(parents=True)
     (folder / "left-over.safetensors").write_bytes(b"of a killed run")
@@ -106,6 +111,8 @@ def test_any_site_name_and_tensors_that_share_memory(tmp_path):
 
 
 def test_a_half_written_update_is_never_summed(tmp_path, monkeypatch):
+    monkeypatch.setattr(aggregation, "IN_MEMORY", 0)
+
     def full_disk(data, path):
         Path(path).write_bytes(b"half")
         raise OSError("no space left")

@@ -145,6 +145,26 @@ def test_the_private_part_goes_on_where_it_stopped(learner_of):
     assert all(torch.equal(value, mine[name]) for name, value in whole.private().items())
 
 
+@pytest.mark.parametrize("kind", [ReportLearner, PatientLearner])
+def test_a_tasks_rate_multiplies_the_learning_rates_of_both_parts(learner_of, kind):
+    """One AdamW update with no decay moves what has a gradient by its learning rate, so half the rate moves half."""
+    whole, half = (learner_of(kind, local_steps=1, weight_decay=0, max_grad_norm=0) for _ in range(2))
+    half.rate = 0.5
+    before = {name: value.clone() for name, value in whole.private().items()}
+    (one, other), states = [learner.train(1, 11) for learner in (whole, half)], [whole.private(), half.private()]
+    moved = [(one.update[name], other.update[name]) for name in one.update]
+    moved += [(states[0][n] - v, states[1][n] - v) for n, v in before.items() if not n.startswith("adamw/")]
+    assert any(bool(far.any()) for far, _ in moved)
+    for far, near in moved:
+        torch.testing.assert_close(near, far / 2, rtol=1e-3, atol=1e-6)
+
+
+def test_focus_changes_what_is_trained_on_and_not_the_losses_that_are_told(learner_of):
+    plain, focused = learner_of(), learner_of(focus=2.0)
+    assert focused.validate().loss == plain.validate().loss
+    assert focused.train(1, 11).first_loss < plain.train(1, 11).first_loss
+
+
 # --------------------------------------------------------------------------- hooks
 def test_gradients_can_be_changed_before_they_are_clipped(learner_of):
     class Proximal(ReportLearner):
@@ -171,8 +191,8 @@ def test_context_loss_and_personal_parameters_are_the_methods_own(learner_of):
             self.calls.append((len(samples), personal))
             yield
 
-        def report_losses(self, samples, images, personal=True):
-            losses = super().report_losses(samples, images, personal)
+        def report_losses(self, samples, images, personal=True, focus=0.0):
+            losses = super().report_losses(samples, images, personal, focus)
             return losses + self.bias**2 - self.bias if personal else losses
 
         def personal_parameters(self):
@@ -241,8 +261,8 @@ def spoiled(kind, bad):
     class Spoiled(kind):
         batch = 0
 
-        def report_losses(self, samples, images, personal=True):
-            losses = super().report_losses(samples, images, personal)
+        def report_losses(self, samples, images, personal=True, focus=0.0):
+            losses = super().report_losses(samples, images, personal, focus)
             self.batch += 1
             return losses * float("nan") if self.batch in bad else losses
 
