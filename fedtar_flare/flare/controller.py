@@ -96,7 +96,7 @@ class MethodController(TaskController):
         self.initial_site, self.initial_checkpoint, self.resume_from = initial_site, initial_checkpoint, resume_from
         self.keep_checkpoints, self.seed = keep_checkpoints, seed
         self._wire = self.contract.allowing([TENSOR_NAME])  # which parameters travel whole is for the sites to say
-        self._shares = bool(self.contract.task(TRAIN).up)
+        self._shares = self.contract.shares
 
     # ------------------------------------------------------------------ what a method gives
     @abstractmethod

@@ -13,7 +13,7 @@ from nvflare.recipe.spec import Recipe
 
 from fedtar_flare.errors import ConfigError
 from fedtar_flare.flare.controller import MethodController
-from fedtar_flare.flare.report_executor import ReportExecutor
+from fedtar_flare.flare.study_executor import StudyExecutor
 from fedtar_flare.flare.scalars import add_tensorboard
 from fedtar_flare.protocol.contract import Contract
 from fedtar_flare.site.guard import OutboundGuard
@@ -65,7 +65,7 @@ class MethodRecipe(Recipe):
 
     contract: ClassVar[Contract]
     controller_class: ClassVar[type[MethodController]]
-    executor_class: ClassVar[type[ReportExecutor]]
+    executor_class: ClassVar[type[StudyExecutor]]
     own_groups: ClassVar[tuple[str, ...]] = ()
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"paper": PAPER}
     """Arguments of the recipe that go with a preset, beside the model's own."""

@@ -9,7 +9,6 @@ from typing import Any
 from fedtar_flare.errors import ConfigError
 from fedtar_flare.models.config import ModelConfig
 from fedtar_flare.protocol.contract import Contract
-from fedtar_flare.protocol.tasks import TRAIN
 from fedtar_flare.version import __version__
 
 LICENSES = {"microsoft/cvt-21-384-22k": "Apache-2.0", "distilgpt2": "Apache-2.0"}
@@ -24,7 +23,7 @@ def requirements(recipe: Any) -> dict[str, Any]:
     executor, controller = recipe.executor, recipe.controller
     model = executor.model_config
     sizes = _sizes(recipe)
-    exchanged = sizes.get("exchanged") if recipe.contract.task(TRAIN).up else 0
+    exchanged = sizes.get("exchanged") if recipe.contract.shares else 0
     half = executor.lora_config.dtype_up == "bfloat16"
     return {
         "job": recipe.name,
