@@ -9,30 +9,53 @@ import torch
 
 from fedtar_flare.errors import ConfigError, ExchangeError
 from fedtar_flare.flare.executor import Tensors, abstain, ok
-from fedtar_flare.flare.run_rules import require_exchange, require_start, timeline_of, told_of
+from fedtar_flare.flare.run_rules import require_exchange, require_start, told_of
 from fedtar_flare.flare.study_executor import StudyExecutor, no_state, seed_of
-from fedtar_flare.protocol.exchange import WIRE_DTYPES, ExchangeSchema
+from fedtar_flare.learning.config import LoRAConfig, TrainingConfig
+from fedtar_flare.models.config import preset as model_preset
+from fedtar_flare.protocol.exchange import WIRE_DTYPES
 from fedtar_flare.protocol.messages import Reply, TaskHeader, version
 from fedtar_flare.protocol.tasks import CLOSE_ROUND, HANDSHAKE, TRAIN
+from fedtar_flare.settings import build
+from fedtar_flare.site.admission import Asked
 from fedtar_flare.site.place import Site
 from fedtar_flare.site.state import SiteState
 from fedtar_flare.tensor_file import checksum
-from fedtar_flare.version import __version__
 
 if TYPE_CHECKING:
     from fedtar_flare.data.cohort import Cohort
     from fedtar_flare.learning.learner import ReportLearner, Validated
+    from fedtar_flare.models.report_generator import ReportGenerator
 
 
 class ReportExecutor(StudyExecutor):
     """Handshake, training and closing of a round at a site; a method overrides the hooks.
 
     Args:
-        args, kwargs: of :class:`StudyExecutor`; FLARE's export finds its parameters by these two names.
+        model: settings that override those of the model preset (see :mod:`fedtar_flare.models.config`).
+        lora, training, data: settings of :class:`LoRAConfig`, :class:`TrainingConfig` and :class:`DataConfig`.
+        seed, torch_threads: of :class:`StudyExecutor`.
+
+    Raises:
+        ConfigError: a setting is unknown or not allowed.
     """
 
-    def __init__(self, *args: Any, **kwargs: Any):
-        super().__init__(*args, **kwargs)
+    def __init__(
+        self,
+        preset: str = "small",
+        model: dict[str, Any] | None = None,
+        lora: dict[str, Any] | None = None,
+        training: dict[str, Any] | None = None,
+        data: dict[str, Any] | None = None,
+        seed: int = 0,
+        torch_threads: int = 1,
+    ):
+        super().__init__(data, seed, torch_threads)
+        self.preset, self.model = preset, model
+        self.lora, self.training = lora, training
+        self.model_config = model_preset(preset, **(model or {}))
+        self.lora_config = build(LoRAConfig, lora, "lora")
+        self.training_config = build(TrainingConfig, training, "training")
         self._learner: ReportLearner | None = None
         self._learner_key: tuple[str, str] | None = None
 
@@ -46,6 +69,26 @@ class ReportExecutor(StudyExecutor):
     def learner_settings(self, header: TaskHeader, state: SiteState) -> dict[str, Any]:
         """Further arguments of :meth:`learner_class`."""
         return {}
+
+    def extend(self, model: ReportGenerator) -> None:
+        """Add to the base model what the learner adds, so that the sizes of an exchange can be told without data."""
+
+    def work(self) -> str:
+        """How many updates, of how many reports."""
+        training = self.training_config
+        return f"{training.local_steps} updates of {training.batch_size} reports a training task"
+
+    def asked(self, rounds: int, time_steps: int) -> Asked:
+        """What the job asks of a site, for its bounds; a method adds what it trains beside the shared adapter."""
+        return Asked(
+            model=self.model_config,
+            lora=self.lora_config,
+            training=self.training_config,
+            threads=self.torch_threads,
+            rounds=rounds,
+            time_steps=time_steps,
+            extend=self.extend,
+        )
 
     def shared_learner(self) -> tuple[type[ReportLearner], dict[str, Any]]:
         """Class, and further arguments, of the learner of a hospital outside, which has the shared part alone."""
@@ -118,24 +161,14 @@ class ReportExecutor(StudyExecutor):
         if state.latest(header.after) is None:
             self._save_private(state, version(0, 0), learner, header)
         shared = learner.shared()
-        schema = ExchangeSchema.of(shared, self.lora_config.dtype_up)
-        state.fix_run(header.time_steps, timeline_of(self.data_config, header), schema)
-        least = self._min_cell(site)
-        payload: dict[str, Any] = {
-            "schema": schema.to_dict(),
-            "versions": {"fedtar_flare": __version__},
-            "settings": self._settings(),
-            "counts": cohort.counts(least),
-            "skipped_studies": cohort.left_out(least),
-            "adapter_config": learner.adapter_config(),
-            "model": learner.describe(),
-        }
+        reply = self._agreement(header, site, state, cohort, shared)
+        reply.payload.update(adapter_config=learner.adapter_config(), model=learner.describe())
         if header.evaluate and not state.once(f"scores after {header.after}", checksum(shared)):
             self.logger.warning(f"scores after {header.after} were asked for again, of other weights: not told")
         elif header.evaluate:
             self._load_private(learner, state, header.after)
-            payload |= self._evaluate(learner, header, site, state)
-        return ok(header, {"min_cell": float(least)}, payload), shared if asked_for_weights else None
+            reply.payload.update(self._evaluate(learner, header, site, state))
+        return reply, shared if asked_for_weights else None
 
     def _train(
         self, header: TaskHeader, weights: Tensors, site: Site, state: SiteState, cohort: Cohort

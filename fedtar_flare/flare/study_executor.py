@@ -3,30 +3,31 @@
 from __future__ import annotations
 
 import hashlib
+from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from fedtar_flare.errors import ConfigError, DataError
-from fedtar_flare.flare.executor import MethodExecutor
+from fedtar_flare.flare.executor import MethodExecutor, Tensors, ok
 from fedtar_flare.flare.run_rules import timeline_of
 from fedtar_flare.flare.scalars import send_scalar
-from fedtar_flare.learning.config import DataConfig, LoRAConfig, TrainingConfig
-from fedtar_flare.models.config import preset as model_preset
+from fedtar_flare.learning.config import DataConfig, LoRAConfig
 from fedtar_flare.progress import Progress
-from fedtar_flare.protocol.messages import TaskHeader
+from fedtar_flare.protocol.exchange import ExchangeSchema
+from fedtar_flare.protocol.messages import Reply, TaskHeader
 from fedtar_flare.protocol.tasks import HANDSHAKE
-from fedtar_flare.settings import Settings, build, digest
+from fedtar_flare.settings import build, digest
 from fedtar_flare.site.admission import Asked, admit
 from fedtar_flare.site.approval import require_approval
 from fedtar_flare.site.audit import require_writable
 from fedtar_flare.site.place import Site
 from fedtar_flare.site.policy import streaming_allowed
 from fedtar_flare.site.state import SiteState
+from fedtar_flare.version import __version__
 
 if TYPE_CHECKING:
     from fedtar_flare.data.cohort import Cohort
-    from fedtar_flare.models.report_generator import ReportGenerator
     from fedtar_flare.site.site_file import SiteConfig
 
 PRODUCTION_MIN_CELL = 5
@@ -36,12 +37,12 @@ PRODUCTION_MIN_CELL = 5
 class StudyExecutor(MethodExecutor):
     """Opens a site for a task, in the order in which a site may refuse; what is learnt is the subclass's.
 
-    What one task needs of another is on disk (:class:`SiteState`), because each may run in a new process.
+    A subclass sets ``model_config`` (which has at least ``image_size`` and ``slices``), ``lora_config`` and
+    ``training_config``. What one task needs of another is on disk (:class:`SiteState`), because each may run in a new
+    process.
 
     Args:
-        model: settings that override those of the model preset (see :mod:`fedtar_flare.models.config`).
-        lora, data: settings of :class:`LoRAConfig` and :class:`DataConfig`.
-        training: settings of :attr:`training_class`.
+        data: settings of :class:`DataConfig`.
         seed: all randomness derives from it, the site's name, the round, the step and the task.
         torch_threads: threads of one task; equal threads give equal bits.
 
@@ -49,27 +50,17 @@ class StudyExecutor(MethodExecutor):
         ConfigError: a setting is unknown or not allowed.
     """
 
-    training_class: ClassVar[type[Settings]] = TrainingConfig
+    model_config: Any
+    lora_config: LoRAConfig
+    training_config: Any
+    columns: ClassVar[tuple[str, ...]] = ("report or report_path", "age or birth_date", "sex")
+    """What a table of studies needs beside patient, date and image."""
 
-    def __init__(
-        self,
-        preset: str = "small",
-        model: dict[str, Any] | None = None,
-        lora: dict[str, Any] | None = None,
-        training: dict[str, Any] | None = None,
-        data: dict[str, Any] | None = None,
-        seed: int = 0,
-        torch_threads: int = 1,
-    ):
+    def __init__(self, data: dict[str, Any] | None, seed: int, torch_threads: int):
         super().__init__()
         if isinstance(torch_threads, bool) or not isinstance(torch_threads, int) or torch_threads < 1:
             raise ConfigError(f"torch_threads must be a whole number of at least 1, not {torch_threads!r}")
-        self.preset, self.model = preset, model
-        self.lora, self.training, self.data = lora, training, data
-        self.seed, self.torch_threads = seed, torch_threads
-        self.model_config = model_preset(preset, **(model or {}))
-        self.lora_config = build(LoRAConfig, lora, "lora")
-        self.training_config: Any = build(self.training_class, training, "training")
+        self.data, self.seed, self.torch_threads = data, seed, torch_threads
         self.data_config = build(DataConfig, data, "data")
         self._config: SiteConfig
 
@@ -78,29 +69,17 @@ class StudyExecutor(MethodExecutor):
         """Settings beside the shared ones that must be the same at every site."""
         return ()
 
-    def extend(self, model: ReportGenerator) -> None:
-        """Add to the base model what the learner adds, so that the sizes of an exchange can be told without data."""
-
     def values_beside(self) -> int:
         """Values of one exchange beside the adapter's and those of ``lora.exchange``."""
         return 0
 
+    @abstractmethod
     def work(self) -> str:
         """What a training task does, in words, for the description of a job."""
-        training = self.training_config
-        return f"{training.local_steps} updates of {training.batch_size} reports a training task"
 
+    @abstractmethod
     def asked(self, rounds: int, time_steps: int) -> Asked:
-        """What the job asks of a site, for its bounds; a method adds what it trains beside the shared adapter."""
-        return Asked(
-            model=self.model_config,
-            lora=self.lora_config,
-            training=self.training_config,
-            threads=self.torch_threads,
-            rounds=rounds,
-            time_steps=time_steps,
-            extend=self.extend,
-        )
+        """What the job asks of a site, for its bounds."""
 
     # ------------------------------------------------------------------ opening a site
     def _open(self, task: str, header: TaskHeader, site: Site) -> tuple[SiteState, Cohort]:
@@ -144,6 +123,20 @@ class StudyExecutor(MethodExecutor):
             workspace=workspace,
         )
         return cohort
+
+    def _agreement(self, header: TaskHeader, site: Site, state: SiteState, cohort: Cohort, shared: Tensors) -> Reply:
+        """Fix what the run exchanges and its time steps; the reply that every handshake begins with."""
+        schema = ExchangeSchema.of(shared, self.lora_config.dtype_up)
+        state.fix_run(header.time_steps, timeline_of(self.data_config, header), schema)
+        least = self._min_cell(site)
+        payload = {
+            "schema": schema.to_dict(),
+            "versions": {"fedtar_flare": __version__},
+            "settings": self._settings(),
+            "counts": cohort.counts(least),
+            "skipped_studies": cohort.left_out(least),
+        }
+        return ok(header, {"min_cell": float(least)}, payload)
 
     def _settings(self) -> str:
         """Digest of the settings that must be the same at every site."""
