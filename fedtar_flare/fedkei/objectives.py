@@ -7,8 +7,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 from torch import Tensor
+from torch.nn import functional as F
 
-Objective = Literal["plain", "proximal", "frozen_a", "head_only", "maml"]
+Objective = Literal["plain", "proximal", "frozen_a", "head_only", "maml", "distil"]
+
+TEMPERATURE = 2.0
+"""Of the distillation."""
 
 
 @dataclass(frozen=True)
@@ -17,9 +21,10 @@ class Local:
 
     Args:
         objective: ``plain``; ``proximal``: plus mu / 2 times the squared distance to the start (FedProx); ``frozen_a``:
-            LoRA's A stays (FFA-LoRA); ``head_only``: the adapter stays; ``maml``: each update takes the gradient after
-            one plain step of the same size on the first half of its batch, at the second half (first-order MAML).
-        extra_epochs: epochs before the first counted one; they cost what FedKEI's start costs.
+            LoRA's A stays (FFA-LoRA); ``head_only``: the adapter stays; ``maml``: an update takes the gradient of the
+            second half of its batch after one plain step, of the same size, on the first (first-order MAML, as in
+            Per-FedAvg); ``distil``: plus the distillation of the start (FLwF).
+        extra_epochs: of tuning, beyond the settings'.
     """
 
     objective: Objective = "plain"
@@ -32,7 +37,15 @@ class Local:
         return self.objective != "head_only" or name.startswith("head.")
 
 
-def add_proximal(gradients: Mapping[str, Tensor], theta: Mapping[str, Tensor], start: Mapping[str, Tensor], mu: float):
+def add_proximal(
+    gradients: Mapping[str, Tensor], theta: Mapping[str, Tensor], start: Mapping[str, Tensor], mu: float
+) -> None:
     """``g += mu (theta - start)`` in place: the gradient of mu / 2 times the squared distance."""
     for name, gradient in gradients.items():
         gradient.add_(theta[name].detach() - start[name], alpha=mu)
+
+
+def distillation(logits: Tensor, taught: Tensor) -> Tensor:
+    """``tau^2 KL(teacher || student)``, mean over the batch, of logits (B, 2) at temperature tau = 2."""
+    student, teacher = (F.log_softmax(one / TEMPERATURE, dim=1) for one in (logits, taught))
+    return TEMPERATURE**2 * F.kl_div(student, teacher, reduction="batchmean", log_target=True)

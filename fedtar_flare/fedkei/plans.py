@@ -8,23 +8,24 @@ start alone (K = 1, alpha fixed at 1).
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
 from fedtar_flare.errors import ConfigError
-from fedtar_flare.fedkei.mixing import Kind, Origin, Support
+from fedtar_flare.fedkei.clustering import delta_gram, gram, kmeans, merge_small, squared_distances
+from fedtar_flare.fedkei.mixing import Kind, Origin, Support, initial_beta, support
+from fedtar_flare.fedkei.mixture import AlphaMode, Mixture, Part
 from fedtar_flare.fedkei.objectives import Local
 from fedtar_flare.fedkei.pool import Module, Pool
 from fedtar_flare.settings import Settings, nearest
 
 Metric = Literal["factors", "delta"]
-AlphaMode = Literal["fixed", "learnt", "best"]
-"""``fixed``: 1/K; ``learnt``: Eq. 6; ``best``: the one centre with the lowest training loss."""
 
 
 class MixingSettings(Settings):
@@ -35,7 +36,7 @@ class MixingSettings(Settings):
     support: Support = Field("cluster", description="what the outer step may move: weights within the cluster, or all")
     metric: Metric = Field("factors", description="what clusters adapters: raw factors, or ('delta') LoRA's products")
     origin: Origin = Field("zero", description="mixtures are taken around zero (paper) or around the common start")
-    eta_out: float = Field(0.05, ge=0, description="step size of the outer step (Eq. 8); 0: Variant B")
+    eta_out: float = Field(0.05, ge=0, description="step size of the outer step (Eq. 8); 0: none, as in Variant B")
     beta_limit: float = Field(1.0, gt=0, description="farthest that a column of beta may move from its initial value")
     min_cluster_sites: int = Field(
         1, ge=1, description="sites that a cluster must stem from, smaller ones merge; production: at least 2"
@@ -44,72 +45,15 @@ class MixingSettings(Settings):
 
 
 @dataclass(frozen=True)
-class Part:
-    """The mixture of one kind: M (d, N), beta and beta0 (N, K) float64, mask (N, K) bool, o (d, 1)."""
-
-    modules: tuple[Module, ...]
-    assignment: tuple[int, ...]
-    matrix: Tensor
-    beta: Tensor
-    beta0: Tensor
-    mask: Tensor
-    origin: Tensor
-    distance: Tensor | None = None  # (K,) of beta from beta0 after a step, before the limit
-
-    @property
-    def many(self) -> int:
-        """K."""
-        return self.beta.shape[1]
-
-
-@dataclass(frozen=True)
-class Mixture:
-    """What the server mixes for a task.
-
-    Args:
-        parts: the mixture of each kind; None: the common start alone.
-        own: for plans that mix for each site apart, by site; the others get ``parts``.
-        alpha: what the site does with the centres.
-        probes: whether PROBE is asked for before ADAPT.
-        seconds: that clustering took.
-    """
-
-    start: Mapping[str, Tensor]
-    parts: Mapping[Kind, Part] | None
-    own: Mapping[str, Mapping[Kind, Part]] = field(default_factory=dict)
-    alpha: AlphaMode = "fixed"
-    probes: bool = False
-    limit: float = 1.0
-    seconds: float = 0.0
-
-    def centres(self, site: str | None = None) -> dict[str, Tensor]:
-        """C (K, *shape) by tensor name, float32, to be sent to a site (None: to all alike); K may differ by kind."""
-        raise NotImplementedError
-
-    def step(self, gradients: Mapping[str, Tensor], eta_out: float) -> Mixture:
-        """The mixture after the outer step (Eq. 8); ``gradients``: sum over the sites of G (K, *shape) by name."""
-        raise NotImplementedError
-
-    def report(self) -> list[dict[str, Any]]:
-        """Per kind and cluster, as JSON primitives, for the record::
-
-            {"kind": "adapter", "cluster": 0, "distance": 0.02 or None,
-             "members": [{"site": "site-1", "task": 1, "beta": 0.5, "beta0": 0.5}, ...]}
-
-        ``members`` are those of the cluster and whoever else has weight in it. Empty for the common start alone.
-        """
-        raise NotImplementedError
-
-
-@dataclass(frozen=True)
 class Plan:
     """One row of the table of plans.
 
     Args:
-        members: modules that are mixed: ``none``; ``last``: each site's latest; ``all``; ``own``: the site's latest.
+        members: modules that are mixed: ``none``; ``last``: each site's latest; ``all``; ``own``: the site's latest, for
+            that site alone.
         groups: into which clusters: ``one``, ``each`` on its own, by ``site``, ``kmeans``.
         weights: beta0: the ``mean`` of a cluster, or by ``similarity`` to the site's own latest module (FedAMP).
-        alpha: see :data:`AlphaMode`.
+        alpha: what the site does with the centres.
         probe: the outer step: ``none``, ``bilevel`` (the settings' hypergradient), ``direct`` (Variant C).
         local: what the site minimises.
     """
@@ -124,8 +68,98 @@ class Plan:
     local: Local = Local()
 
     def mixture(self, pool: Pool, task: int, settings: MixingSettings) -> Mixture:
-        """The mixture for a task (counted from 1) of modules of the tasks before it."""
-        raise NotImplementedError
+        """The mixture for a task (counted from 1) of modules of the tasks before it.
+
+        It is the common start alone where there is no such module, or where all of them together are of fewer sites than
+        a cluster must have.
+        """
+        began = time.monotonic()
+        modules = {"none": (), "all": pool.before(task)}.get(self.members, pool.last(task))
+        nothing = Mixture(pool, None)
+        if self.members == "own":
+            # nobody but the site itself gets it, so a minimum of sites has no place here
+            own = {m.site: self._parts(pool, (m,), {kind: [0] for kind in pool.layout.kinds}, settings) for m in modules}
+            return Mixture(pool, None, own=own)
+        if len({module.site for module in modules}) < settings.min_cluster_sites or not modules:
+            return nothing
+        inner = {kind: _inner(pool, modules, kind, settings) for kind in pool.layout.kinds}
+        if self.weights == "similarity":
+            parts = self._parts(pool, modules, {kind: [0] * len(modules) for kind in inner}, settings)
+            own = {m.site: _weighted(parts, {k: similarity(g, n) for k, g in inner.items()}) for n, m in enumerate(modules)}
+            return Mixture(pool, parts, own=own, seconds=time.monotonic() - began)
+        assignments: dict[Kind, list[int]] = {}
+        for kind, products in inner.items():
+            labels = merge_small(
+                self._clusters(modules, products, kind, settings),
+                [module.site for module in modules],
+                products,
+                settings.min_cluster_sites,
+            )
+            assert labels is not None  # all of them together are of enough sites
+            assignments[kind] = labels
+        return Mixture(
+            pool,
+            self._parts(pool, modules, assignments, settings),
+            alpha=self.alpha,
+            probes=self.probe != "none" and settings.eta_out > 0,
+            limit=settings.beta_limit,
+            seconds=time.monotonic() - began,
+        )
+
+    def _clusters(self, modules: Sequence[Module], inner: Tensor, kind: Kind, settings: MixingSettings) -> list[int]:
+        if self.groups == "kmeans":
+            many = settings.clusters if kind == "adapter" else settings.head_clusters
+            return kmeans(inner, many, settings.cluster_seed)
+        if self.groups == "site":
+            sites = sorted({module.site for module in modules})
+            return [sites.index(module.site) for module in modules]
+        return list(range(len(modules))) if self.groups == "each" else [0] * len(modules)
+
+    def _parts(
+        self, pool: Pool, modules: Sequence[Module], labels: Mapping[Kind, Sequence[int]], settings: MixingSettings
+    ) -> dict[Kind, Part]:
+        found: dict[Kind, Part] = {}
+        for kind, assignment in labels.items():
+            beta0 = initial_beta(assignment)
+            found[kind] = Part(
+                modules=tuple(modules),
+                assignment=tuple(assignment),
+                matrix=pool.matrix(kind, modules, settings.origin),
+                beta=beta0,
+                beta0=beta0,
+                mask=support(assignment, settings.support),
+                origin=pool.origin(kind, settings.origin),
+            )
+        return found
+
+
+def similarity(inner: Tensor, own: int) -> Tensor:
+    """FedAMP's weights (N, 1), float64, of N modules for the one at ``own``: near ones count for more.
+
+    ``xi_j = exp(-d_j^2 / sigma) / N`` for the others, the rest for its own module. Sigma is the mean squared distance of
+    two modules (our choice: free of scale).
+    """
+    apart = squared_distances(inner)
+    many = len(apart)
+    mean = apart.sum() / max(many * (many - 1), 1)
+    weights = torch.exp(-apart[own] / mean.clamp(min=1e-300)) / many
+    weights[own] = 0
+    weights[own] = 1 - weights.sum()
+    return weights[:, None]
+
+
+def _weighted(parts: Mapping[Kind, Part], weights: Mapping[Kind, Tensor]) -> dict[Kind, Part]:
+    """The same modules under other weights."""
+    return {kind: part.weighted(weights[kind]) for kind, part in parts.items()}
+
+
+def _inner(pool: Pool, modules: Sequence[Module], kind: Kind, settings: MixingSettings) -> Tensor:
+    """Inner products (N, N) of modules of one kind, in the settings' metric."""
+    pairs = [(name, name.replace(".lora_A", ".lora_B")) for name, _ in pool.layout.parts(kind) if ".lora_A" in name]
+    if settings.metric == "delta" and pairs:
+        stacks = ([torch.stack([m.tensors[name] for m in modules]) for name in pair] for pair in pairs)
+        return delta_gram([(a, b) for a, b in stacks])
+    return gram(pool.matrix(kind, modules))
 
 
 PLANS: dict[str, Plan] = {
@@ -138,6 +172,7 @@ PLANS: dict[str, Plan] = {
         Plan("fedamp", "FedAMP", "last", "each", weights="similarity"),
         Plan("apple", "APPLE", "last", "each", alpha="learnt"),
         Plan("per_fedavg", "Per-FedAvg", "last", local=Local("maml")),
+        Plan("flwf", "FLwF", "last", local=Local("distil")),
         Plan("variant_a", "Variant A: sites as clusters", "all", "site", alpha="learnt"),
         Plan("variant_b", "Variant B: no outer step", "all", "kmeans", alpha="learnt"),
         Plan("variant_c", "Variant C: beta by a direct step", "all", "kmeans", alpha="learnt", probe="direct"),
