@@ -53,6 +53,7 @@ class StudyExecutor(MethodExecutor):
     model_config: Any
     lora_config: LoRAConfig
     training_config: Any
+    reads_reports: ClassVar[bool] = True
     columns: ClassVar[tuple[str, ...]] = ("report or report_path", "age or birth_date", "sex")
     """What a table of studies needs beside patient, date and image."""
 
@@ -121,6 +122,7 @@ class StudyExecutor(MethodExecutor):
             time_steps=header.time_steps,
             seed=self.seed,
             workspace=workspace,
+            reports=self.reads_reports,
         )
         return cohort
 
