@@ -14,14 +14,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
-from pydantic import Field
 from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -30,40 +29,17 @@ from fedtar_flare.errors import ConfigError, DataError
 from fedtar_flare.fedkei import hypergradient as hyper
 from fedtar_flare.fedkei.examples import Examples, TaskData, query_split, require_both, shuffled
 from fedtar_flare.fedkei.hypergradient import Hypergradient, InnerPath, Vectors
-from fedtar_flare.fedkei.mixing import Kind, Layout, Origin, origin_of
+from fedtar_flare.fedkei.mixing import Kind, Origin, origin_of
 from fedtar_flare.fedkei.mixture import AlphaMode
+from fedtar_flare.fedkei.model import TaskModel
 from fedtar_flare.fedkei.objectives import Local
-from fedtar_flare.fedkei.tuning import Tuned, tune
-from fedtar_flare.learning.training import parts, require_finite
+from fedtar_flare.fedkei.tuning import LearnerSettings, Tuned, tune
+from fedtar_flare.learning.training import require_finite
 from fedtar_flare.metrics.classification import auc
-from fedtar_flare.models.adapters.lora import adapter_config, load_shared_state, shared_parameters, shared_state
-from fedtar_flare.models.classifier import ClassifierConfig, build_classifier
-from fedtar_flare.models.weights import fingerprint
-from fedtar_flare.settings import Settings
+from fedtar_flare.models.adapters.lora import adapter_config
+from fedtar_flare.models.classifier import ClassifierConfig
 
-EVALUATION_BATCH = 64
-
-
-class LearnerSettings(Settings):
-    """How a site learns; part of a job's settings (a method's config derives from it)."""
-
-    epochs: int = Field(5, ge=1, description="E of tuning")
-    batch_size: int = Field(16, ge=1, description="of tuning and of the inner loop")
-    lr: float = Field(0.05, gt=0, description="of SGD, tuning")
-    momentum: float = Field(0.9, ge=0, lt=1, description="of SGD, tuning")
-    weight_decay: float = Field(0.0, ge=0, description="of SGD, tuning")
-    eta_in: float = Field(0.05, gt=0, description="step size of alpha (Eq. 6)")
-    inner_epochs: int = Field(1, ge=1, description="epochs of the inner loop")
-    hypergradient: Hypergradient = Field(
-        "first_order", description="G without or with ('exact') second derivatives; 'direct' skips the inner loop"
-    )
-    outer_data: Literal["train", "query"] = Field(
-        "train", description="outer loss on the whole training split, or on a fifth that the inner loop leaves out"
-    )
-    mu: float = Field(0.01, ge=0, description="weight of FedProx' term")
-    safeguard: Literal["off", "validation"] = Field(
-        "off", description="'validation': start from the common start where the mixture's validation loss is worse"
-    )
+PLAIN = Local()
 
 
 @dataclass(frozen=True)
@@ -123,13 +99,32 @@ class _Clock:
         self.seconds[phase] = self.seconds.get(phase, 0.0) + time.monotonic() - began
 
 
+@dataclass(frozen=True)
+class _Centres:
+    """C less the origin (d, K), and the origin (d,), by kind."""
+
+    columns: Vectors
+    origin: Vectors
+
+    def theta(self, alpha: Vectors) -> dict[Kind, Tensor]:
+        """Eq. 5."""
+        return self.shifted(hyper.combined(self.columns, alpha))
+
+    def shifted(self, at: Vectors) -> dict[Kind, Tensor]:
+        return {kind: self.origin[kind] + value for kind, value in at.items()}
+
+    def equal(self) -> dict[Kind, Tensor]:
+        """alpha0 = 1/K of each kind."""
+        return {kind: c.new_full((c.shape[1],), 1 / c.shape[1]) for kind, c in self.columns.items()}
+
+
 class TaskLearner:
     """One site's model and how it learns a task.
 
     Args:
         seed: of this site's batches.
         origin: as in the server's ``MixingSettings``.
-        checkpoint: called between batches; may raise to stop.
+        checkpoint: called before each batch; may raise to stop.
         places: local paths of what the classifier takes by name.
 
     Raises:
@@ -150,40 +145,30 @@ class TaskLearner:
     ):
         if classifier.adapter == "ia3" and settings.weight_decay:
             raise ConfigError(f"weight_decay is {settings.weight_decay:g}: it must be 0 with adapter='ia3'")
-        self.classifier, self.settings, self.seed, self.origin = classifier, settings, seed, origin
-        self.checkpoint, self.device, self._autocast = checkpoint, torch.device(device), autocast
-        self.model = build_classifier(classifier, places)
-        self._start = shared_state(self.model)
-        frozen = {id(p) for p in shared_parameters(self.model).values()}
-        self._frozen_values = sum(p.numel() for p in self.model.parameters() if id(p) not in frozen)
-        self._fingerprint = fingerprint(self.model)
-        self.model.to(self.device)
-        self.layout = Layout.of(self._start)
+        self.settings, self.seed, self.origin = settings, seed, origin
+        self.model = TaskModel(classifier, device=device, autocast=autocast, checkpoint=checkpoint, places=places)
 
-    # ------------------------------------------------------------------ what is told
     def start(self) -> dict[str, Tensor]:
         """w0 by wire name, float32 on the CPU; sorted. All sites of a job have the same bits."""
-        return {name: value.clone() for name, value in self._start.items()}
+        return {name: value.clone() for name, value in self.model.start.items()}
 
     @property
     def fingerprint(self) -> str:
         """Short hash of the frozen encoder and of w0, for the handshake."""
-        return self._fingerprint
+        return self.model.fingerprint
 
     def describe(self) -> dict[str, Any]:
         """Name and sizes of the model, for the record."""
-        return {
-            "base_model": self.classifier.encoder_name or f"fedtar_flare classifier '{self.classifier.encoder}'",
-            "adapter": self.classifier.adapter,
-            "parameters": self._frozen_values,
-            "trained": sum(value.numel() for value in self._start.values()),
-            "fingerprint": self.fingerprint,
-            "config": self.classifier.to_dict(),
-        }
+        return self.model.describe()
 
     def adapter_config(self) -> dict[str, Any]:
         """PEFT's configuration of the adapter, without any path of the site."""
-        return adapter_config(self.model)
+        return adapter_config(self.model.classifier)
+
+    def scores(self, theta: Mapping[str, Tensor], examples: Examples) -> Tensor:
+        """Scores (n,) of the new disease in 0..1 of a module, float64, on the CPU."""
+        self.model.load(theta)
+        return self.model.scores(examples)
 
     # ------------------------------------------------------------------ PROBE
     def probe(self, centres: Mapping[str, Tensor], data: TaskData, task: int, *, direct: bool = False) -> Probe:
@@ -195,19 +180,19 @@ class TaskLearner:
         """
         began = time.monotonic()
         require_both(data.train)
-        columns, origin = self._columns(centres)
-        kind = "direct" if direct else self.settings.hypergradient
+        c = self._centres(centres)
+        kind: Hypergradient = "direct" if direct else self.settings.hypergradient
         inner = outer = list(range(len(data.train.labels)))
         if self.settings.outer_data == "query" and kind != "direct":
             inner, outer = query_split(data.train, self.seed, task, "query")
-        alpha0 = _equal(columns)
         steps = [] if kind == "direct" else self._inner_batches(inner, task, "probe")
-        with self._attention(kind == "exact"):
-            path = self._inner(columns, origin, alpha0, data.train, steps)
-            start_loss = self._mean_loss(self._theta(columns, origin, alpha0), data.train, outer)
-            loss, v = self._whole_gradient(self._theta(columns, origin, path.last), data.train, outer)
-            found = self._hypergradient(kind, columns, origin, path, v, data.train, steps)
-        gradients = {name: value.float().cpu().contiguous() for name, value in self.layout.stacked(found).items()}
+        # fused attention cannot be differentiated twice
+        with sdpa_kernel(SDPBackend.MATH) if kind == "exact" else nullcontext():
+            path = self._inner(c, data.train, steps)
+            start_loss = self.model.mean_loss(c.theta(path.alphas[0]), data.train, outer)
+            loss, v = self.model.whole_gradient(c.theta(path.last), data.train, outer, self.settings.batch_size)
+            found = self._hypergradient(kind, c, path, v, data.train, steps)
+        gradients = {n: value.float().cpu().contiguous() for n, value in self.model.layout.stacked(found).items()}
         if not all(torch.isfinite(value).all() for value in gradients.values()):
             raise DataError(
                 "the gradient of the start has values that are not finite (NaN or infinity); lower eta_in",
@@ -218,8 +203,7 @@ class TaskLearner:
     def _hypergradient(
         self,
         kind: Hypergradient,
-        columns: Vectors,
-        origin: Vectors,
+        c: _Centres,
         path: InnerPath,
         v: Vectors,
         examples: Examples,
@@ -229,10 +213,12 @@ class TaskLearner:
         if kind == "direct":
             return hyper.direct(path.last, v)
         if kind == "first_order":
-            return hyper.first_order(columns, path, v, eta)
-        return hyper.exact(
-            columns, path, v, lambda s, at, x: self._product(_shifted(origin, at), examples, steps[s], x), eta
-        )
+            return hyper.first_order(c.columns, path, v, eta)
+
+        def gradient_and_product(s: int, at: Vectors, x: Vectors) -> tuple[Vectors, Vectors]:
+            return self.model.hessian_product(c.shifted(at), examples, steps[s], x)
+
+        return hyper.exact(c.columns, path, v, gradient_and_product, eta)
 
     # ------------------------------------------------------------------ ADAPT
     def adapt(
@@ -242,7 +228,7 @@ class TaskLearner:
         task: int,
         *,
         alpha: AlphaMode = "learnt",
-        local: Local = Local(),
+        local: Local = PLAIN,
         on_epoch: Callable[[int, float | None], None] = lambda epoch, auc: None,
     ) -> Adapted:
         """Learn alpha, tune theta; ``on_epoch`` gets e = 0..E and its AUC.
@@ -250,22 +236,21 @@ class TaskLearner:
         An update whose loss or gradient is not finite is left out.
 
         Raises:
-            DataError: ``one-class`` in the training split; ``non-finite-gradient`` where every update was left out,
-                ``non-finite-state``.
+            DataError: ``one-class`` in the training split; ``non-finite-gradient`` where every update of an epoch was
+                left out, ``non-finite-state``.
             ExchangeError: the centres do not fit the model.
         """
         require_both(data.train)
-        clock, columns_of = _Clock(), self._columns(centres)
+        clock, c = _Clock(), self._centres(centres)
         with clock("alpha"):
-            weights = self._weights(alpha, *columns_of, data.train, task)
-            theta = self.layout.tensors(self._theta(*columns_of, weights))
+            weights = self._weights(alpha, c, data.train, task)
+            theta = self.model.layout.tensors(c.theta(weights))
             require_finite(theta)
         with clock("safeguard"):
-            losses = [self._validation_loss(module, data.validation) for module in (theta, self._start)]
-        worse = None not in losses and losses[0] > losses[1]  # type: ignore[operator]
-        fell_back = self.settings.safeguard == "validation" and worse
-        load_shared_state(self.model, self._start if fell_back else theta)
-        until_start = clock.seconds["alpha"] + (clock.seconds["safeguard"] if self.settings.safeguard != "off" else 0)
+            mixture_loss, start_loss = (self._loss(module, data.validation) for module in (theta, self.model.start))
+        fell_back = self.settings.safeguard == "validation" and _worse(mixture_loss, start_loss)
+        before = clock.seconds["alpha"] + (clock.seconds["safeguard"] if self.settings.safeguard != "off" else 0)
+        self.model.load(self.model.start if fell_back else theta)
 
         curve: list[float | None] = []
         at_epoch: list[float] = []
@@ -273,24 +258,24 @@ class TaskLearner:
 
         def evaluate(epoch: int) -> None:
             nonlocal scores
-            at_epoch.append(until_start + clock.seconds.get("tuning", 0.0))
+            at_epoch.append(before + clock.seconds.get("tuning", 0.0))
             with clock("evaluation"):
-                scores = self._scores(data.test)
+                scores = self.model.scores(data.test)
                 curve.append(auc(data.test.labels.numpy(), scores.numpy()))
             on_epoch(epoch, curve[-1])
 
         tuned = Tuned()
         evaluate(0)
-        for epoch in tune(self, data.train, task, local, tuned, clock):
+        for epoch in tune(self.model, self.settings, data.train, local, tuned, clock, self.seed, task):
             evaluate(epoch)
-        state = shared_state(self.model)
+        state = self.model.state()
         require_finite(state)
         return Adapted(
-            difference={name: value - self._start[name] for name, value in state.items()},
+            difference={name: value - self.model.start[name] for name, value in state.items()},
             curve=tuple(curve),
             losses=tuple(tuned.losses),
-            mixture_loss=losses[0],
-            start_loss=losses[1],
+            mixture_loss=mixture_loss,
+            start_loss=start_loss,
             fell_back=fell_back,
             alpha={kind: tuple(value.tolist()) for kind, value in weights.items()},
             test_scores=tuple(scores.tolist()),
@@ -300,136 +285,45 @@ class TaskLearner:
             at_epoch=tuple(at_epoch),
         )
 
-    def scores(self, theta: Mapping[str, Tensor], examples: Examples) -> Tensor:
-        """Scores (n,) of the new disease in 0..1 of a module, float64, on the CPU."""
-        load_shared_state(self.model, theta)
-        return self._scores(examples)
-
-    def _weights(
-        self, mode: AlphaMode, columns: Vectors, origin: Vectors, examples: Examples, task: int
-    ) -> dict[Kind, Tensor]:
+    def _weights(self, mode: AlphaMode, c: _Centres, examples: Examples, task: int) -> dict[Kind, Tensor]:
         """alpha of each kind (K,)."""
-        alpha0 = _equal(columns)
-        if mode == "learnt":
-            steps = self._inner_batches(range(len(examples.labels)), task, "alpha")
-            return dict(self._inner(columns, origin, alpha0, examples, steps).last)
-        if mode == "fixed":
-            return alpha0
         everything = range(len(examples.labels))
-        best, lowest = alpha0, float("inf")
-        for choice in product(*(range(len(alpha)) for alpha in alpha0.values())):
-            one = {kind: F.one_hot(torch.tensor(k), len(a)).to(a) for k, (kind, a) in zip(choice, alpha0.items(), strict=True)}
-            loss = self._mean_loss(self._theta(columns, origin, one), examples, everything)
+        if mode == "learnt":
+            return dict(self._inner(c, examples, self._inner_batches(everything, task, "alpha")).last)
+        best = c.equal()
+        if mode == "fixed":
+            return best
+        lowest = float("inf")
+        for choice in product(*(range(len(alpha)) for alpha in best.values())):
+            chosen = zip(choice, c.equal().items(), strict=True)
+            one = {kind: F.one_hot(torch.tensor(k), len(alpha)).to(alpha) for k, (kind, alpha) in chosen}
+            loss = self.model.mean_loss(c.theta(one), examples, everything)
             if loss < lowest:
                 best, lowest = one, loss
         return best
 
     # ------------------------------------------------------------------ pieces
-    def _columns(self, centres: Mapping[str, Tensor]) -> tuple[dict[Kind, Tensor], dict[Kind, Tensor]]:
-        """C less the origin (d, K), and the origin (d,), by kind, on the device."""
-        some = next(iter(shared_parameters(self.model).values()))
-        columns = {kind: c.to(some) for kind, c in self.layout.columns(centres).items()}
-        origin = {k: o.to(some) for k, o in self.layout.vectors(origin_of(self._start, self.origin)).items()}
-        return {kind: c - origin[kind][:, None] for kind, c in columns.items()}, origin
-
-    def _theta(self, columns: Vectors, origin: Vectors, alpha: Vectors) -> dict[Kind, Tensor]:
-        """theta (d,) by kind (Eq. 5)."""
-        return _shifted(origin, hyper.combined(columns, alpha))
+    def _centres(self, centres: Mapping[str, Tensor]) -> _Centres:
+        origin = self.model.vectors(origin_of(self.model.start, self.origin))
+        columns = self.model.layout.columns(centres)
+        return _Centres({kind: c.to(origin[kind]) - origin[kind][:, None] for kind, c in columns.items()}, origin)
 
     def _inner_batches(self, indices: Sequence[int], task: int, phase: str) -> list[list[int]]:
         size, epochs = self.settings.batch_size, range(self.settings.inner_epochs)
         return [batch for e in epochs for batch in shuffled(indices, size, self.seed, task, phase, e)]
 
-    def _inner(
-        self, columns: Vectors, origin: Vectors, alpha: Vectors, examples: Examples, steps: Sequence[Sequence[int]]
-    ) -> InnerPath:
+    def _inner(self, c: _Centres, examples: Examples, steps: Sequence[Sequence[int]]) -> InnerPath:
         def gradient(s: int, at: Vectors) -> Vectors:
-            self._load(_shifted(origin, at))
-            return self.layout.vectors(self.gradients(examples, steps[s])[1])
+            return self.model.gradient(c.shifted(at), examples, steps[s])
 
-        return hyper.inner_steps(columns, alpha, gradient, len(steps), self.settings.eta_in)
+        return hyper.inner_steps(c.columns, c.equal(), gradient, len(steps), self.settings.eta_in)
 
-    def _load(self, theta: Vectors) -> None:
-        tensors = self.layout.tensors(theta)
-        with torch.no_grad():
-            for name, parameter in shared_parameters(self.model).items():
-                parameter.copy_(tensors[name])
-
-    def logits(self, examples: Examples, indices: Sequence[int]) -> Tensor:
-        """Logits (B, 2) of the module that is loaded."""
-        self.checkpoint()
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=self._autocast):
-            found: Tensor = self.model(examples.batch(indices).to(self.device))
-        return found.float() if found.dtype == torch.bfloat16 else found
-
-    def loss(self, examples: Examples, indices: Sequence[int]) -> Tensor:
-        """Mean cross-entropy of these examples."""
-        return F.cross_entropy(self.logits(examples, indices), examples.labels[list(indices)].to(self.device))
-
-    def gradients(
-        self, examples: Examples, indices: Sequence[int], names: Sequence[str] | None = None
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        """The mean loss of these examples, and its gradient in the tensors of these names (None: all)."""
-        parameters = {n: p for n, p in shared_parameters(self.model).items() if names is None or n in names}
-        loss = self.loss(examples, indices)
-        return loss.detach(), dict(zip(parameters, torch.autograd.grad(loss, list(parameters.values())), strict=True))
-
-    def _whole_gradient(
-        self, theta: Vectors, examples: Examples, indices: Sequence[int]
-    ) -> tuple[float, dict[Kind, Tensor]]:
-        """Mean loss of all these examples at theta, and its gradient, in one pass."""
-        self._load(theta)
-        total, found = 0.0, {kind: torch.zeros_like(value) for kind, value in theta.items()}
-        for chosen in parts(indices, self.settings.batch_size):
-            loss, gradients = self.gradients(examples, chosen)
-            total += float(loss) * len(chosen)
-            for kind, value in self.layout.vectors(gradients).items():
-                found[kind] += value * (len(chosen) / len(indices))
-        return total / len(indices), found
-
-    def _product(
-        self, theta: Vectors, examples: Examples, indices: Sequence[int], x: Vectors
-    ) -> tuple[dict[Kind, Tensor], dict[Kind, Tensor]]:
-        """Gradient of a batch at theta, and its Hessian's product with x, by differentiating twice."""
-        self._load(theta)
-        parameters = shared_parameters(self.model)
-        loss = self.loss(examples, indices)
-        gradients = torch.autograd.grad(loss, list(parameters.values()), create_graph=True)
-        direction = self.layout.tensors(x)
-        inner = sum((g * direction[name]).sum() for name, g in zip(parameters, gradients, strict=True))
-        assert isinstance(inner, Tensor)
-        second = torch.autograd.grad(inner, list(parameters.values()))
-        g, u = (dict(zip(parameters, (one.detach() for one in row), strict=True)) for row in (gradients, second))
-        return self.layout.vectors(g), self.layout.vectors(u)
-
-    @torch.no_grad()
-    def _mean_loss(self, theta: Vectors, examples: Examples, indices: Sequence[int]) -> float:
-        self._load(theta)
-        losses = [float(self.loss(examples, part)) * len(part) for part in parts(indices, EVALUATION_BATCH)]
-        return sum(losses) / len(indices)
-
-    def _validation_loss(self, module: Mapping[str, Tensor], examples: Examples) -> float | None:
-        if not len(examples.labels):
-            return None
-        theta = {kind: value.to(self.device) for kind, value in self.layout.vectors(module).items()}
-        return self._mean_loss(theta, examples, range(len(examples.labels)))
-
-    @torch.no_grad()
-    def _scores(self, examples: Examples) -> Tensor:
-        """Of the module that is loaded."""
-        everything = range(len(examples.labels))
-        logits = [self.logits(examples, part).double().cpu() for part in parts(everything, EVALUATION_BATCH)]
-        return torch.cat([one.softmax(1)[:, 1] for one in logits] or [torch.zeros(0, dtype=torch.float64)])
-
-    def _attention(self, twice: bool) -> AbstractContextManager[Any]:
-        """Attention that can be differentiated twice where that is needed: fused kernels cannot."""
-        return sdpa_kernel(SDPBackend.MATH) if twice else nullcontext()
+    def _loss(self, module: Mapping[str, Tensor], examples: Examples) -> float | None:
+        """Mean loss of a module; None without examples."""
+        many = len(examples.labels)
+        return self.model.mean_loss(self.model.vectors(module), examples, range(many)) if many else None
 
 
-def _equal(columns: Vectors) -> dict[Kind, Tensor]:
-    """alpha0 = 1/K of each kind."""
-    return {kind: c.new_full((c.shape[1],), 1 / c.shape[1]) for kind, c in columns.items()}
-
-
-def _shifted(origin: Vectors, at: Vectors) -> dict[Kind, Tensor]:
-    return {kind: origin[kind] + value for kind, value in at.items()}
+def _worse(loss: float | None, than: float | None) -> bool:
+    """Whether a loss is higher, or not a number."""
+    return loss is not None and than is not None and not loss <= than

@@ -1,26 +1,49 @@
-"""The local epochs of ADAPT: SGD on what a plan's local objective trains."""
+"""How a site tunes a module: its settings, and the local epochs by SGD on what a plan's local objective trains."""
 
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import Literal
 
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 
 from fedtar_flare.errors import DataError
 from fedtar_flare.fedkei.examples import Examples, shuffled
+from fedtar_flare.fedkei.hypergradient import Hypergradient
+from fedtar_flare.fedkei.model import TaskModel
 from fedtar_flare.fedkei.objectives import Local, add_proximal, distillation
 from fedtar_flare.learning.training import limit_norm, parts
-from fedtar_flare.models.adapters.lora import shared_parameters
-
-if TYPE_CHECKING:
-    from fedtar_flare.fedkei.learner import TaskLearner
+from fedtar_flare.settings import Settings
 
 logger = logging.getLogger(__name__)
+
+
+class LearnerSettings(Settings):
+    """How a site learns; part of a job's settings (a method's config derives from it)."""
+
+    epochs: int = Field(5, ge=1, description="E of tuning")
+    batch_size: int = Field(16, ge=1, description="of tuning and of the inner loop")
+    lr: float = Field(0.05, gt=0, description="of SGD, tuning")
+    momentum: float = Field(0.9, ge=0, lt=1, description="of SGD, tuning")
+    weight_decay: float = Field(0.0, ge=0, description="of SGD, tuning")
+    eta_in: float = Field(0.05, gt=0, description="step size of alpha (Eq. 6)")
+    inner_epochs: int = Field(1, ge=1, description="epochs of the inner loop")
+    hypergradient: Hypergradient = Field(
+        "first_order", description="G without or with ('exact') second derivatives; 'direct' skips the inner loop"
+    )
+    outer_data: Literal["train", "query"] = Field(
+        "train", description="outer loss on the whole training split, or on a fifth that the inner loop leaves out"
+    )
+    mu: float = Field(0.01, ge=0, description="weight of FedProx' term")
+    safeguard: Literal["off", "validation"] = Field(
+        "off", description="'validation': start from the common start where the mixture's validation loss is worse"
+    )
 
 
 @dataclass
@@ -32,37 +55,40 @@ class Tuned:
 
 
 def tune(
-    learner: TaskLearner,
+    model: TaskModel,
+    settings: LearnerSettings,
     examples: Examples,
-    task: int,
     local: Local,
     tuned: Tuned,
     clock: Callable[[str], AbstractContextManager[None]],
+    *key: object,
 ) -> Iterator[int]:
-    """Tune the module that is loaded; yields each epoch's number, from 1, after it. ``tuned`` is filled.
+    """Tune the module that is loaded; yields each epoch's number, from 1, after it, and fills ``tuned``.
+
+    Args:
+        clock: times a phase; everything here is its ``tuning``.
+        key: what the order of the examples depends on.
 
     Raises:
         DataError: ``non-finite-gradient`` where every update of an epoch was left out.
     """
-    settings = learner.settings
-    own = {name: p for name, p in shared_parameters(learner.model).items() if local.trains(name)}
+    own = {name: p for name, p in model.parameters().items() if local.trains(name)}
     start = {name: parameter.detach().clone() for name, parameter in own.items()}
     optimizer = torch.optim.SGD(
         own.values(), lr=settings.lr, momentum=settings.momentum, weight_decay=settings.weight_decay
     )
     with clock("tuning"):
-        taught = _taught(learner, examples) if local.objective == "distil" else None
-    everything = range(len(examples.labels))
+        taught = _taught(model, examples) if local.objective == "distil" else None
     for epoch in range(1, settings.epochs + local.extra_epochs + 1):
         with clock("tuning"):
             losses: list[float] = []
-            for batch in shuffled(everything, settings.batch_size, learner.seed, task, "tune", epoch):
-                loss, gradients = _gradients(learner, examples, batch, own, local, taught)
+            for batch in shuffled(range(len(examples.labels)), settings.batch_size, *key, "tune", epoch):
+                loss, gradients = _gradients(model, examples, batch, own, local, taught, settings.lr)
                 if local.objective == "proximal":
                     add_proximal(gradients, own, start, settings.mu)
                 for name, parameter in own.items():
                     parameter.grad = gradients[name]
-                if not torch.isfinite(torch.tensor([loss, limit_norm(list(own.values()), 0)])).all():
+                if not math.isfinite(loss) or not math.isfinite(limit_norm(list(own.values()), 0)):
                     tuned.skipped += 1
                     continue
                 optimizer.step()
@@ -80,37 +106,40 @@ def tune(
 
 
 def _gradients(
-    learner: TaskLearner,
+    model: TaskModel,
     examples: Examples,
     batch: Sequence[int],
     own: Mapping[str, nn.Parameter],
     local: Local,
     taught: Tensor | None,
+    lr: float,
 ) -> tuple[float, dict[str, Tensor]]:
     """Loss and gradient that an update takes; without the proximal term."""
+    names = list(own)
     if local.objective == "maml" and len(batch) > 1:
         half = (len(batch) + 1) // 2
-        _, first = learner.gradients(examples, batch[:half], list(own))
+        _, first = model.gradients(examples, batch[:half], names)
         before = {name: parameter.detach().clone() for name, parameter in own.items()}
         with torch.no_grad():
             for name, parameter in own.items():
-                parameter.sub_(first[name], alpha=learner.settings.lr)
-        loss, gradients = learner.gradients(examples, batch[half:], list(own))
+                parameter.sub_(first[name], alpha=lr)
+        found = model.gradients(examples, batch[half:], names)
         with torch.no_grad():
             for name, parameter in own.items():
                 parameter.copy_(before[name])
-        return float(loss), gradients
+        return found
     if taught is not None:
-        logits = learner.logits(examples, batch)
+        logits = model.logits(examples, batch)
         truth = examples.labels[list(batch)].to(logits.device)
-        whole = nn.functional.cross_entropy(logits, truth) + distillation(logits, taught[list(batch)])
-        return float(whole.detach()), dict(zip(own, torch.autograd.grad(whole, list(own.values())), strict=True))
-    loss, gradients = learner.gradients(examples, batch, list(own))
-    return float(loss), gradients
+        loss = nn.functional.cross_entropy(logits, truth) + distillation(logits, taught[list(batch)])
+        return float(loss.detach()), dict(zip(own, torch.autograd.grad(loss, list(own.values())), strict=True))
+    return model.gradients(examples, batch, names)
 
 
 @torch.no_grad()
-def _taught(learner: TaskLearner, examples: Examples) -> Tensor:
-    """The start's logits (n, 2) of the training examples."""
+def _taught(model: TaskModel, examples: Examples) -> Tensor | None:
+    """The start's logits (n, 2) of the training examples; None of the common start, which knows nothing to teach."""
+    if all(torch.equal(value, model.start[name]) for name, value in model.state().items()):
+        return None
     everything = range(len(examples.labels))
-    return torch.cat([learner.logits(examples, part) for part in parts(everything, learner.settings.batch_size)])
+    return torch.cat([model.logits(examples, part) for part in parts(everything, 64)])
