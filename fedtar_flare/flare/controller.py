@@ -135,6 +135,10 @@ class MethodController(TaskController):
         """Weights of the sites in a mean, which sum to one, given the visits n_k of those that are in it."""
         return aggregation_weights(counts, self.weighting)
 
+    def largest_message(self) -> int:
+        """Most values that a site's answer to a task of a round may hold; more are not fetched."""
+        return self.schema.parameters * max(len(task.up) for task in self.contract.tasks)
+
     def trainers(self) -> list[str]:
         """The sites that are asked to train; all by default."""
         return self.sites
@@ -262,7 +266,7 @@ class MethodController(TaskController):
                 raise FedTARError(f"site {source} did not send its initial weights; see the record and its own log")
         w = w if w is not None else initial[source]
         self.schema.check(w)
-        expect_at_most(self.schema.parameters * max(len(task.up) for task in self.contract.tasks))
+        expect_at_most(self.largest_message())
         self._counts = {site: answers.replies[site].payload["counts"] for site in self.sites}
         self.described = {site: answers.replies[site].payload.get("model") or {} for site in self.sites}
         self.results.start(

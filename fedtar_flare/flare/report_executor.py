@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from fedtar_flare.errors import ConfigError, ExchangeError
+
 from fedtar_flare.flare.executor import Tensors, abstain, ok
 from fedtar_flare.flare.run_rules import require_exchange, require_start, told_of
-from fedtar_flare.flare.study_executor import StudyExecutor, no_state, seed_of
+from fedtar_flare.flare.scalars import send_scalar
+from fedtar_flare.flare.study_executor import Handler, StudyExecutor, no_state, seed_of
 from fedtar_flare.learning.config import LoRAConfig, TrainingConfig
 from fedtar_flare.models.config import preset as model_preset
+from fedtar_flare.progress import Progress
 from fedtar_flare.protocol.exchange import WIRE_DTYPES
 from fedtar_flare.protocol.messages import Reply, TaskHeader, version
 from fedtar_flare.protocol.tasks import CLOSE_ROUND, HANDSHAKE, TRAIN
 from fedtar_flare.settings import build
 from fedtar_flare.site.admission import Asked
+from fedtar_flare.site.audit import require_writable
 from fedtar_flare.site.place import Site
+from fedtar_flare.site.policy import streaming_allowed
 from fedtar_flare.site.state import SiteState
 from fedtar_flare.tensor_file import checksum
 
@@ -130,18 +134,8 @@ class ReportExecutor(StudyExecutor):
         """Called in a closing task between validation and scoring, to train what this site keeps for itself."""
 
     # ------------------------------------------------------------------ the three tasks
-    def perform(self, task: str, header: TaskHeader, weights: Tensors, site: Site) -> tuple[Reply, Tensors | None]:
-        """Route a task (see :class:`MethodExecutor`)."""
-        does = {HANDSHAKE: self._handshake, TRAIN: self._train, CLOSE_ROUND: self._close_round}
-        if task not in does:
-            raise ConfigError(f"task '{task}' is unknown; this executor does {', '.join(does)}")
-        if weights and not self.contract.task(task).down:
-            raise ExchangeError(f"the server sent tensors in task '{task}', in which none come down")
-        torch.set_num_threads(self.torch_threads)
-        state, cohort = self._open(task, header, site)
-        answer = does[task](header, weights, site, state, cohort)
-        state.add_answered(task, version(header.round, header.step))
-        return answer
+    def handlers(self) -> Mapping[str, Handler]:
+        return {HANDSHAKE: self._handshake, TRAIN: self._train, CLOSE_ROUND: self._close_round}
 
     def _handshake(
         self, header: TaskHeader, weights: Tensors, site: Site, state: SiteState, cohort: Cohort
@@ -249,8 +243,22 @@ class ReportExecutor(StudyExecutor):
     def _on_update(self, header: TaskHeader, site: Site) -> Callable[[int, float], None]:
         """What runs after each local update: a progress line, and the loss to TensorBoard where allowed."""
         count = self.training_config.local_steps
+        progress = Progress(f"round {header.round}, step {header.step}: update", count, self.logger.info)
+        allowed = self._config.stream_losses
+        if allowed is None:
+            allowed = site.simulated or self._config.source == "synthetic"
+        if allowed and not streaming_allowed(site.workspace):
+            allowed = False  # what streams passes no filter
         before = ((header.round - 1) * header.time_steps + header.step - 1) * count
-        return self._tell_updates(header, site, count, before)
+
+        def on_update(number: int, loss: float) -> None:
+            progress(number)
+            if allowed:
+                with site.engine.new_context() as context:
+                    require_writable(site, context)  # the listener that sends it may come before the audit's
+                    send_scalar(self, context, "loss of local updates", loss, before + number)
+
+        return on_update
 
     def _evaluate(self, learner: ReportLearner, header: TaskHeader, site: Site, state: SiteState) -> dict[str, Any]:
         """Scores of the patients that the task names. Those of single reports, and texts beside references, stay."""

@@ -8,27 +8,28 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from fedtar_flare.errors import ConfigError, DataError
+import torch
+
+from fedtar_flare.errors import ConfigError, DataError, ExchangeError
 from fedtar_flare.flare.executor import MethodExecutor, Tensors, ok
 from fedtar_flare.flare.run_rules import timeline_of
-from fedtar_flare.flare.scalars import send_scalar
 from fedtar_flare.learning.config import DataConfig, LoRAConfig
-from fedtar_flare.progress import Progress
 from fedtar_flare.protocol.exchange import ExchangeSchema
-from fedtar_flare.protocol.messages import Reply, TaskHeader
+from fedtar_flare.protocol.messages import Reply, TaskHeader, version
 from fedtar_flare.protocol.tasks import HANDSHAKE
 from fedtar_flare.settings import build, digest
 from fedtar_flare.site.admission import Asked, admit
 from fedtar_flare.site.approval import require_approval
-from fedtar_flare.site.audit import require_writable
 from fedtar_flare.site.place import Site
-from fedtar_flare.site.policy import streaming_allowed
 from fedtar_flare.site.state import SiteState
 from fedtar_flare.version import __version__
 
 if TYPE_CHECKING:
     from fedtar_flare.data.cohort import Cohort
     from fedtar_flare.site.site_file import SiteConfig
+
+Handler = Callable[[TaskHeader, Tensors, Site, SiteState, "Cohort"], tuple[Reply, "Tensors | None"]]
+"""Does one task: its header, what came down, the site, its state of the run and its patients."""
 
 PRODUCTION_MIN_CELL = 5
 """Fewest distinct patients of a split at a step, at a real site whose file sets no ``min_cell``."""
@@ -81,6 +82,23 @@ class StudyExecutor(MethodExecutor):
     @abstractmethod
     def asked(self, rounds: int, time_steps: int) -> Asked:
         """What the job asks of a site, for its bounds."""
+
+    @abstractmethod
+    def handlers(self) -> Mapping[str, Handler]:
+        """What does each task, by the task's name."""
+
+    def perform(self, task: str, header: TaskHeader, weights: Tensors, site: Site) -> tuple[Reply, Tensors | None]:
+        """Route a task (see :class:`MethodExecutor`)."""
+        does = self.handlers()
+        if task not in does:
+            raise ConfigError(f"task '{task}' is unknown; this executor does {', '.join(does)}")
+        if weights and not self.contract.task(task).down:
+            raise ExchangeError(f"the server sent tensors in task '{task}', in which none come down")
+        torch.set_num_threads(self.torch_threads)
+        state, cohort = self._open(task, header, site)
+        answer = does[task](header, weights, site, state, cohort)
+        state.add_answered(task, version(header.round, header.step))
+        return answer
 
     # ------------------------------------------------------------------ opening a site
     def _open(self, task: str, header: TaskHeader, site: Site) -> tuple[SiteState, Cohort]:
@@ -151,27 +169,6 @@ class StudyExecutor(MethodExecutor):
         if configured is None:
             configured = 1 if site.simulated or self._config.source == "synthetic" else PRODUCTION_MIN_CELL
         return max(configured, self.data_config.min_cell, self._config.policy.min_patients)
-
-    def _tell_updates(self, header: TaskHeader, site: Site, count: int, before: int) -> Callable[[int, float], None]:
-        """What runs after each of ``count`` updates: a progress line, and the loss to TensorBoard where allowed.
-
-        ``before``: how many updates the run's earlier tasks made, the place of this task's curve.
-        """
-        progress = Progress(f"round {header.round}, step {header.step}: update", count, self.logger.info)
-        allowed = self._config.stream_losses
-        if allowed is None:
-            allowed = site.simulated or self._config.source == "synthetic"
-        if allowed and not streaming_allowed(site.workspace):
-            allowed = False  # what streams passes no filter
-
-        def on_update(number: int, loss: float) -> None:
-            progress(number)
-            if allowed:
-                with site.engine.new_context() as context:
-                    require_writable(site, context)  # the listener that sends it may come before the audit's
-                    send_scalar(self, context, "loss of local updates", loss, before + number)
-
-        return on_update
 
 
 def seed_of(seed: int, site: str, round_: int, step: int, task: str) -> int:

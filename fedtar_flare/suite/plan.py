@@ -62,6 +62,8 @@ class Cell:
             recipe: MethodRecipe = load(method(self.arm.method).recipe)(**{"torch_threads": threads} | self.recipe)
         except ConfigError as error:
             raise ConfigError(f"arm '{self.name}': {error}") from error
+        if not method(self.arm.method).reports:
+            raise ConfigError(f"arm '{self.name}': {self.arm.method} writes no reports to compare")
         if late := [f"{s} (round {r})" for s, r in self.variant.joins.items() if r > recipe.controller.num_rounds]:
             raise ConfigError(f"{late[0]} joins after the last round, {recipe.controller.num_rounds}")
         return recipe

@@ -1,0 +1,50 @@
+"""``FedKEIRecipe``: the FedKEI job as code; ``fedtar export --method fedkei`` writes ``jobs/fedkei``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fedtar_flare.fedkei.config import STEPS, FedKEIConfig
+from fedtar_flare.fedkei.contract import CONTRACT
+from fedtar_flare.fedkei.controller import FedKEIController
+from fedtar_flare.fedkei.executor import FedKEIExecutor
+from fedtar_flare.flare.recipe import MethodRecipe
+from fedtar_flare.settings import build
+
+PRESETS: dict[str, dict[str, Any]] = {
+    "small": {
+        "model": {"slices": 8},
+        "data": {"synthetic_patients": 96},
+        "fedkei": {"beside_rand": True},
+    },
+    "tiny": {},
+    "paper": {"training": {"epochs": 30, "batch_size": 64, "lr": 0.005, "momentum": 0.0}},
+}
+"""``small``: a few minutes on two cores, each start compared with the common one; ``paper``: ViT-B/16, SGD, 30 epochs."""
+
+
+class FedKEIRecipe(MethodRecipe):
+    """The job of FedKEI, its rivals and controls (``fedkei.plan``).
+
+    Beside arguments of :class:`MethodRecipe` (but ``lora``, which is ``model.rank`` here) it takes ``fedkei``
+    (``FedKEIConfig``). ``num_rounds`` is the number of tasks, by default of all that ``fedkei.tasks`` lists.
+    """
+
+    contract = CONTRACT
+    controller_class = FedKEIController
+    executor_class = FedKEIExecutor
+    shared_groups = ("model", "training", "data")
+    own_groups = server_groups = ("fedkei",)
+    presets = PRESETS
+
+    def __init__(
+        self,
+        *,
+        num_rounds: int | None = None,
+        time_steps: int | None = None,
+        fedkei: dict[str, Any] | None = None,
+        **arguments: Any,
+    ):
+        rounds = len(build(FedKEIConfig, fedkei, "fedkei").tasks) if num_rounds is None else num_rounds
+        steps = STEPS if time_steps is None else time_steps
+        super().__init__(num_rounds=rounds, time_steps=steps, fedkei=fedkei, **arguments)
