@@ -11,42 +11,44 @@ from __future__ import annotations
 
 import argparse
 import json
-import tempfile
 import time
 from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
 import torch
-from scipy import stats
 from sklearn.metrics import adjusted_rand_score
 
 from fedtar_flare.fedkei.examples import keyed
 from fedtar_flare.fedkei.learner import TaskLearner
+from fedtar_flare.fedkei.mixing import kind_of
 from fedtar_flare.fedkei.plans import PLANS, MixingSettings
 from fedtar_flare.fedkei.pool import Pool
 from fedtar_flare.fedkei.tuning import LearnerSettings
-from fedtar_flare.metrics.classification import epochs_to, lca, welch_against
+from fedtar_flare.metrics.classification import auc
 from fedtar_flare.models.classifier import ClassifierConfig, build_classifier
-from tests.textures import DISEASES, MAIN_PATTERN, RELATED, UNRELATED, task_data
+from tests.benchmarks.fedkei_hypotheses import report
+from tests.textures import DISEASES, MAIN_PATTERN, task_data
 
 SITES, TASKS, EPOCHS = ("a", "b", "c", "d"), len(DISEASES), 10
 SIZES = (96, 48, 192)
 MIXING = MixingSettings()
 LEARNING = LearnerSettings(epochs=EPOCHS, batch_size=16, lr=0.05, momentum=0.9)
 VIT = ClassifierConfig(encoder="vit", image_size=32, slices=1, width=64, depth=3, heads=4, patch=8)
-SYNCHRONOUS = [name for name in PLANS if name != "own_last"] + ["own_last"]
-SHUFFLED = ["rand", "fedavg", "variant_a", "variant_b", "fedkei", "own_last"]
+BY_ORDER = {
+    "synchronous": list(PLANS),
+    "shuffled": ["rand", "fedavg", "variant_a", "variant_b", "fedkei", "own_last"],
+}
 
 
 # ---------------------------------------------------------------------- the stand-in for published weights
-def pretrained(folder: Path, steps: int = 700) -> str:
-    """Path of the ViT's weights, trained to tell apart twelve textures that are none of the hidden patterns."""
-    path = folder / "vit.safetensors"
+def pretrained(path: Path, steps: int = 700) -> str:
+    """The ViT's weights, made where absent: trained to tell apart twelve textures that are none of the hidden patterns."""
     if path.exists():
         return str(path)
     from safetensors.torch import save_file
 
+    torch.manual_seed(0)
     model = build_classifier(VIT).unload()
     backbone, generator = model.encoder.backbone, keyed("pretraining")
     head = torch.nn.Linear(VIT.width, 12)
@@ -113,6 +115,7 @@ def run(plan_name: str, order_kind: str, seed: int, weights: str) -> dict:
     learners = {s: TaskLearner(config, LEARNING, seed=100 * seed + i) for i, s in enumerate(SITES)}
     pool = Pool(learners["a"].start())
     found: dict = {"plan": plan_name, "order": order_kind, "seed": seed, "sites": [], "mixtures": [], "cosines": []}
+    found["membership"] = []
     for task in range(1, TASKS + 1):
         mixture = plan.mixture(pool, task, MIXING)
         probe_seconds = 0.0
@@ -126,6 +129,10 @@ def run(plan_name: str, order_kind: str, seed: int, weights: str) -> dict:
                 if plan_name == "fedkei" and order_kind == "synchronous":
                     found["cosines"].append(cosine(learner, mixture.centres(site), data, task, probe.gradients))
             mixture = mixture.step(total, MIXING.eta_out)
+        if plan_name == "fedkei" and order_kind == "synchronous" and mixture.parts is not None:
+            found["membership"] += membership(learners["a"], pool, mixture, task, order, seed)
+            if seed == 0 and task == TASKS:
+                found["cost"] = cost_of(learners["a"], mixture, data_of("a", order["a"], task, seed), task)
         if mixture.parts is not None and plan.groups == "kmeans":
             found["mixtures"].append(agreement(mixture, order, task))
         for site, learner in learners.items():
@@ -171,119 +178,46 @@ def agreement(mixture, order, task) -> dict:
     return found
 
 
-# ---------------------------------------------------------------------- what it says
-class Runs:
-    """Records by plan, order and seed; every number of a seed is a mean over sites and tasks."""
+def membership(learner, pool, mixture, task, order, seed) -> list[dict]:
+    """How well the loss tells training from test examples of the task before, under the site's module and its centre.
 
-    def __init__(self, records: list[dict]):
-        self.by = {(r["plan"], r["order"], r["seed"]): r for r in records}
-
-    def seeds(self, *wanted: tuple[str, str]) -> list[int]:
-        """Seeds that have all of these runs (plan, order)."""
-        return sorted(s for s in {key[2] for key in self.by} if all((p, o, s) in self.by for p, o in wanted))
-
-    def values(self, plan: str, order: str, measure, tasks=range(2, TASKS + 1), seeds=None) -> np.ndarray:
-        seeds = self.seeds((plan, order)) if seeds is None else seeds
-        return np.array(
-            [np.mean([measure(s["curve"]) for s in self.by[plan, order, seed]["sites"] if s["task"] in tasks]) for seed in seeds]
-        )
-
-    def gain(self, plan: str, order: str, measure, over: str = "rand", over_measure=None, **which) -> np.ndarray:
-        """Paired by site, task and seed."""
-        seeds = self.seeds((plan, order), (over, order))
-        mine = self.values(plan, order, measure, seeds=seeds, **which)
-        return mine - self.values(over, order, over_measure or measure, seeds=seeds, **which)
-
-
-def start(curve):
-    return curve[0]
-
-
-def final(curve):
-    return curve[-1]
-
-
-def told(values) -> str:
-    """Mean and 95 % interval over seeds."""
-    values = np.asarray(values, dtype=float)
-    if not len(values):
-        return "no runs"
-    if len(values) == 1:
-        return f"{values[0]:+.3f} (one seed)"
-    reach = stats.t.ppf(0.975, len(values) - 1) * values.std(ddof=1) / np.sqrt(len(values))
-    return f"{values.mean():+.3f} [{values.mean() - reach:+.3f}, {values.mean() + reach:+.3f}]"
-
-
-def report(records: list[dict]) -> None:
-    """Print the table of plans and the hypotheses."""
-    runs = Runs(records)
-    for order in ("synchronous", "shuffled"):
-        plans = [p for p in PLANS if runs.seeds((p, order))]
-        if not plans:
+    0.5: not at all. It is what somebody can do who has an example and the module or the centre.
+    """
+    found, centres = [], mixture.centres()
+    for n, module in enumerate(mixture.parts["adapter"].modules):
+        if module.task != task - 1:
             continue
-        print(f"\n{order}, tasks 2 to {TASKS}, {len(runs.seeds((plans[0], order)))} seed(s): mean over seeds, sites, tasks")
-        print(f"{'plan':14} {'epoch 0':>8} {'LCA':>7} {'LCA0':>7} {'final':>7}   gain in LCA over Rand")
-        for plan in plans:
-            row = [runs.values(plan, order, m).mean() for m in (start, lca, lambda c: lca(c, with_start=True), final)]
-            print(f"{plan:14} {row[0]:8.3f} {row[1]:7.3f} {row[2]:7.3f} {row[3]:7.3f}   {told(runs.gain(plan, order, lca))}")
-    s = "synchronous"
-    print("\nhypotheses (tasks 2 to 5; mean and 95 % interval over seeds)")
-    for what, tasks in (("related", RELATED), ("unrelated", UNRELATED)):
-        for plan in ("rand", "fedavg", "fedkei"):
-            print(f"epoch-0 AUC, {what} task, {plan}: {told(runs.values(plan, s, start, tasks))}")
-        print(f"  LCA of FedKEI over Rand, {what}: {told(runs.gain('fedkei', s, lca, tasks=tasks))}")
-    kei = runs.gain("fedkei", s, lca)
-    print(f"LCA of FedKEI over Rand: {told(kei)}; final AUC: {told(runs.gain('fedkei', s, final))}")
-    if len(runs.seeds(("variant_a", s), ("fedkei", s), ("rand", s))) == len(kei) > 0:
-        a = runs.gain("variant_a", s, lca)
-        print(f"A's share of the LCA gain: {a.mean() / kei.mean():.2f} (A over Rand {told(a)})")
-    for base in ("variant_a", "variant_b", "variant_c", "pool_mean", "best_cluster", "apple", "fedavg", "own_last"):
-        print(f"LCA of FedKEI over {base}: {told(runs.gain('fedkei', s, lca, base))}")
-    print(f"final AUC of Rand + 3 epochs over Rand: {told(runs.gain('rand_3', s, final, over_measure=final))}")
-    print(f"  LCA over its first {EPOCHS} epochs: {told(runs.gain('rand_3', s, lambda c: lca(c[: EPOCHS + 1]), over_measure=lca))}")
-    print(f"  LCA over its last {EPOCHS} (three epochs given for the start): {told(runs.gain('rand_3', s, lambda c: lca(c[3:]), over_measure=lca))}")
-    both = runs.seeds(("fedkei", s), ("fedkei", "shuffled"), ("rand", s), ("rand", "shuffled"))
-    if both:
-        gains = [np.array([runs.gain("fedkei", o, lca)[runs.seeds(("fedkei", o), ("rand", o)).index(x)] for x in both]) for o in ("shuffled", s)]
-        print(f"FedKEI's LCA gain, shuffled less synchronous: {told(gains[0] - gains[1])}")
-        print(f"FedKEI over own_last, LCA, shuffled: {told(runs.gain('fedkei', 'shuffled', lca, 'own_last'))}; synchronous: {told(runs.gain('fedkei', s, lca, 'own_last'))}")
-    kept = [r for r in records if r["plan"] == "fedkei"]
-    cosines = [np.mean(r["cosines"]) for r in kept if r["cosines"]]
-    lowest = min((min(r["cosines"]) for r in kept if r["cosines"]), default=float("nan"))
-    print(f"cosine of first order to exact G: {told(cosines)}, lowest {lowest:.3f}")
-    for order in ("synchronous", "shuffled"):
-        for kind in ("adapter", "head"):
-            for planted in ("pattern", "site", "task"):
-                last = [r["mixtures"][-1][kind][planted] for r in kept if r["order"] == order and r["mixtures"]]
-                print(f"ARI of {kind} clusters with the {planted}, {order}, last task: {told(last)}")
-    moved = [d for r in kept for m in r["mixtures"] for k in ("adapter", "head") for d in m[k]["distance"] or []]
-    if moved:
-        print(f"distance of beta from its start: median {np.median(moved):.4f}, most {max(moved):.4f}")
-    paired = runs.seeds(("rand", s), *((p, s) for p in ("variant_b", "fedkei")))
-    if len(paired) > 1:
-        others = {p: runs.values(p, s, lca) for p in PLANS if p != "rand" and len(runs.seeds((p, s))) > 1}
-        for plan, (test, p) in welch_against(others, runs.values("rand", s, lca)).items():
-            print(f"Welch against Rand, LCA, {plan}: {test.difference:+.3f} [{test.low:+.3f}, {test.high:+.3f}], Holm p {p:.4f}")
-    seconds(runs, s)
+        data, losses = data_of(module.site, order[module.site], task - 1, seed), {}
+        own = {k: part.assignment[n] for k, part in mixture.parts.items()}
+        centre = {name: value[own[kind_of(name)]] for name, value in centres.items()}
+        for what, theta in (("module", module.tensors), ("centre", centre)):
+            right = [
+                torch.where(split.labels == 1, scores, 1 - scores)
+                for split in (data.train, data.test)
+                for scores in (learner.scores(theta, split),)
+            ]
+            losses[what] = auc([1] * len(right[0]) + [0] * len(right[1]), torch.cat(right).numpy())
+        found.append(losses)
+    return found
 
 
-def seconds(runs: Runs, order: str) -> None:
-    """Seconds of one site and task, the start included, until Rand's final AUC."""
-    for plan in ("rand", "fedavg", "apple", "fedkei"):
-        reached, cost, whole = [], [], []
-        for seed in runs.seeds((plan, order), ("rand", order)):
-            for mine, theirs in zip(runs.by[plan, order, seed]["sites"], runs.by["rand", order, seed]["sites"], strict=True):
-                if mine["task"] > 1:
-                    epoch = epochs_to(mine["curve"], theirs["curve"][-1])
-                    whole.append(mine["seconds"][-1])
-                    reached.append(epoch is not None)
-                    cost += [] if epoch is None else [(epoch, mine["seconds"][epoch])]
-        if cost:
-            e, t = np.mean(cost, axis=0)
-            print(
-                f"{plan}: Rand's final AUC reached in {np.mean(reached):.0%} of tasks, there after {e:.1f} epochs and "
-                f"{t:.2f} s; a whole task {np.mean(whole):.2f} s"
-            )
+def cost_of(learner, mixture, data, task) -> dict:
+    """Values and floating-point operations of a site's part in one task."""
+    from torch.utils.flop_counter import FlopCounterMode
+
+    values = sum(value.numel() for value in mixture.pool.start.values())
+    down = sum(value.numel() for value in mixture.centres().values())
+    found = {"values of a module": values, "values down": 2 * down, "values up": down + values}
+    steps = {
+        "probe": lambda: learner.probe(mixture.centres(), data, task),
+        "adapt": lambda: learner.adapt(mixture.centres(), data, task),
+        "adapt without alpha": lambda: learner.adapt(mixture.centres(), data, task, alpha="fixed"),
+    }
+    for what, step in steps.items():
+        with FlopCounterMode(display=False) as counter:
+            step()
+        found[f"GFLOPs, {what}"] = round(counter.get_total_flops() / 1e9, 3)
+    return found
 
 
 def main() -> None:
@@ -297,18 +231,18 @@ def main() -> None:
     torch.set_num_threads(1)
     records = json.loads(arguments.json.read_text()) if arguments.json.exists() else []
     done = {(r["plan"], r["order"], r["seed"]) for r in records}
-    with tempfile.TemporaryDirectory() as folder:
-        weights = "" if arguments.report else pretrained(Path(folder))
-        for seed in range(0 if arguments.report else arguments.seeds):
-            for order in arguments.orders.split(","):
-                chosen = arguments.plans.split(",") if arguments.plans else SYNCHRONOUS if order == "synchronous" else SHUFFLED
-                for plan in chosen:
-                    if (plan, order, seed) in done:
-                        continue
-                    began = time.monotonic()
-                    records.append(run(plan, order, seed, weights))
-                    arguments.json.write_text(json.dumps(records))
-                    print(f"seed {seed}, {order}, {plan}: {time.monotonic() - began:.1f} s", flush=True)
+    wanted = [
+        (plan, order, seed)
+        for seed in range(0 if arguments.report else arguments.seeds)
+        for order in arguments.orders.split(",")
+        for plan in arguments.plans.split(",") * bool(arguments.plans) or BY_ORDER[order]
+    ]
+    for one in wanted:
+        if one not in done:
+            began = time.monotonic()
+            records.append(run(*one, pretrained(arguments.json.with_suffix(".vit.safetensors"))))
+            arguments.json.write_text(json.dumps(records))
+            print(*one, f"{time.monotonic() - began:.1f} s", flush=True)
     report(records)
 
 
