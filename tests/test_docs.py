@@ -27,6 +27,7 @@ PAGES = (
     "docs/method.md",
     "docs/metrics.md",
     "docs/dpia.md",
+    "docs/fedkei.md",
     "docs/fedmrg.md",
     "docs/images.md",
     "docs/scale.md",

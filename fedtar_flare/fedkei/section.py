@@ -146,7 +146,7 @@ def _of_phantoms(run: Run) -> str:
 
 def _lines(run: Run, found: Sequence[SiteTask]) -> tuple[tuple[str, str], ...]:
     """Means over sites and tasks after the first (which no start can inform), for tiles and closing table."""
-    later = [one for step, _, one in _learnt(run) if step > run.start.first_round and one.auc] or list(found)
+    later = [one for step, _, one in _learnt(run) if step > 1 and one.auc] or list(found)
     shown = []
     for label, value in (("AUC at the start", lambda c: c[0]), ("AUC after tuning", lambda c: c[-1]), ("LCA", lca)):
         own = [value(one.auc) for one in later if one.auc]
