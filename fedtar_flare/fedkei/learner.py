@@ -13,9 +13,9 @@ from equal centres end at equal bits.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fedtar_flare.errors import ConfigError, DataError
 from fedtar_flare.fedkei import hypergradient as hyper
+from fedtar_flare.fedkei.answers import Adapted, Clock, Probe
 from fedtar_flare.fedkei.examples import Examples, TaskData, query_split, require_both, shuffled
 from fedtar_flare.fedkei.hypergradient import Hypergradient, InnerPath, Vectors
 from fedtar_flare.fedkei.mixing import Kind, Origin, origin_of
@@ -40,63 +41,6 @@ from fedtar_flare.models.adapters.lora import adapter_config
 from fedtar_flare.models.classifier import ClassifierConfig
 
 PLAIN = Local()
-
-
-@dataclass(frozen=True)
-class Probe:
-    """G by tensor name, (K, *shape) as the centres; losses are means over the outer loss's examples.
-
-    ``start_loss`` is that at C alpha0, ``loss`` at C alpha'; ``seconds`` that it took.
-    """
-
-    gradients: dict[str, Tensor]
-    samples: int
-    start_loss: float
-    loss: float
-    seconds: float
-
-
-@dataclass(frozen=True)
-class Adapted:
-    """What tuning gave.
-
-    Args:
-        difference: theta - w0, float32 by name: what is sent.
-        curve: AUC on the test split at e = 0..E; None where it has one class.
-        losses: mean training loss of each tuning epoch.
-        mixture_loss, start_loss: mean validation loss of the mixture and of w0; None without validation examples.
-        fell_back: whether tuning began from w0 after all (safeguard).
-        alpha: by kind; stays at the site.
-        test_scores: of the new disease, of each test example after tuning; stay at the site.
-        seconds: by phase: ``alpha``, ``safeguard``, ``tuning``, ``evaluation``.
-        at_epoch: seconds of start and tuning, without evaluation, until e = 0..E.
-    """
-
-    difference: dict[str, Tensor]
-    curve: tuple[float | None, ...]
-    losses: tuple[float, ...]
-    mixture_loss: float | None
-    start_loss: float | None
-    fell_back: bool
-    alpha: dict[Kind, tuple[float, ...]]
-    test_scores: tuple[float, ...]
-    samples: int
-    skipped_updates: int
-    seconds: dict[str, float]
-    at_epoch: tuple[float, ...]
-
-
-@dataclass
-class _Clock:
-    """Seconds by phase."""
-
-    seconds: dict[str, float] = field(default_factory=dict)
-
-    @contextmanager
-    def __call__(self, phase: str) -> Iterator[None]:
-        began = time.monotonic()
-        yield
-        self.seconds[phase] = self.seconds.get(phase, 0.0) + time.monotonic() - began
 
 
 @dataclass(frozen=True)
@@ -241,7 +185,7 @@ class TaskLearner:
             ExchangeError: the centres do not fit the model.
         """
         require_both(data.train)
-        clock, c = _Clock(), self._centres(centres)
+        clock, c = Clock(), self._centres(centres)
         with clock("alpha"):
             weights = self._weights(alpha, c, data.train, task)
             theta = self.model.layout.tensors(c.theta(weights))
@@ -270,12 +214,15 @@ class TaskLearner:
             evaluate(epoch)
         state = self.model.state()
         require_finite(state)
+        with clock("evaluation"):
+            final_loss = self._loss(state, data.validation)
         return Adapted(
             difference={name: value - self.model.start[name] for name, value in state.items()},
             curve=tuple(curve),
             losses=tuple(tuned.losses),
             mixture_loss=mixture_loss,
             start_loss=start_loss,
+            final_loss=final_loss,
             fell_back=fell_back,
             alpha={kind: tuple(value.tolist()) for kind, value in weights.items()},
             test_scores=tuple(scores.tolist()),

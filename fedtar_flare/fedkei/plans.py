@@ -52,7 +52,8 @@ class Plan:
         members: modules that are mixed: ``none``; ``last``: each site's latest; ``all``; ``own``: the site's latest, for
             that site alone.
         groups: into which clusters: ``one``, ``each`` on its own, by ``site``, ``kmeans``.
-        weights: beta0: the ``mean`` of a cluster, or by ``similarity`` to the site's own latest module (FedAMP).
+        weights: beta0: the ``mean`` of a cluster; by ``similarity`` to the site's own latest module (FedAMP); or moved
+            towards sites of large generalisation ``gaps`` (FedGA).
         alpha: what the site does with the centres.
         probe: the outer step: ``none``, ``bilevel`` (the settings' hypergradient), ``direct`` (Variant C).
         local: what the site minimises.
@@ -62,7 +63,7 @@ class Plan:
     title: str
     members: Literal["none", "last", "all", "own"] = "none"
     groups: Literal["one", "each", "site", "kmeans"] = "one"
-    weights: Literal["mean", "similarity"] = "mean"
+    weights: Literal["mean", "similarity", "gaps"] = "mean"
     alpha: AlphaMode = "fixed"
     probe: Literal["none", "bilevel", "direct"] = "none"
     local: Local = Local()
@@ -87,6 +88,11 @@ class Plan:
             parts = self._parts(pool, modules, {kind: [0] * len(modules) for kind in inner}, settings)
             own = {m.site: _weighted(parts, {k: similarity(g, n) for k, g in inner.items()}) for n, m in enumerate(modules)}
             return Mixture(pool, parts, own=own, seconds=time.monotonic() - began)
+        if self.weights == "gaps":
+            parts = self._parts(pool, modules, {kind: [0] * len(modules) for kind in inner}, settings)
+            weights = gap_weights(pool, modules, task)
+            parts = _weighted(parts, dict.fromkeys(parts, weights))
+            return Mixture(pool, parts, seconds=time.monotonic() - began)
         assignments: dict[Kind, list[int]] = {}
         for kind, products in inner.items():
             labels = merge_small(
@@ -148,6 +154,25 @@ def similarity(inner: Tensor, own: int) -> Tensor:
     return weights[:, None]
 
 
+def gap_weights(pool: Pool, modules: Sequence[Module], task: int) -> Tensor:
+    """FedGA's weights (N, 1), float64, of the latest modules: sites whom the shared start served badly count for more.
+
+    Task after task, ``a_i += d (g_i - mean g) / max_j |g_j - mean g|`` with the gaps g of the sites that told theirs and
+    d = 1 / (2 N) (our choice); none falls below a tenth of an equal one; then all are divided by their sum.
+    """
+    weights = {module.site: 1 / len(modules) for module in modules}
+    for past in sorted({module.task for module in pool.before(task)}):
+        gaps = {m.site: m.gap for m in pool.before(task) if m.task == past and m.gap is not None and m.site in weights}
+        mean = sum(gaps.values()) / max(len(gaps), 1)
+        most = max((abs(gap - mean) for gap in gaps.values()), default=0.0)
+        for site, gap in gaps.items():
+            if most > 0:
+                weights[site] = max(0.1 / len(modules), weights[site] + (gap - mean) / most / (2 * len(modules)))
+        total = sum(weights.values())
+        weights = {site: weight / total for site, weight in weights.items()}
+    return torch.tensor([weights[module.site] for module in modules], dtype=torch.float64)[:, None]
+
+
 def _weighted(parts: Mapping[Kind, Part], weights: Mapping[Kind, Tensor]) -> dict[Kind, Part]:
     """The same modules under other weights."""
     return {kind: part.weighted(weights[kind]) for kind, part in parts.items()}
@@ -171,6 +196,7 @@ PLANS: dict[str, Plan] = {
         Plan("ffa_lora", "FFA-LoRA", "last", local=Local("frozen_a")),
         Plan("fedamp", "FedAMP", "last", "each", weights="similarity"),
         Plan("apple", "APPLE", "last", "each", alpha="learnt"),
+        Plan("fedga", "FedGA", "last", weights="gaps"),
         Plan("per_fedavg", "Per-FedAvg", "last", local=Local("maml")),
         Plan("flwf", "FLwF", "last", local=Local("distil")),
         Plan("variant_a", "Variant A: sites as clusters", "all", "site", alpha="learnt"),

@@ -15,11 +15,15 @@ from fedtar_flare.fedkei.mixing import Kind, Layout, Origin, origin_of
 
 @dataclass(frozen=True)
 class Module:
-    """What a site learnt in a task (``task`` counts the run's steps from 1): theta, by tensor name."""
+    """What a site learnt in a task (``task`` counts the run's steps from 1): theta, by tensor name.
+
+    ``gap``: by how much tuning lowered the validation loss, where the site said so.
+    """
 
     site: str
     task: int
     tensors: Mapping[str, Tensor]
+    gap: float | None = None
 
 
 class Pool:
@@ -47,7 +51,7 @@ class Pool:
         """Sites with a module, sorted."""
         return tuple(sorted({module.site for module in self.modules}))
 
-    def add(self, site: str, task: int, difference: Mapping[str, Tensor]) -> None:
+    def add(self, site: str, task: int, difference: Mapping[str, Tensor], gap: float | None = None) -> None:
         """Keep theta = w0 + ``difference``, which ADAPT sent; a site's earlier module of the task is replaced.
 
         Raises:
@@ -58,7 +62,7 @@ class Pool:
             if not torch.isfinite(value).all():
                 raise ExchangeError(f"tensor '{name}' of a module has values that are not finite (NaN or infinity)")
         theta = {name: value + difference[name].detach().cpu().to(value.dtype) for name, value in self.start.items()}
-        self._modules[task, site] = Module(site, task, theta)
+        self._modules[task, site] = Module(site, task, theta, gap)
 
     def leave(self, site: str) -> int:
         """Forget all modules of a site; how many there were."""
@@ -85,9 +89,9 @@ class Pool:
         return self.layout.vectors(origin_of(self.start, origin))[kind][:, None]
 
     def state(self) -> tuple[dict[str, Tensor], list[dict[str, Any]]]:
-        """Tensors ``<n>.<name>``, and site and task of each module n as JSON primitives, for a checkpoint."""
+        """Tensors ``<n>.<name>``, and site, task and gap of each module n as JSON primitives, for a checkpoint."""
         tensors = {f"{n}.{name}": value for n, m in enumerate(self.modules) for name, value in m.tensors.items()}
-        return tensors, [{"site": module.site, "task": module.task} for module in self.modules]
+        return tensors, [{"site": m.site, "task": m.task, "gap": m.gap} for m in self.modules]
 
     def load(self, tensors: Mapping[str, Tensor], info: Sequence[Mapping[str, Any]]) -> None:
         """Restore what :meth:`state` gave, bit by bit; tensors of other names are ignored.
@@ -99,5 +103,6 @@ class Pool:
         for n, who in enumerate(info):
             module = {name: tensors[f"{n}.{name}"] for name in self.start if f"{n}.{name}" in tensors}
             self.layout.columns({name: value[None] for name, value in module.items()})
-            found[int(who["task"]), str(who["site"])] = Module(str(who["site"]), int(who["task"]), module)
+            site, task, gap = str(who["site"]), int(who["task"]), who.get("gap")
+            found[task, site] = Module(site, task, module, None if gap is None else float(gap))
         self._modules = found

@@ -138,7 +138,7 @@ def run(plan_name: str, order_kind: str, seed: int, weights: str) -> dict:
         for site, learner in learners.items():
             data = data_of(site, order[site], task, seed)
             out = learner.adapt(mixture.centres(site), data, task, alpha=mixture.alpha, local=plan.local)
-            pool.add(site, task, out.difference)
+            pool.add(site, task, out.difference, gap=out.gap)
             start = mixture.seconds + probe_seconds
             found["sites"].append(
                 {

@@ -151,3 +151,22 @@ def test_adapters_and_heads_are_clustered_apart_and_by_products_where_asked():
 def test_an_unknown_plan_is_refused_with_the_nearest():
     with pytest.raises(ConfigError, match="did you mean 'fedkei'"):
         plan("fedkey")
+
+
+def test_sites_with_large_gaps_weigh_more_and_all_keep_some_weight():
+    pool = Pool(random_module(1))
+    for task in range(1, 9):
+        for site, gap in (("a", 0.1), ("b", 0.4), ("c", None if task < 3 else 0.25)):
+            pool.add(site, task, random_module(task), gap=gap)
+    found = [PLANS["fedga"].mixture(pool, task, SETTINGS).parts["head"].beta[:, 0] for task in (2, 9)]
+    for weights in found:
+        assert weights.sum() == pytest.approx(1) and weights[1] > weights[2] > weights[0] > 0
+    assert found[1][1] > found[0][1]
+    again = Pool(pool.start)
+    again.load(*pool.state())
+    assert torch.equal(PLANS["fedga"].mixture(again, 9, SETTINGS).parts["head"].beta[:, 0], found[1])
+    same_as_mean = pool_of()
+    assert same(
+        PLANS["fedga"].mixture(same_as_mean, 3, SETTINGS).centres(),
+        PLANS["fedavg"].mixture(same_as_mean, 3, SETTINGS).centres(),
+    )
