@@ -30,7 +30,6 @@ from fedtar_flare.settings import build
 
 PRODUCTION_CLUSTER_SITES = 2
 """Fewest sites that a cluster stems from in production; a cluster of one is that site's module, sent to all."""
-_POOL = "pool"
 
 
 class FedKEIController(MethodController):
@@ -58,6 +57,7 @@ class FedKEIController(MethodController):
         self.plan = plan(self.config.plan)
         self.pool: Pool | None = None
         self._restored: Tensors = {}
+        self._owners: list[dict[str, Any]] = []
         self._final: dict[int, float] = {}
         if self.time_steps != STEPS:
             raise ConfigError(
@@ -111,9 +111,9 @@ class FedKEIController(MethodController):
 
         def accept(site: str, reply: Reply, tensors: Tensors) -> None:
             self._check(ADAPT, tensors, mixture.centres(site), one=True)
-            self._site_task(reply)
+            found = self._site_task(reply)
             check_update_size(tensors, pool.start, self.update_norm_limit)
-            pool.add(site, r, tensors)
+            pool.add(site, r, tensors, gap=found.gap)
 
         answers = self._ask(ADAPT, mixture, r, 2, accept)
         self.results.step(r, 2, answers, None)
@@ -158,14 +158,7 @@ class FedKEIController(MethodController):
         """The pool, with the modules of the run that is resumed."""
         if self.pool is None:
             self.pool = Pool(w)
-            places = sorted({tuple(name.split("/", 3)[1:3]) for name in self._restored})
-            info = [{"task": int(task), "site": site} for task, site in places]
-            known = {f"{_POOL}/{task}/{site}/": n for n, (task, site) in enumerate(places)}
-            tensors = {
-                f"{known[name[: name.rindex('/') + 1]]}.{name.rpartition('/')[2]}": value
-                for name, value in self._restored.items()
-            }
-            self.pool.load(tensors, info)
+            self.pool.load(self._restored, self._owners)
         return self.pool
 
     def _forget(self, pool: Pool, answers: Answers) -> list[str]:
@@ -174,17 +167,18 @@ class FedKEIController(MethodController):
         return [site for site in left if pool.leave(site)]
 
     def method_state(self) -> dict[str, torch.Tensor]:
-        """The pool."""
-        if self.pool is None:
-            return {}
-        return {
-            f"{_POOL}/{m.task:04d}/{m.site}/{name}": value
-            for m in self.pool.modules
-            for name, value in sorted(m.tensors.items())
-        }
+        """The pool's modules; whose they are is in :meth:`method_info`."""
+        return {} if self.pool is None else self.pool.state()[0]
 
     def load_method_state(self, state: Tensors) -> None:
         self._restored = dict(state)
+
+    def method_info(self) -> Any:
+        return None if self.pool is None else {"modules": self.pool.state()[1], "auc": self._final}
+
+    def load_method_info(self, info: Any) -> None:
+        self._owners = list(info["modules"])
+        self._final = {int(r): float(value) for r, value in info["auc"].items()}
 
     def method_settings(self) -> dict[str, Any]:
         return {"fedkei": json.loads(json.dumps(self.config.to_dict()))}

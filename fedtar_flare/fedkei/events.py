@@ -47,7 +47,7 @@ class SiteTask(Part):
         task: the disease.
         n: test images.
         auc, rand_auc: on them at epoch 0..E, from the mixture and from the common start.
-        mixture_loss, start_loss: of both starts on the validation images.
+        mixture_loss, start_loss, final_loss: of both starts and after tuning, on the validation images.
         fell_back: whether the safeguard took the common start.
         seconds: by phase; ``at_epoch``, ``rand_at_epoch``: of start and tuning until each epoch.
         counts: split to negatives and positives.
@@ -59,11 +59,18 @@ class SiteTask(Part):
     rand_auc: list[float] = []
     mixture_loss: float | None = None
     start_loss: float | None = None
+    final_loss: float | None = None
     fell_back: bool = False
     seconds: dict[str, float] = {}
     at_epoch: list[float] = []
     rand_at_epoch: list[float] = []
     counts: dict[str, list[int]] = {}
+
+    @property
+    def gap(self) -> float | None:
+        """By how much tuning lowered the validation loss of what it began from; None without one."""
+        began = self.start_loss if self.fell_back else self.mixture_loss
+        return None if began is None or self.final_loss is None else began - self.final_loss
 
 
 class Learnt(Event):

@@ -30,7 +30,8 @@ from fedtar_flare.tensor_file import checksum
 
 if TYPE_CHECKING:
     from fedtar_flare.data.cohort import Cohort
-    from fedtar_flare.fedkei.learner import Adapted, TaskLearner
+    from fedtar_flare.fedkei.answers import Adapted
+    from fedtar_flare.fedkei.learner import TaskLearner
 
 MOST_EPOCHS = 99
 """Of tuning: what a list in a reply may hold, with epoch 0."""
@@ -227,7 +228,7 @@ class FedKEIExecutor(StudyExecutor):
             "seconds": found.seconds,
             "at_epoch": list(found.at_epoch),
         }
-        losses = {"mixture_loss": found.mixture_loss, "start_loss": found.start_loss}
+        losses = {name: getattr(found, name) for name in ("mixture_loss", "start_loss", "final_loss")}
         scores |= {name: loss for name, loss in losses.items() if loss is not None}
         if data.scored:
             scores["auc"] = list(found.curve)

@@ -114,6 +114,13 @@ class MethodController(TaskController):
     def load_method_state(self, state: Tensors) -> None:
         """Restore what :meth:`method_state` gave."""
 
+    def method_info(self) -> Any:
+        """What of the method's state is no tensor, as JSON primitives; None: nothing."""
+        return None
+
+    def load_method_info(self, info: Any) -> None:
+        """Restore what :meth:`method_info` gave; called before :meth:`load_method_state`."""
+
     def method_numbers(self) -> dict[str, list[float]]:
         """Numbers to show beside a run's progress."""
         return {}
@@ -357,6 +364,8 @@ class MethodController(TaskController):
             "settings": self.settings(),
             "members": sorted({*self._members, *self.sites}),
         }
+        if (own := self.method_info()) is not None:
+            info["method"] = own
         self._checkpoints.save(Checkpoint(r, w, self.method_state(), info | self.results.progress()), best=best)
         if best and self._shares:
             self.results.adapter(w, r)
@@ -368,6 +377,7 @@ class MethodController(TaskController):
         checkpoint, problems = self._checkpoints.resumed(self.settings(), may_differ=("num_rounds",))
         for problem in problems:
             self.warning(f"passed over: {problem}")
+        self.load_method_info(checkpoint.info.get("method"))
         self.load_method_state(checkpoint.method)
         self.results.restore(checkpoint.info)
         return checkpoint
