@@ -14,6 +14,7 @@ from fedtar_flare.fedkei.config import STEPS, FedKEIConfig, classifier_of
 from fedtar_flare.fedkei.contract import ADAPT, CONTRACT, PROBE
 from fedtar_flare.fedkei.plans import plan
 from fedtar_flare.fedkei.site_data import SiteTaskData
+from fedtar_flare.fedkei.site_page import module_name, write_modules_page
 from fedtar_flare.fedkei.tuning import LearnerSettings
 from fedtar_flare.flare.executor import Tensors, abstain, ok
 from fedtar_flare.flare.run_rules import require_start
@@ -208,8 +209,9 @@ class FedKEIExecutor(StudyExecutor):
             "test_scores": list(found.test_scores),
             "rand_scores": None if rand is None else list(rand.test_scores),
         }
-        state.write(f"module-{header.round:04d}", module, about)
+        state.write(module_name(header.round), module, about)
         state.save(version(header.round, STEPS), module, {"task": header.round}, keep=header.keep)
+        self.logger.info(f"this site's modules and mixtures, for its eyes: {write_modules_page(state, site.name)}")
 
     def _reply(
         self, header: TaskHeader, site: Site, data: SiteTaskData, found: Adapted, rand: Adapted | None

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from types import SimpleNamespace
 
 import pytest
 import torch
 from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
+from fedtar_flare.cli.main import main
 from fedtar_flare.errors import ConfigError
 from fedtar_flare.fedkei.events import EVENTS, Learnt, Mixed
 from fedtar_flare.fedkei.executor import FedKEIExecutor
+from fedtar_flare.fedkei.knowledge import KNOWLEDGE_FILE, read_knowledge
 from fedtar_flare.fedkei.recipe import FedKEIRecipe
 from fedtar_flare.flare.requirements import describe, requirements
 from fedtar_flare.protocol.messages import Reply, TaskHeader, version
@@ -21,6 +24,7 @@ from fedtar_flare.site.bounds import Bounds
 from fedtar_flare.site.place import home as cache_home
 from fedtar_flare.site.state import SiteState
 from fedtar_flare.suite import engine
+from fedtar_flare.tensor_file import read_tensors
 
 SITES = ("site-1", "site-2")
 SETTINGS = {
@@ -89,6 +93,7 @@ def test_alpha_labels_and_scores_of_images_stay(run):
     assert about["task"] == "nodule" and len(about["test_scores"]) == len(about["test_labels"])
     assert all(len(values) >= 1 for values in about["alpha"].values())
     assert kept.latest("9999-99") == version(2, 2) and kept.has("module-0001")
+    assert "alpha of adapters" in (kept.folder / "modules.html").read_text()
     sent = next(m.up for m in run.messages if (m.task, m.site, m.header.round) == ("adapt", "site-1", 2))
     start, _ = kept.read(version(0, 0)) if kept.has(version(0, 0)) else (None, None)
     assert start is None or all(torch.equal(module[n], start[n] + sent[n]) for n in sent)
@@ -142,3 +147,20 @@ def test_the_recipe_takes_as_many_tasks_as_are_listed_and_no_lora():
     assert recipe.controller.num_rounds == 4 and recipe.controller.config == recipe.executor.fedkei_config
     with pytest.raises(ConfigError, match="no such group"):
         FedKEIRecipe(lora={"rank": 2})
+
+
+def test_a_hospital_outside_learns_from_what_the_run_left(run, tmp_path, capsys):
+    site = tmp_path / "site-9.yaml"
+    site.write_text("source: synthetic\n")
+    arguments = ["--site-file", str(site), "--patients", "20", "--set", "training.epochs=2", "-o", str(tmp_path / "out")]
+    tasks = ["--task", "effusion", "--task", "consolidation"]
+    assert main(["adapt", str(run.results / KNOWLEDGE_FILE), *arguments, *tasks]) == 0
+    said = capsys.readouterr().out
+    assert "consolidation: AUC of test images" in said and "from the common start" in said
+    result = json.loads((tmp_path / "out" / "adaptation.json").read_text())
+    assert len(result["auc"]) == len(result["rand_auc"]) == 3 and result["knowledge"]["modules"] == 4
+    module, _ = read_tensors(tmp_path / "out" / "module.safetensors")
+    assert set(module) == set(read_knowledge(run.results / KNOWLEDGE_FILE).start)
+    assert main(["adapt", str(run.results / "rounds.jsonl"), *arguments, *tasks]) == 1
+    assert main(["adapt", str(run.results / KNOWLEDGE_FILE), *arguments, "--task", "scoliosis"]) == 1
+    assert "no training image with, or without, the task's disease" in capsys.readouterr().err
