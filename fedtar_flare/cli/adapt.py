@@ -21,15 +21,15 @@ def add_commands(commands: Commands) -> None:
     add_repeated(command, "--task", "NAME", task)
     add_repeated(command, "--base", "LABEL", "label of images that are negatives; none: images without any label")
     add_repeated(command, "--set", "GROUP.NAME=VALUE", "a setting of training, such as training.epochs=10")
-    command.add_argument("-o", "--out", type=Path, default=Path("adapted"), help="folder of the module (default adapted)")
+    command.add_argument("-o", "--out", type=Path, default=Path("adapted"), help="folder of the module")
     command.add_argument("--patients", type=int, default=48, help="of a synthetic site (default 48)")
     command.add_argument("--seed", type=int, default=0, help="of the batches, and of a synthetic site (default 0)")
     command.add_argument("--json", action="store_true", help="print the curves as JSON")
 
 
 def adapt(arguments: argparse.Namespace) -> None:
-    """Learn a mixture of a run's clusters for your own images, tune it, and say the AUC of your test patients after each
-    epoch, beside the same tuning from the common start. Nothing leaves this machine.
+    """Learn a mixture of a run's clusters for your own images, tune it, and say the AUC of your test patients after
+    each epoch, beside the same tuning from the common start. Nothing leaves this machine.
     """
     from fedtar_flare.errors import ConfigError
     from fedtar_flare.fedkei.knowledge import read_knowledge

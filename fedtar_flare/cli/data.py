@@ -94,8 +94,8 @@ def add_commands(commands: Commands) -> None:
 
 
 def unpack(arguments: argparse.Namespace) -> None:
-    """Write each picture as a PNG file and all of them as a manifest with labels, for methods that classify. Each picture
-    is a patient of its own, and the file's own division into training and test pictures is lost.
+    """Write each picture as a PNG file and all of them as a manifest with labels, for methods that classify. Each
+    picture is a patient of its own, and the file's own division into training and test pictures is lost.
     """
     from fedtar_flare.curation.unpack import unpack
 

@@ -84,7 +84,12 @@ class TaskStream:
     """
 
     def __init__(
-        self, tasks: Sequence[str], base: Sequence[str] = (), order: Order = "synchronous", site: str = "", seed: int = 0
+        self,
+        tasks: Sequence[str],
+        base: Sequence[str] = (),
+        order: Order = "synchronous",
+        site: str = "",
+        seed: int = 0,
     ):
         listed = [DiseaseTask.parse(text) for text in tasks]
         if not listed:

@@ -41,8 +41,8 @@ class FedKEIController(MethodController):
 
     Args:
         fedkei: settings of :class:`FedKEIConfig`.
-        args, kwargs: of :class:`MethodController`; FLARE's export finds its parameters by these two names. ``num_rounds``
-            is the number of tasks; ``time_steps`` is always 2.
+        args, kwargs: of :class:`MethodController`; FLARE's export finds its parameters by these two names.
+            ``num_rounds`` is the number of tasks; ``time_steps`` is always 2.
 
     Raises:
         ConfigError: a setting is not allowed, or there are more rounds than tasks.

@@ -20,7 +20,7 @@ PRESETS: dict[str, dict[str, Any]] = {
     "tiny": {},
     "paper": {"training": {"epochs": 30, "batch_size": 64, "lr": 0.005, "momentum": 0.0}},
 }
-"""``small``: a few minutes on two cores, each start compared with the common one; ``paper``: ViT-B/16, SGD, 30 epochs."""
+"""``small``: a few minutes on two cores, each start beside the common one; ``paper``: ViT-B/16, 30 epochs."""
 
 
 class FedKEIRecipe(MethodRecipe):

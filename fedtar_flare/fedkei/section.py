@@ -85,8 +85,8 @@ def clusters(run: Run) -> Section | None:
     if not rows:
         return None
     lead = (
-        "Before each task the server clusters all modules of the tasks before it, adapters and heads apart. A member is "
-        "a site and the task that it learnt, with its weight in the centre (before and after the outer step, where "
+        "Before each task the server clusters all modules of the tasks before it, adapters and heads apart. A member "
+        "is a site and the task that it learnt, with its weight in the centre (before and after the outer step, where "
         "that moved it); 'moved' is how far the step took all weights of the centre from the mean. A centre of one "
         "site is that site's module, which all others get."
     )
@@ -118,8 +118,8 @@ def cost(run: Run) -> Section | None:
         )
     head = ("task", "clustering", "PROBE", "alpha", "tuning", "scoring", "bytes down", "bytes up", "fell back", "loss")
     lead = (
-        "What an informed start costs beside tuning: clustering at the server, PROBE (until the last site's answer, with "
-        "the start of its process), the inner epoch for alpha, each at the slowest site; bytes of all sites. 'loss' is "
+        "What an informed start costs beside tuning: clustering at the server, PROBE (until the last site's answer, "
+        "with the start of its process), the inner epoch for alpha, each at the slowest site; bytes of all sites. 'loss' is "
         "the mean validation loss of the sites' mixtures, and of the common start, before any tuning."
     )
     return Section("cost", "What a start costs", lead, table(head, rows))

@@ -31,7 +31,7 @@ def write_modules_page(state: SiteState, site: str) -> Path:
                 str(about["task"]),
                 _curve(about["auc"]),
                 _curve(about["rand_auc"]),
-                *(", ".join(f"{value:.3f}" for value in alpha.get(kind, ())) or NOTHING for kind in ("adapter", "head")),
+                *map(_weights, (alpha.get(kind) for kind in ("adapter", "head"))),
                 "yes" if about["fell_back"] else "",
             )
         )
@@ -43,3 +43,7 @@ def write_modules_page(state: SiteState, site: str) -> Path:
 
 def _curve(values: Any) -> str:
     return " ".join(number(value) for value in values) if values else NOTHING
+
+
+def _weights(values: Any) -> str:
+    return ", ".join(f"{value:.3f}" for value in values) if values else NOTHING

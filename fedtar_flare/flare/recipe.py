@@ -13,7 +13,6 @@ from nvflare.recipe.spec import Recipe
 
 from fedtar_flare.errors import ConfigError
 from fedtar_flare.flare.controller import MethodController
-from fedtar_flare.flare.study_executor import StudyExecutor
 from fedtar_flare.flare.scalars import add_tensorboard
 from fedtar_flare.protocol.contract import Contract
 from fedtar_flare.site.guard import OutboundGuard
@@ -65,7 +64,8 @@ class MethodRecipe(Recipe):
 
     contract: ClassVar[Contract]
     controller_class: ClassVar[type[MethodController]]
-    executor_class: ClassVar[type[StudyExecutor]]
+    executor_class: ClassVar[type[Any]]
+    """A ``StudyExecutor`` with the arguments that are handed on here."""
     shared_groups: ClassVar[tuple[str, ...]] = ("model", "lora", "training", "data")
     own_groups: ClassVar[tuple[str, ...]] = ()
     server_groups: ClassVar[tuple[str, ...]] = ()

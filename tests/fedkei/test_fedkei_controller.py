@@ -1,4 +1,4 @@
-"""FedKEI's server with sites that are plain functions: its pool, its messages, resume, sites that leave or misbehave."""
+"""FedKEI's server with sites that are plain functions: its pool, messages, resume, sites that leave or misbehave."""
 
 import random
 import shutil
@@ -109,11 +109,12 @@ def test_the_first_task_starts_from_the_common_start_and_later_ones_from_probed_
     assert asked == [(HANDSHAKE, 0), (ADAPT, 1), (PROBE, 2), (ADAPT, 2), (PROBE, 3), (ADAPT, 3)]
     first = sites[0].received[ADAPT, 1]
     assert all(torch.equal(first[name], START[name][None]) for name in START)
-    probed, adapted = (sites[1].received[task, 3] for task in (PROBE, ADAPT))
-    assert all(value.shape == (2, *SHAPES[name]) for name, value in probed.items())
-    assert any(not torch.equal(probed[name], adapted[name]) for name in probed), "the outer step moved the centres"
+    before, adapted = (sites[1].received[task, 3] for task in (PROBE, ADAPT))
+    assert all(value.shape == (2, *SHAPES[name]) for name, value in before.items())
+    assert any(not torch.equal(before[name], adapted[name]) for name in before), "the outer step moved the centres"
     mixed = of_kind(events, Mixed)
-    assert [(one.round, one.modules, sorted(one.probed)) for one in mixed] == [(1, 0, []), (2, 3, [*SITES]), (3, 6, [*SITES])]  # fmt: skip
+    probed = [(one.round, one.modules, sorted(one.probed)) for one in mixed]
+    assert probed == [(1, 0, []), (2, 3, [*SITES]), (3, 6, [*SITES])]
     assert not mixed[0].clusters and len(mixed[2].clusters) == 4, "two centres of adapters, two of heads"
     assert of_kind(events, Stream)[0].orders["site-2"] == TASKS[:3]
     learnt = of_kind(events, Learnt)

@@ -152,7 +152,8 @@ def test_the_recipe_takes_as_many_tasks_as_are_listed_and_no_lora():
 def test_a_hospital_outside_learns_from_what_the_run_left(run, tmp_path, capsys):
     site = tmp_path / "site-9.yaml"
     site.write_text("source: synthetic\n")
-    arguments = ["--site-file", str(site), "--patients", "20", "--set", "training.epochs=2", "-o", str(tmp_path / "out")]
+    arguments = ["--site-file", str(site), "--patients", "20", "--set", "training.epochs=2"]
+    arguments += ["-o", str(tmp_path / "out")]
     tasks = ["--task", "effusion", "--task", "consolidation"]
     assert main(["adapt", str(run.results / KNOWLEDGE_FILE), *arguments, *tasks]) == 0
     said = capsys.readouterr().out

@@ -44,7 +44,7 @@ def read_ct_rate(path: Path, options: Mapping[str, Any] | None = None) -> Readin
     """Read one part of CT-RATE from its folder, or from the ``dataset`` folder in it.
 
     Options: ``part``: ``train`` (default) or ``valid``. ``images``, ``reports``, ``metadata``: unusual places of the
-    volumes' folder and the tables, relative to ``path``. ``labels``: a table of abnormalities by ``VolumeName``, such as
+    volumes' folder and the tables, relative to ``path``. ``labels``: a table of abnormalities by ``VolumeName``, as
     ``multi_abnormality_labels/train_predicted_labels.csv``. ``sections``: by default findings and impression.
 
     Raises:
@@ -63,7 +63,8 @@ def read_ct_rate(path: Path, options: Mapping[str, Any] | None = None) -> Readin
     metadata = _table(path, root, options, "metadata", f"metadata/{PARTS[part]}_metadata.csv")
     texts = {row["VolumeName"]: row for row in rows_of(reports, REPORT_COLUMNS, REPORT_OPTIONAL)}
     details = {row["VolumeName"]: row for row in rows_of(metadata, METADATA_COLUMNS, METADATA_OPTIONAL)}
-    labels = label_table(path / Path(str(options["labels"])).expanduser(), ("VolumeName",)) if options.get("labels") else {}
+    table = path / Path(str(options["labels"])).expanduser() if options.get("labels") else None
+    labels = label_table(table, ("VolumeName",)) if table else {}
     scans: dict[tuple[str, str], list[str]] = {}
     for volume in sorted({*texts, *details}):
         with collecting(reading.problems):
