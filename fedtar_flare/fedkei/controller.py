@@ -248,5 +248,3 @@ class FedKEIController(MethodController):
         if not all(0 <= value <= 1 for value in (*found.auc, *found.rand_auc)):
             raise ExchangeError("the field 'scores' holds an AUC beyond 0 to 1")
         return found
-
-

@@ -213,9 +213,7 @@ class FedKEIExecutor(StudyExecutor):
         state.save(version(header.round, STEPS), module, {"task": header.round}, keep=header.keep)
         self.logger.info(f"this site's modules and mixtures, for its eyes: {write_modules_page(state, site.name)}")
 
-    def _reply(
-        self, header: TaskHeader, site: Site, data: SiteTaskData, found: Adapted, rand: Adapted | None
-    ) -> Reply:
+    def _reply(self, header: TaskHeader, site: Site, data: SiteTaskData, found: Adapted, rand: Adapted | None) -> Reply:
         numbers = {
             "samples": float(data.samples),
             "train_loss": fmean(found.losses),

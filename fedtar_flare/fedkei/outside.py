@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from fedtar_flare.data.task_stream import TaskStream
 from fedtar_flare.errors import ConfigError, DataError
 from fedtar_flare.fedkei.answers import Adapted
 from fedtar_flare.fedkei.config import STEPS
@@ -14,7 +15,6 @@ from fedtar_flare.fedkei.knowledge import Knowledge
 from fedtar_flare.fedkei.learner import TaskLearner
 from fedtar_flare.fedkei.site_data import SiteTaskData
 from fedtar_flare.fedkei.tuning import LearnerSettings
-from fedtar_flare.data.task_stream import TaskStream
 from fedtar_flare.flare.study_executor import seed_of
 from fedtar_flare.learning.config import DataConfig
 from fedtar_flare.learning.device import choose_device

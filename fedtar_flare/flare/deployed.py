@@ -11,8 +11,8 @@ from typing import Any
 from fedtar_flare.errors import ConfigError
 from fedtar_flare.files import read_json
 from fedtar_flare.flare.controller import MethodController
-from fedtar_flare.flare.study_executor import StudyExecutor
 from fedtar_flare.flare.requirements import describe, requirements
+from fedtar_flare.flare.study_executor import StudyExecutor
 from fedtar_flare.methods import METHODS, contract_of, load
 from fedtar_flare.models.sources import stay_offline
 from fedtar_flare.protocol.contract import Contract

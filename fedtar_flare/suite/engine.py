@@ -25,8 +25,8 @@ from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
 from fedtar_flare.errors import FedTARError
 from fedtar_flare.flare.recipe import MethodRecipe
-from fedtar_flare.flare.study_executor import StudyExecutor
 from fedtar_flare.flare.simulation import run_status, site_names
+from fedtar_flare.flare.study_executor import StudyExecutor
 from fedtar_flare.site.guard import OutboundGuard
 
 LocalSite = Callable[[str, Shareable], "Shareable | None"]
