@@ -19,7 +19,7 @@ def add_commands(commands: Commands) -> None:
     command.add_argument("--site-file", type=Path, required=True, help="where your images and labels are (fedtar.yaml)")
     task = "the new disease, 'name' or 'name=label|label'; may be repeated: the last is new, those before are negatives"
     add_repeated(command, "--task", "NAME", task)
-    add_repeated(command, "--base", "LABEL", "label of images that are negatives; none: images without any label")
+    add_repeated(command, "--base", "LABEL", "label of images that are negatives (default none: those without any)")
     add_repeated(command, "--set", "GROUP.NAME=VALUE", "a setting of training, such as training.epochs=10")
     command.add_argument("-o", "--out", type=Path, default=Path("adapted"), help="folder of the module")
     command.add_argument("--patients", type=int, default=48, help="of a synthetic site (default 48)")
@@ -48,7 +48,7 @@ def adapt(arguments: argparse.Namespace) -> None:
         read_site_file(arguments.site_file, simulated=True),  # no key is made: nothing leaves
         arguments.site_file.stem,
         tasks=arguments.task,
-        base=arguments.base,
+        base=arguments.base or ["none"],
         training=build(LearnerSettings, settings.get("training"), "training"),
         patients=arguments.patients,
         seed=arguments.seed,

@@ -19,6 +19,9 @@ from fedtar_flare.errors import ConfigError
 Order = Literal["synchronous", "reversed", "shuffled"]
 """Of the tasks at a site: as listed, the other way round, or by a permutation of the site's own."""
 
+NOTHING = "none"
+"""In a base: images without any label."""
+
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,63}")
 
 
@@ -76,7 +79,7 @@ class TaskStream:
 
     Args:
         tasks: as :meth:`DiseaseTask.parse` reads them.
-        base: labels of the images that are negatives from the first step on; none: images without any label.
+        base: labels of the images that are negatives from the first step on; :data:`NOTHING` stands for no label.
         order, site, seed: see :func:`order_of`.
 
     Raises:
@@ -86,7 +89,7 @@ class TaskStream:
     def __init__(
         self,
         tasks: Sequence[str],
-        base: Sequence[str] = (),
+        base: Sequence[str] = (NOTHING,),
         order: Order = "synchronous",
         site: str = "",
         seed: int = 0,
@@ -100,7 +103,8 @@ class TaskStream:
         ):
             if twice := sorted({name for name in names if names.count(name) > 1}):
                 raise ConfigError(f"tasks: {what} '{twice[0]:.80}' is there twice")
-        self.base = frozenset(base)
+        self._healthy = NOTHING in base
+        self._base = frozenset(base) - {NOTHING}
         self.places = order_of(len(listed), order, site, seed)
         self._tasks = [listed[place] for place in self.places]
 
@@ -121,8 +125,8 @@ class TaskStream:
             return 1
         if visit.uncertain & new:
             return None
-        known = frozenset[str]().union(*(task.labels for task in self._tasks[: step - 1])) | self.base
-        healthy = not self.base and not visit.labels and not visit.uncertain
+        known = self._base.union(*(task.labels for task in self._tasks[: step - 1]))
+        healthy = self._healthy and not visit.labels and not visit.uncertain
         return 0 if healthy or visit.labels & known else None
 
     def labeled(self, samples: Iterable[Sample], step: int) -> Labeled:

@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import Field
 
-from fedtar_flare.data.task_stream import Order, TaskStream
+from fedtar_flare.data.task_stream import NOTHING, Order, TaskStream
 from fedtar_flare.errors import ConfigError
 from fedtar_flare.fedkei.plans import PLANS, MixingSettings
 from fedtar_flare.models.classifier import ClassifierConfig
@@ -40,7 +40,7 @@ class FedKEIConfig(MixingSettings):
         description="diseases in sequence, each 'name', or 'name=label|label' where several labels count as it",
     )
     base: tuple[str, ...] = Field(
-        (), description="labels of the images that are negatives from the start; none: images without any label"
+        (NOTHING,), description="labels of the images that are negatives from the start; 'none': those without a label"
     )
     order: Order = Field(
         "synchronous",

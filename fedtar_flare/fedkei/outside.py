@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from fedtar_flare.data.task_stream import TaskStream
+from fedtar_flare.data.task_stream import NOTHING, TaskStream
 from fedtar_flare.errors import ConfigError, DataError
 from fedtar_flare.fedkei.answers import Adapted
 from fedtar_flare.fedkei.config import STEPS
@@ -39,7 +39,7 @@ def adapt_outside(
     site: str,
     *,
     tasks: Sequence[str],
-    base: Sequence[str] = (),
+    base: Sequence[str] = (NOTHING,),
     training: LearnerSettings | None = None,
     patients: int = 48,
     seed: int = 0,

@@ -51,6 +51,8 @@ def test_a_base_of_labels_is_negative_from_the_start_and_healthy_images_are_not(
     stream = TaskStream(("bcc", "akiec"), base=("melanoma",))
     assert [stream.label_of(visit("melanoma"), t) for t in (1, 2)] == [0, 0]
     assert stream.label_of(visit(), 1) is None and stream.label_of(visit("other"), 2) is None
+    both = TaskStream(("bcc", "akiec"), base=("melanoma", "none"))
+    assert both.label_of(visit("melanoma"), 1) == both.label_of(visit(), 1) == 0
 
 
 @given(st.sets(st.sampled_from(LABELS)), st.sets(st.sampled_from(LABELS)), st.integers(1, 3))
@@ -80,7 +82,7 @@ def test_shuffled_orders_differ_between_sites():
 @pytest.mark.parametrize(
     ("tasks", "base", "words"),
     [
-        ((), (), "at least one"),
+        ((), ("none",), "at least one"),
         (("a", "a"), (), "task 'a' is there twice"),
         (("a", "b=a"), (), "label 'a' is there twice"),
         (("a",), ("a",), "label 'a' is there twice"),

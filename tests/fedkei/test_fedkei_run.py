@@ -31,7 +31,7 @@ SETTINGS = {
     "preset": "tiny",
     "training": {"epochs": 2, "batch_size": 8},
     "data": {"synthetic_patients": 20},
-    "fedkei": {"tasks": ["effusion", "nodule"], "beside_rand": True},
+    "fedkei": {"tasks": ["effusion", "nodule"], "base": ["none", "cardiomegaly"], "beside_rand": True},
 }
 
 
@@ -150,11 +150,11 @@ def test_the_recipe_takes_as_many_tasks_as_are_listed_and_no_lora():
 
 
 def test_a_hospital_outside_learns_from_what_the_run_left(run, tmp_path, capsys):
-    site = tmp_path / "site-9.yaml"
+    site = tmp_path / "site-1.yaml"
     site.write_text("source: synthetic\n")
     arguments = ["--site-file", str(site), "--patients", "20", "--set", "training.epochs=2"]
     arguments += ["-o", str(tmp_path / "out")]
-    tasks = ["--task", "effusion", "--task", "consolidation"]
+    tasks = ["--task", "effusion", "--task", "consolidation", "--base", "none", "--base", "cardiomegaly"]
     assert main(["adapt", str(run.results / KNOWLEDGE_FILE), *arguments, *tasks]) == 0
     said = capsys.readouterr().out
     assert "consolidation: AUC of test images" in said and "from the common start" in said
