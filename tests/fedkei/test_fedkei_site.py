@@ -216,3 +216,22 @@ def test_slices_of_a_volume_are_one_example():
     one = learner(config)
     found = one.adapt(start_of(one), replace(DATA, train=volumes, validation=volumes, test=volumes), 1, alpha="fixed")
     assert found.samples == 24 and all(value is not None for value in found.curve)
+
+
+def test_a_module_of_random_labels_does_bounded_harm():
+    from fedtar_flare.fedkei.plans import PLANS, MixingSettings
+    from fedtar_flare.fedkei.pool import Pool
+
+    one = learner(epochs=6)
+    pool = Pool(one.start())
+    noise = torch.randint(0, 2, (48,), generator=torch.Generator().manual_seed(3))
+    for site, labels in (("b", DATA.train.labels), ("c", noise)):
+        data = task_data(site, ORDER, 1, sizes=(48, 16, 32))
+        data = replace(data, train=ArrayExamples(data.train.images, labels))
+        pool.add(site, 1, one.adapt(start_of(one), data, 1, alpha="fixed").difference)
+    rand = one.adapt(start_of(one), DATA, 2, alpha="fixed")
+    mixture = PLANS["fedkei"].mixture(pool, 2, MixingSettings(clusters=2, head_clusters=2))
+    found = one.probe(mixture.centres(), DATA, 2)
+    moved = mixture.step(found.gradients, 0.05)
+    assert all(part.distance.max() < 1 for part in moved.parts.values())
+    assert one.adapt(moved.centres(), DATA, 2).curve[-1] > rand.curve[-1] - 0.1
