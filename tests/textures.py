@@ -54,7 +54,7 @@ def style_of(site, seed=0):
 
 
 def examples(site, new, before, count, split, seed=0, diseases=DISEASES):
-    """``count`` examples, half of them of the disease ``new`` (its index), the others of no disease or one of ``before``.
+    """``count`` examples, half of the disease ``new`` (its index), the others of no disease or one of ``before``.
 
     They depend on these arguments alone.
     """

@@ -2,8 +2,8 @@
 
     python -m tests.benchmarks.bench_fedkei --json out.json [--seeds 5] [--plans rand,fedkei] [--orders synchronous]
 
-The frozen ViT is first trained to tell other textures apart, as a stand-in for published weights. Runs that ``out.json``
-already holds are not repeated, so an interrupted benchmark goes on. Prints each hypothesis with its mean over seeds and
+The frozen ViT is first trained to tell other textures apart, as a stand-in for published weights. Runs that
+``out.json`` already holds are not repeated, so an interrupted benchmark goes on. Prints each hypothesis with its mean over seeds and
 a 95 % interval (t), also where it is refuted. Textures are no images of patients: what holds here need not hold there.
 """
 
@@ -42,8 +42,8 @@ BY_ORDER = {
 
 
 # ---------------------------------------------------------------------- the stand-in for published weights
-def pretrained(path: Path, steps: int = 700) -> str:
-    """The ViT's weights, made where absent: trained to tell apart twelve textures that are none of the hidden patterns."""
+def pretrained(path: Path, steps: int = 400) -> str:
+    """The ViT's weights, made where absent: trained on twelve textures that are none of the hidden patterns."""
     if path.exists():
         return str(path)
     from safetensors.torch import save_file

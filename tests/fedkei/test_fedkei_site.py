@@ -67,7 +67,8 @@ def test_the_gradient_of_a_real_model_is_autograd_through_all_batches(kind, orig
     with sdpa_kernel(SDPBackend.MATH):
         for batch in shuffled(range(48), 24, one.seed, 2, "probe", 0):
             theta = theta_of(alpha)
-            g = dict(zip(theta, torch.autograd.grad(loss(theta, batch), list(theta.values()), create_graph=True)))
+            gradients = torch.autograd.grad(loss(theta, batch), list(theta.values()), create_graph=True)
+            g = dict(zip(theta, gradients, strict=True))
             g = {n: v.detach() if kind == "first_order" else v for n, v in g.items()}
             moves = {head: [] for head in alpha}
             for n, c in centres.items():
