@@ -104,7 +104,9 @@ def merge_small(assignment: Sequence[int], sites: Sequence[str], inner: Tensor, 
     """
     labels = renumbered(assignment)
     while True:
-        counts = [len({s for s, label in zip(sites, labels, strict=True) if label == k}) for k in range(max(labels) + 1)]
+        counts = [
+            len({s for s, label in zip(sites, labels, strict=True) if label == k}) for k in range(max(labels) + 1)
+        ]
         small = min(range(len(counts)), key=counts.__getitem__)
         if counts[small] >= least:
             return labels

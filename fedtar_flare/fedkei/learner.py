@@ -6,8 +6,8 @@
     ADAPT   alpha (inner epoch from alpha0, other batches); theta = C alpha; E epochs of SGD, AUC on the test split at
             e = 0..E
 
-ADAPT needs nothing of PROBE. Batches depend on the learner's seed, the task and the phase alone, so two plans that start
-from equal centres end at equal bits.
+ADAPT needs nothing of PROBE. Batches depend on the learner's seed, the task and the phase alone, so two plans that
+start from equal centres end at equal bits.
 """
 
 from __future__ import annotations
@@ -33,14 +33,12 @@ from fedtar_flare.fedkei.hypergradient import Hypergradient, InnerPath, Vectors
 from fedtar_flare.fedkei.mixing import Kind, Origin, origin_of
 from fedtar_flare.fedkei.mixture import AlphaMode
 from fedtar_flare.fedkei.model import TaskModel
-from fedtar_flare.fedkei.objectives import Local
+from fedtar_flare.fedkei.objectives import PLAIN, Local
 from fedtar_flare.fedkei.tuning import LearnerSettings, Tuned, tune
 from fedtar_flare.learning.training import require_finite
 from fedtar_flare.metrics.classification import auc
 from fedtar_flare.models.adapters.lora import adapter_config
 from fedtar_flare.models.classifier import ClassifierConfig
-
-PLAIN = Local()
 
 
 @dataclass(frozen=True)

@@ -77,7 +77,7 @@ class Layout:
             for name, shape in parts:
                 if stacked[name].shape != (*many, *shape) or not many or not many[0]:
                     raise ExchangeError(
-                        f"tensor '{name}' has shape {tuple(stacked[name].shape)} in a mixture; it must be {('K', *shape)}, "
+                        f"tensor '{name}' has shape {tuple(stacked[name].shape)} in a mixture, not {('K', *shape)}, "
                         f"with one K of at least 1 for all tensors of the {kind}"
                     )
             found[kind] = torch.cat([stacked[name].flatten(1) for name, _ in parts], dim=1).T

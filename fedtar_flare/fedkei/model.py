@@ -43,10 +43,11 @@ class TaskModel:
         self.layout = Layout.of(self.start)
         self.fingerprint = fingerprint(self.classifier)
         self.classifier.to(self.device)
+        self._parameters = shared_parameters(self.classifier)
 
     def parameters(self) -> dict[str, torch.nn.Parameter]:
         """The module's own tensors, no copies."""
-        return shared_parameters(self.classifier)
+        return dict(self._parameters)
 
     def state(self) -> dict[str, Tensor]:
         """The module that is loaded, float32 on the CPU."""

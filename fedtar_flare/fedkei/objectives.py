@@ -37,6 +37,9 @@ class Local:
         return self.objective != "head_only" or name.startswith("head.")
 
 
+PLAIN = Local()
+
+
 def add_proximal(
     gradients: Mapping[str, Tensor], theta: Mapping[str, Tensor], start: Mapping[str, Tensor], mu: float
 ) -> None:

@@ -21,7 +21,7 @@ from fedtar_flare.errors import ConfigError
 from fedtar_flare.fedkei.clustering import delta_gram, gram, kmeans, merge_small, squared_distances
 from fedtar_flare.fedkei.mixing import Kind, Origin, Support, initial_beta, support
 from fedtar_flare.fedkei.mixture import AlphaMode, Mixture, Part
-from fedtar_flare.fedkei.objectives import Local
+from fedtar_flare.fedkei.objectives import PLAIN, Local
 from fedtar_flare.fedkei.pool import Module, Pool
 from fedtar_flare.settings import Settings, nearest
 
@@ -49,8 +49,8 @@ class Plan:
     """One row of the table of plans.
 
     Args:
-        members: modules that are mixed: ``none``; ``last``: each site's latest; ``all``; ``own``: the site's latest, for
-            that site alone.
+        members: modules that are mixed: ``none``; ``last``: each site's latest; ``all``; ``own``: the site's latest,
+            for that site alone.
         groups: into which clusters: ``one``, ``each`` on its own, by ``site``, ``kmeans``.
         weights: beta0: the ``mean`` of a cluster; by ``similarity`` to the site's own latest module (FedAMP); or moved
             towards sites of large generalisation ``gaps`` (FedGA).
@@ -66,27 +66,31 @@ class Plan:
     weights: Literal["mean", "similarity", "gaps"] = "mean"
     alpha: AlphaMode = "fixed"
     probe: Literal["none", "bilevel", "direct"] = "none"
-    local: Local = Local()
+    local: Local = PLAIN
 
     def mixture(self, pool: Pool, task: int, settings: MixingSettings) -> Mixture:
         """The mixture for a task (counted from 1) of modules of the tasks before it.
 
-        It is the common start alone where there is no such module, or where all of them together are of fewer sites than
-        a cluster must have.
+        It is the common start alone where there is no such module, or where all of them together are of fewer sites
+        than a cluster must have.
         """
         began = time.monotonic()
         modules = {"none": (), "all": pool.before(task)}.get(self.members, pool.last(task))
         nothing = Mixture(pool, None)
         if self.members == "own":
             # nobody but the site itself gets it, so a minimum of sites has no place here
-            own = {m.site: self._parts(pool, (m,), {kind: [0] for kind in pool.layout.kinds}, settings) for m in modules}
+            own = {
+                m.site: self._parts(pool, (m,), {kind: [0] for kind in pool.layout.kinds}, settings) for m in modules
+            }
             return Mixture(pool, None, own=own)
         if len({module.site for module in modules}) < settings.min_cluster_sites or not modules:
             return nothing
         inner = {kind: _inner(pool, modules, kind, settings) for kind in pool.layout.kinds}
         if self.weights == "similarity":
             parts = self._parts(pool, modules, {kind: [0] * len(modules) for kind in inner}, settings)
-            own = {m.site: _weighted(parts, {k: similarity(g, n) for k, g in inner.items()}) for n, m in enumerate(modules)}
+            own = {
+                m.site: _weighted(parts, {k: similarity(g, n) for k, g in inner.items()}) for n, m in enumerate(modules)
+            }
             return Mixture(pool, parts, own=own, seconds=time.monotonic() - began)
         if self.weights == "gaps":
             parts = self._parts(pool, modules, {kind: [0] * len(modules) for kind in inner}, settings)
@@ -142,8 +146,8 @@ class Plan:
 def similarity(inner: Tensor, own: int) -> Tensor:
     """FedAMP's weights (N, 1), float64, of N modules for the one at ``own``: near ones count for more.
 
-    ``xi_j = exp(-d_j^2 / sigma) / N`` for the others, the rest for its own module. Sigma is the mean squared distance of
-    two modules (our choice: free of scale).
+    ``xi_j = exp(-d_j^2 / sigma) / N`` for the others, the rest for its own module. Sigma is the mean squared distance
+    of two modules (our choice: free of scale).
     """
     apart = squared_distances(inner)
     many = len(apart)
@@ -157,8 +161,8 @@ def similarity(inner: Tensor, own: int) -> Tensor:
 def gap_weights(pool: Pool, modules: Sequence[Module], task: int) -> Tensor:
     """FedGA's weights (N, 1), float64, of the latest modules: sites whom the shared start served badly count for more.
 
-    Task after task, ``a_i += d (g_i - mean g) / max_j |g_j - mean g|`` with the gaps g of the sites that told theirs and
-    d = 1 / (2 N) (our choice); none falls below a tenth of an equal one; then all are divided by their sum.
+    Task after task, ``a_i += d (g_i - mean g) / max_j |g_j - mean g|`` with the gaps g of the sites that told theirs
+    and d = 1 / (2 N) (our choice); none falls below a tenth of an equal one; then all are divided by their sum.
     """
     weights = {module.site: 1 / len(modules) for module in modules}
     for past in sorted({module.task for module in pool.before(task)}):

@@ -1,7 +1,7 @@
 """Classifiers: a frozen image encoder, an adapter within it, and a binary head on its pooled features.
 
-The encoder is that of the shipped report generator (``small``; CT slice by slice), a ViT of the sizes given here, or any
-timm backbone. Adapter and head are what is trained and exchanged, under PEFT's names and as ``head.weight`` and
+The encoder is that of the shipped report generator (``small``; CT slice by slice), a ViT of the sizes given here, or
+any timm backbone. Adapter and head are what is trained and exchanged, under PEFT's names and as ``head.weight`` and
 ``head.bias``.
 """
 

@@ -2,9 +2,10 @@
 
     python -m tests.benchmarks.bench_fedkei --json out.json [--seeds 5] [--plans rand,fedkei] [--orders synchronous]
 
-The frozen ViT is first trained to tell other textures apart, as a stand-in for published weights. Runs that ``out.json``
-already holds are not repeated, so an interrupted benchmark goes on. Prints each hypothesis with its mean over seeds and
-a 95 % interval (t), also where it is refuted. Textures are no images of patients: what holds here need not hold there.
+The frozen ViT is first trained to tell other textures apart, as a stand-in for published weights. Runs that
+``out.json`` already holds are not repeated, so an interrupted benchmark goes on. Prints each hypothesis with its mean
+over seeds and a 95 % interval (t), also where it is refuted. Textures are no images of patients: what holds here need
+not hold there.
 """
 
 from __future__ import annotations
@@ -31,10 +32,10 @@ from tests.benchmarks.fedkei_hypotheses import report
 from tests.textures import DISEASES, MAIN_PATTERN, task_data
 
 SITES, TASKS, EPOCHS = ("a", "b", "c", "d"), len(DISEASES), 10
-SIZES = (96, 48, 192)
+SIZES = (64, 16, 96)
 MIXING = MixingSettings()
 LEARNING = LearnerSettings(epochs=EPOCHS, batch_size=16, lr=0.05, momentum=0.9)
-VIT = ClassifierConfig(encoder="vit", image_size=32, slices=1, width=64, depth=3, heads=4, patch=8)
+VIT = ClassifierConfig(encoder="vit", image_size=32, slices=1, width=32, depth=2, heads=2, patch=8)
 BY_ORDER = {
     "synchronous": list(PLANS),
     "shuffled": ["rand", "fedavg", "variant_a", "variant_b", "fedkei", "own_last"],
@@ -42,8 +43,8 @@ BY_ORDER = {
 
 
 # ---------------------------------------------------------------------- the stand-in for published weights
-def pretrained(path: Path, steps: int = 700) -> str:
-    """The ViT's weights, made where absent: trained to tell apart twelve textures that are none of the hidden patterns."""
+def pretrained(path: Path, steps: int = 400) -> str:
+    """The ViT's weights, made where absent: trained on twelve textures that are none of the hidden patterns."""
     if path.exists():
         return str(path)
     from safetensors.torch import save_file

@@ -37,7 +37,9 @@ def cost(matrix, labels):
 def test_kmeans_finds_what_trying_all_partitions_finds(n, clusters):
     for seed in range(3):
         matrix = points(n, seed=seed, spread=3.0)
-        best = min(cost(matrix, labels) for labels in product(range(clusters), repeat=n) if len(set(labels)) == clusters)
+        best = min(
+            cost(matrix, labels) for labels in product(range(clusters), repeat=n) if len(set(labels)) == clusters
+        )
         assert cost(matrix, kmeans(gram(matrix), clusters, seed=1)) == pytest.approx(best, rel=1e-9)
 
 

@@ -44,7 +44,8 @@ class Toy:
             if detach:
                 g = self.gradient(s, theta)
             else:
-                g = dict(zip(D, torch.autograd.grad(self.loss(s, theta), list(theta.values()), create_graph=True)))
+                gradients = torch.autograd.grad(self.loss(s, theta), list(theta.values()), create_graph=True)
+                g = dict(zip(D, gradients, strict=True))
             alpha = {kind: alpha[kind] - ETA * centres[kind].T @ g[kind] for kind in D}
         return self.loss(self.steps, {kind: centres[kind] @ alpha[kind] for kind in D})
 

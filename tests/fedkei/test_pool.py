@@ -12,7 +12,10 @@ from fedtar_flare.tensor_file import read_tensors, write_tensors
 
 
 def test_modules_are_ordered_by_task_and_site_whenever_they_came():
-    one, other = pool_of(), pool_of(order=[("site-2", 2), ("site-3", 1), ("site-1", 2), ("site-2", 1), ("site-3", 2), ("site-1", 1)])
+    one, other = (
+        pool_of(),
+        pool_of(order=[("site-2", 2), ("site-3", 1), ("site-1", 2), ("site-2", 1), ("site-3", 2), ("site-1", 1)]),
+    )
     assert [(m.task, m.site) for m in one.modules] == [(t, f"site-{i}") for t in (1, 2) for i in (1, 2, 3)]
     assert all(same(a.tensors, b.tensors) for a, b in zip(one.modules, other.modules, strict=True))
     assert torch.equal(one.matrix("adapter", one.modules), other.matrix("adapter", other.modules))
@@ -39,7 +42,9 @@ def test_a_checkpoint_gives_the_same_bits(tmp_path):
     write_tensors(tmp_path / "pool", {f"w.{name}": value for name, value in tensors.items()}, {"pool": info})
     read, read_info = read_tensors(tmp_path / "pool")
     again = Pool(pool.start)
-    again.load({name.removeprefix("w."): value for name, value in read.items()}, json.loads(json.dumps(read_info["pool"])))
+    again.load(
+        {name.removeprefix("w."): value for name, value in read.items()}, json.loads(json.dumps(read_info["pool"]))
+    )
     assert [(m.site, m.task) for m in again.modules] == [(m.site, m.task) for m in pool.modules]
     assert all(same(a.tensors, b.tensors) for a, b in zip(again.modules, pool.modules, strict=True))
 
