@@ -274,3 +274,13 @@ def test_knowledge_is_read_back_and_a_damaged_file_is_refused(whole, tmp_path):
     (tmp_path / KNOWLEDGE_FILE).write_bytes(broken)
     with pytest.raises(ConfigError, match="no whole knowledge"):
         read_knowledge(tmp_path / KNOWLEDGE_FILE)
+
+
+def test_centres_go_down_in_a_form_that_can_be_sent(tmp_path, monkeypatch):
+    """FLARE fetches tensors by safetensors, which refuses slices and transposes of others; a site then waits for ever."""
+    sent = []
+    monkeypatch.setattr(Here, "send_model", lambda self, task_name, data, **more: (
+        sent.extend(data.params.values() if data.params else []), InThisProcess.send_model(self, task_name, data, **more)
+    ))  # fmt: skip
+    controller, _ = run(tmp_path, [Site(name) for name in SITES])
+    assert not controller.panics and sent and all(value.is_contiguous() for value in sent)
