@@ -277,10 +277,13 @@ def test_knowledge_is_read_back_and_a_damaged_file_is_refused(whole, tmp_path):
 
 
 def test_centres_go_down_in_a_form_that_can_be_sent(tmp_path, monkeypatch):
-    """FLARE fetches tensors by safetensors, which refuses slices and transposes of others; a site then waits for ever."""
+    """FLARE fetches tensors by safetensors, which refuses slices and transposes; a site then asks again for ever."""
     sent = []
-    monkeypatch.setattr(Here, "send_model", lambda self, task_name, data, **more: (
-        sent.extend(data.params.values() if data.params else []), InThisProcess.send_model(self, task_name, data, **more)
-    ))  # fmt: skip
+
+    def send_model(self, task_name, data, **more):
+        sent.extend((data.params or {}).values())
+        InThisProcess.send_model(self, task_name, data, **more)
+
+    monkeypatch.setattr(Here, "send_model", send_model)
     controller, _ = run(tmp_path, [Site(name) for name in SITES])
     assert not controller.panics and sent and all(value.is_contiguous() for value in sent)
