@@ -110,7 +110,7 @@ class Mixture:
         ``members`` are those of the cluster and whoever else has weight in it. Empty for the common start alone.
         """
         mixed: dict[str | None, Parts] = {} if self.parts is None or self.own else {None: self.parts}
-        mixed |= self.own
+        mixed.update(self.own.items())
         return [
             {
                 "kind": kind,
