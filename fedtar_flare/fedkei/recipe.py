@@ -18,7 +18,7 @@ BASE = [NOTHING, "cardiomegaly", "emphysema", "lymphadenopathy"]
 PRESETS: dict[str, dict[str, Any]] = {
     "small": {
         "model": {"slices": 8},
-        "data": {"synthetic_patients": 96},
+        "data": {"synthetic_patients": 64},
         "fedkei": {"beside_rand": True, "base": BASE},
     },
     "tiny": {"fedkei": {"base": BASE}},
