@@ -124,7 +124,7 @@ class FedKEIExecutor(StudyExecutor):
     def _probe(
         self, header: TaskHeader, weights: Tensors, site: Site, state: SiteState, cohort: Cohort
     ) -> tuple[Reply, Tensors | None]:
-        """The gradient in the centres that came down, once a task: asked again from a server's choice, it tells more."""
+        """The gradient in the centres that came down, once a task: of centres of a server's choice it tells more."""
         data = self._data(header, site, cohort)
         if refused := self._refused(PROBE, header, weights, state, data):
             return refused, None

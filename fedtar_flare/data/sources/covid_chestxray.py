@@ -102,7 +102,7 @@ def _visit(row: Mapping[str, str], path: Path, only: bool) -> Visit:
 
 
 def _labels(finding: str) -> frozenset[str] | None:
-    """The diseases that the table names (``COVID-19, ARDS``), none for ``No Finding``; None where it says nothing yet."""
+    """The diseases that the table names (``COVID-19, ARDS``), none for ``No Finding``; None where it says nothing."""
     named = frozenset(part.strip() for part in finding.split(",") if part.strip())
     return None if not named or named == {"todo"} else named - {"No Finding"}
 
