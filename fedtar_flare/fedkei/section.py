@@ -119,7 +119,7 @@ def cost(run: Run) -> Section | None:
     head = ("task", "clustering", "PROBE", "alpha", "tuning", "scoring", "bytes down", "bytes up", "fell back", "loss")
     lead = (
         "What an informed start costs beside tuning: clustering at the server, PROBE (until the last site's answer, "
-        "with the start of its process), the inner epoch for alpha, each at the slowest site; bytes of all sites. 'loss' "
+        "with the start of its process), the inner epoch for alpha, each at the slowest site; bytes of all. 'loss' "
         "is the mean validation loss of the sites' mixtures, and of the common start, before any tuning."
     )
     return Section("cost", "What a start costs", lead, table(head, rows))
