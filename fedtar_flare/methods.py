@@ -24,6 +24,7 @@ class Method:
         personal: class that restores a site's personal part for drafting.
         extension: function that adds to a base model what the method's adapter needs beside it, given the model and
             what the learner's description says under ``extension``.
+        reports: whether it writes reports, as those do that are compared with each other; else it classifies images.
     """
 
     contract: str
@@ -32,6 +33,7 @@ class Method:
     sections: str = ""
     personal: str = ""
     extension: str = ""
+    reports: bool = True
 
 
 METHODS = {
@@ -49,6 +51,13 @@ METHODS = {
         sections="fedtar_flare.fedmrg.section:SECTIONS",
         personal="fedtar_flare.fedmrg.personal:SpecialisedPart",
         extension="fedtar_flare.fedmrg.diagnosis:extend",
+    ),
+    "fedkei": Method(
+        contract="fedtar_flare.fedkei.contract:CONTRACT",
+        recipe="fedtar_flare.fedkei.recipe:FedKEIRecipe",
+        events="fedtar_flare.fedkei.events:EVENTS",
+        sections="fedtar_flare.fedkei.section:SECTIONS",
+        reports=False,
     ),
     "fedavg": Method(
         contract="fedtar_flare.baselines.fedavg:CONTRACT", recipe="fedtar_flare.baselines.fedavg:FedAvgRecipe"

@@ -27,6 +27,7 @@ PAGES = (
     "docs/method.md",
     "docs/metrics.md",
     "docs/dpia.md",
+    "docs/fedkei.md",
     "docs/fedmrg.md",
     "docs/images.md",
     "docs/scale.md",
@@ -101,7 +102,7 @@ def test_the_page_of_the_site_file_has_every_key_with_its_default(repository):
 
 def test_the_page_of_what_leaves_has_every_field_in_its_table_and_the_numbers_of_the_code(repository):
     from fedtar_flare.fedtar import release
-    from fedtar_flare.flare.report_executor import PRODUCTION_MIN_CELL
+    from fedtar_flare.flare.study_executor import PRODUCTION_MIN_CELL
     from fedtar_flare.learning.config import LEAST_PERIOD
 
     text = read(repository, "docs/what-leaves.md")

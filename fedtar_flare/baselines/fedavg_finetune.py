@@ -16,7 +16,7 @@ from pydantic import Field
 from fedtar_flare.baselines.fedavg import CONTRACT as FEDAVG
 from fedtar_flare.baselines.fedavg import FedAvgController, PooledExecutor
 from fedtar_flare.flare.recipe import MethodRecipe
-from fedtar_flare.flare.report_executor import seed_of
+from fedtar_flare.flare.study_executor import seed_of
 from fedtar_flare.protocol.messages import TaskHeader, version
 from fedtar_flare.settings import Settings, build
 from fedtar_flare.site.place import Site

@@ -1,4 +1,4 @@
-"""``fedtar data index``, ``check`` and ``prepare``: a site's own data, before a run."""
+"""``fedtar data index``, ``check``, ``prepare`` and ``unpack``: a site's own data, before a run."""
 
 from __future__ import annotations
 
@@ -81,7 +81,32 @@ def add_commands(commands: Commands) -> None:
     command.add_argument("-j", "--workers", type=int, help="processes (default: one per processor, at most 4)")
     command.add_argument("--json", action="store_true", help="print the counts as JSON")
 
+    command = add_command(
+        group, unpack, "write a packed data set of labelled pictures (MedMNIST's .npz) as pictures and a manifest"
+    )
+    command.add_argument("file", type=Path, help="the .npz file")
+    command.add_argument("-o", "--out", type=Path, required=True, help="folder of the pictures and manifest.csv")
+    command.add_argument("--names", default="", help="of the classes, separated by commas (default: class-0, ...)")
+    command.add_argument("--most", type=int, help="pictures of each part at most (default: all)")
+    command.add_argument("--json", action="store_true", help="print the counts as JSON")
+
     simulated_data.add_commands(group)
+
+
+def unpack(arguments: argparse.Namespace) -> None:
+    """Write each picture as a PNG file and all of them as a manifest with labels, for methods that classify. Each
+    picture is a patient of its own, and the file's own division into training and test pictures is lost.
+    """
+    from fedtar_flare.curation.unpack import unpack
+
+    names = [name.strip() for name in arguments.names.split(",") if name.strip()]
+    found = unpack(arguments.file, arguments.out, names, arguments.most)
+    if arguments.json:
+        print(json.dumps({"manifest": str(found.manifest), "pictures": found.pictures, "labels": found.labels}))
+        return
+    print(f"{found.manifest}: {found.pictures} pictures")
+    for name, n in found.labels.items():
+        print(f"  {name}: {n}")
 
 
 def index(arguments: argparse.Namespace) -> None:
@@ -196,6 +221,7 @@ def prepare(arguments: argparse.Namespace) -> None:
             arguments.site or (kit.name if kit else file.stem),
             model=preset(arguments.preset, **settings.get("model", {})),
             data=build(DataConfig, settings.get("data"), "data"),
+            reports=False,
             say=line,
             every=line.every,
             **given(arguments, "time_steps", "seed", "workers"),

@@ -13,6 +13,7 @@ import yaml
 from fedtar_flare.curation import partition
 from fedtar_flare.data.cohort import Patient
 from fedtar_flare.data.sources import read_source
+from fedtar_flare.data.sources.fields import labels_text
 from fedtar_flare.data.sources.manifest import write_rows
 from fedtar_flare.data.sources.tables import rows_of
 from fedtar_flare.errors import ConfigError
@@ -109,7 +110,8 @@ def _write(
     folder, site_file = out / name, out / "sites" / f"{name}.yaml"
     folder.mkdir(parents=True)
     steps = [0] * time_steps
-    rows = []
+    all_labeled = all(visit.labels is not None for patient in patients for visit in patient.visits)
+    rows: list[dict[str, object]] = []
     for patient in patients:
         for i, visit in enumerate(patient.visits):
             steps[min(i, time_steps - 1)] += 1
@@ -125,6 +127,8 @@ def _write(
                     "institution": institutions.get(patient.patient_id, ""),
                 }
             )
+            if all_labeled:
+                rows[-1]["labels"] = labels_text(visit.labels or frozenset(), visit.uncertain)
     write_rows(folder / "manifest.csv", rows)
     content = {
         "source": "manifest",

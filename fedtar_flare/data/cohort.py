@@ -31,7 +31,8 @@ EXCLUDED = "excluded"
 class Visit:
     """One study of one patient; patient and visit ids are the site's own and never leave it.
 
-    Raises :class:`DataError` ``no-date``, ``empty-report``, ``unknown-modality`` or ``age-out-of-range``.
+    The report may be empty where the labels are known. Raises :class:`DataError` ``no-date``, ``empty-report``,
+    ``contradicting-labels``, ``unknown-modality`` or ``age-out-of-range``.
     """
 
     patient_id: str
@@ -43,6 +44,8 @@ class Visit:
     age: float | None = None  # years at this visit
     findings: frozenset[str] | None = None  # the known truth of a synthetic cohort
     changes: frozenset[tuple[str, str]] | None = None  # the same: finding and direction since the visit before
+    labels: frozenset[str] | None = None  # what the image shows, for classification; empty: nothing, None: not known
+    uncertain: frozenset[str] = frozenset()  # of which nobody is sure
 
     def __post_init__(self) -> None:
         where = f"patient {self.patient_id}, visit {self.visit_id}"
@@ -52,8 +55,10 @@ class Visit:
             )
         if self.acquired.tzinfo is not None:
             object.__setattr__(self, "acquired", self.acquired.astimezone(UTC).replace(tzinfo=None))
-        if not self.report.strip():
+        if not self.report.strip() and self.labels is None:
             raise DataError(f"{where}: the report is empty", reason="empty-report")
+        if self.labels is not None and self.labels & self.uncertain:
+            raise DataError(f"{where}: a label is given as sure and as unsure", reason="contradicting-labels")
         if self.modality not in ("ct", "radiograph"):
             raise DataError(f"{where}: modality '{self.modality}' is not ct or radiograph", reason="unknown-modality")
         if self.age is not None and not (math.isfinite(self.age) and 0 <= self.age <= MAX_AGE):

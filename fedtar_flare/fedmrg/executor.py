@@ -15,7 +15,8 @@ from fedtar_flare.fedmrg.contract import BRANCH, CONTRACT
 from fedtar_flare.fedmrg.diagnosis import extend, require_positions
 from fedtar_flare.fedmrg.dual_adapter import generic_targets
 from fedtar_flare.fedmrg.labels import labeler
-from fedtar_flare.flare.report_executor import PRODUCTION_MIN_CELL, ReportExecutor, seed_of
+from fedtar_flare.flare.report_executor import ReportExecutor
+from fedtar_flare.flare.study_executor import PRODUCTION_MIN_CELL, seed_of
 from fedtar_flare.protocol.exchange import WIRE_DTYPES
 from fedtar_flare.protocol.messages import TaskHeader
 from fedtar_flare.settings import build

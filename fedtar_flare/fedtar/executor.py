@@ -14,7 +14,8 @@ from fedtar_flare.fedtar.config import PatientConfig, TemporalConfig
 from fedtar_flare.fedtar.contract import CONTRACT
 from fedtar_flare.fedtar.release import most_numbers, require_spread, told_numbers
 from fedtar_flare.flare.executor import Tensors
-from fedtar_flare.flare.report_executor import ReportExecutor, seed_of
+from fedtar_flare.flare.report_executor import ReportExecutor
+from fedtar_flare.flare.study_executor import seed_of
 from fedtar_flare.protocol.messages import TaskHeader
 from fedtar_flare.settings import build
 from fedtar_flare.site.admission import Asked

@@ -96,7 +96,7 @@ class MethodController(TaskController):
         self.initial_site, self.initial_checkpoint, self.resume_from = initial_site, initial_checkpoint, resume_from
         self.keep_checkpoints, self.seed = keep_checkpoints, seed
         self._wire = self.contract.allowing([TENSOR_NAME])  # which parameters travel whole is for the sites to say
-        self._shares = bool(self.contract.task(TRAIN).up)
+        self._shares = self.contract.shares
 
     # ------------------------------------------------------------------ what a method gives
     @abstractmethod
@@ -113,6 +113,13 @@ class MethodController(TaskController):
 
     def load_method_state(self, state: Tensors) -> None:
         """Restore what :meth:`method_state` gave."""
+
+    def method_info(self) -> Any:
+        """What of the method's state is no tensor, as JSON primitives; None: nothing."""
+        return None
+
+    def load_method_info(self, info: Any) -> None:
+        """Restore what :meth:`method_info` gave; called before :meth:`load_method_state`."""
 
     def method_numbers(self) -> dict[str, list[float]]:
         """Numbers to show beside a run's progress."""
@@ -134,6 +141,10 @@ class MethodController(TaskController):
     def shares_of(self, counts: Mapping[str, int]) -> dict[str, float]:
         """Weights of the sites in a mean, which sum to one, given the visits n_k of those that are in it."""
         return aggregation_weights(counts, self.weighting)
+
+    def largest_message(self) -> int:
+        """Most values that a site's answer to a task of a round may hold; more are not fetched."""
+        return self.schema.parameters * max(len(task.up) for task in self.contract.tasks)
 
     def trainers(self) -> list[str]:
         """The sites that are asked to train; all by default."""
@@ -262,7 +273,7 @@ class MethodController(TaskController):
                 raise FedTARError(f"site {source} did not send its initial weights; see the record and its own log")
         w = w if w is not None else initial[source]
         self.schema.check(w)
-        expect_at_most(self.schema.parameters * max(len(task.up) for task in self.contract.tasks))
+        expect_at_most(self.largest_message())
         self._counts = {site: answers.replies[site].payload["counts"] for site in self.sites}
         self.described = {site: answers.replies[site].payload.get("model") or {} for site in self.sites}
         self.results.start(
@@ -353,6 +364,8 @@ class MethodController(TaskController):
             "settings": self.settings(),
             "members": sorted({*self._members, *self.sites}),
         }
+        if (own := self.method_info()) is not None:
+            info["method"] = own
         self._checkpoints.save(Checkpoint(r, w, self.method_state(), info | self.results.progress()), best=best)
         if best and self._shares:
             self.results.adapter(w, r)
@@ -364,6 +377,7 @@ class MethodController(TaskController):
         checkpoint, problems = self._checkpoints.resumed(self.settings(), may_differ=("num_rounds",))
         for problem in problems:
             self.warning(f"passed over: {problem}")
+        self.load_method_info(checkpoint.info.get("method"))
         self.load_method_state(checkpoint.method)
         self.results.restore(checkpoint.info)
         return checkpoint

@@ -11,8 +11,8 @@ from typing import Any
 from fedtar_flare.errors import ConfigError
 from fedtar_flare.files import read_json
 from fedtar_flare.flare.controller import MethodController
-from fedtar_flare.flare.report_executor import ReportExecutor
 from fedtar_flare.flare.requirements import describe, requirements
+from fedtar_flare.flare.study_executor import StudyExecutor
 from fedtar_flare.methods import METHODS, contract_of, load
 from fedtar_flare.models.sources import stay_offline
 from fedtar_flare.protocol.contract import Contract
@@ -41,7 +41,7 @@ class DeployedJob:
     name: str
     settings: Mapping[str, Any]
     submitter: str
-    executor: ReportExecutor
+    executor: StudyExecutor
     controller: MethodController
     digest: str
     foreign: tuple[str, ...]
@@ -111,7 +111,7 @@ def read_job(app: Path) -> DeployedJob:
         name=plain(str(meta.get("name") or app.parent.name)),
         settings={part: one.get("args") or {} for part, one in (("site", executors[0]), ("server", workflows[0]))},
         submitter=plain(str(meta.get("submitter_name") or "")),
-        executor=_build(executors[0], "site_classes", ReportExecutor, app),
+        executor=_build(executors[0], "site_classes", StudyExecutor, app),
         controller=_build(workflows[0], "server_classes", MethodController, app),
         digest=digest_of(app),
         foreign=tuple(path for path in paths if path not in site_classes()),

@@ -104,13 +104,17 @@ def abstain(header: TaskHeader, reason: str) -> Reply:
     return Reply(ABSTAIN, header.round, header.step, reason, method=header.method)
 
 
+LEFT = "the site has left the federation"
+"""Public reason of a site that takes part no more."""
+
+
 def _veto(header: TaskHeader, site: Site) -> tuple[Reply, None] | None:
     """The answer of a site that does not take part now; None when it does."""
     state = participation(site.records)
     if state is Participation.PAUSED:
         return abstain(header, "paused by the site"), None
     if state is Participation.LEFT:
-        return _failure(header, "the site has left the federation"), None
+        return _failure(header, LEFT), None
     return None
 
 

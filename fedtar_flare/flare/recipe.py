@@ -13,7 +13,6 @@ from nvflare.recipe.spec import Recipe
 
 from fedtar_flare.errors import ConfigError
 from fedtar_flare.flare.controller import MethodController
-from fedtar_flare.flare.report_executor import ReportExecutor
 from fedtar_flare.flare.scalars import add_tensorboard
 from fedtar_flare.protocol.contract import Contract
 from fedtar_flare.site.guard import OutboundGuard
@@ -71,8 +70,12 @@ class MethodRecipe(Recipe):
 
     contract: ClassVar[Contract]
     controller_class: ClassVar[type[MethodController]]
-    executor_class: ClassVar[type[ReportExecutor]]
+    executor_class: ClassVar[type[Any]]
+    """A ``StudyExecutor`` with the arguments that are handed on here."""
+    shared_groups: ClassVar[tuple[str, ...]] = ("model", "lora", "training", "data")
     own_groups: ClassVar[tuple[str, ...]] = ()
+    server_groups: ClassVar[tuple[str, ...]] = ()
+    """Groups of the method's own that the controller takes too."""
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"small": SMALL, "paper": PAPER}
     """Arguments of the recipe that go with a preset, beside the model's own."""
 
@@ -95,7 +98,10 @@ class MethodRecipe(Recipe):
     ):
         if unknown := sorted(set(groups) - set(self.own_groups)):
             raise ConfigError(f"{unknown[0]}: method '{self.contract.method}' has no such group of settings")
-        given = {"server": server, "model": model, "lora": lora, "training": training, "data": data}
+        shared = {"model": model, "lora": lora, "training": training, "data": data}
+        if alien := [group for group, values in shared.items() if values and group not in self.shared_groups]:
+            raise ConfigError(f"{alien[0]}: method '{self.contract.method}' has no such group of settings")
+        given = {"server": server} | {group: shared[group] for group in self.shared_groups}
         given |= {group: groups.get(group) for group in self.own_groups}
         settings = self._with_preset(preset, given)
         defaults = self.presets.get(preset, {})
@@ -106,6 +112,7 @@ class MethodRecipe(Recipe):
         job.set_app_packages(["fedtar_flare"])  # the sites have the package installed; its code is not put in the job
         common: dict[str, Any] = {"num_rounds": rounds, "time_steps": steps, "min_sites": min_sites, "seed": seed}
         server = settings.pop("server") or {}
+        server |= {group: settings[group] for group in self.server_groups if settings[group]}
         try:
             self.controller = self.controller_class(**common, **server)
         except TypeError as error:

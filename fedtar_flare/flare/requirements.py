@@ -9,7 +9,7 @@ from typing import Any
 from fedtar_flare.errors import ConfigError
 from fedtar_flare.models.config import ModelConfig
 from fedtar_flare.protocol.contract import Contract
-from fedtar_flare.protocol.tasks import TRAIN
+from fedtar_flare.site.admission import Asked
 from fedtar_flare.version import __version__
 
 LICENSES = {"microsoft/cvt-21-384-22k": "Apache-2.0", "distilgpt2": "Apache-2.0"}
@@ -22,16 +22,19 @@ def requirements(recipe: Any) -> dict[str, Any]:
     Sizes that only the model itself tells (parameters, exchange) are None where its parts are not on this machine.
     """
     executor, controller = recipe.executor, recipe.controller
-    model = executor.model_config
-    sizes = _sizes(recipe)
-    exchanged = sizes.get("exchanged") if recipe.contract.task(TRAIN).up else 0
-    half = executor.lora_config.dtype_up == "bfloat16"
+    asked = executor.asked(controller.num_rounds, controller.time_steps)
+    model = asked.model
+    sizes = _sizes(asked, executor.values_beside())
+    exchanged = sizes.get("exchanged") if recipe.contract.shares else 0
+    half = asked.lora.dtype_up == "bfloat16"
     return {
         "job": recipe.name,
         "fedtar_flare": __version__,
         "data": {
             "studies": "radiographs" if model.slices == 1 else "chest CT series",
-            "columns": ["patient_id", "study_datetime", "image", "report or report_path", "age or birth_date", "sex"],
+            "reports": executor.reads_reports,
+            "unit": "time step" if executor.reads_reports else "task",
+            "columns": ["patient_id", "study_datetime", "image", *executor.columns],
             "time_steps": controller.time_steps,
             "alignment": executor.data_config.alignment,
             "least_patients_per_split_and_step": max(5, executor.data_config.min_cell),
@@ -53,6 +56,7 @@ def requirements(recipe: Any) -> dict[str, Any]:
             "rounds": controller.num_rounds,
             "time_steps": controller.time_steps,
             "training": executor.training_config.to_dict(),
+            "a_task": executor.work(),
             "seconds_per_task_limit": controller.step_time_limit,
         },
         "leaves_the_site": {
@@ -92,8 +96,8 @@ def describe(needs: dict[str, Any]) -> str:
     lines = [
         f"Job {needs['job']}, fedtar_flare {needs['fedtar_flare']}. A site that joins needs:",
         "",
-        f"data: {data['studies']} of patients over up to {data['time_steps']} time steps, with reports, as a manifest "
-        f"with the columns {', '.join(data['columns'])}. It trains at a time step where it has at least "
+        f"data: {data['studies']} of patients {_material(data)}, as a manifest with the columns "
+        f"{', '.join(data['columns'])}. It trains at a {data['unit']} where it has at least "
         f"{data['least_patients_per_split_and_step']} patients with training visits, and is passed over at the others.",
         f"model: {parts}. Weights: {model['weights'] or 'those of the parts'}; "
         + (
@@ -103,9 +107,8 @@ def describe(needs: dict[str, Any]) -> str:
         ),
         f"computer: a GPU is {needs['computer']['gpu']}; Python {needs['computer']['python']}; a cache of "
         f"{data['cache_bytes_per_study']} bytes a study.",
-        f"work: {work['rounds']} rounds, {work['time_steps']} time steps, {work['training']['local_steps']} updates "
-        f"of {work['training']['batch_size']} reports a training task, at most {work['seconds_per_task_limit']} s a "
-        "task.",
+        f"work: {work['rounds']} rounds, {work['time_steps']} time steps, {work['a_task']}, at most "
+        f"{work['seconds_per_task_limit']} s a task.",
         "",
         f"{leaves['title']}: what leaves the site, and in which task. Nothing else can.",
         *(line for task in leaves["tasks"] for line in _task_lines(task)),
@@ -115,6 +118,10 @@ def describe(needs: dict[str, Any]) -> str:
         f"stays at the site: {leaves['stays']}, and whatever is not named above.",
     ]
     return "\n".join(textwrap.fill(line, 110, subsequent_indent="  ") for line in lines)
+
+
+def _material(data: dict[str, Any]) -> str:
+    return f"over up to {data['time_steps']} time steps, with reports" if data["reports"] else "with labels"
 
 
 def _task_lines(task: dict[str, Any]) -> list[str]:
@@ -134,16 +141,16 @@ def _parts(model: ModelConfig) -> dict[str, str]:
     return {name: LICENSES.get(name, "see its model card") for name in names}
 
 
-def _sizes(recipe: Any) -> dict[str, int]:
+def _sizes(asked: Asked, beside: int) -> dict[str, int]:
     """Parameters of the model and of one exchange; empty where the model's parts are not here."""
     from fedtar_flare.models.outline import outline
 
-    config, lora = recipe.executor.model_config, recipe.executor.lora_config
+    config, lora = asked.model, asked.lora
     if any(name and not Path(name).expanduser().is_dir() for name in (config.encoder_name, config.decoder_name)):
         return {}  # on a hub: nothing is fetched to describe a job
     try:
-        model = outline(config, recipe.executor.extend)
+        model = outline(config, asked.extend)
     except ConfigError:
         return {}
-    whole = sum(model.tensors[name] for name in model.exchanged(lora.exchange))
+    whole = beside + sum(model.tensors[name] for name in model.exchanged(lora.exchange))
     return {"parameters": model.parameters, "exchanged": model.lora_values(config.lora_targets, lora.rank) + whole}

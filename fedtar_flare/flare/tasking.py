@@ -336,5 +336,5 @@ def _message(header: TaskHeader, weights: Tensors | None) -> FLModel:
     about: dict[str, Any] = {"current_round": header.round, "total_rounds": header.rounds, "meta": header.to_meta()}
     if weights is None:
         return FLModel(metrics={}, **about)
-    params = {name: weights[name].float() for name in sorted(weights)}
+    params = {name: weights[name].float().contiguous() for name in sorted(weights)}  # others cannot be sent
     return FLModel(params=params, params_type=ParamsType.FULL, **about)

@@ -39,7 +39,11 @@ class SliceEncoder(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """Tokens (N, T, width) of uint8 images (N, 3, H, W), which are normalised here."""
-        return self.tokens((images.float() / 127.5 - 1) * self.pixel_scale + self.pixel_shift)
+        return self.tokens(self.normalised(images))
+
+    def normalised(self, images: Tensor) -> Tensor:
+        """Images (N, 3, H, W) as the backbone expects them, of uint8."""
+        return (images.float() / 127.5 - 1) * self.pixel_scale + self.pixel_shift
 
     def tokens(self, images: Tensor) -> Tensor:
         """Tokens (N, T, width) of normalised images (N, 3, H, W)."""

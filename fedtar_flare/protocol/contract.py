@@ -161,6 +161,11 @@ class Contract:
     def task_names(self) -> tuple[str, ...]:
         return tuple(task.name for task in self.tasks)
 
+    @property
+    def shares(self) -> bool:
+        """Whether sites send what they learnt; False where only numbers leave after the start."""
+        return any(task.sends == "difference" for task in self.tasks)
+
     def task(self, name: str) -> Task:
         """The task of that name; :class:`ExchangeError` when there is none."""
         for task in self.tasks:

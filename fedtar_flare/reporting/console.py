@@ -21,9 +21,10 @@ def final_table(run: Run) -> str:
     without the personal part follow if there are any, then the lines of the method's own sections.
     """
     parts = [] if run.status == "completed" else [_status(run)]
+    own = [f"{plain(label)}: {plain(text)}" for section in own_sections(run) for label, text in section.lines]
     rows = score_rows(run, run.final)
     if not rows:
-        return "\n".join([*parts, "No scores: the run has no evaluation."])
+        return "\n".join([*parts, *(own if own and not run.reports else ["No scores: the run has no evaluation."])])
     last = f"round {run.final.round}" if run.final else "no round evaluated yet"
     time = f" in {duration(run.end.seconds)}" if run.end and run.end.seconds is not None else ""
     scale = scaling(measured(rows)).replace("×", "x")
@@ -31,8 +32,7 @@ def final_table(run: Run) -> str:
     parts += _tables(rows)
     if off := score_rows(run, run.final, generic=True):
         parts += ["Without the personal part:", *_tables(off)]
-    parts += [f"{plain(label)}: {plain(text)}" for section in own_sections(run) for label, text in section.lines]
-    return "\n".join(parts)
+    return "\n".join([*parts, *own])
 
 
 def _status(run: Run) -> str:

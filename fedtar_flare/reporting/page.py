@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from fedtar_flare.files import write_text
@@ -10,8 +11,8 @@ from fedtar_flare.reporting.format import NOTHING, duration, number, score, size
 from fedtar_flare.reporting.render import Tile, render
 from fedtar_flare.reporting.run import Run, read_run
 from fedtar_flare.reporting.scores import mean_row, score_rows, start_name
-from fedtar_flare.reporting.section import own_sections
-from fedtar_flare.reporting.sections import SECTIONS
+from fedtar_flare.reporting.section import Section, own_sections
+from fedtar_flare.reporting.sections import OF_IMAGES, SECTIONS
 
 REPORT_FILE = "report.html"
 HEADLINE = "bleu_4"
@@ -26,16 +27,36 @@ def write_report(run_folder: Path | str) -> Path:
 
 def page(run: Run) -> str:
     """The page as well-formed HTML (also valid XML): the method's own sections, then those of every run."""
-    shared = [section for make in SECTIONS if run.start.run_id and (section := make(run)) is not None]
+    makers = SECTIONS if run.reports else OF_IMAGES
+    shared = [section for make in makers if run.start.run_id and (section := make(run)) is not None]
     time = run.start.time.replace("T", " ").replace("Z", " UTC")
+    own = own_sections(run)
     return render(
         "run.html",
         run=run,
-        sections=[*own_sections(run), *shared],
-        tiles=_tiles(run),
+        sections=[*own, *shared],
+        tiles=_tiles(run) if run.reports else _tiles_of_images(run, own),
         began=f"begun {time}" if time else "never began",
         time_steps=run.start.time_steps,
     )
+
+
+def _tiles_of_images(run: Run, own: Sequence[Section]) -> list[Tile]:
+    start, exchange = run.start, run.start.exchange
+    done = len({step.round for step in run.steps})
+    seconds = run.end.seconds if run.end else None
+    missing = len(start.absent)
+    return [
+        Tile("Sites", str(len(start.sites)), f"{missing} did not join" if missing else "all that were asked"),
+        Tile("Tasks", f"{done} of {start.rounds}", "diseases in sequence"),
+        Tile("Wall time", duration(seconds), "whole run" if run.end else "no end recorded"),
+        *(Tile(label, *text.split(", ", 1)) for section in own for label, text in section.lines),
+        Tile(
+            "One module",
+            size(exchange.bytes),
+            f"whole model {times(exchange.full_bytes, exchange.bytes)} as much" if exchange.full_bytes else "",
+        ),
+    ]
 
 
 def _tiles(run: Run) -> list[Tile]:

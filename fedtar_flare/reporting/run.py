@@ -70,6 +70,14 @@ class Run:
         """Round of the lowest validation loss; None without any."""
         return best_round(self.validations)
 
+    @property
+    def reports(self) -> bool:
+        """Whether the run's method writes reports, as those that this version does not know are taken to do."""
+        try:
+            return method(self.start.method).reports
+        except ConfigError:
+            return True
+
 
 def find_run(folder: Path | str) -> Path:
     """The folder with the record, in or below ``folder``; FedTARError where there is none, or several."""

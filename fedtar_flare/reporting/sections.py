@@ -157,3 +157,6 @@ SECTIONS: tuple[MakeSection, ...] = (
     settings,
 )
 """In their order on the page."""
+
+OF_IMAGES: tuple[MakeSection, ...] = (participation, exchange, settings)
+"""Those of a method that classifies images; losses and scores are in sections of its own."""

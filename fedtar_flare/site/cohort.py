@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from fedtar_flare.data.cohort import EXCLUDED, Cohort
 from fedtar_flare.data.sources import read_source
@@ -17,9 +17,19 @@ from fedtar_flare.site.site_file import SiteConfig, cache_folder
 if TYPE_CHECKING:
     from fedtar_flare.imaging.pipeline import Preparation
     from fedtar_flare.learning.config import DataConfig
-    from fedtar_flare.models.config import ModelConfig
+
 
 logger = logging.getLogger(__name__)
+
+
+class InputSize(Protocol):
+    """What of a model decides how images are prepared."""
+
+    @property
+    def image_size(self) -> int: ...
+
+    @property
+    def slices(self) -> int: ...
 
 
 def load_cohort(
@@ -73,16 +83,18 @@ def prepare_site(
     config: SiteConfig,
     site_name: str,
     *,
-    model: ModelConfig,
+    model: InputSize,
     data: DataConfig,
     time_steps: int,
     seed: int,
     workspace: Path | None = None,
+    reports: bool = True,
     **options: Any,
 ) -> tuple[Cohort, Preparation]:
     """As :func:`load_cohort`, with every image prepared as a task of a job opens it; also says what there was to do.
 
-    ``options`` are ``workers``, ``say`` and ``every`` of :func:`fedtar_flare.imaging.pipeline.prepare_visits`.
+    With ``reports``, visits without one are left out. ``options`` are ``workers``, ``say`` and ``every`` of
+    :func:`fedtar_flare.imaging.pipeline.prepare_visits`.
     """
     from fedtar_flare.imaging.pipeline import InputConfig, prepare_visits
 
@@ -94,6 +106,8 @@ def prepare_site(
         synthetic_patients=data.synthetic_patients,
         workspace=workspace,
     )
+    if reports and not all(visit.report for visit in cohort.visits):
+        cohort = cohort.leaving_out(lambda visit: None if visit.report else "empty-report")
     images = InputConfig(image_size=model.image_size, slices=model.slices)
     done = prepare_visits(cohort.visits, images, cache_folder(config) / "prepared", limits=config.limits, **options)
     return done.cohort(cohort), done

@@ -13,7 +13,6 @@ from typing import Any
 from fedtar_flare.fedtar.events import EVENTS, Alphas, Outer
 from fedtar_flare.flare.recipe import MethodRecipe
 from fedtar_flare.protocol.messages import version
-from fedtar_flare.protocol.tasks import TRAIN
 from fedtar_flare.record.best import best_round
 from fedtar_flare.record.events import SHARED, Evaluation, Joined, Start, Step, Validation
 from fedtar_flare.record.log import of_kind, read_events
@@ -60,7 +59,7 @@ def collect(cell: Cell, recipe: MethodRecipe, results: Path, kept: Path) -> tupl
         "versions": {"fedtar_flare": __version__, "python": platform.python_version()}
         | {name: installed(name) for name in PACKAGES},
         "torch_threads": recipe.executor.torch_threads,
-        "shares": bool(recipe.contract.task(TRAIN).up),
+        "shares": recipe.contract.shares,
         "bytes": sum((step.bytes_up or 0) + (step.bytes_down or 0) for step in of_kind(events, Step)),
         "counts": start.counts | {s: n for event in of_kind(events, Joined) for s, n in event.counts.items()},
         "scored_round": chosen,

@@ -25,8 +25,8 @@ from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
 from fedtar_flare.errors import FedTARError
 from fedtar_flare.flare.recipe import MethodRecipe
-from fedtar_flare.flare.report_executor import ReportExecutor
 from fedtar_flare.flare.simulation import run_status, site_names
+from fedtar_flare.flare.study_executor import StudyExecutor
 from fedtar_flare.site.guard import OutboundGuard
 
 LocalSite = Callable[[str, Shareable], "Shareable | None"]
@@ -131,7 +131,7 @@ class ExecutorSite:
         workspace: stands for its FLARE workspace.
     """
 
-    def __init__(self, name: str, executor: ReportExecutor, workspace: Path):
+    def __init__(self, name: str, executor: StudyExecutor, workspace: Path):
         self.name, self.executor, self.workspace = name, executor, workspace
         names = list(executor.lora_config.exchange)
         self.guard = OutboundGuard(methods=[executor.contract.method], extra_names=names)

@@ -13,7 +13,6 @@ from fedtar_flare.flare.checkpoint import BEST, load
 from fedtar_flare.flare.recipe import MethodRecipe
 from fedtar_flare.learning.device import choose_device
 from fedtar_flare.learning.learner import ReportLearner
-from fedtar_flare.protocol.tasks import TRAIN
 from fedtar_flare.site.cohort import prepare_site
 from fedtar_flare.suite.hospitals import site_config
 
@@ -37,7 +36,7 @@ def shared_alone(recipe: MethodRecipe, results: Path, hospitals: Sequence[str], 
     Empty for a method that shares nothing.
     """
     outside = Outside()
-    if not recipe.contract.task(TRAIN).up:
+    if not recipe.contract.shares:
         return outside
     checkpoint = load(results / "checkpoint" / BEST)
     if checkpoint.round != round_:

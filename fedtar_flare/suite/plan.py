@@ -13,7 +13,6 @@ from fedtar_flare.errors import ConfigError
 from fedtar_flare.flare.recipe import MethodRecipe
 from fedtar_flare.flare.simulation import site_names
 from fedtar_flare.methods import contract_of, load, method
-from fedtar_flare.protocol.tasks import TRAIN
 from fedtar_flare.settings import build
 from fedtar_flare.suite.file import Arm, Suite
 from fedtar_flare.suite.variants import Variant, variants
@@ -63,6 +62,8 @@ class Cell:
             recipe: MethodRecipe = load(method(self.arm.method).recipe)(**{"torch_threads": threads} | self.recipe)
         except ConfigError as error:
             raise ConfigError(f"arm '{self.name}': {error}") from error
+        if not method(self.arm.method).reports:
+            raise ConfigError(f"arm '{self.name}': {self.arm.method} writes no reports to compare")
         if late := [f"{s} (round {r})" for s, r in self.variant.joins.items() if r > recipe.controller.num_rounds]:
             raise ConfigError(f"{late[0]} joins after the last round, {recipe.controller.num_rounds}")
         return recipe
@@ -81,7 +82,7 @@ def cells(suite: Suite) -> list[Cell]:
     for what, names in (("arm", arms), ("case", suite.cases)):
         if odd := [name for name in names if not _NAME.fullmatch(name)]:
             raise ConfigError(f"{what} '{odd[0]}': a name has lower-case letters, digits, '.', '_' and '-' alone")
-    sharing = {name for name, arm in arms.items() if contract_of(arm.method).task(TRAIN).up}
+    sharing = {name for name, arm in arms.items() if contract_of(arm.method).shares}
     several = variants(suite)
     planned = [
         _cell(suite, name, arm, seed, variant)

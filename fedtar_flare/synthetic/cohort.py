@@ -29,6 +29,7 @@ from fedtar_flare.data.cohort import Cohort, Patient, Visit
 from fedtar_flare.data.timeline import Timeline
 from fedtar_flare.errors import ConfigError
 from fedtar_flare.synthetic.course import CohortOptions, synthetic_key
+from fedtar_flare.synthetic.vocabulary import kind_of
 
 _DAY = timedelta(days=1)
 INDEX, TRUTH = "index.json", "truth.json"
@@ -116,6 +117,7 @@ def _patient(entry: Mapping[str, Any], place: Path) -> Patient:
             age=visit["age"],
             findings=frozenset(visit["findings"]),
             changes=frozenset((name, direction) for name, direction in visit["changes"]),
+            labels=frozenset(map(kind_of, visit["findings"])),
         )
         for visit in entry["visits"]
     )

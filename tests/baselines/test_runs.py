@@ -24,7 +24,7 @@ COVERED = ("fedavg", "fedprox", "local", "drfa", "fedadam", "fedyogi")
 RIVALS = [
     pytest.param(name, marks=pytest.mark.slow) if name in COVERED else name
     for name in METHODS
-    if name not in ("fedtar", "fedmrg")  # which have rooms of their own
+    if name not in ("fedtar", "fedmrg", "fedkei")  # which have rooms of their own
 ]
 STAYS_HOME = ("local", "local_patient")
 """Methods whose server holds no trained weights."""

@@ -8,6 +8,7 @@ import pytest
 from PIL import Image
 
 from fedtar_flare.data.sources.covid_chestxray import COLUMNS, DAY_ZERO, read_covid_chestxray
+from fedtar_flare.data.task_stream import TaskStream
 from fedtar_flare.errors import ConfigError
 
 
@@ -33,7 +34,7 @@ def collection(tmp_path):
 
     def write(*rows, absent=()):
         with (tmp_path / "metadata.csv").open("w", newline="") as file:
-            writer = csv.DictWriter(file, [*COLUMNS, "doi"])
+            writer = csv.DictWriter(file, [*COLUMNS, "doi", "finding"])
             writer.writeheader()
             writer.writerows(rows)
         for r in rows:
@@ -131,3 +132,19 @@ def test_the_real_collection(shared_data):
     assert [len(site) for site in sites] == [13, 4, 22]
     assert {p.patient_id for site in sites for p in site} == {p.patient_id for p in patients}
     assert any(v.acquired < DAY_ZERO for p in patients for v in p.visits)
+
+
+def test_findings_are_labels_and_what_is_still_to_be_named_is_not_known(collection):
+    findings = {"a": "COVID-19, ARDS", "b": "No Finding", "c": "todo", "d": "", "e": "Streptococcus"}
+    path = collection(*(row(name, "1", f"{name}.png", finding=text) for name, text in findings.items()))
+    labels = {p.patient_id: p.visits[0].labels for p in read_covid_chestxray(path).patients()}
+    assert labels == {"a": {"COVID-19", "ARDS"}, "b": frozenset(), "c": None, "d": None, "e": {"Streptococcus"}}
+
+
+@pytest.mark.shared_data
+def test_tasks_of_the_real_collection(shared_data):
+    """Enough of COVID-19 and of other pneumonias to run the machinery, far too few to say how well it learns."""
+    visits = [v for p in read_covid_chestxray(shared_data / "covid_chestxray").patients() for v in p.visits]
+    stream = TaskStream(("covid=COVID-19",), base=("Pneumonia", "Streptococcus", "Klebsiella", "E.Coli", "Bacterial"))
+    found = [stream.label_of(visit, 1) for visit in visits]
+    assert found.count(1) > 50 and found.count(0) >= 5

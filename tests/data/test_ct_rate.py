@@ -142,3 +142,13 @@ def test_wrong_layouts_and_options(collection, tmp_path):
     (path / "dataset/metadata/train_metadata.csv").unlink()
     with pytest.raises(ConfigError, match="table of metadata"):
         read_ct_rate(path)
+
+
+def test_abnormalities_of_a_table_are_labels_and_any_reconstruction_tells_them(collection):
+    path = collection(volume("train_1_a_1.nii.gz"), volume("train_1_a_2.nii.gz"), volume("train_2_a_1.nii.gz"))
+    (path / "labels.csv").write_text("VolumeName,Emphysema,Lung nodule\ntrain_1_a_2.nii.gz,1,0\n")
+    patients = read_ct_rate(path, {"labels": "labels.csv"}).patients()
+    assert {p.patient_id: p.visits[0].labels for p in patients} == {"train_1": {"Emphysema"}, "train_2": None}
+    assert all(p.visits[0].labels is None for p in read_ct_rate(path).patients())
+    with pytest.raises(ConfigError, match="cannot be read"):
+        read_ct_rate(path, {"labels": "nothing.csv"})

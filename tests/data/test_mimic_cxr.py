@@ -177,3 +177,15 @@ def test_wrong_layouts_and_options(collection, tmp_path):
     (root / "mimic-cxr-2.0.0-metadata.csv").rename(root / "mimic-cxr-2.0.0-metadata.csv.gz")
     with pytest.raises(ConfigError, match="cannot be read"):
         read(root)
+
+
+def test_findings_of_a_table_are_labels_and_minus_one_is_unsure(collection):
+    path = collection(image_row("a"), image_row("b", study="50414268", day="21800701"))
+    text = "subject_id,study_id,Edema,No Finding,Pneumonia\n10000032,50414267,1.0,,-1.0\n10000032,50414268,,1.0,0.0\n"
+    with gzip.open(path / "chexpert.csv.gz", "wt") as file:
+        file.write(text)
+    options = {"reports": "../mimic-cxr", "labels": "chexpert.csv.gz"}
+    (patient,) = read_mimic_cxr(path, options).patients()
+    assert [(v.labels, v.uncertain) for v in patient.visits] == [
+        ({"Edema"}, {"Pneumonia"}), ({"No Finding"}, frozenset())
+    ]  # fmt: skip

@@ -14,7 +14,7 @@ from nvflare.apis.signal import Signal
 
 from fedtar_flare.errors import ConfigError
 from fedtar_flare.fedtar.executor import PatientAdaptiveExecutor
-from fedtar_flare.flare.report_executor import seed_of
+from fedtar_flare.flare.study_executor import seed_of
 from fedtar_flare.protocol.messages import version
 from fedtar_flare.protocol.tasks import HANDSHAKE
 from fedtar_flare.reporting.examples import read_examples

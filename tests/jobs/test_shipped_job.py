@@ -50,7 +50,7 @@ def shorter(job, folder):
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("name", [name for name in METHODS if name not in ("fedtar", "fedmrg")])
+@pytest.mark.parametrize("name", [name for name in METHODS if name not in ("fedtar", "fedmrg", "fedkei")])
 def test_the_other_shipped_jobs_run(tmp_path, tmp_path_factory, repository, name):
     job = shorter(repository / "jobs" / name, tmp_path)
     home = tmp_path_factory.mktemp("home")

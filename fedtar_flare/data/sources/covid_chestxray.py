@@ -42,7 +42,7 @@ def read_covid_chestxray(path: Path, options: Mapping[str, Any] | None = None) -
     within, without = _texts(options.get("location"), "location"), _texts(options.get("not_location"), "not_location")
     if within == ["others"]:
         within, without = [], [*without, *(name.lower() for name in NAMED_SITES)]
-    rows = list(rows_of(path / "metadata.csv", COLUMNS, strict=False))
+    rows = list(rows_of(path / "metadata.csv", COLUMNS, ("finding",), strict=False))
     home: dict[str, str] = {}
     for row in rows:  # a patient belongs to one site, even if a later radiograph was taken elsewhere
         home.setdefault(row["patientid"], row["location"].lower())
@@ -97,7 +97,14 @@ def _visit(row: Mapping[str, str], path: Path, only: bool) -> Visit:
         report=row["clinical_notes"],
         modality="radiograph",
         age=age_of(row["age"]),
+        labels=_labels(row["finding"]),
     )
+
+
+def _labels(finding: str) -> frozenset[str] | None:
+    """The diseases that the table names (``COVID-19, ARDS``), none for ``No Finding``; None where it says nothing."""
+    named = frozenset(part.strip() for part in finding.split(",") if part.strip())
+    return None if not named or named == {"todo"} else named - {"No Finding"}
 
 
 def _texts(value: Any, name: str) -> list[str]:

@@ -14,17 +14,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from fedtar_flare.data.cohort import Sex, Visit
 from fedtar_flare.data.sources.fields import age_of, moment_of, sex_of
 from fedtar_flare.data.sources.reading import Reading
-from fedtar_flare.data.sources.tables import Row, find_folder, find_table, rows_of
+from fedtar_flare.data.sources.tables import Row, find_folder, find_table, label_table, rows_of
 from fedtar_flare.data.text.sections import with_headings
 from fedtar_flare.errors import ConfigError, DataError, collecting, within
 
-OPTIONS = ("part", "images", "reports", "metadata")
+OPTIONS = ("part", "images", "reports", "metadata", "labels")
 PARTS = {"train": "train", "valid": "validation"}
 REPORT_COLUMNS = ("VolumeName", "Findings_EN", "Impressions_EN")
 REPORT_OPTIONAL = ("ClinicalInformation_EN", "Technique_EN")
@@ -43,7 +44,8 @@ def read_ct_rate(path: Path, options: Mapping[str, Any] | None = None) -> Readin
     """Read one part of CT-RATE from its folder, or from the ``dataset`` folder in it.
 
     Options: ``part``: ``train`` (default) or ``valid``. ``images``, ``reports``, ``metadata``: unusual places of the
-    volumes' folder and the tables, relative to ``path``. ``sections``: by default findings and impression.
+    volumes' folder and the tables, relative to ``path``. ``labels``: a table of abnormalities by ``VolumeName``, as
+    ``multi_abnormality_labels/train_predicted_labels.csv``. ``sections``: by default findings and impression.
 
     Raises:
         ConfigError: a missing table, column or folder of volumes, or an unknown option.
@@ -61,6 +63,8 @@ def read_ct_rate(path: Path, options: Mapping[str, Any] | None = None) -> Readin
     metadata = _table(path, root, options, "metadata", f"metadata/{PARTS[part]}_metadata.csv")
     texts = {row["VolumeName"]: row for row in rows_of(reports, REPORT_COLUMNS, REPORT_OPTIONAL)}
     details = {row["VolumeName"]: row for row in rows_of(metadata, METADATA_COLUMNS, METADATA_OPTIONAL)}
+    table = path / Path(str(options["labels"])).expanduser() if options.get("labels") else None
+    labels = label_table(table, ("VolumeName",)) if table else {}
     scans: dict[tuple[str, str], list[str]] = {}
     for volume in sorted({*texts, *details}):
         with collecting(reading.problems):
@@ -70,7 +74,9 @@ def read_ct_rate(path: Path, options: Mapping[str, Any] | None = None) -> Readin
             scans.setdefault((name[1], name[2]), []).append(volume)
     for (patient, scan), volumes in scans.items():
         with collecting(reading.problems):
-            reading.add(*_scan(images, patient, scan, volumes, texts, details))
+            visit, sex = _scan(images, patient, scan, volumes, texts, details)
+            sure, unsure = next((labels[v,] for v in volumes if (v,) in labels), (None, frozenset[str]()))
+            reading.add(replace(visit, labels=sure, uncertain=unsure), sex)
     return reading
 
 

@@ -80,3 +80,19 @@ def checked_age(years: float) -> float:
 def sex_of(text: str) -> Sex | None:
     """``F``, ``female``, ``M``, ``male`` in any case; anything else is None: unknown or other."""
     return SEXES.get(text.strip().upper())
+
+
+def labels_of(text: str) -> tuple[frozenset[str], frozenset[str]]:
+    """Labels of an image, and those of which nobody is sure, marked by ``?``; separated by ``;`` or ``|``.
+
+    >>> labels_of("effusion; ?nodule")
+    (frozenset({'effusion'}), frozenset({'nodule'}))
+    """
+    parts = [part.strip() for part in re.split(r"[;|]", text) if part.strip()]
+    unsure = frozenset(part[1:].strip() for part in parts if part.startswith("?"))
+    return frozenset(part for part in parts if not part.startswith("?")), unsure
+
+
+def labels_text(labels: frozenset[str], uncertain: frozenset[str]) -> str:
+    """What :func:`labels_of` reads."""
+    return ";".join([*sorted(labels), *(f"?{label}" for label in sorted(uncertain))])

@@ -8,6 +8,7 @@
 | ``report`` or ``report_path`` | the text, or a UTF-8 file with it |
 | ``age`` or ``birth_date`` | optional: years at the study, or date of birth |
 | ``sex`` | optional: F or M; anything else is unknown |
+| ``labels`` | for classification: ``effusion;?nodule`` (``?``: unsure), empty for nothing; reports are then optional |
 | ``institution`` | optional: where the patient belongs, for dividing a table into sites |
 
 CSV columns are separated by commas, semicolons or tabs. Parquet needs ``pip install 'fedtar_flare[parquet]'`` and may
@@ -25,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from fedtar_flare.data.cohort import Modality, Visit
-from fedtar_flare.data.sources.fields import PICTURES, age_at, age_of, date_of, sex_of
+from fedtar_flare.data.sources.fields import PICTURES, age_at, age_of, date_of, labels_of, sex_of
 from fedtar_flare.data.sources.reading import Reading, read_text
 from fedtar_flare.data.sources.tables import own_table
 from fedtar_flare.errors import ConfigError, DataError, collecting, decoding, within
@@ -35,7 +36,8 @@ logger = logging.getLogger(__name__)
 OPTIONS = ("modality",)
 REQUIRED = ("patient_id", "study_datetime", "image")
 REPORTS = ("report", "report_path")
-KNOWN = (*REQUIRED, *REPORTS, "age", "birth_date", "sex", "institution")
+LABELS = "labels"
+KNOWN = (*REQUIRED, *REPORTS, "age", "birth_date", "sex", LABELS, "institution")
 MODALITIES: dict[str, Modality] = {"ct": "ct", **dict.fromkeys(("radiograph", "film", "cxr", "xray"), "radiograph")}
 """Allowed values of the option ``modality``, and their meaning."""
 Row = dict[str, str]
@@ -96,9 +98,21 @@ def _visit(row: Row, number: int, image: Path, modality: Modality, folder: Path,
     column, text = "report", row.get("report", "")
     if not text and row.get("report_path"):
         column, text = "report_path", read_text(folder / row["report_path"], f"{where} 'report_path'")
-    if not text.strip():
+    labels, uncertain = labels_of(row[LABELS]) if LABELS in row else (None, frozenset[str]())
+    if not text.strip() and labels is None:
         raise DataError(f"{where} '{column}': the report is empty", reason="empty-report")
-    return Visit(row["patient_id"], f"row-{number}", acquired, image, text.strip(), modality, age)
+    with within(f"{where} '{LABELS}'"):
+        return Visit(
+            row["patient_id"],
+            f"row-{number}",
+            acquired,
+            image,
+            text.strip(),
+            modality,
+            age,
+            labels=labels,
+            uncertain=uncertain,
+        )
 
 
 def _required(row: Row, column: str, reason: str, where: str) -> None:
@@ -182,7 +196,7 @@ def _as_text(value: Any) -> str:
 
 def _check_columns(columns: list[str], table: Path) -> None:
     missing = [name for name in REQUIRED if name not in columns]
-    if not any(name in columns for name in REPORTS):
+    if not any(name in columns for name in (*REPORTS, LABELS)):
         missing.append("report")
     for name in missing:
         near = difflib.get_close_matches(name, columns, n=1)

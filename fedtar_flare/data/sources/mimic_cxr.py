@@ -11,16 +11,17 @@ name, so that the choice never varies. Lateral radiographs are not read.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from fedtar_flare.data.cohort import Sex, Visit
 from fedtar_flare.data.sources.fields import age_of, checked_age, clock_of, moment_of, sex_of
 from fedtar_flare.data.sources.reading import Reading, read_text
-from fedtar_flare.data.sources.tables import Row, find_table, rows_of
+from fedtar_flare.data.sources.tables import Row, find_table, label_table, rows_of
 from fedtar_flare.errors import ConfigError, DataError, collecting, within
 
-OPTIONS = ("reports", "patients", "split")
+OPTIONS = ("reports", "patients", "split", "labels")
 COLUMNS = ("dicom_id", "subject_id", "study_id", "ViewPosition", "StudyDate", "StudyTime")
 FRONTAL = ("PA", "AP")
 SPLITS = ("train", "validate", "test")
@@ -33,7 +34,8 @@ def read_mimic_cxr(path: Path, options: Mapping[str, Any] | None = None) -> Read
 
     Options, with paths relative to ``path``: ``reports``: folder of the report files (default: ``path``). ``patients``:
     MIMIC-IV's ``patients.csv`` (or ``.gz``) for age and sex, unknown without it. ``split``: only studies of these
-    official splits (``train``, ``validate``, ``test``), from ``mimic-cxr-2.0.0-split.csv``. ``sections``: by default
+    official splits (``train``, ``validate``, ``test``), from ``mimic-cxr-2.0.0-split.csv``. ``labels``: a table of
+    findings by study, such as ``mimic-cxr-2.0.0-chexpert.csv.gz``. ``sections``: by default
     findings and impression.
 
     Raises:
@@ -47,6 +49,8 @@ def read_mimic_cxr(path: Path, options: Mapping[str, Any] | None = None) -> Read
     reports = reports / "files" if (reports / "files").is_dir() else reports
     people = _people(path / Path(str(options["patients"])).expanduser()) if options.get("patients") else {}
     wanted = _wanted(path, options.get("split"))
+    table = path / Path(str(options["labels"])).expanduser() if options.get("labels") else None
+    labels = label_table(table, ("subject_id", "study_id")) if table else {}
     metadata = find_table(path, ("mimic-cxr-*-metadata.csv", "mimic-cxr-*-metadata.csv.gz"), "the table of images")
     studies: dict[tuple[str, str], Row | None] = {}  # the preferred frontal radiograph of each
     for row in rows_of(metadata, COLUMNS, ("Rows", "Columns")):
@@ -57,7 +61,9 @@ def read_mimic_cxr(path: Path, options: Mapping[str, Any] | None = None) -> Read
                 studies[key] = row if other is None else min(row, other, key=_preference)
     for (subject, study), image_row in studies.items():
         with collecting(reading.problems):
-            reading.add(*_study(path, reports, subject, study, image_row, people.get(subject)))
+            visit, sex = _study(path, reports, subject, study, image_row, people.get(subject))
+            sure, unsure = labels.get((subject, study), (None, frozenset[str]()))
+            reading.add(replace(visit, labels=sure, uncertain=unsure), sex)
     return reading
 
 

@@ -104,7 +104,8 @@ class Reading:
         """
         study = f"{self.where}: patient {visit.patient_id}, study {visit.visit_id}"
         with within(study):
-            visit = replace(visit, report=self.rules.report(visit.report))
+            if visit.report or visit.labels is None:
+                visit = replace(visit, report=self.rules.report(visit.report))
         if not visit.image.exists():
             self.problems.append(DataError(f"{where or study}: {visit.image} is not there", reason="no-image"))
             self._unreadable[visit.patient_id].append(visit)
@@ -160,19 +161,24 @@ def _once(visits: Sequence[Visit]) -> list[Visit]:
 
 def merged_days(visits: Sequence[Visit], cleaning: str = "none") -> list[Visit]:
     """One visit per calendar day from a patient's visits in order: the first study's image and moment, the first known
-    age, and every report of the day in order, each text once; cleaned reports stay in one line.
+    age, and every report of the day in order, each text once; cleaned reports stay in one line. Labels are joined; what
+    one study is sure of is sure.
     """
     merged = []
     for _, day in groupby(visits, key=lambda visit: visit.acquired.date()):
         studies = list(day)
-        reports = dict.fromkeys(study.report for study in studies)
+        reports = dict.fromkeys(study.report for study in studies if study.report)
         known = [study.findings for study in studies if study.findings is not None]
+        labels = [study.labels for study in studies if study.labels is not None]
+        sure = frozenset[str]().union(*labels)
         merged.append(
             replace(
                 studies[0],
                 report=("\n" if cleaning == "none" else " ").join(reports),
                 age=next((study.age for study in studies if study.age is not None), None),
                 findings=frozenset().union(*known) if known else None,
+                labels=sure if labels else None,
+                uncertain=frozenset[str]().union(*(study.uncertain for study in studies)) - sure,
             )
         )
     return merged

@@ -14,8 +14,11 @@ from fedtar_flare.errors import ConfigError
 Row = dict[str, str]
 
 
-def rows_of(table: Path, columns: Sequence[str], optional: Sequence[str] = (), *, strict: bool = True) -> Iterator[Row]:
-    """The rows of a UTF-8 ``.csv`` or ``.csv.gz`` by column, values trimmed; only the columns asked for.
+def rows_of(
+    table: Path, columns: Sequence[str], optional: Sequence[str] = (), *, strict: bool = True, others: bool = False
+) -> Iterator[Row]:
+    """The rows of a UTF-8 ``.csv`` or ``.csv.gz`` by column, values trimmed; only the columns asked for, with
+    ``others`` all.
 
     ``optional`` columns are empty where absent. Unless ``strict``, bytes that are not UTF-8 are replaced, not refused.
     Raises :class:`ConfigError` when the table cannot be read or lacks a column.
@@ -30,7 +33,8 @@ def rows_of(table: Path, columns: Sequence[str], optional: Sequence[str] = (), *
                     f"{table}: column(s) {', '.join(missing)} missing (there is: {', '.join(reader.fieldnames or [])})"
                 )
             for row in reader:
-                yield {name: (row.get(name) or "").strip() for name in (*columns, *optional)}
+                names = [name for name in row if isinstance(name, str)] if others else (*columns, *optional)
+                yield {name: (row.get(name) or "").strip() for name in names}
     except (OSError, EOFError) as error:
         raise ConfigError(f"{table} cannot be read ({getattr(error, 'strerror', None) or error})") from error
     except (UnicodeDecodeError, csv.Error) as error:
@@ -71,3 +75,17 @@ def own_table(table: Path, what: str) -> Iterator[csv.DictReader[str]]:
         raise ConfigError(f"{table}: {what} is not UTF-8; save it as 'CSV UTF-8'") from error
     except csv.Error as error:
         raise ConfigError(f"{table}: {what} is not readable as CSV ({error})") from error
+
+
+def label_table(table: Path, keys: Sequence[str]) -> dict[tuple[str, ...], tuple[frozenset[str], frozenset[str]]]:
+    """By study, its labels and those of which nobody is sure, of a table with a column for each label.
+
+    A cell says 1 (there), -1 (unsure), or anything else: not there, or not said. ``keys`` name a study's columns; all
+    others are labels. Raises :class:`ConfigError` as :func:`rows_of`.
+    """
+    found: dict[tuple[str, ...], tuple[frozenset[str], frozenset[str]]] = {}
+    for row in rows_of(table, keys, others=True):
+        values = {name: text.removesuffix(".0") for name, text in row.items() if name not in keys}
+        sure, unsure = (frozenset(n for n, text in values.items() if text == said) for said in ("1", "-1"))
+        found[tuple(row[key] for key in keys)] = sure, unsure
+    return found

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 _EXTRAS = "exchanged_extras"  # attribute of the PEFT model: by adapter, the extras by name
 _ADAPTER_NAME = re.compile(r"[a-z][a-z0-9_]{0,31}")
 _FACTOR = re.compile(r"(base_model\.model\..+\.lora_[AB])\.([a-z0-9_]+)\.weight")  # as named_parameters() names it
+_SCALES = re.compile(rf"(base_model\.model\..+\.ia3_l)\.{DEFAULT_ADAPTER}")
 
 
 def add_lora(
@@ -71,7 +72,7 @@ def add_lora(
     if adapted is not None and (extra or adapter in adapted.peft_config):
         what = "extras belong to the first adapter" if extra else "the model has an adapter of this name"
         raise ConfigError(f"adapter {adapter!r}: {what}")
-    names = _target_names(adapted.get_base_model() if adapted else model, targets)
+    names = target_names(adapted.get_base_model() if adapted else model, targets)
     extras = {name: model.get_parameter(name) for name in extra_names(model, extra)}
     scale = int(alpha) if alpha == int(alpha) else alpha  # PEFT declares an integer and divides by the rank
     config = LoraConfig(
@@ -96,10 +97,15 @@ def add_lora(
             weight.copy_((torch.rand(weight.shape, generator=generator) * 2 - 1) / math.sqrt(weight.shape[1]))
     for parameter, was_trained in trained.items():
         parameter.requires_grad_(was_trained)
-    setattr(peft_model, _EXTRAS, {**getattr(peft_model, _EXTRAS, {}), adapter: extras})
+    keep_extras(peft_model, adapter, extras)
+    return peft_model
+
+
+def keep_extras(peft_model: PeftModel, adapter: str, extras: Mapping[str, nn.Parameter]) -> None:
+    """Let these parameters, by base-model name, travel with a set, and train what travels with it."""
+    setattr(peft_model, _EXTRAS, {**getattr(peft_model, _EXTRAS, {}), adapter: dict(extras)})
     for parameter in shared_parameters(peft_model, adapter).values():
         parameter.requires_grad_(True)
-    return peft_model
 
 
 @contextmanager
@@ -154,13 +160,14 @@ def extra_names(model: nn.Module, extra: Sequence[str]) -> tuple[str, ...]:
 
 
 def shared_parameters(peft_model: PeftModel, adapter: str = DEFAULT_ADAPTER) -> dict[str, nn.Parameter]:
-    """One set's factors by wire name and extras by base-model name, sorted: the model's own parameters, no copies."""
+    """One set's factors (of IA3: its scales) by wire name and extras by base-model name, sorted: no copies."""
     _require_adapter(peft_model, adapter)
     factors = {
         wire_name(match[1], adapter): parameter
         for name, parameter in peft_model.named_parameters()
         if (match := _FACTOR.fullmatch(name)) and match[2] == adapter
     }
+    factors |= {match[1]: p for name, p in peft_model.named_parameters() if (match := _SCALES.fullmatch(name))}
     return dict(sorted((factors | getattr(peft_model, _EXTRAS, {}).get(adapter, {})).items()))
 
 
@@ -247,7 +254,7 @@ def _require_adapter(peft_model: PeftModel, adapter: str) -> None:
         raise ConfigError(f"the model has no adapter {adapter!r} (it has: {', '.join(sorted(peft_model.peft_config))})")
 
 
-def _target_names(model: nn.Module, targets: str) -> list[str]:
+def target_names(model: nn.Module, targets: str) -> list[str]:
     """Paths of the linear layers that ``targets`` matches as a whole, sorted.
 
     A layer that has LoRA counts by its own path, and what is inside it does not. ConfigError as in :func:`add_lora`.

@@ -1,0 +1,146 @@
+"""Tasks of classification in sequence: which disease is new at which step, and who counts as what.
+
+At step t an image is positive where it has the new disease. It is negative where it has not, and belongs to the base
+(of the start) or has the disease of an earlier step: old images serve again. An image of neither, or of which nobody is
+sure whether it has the new disease, is left out of the step. A patient's split is the same at all steps.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from fedtar_flare.data.cohort import Sample, Visit, told
+from fedtar_flare.errors import ConfigError
+
+Order = Literal["synchronous", "reversed", "shuffled"]
+"""Of the tasks at a site: as listed, the other way round, or by a permutation of the site's own."""
+
+NOTHING = "none"
+"""In a base: images without any label."""
+
+_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,63}")
+
+
+@dataclass(frozen=True)
+class DiseaseTask:
+    """One task: the name of the new disease, and the labels that count as it."""
+
+    name: str
+    labels: frozenset[str]
+
+    @classmethod
+    def parse(cls, text: str) -> DiseaseTask:
+        """From ``name``, or ``name=label|label`` where the labels are others.
+
+        Raises:
+            ConfigError: the name is not letters, digits, '.', '_' and '-', or a label is empty.
+
+        >>> DiseaseTask.parse("effusion").labels, sorted(DiseaseTask.parse("keratosis=AK|BKL").labels)
+        (frozenset({'effusion'}), ['AK', 'BKL'])
+        """
+        name, separator, listed = text.partition("=")
+        labels = [label.strip() for label in listed.split("|")] if separator else [name.strip()]
+        if not _NAME.fullmatch(name.strip()) or not all(labels):
+            raise ConfigError(
+                f"task '{text:.80}' must be a name of letters, digits, '.', '_' and '-' (at most 64), or "
+                "name=label|label"
+            )
+        return cls(name.strip(), frozenset(labels))
+
+
+@dataclass(frozen=True)
+class Labeled:
+    """Samples of one split at one step, and whether each has the new disease (1) or not (0)."""
+
+    samples: tuple[Sample, ...]
+    labels: tuple[int, ...]
+
+    def patients(self, label: int | None = None) -> int:
+        """How many distinct patients have a sample of this label; None: of any."""
+        chosen = zip(self.samples, self.labels, strict=True)
+        return len({sample.visit.patient_id for sample, own in chosen if label in (None, own)})
+
+    @property
+    def fewest(self) -> int:
+        """Distinct patients of the class that has fewer."""
+        return min(self.patients(0), self.patients(1))
+
+    def counts(self, least: int) -> list[int]:
+        """Numbers of negatives and positives as they may be told: 0 for a class of fewer than ``least`` patients."""
+        return [told(self.labels.count(c), least) if self.patients(c) >= least else 0 for c in (0, 1)]
+
+
+class TaskStream:
+    """The tasks of one site, in the site's order; steps are counted from 1.
+
+    Args:
+        tasks: as :meth:`DiseaseTask.parse` reads them.
+        base: labels of the images that are negatives from the first step on; :data:`NOTHING` stands for no label.
+        order, site, seed: see :func:`order_of`.
+
+    Raises:
+        ConfigError: there is no task, a name is given twice, or a label is of two tasks, or of a task and the base.
+    """
+
+    def __init__(
+        self,
+        tasks: Sequence[str],
+        base: Sequence[str] = (NOTHING,),
+        order: Order = "synchronous",
+        site: str = "",
+        seed: int = 0,
+    ):
+        listed = [DiseaseTask.parse(text) for text in tasks]
+        if not listed:
+            raise ConfigError("tasks: at least one disease must be named")
+        for what, names in (
+            ("task", [task.name for task in listed]),
+            ("label", [*base, *(label for task in listed for label in task.labels)]),
+        ):
+            if twice := sorted({name for name in names if names.count(name) > 1}):
+                raise ConfigError(f"tasks: {what} '{twice[0]:.80}' is there twice")
+        self._healthy = NOTHING in base
+        self._base = frozenset(base) - {NOTHING}
+        self.places = order_of(len(listed), order, site, seed)
+        self._tasks = [listed[place] for place in self.places]
+
+    def __len__(self) -> int:
+        """T."""
+        return len(self._tasks)
+
+    def task(self, step: int) -> DiseaseTask:
+        """The task of a step."""
+        return self._tasks[step - 1]
+
+    def label_of(self, visit: Visit, step: int) -> int | None:
+        """1, 0, or None for an image that is left out of the step (or whose labels nobody knows)."""
+        if visit.labels is None:
+            return None
+        new = self.task(step).labels
+        if visit.labels & new:
+            return 1
+        if visit.uncertain & new:
+            return None
+        known = self._base.union(*(task.labels for task in self._tasks[: step - 1]))
+        healthy = self._healthy and not visit.labels and not visit.uncertain
+        return 0 if healthy or visit.labels & known else None
+
+    def labeled(self, samples: Iterable[Sample], step: int) -> Labeled:
+        """The samples that take part in a step, in their order."""
+        found = [(sample, self.label_of(sample.visit, step)) for sample in samples]
+        kept = [(sample, label) for sample, label in found if label is not None]
+        return Labeled(tuple(sample for sample, _ in kept), tuple(label for _, label in kept))
+
+
+def order_of(count: int, order: Order, site: str = "", seed: int = 0) -> tuple[int, ...]:
+    """Places 0..count-1 of the listed tasks, in the order in which a site meets them.
+
+    ``shuffled`` depends on site and seed alone, the same in every process.
+    """
+    if order == "shuffled":
+        return tuple(sorted(range(count), key=lambda i: hashlib.sha256(f"{seed}/{site}/{i}".encode()).digest()))
+    return tuple(range(count))[:: -1 if order == "reversed" else 1]

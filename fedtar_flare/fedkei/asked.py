@@ -1,0 +1,64 @@
+"""What a FedKEI job asks of a site, in the terms of the site's bounds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fedtar_flare.fedkei.tuning import LearnerSettings
+from fedtar_flare.learning.config import LoRAConfig, TrainingConfig
+from fedtar_flare.models.classifier import CLASSES, ClassifierConfig
+from fedtar_flare.models.config import ModelConfig, preset
+from fedtar_flare.site.admission import Asked
+
+
+def asked_of(classifier: ClassifierConfig, training: LearnerSettings, threads: int, rounds: int, steps: int) -> Asked:
+    """An epoch counts as one update, the least that it is made of; the larger of both step sizes counts."""
+    vit = classifier.encoder == "vit"
+    return Asked(
+        model=generator_of(classifier),
+        lora=LoRAConfig(rank=classifier.rank, alpha=float(classifier.rank)),
+        training=TrainingConfig(
+            local_steps=training.epochs,
+            batch_size=training.batch_size,
+            lr_shared=max(training.lr, training.eta_in),
+            weight_decay=training.weight_decay,
+            max_grad_norm=0.0,
+        ),
+        threads=threads,
+        rounds=rounds,
+        time_steps=steps,
+        own_parameters=lambda values: 16 * classifier.depth * classifier.width**2 if vit else 0,
+    )
+
+
+def generator_of(classifier: ClassifierConfig) -> ModelConfig:
+    """The report generator with the classifier's encoder: its outline tells which layers an adapter reaches.
+
+    Its other parts count too, where a bound is on the number of parameters. A ``vit`` has the small one in its place.
+    """
+    common: dict[str, Any] = {
+        "image_size": classifier.image_size,
+        "slices": classifier.slices,
+        "lora_targets": classifier.adapted_layers(),
+    }
+    if classifier.encoder_weights is not None:
+        common["weights"] = classifier.encoder_weights
+    if classifier.encoder != "timm":
+        return preset("small" if classifier.encoder == "small" else "tiny", **common)
+    return ModelConfig(
+        preset="classifier",
+        encoder="timm",
+        encoder_name=classifier.encoder_name,
+        encoder_pretrained=classifier.encoder_pretrained and classifier.encoder_weights is None,
+        image_mean=classifier.image_mean,
+        image_std=classifier.image_std,
+        **common,
+    )
+
+
+def head_values(classifier: ClassifierConfig) -> int:
+    """Values of the head; 0 for a named encoder, whose width only the encoder tells."""
+    if classifier.encoder == "timm":
+        return 0
+    width = classifier.width if classifier.encoder == "vit" else generator_of(classifier).encoder_widths[-1]
+    return CLASSES * (width + 1)

@@ -1,0 +1,120 @@
+"""Clusters of modules: k-means++ on their distances, without ever building a matrix wider than the pool.
+
+N points span at most N - 1 dimensions, so coordinates (N, N) with exactly their distances follow from the N x N Gram
+matrix; k-means on them is k-means on the modules, whatever d is.
+"""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+logger = logging.getLogger(__name__)
+
+RESTARTS = 10
+"""Times that k-means++ starts anew; the best result is taken."""
+_EQUAL = 1e-12  # relative to the largest squared norm: squared distances below it are rounding
+
+
+def gram(matrix: Tensor) -> Tensor:
+    """Inner products (N, N), float64, of the columns of (d, N) less their mean, which keeps distances exact."""
+    centred = matrix.double()
+    centred = centred - centred.mean(1, keepdim=True)
+    return centred.T @ centred
+
+
+def delta_gram(products: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
+    """Inner products (N, N), float64, of the N modules' products B A, by r x r traces.
+
+    Args:
+        products: per layer, A (N, r, in) and B (N, out, r): ``<B_i A_i, B_j A_j> = tr((B_j^T B_i)(A_i A_j^T))``.
+    """
+    total: Tensor | None = None
+    for a, b in products:
+        left = torch.einsum("ior,jos->ijrs", b.double(), b.double())
+        right = torch.einsum("irn,jsn->ijrs", a.double(), a.double())
+        part = (left * right).sum((2, 3))
+        total = part if total is None else total + part
+    assert total is not None
+    return total
+
+
+def squared_distances(inner: Tensor) -> Tensor:
+    """Squared distances (N, N) of points with these inner products; rounding is set to 0."""
+    norms = inner.diagonal()
+    found = norms[:, None] + norms[None, :] - 2 * inner
+    return torch.where(found > _EQUAL * norms.abs().max().clamp(min=1e-300), found, torch.zeros_like(found))
+
+
+def coordinates(inner: Tensor) -> Tensor:
+    """Points (N, N) with these inner products, float64."""
+    values, vectors = torch.linalg.eigh((inner + inner.T) / 2)
+    return vectors * values.clamp(min=0).sqrt()
+
+
+def kmeans(inner: Tensor, clusters: int, seed: int) -> list[int]:
+    """Clusters of N points by their inner products: k-means++, the best of ten starts.
+
+    Args:
+        inner: as :func:`gram` gives it.
+        clusters: K; fewer where there are fewer distinct points. Equal points share a cluster.
+
+    Returns:
+        each point's cluster, numbered by their earliest members from 0.
+    """
+    from sklearn.cluster import KMeans
+    from sklearn.exceptions import ConvergenceWarning
+
+    first = distinct(inner)
+    points = sorted(set(first))
+    many = min(clusters, len(points))
+    if many == len(points):
+        return renumbered(first)
+    weights = np.bincount(first, minlength=len(first))[points]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        found = KMeans(many, n_init=RESTARTS, random_state=seed % 2**32).fit(
+            coordinates(inner)[points].numpy(), sample_weight=weights
+        )
+    labels = dict(zip(points, found.labels_.tolist(), strict=True))
+    return renumbered([labels[point] for point in first])
+
+
+def distinct(inner: Tensor) -> list[int]:
+    """For each point the earliest that equals it."""
+    return (squared_distances(inner) == 0).int().argmax(1).tolist()
+
+
+def renumbered(labels: Sequence[int]) -> list[int]:
+    """The same clusters, numbered 0, 1, ... by their earliest members."""
+    order: dict[int, int] = {}
+    return [order.setdefault(label, len(order)) for label in labels]
+
+
+def merge_small(assignment: Sequence[int], sites: Sequence[str], inner: Tensor, least: int) -> list[int] | None:
+    """Merge each cluster of fewer than ``least`` distinct sites with the one whose mean is nearest.
+
+    The cluster of the fewest sites goes first (the earliest of several), until all are large enough; None where all
+    modules together are of too few sites.
+    """
+    labels = renumbered(assignment)
+    while True:
+        counts = [
+            len({s for s, label in zip(sites, labels, strict=True) if label == k}) for k in range(max(labels) + 1)
+        ]
+        small = min(range(len(counts)), key=counts.__getitem__)
+        if counts[small] >= least:
+            return labels
+        if len(counts) == 1:
+            return None
+        means = torch.nn.functional.one_hot(torch.tensor(labels)).double()
+        means = means / means.sum(0)
+        apart = squared_distances(means.T @ inner @ means)[small]
+        apart[small] = torch.inf
+        nearest = int(apart.argmin())
+        labels = renumbered([nearest if label == small else label for label in labels])

@@ -1,0 +1,77 @@
+"""Settings of what is FedKEI's own: the tasks, the plan, and how starts are mixed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from pydantic import Field
+
+from fedtar_flare.data.task_stream import NOTHING, Order, TaskStream
+from fedtar_flare.errors import ConfigError
+from fedtar_flare.fedkei.plans import PLANS, MixingSettings
+from fedtar_flare.models.classifier import ClassifierConfig
+from fedtar_flare.settings import build, nearest
+
+STEPS = 2
+"""Steps of a task (a round of the run): PROBE and ADAPT."""
+
+_IMAGENET: dict[str, Any] = {"image_mean": (0.485, 0.456, 0.406), "image_std": (0.229, 0.224, 0.225)}
+CLASSIFIERS: dict[str, dict[str, Any]] = {
+    "small": {},
+    "tiny": {"encoder": "tiny", "image_size": 32, "slices": 4},
+    "paper": {
+        "encoder": "timm",
+        "encoder_name": "vit_base_patch16_224",
+        "image_size": 224,
+        "slices": 1,
+        **_IMAGENET,
+    },
+}
+"""Presets of the classifier: the shipped encoder slice by slice, a random one (tests), the paper's ViT."""
+
+
+class FedKEIConfig(MixingSettings):
+    """The tasks in sequence and the plan, beside how the server mixes; site and server hold the same."""
+
+    plan: str = Field("fedkei", description=f"one of {', '.join(PLANS)}")
+    tasks: tuple[str, ...] = Field(
+        ("effusion", "nodule", "consolidation"),
+        description="diseases in sequence, each 'name', or 'name=label|label' where several labels count as it",
+    )
+    base: tuple[str, ...] = Field(
+        (NOTHING,), description="labels of the images that are negatives from the start; 'none': those without a label"
+    )
+    order: Order = Field(
+        "synchronous",
+        description="of the tasks at a site: as listed, 'reversed', or 'shuffled' by seed and site",
+    )
+    beside_rand: bool = Field(
+        False, description="each site also tunes from the common start, for comparison: twice the work"
+    )
+
+    def misfits(self) -> Iterator[tuple[str, str]]:
+        if self.plan not in PLANS:
+            yield "plan", f"one of {', '.join(PLANS)}{nearest(self.plan, PLANS)}"
+        try:
+            TaskStream(self.tasks, self.base)
+        except ConfigError as error:
+            yield "tasks", f"a list of diseases ({error})"
+
+    def stream(self, site: str, seed: int) -> TaskStream:
+        """The tasks in a site's order."""
+        return TaskStream(self.tasks, self.base, self.order, site, seed)
+
+
+def classifier_of(preset: str, settings: dict[str, Any] | None, seed: int) -> ClassifierConfig:
+    """The named preset with some settings replaced; the common start is by the job's seed.
+
+    Raises:
+        ConfigError: an unknown preset or setting, or a value that is not allowed.
+    """
+    if preset not in CLASSIFIERS:
+        raise ConfigError(
+            f"preset '{preset}' is unknown to fedkei: it must be one of {', '.join(CLASSIFIERS)}"
+            f"{nearest(preset, CLASSIFIERS)}"
+        )
+    return build(ClassifierConfig, {"seed": seed, **CLASSIFIERS[preset], **(settings or {})}, "model")

@@ -1,0 +1,260 @@
+"""FedKEI at a site: the task's images, one pass for PROBE, tuning for ADAPT, and every module kept for its disease."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from statistics import fmean
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from fedtar_flare.errors import ConfigError, ExchangeError
+from fedtar_flare.fedkei.asked import asked_of, head_values
+from fedtar_flare.fedkei.config import STEPS, FedKEIConfig, classifier_of
+from fedtar_flare.fedkei.contract import ADAPT, CONTRACT, PROBE
+from fedtar_flare.fedkei.plans import plan
+from fedtar_flare.fedkei.site_data import SiteTaskData
+from fedtar_flare.fedkei.site_page import module_name, write_modules_page
+from fedtar_flare.fedkei.tuning import LearnerSettings
+from fedtar_flare.flare.executor import Tensors, abstain, ok
+from fedtar_flare.flare.run_rules import require_start
+from fedtar_flare.flare.study_executor import Handler, StudyExecutor, no_state, seed_of
+from fedtar_flare.learning.config import LoRAConfig
+from fedtar_flare.progress import Progress
+from fedtar_flare.protocol.messages import Reply, TaskHeader, version
+from fedtar_flare.protocol.tasks import HANDSHAKE
+from fedtar_flare.settings import build
+from fedtar_flare.site.admission import Asked
+from fedtar_flare.site.place import Site
+from fedtar_flare.site.state import SiteState
+from fedtar_flare.tensor_file import checksum
+
+if TYPE_CHECKING:
+    from fedtar_flare.data.cohort import Cohort
+    from fedtar_flare.fedkei.answers import Adapted
+    from fedtar_flare.fedkei.learner import TaskLearner
+
+MOST_EPOCHS = 99
+"""Of tuning: what a list in a reply may hold, with epoch 0."""
+
+
+class FedKEIExecutor(StudyExecutor):
+    """FedKEI, its rivals and controls at one site.
+
+    Each task's module stays here as ``module-<t>``, for the disease that it was learnt on, with alpha and the scores of
+    single images.
+
+    Args:
+        preset: of the classifier, one of ``config.CLASSIFIERS``; ``model`` overrides its settings.
+        training: settings of :class:`LearnerSettings`.
+        fedkei: settings of :class:`FedKEIConfig`.
+        data, seed, torch_threads: of :class:`StudyExecutor`.
+
+    Raises:
+        ConfigError: a setting is unknown or not allowed.
+    """
+
+    contract = CONTRACT
+    reads_reports = False
+    columns = ("labels",)
+
+    def __init__(
+        self,
+        preset: str = "small",
+        model: dict[str, Any] | None = None,
+        training: dict[str, Any] | None = None,
+        data: dict[str, Any] | None = None,
+        fedkei: dict[str, Any] | None = None,
+        seed: int = 0,
+        torch_threads: int = 1,
+    ):
+        super().__init__(data, seed, torch_threads)
+        self.preset, self.model, self.training, self.fedkei = preset, model, training, fedkei
+        self.model_config = classifier_of(preset, model, seed)
+        self.lora_config = LoRAConfig(rank=self.model_config.rank, alpha=float(self.model_config.rank))
+        self.training_config = build(LearnerSettings, training, "training")
+        self.fedkei_config = build(FedKEIConfig, fedkei, "fedkei")
+        self.plan = plan(self.fedkei_config.plan)
+        if self.training_config.epochs > MOST_EPOCHS:
+            raise ConfigError(f"training: epochs is {self.training_config.epochs}: it must be at most {MOST_EPOCHS}")
+        if self.data_config.prior != "none":
+            raise ConfigError("data: prior is for reports; fedkei classifies single images")
+        self._site: Site
+        self._learner: TaskLearner | None = None
+        self._learner_key: tuple[str, str] | None = None
+
+    # ------------------------------------------------------------------ what the base asks
+    def method_settings(self) -> tuple[Any, ...]:
+        return (self.fedkei_config,)
+
+    def asked(self, rounds: int, time_steps: int) -> Asked:
+        return asked_of(self.model_config, self.training_config, self.torch_threads, rounds, time_steps)
+
+    def values_beside(self) -> int:
+        return head_values(self.model_config)
+
+    def work(self) -> str:
+        training = self.training_config
+        return f"a probe of two passes and {training.epochs} epochs of batches of {training.batch_size} images a task"
+
+    def handlers(self) -> Mapping[str, Handler]:
+        return {HANDSHAKE: self._handshake, PROBE: self._probe, ADAPT: self._adapt}
+
+    # ------------------------------------------------------------------ the three tasks
+    def _handshake(
+        self, header: TaskHeader, weights: Tensors, site: Site, state: SiteState, cohort: Cohort
+    ) -> tuple[Reply, Tensors | None]:
+        asked_for_start = header.initial_site == site.name
+        if asked_for_start:
+            require_start(header, weights, state)
+        if header.member and state.latest(header.after) is None:
+            raise no_state(state, header.after)
+        if header.rounds > len(self.fedkei_config.tasks) or header.time_steps != STEPS:
+            raise ExchangeError(f"the run has {header.rounds} tasks; the job lists {len(self.fedkei_config.tasks)}")
+        learner = self._learner_of(header, site)
+        start = learner.start()
+        if weights and checksum(weights) != checksum(start):
+            raise ExchangeError("the common start that came down is not the one that the job's seed gives here")
+        if state.latest(header.after) is None:
+            state.save(version(0, 0), start, {"task": 0})
+        reply = self._agreement(header, site, state, cohort, start)
+        reply.payload["model"] = learner.describe() | {"adapter_config": learner.adapter_config()}
+        return reply, start if asked_for_start else None
+
+    def _probe(
+        self, header: TaskHeader, weights: Tensors, site: Site, state: SiteState, cohort: Cohort
+    ) -> tuple[Reply, Tensors | None]:
+        """The gradient in the centres that came down, once a task: of centres of a server's choice it tells more."""
+        data = self._data(header, site, cohort)
+        if refused := self._refused(PROBE, header, weights, state, data):
+            return refused, None
+        learner = self._learner_of(header, site)
+        found = learner.probe(weights, data.examples(), header.round, direct=self.plan.probe == "direct")
+        site.stop_if_aborted()
+        return ok(header, {"samples": float(data.samples)}), found.gradients
+
+    def _adapt(
+        self, header: TaskHeader, weights: Tensors, site: Site, state: SiteState, cohort: Cohort
+    ) -> tuple[Reply, Tensors | None]:
+        """Tune a module from the mixture that came down, keep it, and send its difference from the common start."""
+        data = self._data(header, site, cohort)
+        if refused := self._refused(ADAPT, header, weights, state, data):
+            return refused, None
+        learner = self._learner_of(header, site)
+        epochs = self.training_config.epochs
+        progress = Progress(f"task {header.round}: epoch", epochs, self.logger.info)
+
+        def tell(epoch: int, auc: float | None) -> None:
+            if epoch:
+                progress(epoch)
+
+        start, examples = learner.start(), data.examples()
+        informed = any(not torch.equal(value[0], start[name]) or len(value) > 1 for name, value in weights.items())
+        alpha = self.plan.alpha if informed else "fixed"
+        found = learner.adapt(weights, examples, header.round, alpha=alpha, local=self.plan.local, on_epoch=tell)
+        rand: Adapted | None = None
+        if self.fedkei_config.beside_rand:
+            plain = {name: value[None] for name, value in start.items()}
+            same = not informed and self.plan.local == plan("rand").local
+            rand = found if same else learner.adapt(plain, examples, header.round, alpha="fixed")
+        site.stop_if_aborted()
+        self._keep(header, site, state, data, found, rand, start)
+        return self._reply(header, site, data, found, rand), found.difference
+
+    # ------------------------------------------------------------------ pieces
+    def _data(self, header: TaskHeader, site: Site, cohort: Cohort) -> SiteTaskData:
+        stream = self.fedkei_config.stream(site.name, self.seed)
+        if header.round > len(stream):
+            raise ExchangeError(f"task {header.round} was asked for; the job lists {len(stream)}")
+        return SiteTaskData.of(cohort, stream, header.round, self._min_cell(site))
+
+    def _refused(
+        self, task: str, header: TaskHeader, weights: Tensors, state: SiteState, data: SiteTaskData
+    ) -> Reply | None:
+        """An abstention where the site has too little of the task, or was asked it before with other centres.
+
+        Raises :class:`ExchangeError` for centres that do not fit the run's exchange.
+        """
+        schema = state.schema()
+        agreed = {} if schema is None else dict(schema.shapes)
+        for name in sorted(agreed.keys() | weights.keys()):
+            if name not in weights or name not in agreed or tuple(weights[name].shape[1:]) != agreed[name]:
+                raise ExchangeError(f"the centres that came down do not fit the run's exchange at tensor '{name}'")
+        if data.shortage:
+            return abstain(header, data.shortage)
+        if not state.once(f"{task} {header.round}", checksum(weights)):
+            return abstain(header, f"task {header.round} was answered already, from other centres")
+        return None
+
+    def _keep(
+        self,
+        header: TaskHeader,
+        site: Site,
+        state: SiteState,
+        data: SiteTaskData,
+        found: Adapted,
+        rand: Adapted | None,
+        start: Tensors,
+    ) -> None:
+        """The module for its disease, and what of it stays at the site."""
+        stream = self.fedkei_config.stream(site.name, self.seed)
+        module = {name: start[name] + difference for name, difference in found.difference.items()}
+        about = {
+            "task": stream.task(header.round).name,
+            "alpha": {kind: list(values) for kind, values in found.alpha.items()},
+            "fell_back": found.fell_back,
+            "auc": list(found.curve),
+            "rand_auc": None if rand is None else list(rand.curve),
+            "test_labels": list(data.splits["test"].labels),
+            "test_scores": list(found.test_scores),
+            "rand_scores": None if rand is None else list(rand.test_scores),
+        }
+        state.write(module_name(header.round), module, about)
+        state.save(version(header.round, STEPS), module, {"task": header.round}, keep=header.keep)
+        self.logger.info(f"this site's modules and mixtures, for its eyes: {write_modules_page(state, site.name)}")
+
+    def _reply(self, header: TaskHeader, site: Site, data: SiteTaskData, found: Adapted, rand: Adapted | None) -> Reply:
+        numbers = {
+            "samples": float(data.samples),
+            "train_loss": fmean(found.losses),
+            "first_loss": found.losses[0],
+            "last_loss": found.losses[-1],
+            "skipped_updates": float(found.skipped_updates),
+        }
+        stream = self.fedkei_config.stream(site.name, self.seed)
+        scores: dict[str, Any] = {
+            "n": data.scored,
+            "fell_back": int(found.fell_back),
+            "seconds": found.seconds,
+            "at_epoch": list(found.at_epoch),
+        }
+        losses = {name: getattr(found, name) for name in ("mixture_loss", "start_loss", "final_loss")}
+        scores |= {name: loss for name, loss in losses.items() if loss is not None}
+        if data.scored:
+            scores["auc"] = list(found.curve)
+        if rand is not None and data.scored:
+            scores |= {"rand_auc": list(rand.curve), "rand_at_epoch": list(rand.at_epoch)}
+        counts = {"task": stream.places[header.round - 1] + 1, **data.counts()}
+        return ok(header, numbers, {"counts": counts, "scores": scores})
+
+    def _learner_of(self, header: TaskHeader, site: Site) -> TaskLearner:
+        """The site's learner, built once per process and run."""
+        from fedtar_flare.fedkei.learner import TaskLearner
+        from fedtar_flare.learning.device import choose_device
+
+        self._site = site  # the checkpoint of a learner that serves several tasks
+        if self._learner is None or self._learner_key != (header.run_id, site.name):
+            device, autocast = choose_device(self._config.device, self._config.precision)
+            self._learner = TaskLearner(
+                self.model_config,
+                self.training_config,
+                seed=seed_of(self.seed, site.name, 0, 0, "batches"),
+                origin=self.fedkei_config.origin,
+                device=device,
+                autocast=autocast,
+                checkpoint=lambda: self._site.stop_if_aborted(),
+                places=self._config.policy.models,
+            )
+            self._learner_key = (header.run_id, site.name)
+
+        return self._learner

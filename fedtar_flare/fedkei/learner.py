@@ -1,0 +1,274 @@
+"""FedKEI at one site, without FLARE: PROBE and ADAPT.
+
+::
+
+    PROBE   inner epoch from alpha0; v = gradient of the mean loss over the training split at C alpha'; G
+    ADAPT   alpha (inner epoch from alpha0, other batches); theta = C alpha; E epochs of SGD, AUC on the test split at
+            e = 0..E
+
+ADAPT needs nothing of PROBE. Batches depend on the learner's seed, the task and the phase alone, so two plans that
+start from equal centres end at equal bits.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from fedtar_flare.errors import ConfigError, DataError
+from fedtar_flare.fedkei import hypergradient as hyper
+from fedtar_flare.fedkei.answers import Adapted, Clock, Probe
+from fedtar_flare.fedkei.examples import Examples, TaskData, query_split, require_both, shuffled
+from fedtar_flare.fedkei.hypergradient import Hypergradient, InnerPath, Vectors
+from fedtar_flare.fedkei.mixing import Kind, Origin, origin_of
+from fedtar_flare.fedkei.mixture import AlphaMode
+from fedtar_flare.fedkei.model import TaskModel
+from fedtar_flare.fedkei.objectives import PLAIN, Local
+from fedtar_flare.fedkei.tuning import LearnerSettings, Tuned, tune
+from fedtar_flare.learning.training import require_finite
+from fedtar_flare.metrics.classification import auc
+from fedtar_flare.models.adapters.lora import adapter_config
+from fedtar_flare.models.classifier import ClassifierConfig
+
+
+@dataclass(frozen=True)
+class _Centres:
+    """C less the origin (d, K), and the origin (d,), by kind."""
+
+    columns: Vectors
+    origin: Vectors
+
+    def theta(self, alpha: Vectors) -> dict[Kind, Tensor]:
+        """Eq. 5."""
+        return self.shifted(hyper.combined(self.columns, alpha))
+
+    def shifted(self, at: Vectors) -> dict[Kind, Tensor]:
+        return {kind: self.origin[kind] + value for kind, value in at.items()}
+
+    def equal(self) -> dict[Kind, Tensor]:
+        """alpha0 = 1/K of each kind."""
+        return {kind: c.new_full((c.shape[1],), 1 / c.shape[1]) for kind, c in self.columns.items()}
+
+
+class TaskLearner:
+    """One site's model and how it learns a task.
+
+    Args:
+        seed: of this site's batches.
+        origin: as in the server's ``MixingSettings``.
+        checkpoint: called before each batch; may raise to stop.
+        places: local paths of what the classifier takes by name.
+
+    Raises:
+        ConfigError: as ``build_classifier``; IA3 with a weight decay, which would pull its factors from 1 to 0.
+    """
+
+    def __init__(
+        self,
+        classifier: ClassifierConfig,
+        settings: LearnerSettings,
+        *,
+        seed: int,
+        origin: Origin = "zero",
+        device: str = "cpu",
+        autocast: bool = False,
+        checkpoint: Callable[[], None] = lambda: None,
+        places: Mapping[str, Path | None] | None = None,
+    ):
+        if classifier.adapter == "ia3" and settings.weight_decay:
+            raise ConfigError(f"weight_decay is {settings.weight_decay:g}: it must be 0 with adapter='ia3'")
+        self.settings, self.seed, self.origin = settings, seed, origin
+        self.model = TaskModel(classifier, device=device, autocast=autocast, checkpoint=checkpoint, places=places)
+
+    def start(self) -> dict[str, Tensor]:
+        """w0 by wire name, float32 on the CPU; sorted. All sites of a job have the same bits."""
+        return {name: value.clone() for name, value in self.model.start.items()}
+
+    @property
+    def fingerprint(self) -> str:
+        """Short hash of the frozen encoder and of w0, for the handshake."""
+        return self.model.fingerprint
+
+    def describe(self) -> dict[str, Any]:
+        """Name and sizes of the model, for the record."""
+        return self.model.describe()
+
+    def adapter_config(self) -> dict[str, Any]:
+        """PEFT's configuration of the adapter, without any path of the site."""
+        return adapter_config(self.model.classifier)
+
+    def scores(self, theta: Mapping[str, Tensor], examples: Examples) -> Tensor:
+        """Scores (n,) of the new disease in 0..1 of a module, float64, on the CPU."""
+        self.model.load(theta)
+        return self.model.scores(examples)
+
+    # ------------------------------------------------------------------ PROBE
+    def probe(self, centres: Mapping[str, Tensor], data: TaskData, task: int, *, direct: bool = False) -> Probe:
+        """G of these centres (Eq. 9); ``direct``: Variant C's, whatever the settings say.
+
+        Raises:
+            DataError: ``one-class`` in the training split; ``non-finite-gradient``.
+            ExchangeError: the centres do not fit the model.
+        """
+        began = time.monotonic()
+        require_both(data.train)
+        c = self._centres(centres)
+        kind: Hypergradient = "direct" if direct else self.settings.hypergradient
+        inner = outer = list(range(len(data.train.labels)))
+        if self.settings.outer_data == "query" and kind != "direct":
+            inner, outer = query_split(data.train, self.seed, task, "query")
+        steps = [] if kind == "direct" else self._inner_batches(inner, task, "probe")
+        # fused attention cannot be differentiated twice
+        with sdpa_kernel(SDPBackend.MATH) if kind == "exact" else nullcontext():
+            path = self._inner(c, data.train, steps)
+            start_loss = self.model.mean_loss(c.theta(path.alphas[0]), data.train, outer)
+            loss, v = self.model.whole_gradient(c.theta(path.last), data.train, outer, self.settings.batch_size)
+            found = self._hypergradient(kind, c, path, v, data.train, steps)
+        gradients = {n: value.float().cpu().contiguous() for n, value in self.model.layout.stacked(found).items()}
+        if not all(torch.isfinite(value).all() for value in gradients.values()):
+            raise DataError(
+                "the gradient of the start has values that are not finite (NaN or infinity); lower eta_in",
+                reason="non-finite-gradient",
+            )
+        return Probe(gradients, len(outer), start_loss, loss, time.monotonic() - began)
+
+    def _hypergradient(
+        self,
+        kind: Hypergradient,
+        c: _Centres,
+        path: InnerPath,
+        v: Vectors,
+        examples: Examples,
+        steps: Sequence[Sequence[int]],
+    ) -> dict[Kind, Tensor]:
+        eta = self.settings.eta_in
+        if kind == "direct":
+            return hyper.direct(path.last, v)
+        if kind == "first_order":
+            return hyper.first_order(c.columns, path, v, eta)
+
+        def gradient_and_product(s: int, at: Vectors, x: Vectors) -> tuple[Vectors, Vectors]:
+            return self.model.hessian_product(c.shifted(at), examples, steps[s], x)
+
+        return hyper.exact(c.columns, path, v, gradient_and_product, eta)
+
+    # ------------------------------------------------------------------ ADAPT
+    def adapt(
+        self,
+        centres: Mapping[str, Tensor],
+        data: TaskData,
+        task: int,
+        *,
+        alpha: AlphaMode = "learnt",
+        local: Local = PLAIN,
+        on_epoch: Callable[[int, float | None], None] = lambda epoch, auc: None,
+    ) -> Adapted:
+        """Learn alpha, tune theta; ``on_epoch`` gets e = 0..E and its AUC.
+
+        An update whose loss or gradient is not finite is left out.
+
+        Raises:
+            DataError: ``one-class`` in the training split; ``non-finite-gradient`` where every update of an epoch was
+                left out, ``non-finite-state``.
+            ExchangeError: the centres do not fit the model.
+        """
+        require_both(data.train)
+        clock, c = Clock(), self._centres(centres)
+        with clock("alpha"):
+            weights = self._weights(alpha, c, data.train, task)
+            theta = self.model.layout.tensors(c.theta(weights))
+            require_finite(theta)
+        with clock("safeguard"):
+            mixture_loss, start_loss = (self._loss(module, data.validation) for module in (theta, self.model.start))
+        fell_back = self.settings.safeguard == "validation" and _worse(mixture_loss, start_loss)
+        before = clock.seconds["alpha"] + (clock.seconds["safeguard"] if self.settings.safeguard != "off" else 0)
+        self.model.load(self.model.start if fell_back else theta)
+
+        curve: list[float | None] = []
+        at_epoch: list[float] = []
+        scores = torch.zeros(0)
+
+        def evaluate(epoch: int) -> None:
+            nonlocal scores
+            at_epoch.append(before + clock.seconds.get("tuning", 0.0))
+            with clock("evaluation"):
+                scores = self.model.scores(data.test)
+                curve.append(auc(data.test.labels.numpy(), scores.numpy()))
+            on_epoch(epoch, curve[-1])
+
+        tuned = Tuned()
+        evaluate(0)
+        for epoch in tune(self.model, self.settings, data.train, local, tuned, clock, self.seed, task):
+            evaluate(epoch)
+        state = self.model.state()
+        require_finite(state)
+        with clock("evaluation"):
+            final_loss = self._loss(state, data.validation)
+        return Adapted(
+            difference={name: value - self.model.start[name] for name, value in state.items()},
+            curve=tuple(curve),
+            losses=tuple(tuned.losses),
+            mixture_loss=mixture_loss,
+            start_loss=start_loss,
+            final_loss=final_loss,
+            fell_back=fell_back,
+            alpha={kind: tuple(value.tolist()) for kind, value in weights.items()},
+            test_scores=tuple(scores.tolist()),
+            samples=len(data.train.labels),
+            skipped_updates=tuned.skipped,
+            seconds=clock.seconds,
+            at_epoch=tuple(at_epoch),
+        )
+
+    def _weights(self, mode: AlphaMode, c: _Centres, examples: Examples, task: int) -> dict[Kind, Tensor]:
+        """alpha of each kind (K,)."""
+        everything = range(len(examples.labels))
+        if mode == "learnt":
+            return dict(self._inner(c, examples, self._inner_batches(everything, task, "alpha")).last)
+        best = c.equal()
+        if mode == "fixed":
+            return best
+        lowest = float("inf")
+        for choice in product(*(range(len(alpha)) for alpha in best.values())):
+            chosen = zip(choice, c.equal().items(), strict=True)
+            one = {kind: F.one_hot(torch.tensor(k), len(alpha)).to(alpha) for k, (kind, alpha) in chosen}
+            loss = self.model.mean_loss(c.theta(one), examples, everything)
+            if loss < lowest:
+                best, lowest = one, loss
+        return best
+
+    # ------------------------------------------------------------------ pieces
+    def _centres(self, centres: Mapping[str, Tensor]) -> _Centres:
+        origin = self.model.vectors(origin_of(self.model.start, self.origin))
+        columns = self.model.layout.columns(centres)
+        return _Centres({kind: c.to(origin[kind]) - origin[kind][:, None] for kind, c in columns.items()}, origin)
+
+    def _inner_batches(self, indices: Sequence[int], task: int, phase: str) -> list[list[int]]:
+        size, epochs = self.settings.batch_size, range(self.settings.inner_epochs)
+        return [batch for e in epochs for batch in shuffled(indices, size, self.seed, task, phase, e)]
+
+    def _inner(self, c: _Centres, examples: Examples, steps: Sequence[Sequence[int]]) -> InnerPath:
+        def gradient(s: int, at: Vectors) -> Vectors:
+            return self.model.gradient(c.shifted(at), examples, steps[s])
+
+        return hyper.inner_steps(c.columns, c.equal(), gradient, len(steps), self.settings.eta_in)
+
+    def _loss(self, module: Mapping[str, Tensor], examples: Examples) -> float | None:
+        """Mean loss of a module; None without examples."""
+        many = len(examples.labels)
+        return self.model.mean_loss(self.model.vectors(module), examples, range(many)) if many else None
+
+
+def _worse(loss: float | None, than: float | None) -> bool:
+    """Whether a loss is higher, or not a number."""
+    return loss is not None and than is not None and not loss <= than

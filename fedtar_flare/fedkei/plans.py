@@ -1,0 +1,227 @@
+"""Plans: FedKEI, its rivals and controls, which differ in how the server mixes a start and what the site minimises.
+
+Every start is ``theta = M beta alpha`` over some modules of the pool. A controller asks :meth:`Plan.mixture` for the
+mixture of a task, sends :meth:`Mixture.centres` down, where :attr:`Mixture.probes` adds up the answers and goes on with
+:meth:`Mixture.step`, and sends the centres for tuning. Where the pool has nothing for a plan, the mixture is the common
+start alone (K = 1, alpha fixed at 1).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from fedtar_flare.errors import ConfigError
+from fedtar_flare.fedkei.clustering import delta_gram, gram, kmeans, merge_small, squared_distances
+from fedtar_flare.fedkei.mixing import Kind, Origin, Support, initial_beta, support
+from fedtar_flare.fedkei.mixture import AlphaMode, Mixture, Part
+from fedtar_flare.fedkei.objectives import PLAIN, Local
+from fedtar_flare.fedkei.pool import Module, Pool
+from fedtar_flare.settings import Settings, nearest
+
+Metric = Literal["factors", "delta"]
+
+
+class MixingSettings(Settings):
+    """How the server mixes starts; part of a job's settings (a method's config derives from it)."""
+
+    clusters: int = Field(3, ge=1, description="K of the adapters; fewer where the pool has fewer distinct modules")
+    head_clusters: int = Field(3, ge=1, description="K of the heads")
+    support: Support = Field("cluster", description="what the outer step may move: weights within the cluster, or all")
+    metric: Metric = Field("factors", description="what clusters adapters: raw factors, or ('delta') LoRA's products")
+    origin: Origin = Field("zero", description="mixtures are taken around zero (paper) or around the common start")
+    eta_out: float = Field(0.05, ge=0, description="step size of the outer step (Eq. 8); 0: none, as in Variant B")
+    beta_limit: float = Field(1.0, gt=0, description="farthest that a column of beta may move from its initial value")
+    min_cluster_sites: int = Field(
+        1, ge=1, description="sites that a cluster must stem from, smaller ones merge; production: at least 2"
+    )
+    cluster_seed: int = Field(0, ge=0, description="of k-means++")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One row of the table of plans.
+
+    Args:
+        members: modules that are mixed: ``none``; ``last``: each site's latest; ``all``; ``own``: the site's latest,
+            for that site alone.
+        groups: into which clusters: ``one``, ``each`` on its own, by ``site``, ``kmeans``.
+        weights: beta0: the ``mean`` of a cluster; by ``similarity`` to the site's own latest module (FedAMP); or moved
+            towards sites of large generalisation ``gaps`` (FedGA).
+        alpha: what the site does with the centres.
+        probe: the outer step: ``none``, ``bilevel`` (the settings' hypergradient), ``direct`` (Variant C).
+        local: what the site minimises.
+    """
+
+    name: str
+    title: str
+    members: Literal["none", "last", "all", "own"] = "none"
+    groups: Literal["one", "each", "site", "kmeans"] = "one"
+    weights: Literal["mean", "similarity", "gaps"] = "mean"
+    alpha: AlphaMode = "fixed"
+    probe: Literal["none", "bilevel", "direct"] = "none"
+    local: Local = PLAIN
+
+    def mixture(self, pool: Pool, task: int, settings: MixingSettings) -> Mixture:
+        """The mixture for a task (counted from 1) of modules of the tasks before it.
+
+        It is the common start alone where there is no such module, or where all of them together are of fewer sites
+        than a cluster must have.
+        """
+        began = time.monotonic()
+        modules = {"none": (), "all": pool.before(task)}.get(self.members, pool.last(task))
+        nothing = Mixture(pool, None)
+        if self.members == "own":
+            # nobody but the site itself gets it, so a minimum of sites has no place here
+            own = {
+                m.site: self._parts(pool, (m,), {kind: [0] for kind in pool.layout.kinds}, settings) for m in modules
+            }
+            return Mixture(pool, None, own=own)
+        if len({module.site for module in modules}) < settings.min_cluster_sites or not modules:
+            return nothing
+        inner = {kind: _inner(pool, modules, kind, settings) for kind in pool.layout.kinds}
+        if self.weights == "similarity":
+            parts = self._parts(pool, modules, {kind: [0] * len(modules) for kind in inner}, settings)
+            own = {
+                m.site: _weighted(parts, {k: similarity(g, n) for k, g in inner.items()}) for n, m in enumerate(modules)
+            }
+            return Mixture(pool, parts, own=own, seconds=time.monotonic() - began)
+        if self.weights == "gaps":
+            parts = self._parts(pool, modules, {kind: [0] * len(modules) for kind in inner}, settings)
+            weights = gap_weights(pool, modules, task)
+            parts = _weighted(parts, dict.fromkeys(parts, weights))
+            return Mixture(pool, parts, seconds=time.monotonic() - began)
+        assignments: dict[Kind, list[int]] = {}
+        for kind, products in inner.items():
+            labels = merge_small(
+                self._clusters(modules, products, kind, settings),
+                [module.site for module in modules],
+                products,
+                settings.min_cluster_sites,
+            )
+            assert labels is not None  # all of them together are of enough sites
+            assignments[kind] = labels
+        return Mixture(
+            pool,
+            self._parts(pool, modules, assignments, settings),
+            alpha=self.alpha,
+            probes=self.probe != "none" and settings.eta_out > 0,
+            limit=settings.beta_limit,
+            seconds=time.monotonic() - began,
+        )
+
+    def _clusters(self, modules: Sequence[Module], inner: Tensor, kind: Kind, settings: MixingSettings) -> list[int]:
+        if self.groups == "kmeans":
+            many = settings.clusters if kind == "adapter" else settings.head_clusters
+            return kmeans(inner, many, settings.cluster_seed)
+        if self.groups == "site":
+            sites = sorted({module.site for module in modules})
+            return [sites.index(module.site) for module in modules]
+        return list(range(len(modules))) if self.groups == "each" else [0] * len(modules)
+
+    def _parts(
+        self, pool: Pool, modules: Sequence[Module], labels: Mapping[Kind, Sequence[int]], settings: MixingSettings
+    ) -> dict[Kind, Part]:
+        found: dict[Kind, Part] = {}
+        for kind, assignment in labels.items():
+            beta0 = initial_beta(assignment)
+            found[kind] = Part(
+                modules=tuple(modules),
+                assignment=tuple(assignment),
+                matrix=pool.matrix(kind, modules, settings.origin),
+                beta=beta0,
+                beta0=beta0,
+                mask=support(assignment, settings.support),
+                origin=pool.origin(kind, settings.origin),
+            )
+        return found
+
+
+def similarity(inner: Tensor, own: int) -> Tensor:
+    """FedAMP's weights (N, 1), float64, of N modules for the one at ``own``: near ones count for more.
+
+    ``xi_j = exp(-d_j^2 / sigma) / N`` for the others, the rest for its own module. Sigma is the mean squared distance
+    of two modules (our choice: free of scale).
+    """
+    apart = squared_distances(inner)
+    many = len(apart)
+    mean = apart.sum() / max(many * (many - 1), 1)
+    weights = torch.exp(-apart[own] / mean.clamp(min=1e-300)) / many
+    weights[own] = 0
+    weights[own] = 1 - weights.sum()
+    return weights[:, None]
+
+
+def gap_weights(pool: Pool, modules: Sequence[Module], task: int) -> Tensor:
+    """FedGA's weights (N, 1), float64, of the latest modules: sites whom the shared start served badly count for more.
+
+    Task after task, ``a_i += d (g_i - mean g) / max_j |g_j - mean g|`` with the gaps g of the sites that told theirs
+    and d = 1 / (2 N) (our choice); none falls below a tenth of an equal one; then all are divided by their sum.
+    """
+    weights = {module.site: 1 / len(modules) for module in modules}
+    for past in sorted({module.task for module in pool.before(task)}):
+        gaps = {m.site: m.gap for m in pool.before(task) if m.task == past and m.gap is not None and m.site in weights}
+        mean = sum(gaps.values()) / max(len(gaps), 1)
+        most = max((abs(gap - mean) for gap in gaps.values()), default=0.0)
+        for site, gap in gaps.items():
+            if most > 0:
+                weights[site] = max(0.1 / len(modules), weights[site] + (gap - mean) / most / (2 * len(modules)))
+        total = sum(weights.values())
+        weights = {site: weight / total for site, weight in weights.items()}
+    return torch.tensor([weights[module.site] for module in modules], dtype=torch.float64)[:, None]
+
+
+def _weighted(parts: Mapping[Kind, Part], weights: Mapping[Kind, Tensor]) -> dict[Kind, Part]:
+    """The same modules under other weights."""
+    return {kind: part.weighted(weights[kind]) for kind, part in parts.items()}
+
+
+def _inner(pool: Pool, modules: Sequence[Module], kind: Kind, settings: MixingSettings) -> Tensor:
+    """Inner products (N, N) of modules of one kind, in the settings' metric."""
+    pairs = [(name, name.replace(".lora_A", ".lora_B")) for name, _ in pool.layout.parts(kind) if ".lora_A" in name]
+    if settings.metric == "delta" and pairs:
+        stacks = ([torch.stack([m.tensors[name] for m in modules]) for name in pair] for pair in pairs)
+        return delta_gram([(a, b) for a, b in stacks])
+    return gram(pool.matrix(kind, modules))
+
+
+PLANS: dict[str, Plan] = {
+    plan.name: plan
+    for plan in (
+        Plan("rand", "Rand: the common start"),
+        Plan("fedavg", "FedAvg", "last"),
+        Plan("fedprox", "FedProx", "last", local=Local("proximal")),
+        Plan("ffa_lora", "FFA-LoRA", "last", local=Local("frozen_a")),
+        Plan("fedamp", "FedAMP", "last", "each", weights="similarity"),
+        Plan("apple", "APPLE", "last", "each", alpha="learnt"),
+        Plan("fedga", "FedGA", "last", weights="gaps"),
+        Plan("per_fedavg", "Per-FedAvg", "last", local=Local("maml")),
+        Plan("flwf", "FLwF", "last", local=Local("distil")),
+        Plan("variant_a", "Variant A: sites as clusters", "all", "site", alpha="learnt"),
+        Plan("variant_b", "Variant B: no outer step", "all", "kmeans", alpha="learnt"),
+        Plan("variant_c", "Variant C: beta by a direct step", "all", "kmeans", alpha="learnt", probe="direct"),
+        Plan("fedkei", "FedKEI", "all", "kmeans", alpha="learnt", probe="bilevel"),
+        Plan("own_last", "The site's own last module", "own"),
+        Plan("pool_mean", "Mean of the pool", "all"),
+        Plan("best_cluster", "Best cluster", "all", "kmeans", alpha="best"),
+        Plan("head_only", "Rand, head only", local=Local("head_only")),
+        Plan("rand_3", "Rand + 3 epochs", local=Local(extra_epochs=3)),
+    )
+}
+
+
+def plan(name: str) -> Plan:
+    """The plan of a name.
+
+    Raises:
+        ConfigError: it is unknown.
+    """
+    if name not in PLANS:
+        raise ConfigError(f"plan '{name}' is unknown: it must be one of {', '.join(PLANS)}{nearest(name, PLANS)}")
+    return PLANS[name]

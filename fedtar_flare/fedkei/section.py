@@ -1,0 +1,195 @@
+"""FedKEI's sections of the run page: AUC and LCA beside Rand, learning curves, clusters, and what a start costs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from statistics import fmean
+
+from fedtar_flare.fedkei.events import Learnt, Mixed, SiteTask, Stream
+from fedtar_flare.metrics.classification import best_epoch, epochs_to, lca
+from fedtar_flare.reporting.format import NOTHING, duration, number, size
+from fedtar_flare.reporting.plots import Series, line_chart
+from fedtar_flare.reporting.run import Run
+from fedtar_flare.reporting.section import Section, charts, table
+
+SMALL = (300, 190)
+_KNOWN = (
+    "The shipped encoder has seen all six known kinds of finding of the phantoms in its warm start, as reports: these "
+    "diseases are new to the head and the adapter, not to the encoder."
+)
+
+
+def tasks(run: Run) -> Section | None:
+    """AUC at the start and after tuning, and LCA, of each task and site, beside those from the common start."""
+    found = list(_learnt(run))
+    if not found:
+        return None
+    rows = [
+        (
+            str(step),
+            site,
+            one.task.replace("_", " "),
+            str(one.n) if one.n else NOTHING,
+            *_auc(one.auc),
+            number(lca(one.auc)) if one.auc else NOTHING,
+            *_auc(one.rand_auc),
+            number(lca(one.rand_auc)) if one.rand_auc else NOTHING,
+            _reached(one),
+            "yes" if one.fell_back else "",
+        )
+        for step, site, one in found
+    ]
+    head = ("task", "site", "disease", "n", "AUC 0", "AUC E", "LCA", "Rand 0", "Rand E", "Rand LCA", "epochs", "w0")
+    lead = (
+        f"{_title(run)}. The new disease of each task against all before it, on test images (n of them): AUC before "
+        "the first epoch and after the last, and LCA, its mean over the epochs. Rand is the same tuning from the "
+        "common start; 'epochs' says after how many the mixture is where Rand ends, 'w0' whether the safeguard took "
+        f"the common start. Cells are blank where a class has too few test patients.{_of_phantoms(run)}"
+    )
+    return Section("tasks", "Diseases", lead, table(head, rows, left={1, 2}), _lines(run, [one for *_, one in found]))
+
+
+def curves(run: Run) -> Section | None:
+    """Per task a chart of AUC over epochs: the sites, their mean, and the mean from the common start."""
+    figures = []
+    for event in run.events(Learnt):
+        known = {site: one for site, one in sorted(event.sites.items()) if one.auc}
+        if not known:
+            continue
+        lines = [
+            Series(
+                f"{site}: {one.task}",
+                [(e, auc, f"{site}, {one.task}, epoch {e}: {number(auc)}") for e, auc in enumerate(one.auc)],
+                "site",
+                i,
+            )
+            for i, (site, one) in enumerate(known.items())
+        ]
+        lines.append(_mean("mean of sites", [one.auc for one in known.values()], "ink"))
+        if rand := [one.rand_auc for one in known.values() if one.rand_auc]:
+            lines.append(_mean("Rand, mean", rand, "site", 6))
+        figures.append(line_chart(f"Task {event.round}", lines, x_label="epoch", y_label="AUC", size=SMALL))
+    lead = "AUC of test images over the epochs of tuning; epoch 0 is the start itself. Few test images make steps."
+    return Section("curves", "Learning curves", lead, charts(figures, "small")) if figures else None
+
+
+def clusters(run: Run) -> Section | None:
+    """Which modules made which centre of a task, with their weights."""
+    rows = []
+    for event in run.events(Mixed):
+        for one in event.clusters:
+            members = sorted(one["members"], key=lambda m: (m["task"], m["site"]))
+            said = ", ".join(f"{m['site']}/{m['task']} {_weight(m)}" for m in members)
+            whose = f" for {one['for']}" if one.get("for") else ""
+            rows.append((str(event.round), f"{one['kind']}{whose}", str(one["cluster"] + 1), said, _moved(one)))
+    if not rows:
+        return None
+    lead = (
+        "Before each task the server clusters all modules of the tasks before it, adapters and heads apart. A member "
+        "is a site and the task that it learnt, with its weight in the centre (before and after the outer step, where "
+        "that moved it); 'moved' is how far the step took all weights of the centre from the mean. A centre of one "
+        "site is that site's module, which all others get."
+    )
+    head = ("task", "of", "centre", "members and weights", "moved")
+    return Section("clusters", "Clusters", lead, table(head, rows, left={1, 3}))
+
+
+def cost(run: Run) -> Section | None:
+    """Seconds and bytes of the start and of tuning, task by task."""
+    mixed = {event.round: event for event in run.events(Mixed)}
+    if not mixed:
+        return None
+    learnt = {event.round: event.sites.values() for event in run.events(Learnt)}
+    rows = []
+    for step, event in sorted(mixed.items()):
+        sites = list(learnt.get(step, ()))
+        moved = [one for one in run.steps if one.round == step]
+        rows.append(
+            (
+                str(step),
+                duration(event.clustering_seconds),
+                duration(event.probe_seconds) if event.probed else NOTHING,
+                *(_longest(sites, phase) for phase in ("alpha", "tuning", "evaluation")),
+                size(sum(one.bytes_down for one in moved)),
+                size(sum(one.bytes_up for one in moved)),
+                str(sum(one.fell_back for one in sites)),
+                f"{_losses(sites, 'mixture_loss')} / {_losses(sites, 'start_loss')}",
+            )
+        )
+    head = ("task", "clustering", "PROBE", "alpha", "tuning", "scoring", "bytes down", "bytes up", "fell back", "loss")
+    lead = (
+        "What an informed start costs beside tuning: clustering at the server, PROBE (until the last site's answer, "
+        "with the start of its process), the inner epoch for alpha, each at the slowest site; bytes of all. 'loss' "
+        "is the mean validation loss of the sites' mixtures, and of the common start, before any tuning."
+    )
+    return Section("cost", "What a start costs", lead, table(head, rows))
+
+
+SECTIONS = (tasks, curves, clusters, cost)
+
+
+def _learnt(run: Run) -> Iterator[tuple[int, str, SiteTask]]:
+    for event in run.events(Learnt):
+        for site, one in sorted(event.sites.items()):
+            yield event.round, site, one
+
+
+def _title(run: Run) -> str:
+    streams = run.events(Stream)
+    return f"Plan '{streams[-1].plan}', order '{streams[-1].order}'" if streams else "Tasks"
+
+
+def _of_phantoms(run: Run) -> str:
+    config = run.start.model.get("base_model", "")
+    return f" {_KNOWN}" if "'small'" in str(config) else ""
+
+
+def _lines(run: Run, found: Sequence[SiteTask]) -> tuple[tuple[str, str], ...]:
+    """Means over sites and tasks after the first (which no start can inform), for tiles and closing table."""
+    later = [one for step, _, one in _learnt(run) if step > 1 and one.auc] or list(found)
+    shown = []
+    for label, value in (("AUC at the start", lambda c: c[0]), ("AUC after tuning", lambda c: c[-1]), ("LCA", lca)):
+        own = [value(one.auc) for one in later if one.auc]
+        rand = [value(one.rand_auc) for one in later if one.rand_auc]
+        if own:
+            beside = f", Rand {fmean(rand):.3f}, tasks after the first" if rand else ", tasks after the first"
+            shown.append((label, f"{fmean(own):.3f}{beside}"))
+    return tuple(shown)
+
+
+def _auc(curve: Sequence[float]) -> tuple[str, str]:
+    return (number(curve[0]), number(curve[-1])) if curve else (NOTHING, NOTHING)
+
+
+def _reached(one: SiteTask) -> str:
+    """Epochs until Rand's final AUC, and in brackets the best epoch."""
+    if not one.auc:
+        return NOTHING
+    reached = epochs_to(one.auc, one.rand_auc[-1]) if one.rand_auc else None
+    return f"{NOTHING if reached is None else reached} (best {best_epoch(one.auc)})"
+
+
+def _mean(name: str, found: Sequence[Sequence[float]], palette: str, index: int = 0) -> Series:
+    points = []
+    for e in range(min(map(len, found))):
+        value = fmean(curve[e] for curve in found)
+        points.append((e, value, f"{name}, epoch {e}: {number(value)}"))
+    return Series(name, points, palette, index)  # type: ignore[arg-type]
+
+
+def _weight(member: dict[str, float]) -> str:
+    before, after = member["beta0"], member["beta"]
+    return f"{after:.3f}" if abs(after - before) < 5e-4 else f"{before:.3f} → {after:.3f}"
+
+
+def _moved(one: dict[str, float | None]) -> str:
+    return NOTHING if one.get("distance") is None else f"{one['distance']:.2g}"
+
+
+def _longest(sites: Iterable[SiteTask], phase: str) -> str:
+    return duration(max((one.seconds[phase] for one in sites if phase in one.seconds), default=None))
+
+
+def _losses(sites: Iterable[SiteTask], name: str) -> str:
+    known = [value for one in sites if (value := getattr(one, name)) is not None]
+    return number(fmean(known)) if known else NOTHING

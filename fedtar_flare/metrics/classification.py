@@ -1,0 +1,97 @@
+"""Scores of classifiers that learn task after task: AUC, the area under its learning curve, and tests over seeds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from fedtar_flare.errors import DataError
+from fedtar_flare.metrics.significance import holm
+
+Curve = Sequence[float | None]
+"""AUC at e = 0..E; None where it is not defined."""
+
+
+def auc(labels: ArrayLike, scores: ArrayLike) -> float | None:
+    """Probability that a positive example scores above a negative one, ties half; None with one class.
+
+    Args:
+        labels, scores: (n,), labels 0 or 1.
+
+    Raises:
+        DataError: ``unequal-lengths``, or ``non-finite-score``.
+    """
+    truth, value = np.asarray(labels).astype(bool), np.asarray(scores, dtype=np.float64)
+    if truth.shape != value.shape or truth.ndim != 1:
+        raise DataError(f"labels of shape {truth.shape} for scores of {value.shape}", reason="unequal-lengths")
+    if not np.isfinite(value).all():
+        raise DataError("a score is not finite (NaN or infinity)", reason="non-finite-score")
+    positives, negatives = int(truth.sum()), int((~truth).sum())
+    if not positives or not negatives:
+        return None
+    _, place, many = np.unique(value, return_inverse=True, return_counts=True)
+    mean_rank = np.cumsum(many) - (many - 1) / 2
+    above = mean_rank[place][truth].sum() - positives * (positives + 1) / 2
+    return float(above / (positives * negatives))
+
+
+def lca(curve: Curve, *, with_start: bool = False) -> float | None:
+    """Area under the learning curve: mean AUC over e = 1..E, or (``with_start``, LCA0) over e = 0..E.
+
+    None where the curve is not defined at some epoch.
+    """
+    counted = [value for value in curve[0 if with_start else 1 :] if value is not None]
+    return float(np.mean(counted)) if counted and len(counted) == len(curve) - (not with_start) else None
+
+
+def epochs_to(curve: Curve, target: float) -> int | None:
+    """First epoch whose AUC is at least ``target``; None if there is none."""
+    return next((e for e, value in enumerate(curve) if value is not None and value >= target), None)
+
+
+def best_epoch(curve: Curve) -> int | None:
+    """The (first) epoch of the highest AUC; None where no epoch has one."""
+    defined = [(value, -e) for e, value in enumerate(curve) if value is not None]
+    return -max(defined)[1] if defined else None
+
+
+class Welch(NamedTuple):
+    """Mean of A less mean of B, its interval, Welch's t and the two-sided p."""
+
+    difference: float
+    low: float
+    high: float
+    t: float
+    p: float
+
+
+def welch(a: ArrayLike, b: ArrayLike, confidence: float = 0.95) -> Welch:
+    """Welch's test of two samples of unequal variance, such as one score a seed.
+
+    Raises:
+        DataError: ``too-few-seeds`` with fewer than two numbers in either.
+    """
+    from scipy import stats
+
+    first, second = np.asarray(a, dtype=np.float64), np.asarray(b, dtype=np.float64)
+    if min(first.size, second.size) < 2:
+        raise DataError("Welch's test needs at least two seeds on either side", reason="too-few-seeds")
+    difference = float(first.mean() - second.mean())
+    parts = first.var(ddof=1) / first.size, second.var(ddof=1) / second.size
+    error = float(np.sqrt(sum(parts)))
+    if error == 0:
+        t = 0.0 if difference == 0 else float(np.copysign(np.inf, difference))
+        return Welch(difference, difference, difference, t, 1.0 if difference == 0 else 0.0)
+    degrees = sum(parts) ** 2 / sum(p**2 / (n - 1) for p, n in zip(parts, (first.size, second.size), strict=True))
+    t, reach = difference / error, float(stats.t.ppf((1 + confidence) / 2, degrees)) * error
+    return Welch(difference, difference - reach, difference + reach, t, float(2 * stats.t.sf(abs(t), degrees)))
+
+
+def welch_against(methods: Mapping[str, ArrayLike], reference: ArrayLike) -> dict[str, tuple[Welch, float]]:
+    """Each method's test against the reference, with its p corrected after Holm."""
+    tests = {name: welch(values, reference) for name, values in methods.items()}
+    corrected = holm({name: test.p for name, test in tests.items()})
+    return {name: (test, corrected[name]) for name, test in tests.items()}

@@ -1,0 +1,202 @@
+"""Classifiers: a frozen image encoder, an adapter within it, and a binary head on its pooled features.
+
+The encoder is that of the shipped report generator (``small``; CT slice by slice), a ViT of the sizes given here, or
+any timm backbone. Adapter and head are what is trained and exchanged, under PEFT's names and as ``head.weight`` and
+``head.bias``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fedtar_flare.errors import ConfigError
+from fedtar_flare.models.adapters.ia3 import add_ia3
+from fedtar_flare.models.adapters.lora import add_lora
+from fedtar_flare.models.build import build_model
+from fedtar_flare.models.config import ModelConfig, preset
+from fedtar_flare.models.encoders import SliceEncoder, TimmEncoder, build_encoder
+from fedtar_flare.settings import Settings
+
+if TYPE_CHECKING:
+    from peft import PeftModel
+
+    from fedtar_flare.imaging.batch import ImageBatch
+
+CLASSES = 2
+"""Logits of the head; index 1 stands for the new disease."""
+
+_HEAD_STD = 0.02
+_HEAD = r"head\.(weight|bias)"
+_TARGETS = {
+    ("cvt", "lora"): r"encoder\..*\.(projection_query|projection_key|projection_value)",
+    ("cvt", "ia3"): r"encoder\..*\.(projection_key|projection_value)",
+    ("timm", "lora"): r"encoder\..*\bblocks\.\d+\..*\bqkv",
+    ("timm", "ia3"): r"encoder\..*\bblocks\.\d+\..*\bqkv",
+}
+
+
+class ClassifierConfig(Settings):
+    """A frozen encoder, its adapter and the head."""
+
+    encoder: Literal["small", "tiny", "vit", "timm"] = Field(
+        "small",
+        description="'small': of the shipped report generator; 'tiny': the same, random (tests); 'vit': a ViT of the "
+        "sizes below; 'timm': a named one",
+    )
+    encoder_name: str | None = Field(None, description="timm architecture, hub name or local folder, for 'timm'")
+    encoder_pretrained: bool = Field(True, description="load the named encoder's own weights, else random ones")
+    encoder_weights: str | None = Field(
+        None, description="local safetensors file of the weights of 'vit' or 'timm' (RETFound and others)"
+    )
+    image_size: int = Field(64, ge=16, description="height and width of a slice or picture, pixels")
+    slices: int = Field(16, ge=1, description="most slices of a CT volume; 1 for pictures")
+    image_mean: tuple[float, float, float] = Field(
+        (0.5,) * 3, description="per channel, of images in [0, 1]; of 'vit' and 'timm'"
+    )
+    image_std: tuple[float, float, float] = Field(
+        (0.5,) * 3, description="per channel, of images in [0, 1]; of 'vit' and 'timm'"
+    )
+    width: int = Field(64, ge=8, description="of 'vit'")
+    depth: int = Field(3, ge=1, le=100, description="blocks of 'vit'")
+    heads: int = Field(4, ge=1, description="attention heads of 'vit'")
+    patch: int = Field(8, ge=1, description="height and width of a patch of 'vit', pixels")
+    adapter: Literal["lora", "ia3"] = Field("lora", description="low-rank factors, or scales of keys and values")
+    rank: int = Field(2, ge=1, description="of LoRA, whose scale is 1")
+    targets: str | None = Field(
+        None,
+        description="regular expression on module names: the adapted layers; None: attention's queries, keys, values",
+    )
+    seed: int = Field(0, ge=0, description="of the common start, and of every weight that is not loaded")
+
+    def misfits(self) -> Iterator[tuple[str, str]]:
+        if min(self.image_std) <= 0:
+            yield "image_std", "three numbers above 0"
+        if (self.encoder == "timm") is not bool(self.encoder_name):
+            yield "encoder_name", "a timm architecture, hub name or local folder with encoder='timm', else none"
+        if self.encoder in ("small", "tiny") and self.encoder_weights:
+            yield "encoder_weights", f"none with encoder='{self.encoder}'"
+        if self.encoder == "vit" and self.image_size % self.patch:
+            yield "image_size", f"a multiple of patch={self.patch}"
+        if self.encoder == "vit" and self.width % self.heads:
+            yield "width", f"a multiple of heads={self.heads}"
+
+    def adapted_layers(self) -> str:
+        """``targets``, or what stands for None."""
+        family = "cvt" if self.encoder in ("small", "tiny") else "timm"
+        return self.targets or _TARGETS[family, self.adapter]
+
+
+class Classifier(nn.Module):
+    """Pooled features of each slice, their mean over the slices that are there, and a linear head.
+
+    The pooling of a timm backbone is its own (class token, mean); CvT's is the mean token, normalised to mean 0 and
+    variance 1.
+    """
+
+    def __init__(self, encoder: SliceEncoder, seed: int):
+        super().__init__()
+        self.encoder = encoder
+        self.head = nn.Linear(encoder.width, CLASSES)
+        generator = torch.Generator().manual_seed(seed)
+        with torch.no_grad():
+            self.head.weight.copy_(torch.randn(self.head.weight.shape, generator=generator) * _HEAD_STD)
+            self.head.bias.zero_()
+
+    def forward(self, batch: ImageBatch) -> Tensor:
+        """Logits (B, 2)."""
+        return self.head(self.features(batch))
+
+    def features(self, batch: ImageBatch) -> Tensor:
+        """Features (B, C)."""
+        slices = self._pooled(batch.images.flatten(0, 1)).unflatten(0, batch.images.shape[:2])
+        mask = batch.slice_mask[..., None].to(slices.dtype)
+        return (slices * mask).sum(1) / mask.sum(1).clamp(min=1)
+
+    def _pooled(self, images: Tensor) -> Tensor:
+        encoder: Any = self.encoder
+        if isinstance(encoder, TimmEncoder):
+            backbone: Any = encoder.backbone
+            return backbone.forward_head(backbone.forward_features(encoder.normalised(images)), pre_logits=True)
+        return F.layer_norm(encoder(images).mean(1), (encoder.width,))
+
+
+def build_classifier(config: ClassifierConfig, places: Mapping[str, Path | None] | None = None) -> PeftModel:
+    """The classifier on the CPU, float32, in eval mode; its module is the common start w0.
+
+    LoRA's A is random and its B zero, IA3's factors are 1, the head is small and random: all by ``config.seed`` alone.
+    ``shared_parameters``, ``shared_state`` and ``load_shared_state`` of ``models.adapters.lora`` work on it; calling it
+    with an :class:`ImageBatch` gives logits (B, 2). ``places``: as for ``ModelConfig.located``.
+
+    Raises:
+        ConfigError: the encoder cannot be had, its weights do not fit, or the targets match no layer.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(config.seed)
+        classifier = Classifier(_encoder(config, places or {}), config.seed)
+    targets = config.adapted_layers()
+    if config.adapter == "ia3":
+        return add_ia3(classifier, targets=targets, extra=(_HEAD,)).eval()
+    return add_lora(
+        classifier, targets=targets, rank=config.rank, alpha=config.rank, seed=config.seed, extra=(_HEAD,)
+    ).eval()
+
+
+def _encoder(config: ClassifierConfig, places: Mapping[str, Path | None]) -> SliceEncoder:
+    if config.encoder in ("small", "tiny"):
+        return build_model(preset(config.encoder, seed=config.seed)).encoder
+    if config.encoder == "vit":
+        from timm.models.vision_transformer import VisionTransformer
+
+        vit = VisionTransformer(
+            img_size=config.image_size,
+            patch_size=config.patch,
+            embed_dim=config.width,
+            depth=config.depth,
+            num_heads=config.heads,
+            num_classes=0,
+        )
+        encoder: SliceEncoder = TimmEncoder(vit, config.width, config.image_mean, config.image_std)
+    else:
+        named = ModelConfig(
+            preset="classifier",
+            image_size=config.image_size,
+            image_mean=config.image_mean,
+            image_std=config.image_std,
+            encoder="timm",
+            encoder_name=config.encoder_name,
+            encoder_pretrained=config.encoder_pretrained and config.encoder_weights is None,
+        )
+        encoder, _ = build_encoder(named.located(places), load_pretrained=True)
+    if config.encoder_weights:
+        _load(encoder.backbone, places.get(config.encoder_weights) or Path(config.encoder_weights).expanduser())
+    return encoder
+
+
+def _load(backbone: nn.Module, path: Path) -> None:
+    """Copy a weights file into a backbone; a classification head that the file has beside it is left out."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        loaded = load_file(path / "model.safetensors" if path.is_dir() else path)
+    except (OSError, SafetensorError) as error:
+        raise ConfigError(f"classifier setting encoder_weights: {path} cannot be read: {error}") from error
+    own = backbone.state_dict()
+    heads = [name for name in loaded if name.split(".")[0] in ("head", "fc", "classifier") and name not in own]
+    for verb, names in (("lacks", own.keys() - loaded.keys()), ("adds", loaded.keys() - own.keys() - {*heads})):
+        if names:
+            raise ConfigError(f"encoder weights {path}: the file {verb} tensor {min(names)} ({len(names)} such in all)")
+    for name, value in own.items():
+        if value.shape != loaded[name].shape or not torch.isfinite(loaded[name]).all():
+            raise ConfigError(
+                f"encoder weights {path}: tensor {name} is of shape {tuple(loaded[name].shape)}, in the encoder "
+                f"{tuple(value.shape)}; or it has values that are not finite"
+            )
+    backbone.load_state_dict({name: loaded[name] for name in own})

@@ -1,0 +1,123 @@
+"""Tasks in sequence: orders, who is positive, negative or left out, and what is told of a split."""
+
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedtar_flare.data.cohort import Sample, Visit
+from fedtar_flare.data.sources.fields import labels_of, labels_text
+from fedtar_flare.data.sources.manifest import read_manifest
+from fedtar_flare.data.task_stream import DiseaseTask, TaskStream, order_of
+from fedtar_flare.errors import ConfigError, DataError
+
+TASKS = ("nodule", "effusion", "mass=tumour|metastasis")
+LABELS = ("nodule", "effusion", "tumour", "metastasis", "other")
+
+
+def visit(*labels, unsure=(), patient="p", known=True):
+    day = datetime(2020, 1, 1)
+    image = Path("/x.png")
+    return Visit(
+        patient, "v", day, image, "A report.", "radiograph",
+        labels=frozenset(labels) if known else None, uncertain=frozenset(unsure),
+    )  # fmt: skip
+
+
+def sample(*labels, patient="p"):
+    return Sample(visit(*labels, patient=patient), None, None, 1, "train")
+
+
+def test_a_disease_is_new_once_and_old_images_serve_again():
+    stream = TaskStream(TASKS)
+    assert [stream.label_of(visit("nodule"), t) for t in (1, 2, 3)] == [1, 0, 0]
+    assert [stream.label_of(visit("effusion"), t) for t in (1, 2, 3)] == [None, 1, 0]
+    assert [stream.label_of(visit("metastasis"), t) for t in (1, 2, 3)] == [None, None, 1]
+    assert [stream.label_of(visit(), t) for t in (1, 2, 3)] == [0, 0, 0], "nothing at all is the base"
+    assert [stream.label_of(visit("nodule", "effusion"), t) for t in (1, 2, 3)] == [1, 1, 0]
+
+
+def test_what_nobody_is_sure_of_is_left_out_of_that_task_alone():
+    stream = TaskStream(TASKS)
+    assert [stream.label_of(visit("nodule", unsure=["effusion"]), t) for t in (1, 2, 3)] == [1, None, 0]
+    assert stream.label_of(visit(unsure=["tumour"]), 1) is None, "it may show something, so it is not the base"
+    assert stream.label_of(visit(known=False), 1) is None
+
+
+def test_a_base_of_labels_is_negative_from_the_start_and_healthy_images_are_not():
+    stream = TaskStream(("bcc", "akiec"), base=("melanoma",))
+    assert [stream.label_of(visit("melanoma"), t) for t in (1, 2)] == [0, 0]
+    assert stream.label_of(visit(), 1) is None and stream.label_of(visit("other"), 2) is None
+    both = TaskStream(("bcc", "akiec"), base=("melanoma", "none"))
+    assert both.label_of(visit("melanoma"), 1) == both.label_of(visit(), 1) == 0
+
+
+@given(st.sets(st.sampled_from(LABELS)), st.sets(st.sampled_from(LABELS)), st.integers(1, 3))
+def test_positive_means_the_new_disease_and_negative_that_it_is_not_there(labels, unsure, step):
+    stream = TaskStream(TASKS)
+    found = stream.label_of(visit(*labels, unsure=unsure - labels), step)
+    new = stream.task(step).labels
+    assert (found == 1) is bool(labels & new)
+    assert found != 0 or not (labels | unsure) & new
+
+
+@given(st.integers(1, 12), st.sampled_from(("synchronous", "reversed", "shuffled")), st.text("ab", max_size=3))
+def test_an_order_is_a_permutation_that_site_and_seed_decide(count, order, site):
+    places = order_of(count, order, site, seed=3)
+    assert sorted(places) == list(range(count)) and places == order_of(count, order, site, seed=3)
+    assert order != "synchronous" or places == tuple(range(count))
+    assert order != "reversed" or places == tuple(reversed(range(count)))
+
+
+def test_shuffled_orders_differ_between_sites():
+    assert len({order_of(6, "shuffled", f"site-{i}") for i in range(8)}) > 4
+    stream = TaskStream(TASKS, order="shuffled", site="site-2", seed=1)
+    assert {stream.task(t).name for t in (1, 2, 3)} == {"nodule", "effusion", "mass"}
+    assert stream.task(2) == DiseaseTask.parse(TASKS[stream.places[1]])
+
+
+@pytest.mark.parametrize(
+    ("tasks", "base", "words"),
+    [
+        ((), ("none",), "at least one"),
+        (("a", "a"), (), "task 'a' is there twice"),
+        (("a", "b=a"), (), "label 'a' is there twice"),
+        (("a",), ("a",), "label 'a' is there twice"),
+        (("a b",), (), "must be a name"),
+        (("a=|b",), (), "must be a name"),
+    ],
+)
+def test_tasks_that_contradict_each_other_are_refused(tasks, base, words):
+    with pytest.raises(ConfigError, match=words):
+        TaskStream(tasks, base)
+
+
+def test_patients_are_counted_once_and_classes_of_too_few_are_not_told():
+    stream = TaskStream(("nodule",))
+    samples = [sample("nodule", patient="a"), sample("nodule", patient="a"), sample(patient="b"), sample(patient="c")]
+    found = stream.labeled([*samples, sample("other", patient="d")], 1)
+    assert found.labels == (1, 1, 0, 0) and (found.patients(), found.patients(1), found.fewest) == (3, 1, 1)
+    assert found.counts(1) == [2, 2] and found.counts(2) == [2, 0]
+
+
+def test_labels_of_a_table_are_read_back_as_written():
+    assert labels_of(labels_text(frozenset({"b", "a"}), frozenset({"c"}))) == ({"a", "b"}, {"c"})
+    assert labels_of(" ; ") == (frozenset(), frozenset()) and labels_of("a|?b") == ({"a"}, {"b"})
+
+
+def test_a_manifest_with_labels_needs_no_report(tmp_path):
+    (tmp_path / "x.png").write_bytes(b"")
+    table = tmp_path / "manifest.csv"
+    table.write_text(
+        "patient_id,study_datetime,image,labels\n"
+        "a,2020-01-01,x.png,effusion;?nodule\nb,2020-01-02,x.png,\nc,2020-01-03,x.png,x;?x\n"
+    )
+    reading = read_manifest(table, {"modality": "radiograph"})
+    labels = {p.patient_id: (p.visits[0].labels, p.visits[0].uncertain) for p in reading.patients()}
+    assert labels == {"a": ({"effusion"}, {"nodule"}), "b": (frozenset(), frozenset())}
+    assert [problem.reason for problem in reading.problems] == ["contradicting-labels"]
+    with pytest.raises(DataError, match="report is empty"):
+        replace(visit(known=False), report=" ")

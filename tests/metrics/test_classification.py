@@ -1,0 +1,63 @@
+"""AUC, areas under learning curves, and Welch's test against scikit-learn and scipy."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+from sklearn.metrics import roc_auc_score
+
+from fedtar_flare.errors import DataError
+from fedtar_flare.metrics.classification import auc, best_epoch, epochs_to, lca, welch, welch_against
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.tuples(st.booleans(), st.integers(-4, 4)), min_size=1, max_size=60))
+def test_auc_is_scikit_learns_also_with_ties(pairs):
+    labels, scores = [label for label, _ in pairs], [score / 3 for _, score in pairs]
+    if len(set(labels)) == 1:
+        assert auc(labels, scores) is None
+    else:
+        assert auc(labels, scores) == pytest.approx(roc_auc_score(labels, scores), abs=1e-12)
+        assert auc(labels, [-s for s in scores]) == pytest.approx(1 - auc(labels, scores), abs=1e-12)
+
+
+def test_auc_refuses_what_has_no_rank():
+    assert auc([], []) is None
+    with pytest.raises(DataError, match="not finite"):
+        auc([0, 1], [0.5, float("nan")])
+    with pytest.raises(DataError, match="labels"):
+        auc([0, 1, 1], [0.5, 0.1])
+
+
+def test_areas_under_curves_and_epochs():
+    curve = (0.5, 0.6, 0.8, 0.8)
+    assert lca(curve) == pytest.approx(2.2 / 3) and lca(curve, with_start=True) == pytest.approx(0.675)
+    assert lca((0.5, None, 0.7)) is None and lca((None, 0.7)) == pytest.approx(0.7)
+    assert lca((None, 0.7), with_start=True) is None and lca((0.5,)) is None and lca(()) is None
+    assert epochs_to(curve, 0.8) == 2 and epochs_to(curve, 0.9) is None and epochs_to((None, 0.9), 0.5) == 1
+    assert best_epoch(curve) == 2 and best_epoch((None, None)) is None
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.floats(0, 1), min_size=2, max_size=8), st.lists(st.floats(0, 1), min_size=2, max_size=8))
+def test_welch_is_scipys(a, b):
+    if np.var(a) + np.var(b) < 1e-12:
+        return
+    found, wanted = welch(a, b), stats.ttest_ind(a, b, equal_var=False)
+    interval = wanted.confidence_interval(0.95)
+    assert found.t == pytest.approx(wanted.statistic, rel=1e-9, abs=1e-9)
+    assert found.p == pytest.approx(wanted.pvalue, rel=1e-9, abs=1e-12)
+    assert (found.low, found.high) == pytest.approx((interval.low, interval.high), rel=1e-9, abs=1e-9)
+
+
+def test_welch_without_variance_and_with_one_seed():
+    assert welch([0.5, 0.5], [0.5, 0.5]).p == 1 and welch([0.6, 0.6], [0.5, 0.5]).p == 0
+    with pytest.raises(DataError, match="two seeds"):
+        welch([0.5], [0.5, 0.6])
+
+
+def test_several_methods_are_corrected_after_holm():
+    reference = [0.5, 0.51, 0.49, 0.5, 0.52]
+    found = welch_against({"near": [0.5, 0.52, 0.5], "far": [0.7, 0.71, 0.69]}, reference)
+    assert found["far"][1] == pytest.approx(min(1, 2 * found["far"][0].p)) and found["near"][1] >= found["near"][0].p

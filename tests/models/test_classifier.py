@@ -1,0 +1,139 @@
+"""The classifier: what is frozen, what travels, slices, adapters, weights files."""
+
+import pytest
+import torch
+
+from fedtar_flare.errors import ConfigError
+from fedtar_flare.imaging.batch import ImageBatch
+from fedtar_flare.models.adapters.lora import load_shared_state, shared_parameters, shared_state
+from fedtar_flare.models.adapters.peft_file import write_adapter
+from fedtar_flare.models.classifier import ClassifierConfig, build_classifier
+
+VIT = ClassifierConfig(encoder="vit", image_size=32, slices=1, width=32, depth=2, heads=2)
+TINY = ClassifierConfig(encoder="tiny", image_size=32, slices=4)
+SWIN = ClassifierConfig(
+    encoder="timm", encoder_name="swin_tiny_patch4_window7_224", encoder_pretrained=False, image_size=64, slices=1
+)
+
+
+def pictures(n=3, slices=1, size=32, seed=0):
+    g = torch.Generator().manual_seed(seed)
+    images = torch.randint(0, 256, (n, slices, 3, size, size), generator=g, dtype=torch.uint8)
+    return ImageBatch(images, torch.zeros(n, slices), torch.ones(n, slices, dtype=torch.bool))
+
+
+def moved(model, seed=1):
+    g = torch.Generator().manual_seed(seed)
+    return {name: value + 0.1 * torch.randn(value.shape, generator=g) for name, value in shared_state(model).items()}
+
+
+@pytest.mark.parametrize("config", [VIT, TINY, VIT.replace(adapter="ia3"), TINY.replace(adapter="ia3"), SWIN])
+def test_adapter_and_head_alone_are_trained_and_the_start_is_the_seeds(config):
+    model, again = build_classifier(config), build_classifier(config)
+    own = shared_parameters(model)
+    assert {id(p) for p in model.parameters() if p.requires_grad} == {id(p) for p in own.values()}
+    assert {"head.weight", "head.bias"} < set(own) and all(
+        name.startswith("head.") or name.endswith(("lora_A.weight", "lora_B.weight", "ia3_l")) for name in own
+    )
+    start = shared_state(model)
+    assert all(torch.equal(value, shared_state(again)[name]) for name, value in start.items())
+    batch = pictures(slices=2 if config.slices > 1 else 1, size=config.image_size)
+    logits = model(batch)
+    assert logits.shape == (3, 2) and torch.equal(logits, again(batch))
+    for name, value in start.items():
+        if name.endswith("lora_B.weight") or name == "head.bias":
+            assert not value.any()
+        if name.endswith("ia3_l"):
+            assert (value == 1).all()
+    model(batch).square().sum().backward()
+    assert all(parameter.grad is not None and parameter.grad.isfinite().all() for parameter in own.values())
+    load_shared_state(model, moved(model))
+    assert not torch.allclose(model(batch), logits)
+
+
+def test_the_paper_size_travels_with_rank_two_on_the_fused_layer():
+    with torch.device("meta"):
+        from timm.models.vision_transformer import VisionTransformer
+
+        widths = [block.attn.qkv.weight.shape for block in VisionTransformer().blocks]
+    assert sum(2 * (rows + columns) for rows, columns in widths) == 73_728
+    own = shared_parameters(build_classifier(VIT))
+    assert sum(p.numel() for name, p in own.items() if not name.startswith("head.")) == 2 * 2 * (32 + 96)
+
+
+def test_queries_stay_at_one_under_ia3():
+    model = build_classifier(VIT.replace(adapter="ia3"))
+    own = {name: p for name, p in shared_parameters(model).items() if name.endswith("ia3_l")}
+    gradients = torch.autograd.grad(model(pictures()).square().sum(), list(own.values()))
+    for gradient in gradients:
+        assert not gradient[:32].any() and gradient[32:].any()
+
+
+def test_slices_that_are_padding_do_not_count_and_the_others_count_alike():
+    model = build_classifier(TINY)
+    load_shared_state(model, moved(model))
+    batch = pictures(n=2, slices=3)
+    padded = ImageBatch(
+        torch.cat([batch.images, torch.full_like(batch.images[:, :2], 77)], 1),
+        torch.zeros(2, 5),
+        torch.cat([batch.slice_mask, torch.zeros(2, 2, dtype=torch.bool)], 1),
+    )
+    turned = ImageBatch(batch.images.flip(1), batch.position_mm, batch.slice_mask)
+    torch.testing.assert_close(model(padded), model(batch), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(model(turned), model(batch), rtol=1e-5, atol=1e-6)
+
+
+def test_a_module_loaded_by_peft_gives_equal_logits(tmp_path):
+    from peft import PeftModel
+
+    from fedtar_flare.models.adapters.lora import adapter_config
+
+    model = build_classifier(VIT)
+    state = moved(model)
+    load_shared_state(model, state)
+    write_adapter(tmp_path, state, adapter_config(model))
+    base = build_classifier(VIT).unload()
+    base.head.weight.data, base.head.bias.data = state["head.weight"], state["head.bias"]
+    assert torch.equal(PeftModel.from_pretrained(base, tmp_path)(pictures()), model(pictures()))
+
+
+def test_weights_of_a_local_file_are_loaded_and_its_own_head_is_left_out(tmp_path):
+    from safetensors.torch import save_file
+
+    other = build_classifier(VIT.replace(seed=5)).unload().encoder.backbone.state_dict()
+    path = tmp_path / "vit.safetensors"
+    save_file({**other, "head.weight": torch.zeros(3, 32)}, path)
+    loaded = build_classifier(VIT.replace(encoder_weights=str(path))).unload().encoder.backbone.state_dict()
+    assert all(torch.equal(loaded[name], value) for name, value in other.items())
+    first = sorted(other)[0]
+    save_file({name: value for name, value in other.items() if name != first}, path)
+    with pytest.raises(ConfigError, match=f"lacks tensor {first}"):
+        build_classifier(VIT.replace(encoder_weights=str(path)))
+    save_file({**other, first: other[first] * float("nan")}, path)
+    with pytest.raises(ConfigError, match="not finite"):
+        build_classifier(VIT.replace(encoder_weights=str(path)))
+    with pytest.raises(ConfigError, match="cannot be read"):
+        build_classifier(VIT.replace(encoder_weights=str(tmp_path / "none.safetensors")))
+
+
+def test_the_shipped_encoder_is_the_report_generators():
+    from fedtar_flare.models.build import build_model
+    from fedtar_flare.models.config import preset
+
+    ours = build_classifier(ClassifierConfig()).unload().encoder.state_dict()
+    theirs = build_model(preset("small")).encoder.state_dict()
+    assert all(torch.equal(ours[name], value) for name, value in theirs.items())
+
+
+@pytest.mark.parametrize(
+    "wrong, said",
+    [
+        ({"encoder": "timm"}, "encoder_name"),
+        ({"encoder": "vit", "image_size": 60}, "patch"),
+        ({"encoder": "small", "encoder_weights": "x"}, "encoder_weights"),
+        ({"encoder": "vit", "image_size": 32, "width": 30}, "heads"),
+    ],
+)
+def test_settings_that_do_not_fit_are_refused(wrong, said):
+    with pytest.raises(ConfigError, match=said):
+        ClassifierConfig(**wrong)
