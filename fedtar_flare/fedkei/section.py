@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from statistics import fmean
 
 from fedtar_flare.fedkei.events import Learnt, Mixed, SiteTask, Stream
@@ -148,9 +148,14 @@ def _lines(run: Run, found: Sequence[SiteTask]) -> tuple[tuple[str, str], ...]:
     """Means over sites and tasks after the first (which no start can inform), for tiles and closing table."""
     later = [one for step, _, one in _learnt(run) if step > 1 and one.auc] or list(found)
     shown = []
-    for label, value in (("AUC at the start", lambda c: c[0]), ("AUC after tuning", lambda c: c[-1]), ("LCA", lca)):
-        own = [value(one.auc) for one in later if one.auc]
-        rand = [value(one.rand_auc) for one in later if one.rand_auc]
+    readings: dict[str, Callable[[list[float]], float | None]] = {
+        "AUC at the start": lambda curve: curve[0],
+        "AUC after tuning": lambda curve: curve[-1],
+        "LCA": lca,
+    }
+    for label, read in readings.items():
+        own = [value for one in later if one.auc and (value := read(one.auc)) is not None]
+        rand = [value for one in later if one.rand_auc and (value := read(one.rand_auc)) is not None]
         if own:
             beside = f", Rand {fmean(rand):.3f}, tasks after the first" if rand else ", tasks after the first"
             shown.append((label, f"{fmean(own):.3f}{beside}"))
