@@ -60,7 +60,7 @@ class FedMRGExecutor(ReportExecutor):
         targets = generic_targets(self.model_config.lora_targets, config.backbone)
         self.model_config = self.model_config.replace(lora_targets=targets)
         findings = len(labeler(config.labeler).findings)
-        if self.model_config.decoder_name is None:
+        if self.model_config.decoder_name is None and config.prompt_place == "last":
             require_positions(findings, self.model_config.max_length, self.model_config.decoder_positions)
         more = [WHOLE] if config.backbone == "whole" else []
         more += BRANCH.names if findings else ()
@@ -78,7 +78,7 @@ class FedMRGExecutor(ReportExecutor):
 
     @property
     def _extension(self) -> dict[str, Any]:
-        return {"labeler": self.fedmrg_config.labeler, "slices": self.model_config.slices, "seed": self.seed}
+        return self.fedmrg_config.extension(self.model_config.slices, self.seed)
 
     def learner_class(self) -> type[ReportLearner]:
         from fedtar_flare.fedmrg.learner import FedMRGLearner
@@ -88,7 +88,7 @@ class FedMRGExecutor(ReportExecutor):
     def asked(self, rounds: int, time_steps: int) -> Asked:
         """With the specialised adapter, which is as large as the generic one."""
         config = self.fedmrg_config
-        rate = max(config.lr_specialised, config.lr_encoder)
+        rate = max(config.lr_specialised, config.lr_encoder, config.lr_branch)
         return replace(super().asked(rounds, time_steps), own_learning_rate=rate, own_parameters=lambda shared: shared)
 
     def learner_settings(self, header: TaskHeader, state: SiteState) -> dict[str, Any]:
@@ -114,7 +114,7 @@ class FedMRGExecutor(ReportExecutor):
         """The learning rates of the round, and the site's rows for the bank, rounded as they travel."""
         mine = cast("FedMRGLearner", learner)
         mine.rate = self.rate_of(header.round, header.rounds)
-        if not self.fedmrg_config.bank_rows:
+        if not self.contrasts:
             return {}
         chosen: list[list[Sample]] = []
         if self.shares_features(site):
@@ -127,6 +127,12 @@ class FedMRGExecutor(ReportExecutor):
             return {}
         mine.sent[header.round] = rows.to(WIRE_DTYPES[self.lora_config.dtype_up]).float()
         return {FEATURES: rows}
+
+    @property
+    def contrasts(self) -> bool:
+        """Whether anybody learns from rows: there is a bank, the contrast counts, and the encoder is trained."""
+        config = self.fedmrg_config
+        return bool(config.bank_rows and config.contrast_weight) and config.backbone != "frozen"
 
     def shares_features(self, site: Site) -> bool:
         """Whether rows may leave: as the site file says, else only from synthetic data or a simulated site.

@@ -36,6 +36,7 @@ from fedtar_flare.fedmrg.dual_adapter import (
     specialised_parameters,
 )
 from fedtar_flare.fedmrg.labels import POSITIVE, labeler
+from fedtar_flare.imaging.augment import sample_seed
 from fedtar_flare.imaging.batch import ImageBatch, collate
 from fedtar_flare.imaging.pipeline import images_of
 from fedtar_flare.learning.evaluation import Evaluated
@@ -57,6 +58,8 @@ PREFIX = "specialised/"
 SENT = "sent/"
 """Of the names of the rows that the site sent, by round, likewise."""
 HALVES = ("generic", "specialised")
+KEPT_BYTES = 2**28
+"""Most memory for the tokens of images that a frozen encoder has seen."""
 
 
 class FedMRGLearner(ReportLearner):
@@ -86,6 +89,7 @@ class FedMRGLearner(ReportLearner):
         self._batch: Sequence[Sample] = ()
         self._cached: dict[Visit, tuple[Tensor, Tensor, Tensor]] = {}
         self._parts: dict[str, dict[Visit, float]] = {}
+        self._seen: dict[Visit, Tensor] = {}
 
     # ------------------------------------------------------------------ what it is
     @property
@@ -104,7 +108,7 @@ class FedMRGLearner(ReportLearner):
     @property
     def extension(self) -> dict[str, Any]:
         """What :func:`fedtar_flare.fedmrg.diagnosis.extend` needs to know."""
-        return {"labeler": self._fedmrg.labeler, "slices": self._config.slices, "seed": self._seed}
+        return self._fedmrg.extension(self._config.slices, self._seed)
 
     def extend(self, generator: ReportGenerator) -> None:
         """The diagnosis branch."""
@@ -154,13 +158,16 @@ class FedMRGLearner(ReportLearner):
         return tuple(specialised_parameters(self.model).values())
 
     def shared_optimizer(self, parameters: Sequence[nn.Parameter]) -> torch.optim.Optimizer:
-        """G and the branch at ``lr_shared``, what travels of the base model at ``lr_encoder``."""
-        named = shared_parameters(self.model, self.adapter)
-        slow = [p for name, p in named.items() if not name.startswith(("base_model.", "diagnosis."))]
-        fast = [p for name, p in named.items() if name.startswith(("base_model.", "diagnosis."))]
-        groups = [{"params": fast, "lr": self.rate * self.training.lr_shared}]
-        groups += [{"params": slow, "lr": self.rate * self._fedmrg.lr_encoder}] if slow else []
-        return torch.optim.AdamW(groups, weight_decay=self.training.weight_decay)
+        """G at ``lr_shared``, the branch at ``lr_branch``, what travels of the base model at ``lr_encoder``."""
+        rates = {"base_model": self.training.lr_shared, "diagnosis": self._fedmrg.lr_branch}
+        groups: dict[float, list[nn.Parameter]] = {}
+        for name, parameter in shared_parameters(self.model, self.adapter).items():
+            rate = rates.get(name.partition(".")[0], self._fedmrg.lr_encoder)
+            groups.setdefault(self.rate * rate, []).append(parameter)
+        return torch.optim.AdamW(
+            [{"params": members, "lr": rate} for rate, members in groups.items()],
+            weight_decay=self.training.weight_decay,
+        )
 
     def train(self, *args: Any, **kwargs: Any) -> Trained:
         """As :meth:`ReportLearner.train`, from Q = G; the losses that it names are the generic model's token losses."""
@@ -195,9 +202,12 @@ class FedMRGLearner(ReportLearner):
         classes = self._classes(samples)
         with self._autocasting():
             with torch.set_grad_enabled(moves_theta):
-                tokens = base.tokens(images)
+                tokens = self._tokens(samples, images)
                 memory, mask = base.memory(images, tokens)
-                prompts = None if self._branch is None else self._branch.prompts_of(classes)
+                seen, prompts = None, None
+                if self._branch is not None:
+                    seen = self._branch(tokens, images.slice_mask)
+                    prompts = self._branch.prompts_of(self._told(samples, classes, seen.argmax(-1), seed))
             student, teacher = generic_model, specialised_model
             if self._half == HALVES[1]:
                 student, teacher = teacher, student
@@ -208,8 +218,8 @@ class FedMRGLearner(ReportLearner):
         found = {f"language_{self._half}": report_loss(logits, labels)}
         found[f"distillation_{self._half}"] = distill_losses(states, logits, teaching, taught, labels, settings.kl)
         losses = found[f"language_{self._half}"] + settings.distill_weight * found[f"distillation_{self._half}"]
-        if moves_theta and self._branch is not None:
-            found["diagnosis"] = diagnosis_losses(self._branch(tokens, images.slice_mask), classes)
+        if moves_theta and seen is not None:
+            found["diagnosis"] = diagnosis_losses(seen, classes)
             losses = losses + found["diagnosis"]
         if moves_theta and settings.contrast_weight and self._encoder_learns:
             found["contrast"] = self._contrast(samples, features(tokens, images.slice_mask), seed)
@@ -225,8 +235,26 @@ class FedMRGLearner(ReportLearner):
 
     def _classes(self, samples: Sequence[Sample]) -> Tensor:
         """Classes (B, D) of the reports' findings."""
-        label = labeler(self._fedmrg.labeler).label
+        label = labeler(self._fedmrg.labeler, self._fedmrg.prompt_classes).label
         return torch.tensor([label(s.visit.report) for s in samples], dtype=torch.long, device=self.device)
+
+    def _told(self, samples: Sequence[Sample], truth: Tensor, predicted: Tensor, seed: str) -> Tensor:
+        """Classes (B, D) that the prompts tell in training: of each report its own, or those that were predicted."""
+        drawn = [sample_seed(0, f"prompt/{seed}", s.visit.patient_id, s.visit.visit_id) / 2**32 for s in samples]
+        own = torch.tensor(drawn, device=truth.device) < self._fedmrg.prompt_truth
+        return torch.where(own[:, None], truth, predicted)
+
+    def _tokens(self, samples: Sequence[Sample], images: ImageBatch) -> Tensor:
+        """The encoder's tokens of the samples; those of an encoder that does not learn are kept, up to a limit."""
+        if self._encoder_learns or self.training.augment:
+            return self._base.tokens(images)
+        kept = [self._seen.get(sample.visit) for sample in samples]
+        if all(row is not None and row.shape[0] == images.images.shape[1] for row in kept):
+            return torch.stack(cast(list[Tensor], kept))
+        tokens = self._base.tokens(images).detach()
+        if (len(self._seen) + len(samples)) * tokens[0].nbytes <= KEPT_BYTES:
+            self._seen |= {sample.visit: row for sample, row in zip(samples, tokens, strict=True)}
+        return tokens
 
     @contextmanager
     def _autocasting(self) -> Iterator[None]:
@@ -316,7 +344,7 @@ class FedMRGLearner(ReportLearner):
         """Of each finding that at least ``min_cell`` distinct patients have: how many reports state it (down to a
         multiple of ``min_cell``), and its prompt's recall and accuracy (shares).
         """
-        branch, known = self._branch, labeler(self._fedmrg.labeler)
+        branch, known = self._branch, labeler(self._fedmrg.labeler, self._fedmrg.prompt_classes)
         if branch is None or not samples:
             return {}
         predicted = []

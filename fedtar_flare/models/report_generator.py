@@ -73,7 +73,13 @@ class NoPooling(nn.Module):
 
 
 class Prompter(Protocol):
-    """A part that a method adds: reads the image's tokens and tells the decoder, by embeddings before the report."""
+    """A part that a method adds: reads the image's tokens and tells the decoder, by embeddings before the report.
+
+    ``beside_begin``: the prompts stand at the begin token's position and share its weight in the decoder's attention;
+    else they take the decoder's last positions and a weight of their own.
+    """
+
+    beside_begin: bool
 
     def prompts(self, tokens: Tensor, slice_mask: Tensor) -> Tensor:
         """Embeddings (B, D, E) that the decoder reads before the begin token; of tokens (B, S, N, C), mask (B, S)."""
@@ -179,31 +185,51 @@ class ReportGenerator(nn.Module):
         if prompts is None or not prompts.shape[1]:
             states = self.decoder.transformer(input_ids=input_ids, **attended).last_hidden_state
         else:
-            inputs = self._with_prompts(input_ids, prompts)
-            places = self._places(torch.arange(inputs.shape[1], device=inputs.device), prompts.shape[1])
+            inputs, many = self._with_prompts(input_ids, prompts), prompts.shape[1]
+            order = torch.arange(inputs.shape[1], device=inputs.device).expand(len(inputs), -1)
             states = self.decoder.transformer(
                 inputs_embeds=inputs,
-                position_ids=places.expand(len(inputs), -1),
+                position_ids=self._places(order, many),
                 # without a mask, positions that begin anew would be taken for another text
-                attention_mask=inputs.new_ones(inputs.shape[:2]),
+                attention_mask=self._weights(order, inputs.new_ones(inputs.shape[:2]), many),
                 **attended,
-            ).last_hidden_state[:, prompts.shape[1] :]
+            ).last_hidden_state[:, many:]
         return self.decoder.lm_head(states), states
 
     def _places(self, order: Tensor, prompts: int) -> Tensor:
-        """Positions of D prompts, begin token and words, from their order: the prompts take the last positions.
+        """Positions of D prompts, begin token and words, from their order: begin token and words keep their own.
 
-        So begin token and words keep the positions at which a trained decoder has learnt them.
+        So they stand where a trained decoder has learnt them. The prompts stand beside the begin token, or take the
+        last positions.
         """
-        last = self.decoder.config.n_positions - prompts
-        return torch.where(order < prompts, order + last, order - prompts)
+        first = 0 if self._beside_begin else self.decoder.config.n_positions - prompts + order
+        return torch.where(order < prompts, first, order - prompts)
+
+    def _weights(self, order: Tensor, mask: Tensor, prompts: int) -> Tensor:
+        """What the decoder's attention takes for its mask: ``mask`` (B, K), or with weights, (B, 1, Q, K).
+
+        D prompts beside the begin token share its weight: each of the D + 1 has ``-log(D + 1)`` added to its scores. As
+        long as they are copies of it, the decoder writes as if they were not there.
+        """
+        if not self._beside_begin:
+            return mask
+        keys = torch.arange(mask.shape[1], device=mask.device)
+        shared = torch.where(keys <= prompts, -math.log(prompts + 1), 0.0)
+        seen = keys <= order[:, None, :, None]
+        return torch.where(seen, shared, torch.finfo(torch.float32).min)
+
+    @property
+    def _beside_begin(self) -> bool:
+        return self.diagnosis is not None and _prompter(self.diagnosis).beside_begin
 
     @contextmanager
     def _placing(self, prompts: int) -> Iterator[None]:
-        """Let the decoder place what it generates as :meth:`decode` does."""
+        """Let the decoder place and weigh what it generates as :meth:`decode` does."""
 
         def place(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-            return args, {**kwargs, "position_ids": self._places(kwargs["position_ids"], prompts)}
+            order = kwargs["position_ids"]
+            weights = self._weights(order, kwargs["attention_mask"], prompts)
+            return args, {**kwargs, "position_ids": self._places(order, prompts), "attention_mask": weights}
 
         hook = self.decoder.transformer.register_forward_pre_hook(place, with_kwargs=True) if prompts else None
         try:
