@@ -153,13 +153,13 @@ def extend(generator: ReportGenerator, settings: Mapping[str, Any]) -> None:
         return
     place = settings.get("prompt_place", "last")
     if place == "last":
-        require_positions(len(found.findings), generator.max_length, generator.decoder.config.n_positions)
+        require_positions(len(found.findings), generator.max_length, generator.decoder.config.max_position_embeddings)
     branch = DiagnosisBranch(
         len(found.findings),
         len(found.classes),
         generator.encoder.width,
         settings["slices"],
-        generator.decoder.transformer.wte.weight.detach(),
+        generator.decoder.get_input_embeddings().weight.detach(),
         generator.bos_id,
         settings["seed"],
         settings.get("head", "mean"),

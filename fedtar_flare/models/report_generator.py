@@ -13,6 +13,7 @@ from torch.nn import functional as F
 
 from fedtar_flare.models.decoder import build_decoder
 from fedtar_flare.models.encoders import build_encoder
+from fedtar_flare.models.prefix_decoder import PrefixDecoder
 from fedtar_flare.models.prior import PriorMarks, root_mean_square
 from fedtar_flare.models.tokenizer import IGNORED, ReportTokenizer
 
@@ -86,7 +87,8 @@ class Prompter(Protocol):
 
 
 class ReportGenerator(nn.Module):
-    """Slice-wise encoder, slice pooling, bias-free projection, GPT-2 decoder with cross-attention.
+    """Slice-wise encoder, slice pooling, bias-free projection, and a decoder: GPT-2 with cross-attention, or a causal
+    language model that reads the image as a prefix.
 
     Repeated rows keep the batch's order: slice row i belongs to sample ``i // S``, beam row i to ``i // beams``.
     ``max_length`` and ``num_beams`` are defaults of :meth:`generate`; ``untrained`` names the parameters without
@@ -103,10 +105,10 @@ class ReportGenerator(nn.Module):
             pooled = config.pooling == "attention"
             self.pooling = SliceAttentionPooling(self.encoder.width, config.queries) if pooled else NoPooling()
             decoder, decoder_untrained = build_decoder(config, tokenizer.vocab_size, load_pretrained)
-            self.projection = nn.Linear(self.encoder.width, decoder.config.n_embd, bias=False)
-            self.decoder = decoder
+            self.projection = nn.Linear(self.encoder.width, decoder.config.hidden_size, bias=False)
+            self.decoder: Any = decoder
         self.register_module("diagnosis", None)
-        self.prior_marks = PriorMarks(decoder.config.n_embd)
+        self.prior_marks = PriorMarks(decoder.config.hidden_size)
         self.max_length, self.num_beams = config.max_length, config.num_beams
         self.bos_id, self.eos_id, self.pad_id = tokenizer.bos_id, tokenizer.eos_id, tokenizer.pad_id
         self.untrained: tuple[str, ...] = (
@@ -153,7 +155,10 @@ class ReportGenerator(nn.Module):
             masks.append(self.memory_mask(prior.images, features))
         if prior.input_ids is not None and prior.text_mask is not None:
             with torch.no_grad():
-                states = self.decoder.transformer(prior.input_ids, use_cache=False).last_hidden_state
+                if isinstance(self.decoder, PrefixDecoder):
+                    states = self.decoder.states_of(prior.input_ids)
+                else:
+                    states = self.decoder.transformer(prior.input_ids, use_cache=False).last_hidden_state
             states = F.rms_norm(states, states.shape[-1:]) * size[:, None, None].to(states.dtype)
             memories.append(self.prior_marks(states, "report", prior.days, size))
             masks.append(prior.text_mask)
@@ -176,13 +181,17 @@ class ReportGenerator(nn.Module):
         """Logits (B, L, V) and last hidden states (B, L, E) at each of ``input_ids``; i predicts the token at i + 1.
 
         Prompts (B, D, E) stand before the begin token. So it is the begin token, as without them, that a trained
-        decoder begins its report from.
+        decoder begins its report from. (A decoder that reads the image as a prefix has them after it.)
         """
+        if prompts is not None and not prompts.shape[1]:
+            prompts = None
+        if isinstance(self.decoder, PrefixDecoder):
+            return self.decoder.decode(memory, mask, input_ids, prompts)
         # Padding stands on the right, so the causal mask alone keeps it from every token that has a label.
         attended: dict[str, Any] = {
             "encoder_hidden_states": memory, "encoder_attention_mask": mask, "use_cache": False
         }  # fmt: skip
-        if prompts is None or not prompts.shape[1]:
+        if prompts is None:
             states = self.decoder.transformer(input_ids=input_ids, **attended).last_hidden_state
         else:
             inputs, many = self._with_prompts(input_ids, prompts), prompts.shape[1]
@@ -239,7 +248,7 @@ class ReportGenerator(nn.Module):
                 hook.remove()
 
     def _with_prompts(self, input_ids: Tensor, prompts: Tensor) -> Tensor:
-        words = self.decoder.transformer.wte(input_ids)
+        words = self.decoder.get_input_embeddings()(input_ids)
         return torch.cat([prompts.to(words.dtype), words], dim=1)
 
     @torch.no_grad()
@@ -254,25 +263,27 @@ class ReportGenerator(nn.Module):
         memory, mask = self.memory(batch, tokens)
         prompts = self.prompts(batch, tokens)
         start = torch.full((memory.shape[0], 1), self.bos_id, dtype=torch.int64, device=memory.device)
+        settings = GenerationConfig(
+            max_new_tokens=(max_length or self.max_length) - 1,
+            num_beams=num_beams or self.num_beams,
+            do_sample=False,
+            bos_token_id=self.bos_id,
+            eos_token_id=self.eos_id,
+            pad_token_id=self.pad_id,
+        )
+        if isinstance(self.decoder, PrefixDecoder):
+            return self.decoder.write(memory, mask, start, prompts, settings)
         inputs: dict[str, Tensor] = {"attention_mask": torch.ones_like(start)}
         if prompts is not None:
             embedded = self._with_prompts(start, prompts)
             inputs = {"inputs_embeds": embedded, "attention_mask": start.new_ones(embedded.shape[:2])}
-        decoder: Any = self.decoder
         with self._placing(0 if prompts is None else prompts.shape[1]):
-            ids: Tensor = decoder.generate(
+            ids: Tensor = self.decoder.generate(
                 start,
                 **inputs,
                 encoder_hidden_states=memory,
                 encoder_attention_mask=mask,
-                generation_config=GenerationConfig(
-                    max_new_tokens=(max_length or self.max_length) - 1,
-                    num_beams=num_beams or self.num_beams,
-                    do_sample=False,
-                    bos_token_id=self.bos_id,
-                    eos_token_id=self.eos_id,
-                    pad_token_id=self.pad_id,
-                ),
+                generation_config=settings,
             )
         return ids
 
