@@ -145,6 +145,19 @@ class FedMRGLearner(ReportLearner):
         finally:
             self._personal = True
 
+    def report_losses(self, samples: Sequence[Sample], images: ImageBatch, personal: bool = True) -> Tensor:
+        """As :meth:`ReportLearner.report_losses`; a frozen encoder sees no image twice."""
+        ids, labels = (part.to(self.device) for part in self.tokenizer.batch([s.visit.report for s in samples]))
+        with self._computing(samples, personal):
+            return self._base(images, ids, labels, self._tokens(samples, images))
+
+    @torch.no_grad()
+    def generate(self, samples: Sequence[Sample], images: ImageBatch, personal: bool = True) -> list[str]:
+        """As :meth:`ReportLearner.generate`, likewise."""
+        with self._computing(samples, personal):
+            ids = self._base.generate(images, tokens=self._tokens(samples, images))
+        return [self.tokenizer.decode(row) for row in ids.tolist()]
+
     def evaluate(self, min_cell: int, split: Split | None = "test") -> Evaluated:
         """An untrained specialised adapter changes nothing, so that its scores are the generic model's."""
         found = super().evaluate(min_cell, split)
@@ -351,7 +364,7 @@ class FedMRGLearner(ReportLearner):
         for part in parts(samples, EVALUATION_BATCH):
             images = self.images(part, prior=False)
             with self._autocasting():
-                predicted.append(branch(self._base.tokens(images), images.slice_mask).argmax(-1).cpu())
+                predicted.append(branch(self._tokens(part, images), images.slice_mask).argmax(-1).cpu())
         said, truth = torch.cat(predicted), self._classes(samples).cpu()
         found = {}
         for i, finding in enumerate(known.findings):

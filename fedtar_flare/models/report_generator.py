@@ -164,9 +164,12 @@ class ReportGenerator(nn.Module):
             masks.append(prior.text_mask)
         return torch.cat(memories, dim=1), torch.cat(masks, dim=1)
 
-    def forward(self, batch: ImageBatch, input_ids: Tensor, labels: Tensor) -> Tensor:
-        """Mean token loss of each report, (B,), float32, from what :meth:`ReportTokenizer.batch` returns."""
-        tokens = self.tokens(batch)
+    def forward(self, batch: ImageBatch, input_ids: Tensor, labels: Tensor, tokens: Tensor | None = None) -> Tensor:
+        """Mean token loss of each report, (B,), float32, from what :meth:`ReportTokenizer.batch` returns.
+
+        ``tokens`` as in :meth:`encode`.
+        """
+        tokens = self.tokens(batch) if tokens is None else tokens
         memory, mask = self.memory(batch, tokens)
         logits, _ = self.decode(memory, mask, input_ids, self.prompts(batch, tokens))
         return report_loss(logits, labels)
@@ -252,14 +255,20 @@ class ReportGenerator(nn.Module):
         return torch.cat([prompts.to(words.dtype), words], dim=1)
 
     @torch.no_grad()
-    def generate(self, batch: ImageBatch, num_beams: int | None = None, max_length: int | None = None) -> Tensor:
+    def generate(
+        self,
+        batch: ImageBatch,
+        num_beams: int | None = None,
+        max_length: int | None = None,
+        tokens: Tensor | None = None,
+    ) -> Tensor:
         """Token ids (B, L) of the best beam, begin token first, padded after the end token (int64).
 
-        A report does not depend on the others of its batch.
+        A report does not depend on the others of its batch. ``tokens`` as in :meth:`encode`.
         """
         from transformers.generation.configuration_utils import GenerationConfig
 
-        tokens = self.tokens(batch)
+        tokens = self.tokens(batch) if tokens is None else tokens
         memory, mask = self.memory(batch, tokens)
         prompts = self.prompts(batch, tokens)
         start = torch.full((memory.shape[0], 1), self.bos_id, dtype=torch.int64, device=memory.device)
