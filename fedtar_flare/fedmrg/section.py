@@ -32,7 +32,9 @@ def members(run: Run) -> Section | None:
     if run.final is None:
         return None
     unseen = {site for one in run.events(Outside) for site in one.sites}
+    before = run.warm_start.sites if run.warm_start is not None else {}
     groups = [
+        ("before training", "members, before training", before.keys() - unseen, before),
         ("both adapters", "members, both adapters", run.final.sites.keys() - unseen, run.final.sites),
         ("generic alone", "members, generic adapter alone", run.final.generic.keys() - unseen, run.final.generic),
         ("unseen", "unseen hospitals", run.final.sites.keys() & unseen, run.final.sites),
@@ -41,8 +43,8 @@ def members(run: Run) -> Section | None:
     names = [name for name in SHOWN if any(name in found for *_, found in shown)]
     rows = [(f"{short} ({n})", *(score(name, found.get(name)) for name in names)) for short, _, n, found in shown]
     lead = (
-        f"Means over hospitals after round {run.final.round}: members with both adapters and with the generic one "
-        "alone, and unseen hospitals; how many in brackets. The generic adapter travels; the specialised one stays at "
+        f"Means over hospitals, before training and after round {run.final.round}: members with both adapters and with "
+        "the generic one alone, and unseen hospitals; how many in brackets. The generic adapter travels; the specialised one stays at "
         "its hospital and writes along there (Eq. 6). An unseen hospital never trains: all of its patients are "
         "scored, with the generic adapter."
     )
