@@ -44,9 +44,9 @@ def members(run: Run) -> Section | None:
     rows = [(f"{short} ({n})", *(score(name, found.get(name)) for name in names)) for short, _, n, found in shown]
     lead = (
         f"Means over hospitals, before training and after round {run.final.round}: members with both adapters and with "
-        "the generic one alone, and unseen hospitals; how many in brackets. The generic adapter travels; the specialised one stays at "
-        "its hospital and writes along there (Eq. 6). An unseen hospital never trains: all of its patients are "
-        "scored, with the generic adapter."
+        "the generic one alone, and unseen hospitals; how many in brackets. The generic adapter travels; the "
+        "specialised one stays at its hospital and writes along there (Eq. 6). An unseen hospital never trains: all of "
+        "its patients are scored, with the generic adapter."
     )
     said = (", ".join(map(_cell, names, row[1:])) for row in rows)
     lines = tuple((long, text) for (_, long, *_), text in zip(shown, said, strict=True))
