@@ -217,15 +217,15 @@ class ReportGenerator(nn.Module):
         first = 0 if self._beside_begin else self.decoder.config.n_positions - prompts + order
         return torch.where(order < prompts, first, order - prompts)
 
-    def _weights(self, order: Tensor, mask: Tensor, prompts: int) -> Tensor:
-        """What the decoder's attention takes for its mask: ``mask`` (B, K), or with weights, (B, 1, Q, K).
+    def _weights(self, order: Tensor, mask: Tensor | None, prompts: int) -> Tensor | None:
+        """What the decoder's attention takes for its mask: ``mask``, or with weights, (B, 1, Q, K), of Q in order.
 
         D prompts beside the begin token share its weight: each of the D + 1 has ``-log(D + 1)`` added to its scores. As
         long as they are copies of it, the decoder writes as if they were not there.
         """
         if not self._beside_begin:
             return mask
-        keys = torch.arange(mask.shape[1], device=mask.device)
+        keys = torch.arange(int(order.max()) + 1, device=order.device)
         shared = torch.where(keys <= prompts, -math.log(prompts + 1), 0.0)
         seen = keys <= order[:, None, :, None]
         return torch.where(seen, shared, torch.finfo(torch.float32).min)

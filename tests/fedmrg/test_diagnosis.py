@@ -149,6 +149,7 @@ def test_untrained_prompts_beside_the_begin_token_change_nothing(beams):
     """As D further begin tokens at its position that share its weight."""
     plain, model = build_model(MODEL), extended(prompt_place="begin", prompt_classes="positive")
     ids = torch.randint(3, 300, (2, 9), generator=torch.Generator().manual_seed(2))
+    ids[:, 0] = plain.bos_id
     with torch.no_grad():
         memory, mask = plain.memory(batch())
         prompts = model.prompts(batch(), model.tokens(batch()))
@@ -158,7 +159,7 @@ def test_untrained_prompts_beside_the_begin_token_change_nothing(beams):
         ):
             torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
         changed = prompts.clone()
-        changed[1, 3] += 1
+        changed[1, 3] = torch.randn(MODEL.decoder_width, generator=torch.Generator().manual_seed(4))
         other = model.decode(memory, mask, ids, changed)[0]
     torch.testing.assert_close(other[0], found_of(model, memory, mask, ids, prompts)[0])
     assert not torch.allclose(other[1, 0], found_of(model, memory, mask, ids, prompts)[1, 0], atol=1e-3)
