@@ -25,11 +25,6 @@ class FedMRGConfig(Settings):
     mix: float = Field(
         0.5, ge=0, le=1, description="mu of Eq. 6, at inference: 1 the generic adapter alone, 0 the specialised whole"
     )
-    specialised_on: Literal["broadcast", "generic"] = Field(
-        "broadcast",
-        description="what the specialised adapter is trained on top of: the generic one as it was broadcast (the "
-        "paper's frozen copy), or as it is after each local update, so that both do not learn the same",
-    )
     distill_weight: float = Field(0.5, ge=0, description="weight of the distillation, both ways (Eq. 4 and 5)")
     kl: Direction = Field("teacher", description="its KL: (teacher || student), or (student || teacher) as printed")
     contrast_weight: float = Field(0.1, ge=0, description="weight of the contrast of images (Eq. 3); 0 leaves it out")
@@ -56,8 +51,11 @@ class FedMRGConfig(Settings):
         "it that share its weight at first, so that untrained prompts do not disturb a trained decoder",
     )
     prompt_truth: float = Field(
-        1.0, ge=0, le=1, description="share of the training reports whose prompts are the report's own findings (all, in "
-        "the paper), not those that the branch predicts"
+        1.0,
+        ge=0,
+        le=1,
+        description="share of the training reports whose prompts are the report's own findings (all, in the paper), "
+        "not those that the branch predicts",
     )
     head: HeadKind = Field(
         "mean", description="how the branch reads the image: the mean of the tokens, or a query for each finding"

@@ -7,12 +7,12 @@ embeddings T are a tensor of its own, no part of the vocabulary: no text can spe
 Where prompts stand, and what they are at first, decides what becomes of a decoder that was trained without any:
 
 ``last``
-    at the decoder's last positions, T (K, E) for K classes, from the mean of the words' embeddings on; its place
-    tells the finding. Untrained, it disturbs: before training, known findings F1 of 16 visits fell from 1.00 to .62, and
-    to .50 with the prompts between begin token and report at the positions of the words (greedy writing).
+    at the decoder's last positions, T (K, E) for K classes, from the mean of the words' embeddings on; its place tells
+    the finding. Untrained, it disturbs: before training, known findings F1 of 16 visits fell from 1.00 to .62, and to
+    .50 with the prompts between begin token and report at the positions of the words (greedy writing).
 ``begin``
-    T (D, K, E), a row for each class of each finding. All begin as the begin token, stand at its position, and share its
-    weight in attention, so that the untrained prompts change nothing in what is written.
+    T (D, K, E), a row for each class of each finding. All begin as the begin token, stand at its position, and share
+    its weight in attention, so that the untrained prompts change nothing in what is written.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class AttentionHead(nn.Module):
         self.bias = nn.Parameter(torch.zeros(findings, classes))
 
     def forward(self, tokens: Tensor, slice_mask: Tensor) -> Tensor:
-        """Logits (B, D, K), float32: ``w_dk . sum_n softmax_n(q_d . x_n / sqrt(C)) x_n + b_dk``, x normalised tokens."""
+        """Logits (B, D, K), float32: ``w_dk . sum_n softmax_n(q_d . x_n / sqrt(C)) x_n + b_dk``, x normalised."""
         x = F.layer_norm(tokens.float(), tokens.shape[-1:])
         scores = torch.einsum("dc,bsnc->bdsn", self.queries.float(), x) * x.shape[-1] ** -0.5
         scores = scores.masked_fill(~slice_mask[:, None, :, None], -torch.inf).flatten(2)

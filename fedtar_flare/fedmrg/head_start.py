@@ -4,8 +4,8 @@
 
 The preset small has seen the known findings, but the head that taught them to it was thrown away. This one reads them
 off the shipped encoder, which stays as it is, on phantoms of the warm start's kind: no site's patients, scanners or
-styles. The rows of the new findings, which no image of it shows, stay at zero: their prompts say 'other' until hospitals
-have taught them.
+styles. The rows of the new findings, which no image of it shows, stay at zero: their prompts say 'other' until
+hospitals have taught them.
 """
 
 from __future__ import annotations
@@ -96,7 +96,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     head = AttentionHead(len(FINDINGS), len(POSITIVE_OR_NOT), model.encoder.width, generator)
     fit(head, *tokens_of(model, pairs), truth_of(pairs.findings), arguments.seed, say)
     arguments.out.mkdir(parents=True, exist_ok=True)
-    save_file({name: value.half() for name, value in head.state_dict().items()}, arguments.out / "diagnosis.safetensors")
+    state = {name: value.half() for name, value in head.state_dict().items()}
+    save_file(state, arguments.out / Path(head_file("small")).name)
     held_out = phantom_pairs(arguments.held_out, arguments.seed + HELD_OUT_SEED_STEP, images)
     scores = finding_f1(held_out.findings, list(said_of(head, *tokens_of(model, held_out))))
     say(f"held-out phantoms: finding F1 {scores['finding_f1']:.3f}")

@@ -200,8 +200,6 @@ class FedMRGLearner(ReportLearner):
         self._batch, self._parts = samples, {}
         for self._half in HALVES:
             self._cached = {}
-            if self._half == HALVES[1] and self._fedmrg.specialised_on == "generic":
-                copy_broadcast(self.model)
             if super().local_update(samples, seed, optimizer, start) is None:
                 return None
         means = {name: fmean(values.values()) for name, values in self._parts.items()}

@@ -22,9 +22,9 @@ PRESETS: dict[str, dict[str, Any]] = {
     "tiny": {"model": {"max_length": 80}},
     "paper": PAPER,
 }
-"""``small``: rates for few rounds, in which a cosine would leave a third of the learning out; a start that prompts do not
-disturb, a head that is warm-started as the model is, and a frozen encoder (docs/fedmrg.md says what was tried). The form
-of the paper is the settings' own default. ``tiny``: room for prompts.
+"""``small``: rates for few rounds, in which a cosine would leave a third of the learning out; a start that prompts do
+not disturb, a head that is warm-started as the model is, and a frozen encoder (docs/fedmrg.md says what was tried). The
+form of the paper is the settings' own default. ``tiny``: room for prompts.
 """
 
 

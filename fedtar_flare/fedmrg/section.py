@@ -101,8 +101,8 @@ def prompts(run: Run) -> Section | None:
     lead = (
         "Before it writes, the decoder is told what the diagnosis branch sees of each finding. After round "
         f"{last.round}, over the scored reports of all hospitals: n of them state the finding; recall is the share of "
-        "those whose prompt says so, accuracy the share of all reports whose prompt tells the class that the report has "
-        "(x 100; hospitals weighted by n)."
+        "those whose prompt says so, accuracy the share of all reports whose prompt tells the class that the report "
+        "has (x 100; hospitals weighted by n)."
     )
     return Section("prompts", "Diagnosis prompts", lead, table(("finding", "n", "recall", "accuracy"), rows))
 

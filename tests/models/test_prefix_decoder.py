@@ -156,5 +156,5 @@ def test_a_tokenizer_with_more_tokens_than_the_model_knows_is_refused(folder, tm
     small = shutil.copytree(folder, tmp_path / "small")
     text = json.loads((small / "config.json").read_text())
     (small / "config.json").write_text(json.dumps(text | {"vocab_size": 1400}))
-    with pytest.raises(ConfigError, match="1500 tokens: decoder .* knows 1400"):
+    with pytest.raises(ConfigError, match=r"1500 tokens: decoder .* knows 1400"):
         build_model(config_of(small))
