@@ -69,7 +69,12 @@ class FedMRGConfig(Settings):
         "whole", description="of the encoder, its pooling and its map: trained and exchanged whole, by LoRA, or frozen"
     )
     lr_encoder: float = Field(1e-4, gt=0, description="AdamW learning rate of what travels whole of the base model")
-    lr_branch: float = Field(1e-3, gt=0, description="AdamW learning rate of the diagnosis branch")
+    lr_branch: float = Field(1e-3, gt=0, description="AdamW learning rate of the head of the diagnosis branch")
+    lr_prompts: float = Field(1e-3, gt=0, description="AdamW learning rate of the prompts' embeddings")
+    cross_attention: bool = Field(
+        True,
+        description="adapt the decoder's cross-attention too, by which it reads the image; False: it stays as it is",
+    )
     lr_specialised: float = Field(1e-3, gt=0, description="AdamW learning rate of the specialised adapter")
     encoder_updates: Literal["both", "generic"] = Field(
         "both", description="which half of an update moves the encoder and the branch; 'generic' costs less"

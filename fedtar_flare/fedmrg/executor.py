@@ -57,7 +57,7 @@ class FedMRGExecutor(ReportExecutor):
         super().__init__(*args, **kwargs)
         self.fedmrg = fedmrg
         config = self.fedmrg_config = build(FedMRGConfig, fedmrg, "fedmrg")
-        targets = generic_targets(self.model_config.lora_targets, config.backbone)
+        targets = generic_targets(self.model_config.lora_targets, config.backbone, config.cross_attention)
         self.model_config = self.model_config.replace(lora_targets=targets)
         findings = len(labeler(config.labeler).findings)
         if self.model_config.decoder_name is None and config.prompt_place == "last":
@@ -88,7 +88,7 @@ class FedMRGExecutor(ReportExecutor):
     def asked(self, rounds: int, time_steps: int) -> Asked:
         """With the specialised adapter, which is as large as the generic one."""
         config = self.fedmrg_config
-        rate = max(config.lr_specialised, config.lr_encoder, config.lr_branch)
+        rate = max(config.lr_specialised, config.lr_encoder, config.lr_branch, config.lr_prompts)
         return replace(super().asked(rounds, time_steps), own_learning_rate=rate, own_parameters=lambda shared: shared)
 
     def learner_settings(self, header: TaskHeader, state: SiteState) -> dict[str, Any]:

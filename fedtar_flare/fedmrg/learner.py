@@ -171,11 +171,16 @@ class FedMRGLearner(ReportLearner):
         return tuple(specialised_parameters(self.model).values())
 
     def shared_optimizer(self, parameters: Sequence[nn.Parameter]) -> torch.optim.Optimizer:
-        """G at ``lr_shared``, the branch at ``lr_branch``, what travels of the base model at ``lr_encoder``."""
-        rates = {"base_model": self.training.lr_shared, "diagnosis": self._fedmrg.lr_branch}
+        """G at ``lr_shared``, head and prompts of the branch at ``lr_branch`` and ``lr_prompts``, all else at ``lr_encoder``."""
+        settings = self._fedmrg
+        rates = {
+            "base_model.": self.training.lr_shared,
+            "diagnosis.head.": settings.lr_branch,
+            "diagnosis.embeddings": settings.lr_prompts,
+        }
         groups: dict[float, list[nn.Parameter]] = {}
         for name, parameter in shared_parameters(self.model, self.adapter).items():
-            rate = rates.get(name.partition(".")[0], self._fedmrg.lr_encoder)
+            rate = next((rate for start, rate in rates.items() if name.startswith(start)), settings.lr_encoder)
             groups.setdefault(self.rate * rate, []).append(parameter)
         return torch.optim.AdamW(
             [{"params": members, "lr": rate} for rate, members in groups.items()],

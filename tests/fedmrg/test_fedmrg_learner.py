@@ -210,14 +210,14 @@ def test_an_untrained_specialised_adapter_s_scores_are_the_generic_model_s(learn
 
 
 def test_the_rates_are_those_of_their_parts(learner_of):
-    learner = learner_of(lr_encoder=2e-5, lr_branch=4e-3)
+    learner = learner_of(lr_encoder=2e-5, lr_branch=4e-3, lr_prompts=2e-2)
     learner.rate = 0.5
     named = {id(p): n for n, p in shared_parameters(learner.model, GENERIC).items()}
     rates = {named[id(p)]: group["lr"] for group in learner.shared_optimizer([]).param_groups for p in group["params"]}
     assert len(rates) == len(named)
     for name, rate in rates.items():
-        own = {"base_model": 5e-4, "diagnosis": 2e-3}
-        assert rate == own.get(name.partition(".")[0], 1e-5), name
+        own = {"base_model": 5e-4, "diagnosis.head": 2e-3, "diagnosis.embeddings": 1e-2}
+        assert rate == next((own[start] for start in own if name.startswith(start)), 1e-5), name
 
 
 def test_a_frozen_backbone_sends_adapter_and_branch_alone_and_has_no_contrast(learner_of):
