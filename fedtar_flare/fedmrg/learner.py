@@ -171,7 +171,7 @@ class FedMRGLearner(ReportLearner):
         return tuple(specialised_parameters(self.model).values())
 
     def shared_optimizer(self, parameters: Sequence[nn.Parameter]) -> torch.optim.Optimizer:
-        """G at ``lr_shared``, head and prompts of the branch at ``lr_branch`` and ``lr_prompts``, all else at ``lr_encoder``."""
+        """G at ``lr_shared``, branch at ``lr_branch``, its prompts at ``lr_prompts``, the rest at ``lr_encoder``."""
         settings = self._fedmrg
         rates = {
             "base_model.": self.training.lr_shared,

@@ -16,9 +16,16 @@ SMALL: dict[str, Any] = {
     "prompt_classes": "positive",
     "head": "attention",
     "head_weights": "small",
+    "cross_attention": False,
+    "lr_prompts": 0.05,
 }
 PRESETS: dict[str, dict[str, Any]] = {
-    "small": {"training": {"local_steps": 24}, "data": {"synthetic_patients": 96}, "fedmrg": SMALL},
+    "small": {
+        "training": {"local_steps": 48},
+        "data": {"synthetic_patients": 96},
+        "server": {"evaluate_every": 3},
+        "fedmrg": SMALL,
+    },
     "tiny": {"model": {"max_length": 80}},
     "paper": PAPER,
 }
