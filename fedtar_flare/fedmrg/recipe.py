@@ -16,8 +16,6 @@ SMALL: dict[str, Any] = {
     "prompt_classes": "positive",
     "head": "attention",
     "head_weights": "small",
-    "cross_attention": False,
-    "lr_prompts": 0.05,
 }
 PRESETS: dict[str, dict[str, Any]] = {
     "small": {
