@@ -121,8 +121,9 @@ def build_prefix_decoder(
         if not load_pretrained:
             lm = AutoModelForCausalLM.from_config(config, dtype=DTYPES[dtype])
             return PrefixDecoder(lm), tuple(f"lm.{key}" for key, _ in lm.named_parameters())
-        lm, info = AutoModelForCausalLM.from_pretrained(
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
             name, config=config, dtype=DTYPES[dtype], output_loading_info=True
         )
+        lm, info = loaded
         missing = tuple(f"lm.{key}" for key, _ in lm.named_parameters() if key in info["missing_keys"])
     return PrefixDecoder(lm), missing
