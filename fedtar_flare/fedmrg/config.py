@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Iterator
+from typing import Any, Literal
 
 from pydantic import Field
 
 from fedtar_flare.fedmrg.bank import MOST_ROWS
 from fedtar_flare.fedmrg.contrast import Denominator
+from fedtar_flare.fedmrg.diagnosis import HeadKind, Place
 from fedtar_flare.fedmrg.distill import Direction
 from fedtar_flare.fedmrg.dual_adapter import Backbone
-from fedtar_flare.fedmrg.labels import LabelerName
+from fedtar_flare.fedmrg.labels import ClassSet, LabelerName
 from fedtar_flare.settings import Settings
 
 
@@ -40,12 +42,50 @@ class FedMRGConfig(Settings):
     labeler: LabelerName = Field(
         "synthetic", description="what tells the findings of a report; the same at all sites; 'none': no prompts"
     )
+    prompt_classes: ClassSet = Field(
+        "all", description="what a prompt tells of a finding: all four classes, or whether it is there alone"
+    )
+    prompt_place: Place = Field(
+        "last",
+        description="where prompts stand: at the decoder's 'last' positions, or beside its 'begin' token, as copies of "
+        "it that share its weight at first, so that untrained prompts do not disturb a trained decoder",
+    )
+    prompt_truth: float = Field(
+        1.0,
+        ge=0,
+        le=1,
+        description="share of the training reports whose prompts are the report's own findings (all, in the paper), "
+        "not those that the branch predicts",
+    )
+    head: HeadKind = Field(
+        "mean", description="how the branch reads the image: the mean of the tokens, or a query for each finding"
+    )
+    head_weights: Literal["small"] | None = Field(
+        None,
+        description="'small': the head that was warm-started with the preset small (findings of the synthetic cohort); "
+        "for head 'attention' and prompt_classes 'positive'",
+    )
     backbone: Backbone = Field(
         "whole", description="of the encoder, its pooling and its map: trained and exchanged whole, by LoRA, or frozen"
     )
     lr_encoder: float = Field(1e-4, gt=0, description="AdamW learning rate of what travels whole of the base model")
+    lr_branch: float = Field(1e-3, gt=0, description="AdamW learning rate of the head of the diagnosis branch")
+    lr_prompts: float = Field(1e-3, gt=0, description="AdamW learning rate of the prompts' embeddings")
+    cross_attention: bool = Field(
+        True,
+        description="adapt the decoder's cross-attention too, by which it reads the image; False: it stays as it is",
+    )
     lr_specialised: float = Field(1e-3, gt=0, description="AdamW learning rate of the specialised adapter")
     encoder_updates: Literal["both", "generic"] = Field(
         "both", description="which half of an update moves the encoder and the branch; 'generic' costs less"
     )
-    schedule: Literal["cosine", "constant"] = Field("cosine", description="of the learning rates, over rounds")
+
+    def misfits(self) -> Iterator[tuple[str, str]]:
+        warm = (self.labeler, self.head, self.prompt_classes)
+        if self.head_weights and self.labeler != "none" and warm != ("synthetic", "attention", "positive"):
+            yield "head_weights", "none, unless labeler is synthetic, head attention and prompt_classes positive"
+
+    def extension(self, slices: int, seed: int) -> dict[str, Any]:
+        """What :func:`fedtar_flare.fedmrg.diagnosis.extend` needs to know."""
+        names = ("labeler", "prompt_classes", "prompt_place", "head", "head_weights")
+        return {"slices": slices, "seed": seed} | {name: getattr(self, name) for name in names}

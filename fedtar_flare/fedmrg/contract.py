@@ -19,8 +19,8 @@ ADAPTER = Group(
 BRANCH = Group(
     "branch",
     "averaged",
-    (r"diagnosis\.(?:head\.weight|head\.bias|embeddings)",),
-    "the diagnosis branch: a linear head on the encoder, and the prompts' embeddings",
+    (r"diagnosis\.(?:head\.(?:weight|bias|queries)|embeddings)",),
+    "the diagnosis branch: a head on the encoder, and the prompts' embeddings",
 )
 BANK = Group(
     "bank",

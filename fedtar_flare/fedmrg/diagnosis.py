@@ -1,18 +1,24 @@
 """The diagnosis branch: it reads the findings off the image, and tells the decoder by prompt tokens before the report.
 
-The decoder reads ``[T[y_1] ... T[y_D], BOS, w_1 ... w_n, EOS]``: one of four learned embeddings T per finding, whose
-place says which finding it is. In training y is what the report says, at inference what the branch predicts. T is a
-tensor of its own, no part of the vocabulary: no text can spell a prompt.
+The decoder reads one prompt per finding, then its begin token and the report's words. In training the prompts are what
+the report says (or, for a share of the reports, what the branch predicts), at inference what the branch predicts. Their
+embeddings T are a tensor of its own, no part of the vocabulary: no text can spell a prompt.
 
-The prompts take the decoder's last positions, and T starts near the mean of the words' embeddings. Between begin token
-and report, at the positions of the words, prompts made the shipped start forget how a report begins: before training,
-known findings F1 of 16 visits fell from 1.00 to .50, and is .62 here (greedy writing).
+Where prompts stand, and what they are at first, decides what becomes of a decoder that was trained without any:
+
+``last``
+    at the decoder's last positions, T (K, E) for K classes, from the mean of the words' embeddings on; its place tells
+    the finding. Untrained, it disturbs: before training, known findings F1 of 16 visits fell from 1.00 to .62, and to
+    .50 with the prompts between begin token and report at the positions of the words (greedy writing).
+``begin``
+    T (D, K, E), a row for each class of each finding. All begin as the begin token, stand at its position, and share
+    its weight in attention, so that the untrained prompts change nothing in what is written.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -20,48 +26,104 @@ from torch.nn import functional as F
 
 from fedtar_flare.errors import ConfigError
 from fedtar_flare.fedmrg.contrast import slice_means
-from fedtar_flare.fedmrg.labels import CLASSES, labeler
+from fedtar_flare.fedmrg.labels import labeler
+from fedtar_flare.models.config import ASSETS
 from fedtar_flare.models.report_generator import ReportGenerator
 
+HeadKind = Literal["mean", "attention"]
+Place = Literal["last", "begin"]
+
 NOISE = 0.01
-"""Standard deviation of T around its start; that of a word's embedding is ten times as large."""
+"""Standard deviation of T around its start in the place ``last``; that of a word's embedding is ten times as large."""
 
 
-class DiagnosisBranch(nn.Module):
-    """A linear head on the encoder's tokens, and the prompts' embeddings T.
+class MeanHead(nn.Module):
+    """The paper's: a linear map of the mean of the encoder's tokens.
 
-    The head reads the mean of the slices' means; of several slices their largest values too, since a small finding is
-    in few of them.
-
-    Args:
-        findings: D, their number.
-        channels: C, of the encoder.
-        slices: of an image.
-        start: around which T begins, (E,).
-        seed: of the initial values; the global random state is neither read nor changed.
+    It reads the mean of the slices' means; of several slices their largest values too, since a small finding is in few
+    of them. ``findings`` D, ``classes`` K, ``channels`` C; what is random comes from ``generator``.
     """
 
-    def __init__(self, findings: int, channels: int, slices: int, start: Tensor, seed: int):
+    def __init__(self, findings: int, classes: int, channels: int, slices: int, generator: torch.Generator):
         super().__init__()
-        self.findings, self.slices = findings, slices
-        generator = torch.Generator().manual_seed(seed)
+        self.shape, self.slices = (findings, classes), slices
         read = channels * (2 if slices > 1 else 1)
-        self.head = nn.utils.skip_init(nn.Linear, read, findings * len(CLASSES))
-        noise = torch.randn(len(CLASSES), len(start), generator=generator)
-        self.embeddings = nn.Parameter(start + NOISE * noise.to(start.device))
-        with torch.no_grad():
-            self.head.weight.copy_((torch.rand(self.head.weight.shape, generator=generator) * 2 - 1) / read**0.5)
-            self.head.bias.zero_()
+        self.weight = nn.Parameter((torch.rand(findings * classes, read, generator=generator) * 2 - 1) / read**0.5)
+        self.bias = nn.Parameter(torch.zeros(findings * classes))
 
     def forward(self, tokens: Tensor, slice_mask: Tensor) -> Tensor:
-        """Logits (B, D, 4) of tokens (B, S, N, C) and mask (B, S), float32."""
+        """Logits (B, D, K), float32, of tokens (B, S, N, C) and mask (B, S)."""
         means = slice_means(tokens, slice_mask)
         read = means.sum(1) / slice_mask.sum(1, keepdim=True).clamp(min=1)
         if self.slices > 1:
             largest = means.masked_fill(~slice_mask[..., None], -torch.inf).amax(1)
             read = torch.cat([read, largest], dim=1)
-        logits = F.linear(read, self.head.weight.float(), self.head.bias.float())
-        return logits.view(len(tokens), self.findings, len(CLASSES))
+        return F.linear(read, self.weight.float(), self.bias.float()).view(-1, *self.shape)
+
+
+class AttentionHead(nn.Module):
+    """A learned query for each finding looks where in the image it is; a linear map reads what is there.
+
+    Arguments as :class:`MeanHead`. The maps begin at zero.
+    """
+
+    def __init__(self, findings: int, classes: int, channels: int, generator: torch.Generator):
+        super().__init__()
+        self.queries = nn.Parameter(torch.randn(findings, channels, generator=generator))
+        self.weight = nn.Parameter(torch.zeros(findings, classes, channels))
+        self.bias = nn.Parameter(torch.zeros(findings, classes))
+
+    def forward(self, tokens: Tensor, slice_mask: Tensor) -> Tensor:
+        """Logits (B, D, K), float32: ``w_dk . sum_n softmax_n(q_d . x_n / sqrt(C)) x_n + b_dk``, x normalised."""
+        x = F.layer_norm(tokens.float(), tokens.shape[-1:])
+        scores = torch.einsum("dc,bsnc->bdsn", self.queries.float(), x) * x.shape[-1] ** -0.5
+        scores = scores.masked_fill(~slice_mask[:, None, :, None], -torch.inf).flatten(2)
+        found = scores.softmax(-1) @ x.flatten(1, 2)
+        return torch.einsum("bdc,dkc->bdk", found, self.weight.float()) + self.bias.float()
+
+
+class DiagnosisBranch(nn.Module):
+    """A head on the encoder's tokens, and the prompts' embeddings T.
+
+    Args:
+        findings, classes: D and K, their numbers.
+        channels: C, of the encoder.
+        slices: of an image.
+        words: the decoder's embeddings (V, E), around whose mean T begins in the place ``last``.
+        begin: number of the begin token, whose embedding T begins as in the place ``begin``.
+        seed: of the initial values; the global random state is neither read nor changed.
+    """
+
+    def __init__(
+        self,
+        findings: int,
+        classes: int,
+        channels: int,
+        slices: int,
+        words: Tensor,
+        begin: int,
+        seed: int,
+        head: HeadKind = "mean",
+        place: Place = "last",
+    ):
+        super().__init__()
+        self.findings, self.beside_begin = findings, place == "begin"
+        generator = torch.Generator().manual_seed(seed)
+        self.head: nn.Module
+        if head == "mean":
+            self.head = MeanHead(findings, classes, channels, slices, generator)
+        else:
+            self.head = AttentionHead(findings, classes, channels, generator)
+        if place == "begin":
+            start = words[begin].repeat(findings, classes, 1)
+        else:
+            noise = torch.randn(classes, words.shape[1], generator=generator)
+            start = words.mean(0) + NOISE * noise.to(words.device)
+        self.embeddings = nn.Parameter(start.detach().clone())
+
+    def forward(self, tokens: Tensor, slice_mask: Tensor) -> Tensor:
+        """Logits (B, D, K) of tokens (B, S, N, C) and mask (B, S), float32."""
+        return self.head(tokens, slice_mask)
 
     def prompts(self, tokens: Tensor, slice_mask: Tensor) -> Tensor:
         """Prompts (B, D, E) of what the branch predicts."""
@@ -69,7 +131,9 @@ class DiagnosisBranch(nn.Module):
 
     def prompts_of(self, classes: Tensor) -> Tensor:
         """Prompts (B, D, E) of classes (B, D)."""
-        return F.embedding(classes, self.embeddings)
+        if not self.beside_begin:
+            return F.embedding(classes, self.embeddings)
+        return self.embeddings[torch.arange(self.findings, device=classes.device), classes]
 
 
 def diagnosis_losses(logits: Tensor, classes: Tensor) -> Tensor:
@@ -80,21 +144,46 @@ def diagnosis_losses(logits: Tensor, classes: Tensor) -> Tensor:
 def extend(generator: ReportGenerator, settings: Mapping[str, Any]) -> None:
     """Give a base model its diagnosis branch; none for the labeler ``none``.
 
-    ``settings`` has ``labeler``, ``slices`` and ``seed``. Raises :class:`ConfigError` where the decoder has too few
-    positions for prompts and report.
+    ``settings`` has ``labeler``, ``slices`` and ``seed``, and may have ``prompt_classes``, ``prompt_place``, ``head``
+    and ``head_weights``, as :class:`~fedtar_flare.fedmrg.config.FedMRGConfig` names them. Raises :class:`ConfigError`
+    where the decoder has too few positions for prompts and report, or the head's weights do not fit.
     """
-    findings = len(labeler(settings["labeler"]).findings)
-    if not findings:
+    found = labeler(settings["labeler"], settings.get("prompt_classes", "all"))
+    if not found.findings:
         return
-    config = generator.decoder.config
-    require_positions(findings, generator.max_length, config.n_positions)
-    generator.diagnosis = DiagnosisBranch(
-        findings,
+    place = settings.get("prompt_place", "last")
+    if place == "last":
+        require_positions(len(found.findings), generator.max_length, generator.decoder.config.max_position_embeddings)
+    branch = DiagnosisBranch(
+        len(found.findings),
+        len(found.classes),
         generator.encoder.width,
         settings["slices"],
-        generator.decoder.transformer.wte.weight.detach().mean(0),
+        generator.decoder.get_input_embeddings().weight.detach(),
+        generator.bos_id,
         settings["seed"],
+        settings.get("head", "mean"),
+        place,
     )
+    if weights := settings.get("head_weights"):
+        load_head(branch.head, weights)
+    generator.diagnosis = branch
+
+
+def load_head(head: nn.Module, name: str) -> None:
+    """Load a shipped head; raises :class:`ConfigError` where it is for another shape."""
+    from safetensors.torch import load_file
+
+    state = {key: value.float() for key, value in load_file(head_file(name)).items()}
+    shapes = {key: tuple(value.shape) for key, value in head.state_dict().items()}
+    if {key: tuple(value.shape) for key, value in state.items()} != shapes:
+        raise ConfigError(f"fedmrg.head_weights '{name}' do not fit a head of {shapes}: set it to none")
+    head.load_state_dict(state)
+
+
+def head_file(name: str) -> str:
+    """Where a shipped head lies."""
+    return str(ASSETS / name / "diagnosis.safetensors")
 
 
 def require_positions(findings: int, max_length: int, positions: int) -> None:
@@ -102,6 +191,6 @@ def require_positions(findings: int, max_length: int, positions: int) -> None:
     if findings + max_length > positions:
         raise ConfigError(
             f"{findings} diagnosis prompts and reports of {max_length} tokens (model.max_length) do not fit in the "
-            f"decoder's {positions} positions: set model.max_length to {positions - findings} or less, or "
-            "fedmrg.labeler to none"
+            f"decoder's {positions} positions: set model.max_length to {positions - findings} or less, "
+            "fedmrg.prompt_place to begin, or fedmrg.labeler to none"
         )

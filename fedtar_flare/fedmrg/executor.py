@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
@@ -58,10 +57,10 @@ class FedMRGExecutor(ReportExecutor):
         super().__init__(*args, **kwargs)
         self.fedmrg = fedmrg
         config = self.fedmrg_config = build(FedMRGConfig, fedmrg, "fedmrg")
-        targets = generic_targets(self.model_config.lora_targets, config.backbone)
+        targets = generic_targets(self.model_config.lora_targets, config.backbone, config.cross_attention)
         self.model_config = self.model_config.replace(lora_targets=targets)
         findings = len(labeler(config.labeler).findings)
-        if self.model_config.decoder_name is None:
+        if self.model_config.decoder_name is None and config.prompt_place == "last":
             require_positions(findings, self.model_config.max_length, self.model_config.decoder_positions)
         more = [WHOLE] if config.backbone == "whole" else []
         more += BRANCH.names if findings else ()
@@ -79,7 +78,7 @@ class FedMRGExecutor(ReportExecutor):
 
     @property
     def _extension(self) -> dict[str, Any]:
-        return {"labeler": self.fedmrg_config.labeler, "slices": self.model_config.slices, "seed": self.seed}
+        return self.fedmrg_config.extension(self.model_config.slices, self.seed)
 
     def learner_class(self) -> type[ReportLearner]:
         from fedtar_flare.fedmrg.learner import FedMRGLearner
@@ -89,7 +88,7 @@ class FedMRGExecutor(ReportExecutor):
     def asked(self, rounds: int, time_steps: int) -> Asked:
         """With the specialised adapter, which is as large as the generic one."""
         config = self.fedmrg_config
-        rate = max(config.lr_specialised, config.lr_encoder)
+        rate = max(config.lr_specialised, config.lr_encoder, config.lr_branch, config.lr_prompts)
         return replace(super().asked(rounds, time_steps), own_learning_rate=rate, own_parameters=lambda shared: shared)
 
     def learner_settings(self, header: TaskHeader, state: SiteState) -> dict[str, Any]:
@@ -112,10 +111,9 @@ class FedMRGExecutor(ReportExecutor):
     def before_training(
         self, header: TaskHeader, site: Site, state: SiteState, learner: ReportLearner
     ) -> dict[str, torch.Tensor]:
-        """The learning rates of the round, and the site's rows for the bank, rounded as they travel."""
+        """The site's rows for the bank, rounded as they travel."""
         mine = cast("FedMRGLearner", learner)
-        mine.rate = self.rate_of(header.round, header.rounds)
-        if not self.fedmrg_config.bank_rows:
+        if not self.contrasts:
             return {}
         chosen: list[list[Sample]] = []
         if self.shares_features(site):
@@ -128,6 +126,12 @@ class FedMRGExecutor(ReportExecutor):
             return {}
         mine.sent[header.round] = rows.to(WIRE_DTYPES[self.lora_config.dtype_up]).float()
         return {FEATURES: rows}
+
+    @property
+    def contrasts(self) -> bool:
+        """Whether anybody learns from rows: there is a bank, the contrast counts, and the encoder is trained."""
+        config = self.fedmrg_config
+        return bool(config.bank_rows and config.contrast_weight) and config.backbone != "frozen"
 
     def shares_features(self, site: Site) -> bool:
         """Whether rows may leave: as the site file says, else only from synthetic data or a simulated site.
@@ -146,12 +150,6 @@ class FedMRGExecutor(ReportExecutor):
 
     def _invented(self, site: Site) -> bool:
         return site.simulated or self._config.source == "synthetic"
-
-    def rate_of(self, round_: int, rounds: int) -> float:
-        """By what a round multiplies the learning rates: by the cosine schedule, 1 at first and near 0 at the end."""
-        if self.fedmrg_config.schedule == "constant":
-            return 1.0
-        return 0.5 * (1 + math.cos(math.pi * (round_ - 1) / rounds))
 
     def _evaluate(self, learner: ReportLearner, header: TaskHeader, site: Site, state: SiteState) -> dict[str, Any]:
         """Also how well the prompts of the scored patients are predicted, once the branch has been trained."""

@@ -13,27 +13,38 @@ from fedtar_flare.synthetic.vocabulary import FINDINGS, denied_in, findings_in
 
 CLASSES = ("blank", "positive", "negative", "uncertain")
 """Of a finding, by their number."""
+POSITIVE_OR_NOT = ("other", "positive")
+"""The same, where a prompt tells no more than that."""
 POSITIVE = CLASSES.index("positive")
+"""In both."""
+
+ClassSet = Literal["all", "positive"]
 
 LabelerName = Literal["synthetic", "chexpert-rules", "ctrate-rules", "none"]
 
 
 @dataclass(frozen=True)
 class Labeler:
-    """Findings, in their order, and a function from a report to the number of each one's class."""
+    """Findings, in their order, and a function from a report to the number of each one's class among ``classes``."""
 
     findings: tuple[str, ...]
     label: Callable[[str], tuple[int, ...]]
+    classes: tuple[str, ...] = CLASSES
 
 
 @cache
-def labeler(name: LabelerName) -> Labeler:
-    """A labeler by its name.
+def labeler(name: LabelerName, classes: ClassSet = "all") -> Labeler:
+    """A labeler by its name; of classes ``positive`` it tells only whether a finding is stated.
 
     ``synthetic``: the findings of the synthetic cohort, by its own rules, for its texts alone; ``chexpert-rules`` and
     ``ctrate-rules``: the rule-based labelers of the package, whose labels are not CheXbert's or RadBERT's; ``none``: no
     finding at all.
     """
+    if classes == "positive":
+        whole = labeler(name)
+        return Labeler(
+            whole.findings, lambda text: tuple(int(label == POSITIVE) for label in whole.label(text)), POSITIVE_OR_NOT
+        )
     if name == "none":
         return Labeler((), lambda text: ())
     if name == "synthetic":

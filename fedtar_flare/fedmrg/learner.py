@@ -36,6 +36,7 @@ from fedtar_flare.fedmrg.dual_adapter import (
     specialised_parameters,
 )
 from fedtar_flare.fedmrg.labels import POSITIVE, labeler
+from fedtar_flare.imaging.augment import sample_seed
 from fedtar_flare.imaging.batch import ImageBatch, collate
 from fedtar_flare.imaging.pipeline import images_of
 from fedtar_flare.learning.evaluation import Evaluated
@@ -57,14 +58,15 @@ PREFIX = "specialised/"
 SENT = "sent/"
 """Of the names of the rows that the site sent, by round, likewise."""
 HALVES = ("generic", "specialised")
+KEPT_BYTES = 2**28
+"""Most memory for the tokens of images that a frozen encoder has seen."""
 
 
 class FedMRGLearner(ReportLearner):
     """The two halves of every local update; arguments beside ``fedmrg`` as :class:`ReportLearner`.
 
     :attr:`bank` holds unit rows (M, C) of other hospitals' features for the contrast, :attr:`sent` by round the rows
-    that this site sent, which are part of its state, :attr:`bank_use` what is told of both; :attr:`rate` multiplies
-    the learning rates of a task.
+    that this site sent, which are part of its state, :attr:`bank_use` what is told of both.
     """
 
     adapter = GENERIC
@@ -80,12 +82,12 @@ class FedMRGLearner(ReportLearner):
         self.bank = torch.zeros(0, self.feature_width)
         self.sent: dict[int, Tensor] = {}
         self.bank_use: dict[str, float] = {}
-        self.rate = 1.0
         self._personal = True
         self._half = HALVES[0]
         self._batch: Sequence[Sample] = ()
         self._cached: dict[Visit, tuple[Tensor, Tensor, Tensor]] = {}
         self._parts: dict[str, dict[Visit, float]] = {}
+        self._seen: dict[Visit, Tensor] = {}
 
     # ------------------------------------------------------------------ what it is
     @property
@@ -104,7 +106,7 @@ class FedMRGLearner(ReportLearner):
     @property
     def extension(self) -> dict[str, Any]:
         """What :func:`fedtar_flare.fedmrg.diagnosis.extend` needs to know."""
-        return {"labeler": self._fedmrg.labeler, "slices": self._config.slices, "seed": self._seed}
+        return self._fedmrg.extension(self._config.slices, self._seed)
 
     def extend(self, generator: ReportGenerator) -> None:
         """The diagnosis branch."""
@@ -141,6 +143,21 @@ class FedMRGLearner(ReportLearner):
         finally:
             self._personal = True
 
+    def report_losses(
+        self, samples: Sequence[Sample], images: ImageBatch, personal: bool = True, focus: float = 0.0
+    ) -> Tensor:
+        """As :meth:`ReportLearner.report_losses`; a frozen encoder sees no image twice."""
+        ids, labels = (part.to(self.device) for part in self.tokenizer.batch([s.visit.report for s in samples]))
+        with self._computing(samples, personal):
+            return self._base(images, ids, labels, focus, tokens=self._tokens(samples, images))
+
+    @torch.no_grad()
+    def generate(self, samples: Sequence[Sample], images: ImageBatch, personal: bool = True) -> list[str]:
+        """As :meth:`ReportLearner.generate`, likewise."""
+        with self._computing(samples, personal):
+            ids = self._base.generate(images, tokens=self._tokens(samples, images))
+        return [self.tokenizer.decode(row) for row in ids.tolist()]
+
     def evaluate(self, min_cell: int, split: Split | None = "test") -> Evaluated:
         """An untrained specialised adapter changes nothing, so that its scores are the generic model's."""
         found = super().evaluate(min_cell, split)
@@ -154,20 +171,25 @@ class FedMRGLearner(ReportLearner):
         return tuple(specialised_parameters(self.model).values())
 
     def shared_optimizer(self, parameters: Sequence[nn.Parameter]) -> torch.optim.Optimizer:
-        """G and the branch at ``lr_shared``, what travels of the base model at ``lr_encoder``."""
-        named = shared_parameters(self.model, self.adapter)
-        slow = [p for name, p in named.items() if not name.startswith(("base_model.", "diagnosis."))]
-        fast = [p for name, p in named.items() if name.startswith(("base_model.", "diagnosis."))]
-        groups = [{"params": fast, "lr": self.rate * self.training.lr_shared}]
-        groups += [{"params": slow, "lr": self.rate * self._fedmrg.lr_encoder}] if slow else []
-        return torch.optim.AdamW(groups, weight_decay=self.training.weight_decay)
+        """G at ``lr_shared``, branch at ``lr_branch``, its prompts at ``lr_prompts``, the rest at ``lr_encoder``."""
+        settings = self._fedmrg
+        rates = {
+            "base_model.": self.training.lr_shared,
+            "diagnosis.head.": settings.lr_branch,
+            "diagnosis.embeddings": settings.lr_prompts,
+        }
+        groups: dict[float, list[nn.Parameter]] = {}
+        for name, parameter in shared_parameters(self.model, self.adapter).items():
+            rate = next((rate for start, rate in rates.items() if name.startswith(start)), settings.lr_encoder)
+            groups.setdefault(self.rate * rate, []).append(parameter)
+        return torch.optim.AdamW(
+            [{"params": members, "lr": rate} for rate, members in groups.items()],
+            weight_decay=self.training.weight_decay,
+        )
 
     def train(self, *args: Any, **kwargs: Any) -> Trained:
         """As :meth:`ReportLearner.train`, from Q = G; the losses that it names are the generic model's token losses."""
         copy_broadcast(self.model)
-        assert self.personal_optimizer is not None
-        for group in self.personal_optimizer.param_groups:
-            group["lr"] = self.rate * self._fedmrg.lr_specialised
         self._sums: dict[str, list[float]] = {}
         trained = super().train(*args, **kwargs)
         parts = {"loss_parts": {name: fmean(v) for name, v in sorted(self._sums.items())}}
@@ -195,9 +217,12 @@ class FedMRGLearner(ReportLearner):
         classes = self._classes(samples)
         with self._autocasting():
             with torch.set_grad_enabled(moves_theta):
-                tokens = base.tokens(images)
+                tokens = self._tokens(samples, images)
                 memory, mask = base.memory(images, tokens)
-                prompts = None if self._branch is None else self._branch.prompts_of(classes)
+                seen, prompts = None, None
+                if self._branch is not None:
+                    seen = self._branch(tokens, images.slice_mask)
+                    prompts = self._branch.prompts_of(self._told(samples, classes, seen.argmax(-1), seed))
             student, teacher = generic_model, specialised_model
             if self._half == HALVES[1]:
                 student, teacher = teacher, student
@@ -208,8 +233,8 @@ class FedMRGLearner(ReportLearner):
         found = {f"language_{self._half}": report_loss(logits, labels, self.training.focus)}
         found[f"distillation_{self._half}"] = distill_losses(states, logits, teaching, taught, labels, settings.kl)
         losses = found[f"language_{self._half}"] + settings.distill_weight * found[f"distillation_{self._half}"]
-        if moves_theta and self._branch is not None:
-            found["diagnosis"] = diagnosis_losses(self._branch(tokens, images.slice_mask), classes)
+        if moves_theta and seen is not None:
+            found["diagnosis"] = diagnosis_losses(seen, classes)
             losses = losses + found["diagnosis"]
         if moves_theta and settings.contrast_weight and self._encoder_learns:
             found["contrast"] = self._contrast(samples, features(tokens, images.slice_mask), seed)
@@ -225,8 +250,26 @@ class FedMRGLearner(ReportLearner):
 
     def _classes(self, samples: Sequence[Sample]) -> Tensor:
         """Classes (B, D) of the reports' findings."""
-        label = labeler(self._fedmrg.labeler).label
+        label = labeler(self._fedmrg.labeler, self._fedmrg.prompt_classes).label
         return torch.tensor([label(s.visit.report) for s in samples], dtype=torch.long, device=self.device)
+
+    def _told(self, samples: Sequence[Sample], truth: Tensor, predicted: Tensor, seed: str) -> Tensor:
+        """Classes (B, D) that the prompts tell in training: of each report its own, or those that were predicted."""
+        drawn = [sample_seed(0, f"prompt/{seed}", s.visit.patient_id, s.visit.visit_id) / 2**32 for s in samples]
+        own = torch.tensor(drawn, device=truth.device) < self._fedmrg.prompt_truth
+        return torch.where(own[:, None], truth, predicted)
+
+    def _tokens(self, samples: Sequence[Sample], images: ImageBatch) -> Tensor:
+        """The encoder's tokens of the samples; those of an encoder that does not learn are kept, up to a limit."""
+        if self._encoder_learns or self.training.augment:
+            return self._base.tokens(images)
+        kept = [self._seen.get(sample.visit) for sample in samples]
+        if all(row is not None and row.shape[0] == images.images.shape[1] for row in kept):
+            return torch.stack(cast(list[Tensor], kept))
+        tokens = self._base.tokens(images).detach()
+        if (len(self._seen) + len(samples)) * tokens[0].nbytes <= KEPT_BYTES:
+            self._seen |= {sample.visit: row for sample, row in zip(samples, tokens, strict=True)}
+        return tokens
 
     @contextmanager
     def _autocasting(self) -> Iterator[None]:
@@ -316,14 +359,14 @@ class FedMRGLearner(ReportLearner):
         """Of each finding that at least ``min_cell`` distinct patients have: how many reports state it (down to a
         multiple of ``min_cell``), and its prompt's recall and accuracy (shares).
         """
-        branch, known = self._branch, labeler(self._fedmrg.labeler)
+        branch, known = self._branch, labeler(self._fedmrg.labeler, self._fedmrg.prompt_classes)
         if branch is None or not samples:
             return {}
         predicted = []
         for part in parts(samples, EVALUATION_BATCH):
             images = self.images(part, prior=False)
             with self._autocasting():
-                predicted.append(branch(self._base.tokens(images), images.slice_mask).argmax(-1).cpu())
+                predicted.append(branch(self._tokens(part, images), images.slice_mask).argmax(-1).cpu())
         said, truth = torch.cat(predicted), self._classes(samples).cpu()
         found = {}
         for i, finding in enumerate(known.findings):

@@ -32,7 +32,9 @@ def members(run: Run) -> Section | None:
     if run.final is None:
         return None
     unseen = {site for one in run.events(Outside) for site in one.sites}
+    before = run.warm_start.sites if run.warm_start is not None else {}
     groups = [
+        ("before training", "members, before training", before.keys() - unseen, before),
         ("both adapters", "members, both adapters", run.final.sites.keys() - unseen, run.final.sites),
         ("generic alone", "members, generic adapter alone", run.final.generic.keys() - unseen, run.final.generic),
         ("unseen", "unseen hospitals", run.final.sites.keys() & unseen, run.final.sites),
@@ -41,10 +43,10 @@ def members(run: Run) -> Section | None:
     names = [name for name in SHOWN if any(name in found for *_, found in shown)]
     rows = [(f"{short} ({n})", *(score(name, found.get(name)) for name in names)) for short, _, n, found in shown]
     lead = (
-        f"Means over hospitals after round {run.final.round}: members with both adapters and with the generic one "
-        "alone, and unseen hospitals; how many in brackets. The generic adapter travels; the specialised one stays at "
-        "its hospital and writes along there (Eq. 6). An unseen hospital never trains: all of its patients are "
-        "scored, with the generic adapter."
+        f"Means over hospitals, before training and after round {run.final.round}: members with both adapters and with "
+        "the generic one alone, and unseen hospitals; how many in brackets. The generic adapter travels; the "
+        "specialised one stays at its hospital and writes along there (Eq. 6). An unseen hospital never trains: all of "
+        "its patients are scored, with the generic adapter."
     )
     said = (", ".join(map(_cell, names, row[1:])) for row in rows)
     lines = tuple((long, text) for (_, long, *_), text in zip(shown, said, strict=True))
@@ -73,11 +75,13 @@ def halves(run: Run) -> Section | None:
     )
     last = events[-1]
     rows = [(site, *(number(own.get(part)) for part in known)) for site, own in sorted(last.sites.items())]
+    below_0 = ""
+    if "contrast" in known:
+        below_0 = "The contrast leaves its positive out of the sum, so that it may fall below 0. "
     lead = (
         "Each local update has two halves: the generic adapter learns from reports and from the specialised one, then "
         "the other way round. Language is the mean token loss; distillation (KD) is one minus the cosine of the hidden "
-        "states plus the divergence of the next token (Eq. 4 and 5). The contrast leaves its positive out of the sum, "
-        f"so that it may fall below 0. The table is of round {last.round}."
+        f"states plus the divergence of the next token (Eq. 4 and 5). {below_0}The table is of round {last.round}."
     )
     return Section("halves", "Two halves", lead, charts([figure]) + table(("", *(PARTS[part] for part in known)), rows))
 
@@ -95,10 +99,10 @@ def prompts(run: Run) -> Section | None:
         pooled = [sum(cell["n"] * cell[name] for cell in cells) / total for name in ("recall", "accuracy")]
         rows.append((finding.replace("_", " "), str(int(total)), *(f"{100 * value:.1f}" for value in pooled)))
     lead = (
-        "Before it writes, the decoder is told what the diagnosis branch sees: blank, positive, negative or uncertain "
-        f"for each finding. After round {last.round}, over the scored reports of all hospitals: n of them state the "
-        "finding; recall is the share of those whose prompt says so, accuracy is over all reports and the four classes "
-        "(x 100; hospitals weighted by n)."
+        "Before it writes, the decoder is told what the diagnosis branch sees of each finding. After round "
+        f"{last.round}, over the scored reports of all hospitals: n of them state the finding; recall is the share of "
+        "those whose prompt says so, accuracy the share of all reports whose prompt tells the class that the report "
+        "has (x 100; hospitals weighted by n)."
     )
     return Section("prompts", "Diagnosis prompts", lead, table(("finding", "n", "recall", "accuracy"), rows))
 

@@ -54,7 +54,14 @@ class ModelConfig(Settings):
     )
     queries: int = Field(4, ge=1, description="learned queries per slice (memory tokens that a slice gives)")
     decoder_name: str | None = Field(
-        None, description="hub name or local folder of a GPT-2-family decoder; None: the sizes below"
+        None, description="hub name or local folder of the decoder; None: a GPT-2 of the sizes below"
+    )
+    decoder: Literal["gpt2", "prefix"] = Field(
+        "gpt2",
+        description="GPT-2 family with cross-attention, or any causal language model that reads the image as a prefix",
+    )
+    decoder_dtype: Literal["float32", "bfloat16"] = Field(
+        "float32", description="of the weights of a frozen 'prefix' decoder: bfloat16 halves its memory"
     )
     decoder_width: int = Field(128, ge=1, description="width of the decoder")
     decoder_layers: int = Field(4, ge=1, le=MOST_LAYERS, description="layers of the decoder")
@@ -85,6 +92,10 @@ class ModelConfig(Settings):
             yield "encoder_name", "a timm architecture ('vit_tiny_patch16_224'), hub name or local folder"
         if not self.encoder_name:
             yield from self._encoder_misfits()
+        if self.decoder == "prefix" and not self.decoder_name:
+            yield "decoder_name", "a local folder or hub name of a causal language model, as decoder is 'prefix'"
+        if self.decoder_dtype != "float32" and self.decoder != "prefix":
+            yield "decoder_dtype", "float32, unless decoder is 'prefix'"
         if self.decoder_name is None:
             if self.decoder_width % self.decoder_heads:
                 yield "decoder_width", f"a multiple of decoder_heads={self.decoder_heads}"

@@ -1,4 +1,4 @@
-"""GPT-2 decoders with cross-attention, and the tokenizers of named ones."""
+"""The decoder that a configuration asks for, GPT-2 with cross-attention by default; tokenizers of named ones."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedtar_flare.errors import ConfigError
+from fedtar_flare.models.prefix_decoder import PrefixDecoder, build_prefix_decoder
 from fedtar_flare.models.sources import fetching, load_or_make, quiet_loading
 from fedtar_flare.models.tokenizer import ReportTokenizer
 
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 def build_decoder(
     config: ModelConfig, vocab_size: int, load_pretrained: bool
-) -> tuple[GPT2LMHeadModel, tuple[str, ...]]:
+) -> tuple[GPT2LMHeadModel | PrefixDecoder, tuple[str, ...]]:
     """The decoder of a configuration, and the names of its parameters that stayed random.
 
     Published checkpoints have no cross-attention: those layers are added and start random. ``load_pretrained=False`` is
@@ -27,6 +28,11 @@ def build_decoder(
     Raises:
         ConfigError: it cannot be fetched, is not of the GPT-2 family, or is too small for ``max_length`` or tokenizer.
     """
+    if config.decoder == "prefix":
+        assert config.decoder_name is not None
+        return build_prefix_decoder(
+            config.decoder_name, config.decoder_dtype, vocab_size, config.max_length, load_pretrained
+        )
     from transformers.models.gpt2.configuration_gpt2 import GPT2Config
     from transformers.models.gpt2.modeling_gpt2 import GPT2LMHeadModel
 

@@ -47,7 +47,10 @@ class Outline:
         return _matching(self.tensors, patterns)
 
 
-_EVERYWHERE = ("decoder.lm_head", "decoder.transformer.wte", "decoder.transformer.wpe")
+_EVERYWHERE = (
+    *("decoder.lm_head", "decoder.transformer.wte", "decoder.transformer.wpe"),
+    *("decoder.lm.lm_head", "decoder.lm.model.embed_tokens"),
+)
 _WEIGHTS = tuple(f"{name}.weight" for name in _EVERYWHERE)
 UNKNOWN = Outline(0, {}, frozenset(_EVERYWHERE + _WEIGHTS), dict.fromkeys(_WEIGHTS, 0))
 """Of a model of which nothing can be read: the output layer and the embeddings that every model here has."""

@@ -13,6 +13,7 @@ from torch.nn import functional as F
 
 from fedtar_flare.models.decoder import build_decoder
 from fedtar_flare.models.encoders import build_encoder
+from fedtar_flare.models.prefix_decoder import PrefixDecoder
 from fedtar_flare.models.prior import PriorMarks, root_mean_square
 from fedtar_flare.models.tokenizer import IGNORED, ReportTokenizer
 
@@ -77,14 +78,21 @@ class NoPooling(nn.Module):
 
 
 class Prompter(Protocol):
-    """A part that a method adds: reads the image's tokens and tells the decoder, by embeddings before the report."""
+    """A part that a method adds: reads the image's tokens and tells the decoder, by embeddings before the report.
+
+    ``beside_begin``: the prompts stand at the begin token's position and share its weight in the decoder's attention;
+    else they take the decoder's last positions and a weight of their own.
+    """
+
+    beside_begin: bool
 
     def prompts(self, tokens: Tensor, slice_mask: Tensor) -> Tensor:
         """Embeddings (B, D, E) that the decoder reads before the begin token; of tokens (B, S, N, C), mask (B, S)."""
 
 
 class ReportGenerator(nn.Module):
-    """Slice-wise encoder, slice pooling, bias-free projection, GPT-2 decoder with cross-attention.
+    """Slice-wise encoder, slice pooling, bias-free projection, and a decoder: GPT-2 with cross-attention, or a causal
+    language model that reads the image as a prefix.
 
     Repeated rows keep the batch's order: slice row i belongs to sample ``i // S``, beam row i to ``i // beams``.
     ``max_length`` and ``num_beams`` are defaults of :meth:`generate`; ``untrained`` names the parameters without
@@ -101,10 +109,10 @@ class ReportGenerator(nn.Module):
             pooled = config.pooling == "attention"
             self.pooling = SliceAttentionPooling(self.encoder.width, config.queries) if pooled else NoPooling()
             decoder, decoder_untrained = build_decoder(config, tokenizer.vocab_size, load_pretrained)
-            self.projection = nn.Linear(self.encoder.width, decoder.config.n_embd, bias=False)
-            self.decoder = decoder
+            self.projection = nn.Linear(self.encoder.width, decoder.config.hidden_size, bias=False)
+            self.decoder: Any = decoder
         self.register_module("diagnosis", None)
-        self.prior_marks = PriorMarks(decoder.config.n_embd)
+        self.prior_marks = PriorMarks(decoder.config.hidden_size)
         self.max_length, self.num_beams = config.max_length, config.num_beams
         self.bos_id, self.eos_id, self.pad_id = tokenizer.bos_id, tokenizer.eos_id, tokenizer.pad_id
         self.untrained: tuple[str, ...] = (
@@ -151,18 +159,28 @@ class ReportGenerator(nn.Module):
             masks.append(self.memory_mask(prior.images, features))
         if prior.input_ids is not None and prior.text_mask is not None:
             with torch.no_grad():
-                states = self.decoder.transformer(prior.input_ids, use_cache=False).last_hidden_state
+                if isinstance(self.decoder, PrefixDecoder):
+                    states = self.decoder.states_of(prior.input_ids)
+                else:
+                    states = self.decoder.transformer(prior.input_ids, use_cache=False).last_hidden_state
             states = F.rms_norm(states, states.shape[-1:]) * size[:, None, None].to(states.dtype)
             memories.append(self.prior_marks(states, "report", prior.days, size))
             masks.append(prior.text_mask)
         return torch.cat(memories, dim=1), torch.cat(masks, dim=1)
 
-    def forward(self, batch: ImageBatch, input_ids: Tensor, labels: Tensor, focus: float = 0.0) -> Tensor:
+    def forward(
+        self,
+        batch: ImageBatch,
+        input_ids: Tensor,
+        labels: Tensor,
+        focus: float = 0.0,
+        tokens: Tensor | None = None,
+    ) -> Tensor:
         """Mean token loss of each report, (B,), float32, from what :meth:`ReportTokenizer.batch` returns.
 
-        ``focus``: of :func:`report_loss`.
+        ``focus``: of :func:`report_loss`; ``tokens`` as in :meth:`encode`.
         """
-        tokens = self.tokens(batch)
+        tokens = self.tokens(batch) if tokens is None else tokens
         memory, mask = self.memory(batch, tokens)
         logits, _ = self.decode(memory, mask, input_ids, self.prompts(batch, tokens))
         return report_loss(logits, labels, focus)
@@ -177,40 +195,64 @@ class ReportGenerator(nn.Module):
         """Logits (B, L, V) and last hidden states (B, L, E) at each of ``input_ids``; i predicts the token at i + 1.
 
         Prompts (B, D, E) stand before the begin token. So it is the begin token, as without them, that a trained
-        decoder begins its report from.
+        decoder begins its report from. (A decoder that reads the image as a prefix has them after it.)
         """
+        if prompts is not None and not prompts.shape[1]:
+            prompts = None
+        if isinstance(self.decoder, PrefixDecoder):
+            return self.decoder.decode(memory, mask, input_ids, prompts)
         # Padding stands on the right, so the causal mask alone keeps it from every token that has a label.
         attended: dict[str, Any] = {
             "encoder_hidden_states": memory, "encoder_attention_mask": mask, "use_cache": False
         }  # fmt: skip
-        if prompts is None or not prompts.shape[1]:
+        if prompts is None:
             states = self.decoder.transformer(input_ids=input_ids, **attended).last_hidden_state
         else:
-            inputs = self._with_prompts(input_ids, prompts)
-            places = self._places(torch.arange(inputs.shape[1], device=inputs.device), prompts.shape[1])
+            inputs, many = self._with_prompts(input_ids, prompts), prompts.shape[1]
+            order = torch.arange(inputs.shape[1], device=inputs.device).expand(len(inputs), -1)
             states = self.decoder.transformer(
                 inputs_embeds=inputs,
-                position_ids=places.expand(len(inputs), -1),
+                position_ids=self._places(order, many),
                 # without a mask, positions that begin anew would be taken for another text
-                attention_mask=inputs.new_ones(inputs.shape[:2]),
+                attention_mask=self._weights(order, inputs.new_ones(inputs.shape[:2]), many),
                 **attended,
-            ).last_hidden_state[:, prompts.shape[1] :]
+            ).last_hidden_state[:, many:]
         return self.decoder.lm_head(states), states
 
     def _places(self, order: Tensor, prompts: int) -> Tensor:
-        """Positions of D prompts, begin token and words, from their order: the prompts take the last positions.
+        """Positions of D prompts, begin token and words, from their order: begin token and words keep their own.
 
-        So begin token and words keep the positions at which a trained decoder has learnt them.
+        So they stand where a trained decoder has learnt them. The prompts stand beside the begin token, or take the
+        last positions.
         """
-        last = self.decoder.config.n_positions - prompts
-        return torch.where(order < prompts, order + last, order - prompts)
+        first = 0 if self._beside_begin else self.decoder.config.n_positions - prompts + order
+        return torch.where(order < prompts, first, order - prompts)
+
+    def _weights(self, order: Tensor, mask: Tensor | None, prompts: int) -> Tensor | None:
+        """What the decoder's attention takes for its mask: ``mask``, or with weights, (B, 1, Q, K), of Q in order.
+
+        D prompts beside the begin token share its weight: each of the D + 1 has ``-log(D + 1)`` added to its scores. As
+        long as they are copies of it, the decoder writes as if they were not there.
+        """
+        if not self._beside_begin:
+            return mask
+        keys = torch.arange(int(order.max()) + 1, device=order.device)
+        shared = torch.where(keys <= prompts, -math.log(prompts + 1), 0.0)
+        seen = keys <= order[:, None, :, None]
+        return torch.where(seen, shared, torch.finfo(torch.float32).min)
+
+    @property
+    def _beside_begin(self) -> bool:
+        return self.diagnosis is not None and _prompter(self.diagnosis).beside_begin
 
     @contextmanager
     def _placing(self, prompts: int) -> Iterator[None]:
-        """Let the decoder place what it generates as :meth:`decode` does."""
+        """Let the decoder place and weigh what it generates as :meth:`decode` does."""
 
         def place(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-            return args, {**kwargs, "position_ids": self._places(kwargs["position_ids"], prompts)}
+            order = kwargs["position_ids"]
+            weights = self._weights(order, kwargs["attention_mask"], prompts)
+            return args, {**kwargs, "position_ids": self._places(order, prompts), "attention_mask": weights}
 
         hook = self.decoder.transformer.register_forward_pre_hook(place, with_kwargs=True) if prompts else None
         try:
@@ -220,40 +262,48 @@ class ReportGenerator(nn.Module):
                 hook.remove()
 
     def _with_prompts(self, input_ids: Tensor, prompts: Tensor) -> Tensor:
-        words = self.decoder.transformer.wte(input_ids)
+        words = self.decoder.get_input_embeddings()(input_ids)
         return torch.cat([prompts.to(words.dtype), words], dim=1)
 
     @torch.no_grad()
-    def generate(self, batch: ImageBatch, num_beams: int | None = None, max_length: int | None = None) -> Tensor:
+    def generate(
+        self,
+        batch: ImageBatch,
+        num_beams: int | None = None,
+        max_length: int | None = None,
+        tokens: Tensor | None = None,
+    ) -> Tensor:
         """Token ids (B, L) of the best beam, begin token first, padded after the end token (int64).
 
-        A report does not depend on the others of its batch.
+        A report does not depend on the others of its batch. ``tokens`` as in :meth:`encode`.
         """
         from transformers.generation.configuration_utils import GenerationConfig
 
-        tokens = self.tokens(batch)
+        tokens = self.tokens(batch) if tokens is None else tokens
         memory, mask = self.memory(batch, tokens)
         prompts = self.prompts(batch, tokens)
         start = torch.full((memory.shape[0], 1), self.bos_id, dtype=torch.int64, device=memory.device)
+        settings = GenerationConfig(
+            max_new_tokens=(max_length or self.max_length) - 1,
+            num_beams=num_beams or self.num_beams,
+            do_sample=False,
+            bos_token_id=self.bos_id,
+            eos_token_id=self.eos_id,
+            pad_token_id=self.pad_id,
+        )
+        if isinstance(self.decoder, PrefixDecoder):
+            return self.decoder.write(memory, mask, start, prompts, settings)
         inputs: dict[str, Tensor] = {"attention_mask": torch.ones_like(start)}
         if prompts is not None:
             embedded = self._with_prompts(start, prompts)
             inputs = {"inputs_embeds": embedded, "attention_mask": start.new_ones(embedded.shape[:2])}
-        decoder: Any = self.decoder
         with self._placing(0 if prompts is None else prompts.shape[1]):
-            ids: Tensor = decoder.generate(
+            ids: Tensor = self.decoder.generate(
                 start,
                 **inputs,
                 encoder_hidden_states=memory,
                 encoder_attention_mask=mask,
-                generation_config=GenerationConfig(
-                    max_new_tokens=(max_length or self.max_length) - 1,
-                    num_beams=num_beams or self.num_beams,
-                    do_sample=False,
-                    bos_token_id=self.bos_id,
-                    eos_token_id=self.eos_id,
-                    pad_token_id=self.pad_id,
-                ),
+                generation_config=settings,
             )
         return ids
 

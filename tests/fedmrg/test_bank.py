@@ -166,6 +166,11 @@ def test_a_bank_that_cannot_be_fails_when_built(setting):
         FedMRGExecutor(fedmrg=setting)
 
 
+@pytest.mark.parametrize("setting", [{"bank_rows": 0}, {"contrast_weight": 0.0}, {"backbone": "frozen"}])
+def test_rows_are_made_only_where_somebody_learns_from_them(setting):
+    assert FedMRGExecutor().contrasts and not FedMRGExecutor(fedmrg=setting).contrasts
+
+
 # --------------------------------------------------------------------------- on the wire
 @pytest.mark.parametrize(
     ("rows", "problem"),

@@ -6,13 +6,14 @@ import pytest
 import torch
 
 from fedtar_flare.errors import ConfigError
-from fedtar_flare.fedmrg.diagnosis import DiagnosisBranch, diagnosis_losses, extend
+from fedtar_flare.fedmrg.diagnosis import AttentionHead, DiagnosisBranch, diagnosis_losses, extend, load_head
 from fedtar_flare.fedmrg.executor import FedMRGExecutor
 from fedtar_flare.fedmrg.labels import CLASSES, labeler
 from fedtar_flare.imaging.batch import ImageBatch
 from fedtar_flare.models.build import build_model, build_tokenizer
 from fedtar_flare.models.config import preset
 from fedtar_flare.models.weights import fingerprint
+from fedtar_flare.synthetic.vocabulary import FINDINGS, KNOWN_FINDINGS
 
 MODEL = preset("tiny", max_length=20)
 
@@ -27,9 +28,9 @@ def batch():
     return ImageBatch(images, torch.arange(8.0).view(2, 4), mask)
 
 
-def extended(labeler="synthetic", seed=0):
+def extended(labeler="synthetic", seed=0, **settings):
     model = build_model(MODEL)
-    extend(model, {"labeler": labeler, "slices": MODEL.slices, "seed": seed})
+    extend(model, {"labeler": labeler, "slices": MODEL.slices, "seed": seed, **settings})
     return model
 
 
@@ -50,6 +51,13 @@ def test_each_labeler_reads_the_report(name, text, expected):
     one = labeler(name)
     classes = dict(zip(one.findings, one.label(text), strict=True))
     assert {finding: CLASSES[classes[finding]] for finding in expected} == expected
+
+
+def test_of_the_classes_positive_alone_is_told():
+    whole, only = labeler("synthetic"), labeler("synthetic", "positive")
+    text = "Small right pleural effusion. No pneumothorax."
+    assert only.findings == whole.findings and only.classes == ("other", "positive")
+    assert only.label(text) == tuple(int(CLASSES[label] == "positive") for label in whole.label(text))
 
 
 def test_without_a_labeler_there_is_neither_branch_nor_prompt_and_the_model_is_the_plain_one():
@@ -74,7 +82,7 @@ def test_the_branch_depends_on_its_seed_alone_and_leaves_the_base_model_s_finger
 
 
 def test_the_head_reads_mean_and_largest_of_the_slices_that_are_there():
-    branch = DiagnosisBranch(3, 5, slices=4, start=torch.zeros(7), seed=0)
+    branch = DiagnosisBranch(3, 4, 5, slices=4, words=torch.zeros(2, 7), begin=0, seed=0)
     tokens, mask = normal(2, 4, 6, 5), batch().slice_mask
     found = branch(tokens, mask)
     for b, there in ((0, 4), (1, 2)):
@@ -82,7 +90,36 @@ def test_the_head_reads_mean_and_largest_of_the_slices_that_are_there():
         read = torch.cat([means.mean(0), means.max(0).values])
         by_hand = (branch.head.weight @ read + branch.head.bias).view(3, 4)
         torch.testing.assert_close(found[b], by_hand, rtol=1e-5, atol=1e-6)
-    assert DiagnosisBranch(3, 5, slices=1, start=torch.zeros(7), seed=0).head.in_features == 5
+    one_slice = DiagnosisBranch(3, 4, 5, slices=1, words=torch.zeros(2, 7), begin=0, seed=0)
+    assert one_slice.head.weight.shape == (12, 5)
+
+
+def test_a_query_for_each_finding_reads_where_it_looks():
+    head = AttentionHead(3, 2, 5, torch.Generator().manual_seed(0))
+    tokens, mask = normal(2, 4, 6, 5), batch().slice_mask
+    assert not head(tokens, mask).any(), "nothing is known at first"
+    with torch.no_grad():
+        head.weight.copy_(normal(3, 2, 5, seed=1))
+        head.bias.copy_(normal(3, 2, seed=2))
+        found = head(tokens, mask)
+    for b, there in ((0, 4), (1, 2)):
+        x = tokens[b, :there].reshape(-1, 5)
+        x = (x - x.mean(1, keepdim=True)) / (x.var(1, unbiased=False, keepdim=True) + 1e-5).sqrt()
+        for d in range(3):
+            weights = torch.softmax(x @ head.queries[d] / 5**0.5, 0)
+            by_hand = head.weight[d] @ (weights @ x) + head.bias[d]
+            torch.testing.assert_close(found[b, d], by_hand, rtol=1e-4, atol=1e-5)
+
+
+def test_the_shipped_head_sees_the_known_findings_alone_and_fits_no_other_shape():
+    """Its rows of the new findings are zero: their prompts say 'other' until a hospital teaches them."""
+    width = preset("small").encoder_widths[-1]
+    head = AttentionHead(14, 2, width, torch.Generator())
+    load_head(head, "small")
+    known = torch.tensor([name in KNOWN_FINDINGS for name in FINDINGS])
+    assert head.weight[known].flatten(1).any(1).all() and not head.weight[~known].any() and not head.bias[~known].any()
+    with pytest.raises(ConfigError, match="head_weights 'small' do not fit"):
+        load_head(AttentionHead(14, 4, width, torch.Generator()), "small")
 
 
 def test_prompts_stand_before_the_begin_token_at_the_last_positions_and_bear_no_loss():
@@ -108,15 +145,45 @@ def test_prompts_stand_before_the_begin_token_at_the_last_positions_and_bear_no_
 
 
 @pytest.mark.parametrize("beams", [1, 2])
-def test_what_is_written_follows_from_the_predicted_prompts(beams):
-    model = extended()
+def test_untrained_prompts_beside_the_begin_token_change_nothing(beams):
+    """As D further begin tokens at its position that share its weight."""
+    plain, model = build_model(MODEL), extended(prompt_place="begin", prompt_classes="positive")
+    ids = torch.randint(3, 300, (2, 9), generator=torch.Generator().manual_seed(2))
+    ids[:, 0] = plain.bos_id
+    with torch.no_grad():
+        memory, mask = plain.memory(batch())
+        prompts = model.prompts(batch(), model.tokens(batch()))
+        assert prompts.shape == (2, 14, MODEL.decoder_width)
+        for found, expected in zip(
+            model.decode(memory, mask, ids, prompts), plain.decode(memory, mask, ids), strict=True
+        ):
+            torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+        changed = prompts.clone()
+        changed[1, 3] = torch.randn(MODEL.decoder_width, generator=torch.Generator().manual_seed(4))
+        other = model.decode(memory, mask, ids, changed)[0]
+    torch.testing.assert_close(other[0], found_of(model, memory, mask, ids, prompts)[0])
+    assert not torch.allclose(other[1, 0], found_of(model, memory, mask, ids, prompts)[1, 0], atol=1e-3)
+    assert torch.equal(plain.generate(batch(), num_beams=beams), model.generate(batch(), num_beams=beams))
+
+
+def found_of(model, memory, mask, ids, prompts):
+    with torch.no_grad():
+        return model.decode(memory, mask, ids, prompts)[0]
+
+
+@pytest.mark.parametrize("place", ["last", "begin"])
+@pytest.mark.parametrize("beams", [1, 2])
+def test_what_is_written_follows_from_the_predicted_prompts(beams, place):
+    model = extended(prompt_place=place)
     with torch.no_grad():
         model.diagnosis.embeddings.normal_(0, 3, generator=torch.Generator().manual_seed(3))
         tokens = model.tokens(batch())
         memory, mask = model.memory(batch(), tokens)
         prompts = model.prompts(batch(), tokens)
     classes = model.diagnosis(tokens, batch().slice_mask).argmax(-1)
-    assert torch.equal(prompts, model.diagnosis.embeddings[classes])
+    own = model.diagnosis.embeddings
+    by_hand = own[classes] if place == "last" else torch.stack([own[d, classes[:, d]] for d in range(14)], dim=1)
+    assert torch.equal(prompts, by_hand)
     written = model.generate(batch(), num_beams=beams)
     assert written.shape[1] <= MODEL.max_length and (written[:, 0] == model.bos_id).all()
     if beams == 1:
@@ -148,7 +215,8 @@ def test_the_loss_is_the_mean_of_the_findings_cross_entropies():
 def test_prompts_and_reports_that_are_too_long_for_the_decoder_are_refused_when_built():
     with pytest.raises(ConfigError, match=r"14 diagnosis prompts.*96 tokens.*96 positions: set model.max_length to 82"):
         FedMRGExecutor(preset="tiny")
-    assert FedMRGExecutor(preset="tiny", fedmrg={"labeler": "none"}).model_config.max_length == 96
+    for fits in ({"labeler": "none"}, {"prompt_place": "begin"}):
+        assert FedMRGExecutor(preset="tiny", fedmrg=fits).model_config.max_length == 96
     with pytest.raises(ConfigError, match="96 positions"):
         extend(build_model(preset("tiny")), {"labeler": "synthetic", "slices": 4, "seed": 0})
 
@@ -156,7 +224,8 @@ def test_prompts_and_reports_that_are_too_long_for_the_decoder_are_refused_when_
 @pytest.mark.parametrize(
     ("setting", "value"),
     [("temperature", 0), ("temperature", -1.0), ("mix", 1.5), ("mix", -0.1), ("labeler", "chexbret"), ("kl", "both"),
-     ("contrast_weight", -1), ("backbone", "half"), ("lr_encoder", 0), ("taau", 1)],
+     ("contrast_weight", -1), ("backbone", "half"), ("lr_encoder", 0), ("taau", 1),
+     ("prompt_truth", 1.1), ("prompt_place", "middle"), ("head", "cls"), ("head_weights", "small")],
 )  # fmt: skip
 def test_a_setting_that_cannot_be_fails_when_built(setting, value):
     with pytest.raises(ConfigError, match=setting):

@@ -10,6 +10,7 @@ import torch
 from command import fedtar
 from federation_process import SITES, recipe, wait_for
 
+from fedtar_flare.fedmrg.recipe import FedMRGRecipe
 from fedtar_flare.flare.checkpoint import CheckpointFolder
 from fedtar_flare.record.events import Start, Step, Validation
 from fedtar_flare.record.log import of_kind, read_events
@@ -207,6 +208,32 @@ def test_a_run_whose_job_ended_is_resumed_with_the_same_numbers(federation, job,
     assert [(event.round, event.step) for event in steps(read_events(results))] == [(2, 1), (2, 2)]
     check_same(last(results), quiet[0][0])
     assert (results / "adapter" / "adapter_model.safetensors").is_file()
+
+
+def test_a_killed_run_of_fedmrg_is_resumed_with_the_same_weights_and_bank(federation, exported):
+    settings = {"method": FedMRGRecipe, "fedmrg": {"backbone": "lora", "bank_rows": 4}, "rounds": 2}
+    settings |= {"server": {"step_time_limit": LIMIT}} | LONG
+    whole = federation.submit(exported("fedmrg_quiet", **settings))
+    assert federation.finished(whole, 400) == "FINISHED:COMPLETED", federation.tail(whole)
+    identity = federation.submit(exported("fedmrg_killed", **settings))
+    wait_for(
+        f"round 1 is whole\n{federation.tail(identity)}",
+        lambda: (federation.server / "fedtar_checkpoints" / identity / "round-0001.safetensors").is_file(),
+    )
+    federation.kill(federation.job_process("localhost", identity))
+    assert federation.finished(identity) == "FINISHED:EXECUTION_EXCEPTION"
+    wait_for(
+        "its processes are gone", lambda: not any(federation.job_process(n, identity) for n in ("localhost", *SITES))
+    )
+    code, out, err = fedtar("resume", identity, "--startup-kit", federation.kits / LEAD)
+    assert code == 0, err
+    resumed = out.strip()
+    assert federation.finished(resumed, 400) == "FINISHED:COMPLETED", federation.tail(resumed)
+    results = federation.download(resumed)
+    assert [(event.round, event.step) for event in steps(read_events(results))] == [(2, 1)]
+    end = last(results)
+    assert sorted(end.method) == [f"bank/2/{site}" for site in SITES]
+    check_same(end, last(federation.download(whole)))
 
 
 def check_not_resumed_by_another(federation, identity):

@@ -1,0 +1,129 @@
+"""A causal language model as decoder: image tokens, begin token, prompts and report are one text to it.
+
+The form of reports by a large language model (R2GenGPT, FedMRG's paper): the image's tokens, mapped to the width of the
+words, stand before the report, where cross-attention would have to be trained anew. Any model of the Llama family (or
+another causal language model of transformers) in a local folder or on the hub; frozen, it is adapted by LoRA on its
+query and value maps.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedtar_flare.errors import ConfigError
+from fedtar_flare.models.sources import fetching, quiet_loading
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+class PrefixDecoder(nn.Module):
+    """Reads ``[image tokens (M), BOS, prompts (D), report]`` as one sequence.
+
+    Args:
+        lm: a causal language model of transformers, by embeddings and positions as Llama's.
+
+    Image tokens that are masked take no position and are attended to by nothing.
+    """
+
+    def __init__(self, lm: Any):
+        super().__init__()
+        self.lm = lm
+
+    @property
+    def config(self) -> Any:
+        """That of the language model; ``hidden_size`` is the width E of a word."""
+        return self.lm.config
+
+    def get_input_embeddings(self) -> nn.Module:
+        return self.lm.get_input_embeddings()
+
+    def get_output_embeddings(self) -> nn.Module:
+        return self.lm.get_output_embeddings()
+
+    def states_of(self, input_ids: Tensor) -> Tensor:
+        """Hidden states (B, L, E) over a text alone, such as the report of the visit before."""
+        return self.lm.base_model(input_ids=input_ids, use_cache=False).last_hidden_state
+
+    def decode(self, memory: Tensor, mask: Tensor, input_ids: Tensor, prompts: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Logits (B, L, V) and last hidden states (B, L, E) that predict the token after each of ``input_ids``.
+
+        Args:
+            memory, mask: image tokens (B, M, E), and where they are there (B, M).
+            input_ids: (B, L), begin token first, padded on the right.
+            prompts: (B, D, E) or None; the last one takes the begin token's place in predicting the first word.
+        """
+        inputs, attention, places = self._prefix(memory, mask, input_ids[:, :1], prompts)
+        words = self.get_input_embeddings()(input_ids[:, 1:]).to(inputs.dtype)
+        inputs = torch.cat([inputs, words], dim=1)
+        more = torch.arange(1, words.shape[1] + 1, device=words.device)
+        states = self.lm.base_model(
+            inputs_embeds=inputs,
+            attention_mask=torch.cat([attention, attention.new_ones(words.shape[:2])], dim=1),
+            position_ids=torch.cat([places, places[:, -1:] + more], dim=1),
+            use_cache=False,
+        ).last_hidden_state[:, -input_ids.shape[1] :]
+        return self.lm.lm_head(states), states
+
+    def write(self, memory: Tensor, mask: Tensor, begin: Tensor, prompts: Tensor | None, settings: Any) -> Tensor:
+        """Token ids (B, L), begin token first, as transformers' generation ``settings`` say.
+
+        ``begin`` (B, 1) holds the begin token.
+        """
+        inputs, attention, _ = self._prefix(memory, mask, begin, prompts)
+        written: Tensor = self.lm.generate(inputs_embeds=inputs, attention_mask=attention, generation_config=settings)
+        return torch.cat([begin, written], dim=1)
+
+    def _prefix(
+        self, memory: Tensor, mask: Tensor, begin: Tensor, prompts: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Embeddings (B, M + 1 + D, E) of all before the report, where they are there, and their positions.
+
+        Masked image tokens are moved to the front, where generation expects what is not there.
+        """
+        order = mask.int().argsort(dim=1, stable=True)
+        mask = mask.gather(1, order)
+        memory = memory.gather(1, order[..., None].expand_as(memory))
+        word = self.get_input_embeddings()(begin)
+        parts = [memory.to(word.dtype), word] + ([] if prompts is None else [prompts.to(word.dtype)])
+        inputs = torch.cat(parts, dim=1)
+        here = mask.new_ones(len(mask), inputs.shape[1] - mask.shape[1])
+        attention = torch.cat([mask, here], dim=1).long()
+        return inputs, attention, (attention.cumsum(1) - 1).clamp(min=0)
+
+
+def build_prefix_decoder(
+    name: str, dtype: str, vocab_size: int, length: int, load_pretrained: bool
+) -> tuple[PrefixDecoder, tuple[str, ...]]:
+    """The named causal language model, and the names of its parameters that stayed random.
+
+    ``load_pretrained=False`` is for a model whose whole checkpoint is loaded later, or that is only measured.
+
+    Raises:
+        ConfigError: it cannot be fetched, is no causal language model by its words' embeddings, or is too small for
+            ``length`` (tokens of a report) or the tokenizer.
+    """
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    with fetching("decoder", name), quiet_loading():
+        config = AutoConfig.from_pretrained(name)
+        if length > config.max_position_embeddings:
+            raise ConfigError(
+                f"model setting max_length is {length}: decoder '{name}' has {config.max_position_embeddings} positions"
+            )
+        if vocab_size > config.vocab_size:
+            raise ConfigError(
+                f"the tokenizer has {vocab_size} tokens: decoder '{name}' knows {config.vocab_size}; take "
+                "tokenizer='decoder'"
+            )
+        if not load_pretrained:
+            lm = AutoModelForCausalLM.from_config(config, dtype=DTYPES[dtype])
+            return PrefixDecoder(lm), tuple(f"lm.{key}" for key, _ in lm.named_parameters())
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            name, config=config, dtype=DTYPES[dtype], output_loading_info=True
+        )
+        lm, info = loaded
+        missing = tuple(f"lm.{key}" for key, _ in lm.named_parameters() if key in info["missing_keys"])
+    return PrefixDecoder(lm), missing

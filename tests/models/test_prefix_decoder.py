@@ -1,0 +1,160 @@
+"""A causal language model that reads the image as a prefix, on a tiny random Llama."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+import torch
+
+from fedtar_flare.errors import ConfigError
+from fedtar_flare.fedmrg.diagnosis import extend
+from fedtar_flare.imaging.batch import ImageBatch
+from fedtar_flare.models.adapters.lora import add_lora, shared_state
+from fedtar_flare.models.build import build_model
+from fedtar_flare.models.config import ASSETS, preset
+from fedtar_flare.models.outline import outline
+
+WIDTH, LENGTH = 16, 12
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A Llama as save_pretrained writes it, with a tokenizer beside it."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    folder = tmp_path_factory.mktemp("llama")
+    config = LlamaConfig(
+        vocab_size=1500, hidden_size=WIDTH, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=1, max_position_embeddings=96, bos_token_id=0, eos_token_id=1, pad_token_id=2,
+        initializer_range=0.3,
+    )  # fmt: skip
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        LlamaForCausalLM(config).save_pretrained(folder)
+    shutil.copy(ASSETS / "small" / "tokenizer.json", folder)
+    return folder
+
+
+def config_of(folder, **settings):
+    own = {"decoder": "prefix", "decoder_name": str(folder), "tokenizer": "decoder", "max_length": LENGTH}
+    targets = {"lora_targets": r"decoder\..*\.(q_proj|v_proj)"}
+    return preset("tiny", **(own | targets | settings))
+
+
+def batch():
+    images = (255 * torch.rand(2, 4, 3, 32, 32, generator=torch.Generator().manual_seed(0))).to(torch.uint8)
+    mask = torch.tensor([[True] * 4, [True, True, False, False]])
+    return ImageBatch(images, torch.arange(8.0).view(2, 4), mask)
+
+
+def some_ids(rows=2, length=6):
+    ids = torch.randint(3, 300, (rows, length), generator=torch.Generator().manual_seed(2))
+    ids[:, 0] = 0
+    return ids
+
+
+def by_hand(model, memory, mask, ids, prompts):
+    """Logits of one report at a time: its own image tokens, begin token, prompts and words, and nothing else."""
+    lm, found = model.decoder.lm, []
+    for i in range(len(ids)):
+        words = lm.get_input_embeddings()(ids[i])
+        before = [memory[i][mask[i]], words[:1], *([] if prompts is None else [prompts[i]])]
+        logits = lm(inputs_embeds=torch.cat([*before, words[1:]])[None]).logits[0]
+        found.append(logits[-len(ids[i]) :])
+    return torch.stack(found)
+
+
+@pytest.mark.parametrize("prompted", [False, True])
+def test_logits_are_those_of_one_text_of_image_prompts_and_report(folder, prompted):
+    model = build_model(config_of(folder))
+    prompts = torch.randn(2, 3, WIDTH, generator=torch.Generator().manual_seed(1)) if prompted else None
+    ids = some_ids()
+    with torch.no_grad():
+        memory, mask = model.memory(batch())
+        assert not mask.all(), "one of the images has fewer slices"
+        logits, states = model.decode(memory, mask, ids, prompts)
+        torch.testing.assert_close(logits, by_hand(model, memory, mask, ids, prompts), rtol=1e-4, atol=1e-5)
+    assert states.shape == (2, 6, WIDTH)
+
+
+@pytest.mark.parametrize("beams", [1, 2])
+def test_what_is_written_follows_from_the_logits_and_not_from_the_rest_of_the_batch(folder, beams):
+    model = build_model(config_of(folder))
+    extend(model, {"labeler": "synthetic", "slices": 4, "seed": 0, "prompt_place": "begin"})
+    with torch.no_grad():
+        model.diagnosis.embeddings.normal_(0, 2, generator=torch.Generator().manual_seed(3))
+        memory, mask = model.memory(batch())
+        prompts = model.prompts(batch(), model.tokens(batch()))
+        written = model.generate(batch(), num_beams=beams)
+        alone = [
+            model.generate(ImageBatch(*(part[i : i + 1] for part in (b.images, b.position_mm, b.slice_mask))), beams)
+            for b in [batch()] for i in range(2)
+        ]  # fmt: skip
+        ids = torch.zeros(2, 1, dtype=torch.long)
+        for _ in range(written.shape[1] - 1):
+            logits, _ = model.decode(memory, mask, ids, prompts)
+            ids = torch.cat([ids, logits[:, -1:].argmax(-1)], dim=1)
+    for own, single, greedy in zip(written, alone, ids, strict=True):
+        assert _whole(own) == _whole(single[0])
+        if beams == 1:
+            assert _whole(own) == _whole(greedy)
+
+
+def _whole(ids):
+    text = ids.tolist()
+    return text[: text.index(1) + 1] if 1 in text else text
+
+
+def test_lora_on_queries_and_values_is_what_trains_and_the_language_model_stays(folder):
+    model = build_model(config_of(folder))
+    frozen = {name: value.clone() for name, value in model.decoder.state_dict().items()}
+    peft = add_lora(model, targets=model_targets(folder), rank=2, seed=0)
+    assert len(shared_state(peft)) == 8  # A and B of two maps in two layers
+    loss = model(batch(), some_ids(), some_ids()).sum()
+    loss.backward()
+    trained = {name for name, p in peft.named_parameters() if p.grad is not None}
+    assert trained and all(".lora_" in name for name in trained)
+    for name, value in frozen.items():
+        assert torch.equal(value, model.decoder.state_dict()[name.replace("_proj.weight", "_proj.base_layer.weight")
+                           if name.endswith(("q_proj.weight", "v_proj.weight")) else name])  # fmt: skip
+
+
+def model_targets(folder):
+    return config_of(folder).lora_targets
+
+
+def test_half_of_the_memory_in_bfloat16_and_a_loss_in_float32(folder):
+    model = build_model(config_of(folder, decoder_dtype="bfloat16"))
+    assert {p.dtype for p in model.decoder.parameters()} == {torch.bfloat16}
+    whole = build_model(config_of(folder))
+    with torch.no_grad():
+        half, full = (m(batch(), some_ids(), some_ids()) for m in (model, whole))
+    assert half.dtype == torch.float32
+    torch.testing.assert_close(half, full, rtol=0.1, atol=0.3)
+
+
+def test_its_outline_is_told_without_weights_and_bars_words_and_output(folder):
+    known = outline(config_of(folder))
+    assert known.parameters == sum(p.numel() for p in build_model(config_of(folder)).parameters())
+    assert {"decoder.lm.lm_head", "decoder.lm.model.embed_tokens"} <= known.barred
+    assert len(known.targeted(model_targets(folder))) == 4
+
+
+@pytest.mark.parametrize(
+    ("settings", "problem"),
+    [({"decoder_name": None, "tokenizer": "small"}, "decoder_name"), ({"max_length": 97}, "96 positions"),
+     ({"decoder": "gpt2"}, "GPT-2 family"), ({"decoder": "gpt2", "decoder_dtype": "bfloat16"}, "decoder_dtype")],
+)  # fmt: skip
+def test_settings_that_do_not_fit_are_named(folder, settings, problem):
+    with pytest.raises(ConfigError, match=problem):
+        build_model(config_of(folder, **settings))
+
+
+def test_a_tokenizer_with_more_tokens_than_the_model_knows_is_refused(folder, tmp_path):
+    small = shutil.copytree(folder, tmp_path / "small")
+    text = json.loads((small / "config.json").read_text())
+    (small / "config.json").write_text(json.dumps(text | {"vocab_size": 1400}))
+    with pytest.raises(ConfigError, match=r"1500 tokens: decoder .* knows 1400"):
+        build_model(config_of(small))
