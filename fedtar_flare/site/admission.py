@@ -78,6 +78,7 @@ def breaches(asked: Asked, bounds: Bounds) -> list[str]:
         *_most("training.lr_shared", training.lr_shared, bounds.max_learning_rate),
         *_most("learning rate of the method's own part", asked.own_learning_rate, bounds.max_learning_rate),
         *_most("training.lr_shared x weight_decay", training.lr_shared * training.weight_decay, bounds.max_decay),
+        *_most("training.focus", training.focus, bounds.max_focus),
         *_most("rounds", asked.rounds, bounds.max_rounds),
         *_most("time steps", asked.time_steps, bounds.max_time_steps),
         *_most("lora.rank", lora.rank, bounds.max_rank),

@@ -37,6 +37,9 @@ class Bounds(Settings):
     max_decay: float | None = Field(
         0.1, gt=0, description="greatest training.lr_shared x training.weight_decay, what one update takes off a weight"
     )
+    max_focus: float | None = Field(
+        2.0, ge=0, description="greatest training.focus, by which the unusual words of a report outweigh the others"
+    )
     lora_targets: str = Field(
         ".*",
         description="regular expression on whole layer names: those that a job may adapt; never the output layer or an "
@@ -95,6 +98,7 @@ _NO_PATIENTS: dict[str, Any] = {
     "min_lora_scale": 0.0,
     "max_learning_rate": None,
     "max_decay": None,
+    "max_focus": None,
 }
 _OWN_MACHINE: dict[str, Any] = {
     "max_rank": None,

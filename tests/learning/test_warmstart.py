@@ -72,7 +72,7 @@ def test_the_command_writes_a_loadable_model(tmp_path, capsys):
 
 def test_the_shipped_assets_are_small_and_complete():
     sizes = {path.name: path.stat().st_size for path in (ASSETS / "small").iterdir()}
-    assert {"tokenizer.json", "model.safetensors", "README.md"} == set(sizes)
+    assert {"tokenizer.json", "model.safetensors", "diagnosis.safetensors", "README.md"} == set(sizes)
     assert sum(sizes.values()) < 8_000_000
     assert "python -m fedtar_flare.learning.warm_start --preset small" in (ASSETS / "small" / "README.md").read_text()
 

@@ -152,6 +152,7 @@ JOBS = st.fixed_dictionaries(
     {
         "steps": st.integers(1, 12), "batch": st.integers(1, 12), "clip": st.one_of(st.just(0.0), positive),
         "alpha": positive, "rank": st.integers(1, 8), "lr": positive, "decay": positive,
+        "focus": st.floats(0, 5),
         "rounds": st.integers(1, 30), "time_steps": st.integers(1, 9), "threads": st.integers(1, 9),
         "beams": st.integers(1, 9), "length": st.integers(3, 96), "slices": st.integers(1, 6),
         "targets": st.sampled_from(sorted(TARGETS)), "exchange": st.sampled_from(sorted(EXCHANGED)),
@@ -164,6 +165,7 @@ SITES = st.fixed_dictionaries(
         "min_patients": st.integers(1, 60), "min_local_steps": low, "min_batch_size": low,
         "min_clip_norm": st.floats(0, 5), "min_lora_scale": st.floats(0, 5),
         "max_learning_rate": st.one_of(st.none(), positive), "max_decay": st.one_of(st.none(), positive),
+        "max_focus": st.one_of(st.none(), st.floats(0, 5)),
         "max_rank": high, "max_rounds": high, "max_time_steps": high, "max_threads": high, "max_beams": high,
         "max_batch_size": high, "max_tokens": st.one_of(st.none(), st.integers(96, 100)),
         "max_pixels": st.one_of(st.none(), st.integers(1000, 7000)),
@@ -186,6 +188,7 @@ def beyond(job, site):
     most = {
         "max_learning_rate": job["lr"],
         "max_decay": job["lr"] * job["decay"],
+        "max_focus": job["focus"],
         "max_rank": job["rank"],
         "max_rounds": job["rounds"],
         "max_time_steps": job["time_steps"],
@@ -216,6 +219,7 @@ def test_no_job_beyond_a_bound_is_ever_let_in(job, site):
             "max_grad_norm": job["clip"],
             "lr_shared": job["lr"],
             "weight_decay": job["decay"],
+            "focus": job["focus"],
         },
         model={
             "num_beams": job["beams"],
@@ -241,6 +245,7 @@ FREE = {
         "preset": "a label",
         "image_mean": "a shift of the input", "image_std": "a scale of the input",
         "encoder": "one of two families", "encoder_pretrained": "of a model that the site has named",
+        "decoder": "one of two, and the second takes a name", "decoder_dtype": "one of two",
         "encoder_mlp_ratio": "counted with the parameters", "encoder_depths": "counted with the parameters",
         "encoder_heads": "divide a width", "decoder_heads": "divide a width", "decoder_layers": "counted",
         "pooling": "one of two", "random_backbone": "only hurts the lead's own model", "seed": "a number",
@@ -248,6 +253,7 @@ FREE = {
     LoRAConfig: {"dtype_up": "one of two"},
     TrainingConfig: {
         "micro_batch": "at most the batch", "augment": "yes or no", "prior_dropout": "what is hidden of a visit",
+        "schedule": "only lowers the rates",
     },
     DataConfig: {
         "alignment": "one of two", "periods": "as many as time steps", "prior": "what is shown to the model",
@@ -263,6 +269,7 @@ EXTREME = {
     LoRAConfig: {"rank": 5000, "alpha": 1e-9, "exchange": [".*"]},
     TrainingConfig: {
         "local_steps": 1, "batch_size": 1, "lr_shared": 5.0, "weight_decay": 1e6, "max_grad_norm": 1e-9,
+        "focus": 5.0,
     },
     DataConfig: {},
 }  # fmt: skip
