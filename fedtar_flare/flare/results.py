@@ -136,7 +136,8 @@ class Results:
         for site, values in sites.items():
             self.scalar(f"training loss at step {t}/{site}", values.train_loss, r)
         losses = " ".join(f"{s} {v.train_loss:.3f}" for s, v in sites.items() if v.train_loss is not None)
-        logger.info(f"round {r}, step {t}: " + (f"loss {losses}" if sites else "skipped, nobody had data"))
+        answered = f"loss {losses}" if losses else f"answers of {', '.join(sites)}"
+        logger.info(f"round {r}, step {t}: " + (answered if sites else "skipped, nobody had data"))
 
     def validation(self, r: int, answers: Answers) -> None:
         """Record the validation loss after round r, the mean over the reports of all sites that have any."""
