@@ -41,10 +41,10 @@ def losses(run: Run) -> Section:
     pooled = [(one.round, one.loss, f"round {one.round}") for one in run.validations]
     validation.append(_losses("all reports", pooled, "ink"))
     figures = [
-        line_chart(f"{kind} loss, nats per token", lines, x_label=x, y_label="token loss", x_range=round_axis(run))
-        for kind, lines, x in (
-            ("Training", training, "round (a point per time step)"),
-            ("Validation", validation, "round"),
+        line_chart(title, lines, x_label=x, y_label="loss", x_range=round_axis(run))
+        for title, lines, x in (
+            ("Training loss", training, "round (a point per time step)"),
+            ("Validation loss, nats per token", validation, "round"),
         )
     ]
     sites = len(run.start.sites)
@@ -56,8 +56,9 @@ def losses(run: Run) -> Section:
     absent = left_out([(one.round, one.left_out) for one in run.validations])
     lead = (
         "Training: mean over a site's local updates at one step; the line breaks where the site sent nothing. "
-        "Validation: mean over the reports of validation patients after the round's last step. The best round is "
-        "chosen by it; two rounds are compared on the sites that both have."
+        "With a focal loss (training.focus) it is smaller than the token loss. Validation: mean over the reports of "
+        "validation patients after the round's last step. The best round is chosen by it; two rounds are compared on "
+        "the sites that both have."
     )
     return Section("loss", "Loss", lead, charts(figures) + rounds + absent)
 
