@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from fedtar_flare.errors import ExchangeError
+from fedtar_flare.fedtar.config import TemporalConfig
 from fedtar_flare.fedtar.contract import CONTRACT
 from fedtar_flare.fedtar.events import Alphas, Outer, Residual
 from fedtar_flare.fedtar.policy import AlphaPolicy, OuterOptimizer, floored_steps, hypergradient, pool_t_numbers
@@ -16,6 +17,7 @@ from fedtar_flare.fedtar.residual import residual_step
 from fedtar_flare.flare.controller import MethodController
 from fedtar_flare.flare.tasking import Answers, Tensors
 from fedtar_flare.protocol.messages import Reply
+from fedtar_flare.settings import build
 
 
 class TemporalResidualController(MethodController):
@@ -28,7 +30,7 @@ class TemporalResidualController(MethodController):
     Args:
         alpha_form, initial_alpha: of :class:`AlphaPolicy`, which checks them.
         eta, eta_schedule: of :class:`OuterOptimizer`, which checks them.
-        replay: that the sites train on the visits of steps 1 to t at step t.
+        temporal: settings of :class:`TemporalConfig`, as the sites have them.
         args, kwargs: of :class:`MethodController`; FLARE's export finds its parameters by these two names.
     """
 
@@ -41,12 +43,13 @@ class TemporalResidualController(MethodController):
         initial_alpha: float = 0.7,
         eta: float = 1e-2,
         eta_schedule: str = "constant",
-        replay: bool = False,
+        temporal: dict[str, Any] | None = None,
         **kwargs: Any,
     ):
         super().__init__(*args, **kwargs)
         self.alpha_form, self.initial_alpha = alpha_form, initial_alpha
-        self.eta, self.eta_schedule, self.replay = eta, eta_schedule, replay
+        self.eta, self.eta_schedule, self.temporal = eta, eta_schedule, temporal
+        self.replay = build(TemporalConfig, temporal, "temporal").replay
         self.policy = AlphaPolicy(self.time_steps, alpha_form=alpha_form, initial_alpha=initial_alpha, seed=self.seed)
         self.outer = OuterOptimizer(self.policy, eta=eta, schedule=eta_schedule)
 

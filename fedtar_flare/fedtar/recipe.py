@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
-from fedtar_flare.fedtar.config import TemporalConfig
 from fedtar_flare.fedtar.contract import CONTRACT
 from fedtar_flare.fedtar.controller import TemporalResidualController
 from fedtar_flare.fedtar.executor import PatientAdaptiveExecutor
 from fedtar_flare.flare.recipe import PAPER, SMALL, MethodRecipe
-from fedtar_flare.settings import build
 
 _PAPER = PAPER | {
     "patient": {
@@ -44,16 +39,12 @@ class FedTARRecipe(MethodRecipe):
     """The job of FedTAR.
 
     Beside the arguments of :class:`MethodRecipe` it takes the groups ``patient`` (``PatientConfig``) and ``temporal``
-    (``TemporalConfig``); the server is told what ``temporal`` says.
+    (``TemporalConfig``, which the server gets too).
     """
 
     contract = CONTRACT
     controller_class = TemporalResidualController
     executor_class = PatientAdaptiveExecutor
     own_groups = ("patient", "temporal")
+    server_groups = ("temporal",)
     presets = PRESETS
-
-    def _with_preset(self, preset: str, given: Mapping[str, dict[str, Any] | None]) -> dict[str, dict[str, Any] | None]:
-        settings = super()._with_preset(preset, given)
-        replay = build(TemporalConfig, settings["temporal"], "temporal").replay
-        return settings | {"server": (settings["server"] or {}) | {"replay": replay}}

@@ -171,7 +171,9 @@ class ReportExecutor(StudyExecutor):
         self.on_broadcast(header, state, weights)
         step, least = self.visits_of(header), self._min_cell(site)
         if not cohort.samples("train", step, least):
-            where = "at all" if step is None else f"at step {step}"
+            where = (
+                "at all" if step is None else f"at step {step}" if isinstance(step, int) else f"up to step {max(step)}"
+            )
             few = "no training visit" if least == 1 else f"fewer than {least} patients with a training visit"
             return abstain(header, f"{few} {where}"), None
         settings = self.training_config

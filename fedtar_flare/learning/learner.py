@@ -210,7 +210,7 @@ class ReportLearner:
         """
         samples = self.cohort.samples("train", steps, self.min_cell)
         if not samples:
-            raise DataError(f"no training visit at step {steps}", reason="no-training-visit")
+            raise DataError("no training visit at the time steps of this task", reason="no-training-visit")
         start = self.shared()
         optimizer = self.shared_optimizer(list(shared_parameters(self.model, self.adapter).values()))
         for group in self.personal_optimizer.param_groups if self.personal_optimizer else ():

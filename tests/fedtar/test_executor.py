@@ -96,6 +96,14 @@ def test_with_replay_a_step_trains_on_the_visits_of_the_steps_before_too(tmp_pat
         assert told == ([sum(counts[:t]) for t in range(1, T + 1)] if replay else counts)
 
 
+@pytest.mark.parametrize(("replay", "where"), [(False, "at step 2"), (True, "up to step 2")])
+def test_an_abstention_says_which_visits_were_too_few(tmp_path, replay, where):
+    site = HospitalSite(tmp_path, temporal={"replay": replay}, data={"synthetic_patients": 16, "min_cell": 99})
+    _, w = site.handshake()
+    reply, update = site.train(w, 1, 2)
+    assert (reply.status, update) == ("abstain", None) and reply.reason.endswith(where)
+
+
 def test_t_numbers_agree_with_differences_of_the_validation_loss(tmp_path):
     """First order: L(w_T) - L(w_T - epsilon (w_t - w_{t-1})) is epsilon times the T number of step t."""
     site = HospitalSite(tmp_path, fresh=False)
