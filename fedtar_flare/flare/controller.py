@@ -8,7 +8,6 @@ import uuid
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,28 +17,25 @@ from fedtar_flare.data.splits import SPLITS
 from fedtar_flare.errors import ConfigError, ExchangeError, FedTARError
 from fedtar_flare.files import read_json
 from fedtar_flare.flare.aggregation import WEIGHTINGS, SpilledUpdates, aggregation_weights
-from fedtar_flare.flare.agreement import agree
 from fedtar_flare.flare.alarms import alarms
 from fedtar_flare.flare.checkpoint import Checkpoint, RunCheckpoints
+from fedtar_flare.flare.gathering import GatheringController
 from fedtar_flare.flare.results import Results, check_scores
 from fedtar_flare.flare.scalars import send_scalar
-from fedtar_flare.flare.tasking import Answers, RunAborted, TaskController, Tensors, now
+from fedtar_flare.flare.tasking import Answers, RunAborted, Tensors, now
 from fedtar_flare.protocol.exchange import (
-    MASTER_DTYPE,
-    TENSOR_NAME,
     WIRE_DTYPES,
-    ExchangeSchema,
     check_update_size,
     euclidean_norm,
 )
 from fedtar_flare.protocol.messages import Reply, TaskHeader, version
-from fedtar_flare.protocol.tasks import CLOSE_ROUND, HANDSHAKE, TRAIN
+from fedtar_flare.protocol.tasks import CLOSE_ROUND, TRAIN
 from fedtar_flare.protocol.tensors import expect_at_most
 from fedtar_flare.record.events import End
 from fedtar_flare.record.log import RunRecord
 
 
-class MethodController(TaskController):
+class MethodController(GatheringController):
     """What all controllers share; a method writes :meth:`one_round`, its algorithm, and sets ``contract``.
 
     Args:
@@ -77,7 +73,7 @@ class MethodController(TaskController):
         keep_checkpoints: int = 3,
         seed: int = 0,
     ):
-        super().__init__(min_sites=min_sites, step_time_limit=step_time_limit)
+        super().__init__(min_sites, step_time_limit, handshake_time_limit, initial_site)
         whole = {"num_rounds": num_rounds, "time_steps": time_steps, "evaluate_every": evaluate_every}
         for name, value in (whole | {"keep_checkpoints": keep_checkpoints}).items():
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
@@ -86,16 +82,12 @@ class MethodController(TaskController):
             raise ConfigError(f"weighting '{weighting}' is not one of {', '.join(WEIGHTINGS)}")
         if not (math.isfinite(update_norm_limit) and update_norm_limit > 0):
             raise ConfigError(f"update_norm_limit must be a positive number, not {update_norm_limit}")
-        if handshake_time_limit < 0:
-            raise ConfigError(f"handshake_time_limit must be 0 (none) or seconds, not {handshake_time_limit}")
         if resume_from and initial_checkpoint:
             raise ConfigError("give either resume_from or initial_checkpoint, not both")
         self.num_rounds, self.time_steps, self.weighting = num_rounds, time_steps, weighting
-        self.handshake_time_limit = handshake_time_limit
         self.evaluate_every, self.update_norm_limit = evaluate_every, update_norm_limit
-        self.initial_site, self.initial_checkpoint, self.resume_from = initial_site, initial_checkpoint, resume_from
+        self.initial_checkpoint, self.resume_from = initial_checkpoint, resume_from
         self.keep_checkpoints, self.seed = keep_checkpoints, seed
-        self._wire = self.contract.allowing([TENSOR_NAME])  # which parameters travel whole is for the sites to say
         self._shares = self.contract.shares
 
     # ------------------------------------------------------------------ what a method gives
@@ -166,7 +158,7 @@ class MethodController(TaskController):
         with self._recorded():
             w = self._begin()
             for r in range(self.first_round, self.num_rounds + 1):
-                self._welcome(w, r)
+                self.welcome(w, r)
                 w = self.one_round(w, r)
                 self._save(w, r)
         try:
@@ -254,28 +246,9 @@ class MethodController(TaskController):
         w = resumed.weights if resumed else None
         if self.initial_checkpoint:
             w = self._checkpoints.initial(self.initial_checkpoint)
-        live = self.live_sites()
-        source = self.initial_site or (live[0] if live else "")
-        if w is None and source not in live:
-            raise FedTARError(f"initial_site '{source}' is not connected; connected: {', '.join(live) or 'none'}")
         self._members = set(resumed.info.get("members", ())) if resumed else set()
-        initial: dict[str, Tensors] = {}
-        answers = self._greet(live, w, "" if w is not None else source, initial, least=self.min_sites)
-        if not answers.replies:  # all were heard, and all abstained
-            raise FedTARError("no site takes part: " + "; ".join(f"{s}: {why}" for s, why in answers.abstained.items()))
-        self._agreed = agree(answers, self.min_sites)
-        self.sites = sorted(answers.replies)
-        self.schema = ExchangeSchema.from_dict(answers.replies[self.sites[0]].payload["schema"])
-        if w is None and source not in self.sites:  # the site that was to give the start failed: take the next one's
-            source = self.sites[0]
-            self._greet([source], None, source, initial, evaluate=False)
-            if source not in initial:
-                raise FedTARError(f"site {source} did not send its initial weights; see the record and its own log")
-        w = w if w is not None else initial[source]
-        self.schema.check(w)
+        w, answers = self.gather(w)
         expect_at_most(self.largest_message())
-        self._counts = {site: answers.replies[site].payload["counts"] for site in self.sites}
-        self.described = {site: answers.replies[site].payload.get("model") or {} for site in self.sites}
         self.results.start(
             self.schema,
             answers,
@@ -293,61 +266,6 @@ class MethodController(TaskController):
             if best and self._shares:
                 self.results.adapter(best.weights, best.round)
         return w
-
-    def _greet(
-        self,
-        sites: list[str],
-        w: Tensors | None,
-        source: str,
-        initial: dict[str, Tensors],
-        *,
-        evaluate: bool = True,
-        least: int = 0,
-        before: int | None = None,
-    ) -> Answers:
-        """The handshake with some sites; members of a resumed run get a task of their own, as they must have its state.
-
-        ``source`` is the one site asked for its initial weights, which go into ``initial``. With w None each site
-        scores its own initial weights. ``before`` is the round that begins next; by default the first of this job.
-        """
-
-        def accept(site: str, reply: Reply, tensors: Tensors) -> None:
-            schema = ExchangeSchema.from_dict(reply.payload.get("schema"))
-            if tensors and site != source:
-                raise ExchangeError("it sent weights that nobody had asked it for")
-            if site == source:
-                agreed = dict(schema.shapes)
-                self._wire.check_tensors(HANDSHAKE, tensors, agreed, sends="initial", dtypes=MASTER_DTYPE)
-                initial[site] = {name: tensors[name].clone() for name in sorted(tensors)}
-
-        first = before or self.first_round
-        header = self.header(0, 0, version(first - 1, self.time_steps if first > 1 else 0), evaluate)
-        header = replace(header, initial_site=source)
-        answers = Answers()
-        for member in (False, True):
-            asked = [site for site in sites if (site in self._members) is member]
-            if not asked and (member or self._members):
-                continue
-            needed = least if len(asked) == len(sites) else 0
-            limit = self.handshake_time_limit if before is None else self.step_time_limit  # the others wait meanwhile
-            more = self.ask(HANDSHAKE, replace(header, member=member), w, asked, accept, limit, needed)
-            answers.add(more)
-        if answers.heard < least:
-            raise FedTARError(f"handshake: {answers.heard} site(s) took part, min_sites is {least}")
-        return answers
-
-    def _welcome(self, w: Tensors, r: int) -> None:
-        """Let sites that missed the handshake, or connected since, join at the start of a round."""
-        waiting = [s for s in self.live_sites() if s not in {*self.sites, *self._silent, *self.results.turned_away}]
-        if r == self.first_round or not waiting:
-            return
-        answers = self._greet(waiting, w, "", {}, evaluate=False, before=r)
-        agree(answers, 0, self._agreed)
-        for site in sorted(answers.replies):
-            self._counts[site] = answers.replies[site].payload["counts"]
-            self.described[site] = answers.replies[site].payload.get("model") or {}
-        self.sites = sorted({*self.sites, *answers.replies})
-        self.results.joined(r, answers)
 
     # ------------------------------------------------------------------ save and resume
     def settings(self) -> dict[str, Any]:

@@ -67,10 +67,10 @@ class InThisProcess:
     def _connected(self) -> list[Client]:
         return [Client(name, name) for name in self.local_sites if self.joins.get(name, 1) <= self.running_round]
 
-    def _welcome(self, w: Any, r: int) -> None:
+    def welcome(self, w: Any, r: int) -> None:
         """Sites that begin with round r are connected from now on, and the controller lets them in."""
         self.running_round = r
-        super()._welcome(w, r)  # type: ignore[misc]
+        super().welcome(w, r)  # type: ignore[misc]
 
     def get_run_dir(self) -> str:
         return str(self.folder)
