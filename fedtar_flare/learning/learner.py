@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from pathlib import Path
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +18,7 @@ from fedtar_flare.imaging.batch import ImageBatch, PriorBatch, collate
 from fedtar_flare.imaging.pipeline import images_of
 from fedtar_flare.learning.config import LoRAConfig, TrainingConfig
 from fedtar_flare.learning.evaluation import Evaluated, cells, report_rows
+from fedtar_flare.learning.frozen import FrozenStages
 from fedtar_flare.learning.prior import masked, prior_batch, shown, turns
 from fedtar_flare.learning.training import Trained, Validated, augmented, batches, halved, limit_norm, parts
 from fedtar_flare.models.adapters.lora import (
@@ -97,6 +98,8 @@ class ReportLearner:
             extra=lora.exchange,
             adapter=self.adapter,
         ).to(self.device)
+        self.generator = generator
+        self._frozen = FrozenStages(generator)
 
     # ------------------------------------------------------------------ hooks
     def extend(self, generator: ReportGenerator) -> None:
@@ -117,7 +120,8 @@ class ReportLearner:
         """Mean token loss of each of the B reports, shape (B,), float32; ``focus`` is 0 where losses are told."""
         input_ids, labels = self.tokenizer.batch([sample.visit.report for sample in samples])
         with self._computing(samples, personal):
-            return self.model.get_base_model()(images, input_ids.to(self.device), labels.to(self.device), focus)
+            tokens = self.tokens(samples, images)
+            return self.generator(images, input_ids.to(self.device), labels.to(self.device), focus, tokens=tokens)
 
     def training_losses(self, samples: Sequence[Sample], images: ImageBatch, seed: str) -> Tensor:
         """Losses that a local update is made of, shape (B,); ``seed`` is of this update, for what is random in it."""
@@ -320,8 +324,12 @@ class ReportLearner:
     def generate(self, samples: Sequence[Sample], images: ImageBatch, personal: bool = True) -> list[str]:
         """Reports written by beam search."""
         with self._computing(samples, personal):
-            ids = cast(Any, self.model.get_base_model()).generate(images)
+            ids = self.generator.generate(images, tokens=self.tokens(samples, images))
         return [self.tokenizer.decode(row) for row in ids.tolist()]
+
+    def tokens(self, samples: Sequence[Sample], images: ImageBatch) -> Tensor:
+        """The encoder's tokens (B, S, N, C); what its frozen stages give is computed once, unless images change."""
+        return self.generator.tokens(images) if self.training.augment else self._frozen.tokens(samples, images)
 
     def images(self, samples: Sequence[Sample], training_seed: str | None = None, prior: bool = True) -> ImageBatch:
         """The samples' images, and what is shown of the visits before where ``prior`` says so.

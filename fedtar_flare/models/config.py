@@ -18,9 +18,9 @@ from fedtar_flare.settings import Settings, build, nearest
 
 ASSETS = Path(__file__).resolve().parent.parent / "assets"
 
-_DECODER_LINEARS = r"decoder\..*\.(c_attn|q_attn|c_proj|c_fc)"
-CVT_TARGETS = rf"(encoder\..*\.(projection_query|projection_key|projection_value|dense)|{_DECODER_LINEARS})"
-TIMM_TARGETS = rf"(encoder\..*\bblocks\.\d+\..*\b(qkv|proj|fc1|fc2)|{_DECODER_LINEARS})"
+DECODER_TARGETS = r"decoder\..*\.(c_attn|q_attn|c_proj|c_fc)"
+CVT_TARGETS = rf"(encoder\..*\.(projection_query|projection_key|projection_value|dense)|{DECODER_TARGETS})"
+TIMM_TARGETS = rf"(encoder\..*\bblocks\.\d+\..*\b(qkv|proj|fc1|fc2)|{DECODER_TARGETS})"
 MOST_LAYERS = 1000
 """Of the decoder, and of one stage of CvT."""
 _IMAGENET = {"image_mean": (0.485, 0.456, 0.406), "image_std": (0.229, 0.224, 0.225)}

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -47,21 +48,41 @@ class SliceEncoder(nn.Module):
 
     def tokens(self, images: Tensor) -> Tensor:
         """Tokens (N, T, width) of normalised images (N, 3, H, W)."""
+        return self.run(images)
+
+    def stage_modules(self) -> Sequence[nn.Module]:
+        """The stages that :meth:`run` can be stopped between, in their order; the whole backbone where it has none."""
+        return (self.backbone,)
+
+    def run(self, states: Tensor, first: int = 0, last: int | None = None) -> Tensor:
+        """Stages ``first`` to ``last`` (excluded; None: all that follow), from what those before gave.
+
+        The states are normalised images (N, 3, H, W) before stage 0, and tokens (N, T, width) after the last stage.
+        """
         raise NotImplementedError
 
 
 class CvtEncoder(SliceEncoder):
     """CvT: the feature map of its last stage, row by row."""
 
-    def tokens(self, images: Tensor) -> Tensor:
-        return self.backbone(images).last_hidden_state.flatten(2).transpose(1, 2)
+    def stage_modules(self) -> Sequence[nn.Module]:
+        return tuple(cast(Any, self.backbone).encoder.stages)
+
+    def run(self, states: Tensor, first: int = 0, last: int | None = None) -> Tensor:
+        stages = self.stage_modules()
+        last = len(stages) if last is None else last
+        for stage in stages[first:last]:
+            states, _ = stage(states)  # the second is a class token, which nobody reads
+        return states.flatten(2).transpose(1, 2) if first < last == len(stages) else states
 
 
 class TimmEncoder(SliceEncoder):
     """A timm backbone: tokens as they are, or its last feature map row by row (both channel orders)."""
 
-    def tokens(self, images: Tensor) -> Tensor:
-        features = self.backbone.forward_features(images)  # type: ignore[operator]
+    def run(self, states: Tensor, first: int = 0, last: int | None = None) -> Tensor:
+        if first or last == 0:
+            return states
+        features = self.backbone.forward_features(states)  # type: ignore[operator]
         if features.dim() == 4 and features.shape[1] == self.width != features.shape[3]:
             features = features.permute(0, 2, 3, 1)
         return features.flatten(1, -2)
