@@ -46,7 +46,7 @@ class FedAvgController(MethodController):
         """The weights after an exchange, given the mean of the sites' differences (float64)."""
         return {name: (w[name].double() + mean[name]).float() for name in sorted(w)}
 
-    def trained_visits(self, t: int) -> Callable[[list[int]], int]:
+    def trained_visits(self, r: int, t: int) -> Callable[[list[int]], int]:
         """All of a site's training visits."""
         return sum
 

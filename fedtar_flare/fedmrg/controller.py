@@ -90,7 +90,7 @@ class FedMRGController(MethodController):
         """The members."""
         return [site for site in self.sites if not self._is_unseen(site)]
 
-    def trained_visits(self, t: int) -> Callable[[list[int]], int]:
+    def trained_visits(self, r: int, t: int) -> Callable[[list[int]], int]:
         """All of a site's training visits."""
         return sum
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Literal
 
 from pydantic import Field
 
@@ -50,8 +51,15 @@ class PatientConfig(Settings):
 class TemporalConfig(Settings):
     """What a time step learns from."""
 
-    replay: bool = Field(
-        False,
-        description="a step trains on the visits of the steps before it too, so that they are not forgotten; False, in "
-        "the paper's preset, on its own alone",
+    replay: Literal["none", "earlier", "seen"] = Field(
+        "none",
+        description="which visits beside its own a step trains on, so that they are not forgotten: 'none' (the paper), "
+        "'earlier': those of the steps before it, 'seen': those of every step that the run has come to, which from "
+        "round 2 on are all",
     )
+
+    def steps(self, round_: int, t: int, time_steps: int) -> int | range:
+        """The steps, of 1 to T, whose visits step t of a round (both from 1) trains on."""
+        if self.replay == "none":
+            return t
+        return range(1, (time_steps if self.replay == "seen" and round_ > 1 else t) + 1)

@@ -49,7 +49,8 @@ class TemporalResidualController(MethodController):
         super().__init__(*args, **kwargs)
         self.alpha_form, self.initial_alpha = alpha_form, initial_alpha
         self.eta, self.eta_schedule, self.temporal = eta, eta_schedule, temporal
-        self.replay = build(TemporalConfig, temporal, "temporal").replay
+        self._temporal = build(TemporalConfig, temporal, "temporal")
+        self.replay = self._temporal.replay
         self.policy = AlphaPolicy(self.time_steps, alpha_form=alpha_form, initial_alpha=initial_alpha, seed=self.seed)
         self.outer = OuterOptimizer(self.policy, eta=eta, schedule=eta_schedule)
 
@@ -102,9 +103,10 @@ class TemporalResidualController(MethodController):
         )
         self.info(f"round {r}: alpha " + " ".join(f"{alpha:.3f}" for alpha in moved))
 
-    def trained_visits(self, t: int) -> Callable[[list[int]], int]:
-        """Those of step t; with replay, those of steps 1 to t."""
-        return (lambda counts: sum(counts[:t])) if self.replay else super().trained_visits(t)
+    def trained_visits(self, r: int, t: int) -> Callable[[list[int]], int]:
+        """Those of step t, with those that are replayed."""
+        steps = self._temporal.steps(r, t, self.time_steps)
+        return super().trained_visits(r, t) if isinstance(steps, int) else lambda counts: sum(counts[: max(steps)])
 
     def check_content(self, reply: Reply) -> None:
         """T numbers come with a validation loss, and there are T of them."""

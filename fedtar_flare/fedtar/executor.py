@@ -120,8 +120,8 @@ class PatientAdaptiveExecutor(PatientExecutor):
         return (*super().method_settings(), self.temporal_config)
 
     def visits_of(self, header: TaskHeader) -> int | Collection[int] | None:
-        """Those of step t; with replay, those of steps 1 to t."""
-        return range(1, header.step + 1) if self.temporal_config.replay else header.step
+        """Those of step t, with those that are replayed."""
+        return self.temporal_config.steps(header.round, header.step, header.time_steps)
 
     def on_broadcast(self, header: TaskHeader, state: SiteState, weights: Tensors) -> None:
         """Keep w_{t-1} for the T numbers; what is left of other rounds goes (not earlier: a task may be repeated)."""

@@ -25,11 +25,11 @@ The paper's has s_p = s = alpha / r, phi without time and without a common start
 """
 
 PRESETS = {
-    "small": SMALL | {"server": {"alpha_form": "sigmoid", "initial_alpha": 0.9}, "temporal": {"replay": True}},
+    "small": SMALL | {"server": {"alpha_form": "sigmoid", "initial_alpha": 0.9}, "temporal": {"replay": "seen"}},
     "paper": _PAPER | {"server": {"eta": 1e-4}},
 }
 """``small``: each alpha_t by itself, from 0.9 on; with softmax a third of each step's mean is kept when T is 3. A step
-learns from earlier visits too.
+learns from the visits of other steps that the run has come to, too.
 
 ``paper``: softmax and the paper's eta.
 """

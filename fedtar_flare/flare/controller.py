@@ -142,8 +142,8 @@ class MethodController(GatheringController):
         """The sites that are asked to train; all by default."""
         return self.sites
 
-    def trained_visits(self, t: int) -> Callable[[list[int]], int]:
-        """How many visits a site trains on at step t, given its counts per time step; by default those of step t."""
+    def trained_visits(self, r: int, t: int) -> Callable[[list[int]], int]:
+        """How many visits a site trains on at step t of round r, given its counts per step; by default those of t."""
         return lambda counts: counts[t - 1]
 
     # ------------------------------------------------------------------ a run
@@ -173,7 +173,7 @@ class MethodController(GatheringController):
         contract lets no weights leave.
         """
         down = {**w, **self.beside(w)}
-        visits, shapes = self.trained_visits(t), {name: tuple(value.shape) for name, value in down.items()}
+        visits, shapes = self.trained_visits(r, t), {name: tuple(value.shape) for name, value in down.items()}
         dtypes = {self.schema.dtype_up: WIRE_DTYPES[self.schema.dtype_up]}
 
         def accept(site: str, reply: Reply, update: Tensors) -> None:

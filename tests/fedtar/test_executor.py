@@ -87,16 +87,18 @@ def test_the_patient_part_persists_and_learns(tmp_path):
     assert moved and any(n.startswith("adamw/") for n in after)
 
 
-def test_with_replay_a_step_trains_on_the_visits_of_the_steps_before_too(tmp_path):
-    for replay in (False, True):
-        site, run = HospitalSite(tmp_path, temporal={"replay": replay}), f"replay-{replay}"
-        reply, w = site.handshake(run)
-        counts = reply.payload["counts"]["train"]
-        told = [site.train(w, 1, t, run)[0].numbers["samples"] for t in range(1, T + 1)]
-        assert told == ([sum(counts[:t]) for t in range(1, T + 1)] if replay else counts)
+@pytest.mark.parametrize("replay", ["none", "earlier", "seen"])
+def test_a_step_trains_on_its_own_visits_and_on_those_that_are_replayed(tmp_path, replay):
+    site = HospitalSite(tmp_path, temporal={"replay": replay})
+    reply, w = site.handshake()
+    counts = reply.payload["counts"]["train"]
+    up_to = [sum(counts[:t]) for t in range(1, T + 1)]
+    told = {r: [site.train(w, r, t)[0].numbers["samples"] for t in range(1, T + 1)] for r in (1, 2)}
+    assert told[1] == (counts if replay == "none" else up_to)
+    assert told[2] == {"none": counts, "earlier": up_to, "seen": [sum(counts)] * T}[replay]
 
 
-@pytest.mark.parametrize(("replay", "where"), [(False, "at step 2"), (True, "up to step 2")])
+@pytest.mark.parametrize(("replay", "where"), [("none", "at step 2"), ("seen", "up to step 2")])
 def test_an_abstention_says_which_visits_were_too_few(tmp_path, replay, where):
     site = HospitalSite(tmp_path, temporal={"replay": replay}, data={"synthetic_patients": 16, "min_cell": 99})
     _, w = site.handshake()

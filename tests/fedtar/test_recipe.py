@@ -24,7 +24,7 @@ def test_the_paper_s_preset_is_the_whole_setting(tmp_path):
     assert controller.time_steps == 5 and controller.eta == 1e-4 and controller.alpha_form == "softmax"
     assert executor.patient_config.scale == executor.lora_config.alpha / executor.lora_config.rank == 32.0
     assert executor.patient_config.time_conditioned is False
-    assert not executor.temporal_config.replay and not controller.replay
+    assert executor.temporal_config.replay == controller.replay == "none"
     assert (executor.training_config.schedule, executor.training_config.focus) == ("constant", 0.0)
     assert (executor.patient_config.common, executor.patient_config.spread) == (0.0, 1.0)
     assert executor.training_config.lr_shared == executor.patient_config.lr == 1e-5
@@ -50,8 +50,8 @@ def test_explicit_settings_win_over_the_preset_s_and_leave_its_others():
     small = FedTARRecipe()
     assert small.controller.time_steps == 3 and small.executor.patient_config.scale == 1.0, "no preset leaks"
     assert small.controller.alpha_form == "sigmoid"
-    assert small.controller.replay and small.executor.temporal_config.replay
-    assert not FedTARRecipe(temporal={"replay": False}).controller.replay, "the server follows the sites"
+    assert small.controller.replay == small.executor.temporal_config.replay == "seen"
+    assert FedTARRecipe(temporal={"replay": "none"}).controller.replay == "none", "the server follows the sites"
 
 
 @pytest.mark.parametrize("periods", [[], ["2020-01-01"], ["2020-01-01", "2021-01-01", "2022-01-01"]])
