@@ -102,6 +102,36 @@ def store(entry: Path, image: np.ndarray, position_mm: np.ndarray) -> None:
         np.save(file, record)
 
 
+def beside(entry: Path, kind: str) -> Path:
+    """The file beside an entry for something that is computed from its image; ``kind`` says what and by what."""
+    return entry.with_name(f"{entry.stem}.{kind}.computed")
+
+
+def all_beside(entry: Path) -> list[Path]:
+    """Every file of :func:`beside`, of whatever kind."""
+    return sorted(entry.parent.glob(f"{entry.stem}.*.computed"))
+
+
+def load_computed(file: Path) -> np.ndarray | None:
+    """What :func:`store_computed` wrote; None when it is missing or damaged."""
+    try:
+        with file.open("rb") as opened:
+            record = np.load(opened)
+        values: np.ndarray = record["values"][0]
+        return values if zlib.crc32(values.data) == record["checksum"][0] else None
+    except (OSError, ValueError, KeyError, IndexError, EOFError):
+        return None
+
+
+def store_computed(file: Path, values: np.ndarray) -> None:
+    """Write an array, whole or not at all; a full disk leaves none, as it can be computed again."""
+    record = np.empty(1, [("values", values.dtype, values.shape), ("checksum", np.uint32)])
+    record["values"][0] = values
+    record["checksum"][0] = zlib.crc32(record["values"][0].data)
+    with suppress(OSError), replacing(file) as temporary, temporary.open("wb") as opened:
+        np.save(opened, record)
+
+
 def load_refusal(entry: Path) -> DataError | None:
     """Why this study was refused last time; None when it was not."""
     try:

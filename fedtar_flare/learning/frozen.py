@@ -1,16 +1,22 @@
-"""What the encoder's frozen stages give of an image: it does not change while the adapters learn, so it is kept."""
+"""What the encoder's frozen stages give of an image: it does not change while the adapters learn, so it is kept.
+
+It is kept in memory, and beside the prepared image on disk, where the next task's process finds it.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from itertools import takewhile
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedtar_flare.data.cohort import Sample, Visit
+from fedtar_flare.imaging import cache
 from fedtar_flare.imaging.batch import ImageBatch
 from fedtar_flare.models.report_generator import ReportGenerator
+from fedtar_flare.tensor_file import checksum
 
 KEPT_BYTES = 256 << 20
 """Most memory for what is kept."""
@@ -23,7 +29,7 @@ class FrozenStages:
 
     Args:
         generator: with its adapters, whose learning parameters are known by ``requires_grad``.
-        limit: bytes that are kept at most; images beyond go through all stages every time.
+        limit: bytes that are kept in memory at most.
     """
 
     def __init__(self, generator: ReportGenerator, limit: int = KEPT_BYTES):
@@ -40,19 +46,38 @@ class FrozenStages:
         if not self.depth:
             return self._generator.tokens(images)
         encoder = self._generator.encoder
-        below = [self._below(sample.visit, images, i) for i, sample in enumerate(samples)]
+        below = [self._below(sample, images, i) for i, sample in enumerate(samples)]
         rows = torch.nn.utils.rnn.pad_sequence(below, batch_first=True)
         tokens: Tensor = encoder.run(rows.flatten(0, 1), first=self.depth)
         return tokens.unflatten(0, rows.shape[:2])
 
     @torch.no_grad()
-    def _below(self, visit: Visit, images: ImageBatch, row: int) -> Tensor:
+    def _below(self, sample: Sample, images: ImageBatch, row: int) -> Tensor:
         """What the frozen stages give of one study, (S, ...), without its padding."""
-        if (known := self._kept.get(visit)) is not None:
+        if (known := self._kept.get(sample.visit)) is not None:
             return known
-        encoder, own = self._generator.encoder, images.images[row][images.slice_mask[row]]
-        found = encoder.run(encoder.normalised(own), last=self.depth)
+        found = self._from_disk(sample, images, row)
         if self._bytes + found.nbytes <= self._limit:
-            self._kept[visit] = found
+            self._kept[sample.visit] = found
             self._bytes += found.nbytes
         return found
+
+    def _from_disk(self, sample: Sample, images: ImageBatch, row: int) -> Tensor:
+        own = images.images[row][images.slice_mask[row]]
+        encoder, on_cpu = self._generator.encoder, own.device.type == "cpu" and not torch.is_autocast_enabled("cpu")
+        file = cache.beside(sample.prepared, self._kind) if sample.prepared is not None and on_cpu else None
+        stored = cache.load_computed(file) if file is not None else None
+        if stored is not None and stored.dtype == "float32" and len(stored) == len(own):
+            return torch.from_numpy(stored)
+        found: Tensor = encoder.run(encoder.normalised(own), last=self.depth)
+        if file is not None:
+            cache.store_computed(file, found.numpy())
+        return found
+
+    @cached_property
+    def _kind(self) -> str:
+        """What the numbers depend on beside the image: weights, how inputs are scaled, torch's version and threads."""
+        encoder = self._generator.encoder
+        state = nn.ModuleList(encoder.stage_modules()[: self.depth]).state_dict()
+        scaled = {"scale": encoder.pixel_scale, "shift": encoder.pixel_shift}
+        return f"{checksum({**state, **scaled})[:16]}-{torch.__version__.split('+')[0]}-{torch.get_num_threads()}"

@@ -181,6 +181,7 @@ def _plan_patient(result: Plan, place: Place, patient: str, runs: dict[str, list
 
 def _entries(visits: list[Visit], prepared: Path) -> list[Path]:
     """Files of the cache that belong to these visits, whatever sizes they were prepared in."""
+    from fedtar_flare.imaging.cache import all_beside
     from fedtar_flare.imaging.pipeline import InputConfig, entry_of
 
     found: set[Path] = set()  # a radiograph's entry is the same for every number of slices
@@ -190,7 +191,8 @@ def _entries(visits: list[Visit], prepared: Path) -> list[Path]:
                 entry = entry_of(visit, config, prepared)
             except DataError:  # the files are gone: nothing leads from them to the cache any more
                 continue
-            found.update(file for file in (entry, entry.with_suffix(".refused.json")) if file.is_file())
+            files = (entry, entry.with_suffix(".refused.json"), *all_beside(entry))
+            found.update(file for file in files if file.is_file())
     return sorted(found)
 
 

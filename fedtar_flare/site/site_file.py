@@ -30,7 +30,9 @@ class SiteConfig(Settings):
     path: Path | None = Field(None, description="the manifest, or the folder of the source")
     options: dict[str, Any] = Field({}, description="further settings of the source")
     cache_dir: Path | None = Field(
-        None, description="folder of prepared images; default $FEDTAR_HOME or ~/.cache/fedtar_flare"
+        None,
+        description="folder of prepared images and of what a frozen encoder gives of them; default $FEDTAR_HOME or "
+        "~/.cache/fedtar_flare",
     )
     state_dir: Path | None = Field(
         None,

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from fedtar_flare.data.cohort import Sample, Visit
 from fedtar_flare.imaging.batch import ImageBatch
+from fedtar_flare.imaging.cache import all_beside, store_computed
 from fedtar_flare.learning.frozen import FrozenStages
 from fedtar_flare.models.adapters.lora import add_lora
 from fedtar_flare.models.build import build_model
@@ -92,6 +95,54 @@ def test_what_does_not_fit_in_memory_is_computed_again_with_the_same_bits():
     first, second = none.tokens(samples, images), none.tokens(samples, images)
     assert count[0] == 2 * sum(SLICES)
     assert torch.equal(first, second) and torch.equal(first, whole.tokens(samples, images))
+
+
+def on_disk(samples, folder):
+    entries = [folder / f"{i:040x}.npy" for i in range(len(samples))]
+    return [replace(sample, prepared=entry) for sample, entry in zip(samples, entries, strict=True)]
+
+
+def test_the_next_process_finds_the_same_bits_on_disk(tmp_path):
+    generator = generator_of(LAST_STAGE)
+    samples, images = studies(0, 1)
+    samples = on_disk(samples, tmp_path)
+    first = FrozenStages(generator).tokens(samples, images)
+    files = sorted(tmp_path.iterdir())
+    assert [len(all_beside(sample.prepared)) for sample in samples] == [1, 1] and len(files) == 2
+    assert all(file.stat().st_mode & 0o077 == 0 for file in files), "pictures of patients: for this user alone"
+
+    count = seen_by_first_stage(generator)
+    assert torch.equal(FrozenStages(generator).tokens(samples, images), first) and count[0] == 0
+
+
+@pytest.mark.parametrize("damage", ["cut", "flipped", "other shape", "no file"])
+def test_a_damaged_file_is_computed_again(tmp_path, damage):
+    generator = generator_of(DECODER_TARGETS)
+    samples, images = studies(0)
+    samples = on_disk(samples, tmp_path)
+    plain = FrozenStages(generator).tokens(samples, images)
+    (file,) = tmp_path.iterdir()
+    content = file.read_bytes()
+    if damage == "cut":
+        file.write_bytes(content[:-40])
+    elif damage == "flipped":
+        file.write_bytes(content[:-9] + bytes([content[-9] ^ 1]) + content[-8:])
+    elif damage == "other shape":
+        store_computed(file, np.zeros((1, 2, 2), np.float32))
+    else:
+        file.unlink()
+    assert torch.equal(FrozenStages(generator).tokens(samples, images), plain)
+    assert file.read_bytes() == content
+
+
+def test_other_weights_have_files_of_their_own(tmp_path):
+    samples, images = studies(0)
+    samples = on_disk(samples, tmp_path)
+    one, other = generator_of(DECODER_TARGETS), generator_of(DECODER_TARGETS)
+    with torch.no_grad():
+        next(other.encoder.parameters()).mul_(1.5)
+    first, second = (FrozenStages(generator).tokens(samples, images) for generator in (one, other))
+    assert len(list(tmp_path.iterdir())) == 2 and not torch.equal(first, second)
 
 
 def test_what_changes_with_training_is_never_kept():

@@ -12,6 +12,7 @@ from PIL import Image
 
 from fedtar_flare.data.timeline import Timeline
 from fedtar_flare.errors import ConfigError
+from fedtar_flare.imaging.cache import beside, store_computed
 from fedtar_flare.imaging.pipeline import InputConfig, prepare
 from fedtar_flare.provision.retention import main
 from fedtar_flare.site.cohort import load_cohort
@@ -81,6 +82,17 @@ def test_one_patients_images_go_in_every_size_and_nobody_elses(kit):
         ]
         assert missing == ([32, 40] if visit.patient_id == "P2" else [])
     assert not (kit / "local" / "fedtar.key").exists()  # looking makes nothing
+
+
+def test_what_was_computed_from_a_patient_s_images_goes_with_them(kit):
+    entries = {file.stem: file for file in (kit / "cache" / "prepared").glob("*/*.npy")}
+    for entry in entries.values():
+        store_computed(beside(entry, "tokens"), np.zeros(3, np.float32))
+    before = files(kit)
+    plan(place_of_kit(kit), patient="P2").carry_out()
+    gone = before - files(kit)
+    images, computed = ({Path(f).name.split(".")[0] for f in gone if f.endswith(end)} for end in (".npy", ".computed"))
+    assert len(images) == 2 and computed == images
 
 
 def _prepared(visit, config, folder):

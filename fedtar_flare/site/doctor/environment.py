@@ -63,7 +63,7 @@ def disks(kit: Path | None, config: SiteConfig | None, studies: int = 0) -> list
 
     cache = cache_folder(config) if config else home()
     largest = max(3 * model.slices * model.image_size**2 for model in map(preset, PRESETS))
-    needs = [("cache", cache, max(0, studies * largest - _size(cache / "prepared")))]
+    needs = [("cache", cache, max(0, studies * largest - _size(cache / "prepared", "*.npy")))]
     state = config.state_dir if config is not None and config.state_dir is not None else kit and state_of(kit)
     if state:
         runs = [_size(folder) for folder in state.iterdir() if folder.is_dir()] if state.is_dir() else []
@@ -71,8 +71,8 @@ def disks(kit: Path | None, config: SiteConfig | None, studies: int = 0) -> list
     return [_disk(*need) for need in needs]
 
 
-def _size(folder: Path) -> int:
-    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+def _size(folder: Path, names: str = "*") -> int:
+    return sum(file.stat().st_size for file in folder.rglob(names) if file.is_file())
 
 
 def _disk(name: str, folder: Path, needed: int) -> Finding:
