@@ -10,11 +10,14 @@ import torch
 from command import fedtar
 from federation_process import SITES, recipe, wait_for
 
+from fedtar_flare.fedkei.recipe import FedKEIRecipe
 from fedtar_flare.fedmrg.recipe import FedMRGRecipe
+from fedtar_flare.files import read_json
 from fedtar_flare.flare.checkpoint import CheckpointFolder
 from fedtar_flare.record.events import Start, Step, Validation
 from fedtar_flare.record.log import of_kind, read_events
 from fedtar_flare.site.place import state_of
+from fedtar_flare.site.state import RUN
 from fedtar_flare.tensor_file import read_tensors
 
 pytestmark = [pytest.mark.production, pytest.mark.timeout(900)]
@@ -171,10 +174,7 @@ ENDS = ["killed within a step", "aborted by the admin", "the server lost as a wh
 @pytest.mark.parametrize("end", ENDS)
 def test_a_run_whose_job_ended_is_resumed_with_the_same_numbers(federation, job, quiet, end):
     identity = federation.submit(job("resumed"))
-    wait_for(
-        f"round 1 is whole\n{federation.tail(identity)}",
-        lambda: (federation.server / "fedtar_checkpoints" / identity / "round-0001.safetensors").is_file(),
-    )
+    round_1_is_whole(federation, identity)
     if end == "killed within a step":
         in_step(federation, identity, "hospital-a", 2, 2)
     if end == "aborted by the admin":
@@ -188,9 +188,7 @@ def test_a_run_whose_job_ended_is_resumed_with_the_same_numbers(federation, job,
         federation.kill(federation.job_process("localhost", identity))
     status = federation.finished(identity)
     assert status == STATUS.get(end, "FINISHED:EXECUTION_EXCEPTION")
-    wait_for(
-        "its processes are gone", lambda: not any(federation.job_process(n, identity) for n in ("localhost", *SITES))
-    )
+    all_gone(federation, identity)
     for site in SITES:
         assert state_files(federation, site)
         for file in state_files(federation, site):
@@ -198,9 +196,7 @@ def test_a_run_whose_job_ended_is_resumed_with_the_same_numbers(federation, job,
 
     if end == ENDS[0]:
         check_not_resumed_by_another(federation, identity)
-    code, out, err = fedtar("resume", identity, "--startup-kit", federation.kits / LEAD, "--json")
-    assert code == 0, err
-    resumed = json.loads(out)["job_id"]
+    resumed = resume(federation, identity)
     assert federation.finished(resumed, 400) == "FINISHED:COMPLETED", federation.tail(resumed)
     results = federation.download(resumed)
     kept = CheckpointFolder(federation.server / "fedtar_checkpoints" / identity).last()[0]
@@ -210,30 +206,76 @@ def test_a_run_whose_job_ended_is_resumed_with_the_same_numbers(federation, job,
     assert (results / "adapter" / "adapter_model.safetensors").is_file()
 
 
+def round_1_is_whole(federation, identity):
+    wait_for(
+        f"round 1 is whole\n{federation.tail(identity)}",
+        lambda: (federation.server / "fedtar_checkpoints" / identity / "round-0001.safetensors").is_file(),
+    )
+
+
+def kill_server_process(federation, identity):
+    """Kills the job's process at the server, waits until the job has failed everywhere; the record until then."""
+    federation.kill(federation.job_process("localhost", identity))
+    events = federation.events(identity)  # the run folder goes with the job
+    assert federation.finished(identity) == "FINISHED:EXECUTION_EXCEPTION"
+    all_gone(federation, identity)
+    return events
+
+
+def all_gone(federation, identity):
+    wait_for(
+        "its processes are gone", lambda: not any(federation.job_process(n, identity) for n in ("localhost", *SITES))
+    )
+
+
+def resume(federation, identity):
+    """The id of the job that goes on."""
+    code, out, err = fedtar("resume", identity, "--startup-kit", federation.kits / LEAD, "--json")
+    assert code == 0, err
+    return json.loads(out)["job_id"]
+
+
 def test_a_killed_run_of_fedmrg_is_resumed_with_the_same_weights_and_bank(federation, exported):
     settings = {"method": FedMRGRecipe, "fedmrg": {"backbone": "lora", "bank_rows": 4}, "rounds": 2}
     settings |= {"server": {"step_time_limit": LIMIT}} | LONG
     whole = federation.submit(exported("fedmrg_quiet", **settings))
     assert federation.finished(whole, 400) == "FINISHED:COMPLETED", federation.tail(whole)
     identity = federation.submit(exported("fedmrg_killed", **settings))
-    wait_for(
-        f"round 1 is whole\n{federation.tail(identity)}",
-        lambda: (federation.server / "fedtar_checkpoints" / identity / "round-0001.safetensors").is_file(),
-    )
-    federation.kill(federation.job_process("localhost", identity))
-    assert federation.finished(identity) == "FINISHED:EXECUTION_EXCEPTION"
-    wait_for(
-        "its processes are gone", lambda: not any(federation.job_process(n, identity) for n in ("localhost", *SITES))
-    )
-    code, out, err = fedtar("resume", identity, "--startup-kit", federation.kits / LEAD)
-    assert code == 0, err
-    resumed = out.strip()
+    round_1_is_whole(federation, identity)
+    kill_server_process(federation, identity)
+    resumed = resume(federation, identity)
     assert federation.finished(resumed, 400) == "FINISHED:COMPLETED", federation.tail(resumed)
     results = federation.download(resumed)
     assert [(event.round, event.step) for event in steps(read_events(results))] == [(2, 1)]
     end = last(results)
     assert sorted(end.method) == [f"bank/2/{site}" for site in SITES]
     check_same(end, last(federation.download(whole)))
+
+
+def test_a_run_of_fedkei_killed_at_probe_and_at_adapt_ends_with_the_same_bits(federation, exported):
+    settings = {"method": FedKEIRecipe, "rounds": 2, "server": {"step_time_limit": LIMIT}}
+    settings |= {"fedkei": {"tasks": ["effusion", "nodule"], "base": ["none", "cardiomegaly", "emphysema"]}}
+    # many inner epochs, so that PROBE and ADAPT last seconds and the kill falls within them
+    settings |= {"training": {"epochs": 2, "batch_size": 8, "inner_epochs": 40}, "data": {"synthetic_patients": 24}}
+    whole = federation.submit(exported("fedkei_quiet", **settings))
+    assert federation.finished(whole, 400) == "FINISHED:COMPLETED", federation.tail(whole)
+    running = federation.submit(exported("fedkei_killed", **settings))
+    for task, before in (("probe", (1, 2)), ("adapt", (2, 1))):
+        file = state_of(federation.sites["hospital-a"]) / run_of(federation, running) / "hospital-a" / RUN
+        wait_for(
+            f"hospital-a was asked for {task} of task 2\n{federation.tail(running)}",
+            lambda task=task, file=file: file.is_file() and f"{task} 2" in read_json(file).get("asked", {}),
+        )
+        events = kill_server_process(federation, running)
+        assert [(event.round, event.step) for event in steps(events)][-1] == before, f"killed within {task}"
+        running = resume(federation, running)
+    assert federation.finished(running, 400) == "FINISHED:COMPLETED", federation.tail(running)
+    results = federation.download(running)
+    assert [(event.round, event.step) for event in steps(read_events(results))] == [(2, 1), (2, 2)]
+    end, quiet = last(results), last(federation.download(whole))
+    assert end.info["method"] == quiet.info["method"] and len(end.info["method"]["modules"]) == 4
+    assert end.method.keys() == quiet.method.keys() and end.method
+    assert all(torch.equal(end.method[name], quiet.method[name]) for name in end.method)
 
 
 def check_not_resumed_by_another(federation, identity):
@@ -254,8 +296,6 @@ def test_a_job_that_ended_before_its_first_round_says_so_when_it_is_resumed(fede
     run_of(federation, identity)
     federation.kill(federation.job_process("localhost", identity))
     federation.finished(identity)
-    code, out, err = fedtar("resume", identity, "--startup-kit", federation.kits / LEAD)
-    assert code == 0, err
-    resumed = out.strip()
+    resumed = resume(federation, identity)
     assert federation.finished(resumed) != "FINISHED:COMPLETED"
     assert "no checkpoint of job" in (federation.folder / "localhost.out").read_text(errors="replace")
