@@ -38,7 +38,9 @@ class Adapted:
         final_loss: mean validation loss of theta after tuning.
         fell_back: whether tuning began from w0 after all (safeguard).
         alpha: by kind; stays at the site.
-        test_scores: of the new disease, of each test example after tuning; stay at the site.
+        scores: (E + 1, n) float64, of the new disease, of each test example at e = 0..E; stay at the site.
+        membership: AUC of telling the training images from the test images by the module's probability of their label;
+            None without test images.
         seconds: by phase: ``alpha``, ``safeguard``, ``tuning``, ``evaluation``.
         at_epoch: seconds of start and tuning, without evaluation, until e = 0..E.
     """
@@ -51,9 +53,10 @@ class Adapted:
     final_loss: float | None
     fell_back: bool
     alpha: dict[Kind, tuple[float, ...]]
-    test_scores: tuple[float, ...]
+    scores: Tensor
     samples: int
     skipped_updates: int
+    membership: float | None
     seconds: dict[str, float]
     at_epoch: tuple[float, ...]
 

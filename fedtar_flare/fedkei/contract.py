@@ -56,7 +56,7 @@ adapt = Task(
         Field("last_loss", "number", "the same in the last epoch"),
         Field("skipped_updates", "count", "updates left out because their gradient was not finite"),
         Field("counts", "tree", "the task's place in the job's list; negatives and positives per split", length=1_000),
-        Field("scores", "tree", "AUC of test images by epoch, validation losses, seconds", length=20_000),
+        Field("scores", "tree", "AUC of test images by epoch, of guessing membership; losses, seconds", length=20_000),
         PRIVACY,
         SECONDS,
     ),

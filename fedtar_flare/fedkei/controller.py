@@ -224,6 +224,7 @@ class FedKEIController(MethodController):
                 probed={site: int(reply.numbers["samples"]) for site, reply in sorted(probed.replies.items())},
                 clustering_seconds=round(mixture.seconds, 3),
                 probe_seconds=max(probed.seconds.values(), default=0.0),
+                probe_took={site: reply.numbers.get("seconds", 0.0) for site, reply in sorted(probed.replies.items())},
                 left=[site for site, why in sorted(probed.absent.items()) if why == LEFT],
             )
         )
@@ -245,6 +246,7 @@ class FedKEIController(MethodController):
             found = SiteTask(task=name, counts=counts, **scores)
         except (ValidationError, TypeError) as error:
             raise ExchangeError("the field 'scores' or 'counts' is not what a task gives") from error
-        if not all(0 <= value <= 1 for value in (*found.auc, *found.rand_auc)):
+        told = [] if found.membership is None else [found.membership]
+        if not all(0 <= value <= 1 for value in (*found.auc, *found.rand_auc, *told)):
             raise ExchangeError("the field 'scores' holds an AUC beyond 0 to 1")
         return found

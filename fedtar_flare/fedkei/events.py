@@ -27,6 +27,7 @@ class Mixed(Event):
         clusters: as :meth:`~fedtar_flare.fedkei.mixture.Mixture.report` gives them; empty for the common start alone.
         probed: site to the images behind its gradient.
         clustering_seconds, probe_seconds: at the server, and until the last answer to PROBE.
+        probe_took: site to the seconds of its own work for PROBE.
         left: sites that left; their modules were taken out of the pool.
     """
 
@@ -37,6 +38,7 @@ class Mixed(Event):
     probed: dict[str, int] = {}
     clustering_seconds: float = 0.0
     probe_seconds: float = 0.0
+    probe_took: dict[str, float] = {}
     left: list[str] = []
 
 
@@ -51,6 +53,7 @@ class SiteTask(Part):
         fell_back: whether the safeguard took the common start.
         seconds: by phase; ``at_epoch``, ``rand_at_epoch``: of start and tuning until each epoch.
         counts: split to negatives and positives.
+        membership: AUC of telling training images from test images by how sure the module is of their label.
     """
 
     task: str
@@ -65,6 +68,7 @@ class SiteTask(Part):
     at_epoch: list[float] = []
     rand_at_epoch: list[float] = []
     counts: dict[str, list[int]] = {}
+    membership: float | None = None
 
     @property
     def gap(self) -> float | None:

@@ -14,7 +14,7 @@ from fedtar_flare.fedkei.config import STEPS, FedKEIConfig, classifier_of
 from fedtar_flare.fedkei.contract import ADAPT, CONTRACT, PROBE
 from fedtar_flare.fedkei.plans import plan
 from fedtar_flare.fedkei.site_data import SiteTaskData
-from fedtar_flare.fedkei.site_page import module_name, write_modules_page
+from fedtar_flare.fedkei.site_page import module_name, scores_name, write_modules_page
 from fedtar_flare.fedkei.tuning import LearnerSettings
 from fedtar_flare.flare.executor import Tensors, abstain, ok
 from fedtar_flare.flare.run_rules import require_start
@@ -41,8 +41,8 @@ MOST_EPOCHS = 99
 class FedKEIExecutor(StudyExecutor):
     """FedKEI, its rivals and controls at one site.
 
-    Each task's module stays here as ``module-<t>``, for the disease that it was learnt on, with alpha and the scores of
-    single images.
+    Each task's module stays here as ``module-<t>``, for the disease that it was learnt on, with alpha; the scores of
+    single test images stay as ``scores-<t>``.
 
     Args:
         preset: of the classifier, one of ``config.CLASSIFIERS``; ``model`` overrides its settings.
@@ -205,11 +205,13 @@ class FedKEIExecutor(StudyExecutor):
             "fell_back": found.fell_back,
             "auc": list(found.curve),
             "rand_auc": None if rand is None else list(rand.curve),
-            "test_labels": list(data.splits["test"].labels),
-            "test_scores": list(found.test_scores),
-            "rand_scores": None if rand is None else list(rand.test_scores),
         }
         state.write(module_name(header.round), module, about)
+        scores = {"scores": found.scores} | ({} if rand is None else {"rand_scores": rand.scores})
+        test = data.splits["test"]
+        patients = [sample.visit.patient_id for sample in test.samples]
+        about = {"task": about["task"], "labels": list(test.labels), "patients": patients}
+        state.write(scores_name(header.round), scores, about)
         state.save(version(header.round, STEPS), module, {"task": header.round}, keep=header.keep)
         self.logger.info(f"this site's modules and mixtures, for its eyes: {write_modules_page(state, site.name)}")
 
@@ -231,7 +233,7 @@ class FedKEIExecutor(StudyExecutor):
         losses = {name: getattr(found, name) for name in ("mixture_loss", "start_loss", "final_loss")}
         scores |= {name: loss for name, loss in losses.items() if loss is not None}
         if data.scored:
-            scores["auc"] = list(found.curve)
+            scores |= {"auc": list(found.curve), "membership": found.membership}
         if rand is not None and data.scored:
             scores |= {"rand_auc": list(rand.curve), "rand_at_epoch": list(rand.at_epoch)}
         counts = {"task": stream.places[header.round - 1] + 1, **data.counts()}

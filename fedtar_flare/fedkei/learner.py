@@ -196,14 +196,13 @@ class TaskLearner:
 
         curve: list[float | None] = []
         at_epoch: list[float] = []
-        scores = torch.zeros(0)
+        scores: list[Tensor] = []
 
         def evaluate(epoch: int) -> None:
-            nonlocal scores
             at_epoch.append(before + clock.seconds.get("tuning", 0.0))
             with clock("evaluation"):
-                scores = self.model.scores(data.test)
-                curve.append(auc(data.test.labels.numpy(), scores.numpy()))
+                scores.append(self.model.scores(data.test))
+                curve.append(auc(data.test.labels.numpy(), scores[-1].numpy()))
             on_epoch(epoch, curve[-1])
 
         tuned = Tuned()
@@ -214,6 +213,7 @@ class TaskLearner:
         require_finite(state)
         with clock("evaluation"):
             final_loss = self._loss(state, data.validation)
+            membership = self._membership(state, data, scores[-1])
         return Adapted(
             difference={name: value - self.model.start[name] for name, value in state.items()},
             curve=tuple(curve),
@@ -223,9 +223,10 @@ class TaskLearner:
             final_loss=final_loss,
             fell_back=fell_back,
             alpha={kind: tuple(value.tolist()) for kind, value in weights.items()},
-            test_scores=tuple(scores.tolist()),
+            scores=torch.stack(scores),
             samples=len(data.train.labels),
             skipped_updates=tuned.skipped,
+            membership=membership,
             seconds=clock.seconds,
             at_epoch=tuple(at_epoch),
         )
@@ -246,6 +247,17 @@ class TaskLearner:
             if loss < lowest:
                 best, lowest = one, loss
         return best
+
+    def _membership(self, module: Mapping[str, Tensor], data: TaskData, of_test: Tensor) -> float | None:
+        """How well whoever has the module and labelled images tells which of them it was tuned on.
+
+        The attack needs no shadow model: an image counts as the likelier member, the higher the module's probability of
+        its label (the lower its loss). 0.5 is a guess; None without test images, who stand for images of others.
+        """
+        known = ((self.scores(module, data.train), data.train.labels), (of_test, data.test.labels))
+        members, others = (torch.where(labels == 1, scores, 1 - scores) for scores, labels in known)
+        truth = torch.cat([torch.ones(len(members)), torch.zeros(len(others))])
+        return auc(truth.numpy(), torch.cat([members, others]).numpy())
 
     # ------------------------------------------------------------------ pieces
     def _centres(self, centres: Mapping[str, Tensor]) -> _Centres:

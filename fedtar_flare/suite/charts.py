@@ -44,9 +44,14 @@ def arm_colours(
 ) -> dict[str, str]:
     """A colour per arm. Of more than seven, the reference, the first FedTAR and those with the best CIDEr have one."""
     names = [arm.name for arm in arms]
+    best = {arm.name: arm.mean("members", "cider") or 0.0 for arm in arms}
+    first = [n for n in names if n == reference] + [n for n in names if by_arm[n][0]["method"] == "fedtar"][:1]
+    return colours_of(names, first, best)
+
+
+def colours_of(names: Sequence[str], first: Sequence[str], best: Mapping[str, float]) -> dict[str, str]:
+    """A colour per name; of more names than colours, the ``first`` and those with the ``best`` values have one."""
     if len(names) > len(COLOURS):
-        best = {arm.name: arm.mean("members", "cider") or 0.0 for arm in arms}
-        first = [n for n in names if n == reference] + [n for n in names if by_arm[n][0]["method"] == "fedtar"][:1]
         chosen = list(dict.fromkeys([*first, *sorted(names, key=lambda n: -best[n])]))[: len(COLOURS) - 1]
         names = [name for name in names if name in chosen]
     return dict(zip(names, COLOURS, strict=False))

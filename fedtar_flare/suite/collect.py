@@ -42,23 +42,11 @@ def collect(cell: Cell, recipe: MethodRecipe, results: Path, kept: Path) -> tupl
     )
     chosen = scored_round(evaluations, best_round(validations))
     outside = shared_alone(recipe, results, cell.variant.outside, chosen)
-    states = {site: _state(site, start.run_id) for site in cell.sites}
+    states = {site: state_of(site, start.run_id) for site in cell.sites}
     rows = [row for site, state in states.items() for row in _rows(site, state, chosen)] + outside.rows
     own = not cell.variant.values  # figures of patients and texts are of the suite's own hospitals
     after = version(chosen, recipe.controller.time_steps)
-    result = {
-        "arm": cell.name,
-        "label": cell.arm.label or cell.name,
-        "method": cell.arm.method,
-        "seed": cell.seed,
-        "settings": cell.recipe,
-        "sites": list(cell.sites),
-        "variant": cell.variant.values,
-        "joins": cell.variant.joins,
-        "cohort": cell.variant.cohort,
-        "versions": {"fedtar_flare": __version__, "python": platform.python_version()}
-        | {name: installed(name) for name in PACKAGES},
-        "torch_threads": recipe.executor.torch_threads,
+    result = about_run(cell, recipe) | {
         "shares": recipe.contract.shares,
         "bytes": sum((step.bytes_up or 0) + (step.bytes_down or 0) for step in of_kind(events, Step)),
         "counts": start.counts | {s: n for event in of_kind(events, Joined) for s, n in event.counts.items()},
@@ -78,6 +66,24 @@ def collect(cell: Cell, recipe: MethodRecipe, results: Path, kept: Path) -> tupl
     return result, rows
 
 
+def about_run(cell: Cell, recipe: MethodRecipe) -> dict[str, Any]:
+    """What a result says of how it was made."""
+    return {
+        "arm": cell.name,
+        "label": cell.arm.label or cell.name,
+        "method": cell.arm.method,
+        "seed": cell.seed,
+        "settings": cell.recipe,
+        "sites": list(cell.sites),
+        "variant": cell.variant.values,
+        "joins": cell.variant.joins,
+        "cohort": cell.variant.cohort,
+        "versions": {"fedtar_flare": __version__, "python": platform.python_version()}
+        | {name: installed(name) for name in PACKAGES},
+        "torch_threads": recipe.executor.torch_threads,
+    }
+
+
 def scored_round(evaluations: Sequence[Evaluation], best: int | None) -> int:
     """The round whose scores are compared: the best by validation loss, else the last.
 
@@ -92,7 +98,7 @@ def scored_round(evaluations: Sequence[Evaluation], best: int | None) -> int:
     return last.round
 
 
-def _state(site: str, run_id: str) -> SiteState:
+def state_of(site: str, run_id: str) -> SiteState:
     """A simulated site's state in a run."""
     return SiteState(site_config(site).state_dir or home() / "state", run_id, site)
 

@@ -20,6 +20,7 @@ from fedtar_flare.suite.results import Done, done
 from fedtar_flare.suite.run import RESULTS
 from fedtar_flare.suite.summary import WHERE, Summary, summaries
 from fedtar_flare.suite.tables import Table, head
+from fedtar_flare.suite.task_page import task_page
 from fedtar_flare.suite.texts import read_texts
 
 PAGE, FIGURES = "comparison.html", "figures"
@@ -28,7 +29,10 @@ PAGE, FIGURES = "comparison.html", "figures"
 def write_page(folder: Path, suite: Suite, cells: Sequence[Cell]) -> Path | None:
     """Write the page of the runs that have results, and ``figures/``; returns its path, None without any result."""
     results = done(folder, cells)
-    return write_text(folder / PAGE, page(folder, suite, results)) if results else None
+    if not results:
+        return None
+    content = page(folder, suite, results) if cells[0].writes_reports else task_page(folder / FIGURES, suite, results)
+    return write_text(folder / PAGE, content)
 
 
 def page(folder: Path, suite: Suite, results: Sequence[Done]) -> str:

@@ -47,6 +47,11 @@ class Cell:
         return self.variant.sites
 
     @property
+    def writes_reports(self) -> bool:
+        """Whether its method writes reports; one that does not learns tasks of classification."""
+        return method(self.arm.method).reports
+
+    @property
     def title(self) -> str:
         """For people: arm, hospitals and seed."""
         return f"{self.name}{f', {self.variant.name}' if self.variant.name else ''}, seed {self.seed}"
@@ -62,8 +67,6 @@ class Cell:
             recipe: MethodRecipe = load(method(self.arm.method).recipe)(**{"torch_threads": threads} | self.recipe)
         except ConfigError as error:
             raise ConfigError(f"arm '{self.name}': {error}") from error
-        if not method(self.arm.method).reports:
-            raise ConfigError(f"arm '{self.name}': {self.arm.method} writes no reports to compare")
         if late := [f"{s} (round {r})" for s, r in self.variant.joins.items() if r > recipe.controller.num_rounds]:
             raise ConfigError(f"{late[0]} joins after the last round, {recipe.controller.num_rounds}")
         return recipe
@@ -82,6 +85,7 @@ def cells(suite: Suite) -> list[Cell]:
     for what, names in (("arm", arms), ("case", suite.cases)):
         if odd := [name for name in names if not _NAME.fullmatch(name)]:
             raise ConfigError(f"{what} '{odd[0]}': a name has lower-case letters, digits, '.', '_' and '-' alone")
+    _one_kind(suite, arms)
     sharing = {name for name, arm in arms.items() if contract_of(arm.method).shares}
     several = variants(suite)
     planned = [
@@ -95,6 +99,30 @@ def cells(suite: Suite) -> list[Cell]:
         if cell.seed == suite.seeds[0] and (cell.variant is several[0] or cell.variant.joins):
             cell.build()
     return planned
+
+
+def _one_kind(suite: Suite, arms: Mapping[str, Arm]) -> None:
+    """Refuse a suite whose arms cannot stand in one table, or that asks of classifiers what only reports answer."""
+    kinds = {name: method(arm.method).reports for name, arm in arms.items()}
+    if all(kinds.values()):
+        return
+    first = next(name for name, reports in kinds.items() if not reports)
+    if other := next((name for name, reports in kinds.items() if reports), ""):
+        raise ConfigError(
+            f"arms '{first}' and '{other}' have no score in common: {arms[first].method} classifies images and "
+            f"{arms[other].method} writes reports. Compare them in suites of their own"
+        )
+    for what, given in (
+        ("outside", suite.outside),
+        ("leave_one_out", suite.leave_one_out),
+        ("grid", suite.grid),
+        ("cases", suite.cases),
+    ):
+        if given:
+            raise ConfigError(
+                f"{what}: a suite of {arms[first].method} has none, as its hospitals share no model that another could "
+                "take as it is ('fedtar adapt' shows what a hospital outside gains)"
+            )
 
 
 def _cell(suite: Suite, name: str, arm: Arm, seed: int, variant: Variant) -> Cell:

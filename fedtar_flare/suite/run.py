@@ -126,7 +126,7 @@ def cores() -> int:
 
 
 def run_cell(folder: Path, cell: Cell, threads: int = 1) -> dict[str, Any]:
-    """Run one cell and write its result; the scores of single reports go beside it, as ``.rows.jsonl``.
+    """Run one cell and write its result; the scores of single reports or images go beside it, as ``.rows.jsonl``.
 
     ``threads`` are torch's, unless the suite sets ``torch_threads``.
 
@@ -137,6 +137,7 @@ def run_cell(folder: Path, cell: Cell, threads: int = 1) -> dict[str, Any]:
 
     from fedtar_flare.suite.collect import collect
     from fedtar_flare.suite.engine import run_in_process
+    from fedtar_flare.suite.task_results import collect_tasks
 
     recipe = cell.build(threads)
     torch.set_num_threads(recipe.executor.torch_threads)
@@ -145,7 +146,10 @@ def run_cell(folder: Path, cell: Cell, threads: int = 1) -> dict[str, Any]:
     began = time.monotonic()
     with described(cell.variant, work / "hospitals"):
         results = run_in_process(recipe, list(cell.sites), work, cell.variant.joins)
-        result, rows = collect(cell, recipe, results, folder / RESULTS)
+        if cell.writes_reports:
+            result, rows = collect(cell, recipe, results, folder / RESULTS)
+        else:
+            result, rows = collect_tasks(cell, recipe, results)
     result["seconds"] = round(time.monotonic() - began, 1)
     file = result_file(folder, cell)
     write_text(rows_file(folder, cell), "".join(f"{json.dumps(row)}\n" for row in rows))

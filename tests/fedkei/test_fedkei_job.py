@@ -6,24 +6,30 @@ import json
 import shutil
 
 import pytest
+import torch
 from simulator import run_simulator
 
 from fedtar_flare.fedkei.events import EVENTS, Learnt, Mixed
 from fedtar_flare.fedkei.knowledge import KNOWLEDGE_FILE, read_knowledge
+from fedtar_flare.fedkei.recipe import BASE, FedKEIRecipe
+from fedtar_flare.flare.checkpoint import CheckpointFolder
 from fedtar_flare.record.events import SHARED, End
 from fedtar_flare.record.log import of_kind, read_events
+from fedtar_flare.suite.engine import run_in_process
+
+SETTINGS = {
+    "preset": "tiny", "training": {"epochs": 2, "batch_size": 8}, "data": {"synthetic_patients": 20},
+    "model": {"slices": 2},
+}  # fmt: skip
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_the_shipped_job_runs_to_its_page(tmp_path, repository):
+def test_the_shipped_job_runs_to_its_page_and_to_the_bits_of_one_process(tmp_path, repository, monkeypatch):
     job = shutil.copytree(repository / "jobs" / "fedkei", tmp_path / "fedkei")
     file = job / "app" / "config" / "config_fed_client.json"
     config = json.loads(file.read_text())
-    config["executors"][0]["executor"]["args"] |= {
-        "preset": "tiny", "training": {"epochs": 2, "batch_size": 8}, "data": {"synthetic_patients": 20},
-        "model": {"slices": 2},
-    }  # fmt: skip
+    config["executors"][0]["executor"]["args"] |= SETTINGS
     file.write_text(json.dumps(config))
     process, results = run_simulator(job, tmp_path / "ws", "-n", "2", "-t", "2", home=tmp_path / "home")
     assert process.returncode == 0, process.stdout[-4000:]
@@ -35,3 +41,12 @@ def test_the_shipped_job_runs_to_its_page(tmp_path, repository):
     assert read_knowledge(results / KNOWLEDGE_FILE).modules == 6
     page = (results / "report.html").read_text()
     assert 'id="tasks"' in page and 'id="curves"' in page and 'id="clusters"' in page
+
+    monkeypatch.setenv("FEDTAR_HOME", str(tmp_path / "home"))
+    recipe = FedKEIRecipe(**SETTINGS, fedkei={"beside_rand": True, "base": BASE})
+    one, other = (
+        CheckpointFolder(folder / "checkpoint").last()[0]
+        for folder in (results, run_in_process(recipe, 2, tmp_path / "here"))
+    )
+    assert one.info["method"] == other.info["method"] and one.method.keys() == other.method.keys()
+    assert all(torch.equal(one.method[name], other.method[name]) for name in one.method)

@@ -90,7 +90,10 @@ def test_alpha_labels_and_scores_of_images_stay(run):
         assert "alpha" not in str(message.reply.payload.get("scores", {}).keys())
     kept = state_of(run, "site-1")
     module, about = kept.read("module-0002")
-    assert about["task"] == "nodule" and len(about["test_scores"]) == len(about["test_labels"])
+    assert about["task"] == "nodule"
+    scores, whose = kept.read("scores-0002")
+    assert scores["scores"].shape == scores["rand_scores"].shape == (3, len(whose["labels"]))
+    assert len(whose["patients"]) == len(whose["labels"])
     assert all(len(values) >= 1 for values in about["alpha"].values())
     assert kept.latest("9999-99") == version(2, 2) and kept.has("module-0001")
     assert "alpha of adapters" in (kept.folder / "modules.html").read_text()

@@ -114,8 +114,3 @@ def test_site_files_of_a_variant_are_in_force_within_its_run_alone(tmp_path, mon
     with described(variant, tmp_path):
         assert site_config("site-2").options == {"patients": 3}
     assert site_config("site-2").options == {}
-
-
-def test_a_method_that_writes_no_reports_is_no_arm():
-    with pytest.raises(ConfigError, match="fedkei writes no reports"):
-        cells(Suite(**{**SMALL, "arms": {"kei": {"method": "fedkei"}}, "settings": {}}))

@@ -1,0 +1,187 @@
+"""``comparison.html`` of a suite whose arms learn tasks of classification: AUC, LCA, and what a start costs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import fmean, median
+
+from markupsafe import Markup
+
+from fedtar_flare.metrics.classification import lca
+from fedtar_flare.metrics.significance import Interval
+from fedtar_flare.reporting.format import NOTHING, duration, number, size
+from fedtar_flare.reporting.render import render
+from fedtar_flare.suite.charts import arm_line, colours_of
+from fedtar_flare.suite.figures import FADED, OTHERS, Figure, Line, Panel, can_draw, draw
+from fedtar_flare.suite.file import Suite
+from fedtar_flare.suite.results import Done
+from fedtar_flare.suite.tables import Table
+from fedtar_flare.suite.task_scores import MEASURES, Run, Score, differences, runs_by_arm, values
+
+MOST_PANELS = 9
+"""Diseases that the learning curves show at most."""
+_LCA = list(MEASURES).index("lca")
+
+Arms = Mapping[str, Sequence[Run]]
+
+
+def task_page(folder: Path, suite: Suite, results: Sequence[Done]) -> str:
+    """The page as well-formed HTML; its figures are also written into ``folder``, as SVG and PNG."""
+    arms, reference = runs_by_arm(results), suite.compared_with
+    labels = {one.cell.name: one.result["label"] for one in results}
+    figures = [figure for figure in (_curves(arms, labels, reference), _cost_curves(arms, labels, reference)) if figure]
+    tables = [_scores(arms, labels), _differences(arms, labels, reference), _diseases(arms, labels)]
+    tables.append(_cost(arms, labels, reference))
+    return render(
+        "comparison_tasks.html",
+        suite=suite,
+        runs=len(results),
+        arms=len(labels),
+        seeds=len({one.cell.seed for one in results}),
+        drawn=can_draw(),
+        tables=[table for table in tables if table.rows],
+        figures=[draw(figure, folder) for figure in figures] if can_draw() else [],
+        versions=results[0].result["versions"],
+        time_steps=1,
+    )
+
+
+# ---------------------------------------------------------------------- tables
+def _scores(arms: Arms, labels: Mapping[str, str]) -> Table:
+    about = (
+        "The new disease of each task against all before it, on test images: mean over hospitals, then over tasks "
+        "(without the first where there are several, as no start can inform it), then over seeds. LCA is the mean AUC "
+        "over the epochs of tuning. Below a value stands its 95 % interval over patients and seeds (1,000 replicates, "
+        "patients drawn whole)."
+    )
+    rows = [[labels[name], *(_cell(one) for one in values(runs).values())] for name, runs in arms.items()]
+    return Table("How well, and how fast, new diseases are learnt", about, _head(), rows)
+
+
+def _differences(arms: Arms, labels: Mapping[str, str], reference: str) -> Table:
+    about = (
+        "Paired by image: the same test images of the same hospitals and seeds. p is of Welch's test of the seeds' "
+        "means, corrected after Holm for the number of methods; it is blank with fewer than two seeds. Methods whose "
+        "hospitals met other images (another order or other tasks) are not in this table."
+    )
+    found = differences(arms, reference) if reference in arms else {}
+    rows = [[labels[name], *(_cell(one) for one in scores.values())] for name, scores in found.items()]
+    return Table(f"Difference to {labels.get(reference, reference)}", about, _head(), rows)
+
+
+def _diseases(arms: Arms, labels: Mapping[str, str]) -> Table:
+    names = _names(arms)
+    rows = []
+    for arm, runs in arms.items():
+        cells = []
+        for name in names:
+            found = [curve for run in runs for place, curve in run.curves().items() if run.tasks[place]["task"] == name]
+            last = fmean(curve[-1] for curve in found) if found else None
+            cells.append(f"{number(last)} / {number(fmean(lca(c) or 0.0 for c in found))}" if found else NOTHING)
+        rows.append([labels[arm], *cells])
+    about = (
+        "AUC after tuning / LCA of each disease, wherever in a hospital's order it came; mean of hospitals and seeds."
+    )
+    return Table("By disease", about, ["method", *(name.replace("_", " ") for name in names)], rows)
+
+
+def _cost(arms: Arms, labels: Mapping[str, str], reference: str) -> Table:
+    base = {run.seed: run for run in arms.get(reference, ())}
+    rows = []
+    for name, runs in arms.items():
+        tried = [one for run in runs if run.seed in base for one in run.reached(base[run.seed])]
+        there = [one for one in tried if one is not None]
+        compared = [run.tasks[place] for run in runs for place in run.compared()]
+        told = [run.tasks[place]["membership"] for run in runs for place in run.compared()]
+        guessed = [one for one in told if one is not None]
+        rows.append(
+            [
+                labels[name],
+                f"{len(there) / len(tried):.0%}" if tried else NOTHING,
+                f"{median(epochs for epochs, _ in there):g}" if there else NOTHING,
+                duration(median(seconds for _, seconds in there)) if there else NOTHING,
+                duration(fmean(one["start_seconds"] for one in compared)) if compared else NOTHING,
+                duration(fmean(one["seconds"][-1] for one in compared)) if compared else NOTHING,
+                size(fmean(run.result["bytes"] for run in runs)),
+                duration(fmean(run.result["seconds"] for run in runs)),
+                number(fmean(guessed)) if guessed else NOTHING,
+            ]
+        )
+    about = (
+        f"In how many tasks a method reaches the last AUC of {labels.get(reference, reference)}, and after how many "
+        "epochs and seconds there (medians). Seconds are of one hospital and task and include the start: clustering, "
+        "PROBE, alpha. Membership is the AUC of telling training images from test images by the module (0.5: a guess)."
+    )
+    head = ["method", "tasks", "epochs", "seconds", "of a start", "of a task", "bytes of a run", "a run", "membership"]
+    return Table("What it costs, the start included", about, head, rows)
+
+
+def _head() -> list[str]:
+    return ["method", *(f"{label} ↑" for label, _ in MEASURES.values())]
+
+
+def _cell(one: Score) -> str:
+    """A value, and below it its interval and p."""
+    interval: Interval = one.value
+    if not math.isfinite(interval.value):
+        return NOTHING
+    p = "" if one.p is None else f", p {number(one.p)}"
+    text = Markup("{}<small>{} to {}{}</small>")
+    return text.format(number(interval.value), number(interval.low), number(interval.high), p)
+
+
+# ---------------------------------------------------------------------- figures
+def _curves(arms: Arms, labels: Mapping[str, str], reference: str) -> Figure | None:
+    """AUC over epochs, a panel per disease."""
+    colours = _colours(arms, reference)
+    panels = []
+    for name in _names(arms)[:MOST_PANELS]:
+        lines = []
+        for arm, runs in arms.items():
+            points: dict[float, list[float]] = {}
+            for run in runs:
+                several = [c for place, c in run.curves().items() if run.tasks[place]["task"] == name]
+                for e, values_at in enumerate(zip(*several, strict=True)):
+                    points.setdefault(float(e), []).append(fmean(values_at))
+            if points:
+                lines.append(arm_line(arm, labels, colours, points))
+        panels.append(Panel(name.replace("_", " "), "epoch", "AUC", lines))
+    about = "Test images; epoch 0 is the start itself. Mean of hospitals and seeds; the band is the range of the seeds."
+    return Figure("learning_curves", "Learning curves", about, panels) if panels else None
+
+
+def _cost_curves(arms: Arms, labels: Mapping[str, str], reference: str) -> Figure | None:
+    """AUC over the seconds that a hospital has spent on a task, its start among them."""
+    colours = _colours(arms, reference)
+    lines = []
+    for arm, runs in arms.items():
+        found = [(run.tasks[p]["seconds"], run.curves()[p]) for run in runs for p in run.compared()]
+        if not found:
+            continue
+        many = min(len(curve) for _, curve in found)
+        x, y = ([fmean(one[i][e] for one in found) for e in range(many)] for i in (0, 1))
+        lines.append(Line(labels[arm] if arm in colours else OTHERS, x, y, colours.get(arm, FADED)))
+    if not lines:
+        return None
+    about = (
+        "Mean of hospitals, tasks and seeds, epoch by epoch. The first point of a line is its start, after the seconds "
+        "of clustering, PROBE and alpha; scoring is left out."
+    )
+    panel = Panel("tasks after the first", "seconds of a hospital and task", "AUC", lines)
+    return Figure("seconds", "AUC over seconds that include the start", about, [panel], columns=1)
+
+
+def _colours(arms: Arms, reference: str) -> dict[str, str]:
+    """Of many arms, the reference, the first FedKEI and those of the best LCA."""
+    best = {name: fmean(float(run.scores()[_LCA, 0]) for run in runs) for name, runs in arms.items()}
+    best = {name: value if math.isfinite(value) else -1.0 for name, value in best.items()}
+    ours = [name for name, runs in arms.items() if runs[0].result["plan"] == "fedkei"][:1]
+    return colours_of(list(arms), [*(name for name in arms if name == reference), *ours], best)
+
+
+def _names(arms: Arms) -> list[str]:
+    """Diseases in the order in which a hospital met them first."""
+    tasks = [one for runs in arms.values() for run in runs for one in run.tasks.values()]
+    return list(dict.fromkeys(one["task"] for one in sorted(tasks, key=lambda one: one["step"])))

@@ -1,0 +1,187 @@
+"""Scores of runs that learn tasks of classification, with intervals over patients and seeds.
+
+A curve is the AUC of a site's test images in a task, at e = 0..E. A run's score is the mean over sites, then over
+tasks; where there are several tasks, the first is left out, which no start can inform.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from fedtar_flare.metrics.auc_draws import Array, auc_of_draws
+from fedtar_flare.metrics.classification import epochs_to, welch_against
+from fedtar_flare.metrics.significance import CONFIDENCE, SEED, Interval
+from fedtar_flare.suite.results import Done
+
+REPLICATES = 1_000
+"""Of the bootstrap."""
+
+MEASURES: dict[str, tuple[str, Callable[[Array], Array]]] = {
+    "start": ("AUC at the start", lambda curves: curves[..., 0]),
+    "final": ("AUC", lambda curves: curves[..., -1]),
+    "lca": ("LCA", lambda curves: curves[..., 1:].mean(-1)),
+    "lca0": ("LCA from epoch 0", lambda curves: curves.mean(-1)),
+}
+"""What a curve (..., E + 1) is read as: AUC before the first and after the last epoch; its mean over the epochs 1..E
+(the paper's LCA), and over 0..E, which counts the start too."""
+
+Place = tuple[int, str]
+"""Step of the stream, and site."""
+
+
+@dataclass(frozen=True)
+class Score:
+    """Mean over seeds, with its 95 % interval over patients and seeds; ``p`` of Welch's test over seeds (Holm)."""
+
+    value: Interval
+    p: float | None = None
+
+
+class Run:
+    """The test images of one run, task by task and site by site."""
+
+    def __init__(self, done: Done):
+        self.name, self.seed, self.result = done.cell.name, done.cell.seed, done.result
+        self._rows: dict[Place, list[dict[str, Any]]] = {}
+        for row in done.rows:
+            self._rows.setdefault((row["step"], row["site"]), []).append(row)
+        self.tasks = {(one["step"], one["site"]): one for one in self.result["tasks"]}
+        self._scores: dict[int, Array] = {}
+
+    @cached_property
+    def places(self) -> list[Place]:
+        """Steps and sites with test images of both classes."""
+        return sorted(place for place, rows in self._rows.items() if len({row["label"] for row in rows}) == 2)
+
+    @cached_property
+    def images(self) -> tuple[Any, ...]:
+        """Which images were scored: two runs with equal ones can be compared image by image."""
+        return tuple((*p, *((r["patient_id"], r["label"]) for r in self._rows[p])) for p in self.places)
+
+    def compared(self) -> list[Place]:
+        """The places that a run's score is a mean of."""
+        return [place for place in self.places if place[0] > 1] or self.places
+
+    def curves(self) -> dict[Place, list[float]]:
+        """AUC at e = 0..E."""
+        return {place: drawn[0].tolist() for place, drawn in self._drawn(None).items()}
+
+    def scores(self, draws: int = 0) -> Array:
+        """(4, 1): the :data:`MEASURES` as they are; with ``draws``, (4, draws) of drawn patients.
+
+        Runs of equal images and seed draw the same patients.
+        """
+        if draws in self._scores:
+            return self._scores[draws]
+        generator = np.random.default_rng((SEED, self.seed)) if draws else None
+        drawn = self._drawn(generator, draws)
+        steps: dict[int, list[Array]] = {}
+        for place in self.compared():
+            steps.setdefault(place[0], []).append(drawn[place])
+        found = np.full((len(MEASURES), max(draws, 1)), np.nan)
+        if steps:
+            for i, (_, read) in enumerate(MEASURES.values()):
+                found[i] = np.mean([_known_mean([read(curves) for curves in several]) for several in steps.values()], 0)
+        self._scores[draws] = found
+        return found
+
+    def _drawn(self, generator: np.random.Generator | None, draws: int = 1) -> dict[Place, Array]:
+        """Curves (R, E + 1) of drawn patients of each site, who are the same in all its tasks; None: all once."""
+        weights: dict[str, tuple[dict[str, int], Array]] = {}
+        for site in sorted({site for _, site in self.places}):
+            patients = sorted({r["patient_id"] for p in self.places if p[1] == site for r in self._rows[p]})
+            many = len(patients)
+            counts = np.ones((1, many)) if generator is None else generator.multinomial(many, [1 / many] * many, draws)
+            weights[site] = {name: i for i, name in enumerate(patients)}, counts.astype(np.float64)
+        found = {}
+        for step, site in self.places:
+            rows, (numbers, counts) = self._rows[step, site], weights[site]
+            found[step, site] = auc_of_draws(
+                [row["label"] for row in rows],
+                np.array([row["scores"] for row in rows]),
+                [numbers[row["patient_id"]] for row in rows],
+                counts,
+            )
+        return found
+
+    # ------------------------------------------------------------------ what a start costs
+    def reached(self, other: Run) -> list[tuple[int, float] | None]:
+        """For each compared place of both, epochs and seconds until the other's last AUC; None: never."""
+        mine, theirs = self.curves(), other.curves()
+        found: list[tuple[int, float] | None] = []
+        for place in self.compared():
+            if place in theirs:
+                epoch = epochs_to(mine[place], theirs[place][-1])
+                found.append(None if epoch is None else (epoch, self.tasks[place]["seconds"][epoch]))
+        return found
+
+
+def _known_mean(values: Sequence[Array]) -> Array:
+    """Mean over sites of those that have a value, by draw; nan where none has."""
+    stacked = np.stack(values)
+    known = np.isfinite(stacked)
+    total = np.where(known, stacked, 0.0).sum(0)
+    return np.divide(total, known.sum(0), out=np.full(total.shape, np.nan), where=known.any(0))
+
+
+def runs_by_arm(results: Sequence[Done]) -> dict[str, list[Run]]:
+    """The runs of each arm, in the suite's order."""
+    found: dict[str, list[Run]] = {}
+    for one in results:
+        found.setdefault(one.cell.name, []).append(Run(one))
+    return found
+
+
+def values(runs: Sequence[Run]) -> dict[str, Score]:
+    """Each measure of an arm."""
+    plain = [run.scores()[:, 0] for run in runs]
+    drawn = [run.scores(REPLICATES) for run in runs]
+    return {name: Score(interval) for name, interval in _over_seeds(plain, drawn).items()}
+
+
+def differences(arms: Mapping[str, Sequence[Run]], reference: str) -> dict[str, dict[str, Score]]:
+    """Each other arm less the reference, on the seeds and images that both have; p only from two seeds on."""
+    base = {run.seed: run for run in arms.get(reference, ())}
+    pairs = {
+        name: [(run, base[run.seed]) for run in runs if run.seed in base and run.images == base[run.seed].images]
+        for name, runs in arms.items()
+        if name != reference
+    }
+    found: dict[str, dict[str, Score]] = {}
+    for name, several in pairs.items():
+        if several:
+            plain = [(mine.scores() - theirs.scores())[:, 0] for mine, theirs in several]
+            drawn = [mine.scores(REPLICATES) - theirs.scores(REPLICATES) for mine, theirs in several]
+            found[name] = {measure: Score(one) for measure, one in _over_seeds(plain, drawn).items()}
+    for i, measure in enumerate(MEASURES):
+        of_seeds = {n: [mine.scores()[i, 0] for mine, _ in pairs[n]] for n in found if len(pairs[n]) > 1}
+        if of_seeds and len(base) > 1:
+            tests = welch_against(of_seeds, [run.scores()[i, 0] for run in base.values()])
+            for name, (_, p) in tests.items():
+                found[name][measure] = Score(found[name][measure].value, p)
+    return found
+
+
+def _over_seeds(plain: Sequence[Array], drawn: Sequence[Array]) -> dict[str, Interval]:
+    """Means over seeds of (4,) values, with intervals of their replicates (4, R).
+
+    A replicate draws as many seeds as there are, with replacement, and of each a draw of its patients.
+    """
+    generator = np.random.default_rng((SEED, 1))
+    many, replicates = len(drawn), drawn[0].shape[1]
+    stacked, total = np.stack(drawn), np.zeros(drawn[0].shape)
+    for _ in range(many):
+        seeds, draws = generator.integers(many, size=replicates), generator.permutation(replicates)
+        total += stacked[seeds, :, draws].T / many
+    tail = 50 * (1 - CONFIDENCE)
+    found = {}
+    for i, name in enumerate(MEASURES):
+        known = total[i][np.isfinite(total[i])]
+        low, high = np.percentile(known, [tail, 100 - tail]) if len(known) else (np.nan, np.nan)
+        found[name] = Interval(float(np.mean([one[i] for one in plain])), float(low), float(high))
+    return found

@@ -1,0 +1,140 @@
+"""Suites of methods that learn tasks of classification: what may be compared, scores with intervals, the page."""
+
+import json
+from pathlib import Path
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+
+from fedtar_flare.errors import ConfigError
+from fedtar_flare.metrics.classification import auc, lca
+from fedtar_flare.suite import page
+from fedtar_flare.suite.file import Suite
+from fedtar_flare.suite.plan import cells
+from fedtar_flare.suite.results import done
+from fedtar_flare.suite.run import RESULTS, result_file, rows_file, run_suite
+from fedtar_flare.suite.task_scores import Run, differences, runs_by_arm, values
+
+SITES = ["site-1", "site-2"]
+SETTINGS = {
+    "preset": "tiny",
+    "torch_threads": 1,
+    "training": {"epochs": 2, "batch_size": 8},
+    "data": {"synthetic_patients": 20},
+    "fedkei": {"tasks": ["effusion", "nodule"], "base": ["none", "cardiomegaly"]},
+}
+ARMS = {
+    "rand": {"method": "fedkei", "label": "Rand", "settings": {"fedkei": {"plan": "rand"}}},
+    "fedkei": {"method": "fedkei", "label": "FedKEI <b>"},
+}
+SUITE = {"name": "tasks", "sites": SITES, "seeds": [0, 1], "settings": SETTINGS, "arms": ARMS}
+EPOCHS = 2
+
+
+def made(folder: Path, better=0.0, shuffled_too=False, **changes):
+    """A suite whose results nobody ran: FedKEI's scores of positives are higher by ``better``."""
+    arms = ARMS | ({"other": {"method": "fedkei", "label": "other order"}} if shuffled_too else {})
+    suite = Suite(**{**SUITE, "arms": arms, **changes})
+    planned = cells(suite)
+    (folder / RESULTS).mkdir()
+    for cell in planned:
+        draw = np.random.default_rng(cell.seed)  # the same images and noise for all arms
+        rows, tasks = [], []
+        for step, task in enumerate(("effusion", "nodule"), start=1):
+            for site in SITES:
+                about = {"step": step, "site": site, "task": task}
+                tasks.append(
+                    about
+                    | {"seconds": [0.5 * step, 2.0, 3.0], "start_seconds": 0.5, "membership": 0.6, "fell_back": False}
+                )
+                for i in range(12):
+                    scores = draw.random(EPOCHS + 1) + (better if cell.name == "fedkei" and i % 2 else 0.0)
+                    name = f"{'o' if cell.name == 'other' else 'p'}-{i // 2}"
+                    rows.append({**about, "patient_id": name, "label": i % 2, "scores": scores.tolist()})
+        rows_file(folder, cell).write_text("".join(json.dumps(row) + "\n" for row in rows))
+        label = cell.arm.label
+        known = {"arm": cell.name, "label": label, "seed": cell.seed, "sites": SITES, "versions": {"torch": "2"}}
+        known |= {"plan": cell.name, "order": "synchronous", "bytes": 1000, "seconds": 9.0, "tasks": tasks}
+        result_file(folder, cell).write_text(json.dumps(known))
+    return suite, planned
+
+
+def test_reports_and_classes_are_never_in_one_table():
+    with pytest.raises(ConfigError, match=r"fedkei classifies images and fedavg writes reports"):
+        cells(Suite(**{**SUITE, "settings": {}, "arms": {**ARMS, "fedavg": {"method": "fedavg"}}}))
+
+
+@pytest.mark.parametrize(
+    ("what", "given"),
+    [("outside", ["site-3"]), ("leave_one_out", True), ("grid", {"patients": [12]})],
+)
+def test_what_only_reports_answer_is_refused(what, given):
+    with pytest.raises(ConfigError, match=what):
+        cells(Suite(**{**SUITE, what: given}))
+
+
+def test_scores_are_means_over_sites_of_the_tasks_after_the_first(tmp_path):
+    _, planned = made(tmp_path)
+    for one in done(tmp_path, planned):
+        run = Run(one)
+        wanted = []
+        for site in SITES:
+            rows = [row for row in one.rows if (row["site"], row["step"]) == (site, 2)]
+            columns = np.array([row["scores"] for row in rows]).T
+            wanted.append([auc([row["label"] for row in rows], column) for column in columns])
+        start, final, area, area0 = run.scores()[:, 0]
+        assert start == pytest.approx(np.mean([curve[0] for curve in wanted]))
+        assert final == pytest.approx(np.mean([curve[-1] for curve in wanted]))
+        assert area == pytest.approx(np.mean([lca(curve) for curve in wanted]))
+        assert area0 == pytest.approx(np.mean([lca(curve, with_start=True) for curve in wanted]))
+
+
+def test_equal_arms_differ_by_nothing_and_a_better_one_by_more(tmp_path):
+    _, planned = made(tmp_path)
+    same = differences(runs_by_arm(done(tmp_path, planned)), "rand")["fedkei"]
+    assert all(one.value == (0, 0, 0) and one.p == 1 for one in same.values())
+    (tmp_path / "better").mkdir()
+    _, planned = made(tmp_path / "better", better=0.6)
+    arms = runs_by_arm(done(tmp_path / "better", planned))
+    more = differences(arms, "rand")["fedkei"]["lca"]
+    assert more.value.low > 0 and more.value.low < more.value.value < more.value.high and 0 < more.p < 1
+    own = values(arms["rand"])["final"].value
+    assert own.low < own.value < own.high
+    epochs, seconds = zip(*(reached for run in arms["fedkei"] for reached in run.reached(arms["rand"][0])), strict=True)
+    assert set(epochs) <= {0, 1, 2} and set(seconds) <= {1.0, 2.0, 3.0}
+
+
+def test_an_arm_that_met_other_images_is_not_paired(tmp_path):
+    _, planned = made(tmp_path, shuffled_too=True)
+    assert set(differences(runs_by_arm(done(tmp_path, planned)), "rand")) == {"fedkei"}
+
+
+def test_the_page_has_its_tables_and_its_curves(tmp_path):
+    suite, planned = made(tmp_path, better=0.3)
+    text = page.write_page(tmp_path, suite, planned).read_text()
+    root = ElementTree.fromstring(text.replace("<!DOCTYPE html>", "").replace("&nbsp;", " "))
+    titles = [heading.text for heading in root.iter("h2")]
+    assert titles == [
+        "How well, and how fast, new diseases are learnt",
+        "Difference to Rand",
+        "By disease",
+        "What it costs, the start included",
+        "Figures",
+    ]
+    assert "FedKEI &lt;b&gt;" in text and "CIDEr" not in text
+    assert {file.stem for file in (tmp_path / "figures").glob("*.svg")} == {"learning_curves", "seconds"}
+
+
+@pytest.mark.slow
+def test_a_suite_is_run_to_its_page(tmp_path, monkeypatch):
+    monkeypatch.setenv("FEDTAR_HOME", str(tmp_path / "home"))
+    planned = cells(Suite(**{**SUITE, "seeds": [0]}))
+    assert run_suite(tmp_path, planned, say=lambda line: None) == []
+    rand, ours = (Run(one) for one in done(tmp_path, planned))
+    assert rand.images == ours.images and rand.result["plan"] == "rand"
+    first = [place for place in rand.places if place[0] == 1]
+    assert first and all(rand.curves()[place] == ours.curves()[place] for place in first), "no pool, no difference"
+    assert ours.tasks[2, "site-1"]["start_seconds"] > rand.tasks[2, "site-1"]["start_seconds"]
+    assert not [folder for folder in (tmp_path / "home").glob("state/*/*") if folder.parent.name != "sites"]
+    assert page.write_page(tmp_path, Suite(**{**SUITE, "seeds": [0]}), planned)
