@@ -20,6 +20,11 @@ def add_commands(commands: Commands) -> None:
     task = "the new disease, 'name' or 'name=label|label'; may be repeated: the last is new, those before are negatives"
     add_repeated(command, "--task", "NAME", task)
     add_repeated(command, "--base", "LABEL", "label of images that are negatives (default none: those without any)")
+    command.add_argument(
+        "--labeler",
+        choices=("chexpert-rules", "ctrate-rules"),
+        help="read labels from the reports of images that have none, by these rules",
+    )
     add_repeated(command, "--set", "GROUP.NAME=VALUE", "a setting of training, such as training.epochs=10")
     command.add_argument("-o", "--out", type=Path, default=Path("adapted"), help="folder of the module")
     command.add_argument("--patients", type=int, default=48, help="of a synthetic site (default 48)")
@@ -49,6 +54,7 @@ def adapt(arguments: argparse.Namespace) -> None:
         arguments.site_file.stem,
         tasks=arguments.task,
         base=arguments.base or ["none"],
+        labeler=arguments.labeler,
         training=build(LearnerSettings, settings.get("training"), "training"),
         patients=arguments.patients,
         seed=arguments.seed,

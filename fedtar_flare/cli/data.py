@@ -102,9 +102,12 @@ def unpack(arguments: argparse.Namespace) -> None:
     names = [name.strip() for name in arguments.names.split(",") if name.strip()]
     found = unpack(arguments.file, arguments.out, names, arguments.most)
     if arguments.json:
-        print(json.dumps({"manifest": str(found.manifest), "pictures": found.pictures, "labels": found.labels}))
+        told = {"manifest": str(found.manifest), "pictures": found.pictures, "labels": found.labels}
+        print(json.dumps(told | {"colour": found.colour}))
         return
     print(f"{found.manifest}: {found.pictures} pictures")
+    if found.colour:
+        print("  in colour: say so in the site file (options: {modality: photograph}), else they are read as grey")
     for name, n in found.labels.items():
         print(f"  {name}: {n}")
 

@@ -45,7 +45,7 @@ class Check:
     """What was found.
 
     Args:
-        modality: ``ct``, ``radiograph``, or empty when nothing can be used.
+        modality: ``ct``, ``radiograph``, ``photograph``, or empty when nothing can be used.
         patients: with at least one usable study, and these studies only.
         rejected: reason to the texts of all studies that cannot be used.
         excluded: number of studies of patients on the site's exclusion list; not looked at.
@@ -204,6 +204,12 @@ def check_task(image: str, modality: str, thumbnail: bool, limits: dict[str, Any
             radiograph = read_radiograph(image)
             pictures = [_png(radiograph)] if thumbnail else []
             return {"shape": [1, *radiograph.shape], "spacing_mm": [], "notes": [], "pictures": pictures}
+        if modality == "photograph":
+            from fedtar_flare.imaging.readers.photograph import read_photograph
+
+            photograph = read_photograph(image)
+            pictures = [_png(photograph.transpose(1, 2, 0))] if thumbnail else []
+            return {"shape": [1, *photograph.shape[1:]], "spacing_mm": [], "notes": [], "pictures": pictures}
         from fedtar_flare.imaging.readers.ct import read_ct
 
         volume = read_ct(image)

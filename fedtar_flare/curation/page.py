@@ -52,7 +52,11 @@ def _tiles(found: Check) -> list[Tile]:
     rate = f"{duration(found.seconds)}, {found.images / found.seconds:.1f}/s" if found.seconds > 0 else ""
     return [
         Tile("Patients", whole(len(found.patients)), f"{whole(more)} with several visits"),
-        Tile("Visits", whole(len(found.visits)), {"ct": "CT", "radiograph": "radiographs"}.get(found.modality, "")),
+        Tile(
+            "Visits",
+            whole(len(found.visits)),
+            {"ct": "CT", "radiograph": "radiographs", "photograph": "photographs"}.get(found.modality, ""),
+        ),
         Tile("Sex", f"{sexes['F']} F, {sexes['M']} M", f"{sexes['unknown']} unknown"),
         Tile("Age, median", _median(ages), _range(ages, "years")),
         Tile("Days between visits, median", _median(gaps), _range(gaps, "days")),
@@ -81,7 +85,8 @@ def _of_patients(found: Check) -> list[Markup]:
 def _of_images(found: Check) -> list[Markup]:
     if found.modality != "ct":
         sides = [min(shape[1:]) for shape in found.shapes]
-        return [histogram("Shorter side of a radiograph", sides, "pixels", "radiographs")]
+        kind = found.modality or "radiograph"
+        return [histogram(f"Shorter side of a {kind}", sides, "pixels", f"{kind}s")]
     return [
         histogram("Slices per CT", [s[0] for s in found.shapes], "slices", "CTs", whole_numbers=True),
         histogram("Distance between slices", [s[0] for s in found.spacings], "mm", "CTs"),

@@ -20,11 +20,12 @@ NO_DATE = "2000-01-01"
 
 @dataclass(frozen=True)
 class Unpacked:
-    """What was written; ``labels``: how many pictures have each."""
+    """What was written; ``labels``: how many pictures have each; ``colour``: whether any picture is in colour."""
 
     manifest: Path
     pictures: int
     labels: dict[str, int]
+    colour: bool
 
 
 def unpack(file: Path, out: Path, names: Sequence[str] = (), most: int | None = None) -> Unpacked:
@@ -51,7 +52,9 @@ def unpack(file: Path, out: Path, names: Sequence[str] = (), most: int | None = 
     rows: list[dict[str, object]] = []
     counts: dict[str, int] = {}
     (out / "pictures").mkdir(parents=True, exist_ok=True)
+    colour = False
     for part, images, labels in _parts(file):
+        colour |= images.ndim == 4
         for i, (image, label) in enumerate(zip(images[:most], labels[:most], strict=True)):
             classes = np.flatnonzero(label) if labels.shape[1] > 1 else label
             said = [_name(int(c), names, file) for c in classes]
@@ -69,7 +72,7 @@ def unpack(file: Path, out: Path, names: Sequence[str] = (), most: int | None = 
             for name in said:
                 counts[name] = counts.get(name, 0) + 1
     write_rows(table, rows)
-    return Unpacked(table, len(rows), dict(sorted(counts.items())))
+    return Unpacked(table, len(rows), dict(sorted(counts.items())), colour)
 
 
 def _parts(file: Path) -> list[tuple[str, np.ndarray, np.ndarray]]:

@@ -14,14 +14,14 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 from fedtar_flare.data.splits import SPLITS, Split, split_of
 from fedtar_flare.data.timeline import Timeline
 from fedtar_flare.errors import DataError
 
 Sex = Literal["F", "M"]
-Modality = Literal["ct", "radiograph"]
+Modality = Literal["ct", "radiograph", "photograph"]
 MAX_AGE = 130.0
 EXCLUDED = "excluded"
 """Reason of studies whose patient is on the site's list of those who withdrew."""
@@ -38,7 +38,7 @@ class Visit:
     patient_id: str
     visit_id: str
     acquired: datetime  # a time with a zone is converted to UTC without one, so that all compare
-    image: Path  # DICOM folder, file or zip, NIfTI, PNG, JPEG or DICOM radiograph
+    image: Path  # DICOM folder, file or zip, NIfTI, PNG or JPEG, DICOM radiograph
     report: str
     modality: Modality
     age: float | None = None  # years at this visit
@@ -59,8 +59,9 @@ class Visit:
             raise DataError(f"{where}: the report is empty", reason="empty-report")
         if self.labels is not None and self.labels & self.uncertain:
             raise DataError(f"{where}: a label is given as sure and as unsure", reason="contradicting-labels")
-        if self.modality not in ("ct", "radiograph"):
-            raise DataError(f"{where}: modality '{self.modality}' is not ct or radiograph", reason="unknown-modality")
+        if self.modality not in get_args(Modality):
+            known = ", ".join(get_args(Modality))
+            raise DataError(f"{where}: modality '{self.modality}' is not one of {known}", reason="unknown-modality")
         if self.age is not None and not (math.isfinite(self.age) and 0 <= self.age <= MAX_AGE):
             raise DataError(
                 f"{where}: age {self.age:g} is not within 0 to {MAX_AGE:g} years", reason="age-out-of-range"

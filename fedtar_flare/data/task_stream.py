@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -81,6 +81,8 @@ class TaskStream:
         tasks: as :meth:`DiseaseTask.parse` reads them.
         base: labels of the images that are negatives from the first step on; :data:`NOTHING` stands for no label.
         order, site, seed: see :func:`order_of`.
+        from_report: labels that a report states and those of which it is unsure, for images whose source gives none;
+            None: these are left out.
 
     Raises:
         ConfigError: there is no task, a name is given twice, or a label is of two tasks, or of a task and the base.
@@ -93,7 +95,9 @@ class TaskStream:
         order: Order = "synchronous",
         site: str = "",
         seed: int = 0,
+        from_report: Callable[[str], tuple[frozenset[str], frozenset[str]]] | None = None,
     ):
+        self._from_report = from_report
         listed = [DiseaseTask.parse(text) for text in tasks]
         if not listed:
             raise ConfigError("tasks: at least one disease must be named")
@@ -118,16 +122,19 @@ class TaskStream:
 
     def label_of(self, visit: Visit, step: int) -> int | None:
         """1, 0, or None for an image that is left out of the step (or whose labels nobody knows)."""
-        if visit.labels is None:
+        labels, uncertain = visit.labels, visit.uncertain
+        if labels is None and self._from_report is not None and visit.report:
+            labels, uncertain = self._from_report(visit.report)
+        if labels is None:
             return None
         new = self.task(step).labels
-        if visit.labels & new:
+        if labels & new:
             return 1
-        if visit.uncertain & new:
+        if uncertain & new:
             return None
         known = self._base.union(*(task.labels for task in self._tasks[: step - 1]))
-        healthy = self._healthy and not visit.labels and not visit.uncertain
-        return 0 if healthy or visit.labels & known else None
+        healthy = self._healthy and not labels and not uncertain
+        return 0 if healthy or labels & known else None
 
     def labeled(self, samples: Iterable[Sample], step: int) -> Labeled:
         """The samples that take part in a step, in their order."""

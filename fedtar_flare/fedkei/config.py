@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import Field
 
 from fedtar_flare.data.task_stream import NOTHING, Order, TaskStream
 from fedtar_flare.errors import ConfigError
 from fedtar_flare.fedkei.plans import PLANS, MixingSettings
+from fedtar_flare.metrics.report_labels import RuleLabels, report_labels
 from fedtar_flare.models.classifier import ClassifierConfig
 from fedtar_flare.settings import build, nearest
 
@@ -46,6 +47,11 @@ class FedKEIConfig(MixingSettings):
         "synchronous",
         description="of the tasks at a site: as listed, 'reversed', or 'shuffled' by seed and site",
     )
+    labeler: RuleLabels | Literal["none"] = Field(
+        "none",
+        description="rules that read labels from the reports of images whose source gives none: 'chexpert-rules' "
+        "(radiographs) or 'ctrate-rules' (CT); 'none': such images are left out",
+    )
     beside_rand: bool = Field(
         False, description="each site also tunes from the common start, for comparison: twice the work"
     )
@@ -60,7 +66,8 @@ class FedKEIConfig(MixingSettings):
 
     def stream(self, site: str, seed: int) -> TaskStream:
         """The tasks in a site's order."""
-        return TaskStream(self.tasks, self.base, self.order, site, seed)
+        rules = None if self.labeler == "none" else report_labels(self.labeler)
+        return TaskStream(self.tasks, self.base, self.order, site, seed, rules)
 
 
 def classifier_of(preset: str, settings: dict[str, Any] | None, seed: int) -> ClassifierConfig:

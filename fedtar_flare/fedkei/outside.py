@@ -18,6 +18,7 @@ from fedtar_flare.fedkei.tuning import LearnerSettings
 from fedtar_flare.flare.study_executor import seed_of
 from fedtar_flare.learning.config import DataConfig
 from fedtar_flare.learning.device import choose_device
+from fedtar_flare.metrics.report_labels import RuleLabels, report_labels
 from fedtar_flare.site.cohort import prepare_site
 from fedtar_flare.site.site_file import SiteConfig
 
@@ -40,6 +41,7 @@ def adapt_outside(
     *,
     tasks: Sequence[str],
     base: Sequence[str] = (NOTHING,),
+    labeler: RuleLabels | None = None,
     training: LearnerSettings | None = None,
     patients: int = 48,
     seed: int = 0,
@@ -49,6 +51,7 @@ def adapt_outside(
 
     Args:
         tasks, base: as a job's; the images of the tasks before the last are negatives.
+        labeler: rules that read labels from reports where the source gives none.
         patients: of a synthetic site.
 
     Raises:
@@ -56,7 +59,7 @@ def adapt_outside(
         DataError: ``too-few-images`` of the disease, or of those without it.
     """
     training = training or LearnerSettings()
-    stream = TaskStream(tasks, base)
+    stream = TaskStream(tasks, base, from_report=report_labels(labeler) if labeler else None)
     cohort, _ = prepare_site(
         config,
         site,

@@ -71,14 +71,32 @@ def ct_steps(config: InputConfig) -> list[Callable[[Any], Any]]:
 
 def radiograph_pipeline(config: InputConfig) -> Compose:
     """The same for radiographs: S = 1, three equal channels, position 0."""
+    from fedtar_flare.imaging.readers.monai_readers import RadiographReader
+
+    return _picture_pipeline(RadiographReader(), config)
+
+
+def photograph_pipeline(config: InputConfig) -> Compose:
+    """The same for photographs: S = 1, red, green and blue, position 0."""
+    from fedtar_flare.imaging.readers.monai_readers import PhotographReader
+
+    return _picture_pipeline(PhotographReader(), config)
+
+
+def _picture_pipeline(reader: Any, config: InputConfig) -> Compose:
     from monai.transforms import Compose, LoadImaged
 
-    from fedtar_flare.imaging.readers.monai_readers import RadiographReader
-    from fedtar_flare.imaging.transforms import RadiographToSliced, SquareResized
+    from fedtar_flare.imaging.transforms import PictureToSliced, SquareResized
 
-    reader: Any = RadiographReader()
     load = LoadImaged("image", reader, np.uint8, ensure_channel_first=True)
-    return Compose([load, SquareResized("image", config.image_size), RadiographToSliced("image")])
+    return Compose([load, SquareResized("image", config.image_size), PictureToSliced("image")])
+
+
+PIPELINES: dict[Modality, Callable[[InputConfig], Compose]] = {
+    "ct": ct_pipeline,
+    "radiograph": radiograph_pipeline,
+    "photograph": photograph_pipeline,
+}
 
 
 def prepare(visit: Visit, config: InputConfig, cache_dir: Path) -> Prepared:
@@ -180,7 +198,7 @@ def images_of(samples: Sequence[Sample]) -> list[Prepared]:
 def entry_of(visit: Visit, config: InputConfig, cache_dir: Path) -> Path:
     """The cache entry of a visit, existing or not; raises :class:`DataError` ``no-image`` when its files are gone."""
     settings = {"modality": visit.modality, **config.to_dict()}
-    if visit.modality == "radiograph":
+    if visit.modality != "ct":
         settings = {"modality": visit.modality, "image_size": config.image_size}
     return cache.entry_path(cache_dir, cache.file_identity(visit.image), settings)
 
@@ -219,7 +237,7 @@ def _pipeline(modality: Modality, config: InputConfig) -> Compose:
     logging.getLogger("monai.data.nvimgcodec_pydicom_plugin").setLevel(logging.ERROR)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="NvImgCodec")
-        return ct_pipeline(config) if modality == "ct" else radiograph_pipeline(config)
+        return PIPELINES[modality](config)
 
 
 def _run(image: Path, modality: Modality, config: InputConfig) -> Any:

@@ -128,12 +128,13 @@ def _to_square(pictures: np.ndarray, size: int, pixel_mm: tuple[float, float]) -
     return out.reshape(*front, size, size)
 
 
-class RadiographToSliced(MapTransform):
-    """Radiograph uint8 (1, H, W) to one slice of three equal channels (1, 3, H, W); ``position_mm`` is 0."""
+class PictureToSliced(MapTransform):
+    """Picture uint8 (1 or 3, H, W) to one slice (1, 3, H, W), one channel three times; ``position_mm`` is 0."""
 
     def __call__(self, data: Mapping[Hashable, Any]) -> dict[Hashable, Any]:
         out = dict(data)
         for key in self.key_iterator(out):
-            out[key] = np.repeat(np.asarray(out[key])[:, None], 3, axis=1)
+            picture = np.asarray(out[key])
+            out[key] = np.repeat(picture, 3 // len(picture), axis=0)[None]
             out["position_mm"] = np.zeros(1, np.float32)
         return out

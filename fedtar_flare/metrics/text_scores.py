@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
 
+from fedtar_flare.data.cohort import Modality
 from fedtar_flare.metrics.alarms import identical_share, length_ratio, mismatched_share
 from fedtar_flare.metrics.chexpert_rules import chexpert_labeler
 from fedtar_flare.metrics.ctrate_rules import ctrate_labeler
@@ -14,12 +14,12 @@ from fedtar_flare.metrics.language import clean
 from fedtar_flare.metrics.temporal import VisitReport, temporal_scores
 
 
-def labeler_for(modality: Literal["ct", "radiograph"]) -> RuleLabeler:
+def labeler_for(modality: Modality) -> RuleLabeler:
     """The rule-based labeler of the classes that are usual for reports on these images."""
     return ctrate_labeler() if modality == "ct" else chexpert_labeler()
 
 
-def stated_classes(text: str, modality: Literal["ct", "radiograph"]) -> frozenset[str]:
+def stated_classes(text: str, modality: Modality) -> frozenset[str]:
     """Classes that a report states, other than that there is none."""
     labeler = labeler_for(modality)
     return frozenset(
@@ -27,7 +27,7 @@ def stated_classes(text: str, modality: Literal["ct", "radiograph"]) -> frozense
     )
 
 
-def text_scores(rows: Sequence[VisitReport], modality: Literal["ct", "radiograph"]) -> dict[str, float | None]:
+def text_scores(rows: Sequence[VisitReport], modality: Modality) -> dict[str, float | None]:
     """Scores of one site's reports; None where one is not defined.
 
     Returns:

@@ -4,7 +4,7 @@
 |---|---|
 | ``patient_id`` | the same text for all studies of a patient |
 | ``study_datetime`` | date, or date and time, of acquisition: 2020-01-31, 2020-01-31 12:30, 20200131 |
-| ``image`` | DICOM folder, file or zip, NIfTI, PNG, JPEG or DICOM radiograph; relative to the table's folder |
+| ``image`` | DICOM folder, file or zip, NIfTI, PNG or JPEG, DICOM radiograph; relative to the table's folder |
 | ``report`` or ``report_path`` | the text, or a UTF-8 file with it |
 | ``age`` or ``birth_date`` | optional: years at the study, or date of birth |
 | ``sex`` | optional: F or M; anything else is unknown |
@@ -38,7 +38,11 @@ REQUIRED = ("patient_id", "study_datetime", "image")
 REPORTS = ("report", "report_path")
 LABELS = "labels"
 KNOWN = (*REQUIRED, *REPORTS, "age", "birth_date", "sex", LABELS, "institution")
-MODALITIES: dict[str, Modality] = {"ct": "ct", **dict.fromkeys(("radiograph", "film", "cxr", "xray"), "radiograph")}
+MODALITIES: dict[str, Modality] = {
+    "ct": "ct",
+    **dict.fromkeys(("radiograph", "film", "cxr", "xray"), "radiograph"),
+    **dict.fromkeys(("photograph", "photo"), "photograph"),
+}
 """Allowed values of the option ``modality``, and their meaning."""
 Row = dict[str, str]
 
@@ -47,8 +51,9 @@ def read_manifest(path: Path, options: Mapping[str, Any] | None = None) -> Readi
     """Read a table of studies. A row that cannot be used is left out; its error names row and column.
 
     ``path`` is the file, or a folder with ``manifest.csv`` or ``manifest.parquet``. Options besides the shared ones
-    (:mod:`fedtar_flare.data.sources.reading`): ``modality``: ``ct`` or ``radiograph`` (also ``film``, ``cxr``,
-    ``xray``); by default, the first existing image decides.
+    (:mod:`fedtar_flare.data.sources.reading`): ``modality``: ``ct``, ``radiograph`` (also ``film``, ``cxr``,
+    ``xray``) or ``photograph`` (also ``photo``); by default, the first existing image decides between the first two, as
+    many radiographs are stored in colour.
 
     Raises:
         ConfigError: no such table, a missing column, an unknown option.

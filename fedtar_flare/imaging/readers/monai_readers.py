@@ -1,4 +1,4 @@
-"""``CTSeriesReader`` and ``RadiographReader`` for MONAI's ``LoadImaged``.
+"""``CTSeriesReader``, ``RadiographReader`` and ``PhotographReader`` for MONAI's ``LoadImaged``.
 
 The file is read in ``get_data``, not in ``read``: after an error in ``read``, ``LoadImage`` tries its other readers,
 and they would return a silently wrong image for what these refuse.
@@ -17,6 +17,7 @@ from monai.data import ImageReader
 
 from fedtar_flare.data.sources.fields import PICTURES
 from fedtar_flare.imaging.readers.ct import read_ct
+from fedtar_flare.imaging.readers.photograph import read_photograph
 from fedtar_flare.imaging.readers.radiograph import read_radiograph
 from fedtar_flare.imaging.readers.volume import CTRules
 
@@ -75,6 +76,19 @@ class RadiographReader(ImageReader):
         """Radiograph and metadata; raises :class:`DataError` (see :func:`read_radiograph`)."""
         radiograph = read_radiograph(img)
         return radiograph, _meta(np.eye(4), radiograph.shape)
+
+
+class PhotographReader(RadiographReader):
+    """Reads one photograph as uint8 (3, height, width); its affine is the identity."""
+
+    def verify_suffix(self, filename: Sequence[Any] | Any) -> bool:
+        """Whether a path looks like a picture."""
+        return all(path.suffix.lower() in PICTURES for path in _paths(filename))
+
+    def get_data(self, img: Path) -> tuple[np.ndarray, dict[str, Any]]:
+        """Photograph and metadata; raises :class:`DataError` (see :func:`read_photograph`)."""
+        photograph = read_photograph(img)
+        return photograph, _meta(np.eye(4), photograph.shape[1:]) | {"original_channel_dim": 0}
 
 
 def _paths(names: Sequence[Any] | Any) -> list[Path]:

@@ -14,12 +14,12 @@ import numpy as np
 from fedtar_flare.data.sources.fields import PICTURES
 from fedtar_flare.errors import DataError, decoding
 from fedtar_flare.imaging.limits import check_size
+from fedtar_flare.imaging.readers.pictures import DEEP, check_side, opened_picture
 
 if TYPE_CHECKING:
     from fedtar_flare.imaging.readers.dicom_files import Header
 
 LATERAL = {"LL", "RL", "LATERAL", "LLD", "RLD"}
-MIN_SIDE = 16
 GREY = ("MONOCHROME1", "MONOCHROME2")
 KEYWORDS = """
     Modality ViewPosition ModalityLUTSequence RescaleIntercept RescaleSlope RescaleType VOILUTSequence VOILUTFunction
@@ -42,30 +42,15 @@ def read_radiograph(path: Path | str) -> np.ndarray:
     radiograph = _read_picture(path) if path.suffix.lower() in PICTURES else _read_dicom(path)
     if radiograph.min() == radiograph.max():
         raise DataError(f"{path}: every pixel has the same value", reason="blank")
-    height, width = radiograph.shape
-    if min(height, width) < MIN_SIDE:
-        raise DataError(f"{path}: {width} x {height} pixels are no radiograph", reason="too-small")
+    check_side(path, radiograph.shape, "radiograph")
     return radiograph
 
 
 def _read_picture(path: Path) -> np.ndarray:
-    from PIL import Image, ImageOps
-
-    check_size(str(path), "file_bytes", path.stat().st_size)
-    with decoding(f"{path}: not readable as a picture"), Image.open(path) as image:
-        if image.format == "PNG":  # its checksums are looked at by this alone
-            image.verify()
-    with decoding(f"{path}: not readable as a picture"), Image.open(path) as image:
-        check_size(str(path), "pixels", image.width * image.height)
-        if getattr(image, "n_frames", 1) > 1 or image.mode == "1":
-            what = "a bitmap without greys" if image.mode == "1" else "several pictures in one file"
-            raise DataError(f"{path}: {what}", reason="not-a-radiograph")
-        upright = ImageOps.exif_transpose(image)
-        if upright.mode in ("I;16", "I;16B", "I;16L", "I", "F"):
-            return stretch(_finite(np.array(upright, np.float32), path))
-        if upright.mode in ("RGBA", "LA", "PA", "P"):
-            upright = upright.convert("RGBA").convert("RGB")  # keeps the colours below a transparent layer
-        return np.array(upright.convert("L"))
+    with opened_picture(path, "not-a-radiograph") as picture:
+        if picture.mode in DEEP:
+            return stretch(_finite(np.array(picture, np.float32), path))
+        return np.array(picture.convert("L"))
 
 
 def _read_dicom(path: Path) -> np.ndarray:

@@ -1,0 +1,35 @@
+"""Labels of an image that its report states, by the rule-based labelers, where a source gives none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal
+
+from fedtar_flare.metrics.chexpert_rules import chexpert_labeler
+from fedtar_flare.metrics.ctrate_rules import ctrate_labeler
+
+RuleLabels = Literal["chexpert-rules", "ctrate-rules"]
+FromReport = Callable[[str], tuple[frozenset[str], frozenset[str]]]
+"""Labels that a report states, and those of which it is unsure."""
+
+
+def report_labels(name: RuleLabels) -> FromReport:
+    """Labels of a report by the rules of this name: ``chexpert-rules`` (radiographs) or ``ctrate-rules`` (chest CT).
+
+    What a report does not mention counts as absent. ``No Finding`` is no label, and neither is what may stand beside
+    it (support devices): such an image has none.
+
+    >>> report_labels("chexpert-rules")("Small left effusion. Possible pneumonia. No pneumothorax.")
+    (frozenset({'Pleural Effusion'}), frozenset({'Pneumonia'}))
+    """
+    labeler = chexpert_labeler() if name == "chexpert-rules" else ctrate_labeler()
+    no_labels = {labeler.no_finding, *labeler.beside}
+
+    def labels(report: str) -> tuple[frozenset[str], frozenset[str]]:
+        found = {one: label for one, label in labeler(report).items() if one not in no_labels}
+        sure, unsure = (
+            frozenset(one for one, label in found.items() if label == said) for said in ("positive", "uncertain")
+        )
+        return sure, unsure
+
+    return labels
