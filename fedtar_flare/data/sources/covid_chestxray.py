@@ -1,6 +1,6 @@
 """The COVID-19 image data collection: public chest radiographs of patients over time, with clinical notes as reports.
 
-Only frontal radiographs with notes count. ``offset``, days since the first symptoms (possibly negative), orders a
+Only frontal radiographs with notes count; for methods that classify, also those whose finding is known. ``offset``, days since the first symptoms (possibly negative), orders a
 patient's visits but is no calendar date. ``location`` names the hospital and so divides the collection into natural
 sites.
 """
@@ -19,7 +19,7 @@ from fedtar_flare.data.sources.reading import Reading
 from fedtar_flare.data.sources.tables import rows_of
 from fedtar_flare.errors import ConfigError, DataError, collecting
 
-OPTIONS = ("location", "not_location")
+OPTIONS = ("location", "not_location", "without_notes")
 COLUMNS = ("patientid", "offset", "sex", "age", "view", "modality", "location", "folder", "filename", "clinical_notes")
 FRONTAL = ("PA", "AP", "AP SUPINE", "APS", "AP ERECT", "AP SEMI ERECT")
 NAMED_SITES = ("Spain", "Australia")
@@ -32,13 +32,17 @@ def read_covid_chestxray(path: Path, options: Mapping[str, Any] | None = None) -
 
     Options besides the shared ones (:mod:`fedtar_flare.data.sources.reading`): ``location``: texts, one of which must
     occur in a patient's location (upper or lower case), or ``others``: everywhere but Spain and Australia.
-    ``not_location``: texts, none of which may occur.
+    ``not_location``: texts, none of which may occur. ``without_notes``: true keeps radiographs that have no notes but
+    a finding, which only methods that classify can use.
 
     Raises:
         ConfigError: no metadata, a missing column, an unknown option, or a location that nobody has.
     """
     options = options or {}
     reading = Reading.of(path, options, "covid_chestxray", OPTIONS)
+    without_notes = options.get("without_notes", False)
+    if not isinstance(without_notes, bool):
+        raise ConfigError(f"source 'covid_chestxray': without_notes must be true or false, not {without_notes!r}")
     within, without = _texts(options.get("location"), "location"), _texts(options.get("not_location"), "not_location")
     if within == ["others"]:
         within, without = [], [*without, *(name.lower() for name in NAMED_SITES)]
@@ -57,7 +61,7 @@ def read_covid_chestxray(path: Path, options: Mapping[str, Any] | None = None) -
     usable = []
     for row in rows:
         with collecting(reading.problems):
-            _check(row)
+            _check(row, without_notes)
             usable.append(row)
     radiographs = Counter(row["patientid"] for row in usable)
     for row in usable:
@@ -72,12 +76,12 @@ def _institution(location: str) -> str:
     return next((name for name in NAMED_SITES if name.lower() in location), "others")
 
 
-def _check(row: Mapping[str, str]) -> None:
+def _check(row: Mapping[str, str], without_notes: bool) -> None:
     name = row["filename"]
     if row["modality"].lower() != "x-ray" or row["view"].upper() not in FRONTAL:
         text = f"{name}: {row['modality']}, view '{row['view']}' is not a frontal radiograph"
         raise DataError(text, reason="not-frontal-radiograph")
-    if not row["clinical_notes"]:
+    if not row["clinical_notes"] and not (without_notes and _labels(row["finding"]) is not None):
         raise DataError(f"{name}: no clinical notes", reason="empty-report")
 
 
