@@ -32,6 +32,7 @@ class Adapted:
 
     Args:
         difference: theta - w0, float32 by name: what is sent.
+        importance: the module's Fisher information by name, which is sent too (FedCurv); else empty.
         curve: AUC on the test split at e = 0..E; None where it has one class.
         losses: mean training loss of each tuning epoch.
         mixture_loss, start_loss: mean validation loss of the mixture and of w0; None without validation examples.
@@ -46,6 +47,7 @@ class Adapted:
     """
 
     difference: dict[str, Tensor]
+    importance: dict[str, Tensor]
     curve: tuple[float | None, ...]
     losses: tuple[float, ...]
     mixture_loss: float | None

@@ -11,8 +11,10 @@ its columns add up to nearly v. Both are declared as modules, which no privacy f
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
+from fedtar_flare.fedkei.objectives import IMPORTANCE, PULL
 from fedtar_flare.protocol.contract import LORA_NAMES, Contract, Group, Task
 from fedtar_flare.protocol.fields import SECONDS, Field
 from fedtar_flare.protocol.tasks import HANDSHAKE, PRIVACY, SCORES, handshake
@@ -26,6 +28,14 @@ ADAPTER = Group("adapter", "averaged", _ADAPTER, "the common start: low-rank fac
 HEAD = Group("head", "averaged", _HEAD, "the common start of the binary head, by the job's seed")
 ADAPTERS = Group("adapters", "pooled", _ADAPTER, "adapters that hospitals learnt of a disease, and gradients in them")
 HEADS = Group("heads", "pooled", _HEAD, "binary heads that hospitals learnt of a disease, and gradients in them")
+
+_IMPORTANCE, _PULL = (
+    tuple(rf"{re.escape(prefix)}(?:{name})" for name in (*_ADAPTER, *_HEAD)) for prefix in (IMPORTANCE, PULL)
+)
+IMPORTANCES = Group(
+    "importances", "pooled", _IMPORTANCE, "plan fedcurv: a module's Fisher information, squared gradients"
+)
+PULLS = Group("pulls", "pooled", _PULL, "plan fedcurv: all modules' sum, each weighted by its Fisher information")
 
 _START, _MODULES = (ADAPTER.name, HEAD.name), (ADAPTERS.name, HEADS.name)
 _NOT_YET = {"adapter_config", *(field.name for field in SCORES)}
@@ -45,8 +55,8 @@ probe = Task(
 adapt = Task(
     ADAPT,
     "learn alpha, tune a module on the site's own images of the task, and score it",
-    down=_MODULES,
-    up=_MODULES,
+    down=(*_MODULES, IMPORTANCES.name, PULLS.name),
+    up=(*_MODULES, IMPORTANCES.name),
     sends="difference",
     follows=(HANDSHAKE,),
     fields=(
@@ -65,7 +75,7 @@ adapt = Task(
 CONTRACT = Contract(
     method="fedkei",
     title="FedKEI: informed starts for new diseases",
-    groups=(ADAPTER, HEAD, ADAPTERS, HEADS),
+    groups=(ADAPTER, HEAD, ADAPTERS, HEADS, IMPORTANCES, PULLS),
     tasks=(
         replace(
             handshake,

@@ -17,6 +17,7 @@ from fedtar_flare.fedkei.contract import ADAPT, CONTRACT, PROBE
 from fedtar_flare.fedkei.events import Learnt, Mixed, SiteTask, Stream
 from fedtar_flare.fedkei.knowledge import write_knowledge
 from fedtar_flare.fedkei.mixture import Mixture
+from fedtar_flare.fedkei.objectives import IMPORTANCE, PULL
 from fedtar_flare.fedkei.plans import plan
 from fedtar_flare.fedkei.pool import Pool
 from fedtar_flare.flare.aggregation import SpilledUpdates
@@ -87,6 +88,11 @@ class FedKEIController(MethodController):
         write_knowledge(self.results_folder, after, self.described, self.run_id, self.config.origin, sorted(learnt))
         return w
 
+    @property
+    def _curved(self) -> bool:
+        """Whether Fisher information travels beside the modules (FedCurv)."""
+        return self.plan.local.objective == "fisher"
+
     # ------------------------------------------------------------------ the two steps
     def _mixture(self, pool: Pool, task: int) -> Mixture:
         """Clusters of the modules of earlier tasks; in production of at least two sites each."""
@@ -109,13 +115,19 @@ class FedKEIController(MethodController):
     def _adapt(self, mixture: Mixture, pool: Pool, r: int) -> Answers:
         """Every site tunes its module, which goes into the pool."""
 
-        def accept(site: str, reply: Reply, tensors: Tensors) -> None:
-            self._check(ADAPT, tensors, mixture.centres(site), one=True)
-            found = self._site_task(reply)
-            check_update_size(tensors, pool.start, self.update_norm_limit)
-            pool.add(site, r, tensors, gap=found.gap)
+        more: Tensors = {}
+        if self._curved:  # where the pool may not be mixed yet, nothing of it is told this way either
+            more = pool.curvature(r if mixture.parts is not None else 0).tensors()
 
-        answers = self._ask(ADAPT, mixture, r, 2, accept)
+        def accept(site: str, reply: Reply, tensors: Tensors) -> None:
+            self._check(ADAPT, tensors, {**mixture.centres(site), **more}, one=True)
+            found = self._site_task(reply)
+            module = {name: value for name, value in tensors.items() if name in pool.start}
+            importance = {n.removeprefix(IMPORTANCE): v for n, v in tensors.items() if n.startswith(IMPORTANCE)}
+            check_update_size(module, pool.start, self.update_norm_limit)
+            pool.add(site, r, module, gap=found.gap, importance=importance)
+
+        answers = self._ask(ADAPT, mixture, r, 2, accept, more)
         self.results.step(r, 2, answers, None)
         learnt = {site: self._site_task(reply) for site, reply in sorted(answers.replies.items())}
         self.record.write(Learnt(round=r, sites=learnt))
@@ -128,12 +140,17 @@ class FedKEIController(MethodController):
         self.info(f"task {r}: AUC of test images {shown or 'not told by any site'}")
         return answers
 
-    def _ask(self, task: str, mixture: Mixture, r: int, step: int, accept: OnReply) -> Answers:
-        """Send each site its centres: one message to all, and one to each site that a plan mixes for apart."""
+    def _ask(
+        self, task: str, mixture: Mixture, r: int, step: int, accept: OnReply, more: Tensors | None = None
+    ) -> Answers:
+        """Send each site its centres: one message to all, and one to each site that a plan mixes for apart.
+
+        ``more`` goes down beside them.
+        """
         header = self.header(r, step, after=version(r - 1, STEPS if r > 1 else 0))
         apart = [site for site in self.sites if site in mixture.own]
         if not apart:
-            return self.ask(task, header, mixture.centres(), self.sites, accept)
+            return self.ask(task, header, {**mixture.centres(), **(more or {})}, self.sites, accept)
         groups: list[Sequence[str]] = [[site] for site in apart]
         groups += [[site for site in self.sites if site not in mixture.own]]
         answers = Answers()
@@ -145,7 +162,7 @@ class FedKEIController(MethodController):
 
     def _check(self, task: str, tensors: Tensors, centres: Tensors, *, one: bool) -> None:
         """Refuse (:class:`ExchangeError`) what is not of the centres' names, and of their shapes (``one``: of one)."""
-        shapes = {name: tuple(value.shape) for name, value in centres.items()}
+        shapes = {name: tuple(value.shape) for name, value in centres.items() if not name.startswith(PULL)}
         self._wire.check_tensors(task, tensors, shapes, sends="difference", dtypes=MASTER_DTYPE)
         for name, shape in sorted(shapes.items()):
             if name not in tensors:
@@ -213,7 +230,7 @@ class FedKEIController(MethodController):
         many = self.num_rounds * len(self.sites)
         if self.plan.groups == "kmeans":
             many = max(self.config.clusters, self.config.head_clusters)
-        return self.schema.parameters * max(many, 1)
+        return self.schema.parameters * max(many, 2 if self._curved else 1)
 
     def _record_mixture(self, mixture: Mixture, probed: Answers, r: int, modules: int) -> None:
         self.record.write(

@@ -12,6 +12,7 @@ from fedtar_flare.errors import ConfigError, ExchangeError
 from fedtar_flare.fedkei.asked import asked_of, head_values
 from fedtar_flare.fedkei.config import STEPS, FedKEIConfig, classifier_of
 from fedtar_flare.fedkei.contract import ADAPT, CONTRACT, PROBE
+from fedtar_flare.fedkei.objectives import IMPORTANCE, split_curvature
 from fedtar_flare.fedkei.plans import plan
 from fedtar_flare.fedkei.site_data import SiteTaskData
 from fedtar_flare.fedkei.site_page import module_name, scores_name, write_modules_page
@@ -149,9 +150,13 @@ class FedKEIExecutor(StudyExecutor):
                 progress(epoch)
 
         start, examples = learner.start(), data.examples()
+        weights, curvature = split_curvature(weights)
         informed = any(not torch.equal(value[0], start[name]) or len(value) > 1 for name, value in weights.items())
         alpha = self.plan.alpha if informed else "fixed"
-        found = learner.adapt(weights, examples, header.round, alpha=alpha, local=self.plan.local, on_epoch=tell)
+        local = self.plan.local
+        found = learner.adapt(
+            weights, examples, header.round, alpha=alpha, local=local, curvature=curvature, on_epoch=tell
+        )
         rand: Adapted | None = None
         if self.fedkei_config.beside_rand:
             plain = {name: value[None] for name, value in start.items()}
@@ -159,7 +164,8 @@ class FedKEIExecutor(StudyExecutor):
             rand = found if same else learner.adapt(plain, examples, header.round, alpha="fixed")
         site.stop_if_aborted()
         self._keep(header, site, state, data, found, rand, start)
-        return self._reply(header, site, data, found, rand), found.difference
+        sent = {f"{IMPORTANCE}{name}": value for name, value in found.importance.items()}
+        return self._reply(header, site, data, found, rand), found.difference | sent
 
     # ------------------------------------------------------------------ pieces
     def _data(self, header: TaskHeader, site: Site, cohort: Cohort) -> SiteTaskData:
@@ -177,9 +183,12 @@ class FedKEIExecutor(StudyExecutor):
         """
         schema = state.schema()
         agreed = {} if schema is None else dict(schema.shapes)
-        for name in sorted(agreed.keys() | weights.keys()):
-            if name not in weights or name not in agreed or tuple(weights[name].shape[1:]) != agreed[name]:
-                raise ExchangeError(f"the centres that came down do not fit the run's exchange at tensor '{name}'")
+        centres, curvature = split_curvature(weights)
+        one = [] if curvature is None else [curvature.importance, curvature.pull]
+        for stacked in (centres, *({name: value[None] for name, value in part.items()} for part in one)):
+            for name in sorted(agreed.keys() | stacked.keys()):
+                if name not in stacked or name not in agreed or tuple(stacked[name].shape[1:]) != agreed[name]:
+                    raise ExchangeError(f"what came down does not fit the run's exchange at tensor '{name}'")
         if data.shortage:
             return abstain(header, data.shortage)
         if not state.once(f"{task} {header.round}", checksum(weights)):

@@ -33,7 +33,7 @@ from fedtar_flare.fedkei.hypergradient import Hypergradient, InnerPath, Vectors
 from fedtar_flare.fedkei.mixing import Kind, Origin, origin_of
 from fedtar_flare.fedkei.mixture import AlphaMode
 from fedtar_flare.fedkei.model import TaskModel
-from fedtar_flare.fedkei.objectives import PLAIN, Local
+from fedtar_flare.fedkei.objectives import PLAIN, Curvature, Local
 from fedtar_flare.fedkei.tuning import LearnerSettings, Tuned, tune
 from fedtar_flare.learning.training import require_finite
 from fedtar_flare.metrics.classification import auc
@@ -171,9 +171,10 @@ class TaskLearner:
         *,
         alpha: AlphaMode = "learnt",
         local: Local = PLAIN,
+        curvature: Curvature | None = None,
         on_epoch: Callable[[int, float | None], None] = lambda epoch, auc: None,
     ) -> Adapted:
-        """Learn alpha, tune theta; ``on_epoch`` gets e = 0..E and its AUC.
+        """Learn alpha, tune theta; ``on_epoch`` gets e = 0..E and its AUC. ``curvature``: for the objective ``fisher``.
 
         An update whose loss or gradient is not finite is left out.
 
@@ -207,15 +208,19 @@ class TaskLearner:
 
         tuned = Tuned()
         evaluate(0)
-        for epoch in tune(self.model, self.settings, data.train, local, tuned, clock, self.seed, task):
+        key = (self.seed, task)
+        for epoch in tune(self.model, self.settings, data.train, local, tuned, clock, *key, curvature=curvature):
             evaluate(epoch)
         state = self.model.state()
         require_finite(state)
+        with clock("tuning"):
+            importance = self.model.fisher(data.train) if local.objective == "fisher" else {}
         with clock("evaluation"):
             final_loss = self._loss(state, data.validation)
             membership = self._membership(state, data, scores[-1])
         return Adapted(
             difference={name: value - self.model.start[name] for name, value in state.items()},
+            importance=importance,
             curve=tuple(curve),
             losses=tuple(tuned.losses),
             mixture_loss=mixture_loss,

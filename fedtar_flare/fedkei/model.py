@@ -89,6 +89,14 @@ class TaskModel:
         loss = self.loss(examples, indices)
         return float(loss.detach()), dict(zip(own, torch.autograd.grad(loss, list(own.values())), strict=True))
 
+    def fisher(self, examples: Examples) -> dict[str, Tensor]:
+        """Diagonal of the empirical Fisher information: mean of examples' squared gradients; float32, on the CPU."""
+        found = {name: torch.zeros_like(value) for name, value in self.parameters().items()}
+        for i in range(len(examples.labels)):
+            for name, gradient in self.gradients(examples, [i])[1].items():
+                found[name].addcmul_(gradient, gradient, value=1 / len(examples.labels))
+        return {name: value.float().cpu() for name, value in sorted(found.items())}
+
     @torch.no_grad()
     def scores(self, examples: Examples) -> Tensor:
         """Scores (n,) of the new disease in 0..1, float64, on the CPU."""

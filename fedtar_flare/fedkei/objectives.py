@@ -9,7 +9,7 @@ from typing import Literal
 from torch import Tensor
 from torch.nn import functional as F
 
-Objective = Literal["plain", "proximal", "frozen_a", "head_only", "maml", "distil"]
+Objective = Literal["plain", "proximal", "frozen_a", "head_only", "maml", "distil", "fisher"]
 
 TEMPERATURE = 2.0
 """Of the distillation."""
@@ -23,7 +23,8 @@ class Local:
         objective: ``plain``; ``proximal``: plus mu / 2 times the squared distance to the start (FedProx); ``frozen_a``:
             LoRA's A stays (FFA-LoRA); ``head_only``: the adapter stays; ``maml``: an update takes the gradient of the
             second half of its batch after one plain step, of the same size, on the first (first-order MAML, as in
-            Per-FedAvg); ``distil``: plus the distillation of the start (FLwF).
+            Per-FedAvg); ``distil``: plus the distillation of the start (FLwF);
+            ``fisher``: plus the distance to all sites' latest modules, weighted by their Fisher information (FedCurv).
         extra_epochs: of tuning, beyond the settings'.
     """
 
@@ -38,6 +39,50 @@ class Local:
 
 
 PLAIN = Local()
+
+IMPORTANCE, PULL = "importance.", "pull."
+"""Before a tensor's name on the wire: its Fisher information, and that times the tensor."""
+
+
+@dataclass(frozen=True)
+class Curvature:
+    """Sums over the sites' latest modules, by tensor name: ``importance`` F = sum_j F_j, ``pull`` = sum_j F_j theta_j.
+
+    FedCurv leaves a site's own module out of its sum; here it is in, so that all sites get one message and a site needs
+    nothing of what it sent before.
+    """
+
+    importance: Mapping[str, Tensor]
+    pull: Mapping[str, Tensor]
+
+    def tensors(self) -> dict[str, Tensor]:
+        """As they go down, each with a leading axis of 1."""
+        found = {f"{IMPORTANCE}{name}": value[None] for name, value in self.importance.items()}
+        return found | {f"{PULL}{name}": value[None] for name, value in self.pull.items()}
+
+
+def split_curvature(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], Curvature | None]:
+    """Tensors that came down without those of a curvature, and it; None where there is none."""
+    plain = {name: value for name, value in tensors.items() if not name.startswith((IMPORTANCE, PULL))}
+    if len(plain) == len(tensors):
+        return plain, None
+    parts = (
+        {n.removeprefix(prefix): value[0] for n, value in tensors.items() if n.startswith(prefix)}
+        for prefix in (IMPORTANCE, PULL)
+    )
+    return plain, Curvature(*parts)
+
+
+def add_curvature(
+    gradients: Mapping[str, Tensor], theta: Mapping[str, Tensor], curvature: Curvature, weight: float
+) -> None:
+    """``g += weight (F theta - pull)`` in place: the gradient of FedCurv's term::
+
+    weight / 2 sum_j (theta - theta_j)^T F_j (theta - theta_j)
+    """
+    for name, gradient in gradients.items():
+        importance, pull = (part[name].to(gradient) for part in (curvature.importance, curvature.pull))
+        gradient.add_(importance * theta[name].detach() - pull, alpha=weight)
 
 
 def add_proximal(

@@ -202,6 +202,7 @@ PLANS: dict[str, Plan] = {
         Plan("apple", "APPLE", "last", "each", alpha="learnt"),
         Plan("fedga", "FedGA", "last", weights="gaps"),
         Plan("per_fedavg", "Per-FedAvg", "last", local=Local("maml")),
+        Plan("fedcurv", "FedCurv", "last", local=Local("fisher")),
         Plan("flwf", "FLwF", "last", local=Local("distil")),
         Plan("variant_a", "Variant A: sites as clusters", "all", "site", alpha="learnt"),
         Plan("variant_b", "Variant B: no outer step", "all", "kmeans", alpha="learnt"),

@@ -8,7 +8,7 @@ from statistics import fmean
 from fedtar_flare.fedkei.events import Learnt, Mixed, SiteTask, Stream
 from fedtar_flare.metrics.classification import best_epoch, epochs_to, lca
 from fedtar_flare.reporting.format import NOTHING, duration, number, size
-from fedtar_flare.reporting.plots import Series, line_chart
+from fedtar_flare.reporting.plots import Guide, Series, line_chart
 from fedtar_flare.reporting.run import Run
 from fedtar_flare.reporting.section import Section, charts, table
 
@@ -50,7 +50,7 @@ def tasks(run: Run) -> Section | None:
 
 
 def curves(run: Run) -> Section | None:
-    """Per task a chart of AUC over epochs: the sites, their mean, and the mean from the common start."""
+    """Per task a chart of AUC over epochs: the sites, their mean, and the mean from the common start with its range."""
     figures = []
     for event in run.events(Learnt):
         known = {site: one for site, one in sorted(event.sites.items()) if one.auc}
@@ -69,7 +69,10 @@ def curves(run: Run) -> Section | None:
         if rand := [one.rand_auc for one in known.values() if one.rand_auc]:
             lines.append(_mean("Rand, mean", rand, "site", 6))
         figures.append(line_chart(f"Task {event.round}", lines, x_label="epoch", y_label="AUC", size=SMALL))
-    lead = "AUC of test images over the epochs of tuning; epoch 0 is the start itself. Few test images make steps."
+    lead = (
+        "AUC of test images over the epochs of tuning; epoch 0 is the start itself. A band is the range of the sites "
+        "around their mean. Few test images make steps."
+    )
     return Section("curves", "Learning curves", lead, charts(figures, "small")) if figures else None
 
 
@@ -125,7 +128,33 @@ def cost(run: Run) -> Section | None:
     return Section("cost", "What a start costs", lead, table(head, rows))
 
 
-SECTIONS = (tasks, curves, clusters, cost)
+def membership(run: Run) -> Section | None:
+    """How well the modules in the pool give away whose images they were tuned on."""
+    found = [(step, site, one) for step, site, one in _learnt(run) if one.membership is not None]
+    if not found:
+        return None
+    lines = []
+    for i, site in enumerate(dict.fromkeys(sorted(site for _, site, _ in found))):
+        points: list[tuple[float, float | None, str]] = [
+            (step, one.membership, f"{site}, task {step}, {one.task}: {number(one.membership)}")
+            for step, own, one in found
+            if own == site
+        ]
+        lines.append(Series(site, points, "site", i))
+    chart = line_chart(
+        "Membership by the module", lines, x_label="task", y_label="AUC", guides=[Guide(0.5, "a guess")], size=SMALL
+    )
+    lead = (
+        "Whoever has a hospital's module and an image with its label can ask whether the module was tuned on it: the "
+        "surer the module is of the label, the likelier. Each site tried that on its own training and test images; the "
+        "AUC of the attempt is 0.5 for a guess and 1 where every training image is known. The server has every module, "
+        "and other hospitals have the module of a centre of one site. It is one simple attack: a stronger one, with "
+        "models trained on similar images, finds more."
+    )
+    return Section("membership", "What a module tells of its images", lead, charts([chart], "small"))
+
+
+SECTIONS = (tasks, curves, clusters, cost, membership)
 
 
 def _learnt(run: Run) -> Iterator[tuple[int, str, SiteTask]]:
@@ -175,11 +204,12 @@ def _reached(one: SiteTask) -> str:
 
 
 def _mean(name: str, found: Sequence[Sequence[float]], palette: str, index: int = 0) -> Series:
-    points = []
+    points, band = [], []
     for e in range(min(map(len, found))):
-        value = fmean(curve[e] for curve in found)
-        points.append((e, value, f"{name}, epoch {e}: {number(value)}"))
-    return Series(name, points, palette, index)  # type: ignore[arg-type]
+        values = [curve[e] for curve in found]
+        points.append((e, fmean(values), f"{name}, epoch {e}: {number(fmean(values))}"))
+        band.append((e, min(values), max(values)))
+    return Series(name, points, palette, index, band if len(found) > 1 else ())  # type: ignore[arg-type]
 
 
 def _weight(member: dict[str, float]) -> str:

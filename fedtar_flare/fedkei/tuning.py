@@ -17,7 +17,7 @@ from fedtar_flare.errors import DataError
 from fedtar_flare.fedkei.examples import Examples, shuffled
 from fedtar_flare.fedkei.hypergradient import Hypergradient
 from fedtar_flare.fedkei.model import TaskModel
-from fedtar_flare.fedkei.objectives import Local, add_proximal, distillation
+from fedtar_flare.fedkei.objectives import Curvature, Local, add_curvature, add_proximal, distillation
 from fedtar_flare.learning.training import limit_norm, parts
 from fedtar_flare.settings import Settings
 
@@ -41,6 +41,7 @@ class LearnerSettings(Settings):
         "train", description="outer loss on the whole training split, or on a fifth that the inner loop leaves out"
     )
     mu: float = Field(0.01, ge=0, description="weight of FedProx' term")
+    fisher_weight: float = Field(1.0, ge=0, description="weight of FedCurv's term")
     safeguard: Literal["off", "validation"] = Field(
         "off", description="'validation': start from the common start where the mixture's validation loss is worse"
     )
@@ -62,10 +63,12 @@ def tune(
     tuned: Tuned,
     clock: Callable[[str], AbstractContextManager[None]],
     *key: object,
+    curvature: Curvature | None = None,
 ) -> Iterator[int]:
     """Tune the module that is loaded; yields each epoch's number, from 1, after it, and fills ``tuned``.
 
     Args:
+        curvature: for the objective ``fisher``; None: no term.
         clock: times a phase; everything here is its ``tuning``.
         key: what the order of the examples depends on.
 
@@ -86,6 +89,8 @@ def tune(
                 loss, gradients = _gradients(model, examples, batch, own, local, taught, settings.lr)
                 if local.objective == "proximal":
                     add_proximal(gradients, own, start, settings.mu)
+                if curvature is not None and local.objective == "fisher":
+                    add_curvature(gradients, own, curvature, settings.fisher_weight)
                 for name, parameter in own.items():
                     parameter.grad = gradients[name]
                 if not math.isfinite(loss) or not math.isfinite(limit_norm(list(own.values()), 0)):

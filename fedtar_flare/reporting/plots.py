@@ -37,12 +37,14 @@ class Series:
     """One line through (x, y, tooltip); a y of None breaks it.
 
     The palette ``ink`` is for pooled values and means (thicker). ``index`` is the place in the palette, from 0.
+    ``band`` is shaded behind the line: (x, low, high).
     """
 
     name: str
     points: Sequence[tuple[float, float | None, str]]
     palette: Palette = "site"
     index: int = 0
+    band: Sequence[tuple[float, float, float]] = ()
 
     @property
     def mean(self) -> bool:
@@ -94,6 +96,7 @@ def line_chart(
         return render("chart.html", title=title, series=())
     xs = [x for one in drawn for x, _, _ in one.points] + [x for x, _ in crosses]
     ys = [y for one in drawn for _, y, _ in one.points if y is not None] + [guide.y for guide in guides]
+    ys += [y for one in drawn for _, *ends in one.band for y in ends]
     x_low, x_high = x_range or (min(xs), max(xs))
     y_low, y_high = y_range or _padded(min(ys), max(ys))
     labels = _tick_labels(ticks(y_low, y_high, 5 if size[1] > 200 else 4))
@@ -154,6 +157,12 @@ class _Frame:
         known = groupby(one.points, lambda point: point[1] is not None)
         pieces = [[f"{self.x(x)} {self.y(y)}" for x, y, _ in points if y is not None] for _, points in known]
         return "".join(f"M{'L'.join(piece)}" for piece in pieces if len(piece) > 1)
+
+    def area(self, one: Series) -> str:
+        """The outline of the band; empty without one."""
+        there = [f"{self.x(x)} {self.y(high)}" for x, _, high in one.band]
+        back = [f"{self.x(x)} {self.y(low)}" for x, low, _ in reversed(one.band)]
+        return f"M{'L'.join([*there, *back])}Z" if len(one.band) > 1 else ""
 
 
 def _padded(low: float, high: float) -> tuple[float, float]:

@@ -13,6 +13,7 @@ from fedtar_flare.fedkei.controller import FedKEIController
 from fedtar_flare.fedkei.events import EVENTS, Learnt, Mixed, Stream
 from fedtar_flare.fedkei.knowledge import KNOWLEDGE_FILE, read_knowledge
 from fedtar_flare.fedkei.mixing import Layout
+from fedtar_flare.fedkei.objectives import IMPORTANCE, PULL
 from fedtar_flare.fedkei.plans import PLANS
 from fedtar_flare.flare.checkpoint import CheckpointFolder
 from fedtar_flare.flare.executor import LEFT, abstain, ok
@@ -70,8 +71,10 @@ class Site:
             return abstain(header, "no training image"), None
         self.received[task, header.round] = {name: value.clone() for name, value in weights.items()}
         shapes = {name: tuple(value.shape[0 if task == PROBE else 1 :]) for name, value in weights.items()}
+        shapes = {name: shape for name, shape in shapes.items() if not name.startswith(PULL)}
         tensors = drawn(number, header.round, task == PROBE, shapes=shapes)
         tensors = {name: value + 0.1 * weights[name].mean() for name, value in tensors.items()}
+        tensors = {name: value.abs() if name.startswith(IMPORTANCE) else value for name, value in tensors.items()}
         numbers, payload = {"samples": 8}, {}
         if task == ADAPT:
             payload = {
@@ -237,7 +240,9 @@ def test_every_plan_runs_and_its_centres_are_those_of_its_mixture(tmp_path, name
     probes = [one.step for one in of_kind(events, Step) if one.step == 1]
     assert bool(probes) is (PLANS[name].probe != "none")
     for site in sites:
-        layout.columns(site.received[ADAPT, 3])
+        down = site.received[ADAPT, 3]
+        layout.columns({n: value for n, value in down.items() if not n.startswith((IMPORTANCE, PULL))})
+        assert (len(down) > len(START)) is (name == "fedcurv")
     if name in ("rand", "head_only", "rand_3"):
         assert torch.equal(sites[0].received[ADAPT, 3]["head.bias"], START["head.bias"][None])
     if name == "own_last":
@@ -287,3 +292,34 @@ def test_centres_go_down_in_a_form_that_can_be_sent(tmp_path, monkeypatch):
     monkeypatch.setattr(Here, "send_model", send_model)
     controller, _ = run(tmp_path, [Site(name) for name in SITES])
     assert not controller.panics and sent and all(value.is_contiguous() for value in sent)
+
+
+def test_fedcurv_s_sums_are_those_of_the_latest_modules_and_survive_a_restart(tmp_path):
+    sites = [Site(name) for name in SITES]
+    controller, _ = run(tmp_path / "a", sites, rounds=2, fedkei={"plan": "fedcurv"})
+    assert not controller.panics
+    again, _ = run(
+        tmp_path / "b",
+        sites,
+        fedkei={"plan": "fedcurv"},
+        resume_from=str(controller.results_folder / "checkpoint"),
+    )
+    assert not again.panics
+    down, modules = sites[0].received[ADAPT, 3], controller.pool.last(3)
+    assert len(modules) == 3
+    for name in START:
+        total = sum(m.importance[name] for m in modules)
+        pull = sum(m.importance[name] * m.tensors[name] for m in modules)
+        torch.testing.assert_close(down[IMPORTANCE + name][0], total)
+        torch.testing.assert_close(down[PULL + name][0], pull)
+    first = sites[0].received[ADAPT, 1]
+    assert not any(first[prefix + name].any() for name in START for prefix in (IMPORTANCE, PULL))
+    assert again.pool.state()[0].keys() > controller.pool.state()[0].keys()
+
+
+def test_a_negative_importance_is_refused(tmp_path):
+    def negative(task, r, tensors):
+        return {name: -value if name.startswith(IMPORTANCE) else value for name, value in tensors.items()}
+
+    _, events = run(tmp_path, [Site("site-1"), Site("site-2", spoil=negative)], rounds=1, fedkei={"plan": "fedcurv"})
+    assert "importance" in of_kind(events, Step)[0].refused["site-2"]

@@ -74,7 +74,7 @@ def test_every_site_learns_every_task_and_the_second_from_the_pool(run):
 
 def test_the_page_has_its_sections_and_none_of_reports(run):
     page = (run.results / "report.html").read_text()
-    for part in ('id="tasks"', 'id="clusters"', 'id="cost"', 'id="participation"', "LCA", "Rand"):
+    for part in ('id="tasks"', 'id="clusters"', 'id="cost"', 'id="membership"', 'class="band"', "LCA", "Rand"):
         assert part in page
     assert "BLEU" not in page and 'id="scores"' not in page and "nats per token" not in page
 

@@ -10,7 +10,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from fedtar_flare.errors import ConfigError, DataError, ExchangeError
 from fedtar_flare.fedkei.examples import ArrayExamples, TaskData, query_split, shuffled
 from fedtar_flare.fedkei.learner import TaskLearner
-from fedtar_flare.fedkei.objectives import Local
+from fedtar_flare.fedkei.objectives import Curvature, Local, add_curvature
 from fedtar_flare.fedkei.tuning import LearnerSettings
 from fedtar_flare.models.classifier import ClassifierConfig
 
@@ -244,3 +244,52 @@ def test_a_module_of_random_labels_does_bounded_harm():
     moved = mixture.step(found.gradients, 0.05)
     assert all(part.distance.max() < 1 for part in moved.parts.values())
     assert one.adapt(moved.centres(), DATA, 2).curve[-1] > rand.curve[-1] - 0.1
+
+
+def test_fisher_information_is_the_mean_of_each_example_s_squared_gradient():
+    one = learner()
+    found = one.model.fisher(DATA.validation)
+    rows = [one.model.gradients(DATA.validation, [i])[1] for i in range(16)]
+    for name, value in found.items():
+        torch.testing.assert_close(value, torch.stack([row[name] for row in rows]).square().mean(0))
+
+
+def test_the_curvature_s_gradient_is_autograd_of_the_weighted_distances():
+    g = torch.Generator().manual_seed(0)
+    theta, *modules = (torch.randn(4, generator=g, dtype=torch.float64) for _ in range(4))
+    weights = [torch.rand(4, generator=g, dtype=torch.float64) for _ in modules]
+    theta.requires_grad_()
+    distance = sum((w * (theta - m) ** 2).sum() for w, m in zip(weights, modules, strict=True))
+    (wanted,) = torch.autograd.grad(0.7 / 2 * distance, theta)
+    found = {"a": torch.zeros(4, dtype=torch.float64)}
+    pull = sum(w * m for w, m in zip(weights, modules, strict=True))
+    add_curvature(found, {"a": theta}, Curvature({"a": sum(weights)}, {"a": pull}), 0.7)
+    torch.testing.assert_close(found["a"], wanted)
+
+
+def test_fedcurv_without_weight_is_plain_and_with_weight_stays_near():
+    one = learner()
+    curved, plain = Local("fisher"), one.adapt(start_of(one), DATA, 1, alpha="fixed")
+    heavy = {name: torch.full_like(value, 5.0) for name, value in one.start().items()}
+    near = Curvature(heavy, {name: 5.0 * value for name, value in one.start().items()})
+    free = learner(fisher_weight=0.0).adapt(start_of(one), DATA, 1, alpha="fixed", local=curved, curvature=near)
+    assert same(free.difference, plain.difference) and not plain.importance
+    assert set(free.importance) == set(one.start()) and all((value >= 0).all() for value in free.importance.values())
+    held = one.adapt(start_of(one), DATA, 1, alpha="fixed", local=curved, curvature=near)
+    far, close = (sum(float(v.square().sum()) for v in found.difference.values()) for found in (plain, held))
+    assert close < far
+
+
+def test_membership_is_the_auc_of_training_against_test_images():
+    from fedtar_flare.metrics.classification import auc
+
+    one = learner()
+    found = one.adapt(start_of(one), DATA, 1, alpha="fixed")
+    module = {name: one.start()[name] + value for name, value in found.difference.items()}
+    right = [
+        torch.where(part.labels == 1, scores, 1 - scores)
+        for part, scores in ((DATA.train, one.scores(module, DATA.train)), (DATA.test, found.scores[-1]))
+    ]
+    assert found.membership == pytest.approx(auc([1] * 48 + [0] * 32, torch.cat(right).numpy()))
+    alike = one.adapt(start_of(one), replace(DATA, test=DATA.train), 1, alpha="fixed")
+    assert alike.membership == pytest.approx(0.5)

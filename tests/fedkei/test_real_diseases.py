@@ -109,7 +109,6 @@ def test_digits_are_learnt(run, tmp_path):
         fedkei={"tasks": [f"digit-{n}=class-{n}" for n in (1, 2)], "base": ["class-0"], "beside_rand": False},
     )
     last = {(event.round, site): one for event in of_kind(events, Learnt) for site, one in event.sites.items()}
-    print({key: (one.counts, one.auc, one.rand_auc, one.membership) for key, one in last.items()})
     assert len(last) == 4 and all(one.n >= 5 for one in last.values())
     assert all(one.auc[-1] > 0.8 for one in last.values()), {key: one.auc for key, one in last.items()}
     assert all(0 <= one.membership <= 1 for one in last.values())

@@ -29,6 +29,17 @@ def chart(*points, **settings):
     return ElementTree.fromstring(line_chart('A "title" & more', [series], **settings))
 
 
+def test_a_band_is_shaded_behind_its_line_and_within_the_frame():
+    series = Series("mean", [(0, 1.0, ""), (1, 2.0, "")], band=[(0, 0.5, 1.5), (1, -4.0, 9.0)])
+    figure = ElementTree.fromstring(line_chart("t", [series], x_label="x", y_label="y", size=(300, 200)))
+    (band,) = (path.get("d") for path in figure.iter("path") if path.get("class") == "band")
+    corners = [tuple(map(float, pair)) for pair in re.findall(r"([-\d.]+) ([-\d.]+)", band)]
+    assert len(corners) == 4 and all(0 <= x <= 300 and 0 <= y <= 200 for x, y in corners)
+    heights = [y for _, y in corners]
+    assert heights[1] == min(heights) and heights[2] == max(heights), "up is smaller"
+    assert 'class="band"' not in line_chart("t", [Series("a", series.points)], x_label="x", y_label="y")
+
+
 @given(st.lists(st.tuples(st.integers(0, 50), st.none() | NUMBERS), max_size=12))
 def test_any_series_gives_well_formed_svg_inside_its_frame(points):
     figure = chart(*points)

@@ -1,8 +1,8 @@
 """The COVID-19 image data collection: public chest radiographs of patients over time, with clinical notes as reports.
 
-Only frontal radiographs with notes count; for methods that classify, also those whose finding is known. ``offset``, days since the first symptoms (possibly negative), orders a
-patient's visits but is no calendar date. ``location`` names the hospital and so divides the collection into natural
-sites.
+Only frontal radiographs with notes count; for methods that classify, also those whose finding is known. ``offset``,
+days since the first symptoms (possibly negative), orders a patient's visits but is no calendar date. ``location`` names
+the hospital and so divides the collection into natural sites.
 """
 
 from __future__ import annotations
