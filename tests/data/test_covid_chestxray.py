@@ -70,6 +70,20 @@ def test_what_is_left_out_is_counted(collection):
     assert reading.rejected() == {"not-frontal-radiograph": 2, **dict.fromkeys(once, 1)}
 
 
+def test_radiographs_without_notes_are_kept_where_asked_and_a_finding_is_known(collection):
+    path = collection(
+        row("1", "0", "a.png", finding="COVID-19"),
+        row("2", "0", "b.png", finding="No Finding", clinical_notes=""),
+        row("3", "0", "c.png", finding="todo", clinical_notes=""),
+    )
+    assert len(read_covid_chestxray(path).patients()) == 1
+    reading = read_covid_chestxray(path, {"without_notes": True})
+    labels = {patient.patient_id: patient.visits[0].labels for patient in reading.patients()}
+    assert labels == {"1": {"COVID-19"}, "2": set()} and reading.rejected() == {"empty-report": 1}
+    with pytest.raises(ConfigError, match="true or false"):
+        read_covid_chestxray(path, {"without_notes": "yes"})
+
+
 def test_a_blank_offset_counts_only_for_a_single_radiograph(collection):
     path = collection(
         row("1", "", "a.png"),

@@ -78,6 +78,13 @@ def test_synonyms_of_the_modality(table, said):
     assert patient.visits[0].modality == "radiograph"
 
 
+@pytest.mark.parametrize("said", ["photo", "photograph"])
+def test_a_photograph_is_one_only_where_the_site_says_so(table, said):
+    path = table("1,2020-01-01,a.png,Clear.,1,F")
+    (patient,) = read_manifest(path, {"modality": said}).patients()
+    assert patient.visits[0].modality == "photograph"
+
+
 @pytest.mark.parametrize("delimiter", [",", ";", "\t"])
 def test_delimiters_byte_order_mark_blank_lines_and_blanks(table, delimiter):
     row = ["1", " 2020-01-01 ", " a.png", "Clear.", "", "f "]

@@ -47,6 +47,16 @@ def test_what_nobody_is_sure_of_is_left_out_of_that_task_alone():
     assert stream.label_of(visit(known=False), 1) is None
 
 
+def test_labels_of_a_report_stand_where_the_source_gives_none():
+    def rules(report):
+        assert report == "A report."
+        return frozenset({"nodule"}), frozenset({"effusion"})
+
+    stream = TaskStream(TASKS, from_report=rules)
+    assert [stream.label_of(visit(known=False), t) for t in (1, 2, 3)] == [1, None, 0]
+    assert [stream.label_of(visit(), t) for t in (1, 2, 3)] == [0, 0, 0], "the source's own labels go first"
+
+
 def test_a_base_of_labels_is_negative_from_the_start_and_healthy_images_are_not():
     stream = TaskStream(("bcc", "akiec"), base=("melanoma",))
     assert [stream.label_of(visit("melanoma"), t) for t in (1, 2)] == [0, 0]

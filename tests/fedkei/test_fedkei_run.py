@@ -10,10 +10,12 @@ import torch
 from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
 from fedtar_flare.cli.main import main
-from fedtar_flare.errors import ConfigError
+from fedtar_flare.errors import ConfigError, ExchangeError
+from fedtar_flare.fedkei.contract import ADAPT, CONTRACT, PROBE
 from fedtar_flare.fedkei.events import EVENTS, Learnt, Mixed
 from fedtar_flare.fedkei.executor import FedKEIExecutor
 from fedtar_flare.fedkei.knowledge import KNOWLEDGE_FILE, read_knowledge
+from fedtar_flare.fedkei.objectives import IMPORTANCE, PULL
 from fedtar_flare.fedkei.recipe import FedKEIRecipe
 from fedtar_flare.flare.requirements import describe, requirements
 from fedtar_flare.protocol.messages import Reply, TaskHeader, version
@@ -168,3 +170,30 @@ def test_a_hospital_outside_learns_from_what_the_run_left(run, tmp_path, capsys)
     assert main(["adapt", str(run.results / "rounds.jsonl"), *arguments, *tasks]) == 1
     assert main(["adapt", str(run.results / KNOWLEDGE_FILE), *arguments, "--task", "scoliosis"]) == 1
     assert "no training image with, or without, the task's disease" in capsys.readouterr().err
+
+
+def test_fisher_information_leaves_only_where_the_server_sent_its_sum():
+    name = "head.bias"
+    sent = {name: torch.zeros(2), IMPORTANCE + name: torch.zeros(2)}
+    down = {name: (1, 2), IMPORTANCE + name: (1, 2), PULL + name: (1, 2)}
+    CONTRACT.check_tensors(ADAPT, sent, down, sends="difference")
+    for tensors, agreed, words in (
+        (sent, {name: (1, 2)}, "was not agreed on"),
+        ({**sent, PULL + name: torch.zeros(2)}, down, "not allowed to leave"),
+    ):
+        with pytest.raises(ExchangeError, match=words):
+            CONTRACT.check_tensors(ADAPT, tensors, agreed, sends="difference")
+    with pytest.raises(ExchangeError, match="not allowed to leave"):
+        CONTRACT.check_tensors(PROBE, sent, down, sends="difference")
+
+
+@pytest.mark.slow
+def test_fedcurv_runs_through_the_sites_guards(home, tmp_path, monkeypatch):
+    monkeypatch.setenv("FEDTAR_HOME", str(home))
+    settings = SETTINGS | {"training": {"epochs": 1, "batch_size": 8}}
+    recipe = FedKEIRecipe(**settings | {"fedkei": SETTINGS["fedkei"] | {"plan": "fedcurv", "beside_rand": False}})
+    events = read_events(engine.run_in_process(recipe, list(SITES), tmp_path), (*SHARED, *EVENTS))
+    assert [sorted(one.sites) for one in of_kind(events, Learnt)] == [list(SITES)] * 2
+    up = [step.bytes_up for step in of_kind(events, Step)]
+    module = 4 * of_kind(events, Start)[0].exchange.parameters
+    assert all(sent == pytest.approx(2 * 2 * module, rel=0.1) for sent in up), "a module and its importance, twice"
