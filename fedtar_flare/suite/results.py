@@ -15,7 +15,8 @@ from fedtar_flare.suite.run import result_file, rows_file
 
 Row = dict[str, Any]
 """Scores of one report, as :func:`fedtar_flare.learning.evaluation.report_rows` gives them, with its ``site`` and
-``when``: ``start`` before training, ``end`` at the scored round."""
+``when``: ``start`` before training, ``end`` at the scored round. Of a method that classifies, scores of one test image in
+a task (:mod:`fedtar_flare.suite.task_results`)."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,7 @@ class Done:
 
     @cached_property
     def rows(self) -> list[Row]:
-        """Scores of single reports, of all hospitals."""
+        """Scores of single reports or images, of all hospitals."""
         return [json.loads(line) for line in self.rows_path.read_text(encoding="utf-8").splitlines()]
 
     def members(self, when: str = "end", personal: bool = True) -> list[Row]:
