@@ -15,8 +15,8 @@ from fedtar_flare.suite.run import result_file, rows_file
 
 Row = dict[str, Any]
 """Scores of one report, as :func:`fedtar_flare.learning.evaluation.report_rows` gives them, with its ``site`` and
-``when``: ``start`` before training, ``end`` at the scored round. Of a method that classifies, scores of one test image in
-a task (:mod:`fedtar_flare.suite.task_results`)."""
+``when``: ``start`` before training, ``end`` at the scored round. Of a method that classifies, scores of one test image
+in a task (:mod:`fedtar_flare.suite.task_results`)."""
 
 
 @dataclass(frozen=True)

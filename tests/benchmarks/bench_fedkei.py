@@ -136,10 +136,11 @@ def run(plan_name: str, order_kind: str, seed: int, weights: str, learning: Lear
                 found["cost"] = cost_of(learners["a"], mixture, data_of("a", order["a"], task, seed), task)
         if mixture.parts is not None and plan.groups == "kmeans":
             found["mixtures"].append(agreement(mixture, order, task))
+        curvature = pool.curvature(task) if plan.local.objective == "fisher" else None
         for site, learner in learners.items():
-            data = data_of(site, order[site], task, seed)
-            out = learner.adapt(mixture.centres(site), data, task, alpha=mixture.alpha, local=plan.local)
-            pool.add(site, task, out.difference, gap=out.gap)
+            data, how = data_of(site, order[site], task, seed), {"alpha": mixture.alpha, "local": plan.local}
+            out = learner.adapt(mixture.centres(site), data, task, **how, curvature=curvature)
+            pool.add(site, task, out.difference, gap=out.gap, importance=out.importance)
             start = mixture.seconds + probe_seconds
             found["sites"].append(
                 {
