@@ -124,7 +124,7 @@ class FedMRGExecutor(ReportExecutor):
         rows = mine.share_rows(chosen, header.round, self._min_cell(site))
         if rows is None:
             return {}
-        mine.sent[header.round] = rows.to(WIRE_DTYPES[self.lora_config.dtype_up]).float()
+        mine.bank.sent[header.round] = rows.to(WIRE_DTYPES[self.lora_config.dtype_up]).float()
         return {FEATURES: rows}
 
     @property

@@ -88,7 +88,7 @@ class ByHand:
         patients = [s.visit.patient_id for s in self.samples]
         for i in range(len(u)):
             others = [a for a in range(len(u)) if patients[a] != patients[i]]
-            against = torch.stack([u[a] for a in others] + [v[a] for a in others] + list(self.learner.bank))
+            against = torch.stack([u[a] for a in others] + [v[a] for a in others] + list(self.learner.bank.rows))
             contrast.append(torch.logsumexp(against @ u[i] / 0.07, 0) - u[i] @ v[i] / 0.07)
         s = self.settings
         total = (
@@ -101,10 +101,10 @@ class ByHand:
 def test_loss_and_gradients_of_a_half_are_those_written_out_by_hand(shaken, learner_of, half):
     learner = shaken(learner_of(contrast_weight=0.1, distill_weight=0.5))
     copy_broadcast(learner.model)
-    learner.bank = F.normalize(torch.randn(3, 32, generator=torch.Generator().manual_seed(4)), dim=1)
+    learner.bank.rows = F.normalize(torch.randn(3, 32, generator=torch.Generator().manual_seed(4)), dim=1)
     shaken(learner, 0.01)  # Q is not G any more
     samples = learner.cohort.samples("train")[:4]
-    learner._batch, learner._half = samples, half
+    learner._half = half
     loss = learner._accumulate(samples, "s")
     own = ([GENERIC], [BROADCAST, SPECIALISED])
     student, teacher = own if half == "generic" else own[::-1]
@@ -133,7 +133,6 @@ def test_a_batch_in_parts_has_the_whole_batch_s_gradient(shaken, learner_of):
     for micro_batch in (0, 3, 1):
         learner = shaken(learner_of(training={"micro_batch": micro_batch}, contrast_weight=1.0))
         samples = learner.cohort.samples("train")[:4]
-        learner._batch = samples
         loss = learner._accumulate(samples, "s")
         gradients.append((loss, {n: p.grad.clone() for n, p in learner.model.named_parameters() if p.grad is not None}))
     for loss, found in gradients[1:]:
@@ -242,12 +241,12 @@ def test_prompts_in_training_tell_the_report_s_findings_or_those_predicted(learn
 def test_what_a_frozen_encoder_saw_is_kept_and_changes_nothing(learner_of, monkeypatch):
     settings = {"exchange": (r"diagnosis\..+",), "backbone": "frozen"}
     kept, anew = learner_of(**settings), learner_of(**settings)
-    monkeypatch.setattr("fedtar_flare.fedmrg.learner.KEPT_BYTES", 2**28)
+    monkeypatch.setattr("fedtar_flare.fedmrg.kept_tokens.KEPT_BYTES", 2**28)
     first = kept.train(None, 1, updates=4)
-    seen = len(kept._seen)
-    monkeypatch.setattr("fedtar_flare.fedmrg.learner.KEPT_BYTES", 0)
+    seen = len(kept._kept)
+    monkeypatch.setattr("fedtar_flare.fedmrg.kept_tokens.KEPT_BYTES", 0)
     second = anew.train(None, 1, updates=4)
-    assert seen and not anew._seen
+    assert seen and not len(anew._kept)
     for name, value in second.update.items():
         torch.testing.assert_close(first.update[name], value, rtol=1e-4, atol=1e-6)
 
