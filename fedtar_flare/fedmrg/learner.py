@@ -45,7 +45,6 @@ from fedtar_flare.fedmrg.prompt_scores import prompt_scores
 from fedtar_flare.fedmrg.site_bank import SiteBank
 from fedtar_flare.imaging.augment import sample_seed
 from fedtar_flare.imaging.batch import ImageBatch, collate
-from fedtar_flare.imaging.pipeline import images_of
 from fedtar_flare.learning.evaluation import Evaluated
 from fedtar_flare.learning.learner import EVALUATION_BATCH
 from fedtar_flare.learning.training import (
@@ -170,7 +169,8 @@ class FedMRGLearner(KeepingLearner):
     ) -> float | None:
         """Both halves; a second half that is not finite leaves the first one's step."""
         self._parts = {}
-        for self._half in HALVES:
+        for half in HALVES if self._fedmrg.specialised else HALVES[:1]:
+            self._half = half
             if super().local_update(samples, seed, optimizer, start) is None:
                 return None
         means = {name: fmean(values.values()) for name, values in self._parts.items()}
@@ -197,11 +197,14 @@ class FedMRGLearner(KeepingLearner):
                 student, teacher = teacher, student
             with student(self.model):
                 logits, states = base.decode(memory, mask, ids, prompts)
-            with torch.no_grad(), teacher(self.model):
-                taught, teaching = base.decode(memory, mask, ids, prompts)
-        found = {f"language_{self._half}": report_loss(logits, labels, self.training.focus)}
-        found[f"distillation_{self._half}"] = distill_losses(states, logits, teaching, taught, labels, settings.kl)
-        losses = found[f"language_{self._half}"] + settings.distill_weight * found[f"distillation_{self._half}"]
+            found = {f"language_{self._half}": report_loss(logits, labels, self.training.focus)}
+            losses = found[f"language_{self._half}"]
+            if settings.specialised and settings.distill_weight:
+                with torch.no_grad(), teacher(self.model):
+                    taught, teaching = base.decode(memory, mask, ids, prompts)
+                kd = distill_losses(states, logits, teaching, taught, labels, settings.kl, settings.distill_states)
+                found[f"distillation_{self._half}"] = kd
+                losses = losses + settings.distill_weight * kd
         if moves_theta and seen is not None:
             found["diagnosis"] = diagnosis_losses(seen, classes)
             losses = losses + found["diagnosis"]
@@ -240,7 +243,7 @@ class FedMRGLearner(KeepingLearner):
     def _see(self, seed: str, samples: Sequence[Sample], second: bool) -> Tensor:
         """Unit features (B, C) of the images that an update trains on, or of their second view, changed at random."""
         if second:
-            images = collate(augmented(images_of(samples), samples, f"{seed}/view")).to(self.device)
+            images = collate(augmented(self.prepared(samples), samples, f"{seed}/view")).to(self.device)
         else:
             images = self.images(samples, seed)
         return self._features(images)

@@ -171,7 +171,24 @@ def found_of(model, memory, mask, ids, prompts):
         return model.decode(memory, mask, ids, prompts)[0]
 
 
-@pytest.mark.parametrize("place", ["last", "begin"])
+def test_prompts_in_the_memory_stand_among_the_image_s_tokens():
+    model = extended(prompt_place="memory", prompt_classes="positive")
+    ids = torch.randint(3, 300, (2, 5), generator=torch.Generator().manual_seed(2))
+    with torch.no_grad():
+        model.diagnosis.embeddings.normal_(generator=torch.Generator().manual_seed(3))
+        memory, mask = model.memory(batch())
+        prompts = model.prompts(batch(), model.tokens(batch()))
+        assert prompts.shape == (2, 14, MODEL.decoder_width) and not mask.all()
+        by_hand = model.decoder(
+            input_ids=ids,
+            encoder_hidden_states=torch.cat([memory, prompts], dim=1),
+            encoder_attention_mask=torch.cat([mask, torch.ones(2, 14, dtype=torch.bool)], dim=1),
+        ).logits
+        torch.testing.assert_close(model.decode(memory, mask, ids, prompts)[0], by_hand)
+        assert not torch.allclose(model.decode(memory, mask, ids)[0], by_hand)
+
+
+@pytest.mark.parametrize("place", ["last", "begin", "memory"])
 @pytest.mark.parametrize("beams", [1, 2])
 def test_what_is_written_follows_from_the_predicted_prompts(beams, place):
     model = extended(prompt_place=place)
@@ -215,7 +232,7 @@ def test_the_loss_is_the_mean_of_the_findings_cross_entropies():
 def test_prompts_and_reports_that_are_too_long_for_the_decoder_are_refused_when_built():
     with pytest.raises(ConfigError, match=r"14 diagnosis prompts.*96 tokens.*96 positions: set model.max_length to 82"):
         FedMRGExecutor(preset="tiny")
-    for fits in ({"labeler": "none"}, {"prompt_place": "begin"}):
+    for fits in ({"labeler": "none"}, {"prompt_place": "begin"}, {"prompt_place": "memory"}):
         assert FedMRGExecutor(preset="tiny", fedmrg=fits).model_config.max_length == 96
     with pytest.raises(ConfigError, match="96 positions"):
         extend(build_model(preset("tiny")), {"labeler": "synthetic", "slices": 4, "seed": 0})

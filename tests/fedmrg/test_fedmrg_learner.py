@@ -13,7 +13,6 @@ from fedtar_flare.fedmrg.dual_adapter import BROADCAST, GENERIC, SPECIALISED, co
 from fedtar_flare.fedmrg.labels import POSITIVE, labeler
 from fedtar_flare.fedtar.patient_lora import PatientLoRA, PatientLoRAConfig
 from fedtar_flare.imaging.batch import collate
-from fedtar_flare.imaging.pipeline import images_of
 from fedtar_flare.learning.training import augmented
 from fedtar_flare.models.adapters.lora import shared_parameters
 
@@ -31,7 +30,7 @@ class ByHand:
         self.learner, self.samples = learner, samples
         self.settings = learner._fedmrg
         self.images = learner.images(samples, seed)
-        self.view = collate(augmented(images_of(samples), samples, f"{seed}/view"))
+        self.view = collate(augmented(learner.prepared(samples), samples, f"{seed}/view"))
         self.ids, self.labels = learner.tokenizer.batch([s.visit.report for s in samples])
         self.classes = torch.tensor([labeler("synthetic").label(s.visit.report) for s in samples])
 
@@ -224,6 +223,17 @@ def test_a_frozen_backbone_sends_adapter_and_branch_alone_and_has_no_contrast(le
     trained = learner.train(None, 1, updates=1)
     assert all(name.startswith(("base_model.", "diagnosis.")) for name in trained.update)
     assert "contrast" not in trained.parts["loss_parts"]
+
+
+def test_without_the_specialised_adapter_the_generic_one_learns_as_without_distillation(learner_of):
+    """PromptMRG's form; and a distillation that counts nothing is not computed."""
+    alone = learner_of(specialised=False, encoder_updates="generic")
+    both = learner_of(distill_weight=0.0, encoder_updates="generic")
+    first, second = alone.train(None, 1), both.train(None, 1)
+    assert all(torch.equal(v, second.update[n]) for n, v in first.update.items())
+    assert not alone.has_personal_part and both.has_personal_part
+    assert not any("specialised" in part or "distillation" in part for part in first.parts["loss_parts"])
+    assert "distillation_generic" not in second.parts["loss_parts"]
 
 
 def test_prompts_in_training_tell_the_report_s_findings_or_those_predicted(learner_of):
