@@ -52,15 +52,16 @@ def fit_prompts(
     truth: Tensor,
     seed: int,
     say: Callable[[str], None] = print,
+    steps: int = STEPS,
 ) -> None:
     """Train the prompts of ``phantoms.model``'s ``branch`` in place, by AdamW with a cosine; ``truth`` (B, D)."""
     model = phantoms.model
     for parameter in model.parameters():
         parameter.requires_grad_(parameter is branch.embeddings)
     optimizer = torch.optim.AdamW([branch.embeddings], lr=LEARNING_RATE, weight_decay=0.0)
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda n: 0.5 * (1 + math.cos(math.pi * n / STEPS)))
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda n: 0.5 * (1 + math.cos(math.pi * n / steps)))
     draw, everyone = random.Random(seed), range(len(pairs.reports))
-    for number in range(1, STEPS + 1):
+    for number in range(1, steps + 1):
         chosen = draw.choices(everyone, k=BATCH)
         beside = [draw.choice(everyone) if draw.random() < OTHER_IMAGE else one for one in chosen]
         texts = [draw.choice((pairs.reports, pairs.styled))[one] for one in chosen]
@@ -72,7 +73,7 @@ def fit_prompts(
         optimizer.step()
         schedule.step()
         if number % 100 == 0:
-            say(f"prompts, step {number}/{STEPS}  loss {loss.item():.4f}")
+            say(f"prompts, step {number}/{steps}  loss {loss.item():.4f}")
 
 
 @torch.no_grad()

@@ -39,7 +39,7 @@ PRESETS: dict[str, dict[str, Any]] = {
     },
     "paper": PAPER | {"training": PAPER["training"] | {"schedule": "cosine"}},
 }
-"""``small``: many updates of few reports, with falling rates; prompts that the decoder heeds and a head, both warm-started
+"""``small``: many updates of few reports, with falling rates; prompts that the decoder heeds and a head, warm-started
 as the model is; a frozen encoder; and at inference the specialised adapter whole (docs/fedmrg.md says what was tried).
 The form of the paper is the settings' own default. ``tiny``: room for prompts. ``fedmrg-paper``: the paper's models
 and what it says of training; what it leaves open (docs/fedmrg.md) is the settings' default. The paper's 1,000 rounds
