@@ -11,8 +11,8 @@ task and shared by both halves; that of S is kept.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from functools import partial
 from statistics import fmean
@@ -39,14 +39,13 @@ from fedtar_flare.fedmrg.dual_adapter import (
     specialised_parameters,
     specialised_state,
 )
-from fedtar_flare.fedmrg.kept_tokens import KeepingLearner
 from fedtar_flare.fedmrg.labels import labeler
 from fedtar_flare.fedmrg.prompt_scores import prompt_scores
 from fedtar_flare.fedmrg.site_bank import SiteBank
 from fedtar_flare.imaging.augment import sample_seed
 from fedtar_flare.imaging.batch import ImageBatch, collate
 from fedtar_flare.learning.evaluation import Evaluated
-from fedtar_flare.learning.learner import EVALUATION_BATCH
+from fedtar_flare.learning.learner import EVALUATION_BATCH, ReportLearner
 from fedtar_flare.learning.training import (
     Trained,
     Validated,
@@ -62,7 +61,7 @@ from fedtar_flare.models.report_generator import ReportGenerator, report_loss
 HALVES = ("generic", "specialised")
 
 
-class FedMRGLearner(KeepingLearner):
+class FedMRGLearner(ReportLearner):
     """The two halves of every local update; arguments beside ``fedmrg`` as :class:`ReportLearner`."""
 
     adapter = GENERIC
@@ -83,12 +82,12 @@ class FedMRGLearner(KeepingLearner):
     # ------------------------------------------------------------------ what it is
     @property
     def _branch(self) -> DiagnosisBranch | None:
-        return cast(DiagnosisBranch | None, self._base.diagnosis)
+        return cast(DiagnosisBranch | None, self.generator.diagnosis)
 
     @property
     def feature_width(self) -> int:
         """C, of a feature."""
-        return int(self._base.encoder.width)
+        return int(self.generator.encoder.width)
 
     @property
     def extension(self) -> dict[str, Any]:
@@ -180,13 +179,13 @@ class FedMRGLearner(KeepingLearner):
 
     def training_losses(self, samples: Sequence[Sample], images: ImageBatch, seed: str) -> Tensor:
         """Loss of each report in the running half, (B,); the teacher and what it reads have no gradient."""
-        base, settings = self._base, self._fedmrg
+        base, settings = self.generator, self._fedmrg
         moves_theta = self._half == HALVES[0] or settings.encoder_updates == "both"
         ids, labels = (part.to(self.device) for part in self.tokenizer.batch([s.visit.report for s in samples]))
         classes = self._classes(samples)
         with self._autocasting():
             with torch.set_grad_enabled(moves_theta):
-                tokens = self._tokens(samples, images)
+                tokens = self.tokens(samples, images)
                 memory, mask = base.memory(images, tokens)
                 seen, prompts = None, None
                 if self._branch is not None:
@@ -215,6 +214,15 @@ class FedMRGLearner(KeepingLearner):
             kept = self._parts.setdefault(name, {})
             kept |= {s.visit: value for s, value in zip(samples, values.tolist(), strict=True)}
         return losses
+
+    @property
+    def _encoder_learns(self) -> bool:
+        return any(parameter.requires_grad for parameter in self.generator.encoder.parameters())
+
+    @contextmanager
+    def _autocasting(self) -> Iterator[None]:
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self._autocast):
+            yield
 
     def _classes(self, samples: Sequence[Sample]) -> Tensor:
         """Classes (B, D) of the reports' findings."""
@@ -250,7 +258,7 @@ class FedMRGLearner(KeepingLearner):
 
     def _features(self, images: ImageBatch) -> Tensor:
         with self._autocasting():
-            return features(self._base.tokens(images), images.slice_mask)
+            return features(self.generator.tokens(images), images.slice_mask)
 
     # ------------------------------------------------------------------ the bank
     @torch.no_grad()
@@ -286,7 +294,7 @@ class FedMRGLearner(KeepingLearner):
         for part in parts(samples, EVALUATION_BATCH):
             images = self.images(part, prior=False)
             with self._autocasting():
-                predicted.append(branch(self._tokens(part, images), images.slice_mask).argmax(-1).cpu())
+                predicted.append(branch(self.tokens(part, images), images.slice_mask).argmax(-1).cpu())
         return prompt_scores(known.findings, samples, torch.cat(predicted), self._classes(samples).cpu(), min_cell)
 
     # ------------------------------------------------------------------ what stays

@@ -248,19 +248,6 @@ def test_prompts_in_training_tell_the_report_s_findings_or_those_predicted(learn
         assert torch.equal(learner_of(prompt_truth=share)._told(samples, truth, predicted, "s"), expected)
 
 
-def test_what_a_frozen_encoder_saw_is_kept_and_changes_nothing(learner_of, monkeypatch):
-    settings = {"exchange": (r"diagnosis\..+",), "backbone": "frozen"}
-    kept, anew = learner_of(**settings), learner_of(**settings)
-    monkeypatch.setattr("fedtar_flare.fedmrg.kept_tokens.KEPT_BYTES", 2**28)
-    first = kept.train(None, 1, updates=4)
-    seen = len(kept._kept)
-    monkeypatch.setattr("fedtar_flare.fedmrg.kept_tokens.KEPT_BYTES", 0)
-    second = anew.train(None, 1, updates=4)
-    assert seen and not len(anew._kept)
-    for name, value in second.update.items():
-        torch.testing.assert_close(first.update[name], value, rtol=1e-4, atol=1e-6)
-
-
 def test_fedtar_s_patient_part_can_stand_on_both_adapters(shaken, learner_of):
     """FedTAR's patient-adaptive part over FedMRG's adapters: each patient's factors are added to those that act."""
     learner = shaken(learner_of())
