@@ -65,7 +65,7 @@ METHODS = {
     "fedpeft": Method(
         contract="fedtar_flare.baselines.fedpeft:CONTRACT",
         recipe="fedtar_flare.baselines.fedpeft:FedPEFTRecipe",
-        extension="fedtar_flare.baselines.fedpeft:extend",
+        extension="fedtar_flare.baselines.peft_parts:extend",
     ),
     "fedprox": Method(
         contract="fedtar_flare.baselines.fedprox:CONTRACT", recipe="fedtar_flare.baselines.fedprox:FedProxRecipe"

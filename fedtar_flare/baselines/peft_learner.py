@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
-from fedtar_flare.baselines.fedpeft import WORDS, PEFTConfig, extend
+from fedtar_flare.baselines.peft_parts import WORDS, PEFTConfig, extend
 from fedtar_flare.data.cohort import Sample
 from fedtar_flare.learning.config import LoRAConfig
 from fedtar_flare.learning.learner import ReportLearner

@@ -6,7 +6,8 @@ import pytest
 import torch
 from hospital_site import HospitalSite, write_site_files
 
-from fedtar_flare.baselines.fedpeft import CONTRACT, FedPEFTExecutor, FedPEFTRecipe, extend
+from fedtar_flare.baselines.fedpeft import CONTRACT, FedPEFTExecutor, FedPEFTRecipe
+from fedtar_flare.baselines.peft_parts import extend
 from fedtar_flare.errors import ConfigError
 from fedtar_flare.imaging.batch import ImageBatch
 from fedtar_flare.models.adapters.kinds import add_adapter
