@@ -339,7 +339,8 @@ class ReportLearner:
 
     def tokens(self, samples: Sequence[Sample], images: ImageBatch) -> Tensor:
         """The encoder's tokens (B, S, N, C); what its frozen stages give is computed once, unless images change."""
-        return self.generator.tokens(images) if self.training.augment else self._frozen.tokens(samples, images)
+        as_prepared = not self.training.augment and self.image_change is None
+        return self._frozen.tokens(samples, images) if as_prepared else self.generator.tokens(images)
 
     def images(self, samples: Sequence[Sample], training_seed: str | None = None, prior: bool = True) -> ImageBatch:
         """The samples' images, and what is shown of the visits before where ``prior`` says so.

@@ -13,6 +13,8 @@ from fedtar_flare.fedmrg.dual_adapter import BROADCAST, GENERIC, SPECIALISED, co
 from fedtar_flare.fedmrg.labels import POSITIVE, labeler
 from fedtar_flare.fedtar.patient_lora import PatientLoRA, PatientLoRAConfig
 from fedtar_flare.imaging.batch import collate
+from fedtar_flare.imaging.pipeline import images_of
+from fedtar_flare.imaging.site_changes import change_of
 from fedtar_flare.learning.training import augmented
 from fedtar_flare.models.adapters.lora import shared_parameters
 
@@ -246,6 +248,23 @@ def test_prompts_in_training_tell_the_report_s_findings_or_those_predicted(learn
     assert set(map(tuple, told.tolist())) == {(1,) * 14, (0,) * 14}, "of a report all or none"
     for share, expected in ((1.0, truth), (0.0, predicted)):
         assert torch.equal(learner_of(prompt_truth=share)._told(samples, truth, predicted, "s"), expected)
+
+
+def test_a_simulated_site_s_own_change_reaches_images_views_and_tokens_and_is_not_kept_for_others(learner_of):
+    settings = {"exchange": (r"diagnosis\..+",), "backbone": "frozen"}
+    plain, changed = learner_of(**settings), learner_of(**settings)
+    changed.image_change = change_of("site-2", 0, 1.0)
+    samples = plain.cohort.samples("train")[:2]
+    before, after = plain.images(samples), changed.images(samples)
+    assert not torch.equal(before.images, after.images)
+    by_hand = collate([changed.image_change(one) for one in images_of(samples)])
+    assert torch.equal(after.images, by_hand.images)
+    with torch.no_grad():
+        plain.tokens(samples, before)
+        torch.testing.assert_close(changed.tokens(samples, after), changed.generator.tokens(after))
+        assert not torch.allclose(changed._see("s", samples, True), plain._see("s", samples, True))
+        there = before.slice_mask
+        torch.testing.assert_close(plain.tokens(samples, before)[there], plain.generator.tokens(before)[there])
 
 
 def test_fedtar_s_patient_part_can_stand_on_both_adapters(shaken, learner_of):
