@@ -62,6 +62,11 @@ METHODS = {
     "fedavg": Method(
         contract="fedtar_flare.baselines.fedavg:CONTRACT", recipe="fedtar_flare.baselines.fedavg:FedAvgRecipe"
     ),
+    "fedpeft": Method(
+        contract="fedtar_flare.baselines.fedpeft:CONTRACT",
+        recipe="fedtar_flare.baselines.fedpeft:FedPEFTRecipe",
+        extension="fedtar_flare.baselines.peft_parts:extend",
+    ),
     "fedprox": Method(
         contract="fedtar_flare.baselines.fedprox:CONTRACT", recipe="fedtar_flare.baselines.fedprox:FedProxRecipe"
     ),

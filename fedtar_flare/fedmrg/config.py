@@ -26,6 +26,12 @@ class FedMRGConfig(Settings):
         0.5, ge=0, le=1, description="mu of Eq. 6, at inference: 1 the generic adapter alone, 0 the specialised whole"
     )
     distill_weight: float = Field(0.5, ge=0, description="weight of the distillation, both ways (Eq. 4 and 5)")
+    distill_states: bool = Field(
+        True, description="compare the hidden states too (Eq. 4 and 5); False: the next token's probabilities alone"
+    )
+    specialised: bool = Field(
+        True, description="train the specialised adapter; False: one generic adapter, without distillation"
+    )
     kl: Direction = Field("teacher", description="its KL: (teacher || student), or (student || teacher) as printed")
     contrast_weight: float = Field(0.1, ge=0, description="weight of the contrast of images (Eq. 3); 0 leaves it out")
     temperature: float = Field(0.07, gt=0, description="tau of the contrast")
@@ -47,8 +53,9 @@ class FedMRGConfig(Settings):
     )
     prompt_place: Place = Field(
         "last",
-        description="where prompts stand: at the decoder's 'last' positions, or beside its 'begin' token, as copies of "
-        "it that share its weight at first, so that untrained prompts do not disturb a trained decoder",
+        description="where prompts stand: at the decoder's 'last' positions; beside its 'begin' token, as copies of it "
+        "that share its weight at first, so that untrained prompts do not disturb a trained decoder; or in its "
+        "'memory', among the image's tokens, which a trained decoder heeds soonest",
     )
     prompt_truth: float = Field(
         1.0,
@@ -62,8 +69,8 @@ class FedMRGConfig(Settings):
     )
     head_weights: Literal["small"] | None = Field(
         None,
-        description="'small': the head that was warm-started with the preset small (findings of the synthetic cohort); "
-        "for head 'attention' and prompt_classes 'positive'",
+        description="'small': the head that was warm-started with the preset small (findings of the synthetic cohort), "
+        "and prompts for the place 'memory'; for head 'attention' and prompt_classes 'positive'",
     )
     backbone: Backbone = Field(
         "whole", description="of the encoder, its pooling and its map: trained and exchanged whole, by LoRA, or frozen"

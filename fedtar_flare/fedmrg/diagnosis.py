@@ -1,6 +1,6 @@
-"""The diagnosis branch: it reads the findings off the image, and tells the decoder by prompt tokens before the report.
+"""The diagnosis branch: it reads the findings off the image, and tells the decoder by prompt tokens.
 
-The decoder reads one prompt per finding, then its begin token and the report's words. In training the prompts are what
+The decoder reads one prompt per finding. In training the prompts are what
 the report says (or, for a share of the reports, what the branch predicts), at inference what the branch predicts. Their
 embeddings T are a tensor of its own, no part of the vocabulary: no text can spell a prompt.
 
@@ -12,7 +12,12 @@ Where prompts stand, and what they are at first, decides what becomes of a decod
     .50 with the prompts between begin token and report at the positions of the words (greedy writing).
 ``begin``
     T (D, K, E), a row for each class of each finding. All begin as the begin token, stand at its position, and share
-    its weight in attention, so that the untrained prompts change nothing in what is written.
+    its weight in attention, so that the untrained prompts change nothing in what is written. Neither does what they say
+    after 144 updates, nor after they alone were trained for 200 (docs/fedmrg.md): they are not heeded.
+``memory``
+    T (D, K, E) among the image's tokens, which the decoder reads by cross-attention, where it has learnt to look for
+    findings. All begin near zero. Trained alone for 400 updates, before a frozen decoder, they are heeded more than the
+    image is.
 """
 
 from __future__ import annotations
@@ -28,13 +33,16 @@ from fedtar_flare.errors import ConfigError
 from fedtar_flare.fedmrg.contrast import slice_means
 from fedtar_flare.fedmrg.labels import labeler
 from fedtar_flare.models.config import ASSETS
-from fedtar_flare.models.report_generator import ReportGenerator
+from fedtar_flare.models.report_generator import Place, ReportGenerator
 
 HeadKind = Literal["mean", "attention"]
-Place = Literal["last", "begin"]
 
 NOISE = 0.01
-"""Standard deviation of T around its start in the place ``last``; that of a word's embedding is ten times as large."""
+"""Standard deviation of T around its start in the places ``last`` and ``memory``; a word's has ten times it."""
+
+
+PROMPTS = "prompts"
+"""Name of T in the file of a shipped head."""
 
 
 class MeanHead(nn.Module):
@@ -107,7 +115,7 @@ class DiagnosisBranch(nn.Module):
         place: Place = "last",
     ):
         super().__init__()
-        self.findings, self.beside_begin = findings, place == "begin"
+        self.findings, self.place = findings, place
         generator = torch.Generator().manual_seed(seed)
         self.head: nn.Module
         if head == "mean":
@@ -116,6 +124,8 @@ class DiagnosisBranch(nn.Module):
             self.head = AttentionHead(findings, classes, channels, generator)
         if place == "begin":
             start = words[begin].repeat(findings, classes, 1)
+        elif place == "memory":
+            start = NOISE * torch.randn(findings, classes, words.shape[1], generator=generator).to(words.device)
         else:
             noise = torch.randn(classes, words.shape[1], generator=generator)
             start = words.mean(0) + NOISE * noise.to(words.device)
@@ -131,7 +141,7 @@ class DiagnosisBranch(nn.Module):
 
     def prompts_of(self, classes: Tensor) -> Tensor:
         """Prompts (B, D, E) of classes (B, D)."""
-        if not self.beside_begin:
+        if self.place == "last":
             return F.embedding(classes, self.embeddings)
         return self.embeddings[torch.arange(self.findings, device=classes.device), classes]
 
@@ -166,19 +176,32 @@ def extend(generator: ReportGenerator, settings: Mapping[str, Any]) -> None:
         place,
     )
     if weights := settings.get("head_weights"):
-        load_head(branch.head, weights)
+        load_start(branch, weights)
     generator.diagnosis = branch
 
 
-def load_head(head: nn.Module, name: str) -> None:
-    """Load a shipped head; raises :class:`ConfigError` where it is for another shape."""
+def load_start(branch: DiagnosisBranch, name: str) -> None:
+    """Load a shipped head, and the prompts that belong to it where their place is the memory.
+
+    Raises :class:`ConfigError` where they are for another shape.
+    """
     from safetensors.torch import load_file
 
     state = {key: value.float() for key, value in load_file(head_file(name)).items()}
-    shapes = {key: tuple(value.shape) for key, value in head.state_dict().items()}
+    prompts = state.pop(PROMPTS)
+    shapes = {key: tuple(value.shape) for key, value in branch.head.state_dict().items()}
     if {key: tuple(value.shape) for key, value in state.items()} != shapes:
         raise ConfigError(f"fedmrg.head_weights '{name}' do not fit a head of {shapes}: set it to none")
-    head.load_state_dict(state)
+    branch.head.load_state_dict(state)
+    if branch.place != "memory":
+        return
+    if prompts.shape != branch.embeddings.shape:
+        raise ConfigError(
+            f"fedmrg.head_weights '{name}' has prompts of shape {tuple(prompts.shape)}, the model wants "
+            f"{tuple(branch.embeddings.shape)}: set it to none"
+        )
+    with torch.no_grad():
+        branch.embeddings.copy_(prompts)
 
 
 def head_file(name: str) -> str:
@@ -192,5 +215,5 @@ def require_positions(findings: int, max_length: int, positions: int) -> None:
         raise ConfigError(
             f"{findings} diagnosis prompts and reports of {max_length} tokens (model.max_length) do not fit in the "
             f"decoder's {positions} positions: set model.max_length to {positions - findings} or less, "
-            "fedmrg.prompt_place to begin, or fedmrg.labeler to none"
+            "fedmrg.prompt_place to memory or begin, or fedmrg.labeler to none"
         )

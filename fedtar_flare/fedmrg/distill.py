@@ -24,6 +24,7 @@ def distill_losses(
     teacher_logits: Tensor,
     labels: Tensor,
     kl: Direction = "teacher",
+    with_states: bool = True,
 ) -> Tensor:
     """Mean KD over each report's tokens, shape (B,), float32.
 
@@ -32,6 +33,7 @@ def distill_losses(
         logits, teacher_logits: (B, L, V); position i predicts the token at i + 1.
         labels: (B, L), -100 where no loss is taken.
         kl: ``teacher``: KL(teacher || student); ``student``: KL(student || teacher), as printed.
+        with_states: whether the cosine is taken; without it, it is FedDAT's distillation.
     """
     counted = labels[:, 1:] != IGNORED
     cosine = F.cosine_similarity(states[:, :-1].float(), teacher_states[:, :-1].detach().float(), dim=-1)
@@ -39,4 +41,5 @@ def distill_losses(
     taught = teacher_logits[:, :-1].detach().float().log_softmax(-1)
     given, approximated = (taught, own) if kl == "teacher" else (own, taught)
     divergence = (given.exp() * (given - approximated)).sum(-1)
-    return ((1 - cosine + divergence) * counted).sum(1) / counted.sum(1).clamp(min=1)
+    apart = 1 - cosine + divergence if with_states else divergence
+    return (apart * counted).sum(1) / counted.sum(1).clamp(min=1)

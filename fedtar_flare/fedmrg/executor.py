@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from fedtar_flare.learning.learner import ReportLearner
     from fedtar_flare.models.report_generator import ReportGenerator
 
-WHOLE = r"(?:encoder|pooling|projection)\.(?!.*embedding).+"
+WHOLE = r"(?:encoder|pooling|projection)\.(?!.*embed)(?!backbone\.conv1\.).+"
 """Parameters of the base model that travel whole with ``backbone: whole``.
 
 The layers that take the pixels stay as they are: their change would tell of single images, and no hospital lets it out.
@@ -124,7 +124,7 @@ class FedMRGExecutor(ReportExecutor):
         rows = mine.share_rows(chosen, header.round, self._min_cell(site))
         if rows is None:
             return {}
-        mine.sent[header.round] = rows.to(WIRE_DTYPES[self.lora_config.dtype_up]).float()
+        mine.bank.sent[header.round] = rows.to(WIRE_DTYPES[self.lora_config.dtype_up]).float()
         return {FEATURES: rows}
 
     @property

@@ -1,11 +1,11 @@
-"""Make the shipped start of the diagnosis branch's head again.
+"""Make the shipped start of the diagnosis branch again: its head and its prompts.
 
 ``python -m fedtar_flare.fedmrg.head_start --out FOLDER --seed 2``
 
 The preset small has seen the known findings, but the head that taught them to it was thrown away. This one reads them
 off the shipped encoder, which stays as it is, on phantoms of the warm start's kind: no site's patients, scanners or
 styles. The rows of the new findings, which no image of it shows, stay at zero: their prompts say 'other' until
-hospitals have taught them.
+hospitals have taught them. Then the prompts are taught to be heeded (:mod:`fedtar_flare.fedmrg.prompt_start`).
 """
 
 from __future__ import annotations
@@ -16,23 +16,32 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedtar_flare.fedmrg.diagnosis import AttentionHead, head_file
-from fedtar_flare.fedmrg.labels import POSITIVE, POSITIVE_OR_NOT
+from fedtar_flare.fedmrg.diagnosis import PROMPTS, AttentionHead, DiagnosisBranch, extend, head_file
+from fedtar_flare.fedmrg.labels import POSITIVE
+from fedtar_flare.fedmrg.prompt_start import Phantoms, fit_prompts, written_of
 from fedtar_flare.imaging.batch import collate
 from fedtar_flare.imaging.pipeline import InputConfig
 from fedtar_flare.learning.training import batches
 from fedtar_flare.learning.warm_start import HELD_OUT_SEED_STEP, Pairs, phantom_pairs
 from fedtar_flare.metrics.clinical import finding_f1
-from fedtar_flare.models.build import build_model
+from fedtar_flare.models.build import build_model, build_tokenizer
 from fedtar_flare.models.config import preset
 from fedtar_flare.models.report_generator import ReportGenerator
 from fedtar_flare.synthetic.vocabulary import FINDINGS, KNOWN_FINDINGS
 
+START: dict[str, Any] = {
+    "labeler": "synthetic",
+    "prompt_classes": "positive",
+    "prompt_place": "memory",
+    "head": "attention",
+}
+"""What the weights are for, as ``FedMRGConfig`` names it."""
 AT_ONCE, BATCH, STEPS, LEARNING_RATE = 16, 32, 2000, 3e-3
 
 
@@ -92,15 +101,28 @@ def main(argv: Sequence[str] | None = None) -> int:
     say, config = partial(print, flush=True), preset("small")
     model, images = build_model(config), InputConfig(image_size=config.image_size, slices=config.slices)
     pairs = phantom_pairs(arguments.phantoms, arguments.seed, images, say)
-    generator = torch.Generator().manual_seed(arguments.seed)
-    head = AttentionHead(len(FINDINGS), len(POSITIVE_OR_NOT), model.encoder.width, generator)
-    fit(head, *tokens_of(model, pairs), truth_of(pairs.findings), arguments.seed, say)
+    tokens, truth = tokens_of(model, pairs), truth_of(pairs.findings)
+    extend(model, START | {"slices": config.slices, "seed": arguments.seed})
+    branch = cast(DiagnosisBranch, model.diagnosis)
+    head = cast(AttentionHead, branch.head)
+    fit(head, *tokens, truth, arguments.seed, say)
+    phantoms = Phantoms(model, *tokens, collate(pairs.images).position_mm)
+    tokenizer = build_tokenizer(config)
+    fit_prompts(branch, phantoms, tokenizer, pairs, truth, arguments.seed, say)
     arguments.out.mkdir(parents=True, exist_ok=True)
     state = {name: value.half() for name, value in head.state_dict().items()}
+    state |= {PROMPTS: branch.embeddings.detach().half()}
     save_file(state, arguments.out / Path(head_file("small")).name)
     held_out = phantom_pairs(arguments.held_out, arguments.seed + HELD_OUT_SEED_STEP, images)
-    scores = finding_f1(held_out.findings, list(said_of(head, *tokens_of(model, held_out))))
-    say(f"held-out phantoms: finding F1 {scores['finding_f1']:.3f}")
+    tokens, findings = tokens_of(model, held_out), held_out.findings
+    scores = finding_f1(findings, list(said_of(head, *tokens)))
+    say(f"held-out phantoms: finding F1 of the head {scores['finding_f1']:.3f}")
+    phantoms = Phantoms(model, *tokens, collate(held_out.images).position_mm)
+    others = [*range(1, len(findings)), 0]
+    for beside, what in ((range(len(findings)), "its own image"), (others, "another's image")):
+        written = written_of(branch, phantoms, tokenizer, list(beside), truth_of(findings))
+        told, seen = (finding_f1(found, written)["finding_f1"] for found in (findings, [findings[i] for i in beside]))
+        say(f"written from true prompts beside {what}: finding F1 of the prompts {told:.3f}, of the image {seen:.3f}")
     return 0
 
 

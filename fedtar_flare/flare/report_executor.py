@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from fedtar_flare.errors import ConfigError
 from fedtar_flare.flare.executor import Tensors, abstain, ok
 from fedtar_flare.flare.run_rules import require_exchange, require_start, told_of
 from fedtar_flare.flare.scalars import send_scalar
@@ -27,6 +28,7 @@ from fedtar_flare.tensor_file import checksum
 
 if TYPE_CHECKING:
     from fedtar_flare.data.cohort import Cohort
+    from fedtar_flare.imaging.cache import Prepared
     from fedtar_flare.learning.learner import ReportLearner, Validated
     from fedtar_flare.models.report_generator import ReportGenerator
 
@@ -239,8 +241,22 @@ class ReportExecutor(StudyExecutor):
         self._learner.min_cell = self._min_cell(site)
         self._learner.cohort = cohort  # a visit added or withdrawn since counts from this task on
         self._learner.checkpoint = site.stop_if_aborted
+        self._learner.image_change = self._image_change(site)
         self._learner.rate = self.training_config.rate_of(max(1, header.round), header.rounds)
         return self._learner
+
+    def _image_change(self, site: Site) -> Callable[[Prepared], Prepared] | None:
+        """What makes a simulated site's images its own; :class:`ConfigError` where a real site is asked for it."""
+        if not (strength := self.data_config.image_changes):
+            return None
+        if not site.simulated:
+            raise ConfigError(
+                "data.image_changes changes images at random, for simulations: between hospitals, leave it out",
+                public="data.image_changes is for simulations",
+            )
+        from fedtar_flare.imaging.site_changes import change_of
+
+        return change_of(site.name, self.seed, strength)
 
     def _on_update(self, header: TaskHeader, site: Site) -> Callable[[int, float], None]:
         """What runs after each local update: a progress line, and the loss to TensorBoard where allowed."""

@@ -82,6 +82,13 @@ class DataConfig(Settings):
         1, ge=1, description="fewest distinct patients of a split at a step to learn from it and to tell anything of it"
     )
     synthetic_patients: int = Field(48, ge=1, description="patients of a simulated site")
+    image_changes: float = Field(
+        0.0,
+        ge=0,
+        le=1,
+        description="simulations only: strength of a blur, a contrast and a brightness of each site's own, drawn from "
+        "the seed and its name; for one collection divided over sites",
+    )
 
     def misfits(self) -> Iterator[tuple[str, str]]:
         try:

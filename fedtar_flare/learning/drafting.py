@@ -26,7 +26,8 @@ from fedtar_flare.imaging.batch import ImageBatch, PriorBatch, collate
 from fedtar_flare.imaging.pipeline import InputConfig, prepare
 from fedtar_flare.learning.device import choose_device
 from fedtar_flare.learning.prior import IMAGE, REPORT, reports_before
-from fedtar_flare.models.adapters.lora import add_lora, load_shared_state
+from fedtar_flare.models.adapters.kinds import add_like
+from fedtar_flare.models.adapters.lora import load_shared_state
 from fedtar_flare.models.adapters.peft_file import (
     ADAPTER_CONFIG,
     DEFAULT_ADAPTER,
@@ -169,15 +170,12 @@ class Drafter:
         self.device = torch.device(choose_device(device, "float32")[0])
         name = self.info.get("adapter", DEFAULT_ADAPTER)
         weights = read_adapter(adapter, name)
-        lora = json.loads((adapter / ADAPTER_CONFIG).read_text(encoding="utf-8"))
-        self.model = add_lora(
+        self.model = add_like(
             base,
+            json.loads((adapter / ADAPTER_CONFIG).read_text(encoding="utf-8")),
             targets=self._config.lora_targets,
-            rank=lora["r"],
-            alpha=lora["lora_alpha"],
-            seed=0,
             extra=[re.escape(name) for name in weights if adapter_of(name) is None],
-            adapter=name,
+            name=name,
         ).to(self.device)
         load_shared_state(self.model, weights, name)
         self.personal: PersonalPart | None = None if state is None else self._personal_part(state, key)

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from fedtar_flare.data.cohort import Cohort, Sample, Split, Visit
 from fedtar_flare.errors import DataError
 from fedtar_flare.imaging.batch import ImageBatch, PriorBatch, collate
+from fedtar_flare.imaging.cache import Prepared
 from fedtar_flare.imaging.pipeline import images_of
 from fedtar_flare.learning.config import LoRAConfig, TrainingConfig
 from fedtar_flare.learning.evaluation import Evaluated, cells, report_rows
@@ -35,6 +36,9 @@ from fedtar_flare.models.config import ModelConfig
 from fedtar_flare.models.report_generator import ReportGenerator
 from fedtar_flare.models.weights import fingerprint
 from fedtar_flare.progress import Progress
+
+if TYPE_CHECKING:
+    from peft import PeftModel
 
 logger = logging.getLogger(__name__)
 EVALUATION_BATCH = 16
@@ -61,6 +65,8 @@ class ReportLearner:
     min_cell: int = 1
     """Fewest distinct patients of a split at a time step whose visits are learned from and validated on."""
     personal_optimizer: torch.optim.Optimizer | None = None
+    image_change: Callable[[Prepared], Prepared] | None = None
+    """What makes the images of a simulated site its own; those of earlier visits stay as they are."""
     rate: float = 1.0
     """By what a task multiplies its learning rates (:meth:`TrainingConfig.rate_of`)."""
 
@@ -89,21 +95,25 @@ class ReportLearner:
         self.fingerprint = fingerprint(generator)
         self.extend(generator)
         require_trained(generator, model, extra_names(generator, lora.exchange))
-        self.model = add_lora(
-            generator,
-            targets=model.lora_targets,
-            rank=lora.rank,
-            alpha=lora.alpha,
-            seed=seed,
-            extra=lora.exchange,
-            adapter=self.adapter,
-        ).to(self.device)
+        self.model = self.adapt(generator, lora, seed).to(self.device)
         self.generator = generator
         self._frozen = FrozenStages(generator)
 
     # ------------------------------------------------------------------ hooks
     def extend(self, generator: ReportGenerator) -> None:
         """Add modules to the base model, before it gets its adapter; they are no part of its fingerprint."""
+
+    def adapt(self, generator: ReportGenerator, lora: LoRAConfig, seed: int) -> PeftModel:
+        """The model with the adapter that travels, and what travels whole."""
+        return add_lora(
+            generator,
+            targets=self._config.lora_targets,
+            rank=lora.rank,
+            alpha=lora.alpha,
+            seed=seed,
+            extra=lora.exchange,
+            adapter=self.adapter,
+        )
 
     @property
     def has_personal_part(self) -> bool:
@@ -329,20 +339,26 @@ class ReportLearner:
 
     def tokens(self, samples: Sequence[Sample], images: ImageBatch) -> Tensor:
         """The encoder's tokens (B, S, N, C); what its frozen stages give is computed once, unless images change."""
-        return self.generator.tokens(images) if self.training.augment else self._frozen.tokens(samples, images)
+        as_prepared = not self.training.augment and self.image_change is None
+        return self._frozen.tokens(samples, images) if as_prepared else self.generator.tokens(images)
 
     def images(self, samples: Sequence[Sample], training_seed: str | None = None, prior: bool = True) -> ImageBatch:
         """The samples' images, and what is shown of the visits before where ``prior`` says so.
 
         Images are augmented and visits before masked by ``training_seed``, where the settings say so.
         """
-        prepared = images_of(samples)
+        prepared = self.prepared(samples)
         if training_seed is not None and self.training.augment:
             prepared = augmented(prepared, samples, training_seed)
         batch = collate(prepared).to(self.device)
         if prior:
             batch.prior = self.prior(samples, training_seed)
         return batch
+
+    def prepared(self, samples: Sequence[Sample]) -> list[Prepared]:
+        """The samples' images from the cache, as this site's machine shows them."""
+        found = images_of(samples)
+        return found if self.image_change is None else [self.image_change(one) for one in found]
 
     def prior(
         self, samples: Sequence[Sample], training_seed: str | None = None, texts: Mapping[Visit, str] | None = None

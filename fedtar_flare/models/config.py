@@ -1,7 +1,8 @@
 """Which report generator: a validated description, and presets.
 
 ``small`` is the shipped default (warm-started on generic phantoms), ``tiny`` has random weights for tests, ``paper`` is
-CvT-21 (384, ImageNet-22K) with DistilGPT2, ``timm`` joins any timm encoder to any decoder of the GPT-2 family.
+CvT-21 (384, ImageNet-22K) with DistilGPT2, ``timm`` joins any timm encoder to any decoder of the GPT-2 family,
+``fedmrg-paper`` is ResNet-101 with Llama-2-7B-chat, whose folder a site names in its policy (``models``).
 """
 
 from __future__ import annotations
@@ -173,6 +174,20 @@ PRESETS: dict[str, dict[str, Any]] = {
         "tokenizer": "decoder",
         "max_length": 128,
         "lora_targets": TIMM_TARGETS,
+    },
+    "fedmrg-paper": {
+        "image_size": 224,
+        "slices": 1,
+        **_IMAGENET,
+        "encoder": "timm",
+        "encoder_name": "resnet101",
+        "pooling": "none",
+        "decoder": "prefix",
+        "decoder_name": "meta-llama/Llama-2-7b-chat-hf",
+        "decoder_dtype": "bfloat16",
+        "tokenizer": "decoder",
+        "max_length": 128,
+        "lora_targets": r"decoder\..*\.(q_proj|v_proj)",
     },
 }
 

@@ -14,7 +14,8 @@ from fedtar_flare.models.build import build_tokenizer
 from fedtar_flare.models.config import ModelConfig
 from fedtar_flare.models.report_generator import ReportGenerator
 
-_EMBEDDING = re.compile(r"(.*\.)?((patch_|pos_)?embed(ding)?s?|lm_head|wte|wpe)(\..*)?")
+_EMBEDDING = re.compile(r"(.*\.)?((patch_|pos_)?embed(ding)?s?|lm_head|wte|wpe)(\..*)?|encoder\.backbone\.conv1(\..*)?")
+"""Layers that take words or pixels; of a ResNet, that is its first convolution."""
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -77,17 +77,21 @@ class NoPooling(nn.Module):
         return tokens.flatten(1, 2)
 
 
-class Prompter(Protocol):
-    """A part that a method adds: reads the image's tokens and tells the decoder, by embeddings before the report.
+Place = Literal["last", "begin", "memory"]
 
-    ``beside_begin``: the prompts stand at the begin token's position and share its weight in the decoder's attention;
-    else they take the decoder's last positions and a weight of their own.
+
+class Prompter(Protocol):
+    """A part that a method adds: reads the image's tokens and tells the decoder, by embeddings.
+
+    ``place`` of the prompts: ``begin``, before the report, at the begin token's position, whose weight in the decoder's
+    attention they share; ``last``, before the report, at the decoder's last positions, with a weight of their own; or
+    ``memory``, among the image's tokens.
     """
 
-    beside_begin: bool
+    place: Place
 
     def prompts(self, tokens: Tensor, slice_mask: Tensor) -> Tensor:
-        """Embeddings (B, D, E) that the decoder reads before the begin token; of tokens (B, S, N, C), mask (B, S)."""
+        """Embeddings (B, D, E) that the decoder reads; of tokens (B, S, N, C) and mask (B, S)."""
 
 
 class ReportGenerator(nn.Module):
@@ -194,11 +198,10 @@ class ReportGenerator(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """Logits (B, L, V) and last hidden states (B, L, E) at each of ``input_ids``; i predicts the token at i + 1.
 
-        Prompts (B, D, E) stand before the begin token. So it is the begin token, as without them, that a trained
-        decoder begins its report from. (A decoder that reads the image as a prefix has them after it.)
+        Prompts (B, D, E) stand before the begin token, or in the memory. So it is the begin token, as without them,
+        that a trained decoder begins its report from. (A decoder that reads the image as a prefix has them after it.)
         """
-        if prompts is not None and not prompts.shape[1]:
-            prompts = None
+        memory, mask, prompts = self._placed(memory, mask, prompts)
         if isinstance(self.decoder, PrefixDecoder):
             return self.decoder.decode(memory, mask, input_ids, prompts)
         # Padding stands on the right, so the causal mask alone keeps it from every token that has a label.
@@ -218,6 +221,15 @@ class ReportGenerator(nn.Module):
                 **attended,
             ).last_hidden_state[:, many:]
         return self.decoder.lm_head(states), states
+
+    def _placed(self, memory: Tensor, mask: Tensor, prompts: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Memory (B, M, E) and mask (B, M), with prompts whose place that is; and prompts that have another place."""
+        if prompts is None or not prompts.shape[1]:
+            return memory, mask, None
+        if self.diagnosis is None or _prompter(self.diagnosis).place != "memory":
+            return memory, mask, prompts
+        there = mask.new_ones(prompts.shape[:2])
+        return torch.cat([memory, prompts.to(memory.dtype)], dim=1), torch.cat([mask, there], dim=1), None
 
     def _places(self, order: Tensor, prompts: int) -> Tensor:
         """Positions of D prompts, begin token and words, from their order: begin token and words keep their own.
@@ -243,7 +255,7 @@ class ReportGenerator(nn.Module):
 
     @property
     def _beside_begin(self) -> bool:
-        return self.diagnosis is not None and _prompter(self.diagnosis).beside_begin
+        return self.diagnosis is not None and _prompter(self.diagnosis).place == "begin"
 
     @contextmanager
     def _placing(self, prompts: int) -> Iterator[None]:
@@ -281,7 +293,7 @@ class ReportGenerator(nn.Module):
 
         tokens = self.tokens(batch) if tokens is None else tokens
         memory, mask = self.memory(batch, tokens)
-        prompts = self.prompts(batch, tokens)
+        memory, mask, prompts = self._placed(memory, mask, self.prompts(batch, tokens))
         start = torch.full((memory.shape[0], 1), self.bos_id, dtype=torch.int64, device=memory.device)
         settings = GenerationConfig(
             max_new_tokens=(max_length or self.max_length) - 1,

@@ -98,24 +98,24 @@ def test_features_rows_and_what_is_kept(learner_of):
         mean = torch.stack(each).mean(0)
         by_hand.append(mean / mean.norm())
     torch.testing.assert_close(rows, torch.stack(by_hand), rtol=1e-5, atol=1e-6)
-    learner.bank = torch.cat([rows, normal(2, 32)])
+    learner.bank.rows = torch.cat([rows, normal(2, 32)])
     learner.share_rows([], 2, min_cell=1)
-    assert len(learner.bank) == 2 and learner.bank_use == {"sent": 0.0, "received": 2.0}
+    assert len(learner.bank.rows) == 2 and learner.bank.use == {"sent": 0.0, "received": 2.0}
     again = learner_of()
     again.load_private(learner.private())
-    assert torch.equal(again.sent[1], rows), "what was sent is part of the site's state"
+    assert torch.equal(again.bank.sent[1], rows), "what was sent is part of the site's state"
     again.share_rows([], 2 + ROUNDS, min_cell=1)
-    assert not again.sent, "and is forgotten when the server has forgotten it"
-    assert learner.share_rows(chosen, 1, 1) is not None and torch.equal(learner.sent[1], rows)
+    assert not again.bank.sent, "and is forgotten when the server has forgotten it"
+    assert learner.share_rows(chosen, 1, 1) is not None and torch.equal(learner.bank.sent[1], rows)
 
 
 def test_the_bank_comes_down_with_the_weights_and_is_checked(learner_of):
     learner = learner_of()
     w = learner.shared()
     learner.load_shared({**w, "bank.features": normal(4, 32)})
-    assert torch.equal(learner.bank, normal(4, 32)) and learner.shared().keys() == w.keys()
+    assert torch.equal(learner.bank.rows, normal(4, 32)) and learner.shared().keys() == w.keys()
     learner.load_shared(w)
-    assert learner.bank.shape == (0, 32)
+    assert learner.bank.rows.shape == (0, 32)
     for bad in (normal(4, 31), normal(4), 2 * normal(4, 32), torch.zeros(1, 32)):
         with pytest.raises(ExchangeError, match="bank"):
             learner.load_shared({**w, "bank.features": bad})

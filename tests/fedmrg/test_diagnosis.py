@@ -6,12 +6,15 @@ import pytest
 import torch
 
 from fedtar_flare.errors import ConfigError
-from fedtar_flare.fedmrg.diagnosis import AttentionHead, DiagnosisBranch, diagnosis_losses, extend, load_head
+from fedtar_flare.fedmrg.diagnosis import AttentionHead, DiagnosisBranch, diagnosis_losses, extend, load_start
 from fedtar_flare.fedmrg.executor import FedMRGExecutor
 from fedtar_flare.fedmrg.labels import CLASSES, labeler
+from fedtar_flare.fedmrg.prompt_start import Phantoms, fit_prompts, written_of
 from fedtar_flare.imaging.batch import ImageBatch
+from fedtar_flare.learning.warm_start import Pairs
 from fedtar_flare.models.build import build_model, build_tokenizer
 from fedtar_flare.models.config import preset
+from fedtar_flare.models.report_generator import report_loss
 from fedtar_flare.models.weights import fingerprint
 from fedtar_flare.synthetic.vocabulary import FINDINGS, KNOWN_FINDINGS
 
@@ -113,13 +116,54 @@ def test_a_query_for_each_finding_reads_where_it_looks():
 
 def test_the_shipped_head_sees_the_known_findings_alone_and_fits_no_other_shape():
     """Its rows of the new findings are zero: their prompts say 'other' until a hospital teaches them."""
-    width = preset("small").encoder_widths[-1]
-    head = AttentionHead(14, 2, width, torch.Generator())
-    load_head(head, "small")
+    head = shipped().head
     known = torch.tensor([name in KNOWN_FINDINGS for name in FINDINGS])
     assert head.weight[known].flatten(1).any(1).all() and not head.weight[~known].any() and not head.bias[~known].any()
     with pytest.raises(ConfigError, match="head_weights 'small' do not fit"):
-        load_head(AttentionHead(14, 4, width, torch.Generator()), "small")
+        shipped(classes=4)
+
+
+def shipped(place="memory", classes=2, width=None):
+    """A branch for the small model, with the shipped start."""
+    small = preset("small")
+    words = torch.zeros(3, width or small.decoder_width)
+    branch = DiagnosisBranch(
+        len(FINDINGS), classes, small.encoder_widths[-1], 16, words, 0, 0, head="attention", place=place
+    )
+    load_start(branch, "small")
+    return branch
+
+
+def test_the_shipped_prompts_are_for_the_memory_alone_and_tell_each_finding_s_two_classes_apart():
+    prompts = shipped().embeddings
+    assert prompts.shape == (14, 2, 128) and (prompts[:, 0] - prompts[:, 1]).norm(dim=1).min() > 1
+    assert not shipped("begin").embeddings.any(), "there they begin as the begin token, which is zero here"
+    with pytest.raises(ConfigError, match=r"prompts of shape \(14, 2, 128\), the model wants \(14, 2, 64\)"):
+        shipped(width=64)
+
+
+def test_prompts_are_taught_to_be_heeded_and_nothing_else_changes():
+    """The loss of reports beside other images falls, by the prompts alone."""
+    model, tokenizer = extended(prompt_place="memory", prompt_classes="positive"), build_tokenizer(MODEL)
+    before = {n: p.clone() for n, p in model.named_parameters()}
+    tokens = model.tokens(batch()).detach()
+    phantoms = Phantoms(model, tokens, batch().slice_mask, batch().position_mm)
+    texts = ["Small right pleural effusion.", "The lungs are clear."]
+    pairs = Pairs([], texts, texts, [frozenset({"effusion_right"}), frozenset()])
+    truth = torch.tensor([[int(name == "effusion_right") for name in FINDINGS], [0] * 14])
+    ids, labels = tokenizer.batch(texts)
+
+    def loss():
+        with torch.no_grad():
+            logits, _ = model.decode(*phantoms.memory([1, 0]), ids, model.diagnosis.prompts_of(truth))
+            return float(report_loss(logits, labels).mean())
+
+    start = loss()
+    fit_prompts(model.diagnosis, phantoms, tokenizer, pairs, truth, seed=0, steps=20)
+    assert loss() < start
+    moved = [n for n, p in model.named_parameters() if not torch.equal(p, before[n])]
+    assert moved == ["diagnosis.embeddings"]
+    assert len(written_of(model.diagnosis, phantoms, tokenizer, [1, 0], truth)) == 2
 
 
 def test_prompts_stand_before_the_begin_token_at_the_last_positions_and_bear_no_loss():
@@ -171,7 +215,24 @@ def found_of(model, memory, mask, ids, prompts):
         return model.decode(memory, mask, ids, prompts)[0]
 
 
-@pytest.mark.parametrize("place", ["last", "begin"])
+def test_prompts_in_the_memory_stand_among_the_image_s_tokens():
+    model = extended(prompt_place="memory", prompt_classes="positive")
+    ids = torch.randint(3, 300, (2, 5), generator=torch.Generator().manual_seed(2))
+    with torch.no_grad():
+        model.diagnosis.embeddings.normal_(generator=torch.Generator().manual_seed(3))
+        memory, mask = model.memory(batch())
+        prompts = model.prompts(batch(), model.tokens(batch()))
+        assert prompts.shape == (2, 14, MODEL.decoder_width) and not mask.all()
+        by_hand = model.decoder(
+            input_ids=ids,
+            encoder_hidden_states=torch.cat([memory, prompts], dim=1),
+            encoder_attention_mask=torch.cat([mask, torch.ones(2, 14, dtype=torch.bool)], dim=1),
+        ).logits
+        torch.testing.assert_close(model.decode(memory, mask, ids, prompts)[0], by_hand)
+        assert not torch.allclose(model.decode(memory, mask, ids)[0], by_hand)
+
+
+@pytest.mark.parametrize("place", ["last", "begin", "memory"])
 @pytest.mark.parametrize("beams", [1, 2])
 def test_what_is_written_follows_from_the_predicted_prompts(beams, place):
     model = extended(prompt_place=place)
@@ -215,7 +276,7 @@ def test_the_loss_is_the_mean_of_the_findings_cross_entropies():
 def test_prompts_and_reports_that_are_too_long_for_the_decoder_are_refused_when_built():
     with pytest.raises(ConfigError, match=r"14 diagnosis prompts.*96 tokens.*96 positions: set model.max_length to 82"):
         FedMRGExecutor(preset="tiny")
-    for fits in ({"labeler": "none"}, {"prompt_place": "begin"}):
+    for fits in ({"labeler": "none"}, {"prompt_place": "begin"}, {"prompt_place": "memory"}):
         assert FedMRGExecutor(preset="tiny", fedmrg=fits).model_config.max_length == 96
     with pytest.raises(ConfigError, match="96 positions"):
         extend(build_model(preset("tiny")), {"labeler": "synthetic", "slices": 4, "seed": 0})

@@ -14,6 +14,7 @@ from fedtar_flare.fedmrg.labels import POSITIVE, labeler
 from fedtar_flare.fedtar.patient_lora import PatientLoRA, PatientLoRAConfig
 from fedtar_flare.imaging.batch import collate
 from fedtar_flare.imaging.pipeline import images_of
+from fedtar_flare.imaging.site_changes import change_of
 from fedtar_flare.learning.training import augmented
 from fedtar_flare.models.adapters.lora import shared_parameters
 
@@ -31,7 +32,7 @@ class ByHand:
         self.learner, self.samples = learner, samples
         self.settings = learner._fedmrg
         self.images = learner.images(samples, seed)
-        self.view = collate(augmented(images_of(samples), samples, f"{seed}/view"))
+        self.view = collate(augmented(learner.prepared(samples), samples, f"{seed}/view"))
         self.ids, self.labels = learner.tokenizer.batch([s.visit.report for s in samples])
         self.classes = torch.tensor([labeler("synthetic").label(s.visit.report) for s in samples])
 
@@ -88,7 +89,7 @@ class ByHand:
         patients = [s.visit.patient_id for s in self.samples]
         for i in range(len(u)):
             others = [a for a in range(len(u)) if patients[a] != patients[i]]
-            against = torch.stack([u[a] for a in others] + [v[a] for a in others] + list(self.learner.bank))
+            against = torch.stack([u[a] for a in others] + [v[a] for a in others] + list(self.learner.bank.rows))
             contrast.append(torch.logsumexp(against @ u[i] / 0.07, 0) - u[i] @ v[i] / 0.07)
         s = self.settings
         total = (
@@ -101,10 +102,10 @@ class ByHand:
 def test_loss_and_gradients_of_a_half_are_those_written_out_by_hand(shaken, learner_of, half):
     learner = shaken(learner_of(contrast_weight=0.1, distill_weight=0.5))
     copy_broadcast(learner.model)
-    learner.bank = F.normalize(torch.randn(3, 32, generator=torch.Generator().manual_seed(4)), dim=1)
+    learner.bank.rows = F.normalize(torch.randn(3, 32, generator=torch.Generator().manual_seed(4)), dim=1)
     shaken(learner, 0.01)  # Q is not G any more
     samples = learner.cohort.samples("train")[:4]
-    learner._batch, learner._half = samples, half
+    learner._half = half
     loss = learner._accumulate(samples, "s")
     own = ([GENERIC], [BROADCAST, SPECIALISED])
     student, teacher = own if half == "generic" else own[::-1]
@@ -133,7 +134,6 @@ def test_a_batch_in_parts_has_the_whole_batch_s_gradient(shaken, learner_of):
     for micro_batch in (0, 3, 1):
         learner = shaken(learner_of(training={"micro_batch": micro_batch}, contrast_weight=1.0))
         samples = learner.cohort.samples("train")[:4]
-        learner._batch = samples
         loss = learner._accumulate(samples, "s")
         gradients.append((loss, {n: p.grad.clone() for n, p in learner.model.named_parameters() if p.grad is not None}))
     for loss, found in gradients[1:]:
@@ -227,6 +227,17 @@ def test_a_frozen_backbone_sends_adapter_and_branch_alone_and_has_no_contrast(le
     assert "contrast" not in trained.parts["loss_parts"]
 
 
+def test_without_the_specialised_adapter_the_generic_one_learns_as_without_distillation(learner_of):
+    """PromptMRG's form; and a distillation that counts nothing is not computed."""
+    alone = learner_of(specialised=False, encoder_updates="generic")
+    both = learner_of(distill_weight=0.0, encoder_updates="generic")
+    first, second = alone.train(None, 1), both.train(None, 1)
+    assert all(torch.equal(v, second.update[n]) for n, v in first.update.items())
+    assert not alone.has_personal_part and both.has_personal_part
+    assert not any("specialised" in part or "distillation" in part for part in first.parts["loss_parts"])
+    assert "distillation_generic" not in second.parts["loss_parts"]
+
+
 def test_prompts_in_training_tell_the_report_s_findings_or_those_predicted(learner_of):
     learner = learner_of(prompt_truth=0.5)
     samples = learner.cohort.samples("train")
@@ -239,17 +250,21 @@ def test_prompts_in_training_tell_the_report_s_findings_or_those_predicted(learn
         assert torch.equal(learner_of(prompt_truth=share)._told(samples, truth, predicted, "s"), expected)
 
 
-def test_what_a_frozen_encoder_saw_is_kept_and_changes_nothing(learner_of, monkeypatch):
+def test_a_simulated_site_s_own_change_reaches_images_views_and_tokens_and_is_not_kept_for_others(learner_of):
     settings = {"exchange": (r"diagnosis\..+",), "backbone": "frozen"}
-    kept, anew = learner_of(**settings), learner_of(**settings)
-    monkeypatch.setattr("fedtar_flare.fedmrg.learner.KEPT_BYTES", 2**28)
-    first = kept.train(None, 1, updates=4)
-    seen = len(kept._seen)
-    monkeypatch.setattr("fedtar_flare.fedmrg.learner.KEPT_BYTES", 0)
-    second = anew.train(None, 1, updates=4)
-    assert seen and not anew._seen
-    for name, value in second.update.items():
-        torch.testing.assert_close(first.update[name], value, rtol=1e-4, atol=1e-6)
+    plain, changed = learner_of(**settings), learner_of(**settings)
+    changed.image_change = change_of("site-2", 0, 1.0)
+    samples = plain.cohort.samples("train")[:2]
+    before, after = plain.images(samples), changed.images(samples)
+    assert not torch.equal(before.images, after.images)
+    by_hand = collate([changed.image_change(one) for one in images_of(samples)])
+    assert torch.equal(after.images, by_hand.images)
+    with torch.no_grad():
+        plain.tokens(samples, before)
+        torch.testing.assert_close(changed.tokens(samples, after), changed.generator.tokens(after))
+        assert not torch.allclose(changed._see("s", samples, True), plain._see("s", samples, True))
+        there = before.slice_mask
+        torch.testing.assert_close(plain.tokens(samples, before)[there], plain.generator.tokens(before)[there])
 
 
 def test_fedtar_s_patient_part_can_stand_on_both_adapters(shaken, learner_of):

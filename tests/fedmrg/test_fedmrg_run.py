@@ -205,7 +205,7 @@ def test_a_site_that_shares_no_row_still_uses_those_of_others(place):
     reply, update = site.train({**w, "bank.features": rows}, 2, 1, "no-rows")
     assert reply.status == "ok" and "bank.features" not in update
     assert reply.payload["bank"] == {"sent": 0.0, "received": 5.0}
-    assert torch.equal(site.executor._learner.bank, rows)
+    assert torch.equal(site.executor._learner.bank.rows, rows)
 
 
 def test_a_resumed_run_ends_with_the_same_bits(federation, place):

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from fedtar_flare.errors import ConfigError, ExchangeError
-from fedtar_flare.models.adapters.peft_file import DEFAULT_ADAPTER, wire_name
+from fedtar_flare.models.adapters.peft_file import DEFAULT_ADAPTER, OTHER_KINDS, wire_name
 
 if TYPE_CHECKING:
     from peft import PeftModel
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 _EXTRAS = "exchanged_extras"  # attribute of the PEFT model: by adapter, the extras by name
 _ADAPTER_NAME = re.compile(r"[a-z][a-z0-9_]{0,31}")
 _FACTOR = re.compile(r"(base_model\.model\..+\.lora_[AB])\.([a-z0-9_]+)\.weight")  # as named_parameters() names it
-_SCALES = re.compile(rf"(base_model\.model\..+\.ia3_l)\.{DEFAULT_ADAPTER}")
+_OTHER = re.compile(rf"({OTHER_KINDS})\.{DEFAULT_ADAPTER}")
 
 
 def add_lora(
@@ -160,14 +160,14 @@ def extra_names(model: nn.Module, extra: Sequence[str]) -> tuple[str, ...]:
 
 
 def shared_parameters(peft_model: PeftModel, adapter: str = DEFAULT_ADAPTER) -> dict[str, nn.Parameter]:
-    """One set's factors (of IA3: its scales) by wire name and extras by base-model name, sorted: no copies."""
+    """One set's factors (or what another kind has) by wire name, extras by base-model name, sorted: no copies."""
     _require_adapter(peft_model, adapter)
     factors = {
         wire_name(match[1], adapter): parameter
         for name, parameter in peft_model.named_parameters()
         if (match := _FACTOR.fullmatch(name)) and match[2] == adapter
     }
-    factors |= {match[1]: p for name, p in peft_model.named_parameters() if (match := _SCALES.fullmatch(name))}
+    factors |= {match[1]: p for name, p in peft_model.named_parameters() if (match := _OTHER.fullmatch(name))}
     return dict(sorted((factors | getattr(peft_model, _EXTRAS, {}).get(adapter, {})).items()))
 
 

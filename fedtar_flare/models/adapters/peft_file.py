@@ -25,6 +25,10 @@ ADAPTER_INFO = "fedtar.json"
 DEFAULT_ADAPTER = "default"
 """Name of the set of factors that has no name on the wire."""
 
+OTHER_KINDS = r"base_model\.model\..+\.(?:ia3_l|lora_[ABE]|vera_lambda_[bd]|hada_w[12]_[ab])"
+"""Names that parameters of other kinds of adapters (IA3, AdaLoRA, VeRA, LoHa) have in PEFT's files and on the wire."""
+
+_KINDS = ("LORA", "ADALORA", "VERA", "LOHA")
 _FACTOR = re.compile(r"(base_model\.model\..+\.lora_[AB])(?:\.([a-z][a-z0-9_]*))?\.weight")
 
 
@@ -45,6 +49,8 @@ def adapter_of(name: str) -> str | None:
     >>> adapter_of("base_model.model.h.0.mlp.lora_A.generic.weight")
     'generic'
     """
+    if re.fullmatch(OTHER_KINDS, name):
+        return DEFAULT_ADAPTER
     match = _FACTOR.fullmatch(name)
     return (match[2] or DEFAULT_ADAPTER) if match else None
 
@@ -62,22 +68,24 @@ def write_adapter(
     ``info`` is for :func:`read_adapter_info` (JSON).
 
     Raises:
-        ConfigError: ``adapter_config`` is not one of LoRA.
+        ConfigError: ``adapter_config`` is of no kind that reports are written with.
         ExchangeError: ``state`` has no LoRA factor, or factors of several sets.
     """
-    if adapter_config.get("peft_type") != "LORA":
+    if adapter_config.get("peft_type") not in _KINDS:
         raise ConfigError(
-            f"adapter_config['peft_type'] is {adapter_config.get('peft_type')!r}: it must be 'LORA', as "
-            "models.adapters.lora.adapter_config gives it"
+            f"adapter_config['peft_type'] is {adapter_config.get('peft_type')!r}: it must be one of "
+            f"{', '.join(_KINDS)}, as models.adapters.lora.adapter_config gives it"
         )
     adapters = {adapter for name in state if (adapter := adapter_of(name))}
     if not adapters:
-        raise ExchangeError("the state to be written has no LoRA factor named base_model.model.*.lora_A.weight")
+        raise ExchangeError(
+            "the state to be written has no LoRA factor named base_model.model.*.lora_A.weight, nor any other adapter"
+        )
     if len(adapters) > 1:
         raise ExchangeError(
             f"the state to be written has the adapters {', '.join(sorted(adapters))}: a folder holds one"
         )
-    factors = {f"{match[1]}.weight": tensor for name, tensor in state.items() if (match := _FACTOR.fullmatch(name))}
+    factors = {_file_name(name): tensor for name, tensor in state.items() if adapter_of(name)}
     extra = {name: tensor for name, tensor in state.items() if adapter_of(name) is None}
     folder = Path(folder)
     _write_tensors(folder / ADAPTER_WEIGHTS, factors)
@@ -121,9 +129,18 @@ def read_adapter(folder: Path | str, adapter: str = DEFAULT_ADAPTER) -> dict[str
     from safetensors.torch import load_file
 
     factors = load_file(Path(folder) / ADAPTER_WEIGHTS)
-    state = {wire_name(name.removesuffix(".weight"), adapter): tensor for name, tensor in factors.items()}
+    state = {
+        name if re.fullmatch(OTHER_KINDS, name) else wire_name(name.removesuffix(".weight"), adapter): tensor
+        for name, tensor in factors.items()
+    }
     extra = Path(folder) / EXTRA_WEIGHTS
     return dict(sorted((state | (load_file(extra) if extra.is_file() else {})).items()))
+
+
+def _file_name(name: str) -> str:
+    """A travelling tensor's name in PEFT's file, where a set has no name."""
+    match = _FACTOR.fullmatch(name)
+    return f"{match[1]}.weight" if match else name
 
 
 def _write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:

@@ -1,0 +1,169 @@
+"""Further kinds of adapters, made by PEFT: AdaLoRA, VeRA and LoHa; and none, where other parameters travel.
+
+Of a linear layer W (o, i), with scale ``s = alpha / rank``:
+
+=========  ====================================  ==============================================================
+kind       the layer becomes                     what is trained and travels
+=========  ====================================  ==============================================================
+adalora    ``W + s B diag(E) A``                 A (r, i), B (o, r), E (r): Zhang et al., ICLR 2023
+vera       ``W + diag(b) B diag(d) A``           b (o), d (r); A and B random, one pair for all layers, drawn
+                                                 from the seed at every site: Kopiczko et al., ICLR 2024
+loha       ``W + s (C1 D1) * (C2 D2)``           C (o, r), D (r, i), twice; * by element: FedPara's update (Hyeon-Woo
+                                                 et al., ICLR 2022), which has a rank up to r^2
+=========  ====================================  ==============================================================
+
+They travel under the names of PEFT's files, which :mod:`fedtar_flare.models.adapters.lora` reads and loads.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch import nn
+
+from fedtar_flare.errors import ConfigError
+from fedtar_flare.models.adapters.lora import add_lora, extra_names, keep_extras, target_names
+from fedtar_flare.models.adapters.peft_file import DEFAULT_ADAPTER
+
+if TYPE_CHECKING:
+    from peft import PeftConfig, PeftModel
+
+Kind = Literal["adalora", "vera", "loha"]
+
+
+class Bare(nn.Module):
+    """Stands for a PEFT model where there is no adapter: the base model, and what travels of it whole."""
+
+    def __init__(self, model: nn.Module):
+        super().__init__()
+        self.base_model = model
+        self.peft_config: dict[str, Any] = {DEFAULT_ADAPTER: None}
+
+    def get_base_model(self) -> nn.Module:
+        """The model."""
+        return self.base_model
+
+
+def add_adapter(
+    model: nn.Module,
+    kind: Kind,
+    *,
+    targets: str,
+    rank: int,
+    alpha: float,
+    seed: int,
+    extra: Sequence[str] = (),
+    target_rank: int | None = None,
+    updates: int = 2,
+) -> PeftModel:
+    """Wrap ``model`` (changed in place); then only the adapter and the extras are trained. The model starts unchanged.
+
+    The initial values depend on ``seed`` and the layers alone; the global random state is neither read nor changed.
+
+    Args:
+        targets, extra: regular expressions, as for :func:`~fedtar_flare.models.adapters.lora.add_lora`.
+        rank, alpha: VeRA has no alpha.
+        target_rank: of AdaLoRA, the mean rank of a layer after pruning, below ``rank``; half of it by default.
+        updates: of AdaLoRA, in how many updates the pruning is done.
+
+    Raises:
+        ConfigError: an expression that cannot be used, or a target rank that is not below the rank.
+    """
+    from peft import AdaLoraConfig, LoHaConfig, VeraConfig, get_peft_model
+
+    if kind == "loha":
+        take_linear(model, targets)
+    target_names(model, targets)  # refuses what cannot be adapted
+    extras = {name: model.get_parameter(name) for name in extra_names(model, extra)}
+    config: PeftConfig
+    if kind == "adalora":
+        target = max(1, rank // 2) if target_rank is None else target_rank
+        if not 1 <= target < rank:
+            raise ConfigError(f"adalora prunes a rank of {rank} to {target}: take a target from 1 to {rank - 1}")
+        settled = updates // 5  # updates before and after the pruning
+        config = AdaLoraConfig(
+            init_r=rank,
+            target_r=target,
+            lora_alpha=alpha,  # type: ignore[arg-type]
+            target_modules=targets,
+            tinit=settled,
+            tfinal=settled,
+            total_step=max(2, updates),
+        )
+    elif kind == "vera":
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="Specified to not save vera_A")  # the seed restores them
+            config = VeraConfig(r=rank, target_modules=targets, projection_prng_key=seed, save_projection=False)
+    else:
+        config = LoHaConfig(r=rank, alpha=alpha, target_modules=targets)  # type: ignore[arg-type]
+    with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+        torch.manual_seed(seed)
+        warnings.filterwarnings("ignore", message="fan_in_fan_out is set to")  # per layer, by PEFT itself
+        warnings.filterwarnings("ignore", message="Note that `r` is not used in AdaLora")
+        peft_model = get_peft_model(model, config)
+    for parameter in peft_model.parameters():
+        parameter.requires_grad_(False)  # PEFT leaves the rank by which AdaLoRA divides to be trained
+    keep_extras(peft_model, DEFAULT_ADAPTER, extras)
+    return peft_model
+
+
+def without_adapter(model: nn.Module, extra: Sequence[str]) -> Bare:
+    """``model`` without any adapter: the extras are trained and travel, and nothing else.
+
+    Raises:
+        ConfigError: there are no extras, or an expression that cannot be used.
+    """
+    if not extra:
+        raise ConfigError("without an adapter, lora.exchange must name the parameters that are trained and travel")
+    extras = {name: model.get_parameter(name) for name in extra_names(model, extra)}
+    for parameter in model.parameters():
+        parameter.requires_grad_(False)
+    bare = Bare(model)
+    keep_extras(bare, DEFAULT_ADAPTER, extras)  # type: ignore[arg-type]
+    return bare
+
+
+def add_like(model: nn.Module, config: Mapping[str, Any], *, targets: str, extra: Sequence[str], name: str) -> Any:
+    """Wrap ``model`` as ``adapter_config.json`` says, for weights that are loaded next (``load_shared_state``).
+
+    Raises:
+        ConfigError: a kind of adapter that is none of this package's.
+    """
+    kind = str(config.get("peft_type")).lower()
+    if kind == "lora":
+        rank, alpha = config["r"], config["lora_alpha"]
+        return add_lora(model, targets=targets, rank=rank, alpha=alpha, seed=0, extra=extra, adapter=name)
+    if kind == "adalora":
+        return add_adapter(
+            model, "adalora", targets=targets, rank=config["init_r"], alpha=config["lora_alpha"], seed=0, extra=extra
+        )
+    if kind == "vera":
+        seed = config["projection_prng_key"]
+        return add_adapter(model, "vera", targets=targets, rank=config["r"], alpha=1, seed=seed, extra=extra)
+    if kind == "loha":
+        rank, alpha = config["r"], config["alpha"]
+        return add_adapter(model, "loha", targets=targets, rank=rank, alpha=alpha, seed=0, extra=extra)
+    raise ConfigError(f"adapter_config.json is of type {config.get('peft_type')!r}: not an adapter of this package")
+
+
+def take_linear(model: nn.Module, targets: str) -> None:
+    """Put an equal ``nn.Linear`` in place of each targeted ``Conv1D`` of transformers, which LoHa cannot adapt."""
+    from transformers.pytorch_utils import Conv1D
+
+    for name in target_names(model, targets):
+        layer = model.get_submodule(name)
+        if isinstance(layer, Conv1D):
+            parent, _, own = name.rpartition(".")
+            setattr(model.get_submodule(parent), own, _linear(layer))
+
+
+def _linear(layer: Any) -> nn.Linear:
+    inputs, outputs = layer.weight.shape
+    with torch.device("meta"):
+        made = nn.Linear(inputs, outputs)
+    made.weight = nn.Parameter(layer.weight.detach().T.contiguous(), requires_grad=False)
+    made.bias = layer.bias
+    return made

@@ -1,0 +1,80 @@
+"""Vectors that are learnt in place of words: before the report (prompt tuning), and in every layer (prefix tuning).
+
+Prompt tuning (Lester et al., EMNLP 2021) learns the embeddings of some words that stand before the begin token. Prefix
+tuning (Li and Liang, ACL 2021) learns keys and values of such words in each layer; here, as in P-tuning v2 (Liu et al.,
+ACL 2022), each layer's own maps make them from a learnt state: the words' states are replaced before every layer.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedtar_flare.errors import ConfigError
+from fedtar_flare.models.prefix_decoder import PrefixDecoder
+from fedtar_flare.models.report_generator import Place, ReportGenerator
+
+NOISE = 0.02
+"""Standard deviation around where the vectors begin; equal ones would stay equal for ever."""
+
+
+class LearnedPrompts(nn.Module):
+    """A :class:`~fedtar_flare.models.report_generator.Prompter` that looks at no image: the same words for all.
+
+    They stand beside the begin token, begin as copies of it, and share its weight in the decoder's attention, so that
+    they change little before they have learnt.
+
+    Args:
+        begin: embedding (E,) of the begin token.
+        prompts: P, how many.
+        layers: whose states of the words are learnt too, from the second layer on; 1: prompt tuning.
+        seed: of the initial values; the global random state is neither read nor changed.
+    """
+
+    place: Place = "begin"
+
+    def __init__(self, begin: Tensor, prompts: int, layers: int, seed: int):
+        super().__init__()
+        generator = torch.Generator().manual_seed(seed)
+        noise = NOISE * torch.randn(layers, prompts, len(begin), generator=generator)
+        self.embeddings = nn.Parameter((begin + noise[0].to(begin)).detach())
+        self.states = nn.Parameter(noise[1:].to(begin)) if layers > 1 else None
+
+    def prompts(self, tokens: Tensor, slice_mask: Tensor) -> Tensor:
+        """(B, P, E), whatever the images' tokens are."""
+        return self.embeddings.expand(len(tokens), -1, -1)
+
+    def in_layer(self, layer: int, hidden: Tensor) -> Tensor:
+        """The states (B, L, E) that go into a layer (from the second, 1), those of the prompts replaced.
+
+        In generation, what comes after the first word has no prompts in it.
+        """
+        assert self.states is not None
+        many = len(self.embeddings)
+        if hidden.shape[1] <= many:
+            return hidden
+        learnt = self.states[layer - 1].to(hidden.dtype).expand(len(hidden), -1, -1)
+        return torch.cat([learnt, hidden[:, many:]], dim=1)
+
+
+def extend(generator: ReportGenerator, prompts: int, every_layer: bool, seed: int) -> None:
+    """Give a base model learnt prompts, in its first layer or in every layer.
+
+    Raises:
+        ConfigError: the states of a decoder that is not of the GPT-2 family would have to be replaced.
+    """
+    decoder: Any = generator.decoder
+    if every_layer and isinstance(decoder, PrefixDecoder):
+        raise ConfigError("prefix tuning is for decoders of the GPT-2 family: take prompts in the first layer alone")
+    begin = decoder.get_input_embeddings().weight.detach()[generator.bos_id]
+    layers = len(decoder.transformer.h) if every_layer else 1
+    learned = LearnedPrompts(begin, prompts, layers, seed)
+    generator.diagnosis = learned
+    for number in range(1, layers):
+
+        def replaced(module: nn.Module, given: tuple[Any, ...], number: int = number) -> tuple[Any, ...]:
+            return (learned.in_layer(number, given[0]), *given[1:])
+
+        decoder.transformer.h[number].register_forward_pre_hook(replaced)
