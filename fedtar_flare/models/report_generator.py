@@ -314,7 +314,7 @@ def _beam_cache() -> Any:
     from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 
     class BeamCache(EncoderDecoderCache):
-        def reorder_cache(self, beam_idx: Tensor) -> None:
+        def reorder_cache(self, beam_idx: Any) -> None:
             self.self_attention_cache.reorder_cache(beam_idx)
 
     return BeamCache(DynamicCache(), DynamicCache())
