@@ -60,7 +60,7 @@ def generation(quick: bool) -> Result:
         with patient.adapt(q, torch.arange(count) % 3 + 1) if personal else nullcontext():
             assert base.generate(batch, num_beams=4, max_length=length).shape == (count, length)
 
-    seconds = alternated({"ours": lambda: write(True), "theirs": lambda: write(False)}, 2 if quick else 7)
+    seconds = alternated({"ours": lambda: write(True), "theirs": lambda: write(False)}, 2 if quick else 5)
     what = f"{count} reports of {length} tokens, 4 beams, with patient LoRA"
     return Result("generation", what, "without it", "s", seconds["ours"], seconds["theirs"], ("at most", 1.1))
 
@@ -78,7 +78,7 @@ def prior(quick: bool) -> Result:
         model.get_base_model()(batch, ids, labels).mean().backward()
         model.zero_grad(set_to_none=True)
 
-    seconds = alternated({"ours": lambda: step(shown), "theirs": lambda: step(None)}, 2 if quick else 7)
+    seconds = alternated({"ours": lambda: step(shown), "theirs": lambda: step(None)}, 2 if quick else 5)
     what = "training step shown the visit before, report and image"
     return Result("prior", what, "shown nothing of it", "s", seconds["ours"], seconds["theirs"], ("at most", 1.6))
 

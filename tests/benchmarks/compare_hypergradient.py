@@ -65,7 +65,7 @@ def measure(rival: str, memory: bool, quick: bool) -> Result:
     if memory:
         peaks = {name: tuple(peak_bytes(way) / 1e6 for _ in range(3)) for name, way in ways.items()}
     else:
-        peaks = alternated(ways, 2 if quick else 7)
+        peaks = alternated(ways, 2 if quick else 5)
     title = {"recursion": "the paper's recursion", "autograd": "autograd through the round"}[rival]
     goal = {("recursion", False): 10.0, ("recursion", True): 5.0}.get((rival, memory), 1.0)
     psi = sum(p.numel() for p in case.psi)

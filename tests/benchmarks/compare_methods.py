@@ -34,7 +34,7 @@ def fedmrg(quick: bool) -> Result:
         method = FedMRGLearner(lora=job.lora_config, fedmrg=job.fedmrg_config, **common)
         plain = ReportLearner(lora=job.lora_config.replace(exchange=()), **common)
         seconds = alternated(
-            {"ours": lambda: method.train(1, 0), "theirs": lambda: plain.train(1, 0)}, 2 if quick else 7
+            {"ours": lambda: method.train(1, 0), "theirs": lambda: plain.train(1, 0)}, 2 if quick else 3
         )
     return Result(
         "fedmrg-step",
@@ -67,7 +67,7 @@ def _fedkei_task(quick: bool) -> dict[str, Callable[[], object]]:
 
 def fedkei(quick: bool) -> Result:
     """Probe, alpha and tuning from four centres, beside tuning alone from one start."""
-    seconds = alternated(_fedkei_task(quick), 2 if quick else 5)
+    seconds = alternated(_fedkei_task(quick), 2 if quick else 3)
     return Result("fedkei-task", "a site's part in one task of FedKEI: probe, start, tuning", "tuning alone", "s",
                   seconds["ours"], seconds["theirs"])  # fmt: skip
 
