@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from fedtar_flare.fedtar.patient_lora import PatientLoRA, PatientLoRAConfig
 from fedtar_flare.models.adapters.lora import add_lora
@@ -20,16 +20,9 @@ RIVALS: dict[str, tuple[str, Asked]] = {
 }
 
 
-class Layers(nn.Sequential):
-    """The layers in a row; PEFT hands its poly's task ids on to the model, which does not need them."""
-
-    def forward(self, x: Tensor, task_ids: Tensor | None = None) -> Tensor:
-        return super().forward(x)
-
-
 def _layers(width: int) -> nn.Module:
     torch.manual_seed(0)
-    return Layers(*[nn.Linear(width, width) for _ in range(LAYERS)])
+    return nn.Sequential(*[nn.Linear(width, width) for _ in range(LAYERS)])
 
 
 def _poly(width: int) -> Any:
@@ -77,7 +70,7 @@ def measure(rival: str, samples: int, quick: bool) -> Result:
 
     def by_poly() -> None:
         assert poly is not None
-        poly(x, task_ids=torch.arange(samples)).square().mean().backward()
+        poly.base_model(x, task_ids=torch.arange(samples)).square().mean().backward()
         clear(poly)
 
     theirs: dict[str, Callable[[], None]] = {"shared": shared, "loop": loop, "poly": by_poly}
