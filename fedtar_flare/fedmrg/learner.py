@@ -262,7 +262,7 @@ class FedMRGLearner(ReportLearner):
     def _tokens(self, samples: Sequence[Sample], images: ImageBatch) -> Tensor:
         """The encoder's tokens of the samples; those of an encoder that does not learn are kept, up to a limit."""
         if self._encoder_learns or self.training.augment:
-            return super().tokens(samples, images)
+            return self._base.tokens(images)
         kept = [self._seen.get(sample.visit) for sample in samples]
         if all(row is not None and row.shape[0] == images.images.shape[1] for row in kept):
             return torch.stack(cast(list[Tensor], kept))
