@@ -42,7 +42,8 @@ def _sizes(quick: bool) -> tuple[dict[str, tuple[int, ...]], int]:
     extra = 0 if quick else (PUBLISHED_WORDS - build_tokenizer(config).vocab_size) * 768
     layers = [name for name in found.targeted(config.lora_targets) if name in found.linear]
     # one tensor a layer and side: a pair's sizes add up to what the outline says of it
-    shapes = {f"{name}.{side}": (RANK, found.linear[name] // 2) for name in layers for side in "AB"}
+    half = {name: (RANK, found.linear[name] // 2) for name in layers}
+    shapes = {f"base_model.model.{n}.lora_{side}.weight": half[n] for n in layers for side in "AB"}
     return shapes, found.parameters + extra
 
 
