@@ -50,7 +50,7 @@ class SpilledUpdates:
         self.names = sorted(names)
         self._room = IN_MEMORY
         self._kept: dict[str, torch.Tensor] = {}  # one flat tensor a site: hundreds of small ones take longer
-        self._shapes: dict[str, torch.Size] = {}
+        self._shapes: list[torch.Size] = []
         self._files: dict[str, Path] = {}
 
     def __enter__(self) -> SpilledUpdates:
@@ -64,11 +64,13 @@ class SpilledUpdates:
 
     def add(self, site: str, update: Tensors) -> None:
         """Keep one site's difference; nothing of a half-written update is ever summed."""
-        self._shapes = {name: update[name].shape for name in self.names}
-        size = sum(update[name].numel() * update[name].element_size() for name in self.names)
+        tensors = [update[name] for name in self.names]
+        self._shapes = self._shapes or [tensor.shape for tensor in tensors]
+        size = sum(tensor.nbytes for tensor in tensors)
         if size <= self._room:
             self._room -= size
-            self._kept[site] = torch.cat([update[name].detach().reshape(-1) for name in self.names]).cpu()
+            with torch.no_grad():
+                self._kept[site] = torch.cat([tensor.reshape(-1) for tensor in tensors]).cpu()
             return
         # cloned: the message's memory is FLARE's, and safetensors refuses tensors that share memory
         own = {name: update[name].detach().cpu().contiguous().clone() for name in self.names}
@@ -102,9 +104,8 @@ class SpilledUpdates:
 
     def _parts(self, flat: torch.Tensor) -> dict[str, torch.Tensor]:
         """A flat update by tensor name, in memory of their own."""
-        sizes = [shape.numel() for shape in self._shapes.values()]
-        parts = zip(self._shapes.items(), flat.split(sizes), strict=True)
-        return {name: part.clone().view(shape) for (name, shape), part in parts}
+        parts = flat.split([shape.numel() for shape in self._shapes])
+        return {n: part.clone().view(shape) for n, shape, part in zip(self.names, self._shapes, parts, strict=True)}
 
     @contextmanager
     def _open(self, site: str) -> Iterator[Callable[[str], torch.Tensor]]:

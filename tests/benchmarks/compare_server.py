@@ -95,7 +95,7 @@ def _mean_of(updates: int, values: int, tensors: int, memory: bool, quick: bool,
     weights = {f"site-{k:02d}": 1.0 / updates for k in range(updates)}
 
     def ours() -> dict[str, Tensor]:
-        with tempfile.TemporaryDirectory() as folder, SpilledUpdates(Path(folder) / "updates", distinct[0]) as kept:
+        with SpilledUpdates(home / "updates", distinct[0]) as kept:
             for k, site in enumerate(weights):
                 kept.add(site, distinct[k % len(distinct)])
             return kept.mean(weights)
@@ -106,15 +106,17 @@ def _mean_of(updates: int, values: int, tensors: int, memory: bool, quick: bool,
             helper.add(distinct[k % len(distinct)], weight, site, 0)
         return helper.get_result()
 
-    expected = theirs()
-    for key, value in ours().items():
-        torch.testing.assert_close(value.float(), expected[key], rtol=1e-4, atol=1e-5)
-    del expected
     ways = {"ours": ours, "theirs": theirs}
-    if memory:
-        found = {way: tuple(peak_bytes(run) / 1e6 for _ in range(1)) for way, run in ways.items()}
-    else:
-        found = alternated(ways, 2 if quick or values > 10**7 else 15, warm=0 if values > 10**7 else 2)
+    with tempfile.TemporaryDirectory() as folder:
+        home = Path(folder)
+        expected = theirs()
+        for key, value in ours().items():
+            torch.testing.assert_close(value.float(), expected[key], rtol=1e-4, atol=1e-5)
+        del expected
+        if memory:
+            found = {way: (peak_bytes(run) / 1e6,) for way, run in ways.items()}
+        else:
+            found = alternated(ways, 2 if quick or values > 10**7 else 15, warm=0 if values > 10**7 else 2)
     what = "memory of the mean" if memory else "mean"
     return Result(
         name,
