@@ -8,10 +8,12 @@ from __future__ import annotations
 import difflib
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fedtar_flare.errors import ConfigError
-from fedtar_flare.protocol.contract import Contract
+
+if TYPE_CHECKING:
+    from fedtar_flare.protocol.contract import Contract
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import subprocess
+import sys
 from collections import Counter
 from graphlib import CycleError, TopologicalSorter
 
@@ -104,3 +106,16 @@ def test_no_room_is_too_large(files):
 def room(module):
     """``fedtar_flare.data.sources.manifest`` stands in ``data``."""
     return module.split(".")[1] if "." in module else ""
+
+
+@pytest.mark.parametrize(
+    "module", ["fedtar_flare.cli.main", "fedtar_flare.provision.status", "fedtar_flare.reporting.page"]
+)
+def test_what_only_reads_or_helps_waits_for_no_learning(module):
+    """torch, FLARE and transformers take seconds to import."""
+    program = (
+        f"import sys, {module}; from fedtar_flare.cli.main import parser; parser(); "
+        "print(*sorted({'torch', 'nvflare', 'transformers', 'peft', 'monai'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert not done.stdout.strip()

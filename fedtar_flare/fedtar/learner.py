@@ -65,6 +65,10 @@ class PatientLearner(ReportLearner):
     def has_personal_part(self) -> bool:
         return self.patient is not None
 
+    @property
+    def personal_part_acts(self) -> bool:
+        return self.patient is not None and self.patient.acts
+
     def training_losses(self, samples: Sequence[Sample], images: ImageBatch, seed: str) -> Tensor:
         """Some reports, drawn by the visit and ``seed``, are read without the patient part."""
         if self.patient is None or not self._dropout:

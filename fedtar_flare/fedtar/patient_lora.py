@@ -159,6 +159,12 @@ class PatientLoRA(nn.Module):
         factor = next(iter(self._adapted[0].layer.lora_A.values())).weight
         self.to(device=factor.device, dtype=factor.dtype)
 
+    @property
+    def acts(self) -> bool:
+        """Whether it changes anything: an untrained one, whose every ``B_p`` is zero, does not."""
+        halves = (b for item in self._adapted for b in (item.hypernetwork.b_weight, item.hypernetwork.b_bias))
+        return any(bool(b.any()) for b in halves if b is not None)
+
     def embed(self, q: Tensor, time_step: Tensor) -> Tensor:
         """``phi`` (B, d) of patients with soft assignments ``q`` (B, components) at time steps (B,) in 1..T."""
         phi = nn.functional.linear(q, self.projection.weight, self.projection.bias)

@@ -49,7 +49,8 @@ class SpilledUpdates:
         self.folder = Path(folder)
         self.names = sorted(names)
         self._room = IN_MEMORY
-        self._kept: dict[str, dict[str, torch.Tensor]] = {}
+        self._kept: dict[str, torch.Tensor] = {}  # one flat tensor a site: hundreds of small ones take longer
+        self._shapes: list[torch.Size] = []
         self._files: dict[str, Path] = {}
 
     def __enter__(self) -> SpilledUpdates:
@@ -63,13 +64,16 @@ class SpilledUpdates:
 
     def add(self, site: str, update: Tensors) -> None:
         """Keep one site's difference; nothing of a half-written update is ever summed."""
-        # cloned: the message's memory is FLARE's, and safetensors refuses tensors that share memory
-        own = {name: update[name].detach().cpu().contiguous().clone() for name in self.names}
-        size = sum(value.numel() * value.element_size() for value in own.values())
+        tensors = [update[name] for name in self.names]
+        self._shapes = self._shapes or [tensor.shape for tensor in tensors]
+        size = sum(tensor.nbytes for tensor in tensors)
         if size <= self._room:
             self._room -= size
-            self._kept[site] = own
+            with torch.no_grad():
+                self._kept[site] = torch.cat([tensor.reshape(-1) for tensor in tensors]).cpu()
             return
+        # cloned: the message's memory is FLARE's, and safetensors refuses tensors that share memory
+        own = {name: update[name].detach().cpu().contiguous().clone() for name in self.names}
         path = self.folder / f"{len(self._files):06d}.safetensors"  # a number: a site's name need not be a file's
         with replacing(path) as temporary:
             save_file(own, temporary)
@@ -80,6 +84,8 @@ class SpilledUpdates:
 
         ``weights`` maps site to c_k (see :func:`aggregation_weights`).
         """
+        if weights and not self._files:
+            return self._parts(self._mean_of_kept(weights))
         total: dict[str, torch.Tensor] = {}
         for site in sorted(weights):
             with self._open(site) as read:
@@ -88,11 +94,24 @@ class SpilledUpdates:
                     total[name] = part if name not in total else total[name].add_(part)
         return total
 
+    def _mean_of_kept(self, weights: Mapping[str, float]) -> torch.Tensor:
+        """As :meth:`mean`, of updates that are all in memory: the same sums, of all tensors at once."""
+        first, *others = sorted(weights)
+        total = self._kept[first].double() * weights[first]
+        for site in others:
+            total += self._kept[site].double() * weights[site]
+        return total
+
+    def _parts(self, flat: torch.Tensor) -> dict[str, torch.Tensor]:
+        """A flat update by tensor name, in memory of their own."""
+        parts = flat.split([shape.numel() for shape in self._shapes])
+        return {n: part.clone().view(shape) for n, shape, part in zip(self.names, self._shapes, parts, strict=True)}
+
     @contextmanager
     def _open(self, site: str) -> Iterator[Callable[[str], torch.Tensor]]:
         """An update's tensors by name; of one on disk, one tensor at a time is in memory."""
         if site in self._kept:
-            yield self._kept[site].__getitem__
+            yield self._parts(self._kept[site]).__getitem__
         else:
             with safe_open(str(self._files[site]), framework="pt") as file:
                 yield file.get_tensor

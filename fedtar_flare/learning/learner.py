@@ -6,6 +6,7 @@ import logging
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -21,7 +22,7 @@ from fedtar_flare.learning.config import LoRAConfig, TrainingConfig
 from fedtar_flare.learning.evaluation import Evaluated, cells, report_rows
 from fedtar_flare.learning.frozen import FrozenStages
 from fedtar_flare.learning.prior import masked, prior_batch, shown, turns
-from fedtar_flare.learning.training import Trained, Validated, augmented, batches, halved, limit_norm, parts
+from fedtar_flare.learning.training import Trained, Validated, augmented, batches, fitting, limit_norm, parts
 from fedtar_flare.models.adapters.lora import (
     adapter_config,
     add_lora,
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
     from peft import PeftModel
 
 logger = logging.getLogger(__name__)
-EVALUATION_BATCH = 16
+EVALUATION_BATCH = 32
 
 
 class ReportLearner:
@@ -89,6 +90,8 @@ class ReportLearner:
         self._autocast = autocast
         self._config = model
         self._micro_batch = min(training.micro_batch or training.batch_size, training.batch_size)
+        self._evaluation_batch = EVALUATION_BATCH
+        self._reading: dict[str, Tensor] | None = None
         located = model.located(places or {})
         self.tokenizer = build_tokenizer(located)
         generator = build_model(located)
@@ -120,6 +123,11 @@ class ReportLearner:
         """Whether something beside the adapter acts at this site; evaluation is then done with and without it."""
         return False
 
+    @property
+    def personal_part_acts(self) -> bool:
+        """Whether the personal part, as it is, changes anything; one that is untrained need not be scored apart."""
+        return self.has_personal_part
+
     def context(self, samples: Sequence[Sample], personal: bool) -> AbstractContextManager[Any]:
         """What must be in force around a forward pass or beam search of these samples."""
         return nullcontext()
@@ -147,7 +155,7 @@ class ReportLearner:
         """
         loss = self._accumulate(samples, seed)
         self.after_backward(start)
-        parts = (list(shared_parameters(self.model, self.adapter).values()), list(self.personal_parameters()))
+        parts = (list(self._shared_parameters.values()), list(self.personal_parameters()))
         norms = [limit_norm(parameters, self.training.max_grad_norm) for parameters in parts]
         if not all(map(math.isfinite, (loss, *norms))):
             return None
@@ -226,7 +234,7 @@ class ReportLearner:
         if not samples:
             raise DataError("no training visit at the time steps of this task", reason="no-training-visit")
         start = self.shared()
-        optimizer = self.shared_optimizer(list(shared_parameters(self.model, self.adapter).values()))
+        optimizer = self.shared_optimizer(list(self._shared_parameters.values()))
         for group in self.personal_optimizer.param_groups if self.personal_optimizer else ():
             group["lr"] = self.rate * group.setdefault("initial_lr", group["lr"])
         losses: list[float] = []
@@ -264,28 +272,36 @@ class ReportLearner:
 
     def _accumulate(self, samples: Sequence[Sample], training_seed: str | None = None) -> float:
         """Loss and gradient of the mean report loss of one batch, in micro-batches that fit in memory."""
-        while True:
+
+        def run(size: int) -> float:
+            self._micro_batch = size
             self._clear_gradients()
-            try:
-                total = 0.0
-                for part in parts(samples, self._micro_batch):
-                    images = self.images(part, training_seed)
-                    losses = (
-                        self.report_losses(part, images)
-                        if training_seed is None
-                        else self.training_losses(part, images, training_seed)
-                    )
-                    loss = losses.sum() / len(samples)
-                    loss.backward()
-                    total += loss.item()
-                return total
-            except torch.cuda.OutOfMemoryError:
-                self._micro_batch = halved(self._micro_batch)
+            total = 0.0
+            for part in parts(samples, size):
+                images = self.images(part, training_seed)
+                losses = (
+                    self.report_losses(part, images)
+                    if training_seed is None
+                    else self.training_losses(part, images, training_seed)
+                )
+                loss = losses.sum() / len(samples)
+                loss.backward()
+                total += loss.item()
+            return total
+
+        return fitting(self._micro_batch, run)
 
     def _clear_gradients(self) -> None:
-        self.model.zero_grad(set_to_none=True)
-        for parameter in self.personal_parameters():
+        for parameter in (*self._parameters, *self.personal_parameters()):
             parameter.grad = None
+
+    @cached_property
+    def _parameters(self) -> tuple[nn.Parameter, ...]:
+        return tuple(self.model.parameters())  # to walk through all modules takes as long as a small layer
+
+    @cached_property
+    def _shared_parameters(self) -> dict[str, nn.Parameter]:
+        return shared_parameters(self.model, self.adapter)
 
     def validate(self) -> Validated | None:
         """Loss and gradient in w over the validation patients' visits, with the personal part; None without any."""
@@ -295,7 +311,7 @@ class ReportLearner:
         loss = self._accumulate(samples)
         gradient = {
             name: (torch.zeros_like(p) if p.grad is None else p.grad).detach().float().cpu().clone()
-            for name, p in shared_parameters(self.model, self.adapter).items()
+            for name, p in self._shared_parameters.items()
         }
         self._clear_gradients()
         return Validated(loss, gradient, len(samples))
@@ -307,23 +323,34 @@ class ReportLearner:
         Each pass reuses the loaded images.
         """
         samples = self.cohort.samples(split)
-        passes = (True, False) if self.has_personal_part else (True,)
+        apart = self.has_personal_part and self.personal_part_acts
         loss_of: dict[bool, dict[int, float]] = {True: {}, False: {}}
         text_of: dict[bool, dict[Visit, str]] = {True: {}, False: {}}
         generated = self.cohort.timeline.prior_generated
         progress = Progress("scoring report", len(samples), logger.info)
-        for turn in turns(samples) if generated else [range(len(samples))]:
-            for chosen in parts(turn, EVALUATION_BATCH):
-                part = [samples[i] for i in chosen]
-                images = self.images(part, prior=not generated)
-                for personal in passes:
-                    self.checkpoint()
-                    if generated:
-                        images.prior = self.prior(part, texts=text_of[personal])
+
+        def score(left: Sequence[int], size: int) -> None:
+            self._evaluation_batch, chosen = size, left[:size]
+            part = [samples[i] for i in chosen]
+            images = self.images(part, prior=not generated)
+            for personal in (True, False) if apart else (True,):
+                self.checkpoint()
+                if generated:
+                    images.prior = self.prior(part, texts=text_of[personal])
+                with self._reading_once():
                     loss_of[personal] |= zip(chosen, self.report_losses(part, images, personal).tolist(), strict=True)
                     written = self.generate(part, images, personal)
-                    text_of[personal] |= zip((sample.visit for sample in part), written, strict=True)
-                progress(len(text_of[True]))
+                text_of[personal] |= zip((sample.visit for sample in part), written, strict=True)
+            progress(len(text_of[True]))
+
+        for turn in turns(samples) if generated else [range(len(samples))]:
+            left = sorted(turn, key=lambda i: len(samples[i].visit.report))  # reports of a length end together
+            while left:
+                fitting(self._evaluation_batch, partial(score, left))
+                left = left[self._evaluation_batch :]
+        passes = (True, False) if self.has_personal_part else (True,)
+        if not apart:
+            loss_of[False], text_of[False] = loss_of[True], text_of[True]
         losses = {p: [loss_of[p][i] for i in range(len(samples))] for p in passes}
         texts = {p: [text_of[p][sample.visit] for sample in samples] for p in passes}
         scores = {p: cells(samples, texts[p], losses[p], self.cohort.time_steps, min_cell) for p in passes}
@@ -339,8 +366,23 @@ class ReportLearner:
 
     def tokens(self, samples: Sequence[Sample], images: ImageBatch) -> Tensor:
         """The encoder's tokens (B, S, N, C); what its frozen stages give is computed once, unless images change."""
+        kept = self._reading
+        if kept is not None and "tokens" in kept:
+            return kept["tokens"]
         as_prepared = not self.training.augment and self.image_change is None
-        return self._frozen.tokens(samples, images) if as_prepared else self.generator.tokens(images)
+        found = self._frozen.tokens(samples, images) if as_prepared else self.generator.tokens(images)
+        if kept is not None:
+            kept["tokens"] = found
+        return found
+
+    @contextmanager
+    def _reading_once(self) -> Iterator[None]:
+        """The encoder reads the images once: inside, neither they nor what acts on them may change."""
+        self._reading = {}
+        try:
+            yield
+        finally:
+            self._reading = None
 
     def images(self, samples: Sequence[Sample], training_seed: str | None = None, prior: bool = True) -> ImageBatch:
         """The samples' images, and what is shown of the visits before where ``prior`` says so.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
@@ -16,6 +16,7 @@ from fedtar_flare.imaging.cache import Prepared
 
 logger = logging.getLogger(__name__)
 _Item = TypeVar("_Item")
+_Result = TypeVar("_Result")
 _PREFIX = "adamw/"
 
 
@@ -69,6 +70,20 @@ def parts(items: Sequence[_Item], size: int) -> Iterator[Sequence[_Item]]:
     """The items in their order, ``size`` at a time."""
     for start in range(0, len(items), size):
         yield items[start : start + size]
+
+
+def fitting(size: int, run: Callable[[int], _Result]) -> _Result:
+    """``run(size)``, again with half the size until the GPU's memory holds it.
+
+    Raises:
+        DataError: ``out-of-memory`` where it does not hold one report.
+    """
+    while True:
+        try:
+            return run(size)
+        except torch.OutOfMemoryError:
+            pass  # until here the exception's frames keep the tensors of the failed attempt
+        size = halved(size)
 
 
 def halved(micro_batch: int) -> int:

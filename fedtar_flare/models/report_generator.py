@@ -315,9 +315,21 @@ class ReportGenerator(nn.Module):
                 **inputs,
                 encoder_hidden_states=memory,
                 encoder_attention_mask=mask,
+                past_key_values=_beam_cache(),
                 generation_config=settings,
             )
         return ids
+
+
+def _beam_cache() -> Any:
+    """Keys and values of a beam search: what the beams of a report attend to in its images is the same for all."""
+    from transformers.cache_utils import DynamicCache, EncoderDecoderCache
+
+    class BeamCache(EncoderDecoderCache):
+        def reorder_cache(self, beam_idx: Any) -> None:
+            self.self_attention_cache.reorder_cache(beam_idx)
+
+    return BeamCache(DynamicCache(), DynamicCache())
 
 
 def _prompter(module: Any) -> Prompter:

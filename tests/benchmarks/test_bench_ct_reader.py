@@ -1,5 +1,5 @@
-"""Reading a CT of 512 x 512 x 300, and turning it into model input, beside SimpleITK, ITK and MONAI on the same files;
-what a second epoch costs, and how much memory preparation takes.
+"""Reading a CT of 512 x 512 x 300 beside SimpleITK, ITK and MONAI on the same files, preparing a hundred of them, and
+how much memory preparation takes. Model input and a second epoch: ``python -m tests.benchmarks``.
 
 ``pytest tests/benchmarks/test_bench_ct_reader.py -m benchmark -s``
 """
@@ -17,29 +17,17 @@ import numpy as np
 import pytest
 
 from fedtar_flare.data.cohort import Visit
-from fedtar_flare.imaging.pipeline import InputConfig, ct_pipeline, prepare, prepare_visits
+from fedtar_flare.imaging.pipeline import InputConfig, prepare_visits
 from fedtar_flare.imaging.readers.ct import read_ct
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "data"))
-from make_dicom import write_series
+from tests.benchmarks.compare_reading import write_study
+from tests.make_dicom import write_series
 
 pytestmark = pytest.mark.benchmark
 
 
 @pytest.fixture(scope="module")
 def study(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("ct") / "study"
-    y, x = np.mgrid[:512, :512] / 511 * 2 - 1
-    plane = np.where((x / 0.9) ** 2 + (y / 0.7) ** 2 < 1, 40, -1000)
-    lungs = np.where(((abs(x) - 0.4) / 0.3) ** 2 + (y / 0.45) ** 2 < 1, -850, plane)
-    noise = np.random.default_rng(0).integers(-20, 20, (300, 512, 512), dtype=np.int16)
-    hu = np.stack([lungs if 40 <= z < 260 else plane for z in range(300)]).astype(np.int16) + noise
-
-    def number(ds, i):
-        ds.InstanceNumber = i + 1
-
-    write_series(folder, hu, edit=number, spacing=(1.0, 0.7, 0.7))
-    return folder
+    return write_study(tmp_path_factory.mktemp("ct") / "study")
 
 
 def best_of(n, function):
@@ -79,35 +67,6 @@ def test_reading(study):
     )
     for name, function, n in readers:
         print(f"\n{name:10s} {best_of(n, function):6.2f} s", end="")
-
-
-def test_model_input(study, tmp_path):
-    from monai.transforms import Compose, LoadImaged, Orientationd, ScaleIntensityRanged, Spacingd
-
-    config = InputConfig(image_size=224, slices=24)
-    ours = ct_pipeline(config)
-    chain = Compose(
-        [
-            LoadImaged("image", ensure_channel_first=True, reader="PydicomReader"),
-            Orientationd("image", "RAS", labels=None),
-            Spacingd("image", (0.75, 0.75, 1.5)),
-            ScaleIntensityRanged("image", -1000, 1000, -1, 1, clip=True),
-        ]
-    )
-    visit = Visit("p", "v", datetime(2020, 1, 1), study, "Clear.", "ct")
-    prepare(visit, config, tmp_path)
-    folders = iter(range(100))
-    taken = {}
-    for name, function, n in (
-        ("ct_pipeline", lambda: ours({"image": str(study)}), 5),
-        ("first epoch", lambda: prepare(visit, config, tmp_path / str(next(folders))), 5),
-        ("second epoch", lambda: np.array(prepare(visit, config, tmp_path).image), 5),
-        ("MONAI chain with Spacingd", lambda: chain({"image": str(study)}), 1),
-    ):
-        taken[name] = best_of(n, function)
-        print(f"\n{name:26s} {taken[name]:7.3f} s", end="")
-    ours_s, first, second, monai_s = taken.values()
-    print(f"\nMONAI / ours {monai_s / ours_s:.1f}, first epoch / second epoch {first / second:.0f}", end="")
 
 
 def test_a_cohort_of_long_series_by_one_and_by_two_workers(study, tmp_path):

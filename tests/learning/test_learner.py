@@ -339,6 +339,18 @@ def test_evaluation_with_and_without_the_personal_part(learner_of, cohort, tmp_p
         assert np.mean([row["token_loss"] for row in chosen]) == pytest.approx(scores["all"]["token_loss"])
 
 
+def test_an_untrained_personal_part_is_scored_once_and_scores_as_if_it_were_twice(learner_of, monkeypatch):
+    once = learner_of(PatientLearner)
+    assert once.has_personal_part and not once.personal_part_acts
+    found = once.evaluate(1)
+    monkeypatch.setattr(PatientLearner, "personal_part_acts", True)
+    twice = learner_of(PatientLearner).evaluate(1)
+    assert found.texts == twice.texts and len(found.rows) == len(twice.rows)
+    for mine, other in zip(found.rows, twice.rows, strict=True):
+        assert mine["token_loss"] == pytest.approx(other["token_loss"], rel=1e-5)
+        assert {**mine, "token_loss": 0} == {**other, "token_loss": 0}
+
+
 def test_small_cells_show_their_number_alone_and_rows_stay_whole(learner_of, cohort):
     evaluated = learner_of().evaluate(1000)
     assert evaluated.scores["all"] == {"n": 0} and set(evaluated.scores["steps"]["1"]) == {"n"}

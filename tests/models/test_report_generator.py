@@ -156,6 +156,14 @@ def test_a_batch_of_beams_equals_single_ones(model, beams):
         assert (row[len(alone) :] == model.pad_id).all()
 
 
+def test_beams_share_what_they_attend_to_in_an_image(model, monkeypatch):
+    batch = pad(images(4), 1)
+    batch.slice_mask[2, 2:] = False
+    written = model.generate(batch, num_beams=4, max_length=24)
+    monkeypatch.setattr("fedtar_flare.models.report_generator._beam_cache", lambda: None)  # transformers' own
+    assert torch.equal(model.generate(batch, num_beams=4, max_length=24), written)
+
+
 def test_beam_rows_lie_beside_each_other(model):
     seen = []
     handle = model.decoder.register_forward_pre_hook(
