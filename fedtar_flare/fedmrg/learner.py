@@ -21,7 +21,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from fedtar_flare.data.cohort import Sample, Split, Visit
+from fedtar_flare.data.cohort import Sample, Visit
 from fedtar_flare.fedmrg.bank import FEATURES
 from fedtar_flare.fedmrg.batch_contrast import BatchContrast
 from fedtar_flare.fedmrg.config import FedMRGConfig
@@ -44,8 +44,7 @@ from fedtar_flare.fedmrg.prompt_scores import prompt_scores
 from fedtar_flare.fedmrg.site_bank import SiteBank
 from fedtar_flare.imaging.augment import sample_seed
 from fedtar_flare.imaging.batch import ImageBatch, collate
-from fedtar_flare.learning.evaluation import Evaluated
-from fedtar_flare.learning.learner import EVALUATION_BATCH, ReportLearner
+from fedtar_flare.learning.learner import ReportLearner
 from fedtar_flare.learning.training import (
     Trained,
     Validated,
@@ -54,6 +53,7 @@ from fedtar_flare.learning.training import (
     optimizer_state,
     parts,
 )
+from fedtar_flare.learning.writer import EVALUATION_BATCH
 from fedtar_flare.models.adapters.lora import shared_parameters
 from fedtar_flare.models.config import ModelConfig
 from fedtar_flare.models.report_generator import ReportGenerator, report_loss
@@ -110,12 +110,16 @@ class FedMRGLearner(ReportLearner):
 
     @property
     def has_personal_part(self) -> bool:
+        return True
+
+    @property
+    def personal_part_acts(self) -> bool:
         """Whether the specialised adapter has been trained."""
         return any(bool(p.any()) for name, p in specialised_parameters(self.model).items() if ".lora_B." in name)
 
     def context(self, samples: Sequence[Sample], personal: bool) -> AbstractContextManager[Any]:
         """Both adapters (Eq. 6), or the generic one alone."""
-        both = personal and self._personal and self.has_personal_part
+        both = personal and self._personal and self.personal_part_acts
         return mixed_model(self.model, self._fedmrg.mix) if both else generic_model(self.model)
 
     def validate(self) -> Validated | None:
@@ -125,14 +129,6 @@ class FedMRGLearner(ReportLearner):
             return super().validate()
         finally:
             self._personal = True
-
-    def evaluate(self, min_cell: int, split: Split | None = "test") -> Evaluated:
-        """An untrained specialised adapter changes nothing, so that its scores are the generic model's."""
-        found = super().evaluate(min_cell, split)
-        if found.scores_generic is not None:
-            return found
-        rows = [*found.rows, *({**row, "personal": False} for row in found.rows)]
-        return replace(found, scores_generic=found.scores, rows=rows)
 
     # ------------------------------------------------------------------ training
     def personal_parameters(self) -> Sequence[nn.Parameter]:

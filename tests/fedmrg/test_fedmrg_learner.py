@@ -190,7 +190,7 @@ def test_a_task_done_again_gives_the_same_bits_and_its_state_is_all_that_it_need
     }  # fmt: skip
     assert first.loss == pytest.approx(first.parts["loss_parts"]["language_generic"])
     assert not any(SPECIALISED in name or BROADCAST in name for name in first.update)
-    assert learner.has_personal_part and not learner_of().has_personal_part
+    assert learner.personal_part_acts and not learner_of().personal_part_acts
 
 
 def test_validation_is_of_the_generic_model_and_scores_are_of_both(shaken, learner_of):
@@ -233,7 +233,7 @@ def test_without_the_specialised_adapter_the_generic_one_learns_as_without_disti
     both = learner_of(distill_weight=0.0, encoder_updates="generic")
     first, second = alone.train(None, 1), both.train(None, 1)
     assert all(torch.equal(v, second.update[n]) for n, v in first.update.items())
-    assert not alone.has_personal_part and both.has_personal_part
+    assert not alone.personal_part_acts and both.personal_part_acts
     assert not any("specialised" in part or "distillation" in part for part in first.parts["loss_parts"])
     assert "distillation_generic" not in second.parts["loss_parts"]
 

@@ -1,0 +1,265 @@
+"""A site's report generator with an adapter that travels: its images, its losses, the reports it writes, its scores."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from fedtar_flare.data.cohort import Cohort, Sample, Split, Visit
+from fedtar_flare.imaging.batch import ImageBatch, PriorBatch, collate
+from fedtar_flare.imaging.cache import Prepared
+from fedtar_flare.imaging.pipeline import images_of
+from fedtar_flare.learning.config import LoRAConfig, TrainingConfig
+from fedtar_flare.learning.evaluation import Evaluated, cells, report_rows
+from fedtar_flare.learning.frozen import FrozenStages
+from fedtar_flare.learning.prior import masked, prior_batch, shown, turns
+from fedtar_flare.learning.training import augmented, fitting
+from fedtar_flare.models.adapters.lora import (
+    adapter_config,
+    add_lora,
+    extra_names,
+    load_shared_state,
+    shared_state,
+)
+from fedtar_flare.models.adapters.peft_file import DEFAULT_ADAPTER
+from fedtar_flare.models.build import build_model, build_tokenizer, require_trained
+from fedtar_flare.models.config import ModelConfig
+from fedtar_flare.models.report_generator import ReportGenerator
+from fedtar_flare.models.weights import fingerprint
+from fedtar_flare.progress import Progress
+
+if TYPE_CHECKING:
+    from peft import PeftModel
+
+logger = logging.getLogger(__name__)
+EVALUATION_BATCH = 32
+
+
+class ReportWriter:
+    """What a site's model does beside learning. The hooks are what a method overrides; all have a default.
+
+    :attr:`adapter` names the set of factors that travels.
+
+    Args:
+        cohort: the site's patients, prepared by ``prepare_cohort``; may be replaced between tasks.
+        seed: of the adapter's initial values, the same at every site.
+        autocast: whether to compute in bfloat16 autocast.
+        checkpoint: called between batches; raises to stop (an aborted job).
+        places: where the parts lie that ``model`` names (see ``ModelConfig.located``); no message tells them.
+
+    Raises:
+        ConfigError: the model cannot be built, or parts of it would stay at random values.
+    """
+
+    adapter: ClassVar[str] = DEFAULT_ADAPTER
+    image_change: Callable[[Prepared], Prepared] | None = None
+    """What makes the images of a simulated site its own; those of earlier visits stay as they are."""
+
+    def __init__(
+        self,
+        *,
+        model: ModelConfig,
+        lora: LoRAConfig,
+        training: TrainingConfig,
+        cohort: Cohort,
+        seed: int,
+        device: str = "cpu",
+        autocast: bool = False,
+        checkpoint: Callable[[], None] = lambda: None,
+        places: Mapping[str, Path | None] | None = None,
+    ):
+        self.cohort, self.training = cohort, training
+        self.device = torch.device(device)
+        self.checkpoint = checkpoint
+        self._autocast = autocast
+        self._config = model
+        self._evaluation_batch = EVALUATION_BATCH
+        self._reading: dict[str, Tensor] | None = None
+        located = model.located(places or {})
+        self.tokenizer = build_tokenizer(located)
+        generator = build_model(located)
+        self.fingerprint = fingerprint(generator)
+        self.extend(generator)
+        require_trained(generator, model, extra_names(generator, lora.exchange))
+        self.model = self.adapt(generator, lora, seed).to(self.device)
+        self.generator = generator
+        self._frozen = FrozenStages(generator)
+
+    # ------------------------------------------------------------------ hooks
+    def extend(self, generator: ReportGenerator) -> None:
+        """Add modules to the base model, before it gets its adapter; they are no part of its fingerprint."""
+
+    def adapt(self, generator: ReportGenerator, lora: LoRAConfig, seed: int) -> PeftModel:
+        """The model with the adapter that travels, and what travels whole."""
+        return add_lora(
+            generator,
+            targets=self._config.lora_targets,
+            rank=lora.rank,
+            alpha=lora.alpha,
+            seed=seed,
+            extra=lora.exchange,
+            adapter=self.adapter,
+        )
+
+    @property
+    def has_personal_part(self) -> bool:
+        """Whether something beside the adapter acts at this site; evaluation is then done with and without it."""
+        return False
+
+    @property
+    def personal_part_acts(self) -> bool:
+        """Whether the personal part, as it is, changes anything; one that is untrained need not be scored apart."""
+        return self.has_personal_part
+
+    def context(self, samples: Sequence[Sample], personal: bool) -> AbstractContextManager[Any]:
+        """What must be in force around a forward pass or beam search of these samples."""
+        return nullcontext()
+
+    def report_losses(
+        self, samples: Sequence[Sample], images: ImageBatch, personal: bool = True, focus: float = 0.0
+    ) -> Tensor:
+        """Mean token loss of each of the B reports, shape (B,), float32; ``focus`` is 0 where losses are told."""
+        input_ids, labels = self.tokenizer.batch([sample.visit.report for sample in samples])
+        with self._computing(samples, personal):
+            tokens = self.tokens(samples, images)
+            return self.generator(images, input_ids.to(self.device), labels.to(self.device), focus, tokens=tokens)
+
+    def describe(self) -> dict[str, Any]:
+        """Name and sizes of the model, for the record."""
+        return {
+            "preset": self._config.preset,
+            "base_model": f"fedtar_flare preset '{self._config.preset}'",
+            "encoder_name": self._config.encoder_name,
+            "decoder_name": self._config.decoder_name,
+            "license": "Apache-2.0" if self._config.weights == "small" else None,
+            "parameters": sum(p.numel() for n, p in self.model.named_parameters() if ".lora_" not in n),
+            "fingerprint": self.fingerprint,
+            "prior": self.cohort.timeline.prior,
+            "config": self._config.to_dict(),
+        }
+
+    # ------------------------------------------------------------------ what travels
+    def shared(self) -> dict[str, Tensor]:
+        """The shared part by name, float32 on the CPU."""
+        return shared_state(self.model, self.adapter)
+
+    def load_shared(self, weights: Mapping[str, Tensor]) -> None:
+        """Load the shared part; raises :class:`ExchangeError` naming a tensor that does not fit."""
+        load_shared_state(self.model, weights, self.adapter)
+
+    def adapter_config(self) -> dict[str, Any]:
+        """PEFT's configuration of the shared part, without any path of the site."""
+        return adapter_config(self.model, self.adapter)
+
+    # ------------------------------------------------------------------ images, reports, scores
+    def images(self, samples: Sequence[Sample], training_seed: str | None = None, prior: bool = True) -> ImageBatch:
+        """The samples' images, and what is shown of the visits before where ``prior`` says so.
+
+        Images are augmented and visits before masked by ``training_seed``, where the settings say so.
+        """
+        prepared = self.prepared(samples)
+        if training_seed is not None and self.training.augment:
+            prepared = augmented(prepared, samples, training_seed)
+        batch = collate(prepared).to(self.device)
+        if prior:
+            batch.prior = self.prior(samples, training_seed)
+        return batch
+
+    def prepared(self, samples: Sequence[Sample]) -> list[Prepared]:
+        """The samples' images from the cache, as this site's machine shows them."""
+        found = images_of(samples)
+        return found if self.image_change is None else [self.image_change(one) for one in found]
+
+    def prior(
+        self, samples: Sequence[Sample], training_seed: str | None = None, texts: Mapping[Visit, str] | None = None
+    ) -> PriorBatch | None:
+        """What is shown of the visits before; ``texts`` by visit stand for their reports. None for nothing."""
+        kinds = shown(samples, self.cohort.timeline.prior_kinds)
+        if training_seed is not None:
+            kinds = masked(samples, kinds, self.training.prior_dropout, training_seed)
+        seed = training_seed if self.training.augment else None
+        batch = prior_batch(samples, kinds, self.tokenizer, texts=texts, training_seed=seed)
+        return None if batch is None else batch.to(self.device)
+
+    def tokens(self, samples: Sequence[Sample], images: ImageBatch) -> Tensor:
+        """The encoder's tokens (B, S, N, C); what its frozen stages give is computed once, unless images change."""
+        kept = self._reading
+        if kept is not None and "tokens" in kept:
+            return kept["tokens"]
+        as_prepared = not self.training.augment and self.image_change is None
+        found = self._frozen.tokens(samples, images) if as_prepared else self.generator.tokens(images)
+        if kept is not None:
+            kept["tokens"] = found
+        return found
+
+    @contextmanager
+    def _reading_once(self) -> Iterator[None]:
+        """The encoder reads the images once: inside, neither they nor what acts on them may change."""
+        self._reading = {}
+        try:
+            yield
+        finally:
+            self._reading = None
+
+    @torch.no_grad()
+    def generate(self, samples: Sequence[Sample], images: ImageBatch, personal: bool = True) -> list[str]:
+        """Reports written by beam search."""
+        with self._computing(samples, personal):
+            ids = self.generator.generate(images, tokens=self.tokens(samples, images))
+        return [self.tokenizer.decode(row) for row in ids.tolist()]
+
+    @torch.no_grad()
+    def evaluate(self, min_cell: int, split: Split | None = "test") -> Evaluated:
+        """Scores of the reports written for a split's patients, or (None) for all (:func:`cells`).
+
+        Each pass reuses the loaded images.
+        """
+        samples = self.cohort.samples(split)
+        apart = self.has_personal_part and self.personal_part_acts
+        loss_of: dict[bool, dict[int, float]] = {True: {}, False: {}}
+        text_of: dict[bool, dict[Visit, str]] = {True: {}, False: {}}
+        generated = self.cohort.timeline.prior_generated
+        progress = Progress("scoring report", len(samples), logger.info)
+
+        def score(left: Sequence[int], size: int) -> None:
+            self._evaluation_batch, chosen = size, left[:size]
+            part = [samples[i] for i in chosen]
+            images = self.images(part, prior=not generated)
+            for personal in (True, False) if apart else (True,):
+                self.checkpoint()
+                if generated:
+                    images.prior = self.prior(part, texts=text_of[personal])
+                with self._reading_once():
+                    loss_of[personal] |= zip(chosen, self.report_losses(part, images, personal).tolist(), strict=True)
+                    written = self.generate(part, images, personal)
+                text_of[personal] |= zip((sample.visit for sample in part), written, strict=True)
+            progress(len(text_of[True]))
+
+        for turn in turns(samples) if generated else [range(len(samples))]:
+            left = sorted(turn, key=lambda i: len(samples[i].visit.report))  # reports of a length end together
+            while left:
+                fitting(self._evaluation_batch, partial(score, left))
+                left = left[self._evaluation_batch :]
+        passes = (True, False) if self.has_personal_part else (True,)
+        if not apart:
+            loss_of[False], text_of[False] = loss_of[True], text_of[True]
+        losses = {p: [loss_of[p][i] for i in range(len(samples))] for p in passes}
+        texts = {p: [text_of[p][sample.visit] for sample in samples] for p in passes}
+        scores = {p: cells(samples, texts[p], losses[p], self.cohort.time_steps, min_cell) for p in passes}
+        rows = [row for p in passes for row in report_rows(samples, texts[p], losses[p], personal=p)]
+        return Evaluated(scores[True], scores.get(False), rows, samples, texts[True])
+
+    @contextmanager
+    def _computing(self, samples: Sequence[Sample], personal: bool) -> Iterator[None]:
+        with ExitStack() as stack:
+            if self._autocast:
+                stack.enter_context(torch.autocast(self.device.type, torch.bfloat16))
+            stack.enter_context(self.context(samples, personal))
+            yield
