@@ -96,7 +96,7 @@ def test_random_parts_beside_loaded_ones_are_reproducible(paper):
 def test_images_are_normalised_as_the_checkpoint_expects(paper):
     model = build_model(paper)
     seen = []
-    model.encoder.backbone.register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0]))
+    model.encoder.stage_modules()[0].register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0]))
     batch = radiograph()
     model.encode(batch)
     mean, std = (torch.tensor(v).view(3, 1, 1) for v in (paper.image_mean, paper.image_std))

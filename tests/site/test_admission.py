@@ -107,6 +107,13 @@ def test_the_attack_is_declined_with_all_reasons_and_no_file_of_the_data_is_open
     assert [path for path in paths if "secret-archive" in path], "the test would see it"
 
 
+def test_a_hospital_s_images_are_not_changed_at_random(kit):
+    (kit / "local" / "fedtar.yaml").write_text("source: synthetic\n")
+    asked = HARMLESS | {"data": {"image_changes": 0.5, "synthetic_patients": 8}}
+    reply, weights = HospitalSite(kit, name="hospital", simulated=False, **asked).handshake()
+    assert reply.status == ERROR and weights is None and "image_changes is for simulations" in reply.reason
+
+
 def test_a_decline_stands_in_the_audit_with_its_reasons(kit):
     header = HospitalSite(kit, **HARMLESS).header("run", 0, 0, after="0000-00")
     fl_ctx = context(kit, "handshake", name="hospital", header=header)

@@ -258,6 +258,7 @@ FREE = {
     DataConfig: {
         "alignment": "one of two", "periods": "as many as time steps", "prior": "what is shown to the model",
         "min_cell": "a site takes the larger one, its own or this", "synthetic_patients": "of no hospital",
+        "image_changes": "a real site refuses it",
     },
 }  # fmt: skip
 EXTREME = {
