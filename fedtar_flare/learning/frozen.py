@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cached_property
 from itertools import takewhile
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -38,7 +39,7 @@ class FrozenStages:
         self.depth = len(list(frozen))
         """How many stages are frozen; the last ones learn."""
         self._generator, self._limit = generator, limit
-        self._kept: dict[Visit, Tensor] = {}
+        self._kept: dict[tuple[Visit, Path | None], Tensor] = {}  # a changed image has another prepared file
         self._bytes = 0
 
     def tokens(self, samples: Sequence[Sample], images: ImageBatch) -> Tensor:
@@ -54,11 +55,12 @@ class FrozenStages:
     @torch.no_grad()
     def _below(self, sample: Sample, images: ImageBatch, row: int) -> Tensor:
         """What the frozen stages give of one study, (S, ...), without its padding."""
-        if (known := self._kept.get(sample.visit)) is not None:
+        key = sample.visit, sample.prepared
+        if (known := self._kept.get(key)) is not None:
             return known
         found = self._from_disk(sample, images, row)
         if self._bytes + found.nbytes <= self._limit:
-            self._kept[sample.visit] = found
+            self._kept[key] = found
             self._bytes += found.nbytes
         return found
 

@@ -145,6 +145,18 @@ def test_other_weights_have_files_of_their_own(tmp_path):
     assert len(list(tmp_path.iterdir())) == 2 and not torch.equal(first, second)
 
 
+def test_an_image_that_was_changed_since_is_seen_anew(tmp_path):
+    """The same visit between two tasks of a process: the prepared file's name tells the image."""
+    generator = generator_of(DECODER_TARGETS)
+    samples, images = studies(0)
+    frozen = FrozenStages(generator)
+    before = frozen.tokens(on_disk(samples, tmp_path / "before"), images)
+    images.images = 255 - images.images
+    after = frozen.tokens(on_disk(samples, tmp_path / "after"), images)
+    assert not torch.equal(before, after)
+    torch.testing.assert_close(after, generator.tokens(images), rtol=1e-5, atol=1e-6)
+
+
 def test_what_changes_with_training_is_never_kept():
     """An adapter's own weights may change between two looks at an image."""
     generator = generator_of(LAST_STAGE)
