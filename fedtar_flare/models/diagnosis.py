@@ -1,0 +1,222 @@
+"""The diagnosis branch: it reads the findings off the image, and tells the decoder by prompt tokens.
+
+The decoder reads one prompt per finding, of what the branch predicts. Their embeddings T are a tensor of its own, no
+part of the vocabulary: no text can spell a prompt. FedMRG teaches a branch to its hospitals (and shows the decoder, in
+training, what the report says); for every other method a trained one may be a frozen part of the base model
+(``model.prompts``).
+
+Where prompts stand, and what they are at first, decides what becomes of a decoder that was trained without any:
+
+``last``
+    at the decoder's last positions, T (K, E) for K classes, from the mean of the words' embeddings on; its place tells
+    the finding. Untrained, it disturbs: before training, known findings F1 of 16 visits fell from 1.00 to .62, and to
+    .50 with the prompts between begin token and report at the positions of the words (greedy writing).
+``begin``
+    T (D, K, E), a row for each class of each finding. All begin as the begin token, stand at its position, and share
+    its weight in attention, so that the untrained prompts change nothing in what is written. Neither does what they say
+    after 144 updates, nor after they alone were trained for 200 (docs/fedmrg.md): they are not heeded.
+``memory``
+    T (D, K, E) among the image's tokens, which the decoder reads by cross-attention, where it has learnt to look for
+    findings. All begin near zero. Trained alone for 400 updates, before a frozen decoder, they are heeded more than the
+    image is.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fedtar_flare.errors import ConfigError
+from fedtar_flare.models.config import ASSETS, PROMPTS_FILE, asset
+from fedtar_flare.models.report_generator import Place, ReportGenerator
+
+HeadKind = Literal["mean", "attention"]
+
+NOISE = 0.01
+"""Standard deviation of T around its start in the places ``last`` and ``memory``; a word's has ten times it."""
+
+
+PROMPTS = "prompts"
+"""Name of T in the file of a shipped head."""
+
+
+class MeanHead(nn.Module):
+    """The paper's: a linear map of the mean of the encoder's tokens.
+
+    It reads the mean of the slices' means; of several slices their largest values too, since a small finding is in few
+    of them. ``findings`` D, ``classes`` K, ``channels`` C; what is random comes from ``generator``.
+    """
+
+    def __init__(self, findings: int, classes: int, channels: int, slices: int, generator: torch.Generator):
+        super().__init__()
+        self.shape, self.slices = (findings, classes), slices
+        read = channels * (2 if slices > 1 else 1)
+        self.weight = nn.Parameter((torch.rand(findings * classes, read, generator=generator) * 2 - 1) / read**0.5)
+        self.bias = nn.Parameter(torch.zeros(findings * classes))
+
+    def forward(self, tokens: Tensor, slice_mask: Tensor) -> Tensor:
+        """Logits (B, D, K), float32, of tokens (B, S, N, C) and mask (B, S)."""
+        means = slice_means(tokens, slice_mask)
+        read = means.sum(1) / slice_mask.sum(1, keepdim=True).clamp(min=1)
+        if self.slices > 1:
+            largest = means.masked_fill(~slice_mask[..., None], -torch.inf).amax(1)
+            read = torch.cat([read, largest], dim=1)
+        return F.linear(read, self.weight.float(), self.bias.float()).view(-1, *self.shape)
+
+
+class AttentionHead(nn.Module):
+    """A learned query for each finding looks where in the image it is; a linear map reads what is there.
+
+    Arguments as :class:`MeanHead`. The maps begin at zero.
+    """
+
+    def __init__(self, findings: int, classes: int, channels: int, generator: torch.Generator):
+        super().__init__()
+        self.queries = nn.Parameter(torch.randn(findings, channels, generator=generator))
+        self.weight = nn.Parameter(torch.zeros(findings, classes, channels))
+        self.bias = nn.Parameter(torch.zeros(findings, classes))
+
+    def forward(self, tokens: Tensor, slice_mask: Tensor) -> Tensor:
+        """Logits (B, D, K), float32: ``w_dk . sum_n softmax_n(q_d . x_n / sqrt(C)) x_n + b_dk``, x normalised."""
+        x = F.layer_norm(tokens.float(), tokens.shape[-1:])
+        scores = torch.einsum("dc,bsnc->bdsn", self.queries.float(), x) * x.shape[-1] ** -0.5
+        scores = scores.masked_fill(~slice_mask[:, None, :, None], -torch.inf).flatten(2)
+        found = scores.softmax(-1) @ x.flatten(1, 2)
+        return torch.einsum("bdc,dkc->bdk", found, self.weight.float()) + self.bias.float()
+
+
+class DiagnosisBranch(nn.Module):
+    """A head on the encoder's tokens, and the prompts' embeddings T.
+
+    Args:
+        findings, classes: D and K, their numbers.
+        channels: C, of the encoder.
+        slices: of an image.
+        words: the decoder's embeddings (V, E), around whose mean T begins in the place ``last``.
+        begin: number of the begin token, whose embedding T begins as in the place ``begin``.
+        seed: of the initial values; the global random state is neither read nor changed.
+    """
+
+    def __init__(
+        self,
+        findings: int,
+        classes: int,
+        channels: int,
+        slices: int,
+        words: Tensor,
+        begin: int,
+        seed: int,
+        head: HeadKind = "mean",
+        place: Place = "last",
+    ):
+        super().__init__()
+        self.findings, self.place = findings, place
+        generator = torch.Generator().manual_seed(seed)
+        self.head: nn.Module
+        if head == "mean":
+            self.head = MeanHead(findings, classes, channels, slices, generator)
+        else:
+            self.head = AttentionHead(findings, classes, channels, generator)
+        if place == "begin":
+            start = words[begin].repeat(findings, classes, 1)
+        elif place == "memory":
+            start = NOISE * torch.randn(findings, classes, words.shape[1], generator=generator).to(words.device)
+        else:
+            noise = torch.randn(classes, words.shape[1], generator=generator)
+            start = words.mean(0) + NOISE * noise.to(words.device)
+        self.embeddings = nn.Parameter(start.detach().clone())
+
+    def forward(self, tokens: Tensor, slice_mask: Tensor) -> Tensor:
+        """Logits (B, D, K) of tokens (B, S, N, C) and mask (B, S), float32."""
+        return self.head(tokens, slice_mask)
+
+    def prompts(self, tokens: Tensor, slice_mask: Tensor) -> Tensor:
+        """Prompts (B, D, E) of what the branch predicts."""
+        return self.prompts_of(self(tokens, slice_mask).argmax(-1))
+
+    def prompts_of(self, classes: Tensor) -> Tensor:
+        """Prompts (B, D, E) of classes (B, D)."""
+        if self.place == "last":
+            return F.embedding(classes, self.embeddings)
+        return self.embeddings[torch.arange(self.findings, device=classes.device), classes]
+
+
+def slice_means(tokens: Tensor, slice_mask: Tensor) -> Tensor:
+    """Means (B, S, C) of each slice's tokens, float32; zero at slices that are padding."""
+    return tokens.float().mean(2) * slice_mask[..., None]
+
+
+def load_start(branch: DiagnosisBranch, name: str) -> None:
+    """Load a shipped head, and the prompts that belong to it where their place is the memory.
+
+    Raises :class:`ConfigError` where they are for another shape.
+    """
+    from safetensors.torch import load_file
+
+    state = {key: value.float() for key, value in load_file(head_file(name)).items()}
+    prompts = state.pop(PROMPTS)
+    shapes = {key: tuple(value.shape) for key, value in branch.head.state_dict().items()}
+    if {key: tuple(value.shape) for key, value in state.items()} != shapes:
+        raise ConfigError(f"fedmrg.head_weights '{name}' do not fit a head of {shapes}: set it to none")
+    branch.head.load_state_dict(state)
+    if branch.place != "memory":
+        return
+    if prompts.shape != branch.embeddings.shape:
+        raise ConfigError(
+            f"fedmrg.head_weights '{name}' has prompts of shape {tuple(prompts.shape)}, the model wants "
+            f"{tuple(branch.embeddings.shape)}: set it to none"
+        )
+    with torch.no_grad():
+        branch.embeddings.copy_(prompts)
+
+
+def head_file(name: str) -> str:
+    """Where a shipped head lies."""
+    return str(ASSETS / name / PROMPTS_FILE)
+
+
+def add_frozen_prompts(model: ReportGenerator, source: str) -> None:
+    """Make a trained branch part of a base model: queries for head, prompts in the memory, neither of them trained.
+
+    Args:
+        source: ``small`` (shipped), or a file as :mod:`fedtar_flare.fedmrg.head_start` writes it.
+
+    Raises:
+        ConfigError: the file is missing or unreadable, or does not fit the model; names the tensor.
+    """
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    path = asset(source, PROMPTS_FILE, "prompts")
+    try:
+        state = {name: value.float() for name, value in load_file(path).items()}
+    except (OSError, SafetensorError) as error:
+        raise ConfigError(f"prompts file {path} cannot be read: {error}") from error
+    words = model.decoder.get_input_embeddings().weight
+    given = state.get("weight", torch.empty(0, 0, 0))
+    findings, classes = given.shape[:2] if given.ndim == 3 else (0, 0)
+    channels, width = model.encoder.width, words.shape[1]
+    wanted = {
+        "queries": (findings, channels),
+        "weight": (findings, classes, channels),
+        "bias": (findings, classes),
+        PROMPTS: (findings, classes, width),
+    }
+    for name in sorted({*wanted, *state}):
+        found = tuple(state[name].shape) if name in state else None
+        if not findings or found != wanted.get(name):
+            raise ConfigError(
+                f"prompts file {path}: tensor {name} has shape {found}, this model wants {wanted.get(name)}; leave "
+                "model.prompts out, or name a file that was made for this model"
+            )
+        if not state[name].isfinite().all():
+            raise ConfigError(f"prompts file {path}: tensor {name} is not finite")
+    start = words.detach()
+    branch = DiagnosisBranch(findings, classes, channels, 1, start, model.bos_id, 0, "attention", "memory")
+    with torch.no_grad():
+        branch.embeddings = nn.Parameter(state.pop(PROMPTS))
+        branch.head.load_state_dict(state, assign=True)
+    model.diagnosis = branch.requires_grad_(False)
