@@ -9,11 +9,10 @@ from pydantic import Field
 
 from fedtar_flare.fedmrg.bank import MOST_ROWS
 from fedtar_flare.fedmrg.contrast import Denominator
+from fedtar_flare.fedmrg.diagnosis import HeadKind, Place
 from fedtar_flare.fedmrg.distill import Direction
 from fedtar_flare.fedmrg.dual_adapter import Backbone
 from fedtar_flare.fedmrg.labels import ClassSet, LabelerName
-from fedtar_flare.models.diagnosis import HeadKind
-from fedtar_flare.models.report_generator import Place
 from fedtar_flare.settings import Settings
 
 

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedtar_flare.fedmrg.diagnosis import extend
+from fedtar_flare.fedmrg.diagnosis import PROMPTS, AttentionHead, DiagnosisBranch, extend, head_file
 from fedtar_flare.fedmrg.labels import POSITIVE
 from fedtar_flare.fedmrg.prompt_start import Phantoms, fit_prompts, written_of
 from fedtar_flare.imaging.batch import collate
@@ -32,7 +32,6 @@ from fedtar_flare.learning.warm_start import HELD_OUT_SEED_STEP, Pairs, phantom_
 from fedtar_flare.metrics.clinical import finding_f1
 from fedtar_flare.models.build import build_model, build_tokenizer
 from fedtar_flare.models.config import preset
-from fedtar_flare.models.diagnosis import PROMPTS, AttentionHead, DiagnosisBranch, head_file
 from fedtar_flare.models.report_generator import ReportGenerator
 from fedtar_flare.synthetic.vocabulary import FINDINGS, KNOWN_FINDINGS
 

@@ -26,7 +26,7 @@ from fedtar_flare.fedmrg.bank import FEATURES
 from fedtar_flare.fedmrg.batch_contrast import BatchContrast
 from fedtar_flare.fedmrg.config import FedMRGConfig
 from fedtar_flare.fedmrg.contrast import contrast_losses, features
-from fedtar_flare.fedmrg.diagnosis import diagnosis_losses, extend
+from fedtar_flare.fedmrg.diagnosis import DiagnosisBranch, diagnosis_losses, extend
 from fedtar_flare.fedmrg.distill import distill_losses
 from fedtar_flare.fedmrg.dual_adapter import (
     GENERIC,
@@ -56,7 +56,6 @@ from fedtar_flare.learning.training import (
 from fedtar_flare.learning.writer import EVALUATION_BATCH
 from fedtar_flare.models.adapters.lora import shared_parameters
 from fedtar_flare.models.config import ModelConfig
-from fedtar_flare.models.diagnosis import DiagnosisBranch
 from fedtar_flare.models.report_generator import ReportGenerator, report_loss
 
 HALVES = ("generic", "specialised")

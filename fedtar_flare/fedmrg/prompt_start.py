@@ -13,8 +13,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from fedtar_flare.fedmrg.diagnosis import DiagnosisBranch
 from fedtar_flare.learning.warm_start import Pairs
-from fedtar_flare.models.diagnosis import DiagnosisBranch
 from fedtar_flare.models.report_generator import ReportGenerator, report_loss
 from fedtar_flare.models.tokenizer import ReportTokenizer
 from fedtar_flare.synthetic.vocabulary import findings_in

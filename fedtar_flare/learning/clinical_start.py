@@ -114,7 +114,7 @@ def warm_start(
     if vocabulary is not None:
         config = with_tokenizer(config, [*texts, *reports], vocabulary, out)
     tokenizer = build_tokenizer(config)
-    model = build_model(config.replace(prompts=None)).to(device)
+    model = build_model(config).to(device)
     new = list(model.untrained)
     if train == "new" and not new:
         raise ConfigError("every weight of this model is pre-trained: there is nothing new to train; choose all")

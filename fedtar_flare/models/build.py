@@ -8,7 +8,6 @@ from collections.abc import Collection
 from fedtar_flare.errors import ConfigError
 from fedtar_flare.models.config import ModelConfig, asset
 from fedtar_flare.models.decoder import decoder_tokenizer
-from fedtar_flare.models.diagnosis import add_frozen_prompts
 from fedtar_flare.models.report_generator import ReportGenerator
 from fedtar_flare.models.tokenizer import ReportTokenizer
 from fedtar_flare.models.weights import load_weights
@@ -36,8 +35,6 @@ def build_model(config: ModelConfig) -> ReportGenerator:
     if weights is not None:
         load_weights(model, weights)
         model.untrained = ()
-    if config.prompts:
-        add_frozen_prompts(model, config.prompts)
     return model.eval()
 
 

@@ -18,7 +18,6 @@ from fedtar_flare.errors import ConfigError
 from fedtar_flare.settings import Settings, build, nearest
 
 ASSETS = Path(__file__).resolve().parent.parent / "assets"
-PROMPTS_FILE = "diagnosis.safetensors"
 
 DECODER_TARGETS = r"decoder\..*\.(c_attn|q_attn|c_proj|c_fc)"
 CVT_TARGETS = rf"(encoder\..*\.(projection_query|projection_key|projection_value|dense)|{DECODER_TARGETS})"
@@ -75,12 +74,6 @@ class ModelConfig(Settings):
     weights: str | None = Field(
         None, description="'small' (shipped), path of a safetensors file of the whole model, or None"
     )
-    prompts: str | None = Field(
-        None,
-        description="a frozen diagnosis head that tells the decoder, by prompts beside the image's tokens, which "
-        "findings it sees: 'small' (shipped; findings of the synthetic cohort), path of its safetensors file, or None. "
-        "A method that brings prompts of its own puts them in its place",
-    )
     max_length: int = Field(
         160, ge=3, description="tokens of a report, begin and end tokens included; longer ones are cut"
     )
@@ -118,18 +111,16 @@ class ModelConfig(Settings):
 
     def named(self) -> dict[str, str]:
         """What this takes from outside the package, a hub name or a path, by setting."""
-        own = {"tokenizer": ("small", "decoder"), "weights": ("small",), "prompts": ("small",)}
-        settings = ("encoder_name", "decoder_name", "tokenizer", "weights", "prompts")
-        names = {name: getattr(self, name) for name in settings}
+        own = {"tokenizer": ("small", "decoder"), "weights": ("small",)}
+        names = {name: getattr(self, name) for name in ("encoder_name", "decoder_name", "tokenizer", "weights")}
         return {setting: name for setting, name in names.items() if name and name not in own.get(setting, ())}
 
     def located(self, places: Mapping[str, Path | None]) -> ModelConfig:
         """A copy that takes what is in ``places`` from there; None leaves a name as it is.
 
-        A folder stands for its ``model.safetensors`` as weights, its ``tokenizer.json`` as a tokenizer, and its
-        ``diagnosis.safetensors`` as prompts.
+        A folder stands for its ``model.safetensors`` as weights, and for its ``tokenizer.json`` as a tokenizer.
         """
-        files = {"tokenizer": "tokenizer.json", "weights": "model.safetensors", "prompts": PROMPTS_FILE}
+        files = {"tokenizer": "tokenizer.json", "weights": "model.safetensors"}
         found = {}
         for setting, name in self.named().items():
             if (place := places.get(name)) is not None:

@@ -12,7 +12,6 @@ from torch import nn
 
 from fedtar_flare.models.build import build_tokenizer
 from fedtar_flare.models.config import ModelConfig
-from fedtar_flare.models.diagnosis import add_frozen_prompts
 from fedtar_flare.models.report_generator import ReportGenerator
 
 _EMBEDDING = re.compile(r"(.*\.)?((patch_|pos_)?embed(ding)?s?|lm_head|wte|wpe)(\..*)?|encoder\.backbone\.conv1(\..*)?")
@@ -79,8 +78,6 @@ def outline(config: ModelConfig, extend: Callable[[ReportGenerator], None] = lam
     parameters = dict(model.named_parameters(remove_duplicate=False))
     told = {id(p) for n, p in parameters.items() if n.rpartition(".")[0] in barred or _EMBEDDING.fullmatch(n)}
     barred |= {name for name, parameter in parameters.items() if id(parameter) in told}
-    if config.prompts:
-        add_frozen_prompts(model, config.prompts)
     extend(model)
     parameters = dict(model.named_parameters(remove_duplicate=False))
     first = {name for name, _ in model.named_parameters()}

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fedtar_flare.errors import ConfigError
-from fedtar_flare.fedmrg.diagnosis import diagnosis_losses, extend
+from fedtar_flare.fedmrg.diagnosis import AttentionHead, DiagnosisBranch, diagnosis_losses, extend, load_start
 from fedtar_flare.fedmrg.executor import FedMRGExecutor
 from fedtar_flare.fedmrg.labels import CLASSES, labeler
 from fedtar_flare.fedmrg.prompt_start import Phantoms, fit_prompts, written_of
@@ -14,7 +14,6 @@ from fedtar_flare.imaging.batch import ImageBatch
 from fedtar_flare.learning.warm_start import Pairs
 from fedtar_flare.models.build import build_model, build_tokenizer
 from fedtar_flare.models.config import preset
-from fedtar_flare.models.diagnosis import AttentionHead, DiagnosisBranch, load_start
 from fedtar_flare.models.report_generator import report_loss
 from fedtar_flare.models.weights import fingerprint
 from fedtar_flare.synthetic.vocabulary import FINDINGS, KNOWN_FINDINGS
