@@ -12,7 +12,14 @@ from fedtar_flare.errors import ExchangeError
 from fedtar_flare.fedtar.config import TemporalConfig
 from fedtar_flare.fedtar.contract import CONTRACT
 from fedtar_flare.fedtar.events import Alphas, Outer, Residual
-from fedtar_flare.fedtar.policy import AlphaPolicy, OuterOptimizer, floored_steps, hypergradient, pool_t_numbers
+from fedtar_flare.fedtar.policy import (
+    ALPHA_FLOOR,
+    AlphaPolicy,
+    OuterOptimizer,
+    floored_steps,
+    hypergradient,
+    pool_t_numbers,
+)
 from fedtar_flare.fedtar.residual import residual_step
 from fedtar_flare.flare.controller import MethodController
 from fedtar_flare.flare.tasking import Answers, Tensors
@@ -62,7 +69,7 @@ class TemporalResidualController(MethodController):
             alpha, residual = float(alphas[t - 1]), 0.0
             mean, _ = self.train(w, r, t)  # Eq. 6
             if mean is not None:  # a step that nobody answered is skipped: w stays
-                w, residual = residual_step(w, mean, alpha)  # Eq. 7
+                w, residual = residual_step(w, mean, alpha if alpha >= ALPHA_FLOOR else 0.0)  # Eq. 7
                 taken[t - 1] = True
             self.record.write(Residual(round=r, step=t, alpha=alpha, residual_norm=residual))
             self.scalar(f"alpha/step {t}", alpha, r)

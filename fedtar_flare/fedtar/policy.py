@@ -23,8 +23,12 @@ from fedtar_flare.errors import ConfigError, ExchangeError
 Tensors = Mapping[str, torch.Tensor]
 ALPHA_FORMS = ("softmax", "sigmoid")
 SCHEDULES = ("constant", "inverse_sqrt")
-ALPHA_FLOOR = 1e-8
-"""An alpha_t below this has no usable Delta_t: its gradient is 0."""
+ALPHA_FLOOR = 1e-5
+"""A step whose alpha_t is below this leaves w as it is, and its gradient is 0.
+
+Much smaller ones would change some float32 values and not others: sites refuse such a broadcast
+(:func:`~fedtar_flare.fedtar.release.require_spread`).
+"""
 
 
 class AlphaPolicy(nn.Module):
@@ -131,9 +135,8 @@ def hypergradient(numbers: torch.Tensor, alphas: torch.Tensor, taken: torch.Tens
     gradient = torch.zeros_like(alphas)
     rest = 1.0
     for t in range(len(alphas), 0, -1):
-        if taken[t - 1]:
-            if t not in floored:
-                gradient[t - 1] = rest * numbers[t - 1] / alphas[t - 1]
+        if taken[t - 1] and t not in floored:
+            gradient[t - 1] = rest * numbers[t - 1] / alphas[t - 1]
             rest *= 1.0 - float(alphas[t - 1])
     return gradient
 

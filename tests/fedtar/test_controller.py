@@ -12,7 +12,7 @@ from fedtar_flare import tensor_file
 from fedtar_flare.errors import ConfigError
 from fedtar_flare.fedtar.controller import TemporalResidualController
 from fedtar_flare.fedtar.events import EVENTS
-from fedtar_flare.fedtar.policy import OuterOptimizer
+from fedtar_flare.fedtar.policy import ALPHA_FLOOR, AlphaPolicy, OuterOptimizer
 from fedtar_flare.flare.aggregation import SpilledUpdates
 from fedtar_flare.flare.checkpoint import CheckpointFolder
 from fedtar_flare.flare.executor import ok
@@ -52,8 +52,6 @@ def final_weights(controller):
 
 def reference(local, num_rounds, weighting, alpha_form, eta):
     """FedTAR written down once more, by autograd through Eq. 7 with the step means held fixed."""
-    from fedtar_flare.fedtar.policy import AlphaPolicy
-
     policy = AlphaPolicy(T, alpha_form=alpha_form, initial_alpha=0.7, seed=0)
     optimizer = torch.optim.AdamW(policy.parameters(), lr=eta)
     w = [v.double() for v in next(iter(local.values())).start().values()]
@@ -63,7 +61,7 @@ def reference(local, num_rounds, weighting, alpha_form, eta):
         current = [v.clone() for v in w]
         for t in range(T):
             have = [s for s in local.values() if s.targets[t] is not None]
-            if not have:
+            if not have or alphas[t] < ALPHA_FLOOR:
                 means.append(None)
                 continue
             size = {"samples": lambda s: s.samples, "uniform": lambda s: 1, "inverse": lambda s: 1 / s.samples}[
@@ -123,6 +121,16 @@ def test_theorem_2_in_the_record_and_every_site_is_accounted_for(tmp_path):
         assert sum(outer.alpha_after) == pytest.approx(1)
     metrics = json.loads((tmp_path / "fedtar" / "metrics.json").read_text())
     assert len(metrics["validation_loss"]) == 3 and metrics["best_round"] in (1, 2, 3)
+
+
+def test_a_step_with_hardly_any_alpha_leaves_the_weights_as_they_are(tmp_path):
+    controller = federation(tmp_path, alpha_form="sigmoid", initial_alpha=1e-7, eta=1e-9)
+    events = run(controller)
+    assert {e.residual_norm for e in events["residual"]} == {0.0}
+    assert [e.floored_steps for e in events["outer"]] == [[1, 2, 3]] * 3
+    start = next(iter(sites().values())).start()
+    weights = final_weights(controller).weights
+    assert all(torch.equal(weights[name], start[name]) for name in start)
 
 
 def test_the_order_of_arrival_does_not_change_a_bit(tmp_path):

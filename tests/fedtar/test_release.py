@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from fedtar_flare.errors import ExchangeError
-from fedtar_flare.fedtar.policy import t_numbers
+from fedtar_flare.fedtar.policy import ALPHA_FLOOR, t_numbers
 from fedtar_flare.fedtar.release import RESOLUTION, most_numbers, require_spread, told_numbers
+from fedtar_flare.fedtar.residual import residual_step
 
 N = 40_000
 
@@ -89,3 +90,11 @@ def test_single_values_of_the_gradient_cannot_be_read_by_subtraction():
 
 def test_a_run_gets_fewer_numbers_than_the_gradient_has_values():
     assert most_numbers(77_568) == 7_756 and most_numbers(9) == 0
+
+
+@pytest.mark.parametrize("update", [1e-3, 1e-2])
+def test_a_step_of_the_smallest_alpha_that_is_taken_is_spread_wide_enough(update):
+    start, mean = weights(6, 0.05), weights(7, update)
+    require_spread(start, residual_step(start, mean, ALPHA_FLOOR)[0])
+    with pytest.raises(ExchangeError, match="few values"):  # what the floor is there for
+        require_spread(start, residual_step(start, mean, 1e-11 / update)[0])
