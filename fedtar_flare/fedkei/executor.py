@@ -14,7 +14,7 @@ from fedtar_flare.fedkei.config import STEPS, FedKEIConfig, classifier_of
 from fedtar_flare.fedkei.contract import ADAPT, CONTRACT, PROBE
 from fedtar_flare.fedkei.objectives import IMPORTANCE, split_curvature
 from fedtar_flare.fedkei.plans import plan
-from fedtar_flare.fedkei.site_data import SiteTaskData
+from fedtar_flare.fedkei.site_data import SiteTaskData, require_fitting
 from fedtar_flare.fedkei.site_page import module_name, scores_name, write_modules_page
 from fedtar_flare.fedkei.tuning import LearnerSettings
 from fedtar_flare.flare.executor import Tensors, abstain, ok
@@ -105,6 +105,7 @@ class FedKEIExecutor(StudyExecutor):
     def _handshake(
         self, header: TaskHeader, weights: Tensors, site: Site, state: SiteState, cohort: Cohort
     ) -> tuple[Reply, Tensors | None]:
+        require_fitting(cohort, self.model_config)
         asked_for_start = header.initial_site == site.name
         if asked_for_start:
             require_start(header, weights, state)
