@@ -5,10 +5,11 @@ The grid: what the cache holds of a CT is S slices (``model.slices``) that sampl
 lowest to the highest position, each interpolated linearly between the two slices around it. So uneven and repeated
 slices (a series with fewer than S) become even steps, and thick slices ramps. The volume spans the lungs by the field
 of view, whatever their size: the distance between planes differs between patients, and is not that within a plane.
-Published weights saw one distance in millimetres everywhere; the adapter has that to make up for.
+Published weights (Swin UNETR's self-supervised ones, VoCo) were trained without one distance in millimetres too, but on
+crops, in which the body is larger than here.
 
-Axes and values are those that the published weights were trained on: axes to the right, the front and the head (MONAI's
-``RAS``), one window of the prepared image from 0 to 1.
+Axes and values are theirs: axes to the right, the front and the head (MONAI's ``RAS``), one window of the prepared
+image from 0 to 1.
 """
 
 from __future__ import annotations
