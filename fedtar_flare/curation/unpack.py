@@ -86,7 +86,7 @@ def unpack(file: Path, out: Path, names: Sequence[str] = (), most: int | None = 
     (out / "pictures").mkdir(parents=True, exist_ok=True)
     for part in parts:
         colour |= len(part.shape) == 4
-        for i, (image, labels) in enumerate(zip(_pictures(file, part), said[part.name], strict=False)):
+        for i, (labels, image) in enumerate(zip(said[part.name], _pictures(file, part), strict=False)):
             place = out / "pictures" / f"{part.name}-{i:06d}.png"
             with replacing(place) as temporary:
                 Image.fromarray(image).save(temporary, format="png")
