@@ -25,16 +25,16 @@ def tasks(run: Run) -> Section | None:
     found = list(_learnt(run))
     if not found:
         return None
-    beside = any(one.rand_auc for *_, one in found)
+    beside, fell_back = (any(getattr(one, name) for *_, one in found) for name in ("rand_auc", "fell_back"))
     rows = [
         (str(step), site, _said(one.task), str(one.n) if one.n else NOTHING, *_curve(one.auc))
         + ((*_curve(one.rand_auc), _reached(one)) if beside else (_best(one),))
-        + ("yes" if one.fell_back else "",)
+        + (("yes" if one.fell_back else "",) if fell_back else ())
         for step, site, one in found
     ]
     readings = ("AUC at start", "AUC tuned", "LCA")
     last = ["Rand at start", "Rand tuned", "Rand LCA", "epochs to Rand's"] if beside else ["best epoch"]
-    head = ("task", "site", "disease", "test images", *readings, *last, "fell back")
+    head = ("task", "site", "disease", "test images", *readings, *last, *(["fell back"] if fell_back else []))
     rand = (
         " Rand is the same tuning from the common start; 'epochs to Rand's' says after how many epochs the AUC is as "
         "high as Rand's is when tuned (and which epoch was best)."
@@ -43,9 +43,9 @@ def tasks(run: Run) -> Section | None:
     )
     lead = (
         f"{_title(run)}. The new disease of each task against all before it: AUC of test images at the start (before "
-        f"the first epoch) and tuned (after the last), and LCA, its mean over the epochs.{rand} 'Fell back': the "
-        "safeguard took the common start. Cells are blank where a class has too few test patients."
-        f"{_of_phantoms(run)}"
+        f"the first epoch) and tuned (after the last), and LCA, its mean over the epochs.{rand}"
+        + (" 'Fell back': the safeguard took the common start." if fell_back else "")
+        + f" Cells are blank where a class has too few test patients.{_of_phantoms(run)}"
     )
     return Section("tasks", "Diseases", lead, table(head, rows, left={1, 2}), _lines(run, [one for *_, one in found]))
 

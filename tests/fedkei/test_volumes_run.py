@@ -14,7 +14,7 @@ from fedtar_flare.data.sources.manifest import write_rows
 from fedtar_flare.fedkei.events import EVENTS, Learnt, Mixed
 from fedtar_flare.fedkei.knowledge import KNOWLEDGE_FILE, read_knowledge
 from fedtar_flare.fedkei.recipe import FedKEIRecipe
-from fedtar_flare.record.events import SHARED
+from fedtar_flare.record.events import SHARED, Start
 from fedtar_flare.record.log import of_kind, read_events
 from fedtar_flare.suite.engine import run_in_process
 
@@ -31,26 +31,28 @@ SETTINGS = {
 @pytest.mark.slow
 def test_volumes_are_learnt_and_what_the_run_left_starts_another_hospital(home, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("FEDTAR_HOME", str(home))
-    monkeypatch.delenv("FEDTAR_SITES", raising=False)
+    (tmp_path / "sites").mkdir()
+    phantoms, pictures = (tmp_path / "sites" / f"site-{n}.yaml" for n in (1, 3))
+    for site in (phantoms, phantoms.with_stem("site-2")):
+        site.write_text("source: synthetic\n")
+    pictures.write_text(f"source: manifest\npath: {radiographs(tmp_path)}\noptions: {{modality: radiograph}}\n")
+    monkeypatch.setenv("FEDTAR_SITES", str(tmp_path / "sites"))
     torch.set_num_threads(1)
-    results = run_in_process(FedKEIRecipe(**SETTINGS), 2, tmp_path / "run")
+    results = run_in_process(FedKEIRecipe(**SETTINGS), 3, tmp_path / "run")
     events = read_events(results, (*SHARED, *EVENTS))
+    assert "takes CT volumes, and this site has pictures" in of_kind(events, Start)[0].absent["site-3"]
     assert [sorted(one.sites) for one in of_kind(events, Learnt)] == [["site-1", "site-2"]] * 2
     assert [one.modules for one in of_kind(events, Mixed)] == [0, 2]
     knowledge = read_knowledge(results / KNOWLEDGE_FILE)
     assert knowledge.classifier.whole_volumes and knowledge.start["head.weight"].shape == (2, 192)
 
-    site = tmp_path / "outside.yaml"
-    site.write_text("source: synthetic\n")
     arguments = [str(results / KNOWLEDGE_FILE), "--patients", "12", "--set", "training.epochs=1"]
     arguments += ["-o", str(tmp_path / "out"), "--task", "consolidation", *(f"--base={label}" for label in BASE)]
-    assert main(["adapt", *arguments, "--site-file", str(site)]) == 0
+    assert main(["adapt", *arguments, "--site-file", str(phantoms)]) == 0
     result = json.loads((tmp_path / "out" / "adaptation.json").read_text())
     assert len(result["auc"]) == len(result["rand_auc"]) == 2 and result["knowledge"]["modules"] == 4
 
     capsys.readouterr()
-    pictures = tmp_path / "pictures.yaml"
-    pictures.write_text(f"source: manifest\npath: {radiographs(tmp_path)}\noptions: {{modality: radiograph}}\n")
     assert main(["adapt", *arguments, "--site-file", str(pictures)]) == 1
     assert "takes CT volumes" in capsys.readouterr().err
 
