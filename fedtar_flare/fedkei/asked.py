@@ -61,6 +61,15 @@ def generator_of(classifier: ClassifierConfig) -> ModelConfig:
     )
 
 
+def frozen_values(classifier: ClassifierConfig) -> int | None:
+    """Parameters of the frozen encoder; None for a named one, which is not made to describe a job."""
+    if classifier.encoder == "timm":
+        return None
+    made = build_classifier(classifier.replace(encoder_weights=None))
+    shared = sum(value.numel() for value in shared_parameters(made).values())
+    return sum(value.numel() for value in made.parameters()) - shared
+
+
 def head_values(classifier: ClassifierConfig) -> int:
     """Values of the head; 0 for a named encoder, whose width only the encoder tells.
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from fedtar_flare.errors import ConfigError, ExchangeError
-from fedtar_flare.fedkei.asked import asked_of, head_values
+from fedtar_flare.fedkei.asked import asked_of, frozen_values, head_values
 from fedtar_flare.fedkei.config import STEPS, FedKEIConfig, classifier_of
 from fedtar_flare.fedkei.contract import ADAPT, CONTRACT, PROBE
 from fedtar_flare.fedkei.objectives import IMPORTANCE, split_curvature
@@ -93,6 +93,9 @@ class FedKEIExecutor(StudyExecutor):
 
     def values_beside(self) -> int:
         return head_values(self.model_config)
+
+    def model_values(self) -> int | None:
+        return frozen_values(self.model_config)
 
     def work(self) -> str:
         training = self.training_config
