@@ -14,6 +14,8 @@ from fedtar_flare.reporting.run import Run
 from fedtar_flare.reporting.section import Section, charts, table
 
 SMALL = (300, 190)
+READINGS = ("AUC at start", "AUC tuned", "LCA")
+RAND = ("Rand at start", "Rand tuned", "Rand LCA")
 _KNOWN = (
     "Of the phantoms' findings the shipped encoder has seen six in its warm start, as reports: where the images are "
     "phantoms, those are new to the head and the adapter, not to the encoder."
@@ -27,14 +29,13 @@ def tasks(run: Run) -> Section | None:
         return None
     beside, fell_back = (any(getattr(one, name) for *_, one in found) for name in ("rand_auc", "fell_back"))
     rows = [
-        (str(step), site, _said(one.task), str(one.n) if one.n else NOTHING, *_curve(one.auc))
-        + ((*_curve(one.rand_auc), _reached(one)) if beside else (_best(one),))
+        (str(step), site, _said(one.task), str(one.n) if one.n else NOTHING, *readings_of(one.auc))
+        + ((*readings_of(one.rand_auc), _reached(one)) if beside else (_best(one),))
         + (("yes" if one.fell_back else "",) if fell_back else ())
         for step, site, one in found
     ]
-    readings = ("AUC at start", "AUC tuned", "LCA")
-    last = ["Rand at start", "Rand tuned", "Rand LCA", "epochs to Rand's"] if beside else ["best epoch"]
-    head = ("task", "site", "disease", "test images", *readings, *last, *(["fell back"] if fell_back else []))
+    last = [*RAND, "epochs to Rand's"] if beside else ["best epoch"]
+    head = ("task", "site", "disease", "test images", *READINGS, *last, *(["fell back"] if fell_back else []))
     rand = (
         " Rand is the same tuning from the common start; 'epochs to Rand's' says after how many epochs the AUC is as "
         "high as Rand's is when tuned (and which epoch was best)."
@@ -219,9 +220,10 @@ def _member(member: dict[str, Any], learnt: dict[tuple[int, str], str]) -> str:
     return _said(disease) if disease else f"task {member['task']}"
 
 
-def _curve(auc: Sequence[float]) -> tuple[str, str, str]:
-    """AUC at the start and after tuning, and LCA."""
-    return (number(auc[0]), number(auc[-1]), number(lca(auc))) if auc else (NOTHING,) * 3
+def readings_of(auc: Sequence[float | None]) -> tuple[str, str, str]:
+    """What :data:`READINGS` names, of the AUC at epoch 0..E; blank where it is not known."""
+    known = [value for value in auc if value is not None]
+    return (number(known[0]), number(known[-1]), number(lca(known))) if known else (NOTHING,) * 3
 
 
 def _best(one: SiteTask) -> str:
