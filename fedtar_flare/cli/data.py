@@ -110,6 +110,8 @@ def unpack(arguments: argparse.Namespace) -> None:
         print("  in colour: say so in the site file (options: {modality: photograph}), else they are read as grey")
     for name, n in found.labels.items():
         print(f"  {name}: {n}")
+    option = " --option modality=photograph" if found.colour else ""
+    print(f"Divide them: fedtar data partition manifest {found.manifest} --by random -n 3{option} --out parts")
 
 
 def index(arguments: argparse.Namespace) -> None:

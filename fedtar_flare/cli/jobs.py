@@ -57,7 +57,7 @@ def add_commands(commands: Commands) -> None:
 def simulate(arguments: argparse.Namespace) -> None:
     """Run a method in NVIDIA FLARE's simulator, one process per site.
 
-    Sites without a site file in the folder that FEDTAR_SITES names train on the synthetic CT cohort.
+    Without FEDTAR_SITES they train on the synthetic CT cohort; with it each has a site file in the folder it names.
     """
     from fedtar_flare.flare.simulation import simulate, site_names
 

@@ -6,14 +6,18 @@ from typing import Any
 
 from fedtar_flare.fedkei.tuning import LearnerSettings
 from fedtar_flare.learning.config import LoRAConfig, TrainingConfig
-from fedtar_flare.models.classifier import CLASSES, ClassifierConfig
+from fedtar_flare.models.adapters.lora import shared_parameters
+from fedtar_flare.models.classifier import CLASSES, ClassifierConfig, build_classifier
 from fedtar_flare.models.config import ModelConfig, preset
 from fedtar_flare.site.admission import Asked
 
 
 def asked_of(classifier: ClassifierConfig, training: LearnerSettings, threads: int, rounds: int, steps: int) -> Asked:
     """An epoch counts as one update, the least that it is made of; the larger of both step sizes counts."""
-    vit = classifier.encoder == "vit"
+    own = {
+        "vit": 16 * classifier.depth * classifier.width**2,
+        "swin_unetr": 3600 * classifier.feature_size**2 + 250_000,
+    }
     return Asked(
         model=generator_of(classifier),
         lora=LoRAConfig(rank=classifier.rank, alpha=float(classifier.rank)),
@@ -27,14 +31,15 @@ def asked_of(classifier: ClassifierConfig, training: LearnerSettings, threads: i
         threads=threads,
         rounds=rounds,
         time_steps=steps,
-        own_parameters=lambda values: 16 * classifier.depth * classifier.width**2 if vit else 0,
+        own_parameters=lambda values: own.get(classifier.encoder, 0),
     )
 
 
 def generator_of(classifier: ClassifierConfig) -> ModelConfig:
     """The report generator with the classifier's encoder: its outline tells which layers an adapter reaches.
 
-    Its other parts count too, where a bound is on the number of parameters. A ``vit`` has the small one in its place.
+    Its other parts count too, where a bound is on the number of parameters. A ``vit`` or ``swin_unetr`` has the tiny
+    encoder in its place.
     """
     common: dict[str, Any] = {
         "image_size": classifier.image_size,
@@ -56,9 +61,23 @@ def generator_of(classifier: ClassifierConfig) -> ModelConfig:
     )
 
 
+def frozen_values(classifier: ClassifierConfig) -> int | None:
+    """Parameters of the frozen encoder; None for a named one, which is not made to describe a job."""
+    if classifier.encoder == "timm":
+        return None
+    made = build_classifier(classifier.replace(encoder_weights=None))
+    shared = sum(value.numel() for value in shared_parameters(made).values())
+    return sum(value.numel() for value in made.parameters()) - shared
+
+
 def head_values(classifier: ClassifierConfig) -> int:
-    """Values of the head; 0 for a named encoder, whose width only the encoder tells."""
+    """Values of the head; 0 for a named encoder, whose width only the encoder tells.
+
+    Of an encoder that the generator's outline has not, those of the adapter too.
+    """
     if classifier.encoder == "timm":
         return 0
-    width = classifier.width if classifier.encoder == "vit" else generator_of(classifier).encoder_widths[-1]
-    return CLASSES * (width + 1)
+    if classifier.encoder in ("vit", "swin_unetr"):
+        made = build_classifier(classifier.replace(encoder_weights=None))
+        return sum(value.numel() for value in shared_parameters(made).values())
+    return CLASSES * (generator_of(classifier).encoder_widths[-1] + 1)

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from fedtar_flare.errors import ConfigError, ExchangeError
-from fedtar_flare.fedkei.asked import asked_of, head_values
+from fedtar_flare.fedkei.asked import asked_of, frozen_values, head_values
 from fedtar_flare.fedkei.config import STEPS, FedKEIConfig, classifier_of
 from fedtar_flare.fedkei.contract import ADAPT, CONTRACT, PROBE
 from fedtar_flare.fedkei.objectives import IMPORTANCE, split_curvature
 from fedtar_flare.fedkei.plans import plan
-from fedtar_flare.fedkei.site_data import SiteTaskData
+from fedtar_flare.fedkei.site_data import SiteTaskData, require_fitting
 from fedtar_flare.fedkei.site_page import module_name, scores_name, write_modules_page
 from fedtar_flare.fedkei.tuning import LearnerSettings
 from fedtar_flare.flare.executor import Tensors, abstain, ok
@@ -94,6 +94,9 @@ class FedKEIExecutor(StudyExecutor):
     def values_beside(self) -> int:
         return head_values(self.model_config)
 
+    def model_values(self) -> int | None:
+        return frozen_values(self.model_config)
+
     def work(self) -> str:
         training = self.training_config
         return f"a probe of two passes and {training.epochs} epochs of batches of {training.batch_size} images a task"
@@ -105,6 +108,7 @@ class FedKEIExecutor(StudyExecutor):
     def _handshake(
         self, header: TaskHeader, weights: Tensors, site: Site, state: SiteState, cohort: Cohort
     ) -> tuple[Reply, Tensors | None]:
+        require_fitting(cohort, self.model_config)
         asked_for_start = header.initial_site == site.name
         if asked_for_start:
             require_start(header, weights, state)

@@ -13,7 +13,7 @@ from fedtar_flare.fedkei.answers import Adapted
 from fedtar_flare.fedkei.config import STEPS
 from fedtar_flare.fedkei.knowledge import Knowledge
 from fedtar_flare.fedkei.learner import TaskLearner
-from fedtar_flare.fedkei.site_data import SiteTaskData
+from fedtar_flare.fedkei.site_data import SiteTaskData, require_fitting
 from fedtar_flare.fedkei.tuning import LearnerSettings
 from fedtar_flare.flare.study_executor import seed_of
 from fedtar_flare.learning.config import DataConfig
@@ -56,7 +56,8 @@ def adapt_outside(
 
     Raises:
         ConfigError: the model that can be built here is not the one that the knowledge is of.
-        DataError: ``too-few-images`` of the disease, or of those without it.
+        DataError: ``too-few-images`` of the disease, or of those without it; ``no-volume`` where the images are
+            pictures and the encoder takes volumes.
     """
     training = training or LearnerSettings()
     stream = TaskStream(tasks, base, from_report=report_labels(labeler) if labeler else None)
@@ -69,6 +70,7 @@ def adapt_outside(
         seed=seed,
         reports=False,
     )
+    require_fitting(cohort, knowledge.classifier)
     data = SiteTaskData.of(cohort, stream, len(stream), 1)
     if data.shortage:
         raise DataError(f"{site}: {data.shortage} ({stream.task(len(stream)).name})", reason="too-few-images")

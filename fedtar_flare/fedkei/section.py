@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from statistics import fmean
+from typing import Any
 
 from fedtar_flare.fedkei.events import Learnt, Mixed, SiteTask, Stream
 from fedtar_flare.metrics.classification import best_epoch, epochs_to, lca
@@ -13,9 +14,11 @@ from fedtar_flare.reporting.run import Run
 from fedtar_flare.reporting.section import Section, charts, table
 
 SMALL = (300, 190)
+READINGS = ("AUC at start", "AUC tuned", "LCA")
+RAND = ("Rand at start", "Rand tuned", "Rand LCA")
 _KNOWN = (
-    "The shipped encoder has seen all six known kinds of finding of the phantoms in its warm start, as reports: these "
-    "diseases are new to the head and the adapter, not to the encoder."
+    "Of the phantoms' findings the shipped encoder has seen six in its warm start, as reports: where the images are "
+    "phantoms, those are new to the head and the adapter, not to the encoder."
 )
 
 
@@ -24,27 +27,26 @@ def tasks(run: Run) -> Section | None:
     found = list(_learnt(run))
     if not found:
         return None
+    beside, fell_back = (any(getattr(one, name) for *_, one in found) for name in ("rand_auc", "fell_back"))
     rows = [
-        (
-            str(step),
-            site,
-            one.task.replace("_", " "),
-            str(one.n) if one.n else NOTHING,
-            *_auc(one.auc),
-            number(lca(one.auc)) if one.auc else NOTHING,
-            *_auc(one.rand_auc),
-            number(lca(one.rand_auc)) if one.rand_auc else NOTHING,
-            _reached(one),
-            "yes" if one.fell_back else "",
-        )
+        (str(step), site, _said(one.task), str(one.n) if one.n else NOTHING, *readings_of(one.auc))
+        + ((*readings_of(one.rand_auc), _reached(one)) if beside else (_best(one),))
+        + (("yes" if one.fell_back else "",) if fell_back else ())
         for step, site, one in found
     ]
-    head = ("task", "site", "disease", "n", "AUC 0", "AUC E", "LCA", "Rand 0", "Rand E", "Rand LCA", "epochs", "w0")
+    last = [*RAND, "epochs to Rand's"] if beside else ["best epoch"]
+    head = ("task", "site", "disease", "test images", *READINGS, *last, *(["fell back"] if fell_back else []))
+    rand = (
+        " Rand is the same tuning from the common start; 'epochs to Rand's' says after how many epochs the AUC is as "
+        "high as Rand's is when tuned (and which epoch was best)."
+        if beside
+        else ""
+    )
     lead = (
-        f"{_title(run)}. The new disease of each task against all before it, on test images (n of them): AUC before "
-        "the first epoch and after the last, and LCA, its mean over the epochs. Rand is the same tuning from the "
-        "common start; 'epochs' says after how many the mixture is where Rand ends, 'w0' whether the safeguard took "
-        f"the common start. Cells are blank where a class has too few test patients.{_of_phantoms(run)}"
+        f"{_title(run)}. The new disease of each task against all before it: AUC of test images at the start (before "
+        f"the first epoch) and tuned (after the last), and LCA, its mean over the epochs.{rand}"
+        + (" 'Fell back': the safeguard took the common start." if fell_back else "")
+        + f" Cells are blank where a class has too few test patients.{_of_phantoms(run)}"
     )
     return Section("tasks", "Diseases", lead, table(head, rows, left={1, 2}), _lines(run, [one for *_, one in found]))
 
@@ -52,13 +54,16 @@ def tasks(run: Run) -> Section | None:
 def curves(run: Run) -> Section | None:
     """Per task a chart of AUC over epochs: the sites, their mean, and the mean from the common start with its range."""
     figures = []
+    everything = [auc for *_, one in _learnt(run) for auc in (*one.auc, *one.rand_auc)]
+    lowest = min([0.5, *everything]) - 0.05
     for event in run.events(Learnt):
         known = {site: one for site, one in sorted(event.sites.items()) if one.auc}
         if not known:
             continue
+        diseases = {one.task for one in known.values()}
         lines = [
             Series(
-                f"{site}: {one.task}",
+                site if len(diseases) == 1 else f"{site}: {_said(one.task)}",
                 [(e, auc, f"{site}, {one.task}, epoch {e}: {number(auc)}") for e, auc in enumerate(one.auc)],
                 "site",
                 i,
@@ -68,10 +73,21 @@ def curves(run: Run) -> Section | None:
         lines.append(_mean("mean of sites", [one.auc for one in known.values()], "ink"))
         if rand := [one.rand_auc for one in known.values() if one.rand_auc]:
             lines.append(_mean("Rand, mean", rand, "site", 6))
-        figures.append(line_chart(f"Task {event.round}", lines, x_label="epoch", y_label="AUC", size=SMALL))
+        title = f"Task {event.round}" + (f": {_said(*diseases)}" if len(diseases) == 1 else "")
+        figures.append(
+            line_chart(
+                title,
+                lines,
+                x_label="epoch",
+                y_label="AUC",
+                y_range=(lowest, 1.0),
+                guides=[Guide(0.5, "a guess")],
+                size=SMALL,
+            )
+        )
     lead = (
         "AUC of test images over the epochs of tuning; epoch 0 is the start itself. A band is the range of the sites "
-        "around their mean. Few test images make steps."
+        "around their mean. Few test images make steps. All charts have one scale."
     )
     return Section("curves", "Learning curves", lead, charts(figures, "small")) if figures else None
 
@@ -79,21 +95,22 @@ def curves(run: Run) -> Section | None:
 def clusters(run: Run) -> Section | None:
     """Which modules made which centre of a task, with their weights."""
     rows = []
+    learnt = {(step, site): one.task for step, site, one in _learnt(run)}
     for event in run.events(Mixed):
         for one in event.clusters:
             members = sorted(one["members"], key=lambda m: (m["task"], m["site"]))
-            said = ", ".join(f"{m['site']}/{m['task']} {_weight(m)}" for m in members)
+            said = "; ".join(f"{m['site']}, {_member(m, learnt)}: {_weight(m)}" for m in members)
             whose = f" for {one['for']}" if one.get("for") else ""
             rows.append((str(event.round), f"{one['kind']}{whose}", str(one["cluster"] + 1), said, _moved(one)))
     if not rows:
         return None
     lead = (
         "Before each task the server clusters all modules of the tasks before it, adapters and heads apart. A member "
-        "is a site and the task that it learnt, with its weight in the centre (before and after the outer step, where "
-        "that moved it); 'moved' is how far the step took all weights of the centre from the mean. A centre of one "
-        "site is that site's module, which all others get."
+        "is a site's module of a disease, with its weight in the centre (before → after the outer step, where that "
+        "moved it); 'moved' is how far the step took all weights of the centre from the mean (Euclidean). A centre of "
+        "one site is that site's module, which all others get."
     )
-    head = ("task", "of", "centre", "members and weights", "moved")
+    head = ("before task", "of", "centre", "members and weights", "moved")
     return Section("clusters", "Clusters", lead, table(head, rows, left={1, 3}))
 
 
@@ -116,14 +133,16 @@ def cost(run: Run) -> Section | None:
                 size(sum(one.bytes_down for one in moved)),
                 size(sum(one.bytes_up for one in moved)),
                 str(sum(one.fell_back for one in sites)),
-                f"{_losses(sites, 'mixture_loss')} / {_losses(sites, 'start_loss')}",
+                *(_losses(sites, name) for name in ("mixture_loss", "start_loss")),
             )
         )
-    head = ("task", "clustering", "PROBE", "alpha", "tuning", "scoring", "bytes down", "bytes up", "fell back", "loss")
+    phases = ("clustering", "PROBE", "alpha", "tuning", "scoring")
+    head = ("task", *phases, "to sites", "from sites", "fell back", "mixture's loss", "common start's")
     lead = (
         "What an informed start costs beside tuning: clustering at the server, PROBE (until the last site's answer, "
-        "with the start of its process), the inner epoch for alpha, each at the slowest site; bytes of all. 'loss' "
-        "is the mean validation loss of the sites' mixtures, and of the common start, before any tuning."
+        "with the start of its process), the inner epoch for alpha, each at the slowest site; bytes to and from all "
+        "sites, and how many fell back to the common start. The losses are means over the sites' validation images "
+        "before any tuning, of the mixture and of the common start."
     )
     return Section("cost", "What a start costs", lead, table(head, rows))
 
@@ -191,8 +210,24 @@ def _lines(run: Run, found: Sequence[SiteTask]) -> tuple[tuple[str, str], ...]:
     return tuple(shown)
 
 
-def _auc(curve: Sequence[float]) -> tuple[str, str]:
-    return (number(curve[0]), number(curve[-1])) if curve else (NOTHING, NOTHING)
+def _said(disease: str) -> str:
+    return disease.replace("_", " ")
+
+
+def _member(member: dict[str, Any], learnt: dict[tuple[int, str], str]) -> str:
+    """The disease of a module, or the task's number where the record does not tell it."""
+    disease = learnt.get((member["task"], member["site"]))
+    return _said(disease) if disease else f"task {member['task']}"
+
+
+def readings_of(auc: Sequence[float | None]) -> tuple[str, str, str]:
+    """What :data:`READINGS` names, of the AUC at epoch 0..E; blank where it is not known."""
+    known = [value for value in auc if value is not None]
+    return (number(known[0]), number(known[-1]), number(lca(known))) if known else (NOTHING,) * 3
+
+
+def _best(one: SiteTask) -> str:
+    return str(best_epoch(one.auc)) if one.auc else NOTHING
 
 
 def _reached(one: SiteTask) -> str:
@@ -200,7 +235,7 @@ def _reached(one: SiteTask) -> str:
     if not one.auc:
         return NOTHING
     reached = epochs_to(one.auc, one.rand_auc[-1]) if one.rand_auc else None
-    return f"{NOTHING if reached is None else reached} (best {best_epoch(one.auc)})"
+    return f"{'not reached' if reached is None else reached} (best {best_epoch(one.auc)})"
 
 
 def _mean(name: str, found: Sequence[Sequence[float]], palette: str, index: int = 0) -> Series:

@@ -14,6 +14,14 @@ from fedtar_flare.data.task_stream import Labeled, TaskStream
 from fedtar_flare.fedkei.examples import TaskData
 from fedtar_flare.imaging.batch import ImageBatch, collate
 from fedtar_flare.imaging.pipeline import images_of
+from fedtar_flare.models.classifier import ClassifierConfig
+from fedtar_flare.models.volume_encoder import check_volumes
+
+
+def require_fitting(cohort: Cohort, classifier: ClassifierConfig) -> None:
+    """Refuse (:class:`DataError` ``no-volume``) pictures where the encoder sees whole volumes."""
+    if classifier.whole_volumes:
+        check_volumes({visit.modality for visit in cohort.visits})
 
 
 class PreparedExamples:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from fedtar_flare.fedkei.section import RAND, READINGS, readings_of
 from fedtar_flare.files import PRIVATE, write_text
-from fedtar_flare.reporting.format import NOTHING, number
+from fedtar_flare.reporting.format import NOTHING
 from fedtar_flare.reporting.render import render
 from fedtar_flare.reporting.section import table
 from fedtar_flare.site.state import SiteState
@@ -27,27 +28,31 @@ def scores_name(task: int) -> str:
 def write_modules_page(state: SiteState, site: str) -> Path:
     """Write ``modules.html`` into the site's state of a run: a line for each module, with alpha; returns its path."""
     rows = []
-    for name in state.names(MODULE):
-        _, about = state.read(name)
+    modules = {name: state.read(name)[1] for name in state.names(MODULE)}
+    fell_back = any(about["fell_back"] for about in modules.values())
+    for name, about in modules.items():
         alpha = about["alpha"]
         rows.append(
             (
                 str(int(name.removeprefix(MODULE))),
                 str(about["task"]),
-                _curve(about["auc"]),
-                _curve(about["rand_auc"]),
+                *readings_of(about["auc"]),
+                *readings_of(about["rand_auc"] or ()),
                 *map(_weights, (alpha.get(kind) for kind in ("adapter", "head"))),
-                "yes" if about["fell_back"] else "",
+                *(["yes" if about["fell_back"] else ""] if fell_back else ()),
             )
         )
-    head = ("task", "disease", "AUC by epoch", "Rand", "alpha of adapters", "alpha of heads", "w0 instead")
-    content = table(head, rows, left={1, 2, 3, 4, 5})
-    page = render("modules_page.html", site=site, content=content, time_steps=1)
+    head = (
+        "task",
+        "disease",
+        *READINGS,
+        *RAND,
+        "alpha of adapters",
+        "alpha of heads",
+        *(["fell back"] if fell_back else ()),
+    )
+    page = render("modules_page.html", site=site, content=table(head, rows, left={1, 8, 9}), time_steps=1)
     return write_text(state.folder / PAGE, page, PRIVATE)
-
-
-def _curve(values: Any) -> str:
-    return " ".join(number(value) for value in values) if values else NOTHING
 
 
 def _weights(values: Any) -> str:

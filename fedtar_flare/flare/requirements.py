@@ -25,6 +25,8 @@ def requirements(recipe: Any) -> dict[str, Any]:
     asked = executor.asked(controller.num_rounds, controller.time_steps)
     model = asked.model
     sizes = _sizes(asked, executor.values_beside())
+    if (own := executor.model_values()) is not None:
+        sizes["parameters"] = own
     exchanged = sizes.get("exchanged") if recipe.contract.shares else 0
     half = asked.lora.dtype_up == "bfloat16"
     return {

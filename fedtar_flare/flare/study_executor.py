@@ -75,6 +75,10 @@ class StudyExecutor(MethodExecutor):
         """Values of one exchange beside the adapter's and those of ``lora.exchange``."""
         return 0
 
+    def model_values(self) -> int | None:
+        """Parameters of the model where it is another than the report generator that ``asked`` tells of."""
+        return None
+
     @abstractmethod
     def work(self) -> str:
         """What a training task does, in words, for the description of a job."""

@@ -1,13 +1,13 @@
 """Classifiers: a frozen image encoder, an adapter within it, and a binary head on its pooled features.
 
-The encoder is that of the shipped report generator (``small``; CT slice by slice), a ViT of the sizes given here, or
-any timm backbone. Adapter and head are what is trained and exchanged, under PEFT's names and as ``head.weight`` and
-``head.bias``.
+The encoder is that of the shipped report generator (``small``; CT slice by slice), a ViT of the sizes given here, any
+timm backbone, or Swin UNETR's on whole volumes. Adapter and head are what is trained and exchanged, under PEFT's names
+and as ``head.weight`` and ``head.bias``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -22,6 +22,7 @@ from fedtar_flare.models.adapters.lora import add_lora
 from fedtar_flare.models.build import build_model
 from fedtar_flare.models.config import ModelConfig, preset
 from fedtar_flare.models.encoders import SliceEncoder, TimmEncoder, build_encoder
+from fedtar_flare.models.volume_encoder import NARROWEST, STRIDE, HUWindow, VolumeEncoder, own_names
 from fedtar_flare.settings import Settings
 
 if TYPE_CHECKING:
@@ -37,23 +38,24 @@ _HEAD = r"head\.(weight|bias)"
 _TARGETS = {
     ("cvt", "lora"): r"encoder\..*\.(projection_query|projection_key|projection_value)",
     ("cvt", "ia3"): r"encoder\..*\.(projection_key|projection_value)",
-    ("timm", "lora"): r"encoder\..*\bblocks\.\d+\..*\bqkv",
-    ("timm", "ia3"): r"encoder\..*\bblocks\.\d+\..*\bqkv",
+    ("other", "lora"): r"encoder\..*\bblocks\.\d+\..*\bqkv",
+    ("other", "ia3"): r"encoder\..*\bblocks\.\d+\..*\bqkv",
 }
 
 
 class ClassifierConfig(Settings):
     """A frozen encoder, its adapter and the head."""
 
-    encoder: Literal["small", "tiny", "vit", "timm"] = Field(
+    encoder: Literal["small", "tiny", "vit", "timm", "swin_unetr"] = Field(
         "small",
         description="'small': of the shipped report generator; 'tiny': the same, random (tests); 'vit': a ViT of the "
-        "sizes below; 'timm': a named one",
+        "sizes below; 'timm': a named one; 'swin_unetr': MONAI's, of whole CT volumes",
     )
     encoder_name: str | None = Field(None, description="timm architecture, hub name or local folder, for 'timm'")
     encoder_pretrained: bool = Field(True, description="load the named encoder's own weights, else random ones")
     encoder_weights: str | None = Field(
-        None, description="local safetensors file of the weights of 'vit' or 'timm' (RETFound and others)"
+        None,
+        description="local safetensors file of the weights of 'vit', 'timm' (RETFound) or 'swin_unetr' (VoCo)",
     )
     image_size: int = Field(64, ge=16, description="height and width of a slice or picture, pixels")
     slices: int = Field(16, ge=1, description="most slices of a CT volume; 1 for pictures")
@@ -67,6 +69,13 @@ class ClassifierConfig(Settings):
     depth: int = Field(3, ge=1, le=100, description="blocks of 'vit'")
     heads: int = Field(4, ge=1, description="attention heads of 'vit'")
     patch: int = Field(8, ge=1, description="height and width of a patch of 'vit', pixels")
+    feature_size: int = Field(48, ge=NARROWEST, le=384, description="channels of the first stage of 'swin_unetr'")
+    window_size: int = Field(
+        7, ge=2, le=16, description="of attention of 'swin_unetr', tokens along an axis; published weights have 7"
+    )
+    hu_window: HUWindow = Field(
+        "lung", description="what of a CT 'swin_unetr' sees, one channel as the published weights have, or 'all' three"
+    )
     adapter: Literal["lora", "ia3"] = Field("lora", description="low-rank factors, or scales of keys and values")
     rank: int = Field(2, ge=1, description="of LoRA, whose scale is 1")
     targets: str | None = Field(
@@ -86,21 +95,32 @@ class ClassifierConfig(Settings):
             yield "image_size", f"a multiple of patch={self.patch}"
         if self.encoder == "vit" and self.width % self.heads:
             yield "width", f"a multiple of heads={self.heads}"
+        if self.whole_volumes:
+            for name in ("slices", "image_size"):
+                if getattr(self, name) % STRIDE:
+                    yield name, f"a multiple of {STRIDE} with encoder='swin_unetr', whose grid it is"
+            if self.feature_size % NARROWEST:
+                yield "feature_size", f"a multiple of {NARROWEST}"
+
+    @property
+    def whole_volumes(self) -> bool:
+        """Whether the encoder sees a CT as one volume."""
+        return self.encoder == "swin_unetr"
 
     def adapted_layers(self) -> str:
         """``targets``, or what stands for None."""
-        family = "cvt" if self.encoder in ("small", "tiny") else "timm"
+        family = "cvt" if self.encoder in ("small", "tiny") else "other"
         return self.targets or _TARGETS[family, self.adapter]
 
 
 class Classifier(nn.Module):
-    """Pooled features of each slice, their mean over the slices that are there, and a linear head.
+    """Pooled features of each slice, their mean over the slices that are there, and a linear head; or of a volume.
 
     The pooling of a timm backbone is its own (class token, mean); CvT's is the mean token, normalised to mean 0 and
     variance 1.
     """
 
-    def __init__(self, encoder: SliceEncoder, seed: int):
+    def __init__(self, encoder: SliceEncoder | VolumeEncoder, seed: int):
         super().__init__()
         self.encoder = encoder
         self.head = nn.Linear(encoder.width, CLASSES)
@@ -115,12 +135,13 @@ class Classifier(nn.Module):
 
     def features(self, batch: ImageBatch) -> Tensor:
         """Features (B, C)."""
-        slices = self._pooled(batch.images.flatten(0, 1)).unflatten(0, batch.images.shape[:2])
+        if isinstance(self.encoder, VolumeEncoder):
+            return self.encoder(batch)
+        slices = self._pooled(self.encoder, batch.images.flatten(0, 1)).unflatten(0, batch.images.shape[:2])
         mask = batch.slice_mask[..., None].to(slices.dtype)
         return (slices * mask).sum(1) / mask.sum(1).clamp(min=1)
 
-    def _pooled(self, images: Tensor) -> Tensor:
-        encoder: Any = self.encoder
+    def _pooled(self, encoder: SliceEncoder, images: Tensor) -> Tensor:
         if isinstance(encoder, TimmEncoder):
             backbone: Any = encoder.backbone
             return backbone.forward_head(backbone.forward_features(encoder.normalised(images)), pre_logits=True)
@@ -148,7 +169,8 @@ def build_classifier(config: ClassifierConfig, places: Mapping[str, Path | None]
     ).eval()
 
 
-def _encoder(config: ClassifierConfig, places: Mapping[str, Path | None]) -> SliceEncoder:
+def _encoder(config: ClassifierConfig, places: Mapping[str, Path | None]) -> SliceEncoder | VolumeEncoder:
+    encoder: SliceEncoder | VolumeEncoder
     if config.encoder in ("small", "tiny"):
         return build_model(preset(config.encoder, seed=config.seed)).encoder
     if config.encoder == "vit":
@@ -162,7 +184,9 @@ def _encoder(config: ClassifierConfig, places: Mapping[str, Path | None]) -> Sli
             num_heads=config.heads,
             num_classes=0,
         )
-        encoder: SliceEncoder = TimmEncoder(vit, config.width, config.image_mean, config.image_std)
+        encoder = TimmEncoder(vit, config.width, config.image_mean, config.image_std)
+    elif config.encoder == "swin_unetr":
+        encoder = VolumeEncoder(config.feature_size, config.window_size, config.hu_window)
     else:
         named = ModelConfig(
             preset="classifier",
@@ -175,17 +199,18 @@ def _encoder(config: ClassifierConfig, places: Mapping[str, Path | None]) -> Sli
         )
         encoder, _ = build_encoder(named.located(places), load_pretrained=True)
     if config.encoder_weights:
-        _load(encoder.backbone, places.get(config.encoder_weights) or Path(config.encoder_weights).expanduser())
+        path = places.get(config.encoder_weights) or Path(config.encoder_weights).expanduser()
+        _load(encoder.backbone, path, own_names if config.whole_volumes else dict)
     return encoder
 
 
-def _load(backbone: nn.Module, path: Path) -> None:
+def _load(backbone: nn.Module, path: Path, named: Callable[[Mapping[str, Tensor]], dict[str, Tensor]]) -> None:
     """Copy a weights file into a backbone; a classification head that the file has beside it is left out."""
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
     try:
-        loaded = load_file(path / "model.safetensors" if path.is_dir() else path)
+        loaded = named(load_file(path / "model.safetensors" if path.is_dir() else path))
     except (OSError, SafetensorError) as error:
         raise ConfigError(f"classifier setting encoder_weights: {path} cannot be read: {error}") from error
     own = backbone.state_dict()

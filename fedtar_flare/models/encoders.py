@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Self, cast
 
 import torch
 from torch import Tensor, nn
@@ -15,28 +15,37 @@ if TYPE_CHECKING:
     from fedtar_flare.models.config import ModelConfig
 
 
-class SliceEncoder(nn.Module):
-    """A backbone shared by all slices, always in eval mode; gradients flow as usual.
+class StillEncoder(nn.Module):
+    """A backbone of ``width`` channels, always in eval mode; gradients flow as usual.
 
-    In train mode BatchNorm statistics would drift even with every parameter frozen, differently at each site. ``width``
-    is the channels of a token; ``mean`` and ``std`` are the backbone's own, per channel, of images in [0, 1].
+    In train mode BatchNorm statistics would drift even with every parameter frozen, differently at each site.
     """
 
-    def __init__(self, backbone: nn.Module, width: int, mean: tuple[float, ...], std: tuple[float, ...]):
+    def __init__(self, backbone: nn.Module, width: int):
         super().__init__()
         self.backbone = backbone
         self.width = width
+        self.eval()
+
+    def train(self, mode: bool = True) -> Self:
+        """Stay in eval mode, whatever ``mode`` says."""
+        super().train(False)
+        return self
+
+
+class SliceEncoder(StillEncoder):
+    """A backbone shared by all slices.
+
+    ``width`` is the channels of a token; ``mean`` and ``std`` are the backbone's own, per channel, of images in [0, 1].
+    """
+
+    def __init__(self, backbone: nn.Module, width: int, mean: tuple[float, ...], std: tuple[float, ...]):
+        super().__init__(backbone, width)
         scale, shift = torch.tensor(std), torch.tensor(mean)
         self.register_buffer("pixel_scale", (0.5 / scale).view(3, 1, 1), persistent=False)
         self.register_buffer("pixel_shift", ((0.5 - shift) / scale).view(3, 1, 1), persistent=False)
         self.pixel_scale: Tensor
         self.pixel_shift: Tensor
-        self.eval()
-
-    def train(self, mode: bool = True) -> SliceEncoder:
-        """Stay in eval mode, whatever ``mode`` says."""
-        super().train(False)
-        return self
 
     def forward(self, images: Tensor) -> Tensor:
         """Tokens (N, T, width) of uint8 images (N, 3, H, W), which are normalised here."""

@@ -17,8 +17,8 @@ _ABSENCES = {
     "abstained": ("○", "too few visits to train on"),
 }
 _LEAD = (
-    "Training visits behind each accepted update. "
-    "○ too few visits to train on at that step, – no update, × update refused; the reasons are listed below."
+    "Training {unit} behind each accepted update. "
+    "○ too few {unit} to train on at that step, – no update, × update refused; the reasons are listed below."
 )
 
 
@@ -33,7 +33,10 @@ class Cell:
 
 
 def participation(run: Run) -> Section:
-    """A grid with the number of visits, or a sign for why there was no update; the reasons stand below."""
+    """A grid with the number of visits, or a sign for why there was no update; the reasons stand below.
+
+    Of a method that classifies images a round is a task.
+    """
     numbers = sorted({step.round for step in run.steps})
     rounds = {r: [step for step in run.steps if step.round == r] for r in numbers}
     most = max((update.samples for step in run.steps for update in step.sites.values()), default=1)
@@ -42,10 +45,12 @@ def participation(run: Run) -> Section:
         for site in run.start.sites
     }
     outside = [f"{site} is not in the run: {reason}" for site, reason in run.start.absent.items()]
-    content = render("participation.html", rounds=rounds, rows=rows) + render(
+    words = {"round": "round", "step": "t"} if run.reports else {"round": "task", "step": "step"}
+    content = render("participation.html", rounds=rounds, rows=rows, words=words) + render(
         "notes.html", notes=[*_reasons(run), *outside]
     )
-    return Section("participation", "Who took part", _LEAD, content)
+    lead = _LEAD.format(unit="visits" if run.reports else "images")
+    return Section("participation", "Who took part", lead, content)
 
 
 def _cell(run: Run, step: Step, site: str, most: int) -> Cell:

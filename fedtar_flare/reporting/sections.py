@@ -136,7 +136,8 @@ def visits(run: Run) -> Section:
 def settings(run: Run) -> Section:
     """Settings and versions, two tables side by side."""
     start = run.start
-    values = {"method": start.method, "min_cell": start.min_cell, "model": start.model} if start.method else {}
+    model = {name: value for name, value in start.model.items() if name != "adapter_config"}  # PEFT's, mostly defaults
+    values = {"method": start.method, "min_cell": start.min_cell, "model": model} if start.method else {}
     tables = [
         table(("setting", "value"), flat(values | start.settings), kind="names", left={1}),
         table(("version", "value"), sorted(start.versions.items()), kind="names", left={1}),

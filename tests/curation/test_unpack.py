@@ -46,7 +46,16 @@ def test_rows_of_findings_and_colour(tmp_path):
     ("changes", "names", "words"),
     [
         ({"train_images": np.zeros((5, 4, 4), np.float32)}, (), "are no pictures"),
-        ({"train_images": np.zeros((5, 4, 4, 4), np.uint8)}, (), "are no pictures"),
+        ({"train_images": np.zeros((5, 28, 28, 28), np.uint8)}, (), "are volumes: .* those named 3D"),
+        ({"train_images": np.zeros((5, 8, 8, 8, 3), np.uint8)}, (), "are volumes"),
+        ({"train_images": np.zeros((5, 28), np.uint8)}, (), "are no pictures"),
+        ({"train_labels": np.zeros((5, 1), np.float32)}, (), "are no pictures"),
+        ({"train_labels": np.full((5, 14), 2)}, (), "rows of 14 labels that are not 0 or 1"),
+        ({"train_labels": np.full((5, 1), -1)}, (), "class -1 has no name"),
+        ({"val_images": np.zeros((5, 4, 4), np.uint8)}, (), "has val_images, and not the other"),
+        ({"train_labels": np.eye(5, 14, dtype=int)}, ("a", "b"), "rows of 14 labels, and 2 names are given"),
+        ({}, ("a", "b;c", "d"), "class name 'b;c'"),
+        ({}, ("a", "b", "b"), "class name 'b'"),
         ({"train_labels": np.zeros((4, 1), np.uint8)}, (), "are no pictures"),
         ({}, ("normal",), "class 1 has no name"),
     ],
@@ -55,6 +64,48 @@ def test_what_is_no_data_set_of_pictures_is_refused(tmp_path, changes, names, wo
     pack(tmp_path / "x.npz", **changes)
     with pytest.raises(ConfigError, match=words):
         unpack(tmp_path / "x.npz", tmp_path / "out", names)
+
+
+LABELS = {
+    "one class of two": np.array([[0], [1], [1], [0], [1], [0]]),
+    "a grade of five": np.array([[0], [4], [2], [3], [1], [4]]),
+    "one class, without an axis of its own": np.array([0, 8, 7, 1, 2, 3]),
+    "fourteen findings": np.eye(6, 14, dtype=int) + np.eye(6, 14, 3, dtype=int),
+}
+
+
+@pytest.mark.parametrize("size", [28, 64, 128, 224])
+@pytest.mark.parametrize("colour", [(), (3,)])
+@pytest.mark.parametrize("kind", LABELS)
+def test_every_format_of_pictures_that_medmnist_has(tmp_path, size, colour, kind):
+    rng = np.random.default_rng(size)
+    images = rng.integers(0, 256, (6, size, size, *colour), dtype=np.uint8)
+    labels = LABELS[kind].astype(np.uint8)
+    parts = {"train": slice(0, 3), "val": slice(3, 4), "test": slice(4, 6)}
+    arrays = {f"{part}_images": images[of] for part, of in parts.items()}
+    arrays |= {f"{part}_labels": labels[of] for part, of in parts.items()}
+    np.savez_compressed(tmp_path / "x.npz", **arrays)
+    found = unpack(tmp_path / "x.npz", tmp_path / "out")
+    assert found.pictures == 6 and found.colour is bool(colour)
+    visits = {p.patient_id: p.visits[0] for p in read_manifest(found.manifest).patients()}
+    for part, of in parts.items():
+        for n, (image, label) in enumerate(zip(images[of], labels[of], strict=True)):
+            visit = visits[f"{part}-{n:06d}"]
+            assert np.array_equal(np.asarray(Image.open(visit.image)), image)
+            of_picture = np.flatnonzero(label) if label.size > 1 else label.reshape(1)
+            assert visit.labels == {f"class-{number}" for number in of_picture}
+
+
+def test_pictures_are_read_one_by_one_and_no_more_than_are_asked_for(tmp_path):
+    pack(tmp_path / "x.npz", train_images=np.asfortranarray(pack(tmp_path / "x.npz")["train_images"]))
+    assert unpack(tmp_path / "x.npz", tmp_path / "by-column").pictures == 7
+    arrays = pack(tmp_path / "x.npz")
+    whole = (tmp_path / "x.npz").read_bytes()
+    start = whole.index(arrays["train_images"].tobytes())
+    (tmp_path / "x.npz").write_bytes(whole[: start + 2 * 28 * 28] + b"X" + whole[start + 2 * 28 * 28 + 1 :])
+    with pytest.raises(ConfigError, match="cannot be read"):
+        unpack(tmp_path / "x.npz", tmp_path / "damaged")
+    assert not (tmp_path / "damaged" / "manifest.csv").exists()
 
 
 def test_a_file_of_another_kind_and_a_folder_in_use_are_refused(tmp_path):

@@ -112,6 +112,7 @@ def test_the_exchange_is_the_adapter_and_the_head_alone(run):
     start = of_kind(run.events, Start)[0]
     described = requirements(FedKEIRecipe(**SETTINGS))
     assert described["leaves_the_site"]["values_per_exchange"] == start.exchange.parameters
+    assert described["model"]["parameters"] == start.model["parameters"]
     said = describe(described)
     assert "labels" in said and "PROBE" not in said and "reports a training task" not in said
     sent = {name for message in run.messages for name in message.up}

@@ -252,7 +252,9 @@ def test_a_killed_run_of_fedmrg_is_resumed_with_the_same_weights_and_bank(federa
     check_same(end, last(federation.download(whole)))
 
 
-def test_a_run_of_fedkei_killed_at_probe_and_at_adapt_ends_with_the_same_bits(federation, exported):
+def test_a_run_of_fedkei_killed_at_probe_and_at_adapt_and_a_site_s_process_too_ends_with_the_same_bits(
+    federation, exported
+):
     settings = {"method": FedKEIRecipe, "rounds": 2, "server": {"step_time_limit": LIMIT}}
     settings |= {"fedkei": {"tasks": ["effusion", "nodule"], "base": ["none", "cardiomegaly", "emphysema"]}}
     # many inner epochs, so that PROBE and ADAPT last seconds and the kill falls within them
@@ -269,9 +271,18 @@ def test_a_run_of_fedkei_killed_at_probe_and_at_adapt_ends_with_the_same_bits(fe
         events = kill_server_process(federation, running)
         assert [(event.round, event.step) for event in steps(events)][-1] == before, f"killed within {task}"
         running = resume(federation, running)
+    wait_for(
+        f"the resumed run is at adapt of task 2\n{federation.tail(running)}",
+        lambda: has_step(federation, running, 2, 1),
+    )
+    before = federation.job_process("hospital-b", running)
+    federation.kill(before)
+    assert not has_step(federation, running, 2, 2), "killed within adapt"
+    wait_for("it is started again", lambda: federation.job_process("hospital-b", running) not in (None, before))
     assert federation.finished(running, 400) == "FINISHED:COMPLETED", federation.tail(running)
     results = federation.download(running)
     assert [(event.round, event.step) for event in steps(read_events(results))] == [(2, 1), (2, 2)]
+    assert all(sorted(event.sites) == sorted(SITES) for event in steps(read_events(results)))
     end, quiet = last(results), last(federation.download(whole))
     assert end.info["method"] == quiet.info["method"] and len(end.info["method"]["modules"]) == 4
     assert end.method.keys() == quiet.method.keys() and end.method

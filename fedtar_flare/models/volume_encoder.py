@@ -1,0 +1,163 @@
+"""The encoder of MONAI's Swin UNETR (``swinViT``; VoCo's too), which sees a CT as one volume instead of slice by slice.
+
+The grid: what the cache holds of a CT is S slices (``model.slices``) that sample the lungs, each fitted into a square
+(``model.image_size``), with their positions in millimetres. Here the S slices become S evenly spaced planes from the
+lowest to the highest position, each interpolated linearly between the two slices around it. So uneven and repeated
+slices (a series with fewer than S) become even steps, and thick slices ramps. The volume spans the lungs by the field
+of view, whatever their size: the distance between planes differs between patients, and is not that within a plane.
+Published weights (Swin UNETR's self-supervised ones, VoCo) were trained without one distance in millimetres too, but on
+crops, in which the body is larger than here.
+
+Axes and values are theirs: axes to the right, the front and the head (MONAI's ``RAS``), one window of the prepared
+image from 0 to 1.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedtar_flare.errors import ConfigError, DataError
+from fedtar_flare.models.encoders import StillEncoder
+
+if TYPE_CHECKING:
+    from fedtar_flare.imaging.batch import ImageBatch
+
+STRIDE = 32
+"""Voxels of the grid, along each axis, to one voxel of the last feature map."""
+NARROWEST = 12
+"""The feature size is a multiple of it: the first stage has three heads."""
+
+HUWindow = Literal["lung", "mediastinum", "bone", "all"]
+_CHANNELS: Mapping[HUWindow, slice] = {
+    "lung": slice(0, 1),
+    "mediastinum": slice(1, 2),
+    "bone": slice(2, 3),
+    "all": slice(0, 3),
+}
+"""Channels of a prepared image (``InputConfig.windows``)."""
+
+_WITHIN = re.compile(r"(?:.*\.)?(?:swinViT|swin_vit)\.(.+)")
+_NAMES = ((re.compile(r"^module\."), ""), (re.compile(r"\.mlp\.fc([12])\."), r".mlp.linear\1."))
+
+
+class VolumeEncoder(StillEncoder):
+    """Features of whole volumes: the mean of the last feature map, normalised over channels to mean 0 and variance 1.
+
+    Args:
+        feature_size: channels of the first stage, a multiple of 12; the features are 16 times as many.
+        window_size: of attention, tokens along each axis; published weights have 7.
+        hu_window: what of the prepared image is seen; 'all': three channels.
+
+    Raises:
+        ConfigError: einops is not installed.
+    """
+
+    def __init__(self, feature_size: int, window_size: int, hu_window: HUWindow):
+        if find_spec("einops") is None:  # MONAI itself says so only when the first volume comes
+            raise ConfigError(
+                "model setting encoder is 'swin_unetr': it needs the package einops "
+                "(pip install 'fedtar_flare[volumes]')",
+                public="the encoder 'swin_unetr' needs the package einops, which this site lacks",
+            )
+        from monai.networks.nets.swin_unetr import SwinTransformer
+
+        channels = _CHANNELS[hu_window]
+        backbone = SwinTransformer(
+            in_chans=channels.stop - channels.start,
+            embed_dim=feature_size,
+            window_size=(window_size,) * 3,
+            patch_size=(2, 2, 2),
+            depths=(2, 2, 2, 2),
+            num_heads=(3, 6, 12, 24),
+        )
+        super().__init__(backbone, 16 * feature_size)
+        self.hu_window: HUWindow = hu_window
+
+    def forward(self, batch: ImageBatch) -> Tensor:
+        """Features (B, width); raises as :func:`volumes`."""
+        maps = self.backbone(volumes(batch, self.hu_window))
+        found: Tensor = maps[-1].mean((2, 3, 4))
+        return found
+
+
+def volumes(batch: ImageBatch, hu_window: HUWindow) -> Tensor:
+    """Volumes (B, C, W, H, S) in 0..1 of prepared CT images, evenly spaced; axes to the right, the front, the head.
+
+    Raises:
+        DataError: ``no-volume`` where an image has slices at fewer than two positions, such as a radiograph.
+    """
+    between = torch.from_numpy(interpolation(batch.position_mm.cpu().numpy(), batch.slice_mask.cpu().numpy()))
+    seen = batch.images[:, :, _CHANNELS[hu_window]].float() / 255
+    planes = torch.einsum("bds,bschw->bcdhw", between.to(seen), seen)
+    return planes.flip(-1, -2).permute(0, 1, 4, 3, 2).contiguous()
+
+
+def interpolation(position_mm: np.ndarray, mask: np.ndarray) -> np.ndarray:
+    """Weights (B, S, S), float32: each of S even planes (row) as a mean of the slices (column) around it.
+
+    Args:
+        position_mm, mask: (B, S) of an :class:`ImageBatch`; slices outside of the mask have no weight.
+
+    Raises:
+        DataError: as :func:`volumes`.
+    """
+    count, planes = position_mm.shape
+    found = np.zeros((count, planes, planes), np.float32)
+    rows = np.arange(planes)
+    for weights, position, there in zip(found, position_mm.astype(np.float64), mask, strict=True):
+        columns = np.flatnonzero(there)
+        at, first = np.unique(position[columns], return_index=True)
+        if len(at) < 2:
+            raise DataError(
+                f"an image has slices at {len(at)} position(s): model.encoder 'swin_unetr' takes CT volumes, and no "
+                "radiographs or photographs",
+                reason="no-volume",
+            )
+        wanted = np.linspace(at[0], at[-1], planes)
+        below = np.clip(np.searchsorted(at, wanted, side="right") - 1, 0, len(at) - 2)
+        share = (wanted - at[below]) / (at[below + 1] - at[below])
+        weights[rows, columns[first[below]]] = 1 - share
+        weights[rows, columns[first[below + 1]]] = share
+    return found
+
+
+def own_names(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """A published file's tensors under the names that MONAI's encoder has.
+
+    Of a whole Swin UNETR (VoCo) the encoder is taken; ``module.`` in front is left out, and ``fc1`` of the
+    self-supervised weights is ``linear1``.
+
+    Raises:
+        ConfigError: the file has two encoders, as of a teacher and a student.
+    """
+    within = {name: match[1] for name in weights if (match := _WITHIN.fullmatch(name))}
+    found: dict[str, Tensor] = {}
+    for name, own in (within or {name: name for name in weights}).items():
+        for pattern, other in _NAMES:
+            own = pattern.sub(other, own)
+        if own in found:
+            raise ConfigError(f"encoder weights: the file has two encoders: {own} twice; keep one of them")
+        found[own] = weights[name]
+    return found
+
+
+def check_volumes(modalities: set[str]) -> None:
+    """Refuse a site whose images are no volumes.
+
+    Raises:
+        DataError: ``no-volume``; its public text says what the encoder takes.
+    """
+    if others := sorted(modalities - {"ct"}):
+        raise DataError(
+            f"this site's images are {' and '.join(f'{name}s' for name in others)}: model.encoder 'swin_unetr' takes "
+            "CT volumes; take 'small', 'vit' or 'timm' for pictures",
+            reason="no-volume",
+            public="the job's encoder takes CT volumes, and this site has pictures",
+        )

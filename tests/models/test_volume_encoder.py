@@ -1,0 +1,159 @@
+"""The encoder of whole CT volumes: the grid, what is frozen, weights files, refusals."""
+
+import numpy as np
+import pytest
+import torch
+from refused import refused
+
+from fedtar_flare.errors import ConfigError
+from fedtar_flare.imaging.batch import ImageBatch
+from fedtar_flare.models import volume_encoder
+from fedtar_flare.models.adapters.lora import load_shared_state, shared_parameters, shared_state
+from fedtar_flare.models.classifier import ClassifierConfig, build_classifier
+from fedtar_flare.models.volume_encoder import interpolation, own_names, volumes
+
+TINY = ClassifierConfig(
+    encoder="swin_unetr", feature_size=12, window_size=4, slices=32, image_size=32, rank=1, hu_window="all"
+)
+
+
+def study(n=2, slices=32, size=32, seed=0, position=None):
+    g = torch.Generator().manual_seed(seed)
+    images = torch.randint(0, 256, (n, slices, 3, size, size), generator=g, dtype=torch.uint8)
+    position = torch.arange(slices).float().repeat(n, 1) if position is None else position
+    return ImageBatch(images, position, torch.ones(n, slices, dtype=torch.bool))
+
+
+# ------------------------------------------------------------------ the grid
+def test_planes_are_even_between_slices_that_are_not():
+    position = np.array([[0.0, 5.0, 5.0, 6.0, 30.0, 99.0]], np.float32)
+    mask = np.array([[True] * 5 + [False]])
+    weights = interpolation(position, mask)[0]
+    np.testing.assert_allclose(weights @ position[0], np.linspace(0, 30, 6), rtol=1e-6)
+    np.testing.assert_allclose(weights.sum(1), 1, rtol=1e-6)
+    assert not weights[:, 5].any() and ((weights > 0).sum(1) <= 2).all() and (weights >= 0).all()
+
+
+def test_slices_that_are_even_already_are_the_volume():
+    batch = study(n=1, slices=8, size=4)
+    seen = volumes(batch, "bone")
+    assert seen.shape == (1, 1, 4, 4, 8)
+    planes = seen[0, 0].permute(2, 1, 0).flip(-1, -2)
+    torch.testing.assert_close(planes, batch.images[0, :, 2].float() / 255)
+
+
+def test_axes_are_those_of_monai_s_ras():
+    from monai.data import MetaTensor
+
+    from fedtar_flare.imaging.transforms import displayed
+
+    g = torch.Generator().manual_seed(1)
+    values = torch.randint(0, 256, (5, 6, 7), generator=g).float()
+    slices, spacing = displayed(MetaTensor(values, affine=torch.diag(torch.tensor([2.0, 2.0, 3.0, 1.0]))))
+    assert spacing == (3.0, 2.0, 2.0)
+    images = torch.from_numpy(slices.copy()).to(torch.uint8)[None, :, None].expand(1, 7, 3, 6, 5)
+    batch = ImageBatch(images, 3.0 * torch.arange(7)[None].float(), torch.ones(1, 7, dtype=torch.bool))
+    torch.testing.assert_close(volumes(batch, "lung")[0, 0] * 255, values)
+
+
+@pytest.mark.parametrize("slices", [1, 3])
+def test_an_image_of_one_position_is_no_volume(slices):
+    with refused("no-volume", "CT volumes"):
+        volumes(study(n=1, slices=slices, size=4, position=torch.zeros(1, slices)), "lung")
+
+
+# ------------------------------------------------------------------ the classifier
+@pytest.mark.parametrize("adapter", ["lora", "ia3"])
+def test_the_adapter_and_the_head_alone_are_trained_and_every_volume_stands_for_itself(adapter):
+    model = build_classifier(TINY.replace(adapter=adapter))
+    own = shared_parameters(model)
+    assert {id(p) for p in model.parameters() if p.requires_grad} == {id(p) for p in own.values()}
+    assert own["head.weight"].shape == (2, 16 * TINY.feature_size)
+    factors = [name for name in own if not name.startswith("head.")]
+    assert len(factors) == (16 if adapter == "lora" else 8) and all(".attn.qkv." in name for name in factors)
+    generator = torch.Generator().manual_seed(1)
+    state = {n: v + 0.1 * torch.randn(v.shape, generator=generator) for n, v in shared_state(model).items()}
+    load_shared_state(model, state)
+    batch = study(n=2)
+    logits = model(batch)
+    assert logits.shape == (2, 2) and logits.isfinite().all()
+    alone = model(ImageBatch(batch.images[1:], batch.position_mm[1:], batch.slice_mask[1:]))
+    torch.testing.assert_close(alone, logits[1:], rtol=1e-4, atol=1e-5)
+    logits.square().sum().backward()
+    assert all(p.grad is not None and p.grad.isfinite().all() and p.grad.any() for p in own.values())
+    if adapter == "ia3":
+        for name in factors:
+            third = len(own[name]) // 3
+            assert not own[name].grad[:third].any() and own[name].grad[third:].any(), "queries stay as they are"
+
+
+def test_proj_too_can_be_adapted_and_the_seed_gives_every_bit():
+    config = TINY.replace(targets=r"encoder\..*\.attn\.(qkv|proj)")
+    one, again, other = (build_classifier(c) for c in (config, config, config.replace(seed=1)))
+    assert len(shared_parameters(one)) == 2 + 2 * 2 * 8
+    weights = [
+        model.get_parameter("base_model.model.encoder.backbone.patch_embed.proj.weight") for model in (one, other)
+    ]
+    assert not torch.equal(*weights)
+    everything = zip(one.state_dict().values(), again.state_dict().values(), strict=True)
+    assert all(torch.equal(a, b) for a, b in everything)
+
+
+def test_what_a_site_is_told_of_its_size_holds():
+    from fedtar_flare.fedkei.asked import asked_of, head_values
+    from fedtar_flare.fedkei.tuning import LearnerSettings
+
+    config = TINY.replace(window_size=7)
+    model = build_classifier(config)
+    told = asked_of(config, LearnerSettings(), 1, 2, 2).own_parameters(0)
+    true = sum(parameter.numel() for parameter in model.parameters())
+    assert true <= told <= 1.2 * true
+    assert head_values(config) == sum(parameter.numel() for parameter in shared_parameters(model).values())
+
+
+# ------------------------------------------------------------------ weights
+def test_weights_of_a_local_file_are_loaded_under_every_published_name(tmp_path):
+    from safetensors.torch import save_file
+
+    other = build_classifier(TINY.replace(seed=5)).unload().encoder.backbone.state_dict()
+    path = tmp_path / "voco.safetensors"
+    files = {
+        "as it is": other,
+        "of a whole Swin UNETR": {f"module.swinViT.{n}": v for n, v in other.items()} | {"encoder1.w": torch.zeros(2)},
+        "self-supervised": {f"module.{n.replace('.mlp.linear', '.mlp.fc')}": v for n, v in other.items()},
+    }
+    for about, tensors in files.items():
+        save_file(tensors, path)
+        loaded = build_classifier(TINY.replace(encoder_weights=str(path))).unload().encoder.backbone.state_dict()
+        assert all(torch.equal(loaded[name], value) for name, value in other.items()), about
+    with pytest.raises(ConfigError, match=r"patch_embed.proj.weight is of shape \(12, 3, 2, 2, 2\), in the encoder"):
+        build_classifier(TINY.replace(encoder_weights=str(path), hu_window="lung"))
+    save_file({name: value for name, value in other.items() if "layers4" not in name}, path)
+    with pytest.raises(ConfigError, match="lacks tensor layers4"):
+        build_classifier(TINY.replace(encoder_weights=str(path)))
+
+
+def test_a_file_of_two_encoders_is_refused():
+    with pytest.raises(ConfigError, match="two encoders"):
+        own_names({"student.swinViT.x": torch.zeros(1), "teacher.swinViT.x": torch.zeros(1)})
+
+
+# ------------------------------------------------------------------ refusals
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"slices": 8}, "slices is 8: it must be a multiple of 32"),
+        ({"image_size": 48}, "image_size is 48: it must be a multiple of 32"),
+        ({"feature_size": 40}, "feature_size is 40: it must be a multiple of 12"),
+    ],
+)
+def test_a_grid_that_cannot_be_is_refused(wrong, said):
+    with pytest.raises(ConfigError, match=said):
+        TINY.replace(**wrong)
+
+
+def test_a_machine_without_einops_says_so(monkeypatch):
+    monkeypatch.setattr(volume_encoder, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"einops \(pip install 'fedtar_flare\[volumes\]'\)") as error:
+        build_classifier(TINY)
+    assert "einops" in error.value.public
