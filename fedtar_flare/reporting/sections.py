@@ -142,7 +142,7 @@ def settings(run: Run) -> Section:
         table(("setting", "value"), flat(values | start.settings), kind="names", left={1}),
         table(("version", "value"), sorted(start.versions.items()), kind="names", left={1}),
     ]
-    lead = "What a run with the same data needs to give the same numbers."
+    lead = "What the server was given, and what the sites told of their model. Settings of training are in the job."
     return Section("settings", "Settings", lead, render("pair.html", parts=tables))
 
 
