@@ -157,7 +157,7 @@ def _environment() -> dict[str, str]:
 
 # ---------------------------------------------------------------------- the template, and its copies
 def main() -> None:
-    """Import what the executor on the standard input needs, and fork for each who connects, until the simulator ends."""
+    """Import what the executor on standard input needs, and fork for each that connects, until the simulator ends."""
     simulator = int(sys.argv[1])
     folder = template_folder(simulator)
     ends = os.pidfd_open(simulator)

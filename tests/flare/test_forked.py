@@ -32,7 +32,7 @@ def executor(**training):
     return PatientAdaptiveExecutor(preset="tiny", training=training, data={"synthetic_patients": 12})
 
 
-def header(run, round_=0, step=0, after=version(0, 0), **more):
+def header(run, round_=0, step=0, after="0000-00", **more):
     return TaskHeader("fedtar", run, round_, step, 1, 2, after, **more)
 
 
