@@ -23,11 +23,11 @@ import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from multiprocessing.connection import Client, Connection
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 import torch
 from nvflare.apis.fl_constant import FLContextKey
@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     from nvflare.apis.fl_context import FLContext
     from nvflare.apis.signal import Signal
 
-    from fedtar_flare.flare.executor import MethodExecutor, Tensors
     from fedtar_flare.protocol.messages import Reply, TaskHeader
 
 PACKAGE = "fedtar_flare."
@@ -51,6 +50,17 @@ LOG, SCALAR, DONE, RAISED = "log", "scalar", "done", "raised"
 """What a copy says: the last two once, at its end."""
 
 Scalar = Callable[[str, float, int], None]
+Tensors = Mapping[str, torch.Tensor]
+
+
+class Performer(Protocol):
+    """What of an executor is needed here; it survives pickling before its first task."""
+
+    scalars_to: Scalar | None
+
+    def load_libraries(self) -> None: ...
+
+    def perform(self, task: str, header: TaskHeader, weights: Tensors, site: Site) -> tuple[Reply, Tensors | None]: ...
 
 
 def is_swapped(fl_ctx: FLContext) -> bool:
@@ -61,13 +71,13 @@ def is_swapped(fl_ctx: FLContext) -> bool:
     return threads is not None and threads < len(sites)
 
 
-def may_fork(executor: MethodExecutor) -> bool:
+def may_fork(executor: Performer) -> bool:
     """Whether copies of a process may do this executor's tasks here."""
     ours = type(executor).__module__.startswith(PACKAGE)
     return ours and sys.platform == "linux" and hasattr(os, "pidfd_open") and not torch.cuda.is_available()
 
 
-def connect(executor: MethodExecutor, simulator: int) -> Connection | None:
+def connect(executor: Performer, simulator: int) -> Connection | None:
     """A fresh copy of the template of this simulator (a process id); starts the template where there is none.
 
     None while there is none to be had.
@@ -94,7 +104,7 @@ def template_folder(simulator: int) -> Path:
     return Path(tempfile.gettempdir()) / f"fedtar-{os.getuid()}-{simulator}-{started}"
 
 
-def start_template(executor: MethodExecutor, simulator: int) -> subprocess.Popen[bytes]:
+def start_template(executor: Performer, simulator: int) -> subprocess.Popen[bytes]:
     """Start a template for tasks of this executor; it ends with the process ``simulator``."""
     command = [sys.executable, "-P", "-W", "ignore", "-m", __name__, str(simulator)]
     process = subprocess.Popen(
@@ -108,7 +118,7 @@ def start_template(executor: MethodExecutor, simulator: int) -> subprocess.Popen
 
 def perform(
     connection: Connection,
-    executor: MethodExecutor,
+    executor: Performer,
     task: str,
     header: TaskHeader,
     weights: Tensors,
@@ -160,8 +170,8 @@ def main() -> None:
     """Import what the executor on standard input needs, and fork for each that connects, until the simulator ends."""
     simulator = int(sys.argv[1])
     folder = template_folder(simulator)
-    ends = os.pidfd_open(simulator)
-    executor: MethodExecutor = pickle.load(sys.stdin.buffer)
+    ends: int = os.pidfd_open(simulator)
+    executor: Performer = pickle.load(sys.stdin.buffer)
     executor.load_libraries()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the copies' ends are nobody's concern
     with socket.socket(socket.AF_UNIX) as listener:
@@ -169,9 +179,8 @@ def main() -> None:
         listener.listen(16)
         (folder / ".socket").rename(folder / SOCKET)  # so that whoever finds it is heard
         try:
-            while ends not in (ready := select.select([listener, ends], [], [])[0]):
-                if listener in ready:
-                    _fork(listener)
+            while ends not in select.select([listener.fileno(), ends], [], [])[0]:
+                _fork(listener)
         finally:
             (folder / SOCKET).unlink(missing_ok=True)
             with suppress(OSError):
@@ -213,7 +222,10 @@ def _answer(connection: Connection) -> None:
     root.setLevel(logging.INFO)
     executor.scalars_to = lambda *point: say(SCALAR, point)
     try:
-        outcome = DONE, executor.perform(task, header, weights, _CopiedSite(*place, _Heard(connection)))
+        outcome: tuple[str, Any] = (
+            DONE,
+            executor.perform(task, header, weights, _CopiedSite(_Heard(connection), *place)),
+        )
     except Exception as error:
         error.add_note("".join(traceback.format_exception(error)))
         outcome = RAISED, _portable(error)
@@ -256,7 +268,7 @@ class _Heard:
 class _CopiedSite(Site):
     """A simulated site without FLARE's engine."""
 
-    def __init__(self, name: str, job: str, workspace: Path, app: Path, abort_signal: Any):
+    def __init__(self, abort_signal: Any, name: str, job: str, workspace: Path, app: Path):
         self.name, self.simulated, self.job, self.workspace = name, True, job, workspace
         self._app, self._abort_signal = app, abort_signal
         self._start, self._most_seconds = time.monotonic(), float("inf")
