@@ -119,3 +119,12 @@ def test_what_only_reads_or_helps_waits_for_no_learning(module):
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert not done.stdout.strip()
+
+
+def test_the_doctor_asks_torch_for_a_gpu_only_beside_a_driver():
+    program = (
+        "import sys; from fedtar_flare.site.doctor import environment; environment._has_driver = lambda: False; "
+        "from fedtar_flare.cli.main import main; main(['doctor']); print(sorted({'torch', 'monai'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert "GPU: none" in done.stdout and done.stdout.splitlines()[-1] == "[]"

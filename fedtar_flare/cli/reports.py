@@ -74,9 +74,12 @@ def generate(arguments: argparse.Namespace) -> None:
     With --state, the site's personal part of that run writes along; without, the shared adapter writes alone, as at a
     hospital outside the run. Every output is marked as a draft, not for clinical use.
     """
-    from fedtar_flare.learning.dicom_sr import structured_report
-    from fedtar_flare.learning.drafting import DISCLAIMER, Drafter, study_of
-    from fedtar_flare.site.key import read_key
+    from fedtar_flare.models.libraries import without_collecting
+
+    with without_collecting():
+        from fedtar_flare.learning.dicom_sr import structured_report
+        from fedtar_flare.learning.drafting import DISCLAIMER, Drafter, study_of
+        from fedtar_flare.site.key import read_key
 
     if arguments.format == "sr" and arguments.out is None:
         raise ConfigError("a DICOM SR is a file: name it with --out")

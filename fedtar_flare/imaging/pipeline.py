@@ -1,4 +1,4 @@
-"""From a study on disk to model input: MONAI pipelines for CT and radiographs, and their cached result.
+"""From a study on disk to model input, and its cached result; the same as MONAI pipelines, for other programs.
 
 Training calls :func:`prepare_cohort` once per task, then :func:`images_of` for each batch.
 """
@@ -6,7 +6,6 @@ Training calls :func:`prepare_cohort` once per task, then :func:`images_of` for 
 from __future__ import annotations
 
 import logging
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -22,6 +21,10 @@ from fedtar_flare.errors import DataError
 from fedtar_flare.imaging import cache
 from fedtar_flare.imaging.cache import Prepared
 from fedtar_flare.imaging.limits import Limits, applied
+from fedtar_flare.imaging.planes import HUWindows, as_slice, lung_slices, to_square
+from fedtar_flare.imaging.readers.ct import read_ct
+from fedtar_flare.imaging.readers.photograph import read_photograph
+from fedtar_flare.imaging.readers.radiograph import read_radiograph
 from fedtar_flare.progress import EVERY_SECONDS, Progress
 from fedtar_flare.settings import Settings
 
@@ -92,17 +95,10 @@ def _picture_pipeline(reader: Any, config: InputConfig) -> Compose:
     return Compose([load, SquareResized("image", config.image_size), PictureToSliced("image")])
 
 
-PIPELINES: dict[Modality, Callable[[InputConfig], Compose]] = {
-    "ct": ct_pipeline,
-    "radiograph": radiograph_pipeline,
-    "photograph": photograph_pipeline,
-}
-
-
 def prepare(visit: Visit, config: InputConfig, cache_dir: Path) -> Prepared:
     """Model input of a single visit, from the cache or computed and stored there.
 
-    On a cache hit neither MONAI nor pydicom is imported. Several processes may prepare the same visit at once. Raises
+    MONAI is not imported, nor pydicom on a cache hit. Several processes may prepare the same visit at once. Raises
     :class:`DataError` when the study cannot be used; its ``reason`` says why.
     """
     entry = entry_of(visit, config, cache_dir)
@@ -220,33 +216,26 @@ def _look_up(entry: Path) -> Prepared | None:
 
 def _compute(image: Path, modality: Modality, config: InputConfig, entry: Path) -> Prepared:
     try:
-        result = _run(image, modality, config)
+        picture, position = _run(image, modality, config)
     except DataError as error:
         if error.reason not in NOT_REMEMBERED:
             cache.store_refusal(entry, error)
         raise
-    picture = np.ascontiguousarray(result["image"], np.uint8)
-    position = np.ascontiguousarray(result["position_mm"], np.float32)
+    picture, position = np.ascontiguousarray(picture, np.uint8), np.ascontiguousarray(position, np.float32)
     cache.store(entry, picture, position)
     return cache.load(entry) or Prepared(picture, position)  # a full disk or a lost mount must not stop the run
 
 
-@lru_cache(maxsize=4)
-def _pipeline(modality: Modality, config: InputConfig) -> Compose:
-    """Built once: each LoadImaged looks for all of MONAI's optional readers and warns about those missing."""
-    logging.getLogger("monai.data.nvimgcodec_pydicom_plugin").setLevel(logging.ERROR)
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="NvImgCodec")
-        return PIPELINES[modality](config)
+def _run(image: Path, modality: Modality, config: InputConfig) -> tuple[np.ndarray, np.ndarray]:
+    """Picture and positions of a study: what the pipeline of its modality gives, without MONAI."""
+    if modality != "ct":
+        pixels = read_radiograph(image)[None] if modality == "radiograph" else read_photograph(image)
+        return as_slice(to_square(pixels, config.image_size)), np.zeros(1, np.float32)
+    volume = read_ct(image)
+    for note in volume.warnings:
+        logger.warning("%s: %s: %s", image, note.reason, note.text)
+    hu, position_mm, pixel_mm = lung_slices(volume.hu.transpose(2, 1, 0), volume.affine, config.slices)
+    return to_square(_windows(config.windows)(hu), config.image_size, pixel_mm), position_mm
 
 
-def _run(image: Path, modality: Modality, config: InputConfig) -> Any:
-    try:
-        return _pipeline(modality, config)({"image": str(image)})
-    except RuntimeError as error:  # MONAI wraps what its transforms raise
-        cause: BaseException | None = error
-        while cause is not None and not isinstance(cause, DataError):
-            cause = cause.__cause__
-        if cause is None:
-            raise
-        raise cause from None
+_windows = lru_cache(maxsize=4)(HUWindows)

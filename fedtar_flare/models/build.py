@@ -8,6 +8,7 @@ from collections.abc import Collection
 from fedtar_flare.errors import ConfigError
 from fedtar_flare.models.config import ModelConfig, asset
 from fedtar_flare.models.decoder import decoder_tokenizer
+from fedtar_flare.models.libraries import load_libraries
 from fedtar_flare.models.report_generator import ReportGenerator
 from fedtar_flare.models.tokenizer import ReportTokenizer
 from fedtar_flare.models.weights import load_weights
@@ -29,6 +30,7 @@ def build_model(config: ModelConfig) -> ReportGenerator:
     Raises:
         ConfigError: weights are missing or do not fit (names the tensor), a model cannot be fetched, or sizes clash.
     """
+    load_libraries()
     tokenizer = build_tokenizer(config)
     weights = asset(config.weights, "model.safetensors", "weights") if config.weights else None
     model = ReportGenerator(config, tokenizer, load_pretrained=weights is None)

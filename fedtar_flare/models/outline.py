@@ -12,6 +12,7 @@ from torch import nn
 
 from fedtar_flare.models.build import build_tokenizer
 from fedtar_flare.models.config import ModelConfig
+from fedtar_flare.models.libraries import load_libraries
 from fedtar_flare.models.report_generator import ReportGenerator
 
 _EMBEDDING = re.compile(r"(.*\.)?((patch_|pos_)?embed(ding)?s?|lm_head|wte|wpe)(\..*)?|encoder\.backbone\.conv1(\..*)?")
@@ -66,6 +67,7 @@ def outline(config: ModelConfig, extend: Callable[[ReportGenerator], None] = lam
     Args:
         extend: adds what a method gives the model; none of that is barred.
     """
+    load_libraries()
     from transformers.pytorch_utils import Conv1D
 
     tokenizer = build_tokenizer(config)

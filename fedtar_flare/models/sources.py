@@ -9,8 +9,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from fedtar_flare.errors import ConfigError
 
 
@@ -94,5 +92,7 @@ def load_or_make(kind: Any, config: Any, name: str | None) -> tuple[Any, tuple[s
     if name is None:
         model = kind(config)
         return model, tuple(key for key, _ in model.named_parameters())
+    import torch
+
     model, info = kind.from_pretrained(name, config=config, dtype=torch.float32, output_loading_info=True)
     return model, tuple(key for key, _ in model.named_parameters() if key in info["missing_keys"])

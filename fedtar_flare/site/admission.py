@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 from fedtar_flare.errors import FedTARError
 from fedtar_flare.learning.config import LoRAConfig, TrainingConfig
 from fedtar_flare.models.config import ModelConfig
-from fedtar_flare.models.outline import UNKNOWN, Outline, outline
 from fedtar_flare.models.sources import stay_offline
 from fedtar_flare.protocol.fields import MAX_TEXT
 from fedtar_flare.site.bounds import Bounds
 
 if TYPE_CHECKING:
+    from fedtar_flare.models.outline import Outline
     from fedtar_flare.models.report_generator import ReportGenerator
 
 _TEXT = 48
@@ -67,6 +67,8 @@ def admit(asked: Asked, bounds: Bounds) -> None:
 
 def breaches(asked: Asked, bounds: Bounds) -> list[str]:
     """Every bound that a job is beyond, as 'what is asked (what is allowed)'; empty where the job may come."""
+    from fedtar_flare.models.outline import UNKNOWN, outline
+
     model, lora, training = asked.model, asked.lora, asked.training
     clips = training.max_grad_norm > 0
     found = [

@@ -17,7 +17,6 @@ from typing import Any
 
 from fedtar_flare.errors import ConfigError
 from fedtar_flare.files import PRIVATE, read_json, write_json
-from fedtar_flare.site.admission import Declined
 
 FOLDER = "approvals"
 CLIENT_CONFIG = Path("config", "config_fed_client.json")
@@ -85,6 +84,8 @@ def require_approval(records: Path, app: Path, kind: type, runs: Callable[[Mappi
     FLARE replaces an app's files when the server sends the job again, also while it runs. So ``runs`` must be true of
     the arguments that the approved files give an executor of class ``kind``.
     """
+    from fedtar_flare.site.admission import Declined  # imports torch, which the doctor does not need
+
     digest = digest_of(app)
     if not is_approved(records, digest):
         raise Declined(f"held: not approved by this site (digest of the job: {digest})")

@@ -27,6 +27,7 @@ from fedtar_flare.imaging.pipeline import (
     InputConfig,
     ct_pipeline,
     images_of,
+    photograph_pipeline,
     prepare,
     prepare_cohort,
     prepare_visits,
@@ -87,6 +88,32 @@ def test_the_second_time_comes_from_the_cache(study, tmp_path, monkeypatch):
     assert isinstance(second.image, np.memmap | np.ndarray) and second.image.base is not None
     assert not second.image.flags.writeable
     assert np.array_equal(first.image, second.image) and np.array_equal(first.position_mm, second.position_mm)
+
+
+RNG = np.random.default_rng(8)
+
+
+@pytest.mark.parametrize("kind", ["ct", "oblique-ct", "nifti", "radiograph", "photograph", "photograph-of-greys"])
+def test_the_same_numbers_as_monais_pipelines(kind, study, tmp_path):
+    """What prepares studies here imports no MONAI; a ``Compose`` with the transforms gives the same bits."""
+    path, modality = study, "ct"
+    if kind in ("oblique-ct", "nifti"):
+        angle = np.radians(15 if kind == "oblique-ct" else 0)
+        turn = np.array([[np.cos(angle), -np.sin(angle), 0], [np.sin(angle), np.cos(angle), 0], [0, 0, 1]])
+        affine = np.eye(4)
+        affine[:3, :3] = turn * (5.0, -4.0, 6.0)
+        path = tmp_path / "volume.nii.gz"
+        nibabel.save(nibabel.Nifti1Image(trunk().transpose(2, 1, 0), affine), path)
+    elif kind != "ct":
+        modality = kind.partition("-")[0]
+        shape = (90, 70, 3) if kind == "photograph" else (90, 70)
+        path = tmp_path / "picture.png"
+        Image.fromarray(RNG.integers(0, 256, shape).astype(np.uint8)).save(path)
+    with_monai = {"ct": ct_pipeline, "radiograph": radiograph_pipeline, "photograph": photograph_pipeline}[modality]
+    expected = with_monai(CONFIG)({"image": str(path)})
+    found = prepare(visit(path, modality), CONFIG, tmp_path / "cache")
+    assert np.array_equal(found.image, expected["image"]) and found.image.dtype == expected["image"].dtype
+    assert np.array_equal(found.position_mm, expected["position_mm"]) and found.position_mm.dtype == np.float32
 
 
 def test_a_hit_imports_neither_monai_nor_pydicom_nor_torch(study, tmp_path):

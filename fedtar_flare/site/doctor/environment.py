@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import platform
 import shutil
 import sys
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 
@@ -46,15 +48,32 @@ def packages() -> list[Finding]:
 
 def gpu(config: SiteConfig | None = None) -> Finding:
     """Which GPU; none is fine, unless the site file asks for one."""
-    import torch
-
-    if not torch.cuda.is_available():
+    devices = _devices() if _has_driver() else []
+    if not devices:
         if config is not None and config.device.startswith("cuda"):
             cure = "write device: auto, or mend the driver (nvidia-smi) and install a torch with CUDA"
             return Finding(FAIL, "GPU", f"none is usable, and the site file says device: {config.device}", cure)
         return Finding(OK, "GPU", "none: training runs on the CPU")
-    devices = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
-    return Finding(OK, "GPU", ", ".join(f"{d.name} ({d.total_memory / 2**30:.0f} GiB)" for d in devices))
+    return Finding(OK, "GPU", ", ".join(devices))
+
+
+def _devices() -> list[str]:
+    """Name and memory of each GPU that torch can use."""
+    import torch
+
+    if not torch.cuda.is_available():
+        return []
+    found = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
+    return [f"{device.name} ({device.total_memory / 2**30:.0f} GiB)" for device in found]
+
+
+def _has_driver() -> bool:
+    """Whether a GPU's driver is there at all: where none is, torch, which takes seconds to import, has none to find."""
+    for library in ("libcuda.so.1", "nvcuda.dll"):
+        with suppress(OSError):
+            ctypes.CDLL(library)
+            return True
+    return Path("/dev/kfd").exists()  # AMD
 
 
 def disks(kit: Path | None, config: SiteConfig | None, studies: int = 0) -> list[Finding]:
