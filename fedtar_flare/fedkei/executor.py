@@ -85,6 +85,10 @@ class FedKEIExecutor(StudyExecutor):
         self._learner_key: tuple[str, str] | None = None
 
     # ------------------------------------------------------------------ what the base asks
+    def load_libraries(self) -> None:
+        """The learner's."""
+        from fedtar_flare.fedkei import learner  # noqa: F401
+
     def method_settings(self) -> tuple[Any, ...]:
         return (self.fedkei_config,)
 

@@ -97,8 +97,8 @@ def read_job(app: Path) -> DeployedJob:
     Raises ConfigError for a job of something else than this package, or with a setting that is not allowed.
     """
     site, server = read_json(app / CLIENT_CONFIG), read_json(app / SERVER_CONFIG)
+    executors = _executors(site)
     meta = read_json(app.parent / META) if (app.parent / META).is_file() else {}
-    executors = [entry.get("executor") or {} for entry in site.get("executors") or []]
     workflows = list(server.get("workflows") or [])
     if len(executors) != 1 or len(workflows) != 1:
         raise ConfigError(
@@ -117,6 +117,19 @@ def read_job(app: Path) -> DeployedJob:
         foreign=tuple(path for path in paths if path not in site_classes()),
         brings_code=(app / "custom").is_dir(),
     )
+
+
+def executor_of(app: Path) -> StudyExecutor:
+    """The executor of an app; raises ConfigError as :func:`read_job` does."""
+    executors = _executors(read_json(app / CLIENT_CONFIG))
+    if len(executors) != 1:
+        raise ConfigError(f"{app}: a job of this package has one executor, not {len(executors)}")
+    built: StudyExecutor = _build(executors[0], "site_classes", StudyExecutor, app)
+    return built
+
+
+def _executors(site: Mapping[str, Any]) -> list[dict[str, Any]]:
+    return [entry.get("executor") or {} for entry in site.get("executors") or []]
 
 
 def _build(entry: Mapping[str, Any], side: str, base: type, app: Path) -> Any:

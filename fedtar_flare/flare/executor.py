@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import errno
+import os
 import time
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -18,6 +20,8 @@ from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
 from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
 from fedtar_flare.errors import DISK_FULL, ExchangeError, FedTARError
+from fedtar_flare.flare import forked
+from fedtar_flare.flare.scalars import send_scalar
 from fedtar_flare.protocol.contract import Contract
 from fedtar_flare.protocol.exchange import check_inbound
 from fedtar_flare.protocol.messages import ABSTAIN, ERROR, OK, Reply, TaskHeader
@@ -36,6 +40,8 @@ class MethodExecutor(Executor):
     """What all executors share; a method sets ``contract`` and implements :meth:`perform`."""
 
     contract: ClassVar[Contract]
+    scalars_to: Callable[[str, float, int], None] | None = None
+    """Where :meth:`send_scalar` gives its points; None: to the server."""
 
     def execute(self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal) -> Shareable:
         """Run one task. A site's failure is an answer with a public reason, never an exception that ends the job."""
@@ -53,7 +59,7 @@ class MethodExecutor(Executor):
             audit.require_writable(site, fl_ctx)
             check_inbound(model.params)
             veto = _veto(header, site)
-            reply, tensors = veto or self.perform(task_name, header, model.params or {}, site)
+            reply, tensors = veto or self._performed(task_name, header, model.params or {}, site, fl_ctx, abort_signal)
             if veto is None and (late := _veto(header, site)):  # the site changed its mind while the task ran
                 reply, tensors = late
         except TaskAborted:
@@ -86,6 +92,29 @@ class MethodExecutor(Executor):
         Raises:
             FedTARError: its ``public`` text goes to the server, its full text to the site's own log.
         """
+
+    def load_libraries(self) -> None:
+        """Import what a task needs beside this class; called before a process is copied for each task."""
+
+    def send_scalar(self, site: Site, tag: str, value: float, step: int) -> None:
+        """Send one point of the curve ``tag`` at ``step`` to the server, where the site's audit can be written."""
+        if self.scalars_to is not None:
+            self.scalars_to(tag, value, step)
+            return
+        with site.engine.new_context() as context:
+            audit.require_writable(site, context)  # the listener that sends it may come before the audit's
+            send_scalar(self, context, tag, value, step)
+
+    def _performed(
+        self, task: str, header: TaskHeader, weights: Tensors, site: Site, fl_ctx: FLContext, abort_signal: Signal
+    ) -> tuple[Reply, Tensors | None]:
+        """:meth:`perform`, in a copy of a process that has imported everything where that spares the imports."""
+        if site.simulated and forked.is_swapped(fl_ctx) and forked.may_fork(self):
+            connection = forked.connect(site.app, os.getppid())
+            if connection is not None:
+                scalar = partial(self.send_scalar, site)
+                return forked.perform(connection, task, header, weights, site, abort_signal, scalar)
+        return self.perform(task, header, weights, site)
 
     def _to_shareable(self, task: str, reply: Reply, tensors: Tensors | None) -> Shareable:
         if not tensors:

@@ -10,7 +10,6 @@ import torch
 from fedtar_flare.errors import ConfigError
 from fedtar_flare.flare.executor import Tensors, abstain, ok
 from fedtar_flare.flare.run_rules import require_exchange, require_start, told_of
-from fedtar_flare.flare.scalars import send_scalar
 from fedtar_flare.flare.study_executor import Handler, StudyExecutor, no_state, seed_of
 from fedtar_flare.learning.config import LoRAConfig, TrainingConfig
 from fedtar_flare.models.config import preset as model_preset
@@ -20,7 +19,6 @@ from fedtar_flare.protocol.messages import Reply, TaskHeader, version
 from fedtar_flare.protocol.tasks import CLOSE_ROUND, HANDSHAKE, TRAIN
 from fedtar_flare.settings import build
 from fedtar_flare.site.admission import Asked
-from fedtar_flare.site.audit import require_writable
 from fedtar_flare.site.place import Site
 from fedtar_flare.site.policy import streaming_allowed
 from fedtar_flare.site.state import SiteState
@@ -70,6 +68,16 @@ class ReportExecutor(StudyExecutor):
         from fedtar_flare.learning.learner import ReportLearner
 
         return ReportLearner
+
+    def load_libraries(self) -> None:
+        """The model's, the learner's and those that score its reports."""
+        from fedtar_flare.learning import device, evaluation  # noqa: F401
+        from fedtar_flare.models.libraries import load_libraries
+        from fedtar_flare.reporting import examples  # noqa: F401
+        from fedtar_flare.site import cohort, site_file  # noqa: F401
+
+        load_libraries()
+        self.learner_class()
 
     def learner_settings(self, header: TaskHeader, state: SiteState) -> dict[str, Any]:
         """Further arguments of :meth:`learner_class`."""
@@ -272,9 +280,7 @@ class ReportExecutor(StudyExecutor):
         def on_update(number: int, loss: float) -> None:
             progress(number)
             if allowed:
-                with site.engine.new_context() as context:
-                    require_writable(site, context)  # the listener that sends it may come before the audit's
-                    send_scalar(self, context, "loss of local updates", loss, before + number)
+                self.send_scalar(site, "loss of local updates", loss, before + number)
 
         return on_update
 
