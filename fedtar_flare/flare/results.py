@@ -190,8 +190,8 @@ class Results:
         return self.best() in (None, r)
 
     def adapter(self, w: Tensors, r: int) -> None:
-        """Write ``adapter/`` in PEFT's format, with what it belongs to; nothing where no adapter travels."""
-        if not self._adapter_config:
+        """Write ``adapter/`` in PEFT's format, with what it belongs to; nothing of classifiers."""
+        if not self._base_model.get("fingerprint"):
             return
         run = {name: self._metrics[name] for name in ("method", "run_id", "time_steps")} | {"round": r}
         run |= {"adapter": next((name for name in map(adapter_of, sorted(w)) if name), DEFAULT_ADAPTER)}

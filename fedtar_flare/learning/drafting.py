@@ -5,7 +5,6 @@ A base model other than the adapter's own is refused, since it would write fluen
 
 from __future__ import annotations
 
-import json
 import math
 import re
 import tempfile
@@ -29,10 +28,10 @@ from fedtar_flare.learning.prior import IMAGE, REPORT, reports_before
 from fedtar_flare.models.adapters.kinds import add_like
 from fedtar_flare.models.adapters.lora import load_shared_state
 from fedtar_flare.models.adapters.peft_file import (
-    ADAPTER_CONFIG,
     DEFAULT_ADAPTER,
     adapter_of,
     read_adapter,
+    read_adapter_config,
     read_adapter_info,
 )
 from fedtar_flare.models.build import build_model, build_tokenizer
@@ -172,7 +171,7 @@ class Drafter:
         weights = read_adapter(adapter, name)
         self.model = add_like(
             base,
-            json.loads((adapter / ADAPTER_CONFIG).read_text(encoding="utf-8")),
+            read_adapter_config(adapter),
             targets=self._config.lora_targets,
             extra=[re.escape(name) for name in weights if adapter_of(name) is None],
             name=name,

@@ -129,9 +129,13 @@ def without_adapter(model: nn.Module, extra: Sequence[str]) -> Bare:
 def add_like(model: nn.Module, config: Mapping[str, Any], *, targets: str, extra: Sequence[str], name: str) -> Any:
     """Wrap ``model`` as ``adapter_config.json`` says, for weights that are loaded next (``load_shared_state``).
 
+    An empty ``config`` is that of extras without an adapter.
+
     Raises:
         ConfigError: a kind of adapter that is none of this package's.
     """
+    if not config:
+        return without_adapter(model, extra)
     kind = str(config.get("peft_type")).lower()
     if kind == "lora":
         rank, alpha = config["r"], config["lora_alpha"]

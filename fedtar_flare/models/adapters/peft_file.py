@@ -1,7 +1,8 @@
 """Adapter folders in PEFT's file format, written and read without PEFT, as on a server that never builds the model.
 
 ``peft.PeftModel.from_pretrained(base_model, folder)`` loads the factors. Other parameters that travel are in
-``extra.safetensors``, by their names in the base model; ``fedtar.json`` names the base model and the run.
+``extra.safetensors``, by their names in the base model; ``fedtar.json`` names the base model and the run. Where no
+adapter travels (learnt prompts, a model's own parts), the folder has these two files alone.
 """
 
 from __future__ import annotations
@@ -65,21 +66,27 @@ def write_adapter(
 
     ``state`` and ``adapter_config`` are as :mod:`fedtar_flare.models.adapters.lora` gives them: one set, whose name is
     lost, and its extras. An earlier adapter's files are replaced, and its extras removed where ``state`` has none.
-    ``info`` is for :func:`read_adapter_info` (JSON).
+    ``info`` is for :func:`read_adapter_info` (JSON). An empty ``adapter_config`` is that of extras without an adapter.
 
     Raises:
         ConfigError: ``adapter_config`` is of no kind that reports are written with.
-        ExchangeError: ``state`` has no LoRA factor, or factors of several sets.
+        ExchangeError: ``state`` is empty, has no LoRA factor (or some, without ``adapter_config``), or factors of
+            several sets.
     """
-    if adapter_config.get("peft_type") not in _KINDS:
+    if adapter_config and adapter_config.get("peft_type") not in _KINDS:
         raise ConfigError(
             f"adapter_config['peft_type'] is {adapter_config.get('peft_type')!r}: it must be one of "
             f"{', '.join(_KINDS)}, as models.adapters.lora.adapter_config gives it"
         )
     adapters = {adapter for name in state if (adapter := adapter_of(name))}
-    if not adapters:
+    if adapter_config and not adapters:
         raise ExchangeError(
             "the state to be written has no LoRA factor named base_model.model.*.lora_A.weight, nor any other adapter"
+        )
+    if not adapter_config and (adapters or not state):
+        raise ExchangeError(
+            "a state without adapter_config must hold parameters of the base model alone, and at least one: it has "
+            + (f"the adapter {min(adapters)}" if adapters else "none")
         )
     if len(adapters) > 1:
         raise ExchangeError(
@@ -88,12 +95,15 @@ def write_adapter(
     factors = {_file_name(name): tensor for name, tensor in state.items() if adapter_of(name)}
     extra = {name: tensor for name, tensor in state.items() if adapter_of(name) is None}
     folder = Path(folder)
-    _write_tensors(folder / ADAPTER_WEIGHTS, factors)
-    if extra:
-        _write_tensors(folder / EXTRA_WEIGHTS, extra)
+    for name, tensors in ((ADAPTER_WEIGHTS, factors), (EXTRA_WEIGHTS, extra)):
+        if tensors:
+            _write_tensors(folder / name, tensors)
+        else:
+            (folder / name).unlink(missing_ok=True)
+    if adapter_config:
+        write_text(folder / ADAPTER_CONFIG, json.dumps(dict(adapter_config), indent=2, sort_keys=True))
     else:
-        (folder / EXTRA_WEIGHTS).unlink(missing_ok=True)
-    write_text(folder / ADAPTER_CONFIG, json.dumps(dict(adapter_config), indent=2, sort_keys=True))
+        (folder / ADAPTER_CONFIG).unlink(missing_ok=True)
     if info is not None:
         write_text(folder / ADAPTER_INFO, json.dumps(dict(info), indent=2, sort_keys=True))
 
@@ -106,7 +116,7 @@ def read_adapter_info(folder: Path | str) -> dict[str, Any]:
         ConfigError: the folder is no adapter, or has no readable ``fedtar.json`` (an older release, another program).
     """
     folder = Path(folder)
-    if not (folder / ADAPTER_WEIGHTS).is_file():
+    if not any((folder / name).is_file() for name in (ADAPTER_WEIGHTS, EXTRA_WEIGHTS)):
         raise ConfigError(
             f"{folder} is no adapter folder: it has no {ADAPTER_WEIGHTS} (a run leaves one as <results>/adapter)"
         )
@@ -128,13 +138,28 @@ def read_adapter(folder: Path | str, adapter: str = DEFAULT_ADAPTER) -> dict[str
     """Factors (as the set ``adapter``) and extras of a folder, on the CPU, by name; for ``load_shared_state``."""
     from safetensors.torch import load_file
 
-    factors = load_file(Path(folder) / ADAPTER_WEIGHTS)
+    files = (Path(folder) / name for name in (ADAPTER_WEIGHTS, EXTRA_WEIGHTS))
+    factors, extra = (load_file(file) if file.is_file() else {} for file in files)
     state = {
         name if re.fullmatch(OTHER_KINDS, name) else wire_name(name.removesuffix(".weight"), adapter): tensor
         for name, tensor in factors.items()
     }
-    extra = Path(folder) / EXTRA_WEIGHTS
-    return dict(sorted((state | (load_file(extra) if extra.is_file() else {})).items()))
+    return dict(sorted((state | extra).items()))
+
+
+def read_adapter_config(folder: Path | str) -> dict[str, Any]:
+    """PEFT's configuration of a folder's adapter; empty where it has extras alone.
+
+    Raises:
+        ConfigError: it is missing beside factors, or damaged.
+    """
+    file = Path(folder) / ADAPTER_CONFIG
+    if not (Path(folder) / ADAPTER_WEIGHTS).is_file():
+        return {}
+    try:
+        return dict(json.loads(file.read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError) as error:
+        raise ConfigError(f"{file} is missing or damaged ({error})") from error
 
 
 def _file_name(name: str) -> str:

@@ -1,0 +1,42 @@
+"""``fedtar generate`` from what a run of other parts than LoRA leaves: it writes what the site's own model wrote."""
+
+from __future__ import annotations
+
+import html
+import json
+
+import pytest
+from command import fedtar_here as here
+
+from fedtar_flare.baselines.fedpeft import FedPEFTRecipe
+from fedtar_flare.data.timeline import Timeline
+from fedtar_flare.suite.engine import run_in_process
+from fedtar_flare.synthetic.cohort import synthetic_cohort
+
+TINY = {
+    "preset": "tiny",
+    "num_rounds": 1,
+    "time_steps": 2,
+    "model": {"max_length": 16, "num_beams": 1},
+    "training": {"local_steps": 4, "batch_size": 4, "lr_shared": 0.05},
+    "server": {"evaluate_every": 1},
+    "data": {"synthetic_patients": 10},
+}
+
+
+@pytest.mark.parametrize("kind", ["adalora", "vera", "loha", "prompt", "prefix", "none"])
+def test_the_text_is_that_of_the_run(tmp_path, monkeypatch, kind):
+    monkeypatch.setenv("FEDTAR_HOME", str(tmp_path / "home"))
+    own = {"lora": {"exchange": [r"(?:pooling|projection)\..+"]}} if kind == "none" else {}
+    adapter = run_in_process(FedPEFTRecipe(**TINY, peft={"kind": kind}, **own), 1, tmp_path / "run") / "adapter"
+    (page,) = (tmp_path / "home").rglob("examples.html")
+    cohort = synthetic_cohort(
+        "site-1", folder=tmp_path / "home" / "synthetic", patients=10, timeline=Timeline(2), seed=0
+    )
+    drafts = []
+    for sample in cohort.samples("test")[:2]:
+        code, out, err = here("generate", sample.visit.image, "--adapter", adapter, "--format", "json")
+        assert code == 0, err
+        drafts.append(json.loads(out)["text"])
+    written = html.unescape(page.read_text())
+    assert all(drafts) and all(text in written for text in drafts)
