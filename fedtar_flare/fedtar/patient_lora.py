@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -180,8 +180,9 @@ class PatientLoRA(nn.Module):
         samples in the batch's order (slices, windows, beams); inputs have two or more dimensions. The context may be
         nested (the innermost batch counts) and always gives the layers back, also after an exception. With gradients
         off, each layer's factors are made once and kept until the context closes or gradients are on again, so neither
-        these parameters nor the shared factors may be replaced meanwhile. Where the backward pass recomputes layers
-        (gradient checkpointing), it belongs inside the context too.
+        these parameters nor the shared factors may be replaced meanwhile. Where layers are computed again in the
+        backward pass (:mod:`fedtar_flare.models.recomputation`), a context opened with gradients on is good for one
+        forward and backward pass; the latter may come after the context was left.
 
         Args:
             q: (B, components), floating point, on any device.
@@ -199,6 +200,9 @@ class PatientLoRA(nn.Module):
             q = torch.full_like(q, 1 / self.config.components)
         share = None if share is None else share.to(weight)[:, None, None]
         batch = _Batch(q.to(weight), time_step.to(weight.device, torch.long), share)
+        if torch.is_grad_enabled():
+            with _full_precision(weight.device.type):
+                self._phi(batch)  # before any layer, so that a layer computed again finds what it found at first
         replaced = [(item.layer, item.layer.__dict__.get("forward")) for item in self._adapted]
         try:
             for item in self._adapted:
@@ -265,9 +269,7 @@ class PatientLoRA(nn.Module):
             return batch.factors[key]
         layer, samples = item.layer, batch.q.shape[0]
         downs, ups = [], []
-        # Factors are small: full precision costs nothing, and spares autocast a copy of every hypernetwork.
-        device = batch.q.device.type
-        with torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext():
+        with _full_precision(batch.q.device.type):
             for name in layer.active_adapters:
                 if name in layer.lora_A:
                     downs.append(layer.lora_A[name].weight.expand(samples, -1, -1))
@@ -286,6 +288,11 @@ class PatientLoRA(nn.Module):
             if batch.phi.requires_grad:
                 batch.phi.register_hook(lambda _: setattr(batch, "phi", None))
         return batch.phi
+
+
+def _full_precision(device: str) -> AbstractContextManager[Any]:
+    """Factors are small: full precision costs nothing, and spares autocast a copy of every hypernetwork."""
+    return torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext()
 
 
 def _compute_dtype(x: Tensor, item: _AdaptedLayer) -> torch.dtype:

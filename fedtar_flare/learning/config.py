@@ -36,6 +36,11 @@ class TrainingConfig(Settings):
     micro_batch: int = Field(
         0, ge=0, description="reports in memory at once, gradients added up over the batch; 0: the whole batch"
     )
+    gradient_checkpointing: bool = Field(
+        False,
+        description="compute the decoder's layers again in the backward pass, and keep their inputs alone until then: "
+        "less memory, more time, the same result",
+    )
     lr_shared: float = Field(1e-3, gt=0, description="AdamW learning rate of the shared part")
     schedule: Literal["constant", "cosine"] = Field(
         "constant", description="of the learning rates of both, over rounds: 'cosine' begins at 1 and ends near 0"

@@ -42,6 +42,8 @@ class ReportLearner(ReportWriter):
     def __init__(self, *, training: TrainingConfig, **others: Any):
         super().__init__(training=training, **others)
         self._micro_batch = min(training.micro_batch or training.batch_size, training.batch_size)
+        if training.gradient_checkpointing:
+            self.generator.recompute_layers()
 
     # ------------------------------------------------------------------ hooks
     def training_losses(self, samples: Sequence[Sample], images: ImageBatch, seed: str) -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import torch
@@ -15,6 +15,7 @@ from fedtar_flare.models.decoder import build_decoder
 from fedtar_flare.models.encoders import build_encoder
 from fedtar_flare.models.prefix_decoder import PrefixDecoder
 from fedtar_flare.models.prior import PriorMarks, root_mean_square
+from fedtar_flare.models.recomputation import RecomputedLayers
 from fedtar_flare.models.tokenizer import IGNORED, ReportTokenizer
 
 if TYPE_CHECKING:
@@ -115,6 +116,7 @@ class ReportGenerator(nn.Module):
             decoder, decoder_untrained = build_decoder(config, tokenizer.vocab_size, load_pretrained)
             self.projection = nn.Linear(self.encoder.width, decoder.config.hidden_size, bias=False)
             self.decoder: Any = decoder
+        self._recomputed: RecomputedLayers | None = None
         self.register_module("diagnosis", None)
         self.prior_marks = PriorMarks(decoder.config.hidden_size)
         self.max_length, self.num_beams = config.max_length, config.num_beams
@@ -125,6 +127,14 @@ class ReportGenerator(nn.Module):
             "projection.weight",
             *(f"decoder.{name}" for name in decoder_untrained),
         )
+
+    def recompute_layers(self) -> None:
+        """From now on the decoder's layers keep their inputs alone where a gradient is wanted (gradient checkpointing).
+
+        Generation, and whatever else runs without gradients, is as before. ConfigError where the decoder cannot.
+        """
+        prefix = isinstance(self.decoder, PrefixDecoder)
+        self._recomputed = RecomputedLayers(self.decoder.lm if prefix else self.decoder)
 
     def tokens(self, batch: ImageBatch) -> Tensor:
         """The encoder's tokens (B, S, N, C)."""
@@ -202,25 +212,31 @@ class ReportGenerator(nn.Module):
         that a trained decoder begins its report from. (A decoder that reads the image as a prefix has them after it.)
         """
         memory, mask, prompts = self._placed(memory, mask, prompts)
-        if isinstance(self.decoder, PrefixDecoder):
-            return self.decoder.decode(memory, mask, input_ids, prompts)
+        with nullcontext() if self._recomputed is None else self._recomputed.acting():
+            if isinstance(self.decoder, PrefixDecoder):
+                return self.decoder.decode(memory, mask, input_ids, prompts)
+            states = self._states(memory, mask, input_ids, prompts)
+            return self.decoder.lm_head(states), states
+
+    def _states(self, memory: Tensor, mask: Tensor, input_ids: Tensor, prompts: Tensor | None) -> Tensor:
+        """GPT-2's last hidden states (B, L, E); arguments as :meth:`decode`."""
         # Padding stands on the right, so the causal mask alone keeps it from every token that has a label.
         attended: dict[str, Any] = {
             "encoder_hidden_states": memory, "encoder_attention_mask": mask, "use_cache": False
         }  # fmt: skip
         if prompts is None:
-            states = self.decoder.transformer(input_ids=input_ids, **attended).last_hidden_state
-        else:
-            inputs, many = self._with_prompts(input_ids, prompts), prompts.shape[1]
-            order = torch.arange(inputs.shape[1], device=inputs.device).expand(len(inputs), -1)
-            states = self.decoder.transformer(
-                inputs_embeds=inputs,
-                position_ids=self._places(order, many),
-                # without a mask, positions that begin anew would be taken for another text
-                attention_mask=self._weights(order, inputs.new_ones(inputs.shape[:2]), many),
-                **attended,
-            ).last_hidden_state[:, many:]
-        return self.decoder.lm_head(states), states
+            plain: Tensor = self.decoder.transformer(input_ids=input_ids, **attended).last_hidden_state
+            return plain
+        inputs, many = self._with_prompts(input_ids, prompts), prompts.shape[1]
+        order = torch.arange(inputs.shape[1], device=inputs.device).expand(len(inputs), -1)
+        states: Tensor = self.decoder.transformer(
+            inputs_embeds=inputs,
+            position_ids=self._places(order, many),
+            # without a mask, positions that begin anew would be taken for another text
+            attention_mask=self._weights(order, inputs.new_ones(inputs.shape[:2]), many),
+            **attended,
+        ).last_hidden_state[:, many:]
+        return states
 
     def _placed(self, memory: Tensor, mask: Tensor, prompts: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
         """Memory (B, M, E) and mask (B, M), with prompts whose place that is; and prompts that have another place."""

@@ -253,7 +253,7 @@ FREE = {
     LoRAConfig: {"dtype_up": "one of two"},
     TrainingConfig: {
         "micro_batch": "at most the batch", "augment": "yes or no", "prior_dropout": "what is hidden of a visit",
-        "schedule": "only lowers the rates",
+        "schedule": "only lowers the rates", "gradient_checkpointing": "yes or no",
     },
     DataConfig: {
         "alignment": "one of two", "periods": "as many as time steps", "prior": "what is shown to the model",

@@ -1,0 +1,126 @@
+"""Gradient checkpointing of a decoder: its layers keep their inputs alone, and run once more in the backward pass.
+
+Chen et al., "Training Deep Nets with Sublinear Memory Cost" (2016), by transformers' own layers and torch's
+``checkpoint`` without reentrance. Two things are added, since models here are trained in evaluation mode (no dropout),
+in which transformers checkpoints nothing, and since a method's adapters act inside a context that the backward pass has
+left: layers checkpoint wherever a gradient is wanted, and are run again with the adapters that acted at first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+from fedtar_flare.errors import ConfigError
+
+_ACTS = ("forward", "_active_adapter", "_disable_adapters", "scaling")
+"""Attributes of one of PEFT's layers by which its adapters are switched; ``forward`` where a method has its own."""
+_States = Sequence[tuple[nn.Module, dict[str, Any]]]
+
+
+class RecomputedLayers:
+    """The layers of a decoder that are computed again in the backward pass.
+
+    Dropout draws the same masks again, and autocast is as it was. What the adapters of a layer compute with, such as a
+    batch's own factors, must not change between the passes.
+
+    Args:
+        language_model: of transformers; its layers are changed in place, but act as before outside of :meth:`acting`.
+
+    Raises:
+        ConfigError: a kind of model that cannot compute its layers again.
+    """
+
+    def __init__(self, language_model: Any):
+        from transformers.modeling_layers import GradientCheckpointingLayer
+
+        name = type(language_model).__name__
+        # its name up to transformers 5.22, and since then
+        old, new = (f"{kind}_checkpointing_enable" for kind in ("gradient", "activation"))
+        try:
+            getattr(language_model, new if hasattr(language_model, new) else old)(
+                {"use_reentrant": False, "context_fn": self._contexts}
+            )
+        except ValueError as error:
+            raise ConfigError(f"{_SETTING}: {error}; set it to false for this decoder") from error
+        self._model = language_model
+        self._layers = [
+            module
+            for module in language_model.modules()
+            if isinstance(module, GradientCheckpointingLayer) and module.gradient_checkpointing
+        ]
+        if not self._layers:
+            raise ConfigError(f"{_SETTING}: no layer of {name} can be computed again; set it to false for this decoder")
+        self._modes = [False] * len(self._layers)
+        self._states: _States = ()
+
+    @contextmanager
+    def acting(self) -> Iterator[None]:
+        """Around a forward pass of the decoder: its layers keep their inputs alone, where a gradient is wanted."""
+        if not torch.is_grad_enabled():
+            yield
+            return
+        self._modes = [layer.training for layer in self._layers]
+        self._states = _states(self._model)
+        try:
+            _set_modes(self._layers, [True] * len(self._layers))
+            yield
+        finally:
+            _set_modes(self._layers, self._modes)
+            self._states = ()
+
+    def _contexts(self) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+        """What a layer's two passes run in; called before each first one."""
+        return self._in_own_mode(), _with_states(self._states)
+
+    @contextmanager
+    def _in_own_mode(self) -> Iterator[None]:
+        """Layers that themselves ask whether they are trained (for their dropout) are answered as without this."""
+        try:
+            _set_modes(self._layers, self._modes)
+            yield
+        finally:
+            _set_modes(self._layers, [True] * len(self._layers))
+
+
+_SETTING = "training.gradient_checkpointing"
+
+
+def _set_modes(layers: Sequence[nn.Module], modes: Sequence[bool]) -> None:
+    for layer, mode in zip(layers, modes, strict=True):
+        layer.training = mode
+
+
+def _states(model: nn.Module) -> _States:
+    """Which adapters act in each adapted layer, and how."""
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    return [(module, _state(module)) for module in model.modules() if isinstance(module, BaseTunerLayer)]
+
+
+def _state(layer: nn.Module) -> dict[str, Any]:
+    """A copy: scales are changed in place."""
+    own = {name: layer.__dict__[name] for name in _ACTS if name in layer.__dict__}
+    return {name: dict(value) if isinstance(value, dict) else value for name, value in own.items()}
+
+
+@contextmanager
+def _with_states(states: _States) -> Iterator[None]:
+    """Let the adapters act as they did when ``states`` were noted."""
+    before = [(layer, {name: layer.__dict__[name] for name in _ACTS if name in layer.__dict__}) for layer, _ in states]
+    try:
+        _restore(states)
+        yield
+    finally:
+        _restore(before)
+
+
+def _restore(states: _States) -> None:
+    for layer, state in states:
+        for name in _ACTS:
+            layer.__dict__.pop(name, None)
+        layer.__dict__.update(state)

@@ -1,0 +1,291 @@
+"""Gradient checkpointing: every method's losses and gradients bit for bit, fewer tensors kept, generation as it was."""
+
+from __future__ import annotations
+
+import shutil
+from contextlib import nullcontext
+
+import pytest
+import torch
+
+from fedtar_flare.baselines.peft_learner import PEFTLearner
+from fedtar_flare.baselines.peft_parts import PEFTConfig
+from fedtar_flare.data.timeline import Timeline
+from fedtar_flare.errors import ConfigError, DataError
+from fedtar_flare.fedmrg.config import FedMRGConfig
+from fedtar_flare.fedmrg.dual_adapter import copy_broadcast
+from fedtar_flare.fedmrg.learner import FedMRGLearner
+from fedtar_flare.fedtar.config import PatientConfig
+from fedtar_flare.fedtar.learner import PatientLearner
+from fedtar_flare.fedtar.profiles import fit_mixture, memberships, training_median_age
+from fedtar_flare.imaging.pipeline import InputConfig, prepare_cohort
+from fedtar_flare.learning.config import LoRAConfig, TrainingConfig
+from fedtar_flare.learning.learner import ReportLearner
+from fedtar_flare.models.adapters.lora import lora_layers
+from fedtar_flare.models.config import ASSETS, preset
+from fedtar_flare.synthetic.cohort import synthetic_cohort
+
+SEED, ROWS = 3, 4
+MODEL = preset("tiny", max_length=16)
+IMAGES = InputConfig(image_size=MODEL.image_size, slices=MODEL.slices)
+
+
+@pytest.fixture(scope="module")
+def cohort(home):
+    whole = synthetic_cohort("site-1", folder=home / "synthetic", patients=16, timeline=Timeline(2), seed=0)
+    return prepare_cohort(whole, IMAGES, home / "prepared")
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory):
+    """Settings of a model whose decoder is a tiny Llama that reads the image as a prefix."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    folder = tmp_path_factory.mktemp("llama")
+    config = LlamaConfig(
+        vocab_size=1500, hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=1, max_position_embeddings=96, bos_token_id=0, eos_token_id=1, pad_token_id=2,
+    )  # fmt: skip
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        LlamaForCausalLM(config).save_pretrained(folder)
+    shutil.copy(ASSETS / "small" / "tokenizer.json", folder)
+    targets = r"(encoder\..*\.dense|decoder\..*\.(q_proj|v_proj))"
+    return {"decoder": "prefix", "decoder_name": str(folder), "tokenizer": "decoder", "lora_targets": targets}
+
+
+@pytest.fixture
+def learner_of(cohort):
+    """A learner of a method, with every trained parameter off its start, where half of all gradients vanish."""
+
+    def make(recomputed, kind=ReportLearner, *, model=None, autocast=False, exchange=(), own=None, **training):
+        torch.set_num_threads(1)
+        more = {}
+        if kind is PatientLearner:
+            patient = PatientConfig(**(own or {}))
+            mixture, median = fit_mixture(cohort, patient, 5), training_median_age(cohort)
+            more = {"patient": patient, "mixture": mixture, "median_age": median}
+        elif kind is FedMRGLearner:
+            more = {"fedmrg": FedMRGConfig(**{"distill_weight": 0.5, "contrast_weight": 0.1, **(own or {})})}
+        elif kind is PEFTLearner:
+            more = {"peft": PEFTConfig(**(own or {}))}
+        learner = kind(
+            model=MODEL.replace(**(model or {})),
+            lora=LoRAConfig(exchange=exchange),
+            training=TrainingConfig(**{"batch_size": ROWS, "gradient_checkpointing": recomputed, **training}),
+            cohort=cohort,
+            seed=SEED,
+            autocast=autocast,
+            **more,
+        )
+        generator = torch.Generator().manual_seed(1)
+        with torch.no_grad():
+            for parameter in trained(learner):
+                parameter.add_(0.05 * torch.randn(parameter.shape, generator=generator))
+        if kind is FedMRGLearner:
+            copy_broadcast(learner.model)
+        return learner
+
+    return make
+
+
+def trained(learner):
+    return [*(p for p in learner.model.parameters() if p.requires_grad), *learner.personal_parameters()]
+
+
+def samples_of(learner):
+    """Visits of as many patients."""
+    by_patient = {sample.visit.patient_id: sample for sample in learner.cohort.samples("train")}
+    return list(by_patient.values())[:ROWS]
+
+
+def one_pass(learner):
+    """Loss and gradients of one batch; parameters that it does not move have None."""
+    loss = learner._accumulate(samples_of(learner), "s")
+    return loss, [None if p.grad is None else p.grad.clone() for p in trained(learner)]
+
+
+def passes(learner):
+    """Of every half of an update, where it has halves."""
+    found = []
+    for half in ("generic", "specialised") if isinstance(learner, FedMRGLearner) else ("whole",):
+        learner._half, learner._parts = half, {}
+        found.append(one_pass(learner))
+    return found
+
+
+def calls_of(learner):
+    """Calls of the decoder's layers from now on: in training mode, and in the backward pass?"""
+    calls = []
+    decoder = learner.generator.decoder
+    layers = decoder.lm.model.layers if hasattr(decoder, "lm") else decoder.transformer.h
+    for layer in layers:
+        norm = layer.input_layernorm if hasattr(decoder, "lm") else layer.ln_1
+        norm.register_forward_hook(
+            lambda *_, layer=layer: calls.append((layer.training, torch._C._current_graph_task_id() >= 0))
+        )
+    return calls
+
+
+PROMPTS = r"diagnosis\..*"
+CASES = {
+    "FedAvg": {},
+    "FedAvg, further parameters whole": {"exchange": (r".*crossattention.*weight", r"projection\.weight")},
+    "FedTAR": {"kind": PatientLearner},
+    "FedTAR, in parts": {"kind": PatientLearner, "micro_batch": 3},
+    "FedTAR, bfloat16": {"kind": PatientLearner, "autocast": True},
+    "FedTAR, reports without the patient part": {"kind": PatientLearner, "own": {"dropout": 0.5}},
+    "FedTAR, decoder alone": {"kind": PatientLearner, "own": {"targets": "decoder"}},
+    "FedMRG": {"kind": FedMRGLearner, "exchange": (r"(?:encoder|pooling|projection|diagnosis)\..+",)},
+    "FedMRG, bfloat16, in parts": {"kind": FedMRGLearner, "autocast": True, "micro_batch": 3},
+    **{f"FedPEFT, {kind}": {"kind": PEFTLearner, "own": {"kind": kind}} for kind in ("adalora", "vera", "loha")},
+    "FedPEFT, words in every layer": {"kind": PEFTLearner, "own": {"kind": "prefix"}, "exchange": (PROMPTS,)},
+}
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_losses_and_gradients_are_the_same_bits(learner_of, case):
+    assert equal(*both(learner_of(False, **case)))
+
+
+def both(learner):
+    """:func:`passes` without and with checkpointing."""
+    return passes(learner), passes(recomputing(learner))
+
+
+def recomputing(learner):
+    learner.generator.recompute_layers()
+    return learner
+
+
+def equal(expected, found):
+    for (loss, gradients), (other_loss, others) in zip(expected, found, strict=True):
+        assert loss == other_loss and any(g is not None and bool(g.any()) for g in gradients)
+        for one, other in zip(gradients, others, strict=True):
+            assert (one is None) == (other is None)
+            assert one is None or torch.equal(one, other)
+    return True
+
+
+@pytest.mark.parametrize("kind", [PatientLearner, FedMRGLearner])
+def test_a_decoder_that_reads_the_image_as_a_prefix_too(learner_of, llama, kind):
+    learner = learner_of(False, kind, model={**llama, "decoder_dtype": "bfloat16"})
+    calls = calls_of(learner)
+    assert equal(*both(learner)) and (False, True) in calls
+
+
+def test_patients_of_the_batch_have_their_own_adapters(learner_of, cohort):
+    """Otherwise a recomputation with another's adapter would go unnoticed above."""
+    learner = learner_of(True, PatientLearner)
+    q = memberships(samples_of(learner), learner._mixture, cohort.key, learner._median_age, learner._profile_fields)
+    assert len({tuple(row) for row in q.tolist()}) == ROWS
+
+
+@pytest.mark.parametrize("kind", [PatientLearner, FedMRGLearner])
+def test_the_adapters_of_the_first_pass_are_needed_in_the_second(learner_of, monkeypatch, kind):
+    """With those that stand outside of the context, gradients are wrong or torch finds other tensors."""
+    monkeypatch.setattr("fedtar_flare.models.recomputation._with_states", lambda states: nullcontext())
+    with pytest.raises((AssertionError, torch.utils.checkpoint.CheckpointError)):
+        equal(*both(learner_of(False, kind)))
+
+
+def test_layers_run_twice_in_training_once_elsewhere_and_never_with_dropout_of_training(learner_of):
+    learner = learner_of(True, FedMRGLearner)
+    calls, layers = calls_of(learner), MODEL.decoder_layers
+    modes = [module.training for module in learner.model.modules()]
+    learner._half, learner._parts = "generic", {}
+    one_pass(learner)
+    assert calls == [(False, False)] * 2 * layers + [(False, True)] * layers, "student, teacher, student again"
+    assert [module.training for module in learner.model.modules()] == modes
+    calls.clear()
+    learner.evaluate(1)
+    assert calls and not any(backward for _, backward in calls)
+
+
+def test_dropout_draws_the_same_masks(learner_of):
+    learner = learner_of(False, PatientLearner)
+    without, _ = one_pass(learner)
+    learner.generator.decoder.train()
+    for module in learner.generator.decoder.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.3
+    found = []
+    for turn in (learner, recomputing(learner)):
+        torch.manual_seed(7)
+        found.append(passes(turn))
+    assert equal(*found) and found[0][0][0] != without
+
+
+def test_what_is_written_and_scored_is_as_without(learner_of):
+    learner = learner_of(False, PatientLearner)
+    expected = learner.evaluate(1)
+    for layer in recomputing(learner).generator.decoder.transformer.h:
+        layer._gradient_checkpointing_func = lambda *_: pytest.fail("checkpointed without a gradient")
+    found = learner.evaluate(1)
+    assert found.texts == expected.texts and found.rows == expected.rows
+
+
+def test_a_task_gives_the_same_update_and_validation(learner_of):
+    plain, recomputed = (learner_of(on, PatientLearner, local_steps=2) for on in (False, True))
+    expected, found = plain.train(1, 5), recomputed.train(1, 5)
+    assert all(torch.equal(found.update[name], value) for name, value in expected.update.items())
+    expected, found = plain.validate(), recomputed.validate()
+    assert found.loss == expected.loss
+    assert all(torch.equal(found.gradient[name], value) for name, value in expected.gradient.items())
+
+
+def kept_bytes(learner):
+    """Bytes of all tensors that autograd holds after the forward pass of a batch, parameters aside."""
+    own = {p.untyped_storage().data_ptr() for p in (*learner.model.parameters(), *learner.personal_parameters())}
+    kept = {}
+
+    def keep(tensor):
+        kept.setdefault(tensor.untyped_storage().data_ptr(), tensor)
+        return tensor
+
+    samples = samples_of(learner)
+    images = learner.images(samples)
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        losses = learner.training_losses(samples, images, "s")
+    assert losses.requires_grad
+    return sum(tensor.untyped_storage().nbytes() for place, tensor in kept.items() if place not in own)
+
+
+def test_one_more_layer_keeps_its_input_and_nothing_else(learner_of):
+    few, many = (learner_of(False, PatientLearner, model={"decoder_layers": n}) for n in (2, 4))
+    ids, _ = few.tokenizer.batch([sample.visit.report for sample in samples_of(few)])
+    one_input = ids.numel() * MODEL.decoder_width * 4
+    assert kept_bytes(many) - kept_bytes(few) > 40 * one_input
+    assert kept_bytes(recomputing(many)) - kept_bytes(recomputing(few)) == 2 * one_input
+
+
+@pytest.mark.parametrize("kind", [PatientLearner, FedMRGLearner])
+def test_memory_that_runs_out_in_the_recomputation_is_answered_by_halves(learner_of, kind):
+    learner = learner_of(False, kind)
+    expected = passes(learner)
+    sizes, most = [], 2
+
+    def limited(module, args):
+        if torch._C._current_graph_task_id() >= 0:
+            sizes.append(len(args[0]))
+            if len(args[0]) > most:
+                raise torch.OutOfMemoryError("CUDA out of memory (injected)")
+
+    learner.generator.decoder.transformer.h[0].ln_2.register_forward_pre_hook(limited)
+    states = [(layer._active_adapter, layer.__dict__.get("forward")) for layer in lora_layers(learner.model).values()]
+    torch.testing.assert_close(passes(recomputing(learner)), expected, rtol=1e-3, atol=1e-5)
+    assert sizes[:3] == [ROWS, 2, 2] and max(sizes[1:]) == 2
+    after = [(layer._active_adapter, layer.__dict__.get("forward")) for layer in lora_layers(learner.model).values()]
+    assert after == states
+    most = 0
+    with pytest.raises(DataError, match="does not hold one report"):
+        one_pass(learner)
+
+
+def test_a_decoder_that_cannot_is_refused_at_construction(learner_of, monkeypatch):
+    from transformers import GPT2LMHeadModel
+
+    monkeypatch.setattr(GPT2LMHeadModel, "supports_gradient_checkpointing", False)
+    learner_of(False)
+    with pytest.raises(ConfigError, match=r"training\.gradient_checkpointing: .*set it to false"):
+        learner_of(True)
