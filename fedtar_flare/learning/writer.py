@@ -119,7 +119,11 @@ class ReportWriter:
         return self.has_personal_part
 
     def context(self, samples: Sequence[Sample], personal: bool) -> AbstractContextManager[Any]:
-        """What must be in force around a forward pass or beam search of these samples."""
+        """What must be in force around a forward pass or beam search of these samples.
+
+        The backward pass comes after it was left: what of it layers that are computed again still find, see
+        :class:`~fedtar_flare.models.recomputation.RecomputedLayers`.
+        """
         return nullcontext()
 
     def report_losses(

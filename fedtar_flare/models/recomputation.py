@@ -17,6 +17,7 @@ from torch import nn
 
 from fedtar_flare.errors import ConfigError
 
+_SETTING = "training.gradient_checkpointing"
 _ACTS = ("forward", "_active_adapter", "_disable_adapters", "scaling")
 """Attributes of one of PEFT's layers by which its adapters are switched; ``forward`` where a method has its own."""
 _States = Sequence[tuple[nn.Module, dict[str, Any]]]
@@ -25,8 +26,9 @@ _States = Sequence[tuple[nn.Module, dict[str, Any]]]
 class RecomputedLayers:
     """The layers of a decoder that are computed again in the backward pass.
 
-    Dropout draws the same masks again, and autocast is as it was. What the adapters of a layer compute with, such as a
-    batch's own factors, must not change between the passes.
+    Dropout draws the same masks again, autocast is as it was, and the same adapters act: PEFT's switches and scales of
+    each layer, and a ``forward`` that a method has put in the place of PEFT's. Whatever else such a forward reads, a
+    batch's own factors say, must be the same in both passes, and nothing in a layer may be made at its first use there.
 
     Args:
         language_model: of transformers; its layers are changed in place, but act as before outside of :meth:`acting`.
@@ -87,9 +89,6 @@ class RecomputedLayers:
             _set_modes(self._layers, [True] * len(self._layers))
 
 
-_SETTING = "training.gradient_checkpointing"
-
-
 def _set_modes(layers: Sequence[nn.Module], modes: Sequence[bool]) -> None:
     for layer, mode in zip(layers, modes, strict=True):
         layer.training = mode
@@ -99,19 +98,21 @@ def _states(model: nn.Module) -> _States:
     """Which adapters act in each adapted layer, and how."""
     from peft.tuners.tuners_utils import BaseTunerLayer
 
-    return [(module, _state(module)) for module in model.modules() if isinstance(module, BaseTunerLayer)]
+    states = [(module, _state(module)) for module in model.modules() if isinstance(module, BaseTunerLayer)]
+    for _, state in states:
+        if "scaling" in state:
+            state["scaling"] = dict(state["scaling"])  # contexts change it in place
+    return states
 
 
 def _state(layer: nn.Module) -> dict[str, Any]:
-    """A copy: scales are changed in place."""
-    own = {name: layer.__dict__[name] for name in _ACTS if name in layer.__dict__}
-    return {name: dict(value) if isinstance(value, dict) else value for name, value in own.items()}
+    return {name: layer.__dict__[name] for name in _ACTS if name in layer.__dict__}
 
 
 @contextmanager
 def _with_states(states: _States) -> Iterator[None]:
     """Let the adapters act as they did when ``states`` were noted."""
-    before = [(layer, {name: layer.__dict__[name] for name in _ACTS if name in layer.__dict__}) for layer, _ in states]
+    before = [(layer, _state(layer)) for layer, _ in states]
     try:
         _restore(states)
         yield

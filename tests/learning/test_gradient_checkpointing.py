@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import shutil
 from contextlib import nullcontext
 
 import pytest
 import torch
 from saved_tensors import kept_bytes
+from tiny_llama import write_llama
 
 from fedtar_flare.baselines.peft_learner import PEFTLearner
 from fedtar_flare.baselines.peft_parts import PEFTConfig
@@ -23,7 +23,7 @@ from fedtar_flare.imaging.pipeline import InputConfig, prepare_cohort
 from fedtar_flare.learning.config import LoRAConfig, TrainingConfig
 from fedtar_flare.learning.learner import ReportLearner
 from fedtar_flare.models.adapters.lora import lora_layers
-from fedtar_flare.models.config import ASSETS, preset
+from fedtar_flare.models.config import preset
 from fedtar_flare.synthetic.cohort import synthetic_cohort
 
 SEED, ROWS = 3, 4
@@ -40,17 +40,7 @@ def cohort(home):
 @pytest.fixture(scope="module")
 def llama(tmp_path_factory):
     """Settings of a model whose decoder is a tiny Llama that reads the image as a prefix."""
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    folder = tmp_path_factory.mktemp("llama")
-    config = LlamaConfig(
-        vocab_size=1500, hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2,
-        num_key_value_heads=1, max_position_embeddings=96, bos_token_id=0, eos_token_id=1, pad_token_id=2,
-    )  # fmt: skip
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        LlamaForCausalLM(config).save_pretrained(folder)
-    shutil.copy(ASSETS / "small" / "tokenizer.json", folder)
+    folder = write_llama(tmp_path_factory.mktemp("llama"))
     targets = r"(encoder\..*\.dense|decoder\..*\.(q_proj|v_proj))"
     return {"decoder": "prefix", "decoder_name": str(folder), "tokenizer": "decoder", "lora_targets": targets}
 

@@ -7,13 +7,14 @@ import shutil
 
 import pytest
 import torch
+from tiny_llama import write_llama
 
 from fedtar_flare.errors import ConfigError
 from fedtar_flare.fedmrg.diagnosis import extend
 from fedtar_flare.imaging.batch import ImageBatch
 from fedtar_flare.models.adapters.lora import add_lora, shared_state
 from fedtar_flare.models.build import build_model
-from fedtar_flare.models.config import ASSETS, preset
+from fedtar_flare.models.config import preset
 from fedtar_flare.models.outline import outline
 
 WIDTH, LENGTH = 16, 12
@@ -22,19 +23,7 @@ WIDTH, LENGTH = 16, 12
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """A Llama as save_pretrained writes it, with a tokenizer beside it."""
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    folder = tmp_path_factory.mktemp("llama")
-    config = LlamaConfig(
-        vocab_size=1500, hidden_size=WIDTH, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2,
-        num_key_value_heads=1, max_position_embeddings=96, bos_token_id=0, eos_token_id=1, pad_token_id=2,
-        initializer_range=0.3,
-    )  # fmt: skip
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        LlamaForCausalLM(config).save_pretrained(folder)
-    shutil.copy(ASSETS / "small" / "tokenizer.json", folder)
-    return folder
+    return write_llama(tmp_path_factory.mktemp("llama"), WIDTH)
 
 
 def config_of(folder, **settings):
