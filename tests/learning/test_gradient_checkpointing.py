@@ -172,7 +172,7 @@ def test_patients_of_the_batch_have_their_own_adapters(learner_of, cohort):
     assert len({tuple(row) for row in q.tolist()}) == ROWS
 
 
-@pytest.mark.parametrize("kind", [PatientLearner, FedMRGLearner])
+@pytest.mark.parametrize("kind", [PatientLearner])
 def test_the_adapters_of_the_first_pass_are_needed_in_the_second(learner_of, monkeypatch, kind):
     """With those that stand outside of the context, gradients are wrong or torch finds other tensors."""
     monkeypatch.setattr("fedtar_flare.models.recomputation._with_states", lambda states: nullcontext())
@@ -241,7 +241,7 @@ def test_one_more_layer_keeps_its_input_and_nothing_else(learner_of):
     assert kept(recomputing(many)) - kept(recomputing(few)) == 2 * one_input
 
 
-@pytest.mark.parametrize("kind", [PatientLearner, FedMRGLearner])
+@pytest.mark.parametrize("kind", [PatientLearner])
 def test_memory_that_runs_out_in_the_recomputation_is_answered_by_halves(learner_of, kind):
     learner = learner_of(False, kind)
     expected = passes(learner)
