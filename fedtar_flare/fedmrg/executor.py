@@ -57,6 +57,9 @@ class FedMRGExecutor(ReportExecutor):
         super().__init__(*args, **kwargs)
         self.fedmrg = fedmrg
         config = self.fedmrg_config = build(FedMRGConfig, fedmrg, "fedmrg")
+        if self.training_config.gradient_checkpointing:
+            # the same bits, but where memory runs out within the second pass, what the first one made stays
+            raise ConfigError("training.gradient_checkpointing: not with FedMRG; training.micro_batch saves memory too")
         targets = generic_targets(self.model_config.lora_targets, config.backbone, config.cross_attention)
         self.model_config = self.model_config.replace(lora_targets=targets)
         findings = len(labeler(config.labeler).findings)

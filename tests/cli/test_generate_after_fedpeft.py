@@ -24,7 +24,10 @@ TINY = {
 }
 
 
-@pytest.mark.parametrize("kind", ["adalora", "vera", "loha", "prompt", "prefix", "none"])
+SLOW = [pytest.param(kind, marks=pytest.mark.slow) for kind in ("adalora", "vera", "loha", "none")]
+
+
+@pytest.mark.parametrize("kind", ["prompt", "prefix", *SLOW])
 def test_the_text_is_that_of_the_run(tmp_path, monkeypatch, kind):
     monkeypatch.setenv("FEDTAR_HOME", str(tmp_path / "home"))
     own = {"lora": {"exchange": [r"(?:pooling|projection)\..+"]}} if kind == "none" else {}

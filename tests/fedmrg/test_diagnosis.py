@@ -291,3 +291,8 @@ def test_prompts_and_reports_that_are_too_long_for_the_decoder_are_refused_when_
 def test_a_setting_that_cannot_be_fails_when_built(setting, value):
     with pytest.raises(ConfigError, match=setting):
         FedMRGExecutor(fedmrg={setting: value})
+
+
+def test_layers_are_not_computed_again_in_fedmrg():
+    with pytest.raises(ConfigError, match=r"training\.gradient_checkpointing: not with FedMRG"):
+        FedMRGExecutor(training={"gradient_checkpointing": True})

@@ -134,7 +134,12 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+QUICK = ("FedAvg, further parameters whole", "FedTAR, in parts", "FedTAR, bfloat16", "FedMRG")
+
+
+@pytest.mark.parametrize(
+    "case", [pytest.param(c, id=n, marks=() if n in QUICK else pytest.mark.slow) for n, c in CASES.items()]
+)
 def test_losses_and_gradients_are_the_same_bits(learner_of, case):
     assert equal(*both(learner_of(False, **case)))
 
@@ -158,7 +163,7 @@ def equal(expected, found):
     return True
 
 
-@pytest.mark.parametrize("kind", [PatientLearner, FedMRGLearner])
+@pytest.mark.parametrize("kind", [PatientLearner, pytest.param(FedMRGLearner, marks=pytest.mark.slow)])
 def test_a_decoder_that_reads_the_image_as_a_prefix_too(learner_of, llama, kind):
     learner = learner_of(False, kind, model={**llama, "decoder_dtype": "bfloat16"})
     calls = calls_of(learner)
