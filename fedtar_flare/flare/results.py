@@ -190,8 +190,12 @@ class Results:
         return self.best() in (None, r)
 
     def adapter(self, w: Tensors, r: int) -> None:
-        """Write ``adapter/`` in PEFT's format, with what it belongs to; nothing of classifiers."""
-        if not self._base_model.get("fingerprint"):
+        """Write ``adapter/`` in PEFT's format, with what it belongs to.
+
+        Nothing where the sites gave no configuration of an adapter that travels, as classifiers' sites do not.
+        """
+        extras_alone = bool(w) and self._base_model.get("fingerprint") and not any(map(adapter_of, w))
+        if not self._adapter_config and not extras_alone:
             return
         run = {name: self._metrics[name] for name in ("method", "run_id", "time_steps")} | {"round": r}
         run |= {"adapter": next((name for name in map(adapter_of, sorted(w)) if name), DEFAULT_ADAPTER)}
