@@ -172,12 +172,8 @@ def receive(connection: Connection) -> tuple[dict[str, Any], dict[str, torch.Ten
 def words_of(error: Exception) -> dict[str, Any]:
     """An exception in JSON-able words, for :func:`error_of`."""
     own = {name: getattr(error, name, None) for name in ("public", "reason", "errno", "strerror", "filename")}
-    lines = type(error).__mro__
-    return {
-        "types": [one.__name__ for one in lines],
-        "text": str(error),
-        "notes": getattr(error, "__notes__", []),
-    } | own
+    types = [one.__name__ for one in type(error).__mro__]
+    return {"types": types, "text": str(error), "notes": getattr(error, "__notes__", [])} | own
 
 
 def error_of(words: Mapping[str, Any]) -> Exception:

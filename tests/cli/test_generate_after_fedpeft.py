@@ -6,10 +6,13 @@ import html
 import json
 
 import pytest
+import torch
 from command import fedtar_here as here
 
 from fedtar_flare.baselines.fedpeft import FedPEFTRecipe
 from fedtar_flare.data.timeline import Timeline
+from fedtar_flare.errors import ConfigError
+from fedtar_flare.models.adapters.peft_file import ADAPTER_WEIGHTS, read_adapter_info, write_adapter
 from fedtar_flare.suite.engine import run_in_process
 from fedtar_flare.synthetic.cohort import synthetic_cohort
 
@@ -43,3 +46,13 @@ def test_the_text_is_that_of_the_run(tmp_path, monkeypatch, kind):
         drafts.append(json.loads(out)["text"])
     written = html.unescape(page.read_text())
     assert all(drafts) and all(text in written for text in drafts)
+
+
+def test_extras_whose_adapter_is_lost_are_no_adapter(tmp_path):
+    """Else a draft would be written with half of what was trained."""
+    state = {"base_model.model.h.0.mlp.lora_A.weight": torch.zeros(2, 3), "projection.weight": torch.zeros(2)}
+    write_adapter(tmp_path, state, {"peft_type": "LORA"}, {"model": {}, "fingerprint": "f"})
+    assert read_adapter_info(tmp_path)["fingerprint"] == "f"
+    (tmp_path / ADAPTER_WEIGHTS).unlink()
+    with pytest.raises(ConfigError, match="is no adapter folder"):
+        read_adapter_info(tmp_path)

@@ -116,7 +116,9 @@ def read_adapter_info(folder: Path | str) -> dict[str, Any]:
         ConfigError: the folder is no adapter, or has no readable ``fedtar.json`` (an older release, another program).
     """
     folder = Path(folder)
-    if not any((folder / name).is_file() for name in (ADAPTER_WEIGHTS, EXTRA_WEIGHTS)):
+    # extras alone are whole only where no adapter belongs to them
+    extras_alone = (folder / EXTRA_WEIGHTS).is_file() and not (folder / ADAPTER_CONFIG).exists()
+    if not (folder / ADAPTER_WEIGHTS).is_file() and not extras_alone:
         raise ConfigError(
             f"{folder} is no adapter folder: it has no {ADAPTER_WEIGHTS} (a run leaves one as <results>/adapter)"
         )
@@ -148,7 +150,7 @@ def read_adapter(folder: Path | str, adapter: str = DEFAULT_ADAPTER) -> dict[str
 
 
 def read_adapter_config(folder: Path | str) -> dict[str, Any]:
-    """PEFT's configuration of a folder's adapter; empty where it has extras alone.
+    """PEFT's configuration of the adapter of a folder that :func:`read_adapter_info` accepts; empty of extras alone.
 
     Raises:
         ConfigError: it is missing beside factors, or damaged.
