@@ -24,6 +24,8 @@ from fedtar_flare.site.site_file import SiteConfig
 BASES = {base.__name__: base for base in (MethodController, ReportExecutor, ReportLearner)}
 PAGES = (
     "README.md",
+    "docs/commands.md",
+    "docs/experiments.md",
     "docs/method.md",
     "docs/metrics.md",
     "docs/dpia.md",
@@ -33,6 +35,7 @@ PAGES = (
     "docs/scale.md",
     "docs/security.md",
     "docs/site-file.md",
+    "docs/speed.md",
     "docs/tour.md",
     "docs/what-leaves.md",
     "provisioning/README.md",

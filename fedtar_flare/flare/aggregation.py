@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import math
+import os
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 import torch
-from safetensors import safe_open
-from safetensors.torch import save_file
 
-from fedtar_flare.files import replacing
+from fedtar_flare.files import PRIVATE
 
 Tensors = Mapping[str, torch.Tensor]
 WEIGHTINGS = ("samples", "uniform", "inverse")
@@ -51,7 +49,7 @@ class SpilledUpdates:
         self._room = IN_MEMORY
         self._kept: dict[str, torch.Tensor] = {}  # one flat tensor a site: hundreds of small ones take longer
         self._shapes: list[torch.Size] = []
-        self._files: dict[str, Path] = {}
+        self._files: dict[str, tuple[Path, list[torch.dtype]]] = {}
 
     def __enter__(self) -> SpilledUpdates:
         shutil.rmtree(self.folder, ignore_errors=True)
@@ -72,12 +70,11 @@ class SpilledUpdates:
             with torch.no_grad():
                 self._kept[site] = torch.cat([tensor.reshape(-1) for tensor in tensors]).cpu()
             return
-        # cloned: the message's memory is FLARE's, and safetensors refuses tensors that share memory
-        own = {name: update[name].detach().cpu().contiguous().clone() for name in self.names}
-        path = self.folder / f"{len(self._files):06d}.safetensors"  # a number: a site's name need not be a file's
-        with replacing(path) as temporary:
-            save_file(own, temporary)
-        self._files[site] = path
+        path = self.folder / f"{len(self._files):06d}"  # a number: a site's name need not be a file's
+        with os.fdopen(os.open(path, os.O_CREAT | os.O_TRUNC | os.O_WRONLY, PRIVATE), "wb") as file:
+            for tensor in tensors:
+                file.write(_bytes_of(tensor.detach().cpu().contiguous()))
+        self._files[site] = path, [tensor.dtype for tensor in tensors]
 
     def mean(self, weights: Mapping[str, float]) -> dict[str, torch.Tensor]:
         """``sum_k c_k (w_k - w)`` in float64, by tensor name (Eq. 6).
@@ -87,11 +84,12 @@ class SpilledUpdates:
         if weights and not self._files:
             return self._parts(self._mean_of_kept(weights))
         total: dict[str, torch.Tensor] = {}
+        # one piece of memory for all tensors: to ask the system for it each time takes longer than the sum
+        scratch = torch.empty(max(shape.numel() for shape in self._shapes), dtype=torch.float64)
         for site in sorted(weights):
-            with self._open(site) as read:
-                for name in self.names:
-                    part = read(name).double() * weights[site]
-                    total[name] = part if name not in total else total[name].add_(part)
+            for name, tensor in self._tensors(site):
+                part = scratch[: tensor.numel()].view(tensor.shape).copy_(tensor).mul_(weights[site])
+                total[name] = total[name].add_(part) if name in total else part.clone()
         return total
 
     def _mean_of_kept(self, weights: Mapping[str, float]) -> torch.Tensor:
@@ -107,11 +105,22 @@ class SpilledUpdates:
         parts = flat.split([shape.numel() for shape in self._shapes])
         return {n: part.clone().view(shape) for n, shape, part in zip(self.names, self._shapes, parts, strict=True)}
 
-    @contextmanager
-    def _open(self, site: str) -> Iterator[Callable[[str], torch.Tensor]]:
-        """An update's tensors by name; of one on disk, one tensor at a time is in memory."""
+    def _tensors(self, site: str) -> Iterator[tuple[str, torch.Tensor]]:
+        """An update's tensors by name; of one on disk, one tensor at a time is in memory, until the next is read."""
         if site in self._kept:
-            yield self._parts(self._kept[site]).__getitem__
-        else:
-            with safe_open(str(self._files[site]), framework="pt") as file:
-                yield file.get_tensor
+            yield from self._parts(self._kept[site]).items()
+            return
+        path, dtypes = self._files[site]
+        sizes = [shape.numel() * dtype.itemsize for shape, dtype in zip(self._shapes, dtypes, strict=True)]
+        buffer = torch.empty(max(sizes), dtype=torch.uint8)
+        with path.open("rb") as file:
+            for name, shape, dtype, size in zip(self.names, self._shapes, dtypes, sizes, strict=True):
+                read = buffer[:size]
+                if file.readinto(_bytes_of(read)) != size:
+                    raise OSError(f"{path}: an update that waited here is no longer whole")
+                yield name, read.view(dtype).view(shape)
+
+
+def _bytes_of(tensor: torch.Tensor) -> memoryview:
+    """The memory of a contiguous tensor."""
+    return tensor.reshape(-1).view(torch.uint8).numpy().data

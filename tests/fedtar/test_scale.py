@@ -65,9 +65,8 @@ class AsTheyCome(SpilledUpdates):
     def mean(self, weights):
         total = {}
         for site in [*self._kept, *self._files]:
-            with self._open(site) as read:
-                for name in self.names:
-                    total[name] = total.get(name, 0.0) + read(name).double() * weights[site]
+            for name, value in self._tensors(site):
+                total[name] = total.get(name, 0.0) + value.double() * weights[site]
         return total
 
 

@@ -4,7 +4,6 @@ import gc
 import math
 import random
 import weakref
-from pathlib import Path
 
 import pytest
 import torch
@@ -113,15 +112,32 @@ def test_any_site_name_and_tensors_that_share_memory(tmp_path):
 def test_a_half_written_update_is_never_summed(tmp_path, monkeypatch):
     monkeypatch.setattr(aggregation, "IN_MEMORY", 0)
 
-    def full_disk(data, path):
-        Path(path).write_bytes(b"half")
-        raise OSError("no space left")
+    whole = aggregation._bytes_of
+
+    def full_disk(tensor):
+        if patch.calls:
+            raise OSError("no space left")
+        patch.calls += 1
+        return whole(tensor)
 
     with SpilledUpdates(tmp_path / "updates", SHAPES) as spilled:
         with monkeypatch.context() as patch:
-            patch.setattr(aggregation, "save_file", full_disk)
+            patch.calls = 0
+            patch.setattr(aggregation, "_bytes_of", full_disk)
             with pytest.raises(OSError, match="no space"):
                 spilled.add("site-a", tensors(0))
-        assert not list((tmp_path / "updates").glob("*.safetensors"))  # it never got its name
+        with pytest.raises(KeyError):
+            spilled.mean({"site-a": 1.0})
         spilled.add("site-a", tensors(1))
         assert torch.equal(spilled.mean({"site-a": 1.0})["a"], tensors(1)["a"].double())
+
+
+def test_an_update_that_lost_its_end_on_disk_is_never_summed(tmp_path, monkeypatch):
+    monkeypatch.setattr(aggregation, "IN_MEMORY", 0)
+    with SpilledUpdates(tmp_path / "updates", SHAPES) as spilled:
+        spilled.add("site-a", tensors(0))
+        (file,) = (tmp_path / "updates").iterdir()
+        assert file.stat().st_mode & 0o777 == 0o600
+        file.write_bytes(file.read_bytes()[:-1])
+        with pytest.raises(OSError, match="no longer whole"):
+            spilled.mean({"site-a": 1.0})
