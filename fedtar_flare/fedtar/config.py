@@ -40,7 +40,9 @@ class PatientConfig(Settings):
     )
     hypernetwork_bias: bool = Field(True, description="h_l with a bias; without it is an ablation")
     profile: tuple[str, ...] = Field(
-        PROFILES[0], description="fields of the profile; ('age', 'sex') leaves the hash out"
+        PROFILES[1],
+        description="fields of the profile; the paper's preset has a hash of the patient's id too, by which training "
+        "patients are told apart and new ones are not",
     )
 
     def misfits(self) -> Iterator[tuple[str, str]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fedtar_flare.fedtar.config import PROFILES
 from fedtar_flare.fedtar.contract import CONTRACT
 from fedtar_flare.fedtar.controller import TemporalResidualController
 from fedtar_flare.fedtar.executor import PatientAdaptiveExecutor
@@ -16,12 +17,14 @@ _PAPER = PAPER | {
         "embedding_dim": 32,
         "common": 0.0,
         "spread": 1.0,
+        "profile": PROFILES[0],
     }
 }
 PATIENT_PRESETS = {"small": SMALL, "paper": _PAPER}
 """Of every method with the patient part.
 
-The paper's has s_p = s = alpha / r, phi without time and without a common start, rates 1e-5, and T = 5.
+The paper's has s_p = s = alpha / r, phi without time and without a common start, a hash of the patient's id in the
+profile, rates 1e-5, and T = 5.
 """
 
 PRESETS = {

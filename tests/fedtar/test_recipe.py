@@ -27,6 +27,7 @@ def test_the_paper_s_preset_is_the_whole_setting(tmp_path):
     assert executor.temporal_config.replay == controller.replay == "none"
     assert (executor.training_config.schedule, executor.training_config.focus) == ("constant", 0.0)
     assert (executor.patient_config.common, executor.patient_config.spread) == (0.0, 1.0)
+    assert executor.patient_config.profile == ("hash", "age", "sex")
     assert executor.training_config.lr_shared == executor.patient_config.lr == 1e-5
     assert executor.model_config.encoder_name == "microsoft/cvt-21-384-22k"
     server, site = exported(recipe, tmp_path)
@@ -49,7 +50,7 @@ def test_explicit_settings_win_over_the_preset_s_and_leave_its_others():
     assert (executor.training_config.lr_shared, executor.patient_config.lr) == (3e-4, 1e-5)
     small = FedTARRecipe()
     assert small.controller.time_steps == 3 and small.executor.patient_config.scale == 1.0, "no preset leaks"
-    assert small.controller.alpha_form == "sigmoid"
+    assert small.controller.alpha_form == "sigmoid" and small.executor.patient_config.profile == ("age", "sex")
     assert small.controller.replay == small.executor.temporal_config.replay == "seen"
     assert FedTARRecipe(temporal={"replay": "none"}).controller.replay == "none", "the server follows the sites"
 

@@ -102,7 +102,7 @@ def by_hand(cohort, cache, *, personal):
         images = collate([prepare(s.visit, IMAGES, cache / "prepared") for s in chosen])
         adapt = nullcontext()
         if patient is not None:
-            q = memberships(chosen, mixture, cohort.key, training_median_age(cohort), ("hash", "age", "sex"))
+            q = memberships(chosen, mixture, cohort.key, training_median_age(cohort), PatientConfig().profile)
             adapt = patient.adapt(q, torch.tensor([s.time_step for s in chosen]))
         with adapt:
             loss = model.get_base_model()(images, *tokenizer.batch([s.visit.report for s in chosen])).sum() / len(
