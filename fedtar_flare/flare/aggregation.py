@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import safe_open
@@ -18,6 +19,9 @@ Tensors = Mapping[str, torch.Tensor]
 WEIGHTINGS = ("samples", "uniform", "inverse")
 IN_MEMORY = 64 * 2**20
 """Bytes of one step's updates that are kept in memory; what comes beyond them waits on disk."""
+BLOCK = 2**20
+"""Values that are summed at a time: more than a block of an update is not read from disk at once."""
+_FLAT = "update"
 
 
 def aggregation_weights(counts: Mapping[str, int], weighting: str = "samples") -> dict[str, float]:
@@ -38,9 +42,10 @@ def aggregation_weights(counts: Mapping[str, int], weighting: str = "samples") -
 class SpilledUpdates:
     """Accepted updates of one step until they are summed: the first in memory, others on disk.
 
-    So memory stays flat in the number of sites and in the size of the model. The sum runs tensor by tensor in sorted
-    site order in float64: the same bits whatever the order of arrival, and wherever an update waited. A context
-    manager: ``folder`` is its own, emptied at the start and removed at the end. One call at a time.
+    So memory stays flat in the number of sites. Each update is one flat tensor, as hundreds of small ones take longer.
+    The sum runs block by block in sorted site order in float64: the same bits whatever the order of arrival, and
+    wherever an update waited. A context manager: ``folder`` is its own, emptied at the start and removed at the end.
+    One call at a time.
 
     ``names`` are the tensors that every update has. Updates are checked before they come here.
     """
@@ -49,7 +54,7 @@ class SpilledUpdates:
         self.folder = Path(folder)
         self.names = sorted(names)
         self._room = IN_MEMORY
-        self._kept: dict[str, torch.Tensor] = {}  # one flat tensor a site: hundreds of small ones take longer
+        self._kept: dict[str, torch.Tensor] = {}
         self._shapes: list[torch.Size] = []
         self._files: dict[str, Path] = {}
 
@@ -66,52 +71,40 @@ class SpilledUpdates:
         """Keep one site's difference; nothing of a half-written update is ever summed."""
         tensors = [update[name] for name in self.names]
         self._shapes = self._shapes or [tensor.shape for tensor in tensors]
-        size = sum(tensor.nbytes for tensor in tensors)
-        if size <= self._room:
-            self._room -= size
-            with torch.no_grad():
-                self._kept[site] = torch.cat([tensor.reshape(-1) for tensor in tensors]).cpu()
+        with torch.no_grad():  # a copy: the message's memory is FLARE's
+            flat = torch.cat([tensor.reshape(-1) for tensor in tensors]).cpu()
+        if flat.nbytes <= self._room:
+            self._room -= flat.nbytes
+            self._kept[site] = flat
             return
-        # cloned: the message's memory is FLARE's, and safetensors refuses tensors that share memory
-        own = {name: update[name].detach().cpu().contiguous().clone() for name in self.names}
         path = self.folder / f"{len(self._files):06d}.safetensors"  # a number: a site's name need not be a file's
         with replacing(path) as temporary:
-            save_file(own, temporary)
+            save_file({_FLAT: flat}, temporary)
         self._files[site] = path
 
     def mean(self, weights: Mapping[str, float]) -> dict[str, torch.Tensor]:
-        """``sum_k c_k (w_k - w)`` in float64, by tensor name (Eq. 6).
+        """``sum_k c_k (w_k - w)`` in float64, by tensor name (Eq. 6); the tensors are views of one.
 
         ``weights`` maps site to c_k (see :func:`aggregation_weights`).
         """
-        if weights and not self._files:
-            return self._parts(self._mean_of_kept(weights))
-        total: dict[str, torch.Tensor] = {}
+        if not weights:
+            return {}
+        sizes = [shape.numel() for shape in self._shapes]
+        total = torch.empty(sum(sizes), dtype=torch.float64)
+        first = min(weights)
         for site in sorted(weights):
-            with self._open(site) as read:
-                for name in self.names:
-                    part = read(name).double() * weights[site]
-                    total[name] = part if name not in total else total[name].add_(part)
-        return total
-
-    def _mean_of_kept(self, weights: Mapping[str, float]) -> torch.Tensor:
-        """As :meth:`mean`, of updates that are all in memory: the same sums, of all tensors at once."""
-        first, *others = sorted(weights)
-        total = self._kept[first].double() * weights[first]
-        for site in others:
-            total += self._kept[site].double() * weights[site]
-        return total
-
-    def _parts(self, flat: torch.Tensor) -> dict[str, torch.Tensor]:
-        """A flat update by tensor name, in memory of their own."""
-        parts = flat.split([shape.numel() for shape in self._shapes])
-        return {n: part.clone().view(shape) for n, shape, part in zip(self.names, self._shapes, parts, strict=True)}
+            with self._open(site) as flat:
+                for start in range(0, len(total), BLOCK):
+                    own, part = total[start : start + BLOCK], flat[start : start + BLOCK].double() * weights[site]
+                    own.copy_(part) if site == first else own.add_(part)
+        parts = zip(self.names, self._shapes, total.split(sizes), strict=True)
+        return {name: part.view(shape) for name, shape, part in parts}
 
     @contextmanager
-    def _open(self, site: str) -> Iterator[Callable[[str], torch.Tensor]]:
-        """An update's tensors by name; of one on disk, one tensor at a time is in memory."""
+    def _open(self, site: str) -> Iterator[Any]:
+        """A site's flat update, to be sliced; of one on disk, a slice at a time is in memory."""
         if site in self._kept:
-            yield self._parts(self._kept[site]).__getitem__
+            yield self._kept[site]
         else:
             with safe_open(str(self._files[site]), framework="pt") as file:
-                yield file.get_tensor
+                yield file.get_slice(_FLAT)
