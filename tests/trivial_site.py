@@ -1,4 +1,4 @@
-"""A site without a model: updates of the small preset's size that cost next to nothing to make.
+"""A site without a model: updates of an adapter's size that cost next to nothing to make.
 
 For tests and benchmarks of scale: as a function for :class:`federation.LocalFederation`, and as an executor for a job
 of the real simulator, whose ``custom`` folder gets a copy of this file.
@@ -18,7 +18,7 @@ from fedtar_flare.protocol.tasks import HANDSHAKE, TRAIN
 from fedtar_flare.version import __version__
 
 VALUES = 77_568
-"""What the small preset exchanges, in 128 tensors: 310 kB."""
+"""Of LoRA of rank 4 in the small model's encoder and decoder, in 128 tensors: 310 kB."""
 
 
 class TrivialSite:

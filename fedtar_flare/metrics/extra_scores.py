@@ -48,13 +48,15 @@ def radeval_scores(
     return {name: float(value) for name, value in scores.items() if isinstance(value, int | float)}
 
 
-def meteor_scores(references: Sequence[str], hypotheses: Sequence[str]) -> list[float]:
-    """METEOR of each report by nltk, on cleaned tokens; nltk's word net must lie in its data folder.
+def meteor_scores(references: Sequence[str], hypotheses: Sequence[str], *, synonyms: bool = True) -> list[float]:
+    """METEOR of each report by nltk (alpha 0.9, beta 3, gamma 0.5), on cleaned tokens.
 
-    It is not the Java METEOR of pycocoevalcap, whose values differ.
+    Words match where they are equal, where their Porter stems are, and with ``synonyms`` where WordNet has them in one
+    set of synonyms; nltk's word net must then lie in its data folder. Without, no data is needed, and the score is
+    another one: ``meteor_without_synonyms``. Neither is the Java METEOR of pycocoevalcap, whose values differ.
 
     Raises:
-        ConfigError: nltk or its word net is missing.
+        ConfigError: nltk is missing, or its word net where synonyms are asked for.
         DataError: ``unequal-lengths`` or ``no-reports``.
     """
     require_pairs(references, hypotheses)
@@ -62,13 +64,23 @@ def meteor_scores(references: Sequence[str], hypotheses: Sequence[str]) -> list[
         from nltk.translate.meteor_score import meteor_score
     except ImportError as error:
         raise _missing("METEOR", "nltk") from error
+    words: dict[str, Any] = {} if synonyms else {"wordnet": _NoSynonyms()}
     try:
         return [
-            float(meteor_score([clean(reference).split()], clean(hypothesis).split()))
+            float(meteor_score([clean(reference).split()], clean(hypothesis).split(), **words))
             for reference, hypothesis in zip(references, hypotheses, strict=True)
         ]
     except LookupError as error:
-        raise ConfigError("METEOR needs nltk's data package 'wordnet'; put it into nltk's data folder") from error
+        raise ConfigError(
+            "METEOR needs nltk's data package 'wordnet'; put it into nltk's data folder, or leave synonyms out"
+        ) from error
+
+
+class _NoSynonyms:
+    """A word net for nltk that knows no word."""
+
+    def synsets(self, word: str) -> tuple[()]:
+        return ()
 
 
 def _missing(what: str, package: str) -> ConfigError:

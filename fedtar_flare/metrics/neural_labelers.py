@@ -83,9 +83,9 @@ class CheXbert:
     names = CHEXBERT_CLASSES
 
     def __init__(self, folder: Path | str, *, device: str = "cpu", batch_size: int = 16):
-        self.folder = _folder(folder, "CheXbert", needs=("chexbert.pth", "config.json"))
+        self.folder = local_folder(folder, "CheXbert", needs=("chexbert.pth", "config.json"))
         self.device, self.batch_size = torch.device(device), batch_size
-        config, self.tokenizer = _config_and_tokenizer(self.folder, "CheXbert")
+        config, self.tokenizer = config_and_tokenizer(self.folder, "CheXbert")
         from transformers import BertModel
 
         model = _CheXbertModel(BertModel(config), config.hidden_size)
@@ -118,14 +118,14 @@ class RadBERT:
     names = RADBERT_CLASSES
 
     def __init__(self, folder: Path | str, *, device: str = "cpu", batch_size: int = 16):
-        self.folder = _folder(folder, "RadBERT", needs=("config.json",))
+        self.folder = local_folder(folder, "RadBERT", needs=("config.json",))
         self.device, self.batch_size = torch.device(device), batch_size
         self.model = self._model().to(self.device).eval()
 
     def _model(self) -> nn.Module:
         from transformers import AutoModel, AutoModelForSequenceClassification
 
-        config, self.tokenizer = _config_and_tokenizer(self.folder, "RadBERT")
+        config, self.tokenizer = config_and_tokenizer(self.folder, "RadBERT")
         files = sorted(self.folder.glob("*.pth"))
         if len(files) > 1:
             raise ConfigError(f"{self.folder} holds {len(files)} .pth files; leave the one checkpoint that is meant")
@@ -136,9 +136,7 @@ class RadBERT:
         try:
             found = AutoModelForSequenceClassification.from_pretrained(self.folder, local_files_only=True)
         except (OSError, RuntimeError, ValueError) as error:
-            raise ConfigError(
-                f"{self.folder}: no RadBERT checkpoint that can be read ({_first_line(error)})"
-            ) from error
+            raise ConfigError(f"{self.folder}: no RadBERT checkpoint that can be read ({first_line(error)})") from error
         if found.config.num_labels != len(RADBERT_CLASSES):
             raise ConfigError(
                 f"{self.folder}: the classifier has {found.config.num_labels} outputs; "
@@ -166,18 +164,22 @@ def _batches(labeler: CheXbert | RadBERT, texts: Sequence[str]) -> Iterator[dict
         yield {name: values.to(labeler.device) for name, values in tokens.items()}
 
 
-def _folder(folder: Path | str, name: str, needs: Sequence[str]) -> Path:
+def local_folder(
+    folder: Path | str, name: str, needs: Sequence[str], instead: str = "use the rule-based labeler"
+) -> Path:
+    """The folder of a checkpoint; :class:`ConfigError` where it lacks a file, with what can be done instead."""
     folder = Path(folder)
     missing = [file for file in needs if not (folder / file).is_file()]
     if missing:
         raise ConfigError(
             f"{name}: {folder} has no {' and no '.join(missing)}. {name} is read from a local folder and never "
-            "downloaded: put its checkpoint, config.json and tokenizer there, or use the rule-based labeler"
+            f"downloaded: put its checkpoint, config.json and tokenizer there, or {instead}"
         )
     return folder
 
 
-def _config_and_tokenizer(folder: Path, name: str) -> tuple[Any, Any]:
+def config_and_tokenizer(folder: Path, name: str) -> tuple[Any, Any]:
+    """Configuration and tokenizer in a folder; :class:`ConfigError` where they cannot be read or do not fit."""
     from transformers import AutoConfig, AutoTokenizer
 
     if not any((folder / file).is_file() for file in VOCABULARIES):  # transformers would make an empty tokenizer
@@ -186,7 +188,7 @@ def _config_and_tokenizer(folder: Path, name: str) -> tuple[Any, Any]:
         config = AutoConfig.from_pretrained(folder, local_files_only=True)
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
     except (OSError, ValueError) as error:
-        raise ConfigError(f"{name}: {folder} cannot be read ({_first_line(error)}); nothing is downloaded") from error
+        raise ConfigError(f"{name}: {folder} cannot be read ({first_line(error)}); nothing is downloaded") from error
     if len(tokenizer) > config.vocab_size:
         raise ConfigError(
             f"{name}: the tokenizer in {folder} has {len(tokenizer)} tokens and the model {config.vocab_size}: "
@@ -204,8 +206,9 @@ def _load(model: nn.Module, file: Path, name: str) -> None:
         state = {k.removeprefix("module."): v for k, v in state.items() if not k.endswith("position_ids")}
         model.load_state_dict(state)
     except Exception as error:  # torch.load raises what the file makes it raise
-        raise ConfigError(f"{name}: {file} does not fit the model ({_first_line(error)})") from error
+        raise ConfigError(f"{name}: {file} does not fit the model ({first_line(error)})") from error
 
 
-def _first_line(error: Exception) -> str:
+def first_line(error: Exception) -> str:
+    """What an error says, in short."""
     return (str(error).splitlines() or [type(error).__name__])[0][:200]

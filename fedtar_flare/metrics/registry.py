@@ -45,6 +45,7 @@ SCORES = {
         Score("radgraph_partial", "RadGraph F1", group=CONTENT),
         Score("bertscore", "BERTScore"),
         Score("meteor", "METEOR"),
+        Score("meteor_without_synonyms", "METEOR without synonyms"),
         Score("change_f1", "change words F1", group=CONTENT),
         Score("finding_change_f1", "finding change F1", group=CONTENT),
         Score("contradictions", "contradictions between visits", higher_is_better=False, group=CONTENT),

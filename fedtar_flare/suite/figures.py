@@ -75,6 +75,7 @@ class Panel:
     lines: Sequence[Line] = ()
     bars: Sequence[tuple[str, float]] = ()
     log_x: bool = False
+    log_y: bool = False
     map: bool = False
     """Coordinates mean nothing by themselves: no ticks."""
 
@@ -163,6 +164,10 @@ def _fill(axes: Any, panel: Panel, handles: dict[str, Any]) -> None:
         axes.set_yticks([])
         return
     axes.grid(True, linewidth=0.7)
+    if panel.log_y:
+        axes.set_yscale("log", subs=())
+        axes.yaxis.get_major_locator().set_params(subs=(1, 3))
+        axes.yaxis.set_minor_formatter(lambda value, _: "")
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:.4g}".replace("-", "−"))
     ticks = sorted({x for line in panel.lines if line.kind == "line" for x in line.x})
     if panel.log_x:

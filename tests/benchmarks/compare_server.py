@@ -47,7 +47,7 @@ def _sizes(quick: bool) -> tuple[dict[str, tuple[int, ...]], int]:
     return shapes, found.parameters + extra
 
 
-def _on_the_wire(tensors: dict[str, Tensor], metrics: dict[str, float]) -> int:
+def on_the_wire(tensors: dict[str, Tensor], metrics: dict[str, float]) -> int:
     """Bytes of FLARE's serialised message with these parameters."""
     from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
     from nvflare.app_common.utils.fl_model_utils import FLModelUtils
@@ -65,7 +65,7 @@ def wire(dtype: torch.dtype, asked: Asked, note: str) -> Callable[[bool], Result
     def run(quick: bool) -> Result:
         shapes, whole = _sizes(quick)
         update = {name: torch.zeros(shape, dtype=dtype) for name, shape in shapes.items()}
-        sent = _on_the_wire(update, {"loss": 1.0, "samples": 8.0})
+        sent = on_the_wire(update, {"loss": 1.0, "samples": 8.0})
         name = str(dtype).removeprefix("torch.")
         return Result(
             f"wire-{name}",

@@ -100,19 +100,25 @@ def alternated(
 
 def peak_bytes(run: Callable[[], Any]) -> float:
     """Largest memory of this process while ``run`` ran, beyond what it held before; needs Linux' /proc."""
+    before = settled_bytes()
+    run()
+    return float(max(memory("VmHWM") - before, 1))
+
+
+def settled_bytes() -> int:
+    """Memory of this process without what it can give back; its peak (``VmHWM``) begins anew."""
     clear = Path("/proc/self/clear_refs")
     if not clear.exists():
         raise Absent("memory is read from Linux' /proc, which is not here")
     gc.collect()
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
-    clear.write_text("5")  # the peak begins anew
-    before = _status("VmRSS")
-    run()
-    return float(max(_status("VmHWM") - before, 1))
+    clear.write_text("5")
+    return memory("VmRSS")
 
 
-def _status(field: str) -> int:
+def memory(field: str) -> int:
+    """Bytes of a field of Linux' ``/proc/self/status``."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith(field)) * 1024
 
@@ -127,22 +133,22 @@ def table(results: Sequence[Result], absent: Mapping[str, str]) -> str:
         kind, limit = one.asked
         low, high = one.spread
         sign = "" if one.theirs else f" {one.unit}"
-        measured = f"{_short(one.median)}{'x' if one.theirs else sign} ({_short(low)} to {_short(high)})"
+        measured = f"{short(one.median)}{'x' if one.theirs else sign} ({short(low)} to {short(high)})"
         if one.met is not None:
             measured += "" if one.met else " **missed**"
-        goal = f"{kind} {_short(limit)}{'x' if one.theirs else sign}" if kind else "reported"
-        theirs = f"{_short(statistics.median(one.theirs))} {one.unit}" if one.theirs else ""
-        ours = f"{_short(statistics.median(one.ours))} {one.unit}"
+        goal = f"{kind} {short(limit)}{'x' if one.theirs else sign}" if kind else "reported"
+        theirs = f"{short(statistics.median(one.theirs))} {one.unit}" if one.theirs else ""
+        ours = f"{short(statistics.median(one.ours))} {one.unit}"
         note = f" ({one.note})" if one.note else ""
         lines.append(f"| {one.what}{note} | {one.rival} | {goal} | {measured} | {ours} | {theirs} |")
     lines += [f"| {name} | | | not measured: {reason} | | |" for name, reason in absent.items()]
     return "\n".join(lines)
 
 
-def _short(value: float) -> str:
+def short(value: float) -> str:
     """Three digits that count.
 
-    >>> _short(0.012345), _short(1234567.0), _short(2.5)
+    >>> short(0.012345), short(1234567.0), short(2.5)
     ('0.0123', '1,234,567', '2.5')
     """
     if value and abs(value) < 100:

@@ -1,7 +1,6 @@
-"""Seconds per step and memory of the server against the number of sites; writes ``docs/scale.svg``.
+"""Seconds per step and memory of the server in FLARE's simulator, with a process for each site that answers at once.
 
-The controller alone, its sites functions in the same process, and FLARE's simulator with a process per site, both with
-updates of the small preset's size. Linux only. Run alone on a quiet machine:
+The controller by itself is an axis of ``python -m tests.benchmarks.scale``. Linux only. Run alone on a quiet machine:
 
     pytest -m benchmark tests/benchmarks/test_bench_scale.py -s
 """
@@ -10,15 +9,12 @@ import json
 import os
 import shutil
 import statistics
-import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
 
 import psutil
 import pytest
-from scale_chart import chart
 from simulator import run_simulator
 
 from fedtar_flare.fedtar.recipe import FedTARRecipe
@@ -31,82 +27,14 @@ pytestmark = [
     pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="needs Linux' /proc"),
 ]
 TESTS = Path(__file__).resolve().parent.parent
-ALONE = (10, 50, 100, 250, 500)
 SIMULATED = (5, 10, 20)
 STEPS = 3
 SITE_MB = 700
 """Free memory that the simulator must find for each site's process."""
 
-CONTROLLER = """
-    import json, logging, sys, time
-    from pathlib import Path
-    import torch
-    from federation import LocalFederation
-    from trivial_site import TrivialSite
-
-    logging.disable(logging.CRITICAL)
-    torch.set_num_threads(1)
-    at_sites = cpu_at_sites = 0.0
-
-    def timed(site):
-        def answer(*task):
-            global at_sites, cpu_at_sites
-            start, cpu = time.perf_counter(), time.process_time()
-            try:
-                return site(*task)
-            finally:
-                at_sites += time.perf_counter() - start
-                cpu_at_sites += time.process_time() - cpu
-        return answer
-
-    class Timed(LocalFederation):
-        starts = []
-        def ask(self, task, *arguments, **settings):
-            self.starts.append((task, time.perf_counter(), at_sites, time.process_time(), cpu_at_sites))
-            return super().ask(task, *arguments, **settings)
-
-    def memory(field):
-        lines = Path("/proc/self/status").read_text().splitlines()
-        return next(int(line.split()[1]) for line in lines if line.startswith(field)) * 1024 / 1e6
-
-    number, steps, folder = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
-    names = [f"site-{i:03d}" for i in range(number)]
-    sites = {name: timed(TrivialSite(name)) for name in names}
-    controller = Timed(folder, sites, num_rounds=1, time_steps=steps, step_time_limit=0)
-    before = memory("VmRSS")
-    controller.run()
-    assert not controller.panics
-    pairs = [pair for pair in zip(controller.starts, controller.starts[1:]) if pair[0][0] == "train"]
-    seconds = [(b[1] - a[1]) - (b[2] - a[2]) for a, b in pairs]
-    cpu = [(b[3] - a[3]) - (b[4] - a[4]) for a, b in pairs]
-    print(json.dumps({"seconds": seconds, "cpu": cpu, "before": before, "peak": memory("VmHWM")}))
-"""
-
-
-def alone(number, folder):
-    """The controller's own seconds per step (all replies, mean, step, record), its processor's, and its peak in MB."""
-    path = os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])
-    source = "\n".join(line.removeprefix("    ") for line in CONTROLLER.splitlines())
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", source, str(number), str(STEPS), str(folder)],
-        env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout.splitlines()[-1])
-    assert len(found["seconds"]) == STEPS
-    cpu = statistics.median(found["cpu"])
-    print(
-        f"controller alone, {number:3d} sites: {_row(found['seconds'], found['peak'])} (before the run "
-        f"{found['before']:.0f}), {cpu:.2f} s of processor time per step",
-        flush=True,
-    )
-    return number, statistics.median(found["seconds"]), cpu, found["peak"]
-
 
 def simulated(number, folder):
-    """Median of the seconds until the last reply of a step was in (``rounds.jsonl``), and the server's peak in MB."""
+    """The server's peak in MB; prints it, and the seconds until the last reply of a step was in (``rounds.jsonl``)."""
     free = psutil.virtual_memory().available / 1e6
     threads = int(min(number, free // SITE_MB))
     if threads < number:
@@ -145,7 +73,7 @@ def simulated(number, folder):
         f"largest site {peak['site']:.0f} MB, {time.monotonic() - start:.0f} s in all",
         flush=True,
     )
-    return number, statistics.median(seconds), peak["server"]
+    return peak["server"]
 
 
 def _row(seconds, peak):
@@ -164,21 +92,11 @@ def _job(folder):
     return folder / "scale"
 
 
-def test_scale(tmp_path, repository):
+def test_scale(tmp_path):
     load = os.getloadavg()[0]
     print(
         f"\n{psutil.cpu_count()} cores, {psutil.virtual_memory().total / 2**30:.0f} GiB, load {load:.1f} at the start"
     )
-    controllers = [alone(number, tmp_path / f"alone-{number}") for number in ALONE]
-    simulators = [simulated(number, tmp_path / f"simulated-{number}") for number in SIMULATED]
-    series = {
-        "controller alone": [(number, seconds, peak) for number, seconds, _, peak in controllers],
-        "simulator": simulators,
-        "controller, processor time": [(number, cpu, None) for number, _, cpu, _ in controllers],
-    }
-    for name in ("controller alone", "simulator"):
-        peaks = [peak for _, _, peak in series[name]]
-        print(f"{name}: the server's peak grows by {100 * (max(peaks) / peaks[0] - 1):.1f} % from the smallest run on")
-    path = repository / "docs" / "scale.svg"
-    path.write_text(chart("One time step of FedTAR against the number of sites", series), encoding="utf-8")
-    print(f"chart: {path}; load {os.getloadavg()[0]:.1f} at the end")
+    peaks = [simulated(number, tmp_path / f"simulated-{number}") for number in SIMULATED]
+    print(f"the server's peak grows by {100 * (max(peaks) / peaks[0] - 1):.1f} % from the smallest run on")
+    print(f"load {os.getloadavg()[0]:.1f} at the end")

@@ -63,11 +63,12 @@ class AsTheyCome(SpilledUpdates):
     """What the server must not do either: add up in the order of arrival."""
 
     def mean(self, weights):
-        total = {}
+        total = 0.0
         for site in [*self._kept, *self._files]:
-            for name, value in self._tensors(site):
-                total[name] = total.get(name, 0.0) + value.double() * weights[site]
-        return total
+            total = total + torch.cat([block.double() for block in self._blocks(site)]) * weights[site]
+        sizes = [shape.numel() for shape in self._shapes]
+        parts = zip(self.names, self._shapes, total.split(sizes), strict=True)
+        return {name: part.view(shape) for name, shape, part in parts}
 
 
 def federation(folder, number, kind=LocalFederation, **settings):

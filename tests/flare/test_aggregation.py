@@ -48,9 +48,13 @@ def test_weights_are_normalised(counts, weighting):
 
 
 # ------------------------------------------------------------------ means
+@pytest.mark.parametrize("block", [5, aggregation.BLOCK])
 @pytest.mark.parametrize("on_disk", ["none", "some", "all"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_the_mean_is_the_same_to_the_bit_in_any_order_of_arrival_and_place(tmp_path, monkeypatch, dtype, on_disk):
+def test_the_mean_is_the_same_to_the_bit_in_any_order_of_arrival_and_place(
+    tmp_path, monkeypatch, dtype, on_disk, block
+):
+    monkeypatch.setattr(aggregation, "BLOCK", block)
     bytes_of_one = sum(value.numel() * value.element_size() for value in tensors(0, dtype).values())
     monkeypatch.setattr(aggregation, "IN_MEMORY", {"none": 7, "some": 3, "all": 0}[on_disk] * bytes_of_one)
     updates = {f"site-{k}": {n: v * 10.0 ** (k - 3) for n, v in tensors(k, dtype).items()} for k in range(7)}

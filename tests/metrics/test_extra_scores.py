@@ -68,6 +68,35 @@ def test_meteor_scores_cleaned_tokens(monkeypatch):
         meteor_scores(["a"], ["b"])
 
 
+def meteor(precision, recall, chunks, matches):
+    """Lavie and Agarwal 2007, with alpha 0.9, beta 3, gamma 0.5."""
+    mean = precision * recall / (0.9 * precision + 0.1 * recall)
+    return mean * (1 - 0.5 * (chunks / matches) ** 3)
+
+
+@pytest.mark.parametrize(
+    ("reference", "hypothesis", "expected"),
+    [
+        ("the heart is normal.", "Heart is normal", meteor(1, 3 / 5, 1, 3)),
+        ("small effusions, increasing", "small effusion, increased", meteor(1, 1, 1, 3)),  # two of them by their stems
+        ("no effusion", "effusion no", meteor(1, 1, 2, 2)),
+        ("no effusion today", "today no change", meteor(2 / 3, 2 / 3, 2, 2)),
+        ("normal heart", "cardiac silhouette", 0.0),  # synonyms are not known
+        ("normal heart", "", 0.0),
+    ],
+)
+def test_meteor_without_synonyms_needs_no_data(reference, hypothesis, expected):
+    pytest.importorskip("nltk", reason="nltk is not installed (the extra 'scores')")
+    assert meteor_scores([reference], [hypothesis], synonyms=False) == [pytest.approx(expected, abs=1e-12)]
+
+
+def test_meteor_with_synonyms_says_that_its_data_is_missing(monkeypatch, tmp_path):
+    data = pytest.importorskip("nltk.data", reason="nltk is not installed (the extra 'scores')")
+    monkeypatch.setattr(data, "path", [str(tmp_path)])
+    with pytest.raises(ConfigError, match=r"wordnet.*leave synonyms out"):
+        meteor_scores(["a heart"], ["a heart that beats"])
+
+
 @pytest.mark.parametrize("score", [radeval_scores, meteor_scores])
 @pytest.mark.parametrize(("references", "hypotheses"), [([], []), (["a"], [])])
 def test_reports_that_do_not_go_in_pairs(score, references, hypotheses):

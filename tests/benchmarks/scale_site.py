@@ -1,0 +1,312 @@
+"""One hospital of a made-up cohort, measured: opening it, the mixture, and the tasks of a round.
+
+Each function that measures runs in a process of its own, after the same work at its smallest size, so that imports and
+first calls do not count.
+"""
+
+from __future__ import annotations
+
+import io
+import itertools
+import logging
+import os
+import resource
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from PIL import Image
+
+from fedtar_flare.data.sources.manifest import write_rows
+from fedtar_flare.fedtar.config import PatientConfig
+from fedtar_flare.fedtar.executor import PatientAdaptiveExecutor
+from fedtar_flare.fedtar.learner import PatientLearner
+from fedtar_flare.fedtar.profiles import fit_mixture
+from fedtar_flare.flare.executor import Tensors
+from fedtar_flare.learning.config import DataConfig
+from fedtar_flare.models.config import CVT_TARGETS, DECODER_TARGETS, preset
+from fedtar_flare.protocol.messages import OK, TaskHeader, version
+from fedtar_flare.protocol.tasks import CLOSE_ROUND
+from fedtar_flare.site.cohort import prepare_site
+from fedtar_flare.site.site_file import SITES_VARIABLE, load_site_config
+from fedtar_flare.synthetic.corpus import text_corpus
+from tests.benchmarks.compare_server import PUBLISHED, on_the_wire
+from tests.benchmarks.result import memory, peak_bytes, settled_bytes
+from tests.hospital_site import HospitalSite
+
+SITE = "site-1"
+BATCH = 8
+PIXELS, PICTURES, TEXTS = 64, 16, 400
+"""Side of the made-up radiographs, and how many different pictures and reports there are."""
+_SIZED = {"weights": None, "random_backbone": True, "slices": 1}
+_PAPER_LORA = {"lora_targets": CVT_TARGETS, "image_size": PIXELS}
+MODELS: Mapping[str, tuple[str, dict[str, Any]]] = {
+    "tiny": ("tiny", {}),
+    "small": ("small", {"lora_targets": DECODER_TARGETS}),
+    "tiny, both": ("tiny", _PAPER_LORA),
+    "small, both": ("small", _PAPER_LORA),
+    "decoder of 256": (
+        "small",
+        {
+            **_SIZED,
+            **_PAPER_LORA,
+            "encoder_widths": (64, 128, 256),
+            "encoder_depths": (1, 2, 4),
+            "encoder_heads": (1, 2, 4),
+            "decoder_width": 256,
+            "decoder_layers": 6,
+        },
+    ),
+    "decoder of 512": (
+        "small",
+        {
+            **_SIZED,
+            **_PAPER_LORA,
+            "encoder_widths": (64, 192, 384),
+            "encoder_depths": (1, 2, 10),
+            "encoder_heads": (1, 3, 6),
+            "decoder_width": 512,
+            "decoder_layers": 6,
+            "decoder_heads": 8,
+        },
+    ),
+    "cvt-21 and distilgpt2": ("small", {**_SIZED, **_PAPER_LORA, **PUBLISHED}),
+}
+"""Model preset and settings; ``both``: encoder and decoder have adapters. The last one has random weights."""
+
+
+@dataclass(frozen=True)
+class Hospital:
+    """What is measured.
+
+    Args:
+        patients: with ``visits`` each, which is T as well.
+        rank: of LoRA.
+        model: one of :data:`MODELS`.
+        updates: of :data:`BATCH` reports, in each training task.
+        scored: whether reports are written and scored at the end of the round.
+        warm: whether :data:`SMALLEST` is done first, and not counted.
+    """
+
+    patients: int
+    visits: int = 1
+    rank: int = 4
+    model: str = "tiny"
+    updates: int = 12
+    scored: bool = True
+    warm: bool = True
+
+    def executor(self) -> dict[str, Any]:
+        """Arguments of the executor."""
+        name, model = MODELS[self.model]
+        return {
+            "preset": name,
+            "model": model,
+            "lora": {"rank": self.rank},
+            "training": {"local_steps": self.updates, "batch_size": BATCH},
+            "data": None,
+        }
+
+
+SMALLEST = Hospital(40, updates=2)
+
+
+class _TimedLearner(PatientLearner):
+    """Keeps the processor seconds of its updates."""
+
+    seconds: ClassVar[list[float]] = []
+
+    def local_update(self, *args: Any, **kwargs: Any) -> float | None:
+        start = time.process_time()
+        try:
+            return super().local_update(*args, **kwargs)
+        finally:
+            self.seconds.append(time.process_time() - start)
+
+
+class _TimedExecutor(PatientAdaptiveExecutor):
+    def learner_class(self) -> type[PatientLearner]:
+        return _TimedLearner
+
+
+class _Site(HospitalSite):
+    """A site whose executor lives as long as the job, as between hospitals, in a run of one round."""
+
+    def __init__(self, workspace: Path, size: Hospital):
+        super().__init__(workspace, SITE, fresh=False, kind=_TimedExecutor, **size.executor())
+        self.time_steps = size.visits
+
+    def header(self, run_id: str, r: int, t: int, **more: Any) -> TaskHeader:
+        return TaskHeader(self.kind.contract.method, run_id, r, t, 1, self.time_steps, **more)
+
+    def close(self, w: Tensors, r: int, evaluate: bool = False, run_id: str = "run") -> Any:
+        after = version(r, self.time_steps)
+        return self.run(CLOSE_ROUND, self.header(run_id, r, self.time_steps, after=after, evaluate=evaluate), w)
+
+    def answered(self, does: Callable[..., Any], *arguments: Any, **settings: Any) -> Any:
+        """What a task answered; raises where it did not do it."""
+        reply, tensors = does(*arguments, **settings)
+        if getattr(reply, "status", None) != OK:
+            raise RuntimeError(f"a task was not done: {getattr(reply, 'reason', reply)}")
+        return reply, tensors
+
+
+@dataclass
+class Meter:
+    """Processor seconds and peak memory of one phase after the other, and of the process over all of them."""
+
+    found: dict[str, float] = field(default_factory=dict)
+    start: int = field(default_factory=settled_bytes)
+    highest: int = 0
+
+    def phase(self, name: str, run: Callable[[], Any]) -> Any:
+        """What ``run`` gives; ``<name>.seconds`` and ``<name>.bytes`` are kept."""
+        kept: list[Any] = []
+
+        def clocked() -> None:
+            begun = _processor_seconds()
+            kept.append(run())
+            self.found[f"{name}.seconds"] = _processor_seconds() - begun
+
+        self.found[f"{name}.bytes"] = peak_bytes(clocked)
+        self.highest = max(self.highest, memory("VmHWM"))
+        self.found["whole.bytes"] = float(max(self.highest - self.start, 1))
+        return kept.pop()
+
+
+def _processor_seconds() -> float:
+    """Of this process, and of those that it started and that have ended."""
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(one.ru_utime + one.ru_stime for one in used)
+
+
+# ---------------------------------------------------------------------- what is measured
+def opening(size: Hospital, folder: Path) -> dict[str, float]:
+    """Makes the cohort, which is not counted, and opens it: each image is read and prepared for the first time."""
+    if size.warm:
+        with _alone(folder / "warm", SMALLEST, make=True):
+            _opened(SMALLEST)
+    with _alone(folder, size, make=True):
+        meter = Meter()
+        meter.phase("first opening", lambda: _opened(size))
+    return meter.found
+
+
+def round_of(size: Hospital, folder: Path) -> dict[str, float]:
+    """Opens a cohort of :func:`opening` again, fits the mixture, and does the tasks of one round."""
+    if size.warm:
+        with _alone(folder / "warm", SMALLEST):
+            _measured(SMALLEST, folder / "warm", Meter())
+    with _alone(folder, size):
+        meter = Meter()
+        _measured(size, folder, meter)
+    return meter.found
+
+
+def _measured(size: Hospital, folder: Path, meter: Meter) -> None:
+    _patients(size, meter)
+    site = _Site(folder / "workspace", size)
+    reply, weights = meter.phase("handshake", lambda: site.answered(site.handshake))
+    meter.found["parameters"] = float(reply.payload["model"]["parameters"])
+    tasks = []
+    for t in range(1, size.visits + 1):
+        _TimedLearner.seconds.clear()
+        reply, update = meter.phase("task", lambda t=t, w=weights: site.answered(site.train, w, 1, t))
+        tasks.append({name: meter.found[f"task.{name}"] for name in ("seconds", "bytes")})
+        weights = {name: weights[name] + update[name] for name in weights}
+    meter.found["tasks.seconds"] = sum(task["seconds"] for task in tasks)
+    meter.found["task.seconds"] = statistics.median(task["seconds"] for task in tasks)
+    meter.found["task.bytes"] = max(task["bytes"] for task in tasks)
+    meter.found["update.seconds"] = statistics.median(_TimedLearner.seconds)
+    meter.found["exchange.bytes"] = float(on_the_wire(update, reply.numbers))
+    meter.phase("closing", lambda: site.answered(site.close, weights, 1))
+    meter.found["round.seconds"] = meter.found["tasks.seconds"] + meter.found["closing.seconds"]
+    if size.scored:
+        meter.phase("scored closing", lambda: site.answered(site.close, weights, 1, evaluate=True))
+    versions = sorted((folder / "state").rglob(f"{version(1, size.visits)}.safetensors"))
+    meter.found["private.bytes"] = float(versions[-1].stat().st_size)
+    files = [file for file in (folder / "state").rglob("*") if file.is_file()]
+    meter.found["state.bytes"] = float(sum(file.stat().st_size for file in files))
+
+
+def _patients(size: Hospital, meter: Meter) -> None:
+    cohort = meter.phase("opening", lambda: _opened(size))
+    meter.phase("mixture", lambda: fit_mixture(cohort, PatientConfig(), seed=0))
+
+
+def _opened(size: Hospital) -> Any:
+    """The site's patients, as a task opens them."""
+    config = load_site_config(SITE, workspace=None, simulator=True)
+    name, model = MODELS[size.model]
+    cohort, _ = prepare_site(
+        config, SITE, model=preset(name, **model), data=DataConfig(), time_steps=size.visits, seed=0, workers=1
+    )
+    return cohort
+
+
+# ---------------------------------------------------------------------- the made-up hospital
+@contextmanager
+def _alone(folder: Path, size: Hospital, make: bool = False) -> Iterator[None]:
+    """The folders of one hospital in this process's environment; with ``make``, its cohort is written first."""
+    logging.disable(logging.CRITICAL)
+    torch.set_num_threads(1)
+    if make:
+        _write_cohort(folder, size)
+    names = {SITES_VARIABLE: str(folder / "sites"), "FEDTAR_HOME": str(folder / "home")}
+    before = {name: os.environ.get(name) for name in names}
+    os.environ.update(names)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+def _write_cohort(folder: Path, size: Hospital) -> None:
+    """A manifest with small radiographs of noise and reports of the warm start's words, and the site's file."""
+    for name in ("images", "sites", "state", "workspace", "home"):
+        (folder / name).mkdir(parents=True)
+    draw = np.random.default_rng(0)
+    pictures = [_png(draw.integers(256, size=(PIXELS, PIXELS), dtype=np.uint8)) for _ in range(PICTURES)]
+    texts = text_corpus(min(TEXTS, size.patients * size.visits), 0)
+    ages = draw.normal(60, 15, size.patients).clip(18, 95)
+    rows = []
+    for number, (patient, visit) in enumerate(itertools.product(range(size.patients), range(size.visits))):
+        image = folder / "images" / f"{number:06d}.png"
+        image.write_bytes(pictures[number % PICTURES])
+        rows.append(
+            {
+                "patient_id": f"patient-{patient:05d}",
+                "study_datetime": (datetime(2020, 1, 1) + timedelta(days=90 * visit)).date().isoformat(),
+                "image": f"images/{image.name}",
+                "report": texts[number % len(texts)],
+                "age": f"{ages[patient] + visit / 4:.2f}",
+                "sex": "FM"[patient % 2],
+            }
+        )
+    write_rows(folder / "manifest.csv", rows)
+    lines = {
+        "source": "manifest",
+        "path": folder / "manifest.csv",
+        "options": "{modality: radiograph}",
+        "cache_dir": folder / "cache",
+        "state_dir": folder / "state",
+        "device": "cpu",
+    }
+    (folder / "sites" / f"{SITE}.yaml").write_text("".join(f"{name}: {value}\n" for name, value in lines.items()))
+
+
+def _png(pixels: np.ndarray) -> bytes:
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, format="PNG")
+    return file.getvalue()
