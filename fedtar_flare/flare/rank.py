@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
 import signal
 import sys
 import threading
 import traceback
-from contextlib import suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
 from queue import SimpleQueue
@@ -33,7 +33,7 @@ def main() -> None:
     connection = Connection(int(number))
     ranks = Ranks(int(rank), int(size))
     orders: Orders = SimpleQueue()
-    threading.Thread(target=_listen, args=(connection, orders), daemon=True).start()
+    threading.Thread(target=_listen, args=(connection, orders, Path(folder)), daemon=True).start()
     code = 1
     try:
         join(ranks, device, Path(folder))
@@ -46,12 +46,15 @@ def main() -> None:
         os._exit(code)  # what torch does at a process's end may wait for the others
 
 
-def _listen(connection: Connection, orders: Orders) -> None:
-    """Take orders; when the other end is gone, this process ends, whatever it is doing."""
-    with suppress(EOFError, OSError):
+def _listen(connection: Connection, orders: Orders, folder: Path) -> None:
+    """Take orders; when the other end is gone, this process ends, whatever it is doing, and the folder goes."""
+    try:
         while True:
             orders.put(receive(connection))
-    os._exit(1)
+    except (EOFError, OSError):
+        shutil.rmtree(folder, ignore_errors=True)
+    finally:
+        os._exit(1)
 
 
 def _work(connection: Connection, orders: Orders, ranks: Ranks) -> NoReturn:
