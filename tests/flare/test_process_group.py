@@ -86,7 +86,7 @@ def test_no_process_outlives_the_executors():
 # ---------------------------------------------------------------------- which methods
 def test_the_page_names_the_methods_that_cannot(repository):
     text = (repository / "docs" / "site-file.md").read_text()
-    named = text.partition("cannot use more than one process: ")[2].partition(".")[0]
+    named = " ".join(text.partition("cannot use more than one process: ")[2].partition(".")[0].split())
     cannot = []
     for name in METHODS:
         kind = load(":".join(contract_of(name).site_classes[0].rsplit(".", 1)))

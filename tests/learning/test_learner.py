@@ -225,7 +225,7 @@ def test_a_context_that_fails_leaves_no_precision_behind(learner_of, cohort):
 
 
 def test_bfloat16_learns_nearly_the_same_and_keeps_float32(learner_of):
-    full, half = (learner_of(PatientLearner, autocast).train(1, 11) for autocast in (False, True))
+    full, half = (learner_of(PatientLearner, autocast, local_steps=2).train(1, 11) for autocast in (False, True))
     losses = [(one.first_loss, one.last_loss, one.loss) for one in (full, half)]
     assert losses[1] == pytest.approx(losses[0], rel=0.01) and losses[1] != losses[0]
     assert half.skipped_updates == 0 and {value.dtype for value in half.update.values()} == {torch.float32}

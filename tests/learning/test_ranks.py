@@ -53,8 +53,8 @@ class SmallMemory(Plain, ReportLearner):
         return super().report_losses(samples, images, personal, focus)
 
 
-class OneBadReport(ReportLearner):
-    """The loss of one visit, which one rank has, is not a number."""
+class OneBadReport(PatientLearner):
+    """The loss of one visit, which one rank has, is not a number; AdamW makes the updates."""
 
     bad = None
 
@@ -117,9 +117,9 @@ def folder(tmp_path_factory):
     [
         (PlainPatient, {}),
         (PlainPatient, {"batch_size": 1}),  # one rank has no share
-        (PlainProximal, {"micro_batch": 2}),
-        (ScaffoldLearner, {"batch_size": 4}),
         (SmallMemory, {}),
+        pytest.param(PlainProximal, {"micro_batch": 2}, marks=pytest.mark.slow),
+        pytest.param(ScaffoldLearner, {"batch_size": 4}, marks=pytest.mark.slow),
     ],
 )
 def test_two_processes_learn_what_one_does(folder, kind, training):
@@ -141,13 +141,8 @@ def test_two_processes_learn_what_one_does(folder, kind, training):
 def test_an_update_that_is_not_finite_on_one_rank_is_skipped_by_all(folder):
     alone = learnt(ALONE, folder, OneBadReport, {})
     first, second = in_ranks(2, learnt, folder, OneBadReport, {})
-    assert first[4] == second[4]
+    assert first[4] == second[4], "equal bits"
     assert first[:2] == second[:2] == alone[:2] and alone[0][1] > 0, "as many skipped as by one process, and the same"
-
-
-def test_adamw_ends_at_equal_bits(folder):
-    first, second = in_ranks(2, learnt, folder, PatientLearner, {})
-    assert first[4] == second[4]
 
 
 def scored(ranks, folder):
