@@ -79,6 +79,11 @@ class FedMRGLearner(ReportLearner):
         self._half = HALVES[0]
         self._parts: dict[str, dict[Visit, float]] = {}
 
+    @classmethod
+    def shares_batches(cls) -> bool:
+        """Each rank contrasts its share of a batch with the whole of it (:class:`BatchContrast`)."""
+        return True
+
     # ------------------------------------------------------------------ what it is
     @property
     def _branch(self) -> DiagnosisBranch | None:
@@ -168,7 +173,9 @@ class FedMRGLearner(ReportLearner):
             self._half = half
             if super().local_update(samples, seed, optimizer, start) is None:
                 return None
-        means = {name: fmean(values.values()) for name, values in self._parts.items()}
+        found = self.ranks.gather({name: list(values.values()) for name, values in self._parts.items()})
+        names = dict.fromkeys(name for one in found for name in one)
+        means = {name: fmean(value for one in found for value in one.get(name, ())) for name in names}
         for name, mean in means.items():
             self._sums.setdefault(name, []).append(mean)
         return means["language_generic"]

@@ -42,6 +42,8 @@ class MethodExecutor(Executor):
     contract: ClassVar[Contract]
     scalars_to: Callable[[str, float, int], None] | None = None
     """Where :meth:`send_scalar` gives its points; None: to the server."""
+    opened: Callable[[], None] | None = None
+    """Lets the other processes begin that do a task together with this one; None: there are none."""
 
     def execute(self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal) -> Shareable:
         """Run one task. A site's failure is an answer with a public reason, never an exception that ends the job."""

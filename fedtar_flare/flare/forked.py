@@ -6,7 +6,7 @@ imports and then waits. Each later task's process connects to it; the template f
 the job's own configuration and does the task, and the task's own process passes on logs and scalars and sends the
 answer. A copy has what a new process has, and nothing of an earlier task: the same bits come out.
 
-What goes between the two is JSON and safetensors: nothing is unpickled.
+What goes between the two is JSON and safetensors (:mod:`fedtar_flare.flare.handed`): nothing is unpickled.
 
 The template ends with the simulator. There is none at a real site, beside a GPU (whose driver forbids copies), for
 classes outside this package, and on other systems than Linux; a task that finds none is done where it is.
@@ -14,45 +14,32 @@ classes outside this package, and on other systems than Linux; a task that finds
 
 from __future__ import annotations
 
-import json
-import logging
 import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import asdict
 from multiprocessing.connection import Client, Connection
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from nvflare.apis.fl_constant import FLContextKey
 from nvflare.apis.job_def import JobMetaKey
-from safetensors.torch import load, save
 
-from fedtar_flare import errors
 from fedtar_flare.errors import FedTARError
-from fedtar_flare.protocol.messages import Reply
-from fedtar_flare.site.place import Site, TaskAborted
+from fedtar_flare.flare.handed import POLL_SECONDS, Answer, Scalar, Tensors, environment, heard, order_of, receive, send
 
 if TYPE_CHECKING:
     from nvflare.apis.fl_context import FLContext
     from nvflare.apis.signal import Signal
 
     from fedtar_flare.protocol.messages import TaskHeader
+    from fedtar_flare.site.place import Site
 
 PACKAGE = "fedtar_flare."
 TEMPLATE = "fedtar_flare.flare.template"
 SOCKET = "socket"
-POLL_SECONDS = 0.1
-"""Interval at which a waiting task looks at the abort signal."""
-LOG, SCALAR, DONE, RAISED = "log", "scalar", "done", "raised"
-"""What a copy says: the last two once, at its end."""
-
-Scalar = Callable[[str, float, int], None]
-Tensors = Mapping[str, torch.Tensor]
 
 
 def is_swapped(fl_ctx: FLContext) -> bool:
@@ -92,7 +79,7 @@ def connect(app: Path, simulator: int) -> Connection | None:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             start_new_session=True,
-            env=_environment(),
+            env=environment(),
         )
     return None
 
@@ -111,7 +98,7 @@ def perform(
     site: Site,
     abort_signal: Signal,
     scalar: Scalar,
-) -> tuple[Reply, Tensors | None]:
+) -> Answer:
     """As ``executor.perform(task, header, weights, site)``, in a copy of the template; raises what that raises.
 
     ``scalar`` takes the points of curves (tag, value, step) that the copy would send to the server.
@@ -119,12 +106,10 @@ def perform(
     Raises:
         FedTARError: also when the copy ends without an answer.
     """
-    place = {"name": site.name, "job": site.job, "workspace": str(site.workspace), "app": str(site.app)}
-    order = {"task": task, "header": asdict(header), "site": place, "folder": str(Path.cwd())}
     with connection:
-        send(connection, order, weights)
-        told = False
-        while True:
+        send(connection, order_of(task, header, site), weights)
+        told, answer = False, None
+        while answer is None:
             if abort_signal.triggered and not told:
                 connection.send_bytes(b"abort")
                 told = True
@@ -135,63 +120,5 @@ def perform(
             except (EOFError, OSError) as error:
                 text = "the process that did the task ended without an answer (too little memory?)"
                 raise FedTARError(text, public=text) from error
-            kind = said.pop("kind")
-            if kind == LOG:
-                logger = logging.getLogger(said["name"])
-                if logger.isEnabledFor(said["levelno"]):
-                    logger.handle(logging.makeLogRecord(said))
-            elif kind == SCALAR:
-                scalar(said["tag"], said["value"], said["step"])
-            elif kind == RAISED:
-                raise error_of(said)
-            else:
-                return Reply(**said["reply"]), tensors
-
-
-def _environment() -> dict[str, str]:
-    """This process's environment, with the package's own place first on Python's path."""
-    packages = str(Path(__file__).resolve().parents[2])
-    path = os.pathsep.join(filter(None, (packages, os.environ.get("PYTHONPATH"))))
-    return {**os.environ, "PYTHONPATH": path}
-
-
-# ---------------------------------------------------------------------- what goes between the two
-def send(connection: Connection, content: Mapping[str, Any], tensors: Tensors | None = None) -> None:
-    """Send JSON-able content, and tensors where there are any (None stays None)."""
-    connection.send_bytes(json.dumps({"content": content, "tensors": tensors is not None}).encode())
-    if tensors is not None:
-        connection.send_bytes(save({name: value.contiguous() for name, value in tensors.items()}))
-
-
-def receive(connection: Connection) -> tuple[dict[str, Any], dict[str, torch.Tensor] | None]:
-    """What :func:`send` has sent. Raises EOFError, OSError when the other end is gone."""
-    message = json.loads(connection.recv_bytes())
-    return message["content"], load(connection.recv_bytes()) if message["tensors"] else None
-
-
-def words_of(error: Exception) -> dict[str, Any]:
-    """An exception in JSON-able words, for :func:`error_of`."""
-    own = {name: getattr(error, name, None) for name in ("public", "reason", "errno", "strerror", "filename")}
-    types = [one.__name__ for one in type(error).__mro__]
-    return {"types": types, "text": str(error), "notes": getattr(error, "__notes__", [])} | own
-
-
-def error_of(words: Mapping[str, Any]) -> Exception:
-    """The exception again: an error of this package, an abort or an OSError as what it was; else one of its name."""
-    types, text = words["types"], words["text"]
-    ours = getattr(errors, types[0], None)
-    error: Exception
-    if types[0] == TaskAborted.__name__:
-        error = TaskAborted(text)
-    elif FedTARError.__name__ in types:
-        kind = ours if isinstance(ours, type) and issubclass(ours, FedTARError) else FedTARError
-        error = FedTARError.__new__(kind)
-        Exception.__init__(error, text)
-        vars(error).update({name: words[name] for name in ("public", "reason") if words[name] is not None})
-    elif OSError.__name__ in types and words["errno"] is not None:
-        error = OSError(words["errno"], words["strerror"], words["filename"])
-    else:
-        error = type(types[0], (RuntimeError,), {})(text)
-    for note in words["notes"]:
-        error.add_note(note)
-    return error
+            answer = heard(said, tensors, scalar)
+    return answer

@@ -79,6 +79,11 @@ class ReportExecutor(StudyExecutor):
         load_libraries()
         self.learner_class()
 
+    def require_sharing(self) -> None:
+        """A learner whose batches can be shared can share all else."""
+        if not self.learner_class().shares_batches():
+            super().require_sharing()
+
     def learner_settings(self, header: TaskHeader, state: SiteState) -> dict[str, Any]:
         """Further arguments of :meth:`learner_class`."""
         return {}
@@ -163,6 +168,7 @@ class ReportExecutor(StudyExecutor):
             learner.load_shared(weights)
         if state.latest(header.after) is None:
             self._save_private(state, version(0, 0), learner, header)
+        self.let_others_begin()
         shared = learner.shared()
         reply = self._agreement(header, site, state, cohort, shared)
         reply.payload.update(adapter_config=learner.adapter_config(), model=learner.describe())
@@ -246,6 +252,7 @@ class ReportExecutor(StudyExecutor):
                 **self.learner_settings(header, state),
             )
             self._learner_key = (header.run_id, site.name)
+        self._learner.ranks = self.ranks
         self._learner.min_cell = self._min_cell(site)
         self._learner.cohort = cohort  # a visit added or withdrawn since counts from this task on
         self._learner.checkpoint = site.stop_if_aborted
@@ -290,6 +297,8 @@ class ReportExecutor(StudyExecutor):
         from fedtar_flare.reporting.examples import SiteExamples, choose, write_examples
 
         scored = learner.evaluate(self._min_cell(site), "test" if header.score == "test" else None)
+        if self.ranks.rank:
+            return {}
         steps, visits = [s.time_step for s in scored.samples], [s.visit for s in scored.samples]
         chosen = choose(steps, scored.texts, [v.report for v in visits], [v.findings for v in visits])
         synthetic = self._config.source == "synthetic"

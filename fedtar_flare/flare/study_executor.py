@@ -5,15 +5,21 @@ from __future__ import annotations
 import hashlib
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
+from nvflare.apis.event_type import EventType
+from nvflare.apis.fl_context import FLContext
+from nvflare.apis.signal import Signal
 
 from fedtar_flare.errors import ConfigError, DataError, ExchangeError
 from fedtar_flare.flare.executor import MethodExecutor, Tensors, ok
+from fedtar_flare.flare.process_group import ProcessGroup
 from fedtar_flare.flare.run_rules import timeline_of
 from fedtar_flare.learning.config import DataConfig, LoRAConfig
+from fedtar_flare.learning.ranks import ALONE, Ranks
 from fedtar_flare.protocol.exchange import ExchangeSchema
 from fedtar_flare.protocol.messages import Reply, TaskHeader, version
 from fedtar_flare.protocol.tasks import HANDSHAKE
@@ -21,7 +27,7 @@ from fedtar_flare.settings import build, digest
 from fedtar_flare.site.admission import Asked, admit
 from fedtar_flare.site.approval import require_approval
 from fedtar_flare.site.place import Site
-from fedtar_flare.site.state import SiteState
+from fedtar_flare.site.state import SiteState, StateOfAnother
 from fedtar_flare.version import __version__
 
 if TYPE_CHECKING:
@@ -57,6 +63,9 @@ class StudyExecutor(MethodExecutor):
     reads_reports: ClassVar[bool] = True
     columns: ClassVar[tuple[str, ...]] = ("report or report_path", "age or birth_date", "sex")
     """What a table of studies needs beside patient, date and image."""
+    ranks: Ranks = ALONE
+    """The processes that do the tasks together, this one among them."""
+    _group: ProcessGroup | None = None
 
     def __init__(self, data: dict[str, Any] | None, seed: int, torch_threads: int):
         super().__init__()
@@ -87,6 +96,15 @@ class StudyExecutor(MethodExecutor):
     def asked(self, rounds: int, time_steps: int) -> Asked:
         """What the job asks of a site, for its bounds."""
 
+    def require_sharing(self) -> None:
+        """Raise :class:`ConfigError` where several processes cannot do the tasks together."""
+        method = self.contract.method
+        raise ConfigError(
+            f"processes in the site file: the tasks of method '{method}' are done by one process. Write processes: 1 "
+            "for its runs; docs/site-file.md names the methods that can use more",
+            public=f"the site file asks for several processes, which method '{method}' cannot use",
+        )
+
     @abstractmethod
     def handlers(self) -> Mapping[str, Handler]:
         """What does each task, by the task's name."""
@@ -100,9 +118,47 @@ class StudyExecutor(MethodExecutor):
             raise ExchangeError(f"the server sent tensors in task '{task}', in which none come down")
         torch.set_num_threads(self.torch_threads)
         state, cohort = self._open(task, header, site)
+        if task != HANDSHAKE:
+            self.let_others_begin()
         answer = does[task](header, weights, site, state, cohort)
         state.add_answered(task, version(header.round, header.step))
         return answer
+
+    def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
+        """As :class:`MethodExecutor`; at the run's end the processes end that did the tasks together."""
+        super().handle_event(event_type, fl_ctx)
+        if event_type == EventType.END_RUN and self._group is not None:
+            self._group.close()
+
+    def let_others_begin(self) -> None:
+        """Called by the first of several processes once what the others need is on disk."""
+        if self.opened is not None:
+            self.opened()
+
+    def _performed(
+        self, task: str, header: TaskHeader, weights: Tensors, site: Site, fl_ctx: FLContext, abort_signal: Signal
+    ) -> tuple[Reply, Tensors | None]:
+        """By as many processes as the site file says."""
+        group = self._group_of(site)
+        if group is None:
+            return super()._performed(task, header, weights, site, fl_ctx, abort_signal)
+        return group.perform(task, header, weights, site, partial(self.send_scalar, site))
+
+    def _group_of(self, site: Site) -> ProcessGroup | None:
+        """The processes that do the site's tasks together, started where there are none; None for this one alone."""
+        from fedtar_flare.learning.device import device_of_each
+        from fedtar_flare.site.site_file import load_site_config
+
+        config = load_site_config(site.name, workspace=site.workspace, simulator=site.simulated)
+        device = device_of_each(config.device, config.processes) if config.processes > 1 else "cpu"
+        group, self._group = self._group, None
+        if group is not None and not (group.alive and (group.size, group.device) == (config.processes, device)):
+            group.close()
+            group = None
+        if config.processes > 1:
+            site.limit(config.policy.max_seconds)
+            self._group = group or ProcessGroup(config.processes, device)
+        return self._group
 
     # ------------------------------------------------------------------ opening a site
     def _open(self, task: str, header: TaskHeader, site: Site) -> tuple[SiteState, Cohort]:
@@ -111,7 +167,8 @@ class StudyExecutor(MethodExecutor):
 
         self._config = load_site_config(site.name, workspace=site.workspace, simulator=site.simulated)
         self._admit(header, site)
-        state = SiteState(site.state_root(self._config.state_dir), header.run_id, site.name)
+        kind = StateOfAnother if self.ranks.rank else SiteState
+        state = kind(site.state_root(self._config.state_dir), header.run_id, site.name)
         if not site.simulated:
             state.require_place()
         if task != HANDSHAKE and not state.versions():

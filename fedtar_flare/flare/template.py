@@ -5,26 +5,20 @@ Started by :func:`fedtar_flare.flare.forked.connect`, as ``python -m fedtar_flar
 
 from __future__ import annotations
 
-import logging
 import os
 import select
 import signal
 import socket
 import sys
-import threading
-import time
 import traceback
-from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import asdict
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from fedtar_flare.flare.deployed import executor_of
-from fedtar_flare.flare.forked import DONE, LOG, RAISED, SCALAR, SOCKET, receive, send, template_folder, words_of
-from fedtar_flare.protocol.messages import TaskHeader
-from fedtar_flare.site.place import Site
+from fedtar_flare.flare.forked import SOCKET, template_folder
+from fedtar_flare.flare.handed import Worker, receive
 
 
 def main() -> None:
@@ -69,42 +63,9 @@ def _do_one_task(connection: Connection, listener: socket.socket) -> NoReturn:
 
 
 def _answer(connection: Connection) -> None:
+    worker = Worker(connection)
     order, weights = receive(connection)
-    lock = threading.Lock()
-
-    def say(kind: str, content: Mapping[str, Any], tensors: Mapping[str, Any] | None = None) -> None:
-        with lock:
-            send(connection, {"kind": kind, **content}, tensors)
-
-    os.chdir(order["folder"])
-    root = logging.getLogger()
-    root.handlers[:] = [_Passing(lambda words: say(LOG, words))]
-    root.setLevel(logging.INFO)
-    try:
-        site = _CopiedSite(_Heard(connection), **order["site"])
-        executor = executor_of(site.app)
-        executor.scalars_to = lambda tag, value, step: say(SCALAR, {"tag": tag, "value": value, "step": step})
-        reply, tensors = executor.perform(order["task"], TaskHeader(**order["header"]), weights or {}, site)
-    except Exception as error:
-        error.add_note("".join(traceback.format_exception(error)))
-        say(RAISED, words_of(error))
-    else:
-        say(DONE, {"reply": asdict(reply)}, tensors)
-
-
-class _Passing(logging.Handler):
-    """Gives on each record, its message made."""
-
-    def __init__(self, give: Callable[[dict[str, Any]], None]):
-        super().__init__()
-        self._give = give
-
-    def emit(self, record: logging.LogRecord) -> None:
-        told = ("name", "levelno", "levelname", "pathname", "filename", "module", "lineno", "funcName", "created")
-        words = {name: getattr(record, name) for name in told} | {"msg": record.getMessage()}
-        if record.exc_info:
-            words["exc_text"] = logging.Formatter().formatException(record.exc_info)
-        self._give(words)
+    worker.do(order, weights or {}, executor_of, _Heard(connection))
 
 
 class _Heard:
@@ -116,19 +77,6 @@ class _Heard:
     @property
     def triggered(self) -> bool:
         return self._connection.poll()
-
-
-class _CopiedSite(Site):
-    """A simulated site without FLARE's engine."""
-
-    def __init__(self, abort_signal: Any, *, name: str, job: str, workspace: str, app: str):
-        self.name, self.simulated, self.job, self.workspace = name, True, job, Path(workspace)
-        self._app, self._abort_signal = Path(app), abort_signal
-        self._start, self._most_seconds = time.monotonic(), float("inf")
-
-    @property
-    def app(self) -> Path:
-        return self._app
 
 
 if __name__ == "__main__":

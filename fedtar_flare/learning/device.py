@@ -7,6 +7,25 @@ import torch
 from fedtar_flare.errors import ConfigError
 
 
+def device_of_each(device: str, processes: int) -> str:
+    """``cuda`` where each of several processes computes on a GPU of its own, else ``cpu``.
+
+    Args:
+        device: ``auto``, ``cpu`` or ``cuda``; rank r of the processes takes ``cuda:r``.
+
+    Raises:
+        ConfigError: a GPU is asked for, or there, and not each of them has one.
+    """
+    kind, _ = choose_device(device)
+    if kind == "cuda" and torch.cuda.device_count() < processes:
+        raise ConfigError(
+            f"processes: {processes} in the site file: this machine shows {torch.cuda.device_count()} GPU(s), one for "
+            "each process; lower it, check the driver (nvidia-smi), or write device: cpu",
+            public="the site file asks for more processes than the site has GPUs",
+        )
+    return kind
+
+
 def choose_device(device: str = "auto", precision: str = "auto") -> tuple[str, bool]:
     """The torch device, and whether to compute in bfloat16 autocast.
 

@@ -45,6 +45,14 @@ class ReportLearner(ReportWriter):
         if training.gradient_checkpointing:
             self.generator.recompute_layers()
 
+    @classmethod
+    def shares_batches(cls) -> bool:
+        """Whether several processes may each take a share of its batches (:mod:`fedtar_flare.learning.ranks`).
+
+        A class that sums a batch in a way of its own cannot, unless it says so itself.
+        """
+        return cls._accumulate is ReportLearner._accumulate
+
     # ------------------------------------------------------------------ hooks
     def training_losses(self, samples: Sequence[Sample], images: ImageBatch, seed: str) -> Tensor:
         """Losses that a local update is made of, shape (B,); ``seed`` is of this update, for what is random in it."""
@@ -136,6 +144,7 @@ class ReportLearner(ReportWriter):
                 reason="non-finite-gradient",
             )
         end = self.shared()
+        self.ranks.require_equal(end | self.private())
         update = {name: end[name] - start[name] for name in start}
         return Trained(
             update,
@@ -150,13 +159,17 @@ class ReportLearner(ReportWriter):
         )
 
     def _accumulate(self, samples: Sequence[Sample], training_seed: str | None = None) -> float:
-        """Loss and gradient of the mean report loss of one batch, in micro-batches that fit in memory."""
+        """Loss and gradient of the mean report loss of one batch, in micro-batches that fit in memory.
+
+        Of several processes each takes its share of the batch, and all end with the sum.
+        """
+        share = self.ranks.share(samples)
 
         def run(size: int) -> float:
             self._micro_batch = size
             self._clear_gradients()
             total = 0.0
-            for part in parts(samples, size):
+            for part in parts(share, size):
                 images = self.images(part, training_seed)
                 losses = (
                     self.report_losses(part, images)
@@ -168,7 +181,7 @@ class ReportLearner(ReportWriter):
                 total += loss.item()
             return total
 
-        return fitting(self._micro_batch, run)
+        return self.ranks.summed(fitting(self._micro_batch, run), (*self._parameters, *self.personal_parameters()))
 
     def _clear_gradients(self) -> None:
         for parameter in (*self._parameters, *self.personal_parameters()):

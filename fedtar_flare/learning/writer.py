@@ -20,6 +20,7 @@ from fedtar_flare.learning.config import LoRAConfig, TrainingConfig
 from fedtar_flare.learning.evaluation import Evaluated, cells, report_rows
 from fedtar_flare.learning.frozen import FrozenStages
 from fedtar_flare.learning.prior import masked, prior_batch, shown, turns
+from fedtar_flare.learning.ranks import ALONE, Ranks
 from fedtar_flare.learning.training import augmented, fitting
 from fedtar_flare.models.adapters.lora import (
     adapter_config,
@@ -61,6 +62,8 @@ class ReportWriter:
     adapter: ClassVar[str] = DEFAULT_ADAPTER
     image_change: Callable[[Prepared], Prepared] | None = None
     """What makes the images of a simulated site its own; those of earlier visits stay as they are."""
+    ranks: Ranks = ALONE
+    """The processes that share a batch, or the reports to write; may be replaced between tasks."""
 
     def __init__(
         self,
@@ -223,10 +226,11 @@ class ReportWriter:
     def evaluate(self, min_cell: int, split: Split | None = "test") -> Evaluated:
         """Scores of the reports written for a split's patients, or (None) for all (:func:`cells`).
 
-        Each pass reuses the loaded images.
+        Each pass reuses the loaded images. Of several processes each writes its share, and all end with every report.
         """
         samples = self.cohort.samples(split)
         apart = self.has_personal_part and self.personal_part_acts
+        kinds = (True, False) if apart else (True,)
         loss_of: dict[bool, dict[int, float]] = {True: {}, False: {}}
         text_of: dict[bool, dict[Visit, str]] = {True: {}, False: {}}
         generated = self.cohort.timeline.prior_generated
@@ -236,7 +240,7 @@ class ReportWriter:
             self._evaluation_batch, chosen = size, left[:size]
             part = [samples[i] for i in chosen]
             images = self.images(part, prior=not generated)
-            for personal in (True, False) if apart else (True,):
+            for personal in kinds:
                 self.checkpoint()
                 if generated:
                     images.prior = self.prior(part, texts=text_of[personal])
@@ -247,10 +251,16 @@ class ReportWriter:
             progress(len(text_of[True]))
 
         for turn in turns(samples) if generated else [range(len(samples))]:
-            left = sorted(turn, key=lambda i: len(samples[i].visit.report))  # reports of a length end together
+            # reports of a length end together
+            left = mine = self.ranks.share(sorted(turn, key=lambda i: len(samples[i].visit.report)))
             while left:
                 fitting(self._evaluation_batch, partial(score, left))
                 left = left[self._evaluation_batch :]
+            own = [[(i, loss_of[p][i], text_of[p][samples[i].visit]) for i in mine] for p in kinds]
+            for found in self.ranks.gather(own):
+                for p, told in zip(kinds, found, strict=True):
+                    loss_of[p] |= {i: loss for i, loss, _ in told}
+                    text_of[p] |= {samples[i].visit: text for i, _, text in told}
         passes = (True, False) if self.has_personal_part else (True,)
         if not apart:
             loss_of[False], text_of[False] = loss_of[True], text_of[True]

@@ -40,6 +40,9 @@ class SiteConfig(Settings):
     )
     device: str = Field("auto", description="where the site computes")
     precision: Literal["auto", "float32", "bfloat16"] = Field("auto", description="number format of the computation")
+    processes: int = Field(
+        1, ge=1, le=64, description="how many processes do a task together; where there are GPUs, each has one"
+    )
     min_cell: int | None = Field(
         None,
         ge=1,
@@ -87,7 +90,7 @@ class SiteConfig(Settings):
     )
 
     def misfits(self) -> Iterator[tuple[str, str]]:
-        """An unknown source, a source without its path, an unknown device."""
+        """An unknown source, a source without its path, an unknown device, one GPU for several processes."""
         if self.source not in SOURCES:
             yield "source", f"one of {', '.join(SOURCES)}{nearest(self.source, SOURCES)}"
         if self.source != "synthetic" and self.path is None:
@@ -96,6 +99,8 @@ class SiteConfig(Settings):
             yield "syslog", "the path of a socket, or host:port"
         if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", self.device):
             yield "device", "auto, cpu, cuda or cuda:<i>"
+        if self.processes > 1 and self.device.startswith("cuda:"):
+            yield "processes", f"1 with device: {self.device}, which is one GPU; several take cuda:0, cuda:1 and so on"
 
 
 def load_site_config(site_name: str, *, workspace: Path | None, simulator: bool) -> SiteConfig:

@@ -185,3 +185,19 @@ class SiteState:
         kept |= {max((v for v in versions if v <= keep), default="")} if keep else set()
         for v in set(versions) - kept:
             self.remove(v)
+
+
+class StateOfAnother(SiteState):
+    """The same state for a process that does a task beside the one that keeps it: read, never written."""
+
+    def write(self, name: str, tensors: Mapping[str, torch.Tensor], info: Mapping[str, Any]) -> None:
+        """Nothing: the other process writes it."""
+
+    def remove(self, name: str) -> None:
+        """Nothing: the other process removes it."""
+
+    def add_answered(self, task: str, version: str) -> None:
+        """Nothing: the other process answers."""
+
+    def _write_run(self, changes: Mapping[str, Any]) -> None:
+        pass

@@ -18,7 +18,7 @@ from nvflare.apis.signal import Signal
 
 from fedtar_flare.errors import ConfigError, DataError, ExchangeError, FedTARError
 from fedtar_flare.fedtar.executor import PatientAdaptiveExecutor
-from fedtar_flare.flare import forked
+from fedtar_flare.flare import forked, handed
 from fedtar_flare.protocol.messages import TaskHeader, version
 from fedtar_flare.protocol.tasks import CLOSE_ROUND, HANDSHAKE, TRAIN
 from fedtar_flare.site.approval import CLIENT_CONFIG
@@ -169,7 +169,7 @@ def test_an_abort_reaches_a_copy(simulator, place):
 )
 def test_an_error_says_the_same_on_the_other_side(error):
     error.add_note("where it happened")
-    other = forked.error_of(json.loads(json.dumps(forked.words_of(error))))
+    other = handed.error_of(json.loads(json.dumps(handed.words_of(error))))
     assert str(other) == str(error) and other.__notes__ == error.__notes__
     for name in ("public", "reason", "errno"):
         assert getattr(other, name, None) == getattr(error, name, None)

@@ -224,6 +224,15 @@ def test_a_context_that_fails_leaves_no_precision_behind(learner_of, cohort):
     assert not torch.is_autocast_enabled("cpu")
 
 
+def test_bfloat16_learns_nearly_the_same_and_keeps_float32(learner_of):
+    full, half = (learner_of(PatientLearner, autocast, local_steps=2).train(1, 11) for autocast in (False, True))
+    losses = [(one.first_loss, one.last_loss, one.loss) for one in (full, half)]
+    assert losses[1] == pytest.approx(losses[0], rel=0.01) and losses[1] != losses[0]
+    assert half.skipped_updates == 0 and {value.dtype for value in half.update.values()} == {torch.float32}
+    both = [torch.cat([value.flatten() for value in one.update.values()]) for one in (full, half)]
+    assert torch.cosine_similarity(*both, dim=0) > 0.9
+
+
 def test_a_patient_part_without_a_mixture_is_refused(cohort):
     with pytest.raises(ConfigError, match="mixture"):
         PatientLearner(

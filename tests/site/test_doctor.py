@@ -19,12 +19,22 @@ from PIL import Image
 from fedtar_flare.cli.main import main
 from fedtar_flare.methods import METHODS
 from fedtar_flare.provision.kit import LAUNCHER, site_policy
-from fedtar_flare.site.doctor import FAIL, OK, WARN, diagnose
+from fedtar_flare.site.doctor import FAIL, OK, WARN, diagnose, environment
 from fedtar_flare.site.doctor.connection import certificates, server
 from fedtar_flare.site.participation import Participation, decide
 from fedtar_flare.site.place import state_of
 from fedtar_flare.site.policy import GUARD, site_classes
 from fedtar_flare.site.rights import rights
+from fedtar_flare.site.site_file import SiteConfig
+
+
+def test_as_many_gpus_as_processes(monkeypatch):
+    monkeypatch.setattr(environment, "_has_driver", lambda: True)
+    monkeypatch.setattr(environment, "_devices", lambda: ["A", "B"])
+    said = [environment.gpu(SiteConfig(source="synthetic", processes=n)) for n in (1, 2, 3)]
+    assert [finding.status for finding in said] == [OK, OK, FAIL]
+    assert "processes: 3" in said[2].text and "write processes: 2" in said[2].cure
+    assert environment.gpu(SiteConfig(source="synthetic", processes=3, device="cpu")).status == OK
 
 
 def certificate(name, issuer=None, issuer_key=None, days=365):

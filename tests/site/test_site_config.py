@@ -91,6 +91,11 @@ def test_paths_are_relative_to_the_file(manifest, tmp_path):
         ({"source": "manifest"}, "needs a path"),
         ({"source": "manifest", "path": "nowhere.csv"}, "nowhere.csv"),
         ({"source": "synthetic", "device": "gpu"}, "device is 'gpu': it must be auto, cpu, cuda or"),
+        ({"source": "synthetic", "processes": 0}, "processes is 0: it must be at least 1"),
+        (
+            {"source": "synthetic", "processes": 2, "device": "cuda:1"},
+            "processes is 2: it must be 1 with device",
+        ),
         ({"source": "synthetic", "precision": "half"}, "precision is 'half': it must be 'auto', 'float32'"),
         ({"source": "synthetic", "min_cell": 0}, "min_cell"),
         ({"source": "synthetic", "min_cell": "five"}, "min_cell"),

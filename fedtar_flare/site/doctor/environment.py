@@ -54,6 +54,9 @@ def gpu(config: SiteConfig | None = None) -> Finding:
             cure = "write device: auto, or mend the driver (nvidia-smi) and install a torch with CUDA"
             return Finding(FAIL, "GPU", f"none is usable, and the site file says device: {config.device}", cure)
         return Finding(OK, "GPU", "none: training runs on the CPU")
+    if config is not None and config.device != "cpu" and config.processes > len(devices):
+        text = f"the site file says processes: {config.processes}, one on each GPU; here: {', '.join(devices)}"
+        return Finding(FAIL, "GPU", text, f"write processes: {len(devices)}, or mend the driver (nvidia-smi)")
     return Finding(OK, "GPU", ", ".join(devices))
 
 

@@ -1,0 +1,145 @@
+"""Processes that train one model together, each on its share of every batch (data parallelism).
+
+Every process holds the whole model. Of a batch of B samples, rank r of n takes samples r, r + n, r + 2n, ... and
+accumulates the gradient of its share of ``sum_i l_i / B``; one sum over the processes then gives each of them the
+gradient of the whole batch, to the rounding of a float32 sum. Whatever follows, from clipping to the optimiser's step,
+is done by each on equal bits. So memory that runs out on one rank halves the micro-batch of that rank alone, and an
+update that is skipped is skipped by all.
+
+The sums go through ``torch.distributed``: NCCL between GPUs, gloo on the CPU. Nothing is pickled.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, distributed, nn
+
+from fedtar_flare.errors import FedTARError
+from fedtar_flare.tensor_file import checksum
+
+_Item = TypeVar("_Item")
+PATIENCE = timedelta(minutes=30)
+"""How long one process waits for another at a sum."""
+
+
+class LostRank(FedTARError):
+    """Another of the processes ended, or did not answer in time."""
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """This process among those that train together; where there are several, torch's default process group is theirs.
+
+    Args:
+        rank: 0 .. size - 1.
+        size: how many processes; 1: this one is alone, and nothing here does anything.
+    """
+
+    rank: int = 0
+    size: int = 1
+
+    def share(self, items: Sequence[_Item]) -> Sequence[_Item]:
+        """The items of this rank; there may be none."""
+        return items[self.rank :: self.size]
+
+    def summed(self, loss: float, parameters: Sequence[nn.Parameter]) -> float:
+        """The loss summed over the ranks; every gradient is replaced by the sum over the ranks.
+
+        A gradient that no rank has stays None, so that an optimiser passes over the parameter as it does in one
+        process. ``parameters`` are the same, in the same order, at every rank.
+        """
+        if self.size == 1:
+            return loss
+        learnt = [parameter for parameter in dict.fromkeys(parameters) if parameter.requires_grad]
+        told = torch.tensor([loss, *(p.grad is not None for p in learnt)], dtype=torch.float64, device=_device())
+        total, *many = self._sum(told).tolist()
+        moved = [parameter for parameter, count in zip(learnt, many, strict=True) if count]
+        if moved:
+            flat = torch.cat([_gradient(parameter) for parameter in moved])
+            gradients = self._sum(flat).split([parameter.numel() for parameter in moved])
+            for parameter, gradient in zip(moved, gradients, strict=True):
+                parameter.grad = gradient.view_as(parameter).to(parameter.dtype)
+        return float(total)
+
+    def gather(self, value: Any) -> list[Any]:
+        """What each rank has given, by rank; JSON-able."""
+        if self.size == 1:
+            return [value]
+        text = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
+        sizes = [size.item() for size in self._all(torch.tensor([len(text)]))]
+        padded = torch.zeros(int(max(sizes)), dtype=torch.uint8)
+        padded[: len(text)] = text
+        rows = zip(self._all(padded), sizes, strict=True)
+        return [json.loads(row[: int(size)].cpu().numpy().tobytes()) for row, size in rows]
+
+    def wait(self) -> None:
+        """Until every rank has come here."""
+        self.gather(None)
+
+    def require_equal(self, tensors: Mapping[str, Tensor]) -> None:
+        """Raise :class:`FedTARError` unless all ranks hold the same bits."""
+        if self.size > 1 and len(set(self.gather(checksum(tensors)))) > 1:
+            raise FedTARError(
+                f"after training, the {self.size} processes of this site hold different weights; nothing was saved. "
+                "Are its GPUs of one kind? With processes: 1 in the site file it trains on one",
+                public=f"the {self.size} processes that trained together hold different weights",
+            )
+
+    def _sum(self, values: Tensor) -> Tensor:
+        with self._together():
+            distributed.all_reduce(values)
+        return values
+
+    def _all(self, values: Tensor) -> list[Tensor]:
+        """The ranks' tensors of one shape, on the CPU."""
+        mine = values.to(_device())
+        found = [torch.empty_like(mine) for _ in range(self.size)]
+        with self._together():
+            distributed.all_gather(found, mine)
+            return [one.cpu() for one in found]
+
+    @contextmanager
+    def _together(self) -> Iterator[None]:
+        try:
+            yield
+        except RuntimeError as error:
+            text = f"rank {self.rank} of {self.size} lost touch with another that trains with it"
+            raise LostRank(f"{text} ({error})", public=text) from error
+
+
+ALONE = Ranks()
+
+
+def join(ranks: Ranks, device: str, folder: Path) -> None:
+    """Enter the process group whose processes find each other in ``folder``, computing on this rank's device."""
+    loopback = "lo0" if sys.platform == "darwin" else "lo"
+    os.environ |= {"GLOO_SOCKET_IFNAME": loopback, "NCCL_SOCKET_IFNAME": loopback}
+    if device == "cuda":
+        torch.cuda.set_device(ranks.rank)  # what 'cuda' means from here on
+    distributed.init_process_group(
+        "nccl" if device == "cuda" else "gloo",
+        init_method=f"file://{folder / 'rendezvous'}",
+        rank=ranks.rank,
+        world_size=ranks.size,
+        timeout=PATIENCE,
+    )
+
+
+def _device() -> str:
+    return "cuda" if distributed.get_backend() == "nccl" else "cpu"
+
+
+def _gradient(parameter: nn.Parameter) -> Tensor:
+    """Of one parameter, (numel,), float32; zeros where there is none."""
+    found = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+    return found.detach().float().flatten()

@@ -1,0 +1,205 @@
+"""Two processes that share every batch learn what one learns, and hold equal bits."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from ranked import in_ranks
+
+from fedtar_flare.baselines.control import PREFIX
+from fedtar_flare.baselines.learners import ProximalLearner, ScaffoldLearner
+from fedtar_flare.data.timeline import Timeline
+from fedtar_flare.errors import FedTARError
+from fedtar_flare.fedtar.config import PatientConfig
+from fedtar_flare.fedtar.learner import PatientLearner
+from fedtar_flare.fedtar.profiles import fit_mixture, training_median_age
+from fedtar_flare.imaging.pipeline import InputConfig, prepare_cohort
+from fedtar_flare.learning.config import LoRAConfig, TrainingConfig
+from fedtar_flare.learning.learner import ReportLearner
+from fedtar_flare.learning.ranks import ALONE, Ranks
+from fedtar_flare.models.config import preset
+from fedtar_flare.synthetic.cohort import synthetic_cohort
+from fedtar_flare.tensor_file import checksum
+
+MODEL = preset("tiny", max_length=16)
+IMAGES = InputConfig(image_size=MODEL.image_size, slices=MODEL.slices)
+
+
+class Plain:
+    """Updates are the gradients times a rate, so that what differs in a gradient differs as little in an update."""
+
+    def shared_optimizer(self, parameters):
+        return torch.optim.SGD(parameters, lr=0.1)
+
+
+class PlainPatient(Plain, PatientLearner):
+    def __init__(self, **others):
+        super().__init__(**others)
+        self.personal_optimizer = torch.optim.SGD(self.patient.parameters(), lr=0.1)
+
+
+class PlainProximal(Plain, ProximalLearner):
+    pass
+
+
+class SmallMemory(Plain, ReportLearner):
+    """Rank 1 runs out of memory with more than one report at once."""
+
+    def report_losses(self, samples, images, personal=True, focus=0.0):
+        self.sizes = [*getattr(self, "sizes", []), len(samples)]
+        if self.ranks.rank == 1 and len(samples) > 1:
+            raise torch.OutOfMemoryError("CUDA out of memory (injected)")
+        return super().report_losses(samples, images, personal, focus)
+
+
+class OneBadReport(PatientLearner):
+    """The loss of one visit, which one rank has, is not a number; AdamW makes the updates."""
+
+    bad = None
+
+    def training_losses(self, samples, images, seed):
+        losses = super().training_losses(samples, images, seed)
+        return losses * torch.tensor([float("nan") if s.visit.visit_id == self.bad else 1.0 for s in samples])
+
+
+def learner_of(folder, kind, ranks=ALONE, device="cpu", **training):
+    torch.manual_seed(0)
+    whole = synthetic_cohort("site-1", folder=folder, patients=16, timeline=Timeline(2), seed=0)
+    cohort = prepare_cohort(whole, IMAGES, folder / "prepared")
+    more = {}
+    if issubclass(kind, PatientLearner):
+        patient = PatientConfig(dropout=0.5)
+        more = {"patient": patient, "mixture": fit_mixture(cohort, patient, 5)}
+        more["median_age"] = training_median_age(cohort)
+    if issubclass(kind, ProximalLearner):
+        more = {"mu": 0.5}
+    if issubclass(kind, ScaffoldLearner):
+        more = {"optimizer": "sgd"}
+    settings = TrainingConfig(**{"local_steps": 3, "batch_size": 5, **training})
+    learner = kind(model=MODEL, lora=LoRAConfig(), training=settings, cohort=cohort, seed=0, device=device, **more)
+    learner.ranks = ranks
+    if kind is OneBadReport:
+        learner.bad = cohort.samples("train", 1)[0].visit.visit_id
+    return learner
+
+
+def arrays(tensors):
+    return {name: value.detach().float().cpu().numpy() for name, value in tensors.items()}
+
+
+def learnt(ranks, folder, kind, training, device="cpu"):
+    """What a task gives, as plain numbers, and a checksum of all that this process holds after it."""
+    learner = learner_of(folder, kind, ranks, device, **training)
+    if kind is ScaffoldLearner:
+        shared = learner.shared()
+        learner.load_shared(shared | {f"{PREFIX}{name}": torch.full_like(v, 0.01) for name, v in shared.items()})
+    told = []
+    trained = learner.train(1, 3, lambda number, loss: told.append((number, loss)))
+    bits = checksum(learner.shared() | learner.private())
+    checked = learner.validate()
+    numbers = (trained.samples, trained.skipped_updates, trained.patients, trained.first_patients)
+    losses = [loss for _, loss in told] + [trained.loss, checked.loss]
+    tensors = {"update": trained.update, "private": learner.private(), "gradient": checked.gradient}
+    found = {name: arrays(values) for name, values in tensors.items()}
+    return numbers, [number for number, _ in told], losses, found, bits, getattr(learner, "sizes", [])
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    made = tmp_path_factory.mktemp("ranks")
+    learner_of(made, ReportLearner)  # so that two processes do not make the cohort at once
+    return made
+
+
+@pytest.mark.parametrize(
+    ("kind", "training"),
+    [
+        (PlainPatient, {}),
+        (PlainPatient, {"batch_size": 1}),  # one rank has no share
+        (SmallMemory, {}),
+        pytest.param(PlainProximal, {"micro_batch": 2}, marks=pytest.mark.slow),
+        pytest.param(ScaffoldLearner, {"batch_size": 4}, marks=pytest.mark.slow),
+    ],
+)
+def test_two_processes_learn_what_one_does(folder, kind, training):
+    numbers, order, losses, expected, _, _ = learnt(ALONE, folder, kind, training)
+    first, second = in_ranks(2, learnt, folder, kind, training)
+    assert first[4] == second[4], "equal weights and private state, bit for bit"
+    assert first[2] == second[2], "and equal losses"
+    assert (first[0], first[1]) == (numbers, order)
+    assert first[2] == pytest.approx(losses, abs=1e-6)
+    for part, tensors in expected.items():
+        assert first[3][part].keys() == tensors.keys()
+        for name, value in tensors.items():
+            np.testing.assert_allclose(first[3][part][name], value, rtol=1e-4, atol=1e-6)
+    if kind is SmallMemory:
+        assert first[5][0] == 3 and second[5][:4] == [2, 2, 1, 1], "only the rank without memory halves"
+        assert max(first[5][1:]) == 3 and max(second[5][2:]) == 1
+
+
+def test_an_update_that_is_not_finite_on_one_rank_is_skipped_by_all(folder):
+    alone = learnt(ALONE, folder, OneBadReport, {})
+    first, second = in_ranks(2, learnt, folder, OneBadReport, {})
+    assert first[4] == second[4], "equal bits"
+    assert first[:2] == second[:2] == alone[:2] and alone[0][1] > 0, "as many skipped as by one process, and the same"
+
+
+def scored(ranks, folder):
+    found = learner_of(folder, PatientLearner, ranks).evaluate(1)
+    return found.texts, found.scores, [row["token_loss"] for row in found.rows]
+
+
+def test_reports_are_written_in_shares_and_scored_as_a_whole(folder):
+    texts, scores, losses = scored(ALONE, folder)
+    first, second = in_ranks(2, scored, folder)
+    assert first == second
+    assert first[0] == texts and first[2] == pytest.approx(losses, abs=1e-6)
+    assert first[1].keys() == scores.keys()
+
+
+def pieces(ranks):
+    """Sums and gathers by themselves."""
+    parameters = [torch.nn.Parameter(torch.zeros(2)) for _ in range(4)]
+    parameters[3].requires_grad_(False)
+    parameters[0].grad = torch.tensor([1.0, 2.0]) * (ranks.rank + 1)
+    if ranks.rank:
+        parameters[1].grad = torch.tensor([5.0, 6.0])
+    loss = ranks.summed(0.1 + ranks.rank, [*parameters, parameters[0]])
+    gradients = [None if p.grad is None else p.grad.tolist() for p in parameters]
+    texts = ranks.gather({"rank": ranks.rank, "text": "ä" * 3 * ranks.rank})
+    ranks.require_equal({"x": torch.ones(2)})
+    try:
+        ranks.require_equal({"x": torch.ones(2) + ranks.rank * 1e-7})
+        error = ""
+    except FedTARError as raised:
+        error = raised.public
+    return loss, gradients, texts, error
+
+
+def test_sums_and_gathers():
+    expected = (1.2, [[3.0, 6.0], [5.0, 6.0], None, None])
+    for loss, gradients, texts, error in in_ranks(2, pieces):
+        assert (loss, gradients) == (pytest.approx(expected[0], abs=1e-15), expected[1])
+        assert texts == [{"rank": 0, "text": ""}, {"rank": 1, "text": "äää"}]
+        assert "different weights" in error
+
+
+def test_one_process_takes_all_and_shares_nothing():
+    items = list(range(7))
+    assert ALONE.share(items) == items and ALONE.gather("x") == ["x"]
+    shares = [Ranks(rank, 3).share(items) for rank in range(3)]
+    assert sorted(item for share in shares for item in share) == items and [len(share) for share in shares] == [3, 2, 2]
+    assert list(Ranks(2, 3).share([1])) == []
+
+
+@pytest.mark.gpu
+def test_two_gpus_learn_what_one_does(folder):
+    if torch.cuda.device_count() < 2:
+        pytest.skip(f"two CUDA devices are needed; there are {torch.cuda.device_count()}")
+    first, second = in_ranks(2, learnt, folder, PlainPatient, {}, "cuda", device="cuda")
+    assert first[4] == second[4]
+    _, _, losses, expected, _, _ = learnt(ALONE, folder, PlainPatient, {}, "cuda")
+    assert first[2] == pytest.approx(losses, rel=1e-4)
+    for name, value in expected["gradient"].items():
+        np.testing.assert_allclose(first[3]["gradient"][name], value, rtol=1e-2, atol=1e-4)
