@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 from safetensors.torch import load, save
@@ -28,9 +28,6 @@ from fedtar_flare.errors import FedTARError
 from fedtar_flare.protocol.messages import Reply, TaskHeader
 from fedtar_flare.site.place import Site, TaskAborted
 
-if TYPE_CHECKING:
-    from fedtar_flare.flare.executor import MethodExecutor
-
 POLL_SECONDS = 0.1
 """Interval at which whoever waits for an answer looks at the abort signal."""
 LOG, SCALAR, OPENED, DONE, RAISED = "log", "scalar", "opened", "done", "raised"
@@ -39,6 +36,15 @@ LOG, SCALAR, OPENED, DONE, RAISED = "log", "scalar", "opened", "done", "raised"
 Scalar = Callable[[str, float, int], None]
 Tensors = Mapping[str, torch.Tensor]
 Answer = tuple[Reply, Tensors | None]
+
+
+class DoesTasks(Protocol):
+    """What is used of an executor here (:class:`fedtar_flare.flare.executor.MethodExecutor`)."""
+
+    scalars_to: Scalar | None
+
+    def perform(self, task: str, header: TaskHeader, weights: Tensors, site: Site) -> Answer:
+        """Do a task."""
 
 
 def environment() -> dict[str, str]:
@@ -135,7 +141,7 @@ class Worker:
         self,
         order: Mapping[str, Any],
         weights: Tensors,
-        executor_of: Callable[[Path], MethodExecutor],
+        executor_of: Callable[[Path], DoesTasks],
         abort_signal: Any = None,
         leads: bool = True,
     ) -> None:

@@ -15,6 +15,7 @@ from tests.benchmarks.scale_charts import AXES, at, draw_charts, tables
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="memory is read from Linux' /proc")
 
 
+@pytest.mark.slow
 def test_the_command_measures_keeps_and_draws(tmp_path, repository):
     file, charts = tmp_path / "scale.json", tmp_path / "charts"
     command = [sys.executable, "-W", "ignore", "-m", "tests.benchmarks.scale", "--quick", "--json", str(file)]

@@ -50,6 +50,7 @@ def is_running(pid):
 
 
 # ---------------------------------------------------------------------- the processes by themselves
+@pytest.mark.slow
 def test_a_process_that_ends_ends_the_task_and_the_group():
     group = ProcessGroup(2, "cpu")
     pids, folder = group.pids, Path(group._folder.name)

@@ -112,6 +112,7 @@ def folder(tmp_path_factory):
     return made
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "training"),
     [
@@ -138,6 +139,7 @@ def test_two_processes_learn_what_one_does(folder, kind, training):
         assert max(first[5][1:]) == 3 and max(second[5][2:]) == 1
 
 
+@pytest.mark.slow
 def test_an_update_that_is_not_finite_on_one_rank_is_skipped_by_all(folder):
     alone = learnt(ALONE, folder, OneBadReport, {})
     first, second = in_ranks(2, learnt, folder, OneBadReport, {})
@@ -150,6 +152,7 @@ def scored(ranks, folder):
     return found.texts, found.scores, [row["token_loss"] for row in found.rows]
 
 
+@pytest.mark.slow
 def test_reports_are_written_in_shares_and_scored_as_a_whole(folder):
     texts, scores, losses = scored(ALONE, folder)
     first, second = in_ranks(2, scored, folder)
@@ -177,6 +180,7 @@ def pieces(ranks):
     return loss, gradients, texts, error
 
 
+@pytest.mark.slow
 def test_sums_and_gathers():
     expected = (1.2, [[3.0, 6.0], [5.0, 6.0], None, None])
     for loss, gradients, texts, error in in_ranks(2, pieces):
