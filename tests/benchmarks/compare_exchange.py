@@ -1,4 +1,4 @@
-"""One exchange in FLARE's simulator, ours beside FLARE's own FedAvg recipe: without local work, and of one update.
+"""One exchange beside FLARE's FedAvg recipe: without local work, in the simulator and over mTLS, and of one update.
 
 Without local work, sites keep their processes. With one update, the simulator starts a process for each task, as it
 does unless told otherwise: what a site's process costs until its first update, and to send it.
@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import shutil
 import statistics
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from tests.benchmarks.result import Absent, Result
@@ -21,12 +24,13 @@ OWN = Path(__file__).resolve().parent / "exchange_app"
 SITES = 2
 
 
-def _ours(folder: Path, exchanges: int) -> Path:
+def _ours(folder: Path, exchanges: int, production: bool = False) -> Path:
     """One round of FedTAR with as many steps, and an executor that answers at once."""
     from fedtar_flare.fedtar.recipe import FedTARRecipe
 
-    FedTARRecipe(name="exchange", num_rounds=1, time_steps=exchanges).export(str(folder))
+    FedTARRecipe(name="exchange", num_rounds=1, time_steps=exchanges).export(str(folder), byoc=not production)
     app = folder / "exchange" / "app"
+    (app / "custom").mkdir(exist_ok=True)
     config = app / "config" / "config_fed_client.json"
     client = json.loads(config.read_text())
     client["executors"][0]["executor"] = {"path": "stamped_site.StampedExecutor", "args": {}}
@@ -81,9 +85,16 @@ def _seconds(job: Path, home: Path, exchanges: int, threads: int = SITES) -> flo
         OMP_NUM_THREADS="1",
         EXCHANGE_STAMPS=str(stamps),
     )
-    times = [float(line) for line in (stamps / "site-1").read_text().split()] if (stamps / "site-1").exists() else []
-    if process.returncode or len(times) != exchanges:
-        raise Absent(f"{len(times)} of {exchanges} exchanges were made: {process.stdout[-300:]}")
+    if process.returncode:
+        raise Absent(f"the simulator failed: {process.stdout[-300:]}")
+    return _between(stamps / "site-1", exchanges)
+
+
+def _between(stamps: Path, exchanges: int) -> float:
+    """Median seconds from one line of a file of clock times to the next."""
+    times = [float(line) for line in stamps.read_text().split()] if stamps.exists() else []
+    if len(times) != exchanges:
+        raise Absent(f"{len(times)} of {exchanges} exchanges were made")
     return statistics.median(b - a for a, b in itertools.pairwise(times))
 
 
@@ -112,6 +123,66 @@ def exchange(quick: bool) -> Result:
         tuple(found["theirs"]),
         ("at most", 1.0),
     )
+
+
+def exchange_mtls(quick: bool) -> Result:
+    """As :func:`exchange`, submitted to a federation of FLARE's own kits: server and sites on localhost, over mTLS.
+
+    Both jobs are as their recipe exports them for production, and bring the code that stands for local work.
+    """
+    import yaml
+
+    from tests.federation_process import SITES as NAMES
+    from tests.federation_process import running
+    from tests.trivial_site import TrivialSite
+
+    exchanges, repetitions = (3, 1) if quick else (12, 3)
+    shapes = [list(shape) for shape in TrivialSite("any").shapes.values()]
+    found: dict[str, list[float]] = {"ours": [], "theirs": []}
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        jobs = {
+            "ours": _ours(folder / "ours", exchanges, production=True),
+            "theirs": _theirs(folder / "theirs", exchanges, "stamped_script.py", shapes),
+        }
+        project = yaml.safe_load((TESTS.parent / "provisioning" / "project-localhost.yml").read_text())
+        project["builders"] = [b for b in project["builders"] if not b["path"].startswith("fedtar_flare")]
+        (folder / "project.yml").write_text(yaml.safe_dump(project, sort_keys=False))
+        stamps, sites = folder / "stamps", dict.fromkeys(NAMES, "source: synthetic\n")
+        with (
+            _variable("EXCHANGE_STAMPS", str(stamps)),
+            running(folder / "project.yml", folder / "federation", sites) as hospitals,
+        ):
+            for _ in range(repetitions):
+                for way, job in jobs.items():
+                    shutil.rmtree(stamps, ignore_errors=True)
+                    stamps.mkdir()
+                    status = hospitals.finished(identity := hospitals.submit(job))
+                    if not status.startswith("FINISHED:COMPLETED"):
+                        raise Absent(f"{way}: {status}: {hospitals.tail(identity)[-2000:]}")
+                    found[way].append(_between(stamps / NAMES[0], exchanges))
+    return Result(
+        "exchange-mtls",
+        f"the same, {SITES} sites and a server of FLARE's own kits on localhost, by mTLS, as exported for production",
+        "FLARE's FedAvg recipe",
+        "s",
+        tuple(found["ours"]),
+        tuple(found["theirs"]),
+        ("at most", 1.0),
+    )
+
+
+@contextmanager
+def _variable(name: str, value: str) -> Iterator[None]:
+    """An environment variable for as long as the block runs."""
+    before = os.environ.get(name)
+    os.environ[name] = value
+    try:
+        yield
+    finally:
+        os.environ.pop(name)
+        if before is not None:
+            os.environ[name] = before
 
 
 def one_update(quick: bool) -> Result:
@@ -164,4 +235,4 @@ def one_update(quick: bool) -> Result:
     )
 
 
-COMPARISONS = {"exchange": exchange, "one-update": one_update}
+COMPARISONS = {"exchange": exchange, "exchange-mtls": exchange_mtls, "one-update": one_update}

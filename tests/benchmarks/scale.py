@@ -60,7 +60,8 @@ def _site(**settings: Any) -> Callable[[Any, Path, bool], Found]:
 
     def measure(value: Any, folder: Path, quick: bool) -> Found:
         from fedtar_flare.models.libraries import load_libraries
-        from tests.benchmarks.scale_site import Hospital, opening, round_of
+        from tests.benchmarks.scale_cohort import Hospital
+        from tests.benchmarks.scale_site import opening, round_of
 
         load_libraries()
         chosen = {name: made(value) if callable(made) else made for name, made in settings.items()}
