@@ -45,6 +45,7 @@ METHODS = {
         events="fedtar_flare.fedtar.events:EVENTS",
         sections="fedtar_flare.fedtar.section:SECTIONS",
         personal="fedtar_flare.fedtar.personal:PersonalPart",
+        extension="fedtar_flare.learning.diagnosis:extend",
     ),
     "fedmrg": Method(
         contract="fedtar_flare.fedmrg.contract:CONTRACT",
@@ -52,7 +53,7 @@ METHODS = {
         events="fedtar_flare.fedmrg.events:EVENTS",
         sections="fedtar_flare.fedmrg.section:SECTIONS",
         personal="fedtar_flare.fedmrg.personal:SpecialisedPart",
-        extension="fedtar_flare.fedmrg.diagnosis:extend",
+        extension="fedtar_flare.learning.diagnosis:extend",
     ),
     "fedkei": Method(
         contract="fedtar_flare.fedkei.contract:CONTRACT",
@@ -83,10 +84,12 @@ METHODS = {
         contract="fedtar_flare.baselines.fedavg_patient:CONTRACT",
         recipe="fedtar_flare.baselines.fedavg_patient:FedAvgPatientRecipe",
         personal="fedtar_flare.fedtar.personal:PersonalPart",
+        extension="fedtar_flare.learning.diagnosis:extend",
     ),
     "local_patient": Method(
         contract="fedtar_flare.baselines.local_patient:CONTRACT",
         recipe="fedtar_flare.baselines.local_patient:LocalPatientRecipe",
+        extension="fedtar_flare.learning.diagnosis:extend",
     ),
     "fedavg_finetune": Method(
         contract="fedtar_flare.baselines.fedavg_finetune:CONTRACT",

@@ -39,10 +39,11 @@ class FedAvgPatientExecutor(PooledExecutor, PatientExecutor):
 
 
 class FedAvgPatientRecipe(MethodRecipe):
-    """The job of FedAvg with the patient part; beside the arguments of :class:`MethodRecipe` it takes ``patient``."""
+    """The job of FedAvg with the patient part; beside the arguments of :class:`MethodRecipe` it takes
+    ``patient`` and ``diagnosis``."""
 
     contract = CONTRACT
     controller_class = FedAvgPatientController
     executor_class = FedAvgPatientExecutor
-    own_groups = ("patient",)
+    own_groups = ("patient", "diagnosis")
     presets = PATIENT_PRESETS

@@ -45,10 +45,11 @@ class LocalPatientExecutor(PooledExecutor, PatientExecutor):
 
 
 class LocalPatientRecipe(MethodRecipe):
-    """The job of local-only with the patient part; beside the arguments of :class:`MethodRecipe`: ``patient``."""
+    """The job of local-only with the patient part; beside the arguments of :class:`MethodRecipe`: ``patient``
+    and ``diagnosis``."""
 
     contract = CONTRACT
     controller_class = LocalPatientController
     executor_class = LocalPatientExecutor
-    own_groups = ("patient",)
+    own_groups = ("patient", "diagnosis")
     presets = PATIENT_PRESETS

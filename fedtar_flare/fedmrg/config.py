@@ -9,10 +9,10 @@ from pydantic import Field
 
 from fedtar_flare.fedmrg.bank import MOST_ROWS
 from fedtar_flare.fedmrg.contrast import Denominator
-from fedtar_flare.fedmrg.diagnosis import HeadKind, Place
 from fedtar_flare.fedmrg.distill import Direction
 from fedtar_flare.fedmrg.dual_adapter import Backbone
-from fedtar_flare.fedmrg.labels import ClassSet, LabelerName
+from fedtar_flare.learning.diagnosis import HeadKind, Place
+from fedtar_flare.learning.labels import ClassSet, LabelerName
 from fedtar_flare.settings import Settings
 
 
@@ -93,6 +93,6 @@ class FedMRGConfig(Settings):
             yield "head_weights", "none, unless labeler is synthetic, head attention and prompt_classes positive"
 
     def extension(self, slices: int, seed: int) -> dict[str, Any]:
-        """What :func:`fedtar_flare.fedmrg.diagnosis.extend` needs to know."""
+        """What :func:`fedtar_flare.learning.diagnosis.extend` needs to know."""
         names = ("labeler", "prompt_classes", "prompt_place", "head", "head_weights")
         return {"slices": slices, "seed": seed} | {name: getattr(self, name) for name in names}

@@ -16,17 +16,14 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from fedtar_flare.learning.diagnosis import slice_means
+
 Denominator = Literal["decoupled", "infonce"]
 
 
 def features(tokens: Tensor, slice_mask: Tensor) -> Tensor:
     """Unit features (B, C), float32: the mean of the tokens (B, S, N, C) over N and the slices of the mask (B, S)."""
     return unit(slice_means(tokens, slice_mask).sum(1) / slice_mask.sum(1, keepdim=True).clamp(min=1))
-
-
-def slice_means(tokens: Tensor, slice_mask: Tensor) -> Tensor:
-    """Means (B, S, C) of each slice's tokens, float32; zero at slices that are padding."""
-    return tokens.float().mean(2) * slice_mask[..., None]
 
 
 def unit(vectors: Tensor) -> Tensor:

@@ -11,11 +11,11 @@ from fedtar_flare.errors import ConfigError
 from fedtar_flare.fedmrg.bank import FEATURES, rows_of_round
 from fedtar_flare.fedmrg.config import FedMRGConfig
 from fedtar_flare.fedmrg.contract import BRANCH, CONTRACT
-from fedtar_flare.fedmrg.diagnosis import extend, require_positions
 from fedtar_flare.fedmrg.dual_adapter import generic_targets
-from fedtar_flare.fedmrg.labels import labeler
 from fedtar_flare.flare.report_executor import ReportExecutor
 from fedtar_flare.flare.study_executor import PRODUCTION_MIN_CELL, seed_of
+from fedtar_flare.learning.diagnosis import extend, require_positions
+from fedtar_flare.learning.labels import labeler, require_labeler
 from fedtar_flare.protocol.exchange import WIRE_DTYPES
 from fedtar_flare.protocol.messages import TaskHeader
 from fedtar_flare.settings import build
@@ -103,12 +103,7 @@ class FedMRGExecutor(ReportExecutor):
 
     def at_handshake(self, header: TaskHeader, site: Site, state: SiteState, cohort: Cohort) -> None:
         """Raises :class:`ConfigError` where a real hospital's reports would be read by the synthetic cohort's rules."""
-        if self.fedmrg_config.labeler == "synthetic" and self._config.source != "synthetic":
-            raise ConfigError(
-                "fedmrg.labeler is 'synthetic', whose rules are for the texts of the synthetic cohort: set it to "
-                "chexpert-rules, ctrate-rules or none",
-                public="the job's fedmrg.labeler 'synthetic' is for synthetic sites alone",
-            )
+        require_labeler(self.fedmrg_config.labeler, "fedmrg.labeler", self._config.source)
         state.write(ABOUT, {}, {"mix": self.fedmrg_config.mix, "time_steps": header.time_steps})
 
     def before_training(

@@ -22,11 +22,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedtar_flare.fedmrg.diagnosis import PROMPTS, AttentionHead, DiagnosisBranch, extend, head_file
-from fedtar_flare.fedmrg.labels import POSITIVE
 from fedtar_flare.fedmrg.prompt_start import Phantoms, fit_prompts, written_of
 from fedtar_flare.imaging.batch import collate
 from fedtar_flare.imaging.pipeline import InputConfig
+from fedtar_flare.learning.diagnosis import PROMPTS, AttentionHead, DiagnosisBranch, extend, head_file
+from fedtar_flare.learning.labels import POSITIVE
 from fedtar_flare.learning.training import batches
 from fedtar_flare.learning.warm_start import HELD_OUT_SEED_STEP, Pairs, phantom_pairs
 from fedtar_flare.metrics.clinical import finding_f1

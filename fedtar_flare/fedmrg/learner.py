@@ -26,7 +26,6 @@ from fedtar_flare.fedmrg.bank import FEATURES
 from fedtar_flare.fedmrg.batch_contrast import BatchContrast
 from fedtar_flare.fedmrg.config import FedMRGConfig
 from fedtar_flare.fedmrg.contrast import contrast_losses, features
-from fedtar_flare.fedmrg.diagnosis import DiagnosisBranch, diagnosis_losses, extend
 from fedtar_flare.fedmrg.distill import distill_losses
 from fedtar_flare.fedmrg.dual_adapter import (
     GENERIC,
@@ -39,11 +38,12 @@ from fedtar_flare.fedmrg.dual_adapter import (
     specialised_parameters,
     specialised_state,
 )
-from fedtar_flare.fedmrg.labels import labeler
 from fedtar_flare.fedmrg.prompt_scores import prompt_scores
 from fedtar_flare.fedmrg.site_bank import SiteBank
 from fedtar_flare.imaging.augment import sample_seed
 from fedtar_flare.imaging.batch import ImageBatch, collate
+from fedtar_flare.learning.diagnosis import DiagnosisBranch, diagnosis_losses, extend
+from fedtar_flare.learning.labels import labeler
 from fedtar_flare.learning.learner import ReportLearner
 from fedtar_flare.learning.training import (
     Trained,
@@ -96,7 +96,7 @@ class FedMRGLearner(ReportLearner):
 
     @property
     def extension(self) -> dict[str, Any]:
-        """What :func:`fedtar_flare.fedmrg.diagnosis.extend` needs to know."""
+        """What :func:`fedtar_flare.learning.diagnosis.extend` needs to know."""
         return self._fedmrg.extension(self._config.slices, self._seed)
 
     def extend(self, generator: ReportGenerator) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from fedtar_flare.data.cohort import Sample, told
-from fedtar_flare.fedmrg.labels import POSITIVE
+from fedtar_flare.learning.labels import POSITIVE
 
 
 def prompt_scores(

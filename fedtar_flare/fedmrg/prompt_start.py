@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from fedtar_flare.fedmrg.diagnosis import DiagnosisBranch
+from fedtar_flare.learning.diagnosis import DiagnosisBranch
 from fedtar_flare.learning.warm_start import Pairs
 from fedtar_flare.models.report_generator import ReportGenerator, report_loss
 from fedtar_flare.models.tokenizer import ReportTokenizer

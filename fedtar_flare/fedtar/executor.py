@@ -16,6 +16,9 @@ from fedtar_flare.fedtar.release import most_numbers, require_spread, told_numbe
 from fedtar_flare.flare.executor import Tensors
 from fedtar_flare.flare.report_executor import ReportExecutor
 from fedtar_flare.flare.study_executor import seed_of
+from fedtar_flare.learning.diagnosis import extend
+from fedtar_flare.learning.labels import require_labeler
+from fedtar_flare.learning.site_diagnosis import DiagnosisConfig
 from fedtar_flare.protocol.messages import TaskHeader
 from fedtar_flare.settings import build
 from fedtar_flare.site.admission import Asked
@@ -26,23 +29,34 @@ from fedtar_flare.tensor_file import checksum
 if TYPE_CHECKING:
     from fedtar_flare.data.cohort import Cohort
     from fedtar_flare.learning.learner import ReportLearner, Validated
+    from fedtar_flare.models.report_generator import ReportGenerator
 
 
 class PatientExecutor(ReportExecutor):
     """Trains a report generator with the patient-adaptive part of one site, whose mixture it fits at the handshake.
 
     Args:
-        patient: settings of :class:`PatientConfig`, else ConfigError.
+        patient, diagnosis: settings of :class:`PatientConfig` and :class:`DiagnosisConfig`, else ConfigError.
         args, kwargs: of :class:`ReportExecutor`; FLARE's export finds its parameters by these two names.
     """
 
-    def __init__(self, *args: Any, patient: dict[str, Any] | None = None, **kwargs: Any):
+    def __init__(
+        self,
+        *args: Any,
+        patient: dict[str, Any] | None = None,
+        diagnosis: dict[str, Any] | None = None,
+        **kwargs: Any,
+    ):
         super().__init__(*args, **kwargs)
-        self.patient = patient
+        self.patient, self.diagnosis = patient, diagnosis
         self.patient_config = build(PatientConfig, patient, "patient")
+        self.diagnosis_config = build(DiagnosisConfig, diagnosis, "diagnosis")
 
     def method_settings(self) -> tuple[Any, ...]:
-        return (self.patient_config,)
+        return (self.patient_config, self.diagnosis_config)
+
+    def extend(self, model: ReportGenerator) -> None:
+        extend(model, self.diagnosis_config.extension(self.model_config.slices, self.seed))
 
     def learner_class(self) -> type[ReportLearner]:
         from fedtar_flare.fedtar.learner import PatientLearner
@@ -52,12 +66,13 @@ class PatientExecutor(ReportExecutor):
     def asked(self, rounds: int, time_steps: int) -> Asked:
         """With the hypernetworks (a weight vector and a bias for each shared value), the projection and e_t."""
         asked, patient = super().asked(rounds, time_steps), self.patient_config
+        head = self.diagnosis_config.lr if self.diagnosis_config.on else 0.0
         if not patient.enabled:
-            return asked
+            return replace(asked, own_learning_rate=head)
         width = patient.embedding_dim
         return replace(
             asked,
-            own_learning_rate=patient.lr,
+            own_learning_rate=max(patient.lr, head),
             own_parameters=lambda shared: (width + 1) * shared + width * (patient.components + 1 + time_steps),
         )
 
@@ -74,12 +89,21 @@ class PatientExecutor(ReportExecutor):
             "patient": self.patient_config,
             "mixture": mixture,
             "median_age": median_age,
+            "diagnosis": self.diagnosis_config,
         }
+
+    def shared_learner(self) -> tuple[type[ReportLearner], dict[str, Any]]:
+        """Without the patient part, and with the head that all sites began with."""
+        from fedtar_flare.fedtar.learner import PatientLearner
+
+        alone = self.patient_config.replace(enabled=False)
+        return PatientLearner, {"patient": alone, "mixture": None, "diagnosis": self.diagnosis_config}
 
     def at_handshake(self, header: TaskHeader, site: Site, state: SiteState, cohort: Cohort) -> None:
         """Fit the demographic mixture on the training patients."""
         from fedtar_flare.fedtar.profiles import fit_mixture, training_median_age
 
+        require_labeler(self.diagnosis_config.labeler, "diagnosis.labeler", self._config.source)
         if not self.patient_config.enabled or state.has("mixture"):
             return
         mixture = fit_mixture(cohort, self.patient_config, seed_of(self.seed, site.name, 0, 0, "mixture"))

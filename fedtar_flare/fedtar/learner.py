@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -18,8 +18,11 @@ from fedtar_flare.fedtar.profiles import memberships
 from fedtar_flare.imaging.augment import sample_seed
 from fedtar_flare.imaging.batch import ImageBatch
 from fedtar_flare.learning.config import LoRAConfig, TrainingConfig
+from fedtar_flare.learning.diagnosis import extend
 from fedtar_flare.learning.learner import ReportLearner
+from fedtar_flare.learning.site_diagnosis import DiagnosisConfig, SiteDiagnosis, load_head
 from fedtar_flare.learning.training import load_optimizer_state, optimizer_state
+from fedtar_flare.models.report_generator import ReportGenerator
 
 _PREFIX = "patient/"
 
@@ -30,6 +33,7 @@ class PatientLearner(ReportLearner):
     Args:
         mixture: fitted at this site; None when the patient part is off, else ConfigError.
         median_age: of the training patients when it was fitted.
+        diagnosis: of the findings that the decoder is told; their head is the site's own, like the patient part.
         seed: of the shared and patient parts' initial values, the same at every site.
         lora, training, others: of :class:`ReportLearner`.
     """
@@ -42,69 +46,107 @@ class PatientLearner(ReportLearner):
         training: TrainingConfig,
         mixture: DemographicMixture | None,
         median_age: float | None = None,
+        diagnosis: DiagnosisConfig | None = None,
         seed: int,
         **others: Any,
     ):
         if patient.enabled and mixture is None:
             raise ConfigError("the patient part is on and needs the site's demographic mixture; none was given")
+        self._diagnosis, self._seed = diagnosis or DiagnosisConfig(), seed
         super().__init__(lora=lora, training=training, seed=seed, **others)
         self._mixture = mixture
         self._median_age = median_age
         self._profile_fields = patient.profile
         self.patient: PatientLoRA | None = None
+        self.findings = SiteDiagnosis(self._diagnosis, self.generator) if self._diagnosis.on else None
+        groups = []
         if patient.enabled:
             self.patient = patient_part(self.model, patient, lora.rank, self.cohort.time_steps, seed)
-            self.personal_optimizer = torch.optim.AdamW(
-                self.patient.parameters(), lr=patient.lr, weight_decay=training.weight_decay
-            )
-
+            groups.append({"params": list(self.patient.parameters()), "lr": patient.lr})
+        if self.findings is not None:
+            groups.append({"params": list(self.findings.parameters.values()), "lr": self._diagnosis.lr})
+        if groups:
+            self.personal_optimizer = torch.optim.AdamW(groups, weight_decay=training.weight_decay)
         self._dropout = patient.dropout
         self._share: Tensor | None = None
 
+    def extend(self, generator: ReportGenerator) -> None:
+        """The diagnosis branch, where the decoder is told of findings."""
+        extend(generator, self._extension)
+
+    @property
+    def _extension(self) -> dict[str, Any]:
+        return self._diagnosis.extension(self._config.slices, self._seed)
+
     @property
     def has_personal_part(self) -> bool:
-        return self.patient is not None
+        return self.patient is not None or self.findings is not None
 
     @property
     def personal_part_acts(self) -> bool:
-        return self.patient is not None and self.patient.acts
+        head = self.findings is not None and self.findings.learnt
+        return head or (self.patient is not None and self.patient.acts)
 
     def training_losses(self, samples: Sequence[Sample], images: ImageBatch, seed: str) -> Tensor:
-        """Some reports, drawn by the visit and ``seed``, are read without the patient part."""
-        if self.patient is None or not self._dropout:
-            return super().training_losses(samples, images, seed)
-        drawn = [sample_seed(0, f"dropout/{seed}", s.visit.patient_id, s.visit.visit_id) / 2**32 for s in samples]
-        self._share = (torch.tensor(drawn) >= self._dropout).float()
+        """Some reports, drawn by the visit and ``seed``, are read without the patient part.
+
+        The decoder is told what the reports say of the findings; the head's loss adds its gradient, not its value.
+        """
+        told = None if self.findings is None else self.findings.told(samples)
+        if self.patient is not None and self._dropout:
+            drawn = [sample_seed(0, f"dropout/{seed}", s.visit.patient_id, s.visit.visit_id) / 2**32 for s in samples]
+            self._share = (torch.tensor(drawn) >= self._dropout).float()
         try:
-            return super().training_losses(samples, images, seed)
+            with self._reading_once():
+                losses = self.report_losses(samples, images, focus=self.training.focus, prompts=told)
+                if self.findings is None:
+                    return losses
+                head = self.findings.losses(samples, self.tokens(samples, images), images.slice_mask)
         finally:
             self._share = None
+        return losses + head - head.detach()
 
-    def context(self, samples: Sequence[Sample], personal: bool) -> AbstractContextManager[Any]:
-        """The patients' adapters at their visits."""
-        if self.patient is None or self._mixture is None or not personal:
-            return nullcontext()
-        q = memberships(samples, self._mixture, self.cohort.key, self._median_age, self._profile_fields)
-        return self.patient.adapt(q, torch.tensor([sample.time_step for sample in samples]), self._share)
+    @contextmanager
+    def context(self, samples: Sequence[Sample], personal: bool) -> Iterator[None]:
+        """The patients' adapters at their visits, and the site's head; without the personal part, the first head."""
+        with ExitStack() as stack:
+            if personal and self.patient is not None and self._mixture is not None:
+                q = memberships(samples, self._mixture, self.cohort.key, self._median_age, self._profile_fields)
+                steps = torch.tensor([sample.time_step for sample in samples])
+                stack.enter_context(self.patient.adapt(q, steps, self._share))
+            if not personal and self.findings is not None:
+                stack.enter_context(self.findings.as_begun())
+            yield
 
     def personal_parameters(self) -> Sequence[nn.Parameter]:
-        return () if self.patient is None else tuple(self.patient.parameters())
+        return tuple(self._own_parameters().values())
+
+    def _own_parameters(self) -> dict[str, nn.Parameter]:
+        """What is trained beside the adapter, by the name that its optimiser's state has."""
+        patient = {} if self.patient is None else dict(self.patient.named_parameters())
+        return patient | ({} if self.findings is None else self.findings.parameters)
 
     def private(self) -> dict[str, Tensor]:
-        """The patient part and its optimiser."""
-        if self.patient is None or self.personal_optimizer is None:
+        """The patient part, the head, and their optimiser."""
+        if self.personal_optimizer is None:
             return {}
-        state = {f"{_PREFIX}{name}": value for name, value in self.patient.state_dict().items()}
-        return state | optimizer_state(self.personal_optimizer, dict(self.patient.named_parameters()))
+        patient = {} if self.patient is None else self.patient.state_dict()
+        state = {f"{_PREFIX}{name}": value for name, value in patient.items()}
+        state |= {} if self.findings is None else self.findings.state()
+        return state | optimizer_state(self.personal_optimizer, self._own_parameters())
 
     def load_private(self, state: Mapping[str, Tensor]) -> None:
-        if self.patient is None or self.personal_optimizer is None:
+        if self.personal_optimizer is None:
             return
-        load_patient_part(self.patient, state)
-        load_optimizer_state(self.personal_optimizer, dict(self.patient.named_parameters()), state)
+        if self.patient is not None:
+            load_patient_part(self.patient, state)
+        load_head(self.generator, state)
+        load_optimizer_state(self.personal_optimizer, self._own_parameters(), state)
 
     def describe(self) -> dict[str, Any]:
-        return super().describe() | {"patient_parameters": sum(p.numel() for p in self.personal_parameters())}
+        told = {} if self.findings is None else {"extension": self._extension}
+        patient = () if self.patient is None else self.patient.parameters()
+        return super().describe() | told | {"patient_parameters": sum(p.numel() for p in patient)}
 
 
 def patient_part(model: Any, patient: PatientConfig, rank: int, time_steps: int, seed: int) -> PatientLoRA:

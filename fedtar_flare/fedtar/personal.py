@@ -19,6 +19,7 @@ from fedtar_flare.fedtar.learner import load_patient_part, patient_part
 from fedtar_flare.fedtar.patient_lora import PatientLoRA
 from fedtar_flare.fedtar.profiles import memberships
 from fedtar_flare.learning.drafting import Study, visit_of
+from fedtar_flare.learning.site_diagnosis import load_head
 from fedtar_flare.settings import build
 from fedtar_flare.site.key import derived_key
 from fedtar_flare.site.trained import state_of_run, trained_version
@@ -55,7 +56,9 @@ class PersonalPart:
         found = trained_version(state, round_, about["time_steps"], "patient part")
         config = build(PatientConfig, about["patient"], "patient")
         patient = patient_part(model, config, about["rank"], about["time_steps"], about["seed"])
-        load_patient_part(patient, state.read(found)[0])
+        private = state.read(found)[0]
+        load_patient_part(patient, private)
+        load_head(model.get_base_model(), private)
         mixture = DemographicMixture.from_state({name: value.numpy() for name, value in arrays.items()})
         return cls(patient, mixture, _matching_key(about, key), about)
 

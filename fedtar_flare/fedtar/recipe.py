@@ -41,13 +41,13 @@ learns from the visits of other steps that the run has come to, too.
 class FedTARRecipe(MethodRecipe):
     """The job of FedTAR.
 
-    Beside the arguments of :class:`MethodRecipe` it takes the groups ``patient`` (``PatientConfig``) and ``temporal``
-    (``TemporalConfig``, which the server gets too).
+    Beside the arguments of :class:`MethodRecipe` it takes the groups ``patient`` (``PatientConfig``), ``diagnosis``
+    (``DiagnosisConfig``) and ``temporal`` (``TemporalConfig``, which the server gets too).
     """
 
     contract = CONTRACT
     controller_class = TemporalResidualController
     executor_class = PatientAdaptiveExecutor
-    own_groups = ("patient", "temporal")
+    own_groups = ("patient", "diagnosis", "temporal")
     server_groups = ("temporal",)
     presets = PRESETS

@@ -189,14 +189,17 @@ class ReportGenerator(nn.Module):
         labels: Tensor,
         focus: float = 0.0,
         tokens: Tensor | None = None,
+        prompts: Tensor | None = None,
     ) -> Tensor:
         """Mean token loss of each report, (B,), float32, from what :meth:`ReportTokenizer.batch` returns.
 
-        ``focus``: of :func:`report_loss`; ``tokens`` as in :meth:`encode`.
+        ``focus``: of :func:`report_loss`; ``tokens`` as in :meth:`encode`; ``prompts`` (B, D, E): what the decoder is
+        told, instead of what :attr:`diagnosis` reads off the image.
         """
         tokens = self.tokens(batch) if tokens is None else tokens
         memory, mask = self.memory(batch, tokens)
-        logits, _ = self.decode(memory, mask, input_ids, self.prompts(batch, tokens))
+        prompts = self.prompts(batch, tokens) if prompts is None else prompts
+        logits, _ = self.decode(memory, mask, input_ids, prompts)
         return report_loss(logits, labels, focus)
 
     def prompts(self, batch: ImageBatch, tokens: Tensor) -> Tensor | None:

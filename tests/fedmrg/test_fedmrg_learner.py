@@ -10,11 +10,11 @@ import torch
 from torch.nn import functional as F
 
 from fedtar_flare.fedmrg.dual_adapter import BROADCAST, GENERIC, SPECIALISED, copy_broadcast
-from fedtar_flare.fedmrg.labels import POSITIVE, labeler
 from fedtar_flare.fedtar.patient_lora import PatientLoRA, PatientLoRAConfig
 from fedtar_flare.imaging.batch import collate
 from fedtar_flare.imaging.pipeline import images_of
 from fedtar_flare.imaging.site_changes import change_of
+from fedtar_flare.learning.labels import POSITIVE, labeler
 from fedtar_flare.learning.training import augmented
 from fedtar_flare.models.adapters.lora import shared_parameters
 

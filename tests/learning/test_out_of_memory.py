@@ -22,9 +22,9 @@ class SmallMemory(ReportLearner):
 
     most, late = 10**6, False
 
-    def report_losses(self, samples, images, personal=True, focus=0.0):
+    def report_losses(self, samples, images, personal=True, focus=0.0, prompts=None):
         self._require(samples, self.late)
-        return super().report_losses(samples, images, personal, focus)
+        return super().report_losses(samples, images, personal, focus, prompts)
 
     def generate(self, samples, images, personal=True):
         self._require(samples, False)

@@ -10,8 +10,8 @@ import torch
 from tiny_llama import write_llama
 
 from fedtar_flare.errors import ConfigError
-from fedtar_flare.fedmrg.diagnosis import extend
 from fedtar_flare.imaging.batch import ImageBatch
+from fedtar_flare.learning.diagnosis import extend
 from fedtar_flare.models.adapters.lora import add_lora, shared_state
 from fedtar_flare.models.build import build_model
 from fedtar_flare.models.config import preset

@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from fedtar_flare.errors import ConfigError
-from fedtar_flare.fedmrg.diagnosis import AttentionHead, DiagnosisBranch, diagnosis_losses, extend, load_start
 from fedtar_flare.fedmrg.executor import FedMRGExecutor
-from fedtar_flare.fedmrg.labels import CLASSES, labeler
 from fedtar_flare.fedmrg.prompt_start import Phantoms, fit_prompts, written_of
 from fedtar_flare.imaging.batch import ImageBatch
+from fedtar_flare.learning.diagnosis import AttentionHead, DiagnosisBranch, diagnosis_losses, extend, load_start
+from fedtar_flare.learning.labels import CLASSES, labeler
 from fedtar_flare.learning.warm_start import Pairs
 from fedtar_flare.models.build import build_model, build_tokenizer
 from fedtar_flare.models.config import preset

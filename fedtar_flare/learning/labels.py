@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cache, lru_cache
 from typing import Literal
 
+from fedtar_flare.errors import ConfigError
 from fedtar_flare.metrics.chexpert_rules import chexpert_labeler
 from fedtar_flare.metrics.ctrate_rules import ctrate_labeler
 from fedtar_flare.synthetic.vocabulary import FINDINGS, denied_in, findings_in
@@ -51,6 +52,16 @@ def labeler(name: LabelerName, classes: ClassSet = "all") -> Labeler:
         return Labeler(FINDINGS, lru_cache(maxsize=4096)(_synthetic))
     rules = chexpert_labeler() if name == "chexpert-rules" else ctrate_labeler()
     return Labeler(rules.names, lambda text: tuple(CLASSES.index(label) for label in rules(text).values()))
+
+
+def require_labeler(name: LabelerName, setting: str, source: str) -> None:
+    """Raise :class:`ConfigError` where a real hospital's reports would be read by the synthetic cohort's rules."""
+    if name == "synthetic" and source != "synthetic":
+        raise ConfigError(
+            f"{setting} is 'synthetic', whose rules are for the texts of the synthetic cohort: set it to "
+            "chexpert-rules, ctrate-rules or none",
+            public=f"the job's {setting} 'synthetic' is for synthetic sites alone",
+        )
 
 
 def _synthetic(text: str) -> tuple[int, ...]:

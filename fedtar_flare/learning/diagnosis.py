@@ -30,8 +30,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedtar_flare.errors import ConfigError
-from fedtar_flare.fedmrg.contrast import slice_means
-from fedtar_flare.fedmrg.labels import labeler
+from fedtar_flare.learning.labels import labeler
 from fedtar_flare.models.config import ASSETS
 from fedtar_flare.models.report_generator import Place, ReportGenerator
 
@@ -43,6 +42,13 @@ NOISE = 0.01
 
 PROMPTS = "prompts"
 """Name of T in the file of a shipped head."""
+FIXED_RMS = 1.5
+"""Root mean square of a fixed prompt, about that of the shipped ones."""
+
+
+def slice_means(tokens: Tensor, slice_mask: Tensor) -> Tensor:
+    """Means (B, S, C) of each slice's tokens, float32; zero at slices that are padding."""
+    return tokens.float().mean(2) * slice_mask[..., None]
 
 
 class MeanHead(nn.Module):
@@ -155,8 +161,9 @@ def extend(generator: ReportGenerator, settings: Mapping[str, Any]) -> None:
     """Give a base model its diagnosis branch; none for the labeler ``none``.
 
     ``settings`` has ``labeler``, ``slices`` and ``seed``, and may have ``prompt_classes``, ``prompt_place``, ``head``
-    and ``head_weights``, as :class:`~fedtar_flare.fedmrg.config.FedMRGConfig` names them. Raises :class:`ConfigError`
-    where the decoder has too few positions for prompts and report, or the head's weights do not fit.
+    and ``head_weights``, as :class:`~fedtar_flare.fedmrg.config.FedMRGConfig` names them, and ``fixed_prompts``, for
+    prompts that are not to be trained (:func:`fix_prompts`). Raises :class:`ConfigError` where the decoder has too few
+    positions for prompts and report, or the head's weights do not fit.
     """
     found = labeler(settings["labeler"], settings.get("prompt_classes", "all"))
     if not found.findings:
@@ -177,7 +184,25 @@ def extend(generator: ReportGenerator, settings: Mapping[str, Any]) -> None:
     )
     if weights := settings.get("head_weights"):
         load_start(branch, weights)
+    if settings.get("fixed_prompts"):
+        fix_prompts(branch, settings["seed"])
     generator.diagnosis = branch
+
+
+@torch.no_grad()
+def fix_prompts(branch: DiagnosisBranch, seed: int) -> None:
+    """Give every finding without trained prompts fixed ones: of the last class a random direction, of the others zero.
+
+    Random directions of many dimensions are as good as orthogonal, and a decoder can learn to read them; prompts near
+    zero, from which a joint training would begin, it had not learnt to heed after 432 updates (docs/experiments.md).
+    """
+    rows = branch.embeddings
+    untrained = rows.square().mean(dim=(1, 2)).sqrt() < 10 * NOISE
+    generator = torch.Generator().manual_seed(seed)
+    drawn = torch.randn(rows.shape[0], rows.shape[2], generator=generator).to(rows)
+    fixed = torch.zeros_like(rows)
+    fixed[:, -1] = FIXED_RMS * drawn / drawn.square().mean(1, keepdim=True).sqrt()
+    rows.copy_(torch.where(untrained[:, None, None], fixed, rows))
 
 
 def load_start(branch: DiagnosisBranch, name: str) -> None:

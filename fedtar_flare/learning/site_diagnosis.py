@@ -1,0 +1,118 @@
+"""Findings as prompts of a site's own: a head reads them off the image, and the decoder is told.
+
+In training the decoder is told what a report says of each finding, so that it learns to write a sentence because of its
+prompt, not because it remembers the image; when reports are written it is told what the head reads off the image
+(PromptMRG, Jin et al., AAAI 2024, and FedMRG, which exchange or share the head). Here the head stays at the site, for
+averaged over hospitals it loses the findings that some of them hardly have, and the prompts are fixed and the same at
+all sites: the adapters learn to read them, and nothing more travels.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Literal, cast
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from fedtar_flare.data.cohort import Sample
+from fedtar_flare.learning.diagnosis import DiagnosisBranch, diagnosis_losses
+from fedtar_flare.learning.labels import LabelerName, labeler
+from fedtar_flare.models.report_generator import ReportGenerator
+from fedtar_flare.settings import Settings
+
+_PREFIX = "diagnosis/"
+
+
+class DiagnosisConfig(Settings):
+    """Findings that a site reads off its images for the decoder."""
+
+    labeler: LabelerName = Field(
+        "none", description="what tells the findings of a training report; the same at all sites; 'none': no prompts"
+    )
+    weights: Literal["small"] | None = Field(
+        None,
+        description="'small': the head and the prompts that were warm-started with the preset small, for labeler "
+        "'synthetic'; its new findings have to be learnt",
+    )
+    lr: float = Field(3e-3, gt=0, description="AdamW learning rate of the head")
+
+    def misfits(self) -> Iterator[tuple[str, str]]:
+        if self.weights and self.labeler != "synthetic":
+            yield "weights", "none, unless labeler is synthetic"
+
+    @property
+    def on(self) -> bool:
+        """Whether there are findings to tell."""
+        return bool(labeler(self.labeler).findings)
+
+    def extension(self, slices: int, seed: int) -> dict[str, Any]:
+        """What :func:`fedtar_flare.learning.diagnosis.extend` needs to know."""
+        return {
+            "labeler": self.labeler,
+            "prompt_classes": "positive",
+            "prompt_place": "memory",
+            "head": "attention",
+            "head_weights": self.weights,
+            "fixed_prompts": True,
+            "slices": slices,
+            "seed": seed,
+        }
+
+
+class SiteDiagnosis:
+    """The head of one site and what it began as; arguments as of the learner whose model has the branch."""
+
+    def __init__(self, config: DiagnosisConfig, generator: ReportGenerator):
+        self._label = labeler(config.labeler, "positive").label
+        self._branch = cast(DiagnosisBranch, generator.diagnosis)
+        self._start = copy.deepcopy(self._branch.head).requires_grad_(False)
+        self._branch.head.requires_grad_(True)
+
+    @property
+    def parameters(self) -> dict[str, nn.Parameter]:
+        """Those of the head, by the name under which the site keeps them."""
+        return {f"{_PREFIX}{name}": parameter for name, parameter in self._branch.head.named_parameters()}
+
+    @property
+    def learnt(self) -> bool:
+        """Whether the head is another than it began as."""
+        now, start = self._branch.head.state_dict(), self._start.state_dict()
+        return any(not torch.equal(now[name], start[name].to(now[name])) for name in now)
+
+    def classes(self, samples: Sequence[Sample]) -> Tensor:
+        """Classes (B, D) of the reports' findings."""
+        found = [self._label(sample.visit.report) for sample in samples]
+        return torch.tensor(found, dtype=torch.long, device=self._branch.embeddings.device)
+
+    def told(self, samples: Sequence[Sample]) -> Tensor:
+        """Prompts (B, D, E) of what the reports say."""
+        return self._branch.prompts_of(self.classes(samples))
+
+    def losses(self, samples: Sequence[Sample], tokens: Tensor, slice_mask: Tensor) -> Tensor:
+        """Cross-entropy of the head, (B,); nothing of it flows back to the encoder that made the tokens."""
+        return diagnosis_losses(self._branch(tokens.detach(), slice_mask), self.classes(samples))
+
+    @contextmanager
+    def as_begun(self) -> Iterator[None]:
+        """Inside, the head is the one that all sites began with."""
+        mine, self._branch.head = self._branch.head, self._start.to(self._branch.embeddings.device)
+        try:
+            yield
+        finally:
+            self._branch.head = mine
+
+    def state(self) -> dict[str, Tensor]:
+        """The head, float32 on the CPU."""
+        return {name: p.detach().float().cpu().clone() for name, p in self.parameters.items()}
+
+
+@torch.no_grad()
+def load_head(generator: ReportGenerator, state: Mapping[str, Tensor]) -> None:
+    """Load a head that :meth:`SiteDiagnosis.state` gave into a model that has the branch; other names are ignored."""
+    if generator.diagnosis is not None:
+        head = cast(DiagnosisBranch, generator.diagnosis).head
+        head.load_state_dict({k.removeprefix(_PREFIX): v for k, v in state.items() if k.startswith(_PREFIX)})
