@@ -191,18 +191,18 @@ def extend(generator: ReportGenerator, settings: Mapping[str, Any]) -> None:
 
 @torch.no_grad()
 def fix_prompts(branch: DiagnosisBranch, seed: int) -> None:
-    """Give every finding without trained prompts fixed ones: of the last class a random direction, of the others zero.
+    """Fix every prompt that nobody trained: that of a finding's last class at a random direction, others at zero.
 
     Random directions of many dimensions are as good as orthogonal, and a decoder can learn to read them; prompts near
     zero, from which a joint training would begin, it had not learnt to heed after 432 updates (docs/experiments.md).
     """
     rows = branch.embeddings
-    untrained = rows.square().mean(dim=(1, 2)).sqrt() < 10 * NOISE
+    untrained = rows.square().mean(2, keepdim=True).sqrt() < 10 * NOISE
     generator = torch.Generator().manual_seed(seed)
     drawn = torch.randn(rows.shape[0], rows.shape[2], generator=generator).to(rows)
     fixed = torch.zeros_like(rows)
     fixed[:, -1] = FIXED_RMS * drawn / drawn.square().mean(1, keepdim=True).sqrt()
-    rows.copy_(torch.where(untrained[:, None, None], fixed, rows))
+    rows.copy_(torch.where(untrained, fixed, rows))
 
 
 def load_start(branch: DiagnosisBranch, name: str) -> None:

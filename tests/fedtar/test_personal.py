@@ -23,6 +23,7 @@ from fedtar_flare.fedtar.profiles import fit_mixture, training_median_age
 from fedtar_flare.imaging.pipeline import InputConfig, prepare_cohort
 from fedtar_flare.learning.config import LoRAConfig, TrainingConfig
 from fedtar_flare.learning.drafting import Drafter, Study
+from fedtar_flare.learning.site_diagnosis import DiagnosisConfig
 from fedtar_flare.models.adapters.peft_file import ADAPTER_INFO, write_adapter
 from fedtar_flare.models.config import preset
 from fedtar_flare.protocol.messages import version
@@ -36,14 +37,17 @@ MODEL = preset("tiny", max_length=16)
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     """What a run leaves: the adapter of round 3 and one site's state, with a personal part that changes the text."""
-    place = tmp_path_factory.mktemp("run")
+    return left_by(tmp_path_factory.mktemp("run"))
+
+
+def left_by(place, diagnosis=None):
     cohort = synthetic_cohort("site-1", folder=place / "cohorts", patients=8, timeline=Timeline(T), seed=SEED)
     cohort = prepare_cohort(cohort, InputConfig(image_size=MODEL.image_size, slices=MODEL.slices), place / "cache")
     patient, median = PatientConfig(), training_median_age(cohort)
     mixture = fit_mixture(cohort, patient, 5)
     learner = PatientLearner(
         model=MODEL, lora=LoRAConfig(), training=TrainingConfig(), cohort=cohort, seed=SEED,
-        patient=patient, mixture=mixture, median_age=median,
+        patient=patient, mixture=mixture, median_age=median, diagnosis=diagnosis,
     )  # fmt: skip
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
@@ -58,6 +62,8 @@ def run(tmp_path_factory):
     state.write("mixture", arrays, about)
     state.save(version(ROUND, T), learner.private(), {})
     info = {"run_id": "run-1", "round": ROUND, "model": MODEL.to_dict(), "fingerprint": learner.fingerprint}
+    if extension := learner.describe().get("extension"):
+        info |= {"method": "fedtar", "extension": extension}
     write_adapter(place / "adapter", learner.shared(), learner.adapter_config(), info)
     sample = cohort.samples("test")[0]
     study = Study(
@@ -84,6 +90,18 @@ def test_a_draft_is_what_the_site_s_own_learner_writes(run):
     assert draft.text == personal and draft.personal and draft.to_dict()["personal_part"] is True
     draft = Drafter(run.adapter, device="cpu").draft(run.study)
     assert draft.text == generic and not draft.personal and "shared adapter alone" in draft.to_text()
+
+
+def test_a_draft_is_told_the_findings_by_the_site_s_own_head_and_without_its_state_by_the_first_one(tmp_path):
+    run = left_by(tmp_path, DiagnosisConfig(labeler="synthetic"))
+    images = run.learner.images([run.sample])
+    personal, generic = (run.learner.generate([run.sample], images, on)[0] for on in (True, False))
+    mine = Drafter(run.adapter, state=run.state.folder, device="cpu")
+    assert mine.draft(run.study).text == personal
+    assert Drafter(run.adapter, device="cpu").draft(run.study).text == generic
+    for one, other in zip(mine.model.get_base_model().diagnosis.parameters(),
+                          run.learner.generator.diagnosis.parameters(), strict=True):  # fmt: skip
+        torch.testing.assert_close(one, other, rtol=0, atol=0)
 
 
 def test_an_adapter_names_its_method_and_one_without_a_personal_part_is_told(run, tmp_path, monkeypatch):

@@ -1,0 +1,152 @@
+"""Findings that the decoder is told: fixed prompts, and a head that learns and stays at its site."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hospital_site import HospitalSite, write_site_files
+
+from fedtar_flare.data.timeline import Timeline
+from fedtar_flare.errors import ConfigError
+from fedtar_flare.fedtar.config import PatientConfig
+from fedtar_flare.fedtar.executor import PatientAdaptiveExecutor
+from fedtar_flare.fedtar.learner import PatientLearner
+from fedtar_flare.fedtar.profiles import fit_mixture
+from fedtar_flare.imaging.pipeline import InputConfig, prepare_cohort
+from fedtar_flare.learning.config import LoRAConfig, TrainingConfig
+from fedtar_flare.learning.diagnosis import FIXED_RMS, DiagnosisBranch, fix_prompts
+from fedtar_flare.learning.labels import labeler
+from fedtar_flare.learning.site_diagnosis import DiagnosisConfig
+from fedtar_flare.models.config import CVT_TARGETS, preset
+from fedtar_flare.models.report_generator import report_loss
+from fedtar_flare.synthetic.cohort import synthetic_cohort
+
+MODEL = preset("tiny", max_length=16)
+TOLD = DiagnosisConfig(labeler="synthetic")
+
+
+@pytest.fixture(scope="module")
+def cohort(tmp_path_factory):
+    place = tmp_path_factory.mktemp("cohort")
+    made = synthetic_cohort("site-1", folder=place, patients=12, timeline=Timeline(2), seed=0)
+    return prepare_cohort(made, InputConfig(image_size=MODEL.image_size, slices=MODEL.slices), place / "prepared")
+
+
+@pytest.fixture
+def learner_of(cohort):
+    def make(model=MODEL, enabled=True, diagnosis=TOLD, **training):
+        patient = PatientConfig(enabled=enabled)
+        return PatientLearner(
+            model=model, lora=LoRAConfig(), training=TrainingConfig(**training), cohort=cohort, seed=3,
+            patient=patient, mixture=fit_mixture(cohort, patient, 0) if enabled else None, diagnosis=diagnosis,
+        )  # fmt: skip
+
+    return make
+
+
+def branch_of(seed=0, findings=5):
+    return DiagnosisBranch(findings, 2, 8, 4, torch.randn(20, 16), 1, seed, "attention", "memory")
+
+
+def test_prompts_that_nobody_trained_are_fixed_ones_and_trained_ones_stay():
+    one, other = branch_of(), branch_of()
+    trained = torch.full((2, 16), 2.0)
+    for branch in (one, other):
+        with torch.no_grad():
+            branch.embeddings[2] = trained
+            branch.embeddings[3, 0] = trained[0]  # a finding that the warm start never met: absent all the time
+        fix_prompts(branch, 7)
+    assert torch.equal(one.embeddings, other.embeddings)
+    assert torch.equal(one.embeddings[2], trained) and torch.equal(one.embeddings[3, 0], trained[0])
+    rest = one.embeddings[[0, 1, 3, 4]]
+    assert not one.embeddings[[0, 1, 4], 0].any()
+    torch.testing.assert_close(rest[:, 1].square().mean(1).sqrt(), torch.full((4,), FIXED_RMS))
+    cosines = torch.nn.functional.cosine_similarity(rest[:, None, 1], rest[None, :, 1], dim=-1)
+    assert cosines.fill_diagonal_(0).abs().max() < 0.9
+
+
+def test_nothing_more_travels_and_the_head_is_kept_by_the_site(learner_of):
+    plain, told = learner_of(diagnosis=None), learner_of()
+    assert set(told.shared()) == set(plain.shared()) and "extension" not in plain.describe()
+    own = set(told.private()) - set(plain.private())
+    assert own == {"diagnosis/queries", "diagnosis/weight", "diagnosis/bias"}
+    assert not told.generator.diagnosis.embeddings.requires_grad
+    assert told.describe()["patient_parameters"] == plain.describe()["patient_parameters"]
+
+
+def test_a_task_trains_the_head_and_another_learner_takes_it_over_with_its_optimiser(learner_of):
+    one, again = learner_of(local_steps=3), learner_of(local_steps=3)
+    prompts = one.generator.diagnosis.embeddings.clone()
+    assert not one.personal_part_acts
+    one.train(None, 5)
+    assert one.personal_part_acts and one.findings.learnt
+    assert torch.equal(one.generator.diagnosis.embeddings, prompts)
+    again.load_private(one.private())
+    again.load_shared(one.shared())
+    for learner in (one, again):
+        learner.train(None, 6)
+    for name, value in one.private().items():
+        assert torch.equal(value, again.private()[name]), name
+
+
+def test_without_the_personal_part_the_head_is_the_one_all_sites_began_with(learner_of):
+    learner = learner_of(enabled=False, local_steps=4)
+    samples = learner.cohort.samples("test")
+    images = learner.images(samples)
+    before = learner.report_losses(samples, images, personal=False)
+    shared = learner.shared()
+    learner.train(None, 1)
+    learner.load_shared(shared)
+    with torch.no_grad():  # so that it tells other findings
+        learner.generator.diagnosis.head.bias += torch.tensor([-9.0, 9.0])
+    assert torch.equal(learner.report_losses(samples, images, personal=False), before)
+    assert not torch.equal(learner.report_losses(samples, images, personal=True), before)
+
+
+def test_in_training_the_decoder_is_told_what_the_report_says(learner_of):
+    learner = learner_of(model=MODEL.replace(lora_targets=CVT_TARGETS), enabled=False)
+    samples = learner.cohort.samples("train")[:4]
+    label, images = labeler("synthetic", "positive").label, learner.images(samples)
+    classes = torch.tensor([label(s.visit.report) for s in samples])
+    assert classes.any() and torch.equal(learner.findings.classes(samples), classes)
+    ids, labels = learner.tokenizer.batch([s.visit.report for s in samples])
+    branch = learner.generator.diagnosis
+    memory, mask = learner.generator.memory(images)
+    logits, _ = learner.generator.decode(memory, mask, ids, branch.prompts_of(classes))
+    losses = learner.training_losses(samples, images, "seed")
+    torch.testing.assert_close(losses, report_loss(logits, labels))  # the head's loss is not in what is told
+
+    learner.findings.losses(samples, learner.tokens(samples, images), images.slice_mask).sum().backward()
+    moved = {name for name, p in learner.model.named_parameters() if p.grad is not None and p.grad.any()}
+    assert moved and all(".diagnosis.head." in name for name in moved)
+
+
+def test_a_real_hospital_s_reports_are_not_read_by_the_synthetic_rules(home, tmp_path, monkeypatch):
+    write_site_files(tmp_path, home, monkeypatch)
+    executor = PatientAdaptiveExecutor(preset="tiny", diagnosis={"labeler": "synthetic"})
+    executor._config = type("Config", (), {"source": "manifest"})
+    with pytest.raises(ConfigError, match=r"diagnosis\.labeler is 'synthetic'.*chexpert-rules"):
+        executor.at_handshake(None, None, None, None)
+    with pytest.raises(ConfigError, match=r"diagnosis: weights is .small."):
+        PatientAdaptiveExecutor(preset="tiny", diagnosis={"labeler": "chexpert-rules", "weights": "small"})
+
+
+def test_a_site_does_all_tasks_and_sends_no_head(home, tmp_path, monkeypatch):
+    write_site_files(tmp_path, home, monkeypatch)
+    site = HospitalSite(tmp_path, diagnosis={"labeler": "synthetic"})
+    reply, w = site.handshake()
+    assert reply.payload["model"]["extension"]["fixed_prompts"] is True
+    for t in (1, 2):
+        reply, update = site.train(w, 1, t)
+        assert reply.status == "ok", reply.reason
+        assert set(update) == set(w) and not any("diagnosis" in name for name in w)
+        w = {name: w[name] + update[name] for name in w}
+    reply, _ = site.close(w, 1, evaluate=True)
+    assert reply.status == "ok" and reply.payload["scores_generic"] and len(reply.payload["t_numbers"]) == 2
+
+
+def test_what_is_trained_beside_the_adapter_is_told_to_the_site_s_bounds():
+    asked = PatientAdaptiveExecutor(preset="tiny", diagnosis={"labeler": "synthetic", "lr": 0.05}).asked(3, 2)
+    assert asked.own_learning_rate == 0.05
+    off = PatientAdaptiveExecutor(preset="tiny", patient={"enabled": False}).asked(3, 2)
+    assert off.own_learning_rate == 0
