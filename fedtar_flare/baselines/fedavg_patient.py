@@ -22,7 +22,7 @@ CONTRACT = replace(
     title="FedAvg on pooled visits, with the patient part",
     server_classes=("fedtar_flare.baselines.fedavg_patient.FedAvgPatientController",),
     site_classes=("fedtar_flare.baselines.fedavg_patient.FedAvgPatientExecutor",),
-    stays="patients, images, reports, the mixture, the hypernetwork and its projection",
+    stays="patients, images, reports, the mixture, the hypernetwork and its projection, the diagnosis head",
 )
 
 

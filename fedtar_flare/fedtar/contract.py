@@ -19,5 +19,5 @@ CONTRACT = Contract(
     ),
     server_classes=("fedtar_flare.fedtar.controller.TemporalResidualController",),
     site_classes=("fedtar_flare.fedtar.executor.PatientAdaptiveExecutor",),
-    stays="patients, images, reports, the mixture, the hypernetwork and its projection",
+    stays="patients, images, reports, the mixture, the hypernetwork and its projection, the diagnosis head",
 )
