@@ -56,7 +56,7 @@ class PatientExecutor(ReportExecutor):
         return (self.patient_config, self.diagnosis_config)
 
     def extend(self, model: ReportGenerator) -> None:
-        extend(model, self.diagnosis_config.extension(self.model_config.slices, self.seed))
+        extend(model, self.diagnosis_config.extension(self.model_config, self.seed))
 
     def learner_class(self) -> type[ReportLearner]:
         from fedtar_flare.fedtar.learner import PatientLearner

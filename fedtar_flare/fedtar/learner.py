@@ -76,7 +76,7 @@ class PatientLearner(ReportLearner):
 
     @property
     def _extension(self) -> dict[str, Any]:
-        return self._diagnosis.extension(self._config.slices, self._seed)
+        return self._diagnosis.extension(self._config, self._seed)
 
     @property
     def has_personal_part(self) -> bool:

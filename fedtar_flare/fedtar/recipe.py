@@ -20,15 +20,21 @@ _PAPER = PAPER | {
         "profile": PROFILES[0],
     }
 }
-PATIENT_PRESETS = {"small": SMALL, "paper": _PAPER}
+PATIENT_PRESETS = {
+    "small": SMALL | {"diagnosis": {"labeler": "synthetic", "weights": "small"}},
+    "paper": _PAPER,
+}
 """Of every method with the patient part.
 
-The paper's has s_p = s = alpha / r, phi without time and without a common start, a hash of the patient's id in the
+``small`` is for the synthetic cohort, whose findings the decoder is told (docs/experiments.md).
+
+``paper`` has s_p = s = alpha / r, phi without time and without a common start, a hash of the patient's id in the
 profile, rates 1e-5, and T = 5.
 """
 
 PRESETS = {
-    "small": SMALL | {"server": {"alpha_form": "sigmoid", "initial_alpha": 0.9}, "temporal": {"replay": "seen"}},
+    "small": PATIENT_PRESETS["small"]
+    | {"server": {"alpha_form": "sigmoid", "initial_alpha": 0.9}, "temporal": {"replay": "seen"}},
     "paper": _PAPER | {"server": {"eta": 1e-4}},
 }
 """``small``: each alpha_t by itself, from 0.9 on; with softmax a third of each step's mean is kept when T is 3. A step

@@ -216,14 +216,17 @@ def load_start(branch: DiagnosisBranch, name: str) -> None:
     prompts = state.pop(PROMPTS)
     shapes = {key: tuple(value.shape) for key, value in branch.head.state_dict().items()}
     if {key: tuple(value.shape) for key, value in state.items()} != shapes:
-        raise ConfigError(f"fedmrg.head_weights '{name}' do not fit a head of {shapes}: set it to none")
+        raise ConfigError(
+            f"the warm-started head '{name}' does not fit this model, which wants one of {shapes}: set "
+            "fedmrg.head_weights, or diagnosis.weights, to none"
+        )
     branch.head.load_state_dict(state)
     if branch.place != "memory":
         return
     if prompts.shape != branch.embeddings.shape:
         raise ConfigError(
-            f"fedmrg.head_weights '{name}' has prompts of shape {tuple(prompts.shape)}, the model wants "
-            f"{tuple(branch.embeddings.shape)}: set it to none"
+            f"the warm-started prompts '{name}' have the shape {tuple(prompts.shape)}, the model wants "
+            f"{tuple(branch.embeddings.shape)}: set fedmrg.head_weights, or diagnosis.weights, to none"
         )
     with torch.no_grad():
         branch.embeddings.copy_(prompts)

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from fedtar_flare.data.cohort import Sample
 from fedtar_flare.learning.diagnosis import DiagnosisBranch, diagnosis_losses
 from fedtar_flare.learning.labels import LabelerName, labeler
+from fedtar_flare.models.config import ModelConfig
 from fedtar_flare.models.report_generator import ReportGenerator
 from fedtar_flare.settings import Settings
 
@@ -35,30 +36,27 @@ class DiagnosisConfig(Settings):
     )
     weights: Literal["small"] | None = Field(
         None,
-        description="'small': the head and the prompts that were warm-started with the preset small, for labeler "
-        "'synthetic'; its new findings have to be learnt",
+        description="'small': with labeler 'synthetic' and the shipped weights of the model, begin with the head and "
+        "the prompts that were warm-started with these; what they do not know, and all else, is learnt from nothing",
     )
     lr: float = Field(3e-3, gt=0, description="AdamW learning rate of the head")
-
-    def misfits(self) -> Iterator[tuple[str, str]]:
-        if self.weights and self.labeler != "synthetic":
-            yield "weights", "none, unless labeler is synthetic"
 
     @property
     def on(self) -> bool:
         """Whether there are findings to tell."""
         return bool(labeler(self.labeler).findings)
 
-    def extension(self, slices: int, seed: int) -> dict[str, Any]:
+    def extension(self, model: ModelConfig, seed: int) -> dict[str, Any]:
         """What :func:`fedtar_flare.learning.diagnosis.extend` needs to know."""
+        fits = self.labeler == "synthetic" and model.weights == self.weights
         return {
             "labeler": self.labeler,
             "prompt_classes": "positive",
             "prompt_place": "memory",
             "head": "attention",
-            "head_weights": self.weights,
+            "head_weights": self.weights if fits else None,
             "fixed_prompts": True,
-            "slices": slices,
+            "slices": model.slices,
             "seed": seed,
         }
 

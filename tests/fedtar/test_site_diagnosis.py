@@ -127,8 +127,20 @@ def test_a_real_hospital_s_reports_are_not_read_by_the_synthetic_rules(home, tmp
     executor._config = type("Config", (), {"source": "manifest"})
     with pytest.raises(ConfigError, match=r"diagnosis\.labeler is 'synthetic'.*chexpert-rules"):
         executor.at_handshake(None, None, None, None)
-    with pytest.raises(ConfigError, match=r"diagnosis: weights is .small."):
-        PatientAdaptiveExecutor(preset="tiny", diagnosis={"labeler": "chexpert-rules", "weights": "small"})
+
+
+@pytest.mark.parametrize(
+    ("name", "model", "weights"),
+    [
+        ("synthetic", preset("small"), "small"),
+        ("synthetic", preset("small", weights="mine.safetensors"), None),
+        ("chexpert-rules", preset("small"), None),
+        ("none", preset("small"), None),
+    ],
+)
+def test_the_warm_start_is_of_the_synthetic_findings_and_the_shipped_model_alone(name, model, weights):
+    config = DiagnosisConfig(labeler=name, weights="small")
+    assert config.extension(model, 0)["head_weights"] == weights and config.on == (name != "none")
 
 
 def test_a_site_does_all_tasks_and_sends_no_head(home, tmp_path, monkeypatch):

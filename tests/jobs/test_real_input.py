@@ -56,6 +56,7 @@ def test_real_radiographs_train_through_the_job(hospitals, tmp_path):
         time_steps=2,
         training={"local_steps": 10, "batch_size": 4},
         server={"evaluate_every": 2},
+        diagnosis={"labeler": "chexpert-rules"},
     )
     recipe.export(str(tmp_path))
     process, results = run_simulator(
