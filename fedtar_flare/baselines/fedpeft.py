@@ -98,7 +98,7 @@ class FedPEFTExecutor(PooledExecutor):
     def learner_settings(self, header: TaskHeader, state: SiteState) -> dict[str, Any]:
         return {"peft": self.peft_config}
 
-    def shared_learner(self) -> tuple[type[ReportLearner], dict[str, Any]]:
+    def shared_learner(self, source: str) -> tuple[type[ReportLearner], dict[str, Any]]:
         """The same learner: all that it trains is shared."""
         return self.learner_class(), {"peft": self.peft_config}
 

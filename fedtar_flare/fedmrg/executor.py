@@ -97,7 +97,7 @@ class FedMRGExecutor(ReportExecutor):
     def learner_settings(self, header: TaskHeader, state: SiteState) -> dict[str, Any]:
         return {"fedmrg": self.fedmrg_config}
 
-    def shared_learner(self) -> tuple[type[ReportLearner], dict[str, Any]]:
+    def shared_learner(self, source: str) -> tuple[type[ReportLearner], dict[str, Any]]:
         """The same learner: with its specialised adapter untrained, it is the generic model."""
         return self.learner_class(), {"fedmrg": self.fedmrg_config}
 

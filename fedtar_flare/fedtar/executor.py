@@ -53,10 +53,15 @@ class PatientExecutor(ReportExecutor):
         self.diagnosis_config = build(DiagnosisConfig, diagnosis, "diagnosis")
 
     def method_settings(self) -> tuple[Any, ...]:
-        return (self.patient_config, self.diagnosis_config)
+        return (self.patient_config, self._diagnosis)
+
+    @property
+    def _diagnosis(self) -> DiagnosisConfig:
+        """As it is at this site; where no site is known, as where it is most."""
+        return self.diagnosis_config.of(self._config.source if hasattr(self, "_config") else "synthetic")
 
     def extend(self, model: ReportGenerator) -> None:
-        extend(model, self.diagnosis_config.extension(self.model_config, self.seed))
+        extend(model, self._diagnosis.extension(self.model_config, self.seed))
 
     def learner_class(self) -> type[ReportLearner]:
         from fedtar_flare.fedtar.learner import PatientLearner
@@ -66,7 +71,7 @@ class PatientExecutor(ReportExecutor):
     def asked(self, rounds: int, time_steps: int) -> Asked:
         """With the hypernetworks (a weight vector and a bias for each shared value), the projection and e_t."""
         asked, patient = super().asked(rounds, time_steps), self.patient_config
-        head = self.diagnosis_config.lr if self.diagnosis_config.on else 0.0
+        head = self._diagnosis.lr if self._diagnosis.on else 0.0
         if not patient.enabled:
             return replace(asked, own_learning_rate=head)
         width = patient.embedding_dim
@@ -89,21 +94,21 @@ class PatientExecutor(ReportExecutor):
             "patient": self.patient_config,
             "mixture": mixture,
             "median_age": median_age,
-            "diagnosis": self.diagnosis_config,
+            "diagnosis": self._diagnosis,
         }
 
-    def shared_learner(self) -> tuple[type[ReportLearner], dict[str, Any]]:
+    def shared_learner(self, source: str) -> tuple[type[ReportLearner], dict[str, Any]]:
         """Without the patient part, and with the head that all sites began with."""
         from fedtar_flare.fedtar.learner import PatientLearner
 
         alone = self.patient_config.replace(enabled=False)
-        return PatientLearner, {"patient": alone, "mixture": None, "diagnosis": self.diagnosis_config}
+        return PatientLearner, {"patient": alone, "mixture": None, "diagnosis": self.diagnosis_config.of(source)}
 
     def at_handshake(self, header: TaskHeader, site: Site, state: SiteState, cohort: Cohort) -> None:
         """Fit the demographic mixture on the training patients."""
         from fedtar_flare.fedtar.profiles import fit_mixture, training_median_age
 
-        require_labeler(self.diagnosis_config.labeler, "diagnosis.labeler", self._config.source)
+        require_labeler(self._diagnosis.labeler, "diagnosis.labeler", self._config.source)
         if not self.patient_config.enabled or state.has("mixture"):
             return
         mixture = fit_mixture(cohort, self.patient_config, seed_of(self.seed, site.name, 0, 0, "mixture"))

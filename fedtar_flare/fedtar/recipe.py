@@ -21,12 +21,12 @@ _PAPER = PAPER | {
     }
 }
 PATIENT_PRESETS = {
-    "small": SMALL | {"diagnosis": {"labeler": "synthetic", "weights": "small"}},
+    "small": SMALL | {"diagnosis": {"labeler": "auto", "weights": "small"}},
     "paper": _PAPER,
 }
 """Of every method with the patient part.
 
-``small`` is for the synthetic cohort, whose findings the decoder is told (docs/experiments.md).
+``small`` tells the decoder the findings of a synthetic cohort (docs/experiments.md).
 
 ``paper`` has s_p = s = alpha / r, phi without time and without a common start, a hash of the patient's id in the
 profile, rates 1e-5, and T = 5.

@@ -108,8 +108,11 @@ class ReportExecutor(StudyExecutor):
             extend=self.extend,
         )
 
-    def shared_learner(self) -> tuple[type[ReportLearner], dict[str, Any]]:
-        """Class, and further arguments, of the learner of a hospital outside, which has the shared part alone."""
+    def shared_learner(self, source: str) -> tuple[type[ReportLearner], dict[str, Any]]:
+        """Class, and further arguments, of the learner of a hospital outside, which has the shared part alone.
+
+        ``source``: of its data.
+        """
         from fedtar_flare.learning.learner import ReportLearner
 
         return ReportLearner, {}

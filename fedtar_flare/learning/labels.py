@@ -54,7 +54,7 @@ def labeler(name: LabelerName, classes: ClassSet = "all") -> Labeler:
     return Labeler(rules.names, lambda text: tuple(CLASSES.index(label) for label in rules(text).values()))
 
 
-def require_labeler(name: LabelerName, setting: str, source: str) -> None:
+def require_labeler(name: str, setting: str, source: str) -> None:
     """Raise :class:`ConfigError` where a real hospital's reports would be read by the synthetic cohort's rules."""
     if name == "synthetic" and source != "synthetic":
         raise ConfigError(

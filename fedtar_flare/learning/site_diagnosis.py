@@ -19,8 +19,9 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from fedtar_flare.data.cohort import Sample
+from fedtar_flare.errors import ConfigError
 from fedtar_flare.learning.diagnosis import DiagnosisBranch, diagnosis_losses
-from fedtar_flare.learning.labels import LabelerName, labeler
+from fedtar_flare.learning.labels import Labeler, LabelerName, labeler
 from fedtar_flare.models.config import ModelConfig
 from fedtar_flare.models.report_generator import ReportGenerator
 from fedtar_flare.settings import Settings
@@ -31,8 +32,10 @@ _PREFIX = "diagnosis/"
 class DiagnosisConfig(Settings):
     """Findings that a site reads off its images for the decoder."""
 
-    labeler: LabelerName = Field(
-        "none", description="what tells the findings of a training report; the same at all sites; 'none': no prompts"
+    labeler: LabelerName | Literal["auto"] = Field(
+        "none",
+        description="what tells the findings of a training report; the same at all sites; 'none': no prompts; 'auto': "
+        "'synthetic' for synthetic data, 'none' for other",
     )
     weights: Literal["small"] | None = Field(
         None,
@@ -41,13 +44,30 @@ class DiagnosisConfig(Settings):
     )
     lr: float = Field(3e-3, gt=0, description="AdamW learning rate of the head")
 
+    def of(self, source: str) -> DiagnosisConfig:
+        """What these settings are at a site whose data is of this source: ``auto`` is decided."""
+        if self.labeler != "auto":
+            return self
+        return self.replace(labeler="synthetic" if source == "synthetic" else "none")
+
     @property
     def on(self) -> bool:
-        """Whether there are findings to tell."""
-        return bool(labeler(self.labeler).findings)
+        """Whether there are findings to tell; ``auto`` must have been decided (:meth:`of`)."""
+        return bool(self._labeler.findings)
+
+    def label(self, report: str) -> tuple[int, ...]:
+        """Class of each finding in a report."""
+        return self._labeler.label(report)
+
+    @property
+    def _labeler(self) -> Labeler:
+        if self.labeler == "auto":
+            raise ConfigError("diagnosis.labeler is 'auto', and it has not been decided for this site's data")
+        return labeler(self.labeler, "positive")
 
     def extension(self, model: ModelConfig, seed: int) -> dict[str, Any]:
-        """What :func:`fedtar_flare.learning.diagnosis.extend` needs to know."""
+        """What :func:`fedtar_flare.learning.diagnosis.extend` needs to know, once the labeler has been decided."""
+        assert self.labeler != "auto", "DiagnosisConfig.of decides it"
         fits = self.labeler == "synthetic" and model.weights == self.weights
         return {
             "labeler": self.labeler,
@@ -65,7 +85,7 @@ class SiteDiagnosis:
     """The head of one site and what it began as; arguments as of the learner whose model has the branch."""
 
     def __init__(self, config: DiagnosisConfig, generator: ReportGenerator):
-        self._label = labeler(config.labeler, "positive").label
+        self._label = config.label
         self._branch = cast(DiagnosisBranch, generator.diagnosis)
         self._start = copy.deepcopy(self._branch.head).requires_grad_(False)
         self._branch.head.requires_grad_(True)

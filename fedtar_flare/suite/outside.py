@@ -65,7 +65,7 @@ def _learner(recipe: MethodRecipe, hospital: str) -> ReportLearner:
         time_steps=recipe.controller.time_steps,
         seed=executor.seed,
     )
-    kind, more = executor.shared_learner()
+    kind, more = executor.shared_learner(config.source)
     return kind(
         model=executor.model_config,
         lora=executor.lora_config,

@@ -19,6 +19,7 @@ from fedtar_flare.learning.labels import labeler
 from fedtar_flare.learning.site_diagnosis import DiagnosisConfig
 from fedtar_flare.models.config import CVT_TARGETS, preset
 from fedtar_flare.models.report_generator import report_loss
+from fedtar_flare.settings import digest
 from fedtar_flare.synthetic.cohort import synthetic_cohort
 
 MODEL = preset("tiny", max_length=16)
@@ -127,6 +128,19 @@ def test_a_real_hospital_s_reports_are_not_read_by_the_synthetic_rules(home, tmp
     executor._config = type("Config", (), {"source": "manifest"})
     with pytest.raises(ConfigError, match=r"diagnosis\.labeler is 'synthetic'.*chexpert-rules"):
         executor.at_handshake(None, None, None, None)
+
+
+@pytest.mark.parametrize(("source", "decided"), [("synthetic", "synthetic"), ("manifest", "none")])
+def test_left_to_the_data_real_reports_are_not_labelled_and_sites_that_differ_disagree(source, decided):
+    executor = PatientAdaptiveExecutor(preset="tiny", diagnosis={"labeler": "auto"})
+    before = digest(*executor.method_settings())
+    executor._config = type("Config", (), {"source": source})
+    assert executor._diagnosis.labeler == decided
+    assert (digest(*executor.method_settings()) == before) == (source == "synthetic")
+    _, more = executor.shared_learner(source)
+    assert more["diagnosis"].on == (source == "synthetic")
+    with pytest.raises(ConfigError, match="has not been decided"):
+        assert executor.diagnosis_config.on
 
 
 @pytest.mark.parametrize(
