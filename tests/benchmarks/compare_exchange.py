@@ -13,9 +13,8 @@ import shutil
 import statistics
 import sys
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
+from unittest.mock import patch
 
 from tests.benchmarks.result import Absent, Result
 
@@ -98,6 +97,12 @@ def _between(stamps: Path, exchanges: int) -> float:
     return statistics.median(b - a for a, b in itertools.pairwise(times))
 
 
+def _result(name: str, what: str, found: dict[str, list[float]]) -> Result:
+    """Seconds of one exchange, which is to take no longer than theirs."""
+    ours, theirs = tuple(found["ours"]), tuple(found["theirs"])
+    return Result(name, what, "FLARE's FedAvg recipe", "s", ours, theirs, ("at most", 1.0))
+
+
 def exchange(quick: bool) -> Result:
     """Both jobs in turn, each in a simulator of its own; by the clock on the wall, since most of it is waiting."""
     from tests.trivial_site import TrivialSite
@@ -114,14 +119,10 @@ def exchange(quick: bool) -> Result:
         for _ in range(repetitions):
             for way, job in jobs.items():
                 found[way].append(_seconds(job, folder / f"run-{way}", exchanges))
-    return Result(
+    return _result(
         "exchange",
         f"one exchange with {SITES} sites without local work, 77,568 values in 128 tensors, FLARE's simulator",
-        "FLARE's FedAvg recipe",
-        "s",
-        tuple(found["ours"]),
-        tuple(found["theirs"]),
-        ("at most", 1.0),
+        found,
     )
 
 
@@ -150,7 +151,7 @@ def exchange_mtls(quick: bool) -> Result:
         (folder / "project.yml").write_text(yaml.safe_dump(project, sort_keys=False))
         stamps, sites = folder / "stamps", dict.fromkeys(NAMES, "source: synthetic\n")
         with (
-            _variable("EXCHANGE_STAMPS", str(stamps)),
+            patch.dict(os.environ, {"EXCHANGE_STAMPS": str(stamps)}),
             running(folder / "project.yml", folder / "federation", sites) as hospitals,
         ):
             for _ in range(repetitions):
@@ -161,28 +162,11 @@ def exchange_mtls(quick: bool) -> Result:
                     if not status.startswith("FINISHED:COMPLETED"):
                         raise Absent(f"{way}: {status}: {hospitals.tail(identity)[-2000:]}")
                     found[way].append(_between(stamps / NAMES[0], exchanges))
-    return Result(
+    return _result(
         "exchange-mtls",
         f"the same, {SITES} sites and a server of FLARE's own kits on localhost, by mTLS, as exported for production",
-        "FLARE's FedAvg recipe",
-        "s",
-        tuple(found["ours"]),
-        tuple(found["theirs"]),
-        ("at most", 1.0),
+        found,
     )
-
-
-@contextmanager
-def _variable(name: str, value: str) -> Iterator[None]:
-    """An environment variable for as long as the block runs."""
-    before = os.environ.get(name)
-    os.environ[name] = value
-    try:
-        yield
-    finally:
-        os.environ.pop(name)
-        if before is not None:
-            os.environ[name] = before
 
 
 def one_update(quick: bool) -> Result:
