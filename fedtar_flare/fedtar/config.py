@@ -18,7 +18,13 @@ class PatientConfig(Settings):
     enabled: bool = Field(True, description="False: the shared adapter alone (an ablation)")
     lr: float = Field(2e-3, gt=0, description="AdamW learning rate of the patient part")
     scale: float = Field(1.0, gt=0, description="s_p of Eq. 4; the paper's preset has alpha / rank")
-    components: int = Field(16, ge=1, description="components of the Gaussian mixture")
+    components: int = Field(16, ge=1, description="components of the Gaussian mixture, and length of q")
+    patients_per_component: int = Field(
+        10,
+        ge=1,
+        description="training patients for each component that a site fits, up to 'components': with fewer, a "
+        "component is a few patients, and its adapter remembers them; 1 in the paper's preset",
+    )
     embedding_dim: int = Field(32, ge=1, description="width d of phi")
     time_conditioned: bool = Field(True, description="add a learned embedding of the time step to phi")
     common: float = Field(
@@ -48,6 +54,14 @@ class PatientConfig(Settings):
     def misfits(self) -> Iterator[tuple[str, str]]:
         if self.profile not in PROFILES:
             yield "profile", " or ".join(map(str, PROFILES))
+
+    def components_for(self, patients: int) -> int:
+        """How many components a site with this many training patients fits.
+
+        >>> [PatientConfig().components_for(n) for n in (1, 17, 67, 1000)]
+        [1, 2, 7, 16]
+        """
+        return min(self.components, max(1, round(patients / self.patients_per_component)))
 
 
 class TemporalConfig(Settings):

@@ -58,6 +58,7 @@ class DemographicMixture:
         variances: (K, P), positive.
         components: length of q; q is padded with zeros beyond K.
         converged: False when the fit stopped before its tolerance was met.
+        short: True when there were fewer distinct profiles than components to fit.
     """
 
     weights: np.ndarray
@@ -65,12 +66,13 @@ class DemographicMixture:
     variances: np.ndarray
     components: int
     converged: bool = True
+    short: bool = False
 
     @property
     def note(self) -> str:
         """What the data did not allow; empty when there is nothing to say."""
         notes = []
-        if len(self.weights) < self.components:
+        if self.short:
             k = len(self.weights)
             notes.append(f"{k} distinct profiles allow {k} of {self.components} components; the rest of q is zero")
         if not self.converged:
@@ -78,24 +80,30 @@ class DemographicMixture:
         return "; ".join(notes)
 
     @classmethod
-    def fit(cls, profiles: np.ndarray, *, components: int = 16, seed: int = 0) -> DemographicMixture:
+    def fit(
+        cls, profiles: np.ndarray, *, components: int = 16, fitted: int | None = None, seed: int = 0
+    ) -> DemographicMixture:
         """Fit by expectation maximisation (scikit-learn's ``GaussianMixture``, diagonal covariances).
 
         The same profiles, in any order, and the same seed give the same mixture. Components are ordered by their means.
 
         Args:
             profiles: (N, P), float64, one row per training patient, at least one.
-            components: K wanted; with fewer distinct profiles, as many as those.
+            components: length of q.
+            fitted: K wanted, at most ``components``, which None stands for; with fewer distinct profiles, as many as
+                those.
         """
         profiles = profiles[_by_column(profiles)]  # the fit depends on the order of rows; the patients have none
         distinct = len(np.unique(profiles, axis=0))
+        wanted = components if fitted is None else fitted
+        short = distinct < wanted
         if distinct == 1:  # scikit-learn wants two rows, but a site may have one patient
-            return cls(np.ones(1), profiles[:1], np.full_like(profiles[:1], REG_COVAR), components)
+            return cls(np.ones(1), profiles[:1], np.full_like(profiles[:1], REG_COVAR), components, short=short)
         from sklearn.exceptions import ConvergenceWarning
         from sklearn.mixture import GaussianMixture
 
         model = GaussianMixture(
-            min(components, distinct),
+            min(wanted, distinct),
             covariance_type="diag",
             reg_covar=REG_COVAR,
             tol=TOLERANCE,
@@ -106,9 +114,8 @@ class DemographicMixture:
             warnings.simplefilter("ignore", ConvergenceWarning)  # kept in ``converged``
             model.fit(profiles)
         order = _by_column(model.means_)
-        return cls(
-            model.weights_[order], model.means_[order], model.covariances_[order], components, bool(model.converged_)
-        )
+        fit = model.weights_[order], model.means_[order], model.covariances_[order]
+        return cls(*fit, components, bool(model.converged_), short)
 
     def responsibilities(self, profiles: np.ndarray) -> np.ndarray:
         """Posterior probability of each component (Eq. 3) for profiles (N, P): float64 (N, K), rows sum to one."""
@@ -135,7 +142,8 @@ class DemographicMixture:
     def from_state(cls, state: Mapping[str, np.ndarray]) -> DemographicMixture:
         """From :meth:`state`."""
         components, converged = int(state["components"][0]), bool(state["converged"][0])
-        return cls(state["weights"], state["means"], state["variances"], components, converged)
+        short = bool(state["short"][0]) if "short" in state else False  # states of older releases lack it
+        return cls(state["weights"], state["means"], state["variances"], components, converged, short)
 
 
 def _by_column(rows: np.ndarray) -> np.ndarray:

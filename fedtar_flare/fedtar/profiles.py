@@ -21,7 +21,8 @@ def fit_mixture(cohort: Cohort, config: PatientConfig, seed: int) -> Demographic
         raise DataError(f"site {cohort.site} has no training patient", reason="no-training-patient")
     median = training_median_age(cohort)
     profiles = [_profile(sample, cohort.key, median, config.profile) for sample in rows.values()]
-    return DemographicMixture.fit(np.stack(profiles), components=config.components, seed=seed)
+    fitted = config.components_for(len(rows))
+    return DemographicMixture.fit(np.stack(profiles), components=config.components, fitted=fitted, seed=seed)
 
 
 def memberships(

@@ -14,6 +14,7 @@ _PAPER = PAPER | {
         "scale": 32.0,
         "time_conditioned": False,
         "components": 16,
+        "patients_per_component": 1,
         "embedding_dim": 32,
         "common": 0.0,
         "spread": 1.0,
@@ -29,7 +30,7 @@ PATIENT_PRESETS = {
 ``small`` tells the decoder the findings of a synthetic cohort (docs/experiments.md).
 
 ``paper`` has s_p = s = alpha / r, phi without time and without a common start, a hash of the patient's id in the
-profile, rates 1e-5, and T = 5.
+profile, 16 components however few the patients, rates 1e-5, and T = 5.
 """
 
 PRESETS = {

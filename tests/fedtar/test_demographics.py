@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedtar_flare.errors import DataError
+from fedtar_flare.fedtar.config import PatientConfig
 from fedtar_flare.fedtar.demographics import DemographicMixture, profile_vector
 
 
@@ -114,6 +115,31 @@ def test_fewer_profiles_than_components_fit_what_they_allow_and_say_so(distinct)
     own = few.assign(profiles(distinct))
     assert sorted(own.argmax(1).tolist()) == list(range(distinct))  # each patient has a component
     assert DemographicMixture.fit(profiles(40)).note == ""
+
+
+def test_a_component_needs_patients():
+    few = DemographicMixture.fit(profiles(40), fitted=4)
+    q = few.assign(profiles(40))
+    assert q.shape == (40, 16) and not q[:, 4:].any() and q[:, :4].any(0).all()
+    assert few.note == ""  # as many as were wanted
+    np.testing.assert_array_equal(q[:, :4], DemographicMixture.fit(profiles(40), components=4).assign(profiles(40)))
+
+
+def test_a_state_of_an_older_release_is_read():
+    state = DemographicMixture.fit(profiles(5)).state()
+    del state["short"]
+    assert DemographicMixture.from_state(state).note == ""
+
+
+@given(patients=st.integers(0, 10**6), components=st.integers(1, 64), each=st.integers(1, 100))
+def test_components_grow_with_the_patients_up_to_those_of_the_job(patients, components, each):
+    config = PatientConfig(components=components, patients_per_component=each)
+    number = config.components_for(patients)
+    assert 1 <= number <= components and number <= config.components_for(patients + 1)
+    if patients >= components * each:
+        assert number == components
+    elif number > 1:
+        assert abs(number * each - patients) <= each / 2
 
 
 def test_constant_columns():

@@ -43,7 +43,7 @@ def run(tmp_path_factory):
 def left_by(place, diagnosis=None):
     cohort = synthetic_cohort("site-1", folder=place / "cohorts", patients=8, timeline=Timeline(T), seed=SEED)
     cohort = prepare_cohort(cohort, InputConfig(image_size=MODEL.image_size, slices=MODEL.slices), place / "cache")
-    patient, median = PatientConfig(), training_median_age(cohort)
+    patient, median = PatientConfig(patients_per_component=1), training_median_age(cohort)
     mixture = fit_mixture(cohort, patient, 5)
     learner = PatientLearner(
         model=MODEL, lora=LoRAConfig(), training=TrainingConfig(), cohort=cohort, seed=SEED,

@@ -36,7 +36,7 @@ SEED = 3
 SETTINGS = {
     "preset": "tiny",
     "training": {"local_steps": 2, "batch_size": 4},
-    "patient": {"lr": 1e-3},
+    "patient": {"lr": 1e-3, "patients_per_component": 1},
     "data": {"synthetic_patients": 10},
     "seed": SEED,
 }

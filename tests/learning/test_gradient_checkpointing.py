@@ -53,7 +53,7 @@ def learner_of(cohort):
         torch.set_num_threads(1)
         more = {}
         if kind is PatientLearner:
-            patient = PatientConfig(**(own or {}))
+            patient = PatientConfig(**{"patients_per_component": 1} | (own or {}))
             mixture, median = fit_mixture(cohort, patient, 5), training_median_age(cohort)
             more = {"patient": patient, "mixture": mixture, "median_age": median}
         elif kind is FedMRGLearner:
