@@ -33,6 +33,10 @@ class Labeler:
     classes: tuple[str, ...] = CLASSES
 
 
+KEPT = 2**16
+"""Reports whose labels a process keeps: a training report is read by the rules once, not in every update."""
+
+
 @cache
 def labeler(name: LabelerName, classes: ClassSet = "all") -> Labeler:
     """A labeler by its name; of classes ``positive`` it tells only whether a finding is stated.
@@ -49,9 +53,14 @@ def labeler(name: LabelerName, classes: ClassSet = "all") -> Labeler:
     if name == "none":
         return Labeler((), lambda text: ())
     if name == "synthetic":
-        return Labeler(FINDINGS, lru_cache(maxsize=4096)(_synthetic))
+        return Labeler(FINDINGS, lru_cache(maxsize=KEPT)(_synthetic))
     rules = chexpert_labeler() if name == "chexpert-rules" else ctrate_labeler()
-    return Labeler(rules.names, lambda text: tuple(CLASSES.index(label) for label in rules(text).values()))
+
+    @lru_cache(maxsize=KEPT)
+    def label(text: str) -> tuple[int, ...]:
+        return tuple(CLASSES.index(found) for found in rules(text).values())
+
+    return Labeler(rules.names, label)
 
 
 def require_labeler(name: str, setting: str, source: str) -> None:

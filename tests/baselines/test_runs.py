@@ -19,8 +19,8 @@ SMALL = {
     "model": {"max_length": 8, "num_beams": 1},
     "training": {"local_steps": 2, "batch_size": 2, "lr_shared": 1e-2},
 }
-COVERED = ("fedavg", "fedprox", "local", "drfa", "fedadam", "fedyogi")
-"""Methods whose controllers and executors have quick tests of their own."""
+COVERED = ("fedavg", "fedprox", "local", "local_patient", "fedavg_finetune", "drfa", "fedadam", "fedyogi")
+"""Methods whose controllers and executors have quick tests of their own, or run here as parts of another's."""
 RIVALS = [
     pytest.param(name, marks=pytest.mark.slow) if name in COVERED else name
     for name in METHODS

@@ -13,6 +13,7 @@ from fedtar_flare.fedtar.executor import PatientAdaptiveExecutor
 from fedtar_flare.fedtar.learner import PatientLearner
 from fedtar_flare.fedtar.profiles import fit_mixture
 from fedtar_flare.imaging.pipeline import InputConfig, prepare_cohort
+from fedtar_flare.learning import labels
 from fedtar_flare.learning.config import LoRAConfig, TrainingConfig
 from fedtar_flare.learning.diagnosis import FIXED_RMS, DiagnosisBranch, fix_prompts
 from fedtar_flare.learning.labels import labeler
@@ -76,7 +77,7 @@ def test_nothing_more_travels_and_the_head_is_kept_by_the_site(learner_of):
 
 
 def test_a_task_trains_the_head_and_another_learner_takes_it_over_with_its_optimiser(learner_of):
-    one, again = learner_of(local_steps=3), learner_of(local_steps=3)
+    one, again = learner_of(local_steps=2, batch_size=2), learner_of(local_steps=2, batch_size=2)
     prompts = one.generator.diagnosis.embeddings.clone()
     assert not one.personal_part_acts
     one.train(None, 5)
@@ -91,7 +92,7 @@ def test_a_task_trains_the_head_and_another_learner_takes_it_over_with_its_optim
 
 
 def test_without_the_personal_part_the_head_is_the_one_all_sites_began_with(learner_of):
-    learner = learner_of(enabled=False, local_steps=4)
+    learner = learner_of(enabled=False, local_steps=2, batch_size=2)
     samples = learner.cohort.samples("test")
     images = learner.images(samples)
     before = learner.report_losses(samples, images, personal=False)
@@ -120,6 +121,26 @@ def test_in_training_the_decoder_is_told_what_the_report_says(learner_of):
     learner.findings.losses(samples, learner.tokens(samples, images), images.slice_mask).sum().backward()
     moved = {name for name, p in learner.model.named_parameters() if p.grad is not None and p.grad.any()}
     assert moved and all(".diagnosis.head." in name for name in moved)
+
+
+@pytest.mark.parametrize("name", ["chexpert-rules", "ctrate-rules"])
+def test_the_rules_read_a_report_once(name, monkeypatch):
+    read = []
+    rules = "chexpert_labeler" if name == "chexpert-rules" else "ctrate_labeler"
+    whole = getattr(labels, rules)()
+
+    class Counting:
+        names = whole.names
+
+        def __call__(self, text):
+            read.append(text)
+            return whole(text)
+
+    monkeypatch.setattr(labels, rules, Counting)
+    found = labels.labeler.__wrapped__(name)
+    text = "There is a small left pleural effusion. No pneumothorax."
+    assert found.label(text) == found.label(text) and read == [text]
+    assert found.label("The heart is enlarged.") != found.label(text)
 
 
 def test_a_real_hospital_s_reports_are_not_read_by_the_synthetic_rules(home, tmp_path, monkeypatch):
