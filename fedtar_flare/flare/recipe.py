@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -140,6 +141,21 @@ class MethodRecipe(Recipe):
         defaults = self.presets.get(preset, {})
         merged = {group: {**defaults.get(group, {}), **(values or {})} for group, values in given.items()}
         return {group: values or None for group, values in merged.items()}
+
+    def resolved(self) -> dict[str, Any]:
+        """What decides about a run's numbers, defaults filled in: a digest of the sites' settings, and the server's.
+
+        Two recipes whose results may be compared as the same arm have equal ones; a default that changes in a later
+        release changes it too, which the arguments that were given do not.
+        """
+        server = {
+            name: parameter.default
+            for kind in reversed(self.controller_class.__mro__)
+            if "__init__" in vars(kind)
+            for name, parameter in inspect.signature(vars(kind)["__init__"]).parameters.items()
+            if parameter.default is not parameter.empty
+        }
+        return {"sites": self.executor._settings(), "server": server | self.controller_settings}
 
     def _interval(self, seconds: float) -> None:
         self.add_server_config({"server": {"task_request_interval": seconds}})

@@ -6,7 +6,7 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from fedtar_flare.errors import ConfigError
@@ -31,7 +31,8 @@ class Cell:
     Args:
         name: of the arm.
         recipe: arguments of the recipe, seed included.
-        digest: of all that decides about the result; a result with it need not be made again.
+        digest: of all that decides about the result, defaults that nobody set among it; a result with it need not be
+            made again.
     """
 
     name: str
@@ -88,17 +89,13 @@ def cells(suite: Suite) -> list[Cell]:
     _one_kind(suite, arms)
     sharing = {name for name, arm in arms.items() if contract_of(arm.method).shares}
     several = variants(suite)
-    planned = [
+    return [
         _cell(suite, name, arm, seed, variant)
         for seed in suite.seeds
         for variant in several
         for name, arm in arms.items()
         if name in sharing or "left_out" not in variant.values
     ]
-    for cell in planned:
-        if cell.seed == suite.seeds[0] and (cell.variant is several[0] or cell.variant.joins):
-            cell.build()
-    return planned
 
 
 def _one_kind(suite: Suite, arms: Mapping[str, Arm]) -> None:
@@ -130,8 +127,9 @@ def _cell(suite: Suite, name: str, arm: Arm, seed: int, variant: Variant) -> Cel
     hospitals = asdict(variant)
     hospitals.pop("name")
     hospitals.pop("values")
-    key = json.dumps([FORMAT, __version__, arm.method, recipe, hospitals], sort_keys=True)
-    return Cell(name, arm, seed, variant, recipe, hashlib.sha256(key.encode()).hexdigest()[:12])
+    cell = Cell(name, arm, seed, variant, recipe, "")
+    key = json.dumps([FORMAT, __version__, arm.method, cell.build().resolved(), hospitals], sort_keys=True)
+    return replace(cell, digest=hashlib.sha256(key.encode()).hexdigest()[:12])
 
 
 def merged(common: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:

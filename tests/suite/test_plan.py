@@ -5,6 +5,7 @@ import pytest
 import yaml
 
 from fedtar_flare.errors import ConfigError
+from fedtar_flare.fedtar.recipe import FedTARRecipe
 from fedtar_flare.methods import METHODS
 from fedtar_flare.suite.file import Suite, read_suite
 from fedtar_flare.suite.hospitals import described, require_hospitals, site_config
@@ -35,6 +36,33 @@ def test_the_paper_tables_have_every_method_and_no_two_equal_arms():
     suite = read_suite(next(path for path in SUITES if path.stem == "paper_tables"))
     assert {arm["method"] for arm in suite.arms.values()} == REPORTS and len(suite.seeds) == 5
     assert len({cell.digest for cell in cells(suite)}) == len(cells(suite))
+
+
+@pytest.mark.parametrize(
+    ("settings", "same"),
+    [
+        ({"patient": {"components": 16}}, True),
+        ({"server": {"eta": 0.01}}, True),
+        ({"training": {"focus": 2.0}}, True),
+        ({"patient": {"components": 15}}, False),
+        ({"server": {"eta": 0.02}}, False),
+        ({"server": {"weighting": "uniform"}}, False),
+        ({"training": {"focus": 1.0}}, False),
+    ],
+)
+def test_a_result_is_made_again_only_for_another_value_of_a_setting(settings, same):
+    suite = {"name": "s", "sites": ["site-1"], "arms": {"a": {"method": "fedtar"}}}
+    other = suite | {"arms": {"a": {"method": "fedtar", "settings": settings}}}
+    (one,), (two,) = cells(Suite(**suite)), cells(Suite(**other))
+    assert (one.digest == two.digest) is same
+
+
+def test_a_default_that_changes_makes_a_result_again(monkeypatch):
+    suite = Suite(name="s", sites=["site-1"], arms={"a": {"method": "fedtar"}})
+    (before,) = cells(suite)
+    monkeypatch.setitem(FedTARRecipe.presets["small"], "patient", {"components": 4})
+    (after,) = cells(suite)
+    assert before.recipe == after.recipe and before.digest != after.digest
 
 
 def test_a_grid_is_every_combination_of_its_values():
