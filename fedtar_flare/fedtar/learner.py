@@ -90,15 +90,17 @@ class PatientLearner(ReportLearner):
     def training_losses(self, samples: Sequence[Sample], images: ImageBatch, seed: str) -> Tensor:
         """Some reports, drawn by the visit and ``seed``, are read without the patient part.
 
-        The decoder is told what the reports say of the findings; the head's loss adds its gradient, not its value.
+        The decoder is told what the reports say of the findings, and for some nothing else; the head's loss adds its
+        gradient, not its value.
         """
         told = None if self.findings is None else self.findings.told(samples)
+        hidden = None if self.findings is None else self.findings.hidden(samples, seed)
         if self.patient is not None and self._dropout:
             drawn = [sample_seed(0, f"dropout/{seed}", s.visit.patient_id, s.visit.visit_id) / 2**32 for s in samples]
             self._share = (torch.tensor(drawn) >= self._dropout).float()
         try:
             with self._reading_once():
-                losses = self.report_losses(samples, images, focus=self.training.focus, prompts=told)
+                losses = self.report_losses(samples, images, focus=self.training.focus, prompts=told, hidden=hidden)
                 if self.findings is None:
                     return losses
                 head = self.findings.losses(samples, self.tokens(samples, images), images.slice_mask)

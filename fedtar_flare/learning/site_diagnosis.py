@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from fedtar_flare.data.cohort import Sample
 from fedtar_flare.errors import ConfigError
+from fedtar_flare.imaging.augment import sample_seed
 from fedtar_flare.learning.diagnosis import DiagnosisBranch, diagnosis_losses
 from fedtar_flare.learning.labels import Labeler, LabelerName, labeler
 from fedtar_flare.models.config import ModelConfig
@@ -43,6 +44,13 @@ class DiagnosisConfig(Settings):
         "the prompts that were warm-started with these; what they do not know, and all else, is learnt from nothing",
     )
     lr: float = Field(3e-3, gt=0, description="AdamW learning rate of the head")
+    image_dropout: float = Field(
+        0.0,
+        ge=0,
+        le=1,
+        description="share of the training reports that are written without the image, of the findings alone, so that "
+        "the decoder learns to heed what it is told",
+    )
 
     def of(self, source: str) -> DiagnosisConfig:
         """What these settings are at a site whose data is of this source: ``auto`` is decided."""
@@ -85,7 +93,7 @@ class SiteDiagnosis:
     """The head of one site and what it began as; arguments as of the learner whose model has the branch."""
 
     def __init__(self, config: DiagnosisConfig, generator: ReportGenerator):
-        self._label = config.label
+        self._label, self._image_dropout = config.label, config.image_dropout
         self._branch = cast(DiagnosisBranch, generator.diagnosis)
         self._start = copy.deepcopy(self._branch.head).requires_grad_(False)
         self._branch.head.requires_grad_(True)
@@ -109,6 +117,13 @@ class SiteDiagnosis:
     def told(self, samples: Sequence[Sample]) -> Tensor:
         """Prompts (B, D, E) of what the reports say."""
         return self._branch.prompts_of(self.classes(samples))
+
+    def hidden(self, samples: Sequence[Sample], seed: str) -> Tensor | None:
+        """(B,) bool: whose image is not shown in this update, drawn by the visit and ``seed``; None for nobody's."""
+        if not self._image_dropout:
+            return None
+        drawn = [sample_seed(0, f"hidden/{seed}", s.visit.patient_id, s.visit.visit_id) / 2**32 for s in samples]
+        return torch.tensor(drawn, device=self._branch.embeddings.device) < self._image_dropout
 
     def losses(self, samples: Sequence[Sample], tokens: Tensor, slice_mask: Tensor) -> Tensor:
         """Cross-entropy of the head, (B,); nothing of it flows back to the encoder that made the tokens."""

@@ -123,6 +123,34 @@ def test_in_training_the_decoder_is_told_what_the_report_says(learner_of):
     assert moved and all(".diagnosis.head." in name for name in moved)
 
 
+def test_a_report_that_is_written_without_the_image_is_written_of_the_findings_alone(learner_of):
+    learner = learner_of(enabled=False, diagnosis=TOLD.replace(image_dropout=0.5))
+    samples = learner.cohort.samples("train")
+    images = learner.images(samples)
+    hidden = learner.findings.hidden(samples, "7/0")
+    assert torch.equal(hidden, learner.findings.hidden(samples, "7/0")) and 0.2 < hidden.float().mean() < 0.8
+    assert not torch.equal(hidden, learner.findings.hidden(samples, "7/1"))
+    before = learner.training_losses(samples, images, "7/0")
+    dark = learner.images(samples)
+    dark.images.zero_()
+    learner._frozen = None  # what is kept of the images would be read instead
+    learner.tokens = lambda samples, images: learner.generator.tokens(images)
+    after = learner.training_losses(samples, dark, "7/0")
+    assert torch.equal(before[hidden], after[hidden]) and not (before[~hidden] == after[~hidden]).any()
+    told = learner.findings.told(samples)
+    seen = learner.report_losses(samples, images, prompts=told)
+    assert not torch.isclose(seen[hidden], before[hidden], rtol=1e-6).any()
+    torch.testing.assert_close(seen[~hidden], before[~hidden])
+
+
+def test_all_images_are_shown_by_default_and_when_reports_are_scored(learner_of):
+    plain, dropping = learner_of(enabled=False), learner_of(enabled=False, diagnosis=TOLD.replace(image_dropout=1.0))
+    samples = plain.cohort.samples("validation")
+    images = plain.images(samples)
+    assert plain.findings.hidden(samples, "7/0") is None and dropping.findings.hidden(samples, "7/0").all()
+    assert torch.equal(plain.report_losses(samples, images), dropping.report_losses(samples, images))
+
+
 @pytest.mark.parametrize("name", ["chexpert-rules", "ctrate-rules"])
 def test_the_rules_read_a_report_once(name, monkeypatch):
     read = []

@@ -191,8 +191,8 @@ def test_context_loss_and_personal_parameters_are_the_methods_own(learner_of):
             self.calls.append((len(samples), personal))
             yield
 
-        def report_losses(self, samples, images, personal=True, focus=0.0, prompts=None):
-            losses = super().report_losses(samples, images, personal, focus, prompts)
+        def report_losses(self, samples, images, personal=True, focus=0.0, **told):
+            losses = super().report_losses(samples, images, personal, focus, **told)
             return losses + self.bias**2 - self.bias if personal else losses
 
         def personal_parameters(self):
@@ -270,8 +270,8 @@ def spoiled(kind, bad):
     class Spoiled(kind):
         batch = 0
 
-        def report_losses(self, samples, images, personal=True, focus=0.0, prompts=None):
-            losses = super().report_losses(samples, images, personal, focus, prompts)
+        def report_losses(self, samples, images, personal=True, focus=0.0, **told):
+            losses = super().report_losses(samples, images, personal, focus, **told)
             self.batch += 1
             return losses * float("nan") if self.batch in bad else losses
 
