@@ -22,9 +22,9 @@ class SmallMemory(ReportLearner):
 
     most, late = 10**6, False
 
-    def report_losses(self, samples, images, personal=True, focus=0.0, prompts=None):
+    def report_losses(self, samples, images, personal=True, focus=0.0, **told):
         self._require(samples, self.late)
-        return super().report_losses(samples, images, personal, focus, prompts)
+        return super().report_losses(samples, images, personal, focus, **told)
 
     def generate(self, samples, images, personal=True):
         self._require(samples, False)
