@@ -30,7 +30,8 @@ def embedding(recipe: MethodRecipe, site: str, state: SiteState, after: str) -> 
 
     Returns:
         ``site``, ``x``, ``y``, ``age`` (at the first visit; None where unknown) and ``sex`` of each patient; empty
-        without a patient part, where all patients share one q, and for real data.
+        without a patient part, where all patients share one q (a mixture of one component has no other), and for real
+        data.
     """
     executor = recipe.executor
     newest = state.latest(after)
@@ -47,6 +48,8 @@ def embedding(recipe: MethodRecipe, site: str, state: SiteState, after: str) -> 
     private = state.read(newest)[0]
     q = memberships(samples, mixture, cohort.key, info["median_age"], executor.patient_config.profile)
     phi = torch.nn.functional.linear(q, private["patient/projection.weight"], private["patient/projection.bias"])
+    if torch.allclose(phi, phi[:1].expand_as(phi)):
+        return []
     return [
         {"site": site, "x": round(float(x), 3), "y": round(float(y), 3), "age": s.visit.age, "sex": s.sex}
         for s, (x, y) in zip(samples, in_two_dimensions(phi.numpy()), strict=True)

@@ -26,6 +26,6 @@ def test_the_shipped_job_learns(tmp_path, tmp_path_factory, repository):
         assert after["all"]["bleu_4"] > before["all"]["bleu_4"] and after["all"]["cider"] > before["all"]["cider"]
     outer = of_kind(events, Outer)
     start, end = of_kind(events, Alphas)[0].alpha, outer[-1].alpha_after
-    assert max(abs(a - b) for a, b in zip(start, end, strict=True)) >= 0.02
+    assert max(abs(a - b) for a, b in zip(start, end, strict=True)) >= 0.005  # of three outer steps
     for event in outer:
         assert all(0 < alpha < 1 for alpha in event.alpha_after)

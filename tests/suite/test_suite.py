@@ -182,7 +182,12 @@ def test_two_processes_run_what_can_be_run(tmp_path, monkeypatch):
     """A hospital that joins late, all patients in one place, a killed process, and an error that cannot be sent."""
     monkeypatch.setenv("FEDTAR_HOME", str(tmp_path / "home"))
     late = {"hospitals": {"site-2": {"joins": 2, "cohort": {"own_words": 0.5}}}, "outside": []}
-    arms = {"fedtar": {"method": "fedtar"}, "all": {"method": "centralised"}}
+    told_apart = {"patient": {"patients_per_component": 1}}
+    arms = {
+        "fedtar": {"method": "fedtar", "settings": told_apart},
+        "alike": {"method": "fedtar"},  # so few patients have one component, and one q
+        "all": {"method": "centralised"},
+    }
     settings = {name: value for name, value in TINY["settings"].items() if name != "torch_threads"} | {"num_rounds": 2}
     good = cells(Suite(**TINY | late | {"arms": arms, "settings": settings}))
     bad = [kind(**vars(replace(good[0], name=name))) for name, kind in (("dies", Dying), ("raises", Raising))]
@@ -190,7 +195,7 @@ def test_two_processes_run_what_can_be_run(tmp_path, monkeypatch):
     failed = run_suite(tmp_path, [*bad, *good], processes=2, say=said.append)
     assert sorted(line.split(":")[0] for line in failed) == ["dies, seed 0", "raises, seed 0"]
     assert any("process died" in line for line in failed) and any("CannotBeSent: out of" in line for line in failed)
-    assert len(said) == 5 and not pending(tmp_path, good)
+    assert len(said) == 6 and not pending(tmp_path, good)
     for one in done(tmp_path, good):
         assert one.result["torch_threads"] == max(1, cores() // 2)
         evaluations = {event["round"]: set(event["sites"]) for event in one.result["evaluations"]}
