@@ -40,7 +40,6 @@ from fedtar_flare.fedmrg.dual_adapter import (
 )
 from fedtar_flare.fedmrg.prompt_scores import prompt_scores
 from fedtar_flare.fedmrg.site_bank import SiteBank
-from fedtar_flare.imaging.augment import sample_seed
 from fedtar_flare.imaging.batch import ImageBatch, collate
 from fedtar_flare.learning.diagnosis import DiagnosisBranch, diagnosis_losses, extend
 from fedtar_flare.learning.labels import labeler
@@ -49,6 +48,7 @@ from fedtar_flare.learning.training import (
     Trained,
     Validated,
     augmented,
+    drawn,
     load_optimizer_state,
     optimizer_state,
     parts,
@@ -234,8 +234,7 @@ class FedMRGLearner(ReportLearner):
 
     def _told(self, samples: Sequence[Sample], truth: Tensor, predicted: Tensor, seed: str) -> Tensor:
         """Classes (B, D) that the prompts tell in training: of each report its own, or those that were predicted."""
-        drawn = [sample_seed(0, f"prompt/{seed}", s.visit.patient_id, s.visit.visit_id) / 2**32 for s in samples]
-        own = torch.tensor(drawn, device=truth.device) < self._fedmrg.prompt_truth
+        own = (drawn(samples, f"prompt/{seed}") < self._fedmrg.prompt_truth).to(truth.device)
         return torch.where(own[:, None], truth, predicted)
 
     def _accumulate(self, samples: Sequence[Sample], training_seed: str | None = None) -> float:

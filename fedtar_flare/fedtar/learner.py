@@ -15,13 +15,12 @@ from fedtar_flare.fedtar.config import PatientConfig
 from fedtar_flare.fedtar.demographics import DemographicMixture
 from fedtar_flare.fedtar.patient_lora import PatientLoRA, PatientLoRAConfig
 from fedtar_flare.fedtar.profiles import memberships
-from fedtar_flare.imaging.augment import sample_seed
 from fedtar_flare.imaging.batch import ImageBatch
 from fedtar_flare.learning.config import LoRAConfig, TrainingConfig
 from fedtar_flare.learning.diagnosis import extend
 from fedtar_flare.learning.learner import ReportLearner
 from fedtar_flare.learning.site_diagnosis import DiagnosisConfig, SiteDiagnosis, load_head
-from fedtar_flare.learning.training import load_optimizer_state, optimizer_state
+from fedtar_flare.learning.training import drawn, load_optimizer_state, optimizer_state
 from fedtar_flare.models.report_generator import ReportGenerator
 
 _PREFIX = "patient/"
@@ -96,8 +95,7 @@ class PatientLearner(ReportLearner):
         told = None if self.findings is None else self.findings.told(samples)
         hidden = None if self.findings is None else self.findings.hidden(samples, seed)
         if self.patient is not None and self._dropout:
-            drawn = [sample_seed(0, f"dropout/{seed}", s.visit.patient_id, s.visit.visit_id) / 2**32 for s in samples]
-            self._share = (torch.tensor(drawn) >= self._dropout).float()
+            self._share = (drawn(samples, f"dropout/{seed}") >= self._dropout).float()
         try:
             with self._reading_once():
                 losses = self.report_losses(samples, images, focus=self.training.focus, prompts=told, hidden=hidden)

@@ -155,7 +155,7 @@ class MethodRecipe(Recipe):
             for name, parameter in inspect.signature(vars(kind)["__init__"]).parameters.items()
             if parameter.default is not parameter.empty
         }
-        return {"sites": self.executor._settings(), "server": server | self.controller_settings}
+        return {"sites": self.executor.settings_digest(), "server": server | self.controller_settings}
 
     def _interval(self, seconds: float) -> None:
         self.add_server_config({"server": {"task_request_interval": seconds}})

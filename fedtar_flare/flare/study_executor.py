@@ -187,7 +187,7 @@ class StudyExecutor(MethodExecutor):
 
     def _is_made_by(self, arguments: Mapping[str, Any]) -> bool:
         """Whether an executor of these arguments does what this one does."""
-        return type(self)(**arguments)._settings() == self._settings()
+        return type(self)(**arguments).settings_digest() == self.settings_digest()
 
     def _patients(self, config: SiteConfig, name: str, header: TaskHeader, workspace: Path | None = None) -> Cohort:
         """A site's patients, prepared for the model."""
@@ -213,13 +213,13 @@ class StudyExecutor(MethodExecutor):
         payload = {
             "schema": schema.to_dict(),
             "versions": {"fedtar_flare": __version__},
-            "settings": self._settings(),
+            "settings": self.settings_digest(),
             "counts": cohort.counts(least),
             "skipped_studies": cohort.left_out(least),
         }
         return ok(header, {"min_cell": float(least)}, payload)
 
-    def _settings(self) -> str:
+    def settings_digest(self) -> str:
         """Digest of the settings that must be the same at every site."""
         shared = (self.model_config, self.lora_config, self.training_config, self.data_config)
         return f"{digest(*shared, *self.method_settings())}-{self.seed}"

@@ -20,9 +20,9 @@ from torch import Tensor, nn
 
 from fedtar_flare.data.cohort import Sample
 from fedtar_flare.errors import ConfigError
-from fedtar_flare.imaging.augment import sample_seed
 from fedtar_flare.learning.diagnosis import DiagnosisBranch, diagnosis_losses
 from fedtar_flare.learning.labels import Labeler, LabelerName, labeler
+from fedtar_flare.learning.training import drawn
 from fedtar_flare.models.config import ModelConfig
 from fedtar_flare.models.report_generator import ReportGenerator
 from fedtar_flare.settings import Settings
@@ -122,8 +122,7 @@ class SiteDiagnosis:
         """(B,) bool: whose image is not shown in this update, drawn by the visit and ``seed``; None for nobody's."""
         if not self._image_dropout:
             return None
-        drawn = [sample_seed(0, f"hidden/{seed}", s.visit.patient_id, s.visit.visit_id) / 2**32 for s in samples]
-        return torch.tensor(drawn, device=self._branch.embeddings.device) < self._image_dropout
+        return (drawn(samples, f"hidden/{seed}") < self._image_dropout).to(self._branch.embeddings.device)
 
     def losses(self, samples: Sequence[Sample], tokens: Tensor, slice_mask: Tensor) -> Tensor:
         """Cross-entropy of the head, (B,); nothing of it flows back to the encoder that made the tokens."""

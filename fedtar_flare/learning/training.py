@@ -109,6 +109,13 @@ def limit_norm(parameters: Sequence[nn.Parameter], limit: float) -> float:
     return float(nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None]))
 
 
+def drawn(samples: Sequence[Sample], purpose: str) -> Tensor:
+    """Numbers in [0, 1), (B,), float32, by each sample's visit and ``purpose`` alone, for what training draws."""
+    from fedtar_flare.imaging.augment import sample_seed
+
+    return torch.tensor([sample_seed(0, purpose, s.visit.patient_id, s.visit.visit_id) / 2**32 for s in samples])
+
+
 def augmented(prepared: Sequence[Prepared], samples: Sequence[Sample], seed: str) -> list[Prepared]:
     """Randomly changed images; the change depends on the visit and ``seed`` alone."""
     from fedtar_flare.imaging.augment import augment, sample_seed

@@ -89,7 +89,7 @@ def test_a_weight_that_cannot_be_fails_when_built(mu):
 
 
 def test_sites_must_agree_on_the_weight():
-    settings = {FedProxExecutor(preset="tiny", proximal={"mu": mu})._settings() for mu in (0.1, 0.2)}
+    settings = {FedProxExecutor(preset="tiny", proximal={"mu": mu}).settings_digest() for mu in (0.1, 0.2)}
     assert len(settings) == 2
 
 

@@ -303,5 +303,7 @@ def test_a_real_hospital_refuses_the_synthetic_cohort_s_labeler(tmp_path):
 
 
 def test_sites_with_other_findings_do_not_agree():
-    digests = {FedMRGExecutor(fedmrg={"labeler": name})._settings() for name in ("synthetic", "ctrate-rules", "none")}
+    digests = {
+        FedMRGExecutor(fedmrg={"labeler": name}).settings_digest() for name in ("synthetic", "ctrate-rules", "none")
+    }
     assert len(digests) == 3
