@@ -71,7 +71,9 @@ class PatientExecutor(ReportExecutor):
     def asked(self, rounds: int, time_steps: int) -> Asked:
         """With the hypernetworks (a weight vector and a bias for each shared value), the projection and e_t."""
         asked, patient = super().asked(rounds, time_steps), self.patient_config
-        head = self._diagnosis.lr if self._diagnosis.on else 0.0
+        head = 0.0
+        if self._diagnosis.on:
+            head, asked = self._diagnosis.lr, replace(asked, candidates=self._diagnosis.candidates)
         if not patient.enabled:
             return replace(asked, own_learning_rate=head)
         width = patient.embedding_dim

@@ -22,12 +22,13 @@ _PAPER = PAPER | {
     }
 }
 PATIENT_PRESETS = {
-    "small": SMALL | {"diagnosis": {"labeler": "auto", "weights": "small"}},
+    "small": SMALL | {"diagnosis": {"labeler": "auto", "weights": "small", "candidates": 8}},
     "paper": _PAPER,
 }
 """Of every method with the patient part.
 
-``small`` tells the decoder the findings of a synthetic cohort (docs/experiments.md).
+``small`` tells the decoder the findings of a synthetic cohort, and searches for a report that does not say them once
+more (docs/experiments.md).
 
 ``paper`` has s_p = s = alpha / r, phi without time and without a common start, a hash of the patient's id in the
 profile, 16 components however few the patients, rates 1e-5, and T = 5.

@@ -162,8 +162,9 @@ def extend(generator: ReportGenerator, settings: Mapping[str, Any]) -> None:
 
     ``settings`` has ``labeler``, ``slices`` and ``seed``, and may have ``prompt_classes``, ``prompt_place``, ``head``
     and ``head_weights``, as :class:`~fedtar_flare.fedmrg.config.FedMRGConfig` names them, and ``fixed_prompts``, for
-    prompts that are not to be trained (:func:`fix_prompts`). Raises :class:`ConfigError` where the decoder has too few
-    positions for prompts and report, or the head's weights do not fit.
+    prompts that are not to be trained (:func:`fix_prompts`), and ``candidates``, the beams of a second search
+    (:class:`~fedtar_flare.learning.choice.FindingsChoice`). Raises :class:`ConfigError` where the decoder
+    has too few positions for prompts and report, or the head's weights do not fit.
     """
     found = labeler(settings["labeler"], settings.get("prompt_classes", "all"))
     if not found.findings:
@@ -187,6 +188,10 @@ def extend(generator: ReportGenerator, settings: Mapping[str, Any]) -> None:
     if settings.get("fixed_prompts"):
         fix_prompts(branch, settings["seed"])
     generator.diagnosis = branch
+    if (candidates := settings.get("candidates", 1)) > 1:
+        from fedtar_flare.learning.choice import FindingsChoice
+
+        generator.choice = FindingsChoice(branch, found.label, candidates)
 
 
 @torch.no_grad()

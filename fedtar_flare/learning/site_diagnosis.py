@@ -2,9 +2,10 @@
 
 In training the decoder is told what a report says of each finding, so that it learns to write a sentence because of its
 prompt, not because it remembers the image; when reports are written it is told what the head reads off the image
-(PromptMRG, Jin et al., AAAI 2024, and FedMRG, which exchange or share the head). Here the head stays at the site, for
-averaged over hospitals it loses the findings that some of them hardly have, and the prompts are fixed and the same at
-all sites: the adapters learn to read them, and nothing more travels.
+(PromptMRG, Jin et al., AAAI 2024, and FedMRG, which exchange or share the head). A report that does not say so can be
+searched for once more. Here the head stays at the site, for averaged over hospitals it loses the findings that some of
+them hardly have, and the prompts are fixed and the same at all sites: the adapters learn to read them, and nothing more
+travels.
 """
 
 from __future__ import annotations
@@ -51,6 +52,12 @@ class DiagnosisConfig(Settings):
         description="share of the training reports that are written without the image, of the findings alone, so that "
         "the decoder learns to heed what it is told",
     )
+    candidates: int = Field(
+        1,
+        ge=1,
+        description="beams of a second search, for a report that does not say the findings that the decoder was told; "
+        "the one that agrees best is taken, if it agrees better; 1: no second search",
+    )
 
     def of(self, source: str) -> DiagnosisConfig:
         """What these settings are at a site whose data is of this source: ``auto`` is decided."""
@@ -84,6 +91,7 @@ class DiagnosisConfig(Settings):
             "head": "attention",
             "head_weights": self.weights if fits else None,
             "fixed_prompts": True,
+            "candidates": self.candidates,
             "slices": model.slices,
             "seed": seed,
         }

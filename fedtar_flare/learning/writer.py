@@ -230,7 +230,11 @@ class ReportWriter:
     def generate(self, samples: Sequence[Sample], images: ImageBatch, personal: bool = True) -> list[str]:
         """Reports written by beam search."""
         with self._computing(samples, personal):
-            ids = self.generator.generate(images, tokens=self.tokens(samples, images))
+            ids = self.generator.generate(
+                images,
+                tokens=self.tokens(samples, images),
+                context=lambda rows: self.context([samples[i] for i in rows], personal),
+            )
         return [self.tokenizer.decode(row) for row in ids.tolist()]
 
     @torch.no_grad()

@@ -68,13 +68,13 @@ class PrefixDecoder(nn.Module):
         return self.lm.lm_head(states), states
 
     def write(self, memory: Tensor, mask: Tensor, begin: Tensor, prompts: Tensor | None, settings: Any) -> Tensor:
-        """Token ids (B, L), begin token first, as transformers' generation ``settings`` say.
+        """Token ids (B * R, L), begin token first, as transformers' generation ``settings`` say (R sequences for one).
 
         ``begin`` (B, 1) holds the begin token.
         """
         inputs, attention, _ = self._prefix(memory, mask, begin, prompts)
         written: Tensor = self.lm.generate(inputs_embeds=inputs, attention_mask=attention, generation_config=settings)
-        return torch.cat([begin, written], dim=1)
+        return torch.cat([begin.repeat_interleave(len(written) // len(begin), dim=0), written], dim=1)
 
     def _prefix(
         self, memory: Tensor, mask: Tensor, begin: Tensor, prompts: Tensor | None

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import torch
@@ -95,16 +95,32 @@ class Prompter(Protocol):
         """Embeddings (B, D, E) that the decoder reads; of tokens (B, S, N, C) and mask (B, S)."""
 
 
+class Choice(Protocol):
+    """Chooses among the beams of a report whose likeliest one does not say what the decoder was told."""
+
+    @property
+    def candidates(self) -> int:
+        """How many beams."""
+
+    def told(self, tokens: Tensor, slice_mask: Tensor) -> Sequence[Any]:
+        """What the decoder was told of each of the B images, by their tokens (B, S, N, C) and mask (B, S)."""
+
+    def differing(self, text: str, told: Any) -> int:
+        """In how much a text differs from what was told; 0 in nothing."""
+
+
 class ReportGenerator(nn.Module):
     """Slice-wise encoder, slice pooling, bias-free projection, and a decoder: GPT-2 with cross-attention, or a causal
     language model that reads the image as a prefix.
 
     Repeated rows keep the batch's order: slice row i belongs to sample ``i // S``, beam row i to ``i // beams``.
     ``max_length`` and ``num_beams`` are defaults of :meth:`generate`; ``untrained`` names the parameters without
-    pre-trained weights. ``diagnosis`` is None, or a :class:`Prompter` that a method sets.
+    pre-trained weights. ``diagnosis`` is None, or a :class:`Prompter` that a method sets; so is ``choice``, a
+    :class:`Choice`, without which the likeliest beam is the report.
     """
 
     diagnosis: nn.Module | None
+    choice: Choice | None = None
 
     def __init__(self, config: ModelConfig, tokenizer: ReportTokenizer, *, load_pretrained: bool):
         super().__init__()
@@ -121,6 +137,7 @@ class ReportGenerator(nn.Module):
         self.prior_marks = PriorMarks(decoder.config.hidden_size)
         self.max_length, self.num_beams = config.max_length, config.num_beams
         self.bos_id, self.eos_id, self.pad_id = tokenizer.bos_id, tokenizer.eos_id, tokenizer.pad_id
+        self._text_of = tokenizer.decode
         self.untrained: tuple[str, ...] = (
             *(f"encoder.{name}" for name in encoder_untrained),
             *(f"pooling.{name}" for name, _ in self.pooling.named_parameters()),
@@ -307,25 +324,62 @@ class ReportGenerator(nn.Module):
         num_beams: int | None = None,
         max_length: int | None = None,
         tokens: Tensor | None = None,
+        context: Callable[[Sequence[int]], AbstractContextManager[Any]] | None = None,
     ) -> Tensor:
-        """Token ids (B, L) of the best beam, begin token first, padded after the end token (int64).
+        """Token ids (B, L) of the likeliest beam, begin token first, padded after the end token (int64).
 
-        A report does not depend on the others of its batch. ``tokens`` as in :meth:`encode`.
+        With a :attr:`choice`, a report that does not say what the decoder was told is searched for once more, among as
+        many beams as there are candidates. A report does not depend on the others of its batch.
+
+        ``tokens`` as in :meth:`encode`; ``context``: what must be in force for these rows of the batch alone, where
+        what is in force depends on the rows.
         """
-        from transformers.generation.configuration_utils import GenerationConfig
-
         tokens = self.tokens(batch) if tokens is None else tokens
         memory, mask = self.memory(batch, tokens)
         memory, mask, prompts = self._placed(memory, mask, self.prompts(batch, tokens))
+        length = max_length or self.max_length
+        ids = self._search(memory, mask, prompts, num_beams or self.num_beams, 1, length)[:, 0]
+        if self.choice is None:
+            return ids
+        told = self.choice.told(tokens, batch.slice_mask)
+        wrong = [self._differing(*pair) for pair in zip(ids, told, strict=True)]
+        if again := [i for i, differing in enumerate(wrong) if differing]:
+            many = self.choice.candidates
+            with nullcontext() if context is None else context(again):
+                own = None if prompts is None else prompts[again]
+                found = self._search(memory[again], mask[again], own, many, many, length)
+            ids = F.pad(ids, (0, max(0, found.shape[2] - ids.shape[1])), value=self.pad_id)
+            for i, beams in zip(again, found, strict=True):
+                differing, best = min((self._differing(beam, told[i]), k) for k, beam in enumerate(beams))
+                if differing < wrong[i]:
+                    ids[i] = self.pad_id
+                    ids[i, : beams.shape[1]] = beams[best]
+        return ids
+
+    def _differing(self, ids: Tensor, told: Any) -> int:
+        assert self.choice is not None
+        return self.choice.differing(self._text_of(ids.tolist()), told)
+
+    def _search(
+        self, memory: Tensor, mask: Tensor, prompts: Tensor | None, beams: int, wanted: int, length: int
+    ) -> Tensor:
+        """Token ids (B, wanted, L) of the likeliest beams, the likeliest first."""
+        from transformers.generation.configuration_utils import GenerationConfig
+
         start = torch.full((memory.shape[0], 1), self.bos_id, dtype=torch.int64, device=memory.device)
         settings = GenerationConfig(
-            max_new_tokens=(max_length or self.max_length) - 1,
-            num_beams=num_beams or self.num_beams,
+            max_new_tokens=length - 1,
+            num_beams=beams,
+            num_return_sequences=wanted,
             do_sample=False,
             bos_token_id=self.bos_id,
             eos_token_id=self.eos_id,
             pad_token_id=self.pad_id,
         )
+        return self._written(memory, mask, start, prompts, settings).view(len(start), wanted, -1)
+
+    def _written(self, memory: Tensor, mask: Tensor, start: Tensor, prompts: Tensor | None, settings: Any) -> Tensor:
+        """Token ids as transformers' generation ``settings`` say: rows of a report together, the likeliest first."""
         if isinstance(self.decoder, PrefixDecoder):
             return self.decoder.write(memory, mask, start, prompts, settings)
         inputs: dict[str, Tensor] = {"attention_mask": torch.ones_like(start)}

@@ -40,6 +40,7 @@ class Asked:
         extend: adds to a model what the method gives it.
         own_learning_rate: of what a method trains beside the shared adapter; 0: nothing.
         own_parameters: how many those are, at most, given the number of values of the shared adapter.
+        candidates: beams of a report among which a method chooses.
     """
 
     model: ModelConfig
@@ -51,6 +52,7 @@ class Asked:
     extend: Callable[[ReportGenerator], None] = lambda model: None
     own_learning_rate: float = 0.0
     own_parameters: Callable[[int], int] = lambda values: 0
+    candidates: int = 1
 
 
 def admit(asked: Asked, bounds: Bounds) -> None:
@@ -90,6 +92,7 @@ def breaches(asked: Asked, bounds: Bounds) -> list[str]:
         *_most("model.decoder_positions", model.decoder_positions, bounds.max_tokens),
         *_most("model.slices x queries", model.slices * model.queries, bounds.max_tokens),
         *_most("model.num_beams", model.num_beams, bounds.max_beams),
+        *_most("diagnosis.candidates", asked.candidates, bounds.max_beams),
         *_most("torch_threads", asked.threads, bounds.max_threads),
     ]
     if foreign := unknown_models(model, bounds):

@@ -57,7 +57,7 @@ class Bounds(Settings):
         ge=1,
         description="of one report (model.max_length, decoder_positions), of one study (slices x queries)",
     )
-    max_beams: int | None = Field(16, ge=1, description="greatest model.num_beams")
+    max_beams: int | None = Field(16, ge=1, description="greatest model.num_beams, and diagnosis.candidates")
     max_batch_size: int | None = Field(256, ge=1, description="greatest training.batch_size")
     max_threads: int | None = Field(64, ge=1, description="greatest torch_threads")
     max_rounds: int | None = Field(200, ge=1, description="greatest number of rounds")

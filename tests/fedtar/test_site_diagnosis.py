@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from hospital_site import HospitalSite, write_site_files
@@ -149,6 +151,29 @@ def test_all_images_are_shown_by_default_and_when_reports_are_scored(learner_of)
     images = plain.images(samples)
     assert plain.findings.hidden(samples, "7/0") is None and dropping.findings.hidden(samples, "7/0").all()
     assert torch.equal(plain.report_losses(samples, images), dropping.report_losses(samples, images))
+
+
+def test_a_report_that_is_searched_for_again_is_written_with_its_own_patient_s_adapter(learner_of):
+    learner = learner_of(diagnosis=TOLD.replace(candidates=4))
+    assert learner.generator.choice.candidates == 4
+    with torch.no_grad():  # so that each patient's adapter is another, and acts
+        for parameter in learner.patient.parameters():
+            parameter.normal_(0, 0.5, generator=torch.Generator().manual_seed(1))
+    samples = learner.cohort.samples("train")[:6]
+    plain = learner_of(diagnosis=TOLD)
+    plain.load_private(learner.private())
+    first = plain.generate(samples, plain.images(samples))
+    odd = {text: number % 2 for number, text in enumerate(first)}  # every other report does not say what it was told
+    learner.generator.choice = SimpleNamespace(
+        candidates=4,
+        told=lambda tokens, mask: [0] * len(tokens),
+        differing=lambda text, told: odd.get(text, -len(text)),
+    )
+    assert len(odd) == len(samples)
+    together = learner.generate(samples, learner.images(samples))
+    apart = [learner.generate([sample], learner.images([sample]))[0] for sample in samples]
+    assert together == apart
+    assert [a == b for a, b in zip(together, first, strict=True)] == [True, False] * 3
 
 
 @pytest.mark.parametrize("name", ["chexpert-rules", "ctrate-rules"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from fedtar_flare.errors import ConfigError
 from fedtar_flare.imaging.batch import ImageBatch
 from fedtar_flare.learning.diagnosis import extend
 from fedtar_flare.models.adapters.lora import add_lora, shared_state
-from fedtar_flare.models.build import build_model
+from fedtar_flare.models.build import build_model, build_tokenizer
 from fedtar_flare.models.config import preset
 from fedtar_flare.models.outline import outline
 
@@ -89,6 +90,26 @@ def test_what_is_written_follows_from_the_logits_and_not_from_the_rest_of_the_ba
         assert _whole(own) == _whole(single[0])
         if beams == 1:
             assert _whole(own) == _whole(greedy)
+
+
+@pytest.mark.parametrize("number", range(3))
+def test_of_a_second_search_the_chosen_beam_is_written(folder, number):
+    model = build_model(config_of(folder))
+    likeliest = model.generate(batch(), num_beams=3)
+    text_of = build_tokenizer(config_of(folder)).decode
+    choice = SimpleNamespace(candidates=3, told=lambda tokens, mask: [0, 0], seen=[])
+
+    def differing(text, told):
+        choice.seen.append(text)
+        return (len(choice.seen) - 3) % 3 != number if len(choice.seen) > 2 else 2
+
+    choice.differing = differing
+    model.choice = choice
+    written = model.generate(batch())
+    beams = choice.seen[2:5], choice.seen[5:]
+    assert [text_of(row) for row in written.tolist()] == [texts[number] for texts in beams]
+    assert [text_of(row) for row in likeliest.tolist()] == [texts[0] for texts in beams]
+    assert (written[:, 0] == model.bos_id).all() and all(len(set(texts)) == 3 for texts in beams)
 
 
 def _whole(ids):

@@ -25,7 +25,7 @@ HUB = "some-lab/some-model"
 NO_EMBEDDING = "never the output layer or an embedding"
 
 
-def asked(name="tiny", rounds=3, time_steps=3, threads=1, model=None, lora=None, training=None):
+def asked(name="tiny", rounds=3, time_steps=3, threads=1, model=None, lora=None, training=None, candidates=1):
     """What a job of the tiny model asks; ``training`` is over settings that every bound lets pass."""
     return Asked(
         preset(name, **(model or {})),
@@ -34,6 +34,7 @@ def asked(name="tiny", rounds=3, time_steps=3, threads=1, model=None, lora=None,
         threads,
         rounds,
         time_steps,
+        candidates=candidates,
     )
 
 
@@ -154,7 +155,8 @@ JOBS = st.fixed_dictionaries(
         "alpha": positive, "rank": st.integers(1, 8), "lr": positive, "decay": positive,
         "focus": st.floats(0, 5),
         "rounds": st.integers(1, 30), "time_steps": st.integers(1, 9), "threads": st.integers(1, 9),
-        "beams": st.integers(1, 9), "length": st.integers(3, 96), "slices": st.integers(1, 6),
+        "beams": st.integers(1, 9), "candidates": st.integers(1, 9),
+        "length": st.integers(3, 96), "slices": st.integers(1, 6),
         "targets": st.sampled_from(sorted(TARGETS)), "exchange": st.sampled_from(sorted(EXCHANGED)),
         "weights": st.sampled_from([None, "start", "/start", "Start"]),
     }
@@ -200,6 +202,7 @@ def beyond(job, site):
     }
     found = [name for name, value in least.items() if value < site[name]]
     found += [name for name, value in most.items() if site[name] is not None and value > site[name]]
+    found += ["candidates"] * (site["max_beams"] is not None and job["candidates"] > site["max_beams"])
     found += ["targets"] * TARGETS[job["targets"]] + ["exchange"] * EXCHANGED[job["exchange"]]
     strange = job["weights"] and not site["any_model"] and job["weights"] not in site["models"]
     return found + ["weights"] * bool(strange)
@@ -212,6 +215,7 @@ def test_no_job_beyond_a_bound_is_ever_let_in(job, site):
         rounds=job["rounds"],
         time_steps=job["time_steps"],
         threads=job["threads"],
+        candidates=job["candidates"],
         lora={"rank": job["rank"], "alpha": job["alpha"], "exchange": job["exchange"]},
         training={
             "local_steps": job["steps"],

@@ -1,0 +1,122 @@
+"""A report that does not say what the decoder was told is searched for once more."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from test_diagnosis import batch, extended
+from torch.nn.functional import one_hot
+
+from fedtar_flare.imaging.batch import ImageBatch
+from fedtar_flare.learning.choice import FindingsChoice
+from fedtar_flare.models.build import build_tokenizer
+from fedtar_flare.models.config import preset
+
+WORDS = ("nodule", "effusion", "cavity")
+BEAMS = 5
+PROMPTS = {"prompt_classes": "positive", "prompt_place": "memory"}
+decode = build_tokenizer(preset("tiny", max_length=20)).decode
+
+
+def head_that_reads(told, classes=2):
+    """A branch whose head finds in the images what ``told`` says."""
+    return lambda tokens, slice_mask: one_hot(torch.tensor(told), classes).float()
+
+
+@given(st.sets(st.sampled_from(WORDS)), st.sets(st.sampled_from(WORDS)))
+def test_a_text_differs_by_the_findings_of_which_it_says_something_else(said, told):
+    choice = FindingsChoice(
+        head_that_reads([[int(word in told) for word in WORDS]]), lambda text: tuple(int(w in text) for w in WORDS), 3
+    )
+    [classes] = choice.told(torch.zeros(1), torch.zeros(1))
+    assert choice.differing(" ".join(said), classes) == len(said ^ told)
+
+
+class Wanted:
+    """A choice by the length of the text, in characters, of which each report is told one."""
+
+    candidates = BEAMS
+
+    def __init__(self, *lengths):
+        self.lengths, self.seen = lengths, []
+
+    def told(self, tokens, slice_mask):
+        return self.lengths
+
+    def differing(self, text, told):
+        self.seen.append(text)
+        return abs(len(text) - told)
+
+
+def single(b, i):
+    return ImageBatch(*(part[i : i + 1] for part in (b.images, b.position_mm, b.slice_mask)))
+
+
+def texts_of(model, b, choice=None, **options):
+    model.choice = choice
+    return [decode(row) for row in model.generate(b, **options).tolist()]
+
+
+@pytest.fixture(scope="module")
+def model():
+    return extended(**PROMPTS)
+
+
+@pytest.fixture(scope="module")
+def beams(model):
+    """The beams of the second search for each of two images, the likeliest first."""
+    choice = Wanted(-1, -1)
+    texts_of(model, batch(), choice)
+    first, second = choice.seen[2 : 2 + BEAMS], choice.seen[2 + BEAMS :]
+    assert len(second) == BEAMS and len(set(first)) == BEAMS
+    assert [first[0], second[0]] == texts_of(model, batch(), num_beams=BEAMS)
+    return first, second
+
+
+def test_without_a_second_search_nothing_is_chosen():
+    assert extended(**PROMPTS).choice is None
+    assert extended(candidates=1, **PROMPTS).choice is None
+    assert extended(candidates=BEAMS, **PROMPTS).choice.candidates == BEAMS
+
+
+def test_a_report_that_says_what_it_was_told_is_not_searched_for_again(model):
+    plain = texts_of(model, batch())
+    choice = Wanted(*map(len, plain))
+    assert texts_of(model, batch(), choice) == plain == choice.seen
+
+
+def test_of_a_second_search_the_beam_that_agrees_best_is_taken_whatever_else_is_in_the_batch(model, beams):
+    plain, b = texts_of(model, batch()), batch()
+    lengths = [len(beams[0][3]), len(beams[1][1])]
+    best = [min(own, key=lambda text, n=n: abs(len(text) - n)) for own, n in zip(beams, lengths, strict=True)]
+    assert best != plain, "otherwise nothing is shown"
+    assert texts_of(model, b, Wanted(*lengths)) == best
+    assert [texts_of(model, single(b, i), Wanted(lengths[i]))[0] for i in range(2)] == best
+    # one report alone is searched for again
+    assert texts_of(model, b, Wanted(len(plain[0]), lengths[1])) == [plain[0], best[1]]
+
+
+def test_a_report_stays_where_no_beam_agrees_better(model):
+    plain = texts_of(model, batch())
+    unhappy = Wanted(0, 0)
+    unhappy.differing = lambda text, told: 1
+    assert texts_of(model, batch(), unhappy) == plain
+
+
+def test_the_second_search_runs_in_the_context_of_its_rows_alone(model):
+    plain, entered = texts_of(model, batch()), []
+
+    class Context:
+        def __init__(self, rows):
+            self.rows = list(rows)
+
+        def __enter__(self):
+            entered.append(self.rows)
+
+        def __exit__(self, *args):
+            entered.append("left")
+
+    texts_of(model, batch(), Wanted(len(plain[0]), -1), context=Context)
+    assert entered == [[1], "left"]
