@@ -11,20 +11,18 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from fedtar_flare.learning.diagnosis import DiagnosisBranch
-
 
 @dataclass(frozen=True)
 class FindingsChoice:
     """A :class:`~fedtar_flare.models.report_generator.Choice` by the findings that the head reads off the image.
 
     Args:
-        branch: whose head tells the findings.
+        branch: logits (B, D, K) of the findings' classes, of tokens (B, S, N, C) and mask (B, S).
         label: number of the class of each of the D findings in a text.
-        candidates: K, beams to choose from.
+        candidates: beams to choose from.
     """
 
-    branch: DiagnosisBranch
+    branch: Callable[[Tensor, Tensor], Tensor]
     label: Callable[[str], tuple[int, ...]]
     candidates: int
 

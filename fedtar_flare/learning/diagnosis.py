@@ -30,6 +30,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedtar_flare.errors import ConfigError
+from fedtar_flare.learning.choice import FindingsChoice
 from fedtar_flare.learning.labels import labeler
 from fedtar_flare.models.config import ASSETS
 from fedtar_flare.models.report_generator import Place, ReportGenerator
@@ -189,8 +190,6 @@ def extend(generator: ReportGenerator, settings: Mapping[str, Any]) -> None:
         fix_prompts(branch, settings["seed"])
     generator.diagnosis = branch
     if (candidates := settings.get("candidates", 1)) > 1:
-        from fedtar_flare.learning.choice import FindingsChoice
-
         generator.choice = FindingsChoice(branch, found.label, candidates)
 
 
