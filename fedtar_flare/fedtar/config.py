@@ -38,6 +38,13 @@ class PatientConfig(Settings):
         description="share of the training reports that are read without the patient part, so that the shared adapter "
         "learns to write by itself; 0 in the paper's preset",
     )
+    warmup: float = Field(
+        0.0,
+        ge=0,
+        lt=1,
+        description="share of the rounds, the first ones, in which the shared adapter learns alone, so that the "
+        "patient part learns what is left; 0 in the paper's preset",
+    )
     targets: str = Field(
         "", description="regular expression on names of LoRA layers: those with a patient part; '' for all"
     )
@@ -54,6 +61,14 @@ class PatientConfig(Settings):
     def misfits(self) -> Iterator[tuple[str, str]]:
         if self.profile not in PROFILES:
             yield "profile", " or ".join(map(str, PROFILES))
+
+    def waits(self, round_: int, rounds: int) -> bool:
+        """Whether the shared adapter learns alone in round ``round_`` (from 1) of ``rounds``; never in all of them.
+
+        >>> [[PatientConfig(warmup=0.33).waits(r, rounds) for r in range(1, rounds + 1)] for rounds in (1, 2, 3)]
+        [[False], [True, False], [True, False, False]]
+        """
+        return round_ <= min(round(self.warmup * rounds), rounds - 1)
 
     def components_for(self, patients: int) -> int:
         """How many components a site with this many training patients fits.

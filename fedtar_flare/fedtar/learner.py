@@ -29,6 +29,8 @@ _PREFIX = "patient/"
 class PatientLearner(ReportLearner):
     """Algorithm 1 of FedTAR: local updates of the shared and of the patient part together.
 
+    While :attr:`patient_waits`, the patient part neither acts nor learns.
+
     Args:
         mixture: fitted at this site; None when the patient part is off, else ConfigError.
         median_age: of the training patients when it was fitted.
@@ -36,6 +38,8 @@ class PatientLearner(ReportLearner):
         seed: of the shared and patient parts' initial values, the same at every site.
         lora, training, others: of :class:`ReportLearner`.
     """
+
+    patient_waits = False
 
     def __init__(
         self,
@@ -110,7 +114,7 @@ class PatientLearner(ReportLearner):
     def context(self, samples: Sequence[Sample], personal: bool) -> Iterator[None]:
         """The patients' adapters at their visits, and the site's head; without the personal part, the first head."""
         with ExitStack() as stack:
-            if personal and self.patient is not None and self._mixture is not None:
+            if personal and self.patient is not None and self._mixture is not None and not self.patient_waits:
                 q = memberships(samples, self._mixture, self.cohort.key, self._median_age, self._profile_fields)
                 steps = torch.tensor([sample.time_step for sample in samples])
                 stack.enter_context(self.patient.adapt(q, steps, self._share))
