@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Literal
+from collections.abc import Iterator, Mapping
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -15,6 +15,7 @@ PROFILES = (("hash", "age", "sex"), ("age", "sex"))
 class PatientConfig(Settings):
     """The patient-adaptive part, which never leaves the site (FedTAR, Eq. 2 to 4)."""
 
+    added: ClassVar[Mapping[str, Any]] = {"shared_first": 0.0}
     enabled: bool = Field(True, description="False: the shared adapter alone (an ablation)")
     lr: float = Field(2e-3, gt=0, description="AdamW learning rate of the patient part")
     scale: float = Field(1.0, gt=0, description="s_p of Eq. 4; the paper's preset has alpha / rank")
@@ -38,7 +39,7 @@ class PatientConfig(Settings):
         description="share of the training reports that are read without the patient part, so that the shared adapter "
         "learns to write by itself; 0 in the paper's preset",
     )
-    warmup: float = Field(
+    shared_first: float = Field(
         0.0,
         ge=0,
         lt=1,
@@ -65,10 +66,10 @@ class PatientConfig(Settings):
     def waits(self, round_: int, rounds: int) -> bool:
         """Whether the shared adapter learns alone in round ``round_`` (from 1) of ``rounds``; never in all of them.
 
-        >>> [[PatientConfig(warmup=0.33).waits(r, rounds) for r in range(1, rounds + 1)] for rounds in (1, 2, 3)]
+        >>> [[PatientConfig(shared_first=0.33).waits(r, rounds) for r in range(1, rounds + 1)] for rounds in (1, 2, 3)]
         [[False], [True, False], [True, False, False]]
         """
-        return round_ <= min(round(self.warmup * rounds), rounds - 1)
+        return round_ <= min(round(self.shared_first * rounds), rounds - 1)
 
     def components_for(self, patients: int) -> int:
         """How many components a site with this many training patients fits.

@@ -90,7 +90,7 @@ def test_the_patient_part_persists_and_learns(tmp_path):
 def test_the_patient_part_waits_in_the_first_rounds_and_learns_in_the_others(tmp_path):
     """Of nine rounds, in the first; what a site without a patient part trains there is the same to the bit."""
     first = {}
-    for patient in ({"warmup": 0.11}, {"enabled": False}):
+    for patient in ({"shared_first": 0.11}, {"enabled": False}):
         run_id = str(patient.get("enabled", "waits"))
         site = HospitalSite(tmp_path, patient=patient)
         _, w = site.handshake(run_id)
@@ -99,7 +99,7 @@ def test_the_patient_part_waits_in_the_first_rounds_and_learns_in_the_others(tmp
         first[run_id] = updates
     assert all(torch.equal(a[n], b[n]) for a, b in zip(*first.values(), strict=True) for n in w)
 
-    site = HospitalSite(tmp_path, patient={"warmup": 0.11})
+    site = HospitalSite(tmp_path, patient={"shared_first": 0.11})
     w, _ = a_round(site, w, 2, "waits")
     state = state_of(tmp_path, "waits")
     waiting, learning = (state.read(version(r, T))[0] for r in (1, 2))
