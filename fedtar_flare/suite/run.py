@@ -85,12 +85,11 @@ def run_suite(
 
 def _work(folder: Path, waiting: queue.SimpleQueue[Cell], threads: int, finished: Callable[[Cell, str], None]) -> None:
     """Run the cells that wait, one after the other, in one process; where it dies, the next cell gets a new one."""
-    context = multiprocessing.get_context("spawn")  # torch's threads do not survive a fork
     pool = None
     try:
         while True:
             cell = waiting.get_nowait()
-            pool = pool or ProcessPoolExecutor(1, mp_context=context)
+            pool = pool or one_worker()
             try:
                 problem = pool.submit(attempt, folder, cell, threads).result()
             except BrokenProcessPool:
@@ -103,6 +102,23 @@ def _work(folder: Path, waiting: queue.SimpleQueue[Cell], threads: int, finished
     finally:
         if pool is not None:
             pool.shutdown()
+
+
+def one_worker() -> ProcessPoolExecutor:
+    """A process that does one thing after the other, and ends when this one does, even when it is killed."""
+    context = multiprocessing.get_context("spawn")  # torch's threads do not survive a fork
+    return ProcessPoolExecutor(1, mp_context=context, initializer=_end_with_parent)
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+
+    def watch() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def attempt(folder: Path, cell: Cell, threads: int) -> str:

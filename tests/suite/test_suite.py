@@ -1,6 +1,8 @@
 import json
 import os
 import signal
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
@@ -239,3 +241,24 @@ def test_settings_are_merged_group_by_group():
     common = {"training": {"a": 1, "b": 2}, "x": 1}
     assert merged(common, {"training": {"b": 3}, "y": {}}) == {"training": {"a": 1, "b": 3}, "x": 1, "y": {}}
     assert common == {"training": {"a": 1, "b": 2}, "x": 1}
+
+
+def test_a_worker_ends_with_the_process_that_started_it_even_when_that_is_killed():
+    """What it has to do goes on for ten minutes; the pipe's end says that nobody is left who could write to it."""
+    code = """
+import os, time
+from fedtar_flare.suite.run import one_worker
+pool = one_worker()
+print(pool.submit(os.getpid).result(), flush=True)
+pool.submit(time.sleep, 600).result()
+"""
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    worker = int(process.stdout.readline())
+    try:
+        assert worker != process.pid
+        process.kill()
+        assert process.communicate(timeout=60)[0] == ""
+    except subprocess.TimeoutExpired:
+        os.kill(worker, signal.SIGKILL)
+        raise
