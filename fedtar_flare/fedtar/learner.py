@@ -96,7 +96,7 @@ class PatientLearner(ReportLearner):
         The decoder is told what the reports say of the findings, and for some nothing else; the head's loss adds its
         gradient, not its value.
         """
-        told = None if self.findings is None else self.findings.told(samples)
+        told = None if self.findings is None else self.findings.told(samples, images.prior)
         hidden = None if self.findings is None else self.findings.hidden(samples, seed)
         if self.patient is not None and self._dropout:
             self._share = (drawn(samples, f"dropout/{seed}") >= self._dropout).float()

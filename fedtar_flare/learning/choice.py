@@ -8,8 +8,32 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple, Protocol
 
 from torch import Tensor
+
+from fedtar_flare.imaging.batch import PriorBatch
+from fedtar_flare.learning.comparison import UNKNOWN, Comparison, changes_of
+
+
+class Reader(Protocol):
+    """What reads findings off images: a :class:`~fedtar_flare.learning.diagnosis.DiagnosisBranch`."""
+
+    @property
+    def comparison(self) -> Comparison | None:
+        """Compares the findings with those of the visit before."""
+
+    def read(
+        self, tokens: Tensor, slice_mask: Tensor, prior: PriorBatch | None, prior_tokens: Tensor | None
+    ) -> tuple[Tensor, Tensor | None]:
+        """Classes (B, D) of the findings now, and before."""
+
+
+class Told(NamedTuple):
+    """Number of each finding's class, and of what became of it; None where nothing is known of the visit before."""
+
+    classes: list[int]
+    changes: list[int] | None = None
 
 
 @dataclass(frozen=True)
@@ -17,20 +41,36 @@ class FindingsChoice:
     """A :class:`~fedtar_flare.models.report_generator.Choice` by the findings that the head reads off the image.
 
     Args:
-        branch: logits (B, D, K) of the findings' classes, of tokens (B, S, N, C) and mask (B, S).
+        reader: of the images.
         label: number of the class of each of the D findings in a text.
         candidates: beams to choose from.
     """
 
-    branch: Callable[[Tensor, Tensor], Tensor]
-    label: Callable[[str], tuple[int, ...]]
+    reader: Reader
+    label: Callable[[str], Sequence[int]]
     candidates: int
 
-    def told(self, tokens: Tensor, slice_mask: Tensor) -> list[list[int]]:
-        """Class of each finding, D numbers for each of B images, of tokens (B, S, N, C) and mask (B, S)."""
-        found: list[list[int]] = self.branch(tokens, slice_mask).argmax(-1).tolist()
-        return found
+    def told(
+        self,
+        tokens: Tensor,
+        slice_mask: Tensor,
+        prior: PriorBatch | None = None,
+        prior_tokens: Tensor | None = None,
+    ) -> list[Told]:
+        """For each of B images; arguments as of the protocol ``Prompter``."""
+        now, before = self.reader.read(tokens, slice_mask, prior, prior_tokens)
+        if before is None:
+            return [Told(classes) for classes in now.tolist()]
+        shown = (before != UNKNOWN).any(1).tolist()
+        rows = zip(now.tolist(), changes_of(now, before).tolist(), shown, strict=True)
+        return [Told(classes, changes if known else None) for classes, changes, known in rows]
 
-    def differing(self, text: str, told: Sequence[int]) -> int:
-        """Findings that are in another class in the text."""
-        return sum(said != was_told for said, was_told in zip(self.label(text), told, strict=True))
+    def differing(self, text: str, told: Told) -> int:
+        """Findings that are in another class in the text; of two texts with as many, the one that says of fewer
+        findings otherwise what became of them differs less.
+        """
+        found = sum(said != was_told for said, was_told in zip(self.label(text), told.classes, strict=True))
+        comparison = self.reader.comparison
+        if comparison is None or told.changes is None:
+            return found
+        return found * (1 + len(told.changes)) + comparison.differing(text, told.changes)

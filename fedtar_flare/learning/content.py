@@ -19,7 +19,8 @@ def content_scores(samples: Sequence[Sample], texts: Sequence[str], min_cell: in
 
     ``contradictions`` is None where the reports of fewer than ``min_cell`` patients make a claim that could be one.
 
-    ``finding_change_f1`` is against what was planted where all samples have it, else against what the references say.
+    ``finding_change_f1`` and ``finding_change_micro_f1`` are against what was planted where all samples have it, else
+    against what the references say.
     """
     rows = [
         VisitReport(s.visit.patient_id, s.visit.acquired.timestamp(), s.visit.report, text)
@@ -33,6 +34,7 @@ def content_scores(samples: Sequence[Sample], texts: Sequence[str], min_cell: in
     if len(planted) == len(samples):
         found = finding_change_f1(planted, [changes_in(text) for text in texts])
         scores["finding_change_f1"] = found["finding_change_f1_example"]
+        scores["finding_change_micro_f1"] = found["finding_change_f1"]
     return scores
 
 

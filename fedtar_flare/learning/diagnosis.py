@@ -30,7 +30,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedtar_flare.errors import ConfigError
+from fedtar_flare.imaging.batch import PriorBatch
 from fedtar_flare.learning.choice import FindingsChoice
+from fedtar_flare.learning.comparison import FIXED_RMS, Comparison
 from fedtar_flare.learning.labels import labeler
 from fedtar_flare.models.config import ASSETS
 from fedtar_flare.models.report_generator import Place, ReportGenerator
@@ -43,8 +45,6 @@ NOISE = 0.01
 
 PROMPTS = "prompts"
 """Name of T in the file of a shipped head."""
-FIXED_RMS = 1.5
-"""Root mean square of a fixed prompt, about that of the shipped ones."""
 
 
 def slice_means(tokens: Tensor, slice_mask: Tensor) -> Tensor:
@@ -100,6 +100,8 @@ class AttentionHead(nn.Module):
 class DiagnosisBranch(nn.Module):
     """A head on the encoder's tokens, and the prompts' embeddings T.
 
+    With a :attr:`comparison`, the prompts tell what became of a finding too, where a visit before is shown.
+
     Args:
         findings, classes: D and K, their numbers.
         channels: C, of the encoder.
@@ -123,6 +125,7 @@ class DiagnosisBranch(nn.Module):
     ):
         super().__init__()
         self.findings, self.place = findings, place
+        self.comparison: Comparison | None = None
         generator = torch.Generator().manual_seed(seed)
         self.head: nn.Module
         if head == "mean":
@@ -142,14 +145,33 @@ class DiagnosisBranch(nn.Module):
         """Logits (B, D, K) of tokens (B, S, N, C) and mask (B, S), float32."""
         return self.head(tokens, slice_mask)
 
-    def prompts(self, tokens: Tensor, slice_mask: Tensor) -> Tensor:
-        """Prompts (B, D, E) of what the branch predicts."""
-        return self.prompts_of(self(tokens, slice_mask).argmax(-1))
+    def prompts(
+        self,
+        tokens: Tensor,
+        slice_mask: Tensor,
+        prior: PriorBatch | None = None,
+        prior_tokens: Tensor | None = None,
+    ) -> Tensor:
+        """Prompts (B, D, E) of what the branch predicts; the rest as of the protocol ``Prompter``."""
+        return self.prompts_of(*self.read(tokens, slice_mask, prior, prior_tokens))
 
-    def prompts_of(self, classes: Tensor) -> Tensor:
-        """Prompts (B, D, E) of classes (B, D)."""
+    def read(
+        self, tokens: Tensor, slice_mask: Tensor, prior: PriorBatch | None, prior_tokens: Tensor | None
+    ) -> tuple[Tensor, Tensor | None]:
+        """Classes (B, D) that the branch predicts, and those before, (B, D); None without a comparison."""
+        classes = self(tokens, slice_mask).argmax(-1)
+        if self.comparison is None or prior is None:
+            return classes, None
+        images = prior.images
+        seen = None if prior_tokens is None or images is None else self(prior_tokens, images.slice_mask).argmax(-1)
+        return classes, self.comparison.before(prior, seen)
+
+    def prompts_of(self, classes: Tensor, before: Tensor | None = None) -> Tensor:
+        """Prompts (B, D, E) of classes (B, D), compared with those before where they are given."""
         if self.place == "last":
             return F.embedding(classes, self.embeddings)
+        if self.comparison is not None and before is not None:
+            return self.comparison.prompts(self.embeddings, classes, before)
         return self.embeddings[torch.arange(self.findings, device=classes.device), classes]
 
 
@@ -163,8 +185,9 @@ def extend(generator: ReportGenerator, settings: Mapping[str, Any]) -> None:
 
     ``settings`` has ``labeler``, ``slices`` and ``seed``, and may have ``prompt_classes``, ``prompt_place``, ``head``
     and ``head_weights``, as :class:`~fedtar_flare.fedmrg.config.FedMRGConfig` names them, and ``fixed_prompts``, for
-    prompts that are not to be trained (:func:`fix_prompts`), and ``candidates``, the beams of a second search
-    (:class:`~fedtar_flare.learning.choice.FindingsChoice`). Raises :class:`ConfigError` where the decoder
+    prompts that are not to be trained (:func:`fix_prompts`), ``candidates``, the beams of a second search
+    (:class:`~fedtar_flare.learning.choice.FindingsChoice`), and ``changes``, whether prompts tell what became of a
+    finding (:class:`~fedtar_flare.learning.comparison.Comparison`). Raises :class:`ConfigError` where the decoder
     has too few positions for prompts and report, or the head's weights do not fit.
     """
     found = labeler(settings["labeler"], settings.get("prompt_classes", "all"))
@@ -188,6 +211,9 @@ def extend(generator: ReportGenerator, settings: Mapping[str, Any]) -> None:
         load_start(branch, weights)
     if settings.get("fixed_prompts"):
         fix_prompts(branch, settings["seed"])
+    if settings.get("changes"):
+        comparison = Comparison(found, branch.embeddings.shape[2], settings["seed"])
+        branch.comparison = comparison.to(branch.embeddings.device)
     generator.diagnosis = branch
     if (candidates := settings.get("candidates", 1)) > 1:
         generator.choice = FindingsChoice(branch, found.label, candidates)

@@ -24,7 +24,7 @@ from fedtar_flare.errors import ConfigError, DataError
 from fedtar_flare.imaging.batch import ImageBatch, PriorBatch, collate
 from fedtar_flare.imaging.pipeline import InputConfig, prepare
 from fedtar_flare.learning.device import choose_device
-from fedtar_flare.learning.prior import IMAGE, REPORT, reports_before
+from fedtar_flare.learning.prior import IMAGE, REPORT, show_reports
 from fedtar_flare.models.adapters.kinds import add_like
 from fedtar_flare.models.adapters.lora import load_shared_state
 from fedtar_flare.models.adapters.peft_file import (
@@ -228,7 +228,7 @@ class Drafter:
             if study.prior_image is not None:
                 batch.prior.images = self._image(replace(study, image=study.prior_image))
             if study.prior_report is not None:
-                batch.prior.input_ids, batch.prior.text_mask = reports_before([study.prior_report], self.tokenizer)
+                show_reports(batch.prior, [study.prior_report], self.tokenizer)
         return batch.to(self.device)
 
     def _image(self, study: Study) -> ImageBatch:

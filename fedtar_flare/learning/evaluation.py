@@ -13,6 +13,7 @@ from fedtar_flare.files import PRIVATE, write_text
 from fedtar_flare.learning.content import content_scores, finding_recalls, reference_scores
 from fedtar_flare.metrics.clinical import known_and_new
 from fedtar_flare.metrics.language import bleu_of_sums, clean, language_scores, language_statistics
+from fedtar_flare.synthetic.changes import changes_in
 from fedtar_flare.synthetic.vocabulary import KNOWN_FINDINGS, findings_in
 
 
@@ -86,7 +87,8 @@ def report_rows(
         rows of ``patient_id``, ``visit_id``, ``time_step``, ``split``, ``personal`` (whether the personal part was on),
         ``token_loss``; ``bleu_1`` to ``bleu_4`` of the report by itself; the fields of one report in
         :class:`~fedtar_flare.metrics.language.LanguageStatistics` (``cider`` with the document frequencies of these
-        references); ``findings`` (the truth) and ``findings_in_text``, sorted, None where the truth is not known.
+        references); ``findings`` (the truth) and ``findings_in_text``, sorted, and ``changes`` and ``changes_in_text``,
+        pairs of a finding and what became of it since the visit before; None where the truth is not known.
     """
     if not samples:
         return []
@@ -111,6 +113,8 @@ def report_rows(
                 **{name: values[i] for name, values in columns.items()},
                 "findings": None if visit.findings is None else sorted(visit.findings),
                 "findings_in_text": None if visit.findings is None else sorted(findings_in(text)),
+                "changes": None if visit.changes is None else sorted(map(list, visit.changes)),
+                "changes_in_text": None if visit.changes is None else sorted(map(list, changes_in(text))),
             }
         )
     return rows

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import cache, lru_cache, partial
 from typing import Literal
 
 from fedtar_flare.errors import ConfigError
 from fedtar_flare.metrics.chexpert_rules import chexpert_labeler
 from fedtar_flare.metrics.ctrate_rules import ctrate_labeler
+from fedtar_flare.metrics.temporal import finding_changes
+from fedtar_flare.synthetic.changes import changes_in
 from fedtar_flare.synthetic.vocabulary import FINDINGS, denied_in, findings_in
 
 CLASSES = ("blank", "positive", "negative", "uncertain")
@@ -26,10 +29,13 @@ LabelerName = Literal["synthetic", "chexpert-rules", "ctrate-rules", "none"]
 
 @dataclass(frozen=True)
 class Labeler:
-    """Findings, in their order, and a function from a report to the number of each one's class among ``classes``."""
+    """Findings, in their order, and functions from a report to the number of each one's class among ``classes``, and to
+    what it says became of findings since the visit before, pairs of a finding and a direction.
+    """
 
     findings: tuple[str, ...]
     label: Callable[[str], tuple[int, ...]]
+    changes: Callable[[str], AbstractSet[tuple[str, str]]]
     classes: tuple[str, ...] = CLASSES
 
 
@@ -47,20 +53,22 @@ def labeler(name: LabelerName, classes: ClassSet = "all") -> Labeler:
     """
     if classes == "positive":
         whole = labeler(name)
-        return Labeler(
-            whole.findings, lambda text: tuple(int(label == POSITIVE) for label in whole.label(text)), POSITIVE_OR_NOT
-        )
+
+        def positive(text: str) -> tuple[int, ...]:
+            return tuple(int(label == POSITIVE) for label in whole.label(text))
+
+        return Labeler(whole.findings, positive, whole.changes, POSITIVE_OR_NOT)
     if name == "none":
-        return Labeler((), lambda text: ())
+        return Labeler((), lambda text: (), lambda text: frozenset())
     if name == "synthetic":
-        return Labeler(FINDINGS, lru_cache(maxsize=KEPT)(_synthetic))
+        return Labeler(FINDINGS, lru_cache(maxsize=KEPT)(_synthetic), changes_in)
     rules = chexpert_labeler() if name == "chexpert-rules" else ctrate_labeler()
 
     @lru_cache(maxsize=KEPT)
     def label(text: str) -> tuple[int, ...]:
         return tuple(CLASSES.index(found) for found in rules(text).values())
 
-    return Labeler(rules.names, label)
+    return Labeler(rules.names, label, partial(finding_changes, labeler=rules))
 
 
 def require_labeler(name: str, setting: str, source: str) -> None:

@@ -63,15 +63,16 @@ def prior_batch(
         batch.images = _images(before, training_seed)
     if any(REPORT in own for own in kinds):
         written = [_text(s, texts) if REPORT in own else None for s, own in zip(samples, kinds, strict=True)]
-        batch.input_ids, batch.text_mask = reports_before(written, tokenizer)
+        show_reports(batch, written, tokenizer)
     return batch
 
 
-def reports_before(texts: Sequence[str | None], tokenizer: ReportTokenizer) -> tuple[torch.Tensor, torch.Tensor]:
-    """Token ids and mask (B, L) of the reports before; a row without one is masked."""
+def show_reports(batch: PriorBatch, texts: Sequence[str | None], tokenizer: ReportTokenizer) -> None:
+    """Put the reports before into the batch, as texts and as tokens; a row without one is masked."""
     ids, labels = tokenizer.batch([text or "" for text in texts])
     there = torch.tensor([text is not None for text in texts])
-    return ids, (labels != IGNORED) & there[:, None]
+    batch.reports = tuple(texts)
+    batch.input_ids, batch.text_mask = ids, (labels != IGNORED) & there[:, None]
 
 
 def turns(samples: Sequence[Sample]) -> list[list[int]]:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Literal, cast
+from typing import Any, ClassVar, Literal, cast
 
 import torch
 from pydantic import Field
@@ -21,6 +21,8 @@ from torch import Tensor, nn
 
 from fedtar_flare.data.cohort import Sample
 from fedtar_flare.errors import ConfigError
+from fedtar_flare.imaging.batch import PriorBatch
+from fedtar_flare.learning.comparison import UNKNOWN, is_shown
 from fedtar_flare.learning.diagnosis import DiagnosisBranch, diagnosis_losses
 from fedtar_flare.learning.labels import Labeler, LabelerName, labeler
 from fedtar_flare.learning.training import drawn
@@ -52,12 +54,19 @@ class DiagnosisConfig(Settings):
         description="share of the training reports that are written without the image, of the findings alone, so that "
         "the decoder learns to heed what it is told",
     )
+    changes: bool = Field(
+        True,
+        description="tell the decoder too which findings are new, gone or still there since the visit before, where it "
+        "is shown one (data.prior)",
+    )
     candidates: int = Field(
         1,
         ge=1,
         description="beams of a second search, for a report that does not say the findings that the decoder was told; "
         "the one that agrees best is taken, if it agrees better; 1: no second search",
     )
+
+    added: ClassVar[Mapping[str, Any]] = {"changes": True}
 
     def of(self, source: str) -> DiagnosisConfig:
         """What these settings are at a site whose data is of this source: ``auto`` is decided."""
@@ -92,6 +101,7 @@ class DiagnosisConfig(Settings):
             "head_weights": self.weights if fits else None,
             "fixed_prompts": True,
             "candidates": self.candidates,
+            "changes": self.changes,
             "slices": model.slices,
             "seed": seed,
         }
@@ -122,9 +132,16 @@ class SiteDiagnosis:
         found = [self._label(sample.visit.report) for sample in samples]
         return torch.tensor(found, dtype=torch.long, device=self._branch.embeddings.device)
 
-    def told(self, samples: Sequence[Sample]) -> Tensor:
-        """Prompts (B, D, E) of what the reports say."""
-        return self._branch.prompts_of(self.classes(samples))
+    def told(self, samples: Sequence[Sample], prior: PriorBatch | None = None) -> Tensor:
+        """Prompts (B, D, E) of what the reports say, compared with those before where ``prior`` shows something."""
+        return self._branch.prompts_of(self.classes(samples), None if prior is None else self._before(samples, prior))
+
+    def _before(self, samples: Sequence[Sample], prior: PriorBatch) -> Tensor:
+        """Classes (B, D) of the findings in the reports before, UNKNOWN where nothing is shown of the visit."""
+        rows = zip(samples, is_shown(prior).tolist(), strict=True)
+        nothing = [UNKNOWN] * self._branch.findings
+        found = [self._label(s.prior.report) if shown and s.prior is not None else nothing for s, shown in rows]
+        return torch.tensor(found, dtype=torch.long, device=self._branch.embeddings.device)
 
     def hidden(self, samples: Sequence[Sample], seed: str) -> Tensor | None:
         """(B,) bool: whose image is not shown in this update, drawn by the visit and ``seed``; None for nobody's."""

@@ -48,6 +48,7 @@ SCORES = {
         Score("meteor_without_synonyms", "METEOR without synonyms"),
         Score("change_f1", "change words F1", group=CONTENT),
         Score("finding_change_f1", "finding change F1", group=CONTENT),
+        Score("finding_change_micro_f1", "changes named F1", curve=True, group=CONTENT),
         Score("contradictions", "contradictions between visits", higher_is_better=False, group=CONTENT),
         Score("identical_share", "identical reports", higher_is_better=False, group=CONTENT),
         Score("mismatched_share", "other references fit better", higher_is_better=False, group=CONTENT),

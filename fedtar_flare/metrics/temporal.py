@@ -233,9 +233,10 @@ def claimants(rows: Sequence[VisitReport], labeler: RuleLabeler) -> set[str]:
 
 
 def temporal_scores(rows: Sequence[VisitReport], labeler: RuleLabeler) -> dict[str, float | None]:
-    """``change_f1``, ``finding_change_f1`` (both means over reports) and ``contradictions`` (share of claims).
+    """``change_f1`` and ``finding_change_f1``, means over reports; ``finding_change_micro_f1``, over all pairs
+    together; ``contradictions``, a share of claims.
 
-    ``contradictions`` is None where no report with one before it claims a change.
+    The third is None where no text names a pair, the last where no report with one before it claims a change.
 
     Raises:
         DataError: ``no-reports`` without any row.
@@ -249,5 +250,6 @@ def temporal_scores(rows: Sequence[VisitReport], labeler: RuleLabeler) -> dict[s
     return {
         "change_f1": sum(words) / len(words),
         "finding_change_f1": pairs["finding_change_f1_example"],
+        "finding_change_micro_f1": pairs["finding_change_f1"],
         "contradictions": len(found) / claims if claims else None,
     }

@@ -32,8 +32,8 @@ def text_scores(rows: Sequence[VisitReport], modality: Modality) -> dict[str, fl
 
     Returns:
         ``ctrate_rules_f1`` or ``chexpert_rules_f1`` (micro F1 of what is stated, both texts labelled by the rules),
-        ``change_f1``, ``finding_change_f1``, ``contradictions``, ``identical_share``, ``mismatched_share``,
-        ``length_ratio``.
+        ``change_f1``, ``finding_change_f1``, ``finding_change_micro_f1``, ``contradictions``, ``identical_share``,
+        ``mismatched_share``, ``length_ratio``.
 
     Raises:
         DataError: ``no-reports`` without any row.

@@ -7,7 +7,7 @@ ACL 2022), each layer's own maps make them from a learnt state: the words' state
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +15,9 @@ from torch import Tensor, nn
 from fedtar_flare.errors import ConfigError
 from fedtar_flare.models.prefix_decoder import PrefixDecoder
 from fedtar_flare.models.report_generator import Place, ReportGenerator
+
+if TYPE_CHECKING:
+    from fedtar_flare.imaging.batch import PriorBatch
 
 NOISE = 0.02
 """Standard deviation around where the vectors begin; equal ones would stay equal for ever."""
@@ -42,7 +45,13 @@ class LearnedPrompts(nn.Module):
         self.embeddings = nn.Parameter((begin + noise[0].to(begin)).detach())
         self.states = nn.Parameter(noise[1:].to(begin)) if layers > 1 else None
 
-    def prompts(self, tokens: Tensor, slice_mask: Tensor) -> Tensor:
+    def prompts(
+        self,
+        tokens: Tensor,
+        slice_mask: Tensor,
+        prior: PriorBatch | None = None,
+        prior_tokens: Tensor | None = None,
+    ) -> Tensor:
         """(B, P, E), whatever the images' tokens are."""
         return self.embeddings.expand(len(tokens), -1, -1)
 

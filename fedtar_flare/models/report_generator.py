@@ -20,7 +20,7 @@ from fedtar_flare.models.recomputation import RecomputedLayers
 from fedtar_flare.models.tokenizer import IGNORED, ReportTokenizer
 
 if TYPE_CHECKING:
-    from fedtar_flare.imaging.batch import ImageBatch
+    from fedtar_flare.imaging.batch import ImageBatch, PriorBatch
     from fedtar_flare.models.config import ModelConfig
 
 
@@ -53,8 +53,17 @@ class Prompter(Protocol):
 
     place: Place
 
-    def prompts(self, tokens: Tensor, slice_mask: Tensor) -> Tensor:
-        """Embeddings (B, D, E) that the decoder reads; of tokens (B, S, N, C) and mask (B, S)."""
+    def prompts(
+        self,
+        tokens: Tensor,
+        slice_mask: Tensor,
+        prior: PriorBatch | None = None,
+        prior_tokens: Tensor | None = None,
+    ) -> Tensor:
+        """Embeddings (B, D, E) that the decoder reads; of tokens (B, S, N, C) and mask (B, S).
+
+        ``prior``: what is shown of the visits before; ``prior_tokens`` (B, S', N, C): those of its images.
+        """
 
 
 class Choice(Protocol):
@@ -64,8 +73,14 @@ class Choice(Protocol):
     def candidates(self) -> int:
         """How many beams."""
 
-    def told(self, tokens: Tensor, slice_mask: Tensor) -> Sequence[Any]:
-        """What the decoder was told of each of the B images, by their tokens (B, S, N, C) and mask (B, S)."""
+    def told(
+        self,
+        tokens: Tensor,
+        slice_mask: Tensor,
+        prior: PriorBatch | None = None,
+        prior_tokens: Tensor | None = None,
+    ) -> Sequence[Any]:
+        """What the decoder was told of each of the B images; arguments as of :class:`Prompter`."""
 
     def differing(self, text: str, told: Any) -> int:
         """In how much a text differs from what was told; 0 in nothing."""
@@ -132,11 +147,20 @@ class ReportGenerator(nn.Module):
         """(B, M) bool: False at memory tokens of padded slices."""
         return batch.slice_mask.repeat_interleave(memory.shape[1] // batch.slice_mask.shape[1], dim=1)
 
-    def memory(self, batch: ImageBatch, tokens: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    @torch.no_grad()
+    def prior_tokens(self, batch: ImageBatch) -> Tensor | None:
+        """The encoder's tokens (B, S', N, C) of the visits before; None where no image of them is shown."""
+        return None if batch.prior is None or batch.prior.images is None else self.tokens(batch.prior.images)
+
+    def memory(
+        self, batch: ImageBatch, tokens: Tensor | None = None, prior_tokens: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
         """What the decoder attends to, (B, M, E) and its mask (B, M): the present image, then the visit before.
 
         Of the latter it gets the image's features and the decoder's own states over the report, scaled to the size of
         the present image's features. No gradient flows back through them, so that a training step stays cheap.
+
+        ``prior_tokens``: what :meth:`prior_tokens` gave, where that is known.
         """
         memory = self.encode(batch, tokens)
         mask = self.memory_mask(batch, memory)
@@ -147,7 +171,7 @@ class ReportGenerator(nn.Module):
         size = root_mean_square(memory, mask)
         if prior.images is not None:
             with torch.no_grad():
-                features = self.encode(prior.images)
+                features = self.encode(prior.images, prior_tokens)
             memories.append(self.prior_marks(features, "image", prior.days, size))
             masks.append(self.memory_mask(prior.images, features))
         if prior.input_ids is not None and prior.text_mask is not None:
@@ -178,16 +202,19 @@ class ReportGenerator(nn.Module):
         all it has (prompts in the memory), without the image or a visit before.
         """
         tokens = self.tokens(batch) if tokens is None else tokens
-        memory, mask = self.memory(batch, tokens)
+        before = self.prior_tokens(batch)
+        memory, mask = self.memory(batch, tokens, before)
         if hidden is not None:
             mask = mask & ~hidden[:, None]
-        prompts = self.prompts(batch, tokens) if prompts is None else prompts
+        prompts = self.prompts(batch, tokens, before) if prompts is None else prompts
         logits, _ = self.decode(memory, mask, input_ids, prompts)
         return report_loss(logits, labels, focus)
 
-    def prompts(self, batch: ImageBatch, tokens: Tensor) -> Tensor | None:
+    def prompts(self, batch: ImageBatch, tokens: Tensor, prior_tokens: Tensor | None = None) -> Tensor | None:
         """What :attr:`diagnosis` tells the decoder of these tokens, (B, D, E); None without one."""
-        return None if self.diagnosis is None else _prompter(self.diagnosis).prompts(tokens, batch.slice_mask)
+        if self.diagnosis is None:
+            return None
+        return _prompter(self.diagnosis).prompts(tokens, batch.slice_mask, batch.prior, prior_tokens)
 
     def decode(
         self, memory: Tensor, mask: Tensor, input_ids: Tensor, prompts: Tensor | None = None
@@ -297,13 +324,14 @@ class ReportGenerator(nn.Module):
         what is in force depends on the rows.
         """
         tokens = self.tokens(batch) if tokens is None else tokens
-        memory, mask = self.memory(batch, tokens)
-        memory, mask, prompts = self._placed(memory, mask, self.prompts(batch, tokens))
+        before = self.prior_tokens(batch)
+        memory, mask = self.memory(batch, tokens, before)
+        memory, mask, prompts = self._placed(memory, mask, self.prompts(batch, tokens, before))
         length = max_length or self.max_length
         ids = self._search(memory, mask, prompts, num_beams or self.num_beams, 1, length)[:, 0]
         if self.choice is None:
             return ids
-        told = self.choice.told(tokens, batch.slice_mask)
+        told = self.choice.told(tokens, batch.slice_mask, batch.prior, before)
         wrong = [self._differing(*pair) for pair in zip(ids, told, strict=True)]
         if again := [i for i, differing in enumerate(wrong) if differing]:
             many = self.choice.candidates

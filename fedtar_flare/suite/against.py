@@ -106,6 +106,16 @@ def _findings(names: Collection[str]) -> Callable[[Sequence[Row]], PatientSums |
     return f1
 
 
+def _changes(rows: Sequence[Row]) -> PatientSums | None:
+    """F1 of pairs of a finding and what became of it; results of earlier versions do not have them."""
+    known = [row for row in rows if row.get("changes") is not None]
+    if not known:
+        return None
+    there, named = ([set(map(tuple, row[key])) for row in known] for key in ("changes", "changes_in_text"))
+    hits = [len(a & b) for a, b in zip(there, named, strict=True)]
+    return f1_score(_patients(known), hits, [len(one) for one in named], [len(one) for one in there])
+
+
 SUMS: dict[str, Callable[[Sequence[Row]], PatientSums | None]] = {
     "bleu_1": _bleu(1),
     "bleu_4": _bleu(4),
@@ -114,6 +124,7 @@ SUMS: dict[str, Callable[[Sequence[Row]], PatientSums | None]] = {
     "finding_f1": _findings(FINDINGS),
     "finding_f1_known": _findings(KNOWN_FINDINGS),
     "finding_f1_new": _findings(NEW_FINDINGS),
+    "finding_change_micro_f1": _changes,
     "token_loss": _mean("token_loss"),
 }
 """What a patient adds to each score that tables give with an interval, by its name in the registry."""
@@ -121,5 +132,5 @@ SUMS: dict[str, Callable[[Sequence[Row]], PatientSums | None]] = {
 OF_VALUES = 1_000
 """Bootstrap replicates of a value; differences, on which a decision may rest, have five times as many."""
 
-COMPARED = ("bleu_4", "cider", "finding_f1_known", "finding_f1_new")
+COMPARED = ("bleu_4", "cider", "finding_f1_known", "finding_f1_new", "finding_change_micro_f1")
 """Scores in which arms are compared."""

@@ -18,7 +18,7 @@ _WORDS: dict[str, Direction] = {
 }
 # the longest first: "previously larger" is smaller now
 _CHANGE = re.compile(rf"\b({'|'.join(sorted(map(re.escape, _WORDS), key=len, reverse=True))})\b")
-_RESOLVED = re.compile(r"\b(?:no longer|not present any more|resolved|resolution|cleared|disappeared|gone)\b")
+_RESOLVED = re.compile(r"\b(?:no longer|not (?:present|seen) any more|resolved|resolution|cleared|disappeared|gone)\b")
 
 
 def planted_changes(visit: PlannedVisit) -> frozenset[FindingChange]:

@@ -7,31 +7,60 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from test_diagnosis import batch, extended
-from torch.nn.functional import one_hot
 
 from fedtar_flare.imaging.batch import ImageBatch
 from fedtar_flare.learning.choice import FindingsChoice
+from fedtar_flare.learning.comparison import UNKNOWN, Comparison
+from fedtar_flare.learning.labels import Labeler
 from fedtar_flare.models.build import build_tokenizer
 from fedtar_flare.models.config import preset
 
 WORDS = ("nodule", "effusion", "cavity")
 BEAMS = 5
+LABELER = Labeler(
+    WORDS,
+    lambda text: tuple(
+        int(any(f"{word}{end}" in text.split() for end in ("", "+new", "+persistent"))) for word in WORDS
+    ),
+    lambda text: {tuple(part.split("+")) for part in text.split() if "+" in part},
+)
+"""Reads texts such as ``nodule+new cavity+resolved effusion``."""
 PROMPTS = {"prompt_classes": "positive", "prompt_place": "memory"}
 decode = build_tokenizer(preset("tiny", max_length=20)).decode
 
 
-def head_that_reads(told, classes=2):
-    """A branch whose head finds in the images what ``told`` says."""
-    return lambda tokens, slice_mask: one_hot(torch.tensor(told), classes).float()
+class Sees:
+    """A reader that finds in the images what ``now`` says, and of the visits before what ``before`` says."""
+
+    def __init__(self, now, before=None, comparison=None):
+        self.now, self.before, self.comparison = torch.tensor(now), before, comparison
+
+    def read(self, tokens, slice_mask, prior, prior_tokens):
+        return self.now, None if self.before is None else torch.tensor(self.before)
 
 
 @given(st.sets(st.sampled_from(WORDS)), st.sets(st.sampled_from(WORDS)))
 def test_a_text_differs_by_the_findings_of_which_it_says_something_else(said, told):
-    choice = FindingsChoice(
-        head_that_reads([[int(word in told) for word in WORDS]]), lambda text: tuple(int(w in text) for w in WORDS), 3
-    )
+    choice = FindingsChoice(Sees([[int(word in told) for word in WORDS]]), LABELER.label, 3)
     [classes] = choice.told(torch.zeros(1), torch.zeros(1))
     assert choice.differing(" ".join(said), classes) == len(said ^ told)
+
+
+@given(*[st.lists(st.sampled_from(("absent", "new", "resolved", "persistent")), min_size=3, max_size=3)] * 2)
+def test_of_texts_with_the_same_findings_the_one_that_tells_their_changes_differs_less(said, true):
+    """A text has no word for what is still there, nor for what was never there."""
+    there, was = ("new", "persistent"), ("resolved", "persistent")
+    now, before = ([[int(one in kinds) for one in true]] for kinds in (there, was))
+    text = " ".join(f"{word}+{one}" for word, one in zip(WORDS, said, strict=True) if one != "absent")
+    comparison = Comparison(LABELER, 4, 0)
+    choice = FindingsChoice(Sees(now, before, comparison), LABELER.label, 3)
+    missed = sum((a in there) != (b in there) for a, b in zip(said, true, strict=True))
+    told = {one: one if one in ("new", "resolved") else "" for one in ("absent", "new", "resolved", "persistent")}
+    misled = sum(told[a] != told[b] for a, b in zip(said, true, strict=True))
+    [known] = choice.told(None, None)
+    assert choice.differing(text, known) == 4 * missed + misled
+    [unknown] = FindingsChoice(Sees(now, [[UNKNOWN] * 3], comparison), LABELER.label, 3).told(None, None)
+    assert choice.differing(text, unknown) == missed and unknown.changes is None
 
 
 class Wanted:
@@ -42,7 +71,7 @@ class Wanted:
     def __init__(self, *lengths):
         self.lengths, self.seen = lengths, []
 
-    def told(self, tokens, slice_mask):
+    def told(self, tokens, slice_mask, prior=None, prior_tokens=None):
         return self.lengths
 
     def differing(self, text, told):

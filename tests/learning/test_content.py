@@ -41,6 +41,9 @@ def test_change_is_against_what_was_planted_where_that_is_known():
     planted = [sample(1, "no word of it", changes=truth), sample(2, "no word of it", changes=truth)]
     said = [EFFUSION, "There is a small left pleural effusion, increased."]
     assert content_scores(planted, said)["finding_change_f1"] == 0.5
+    silent = sample(3, "no word of it", changes=())
+    scores = content_scores([*planted, silent], [*said, "Nothing."])
+    assert (scores["finding_change_f1"], scores["finding_change_micro_f1"]) == (pytest.approx(2 / 3), 0.5)
     real = [sample(i, EFFUSION, findings=None, changes=None) for i in (1, 2)]
     scores = content_scores(real, [EFFUSION, EFFUSION])
     assert scores["finding_change_f1"] == scores["change_f1"] == scores["ctrate_rules_f1"] == 1.0

@@ -130,6 +130,7 @@ def test_scores_of_a_site_are_registered():
     assert scores == {
         "change_f1": pytest.approx(1 / 3),
         "finding_change_f1": pytest.approx(1 / 3),
+        "finding_change_micro_f1": pytest.approx(0.5),
         "contradictions": 1.0,
     }
     for modality in ("ct", "radiograph"):

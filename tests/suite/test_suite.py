@@ -124,6 +124,8 @@ def test_a_difference_is_what_the_rows_say_and_the_same_results_differ_by_nothin
                 "cider": patient / 10 + (0.5 if better else 0.0),
                 "findings": ["pneumothorax_left"],
                 "findings_in_text": ["pneumothorax_left"] if better else [],
+                "changes": [["pneumothorax_left", "new"]],
+                "changes_in_text": [["pneumothorax_left", "new" if better else "resolved"]],
                 **NO_WORDS,
             }
             for site in TINY["sites"]
@@ -134,7 +136,7 @@ def test_a_difference_is_what_the_rows_say_and_the_same_results_differ_by_nothin
         file.write_text("".join(json.dumps(row) + "\n" for row in rows))
         result_file(tmp_path, cell).write_text("{}")
     found = {one.score: one for one in differences(done(tmp_path, planned), "fedavg")}
-    for score, more in (("cider", 0.5), ("finding_f1_new", 1.0)):
+    for score, more in (("cider", 0.5), ("finding_f1_new", 1.0), ("finding_change_micro_f1", 1.0)):
         assert found[score].difference == pytest.approx((more, more, more)) and found[score].p < 0.001
     assert found["bleu_4"].difference.value == 0 and found["bleu_4"].p == 1
 
