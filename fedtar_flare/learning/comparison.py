@@ -1,13 +1,13 @@
-"""What became of each finding since the visit before, and the prompts that tell it to the decoder.
+"""Which findings are new or gone since the visit before, and the prompts that tell it to the decoder.
 
-Which findings are new, gone, or still there follows from what they are now and what they were before; nobody has to
-learn it. Now is what the report says in training, and what the head reads off the image when reports are written.
-Before is what a labeler reads in the report before, where that is shown, else what the head reads off the image before;
-in training it is always what the report before says.
+That follows from what is there now and what was there before; nobody has to learn it. Now is what the report says in
+training, and what the head reads off the image when reports are written. Before is what a labeler reads in the report
+before, where that is shown, else what the head reads off the image before; in training it is always what the report
+before says.
 
-The prompt of a finding that is new, gone or still there is that of what it is now plus that of its change, a direction
-fixed at random, the same for every finding and at every site. That of a finding that is gone is the largest: the
-decoder has to find it among all prompts, while the others stand at findings that it has just named.
+The prompt of a finding that is new or gone is that of what it is now plus that of its change, a direction fixed at
+random, the same for every finding and at every site. That of a finding that is gone is the largest: the decoder has to
+find it among all prompts, while it comes upon the others at findings that it has just named.
 """
 
 from __future__ import annotations
@@ -20,22 +20,21 @@ from torch import Tensor, nn
 from fedtar_flare.imaging.batch import PriorBatch
 from fedtar_flare.learning.labels import POSITIVE, Labeler
 
-CHANGES = ("new", "resolved", "persistent")
-"""What can have become of a finding, numbered from 1; 0: nothing, for it was not there, or before is not known."""
-NEW, RESOLVED, PERSISTENT = 1, 2, 3
+CHANGES = ("new", "resolved")
+"""What can have become of a finding, numbered from 1; 0: neither, or before is not known."""
+NEW, RESOLVED = 1, 2
 UNKNOWN = -1
 """Stands for the class of a finding at a visit of which nothing is shown."""
 FIXED_RMS = 1.5
 """Root mean square of a fixed prompt, about that of the shipped ones."""
-CHANGE_RMS = (0.6, 1.5, 0.6)
+CHANGE_RMS = (0.6, 1.5)
 """Of what each change adds; larger ones make a decoder name fewer findings that has not learnt to read them."""
 
 
 def changes_of(now: Tensor, before: Tensor) -> Tensor:
     """Number of each finding's change, (B, D) int64, from its classes now and before, (B, D)."""
     there, was = now == POSITIVE, before == POSITIVE
-    change = NEW * (there & ~was) + RESOLVED * (~there & was) + PERSISTENT * (there & was)
-    return change * (before != UNKNOWN)
+    return (NEW * (there & ~was) + RESOLVED * (~there & was)) * (before != UNKNOWN)
 
 
 class Comparison(nn.Module):
@@ -86,9 +85,8 @@ class Comparison(nn.Module):
     def differing(self, text: str, change: Sequence[int]) -> int:
         """Findings that a text does not call new or gone as the numbers (D) of the changes do."""
         said = self._labeler.changes(text)
-        stated = ((NEW, CHANGES[0]), (RESOLVED, CHANGES[1]))
         return sum(
-            any(((name, word) in said) != (number == one) for one, word in stated)
+            any(((name, word) in said) != (number == own) for own, word in enumerate(CHANGES, start=1))
             for name, number in zip(self._labeler.findings, change, strict=True)
         )
 

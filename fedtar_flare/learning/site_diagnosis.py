@@ -56,8 +56,8 @@ class DiagnosisConfig(Settings):
     )
     changes: bool = Field(
         True,
-        description="tell the decoder too which findings are new, gone or still there since the visit before, where it "
-        "is shown one (data.prior)",
+        description="tell the decoder too which findings are new or gone since the visit before, where it is shown "
+        "one (data.prior)",
     )
     candidates: int = Field(
         1,

@@ -61,7 +61,7 @@ def classes_of(*names):
 @given(st.lists(st.tuples(st.integers(0, 1), st.integers(-1, 1)), min_size=1, max_size=8))
 def test_what_became_of_a_finding_follows_from_now_and_before(pairs):
     now, before = (torch.tensor([column]) for column in zip(*pairs, strict=True))
-    expected = {(1, 0): "new", (0, 1): "resolved", (1, 1): "persistent"}
+    expected = {(1, 0): "new", (0, 1): "resolved"}
     found = changes_of(now, before)[0].tolist()
     assert [None if n == 0 else comparison.CHANGES[n - 1] for n in found] == [expected.get(pair) for pair in pairs]
 
@@ -78,7 +78,7 @@ def test_the_rule_gives_what_was_planted_in_every_style(tmp_path):
             found = {
                 (name, comparison.CHANGES[number - 1])
                 for name, number in zip(FINDINGS, changes_of(now, before)[0].tolist(), strict=True)
-                if number in (comparison.NEW, comparison.RESOLVED)
+                if number
             }
             assert found == {pair for pair in sample.visit.changes if pair[1] in ("new", "resolved")}
             checked += 1
@@ -109,7 +109,7 @@ def test_a_prompt_tells_the_change_only_where_there_is_one(model):
     with torch.no_grad():
         branch.embeddings[FINDINGS.index(gone[1]), 0] = 0.5
     told, plain = branch.prompts_of(now, before)[0], branch.prompts_of(now)[0]
-    changes = {"nodule_left": 0, "cavity": 0, "effusion_right": 1, "effusion_left": 1, "emphysema": 2}
+    changes = {"nodule_left": 0, "cavity": 0, "effusion_right": 1, "effusion_left": 1}
     for i, name in enumerate(FINDINGS):
         expected = plain[i]
         if name in changes:
