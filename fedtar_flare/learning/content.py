@@ -8,7 +8,7 @@ from collections.abc import Set as AbstractSet
 from fedtar_flare.data.cohort import Sample, told
 from fedtar_flare.metrics.alarms import identical_share
 from fedtar_flare.metrics.clinical import finding_counts
-from fedtar_flare.metrics.temporal import VisitReport, claimants, finding_change_f1
+from fedtar_flare.metrics.temporal import VisitReport, claimants, finding_change_f1, finding_changes
 from fedtar_flare.metrics.text_scores import labeler_for, stated_classes, text_scores
 from fedtar_flare.synthetic.changes import changes_in
 from fedtar_flare.synthetic.vocabulary import KNOWN_FINDINGS, findings_in
@@ -17,7 +17,8 @@ from fedtar_flare.synthetic.vocabulary import KNOWN_FINDINGS, findings_in
 def content_scores(samples: Sequence[Sample], texts: Sequence[str], min_cell: int = 1) -> dict[str, float | None]:
     """The scores of :func:`~fedtar_flare.metrics.text_scores.text_scores`.
 
-    ``contradictions`` is None where the reports of fewer than ``min_cell`` patients make a claim that could be one.
+    ``contradictions`` is None where the reports of fewer than ``min_cell`` patients make a claim that could be one,
+    ``finding_change_micro_f1`` where those of fewer name a change, in the reference or in the generated text.
 
     ``finding_change_f1`` and ``finding_change_micro_f1`` are against what was planted where all samples have it, else
     against what the references say.
@@ -27,14 +28,25 @@ def content_scores(samples: Sequence[Sample], texts: Sequence[str], min_cell: in
         for s, text in zip(samples, texts, strict=True)
     ]
     modality = samples[0].visit.modality
+    labeler = labeler_for(modality)
     scores = text_scores(rows, modality)
-    if len(claimants(rows, labeler_for(modality))) < min_cell:
+    if len(claimants(rows, labeler)) < min_cell:
         scores["contradictions"] = None
     planted = [s.visit.changes for s in samples if s.visit.changes is not None]
     if len(planted) == len(samples):
-        found = finding_change_f1(planted, [changes_in(text) for text in texts])
+        said = [changes_in(text) for text in texts]
+        found = finding_change_f1(planted, said)
         scores["finding_change_f1"] = found["finding_change_f1_example"]
         scores["finding_change_micro_f1"] = found["finding_change_f1"]
+        concerned = {s.visit.patient_id for s, *both in zip(samples, planted, said, strict=True) if any(both)}
+    else:
+        concerned = {
+            row.patient
+            for row in rows
+            if any(finding_changes(text, labeler) for text in (row.reference, row.generated))
+        }
+    if len(concerned) < min_cell:
+        scores["finding_change_micro_f1"] = None
     return scores
 
 

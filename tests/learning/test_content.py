@@ -44,6 +44,21 @@ def test_change_is_against_what_was_planted_where_that_is_known():
     silent = sample(3, "no word of it", changes=())
     scores = content_scores([*planted, silent], [*said, "Nothing."])
     assert (scores["finding_change_f1"], scores["finding_change_micro_f1"]) == (pytest.approx(2 / 3), 0.5)
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_changes_of_fewer_patients_than_a_cell_are_not_scored_apart(known):
+    """Three patients of whom two have a change, one in the reference alone and one in the generated text alone."""
+    findings, nothing = (("effusion_left",), ()) if known else (None, None)
+    there = [("effusion_left", "decreased")] if known else None
+    samples = [
+        sample(1, EFFUSION, findings, there),
+        sample(2, "Clear.", findings, nothing),
+        sample(3, "Clear.", findings, nothing),
+    ]
+    said = ["Clear.", EFFUSION, "Clear."]
+    scores = {cell: content_scores(samples, said, cell)["finding_change_micro_f1"] for cell in (1, 2, 3)}
+    assert scores == {1: 0.0, 2: 0.0, 3: None}
     real = [sample(i, EFFUSION, findings=None, changes=None) for i in (1, 2)]
     scores = content_scores(real, [EFFUSION, EFFUSION])
     assert scores["finding_change_f1"] == scores["change_f1"] == scores["ctrate_rules_f1"] == 1.0
