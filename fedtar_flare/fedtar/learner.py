@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -20,7 +20,7 @@ from fedtar_flare.learning.config import LoRAConfig, TrainingConfig
 from fedtar_flare.learning.diagnosis import extend
 from fedtar_flare.learning.learner import ReportLearner
 from fedtar_flare.learning.site_diagnosis import DiagnosisConfig, SiteDiagnosis, load_head
-from fedtar_flare.learning.training import drawn, load_optimizer_state, optimizer_state
+from fedtar_flare.learning.training import Trained, drawn, load_optimizer_state, optimizer_state
 from fedtar_flare.models.report_generator import ReportGenerator
 
 _PREFIX = "patient/"
@@ -93,16 +93,21 @@ class PatientLearner(ReportLearner):
     def training_losses(self, samples: Sequence[Sample], images: ImageBatch, seed: str) -> Tensor:
         """Some reports, drawn by the visit and ``seed``, are read without the patient part.
 
-        The decoder is told what the reports say of the findings, and for some nothing else; the head's loss adds its
-        gradient, not its value.
+        The decoder is told what the reports say of the findings, and for some nothing else; some state one finding
+        more. The head's loss adds its gradient, not its value.
         """
-        told = None if self.findings is None else self.findings.told(samples, images.prior)
-        hidden = None if self.findings is None else self.findings.hidden(samples, seed)
+        told, hidden, texts = None, None, None
+        if self.findings is not None:
+            texts, classes = self.findings.one_more(samples, images.prior, seed)
+            told = self.findings.told(samples, images.prior, classes)
+            hidden = self.findings.hidden(samples, seed)
         if self.patient is not None and self._dropout:
             self._share = (drawn(samples, f"dropout/{seed}") >= self._dropout).float()
         try:
             with self._reading_once():
-                losses = self.report_losses(samples, images, focus=self.training.focus, prompts=told, hidden=hidden)
+                losses = self.report_losses(
+                    samples, images, focus=self.training.focus, prompts=told, hidden=hidden, texts=texts
+                )
                 if self.findings is None:
                     return losses
                 head = self.findings.losses(samples, self.tokens(samples, images), images.slice_mask)
@@ -121,6 +126,12 @@ class PatientLearner(ReportLearner):
             if not personal and self.findings is not None:
                 stack.enter_context(self.findings.as_begun())
             yield
+
+    def train(self, steps: int | Collection[int] | None, *args: Any, **kwargs: Any) -> Trained:
+        """As of :class:`ReportLearner`; what is put into reports is of the same visits."""
+        if self.findings is not None:
+            self.findings.learn_from(self.cohort.samples("train", steps, self.min_cell))
+        return super().train(steps, *args, **kwargs)
 
     def personal_parameters(self) -> Sequence[nn.Parameter]:
         return tuple(self._own_parameters().values())

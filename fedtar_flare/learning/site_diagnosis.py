@@ -24,7 +24,8 @@ from fedtar_flare.errors import ConfigError
 from fedtar_flare.imaging.batch import PriorBatch
 from fedtar_flare.learning.comparison import UNKNOWN, is_shown
 from fedtar_flare.learning.diagnosis import DiagnosisBranch, diagnosis_losses
-from fedtar_flare.learning.labels import Labeler, LabelerName, labeler
+from fedtar_flare.learning.labels import POSITIVE, Labeler, LabelerName, labeler
+from fedtar_flare.learning.recombination import Recombination
 from fedtar_flare.learning.training import drawn
 from fedtar_flare.models.config import ModelConfig
 from fedtar_flare.models.report_generator import ReportGenerator
@@ -54,6 +55,13 @@ class DiagnosisConfig(Settings):
         description="share of the training reports that are written without the image, of the findings alone, so that "
         "the decoder learns to heed what it is told",
     )
+    one_more: float = Field(
+        0.0,
+        ge=0,
+        le=1,
+        description="share of the training reports that state one finding more than their image shows, in a sentence "
+        "of another report of the site, so that the decoder learns to write what it is told",
+    )
     changes: bool = Field(
         True,
         description="tell the decoder too which findings are new or gone since the visit before, where it is shown "
@@ -66,7 +74,7 @@ class DiagnosisConfig(Settings):
         "the one that agrees best is taken, if it agrees better; 1: no second search",
     )
 
-    added: ClassVar[Mapping[str, Any]] = {"changes": True}
+    added: ClassVar[Mapping[str, Any]] = {"changes": True, "one_more": 0.0}
 
     def of(self, source: str) -> DiagnosisConfig:
         """What these settings are at a site whose data is of this source: ``auto`` is decided."""
@@ -111,7 +119,8 @@ class SiteDiagnosis:
     """The head of one site and what it began as; arguments as of the learner whose model has the branch."""
 
     def __init__(self, config: DiagnosisConfig, generator: ReportGenerator):
-        self._label, self._image_dropout = config.label, config.image_dropout
+        self._label, self._image_dropout, self._one_more = config.label, config.image_dropout, config.one_more
+        self._recombination: Recombination | None = None
         self._branch = cast(DiagnosisBranch, generator.diagnosis)
         self._start = copy.deepcopy(self._branch.head).requires_grad_(False)
         self._branch.head.requires_grad_(True)
@@ -132,9 +141,39 @@ class SiteDiagnosis:
         found = [self._label(sample.visit.report) for sample in samples]
         return torch.tensor(found, dtype=torch.long, device=self._branch.embeddings.device)
 
-    def told(self, samples: Sequence[Sample], prior: PriorBatch | None = None) -> Tensor:
-        """Prompts (B, D, E) of what the reports say, compared with those before where ``prior`` shows something."""
-        return self._branch.prompts_of(self.classes(samples), None if prior is None else self._before(samples, prior))
+    def told(self, samples: Sequence[Sample], prior: PriorBatch | None = None, classes: Tensor | None = None) -> Tensor:
+        """Prompts (B, D, E) of what the reports say, compared with those before where ``prior`` shows something.
+
+        ``classes`` (B, D), where they are others than those of the reports.
+        """
+        classes = self.classes(samples) if classes is None else classes
+        return self._branch.prompts_of(classes, None if prior is None else self._before(samples, prior))
+
+    def learn_from(self, samples: Sequence[Sample]) -> None:
+        """From now on findings are put into reports from those of these samples alone."""
+        if self._one_more:
+            self._recombination = Recombination([sample.visit.report for sample in samples], self._label)
+
+    def one_more(
+        self, samples: Sequence[Sample], prior: PriorBatch | None, seed: str
+    ) -> tuple[list[str] | None, Tensor | None]:
+        """Texts and classes (B, D) of the reports, of which some, drawn by the visit and ``seed``, state one more.
+
+        None for both where none does. Those that are shown something of the visit before stay as they are.
+        """
+        if self._recombination is None:
+            return None, None
+        chosen = drawn(samples, f"one more/{seed}") < self._one_more
+        if prior is not None:
+            chosen &= ~is_shown(prior).cpu()
+        texts, classes = [sample.visit.report for sample in samples], self.classes(samples)
+        for i in chosen.nonzero().flatten().tolist():
+            visit = samples[i].visit
+            own = f"{seed}/{visit.patient_id}/{visit.visit_id}"
+            if (found := self._recombination.with_one_more(visit.report, own)) is not None:
+                texts[i], finding = found
+                classes[i, finding] = POSITIVE
+        return texts, classes
 
     def _before(self, samples: Sequence[Sample], prior: PriorBatch) -> Tensor:
         """Classes (B, D) of the findings in the reports before, UNKNOWN where nothing is shown of the visit."""

@@ -1,0 +1,106 @@
+"""Reports that state one finding more than their image shows, so that a decoder learns to write what it is told.
+
+A decoder that has always seen in the image what it was told remembers the image, and does not heed a prompt of which
+it has few examples. Here a sentence that states one finding alone is taken from another report of the site and put into
+one that does not state it; the prompts tell it, the image does not.
+
+What goes where is read off the site's own reports. A sentence that states no finding, and never stands beside the
+finding, gives way to it ("There is no pleural effusion."); else the sentence stands after the one before which, in its
+own report, it stood.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from fedtar_flare.learning.labels import POSITIVE
+
+_ENDS = re.compile(r"(?<=[.;!])\s+|\n+")
+FEWEST = 2
+"""Reports that must state a finding before it is put into others."""
+COMMON = 0.05
+"""Share of the reports that a sentence must be in before its absence beside a finding says anything."""
+
+
+def sentences(report: str) -> list[str]:
+    """The report's sentences as they are written, without what separates them."""
+    return [sentence.strip() for sentence in _ENDS.split(report) if sentence.strip()]
+
+
+@dataclass(frozen=True)
+class _Donor:
+    """A sentence that states one finding alone, and those before and after it in its report."""
+
+    sentence: str
+    before: tuple[str, ...]
+    after: tuple[str, ...]
+
+    def shared(self, said: frozenset[str]) -> int:
+        """How many of its report's other sentences are among ``said``."""
+        return len(said.intersection(self.before + self.after))
+
+    def place(self, said: Sequence[str]) -> int:
+        """Where among ``said`` it belongs: beside the nearest sentence that both have, else as far on as it was."""
+        for one in reversed(self.before):
+            if one in said:
+                return said.index(one) + 1
+        for one in self.after:
+            if one in said:
+                return said.index(one)
+        return len(said) * len(self.before) // max(1, len(self.before) + len(self.after))
+
+
+class Recombination:
+    """Puts findings of some reports into others.
+
+    Args:
+        reports: of the visits that may be learned from.
+        label: number of the class of each of the D findings in a text.
+    """
+
+    def __init__(self, reports: Sequence[str], label: Callable[[str], Sequence[int]]):
+        self._label = label
+        donors: defaultdict[int, list[_Donor]] = defaultdict(list)
+        stated: Counter[int] = Counter()
+        plain: Counter[str] = Counter()
+        beside: set[tuple[str, int]] = set()
+        for report in reports:
+            said, found = sentences(report), self._found(report)
+            stated.update(found)
+            for i, sentence in enumerate(said):
+                own = self._found(sentence)
+                if not own:
+                    plain[sentence] += 1
+                    beside.update((sentence, finding) for finding in found)
+                elif len(own) == 1:
+                    donors[next(iter(own))].append(_Donor(sentence, tuple(said[:i]), tuple(said[i + 1 :])))
+        self._donors = {finding: donors[finding] for finding in sorted(donors) if stated[finding] >= FEWEST}
+        common = [sentence for sentence, n in plain.items() if n >= COMMON * len(reports)]
+        self._against = {f: frozenset(s for s in common if (s, f) not in beside) for f in self._donors}
+
+    def with_one_more(self, report: str, seed: str) -> tuple[str, int] | None:
+        """The report with one finding more, drawn by ``seed``, and the finding's number from 0.
+
+        None where there is none to put in, or where the text would not state just that besides what it stated.
+        """
+        drawn, there = random.Random(seed), self._found(report)
+        lacking = [finding for finding in self._donors if finding not in there]
+        if not lacking:
+            return None
+        finding = drawn.choice(lacking)
+        said, against = sentences(report), self._against[finding]
+        # a site may write in several ways: the half of the donors whose reports are most like this one
+        like = sorted(self._donors[finding], key=lambda donor: -donor.shared(frozenset(said)))
+        donor = drawn.choice(like[: (len(like) + 1) // 2])
+        kept = [sentence for sentence in said if sentence not in against]
+        first = next((i for i, sentence in enumerate(said) if sentence in against), None)
+        at = donor.place(kept) if first is None else first
+        text = " ".join([*kept[:at], donor.sentence, *kept[at:]])
+        return (text, finding) if self._found(text) == there | {finding} else None
+
+    def _found(self, text: str) -> frozenset[int]:
+        return frozenset(i for i, label in enumerate(self._label(text)) if label == POSITIVE)
