@@ -12,9 +12,7 @@ from fedtar_flare.synthetic.cohort import synthetic_cohort
 LABEL = labeler("synthetic", "positive").label
 FINDINGS = labeler("synthetic").findings
 CLEAR = "CT of the chest. The lungs are clear. There is no pleural effusion. The heart is normal."
-NODULE = (
-    "CT of the chest. There is a small left upper lobe nodule. There is no pleural effusion. The heart is normal."
-)
+NODULE = "CT of the chest. There is a small left upper lobe nodule. There is no pleural effusion. The heart is normal."
 EFFUSION = "CT of the chest. The lungs are clear. There is a large right pleural effusion. The heart is normal."
 CAVITY = "CT of the chest. There is a small upper lobe cavity. There is no pleural effusion. The heart is normal."
 
@@ -49,9 +47,7 @@ def test_a_report_that_states_all_there_is_stays_as_it_is():
 
 
 def test_a_site_s_other_way_of_writing_does_not_mix_with_this_one():
-    other = (
-        "Structured report. Parenchyma: tiny left apical nodule. Pleura: dry on both sides. Heart: normal."
-    )
+    other = "Structured report. Parenchyma: tiny left apical nodule. Pleura: dry on both sides. Heart: normal."
     found = put_into(CLEAR, NODULE, NODULE, other, other)
     assert found == {"nodule_left": NODULE}
 
