@@ -130,7 +130,7 @@ class PatientLearner(ReportLearner):
     def train(self, steps: int | Collection[int] | None, *args: Any, **kwargs: Any) -> Trained:
         """As of :class:`ReportLearner`; what is put into reports is of the same visits."""
         if self.findings is not None:
-            self.findings.learn_from(self.cohort.samples("train", steps, self.min_cell))
+            self.findings.learn_from(self.cohort.samples("train", steps, self.min_cell), self.min_cell)
         return super().train(steps, *args, **kwargs)
 
     def personal_parameters(self) -> Sequence[nn.Parameter]:

@@ -21,7 +21,7 @@ from fedtar_flare.learning.labels import POSITIVE
 
 _ENDS = re.compile(r"(?<=[.;!])\s+|\n+")
 FEWEST = 2
-"""Reports that must state a finding before it is put into others."""
+"""Patients whose reports must state a finding before it is put into others': what one has is not to be told often."""
 COMMON = 0.05
 """Share of the reports that a sentence must be in before its absence beside a finding says anything."""
 
@@ -59,18 +59,27 @@ class Recombination:
 
     Args:
         reports: of the visits that may be learned from.
+        patients: whose each report is.
         label: number of the class of each of the D findings in a text.
+        least: patients that must have a finding for it to be put into reports, and at least :data:`FEWEST`.
     """
 
-    def __init__(self, reports: Sequence[str], label: Callable[[str], Sequence[int]]):
+    def __init__(
+        self,
+        reports: Sequence[str],
+        patients: Sequence[str],
+        label: Callable[[str], Sequence[int]],
+        least: int = FEWEST,
+    ):
         self._label = label
         donors: defaultdict[int, list[_Donor]] = defaultdict(list)
-        stated: Counter[int] = Counter()
+        stated: defaultdict[int, set[str]] = defaultdict(set)
         plain: Counter[str] = Counter()
         beside: set[tuple[str, int]] = set()
-        for report in reports:
+        for report, patient in zip(reports, patients, strict=True):
             said, found = sentences(report), self._found(report)
-            stated.update(found)
+            for finding in found:
+                stated[finding].add(patient)
             for i, sentence in enumerate(said):
                 own = self._found(sentence)
                 if not own:
@@ -78,7 +87,9 @@ class Recombination:
                     beside.update((sentence, finding) for finding in found)
                 elif len(own) == 1:
                     donors[next(iter(own))].append(_Donor(sentence, tuple(said[:i]), tuple(said[i + 1 :])))
-        self._donors = {finding: donors[finding] for finding in sorted(donors) if stated[finding] >= FEWEST}
+        self._donors = {
+            finding: donors[finding] for finding in sorted(donors) if len(stated[finding]) >= max(least, FEWEST)
+        }
         common = [sentence for sentence, n in plain.items() if n >= COMMON * len(reports)]
         self._against = {f: frozenset(s for s in common if (s, f) not in beside) for f in self._donors}
 

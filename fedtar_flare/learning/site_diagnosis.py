@@ -149,17 +149,18 @@ class SiteDiagnosis:
         classes = self.classes(samples) if classes is None else classes
         return self._branch.prompts_of(classes, None if prior is None else self._before(samples, prior))
 
-    def learn_from(self, samples: Sequence[Sample]) -> None:
-        """From now on findings are put into reports from those of these samples alone."""
+    def learn_from(self, samples: Sequence[Sample], least: int) -> None:
+        """From now on findings are put into reports from those of these samples alone, if ``least`` patients have them."""
         if self._one_more:
-            self._recombination = Recombination([sample.visit.report for sample in samples], self._label)
+            reports, patients = [s.visit.report for s in samples], [s.visit.patient_id for s in samples]
+            self._recombination = Recombination(reports, patients, self._label, least)
 
     def one_more(
         self, samples: Sequence[Sample], prior: PriorBatch | None, seed: str
     ) -> tuple[list[str] | None, Tensor | None]:
         """Texts and classes (B, D) of the reports, of which some, drawn by the visit and ``seed``, state one more.
 
-        None for both where none does. Those that are shown something of the visit before stay as they are.
+        None for both where the option is off. Those that are shown something of the visit before stay as they are.
         """
         if self._recombination is None:
             return None, None

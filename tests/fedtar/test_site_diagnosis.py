@@ -152,7 +152,7 @@ def test_a_report_with_one_finding_more_is_learnt_with_its_prompt_and_beside_its
     samples = learner.cohort.samples("train")
     images, reports = learner.images(samples), [s.visit.report for s in samples]
     assert learner.findings.one_more(samples, None, "7/0") == (None, None)  # it has not been told of any reports
-    learner.findings.learn_from(samples)
+    learner.findings.learn_from(samples, 1)
     texts, classes = learner.findings.one_more(samples, None, "7/0")
     more = torch.tensor([text != report for text, report in zip(texts, reports, strict=True)])
     assert 0.2 < more.float().mean() < 0.8
@@ -186,7 +186,7 @@ def test_a_task_puts_findings_into_reports_from_its_own_visits_alone(learner_of)
 def test_a_report_whose_visit_before_is_shown_stays_as_it_is(learner_of):
     learner = learner_of(diagnosis=TOLD.replace(one_more=1.0))
     samples = learner.cohort.samples("train")
-    learner.findings.learn_from(samples)
+    learner.findings.learn_from(samples, 1)
     texts, _ = learner.findings.one_more(samples, None, "7/0")
     mask = torch.arange(len(samples))[:, None] % 2 == 0
     prior = PriorBatch(days=torch.zeros(len(samples)), text_mask=mask, input_ids=mask.long())

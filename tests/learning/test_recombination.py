@@ -19,7 +19,7 @@ CAVITY = "CT of the chest. There is a small upper lobe cavity. There is no pleur
 
 def put_into(report: str, *others: str, times: int = 20) -> dict[str, str]:
     """Texts by the finding that was put in, over many draws."""
-    recombination = Recombination([report, *others], LABEL)
+    recombination = Recombination([report, *others], [f"p{n}" for n in range(len(others) + 1)], LABEL)
     found = [recombination.with_one_more(report, f"{n}") for n in range(times)]
     return {FINDINGS[finding]: text for text, finding in filter(None, found)}
 
@@ -42,6 +42,12 @@ def test_a_finding_of_one_report_is_put_into_no_other():
     assert set(put_into(CLEAR, NODULE, EFFUSION, EFFUSION)) == {"effusion_right"}
 
 
+@pytest.mark.parametrize(("patients", "least", "put"), [("abb", 1, False), ("abc", 2, True), ("abc", 3, False)])
+def test_a_finding_of_too_few_patients_is_put_into_no_report_however_many_visits_have_it(patients, least, put):
+    recombination = Recombination([CLEAR, NODULE, NODULE], patients, LABEL, least)
+    assert (recombination.with_one_more(CLEAR, "0") is not None) is put
+
+
 def test_a_report_that_states_all_there_is_stays_as_it_is():
     assert put_into(NODULE, NODULE, NODULE) == {}
 
@@ -53,7 +59,7 @@ def test_a_site_s_other_way_of_writing_does_not_mix_with_this_one():
 
 
 def test_the_same_seed_draws_the_same():
-    recombination = Recombination([CLEAR, NODULE, NODULE, EFFUSION, EFFUSION, CAVITY, CAVITY], LABEL)
+    recombination = Recombination([CLEAR, NODULE, NODULE, EFFUSION, EFFUSION, CAVITY, CAVITY], "abcdefg", LABEL)
     texts = [recombination.with_one_more(CLEAR, f"{n}") for n in range(20)]
     assert texts == [recombination.with_one_more(CLEAR, f"{n}") for n in range(20)]
     assert len({text for text, _ in filter(None, texts)}) == 3
@@ -63,7 +69,7 @@ def test_the_same_seed_draws_the_same():
 def test_every_report_of_every_style_states_what_it_stated_and_one_finding_more(tmp_path, style):
     cohort = synthetic_cohort(f"site-{style}", folder=tmp_path, patients=12, timeline=Timeline(2), seed=0)
     reports = [visit.report for patient in cohort.patients for visit in patient.visits]
-    recombination = Recombination(reports, LABEL)
+    recombination = Recombination(reports, [f"{n}" for n in range(len(reports))], LABEL)
     own = {sentence for report in reports for sentence in sentences(report)}
     found = [(report, recombination.with_one_more(report, f"{n}")) for n, report in enumerate(reports)]
     assert sum(more is not None for _, more in found) >= 0.8 * len(reports)
