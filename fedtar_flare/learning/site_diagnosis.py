@@ -150,7 +150,7 @@ class SiteDiagnosis:
         return self._branch.prompts_of(classes, None if prior is None else self._before(samples, prior))
 
     def learn_from(self, samples: Sequence[Sample], least: int) -> None:
-        """From now on findings are put into reports from those of these samples alone, if ``least`` patients have them."""
+        """From now on findings that ``least`` of these samples' patients have are put into reports, in their words."""
         if self._one_more:
             reports, patients = [s.visit.report for s in samples], [s.visit.patient_id for s in samples]
             self._recombination = Recombination(reports, patients, self._label, least)
