@@ -35,7 +35,8 @@ from fedtar_flare.learning.choice import FindingsChoice
 from fedtar_flare.learning.comparison import FIXED_RMS, Comparison
 from fedtar_flare.learning.labels import labeler
 from fedtar_flare.models.config import ASSETS
-from fedtar_flare.models.report_generator import Place, ReportGenerator
+from fedtar_flare.models.prompting import Place
+from fedtar_flare.models.report_generator import ReportGenerator
 
 HeadKind = Literal["mean", "attention"]
 

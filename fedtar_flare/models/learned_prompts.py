@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 from fedtar_flare.errors import ConfigError
 from fedtar_flare.models.prefix_decoder import PrefixDecoder
-from fedtar_flare.models.report_generator import Place, ReportGenerator
+from fedtar_flare.models.prompting import Place
+from fedtar_flare.models.report_generator import ReportGenerator
 
 if TYPE_CHECKING:
     from fedtar_flare.imaging.batch import PriorBatch
@@ -24,7 +25,7 @@ NOISE = 0.02
 
 
 class LearnedPrompts(nn.Module):
-    """A :class:`~fedtar_flare.models.report_generator.Prompter` that looks at no image: the same words for all.
+    """A :class:`~fedtar_flare.models.prompting.Prompter` that looks at no image: the same words for all.
 
     They stand beside the begin token, begin as copies of it, and share its weight in the decoder's attention, so that
     they change little before they have learnt.

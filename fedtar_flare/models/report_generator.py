@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -16,11 +16,12 @@ from fedtar_flare.models.encoders import build_encoder
 from fedtar_flare.models.pooling import NoPooling, SliceAttentionPooling
 from fedtar_flare.models.prefix_decoder import PrefixDecoder
 from fedtar_flare.models.prior import PriorMarks, root_mean_square
+from fedtar_flare.models.prompting import Choice, Prompter
 from fedtar_flare.models.recomputation import RecomputedLayers
 from fedtar_flare.models.tokenizer import IGNORED, ReportTokenizer
 
 if TYPE_CHECKING:
-    from fedtar_flare.imaging.batch import ImageBatch, PriorBatch
+    from fedtar_flare.imaging.batch import ImageBatch
     from fedtar_flare.models.config import ModelConfig
 
 
@@ -38,52 +39,6 @@ def report_loss(logits: Tensor, labels: Tensor, focus: float = 0.0) -> Tensor:
     if focus:
         tokens = tokens * (-torch.expm1(-tokens)).clamp(min=1e-6) ** focus
     return tokens.sum(1) / (targets != IGNORED).sum(1).clamp(min=1)
-
-
-Place = Literal["last", "begin", "memory"]
-
-
-class Prompter(Protocol):
-    """A part that a method adds: reads the image's tokens and tells the decoder, by embeddings.
-
-    ``place`` of the prompts: ``begin``, before the report, at the begin token's position, whose weight in the decoder's
-    attention they share; ``last``, before the report, at the decoder's last positions, with a weight of their own; or
-    ``memory``, among the image's tokens.
-    """
-
-    place: Place
-
-    def prompts(
-        self,
-        tokens: Tensor,
-        slice_mask: Tensor,
-        prior: PriorBatch | None = None,
-        prior_tokens: Tensor | None = None,
-    ) -> Tensor:
-        """Embeddings (B, D, E) that the decoder reads; of tokens (B, S, N, C) and mask (B, S).
-
-        ``prior``: what is shown of the visits before; ``prior_tokens`` (B, S', N, C): those of its images.
-        """
-
-
-class Choice(Protocol):
-    """Chooses among the beams of a report whose likeliest one does not say what the decoder was told."""
-
-    @property
-    def candidates(self) -> int:
-        """How many beams."""
-
-    def told(
-        self,
-        tokens: Tensor,
-        slice_mask: Tensor,
-        prior: PriorBatch | None = None,
-        prior_tokens: Tensor | None = None,
-    ) -> Sequence[Any]:
-        """What the decoder was told of each of the B images; arguments as of :class:`Prompter`."""
-
-    def differing(self, text: str, told: Any) -> int:
-        """In how much a text differs from what was told; 0 in nothing."""
 
 
 class ReportGenerator(nn.Module):
