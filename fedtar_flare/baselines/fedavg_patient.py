@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from fedtar_flare.baselines.fedavg import CONTRACT as FEDAVG
 from fedtar_flare.baselines.fedavg import FedAvgController, PooledExecutor
+from fedtar_flare.fedtar.contract import CONTRACT as FEDTAR
 from fedtar_flare.fedtar.executor import PatientExecutor
 from fedtar_flare.fedtar.recipe import PATIENT_PRESETS
 from fedtar_flare.flare.recipe import MethodRecipe
@@ -22,7 +23,8 @@ CONTRACT = replace(
     title="FedAvg on pooled visits, with the patient part",
     server_classes=("fedtar_flare.baselines.fedavg_patient.FedAvgPatientController",),
     site_classes=("fedtar_flare.baselines.fedavg_patient.FedAvgPatientExecutor",),
-    stays="patients, images, reports, the mixture, the hypernetwork and its projection, the diagnosis head",
+    stays=FEDTAR.stays,
+    by_rows=FEDTAR.by_rows,
 )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fedtar_flare.protocol.contract import Contract
+from fedtar_flare.protocol.contract import HEAD_NAMES, Contract
 from fedtar_flare.protocol.fields import Field
 from fedtar_flare.protocol.tasks import ADAPTER, PARAMETERS, close_round, handshake, train
 
@@ -19,5 +19,7 @@ CONTRACT = Contract(
     ),
     server_classes=("fedtar_flare.fedtar.controller.TemporalResidualController",),
     site_classes=("fedtar_flare.fedtar.executor.PatientAdaptiveExecutor",),
-    stays="patients, images, reports, the mixture, the hypernetwork and its projection, the diagnosis head",
+    stays="patients, images, reports, the mixture, the hypernetwork and its projection; the diagnosis head, unless "
+    "diagnosis.shared exchanges it",
+    by_rows=(HEAD_NAMES,),
 )

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from fedtar_flare.data.splits import key_check
+from fedtar_flare.errors import ConfigError
 from fedtar_flare.fedtar.config import PatientConfig, TemporalConfig
 from fedtar_flare.fedtar.contract import CONTRACT
 from fedtar_flare.fedtar.release import most_numbers, require_spread, told_numbers
@@ -19,6 +20,7 @@ from fedtar_flare.flare.study_executor import seed_of
 from fedtar_flare.learning.diagnosis import extend
 from fedtar_flare.learning.labels import require_labeler
 from fedtar_flare.learning.site_diagnosis import DiagnosisConfig
+from fedtar_flare.protocol.contract import HEAD_NAMES
 from fedtar_flare.protocol.messages import TaskHeader
 from fedtar_flare.settings import build
 from fedtar_flare.site.admission import Asked
@@ -51,6 +53,10 @@ class PatientExecutor(ReportExecutor):
         self.patient, self.diagnosis = patient, diagnosis
         self.patient_config = build(PatientConfig, patient, "patient")
         self.diagnosis_config = build(DiagnosisConfig, diagnosis, "diagnosis")
+        if self.diagnosis_config.shared:
+            if not self.contract.shares:
+                raise ConfigError(f"diagnosis.shared: with method '{self.contract.method}' nothing is shared")
+            self.lora_config = self.lora_config.replace(exchange=(*self.lora_config.exchange, HEAD_NAMES))
 
     def method_settings(self) -> tuple[Any, ...]:
         return (self.patient_config, self._diagnosis)
@@ -109,7 +115,7 @@ class PatientExecutor(ReportExecutor):
         return learner
 
     def shared_learner(self, source: str) -> tuple[type[ReportLearner], dict[str, Any]]:
-        """Without the patient part, and with the head that all sites began with."""
+        """Without the patient part, and with the head that all sites began with, or that they share."""
         from fedtar_flare.fedtar.learner import PatientLearner
 
         alone = self.patient_config.replace(enabled=False)
@@ -120,6 +126,9 @@ class PatientExecutor(ReportExecutor):
         from fedtar_flare.fedtar.profiles import fit_mixture, training_median_age
 
         require_labeler(self._diagnosis.labeler, "diagnosis.labeler", self._config.source)
+        if self._diagnosis.shared and not self._diagnosis.on:
+            text = "diagnosis.shared: there is no head to share, since diagnosis.labeler is none for this site's data"
+            raise ConfigError(text, public=text)
         if not self.patient_config.enabled or state.has("mixture"):
             return
         mixture = fit_mixture(cohort, self.patient_config, seed_of(self.seed, site.name, 0, 0, "mixture"))

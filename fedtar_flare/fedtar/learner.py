@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -34,7 +35,8 @@ class PatientLearner(ReportLearner):
     Args:
         mixture: fitted at this site; None when the patient part is off, else ConfigError.
         median_age: of the training patients when it was fitted.
-        diagnosis: of the findings that the decoder is told; their head is the site's own, like the patient part.
+        diagnosis: of the findings that the decoder is told; their head is the site's own, like the patient part, unless
+            it is shared: then it is trained beside the adapter, at its own rate.
         seed: of the shared and patient parts' initial values, the same at every site.
         lora, training, others: of :class:`ReportLearner`.
     """
@@ -62,12 +64,14 @@ class PatientLearner(ReportLearner):
         self._profile_fields = patient.profile
         self.patient: PatientLoRA | None = None
         self.findings = SiteDiagnosis(self._diagnosis, self.generator) if self._diagnosis.on else None
+        self._head_is_shared = self.findings is not None and self._diagnosis.shared
+        self._own_head = None if self._head_is_shared else self.findings
         groups = []
         if patient.enabled:
             self.patient = patient_part(self.model, patient, lora.rank, self.cohort.time_steps, seed)
             groups.append({"params": list(self.patient.parameters()), "lr": patient.lr})
-        if self.findings is not None:
-            groups.append({"params": list(self.findings.parameters.values()), "lr": self._diagnosis.lr})
+        if self._own_head is not None:
+            groups.append({"params": list(self._own_head.parameters.values()), "lr": self._diagnosis.lr})
         if groups:
             self.personal_optimizer = torch.optim.AdamW(groups, weight_decay=training.weight_decay)
         self._dropout = patient.dropout
@@ -83,11 +87,11 @@ class PatientLearner(ReportLearner):
 
     @property
     def has_personal_part(self) -> bool:
-        return self.patient is not None or self.findings is not None
+        return self.patient is not None or self._own_head is not None
 
     @property
     def personal_part_acts(self) -> bool:
-        head = self.findings is not None and self.findings.learnt
+        head = self._own_head is not None and self._own_head.learnt
         return head or (self.patient is not None and self.patient.acts)
 
     def training_losses(self, samples: Sequence[Sample], images: ImageBatch, seed: str) -> Tensor:
@@ -117,21 +121,44 @@ class PatientLearner(ReportLearner):
 
     @contextmanager
     def context(self, samples: Sequence[Sample], personal: bool) -> Iterator[None]:
-        """The patients' adapters at their visits, and the site's head; without the personal part, the first head."""
+        """The patients' adapters at their visits, and the site's head; without the personal part, the first head.
+
+        A head that is shared is no personal part.
+        """
         with ExitStack() as stack:
             if personal and self.patient is not None and self._mixture is not None and not self.patient_waits:
                 q = memberships(samples, self._mixture, self.cohort.key, self._median_age, self._profile_fields)
                 steps = torch.tensor([sample.time_step for sample in samples])
                 stack.enter_context(self.patient.adapt(q, steps, self._share))
-            if not personal and self.findings is not None:
-                stack.enter_context(self.findings.as_begun())
+            if not personal and self._own_head is not None:
+                stack.enter_context(self._own_head.as_begun())
             yield
 
+    def shared_optimizer(self, parameters: Sequence[nn.Parameter]) -> torch.optim.Optimizer:
+        """As of :class:`ReportLearner`, with a head that is shared at its own rate."""
+        if not self._head_is_shared:
+            return super().shared_optimizer(parameters)
+        assert self.findings is not None
+        head = set(self.findings.parameters.values())
+        groups = [
+            {"params": [p for p in parameters if p not in head], "lr": self.rate * self.training.lr_shared},
+            {"params": [p for p in parameters if p in head], "lr": self.rate * self._diagnosis.lr},
+        ]
+        return torch.optim.AdamW(groups, weight_decay=self.training.weight_decay)
+
     def train(self, steps: int | Collection[int] | None, *args: Any, **kwargs: Any) -> Trained:
-        """As of :class:`ReportLearner`; what is put into reports is of the same visits."""
-        if self.findings is not None:
-            self.findings.learn_from(self.cohort.samples("train", steps, self.min_cell), self.min_cell)
-        return super().train(steps, *args, **kwargs)
+        """As of :class:`ReportLearner`; what is put into reports is of the same visits.
+
+        The update says nothing of findings that too few of their patients have.
+        """
+        if self.findings is None:
+            return super().train(steps, *args, **kwargs)
+        samples = self.cohort.samples("train", steps, self.min_cell)
+        self.findings.learn_from(samples, self.min_cell)
+        trained = super().train(steps, *args, **kwargs)
+        if not self._head_is_shared:
+            return trained
+        return replace(trained, update=self.findings.without_rare(trained.update, samples, self.min_cell))
 
     def personal_parameters(self) -> Sequence[nn.Parameter]:
         return tuple(self._own_parameters().values())
@@ -139,7 +166,7 @@ class PatientLearner(ReportLearner):
     def _own_parameters(self) -> dict[str, nn.Parameter]:
         """What is trained beside the adapter, by the name that its optimiser's state has."""
         patient = {} if self.patient is None else dict(self.patient.named_parameters())
-        return patient | ({} if self.findings is None else self.findings.parameters)
+        return patient | ({} if self._own_head is None else self._own_head.parameters)
 
     def private(self) -> dict[str, Tensor]:
         """The patient part, the head, and their optimiser."""
@@ -147,7 +174,7 @@ class PatientLearner(ReportLearner):
             return {}
         patient = {} if self.patient is None else self.patient.state_dict()
         state = {f"{_PREFIX}{name}": value for name, value in patient.items()}
-        state |= {} if self.findings is None else self.findings.state()
+        state |= {} if self._own_head is None else self._own_head.state()
         return state | optimizer_state(self.personal_optimizer, self._own_parameters())
 
     def load_private(self, state: Mapping[str, Tensor]) -> None:

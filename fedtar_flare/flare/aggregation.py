@@ -43,12 +43,15 @@ class SpilledUpdates:
     bits whatever the order of arrival, and wherever an update waited. A context manager: ``folder`` is its own, emptied
     at the start and removed at the end. One call at a time.
 
-    ``names`` are the tensors that every update has. Updates are checked before they come here.
+    ``names`` are the tensors that every update has. Updates are checked before they come here. Of those in ``by_rows``
+    an update says nothing in a row that is zero: the mean of a row is over the sites whose row is not.
     """
 
-    def __init__(self, folder: Path | str, names: Iterable[str]):
+    def __init__(self, folder: Path | str, names: Iterable[str], by_rows: Iterable[str] = ()):
         self.folder = Path(folder)
         self.names = sorted(names)
+        self.by_rows = sorted(by_rows)
+        self._said: dict[str, dict[str, torch.Tensor]] = {}
         self._room = IN_MEMORY
         self._kept: dict[str, torch.Tensor] = {}  # one flat tensor a site: hundreds of small ones take longer
         self._shapes: list[torch.Size] = []
@@ -67,6 +70,7 @@ class SpilledUpdates:
         """Keep one site's difference; nothing of a half-written update is ever summed."""
         tensors = [update[name].detach() for name in self.names]
         self._shapes = self._shapes or [tensor.shape for tensor in tensors]
+        self._said[site] = {name: update[name].detach().flatten(1).any(1).cpu() for name in self.by_rows}
         size = sum(tensor.nbytes for tensor in tensors)
         if size <= self._room:
             self._room -= size
@@ -82,6 +86,9 @@ class SpilledUpdates:
     def mean(self, weights: Mapping[str, float]) -> dict[str, torch.Tensor]:
         """``sum_k c_k (w_k - w)`` in float64, by tensor name (Eq. 6); the tensors are views of one.
 
+        Of a tensor in ``by_rows`` the c_k of each row are those of the sites that say something in it, scaled to the
+        sum of all; a row in which nobody does stays zero.
+
         ``weights`` maps site to c_k (see :func:`aggregation_weights`).
         """
         if not weights:
@@ -96,7 +103,13 @@ class SpilledUpdates:
                 total[start : start + len(part)].add_(part)
                 start += len(part)
         parts = zip(self.names, self._shapes, total.split(sizes), strict=True)
-        return {name: part.view(shape) for name, shape, part in parts}
+        mean = {name: part.view(shape) for name, shape, part in parts}
+        for name in self.by_rows:
+            shares = sum(weights[site] * self._said[site][name].double() for site in sorted(weights))
+            assert isinstance(shares, torch.Tensor)
+            scale = math.fsum(weights.values()) / shares.where(shares > 0, 1.0)
+            mean[name] *= scale.view(-1, *[1] * (mean[name].dim() - 1))
+        return mean
 
     def _blocks(self, site: str) -> Iterator[torch.Tensor]:
         """A site's update, flat, in blocks; of one on disk, a block at a time is in memory, until the next is read."""

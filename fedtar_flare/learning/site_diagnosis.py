@@ -3,14 +3,17 @@
 In training the decoder is told what a report says of each finding, so that it learns to write a sentence because of its
 prompt, not because it remembers the image; when reports are written it is told what the head reads off the image
 (PromptMRG, Jin et al., AAAI 2024, and FedMRG, which exchange or share the head). A report that does not say so can be
-searched for once more. Here the head stays at the site, for averaged over hospitals it loses the findings that some of
-them hardly have, and the prompts are fixed and the same at all sites: the adapters learn to read them, and nothing more
-travels.
+searched for once more. The prompts are fixed and the same at all sites: the adapters learn to read them. The head
+stays at its site, or travels with the adapter (``shared``). Averaged as it is, it loses the findings that some
+hospitals hardly have; so a site's update says nothing of findings that too few of its patients have (the row is zero),
+and the server takes each row's mean over those alone that say something in it. That is federated learning with partial
+labels: a class's weights are learnt from the clients that have it.
 """
 
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, ClassVar, Literal, cast
@@ -29,9 +32,12 @@ from fedtar_flare.learning.recombination import Recombination
 from fedtar_flare.learning.training import drawn
 from fedtar_flare.models.config import ModelConfig
 from fedtar_flare.models.report_generator import ReportGenerator
+from fedtar_flare.protocol.contract import HEAD_NAMES
 from fedtar_flare.settings import Settings
 
 _PREFIX = "diagnosis/"
+FEWEST = 2
+"""Training patients that must have a finding for a site to send what its head has learnt of it."""
 
 
 class DiagnosisConfig(Settings):
@@ -62,6 +68,12 @@ class DiagnosisConfig(Settings):
         description="share of the training reports that state one finding more than their image shows, in a sentence "
         "of another report of the site, so that the decoder learns to write what it is told",
     )
+    shared: bool = Field(
+        False,
+        description="exchange the head with the adapter; a site leaves findings out that fewer than 2 of its training "
+        "patients have, or fewer than its smallest cell, and each finding's mean is over the others. Shared, the head "
+        "wants a higher lr (0.027). The site's guard must let diagnosis.head pass (extra_names)",
+    )
     changes: bool = Field(
         True,
         description="tell the decoder too which findings are new or gone since the visit before, where it is shown "
@@ -74,7 +86,7 @@ class DiagnosisConfig(Settings):
         "the one that agrees best is taken, if it agrees better; 1: no second search",
     )
 
-    added: ClassVar[Mapping[str, Any]] = {"changes": True, "one_more": 0.0}
+    added: ClassVar[Mapping[str, Any]] = {"changes": True, "one_more": 0.0, "shared": False}
 
     def of(self, source: str) -> DiagnosisConfig:
         """What these settings are at a site whose data is of this source: ``auto`` is decided."""
@@ -176,6 +188,22 @@ class SiteDiagnosis:
                 classes[i, finding] = POSITIVE
         return texts, classes
 
+    def without_rare(self, update: Mapping[str, Tensor], samples: Sequence[Sample], least: int) -> dict[str, Tensor]:
+        """An update whose head has moved for those findings alone that enough of the samples' patients have.
+
+        Enough are ``least`` patients, and at least :data:`FEWEST`. The rows of other findings are zero.
+        """
+        patients = [sample.visit.patient_id for sample in samples]
+        classes = self.classes(samples).bool().cpu()
+        counts = [len({p for p, has in zip(patients, column, strict=True) if has}) for column in classes.T.tolist()]
+        rare = torch.tensor([count < max(least, FEWEST) for count in counts])
+        return {
+            name: value.masked_fill(rare.view(-1, *[1] * (value.dim() - 1)), 0)
+            if re.fullmatch(HEAD_NAMES, name)
+            else value
+            for name, value in update.items()
+        }
+
     def _before(self, samples: Sequence[Sample], prior: PriorBatch) -> Tensor:
         """Classes (B, D) of the findings in the reports before, UNKNOWN where nothing is shown of the visit."""
         rows = zip(samples, is_shown(prior).tolist(), strict=True)
@@ -209,7 +237,10 @@ class SiteDiagnosis:
 
 @torch.no_grad()
 def load_head(generator: ReportGenerator, state: Mapping[str, Tensor]) -> None:
-    """Load a head that :meth:`SiteDiagnosis.state` gave into a model that has the branch; other names are ignored."""
-    if generator.diagnosis is not None:
-        head = cast(DiagnosisBranch, generator.diagnosis).head
-        head.load_state_dict({k.removeprefix(_PREFIX): v for k, v in state.items() if k.startswith(_PREFIX)})
+    """Load a head that :meth:`SiteDiagnosis.state` gave into a model that has the branch; other names are ignored.
+
+    A state without a head, of a site that shared it, leaves the one that is there.
+    """
+    found = {k.removeprefix(_PREFIX): v for k, v in state.items() if k.startswith(_PREFIX)}
+    if found and generator.diagnosis is not None:
+        cast(DiagnosisBranch, generator.diagnosis).head.load_state_dict(found)

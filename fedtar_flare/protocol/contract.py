@@ -23,6 +23,9 @@ from fedtar_flare.protocol.messages import ERROR, OK, Reply
 LORA_NAMES = r"base_model\.model\..+\.lora_[AB]\.weight"
 """PEFT's names of low-rank factors, as they travel."""
 
+HEAD_NAMES = r"diagnosis\.head\.(?:queries|weight|bias)"
+"""Names of the tensors of a diagnosis head, a row for each finding."""
+
 WHOLE_PARAMETERS = "parameters"
 """The group of base-model parameters that travel whole; each site's guard names those it lets pass."""
 
@@ -130,6 +133,8 @@ class Contract:
         tasks: in the order of a run.
         server_classes, site_classes: full paths of the classes that a job of this method builds.
         stays: what never leaves a site, for ``--describe``.
+        by_rows: regular expressions of tensors with a row for each of several things, where a site says nothing of
+            those whose row is zero: the mean of a row is over the sites that say something.
 
     Raises:
         ConfigError: a name is declared twice, a task names an unknown group or task, or its ``up`` contradicts
@@ -143,6 +148,7 @@ class Contract:
     server_classes: tuple[str, ...]
     site_classes: tuple[str, ...]
     stays: str
+    by_rows: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         declared = [("group", [g.name for g in self.groups]), ("task", [t.name for t in self.tasks])]
@@ -184,6 +190,10 @@ class Contract:
     def is_collected(self, tensor: str) -> bool:
         """Whether a tensor is rows that the server keeps apart by site, instead of averaging them."""
         return any(group.form == "collected" and group.holds(tensor) for group in self.groups)
+
+    def is_by_rows(self, tensor: str) -> bool:
+        """Whether each row of an averaged tensor is the mean of the sites alone that say something in it."""
+        return any(re.fullmatch(pattern, tensor) for pattern in self.by_rows)
 
     def allowing(self, extra_names: Sequence[str]) -> Contract:
         """A copy whose group of whole parameters also has these names (regular expressions).

@@ -11,6 +11,7 @@ from hospital_site import HospitalSite, write_site_files
 from fedtar_flare.data.timeline import Timeline
 from fedtar_flare.errors import ConfigError
 from fedtar_flare.fedtar.config import PatientConfig
+from fedtar_flare.fedtar.contract import CONTRACT
 from fedtar_flare.fedtar.executor import PatientAdaptiveExecutor
 from fedtar_flare.fedtar.learner import PatientLearner
 from fedtar_flare.fedtar.profiles import fit_mixture
@@ -300,3 +301,80 @@ def test_what_is_trained_beside_the_adapter_is_told_to_the_site_s_bounds():
     assert asked.own_learning_rate == 0.05
     off = PatientAdaptiveExecutor(preset="tiny", patient={"enabled": False}).asked(3, 2)
     assert off.own_learning_rate == 0
+
+
+# ------------------------------------------------------------------ a head that is shared
+SHARED = TOLD.replace(shared=True, lr=0.02)
+
+
+@pytest.fixture
+def sharing(cohort):
+    def make(min_cell=1, **training):
+        executor = PatientAdaptiveExecutor(diagnosis=SHARED.to_dict(), patient={"enabled": False})
+        learner = PatientLearner(
+            model=MODEL, lora=executor.lora_config, training=TrainingConfig(**training), cohort=cohort, seed=3,
+            patient=executor.patient_config, mixture=None, diagnosis=SHARED,
+        )  # fmt: skip
+        learner.min_cell = min_cell
+        return learner
+
+    return make
+
+
+def test_a_shared_head_travels_with_the_adapter_and_is_no_personal_part(sharing, learner_of):
+    learner, plain = sharing(local_steps=2, batch_size=2), learner_of()
+    head = {"diagnosis.head.queries", "diagnosis.head.weight", "diagnosis.head.bias"}
+    assert set(learner.shared()) - set(plain.shared()) == head
+    assert all(CONTRACT.is_by_rows(name) == (name in head) for name in learner.shared())
+    assert not learner.has_personal_part and learner.private() == {}
+    learner.train(None, 1)
+    moved = learner.shared()
+    again = sharing()
+    again.load_shared(moved)
+    samples = learner.cohort.samples("test")
+    images = learner.images(samples)
+    for personal in (True, False):
+        assert torch.equal(
+            learner.report_losses(samples, images, personal=personal),
+            again.report_losses(samples, images, personal=personal),
+        )
+    with torch.no_grad():
+        start = sharing().report_losses(samples, images, personal=False)
+    assert not torch.equal(learner.report_losses(samples, images, personal=False), start)
+
+
+@pytest.mark.parametrize("min_cell", [1, 3])
+def test_a_site_says_nothing_of_findings_that_too_few_of_its_patients_have(sharing, min_cell):
+    learner = sharing(min_cell, local_steps=3, batch_size=4)
+    samples = learner.cohort.samples("train", None, min_cell)
+    patients = [set() for _ in labeler("synthetic", "positive").findings]
+    for sample in samples:
+        for finding, found in enumerate(labeler("synthetic", "positive").label(sample.visit.report)):
+            if found:
+                patients[finding].add(sample.visit.patient_id)
+    enough = torch.tensor([len(those) >= max(2, min_cell) for those in patients])
+    assert enough.any() and not enough.all()
+    before = learner.shared()
+    update = learner.train(None, 1).update
+    for name in ("queries", "weight", "bias"):
+        value = update[f"diagnosis.head.{name}"]
+        assert torch.equal(value.flatten(1).any(1), enough), name
+    other = [name for name in update if not name.startswith("diagnosis.head.")]
+    after = learner.shared()
+    assert all(torch.allclose(update[name], after[name] - before[name], atol=1e-6) for name in other)
+
+
+def test_a_shared_head_has_its_own_rate(sharing):
+    groups = sharing().shared_optimizer([p for p in sharing().model.parameters() if p.requires_grad]).param_groups
+    assert [group["lr"] for group in groups] == [sharing().training.lr_shared, SHARED.lr]
+
+
+def test_a_head_is_shared_only_where_there_is_one_and_somebody_to_share_it_with(cohort):
+    from fedtar_flare.baselines.local_patient import LocalPatientExecutor
+
+    with pytest.raises(ConfigError, match=r"diagnosis\.shared.*local_patient.*nothing is shared"):
+        LocalPatientExecutor(diagnosis={"labeler": "synthetic", "shared": True})
+    executor = PatientAdaptiveExecutor(diagnosis={"labeler": "none", "shared": True})
+    with pytest.raises(ConfigError, match=r"diagnosis\.shared.*no head"):
+        executor._config = SimpleNamespace(source="synthetic")
+        executor.at_handshake(SimpleNamespace(time_steps=2), SimpleNamespace(name="site-1"), None, cohort)

@@ -84,6 +84,33 @@ def test_only_the_weighted_sites_enter(tmp_path):
     assert all(torch.equal(mean[n], tensors(1)[n].double()) for n in SHAPES)
 
 
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.lists(st.booleans(), min_size=4, max_size=4), min_size=1, max_size=5),
+    st.lists(st.integers(1, 50), min_size=5, max_size=5),
+    st.booleans(),
+)
+def test_a_row_is_the_mean_of_those_who_say_something_in_it(tmp_path_factory, said, counts, on_disk):
+    says = {f"site-{k}": torch.tensor(row) for k, row in enumerate(said)}
+    updates = {site: tensors(k) for k, site in enumerate(says)}
+    for site, row in says.items():
+        updates[site]["a"][~row] = 0
+    weights = aggregation_weights(dict(zip(says, counts, strict=False)))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(aggregation, "IN_MEMORY", 0 if on_disk else 2**20)
+        with SpilledUpdates(tmp_path_factory.mktemp("updates"), SHAPES, by_rows=["a"]) as spilled:
+            for site, update in updates.items():
+                spilled.add(site, update)
+            mean = spilled.mean(weights)
+    for row in range(4):
+        heard = [site for site in says if says[site][row]]
+        total = sum(weights[site] for site in heard)
+        expected = sum((weights[s] / total * updates[s]["a"][row].double() for s in heard), torch.zeros(3).double())
+        torch.testing.assert_close(mean["a"][row], expected, rtol=1e-12, atol=1e-12)
+    plain = mean_in_memory(updates, weights)
+    assert all(torch.equal(mean[name], plain[name]) for name in ("b", "c"))
+
+
 def test_updates_beyond_what_memory_may_hold_wait_on_disk_and_the_folder_goes(tmp_path, monkeypatch):
     monkeypatch.setattr(aggregation, "IN_MEMORY", 0)
     folder = tmp_path / "run" / "updates"
