@@ -4,6 +4,9 @@ A decoder that has always seen in the image what it was told remembers the image
 it has few examples. Here a sentence that states one finding alone is taken from another report of the site and put into
 one that does not state it; the prompts tell it, the image does not.
 
+Of a finding that too few of the site's reports state, the sentence is a plain one ("There is right pneumothorax."), so
+that the decoder can write what a head that has learnt it at other hospitals tells.
+
 What goes where is read off the site's own reports. A sentence that states no finding, and never stands beside the
 finding, gives way to it ("There is no pleural effusion."); else the sentence stands after the one before which, in its
 own report, it stood.
@@ -22,6 +25,7 @@ from fedtar_flare.learning.labels import POSITIVE
 _ENDS = re.compile(r"(?<=[.;!])\s+|\n+")
 FEWEST = 2
 """Patients whose reports must state a finding before it is put into others': what one has is not to be told often."""
+_SIDES = {"right", "left"}
 COMMON = 0.05
 """Share of the reports that a sentence must be in before its absence beside a finding says anything."""
 
@@ -29,6 +33,18 @@ COMMON = 0.05
 def sentences(report: str) -> list[str]:
     """The report's sentences as they are written, without what separates them."""
     return [sentence.strip() for sentence in _ENDS.split(report) if sentence.strip()]
+
+
+def plain_sentence(finding: str) -> str:
+    """A sentence that states a finding of this name, and nothing else of it."""
+    words = _words(finding)
+    if words[-1] in _SIDES:
+        words = [words[-1], *words[:-1]]
+    return f"There is {' '.join(words)}."
+
+
+def _words(text: str) -> list[str]:
+    return re.findall(r"[a-z0-9]+", text.lower().replace("_", " "))
 
 
 @dataclass(frozen=True)
@@ -51,7 +67,9 @@ class _Donor:
         for one in self.after:
             if one in said:
                 return said.index(one)
-        return len(said) * len(self.before) // max(1, len(self.before) + len(self.after))
+        if not self.before and not self.after:
+            return len(said)
+        return len(said) * len(self.before) // (len(self.before) + len(self.after))
 
 
 class Recombination:
@@ -61,7 +79,10 @@ class Recombination:
         reports: of the visits that may be learned from.
         patients: whose each report is.
         label: number of the class of each of the D findings in a text.
-        least: patients that must have a finding for it to be put into reports, and at least :data:`FEWEST`.
+        least: patients that must have a finding for the site's own sentences of it to be put into reports, and at least
+            :data:`FEWEST`.
+        findings: names of the D findings, words apart by underscores or spaces, the side last; of one of fewer
+            patients a plain sentence is put in, if ``label`` reads it as that finding. Empty: nothing is.
     """
 
     def __init__(
@@ -70,6 +91,7 @@ class Recombination:
         patients: Sequence[str],
         label: Callable[[str], Sequence[int]],
         least: int = FEWEST,
+        findings: Sequence[str] = (),
     ):
         self._label = label
         donors: defaultdict[int, list[_Donor]] = defaultdict(list)
@@ -81,22 +103,28 @@ class Recombination:
             for finding in found:
                 stated[finding].add(patient)
             for i, sentence in enumerate(said):
-                own = self._found(sentence)
-                if not own:
+                states = self._found(sentence)
+                if not states:
                     plain[sentence] += 1
                     beside.update((sentence, finding) for finding in found)
-                elif len(own) == 1:
-                    donors[next(iter(own))].append(_Donor(sentence, tuple(said[:i]), tuple(said[i + 1 :])))
-        self._donors = {
-            finding: donors[finding] for finding in sorted(donors) if len(stated[finding]) >= max(least, FEWEST)
-        }
+                elif len(states) == 1:
+                    donors[next(iter(states))].append(_Donor(sentence, tuple(said[:i]), tuple(said[i + 1 :])))
+        self._none = frozenset(i for i, name in enumerate(findings) if name.lower() == "no finding")
+        own = {i: donors[i] for i in donors if len(stated[i]) >= max(least, FEWEST)}
+        others = {i: plain_sentence(name) for i, name in enumerate(findings) if i not in own}
+        lent = {i: [_Donor(said, (), ())] for i, said in others.items() if self._found(said) == {i}}
+        self._donors = {i: found for i, found in sorted((own | lent).items()) if i not in self._none}
         common = [sentence for sentence, n in plain.items() if n >= COMMON * len(reports)]
-        self._against = {f: frozenset(s for s in common if (s, f) not in beside) for f in self._donors}
+        self._against = {f: frozenset(s for s in common if (s, f) not in beside) for f in own}
+        for i in lent:  # of what hardly stands in the reports, only a sentence that names it says anything against it
+            name = set(_words(findings[i])) - _SIDES
+            self._against[i] = frozenset(s for s in plain if name <= set(_words(s)))
 
     def with_one_more(self, report: str, seed: str) -> tuple[str, int] | None:
         """The report with one finding more, drawn by ``seed``, and the finding's number from 0.
 
-        None where there is none to put in, or where the text would not state just that besides what it stated.
+        None where there is none to put in, or where the text would not state just that besides what it stated. That
+        there was no finding is stated no more.
         """
         drawn, there = random.Random(seed), self._found(report)
         lacking = [finding for finding in self._donors if finding not in there]
@@ -111,7 +139,7 @@ class Recombination:
         first = next((i for i, sentence in enumerate(said) if sentence in against), None)
         at = donor.place(kept) if first is None else first
         text = " ".join([*kept[:at], donor.sentence, *kept[at:]])
-        return (text, finding) if self._found(text) == there | {finding} else None
+        return (text, finding) if self._found(text) - self._none == (there | {finding}) - self._none else None
 
     def _found(self, text: str) -> frozenset[int]:
         return frozenset(i for i, label in enumerate(self._label(text)) if label == POSITIVE)

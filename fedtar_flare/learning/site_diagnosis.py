@@ -27,7 +27,7 @@ from fedtar_flare.errors import ConfigError
 from fedtar_flare.imaging.batch import PriorBatch
 from fedtar_flare.learning.comparison import UNKNOWN, is_shown
 from fedtar_flare.learning.diagnosis import DiagnosisBranch, diagnosis_losses
-from fedtar_flare.learning.labels import POSITIVE, Labeler, LabelerName, labeler
+from fedtar_flare.learning.labels import Labeler, LabelerName, labeler
 from fedtar_flare.learning.recombination import Recombination
 from fedtar_flare.learning.training import drawn
 from fedtar_flare.models.config import ModelConfig
@@ -66,7 +66,8 @@ class DiagnosisConfig(Settings):
         ge=0,
         le=1,
         description="share of the training reports that state one finding more than their image shows, in a sentence "
-        "of another report of the site, so that the decoder learns to write what it is told",
+        "of another report of the site, or a plain one where hardly any states it, so that the decoder learns to write "
+        "what it is told",
     )
     shared: bool = Field(
         False,
@@ -98,6 +99,11 @@ class DiagnosisConfig(Settings):
     def on(self) -> bool:
         """Whether there are findings to tell; ``auto`` must have been decided (:meth:`of`)."""
         return bool(self._labeler.findings)
+
+    @property
+    def findings(self) -> tuple[str, ...]:
+        """Their names, in the order of the classes."""
+        return self._labeler.findings
 
     def label(self, report: str) -> tuple[int, ...]:
         """Class of each finding in a report."""
@@ -131,7 +137,8 @@ class SiteDiagnosis:
     """The head of one site and what it began as; arguments as of the learner whose model has the branch."""
 
     def __init__(self, config: DiagnosisConfig, generator: ReportGenerator):
-        self._label, self._image_dropout, self._one_more = config.label, config.image_dropout, config.one_more
+        self._label, self._names = config.label, config.findings
+        self._image_dropout, self._one_more = config.image_dropout, config.one_more
         self._recombination: Recombination | None = None
         self._branch = cast(DiagnosisBranch, generator.diagnosis)
         self._start = copy.deepcopy(self._branch.head).requires_grad_(False)
@@ -165,7 +172,7 @@ class SiteDiagnosis:
         """From now on findings that ``least`` of these samples' patients have are put into reports, in their words."""
         if self._one_more:
             reports, patients = [s.visit.report for s in samples], [s.visit.patient_id for s in samples]
-            self._recombination = Recombination(reports, patients, self._label, least)
+            self._recombination = Recombination(reports, patients, self._label, least, self._names)
 
     def one_more(
         self, samples: Sequence[Sample], prior: PriorBatch | None, seed: str
@@ -184,8 +191,8 @@ class SiteDiagnosis:
             visit = samples[i].visit
             own = f"{seed}/{visit.patient_id}/{visit.visit_id}"
             if (found := self._recombination.with_one_more(visit.report, own)) is not None:
-                texts[i], finding = found
-                classes[i, finding] = POSITIVE
+                texts[i] = found[0]
+                classes[i] = torch.tensor(self._label(found[0]))
         return texts, classes
 
     def without_rare(self, update: Mapping[str, Tensor], samples: Sequence[Sample], least: int) -> dict[str, Tensor]:

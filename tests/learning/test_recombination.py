@@ -65,6 +65,28 @@ def test_the_same_seed_draws_the_same():
     assert len({text for text, _ in filter(None, texts)}) == 3
 
 
+def test_what_hardly_any_report_states_is_put_in_by_a_plain_sentence_and_only_its_denial_gives_way():
+    denied = CLEAR.replace("The heart", "No pneumothorax is seen. The heart")
+    recombination = Recombination([denied, EFFUSION, EFFUSION, CAVITY], "abcd", LABEL, findings=FINDINGS)
+    found = [recombination.with_one_more(denied, f"{n}") for n in range(200)]
+    texts = {FINDINGS[finding]: text for text, finding in filter(None, found)}
+    assert set(texts) == set(FINDINGS)  # every finding can be told
+    said = texts.pop("effusion_right")
+    assert "There is a large right pleural effusion." in said  # in the site's own words where it has them
+    assert texts["cavity"] == f"{denied} There is cavity."  # one patient's words are told to nobody
+    assert texts["pneumothorax_left"] == CLEAR.replace("The heart", "There is left pneumothorax. The heart")
+
+
+@pytest.mark.parametrize("name", ["chexpert-rules", "ctrate-rules"])
+def test_plain_sentences_of_the_rule_based_labelers_state_their_finding(name):
+    rules = labeler(name, "positive")
+    recombination = Recombination(["Normal."], ["a"], rules.label, findings=rules.findings)
+    found = [recombination.with_one_more("The scan is good.", f"{n}") for n in range(300)]
+    told = {finding: text for text, finding in filter(None, found)}
+    assert all(rules.label(text)[finding] for finding, text in told.items())
+    assert len(told) >= 0.6 * len(rules.findings)
+
+
 @pytest.mark.parametrize("style", [1, 2, 3, 4, 5, 6])
 def test_every_report_of_every_style_states_what_it_stated_and_one_finding_more(tmp_path, style):
     cohort = synthetic_cohort(f"site-{style}", folder=tmp_path, patients=12, timeline=Timeline(2), seed=0)
