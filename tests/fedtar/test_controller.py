@@ -452,3 +452,36 @@ def test_a_checkpoint_can_be_the_start(tmp_path):
 def test_bad_settings_fail_when_built(bad):
     with pytest.raises(ConfigError):
         TemporalResidualController(**bad)
+
+
+# ------------------------------------------------------------------ a head that is shared
+HEAD = "diagnosis.head.weight"
+
+
+class HeadSite(QuadraticSite):
+    """A site that shares a head too, whose update says something in the given rows alone."""
+
+    def __init__(self, name, rows, samples):
+        super().__init__(name, [pair(1)], samples, validation=pair(2))
+        self.rows = torch.tensor(rows)
+
+    def start(self):
+        return super().start() | {HEAD: torch.zeros(3, 2)}
+
+    def __call__(self, task, order, weights):
+        reply, tensors = super().__call__(task, order, weights)
+        if task == TRAIN:
+            tensors[HEAD] = torch.full((3, 2), float(self.samples)).masked_fill(~self.rows[:, None], 0)
+        return reply, tensors
+
+
+def test_each_row_of_a_shared_head_is_the_mean_of_the_sites_that_say_something_in_it(tmp_path):
+    sites = {"a": HeadSite("a", [True, True, False], 1), "b": HeadSite("b", [False, True, False], 3)}
+    controller = LocalFederation(tmp_path, sites, num_rounds=1, time_steps=1, step_time_limit=5)
+    controller.run()
+    moved = sites["a"].received[1, 1][HEAD][:, 0]  # alpha of the one step is 1
+    torch.testing.assert_close(moved, torch.tensor([1.0, (1 * 1 + 3 * 3) / 4, 0.0]))
+    plain = {"a": QuadraticSite("a", [pair(1)], 1, pair(2)), "b": QuadraticSite("b", [pair(1)], 3, pair(2))}
+    LocalFederation(tmp_path / "plain", plain, num_rounds=1, time_steps=1, step_time_limit=5).run()
+    for name, value in plain["a"].received[1, 1].items():  # the adapter is averaged as ever
+        assert torch.equal(sites["a"].received[1, 1][name], value)
