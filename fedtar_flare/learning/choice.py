@@ -14,6 +14,8 @@ from torch import Tensor
 
 from fedtar_flare.imaging.batch import PriorBatch
 from fedtar_flare.learning.comparison import UNKNOWN, Comparison, changes_of
+from fedtar_flare.learning.labels import POSITIVE
+from fedtar_flare.learning.plain_words import completed
 
 
 class Reader(Protocol):
@@ -43,12 +45,14 @@ class FindingsChoice:
     Args:
         reader: of the images.
         label: number of the class of each of the D findings in a text.
-        candidates: beams to choose from.
+        candidates: beams to choose from; 1: there is no choice.
+        names: of the findings, where a report that leaves one out is to be completed by a plain sentence.
     """
 
     reader: Reader
     label: Callable[[str], Sequence[int]]
     candidates: int
+    names: tuple[str, ...] = ()
 
     def told(
         self,
@@ -74,3 +78,13 @@ class FindingsChoice:
         if comparison is None or told.changes is None:
             return found
         return found * (1 + len(told.changes)) + comparison.differing(text, told.changes)
+
+    def completed(self, text: str, told: Told) -> str:
+        """The text, with a plain sentence for each finding that it was told and does not state."""
+        for number, name in enumerate(self.names):
+            if told.classes[number] == POSITIVE and number not in self._stated(text):
+                text = completed(text, name, number, self._stated)
+        return text
+
+    def _stated(self, text: str) -> frozenset[int]:
+        return frozenset(i for i, label in enumerate(self.label(text)) if label == POSITIVE)

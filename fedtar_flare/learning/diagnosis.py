@@ -187,8 +187,9 @@ def extend(generator: ReportGenerator, settings: Mapping[str, Any]) -> None:
     ``settings`` has ``labeler``, ``slices`` and ``seed``, and may have ``prompt_classes``, ``prompt_place``, ``head``
     and ``head_weights``, as :class:`~fedtar_flare.fedmrg.config.FedMRGConfig` names them, and ``fixed_prompts``, for
     prompts that are not to be trained (:func:`fix_prompts`), ``candidates``, the beams of a second search
-    (:class:`~fedtar_flare.learning.choice.FindingsChoice`), and ``changes``, whether prompts tell what became of a
-    finding (:class:`~fedtar_flare.learning.comparison.Comparison`). Raises :class:`ConfigError` where the decoder
+    (:class:`~fedtar_flare.learning.choice.FindingsChoice`), ``complete``, whether a report
+    is completed, and ``changes``, whether prompts tell what became of a finding
+    (:class:`~fedtar_flare.learning.comparison.Comparison`). Raises :class:`ConfigError` where the decoder
     has too few positions for prompts and report, or the head's weights do not fit.
     """
     found = labeler(settings["labeler"], settings.get("prompt_classes", "all"))
@@ -216,8 +217,9 @@ def extend(generator: ReportGenerator, settings: Mapping[str, Any]) -> None:
         comparison = Comparison(found, branch.embeddings.shape[2], settings["seed"])
         branch.comparison = comparison.to(branch.embeddings.device)
     generator.diagnosis = branch
-    if (candidates := settings.get("candidates", 1)) > 1:
-        generator.choice = FindingsChoice(branch, found.label, candidates)
+    candidates, complete = settings.get("candidates", 1), settings.get("complete", False)
+    if candidates > 1 or complete:
+        generator.choice = FindingsChoice(branch, found.label, candidates, found.findings if complete else ())
 
 
 @torch.no_grad()

@@ -15,36 +15,17 @@ own report, it stood.
 from __future__ import annotations
 
 import random
-import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from fedtar_flare.learning.labels import POSITIVE
+from fedtar_flare.learning.plain_words import names, plain_sentence, sentences
 
-_ENDS = re.compile(r"(?<=[.;!])\s+|\n+")
 FEWEST = 2
 """Patients whose reports must state a finding before it is put into others': what one has is not to be told often."""
-_SIDES = {"right", "left"}
 COMMON = 0.05
 """Share of the reports that a sentence must be in before its absence beside a finding says anything."""
-
-
-def sentences(report: str) -> list[str]:
-    """The report's sentences as they are written, without what separates them."""
-    return [sentence.strip() for sentence in _ENDS.split(report) if sentence.strip()]
-
-
-def plain_sentence(finding: str) -> str:
-    """A sentence that states a finding of this name, and nothing else of it."""
-    words = _words(finding)
-    if words[-1] in _SIDES:
-        words = [words[-1], *words[:-1]]
-    return f"There is {' '.join(words)}."
-
-
-def _words(text: str) -> list[str]:
-    return re.findall(r"[a-z0-9]+", text.lower().replace("_", " "))
 
 
 @dataclass(frozen=True)
@@ -117,8 +98,7 @@ class Recombination:
         common = [sentence for sentence, n in plain.items() if n >= COMMON * len(reports)]
         self._against = {f: frozenset(s for s in common if (s, f) not in beside) for f in own}
         for i in lent:  # of what hardly stands in the reports, only a sentence that names it says anything against it
-            name = set(_words(findings[i])) - _SIDES
-            self._against[i] = frozenset(s for s in plain if name <= set(_words(s)))
+            self._against[i] = frozenset(s for s in plain if names(s, findings[i]))
 
     def with_one_more(self, report: str, seed: str) -> tuple[str, int] | None:
         """The report with one finding more, drawn by ``seed``, and the finding's number from 0.

@@ -87,7 +87,12 @@ class DiagnosisConfig(Settings):
         "the one that agrees best is taken, if it agrees better; 1: no second search",
     )
 
-    added: ClassVar[Mapping[str, Any]] = {"changes": True, "one_more": 0.0, "shared": False}
+    complete: bool = Field(
+        False,
+        description="a report that still leaves out a finding that the decoder was told gets a plain sentence of it",
+    )
+
+    added: ClassVar[Mapping[str, Any]] = {"changes": True, "one_more": 0.0, "shared": False, "complete": False}
 
     def of(self, source: str) -> DiagnosisConfig:
         """What these settings are at a site whose data is of this source: ``auto`` is decided."""
@@ -127,6 +132,7 @@ class DiagnosisConfig(Settings):
             "head_weights": self.weights if fits else None,
             "fixed_prompts": True,
             "candidates": self.candidates,
+            "complete": self.complete,
             "changes": self.changes,
             "slices": model.slices,
             "seed": seed,

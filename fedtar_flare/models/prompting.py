@@ -54,3 +54,6 @@ class Choice(Protocol):
 
     def differing(self, text: str, told: Any) -> int:
         """In how much a text differs from what was told; 0 in nothing."""
+
+    def completed(self, text: str, told: Any) -> str:
+        """The text, where it leaves out what was told with that added; else as it is."""

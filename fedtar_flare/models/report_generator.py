@@ -69,7 +69,7 @@ class ReportGenerator(nn.Module):
         self.prior_marks = PriorMarks(decoder.config.hidden_size)
         self.max_length, self.num_beams = config.max_length, config.num_beams
         self.bos_id, self.eos_id, self.pad_id = tokenizer.bos_id, tokenizer.eos_id, tokenizer.pad_id
-        self._text_of = tokenizer.decode
+        self._text_of, self._ids_of = tokenizer.decode, tokenizer.encode
         self.untrained: tuple[str, ...] = (
             *(f"encoder.{name}" for name in encoder_untrained),
             *(f"pooling.{name}" for name, _ in self.pooling.named_parameters()),
@@ -273,7 +273,7 @@ class ReportGenerator(nn.Module):
         """Token ids (B, L) of the likeliest beam, begin token first, padded after the end token (int64).
 
         With a :attr:`choice`, a report that does not say what the decoder was told is searched for once more, among as
-        many beams as there are candidates. A report does not depend on the others of its batch.
+        many beams as there are candidates, and completed. A report does not depend on the others of its batch.
 
         ``tokens`` as in :meth:`encode`; ``context``: what must be in force for these rows of the batch alone, where
         what is in force depends on the rows.
@@ -287,9 +287,9 @@ class ReportGenerator(nn.Module):
         if self.choice is None:
             return ids
         told = self.choice.told(tokens, batch.slice_mask, batch.prior, before)
+        many = self.choice.candidates
         wrong = [self._differing(*pair) for pair in zip(ids, told, strict=True)]
-        if again := [i for i, differing in enumerate(wrong) if differing]:
-            many = self.choice.candidates
+        if again := [i for i, differing in enumerate(wrong) if differing and many > 1]:
             with nullcontext() if context is None else context(again):
                 own = None if prompts is None else prompts[again]
                 found = self._search(memory[again], mask[again], own, many, many, length)
@@ -299,7 +299,19 @@ class ReportGenerator(nn.Module):
                 if differing < wrong[i]:
                     ids[i] = self.pad_id
                     ids[i, : beams.shape[1]] = beams[best]
-        return ids
+        return self._completed(ids, told, length)
+
+    def _completed(self, ids: Tensor, told: Sequence[Any], length: int) -> Tensor:
+        """Token ids (B, L') of the reports, each with what it leaves out of what was told, where there is room."""
+        assert self.choice is not None
+        rows = []
+        for row, was_told in zip(ids, told, strict=True):
+            text = self._text_of(row.tolist())
+            longer = self.choice.completed(text, was_told)
+            new = self._ids_of(longer) if longer != text else []
+            whole = bool(new) and new[-1] == self.eos_id and len(new) <= length
+            rows.append(torch.tensor(new).to(row) if whole else row)
+        return nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=self.pad_id)
 
     def _differing(self, ids: Tensor, told: Any) -> int:
         assert self.choice is not None

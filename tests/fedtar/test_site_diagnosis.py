@@ -21,7 +21,7 @@ from fedtar_flare.learning import labels
 from fedtar_flare.learning.config import LoRAConfig, TrainingConfig
 from fedtar_flare.learning.diagnosis import FIXED_RMS, DiagnosisBranch, fix_prompts
 from fedtar_flare.learning.labels import labeler
-from fedtar_flare.learning.recombination import plain_sentence, sentences
+from fedtar_flare.learning.plain_words import plain_sentence, sentences
 from fedtar_flare.learning.site_diagnosis import DiagnosisConfig
 from fedtar_flare.models.config import CVT_TARGETS, preset
 from fedtar_flare.models.report_generator import report_loss
@@ -220,12 +220,35 @@ def test_a_report_that_is_searched_for_again_is_written_with_its_own_patient_s_a
         candidates=4,
         told=lambda tokens, *others: [0] * len(tokens),
         differing=lambda text, told: odd.get(text, -len(text)),
+        completed=lambda text, told: text,
     )
     assert len(odd) == len(samples)
     together = learner.generate(samples, learner.images(samples))
     apart = [learner.generate([sample], learner.images([sample]))[0] for sample in samples]
     assert together == apart
     assert [a == b for a, b in zip(together, first, strict=True)] == [True, False] * 3
+
+
+def test_a_completed_report_states_all_that_the_head_reads_and_what_it_stated(cohort):
+    completing = TOLD.replace(complete=True, weights="small")
+    model = preset("small", max_length=128)
+    learner = PatientLearner(
+        model=model, lora=LoRAConfig(), training=TrainingConfig(), cohort=cohort, seed=3,
+        patient=PatientConfig(enabled=False), mixture=None, diagnosis=completing,
+    )  # fmt: skip
+    branch, label = learner.generator.diagnosis, labeler("synthetic", "positive").label
+    with torch.no_grad():  # so that it reads a finding of which the decoder has no words
+        branch.head.bias[-2] += torch.tensor([-99.0, 99.0])
+    samples = learner.cohort.samples("test")
+    images = learner.images(samples)
+    texts = learner.generate(samples, images)
+    read = branch.read(learner.tokens(samples, images), images.slice_mask, None, None)[0]
+    assert read[:, -2].all()
+    for text, classes in zip(texts, read.tolist(), strict=True):
+        assert all(said >= there for said, there in zip(label(text), classes, strict=True)), text
+    learner.generator.choice = None
+    for text, before in zip(texts, learner.generate(samples, images), strict=True):
+        assert all(now >= then for now, then in zip(label(text), label(before), strict=True))
 
 
 @pytest.mark.parametrize("name", ["chexpert-rules", "ctrate-rules"])

@@ -74,6 +74,9 @@ class Wanted:
     def told(self, tokens, slice_mask, prior=None, prior_tokens=None):
         return self.lengths
 
+    def completed(self, text, told):
+        return text
+
     def differing(self, text, told):
         self.seen.append(text)
         return abs(len(text) - told)
@@ -149,3 +152,58 @@ def test_the_second_search_runs_in_the_context_of_its_rows_alone(model):
 
     texts_of(model, batch(), Wanted(len(plain[0]), -1), context=Context)
     assert entered == [[1], "left"]
+
+
+NAMES = ("right_effusion", "cavity", "nodule_left")
+
+
+def stated(text):
+    words = {"right_effusion": "right effusion", "cavity": "cavity", "nodule_left": "left nodule"}
+    found = [part for part in text.lower().split(". ") if not part.startswith("no ")]
+    return tuple(int(any(words[name] in part for part in found)) for name in NAMES)
+
+
+@pytest.mark.parametrize(
+    ("text", "told", "completed"),
+    [
+        ("The heart is normal.", [0, 0, 0], "The heart is normal."),
+        ("The heart is normal.", [0, 1, 0], "The heart is normal. There is cavity."),
+        ("No effusion. The heart is normal.", [1, 0, 1],
+         "The heart is normal. There is right effusion. There is left nodule."),
+        ("There is a large cavity. No nodule.", [0, 1, 0], "There is a large cavity. No nodule."),
+        ("There is a large cavity.", [0, 0, 1], "There is a large cavity. There is left nodule."),
+    ],
+)  # fmt: skip
+def test_a_report_is_completed_by_what_it_was_told_and_loses_nothing_that_it_stated(text, told, completed):
+    names = ("effusion_right", "cavity", "nodule_left")
+    choice = FindingsChoice(Sees([told]), stated, 1, names)
+    [was_told] = choice.told(None, None)
+    assert choice.completed(text, was_told) == completed
+    assert FindingsChoice(Sees([told]), stated, 1).completed(text, was_told) == text
+
+
+class Longer(Wanted):
+    """Adds as many words to a text as it was told."""
+
+    candidates = 1
+
+    def completed(self, text, told):
+        return text + " nodule" * told
+
+
+def test_a_completed_report_fits_in_the_length_or_stays_as_it_was(model):
+    b = batch()
+    short = 8
+    plain = texts_of(model, b, max_length=short)
+    assert texts_of(model, b, Longer(0, 500)) == texts_of(model, b)
+    model.choice = Longer(1, 0)
+    ids = model.generate(b, max_length=short)
+    assert ids.shape[1] <= short and decode(ids[0].tolist()) in (plain[0], plain[0] + " nodule")
+    assert decode(ids[1].tolist()) == plain[1]
+
+
+def test_what_is_added_is_written(model, monkeypatch):
+    ends = torch.tensor([[model.bos_id, 40, 41, model.eos_id, model.pad_id]] * 2)
+    monkeypatch.setattr(model, "_search", lambda *given: ends[:, None])
+    plain = texts_of(model, batch())
+    assert texts_of(model, batch(), Longer(2, 0)) == [plain[0] + " nodule nodule", plain[1]]

@@ -6,7 +6,8 @@ import pytest
 
 from fedtar_flare.data.timeline import Timeline
 from fedtar_flare.learning.labels import labeler
-from fedtar_flare.learning.recombination import Recombination, sentences
+from fedtar_flare.learning.plain_words import sentences
+from fedtar_flare.learning.recombination import Recombination
 from fedtar_flare.synthetic.cohort import synthetic_cohort
 
 LABEL = labeler("synthetic", "positive").label
