@@ -9,7 +9,7 @@ import torch
 from hospital_site import HospitalSite, write_site_files
 
 from fedtar_flare.data.timeline import Timeline
-from fedtar_flare.errors import ConfigError
+from fedtar_flare.errors import ConfigError, ExchangeError
 from fedtar_flare.fedtar.config import PatientConfig
 from fedtar_flare.fedtar.contract import CONTRACT
 from fedtar_flare.fedtar.executor import PatientAdaptiveExecutor
@@ -402,3 +402,10 @@ def test_a_head_is_shared_only_where_there_is_one_and_somebody_to_share_it_with(
     with pytest.raises(ConfigError, match=r"diagnosis\.shared.*no head"):
         executor._config = SimpleNamespace(source="synthetic")
         executor.at_handshake(SimpleNamespace(time_steps=2), SimpleNamespace(name="site-1"), None, cohort)
+
+
+def test_the_head_leaves_only_where_the_site_s_guard_names_it():
+    train, tensors = CONTRACT.task("train"), {"diagnosis.head.bias": torch.zeros(2, 2)}
+    with pytest.raises(ExchangeError, match="diagnosis.head.bias.*not allowed to leave"):
+        CONTRACT.check_names(train, tensors)
+    CONTRACT.allowing([r"diagnosis\.head\..+"]).check_names(train, tensors)
