@@ -406,6 +406,6 @@ def test_a_head_is_shared_only_where_there_is_one_and_somebody_to_share_it_with(
 
 def test_the_head_leaves_only_where_the_site_s_guard_names_it():
     train, tensors = CONTRACT.task("train"), {"diagnosis.head.bias": torch.zeros(2, 2)}
-    with pytest.raises(ExchangeError, match="diagnosis.head.bias.*not allowed to leave"):
+    with pytest.raises(ExchangeError, match=r"diagnosis\.head\.bias.*not allowed to leave"):
         CONTRACT.check_names(train, tensors)
     CONTRACT.allowing([r"diagnosis\.head\..+"]).check_names(train, tensors)
