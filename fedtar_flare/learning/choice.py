@@ -15,7 +15,7 @@ from torch import Tensor
 from fedtar_flare.imaging.batch import PriorBatch
 from fedtar_flare.learning.comparison import UNKNOWN, Comparison, changes_of
 from fedtar_flare.learning.labels import POSITIVE
-from fedtar_flare.learning.plain_words import completed
+from fedtar_flare.learning.plain_words import completed, is_none
 
 
 class Reader(Protocol):
@@ -82,9 +82,12 @@ class FindingsChoice:
     def completed(self, text: str, told: Told) -> str:
         """The text, with a plain sentence for each finding that it was told and does not state."""
         for number, name in enumerate(self.names):
-            if told.classes[number] == POSITIVE and number not in self._stated(text):
+            stated = self._stated(text)
+            if told.classes[number] == POSITIVE and number not in stated and not is_none(name):
                 text = completed(text, name, number, self._stated)
         return text
 
     def _stated(self, text: str) -> frozenset[int]:
-        return frozenset(i for i, label in enumerate(self.label(text)) if label == POSITIVE)
+        """Numbers of the findings in a text, without the one that says that there is none."""
+        pairs = zip(self.label(text), self.names, strict=True)
+        return frozenset(i for i, (label, name) in enumerate(pairs) if label == POSITIVE and not is_none(name))

@@ -26,6 +26,11 @@ def plain_sentence(finding: str) -> str:
     return f"There is {' '.join(words)}."
 
 
+def is_none(finding: str) -> bool:
+    """Whether a finding of this name says that there is none."""
+    return finding.lower().replace("_", " ") == "no finding"
+
+
 def names(sentence: str, finding: str) -> bool:
     """Whether all words of the finding's name, but for the side, are in the sentence."""
     return set(_words(finding)) - _SIDES <= set(_words(sentence))

@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from fedtar_flare.learning.labels import POSITIVE
-from fedtar_flare.learning.plain_words import names, plain_sentence, sentences
+from fedtar_flare.learning.plain_words import is_none, names, plain_sentence, sentences
 
 FEWEST = 2
 """Patients whose reports must state a finding before it is put into others': what one has is not to be told often."""
@@ -90,7 +90,7 @@ class Recombination:
                     beside.update((sentence, finding) for finding in found)
                 elif len(states) == 1:
                     donors[next(iter(states))].append(_Donor(sentence, tuple(said[:i]), tuple(said[i + 1 :])))
-        self._none = frozenset(i for i, name in enumerate(findings) if name.lower() == "no finding")
+        self._none = frozenset(i for i, name in enumerate(findings) if is_none(name))
         own = {i: donors[i] for i in donors if len(stated[i]) >= max(least, FEWEST)}
         others = {i: plain_sentence(name) for i, name in enumerate(findings) if i not in own}
         lent = {i: [_Donor(said, (), ())] for i, said in others.items() if self._found(said) == {i}}

@@ -11,7 +11,7 @@ from test_diagnosis import batch, extended
 from fedtar_flare.imaging.batch import ImageBatch
 from fedtar_flare.learning.choice import FindingsChoice
 from fedtar_flare.learning.comparison import UNKNOWN, Comparison
-from fedtar_flare.learning.labels import Labeler
+from fedtar_flare.learning.labels import Labeler, labeler
 from fedtar_flare.models.build import build_tokenizer
 from fedtar_flare.models.config import preset
 
@@ -180,6 +180,18 @@ def test_a_report_is_completed_by_what_it_was_told_and_loses_nothing_that_it_sta
     [was_told] = choice.told(None, None)
     assert choice.completed(text, was_told) == completed
     assert FindingsChoice(Sees([told]), stated, 1).completed(text, was_told) == text
+
+
+def test_a_normal_report_is_completed_and_no_longer_normal():
+    rules = labeler("chexpert-rules", "positive")
+    told = [[int(name in ("No Finding", "Pneumothorax")) for name in rules.findings]]
+    choice = FindingsChoice(Sees(told), rules.label, 1, rules.findings)
+    [was_told] = choice.told(None, None)
+    text = choice.completed("No pneumothorax. The heart is normal.", was_told)
+    assert text == "The heart is normal. There is pneumothorax."
+    assert choice.completed(text, was_told) == text
+    nothing = choice.told(None, None)[0]._replace(classes=[int(name == "No Finding") for name in rules.findings])
+    assert choice.completed("", nothing) == "" and choice.completed("A large effusion.", nothing) == "A large effusion."
 
 
 class Longer(Wanted):
