@@ -149,15 +149,14 @@ class PatientLearner(ReportLearner):
     def train(self, steps: int | Collection[int] | None, *args: Any, **kwargs: Any) -> Trained:
         """As of :class:`ReportLearner`; what is put into reports is of the same visits.
 
-        The update says nothing of findings that too few of their patients have.
+        Where the head travels, however it came to, the update says nothing of findings that too few of their patients
+        have.
         """
         if self.findings is None:
             return super().train(steps, *args, **kwargs)
         samples = self.cohort.samples("train", steps, self.min_cell)
         self.findings.learn_from(samples, self.min_cell)
         trained = super().train(steps, *args, **kwargs)
-        if not self._head_is_shared:
-            return trained
         return replace(trained, update=self.findings.without_rare(trained.update, samples, self.min_cell))
 
     def personal_parameters(self) -> Sequence[nn.Parameter]:

@@ -70,7 +70,7 @@ class SpilledUpdates:
         """Keep one site's difference; nothing of a half-written update is ever summed."""
         tensors = [update[name].detach() for name in self.names]
         self._shapes = self._shapes or [tensor.shape for tensor in tensors]
-        self._said[site] = {name: update[name].detach().flatten(1).any(1).cpu() for name in self.by_rows}
+        self._said[site] = {name: update[name].detach()[..., None].flatten(1).any(1).cpu() for name in self.by_rows}
         size = sum(tensor.nbytes for tensor in tensors)
         if size <= self._room:
             self._room -= size

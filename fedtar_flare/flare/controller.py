@@ -187,7 +187,7 @@ class MethodController(GatheringController):
             updates.add(site, update)
 
         averaged = [name for name in shapes if not self.contract.is_collected(name)]
-        by_rows = [name for name in averaged if self.contract.is_by_rows(name)]
+        by_rows = [name for name in averaged if shapes[name] and self.contract.is_by_rows(name)]
         with SpilledUpdates(self.results_folder / "updates", averaged, by_rows) as updates:
             answers = self.ask(TRAIN, self.header(r, t, after=version(r, t - 1)), down, self.trainers(), accept)
             counts = {}

@@ -82,8 +82,7 @@ class FindingsChoice:
     def completed(self, text: str, told: Told) -> str:
         """The text, with a plain sentence for each finding that it was told and does not state."""
         for number, name in enumerate(self.names):
-            stated = self._stated(text)
-            if told.classes[number] == POSITIVE and number not in stated and not is_none(name):
+            if told.classes[number] == POSITIVE and not is_none(name) and number not in self._stated(text):
                 text = completed(text, name, number, self._stated)
         return text
 

@@ -23,7 +23,7 @@ from fedtar_flare.learning.labels import POSITIVE
 from fedtar_flare.learning.plain_words import is_none, names, plain_sentence, sentences
 
 FEWEST = 2
-"""Patients whose reports must state a finding before it is put into others': what one has is not to be told often."""
+"""Patients that must have a finding for its sentences to be put into others' reports, or its row of a head to leave."""
 COMMON = 0.05
 """Share of the reports that a sentence must be in before its absence beside a finding says anything."""
 

@@ -28,7 +28,7 @@ from fedtar_flare.imaging.batch import PriorBatch
 from fedtar_flare.learning.comparison import UNKNOWN, is_shown
 from fedtar_flare.learning.diagnosis import DiagnosisBranch, diagnosis_losses
 from fedtar_flare.learning.labels import Labeler, LabelerName, labeler
-from fedtar_flare.learning.recombination import Recombination
+from fedtar_flare.learning.recombination import FEWEST, Recombination
 from fedtar_flare.learning.training import drawn
 from fedtar_flare.models.config import ModelConfig
 from fedtar_flare.models.report_generator import ReportGenerator
@@ -36,8 +36,6 @@ from fedtar_flare.protocol.contract import HEAD_NAMES
 from fedtar_flare.settings import Settings
 
 _PREFIX = "diagnosis/"
-FEWEST = 2
-"""Training patients that must have a finding for a site to send what its head has learnt of it."""
 
 
 class DiagnosisConfig(Settings):

@@ -289,7 +289,8 @@ class ReportGenerator(nn.Module):
         told = self.choice.told(tokens, batch.slice_mask, batch.prior, before)
         many = self.choice.candidates
         wrong = [self._differing(*pair) for pair in zip(ids, told, strict=True)]
-        if again := [i for i, differing in enumerate(wrong) if differing and many > 1]:
+        again = [i for i, differing in enumerate(wrong) if differing]
+        if again and many > 1:
             with nullcontext() if context is None else context(again):
                 own = None if prompts is None else prompts[again]
                 found = self._search(memory[again], mask[again], own, many, many, length)
@@ -299,18 +300,21 @@ class ReportGenerator(nn.Module):
                 if differing < wrong[i]:
                     ids[i] = self.pad_id
                     ids[i, : beams.shape[1]] = beams[best]
-        return self._completed(ids, told, length)
+        return self._completed(ids, told, again, length)
 
-    def _completed(self, ids: Tensor, told: Sequence[Any], length: int) -> Tensor:
-        """Token ids (B, L') of the reports, each with what it leaves out of what was told, where there is room."""
+    def _completed(self, ids: Tensor, told: Sequence[Any], again: Sequence[int], length: int) -> Tensor:
+        """Token ids (B, L') of the reports (B, L); those of ``again`` get what they leave out of what was told.
+
+        One that has no room for it within ``length`` tokens stays as it is.
+        """
         assert self.choice is not None
-        rows = []
-        for row, was_told in zip(ids, told, strict=True):
-            text = self._text_of(row.tolist())
-            longer = self.choice.completed(text, was_told)
+        rows = list(ids)
+        for i in again:
+            text = self._text_of(ids[i].tolist())
+            longer = self.choice.completed(text, told[i])
             new = self._ids_of(longer) if longer != text else []
-            whole = bool(new) and new[-1] == self.eos_id and len(new) <= length
-            rows.append(torch.tensor(new).to(row) if whole else row)
+            if new and new[-1] == self.eos_id and len(new) <= length:
+                rows[i] = torch.tensor(new).to(ids)
         return nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=self.pad_id)
 
     def _differing(self, ids: Tensor, told: Any) -> int:

@@ -388,6 +388,16 @@ def test_a_site_says_nothing_of_findings_that_too_few_of_its_patients_have(shari
     assert all(torch.allclose(update[name], after[name] - before[name], atol=1e-6) for name in other)
 
 
+def test_a_head_that_a_job_exchanges_by_name_says_nothing_of_them_either(cohort):
+    learner = PatientLearner(
+        model=MODEL, lora=LoRAConfig(exchange=[r"diagnosis\.head\..+"]), training=TrainingConfig(local_steps=2),
+        cohort=cohort, seed=3, patient=PatientConfig(enabled=False), mixture=None, diagnosis=TOLD,
+    )  # fmt: skip
+    update = learner.train(None, 1).update
+    said = update["diagnosis.head.bias"].any(1)
+    assert said.any() and not said.all()
+
+
 def test_a_shared_head_has_its_own_rate(sharing):
     groups = sharing().shared_optimizer([p for p in sharing().model.parameters() if p.requires_grad]).param_groups
     assert [group["lr"] for group in groups] == [sharing().training.lr_shared, SHARED.lr]

@@ -111,6 +111,13 @@ def test_a_row_is_the_mean_of_those_who_say_something_in_it(tmp_path_factory, sa
     assert all(torch.equal(mean[name], plain[name]) for name in ("b", "c"))
 
 
+def test_rows_of_one_value_each(tmp_path):
+    with SpilledUpdates(tmp_path / "updates", ["a"], by_rows=["a"]) as spilled:
+        spilled.add("x", {"a": torch.tensor([2.0, 0.0, 0.0])})
+        spilled.add("y", {"a": torch.tensor([4.0, 6.0, 0.0])})
+        assert spilled.mean({"x": 0.5, "y": 0.5})["a"].tolist() == [3.0, 6.0, 0.0]
+
+
 def test_updates_beyond_what_memory_may_hold_wait_on_disk_and_the_folder_goes(tmp_path, monkeypatch):
     monkeypatch.setattr(aggregation, "IN_MEMORY", 0)
     folder = tmp_path / "run" / "updates"

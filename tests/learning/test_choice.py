@@ -218,4 +218,4 @@ def test_what_is_added_is_written(model, monkeypatch):
     ends = torch.tensor([[model.bos_id, 40, 41, model.eos_id, model.pad_id]] * 2)
     monkeypatch.setattr(model, "_search", lambda *given: ends[:, None])
     plain = texts_of(model, batch())
-    assert texts_of(model, batch(), Longer(2, 0)) == [plain[0] + " nodule nodule", plain[1]]
+    assert texts_of(model, batch(), Longer(3, 0)) == [plain[0] + " nodule nodule nodule", plain[1]]
