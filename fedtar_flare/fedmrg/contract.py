@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from fedtar_flare.fedmrg.bank import MOST_ROWS, WIDEST
-from fedtar_flare.protocol.contract import HEAD_NAMES, Contract, Group
+from fedtar_flare.protocol.contract import Contract, Group
 from fedtar_flare.protocol.fields import Field
 from fedtar_flare.protocol.tasks import PARAMETERS, close_round, handshake, train
 
@@ -19,7 +19,7 @@ ADAPTER = Group(
 BRANCH = Group(
     "branch",
     "averaged",
-    (HEAD_NAMES, r"diagnosis\.embeddings"),
+    (r"diagnosis\.(?:head\.(?:weight|bias|queries)|embeddings)",),
     "the diagnosis branch: a head on the encoder, and the prompts' embeddings",
 )
 BANK = Group(
