@@ -46,6 +46,9 @@ class Suite(Settings):
     seeds: tuple[int, ...] = Field((0,), min_length=1, description="each arm is run with each of them")
     settings: dict[str, Any] = Field({}, description="arguments of every method's recipe")
     reference: str = Field("", description="arm that the others are compared with; the first by default")
+    also_compared_with: tuple[str, ...] = Field(
+        (), description="further arms that all others are compared with, each in a table of its own"
+    )
     needs_site_files: bool = Field(
         False, description="hospitals have data of their own: refused without the site files that FEDTAR_SITES names"
     )
@@ -64,6 +67,11 @@ class Suite(Settings):
         return self.reference or next(iter(self.arms))
 
     @property
+    def references(self) -> tuple[str, ...]:
+        """The arms that have a table of differences: first the one whose differences the stars show."""
+        return (self.compared_with, *self.also_compared_with)
+
+    @property
     def joining(self) -> bool:
         """Whether the suite asks when joining pays, instead of comparing the arms on one set of hospitals."""
         return bool(self.grid or self.cases)
@@ -71,6 +79,8 @@ class Suite(Settings):
     def misfits(self) -> Iterator[tuple[str, str]]:
         if self.reference and self.reference not in self.arms:
             yield "reference", f"one of the arms {', '.join(self.arms)}"
+        if not set(self.also_compared_with) <= set(self.arms) or len(set(self.references)) < len(self.references):
+            yield "also_compared_with", f"other arms than {self.compared_with}, each once, of {', '.join(self.arms)}"
         if len({*self.sites, *self.outside}) < len(self.sites) + len(self.outside):
             yield "outside", "hospitals that are not among the sites, each once"
         if len(set(self.seeds)) < len(self.seeds):

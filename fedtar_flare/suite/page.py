@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -47,7 +48,7 @@ def page(folder: Path, suite: Suite, results: Sequence[Done]) -> str:
     shown = {figure.name: draw(figure, folder / FIGURES) for figure in (*joining, *wanted)} if can_draw() else {}
     joined = [shown.pop(figure.name) for figure in joining if figure.name in shown]
     main = _main(own, suite, labels) if own else []
-    alone = labels.get(suite.compared_with, suite.compared_with)
+    reference = labels.get(suite.compared_with, suite.compared_with)
     return render(
         "comparison.html",
         suite=suite,
@@ -56,13 +57,14 @@ def page(folder: Path, suite: Suite, results: Sequence[Done]) -> str:
         seeds=len({one.cell.seed for one in results}),
         drawn=can_draw(),
         joining=joined,
-        cases=tables.cases(found, suite, alone),
+        cases=tables.cases(found, suite, reference),
         grid=tables.grid(found, suite),
         tables=[table for table in (*main, tables.left_out(results, suite)) if table.rows],
         figures=list(shown.values()),
         scaling=scaling(list(SUMS)),
         every=_every(arms),
         rounds=_rounds(arms),
+        reference=reference,
         costs=[
             [arm.label, str(len(arm.seeds)), duration(arm.seconds), size(arm.bytes) if arm.bytes else NOTHING]
             for arm in arms
@@ -74,19 +76,19 @@ def page(folder: Path, suite: Suite, results: Sequence[Done]) -> str:
 
 def _main(own: Sequence[Done], suite: Suite, labels: dict[str, str]) -> list[Table]:
     """In the paper's shape: at the hospitals that took part, with and without the personal part, and outside."""
-    against = differences(own, suite.compared_with)
+    against = {name: differences(own, name) for name in suite.references}
     about = {
         "members": "With each hospital's personal part where the method has one.",
         "generic": "What a method's shared adapter knows by itself, without any personal part.",
         "outside": "Hospitals that never took part and get the shared adapter of the same round.",
     }
+    starred = against[suite.compared_with]
     made = [
-        tables.scores(WHERE["members"], about["members"], own, lambda one, when: one.members(when), against),
+        tables.scores(WHERE["members"], about["members"], own, lambda one, when: one.members(when), starred),
         tables.scores(WHERE["generic"], about["generic"], own, lambda one, when: one.generic(when)),
         tables.scores(WHERE["outside"], about["outside"], own, lambda one, when: one.outside(when)),
     ]
-    if against:
-        made.insert(1, tables.differences(against, labels, suite.compared_with))
+    made[1:1] = [tables.differences(found, labels, name) for name, found in against.items() if found]
     return made
 
 
@@ -114,5 +116,9 @@ def _value(arm: Summary, where: str, name: str) -> str:
 
 
 def _rounds(arms: Sequence[Summary]) -> str:
-    """Which round each arm was scored at."""
-    return "; ".join(f"{arm.label}: {', '.join(map(str, arm.scored))}" for arm in arms)
+    """Which round each arm was scored at, seed by seed; those of most runs are said once."""
+    if not (scored := Counter(round_ for arm in arms for round_ in arm.scored)):
+        return ""
+    usual, _ = scored.most_common(1)[0]
+    others = [f"{arm.label} {', '.join(map(str, arm.scored))}" for arm in arms if set(arm.scored) != {usual}]
+    return f"Round {usual} in every run" + (f", but for (seed by seed) {'; '.join(others)}." if others else ".")

@@ -32,8 +32,8 @@ def task_page(folder: Path, suite: Suite, results: Sequence[Done]) -> str:
     arms, reference = runs_by_arm(results), suite.compared_with
     labels = {one.cell.name: one.result["label"] for one in results}
     figures = [figure for figure in (_curves(arms, labels, reference), _cost_curves(arms, labels, reference)) if figure]
-    tables = [_scores(arms, labels), _differences(arms, labels, reference), _diseases(arms, labels)]
-    tables.append(_cost(arms, labels, reference))
+    against = [_differences(arms, labels, name) for name in suite.references]
+    tables = [_scores(arms, labels), *against, _diseases(arms, labels), _cost(arms, labels, reference)]
     return render(
         "comparison_tasks.html",
         suite=suite,

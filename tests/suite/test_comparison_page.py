@@ -38,7 +38,7 @@ def parsed(path):
 @pytest.fixture(scope="module")
 def compared(tmp_path_factory):
     folder = tmp_path_factory.mktemp("compared")
-    suite, planned = made(folder, outside=["site-3"], leave_one_out=True)
+    suite, planned = made(folder, outside=["site-3"], leave_one_out=True, also_compared_with=["fedtar"])
     return folder, page.write_page(folder, suite, planned)
 
 
@@ -46,9 +46,10 @@ def test_the_page_has_the_tables_and_the_figures_of_the_paper(compared):
     folder, path = compared
     text, root = parsed(path)
     titles = [heading.text for heading in root.iter("h2")]
-    assert [title for title in titles if "hospital" in title] == [
+    assert [title for title in titles if "hospital" in title or "Difference" in title] == [
         "At the hospitals that took part",
         "Difference to each hospital alone",
+        "Difference to FedTAR <b>",
         "The shared adapter alone, at the hospitals that took part",
         "The shared adapter alone, at hospitals outside",
         "Leave one hospital out",
@@ -113,6 +114,14 @@ def test_of_many_arms_the_reference_fedtar_and_the_best_have_colours(tmp_path):
     assert {"local", "fedtar", "arm-8"} <= set(colours) and len(colours) == len(set(colours.values())) == 6
     line = charts.arm_line("fedavg", {"fedavg": "FedAvg"}, colours, {1.0: [2.0, 4.0]})
     assert (line.name, line.colour, line.y, line.low, line.high) == (figures.OTHERS, FADED, [3.0], [2.0], [4.0])
+
+
+def test_the_page_says_once_at_which_round_most_runs_were_scored(tmp_path):
+    suite, planned = made(tmp_path)
+    results = done(tmp_path, planned)
+    assert f"Round {results[0].result['scored_round']} in every run." in page.page(tmp_path, suite, results)
+    next(one for one in results if one.cell.name == "fedavg" and one.cell.seed == 1).result["scored_round"] = 1
+    assert ", but for (seed by seed) FedAvg 4, 1." in page.page(tmp_path, suite, results)
 
 
 def test_without_matplotlib_the_page_says_how_to_get_the_charts(tmp_path, monkeypatch):

@@ -231,6 +231,8 @@ def test_a_run_that_fails_is_said_and_the_others_go_on(tmp_path, monkeypatch):
         ({"outside": ["site-1"]}, "outside"),
         ({"seeds": [1, 1]}, "different"),
         ({"reference": "b"}, "one of the arms"),
+        ({"also_compared_with": ["b"]}, "other arms than"),
+        ({"also_compared_with": ["fedavg"]}, "other arms than"),
         ({"sitess": ["a"]}, "did you mean 'sites'"),
     ],
 )
