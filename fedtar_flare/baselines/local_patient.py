@@ -12,7 +12,7 @@ from fedtar_flare.baselines.fedavg import PooledExecutor
 from fedtar_flare.baselines.local import CONTRACT as LOCAL
 from fedtar_flare.baselines.local import LocalController
 from fedtar_flare.fedtar.executor import PatientExecutor
-from fedtar_flare.fedtar.recipe import PATIENT_PRESETS
+from fedtar_flare.fedtar.recipe import ALONE_PRESETS
 from fedtar_flare.flare.recipe import MethodRecipe
 
 if TYPE_CHECKING:
@@ -52,4 +52,4 @@ class LocalPatientRecipe(MethodRecipe):
     controller_class = LocalPatientController
     executor_class = LocalPatientExecutor
     own_groups = ("patient", "diagnosis")
-    presets = PATIENT_PRESETS
+    presets = ALONE_PRESETS

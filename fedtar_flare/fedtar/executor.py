@@ -17,6 +17,7 @@ from fedtar_flare.fedtar.release import most_numbers, require_spread, told_numbe
 from fedtar_flare.flare.executor import Tensors
 from fedtar_flare.flare.report_executor import ReportExecutor
 from fedtar_flare.flare.study_executor import seed_of
+from fedtar_flare.learning.config import LoRAConfig
 from fedtar_flare.learning.diagnosis import extend
 from fedtar_flare.learning.labels import require_labeler
 from fedtar_flare.learning.site_diagnosis import DiagnosisConfig
@@ -53,10 +54,17 @@ class PatientExecutor(ReportExecutor):
         self.patient, self.diagnosis = patient, diagnosis
         self.patient_config = build(PatientConfig, patient, "patient")
         self.diagnosis_config = build(DiagnosisConfig, diagnosis, "diagnosis")
-        if self.diagnosis_config.shared:
-            if not self.contract.shares:
-                raise ConfigError(f"diagnosis.shared: with method '{self.contract.method}' nothing is shared")
-            self.lora_config = self.lora_config.replace(exchange=(*self.lora_config.exchange, HEAD_NAMES))
+        if self.diagnosis_config.shared and not self.contract.shares:
+            raise ConfigError(f"diagnosis.shared: with method '{self.contract.method}' nothing is shared")
+
+    @property
+    def lora_config(self) -> LoRAConfig:
+        """The job's, and with it the head, where it is shared at this site."""
+        return with_head(self._lora_config, self._diagnosis)
+
+    @lora_config.setter
+    def lora_config(self, value: LoRAConfig) -> None:
+        self._lora_config = value
 
     def method_settings(self) -> tuple[Any, ...]:
         return (self.patient_config, self._diagnosis)
@@ -79,7 +87,7 @@ class PatientExecutor(ReportExecutor):
         asked, patient = super().asked(rounds, time_steps), self.patient_config
         head = 0.0
         if self._diagnosis.on:
-            head, asked = self._diagnosis.lr, replace(asked, candidates=self._diagnosis.candidates)
+            head, asked = self._diagnosis.rate, replace(asked, candidates=self._diagnosis.candidates)
         if not patient.enabled:
             return replace(asked, own_learning_rate=head)
         width = patient.embedding_dim
@@ -118,8 +126,9 @@ class PatientExecutor(ReportExecutor):
         """Without the patient part, and with the head that all sites began with, or that they share."""
         from fedtar_flare.fedtar.learner import PatientLearner
 
-        alone = self.patient_config.replace(enabled=False)
-        return PatientLearner, {"patient": alone, "mixture": None, "diagnosis": self.diagnosis_config.of(source)}
+        alone, diagnosis = self.patient_config.replace(enabled=False), self.diagnosis_config.of(source)
+        lora = with_head(self._lora_config, diagnosis)
+        return PatientLearner, {"lora": lora, "patient": alone, "mixture": None, "diagnosis": diagnosis}
 
     def at_handshake(self, header: TaskHeader, site: Site, state: SiteState, cohort: Cohort) -> None:
         """Fit the demographic mixture on the training patients."""
@@ -145,6 +154,11 @@ class PatientExecutor(ReportExecutor):
             "key": key_check(cohort.key),
         }
         state.write("mixture", arrays, about)
+
+
+def with_head(lora: LoRAConfig, diagnosis: DiagnosisConfig) -> LoRAConfig:
+    """What is exchanged, with the diagnosis head where it is shared; ``diagnosis``: as it is at the site."""
+    return lora.replace(exchange=(*lora.exchange, HEAD_NAMES)) if diagnosis.shared else lora
 
 
 class PatientAdaptiveExecutor(PatientExecutor):

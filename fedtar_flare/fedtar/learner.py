@@ -71,7 +71,7 @@ class PatientLearner(ReportLearner):
             self.patient = patient_part(self.model, patient, lora.rank, self.cohort.time_steps, seed)
             groups.append({"params": list(self.patient.parameters()), "lr": patient.lr})
         if self._own_head is not None:
-            groups.append({"params": list(self._own_head.parameters.values()), "lr": self._diagnosis.lr})
+            groups.append({"params": list(self._own_head.parameters.values()), "lr": self._diagnosis.rate})
         if groups:
             self.personal_optimizer = torch.optim.AdamW(groups, weight_decay=training.weight_decay)
         self._dropout = patient.dropout
@@ -142,7 +142,7 @@ class PatientLearner(ReportLearner):
         head = set(self.findings.parameters.values())
         groups = [
             {"params": [p for p in parameters if p not in head], "lr": self.rate * self.training.lr_shared},
-            {"params": [p for p in parameters if p in head], "lr": self.rate * self._diagnosis.lr},
+            {"params": [p for p in parameters if p in head], "lr": self.rate * self._diagnosis.rate},
         ]
         return torch.optim.AdamW(groups, weight_decay=self.training.weight_decay)
 

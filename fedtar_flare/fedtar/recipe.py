@@ -21,11 +21,9 @@ _PAPER = PAPER | {
         "profile": PROFILES[0],
     }
 }
-PATIENT_PRESETS = {
-    "small": SMALL | {"diagnosis": {"labeler": "auto", "weights": "small", "candidates": 8, "complete": True}},
-    "paper": _PAPER,
-}
-"""Of every method with the patient part.
+_TOLD = {"labeler": "auto", "weights": "small", "candidates": 8, "complete": True}
+ALONE_PRESETS = {"small": SMALL | {"diagnosis": _TOLD}, "paper": _PAPER}
+"""Of a method with the patient part that shares nothing.
 
 ``small`` tells the decoder the findings of a synthetic cohort, searches for a report that does not say them once more,
 and completes one that still leaves some out (docs/experiments.md).
@@ -33,6 +31,9 @@ and completes one that still leaves some out (docs/experiments.md).
 ``paper`` has s_p = s = alpha / r, phi without time and without a common start, a hash of the patient's id in the
 profile, 16 components however few the patients, rates 1e-5, and T = 5.
 """
+
+PATIENT_PRESETS = ALONE_PRESETS | {"small": SMALL | {"diagnosis": _TOLD | {"shared": "auto"}}}
+"""Of every other method with the patient part: with synthetic data the head that reads the findings is shared, too."""
 
 PRESETS = {
     "small": PATIENT_PRESETS["small"]

@@ -36,6 +36,8 @@ from fedtar_flare.protocol.contract import HEAD_NAMES
 from fedtar_flare.settings import Settings
 
 _PREFIX = "diagnosis/"
+OWN_RATE, SHARED_RATE = 3e-3, 2.7e-2
+"""Learning rate of a head that stays at its site, and of one whose updates are averaged (docs/experiments.md)."""
 
 
 class DiagnosisConfig(Settings):
@@ -51,7 +53,11 @@ class DiagnosisConfig(Settings):
         description="'small': with labeler 'synthetic' and the shipped weights of the model, begin with the head and "
         "the prompts that were warm-started with these; what they do not know, and all else, is learnt from nothing",
     )
-    lr: float = Field(3e-3, gt=0, description="AdamW learning rate of the head")
+    lr: float | None = Field(
+        None,
+        gt=0,
+        description=f"AdamW learning rate of the head; None: {OWN_RATE}, {SHARED_RATE} where it is shared",
+    )
     image_dropout: float = Field(
         0.0,
         ge=0,
@@ -67,11 +73,11 @@ class DiagnosisConfig(Settings):
         "of another report of the site, or a plain one where hardly any states it, so that the decoder learns to write "
         "what it is told",
     )
-    shared: bool = Field(
+    shared: Literal[True, False, "auto"] = Field(
         False,
         description="exchange the head with the adapter; a site leaves findings out that fewer than 2 of its training "
-        "patients have, or fewer than its smallest cell, and each finding's mean is over the others. Shared, the head "
-        "wants a higher lr (0.027). The site's guard must let diagnosis.head pass (extra_names)",
+        "patients have, or fewer than its smallest cell, and each finding's mean is over the others. The site's guard "
+        "must let diagnosis.head pass (extra_names). 'auto': at sites with synthetic data, where there is a head",
     )
     changes: bool = Field(
         True,
@@ -93,10 +99,21 @@ class DiagnosisConfig(Settings):
     added: ClassVar[Mapping[str, Any]] = {"changes": True, "one_more": 0.0, "shared": False, "complete": False}
 
     def of(self, source: str) -> DiagnosisConfig:
-        """What these settings are at a site whose data is of this source: ``auto`` is decided."""
-        if self.labeler != "auto":
-            return self
-        return self.replace(labeler="synthetic" if source == "synthetic" else "none")
+        """What these settings are at a site whose data is of this source: ``auto`` and the rate are decided."""
+        synthetic = source == "synthetic"
+        tells = self.labeler
+        if tells == "auto":
+            tells = "synthetic" if synthetic else "none"
+        shared = self.shared
+        if shared == "auto":
+            shared = synthetic and tells != "none"
+        decided = self.replace(labeler=tells, shared=shared)
+        return decided.replace(lr=decided.rate)
+
+    @property
+    def rate(self) -> float:
+        """Learning rate of the head."""
+        return self.lr or (SHARED_RATE if self.shared else OWN_RATE)
 
     @property
     def on(self) -> bool:

@@ -212,7 +212,8 @@ class Contract:
         check_tensor_names(tensors)
         for name in sorted(tensors):
             if self.group_of(task, name) is None:
-                raise ExchangeError(f"tensor '{name}' is not allowed to leave in task '{task.name}'")
+                hint = " unless the site's guard names it (extra_names)" if WHOLE_PARAMETERS in task.up else ""
+                raise ExchangeError(f"tensor '{name}' is not allowed to leave in task '{task.name}'{hint}")
 
     def check_place(self, task_name: str, round_: int, done: Collection[str]) -> None:
         """Refuse (:class:`ExchangeError`) a task that may not come at this point of a run. Runs at the site.

@@ -68,11 +68,10 @@ def _learner(recipe: MethodRecipe, hospital: str) -> ReportLearner:
     kind, more = executor.shared_learner(config.source)
     return kind(
         model=executor.model_config,
-        lora=executor.lora_config,
         training=executor.training_config,
         cohort=cohort,
         seed=executor.seed,
         device=device,
         autocast=autocast,
-        **more,
+        **({"lora": executor.lora_config} | more),
     )

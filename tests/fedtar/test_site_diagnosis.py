@@ -8,6 +8,8 @@ import pytest
 import torch
 from hospital_site import HospitalSite, write_site_files
 
+from fedtar_flare.baselines.fedavg_patient import FedAvgPatientRecipe
+from fedtar_flare.baselines.local_patient import LocalPatientExecutor, LocalPatientRecipe
 from fedtar_flare.data.timeline import Timeline
 from fedtar_flare.errors import ConfigError, ExchangeError
 from fedtar_flare.fedtar.config import PatientConfig
@@ -15,6 +17,7 @@ from fedtar_flare.fedtar.contract import CONTRACT
 from fedtar_flare.fedtar.executor import PatientAdaptiveExecutor
 from fedtar_flare.fedtar.learner import PatientLearner
 from fedtar_flare.fedtar.profiles import fit_mixture
+from fedtar_flare.fedtar.recipe import FedTARRecipe
 from fedtar_flare.imaging.batch import PriorBatch
 from fedtar_flare.imaging.pipeline import InputConfig, prepare_cohort
 from fedtar_flare.learning import labels
@@ -22,9 +25,10 @@ from fedtar_flare.learning.config import LoRAConfig, TrainingConfig
 from fedtar_flare.learning.diagnosis import FIXED_RMS, DiagnosisBranch, fix_prompts
 from fedtar_flare.learning.labels import labeler
 from fedtar_flare.learning.plain_words import plain_sentence, sentences
-from fedtar_flare.learning.site_diagnosis import DiagnosisConfig
+from fedtar_flare.learning.site_diagnosis import OWN_RATE, SHARED_RATE, DiagnosisConfig
 from fedtar_flare.models.config import CVT_TARGETS, preset
 from fedtar_flare.models.report_generator import report_loss
+from fedtar_flare.protocol.contract import HEAD_NAMES
 from fedtar_flare.settings import digest
 from fedtar_flare.synthetic.cohort import synthetic_cohort
 
@@ -404,8 +408,6 @@ def test_a_shared_head_has_its_own_rate(sharing):
 
 
 def test_a_head_is_shared_only_where_there_is_one_and_somebody_to_share_it_with(cohort):
-    from fedtar_flare.baselines.local_patient import LocalPatientExecutor
-
     with pytest.raises(ConfigError, match=r"diagnosis\.shared.*local_patient.*nothing is shared"):
         LocalPatientExecutor(diagnosis={"labeler": "synthetic", "shared": True})
     executor = PatientAdaptiveExecutor(diagnosis={"labeler": "none", "shared": True})
@@ -414,8 +416,34 @@ def test_a_head_is_shared_only_where_there_is_one_and_somebody_to_share_it_with(
         executor.at_handshake(SimpleNamespace(time_steps=2), SimpleNamespace(name="site-1"), None, cohort)
 
 
+@pytest.mark.parametrize(
+    ("source", "settings", "shared", "rate"),
+    [
+        ("synthetic", {"labeler": "auto", "shared": "auto"}, True, SHARED_RATE),
+        ("synthetic", {"labeler": "auto", "shared": "auto", "lr": 0.001}, True, 0.001),
+        ("synthetic", {"labeler": "none", "shared": "auto"}, False, OWN_RATE),
+        ("synthetic", {"labeler": "auto", "shared": False}, False, OWN_RATE),
+        ("manifest", {"labeler": "auto", "shared": "auto"}, False, OWN_RATE),
+        ("manifest", {"labeler": "ctrate-rules", "shared": "auto"}, False, OWN_RATE),
+        ("manifest", {"labeler": "ctrate-rules", "shared": True}, True, SHARED_RATE),
+    ],
+)
+def test_left_to_the_data_the_head_of_synthetic_data_alone_is_shared(source, settings, shared, rate):
+    executor = PatientAdaptiveExecutor(preset="tiny", diagnosis=settings, lora={"exchange": ["a"]})
+    executor._config = SimpleNamespace(source=source)
+    _, outside = executor.shared_learner(source)
+    assert (executor._diagnosis.shared, executor._diagnosis.lr) == (shared, rate)
+    assert executor.lora_config.exchange == outside["lora"].exchange == (("a", HEAD_NAMES) if shared else ("a",))
+
+
+def test_the_small_preset_shares_the_head_of_synthetic_data_where_anything_is_shared():
+    assert FedTARRecipe().executor.lora_config.exchange == (HEAD_NAMES,)
+    assert FedAvgPatientRecipe().executor.lora_config.exchange == (HEAD_NAMES,)
+    assert LocalPatientRecipe().executor.lora_config.exchange == ()
+
+
 def test_the_head_leaves_only_where_the_site_s_guard_names_it():
     train, tensors = CONTRACT.task("train"), {"diagnosis.head.bias": torch.zeros(2, 2)}
-    with pytest.raises(ExchangeError, match=r"diagnosis\.head\.bias.*not allowed to leave"):
+    with pytest.raises(ExchangeError, match=r"diagnosis\.head\.bias.*not allowed to leave.*extra_names"):
         CONTRACT.check_names(train, tensors)
     CONTRACT.allowing([r"diagnosis\.head\..+"]).check_names(train, tensors)
