@@ -112,7 +112,7 @@ class DiagnosisConfig(Settings):
 
     @property
     def rate(self) -> float:
-        """Learning rate of the head."""
+        """Learning rate of the head (AdamW); ``auto`` must have been decided (:meth:`of`)."""
         return self.lr or (SHARED_RATE if self.shared else OWN_RATE)
 
     @property
