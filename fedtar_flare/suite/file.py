@@ -35,6 +35,7 @@ class Case(Settings):
     label: str = Field(description="how the table names it")
     about: str = Field(description="the hospital whose gain is shown")
     hospitals: dict[str, dict[str, Any]] = Field({}, description="by name: joins and cohort")
+    among: int = Field(0, ge=0, description="how many of the suite's first hospitals take part; 0: all")
 
 
 class Suite(Settings):

@@ -32,25 +32,33 @@ def gains(results: Sequence[Done], suite: Suite) -> list[Gain]:
     """All arms on all points of the grid and in all cases.
 
     On a grid they are of the hospitals that are in all its points, so that points differ in nothing else; in a case, of
-    the hospital that it is about.
+    the hospital that it is about. What shares nothing was run with the fewest hospitals, for all numbers of them.
     """
     fewest = min(suite.grid.get("hospitals", [len(suite.sites)]))
     common = set(suite.sites[:fewest])
-    by_point: dict[str, dict[str, dict[int, Done]]] = {}
-    for one in results:
-        if one.cell.variant.values and "left_out" not in one.cell.variant.values:
-            by_point.setdefault(one.cell.variant.name, {}).setdefault(one.cell.name, {})[one.cell.seed] = one
+    points = {v.name: v.values for one in results if (v := one.cell.variant).values and "left_out" not in v.values}
     found = []
-    for arms in by_point.values():
+    for values in points.values():
+        arms: dict[str, dict[int, Done]] = {}
+        for one in results:
+            if _says_of(one, values):
+                arms.setdefault(one.cell.name, {})[one.cell.seed] = one
         alone = arms.get(suite.compared_with, {})
         for name, by_seed in arms.items():
             first = next(iter(by_seed.values()))
-            values = first.cell.variant.values
             sites = {suite.cases[values["case"]]["about"]} if "case" in values else common
             seeds = [seed for seed in by_seed if seed in alone] if name != suite.compared_with else []
             runs = [(_of(by_seed[seed], sites), _of(alone[seed], sites)) for seed in seeds]
             found += [Gain(name, first.result["label"], values, s, gain) for s, gain in _gains(runs)]
     return found
+
+
+def _says_of(one: Done, values: Mapping[str, Any]) -> bool:
+    """Whether a result is of this point: its own, or for what shares nothing one with another number of hospitals."""
+    own = one.cell.variant.values
+    if one.result["shares"] or "hospitals" not in own:
+        return own == values
+    return own | {"hospitals": values.get("hospitals")} == values
 
 
 def _of(one: Done, sites: Iterable[str]) -> list[Row]:

@@ -15,7 +15,7 @@ from fedtar_flare.flare.simulation import site_names
 from fedtar_flare.methods import contract_of, load, method
 from fedtar_flare.settings import build
 from fedtar_flare.suite.file import Arm, Suite
-from fedtar_flare.suite.variants import Variant, variants
+from fedtar_flare.suite.variants import Variant, needed, variants
 from fedtar_flare.version import __version__
 
 FORMAT = 2
@@ -76,7 +76,7 @@ class Cell:
 def cells(suite: Suite) -> list[Cell]:
     """All runs of a suite, seed by seed, so that every arm has a first result early; all recipes are tried at once.
 
-    An arm whose method shares nothing is not run with a hospital left out: it has nothing to give away.
+    An arm whose method shares nothing is run where its result is needed alone (:func:`needed`).
 
     Raises:
         ConfigError: the name, method or settings of an arm, or an option of a hospital, do not fit; says which.
@@ -90,11 +90,11 @@ def cells(suite: Suite) -> list[Cell]:
     sharing = {name for name, arm in arms.items() if contract_of(arm.method).shares}
     several = variants(suite)
     return [
-        _cell(suite, name, arm, seed, variant)
+        _cell(suite, name, arm, seed, on)
         for seed in suite.seeds
         for variant in several
         for name, arm in arms.items()
-        if name in sharing or "left_out" not in variant.values
+        if (on := variant if name in sharing else needed(suite, variant)) is not None
     ]
 
 

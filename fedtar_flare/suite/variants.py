@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import Any
 
+from fedtar_flare.errors import ConfigError
 from fedtar_flare.settings import build
 from fedtar_flare.suite.file import GRID, Case, Hospital, Suite
 from fedtar_flare.synthetic.course import CohortOptions
@@ -43,12 +44,34 @@ def variants(suite: Suite) -> list[Variant]:
     for name, given in suite.cases.items():
         case = build(Case, given, f"case '{name}'")
         hospitals = {**suite.hospitals, **case.hospitals}
-        found.append(replace(_variant(suite, name, suite.sites, hospitals), values={"case": name}))
+        sites = suite.sites[: case.among or None]
+        if case.about not in sites:
+            raise ConfigError(f"case '{name}': among {case.among} hospitals there is no {case.about}")
+        found.append(replace(_variant(suite, name, sites, hospitals), values={"case": name}))
     for site in suite.sites if suite.leave_one_out else ():
         others = tuple(other for other in suite.sites if other != site)
         left_out = _variant(suite, f"without-{site}", others, suite.hospitals, outside=(site,))
         found.append(replace(left_out, values={"left_out": site}))
     return found if suite.joining else [own, *found]
+
+
+def needed(suite: Suite, variant: Variant) -> Variant | None:
+    """Hospitals on which an arm that shares nothing is run for a variant, None for none of them.
+
+    What a hospital learns alone does not depend on the others. So of a grid it is run with the fewest hospitals, which
+    are those whose gains are shown; in a case by the hospital that it is about (and, where that one comes late, by one
+    that is there before, or no run could begin); and never with a hospital left out, to which it has nothing to give.
+    """
+    if "left_out" in variant.values:
+        return None
+    if "case" in variant.values:
+        about = suite.cases[variant.values["case"]]["about"]
+        first = next((s for s in variant.sites if s != about and s not in variant.joins), about)
+        sites = tuple(s for s in variant.sites if s == about or (s == first and about in variant.joins))
+        cohort = {site: options for site, options in variant.cohort.items() if site in sites}
+        joins = {site: r for site, r in variant.joins.items() if site in sites}
+        return replace(variant, sites=sites, outside=(), cohort=cohort, joins=joins)
+    return variant if variant.values.get("hospitals", 0) <= min(suite.grid.get("hospitals", [0])) else None
 
 
 def _points(suite: Suite) -> list[dict[str, Any]]:

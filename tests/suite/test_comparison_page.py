@@ -87,19 +87,20 @@ def test_the_page_of_a_grid_answers_when_joining_pays(tmp_path):
 def test_a_gain_is_over_the_reference_at_the_same_hospitals_and_seed(tmp_path):
     suite, planned = made(tmp_path, **GRID, **CASES)
     results = done(tmp_path, planned)
-    for gain in gains(results, suite):
-        if gain.score != "cider":
-            continue
+    found = [gain for gain in gains(results, suite) if gain.score == "cider"]
+    assert len({(gain.arm, *gain.values.items()) for gain in found}) == len(found) == 2 * (4 + 1)
+    for gain in found:
         sites = ["site-2"] if "case" in gain.values else ["site-1"]  # the one that all points of the grid have
         means = {
             arm: np.mean(
                 [
                     np.mean([row["cider"] for row in one.members() if row["site"] in sites])
                     for one in results
-                    if one.cell.name == arm and one.cell.variant.values == gain.values
+                    if one.cell.name == arm and one.cell.variant.values == gain.values | number
                 ]
             )
-            for arm in (gain.arm, "local")
+            # alone, a hospital was run once for all numbers of hospitals
+            for arm, number in ((gain.arm, {}), ("local", {"hospitals": 1} if "hospitals" in gain.values else {}))
         }
         assert gain.gain.value == pytest.approx(means[gain.arm] - means["local"])
 

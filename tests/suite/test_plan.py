@@ -83,12 +83,33 @@ def test_a_case_differs_in_its_hospitals_alone():
         "hospitals": {"site-2": {"joins": 2, "cohort": {"patients": 3}}},
     }
     (found,) = variants(Suite(**SMALL, cases={"odd": case}, cohort={"patients": 9}))
+    (fewer,) = variants(Suite(**SMALL, cases={"odd": case | {"among": 2}}, cohort={"patients": 9}))
+    assert (fewer.sites, fewer.joins) == (("site-1", "site-2"), found.joins)
     assert found.joins == {"site-2": 2}
     assert {site: options["patients"] for site, options in found.cohort.items()} == {
         "site-1": 9,
         "site-2": 3,
         "site-3": 9,
     }
+
+
+def test_an_arm_that_shares_nothing_is_run_where_its_result_is_read_alone():
+    grid = {"patients": [12, 24], "hospitals": [2, 3]}
+    cases = {
+        "small": {"label": "small", "about": "site-2", "hospitals": {"site-2": {"cohort": {"patients": 3}}}},
+        "late": {"label": "late", "about": "site-1", "hospitals": {"site-1": {"joins": 2}}},
+    }
+    planned = cells(Suite(**SMALL, grid=grid, cases=cases))
+    alone = {cell.variant.name: cell for cell in planned if cell.name == "local"}
+    assert {name: cell.sites for name, cell in alone.items()} == {
+        "patients-12_hospitals-2": ("site-1", "site-2"),
+        "patients-24_hospitals-2": ("site-1", "site-2"),
+        "small": ("site-2",),
+        "late": ("site-1", "site-2"),  # no run begins without a hospital
+    }
+    assert alone["small"].variant.cohort == {"site-2": {"patients": 3}} and alone["late"].variant.joins == {"site-1": 2}
+    together = [cell for cell in planned if cell.name == "fedavg"]
+    assert sorted(len(cell.sites) for cell in together) == [2, 2, 3, 3, 3, 3]
 
 
 def test_each_hospital_is_left_out_once_of_every_arm_that_shares_something():
@@ -110,6 +131,7 @@ def test_each_hospital_is_left_out_once_of_every_arm_that_shares_something():
         ({"hospitals": {"site-9": {"joins": 2}}}, "alone"),
         ({"hospitals": {"site-2": {"joins": 9}}}, "after the last round"),
         ({"cases": {"a": {"label": "a", "about": "site-9"}}}, "about one of the sites"),
+        ({"cases": {"a": {"label": "a", "about": "site-3", "among": 2}}}, "there is no site-3"),
         ({"needs_site_files": True, "cohort": {"patients": 3}}, "needs_site_files"),
         ({"sites": ["site-1"], "leave_one_out": True}, "leave_one_out"),
     ],

@@ -111,6 +111,18 @@ def test_a_score_of_all_patients_is_that_of_the_record(ran):
             assert value("token_loss", [rows]).value == pytest.approx(event["sites"][site]["all"]["token_loss"])
 
 
+@pytest.mark.slow
+def test_what_a_hospital_learns_alone_does_not_depend_on_the_others(ran, tmp_path):
+    """So a suite that asks when joining pays runs it for its own numbers alone."""
+    _, folder, _, _ = ran
+    file = suite_file(tmp_path, sites=["site-1"], outside=[], arms={"alone": TINY["arms"]["alone"]})
+    code, _, errors = fedtar_here("compare", file, "-o", tmp_path / "out", FEDTAR_HOME=str(tmp_path / "home"))
+    assert code == 0, errors
+    (by_itself,) = done(tmp_path / "out", cells(read_suite(file)))
+    beside = next(one for one in done(folder, cells(Suite(**TINY))) if one.cell.name == "alone")
+    assert by_itself.members() == [row for row in beside.members() if row["site"] == "site-1"]
+
+
 def test_a_difference_is_what_the_rows_say_and_the_same_results_differ_by_nothing(tmp_path):
     planned = cells(Suite(**TINY | {"seeds": [0, 1]}))
     for cell in planned:
