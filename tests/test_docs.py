@@ -38,6 +38,8 @@ PAGES = (
     "docs/speed.md",
     "docs/tour.md",
     "docs/what-leaves.md",
+    "docs/suites/README.md",
+    "docs/results/README.md",
     "provisioning/README.md",
     "CHANGELOG.md",
 )

@@ -27,6 +27,13 @@ def test_every_recipe_of_a_shipped_suite_can_be_built(path):
         assert int(said[1]) == len(planned)
 
 
+def test_the_list_of_suites_has_each_with_its_number_of_runs():
+    lines = (SUITES[0].parent / "README.md").read_text().splitlines()
+    for path in SUITES:
+        (row,) = (line for line in lines if line.startswith("|") and f"`{path.stem}`" in line)
+        assert str(len(cells(read_suite(path)))) in re.findall(r"\d+", row.rpartition("|")[0].rpartition("|")[2])
+
+
 def test_the_quick_suite_runs_every_method_that_writes_reports():
     suite = read_suite(next(path for path in SUITES if path.stem == "quick"))
     assert {arm["method"] for arm in suite.arms.values()} == REPORTS
