@@ -13,7 +13,7 @@ from fedtar_flare.suite.figures import COLOURS, FADED, INK, Figure, Line, Panel
 from fedtar_flare.suite.file import Suite
 from fedtar_flare.suite.results import Done, Row
 
-CHARTS = ("cider", "finding_f1_new")
+CHARTS = ("cider", "finding_f1_known", "finding_f1_new")
 """Scores with a figure."""
 
 

@@ -79,6 +79,7 @@ def test_the_page_of_a_grid_answers_when_joining_pays(tmp_path):
     assert titles[0] == "When does joining pay?" and "At the hospitals that took part" not in titles
     assert {file.name for file in (tmp_path / "figures").glob("joining*.svg")} == {
         "joining_cider.svg",
+        "joining_finding_f1_known.svg",
         "joining_finding_f1_new.svg",
     }
     assert "joins late: FedAvg" in text
