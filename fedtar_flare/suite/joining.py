@@ -19,13 +19,14 @@ CHARTS = ("cider", "finding_f1_known", "finding_f1_new")
 
 @dataclass(frozen=True)
 class Gain:
-    """An arm's score less the reference's on one set of hospitals, over patients and seeds."""
+    """An arm's score less the reference's on one set of hospitals, over patients and as many seeds as both have."""
 
     arm: str
     label: str
     values: Mapping[str, Any]
     score: str
     gain: Interval
+    seeds: int
 
 
 def gains(results: Sequence[Done], suite: Suite) -> list[Gain]:
@@ -49,7 +50,7 @@ def gains(results: Sequence[Done], suite: Suite) -> list[Gain]:
             sites = {suite.cases[values["case"]]["about"]} if "case" in values else common
             seeds = [seed for seed in by_seed if seed in alone] if name != suite.compared_with else []
             runs = [(_of(by_seed[seed], sites), _of(alone[seed], sites)) for seed in seeds]
-            found += [Gain(name, first.result["label"], values, s, gain) for s, gain in _gains(runs)]
+            found += [Gain(name, first.result["label"], values, s, gain, len(runs)) for s, gain in _gains(runs)]
     return found
 
 
@@ -119,10 +120,10 @@ def _title(point: Mapping[str, Any]) -> str:
     return ", ".join(parts) or "all hospitals"
 
 
-def case_gains(found: Sequence[Gain], case: str) -> dict[str, dict[str, Interval]]:
+def case_gains(found: Sequence[Gain], case: str) -> dict[str, dict[str, Gain]]:
     """By arm's label and score."""
-    rows: dict[str, dict[str, Interval]] = {}
+    rows: dict[str, dict[str, Gain]] = {}
     for gain in found:
         if gain.values.get("case") == case:
-            rows.setdefault(gain.label, {})[gain.score] = gain.gain
+            rows.setdefault(gain.label, {})[gain.score] = gain
     return rows

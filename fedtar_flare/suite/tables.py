@@ -95,7 +95,7 @@ def left_out(results: Sequence[Done], suite: Suite) -> Table:
 def cases(found: Sequence[Gain], suite: Suite, alone: str) -> Table:
     """Gains at the hospital that each case is about."""
     rows = [
-        [f"{case['label']}: {label}", *(_cell(name, by_score.get(name)) for name in COMPARED)]
+        [f"{case['label']}: {label}", *_gains(by_score)]
         for key, case in suite.cases.items()
         for label, by_score in case_gains(found, key).items()
     ]
@@ -104,27 +104,36 @@ def cases(found: Sequence[Gain], suite: Suite, alone: str) -> Table:
         "late begins late alone, too, so that both make the same number of updates."
     )
     return Table(
-        "A small hospital, and one that joins late", about, ["case", *(SCORES[n].label for n in COMPARED)], rows
+        "A small hospital, and one that joins late",
+        about,
+        ["case", "seeds", *(SCORES[n].label for n in COMPARED)],
+        rows,
     )
 
 
 def grid(found: Sequence[Gain], suite: Suite) -> Table:
     """Gains at all points of the grid, the numbers of the figure."""
     rows = [
-        [label, *(str(value) for value in values), *(_cell(n, by_score.get(n)) for n in COMPARED)]
+        [label, *(str(value) for value in values), *_gains(by_score)]
         for (values, label), by_score in _by_point(found, suite).items()
     ]
     names = {"patients": "patients per hospital", "hospitals": "hospitals", "own_words": "own words"}
-    heads = ["method", *(names[key] for key in suite.grid), *(f"gain in {SCORES[n].label}" for n in COMPARED)]
+    heads = ["method", *(names[key] for key in suite.grid), "seeds", *(f"gain in {SCORES[n].label}" for n in COMPARED)]
     return Table("Gains in numbers", "", heads, rows)
 
 
-def _by_point(found: Sequence[Gain], suite: Suite) -> Mapping[tuple[tuple[object, ...], str], dict[str, Interval]]:
-    rows: dict[tuple[tuple[object, ...], str], dict[str, Interval]] = {}
+def _by_point(found: Sequence[Gain], suite: Suite) -> Mapping[tuple[tuple[object, ...], str], dict[str, Gain]]:
+    rows: dict[tuple[tuple[object, ...], str], dict[str, Gain]] = {}
     for gain in found:
         if "case" not in gain.values:
-            rows.setdefault((tuple(gain.values[k] for k in suite.grid), gain.label), {})[gain.score] = gain.gain
+            rows.setdefault((tuple(gain.values[k] for k in suite.grid), gain.label), {})[gain.score] = gain
     return rows
+
+
+def _gains(by_score: Mapping[str, Gain]) -> list[str]:
+    """Number of seeds, and the gain in each score."""
+    seeds = max(gain.seeds for gain in by_score.values())
+    return [str(seeds), *(_cell(n, by_score[n].gain if n in by_score else None) for n in COMPARED)]
 
 
 def _by_arm(results: Sequence[Done]) -> dict[str, list[Done]]:

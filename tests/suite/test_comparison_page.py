@@ -82,7 +82,7 @@ def test_the_page_of_a_grid_answers_when_joining_pays(tmp_path):
         "joining_finding_f1_known.svg",
         "joining_finding_f1_new.svg",
     }
-    assert "joins late: FedAvg" in text
+    assert "joins late: FedAvg" in text and text.count("<th>seeds</th>") == 2
 
 
 def test_a_gain_is_over_the_reference_at_the_same_hospitals_and_seed(tmp_path):
