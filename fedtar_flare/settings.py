@@ -70,6 +70,11 @@ class Settings(BaseModel):
     def to_dict(self) -> dict[str, Any]:
         return self.model_dump()
 
+    def decisive(self) -> dict[str, Any]:
+        """What the :func:`digest` is of: all but :attr:`added` options at the value that changes nothing."""
+        added = self.added
+        return {name: value for name, value in self.to_dict().items() if name not in added or value != added[name]}
+
     def _fill(self, values: Mapping[str, Any], where: str) -> None:
         check_names(values, type(self).model_fields, where)
         try:
@@ -125,13 +130,8 @@ def nearest(word: str, known: Collection[str]) -> str:
 
 def digest(*settings: Settings) -> str:
     """Short hash of settings that all sites must share."""
-    text = json.dumps([_decisive(one) for one in settings], sort_keys=True)
+    text = json.dumps([one.decisive() for one in settings], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
-def _decisive(one: Settings) -> dict[str, Any]:
-    added = type(one).added
-    return {name: value for name, value in one.to_dict().items() if name not in added or value != added[name]}
 
 
 def _as_tuple(value: Any) -> Any:

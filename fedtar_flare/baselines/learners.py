@@ -97,9 +97,9 @@ class ScaffoldLearner(ReportLearner):
         self._sum: dict[str, torch.Tensor] = {}
         self._batches = 0
 
-    def shared_optimizer(self, parameters: Sequence[nn.Parameter]) -> torch.optim.Optimizer:
+    def shared_optimizer(self, parameters: Sequence[nn.Parameter], passes: float) -> torch.optim.Optimizer:
         if not self._sgd:
-            return super().shared_optimizer(parameters)
+            return super().shared_optimizer(parameters, passes)
         rate = self.rate * self.training.lr_shared
         return torch.optim.SGD(parameters, lr=rate, weight_decay=self.training.weight_decay)
 

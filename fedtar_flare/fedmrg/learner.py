@@ -139,7 +139,7 @@ class FedMRGLearner(ReportLearner):
     def personal_parameters(self) -> Sequence[nn.Parameter]:
         return tuple(specialised_parameters(self.model).values())
 
-    def shared_optimizer(self, parameters: Sequence[nn.Parameter]) -> torch.optim.Optimizer:
+    def shared_optimizer(self, parameters: Sequence[nn.Parameter], passes: float) -> torch.optim.Optimizer:
         """G at ``lr_shared``, branch at ``lr_branch``, its prompts at ``lr_prompts``, the rest at ``lr_encoder``."""
         settings = self._fedmrg
         rates = {

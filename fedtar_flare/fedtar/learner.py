@@ -134,15 +134,15 @@ class PatientLearner(ReportLearner):
                 stack.enter_context(self._own_head.as_begun())
             yield
 
-    def shared_optimizer(self, parameters: Sequence[nn.Parameter]) -> torch.optim.Optimizer:
+    def shared_optimizer(self, parameters: Sequence[nn.Parameter], passes: float) -> torch.optim.Optimizer:
         """As of :class:`ReportLearner`, with a head that is shared at its own rate."""
         if not self._head_is_shared:
-            return super().shared_optimizer(parameters)
+            return super().shared_optimizer(parameters, passes)
         assert self.findings is not None
         head = set(self.findings.parameters.values())
         groups = [
             {"params": [p for p in parameters if p not in head], "lr": self.rate * self.training.lr_shared},
-            {"params": [p for p in parameters if p in head], "lr": self.rate * self._diagnosis.rate},
+            {"params": [p for p in parameters if p in head], "lr": self.rate * self._diagnosis.rate_of(passes)},
         ]
         return torch.optim.AdamW(groups, weight_decay=self.training.weight_decay)
 

@@ -80,8 +80,11 @@ class ReportLearner(ReportWriter):
     def after_backward(self, start: Mapping[str, Tensor]) -> None:
         """Change the gradients of a batch before they are clipped; ``start`` is w_{t-1}, as :meth:`shared` gave it."""
 
-    def shared_optimizer(self, parameters: Sequence[nn.Parameter]) -> torch.optim.Optimizer:
-        """Fresh in every task, since its start point is not where the last task ended."""
+    def shared_optimizer(self, parameters: Sequence[nn.Parameter], passes: float) -> torch.optim.Optimizer:
+        """Fresh in every task, since its start point is not where the last task ended.
+
+        ``passes`` is how often the task goes through its visits: reports read / visits.
+        """
         rate = self.rate * self.training.lr_shared
         return torch.optim.AdamW(parameters, lr=rate, weight_decay=self.training.weight_decay)
 
@@ -121,12 +124,13 @@ class ReportLearner(ReportWriter):
         if not samples:
             raise DataError("no training visit at the time steps of this task", reason="no-training-visit")
         start = self.shared()
-        optimizer = self.shared_optimizer(list(self._shared_parameters.values()))
+        count = updates or self.training.local_steps
+        passes = count * self.training.batch_size / len(samples)
+        optimizer = self.shared_optimizer(list(self._shared_parameters.values()), passes)
         for group in self.personal_optimizer.param_groups if self.personal_optimizer else ():
             group["lr"] = self.rate * group.setdefault("initial_lr", group["lr"])
         losses: list[float] = []
         seen: list[set[str]] = []
-        count = updates or self.training.local_steps
         for number, chosen in enumerate(batches(len(samples), self.training.batch_size, count, seed), start=1):
             self.checkpoint()
             loss = self.local_update([samples[i] for i in chosen], f"{seed}/{number - 1}", optimizer, start)

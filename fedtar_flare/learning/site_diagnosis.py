@@ -58,6 +58,12 @@ class DiagnosisConfig(Settings):
         gt=0,
         description=f"AdamW learning rate of the head; None: {OWN_RATE}, {SHARED_RATE} where it is shared",
     )
+    passes: float | None = Field(
+        None,
+        gt=0,
+        description="a task that goes through its visits more often than this teaches a shared head at a rate that is "
+        "lower in proportion, so that a small site's head does not learn its few reports by heart; None: at any number",
+    )
     image_dropout: float = Field(
         0.0,
         ge=0,
@@ -96,7 +102,20 @@ class DiagnosisConfig(Settings):
         description="a report that still leaves out a finding that the decoder was told gets a plain sentence of it",
     )
 
-    added: ClassVar[Mapping[str, Any]] = {"changes": True, "one_more": 0.0, "shared": False, "complete": False}
+    added: ClassVar[Mapping[str, Any]] = {
+        "changes": True,
+        "one_more": 0.0,
+        "shared": False,
+        "complete": False,
+        "passes": None,
+    }
+
+    def decisive(self) -> dict[str, Any]:
+        """Without ``passes`` where no head is shared, since nothing reads it there."""
+        values = super().decisive()
+        if not self.shared:
+            values.pop("passes", None)
+        return values
 
     def of(self, source: str) -> DiagnosisConfig:
         """What these settings are at a site whose data is of this source: ``auto`` and the rate are decided."""
@@ -114,6 +133,10 @@ class DiagnosisConfig(Settings):
     def rate(self) -> float:
         """Learning rate of the head (AdamW); ``auto`` must have been decided (:meth:`of`)."""
         return self.lr or (SHARED_RATE if self.shared else OWN_RATE)
+
+    def rate_of(self, passes: float) -> float:
+        """Learning rate of a shared head in a task that goes through its visits ``passes`` times."""
+        return self.rate if self.passes is None else self.rate * min(1.0, self.passes / passes)
 
     @property
     def on(self) -> bool:

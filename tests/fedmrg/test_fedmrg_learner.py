@@ -156,7 +156,7 @@ def test_each_half_moves_its_own_adapter_and_nothing_else_to_the_bit(shaken, lea
             return super()._accumulate(samples, training_seed)
 
     learner.__class__ = Watched
-    optimizer = learner.shared_optimizer([])
+    optimizer = learner.shared_optimizer([], 1.0)
     learner.local_update(learner.cohort.samples("train")[:4], "s", optimizer, {})
     seen.append({n: p.detach() for n, p in learner.model.named_parameters()})
     moved = [{n for n in a if not torch.equal(a[n], b[n])} for a, b in pairwise(seen)]
@@ -213,7 +213,9 @@ def test_the_rates_are_those_of_their_parts(learner_of):
     learner = learner_of(lr_encoder=2e-5, lr_branch=4e-3, lr_prompts=2e-2)
     learner.rate = 0.5
     named = {id(p): n for n, p in shared_parameters(learner.model, GENERIC).items()}
-    rates = {named[id(p)]: group["lr"] for group in learner.shared_optimizer([]).param_groups for p in group["params"]}
+    rates = {
+        named[id(p)]: group["lr"] for group in learner.shared_optimizer([], 1.0).param_groups for p in group["params"]
+    }
     assert len(rates) == len(named)
     for name, rate in rates.items():
         own = {"base_model": 5e-4, "diagnosis.head": 2e-3, "diagnosis.embeddings": 1e-2}

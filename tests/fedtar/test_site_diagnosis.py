@@ -337,11 +337,11 @@ SHARED = TOLD.replace(shared=True, lr=0.02)
 
 @pytest.fixture
 def sharing(cohort):
-    def make(min_cell=1, **training):
-        executor = PatientAdaptiveExecutor(diagnosis=SHARED.to_dict(), patient={"enabled": False})
+    def make(min_cell=1, diagnosis=SHARED, **training):
+        executor = PatientAdaptiveExecutor(diagnosis=diagnosis.to_dict(), patient={"enabled": False})
         learner = PatientLearner(
             model=MODEL, lora=executor.lora_config, training=TrainingConfig(**training), cohort=cohort, seed=3,
-            patient=executor.patient_config, mixture=None, diagnosis=SHARED,
+            patient=executor.patient_config, mixture=None, diagnosis=diagnosis,
         )  # fmt: skip
         learner.min_cell = min_cell
         return learner
@@ -402,9 +402,26 @@ def test_a_head_that_a_job_exchanges_by_name_says_nothing_of_them_either(cohort)
     assert said.any() and not said.all()
 
 
-def test_a_shared_head_has_its_own_rate(sharing):
-    groups = sharing().shared_optimizer([p for p in sharing().model.parameters() if p.requires_grad]).param_groups
-    assert [group["lr"] for group in groups] == [sharing().training.lr_shared, SHARED.lr]
+@pytest.mark.parametrize(("passes", "share"), [(None, 1.0), (6.0, 1.0), (3.0, 1.0), (2.0, 2 / 3), (0.3, 0.1)])
+def test_a_shared_head_has_its_own_rate_lower_where_a_task_goes_through_its_visits_too_often(sharing, passes, share):
+    learner = sharing(diagnosis=SHARED.replace(passes=passes))
+    groups = learner.shared_optimizer([p for p in learner.model.parameters() if p.requires_grad], 3.0).param_groups
+    assert [group["lr"] for group in groups] == pytest.approx([learner.training.lr_shared, SHARED.lr * share])
+
+
+def test_a_task_says_how_often_it_goes_through_its_visits(sharing, monkeypatch):
+    learner, seen = sharing(local_steps=3), []
+    make = learner.shared_optimizer
+    monkeypatch.setattr(learner, "shared_optimizer", lambda those, passes: seen.append(passes) or make(those, passes))
+    for steps, updates in ((None, None), (1, None), (None, 5)):
+        trained = learner.train(steps, 1, updates=updates)
+        assert seen.pop() == (updates or 3) * learner.training.batch_size / trained.samples
+
+
+def test_passes_are_part_of_a_digest_where_a_head_is_shared():
+    limited = {shared: DiagnosisConfig(shared=shared, passes=3.0) for shared in (False, True, "auto")}
+    same = {shared: digest(config) == digest(config.replace(passes=None)) for shared, config in limited.items()}
+    assert same == {False: True, True: False, "auto": False}
 
 
 def test_a_head_is_shared_only_where_there_is_one_and_somebody_to_share_it_with(cohort):
@@ -438,6 +455,7 @@ def test_left_to_the_data_the_head_of_synthetic_data_alone_is_shared(source, set
 
 def test_the_small_preset_shares_the_head_of_synthetic_data_where_anything_is_shared():
     assert FedTARRecipe().executor.lora_config.exchange == (HEAD_NAMES,)
+    assert FedTARRecipe().executor._diagnosis.passes == 3
     assert FedAvgPatientRecipe().executor.lora_config.exchange == (HEAD_NAMES,)
     assert LocalPatientRecipe().executor.lora_config.exchange == ()
 
