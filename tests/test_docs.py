@@ -26,6 +26,7 @@ PAGES = (
     "README.md",
     "docs/commands.md",
     "docs/experiments.md",
+    "docs/trials.md",
     "docs/method.md",
     "docs/metrics.md",
     "docs/dpia.md",
