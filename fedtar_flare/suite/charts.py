@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from fedtar_flare.metrics.registry import SCORES
+from fedtar_flare.suite.against import COMPARED
 from fedtar_flare.suite.figures import COLOURS, FADED, INK, OTHERS, Figure, Line, Panel
 from fedtar_flare.suite.results import Done
 from fedtar_flare.suite.summary import Summary
@@ -42,11 +44,15 @@ def figures(
 def arm_colours(
     arms: Sequence[Summary], by_arm: Mapping[str, Sequence[dict[str, Any]]], reference: str
 ) -> dict[str, str]:
-    """A colour per arm. Of more than seven, the reference, the first FedTAR and those with the best CIDEr have one."""
+    """A colour per arm. Of more than seven, the reference, the first FedTAR, and those that are best have one.
+
+    These are the best in each score in which arms are compared, and then those with the best CIDEr.
+    """
     names = [arm.name for arm in arms]
-    best = {arm.name: arm.mean("members", "cider") or 0.0 for arm in arms}
+    means = {score: {arm.name: arm.mean("members", score) or 0.0 for arm in arms} for score in COMPARED}
     first = [n for n in names if n == reference] + [n for n in names if by_arm[n][0]["method"] == "fedtar"][:1]
-    return colours_of(names, first, best)
+    leading = [max(names, key=lambda name, of=of: of[name]) for of in means.values()]  # type: ignore[misc]
+    return colours_of(names, [*first, *leading], means["cider"])
 
 
 def colours_of(names: Sequence[str], first: Sequence[str], best: Mapping[str, float]) -> dict[str, str]:
@@ -71,6 +77,26 @@ def arm_line(name: str, labels: Mapping[str, str], colours: Mapping[str, str], p
     )
 
 
+def broken_where_not_scored(lines: Sequence[Line]) -> list[Line]:
+    """Lines with a gap at each round that others were scored in and they were not, so that none is drawn through it."""
+    places = sorted({x for line in lines for x in line.x})
+
+    def spread(line: Line, values: Sequence[float]) -> list[float]:
+        there = dict(zip(line.x, values, strict=True))
+        return [there.get(x, math.nan) for x in places]
+
+    return [
+        replace(
+            line,
+            x=places,
+            y=spread(line, line.y),
+            low=spread(line, line.low) if line.low else (),
+            high=spread(line, line.high) if line.high else (),
+        )
+        for line in lines
+    ]
+
+
 def _collected(
     results: Sequence[dict[str, Any]], of: Callable[[dict[str, Any]], Sequence[tuple[float, Any]]]
 ) -> Points:
@@ -93,7 +119,7 @@ def _per_hospital(by_arm: Mapping[str, Any], labels: Mapping[str, str], colours:
             if points:
                 lines.append(arm_line(name, labels, colours, points))
         if lines:
-            panels.append(Panel(site, "round", "CIDEr × 100", lines))
+            panels.append(Panel(site, "round", "CIDEr × 100", broken_where_not_scored(lines)))
     about = "Test patients, with the personal part where there is one. Mean of seeds; the shade is their range."
     columns = 2 if len(panels) == 4 else 3
     return Figure("cider_per_hospital", "CIDEr per hospital over rounds", about, panels, columns, share_y=True)
@@ -122,8 +148,13 @@ def _scores(arms: Sequence[Summary], colours: Mapping[str, str]) -> Figure:
             ]
             better = "higher" if kind.higher_is_better else "lower"
             unit = " × 100" if kind.scale == 100 else ""
-            panels.append(Panel(f"{kind.label} ({better} is better)", "round", f"{kind.label}{unit}", lines))
-    return Figure("scores", "Scores over rounds", "Mean of the hospitals that took part and of seeds.", panels)
+            panels.append(
+                Panel(
+                    f"{kind.label} ({better} is better)", "round", f"{kind.label}{unit}", broken_where_not_scored(lines)
+                )
+            )
+    about = "Mean of the hospitals that took part and of seeds. Arms scored in some rounds alone are points there."
+    return Figure("scores", "Scores over rounds", about, panels)
 
 
 def _validation(by_arm: Mapping[str, Any], labels: Mapping[str, str], colours: Mapping[str, str]) -> Figure:
@@ -226,5 +257,8 @@ def _costs(arms: Sequence[Summary]) -> Figure:
     panels = [Panel("Time of a run", "minutes", "", bars=[(arm.label, arm.seconds / 60) for arm in arms])]
     if any(arm.bytes for arm in arms):
         panels.append(Panel("Tensors both ways", "MB", "", bars=[(arm.label, arm.bytes / 1e6) for arm in arms]))
-    about = "In one process, all hospitals one after the other. Mean of seeds."
-    return Figure("cost", "Cost", about, panels, columns=2)
+    about = (
+        "In one process, all hospitals one after the other. Mean of seeds. Times are those of the runs as they "
+        "happened, beside whatever else the computer did."
+    )
+    return Figure("cost", "Cost", about, panels, columns=2, share_y=True)

@@ -9,9 +9,11 @@ from __future__ import annotations
 import io
 import math
 import re
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +44,10 @@ _STYLE: dict[Any, Any] = {
 }
 _PANEL = (3.6, 2.5)
 """Width and height of a panel, inches."""
+_LETTER, _HANDLE = 0.063, 0.5
+"""Mean width of a letter of a legend or a tick, and of what a legend has beside a name, inches."""
+_TITLE = 44
+"""Letters of a panel's title in one line."""
 
 
 @dataclass(frozen=True)
@@ -117,7 +123,7 @@ def draw(figure: Figure, folder: Path) -> Drawn:
         canvas.savefig(text, format="svg", transparent=True, metadata={"Date": None})
         canvas.savefig(folder / f"{figure.name}.svg", facecolor="white", metadata={"Date": None})
         canvas.savefig(folder / f"{figure.name}.png", facecolor="white", dpi=160)
-    widest = round(96 * _PANEL[0] * min(figure.columns, len(figure.panels)))
+    widest = round(96 * _width(figure))
     return Drawn(figure.title, figure.about, _inline(text.getvalue(), figure.title, widest))
 
 
@@ -128,8 +134,10 @@ def _canvas(figure: Figure) -> Any:
     rows = math.ceil(len(figure.panels) / columns)
     tallest = max(max(_PANEL[1], 0.8 + 0.21 * len(panel.bars)) for panel in figure.panels)
     named = {line.name: None for panel in figure.panels for line in panel.lines if line.name}
-    legend_rows = math.ceil(sum(len(name) + 7 for name in named) / (24 * columns)) if named else 0
-    canvas = Canvas(figsize=(_PANEL[0] * columns, tallest * rows + 0.2 * legend_rows), layout="constrained")
+    names = sorted(named, key=lambda name: name == OTHERS)
+    many = legend_columns(names, _width(figure))
+    height = tallest * rows + 0.2 * math.ceil(len(names) / many)
+    canvas = Canvas(figsize=(_width(figure), height), layout="constrained")
     grid = canvas.subplots(rows, columns, squeeze=False, sharey=figure.share_y).ravel()
     handles: dict[str, Any] = {}
     for axes, panel in zip(grid, figure.panels, strict=False):
@@ -137,21 +145,37 @@ def _canvas(figure: Figure) -> Any:
     for axes in grid[len(figure.panels) :]:
         axes.set_axis_off()
     if handles:
-        handles = dict(sorted(handles.items(), key=lambda item: item[0] == OTHERS))
-        many = max(1, math.ceil(len(handles) / legend_rows))
-        canvas.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=many, fontsize=8.5)
+        shown = [handles[name] for name in names]
+        canvas.legend(shown, names, loc="outside lower center", ncols=many, fontsize=8.5)
     return canvas
 
 
+def _width(figure: Figure) -> float:
+    """Inches: panels side by side, and the names of bars before the first of them."""
+    names = max((len(name) for panel in figure.panels for name, _ in panel.bars), default=0)
+    return _PANEL[0] * min(figure.columns, len(figure.panels)) + _LETTER * names
+
+
+def legend_columns(names: Sequence[str], width: float) -> int:
+    """The most columns of a legend, filled one after the other, that fit into a width (inches)."""
+    for many in range(len(names), 1, -1):
+        rows, longer = divmod(len(names), many)
+        ends = [rows * i + min(i, longer) for i in range(many + 1)]
+        columns = [names[a:b] for a, b in pairwise(ends)]
+        if sum(_HANDLE + _LETTER * max(map(len, column)) for column in columns) <= width:
+            return many
+    return 1
+
+
 def _fill(axes: Any, panel: Panel, handles: dict[str, Any]) -> None:
-    axes.set_title(panel.title, loc="left")
+    axes.set_title(textwrap.fill(panel.title, _TITLE), loc="left")
     axes.set_xlabel(panel.x_label)
     axes.set_ylabel(panel.y_label)
     if panel.bars:
         names, values = zip(*panel.bars, strict=True)
         axes.barh(range(len(names)), values, color=COLOURS[0], height=0.65)
         axes.set_yticks(range(len(names)), names)
-        axes.invert_yaxis()
+        axes.set_ylim(len(names) - 0.4, -0.6)
         axes.grid(True, axis="x", linewidth=0.7)
         axes.set_axisbelow(True)
         return
@@ -184,9 +208,10 @@ def _line(axes: Any, line: Line) -> Any:
         return axes.plot(line.x, line.y, color=line.colour, linestyle="--", linewidth=1)[0]
     faded = line.colour == FADED
     marker = _MARKERS[COLOURS.index(line.colour) if line.colour in COLOURS else 0]
-    style: dict[str, Any] = (
-        {"linewidth": 1, "alpha": 0.45} if faded else {"linewidth": 1.6, "marker": marker, "markersize": 4}
-    )
+    style: dict[str, Any] = {"linewidth": 1.6, "marker": marker, "markersize": 4}
+    if faded:
+        broken = any(map(math.isnan, line.y))
+        style = {"linewidth": 1, "alpha": 0.45} | ({"marker": "o", "markersize": 2.5} if broken else {})
     (drawn,) = axes.plot(line.x, line.y, color=line.colour, **style)
     if line.low and not faded:
         axes.fill_between(line.x, line.low, line.high, color=line.colour, alpha=0.15, linewidth=0)

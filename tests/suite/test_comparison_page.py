@@ -1,10 +1,15 @@
+import math
+import warnings
 from xml.etree import ElementTree
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from made_up_results import write_results
 
 from fedtar_flare.suite import charts, figures, page
+from fedtar_flare.suite.against import COMPARED
 from fedtar_flare.suite.figures import COLOURS, FADED, Figure, Line, Panel, draw
 from fedtar_flare.suite.file import Suite
 from fedtar_flare.suite.joining import gains
@@ -114,8 +119,44 @@ def test_of_many_arms_the_reference_fedtar_and_the_best_have_colours(tmp_path):
     by_arm = {arm.name: [one.result for one in results if one.cell.name == arm.name] for arm in arms}
     colours = charts.arm_colours(arms, by_arm, "local")
     assert {"local", "fedtar", "arm-8"} <= set(colours) and len(colours) == len(set(colours.values())) == 6
+    for score in COMPARED:
+        of = {arm.name: value for arm in arms if (value := arm.mean("members", score)) is not None}
+        assert not of or max(of.values()) == max(value for name, value in of.items() if name in colours)
     line = charts.arm_line("fedavg", {"fedavg": "FedAvg"}, colours, {1.0: [2.0, 4.0]})
     assert (line.name, line.colour, line.y, line.low, line.high) == (figures.OTHERS, FADED, [3.0], [2.0], [4.0])
+
+
+def test_no_line_is_drawn_through_rounds_in_which_an_arm_was_not_scored():
+    whole = Line("whole", [0, 1, 2], [1.0, 2.0, 3.0], COLOURS[0], [0.5, 1.0, 2.0], [2.0, 3.0, 4.0])
+    ends = Line("ends", [0, 2], [1.0, 5.0], COLOURS[1], [0.0, 4.0], [2.0, 6.0])
+    assert charts.broken_where_not_scored([whole])[0] == whole
+    again, broken = charts.broken_where_not_scored([whole, ends])
+    assert again == whole and broken.x == [0, 1, 2]
+    for values, expected in ((broken.y, [1, 5]), (broken.low, [0, 4]), (broken.high, [2, 6])):
+        assert math.isnan(values[1]) and values[::2] == expected
+
+
+@given(st.lists(st.integers(1, 60), min_size=1, max_size=12), st.floats(3, 20))
+def test_a_legend_has_as_many_columns_as_fit_beside_each_other(lengths, width):
+    names = ["n" * length for length in lengths]
+
+    def needed(many):
+        """Columns as matplotlib fills them: the first ones have a name more where they do not come out even."""
+        columns = np.array_split(np.array(lengths), many)
+        return sum(figures._HANDLE + figures._LETTER * column.max() for column in columns)
+
+    many = figures.legend_columns(names, width)
+    assert many == max(n for n in range(1, len(names) + 1) if n == 1 or needed(n) <= width)
+
+
+def test_names_of_bars_stand_once_and_nothing_lies_on_them(tmp_path):
+    bars = [(f"an arm with a rather long name, the {i}th of all of them", i + 1.0) for i in range(20)]
+    panels = [Panel("Time", "minutes", "", bars=bars), Panel("Tensors", "MB", "", bars=bars)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        draw(Figure("cost", "Cost", "", panels, columns=2, share_y=True), tmp_path)
+    text = (tmp_path / "cost.svg").read_text()
+    assert all(text.count(f"{name}<") == 1 for name, _ in bars)
 
 
 def test_the_page_says_once_at_which_round_most_runs_were_scored(tmp_path):
