@@ -215,7 +215,16 @@ def _line(axes: Any, line: Line) -> Any:
     (drawn,) = axes.plot(line.x, line.y, color=line.colour, **style)
     if line.low and not faded:
         axes.fill_between(line.x, line.low, line.high, color=line.colour, alpha=0.15, linewidth=0)
+        alone = _alone(line.y)
+        ends = [[values[i] for i in alone] for values in (line.low, line.high)]
+        axes.vlines([line.x[i] for i in alone], *ends, color=line.colour, alpha=0.6, linewidth=1.6)
     return drawn
+
+
+def _alone(values: Sequence[float]) -> list[int]:
+    """Points without a neighbour, between which and themselves a shade could lie."""
+    there = [False, *(not math.isnan(value) for value in values), False]
+    return [i - 1 for i in range(1, len(there) - 1) if there[i] and not there[i - 1] and not there[i + 1]]
 
 
 def _inline(svg: str, title: str, widest: int) -> Markup:

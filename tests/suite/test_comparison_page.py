@@ -149,6 +149,18 @@ def test_a_legend_has_as_many_columns_as_fit_beside_each_other(lengths, width):
     assert many == max(n for n in range(1, len(names) + 1) if n == 1 or needed(n) <= width)
 
 
+def test_a_point_without_neighbours_shows_its_interval_too(tmp_path):
+    def intervals_of(line):
+        draw(Figure("f", "F", "", [Panel("p", "x", "y", [line])]), tmp_path)
+        return (tmp_path / "f.svg").read_text().count("stroke-opacity: 0.6")
+
+    nan = math.nan
+    whole = Line("a", [0, 1, 2], [1.0, 2.0, 3.0], COLOURS[0], [0.5, 1.0, 2.0], [2.0, 3.0, 4.0])
+    ends = Line("a", [0, 1, 2], [1.0, nan, 3.0], COLOURS[0], [0.5, nan, 2.0], [2.0, nan, 4.0])
+    assert figures._alone(whole.y) == [] and figures._alone(ends.y) == [0, 2] and figures._alone([nan, 1.0]) == [1]
+    assert (intervals_of(whole), intervals_of(ends)) == (0, 2)
+
+
 def test_names_of_bars_stand_once_and_nothing_lies_on_them(tmp_path):
     bars = [(f"an arm with a rather long name, the {i}th of all of them", i + 1.0) for i in range(20)]
     panels = [Panel("Time", "minutes", "", bars=bars), Panel("Tensors", "MB", "", bars=bars)]
