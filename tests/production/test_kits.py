@@ -25,6 +25,8 @@ from fedtar_flare.site.rights import rights, too_wide
 
 BIN = Path(sys.executable).parent
 PROJECTS = ("project.yml", "project-relay.yml", "project-localhost.yml")
+HEAD = r"diagnosis\.head\..+"
+"""What the trial's kits let pass beyond the contracts."""
 
 
 def provision(project: Path, folder: Path) -> Path:
@@ -92,7 +94,8 @@ def test_every_kit_of_every_project_is_complete(provisioned, repository, project
         assert policy["default_scope"] == scope["name"]
         assert [entry["path"] for entry in scope["task_result_filters"]] == [GUARD]
         assert [entry["path"] for entry in scope["task_data_filters"]] == [GUARD]
-        assert scope["task_result_filters"][-1]["args"] == {"methods": list(METHODS)}
+        named = {"extra_names": [HEAD]} if project == "project-localhost.yml" else {}
+        assert scope["task_result_filters"][-1]["args"] == {"methods": list(METHODS), **named}
 
 
 def test_the_root_key_is_for_its_own_account(provisioned):
@@ -178,6 +181,9 @@ def test_flare_s_own_kit_is_completed_by_the_command(provisioned, tmp_path, repo
             assert str(place / name / "startup" / "sub_start.sh") in done.stdout.split()
         for written, made in pairs:
             content = json.loads((ours / made).read_text())
+            for scope in content.get("scopes", ()):  # so is what the trial lets pass
+                for entry in scope["task_result_filters"] + scope["task_data_filters"]:
+                    assert entry["args"].pop("extra_names") == [HEAD]
             for component in content.get("components", ()):  # which sites the project has is known to the builder alone
                 if isinstance(component, dict):
                     component.get("args", {}).pop("sites", None)
