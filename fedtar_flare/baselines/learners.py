@@ -11,12 +11,11 @@ import torch
 from torch import nn
 
 from fedtar_flare.baselines.control import PREFIX
-from fedtar_flare.baselines.tuned import acting
 from fedtar_flare.data.cohort import Sample
 from fedtar_flare.fedtar.learner import PatientLearner
 from fedtar_flare.learning.learner import ReportLearner
 from fedtar_flare.learning.training import Trained, Validated
-from fedtar_flare.models.adapters.lora import shared_parameters
+from fedtar_flare.models.adapters.lora import acting, shared_parameters
 
 
 class ProximalLearner(ReportLearner):

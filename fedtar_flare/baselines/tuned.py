@@ -1,9 +1,9 @@
-"""A site's fine-tuned adapter: how it acts in the shared one's place, and how it is restored for drafting."""
+"""A site's fine-tuned adapter, restored for drafting."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,19 +12,8 @@ import torch
 
 from fedtar_flare.errors import ConfigError
 from fedtar_flare.learning.drafting import Study
-from fedtar_flare.models.adapters.lora import load_shared_state, shared_state
+from fedtar_flare.models.adapters.lora import acting
 from fedtar_flare.site.state import SiteState
-
-
-@contextmanager
-def acting(model: Any, weights: Mapping[str, torch.Tensor]) -> Iterator[None]:
-    """Let these factors act in place of the model's while the context is open; not for training."""
-    shared = shared_state(model)
-    load_shared_state(model, weights)
-    try:
-        yield
-    finally:
-        load_shared_state(model, shared)
 
 
 @dataclass(frozen=True)

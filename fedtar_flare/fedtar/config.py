@@ -15,7 +15,7 @@ PROFILES = (("hash", "age", "sex"), ("age", "sex"))
 class PatientConfig(Settings):
     """The patient-adaptive part, which never leaves the site (FedTAR, Eq. 2 to 4)."""
 
-    added: ClassVar[Mapping[str, Any]] = {"shared_first": 0.0}
+    added: ClassVar[Mapping[str, Any]] = {"shared_first": 0.0, "local_adapter": False}
     enabled: bool = Field(True, description="False: the shared adapter alone (an ablation)")
     lr: float = Field(2e-3, gt=0, description="AdamW learning rate of the patient part")
     scale: float = Field(1.0, gt=0, description="s_p of Eq. 4; the paper's preset has alpha / rank")
@@ -46,6 +46,12 @@ class PatientConfig(Settings):
         description="share of the rounds, the first ones, in which the shared adapter learns alone, so that the "
         "patient part learns what is left; 0 in the paper's preset",
     )
+    local_adapter: bool = Field(
+        False,
+        description="reports with the patient part are written beside the shared adapter as this site last trained it, "
+        "together with the patient part, not as the server averaged it; nothing else changes. The paper's preset has "
+        "the server's",
+    )
     targets: str = Field(
         "", description="regular expression on names of LoRA layers: those with a patient part; '' for all"
     )
@@ -58,6 +64,13 @@ class PatientConfig(Settings):
         description="fields of the profile; the paper's preset has a hash of the patient's id too, by which training "
         "patients are told apart and new ones are not",
     )
+
+    def decisive(self) -> dict[str, Any]:
+        """Without ``local_adapter`` where the patient part is off, since nothing reads it there."""
+        values = super().decisive()
+        if not self.enabled:
+            values.pop("local_adapter", None)
+        return values
 
     def misfits(self) -> Iterator[tuple[str, str]]:
         if self.profile not in PROFILES:

@@ -56,6 +56,8 @@ class PatientExecutor(ReportExecutor):
         self.diagnosis_config = build(DiagnosisConfig, diagnosis, "diagnosis")
         if self.diagnosis_config.shared and not self.contract.shares:
             raise ConfigError(f"diagnosis.shared: with method '{self.contract.method}' nothing is shared")
+        if self.patient_config.local_adapter and not self.contract.shares:
+            raise ConfigError(f"patient.local_adapter: with method '{self.contract.method}' there is no other adapter")
 
     @property
     def lora_config(self) -> LoRAConfig:

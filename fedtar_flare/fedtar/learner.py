@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -22,15 +23,22 @@ from fedtar_flare.learning.diagnosis import extend
 from fedtar_flare.learning.learner import ReportLearner
 from fedtar_flare.learning.site_diagnosis import DiagnosisConfig, SiteDiagnosis, load_head
 from fedtar_flare.learning.training import Trained, drawn, load_optimizer_state, optimizer_state
+from fedtar_flare.learning.writer import Evaluated
+from fedtar_flare.models.adapters.lora import acting
 from fedtar_flare.models.report_generator import ReportGenerator
+from fedtar_flare.protocol.contract import HEAD_NAMES
 
 _PREFIX = "patient/"
+_LOCAL = "local/"
+_HEAD = re.compile(HEAD_NAMES)
 
 
 class PatientLearner(ReportLearner):
     """Algorithm 1 of FedTAR: local updates of the shared and of the patient part together.
 
-    While :attr:`patient_waits`, the patient part neither acts nor learns.
+    While :attr:`patient_waits`, the patient part neither acts nor learns. With ``patient.local_adapter`` reports are
+    scored beside :attr:`local`, which is w_{t-1} + Delta_k of the site's last task, a federated model adapted at the
+    site (`Yu et al., 2020 <https://arxiv.org/abs/2002.04758>`_); what travels and is validated is the server's.
 
     Args:
         mixture: fitted at this site; None when the patient part is off, else ConfigError.
@@ -42,6 +50,9 @@ class PatientLearner(ReportLearner):
     """
 
     patient_waits = False
+    local: Mapping[str, Tensor] | None = None
+    """The shared factors as the last task left them, where they are kept: not those that travel beside, as a head."""
+    _writes = False
 
     def __init__(
         self,
@@ -74,6 +85,7 @@ class PatientLearner(ReportLearner):
             groups.append({"params": list(self._own_head.parameters.values()), "lr": self._diagnosis.rate})
         if groups:
             self.personal_optimizer = torch.optim.AdamW(groups, weight_decay=training.weight_decay)
+        self._keeps_local = patient.enabled and patient.local_adapter
         self._dropout = patient.dropout
         self._share: Tensor | None = None
 
@@ -130,6 +142,8 @@ class PatientLearner(ReportLearner):
                 q = memberships(samples, self._mixture, self.cohort.key, self._median_age, self._profile_fields)
                 steps = torch.tensor([sample.time_step for sample in samples])
                 stack.enter_context(self.patient.adapt(q, steps, self._share))
+                if self._writes and self.local is not None:
+                    stack.enter_context(acting(self.model, self.local, self.adapter))
             if not personal and self._own_head is not None:
                 stack.enter_context(self._own_head.as_begun())
             yield
@@ -152,12 +166,23 @@ class PatientLearner(ReportLearner):
         Where the head travels, however it came to, the update says nothing of findings that too few of their patients
         have.
         """
-        if self.findings is None:
-            return super().train(steps, *args, **kwargs)
         samples = self.cohort.samples("train", steps, self.min_cell)
-        self.findings.learn_from(samples, self.min_cell)
+        if self.findings is not None:
+            self.findings.learn_from(samples, self.min_cell)
         trained = super().train(steps, *args, **kwargs)
+        if self._keeps_local:
+            self.local = {name: value for name, value in self.shared().items() if not _HEAD.fullmatch(name)}
+        if self.findings is None:
+            return trained
         return replace(trained, update=self.findings.without_rare(trained.update, samples, self.min_cell))
+
+    def evaluate(self, *args: Any, **kwargs: Any) -> Evaluated:
+        """As of :class:`ReportWriter`; beside the patient part :attr:`local` acts, where it is kept."""
+        self._writes = True
+        try:
+            return super().evaluate(*args, **kwargs)
+        finally:
+            self._writes = False
 
     def personal_parameters(self) -> Sequence[nn.Parameter]:
         return tuple(self._own_parameters().values())
@@ -173,6 +198,7 @@ class PatientLearner(ReportLearner):
             return {}
         patient = {} if self.patient is None else self.patient.state_dict()
         state = {f"{_PREFIX}{name}": value for name, value in patient.items()}
+        state |= {f"{_LOCAL}{name}": value for name, value in (self.local or {}).items()}
         state |= {} if self._own_head is None else self._own_head.state()
         return state | optimizer_state(self.personal_optimizer, self._own_parameters())
 
@@ -181,6 +207,7 @@ class PatientLearner(ReportLearner):
             return
         if self.patient is not None:
             load_patient_part(self.patient, state)
+        self.local = local_adapter(state)
         load_head(self.generator, state)
         load_optimizer_state(self.personal_optimizer, self._own_parameters(), state)
 
@@ -212,3 +239,8 @@ def patient_part(model: Any, patient: PatientConfig, rank: int, time_steps: int,
 def load_patient_part(part: PatientLoRA, state: Mapping[str, Tensor]) -> None:
     """Load the patient part of what :meth:`PatientLearner.private` gave, without its optimiser's state."""
     part.load_state_dict({k.removeprefix(_PREFIX): v for k, v in state.items() if k.startswith(_PREFIX)})
+
+
+def local_adapter(state: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
+    """The shared factors as the site last trained them, of what :meth:`PatientLearner.private` gave; None without."""
+    return {k.removeprefix(_LOCAL): v for k, v in state.items() if k.startswith(_LOCAL)} or None

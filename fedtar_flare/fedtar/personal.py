@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,11 +15,12 @@ from fedtar_flare.data.splits import key_check
 from fedtar_flare.errors import ConfigError
 from fedtar_flare.fedtar.config import PatientConfig
 from fedtar_flare.fedtar.demographics import DemographicMixture
-from fedtar_flare.fedtar.learner import load_patient_part, patient_part
+from fedtar_flare.fedtar.learner import load_patient_part, local_adapter, patient_part
 from fedtar_flare.fedtar.patient_lora import PatientLoRA
 from fedtar_flare.fedtar.profiles import memberships
 from fedtar_flare.learning.drafting import Study, visit_of
 from fedtar_flare.learning.site_diagnosis import load_head
+from fedtar_flare.models.adapters.lora import acting
 from fedtar_flare.settings import build
 from fedtar_flare.site.key import derived_key
 from fedtar_flare.site.trained import state_of_run, trained_version
@@ -30,10 +31,13 @@ from fedtar_flare.synthetic.course import synthetic_key
 class PersonalPart:
     """FedTAR's :class:`~fedtar_flare.learning.drafting.PersonalPart`: hypernetwork, projection and mixture.
 
-    ``key`` is the one with which the mixture was fitted, ``about`` what the executor wrote beside it.
+    ``key`` is the one with which the mixture was fitted, ``about`` what the executor wrote beside it, ``local`` the
+    shared factors as the site trained them beside the patient part, where it kept them.
     """
 
+    model: Any
     patient: PatientLoRA
+    local: Mapping[str, torch.Tensor]
     mixture: DemographicMixture
     key: bytes
     about: Mapping[str, Any]
@@ -60,9 +64,10 @@ class PersonalPart:
         load_patient_part(patient, private)
         load_head(model.get_base_model(), private)
         mixture = DemographicMixture.from_state({name: value.numpy() for name, value in arrays.items()})
-        return cls(patient, mixture, _matching_key(about, key), about)
+        return cls(model, patient, local_adapter(private) or {}, mixture, _matching_key(about, key), about)
 
-    def context(self, study: Study) -> AbstractContextManager[Any]:
+    @contextmanager
+    def context(self, study: Study) -> Iterator[None]:
         """The patient's adapter at this visit; ConfigError where the study lacks patient id or time step."""
         if study.patient_id is None:
             raise ConfigError("the patient part needs the patient's id as the site knows it (--patient-id)")
@@ -75,7 +80,8 @@ class PersonalPart:
         sample = Sample(visit_of(study), None, study.sex, min(study.time_step, steps), "test")
         fields = self.about["patient"]["profile"]
         q = memberships([sample], self.mixture, self.key, self.about["median_age"], tuple(fields))
-        return self.patient.adapt(q, torch.tensor([sample.time_step]))
+        with acting(self.model, self.local), self.patient.adapt(q, torch.tensor([sample.time_step])):
+            yield
 
 
 def _matching_key(about: Mapping[str, Any], key: bytes | None) -> bytes:

@@ -138,6 +138,20 @@ def using(peft_model: PeftModel, adapters: Sequence[str], layers: str = ".*") ->
             layer._active_adapter = active
 
 
+@contextmanager
+def acting(peft_model: PeftModel, weights: Mapping[str, Tensor], adapter: str = DEFAULT_ADAPTER) -> Iterator[None]:
+    """Let these values, by wire name, act in place of a set's own while the context is open; not for training.
+
+    What ``weights`` does not name acts as it is. Raises :class:`ExchangeError` as :func:`load_shared_state`.
+    """
+    before = shared_state(peft_model, adapter)
+    load_shared_state(peft_model, {**before, **weights}, adapter)
+    try:
+        yield
+    finally:
+        load_shared_state(peft_model, before, adapter)
+
+
 def extra_names(model: nn.Module, extra: Sequence[str]) -> tuple[str, ...]:
     """First name of every parameter that some expression matches under any of its names (tied weights have two).
 
