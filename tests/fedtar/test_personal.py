@@ -24,6 +24,7 @@ from fedtar_flare.imaging.pipeline import InputConfig, prepare_cohort
 from fedtar_flare.learning.config import LoRAConfig, TrainingConfig
 from fedtar_flare.learning.drafting import Drafter, Study
 from fedtar_flare.learning.site_diagnosis import DiagnosisConfig
+from fedtar_flare.models.adapters.lora import shared_state
 from fedtar_flare.models.adapters.peft_file import ADAPTER_INFO, write_adapter
 from fedtar_flare.models.config import preset
 from fedtar_flare.protocol.messages import version
@@ -40,10 +41,10 @@ def run(tmp_path_factory):
     return left_by(tmp_path_factory.mktemp("run"))
 
 
-def left_by(place, diagnosis=None):
+def left_by(place, diagnosis=None, **patient_settings):
     cohort = synthetic_cohort("site-1", folder=place / "cohorts", patients=8, timeline=Timeline(T), seed=SEED)
     cohort = prepare_cohort(cohort, InputConfig(image_size=MODEL.image_size, slices=MODEL.slices), place / "cache")
-    patient, median = PatientConfig(patients_per_component=1), training_median_age(cohort)
+    patient, median = PatientConfig(patients_per_component=1, **patient_settings), training_median_age(cohort)
     mixture = fit_mixture(cohort, patient, 5)
     learner = PatientLearner(
         model=MODEL, lora=LoRAConfig(), training=TrainingConfig(), cohort=cohort, seed=SEED,
@@ -53,6 +54,8 @@ def left_by(place, diagnosis=None):
     with torch.no_grad():
         for parameter in learner.personal_parameters():
             parameter += 0.05 * torch.randn(parameter.shape, generator=generator)
+    if patient.local_adapter:
+        learner.local = {n: v + 0.05 * torch.randn(v.shape, generator=generator) for n, v in learner.shared().items()}
     state = SiteState(place / "state", "run-1", "site-1")
     about = {
         "median_age": median, "patient": patient.to_dict(), "rank": 4, "time_steps": T, "seed": SEED, "site": "site-1",
@@ -102,6 +105,17 @@ def test_a_draft_is_told_the_findings_by_the_site_s_own_head_and_without_its_sta
     for one, other in zip(mine.model.get_base_model().diagnosis.parameters(),
                           run.learner.generator.diagnosis.parameters(), strict=True):  # fmt: skip
         torch.testing.assert_close(one, other, rtol=0, atol=0)
+
+
+def test_a_draft_is_written_beside_the_adapter_as_the_site_trained_it_where_it_kept_that(tmp_path):
+    run = left_by(tmp_path, local_adapter=True)
+    shared, images = run.learner.shared(), run.learner.images([run.sample])
+    beside_the_server_s = run.learner.generate([run.sample], images)[0]
+    run.learner.load_shared(run.learner.local)
+    own = run.learner.generate([run.sample], images)[0]
+    mine = Drafter(run.adapter, state=run.state.folder, device="cpu")
+    assert mine.draft(run.study).text == own != beside_the_server_s
+    assert all(torch.equal(value, shared[name]) for name, value in shared_state(mine.model).items())
 
 
 def test_an_adapter_names_its_method_and_one_without_a_personal_part_is_told(run, tmp_path, monkeypatch):
