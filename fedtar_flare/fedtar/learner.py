@@ -51,7 +51,7 @@ class PatientLearner(ReportLearner):
 
     patient_waits = False
     local: Mapping[str, Tensor] | None = None
-    """The shared factors as the last task left them, where they are kept: not those that travel beside, as a head."""
+    """The shared factors as the last task left them beside the patient part, without a head that travels with them."""
     _writes = False
 
     def __init__(
@@ -170,7 +170,7 @@ class PatientLearner(ReportLearner):
         if self.findings is not None:
             self.findings.learn_from(samples, self.min_cell)
         trained = super().train(steps, *args, **kwargs)
-        if self._keeps_local:
+        if self._keeps_local and not self.patient_waits:
             self.local = {name: value for name, value in self.shared().items() if not _HEAD.fullmatch(name)}
         if self.findings is None:
             return trained

@@ -97,6 +97,8 @@ def test_while_the_patient_part_waits_or_is_off_there_is_no_other_adapter(tmp_pa
             closed, *_ = a_round(tmp_path, run + str(len(kept)), patient | kept, 0.25)
             ends[run, len(kept)] = closed.payload.get("scores")
     assert ends["waits", 0] == ends["waits", 1]
+    waiting = SiteState(tmp_path / "state", "waits1", "site-1").read(version(1, T))[0]
+    assert not any(name.startswith("local/") for name in waiting)
     assert ends["off", 0] == ends["off", 1]
 
 
