@@ -135,7 +135,7 @@ class PatientLearner(ReportLearner):
     def context(self, samples: Sequence[Sample], personal: bool) -> Iterator[None]:
         """The patients' adapters at their visits, and the site's head; without the personal part, the first head.
 
-        A head that is shared is no personal part.
+        A head that is shared is no personal part. When reports are scored, :attr:`local` acts too, where it is kept.
         """
         with ExitStack() as stack:
             if personal and self.patient is not None and self._mixture is not None and not self.patient_waits:

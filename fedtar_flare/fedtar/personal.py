@@ -68,7 +68,10 @@ class PersonalPart:
 
     @contextmanager
     def context(self, study: Study) -> Iterator[None]:
-        """The patient's adapter at this visit; ConfigError where the study lacks patient id or time step."""
+        """The patient's adapter at this visit, beside the site's own shared factors where it kept them.
+
+        ConfigError where the study lacks patient id or time step.
+        """
         if study.patient_id is None:
             raise ConfigError("the patient part needs the patient's id as the site knows it (--patient-id)")
         steps = self.about["time_steps"]
