@@ -6,6 +6,7 @@ depends on identifier and key alone, so a new visit never moves a patient.
 
 from __future__ import annotations
 
+import hashlib
 import hmac
 from typing import Literal
 
@@ -40,6 +41,11 @@ def split_of(patient_id: str, key: bytes, fractions: tuple[float, float, float] 
 def identity_hash(patient_id: str, key: bytes) -> float:
     """The first coordinate of the profile, ``hash(id)`` in [0, 1) (FedTAR, Eq. 2)."""
     return keyed_unit(f"profile:{patient_id}", key)
+
+
+def synthetic_key(seed: int, site: str) -> bytes:
+    """Key of a synthetic site's keyed hashes; no secret, unlike a real site's."""
+    return hashlib.sha256(f"fedtar synthetic site\x1f{seed}\x1f{site}".encode()).digest()
 
 
 def key_check(key: bytes) -> str:

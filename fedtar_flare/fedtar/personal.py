@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from fedtar_flare.data.cohort import Sample
-from fedtar_flare.data.splits import key_check
+from fedtar_flare.data.splits import key_check, synthetic_key
 from fedtar_flare.errors import ConfigError
 from fedtar_flare.fedtar.config import PatientConfig
 from fedtar_flare.fedtar.demographics import DemographicMixture
@@ -24,7 +24,6 @@ from fedtar_flare.models.adapters.lora import acting
 from fedtar_flare.settings import build
 from fedtar_flare.site.key import derived_key
 from fedtar_flare.site.trained import state_of_run, trained_version
-from fedtar_flare.synthetic.course import synthetic_key
 
 
 @dataclass(frozen=True)

@@ -6,12 +6,11 @@ from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 
 from fedtar_flare.data.cohort import Sample, told
+from fedtar_flare.learning.labels import labeler_of
 from fedtar_flare.metrics.alarms import identical_share
 from fedtar_flare.metrics.clinical import finding_counts
 from fedtar_flare.metrics.temporal import VisitReport, claimants, finding_change_f1, finding_changes
-from fedtar_flare.metrics.text_scores import labeler_for, stated_classes, text_scores
-from fedtar_flare.synthetic.changes import changes_in
-from fedtar_flare.synthetic.vocabulary import KNOWN_FINDINGS, findings_in
+from fedtar_flare.metrics.text_scores import labeler_for, text_scores
 
 
 def content_scores(samples: Sequence[Sample], texts: Sequence[str], min_cell: int = 1) -> dict[str, float | None]:
@@ -34,7 +33,7 @@ def content_scores(samples: Sequence[Sample], texts: Sequence[str], min_cell: in
         scores["contradictions"] = None
     planted = [s.visit.changes for s in samples if s.visit.changes is not None]
     if len(planted) == len(samples):
-        said = [changes_in(text) for text in texts]
+        said = [labeler_of([s.visit for s in samples]).changes(text) for text in texts]
         found = finding_change_f1(planted, said)
         scores["finding_change_f1"] = found["finding_change_f1_example"]
         scores["finding_change_micro_f1"] = found["finding_change_f1"]
@@ -65,17 +64,17 @@ def finding_recalls(
     is left out; n is told down to a multiple of ``min_cell``.
     """
     patients = [sample.visit.patient_id for sample in samples]
-    if all(sample.visit.findings is not None for sample in samples):
+    reader = labeler_of([sample.visit for sample in samples])
+    stated = [reader.stated(text) for text in texts]
+    if reader.known:
         truth = [sample.visit.findings or frozenset() for sample in samples]
-        stated = [findings_in(text) for text in texts]
-        known = frozenset(KNOWN_FINDINGS)
+        known = reader.known
         return {
             "known": _recalls([t & known for t in truth], stated, patients, min_cell),
             "new": _recalls([t - known for t in truth], stated, patients, min_cell),
         }
-    modality = samples[0].visit.modality
-    truth = [stated_classes(sample.visit.report, modality) for sample in samples]
-    return {"stated": _recalls(truth, [stated_classes(text, modality) for text in texts], patients, min_cell)}
+    truth = [reader.stated(sample.visit.report) for sample in samples]
+    return {"stated": _recalls(truth, stated, patients, min_cell)}
 
 
 def _recalls(

@@ -11,10 +11,9 @@ from typing import Any
 from fedtar_flare.data.cohort import Sample, told
 from fedtar_flare.files import PRIVATE, write_text
 from fedtar_flare.learning.content import content_scores, finding_recalls, reference_scores
+from fedtar_flare.learning.labels import labeler_of
 from fedtar_flare.metrics.clinical import known_and_new
 from fedtar_flare.metrics.language import bleu_of_sums, clean, language_scores, language_statistics
-from fedtar_flare.synthetic.changes import changes_in
-from fedtar_flare.synthetic.vocabulary import KNOWN_FINDINGS, findings_in
 
 
 @dataclass(frozen=True)
@@ -74,7 +73,8 @@ def _cell(
     known = [i for i in chosen if samples[i].visit.findings is not None]
     if known:
         truth = [samples[i].visit.findings or frozenset() for i in known]
-        scores |= known_and_new(truth, [findings_in(texts[i]) for i in known], frozenset(KNOWN_FINDINGS))
+        reader = labeler_of([samples[i].visit for i in known])
+        scores |= known_and_new(truth, [reader.stated(texts[i]) for i in known], reader.known)
     return scores
 
 
@@ -101,6 +101,7 @@ def report_rows(
     rows = []
     for i, (sample, text, loss) in enumerate(zip(samples, texts, losses, strict=True)):
         visit = sample.visit
+        reader = labeler_of([visit])
         rows.append(
             {
                 "patient_id": visit.patient_id,
@@ -112,9 +113,9 @@ def report_rows(
                 **{f"bleu_{n}": score for n, score in enumerate(bleu[i], start=1)},
                 **{name: values[i] for name, values in columns.items()},
                 "findings": None if visit.findings is None else sorted(visit.findings),
-                "findings_in_text": None if visit.findings is None else sorted(findings_in(text)),
+                "findings_in_text": None if visit.findings is None else sorted(reader.stated(text)),
                 "changes": None if visit.changes is None else sorted(map(list, visit.changes)),
-                "changes_in_text": None if visit.changes is None else sorted(map(list, changes_in(text))),
+                "changes_in_text": None if visit.changes is None else sorted(map(list, reader.changes(text))),
             }
         )
     return rows

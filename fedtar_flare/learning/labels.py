@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from functools import cache, lru_cache, partial
 from typing import Literal
 
+from fedtar_flare.data.cohort import Modality, Visit
 from fedtar_flare.errors import ConfigError
 from fedtar_flare.metrics.chexpert_rules import chexpert_labeler
 from fedtar_flare.metrics.ctrate_rules import ctrate_labeler
 from fedtar_flare.metrics.temporal import finding_changes
-from fedtar_flare.synthetic.changes import changes_in
-from fedtar_flare.synthetic.vocabulary import FINDINGS, denied_in, findings_in
 
 CLASSES = ("blank", "positive", "negative", "uncertain")
 """Of a finding, by their number."""
@@ -29,14 +28,35 @@ LabelerName = Literal["synthetic", "chexpert-rules", "ctrate-rules", "none"]
 
 @dataclass(frozen=True)
 class Labeler:
-    """Findings, in their order, and functions from a report to the number of each one's class among ``classes``, and to
-    what it says became of findings since the visit before, pairs of a finding and a direction.
+    """Reads findings off a report.
+
+    Parameters
+    ----------
+    findings : tuple of str
+        All D findings, in the order of their labels.
+    label : callable
+        From a report to the D numbers of the findings' classes among ``classes``.
+    changes : callable
+        From a report to what it says became of findings since the visit before, pairs of a finding and a direction.
+    classes : tuple of str
+        Names of the classes.
+    known : frozenset of str
+        Findings that the shipped start has seen in images; empty where that is not known.
+    no_finding : str
+        The one that says that there is none; "" where the labeler has none.
     """
 
     findings: tuple[str, ...]
     label: Callable[[str], tuple[int, ...]]
     changes: Callable[[str], AbstractSet[tuple[str, str]]]
     classes: tuple[str, ...] = CLASSES
+    known: frozenset[str] = frozenset()
+    no_finding: str = ""
+
+    def stated(self, text: str) -> frozenset[str]:
+        """Findings that a report states as there."""
+        labels = zip(self.findings, self.label(text), strict=True)
+        return frozenset(name for name, label in labels if label == POSITIVE and name != self.no_finding)
 
 
 KEPT = 2**16
@@ -45,7 +65,7 @@ KEPT = 2**16
 
 @cache
 def labeler(name: LabelerName, classes: ClassSet = "all") -> Labeler:
-    """A labeler by its name; of classes ``positive`` it tells only whether a finding is stated.
+    """A labeler by its name; of classes ``positive`` it says only whether a finding is stated.
 
     ``synthetic``: the findings of the synthetic cohort, by its own rules, for its texts alone; ``chexpert-rules`` and
     ``ctrate-rules``: the rule-based labelers of the package, whose labels are not CheXbert's or RadBERT's; ``none``: no
@@ -61,14 +81,29 @@ def labeler(name: LabelerName, classes: ClassSet = "all") -> Labeler:
     if name == "none":
         return Labeler((), lambda text: (), lambda text: frozenset())
     if name == "synthetic":
-        return Labeler(FINDINGS, lru_cache(maxsize=KEPT)(_synthetic), changes_in)
+        return _synthetic()
     rules = chexpert_labeler() if name == "chexpert-rules" else ctrate_labeler()
 
     @lru_cache(maxsize=KEPT)
     def label(text: str) -> tuple[int, ...]:
         return tuple(CLASSES.index(found) for found in rules(text).values())
 
-    return Labeler(rules.names, label, partial(finding_changes, labeler=rules))
+    return Labeler(rules.names, label, partial(finding_changes, labeler=rules), no_finding=rules.no_finding)
+
+
+def labeler_of(visits: Sequence[Visit]) -> Labeler:
+    """The labeler for the reports of these visits: the source's own where it knows the truth, else rules."""
+    if all(visit.findings is not None for visit in visits):
+        return labeler("synthetic")
+    return labeler(RULES[visits[0].modality])
+
+
+RULES: dict[Modality, LabelerName] = {
+    "ct": "ctrate-rules",
+    "radiograph": "chexpert-rules",
+    "photograph": "chexpert-rules",
+}
+"""The rule-based labeler whose classes are usual for reports on such images."""
 
 
 def require_labeler(name: str, setting: str, source: str) -> None:
@@ -81,7 +116,16 @@ def require_labeler(name: str, setting: str, source: str) -> None:
         )
 
 
-def _synthetic(text: str) -> tuple[int, ...]:
-    """Classes of the synthetic findings; none of its texts is in doubt."""
-    stated, denied = findings_in(text), denied_in(text)
-    return tuple(POSITIVE if f in stated else CLASSES.index("negative" if f in denied else "blank") for f in FINDINGS)
+def _synthetic() -> Labeler:
+    """That of the synthetic cohort, none of whose texts is in doubt; loaded where a site has such a cohort alone."""
+    from fedtar_flare.synthetic.changes import changes_in
+    from fedtar_flare.synthetic.vocabulary import FINDINGS, KNOWN_FINDINGS, denied_in, findings_in
+
+    @lru_cache(maxsize=KEPT)
+    def label(text: str) -> tuple[int, ...]:
+        stated, denied = findings_in(text), denied_in(text)
+        return tuple(
+            POSITIVE if f in stated else CLASSES.index("negative" if f in denied else "blank") for f in FINDINGS
+        )
+
+    return Labeler(FINDINGS, label, changes_in, known=frozenset(KNOWN_FINDINGS))

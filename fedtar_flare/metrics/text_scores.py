@@ -19,14 +19,6 @@ def labeler_for(modality: Modality) -> RuleLabeler:
     return ctrate_labeler() if modality == "ct" else chexpert_labeler()
 
 
-def stated_classes(text: str, modality: Modality) -> frozenset[str]:
-    """Classes that a report states, other than that there is none."""
-    labeler = labeler_for(modality)
-    return frozenset(
-        name for name, label in labeler(text).items() if label == "positive" and name != labeler.no_finding
-    )
-
-
 def text_scores(rows: Sequence[VisitReport], modality: Modality) -> dict[str, float | None]:
     """Scores of one site's reports; None where one is not defined.
 

@@ -118,8 +118,9 @@ def _marked(example: Example) -> tuple[list[_Marked], list[_Marked] | None]:
 
 def _by_findings(written: str, truth: frozenset[str]) -> tuple[list[_Marked], list[_Marked]]:
     """Sentences that state findings, marked right or wrong, and the account of them."""
-    from fedtar_flare.synthetic.vocabulary import findings_in
+    from fedtar_flare.learning.labels import labeler
 
+    findings_in = labeler("synthetic").stated
     pieces = []
     for sentence in _SENTENCES.findall(written):
         stated = findings_in(sentence)

@@ -26,9 +26,10 @@ from pathlib import Path
 from typing import Any
 
 from fedtar_flare.data.cohort import Cohort, Patient, Visit
+from fedtar_flare.data.splits import synthetic_key
 from fedtar_flare.data.timeline import Timeline
 from fedtar_flare.errors import ConfigError
-from fedtar_flare.synthetic.course import CohortOptions, synthetic_key
+from fedtar_flare.synthetic.course import CohortOptions
 from fedtar_flare.synthetic.vocabulary import kind_of
 
 _DAY = timedelta(days=1)

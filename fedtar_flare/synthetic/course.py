@@ -28,7 +28,7 @@ from typing import Literal
 import numpy as np
 from pydantic import Field
 
-from fedtar_flare.data.splits import FRACTIONS, split_of
+from fedtar_flare.data.splits import FRACTIONS, split_of, synthetic_key
 from fedtar_flare.data.timeline import Timeline
 from fedtar_flare.settings import Settings
 from fedtar_flare.synthetic.reports import Change, State
@@ -139,11 +139,6 @@ def stream(*parts: object) -> np.random.Generator:
     """A generator that depends on the parts alone: the same in every process, independent for different parts."""
     digest = hashlib.sha256("\x1f".join(map(str, parts)).encode()).digest()
     return np.random.default_rng(np.frombuffer(digest, dtype=np.uint32))
-
-
-def synthetic_key(seed: int, site: str) -> bytes:
-    """Key of a simulated site's keyed hashes; no secret, unlike a real site's."""
-    return hashlib.sha256(f"fedtar synthetic site\x1f{seed}\x1f{site}".encode()).digest()
 
 
 def change_step(options: CohortOptions, time_steps: int) -> int | None:

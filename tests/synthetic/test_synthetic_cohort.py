@@ -9,11 +9,12 @@ import numpy as np
 import pydicom
 import pytest
 
+from fedtar_flare.data.splits import synthetic_key
 from fedtar_flare.data.timeline import Timeline
 from fedtar_flare.errors import ConfigError
 from fedtar_flare.synthetic import build, cohort
 from fedtar_flare.synthetic.cohort import TRUTH, synthetic_cohort
-from fedtar_flare.synthetic.course import CohortOptions, synthetic_key
+from fedtar_flare.synthetic.course import CohortOptions
 from fedtar_flare.synthetic.vocabulary import findings_in
 
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedtar_flare.data.splits import split_of
+from fedtar_flare.data.splits import split_of, synthetic_key
 from fedtar_flare.data.timeline import Timeline
 from fedtar_flare.errors import ConfigError
 from fedtar_flare.synthetic.build import site_patients
@@ -24,7 +24,6 @@ from fedtar_flare.synthetic.course import (
     change_step,
     plan_patient,
     stream,
-    synthetic_key,
 )
 from fedtar_flare.synthetic.vocabulary import FINDINGS, KNOWN_FINDINGS, NEW_FINDINGS, NEW_KINDS, kind_of
 
