@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
+import imagecodecs
 import numpy as np
 from pydicom.dataset import Dataset, FileMetaDataset
+from pydicom.encaps import encapsulate
 from pydicom.uid import (
     CTImageStorage,
     DigitalXRayImageStorageForPresentation,
     EnhancedCTImageStorage,
     ExplicitVRLittleEndian,
+    HTJ2KLossless,
+    JPEG2000Lossless,
+    JPEGLosslessSV1,
+    JPEGLSLossless,
+    RLELossless,
     generate_uid,
 )
 
@@ -134,6 +142,24 @@ def write_radiograph(path: Path, values: np.ndarray, bits: int = 12, **changes) 
     put(**changes)(ds, 0)
     ds.save_as(path, enforce_file_format=True)
     return path
+
+
+ENCODERS = {
+    JPEGLosslessSV1: imagecodecs.ljpeg_encode,  # not of the library that decodes
+    JPEGLSLossless: imagecodecs.jpegls_encode,
+    JPEG2000Lossless: partial(imagecodecs.jpeg2k_encode, reversible=True, codecformat="j2k"),
+    HTJ2KLossless: partial(imagecodecs.htj2k_encode, reversible=True),  # nor this one
+}
+
+
+def compress(ds: Dataset, syntax: str) -> None:
+    """Compress the pixels, 16 bits each, in place."""
+    if syntax == RLELossless:
+        ds.compress(syntax, generate_instance_uid=False)
+        return
+    ds.PixelData = encapsulate([ENCODERS[syntax](np.frombuffer(ds.PixelData, "<u2").reshape(ds.Rows, ds.Columns))])
+    ds["PixelData"].VR, ds["PixelData"].is_undefined_length = "OB", True
+    ds.file_meta.TransferSyntaxUID = syntax
 
 
 def another_series(ds: Dataset, number: int) -> None:

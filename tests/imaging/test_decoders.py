@@ -7,35 +7,31 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from jpeg_lossless import encode
-from make_dicom import chest, slice_dataset, trunk, write_radiograph, write_series
+from make_dicom import chest, compress, slice_dataset, trunk, write_radiograph, write_series
 from pydicom import dcmread
 from pydicom.encaps import encapsulate, get_frame
 from pydicom.uid import (
+    HTJ2KLossless,
     JPEG2000Lossless,
     JPEGLosslessSV1,
     JPEGLSLossless,
-    JPEGLSNearLossless,
     RLELossless,
 )
 from refused import refused
 
 from fedtar_flare.errors import DataError
 from fedtar_flare.imaging.readers.ct import read_ct
-from fedtar_flare.imaging.readers.decoders import DECODERS, stream_size
+from fedtar_flare.imaging.readers.decoders import stream_size
 from fedtar_flare.imaging.readers.neighbours import unlike_neighbours
 from fedtar_flare.imaging.readers.radiograph import read_radiograph
 
-SYNTAXES = {"RLE": RLELossless, "JPEG-LS": JPEGLSLossless, "JPEG": JPEGLosslessSV1, "JPEG 2000": JPEG2000Lossless}
-
-
-def compressed(ds, syntax) -> None:
-    if syntax == JPEGLosslessSV1:
-        ds.PixelData = encapsulate([encode(np.frombuffer(ds.PixelData, "<u2").reshape(ds.Rows, ds.Columns))])
-        ds["PixelData"].VR, ds["PixelData"].is_undefined_length = "OB", True
-        ds.file_meta.TransferSyntaxUID = syntax
-    else:
-        ds.compress(syntax, generate_instance_uid=False)
+SYNTAXES = {
+    "RLE": RLELossless,
+    "JPEG-LS": JPEGLSLossless,
+    "JPEG": JPEGLosslessSV1,
+    "JPEG 2000": JPEG2000Lossless,
+    "HTJ2K": HTJ2KLossless,
+}
 
 
 def patient() -> np.ndarray:
@@ -48,7 +44,7 @@ def patient() -> np.ndarray:
 def series(tmp_path_factory, request):
     """A folder of a compressed series, and the frame of each file."""
     folder = tmp_path_factory.mktemp("compressed")
-    write_series(folder, patient(), edit=lambda ds, i: compressed(ds, SYNTAXES[request.param]))
+    write_series(folder, patient(), edit=lambda ds, i: compress(ds, SYNTAXES[request.param]))
     frames = {file: get_frame(dcmread(file).PixelData, 0, number_of_frames=1) for file in sorted(folder.iterdir())}
     return folder, frames
 
@@ -103,13 +99,13 @@ def test_a_cut_stream(series, kept):
     assert hu is None
 
 
-@pytest.mark.parametrize("series", ["JPEG-LS", "JPEG", "JPEG 2000"], indirect=True)
+@pytest.mark.parametrize("series", ["JPEG-LS", "JPEG", "JPEG 2000", "HTJ2K"], indirect=True)
 def test_a_stream_of_another_size(series):
     _, frames = series
     file = next(iter(frames))
     turned = dcmread(file)
     ds = slice_dataset(patient()[0].T, 0)
-    compressed(ds, turned.file_meta.TransferSyntaxUID)
+    compress(ds, turned.file_meta.TransferSyntaxUID)
     frame = get_frame(ds.PixelData, 0, number_of_frames=1)
     assert stream_size(frame) == (40, 48)
     assert read_with(file, frame) is None
@@ -117,7 +113,7 @@ def test_a_stream_of_another_size(series):
 
 def test_a_decoders_warning_is_a_refusal(tmp_path):
     """A run more than a segment needs: the decoder would drop it and say so."""
-    write_series(tmp_path, edit=lambda ds, i: compressed(ds, RLELossless))
+    write_series(tmp_path, edit=lambda ds, i: compress(ds, RLELossless))
     file = sorted(tmp_path.iterdir())[4]
     frame = bytearray(get_frame(dcmread(file).PixelData, 0, number_of_frames=1))
     frame += bytes([0xF0, 7])
@@ -129,19 +125,15 @@ def test_a_decoders_warning_is_a_refusal(tmp_path):
     assert not [warning for warning in said if "padding" in str(warning.message)]
 
 
-def test_one_decoder_for_each_syntax():
-    assert DECODERS[JPEGLSLossless] == DECODERS[JPEGLSNearLossless] == "pyjpegls"
-
-
-def test_a_radiograph_of_jpeg_ls_with_a_flipped_bit(tmp_path):
+def test_a_radiograph_of_damaged_jpeg_ls(tmp_path):
     grey = np.random.default_rng(0).integers(0, 4096, (40, 60)).astype(np.uint16)
     path = write_radiograph(tmp_path / "f.dcm", grey)
     ds = dcmread(path)
-    ds.compress(JPEGLSLossless, generate_instance_uid=False)
+    compress(ds, JPEGLSLossless)
     ds.save_as(path)
     assert read_radiograph(path).shape == (40, 60)
     frame = bytearray(get_frame(ds.PixelData, 0, number_of_frames=1))
-    frame[len(frame) // 2] ^= 4
+    frame[200:400] = bytes(200)
     with_frame(path, bytes(frame))
     with refused("undecodable"):
         read_radiograph(path)
@@ -153,7 +145,7 @@ def test_a_slice_unlike_its_neighbours_is_noted(tmp_path):
     damaged = hu.copy()
     damaged[12, :, :32] = np.roll(hu[12], 20, axis=0)[:, :32]
     for name, volume in (("good", hu), ("bad", damaged)):
-        write_series(tmp_path / name, volume, edit=lambda ds, i: compressed(ds, JPEG2000Lossless))
+        write_series(tmp_path / name, volume, edit=lambda ds, i: compress(ds, JPEG2000Lossless))
     assert read_ct(tmp_path / "good").warnings == ()
     (note,) = read_ct(tmp_path / "bad").warnings
     assert note.reason == "unlike-neighbours" and note.text.startswith("1 slice(s)")

@@ -20,11 +20,9 @@ from typing import Any
 import nibabel
 import numpy as np
 import pytest
-from jpeg_lossless import encode
-from make_dicom import ORIGIN, SPACING, enhanced_dataset, trunk, write_radiograph, write_series
+from make_dicom import ENCODERS, ORIGIN, SPACING, compress, enhanced_dataset, trunk, write_radiograph, write_series
 from mutations import PIXELS, Files, Mutation, mutated, raw
 from PIL import Image
-from pydicom.encaps import encapsulate
 from pydicom.uid import (
     DeflatedExplicitVRLittleEndian,
     ExplicitVRBigEndian,
@@ -84,12 +82,8 @@ def body() -> np.ndarray:
 def series(folder: Path, syntax: str = "") -> Files:
     def edit(ds, i):
         ds.InstanceNumber, ds.SliceLocation = i + 1, ORIGIN[2] + i * SPACING[0]
-        if syntax == JPEGLosslessSV1:
-            ds.PixelData = encapsulate([encode(np.frombuffer(ds.PixelData, "<u2").reshape(ds.Rows, ds.Columns))])
-            ds["PixelData"].VR, ds["PixelData"].is_undefined_length = "OB", True
-            ds.file_meta.TransferSyntaxUID = syntax
-        elif syntax in (RLELossless, JPEGLSLossless, JPEG2000Lossless):
-            ds.compress(syntax, generate_instance_uid=False)
+        if syntax in (RLELossless, *ENCODERS):
+            compress(ds, syntax)
         elif syntax:
             if syntax == ExplicitVRBigEndian:
                 ds.PixelData = np.frombuffer(ds.PixelData, "<u2").astype(">u2").tobytes()

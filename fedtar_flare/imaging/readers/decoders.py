@@ -11,25 +11,29 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import imagecodecs
 import numpy as np
 from pydicom import uid
 from pydicom.dataset import Dataset
 from pydicom.encaps import get_frame
 from pydicom.pixels import get_decoder, iter_pixels
+from pydicom.pixels.decoders.base import DecodeRunner
 
 from fedtar_flare.errors import DataError
 
 JPEG = (uid.JPEGBaseline8Bit, uid.JPEGExtended12Bit, uid.JPEGLossless, uid.JPEGLosslessSV1)
 JPEG_LS = (uid.JPEGLSLossless, uid.JPEGLSNearLossless)
 JPEG_2000 = (uid.JPEG2000Lossless, uid.JPEG2000, uid.HTJ2KLossless, uid.HTJ2KLosslessRPCL, uid.HTJ2K)
-DECODERS: dict[str, str] = {
-    uid.RLELossless: "pydicom",
-    **dict.fromkeys((*JPEG, *JPEG_2000), "pylibjpeg"),
-    **dict.fromkeys(JPEG_LS, "pyjpegls"),  # pylibjpeg reads on behind a damage
+CODECS: dict[str, Callable[[bytes], np.ndarray]] = {
+    **dict.fromkeys(JPEG, imagecodecs.jpeg8_decode),
+    **dict.fromkeys(JPEG_LS, imagecodecs.jpegls_decode),
+    **dict.fromkeys(JPEG_2000, imagecodecs.jpeg2k_decode),
 }
+"""libjpeg-turbo, CharLS and OpenJPEG."""
+DECODERS: dict[str, str] = {uid.RLELossless: "pydicom", **dict.fromkeys(CODECS, "imagecodecs")}
 """pydicom's name of the decoder for each syntax."""
 
 END = b"\xff\xd9"
@@ -41,13 +45,27 @@ BY_CHANCE = "The number of bytes of compressed pixel data matches"
 logging.getLogger("pydicom.pixels.decoders.base").setLevel(logging.CRITICAL)  # it logs the traceback of each refusal
 
 
+def is_available(syntax: str) -> bool:
+    """What pydicom asks of a plugin."""
+    return syntax in CODECS
+
+
+def decode_frame(stream: bytes, runner: DecodeRunner) -> bytes:
+    """pydicom's plugin for the syntaxes of :data:`CODECS`: the bytes of one frame's values."""
+    values = CODECS[runner.transfer_syntax](stream)
+    runner.set_option("bits_allocated", 8 * values.itemsize)
+    return values.tobytes()
+
+
+for _syntax in CODECS:
+    get_decoder(_syntax).add_plugin("imagecodecs", (__name__, "decode_frame"))
+
+
 def is_readable(syntax: uid.UID) -> bool:
     """Whether pixels of this transfer syntax can be read here."""
     if not syntax.is_transfer_syntax or syntax.is_private:
         return False
-    if not syntax.is_encapsulated:
-        return True
-    return syntax in DECODERS and DECODERS[syntax] in get_decoder(syntax).available_plugins
+    return not syntax.is_encapsulated or syntax in DECODERS
 
 
 def decoded(
