@@ -10,16 +10,23 @@ for the whole run, so that no difference of two rows is one patient's.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from fedtar_flare.data.cohort import Sample
 from fedtar_flare.errors import ExchangeError
+from fedtar_flare.metrics.classification import auc
 from fedtar_flare.protocol.exchange import check_unit_rows
 
 FEATURES = "bank.features"
 """Name of the rows on the wire."""
+
+SENT = "sent/"
+"""Of the names of the rows that the site sent, by round, in its private state."""
 
 ROUNDS = 3
 """For how many rounds a site's rows serve, unless newer ones of its own replace them."""
@@ -53,21 +60,16 @@ def rows_of_round(samples: Sequence[Sample], round_: int, rows: int, group: int,
     return [[own[cycle % len(own)] for own in groups[i]] for i in order[place * many : (place + 1) * many]]
 
 
-def separation(inside: Tensor, outside: Tensor) -> float:
-    """Area under the ROC curve of scores (n,) of those who are in the rows against scores (m,) of those who are not.
-
-    1: the rows give away who is in them; 0.5: they tell nothing.
-    """
-    differences = inside[:, None] - outside[None, :]
-    return float(((differences > 0).double() + 0.5 * (differences == 0).double()).mean())
-
-
 def membership_auc(rows: Tensor, inside: Tensor, outside: Tensor) -> float:
-    """How well the largest cosine to any row tells features (n, C) of patients in the rows from (m, C) of others.
+    """Area under the ROC curve of the largest cosine to any row, of features (n, C) of patients in the rows against
+    features (m, C) of others: 1 where the rows give away who is in them, 0.5 where they tell nothing.
 
     It is what somebody can do who has the patient's image, the encoder and the rows.
     """
-    return separation((inside @ rows.T).amax(1), (outside @ rows.T).amax(1))
+    scores = torch.cat([inside, outside]) @ rows.T
+    found = auc(np.repeat([1, 0], [len(inside), len(outside)]), scores.amax(1).numpy())
+    assert found is not None
+    return found
 
 
 def others(rows: Tensor, own: Sequence[Tensor]) -> Tensor:
@@ -83,6 +85,51 @@ def check_down(rows: Tensor, width: int) -> None:
     if rows.dim() != 2 or rows.shape[1] != width or len(rows) > MOST_DOWN:
         raise ExchangeError(f"the server sent a bank of shape {tuple(rows.shape)}, not rows of {width}")
     check_unit_rows(FEATURES, rows)
+
+
+class SiteBank:
+    """The bank as one site has it.
+
+    :attr:`rows` (M, C) are the other hospitals' unit rows for the contrast, :attr:`sent` by round the rows that this
+    site sent, which are part of its state, :attr:`use` what is told of both. ``width`` is C.
+    """
+
+    def __init__(self, width: int):
+        self.width = width
+        self.rows = torch.zeros(0, width)
+        self.sent: dict[int, Tensor] = {}
+        self.use: dict[str, float] = {}
+
+    def receive(self, rows: Tensor | None) -> None:
+        """Take what came down, in place of what was there; :class:`ExchangeError` for what is no bank."""
+        if rows is not None:
+            check_down(rows, self.width)
+        self.rows = torch.zeros(0, self.width) if rows is None else rows.clone()
+
+    def begin(self, round_: int) -> None:
+        """Forget what was sent too long ago to be in the bank, and leave out of the bank what this site sent."""
+        self.sent = {r: kept for r, kept in self.sent.items() if 0 < round_ - r <= ROUNDS}
+        self.rows = others(self.rows, list(self.sent.values()))
+        self.use = {"sent": 0.0, "received": float(len(self.rows))}
+
+    def share(self, inside: Tensor, group: int, round_: int) -> Tensor:
+        """Rows (M, C) of unit features (M * group, C), kept as sent: the unit mean of each group."""
+        shared = F.normalize(inside.unflatten(0, (-1, group)).mean(1), dim=-1)
+        self.sent[round_] = shared
+        self.use |= {"sent": float(len(shared)), "patients_a_row": float(group)}
+        return shared
+
+    def tell_membership(self, shared: Tensor, inside: Tensor, outside: Tensor) -> None:
+        """How well the rows tell features of who is in them from features of others, for :attr:`use`."""
+        self.use["membership_auc"] = membership_auc(shared, inside, outside)
+
+    def state(self) -> dict[str, Tensor]:
+        """What persists at the site."""
+        return {f"{SENT}{round_}": rows for round_, rows in self.sent.items()}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Load what :meth:`state` gave; other names are ignored."""
+        self.sent = {int(name.removeprefix(SENT)): v.clone() for name, v in state.items() if name.startswith(SENT)}
 
 
 class FeatureBank:

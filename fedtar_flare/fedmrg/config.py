@@ -8,34 +8,41 @@ from typing import Any, Literal
 from pydantic import Field
 
 from fedtar_flare.fedmrg.bank import MOST_ROWS
-from fedtar_flare.fedmrg.contrast import Denominator
-from fedtar_flare.fedmrg.distill import Direction
+from fedtar_flare.fedmrg.distill import Distillation
 from fedtar_flare.fedmrg.dual_adapter import Backbone
-from fedtar_flare.learning.diagnosis import HeadKind, Place
-from fedtar_flare.learning.labels import ClassSet, LabelerName
+from fedtar_flare.learning.labels import LabelerName
 from fedtar_flare.settings import Settings
+
+Prompts = Literal["paper", "memory"]
+
+PROMPTS: dict[Prompts, dict[str, Any]] = {
+    "paper": {"prompt_place": "last", "prompt_classes": "all", "head": "mean"},
+    "memory": {"prompt_place": "memory", "prompt_classes": "positive", "head": "attention"},
+}
+"""What :func:`fedtar_flare.learning.diagnosis.extend` is to make of the diagnosis branch."""
 
 
 class FedMRGConfig(Settings):
-    """Dual adapters, mutual distillation, contrast of images, and diagnoses as prompts.
+    """Dual adapters, mutual distillation, contrast of images, and diagnoses as prompts (Che et al.).
 
-    Where the paper gives no value, the default is a decision: its curves of the two weights have no numbers.
+    Where the paper gives no value, the default is a decision: its curves of the two weights have no numbers. Adapters
+    and the diagnosis branch learn at ``training.lr_shared``.
     """
 
     mix: float = Field(
         0.5, ge=0, le=1, description="mu of Eq. 6, at inference: 1 the generic adapter alone, 0 the specialised whole"
     )
-    distill_weight: float = Field(0.5, ge=0, description="weight of the distillation, both ways (Eq. 4 and 5)")
-    distill_states: bool = Field(
-        True, description="compare the hidden states too (Eq. 4 and 5); False: the next token's probabilities alone"
-    )
     specialised: bool = Field(
         True, description="train the specialised adapter; False: one generic adapter, without distillation"
     )
-    kl: Direction = Field("teacher", description="its KL: (teacher || student), or (student || teacher) as printed")
+    distill_weight: float = Field(0.5, ge=0, description="weight of the distillation (Eq. 4 and 5); 0 leaves it out")
+    distillation: Distillation = Field(
+        "mutual",
+        description="which adapter teaches: 'mutual' both; 'l2g' the specialised the generic alone (Eq. 4), 'g2l' the "
+        "other way round (Eq. 5); 'logits': both, by the next token's probabilities alone (FedDAT)",
+    )
     contrast_weight: float = Field(0.1, ge=0, description="weight of the contrast of images (Eq. 3); 0 leaves it out")
     temperature: float = Field(0.07, gt=0, description="tau of the contrast")
-    denominator: Denominator = Field("decoupled", description="'infonce' adds the positive to the sum, as is usual")
     bank_rows: int = Field(
         16, ge=0, le=MOST_ROWS, description="rows that a site may add to the feature bank in a round; 0: no bank"
     )
@@ -46,53 +53,29 @@ class FedMRGConfig(Settings):
         "site takes at least 5",
     )
     labeler: LabelerName = Field(
-        "synthetic", description="what tells the findings of a report; the same at all sites; 'none': no prompts"
+        "synthetic", description="what reads the findings of a report; the same at all sites; 'none': no prompts"
     )
-    prompt_classes: ClassSet = Field(
-        "all", description="what a prompt tells of a finding: all four classes, or whether it is there alone"
-    )
-    prompt_place: Place = Field(
-        "last",
-        description="where prompts stand: at the decoder's 'last' positions; beside its 'begin' token, as copies of it "
-        "that share its weight at first, so that untrained prompts do not disturb a trained decoder; or in its "
-        "'memory', among the image's tokens, which a trained decoder heeds soonest",
-    )
-    prompt_truth: float = Field(
-        1.0,
-        ge=0,
-        le=1,
-        description="share of the training reports whose prompts are the report's own findings (all, in the paper), "
-        "not those that the branch predicts",
-    )
-    head: HeadKind = Field(
-        "mean", description="how the branch reads the image: the mean of the tokens, or a query for each finding"
+    prompts: Prompts = Field(
+        "paper",
+        description="'paper': all four classes of each finding at the decoder's last positions, predicted from the "
+        "mean of the image's tokens; 'memory': only whether each finding is present, among the image's tokens, where "
+        "a trained decoder heeds them soonest, predicted by a query for each finding",
     )
     head_weights: Literal["small"] | None = Field(
         None,
-        description="'small': the head that was warm-started with the preset small (findings of the synthetic cohort), "
-        "and prompts for the place 'memory'; for head 'attention' and prompt_classes 'positive'",
+        description="'small': the diagnosis branch that was warm-started with the preset small (findings of the "
+        "synthetic cohort), for prompts 'memory'",
     )
     backbone: Backbone = Field(
         "whole", description="of the encoder, its pooling and its map: trained and exchanged whole, by LoRA, or frozen"
     )
     lr_encoder: float = Field(1e-4, gt=0, description="AdamW learning rate of what travels whole of the base model")
-    lr_branch: float = Field(1e-3, gt=0, description="AdamW learning rate of the head of the diagnosis branch")
-    lr_prompts: float = Field(1e-3, gt=0, description="AdamW learning rate of the prompts' embeddings")
-    cross_attention: bool = Field(
-        True,
-        description="adapt the decoder's cross-attention too, by which it reads the image; False: it stays as it is",
-    )
-    lr_specialised: float = Field(1e-3, gt=0, description="AdamW learning rate of the specialised adapter")
-    encoder_updates: Literal["both", "generic"] = Field(
-        "both", description="which half of an update moves the encoder and the branch; 'generic' costs less"
-    )
 
     def misfits(self) -> Iterator[tuple[str, str]]:
-        warm = (self.labeler, self.head, self.prompt_classes)
-        if self.head_weights and self.labeler != "none" and warm != ("synthetic", "attention", "positive"):
-            yield "head_weights", "none, unless labeler is synthetic, head attention and prompt_classes positive"
+        if self.head_weights and self.labeler != "none" and (self.labeler, self.prompts) != ("synthetic", "memory"):
+            yield "head_weights", "none, unless labeler is synthetic and prompts is memory"
 
     def extension(self, slices: int, seed: int) -> dict[str, Any]:
         """What :func:`fedtar_flare.learning.diagnosis.extend` needs to know."""
-        names = ("labeler", "prompt_classes", "prompt_place", "head", "head_weights")
-        return {"slices": slices, "seed": seed} | {name: getattr(self, name) for name in names}
+        own = {"labeler": self.labeler, "head_weights": self.head_weights}
+        return own | PROMPTS[self.prompts] | {"slices": slices, "seed": seed}

@@ -1,8 +1,8 @@
-"""One adapter teaches the other (Eq. 4 and 5): cosine of the last hidden states and divergence of the next tokens.
+"""One adapter teaches the other: cosine of the last hidden states and divergence of the next tokens (Eq. 4 and 5).
 
-``KD(student, teacher) = 1 - cos(h_st, h_te) + KL``, without gradient in the teacher, over the positions that predict a
-token of the report. The paper prints KL(student || teacher), while the DistilBERT that it cites has (teacher ||
-student), the default here.
+``KD(student, teacher) = 1 - cos(h_st, h_te) + KL(teacher || student)``, without gradient in the teacher, over the
+positions that predict a token of the report. The paper prints KL(student || teacher), while the DistilBERT that it
+cites has the form used here.
 """
 
 from __future__ import annotations
@@ -14,7 +14,10 @@ from torch.nn import functional as F
 
 from fedtar_flare.models.tokenizer import IGNORED
 
-Direction = Literal["teacher", "student"]
+Distillation = Literal["mutual", "g2l", "l2g", "logits"]
+
+TEACHES: dict[Distillation, tuple[str, ...]] = {"g2l": ("specialised",), "l2g": ("generic",)}
+"""Which adapters are taught; where it does not say, both are."""
 
 
 def distill_losses(
@@ -23,23 +26,29 @@ def distill_losses(
     teacher_states: Tensor,
     teacher_logits: Tensor,
     labels: Tensor,
-    kl: Direction = "teacher",
     with_states: bool = True,
 ) -> Tensor:
-    """Mean KD over each report's tokens, shape (B,), float32.
+    """Mean KD over each report's tokens.
 
-    Args:
-        states, teacher_states: last hidden states (B, L, E).
-        logits, teacher_logits: (B, L, V); position i predicts the token at i + 1.
-        labels: (B, L), -100 where no loss is taken.
-        kl: ``teacher``: KL(teacher || student); ``student``: KL(student || teacher), as printed.
-        with_states: whether the cosine is taken; without it, it is FedDAT's distillation.
+    Parameters
+    ----------
+    states, teacher_states : Tensor, (B, L, E)
+        Last hidden states.
+    logits, teacher_logits : Tensor, (B, L, V)
+        Position i predicts the token at i + 1.
+    labels : Tensor, (B, L)
+        -100 where no loss is taken.
+    with_states : bool
+        Whether the cosine is taken; without it, this is FedDAT's distillation.
+
+    Returns
+    -------
+    Tensor, (B,), float32
     """
     counted = labels[:, 1:] != IGNORED
-    cosine = F.cosine_similarity(states[:, :-1].float(), teacher_states[:, :-1].detach().float(), dim=-1)
     own = logits[:, :-1].float().log_softmax(-1)
     taught = teacher_logits[:, :-1].detach().float().log_softmax(-1)
-    given, approximated = (taught, own) if kl == "teacher" else (own, taught)
-    divergence = (given.exp() * (given - approximated)).sum(-1)
-    apart = 1 - cosine + divergence if with_states else divergence
+    apart = (taught.exp() * (taught - own)).sum(-1)
+    if with_states:
+        apart = 1 - F.cosine_similarity(states[:, :-1].float(), teacher_states[:, :-1].detach().float(), dim=-1) + apart
     return (apart * counted).sum(1) / counted.sum(1).clamp(min=1)

@@ -40,16 +40,10 @@ PREFIX = "specialised/"
 Backbone = Literal["whole", "lora", "frozen"]
 
 _DECODER = r"decoder\..*"
-_CROSS_ATTENTION = r"decoder\..*\bcrossattention\b"
 
 
-def generic_targets(targets: str, backbone: Backbone, cross_attention: bool = True) -> str:
-    """Layers that G adapts, among a model's ``targets``: those of the decoder, with ``lora`` the encoder's too.
-
-    Without ``cross_attention``, the layers by which the decoder reads the image are left out.
-    """
-    if not cross_attention:
-        targets = rf"(?!{_CROSS_ATTENTION})(?:{targets})"
+def generic_targets(targets: str, backbone: Backbone) -> str:
+    """Layers that G adapts, among a model's ``targets``: those of the decoder, with ``lora`` the encoder's too."""
     return targets if backbone == "lora" else decoder_targets(targets)
 
 

@@ -60,10 +60,10 @@ class FedMRGExecutor(ReportExecutor):
         if self.training_config.gradient_checkpointing:
             # the same bits, but where memory runs out within the second pass, what the first one made stays
             raise ConfigError("training.gradient_checkpointing: not with FedMRG; training.micro_batch saves memory too")
-        targets = generic_targets(self.model_config.lora_targets, config.backbone, config.cross_attention)
+        targets = generic_targets(self.model_config.lora_targets, config.backbone)
         self.model_config = self.model_config.replace(lora_targets=targets)
         findings = len(labeler(config.labeler).findings)
-        if self.model_config.decoder_name is None and config.prompt_place == "last":
+        if self.model_config.decoder_name is None and config.prompts == "paper":
             require_positions(findings, self.model_config.max_length, self.model_config.decoder_positions)
         more = [WHOLE] if config.backbone == "whole" else []
         more += BRANCH.names if findings else ()
@@ -90,8 +90,7 @@ class FedMRGExecutor(ReportExecutor):
 
     def asked(self, rounds: int, time_steps: int) -> Asked:
         """With the specialised adapter, which is as large as the generic one."""
-        config = self.fedmrg_config
-        rate = max(config.lr_specialised, config.lr_encoder, config.lr_branch, config.lr_prompts)
+        rate = max(self.training_config.lr_shared, self.fedmrg_config.lr_encoder)
         return replace(super().asked(rounds, time_steps), own_learning_rate=rate, own_parameters=lambda shared: shared)
 
     def learner_settings(self, header: TaskHeader, state: SiteState) -> dict[str, Any]:

@@ -5,13 +5,15 @@
 The preset small has seen the known findings, but the head that taught them to it was thrown away. This one reads them
 off the shipped encoder, which stays as it is, on phantoms of the warm start's kind: no site's patients, scanners or
 styles. The rows of the new findings, which no image of it shows, stay at zero: their prompts say 'other' until
-hospitals have taught them. Then the prompts are taught to be heeded (:mod:`fedtar_flare.fedmrg.prompt_start`).
+hospitals have taught them. Then the prompts are trained alone, on reports half of which come with another phantom's
+image, so that the decoder learns from the prompts and not from the image's tokens what to write.
 """
 
 from __future__ import annotations
 
 import argparse
 import math
+import random
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -19,21 +21,21 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedtar_flare.fedmrg.prompt_start import Phantoms, fit_prompts, written_of
-from fedtar_flare.imaging.batch import collate
+from fedtar_flare.imaging.batch import ImageBatch, collate
 from fedtar_flare.imaging.pipeline import InputConfig
-from fedtar_flare.learning.diagnosis import PROMPTS, AttentionHead, DiagnosisBranch, extend, head_file
+from fedtar_flare.learning.diagnosis import PROMPTS, DiagnosisBranch, extend, head_file
 from fedtar_flare.learning.labels import POSITIVE
-from fedtar_flare.learning.training import batches
+from fedtar_flare.learning.training import batches, parts
 from fedtar_flare.learning.warm_start import HELD_OUT_SEED_STEP, Pairs, phantom_pairs
 from fedtar_flare.metrics.clinical import finding_f1
 from fedtar_flare.models.build import build_model, build_tokenizer
 from fedtar_flare.models.config import preset
-from fedtar_flare.models.report_generator import ReportGenerator
-from fedtar_flare.synthetic.vocabulary import FINDINGS, KNOWN_FINDINGS
+from fedtar_flare.models.report_generator import ReportGenerator, report_loss
+from fedtar_flare.models.tokenizer import ReportTokenizer
+from fedtar_flare.synthetic.vocabulary import FINDINGS, KNOWN_FINDINGS, findings_in
 
 START: dict[str, Any] = {
     "labeler": "synthetic",
@@ -41,51 +43,117 @@ START: dict[str, Any] = {
     "prompt_place": "memory",
     "head": "attention",
 }
-"""What the weights are for, as ``FedMRGConfig`` names it."""
+"""What the weights are for, as :func:`fedtar_flare.learning.diagnosis.extend` names it."""
 AT_ONCE, BATCH, STEPS, LEARNING_RATE = 16, 32, 2000, 3e-3
+PROMPT_BATCH, PROMPT_STEPS, PROMPT_RATE, FOCUS = 16, 400, 3e-2, 2.0
+OTHER_IMAGE = 0.5
+"""Share of the reports that come with another phantom's image."""
 
 
-@torch.no_grad()
-def tokens_of(model: ReportGenerator, pairs: Pairs) -> tuple[Tensor, Tensor]:
-    """Tokens (B, S, N, C) of the phantoms, float16, and their mask (B, S)."""
-    tokens, masks = [], []
-    for start in range(0, len(pairs.images), AT_ONCE):
-        batch = collate(pairs.images[start : start + AT_ONCE])
-        tokens.append(model.tokens(batch).half())
-        masks.append(batch.slice_mask)
-    return torch.cat(tokens), torch.cat(masks)
+class Phantoms:
+    """Phantoms as a model with a frozen encoder sees them: their tokens are kept, in half precision."""
+
+    def __init__(self, model: ReportGenerator, pairs: Pairs):
+        self.model, self._images = model, pairs.images
+        self.truth = torch.tensor([[int(f in shown) * POSITIVE for f in FINDINGS] for shown in pairs.findings])
+        """Classes (B, D) of what they show."""
+        with torch.no_grad():
+            self._tokens = torch.cat([model.tokens(collate(part)).half() for part in parts(pairs.images, AT_ONCE)])
+
+    def seen(self, chosen: Sequence[int]) -> tuple[ImageBatch, Tensor]:
+        """Images and tokens (B, S, N, C) of these phantoms."""
+        return collate([self._images[i] for i in chosen]), self._tokens[list(chosen)].float()
+
+    @torch.no_grad()
+    def memory(self, chosen: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """What the decoder attends to, (B, M, E), and its mask (B, M)."""
+        return self.model.memory(*self.seen(chosen))
+
+    def diagnosed(self, chosen: Sequence[int]) -> Tensor:
+        """Logits (B, D, K) of the model's branch."""
+        images, tokens = self.seen(chosen)
+        return cast(DiagnosisBranch, self.model.diagnosis)(tokens, images.slice_mask)
 
 
-def truth_of(findings: Sequence[frozenset[str]]) -> Tensor:
-    """Classes (B, D) of what phantoms show."""
-    return torch.tensor([[POSITIVE if name in shown else 0 for name in FINDINGS] for shown in findings])
+class FixedPrompts(nn.Module):
+    """A :class:`~fedtar_flare.models.prompting.Prompter` of ``prompts`` (B, D, E), whatever the image."""
+
+    place = "memory"
+
+    def __init__(self, prompts: Tensor):
+        super().__init__()
+        self._prompts = prompts
+
+    def prompts(self, *seen: Any) -> Tensor:
+        """The same, whatever is seen."""
+        return self._prompts
 
 
-def fit(
-    head: AttentionHead, tokens: Tensor, mask: Tensor, truth: Tensor, seed: int, say: Callable[[str], None] = print
+def descend(
+    parameters: Sequence[nn.Parameter], rate: float, decay: float, losses: Iterator[Tensor], steps: int, say: Any
 ) -> None:
-    """Train the head in place on the known findings, by AdamW with a cosine."""
-    known = [FINDINGS.index(name) for name in KNOWN_FINDINGS]
-    optimizer = torch.optim.AdamW(head.parameters(), lr=LEARNING_RATE, weight_decay=0.05)
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda n: 0.5 * (1 + math.cos(math.pi * n / STEPS)))
-    for number, chosen in enumerate(batches(len(truth), BATCH, STEPS, seed), start=1):
-        logits = head(tokens[chosen].float(), mask[chosen])[:, known]
-        loss = F.cross_entropy(logits.flatten(0, 1), truth[chosen][:, known].flatten())
+    """AdamW with a cosine, one step for each loss."""
+    optimizer = torch.optim.AdamW(parameters, lr=rate, weight_decay=decay)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda n: 0.5 * (1 + math.cos(math.pi * n / steps)))
+    for number, loss in enumerate(losses, start=1):
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
         schedule.step()
-        if number % 200 == 0:
-            say(f"step {number}/{STEPS}  loss {loss.item():.4f}")
+        if number % 100 == 0:
+            say(f"step {number}/{steps}  loss {loss.item():.4f}")
+
+
+def fit_head(phantoms: Phantoms, seed: int, say: Callable[[str], None] = print) -> None:
+    """Train the head in place on the known findings."""
+    known = [FINDINGS.index(name) for name in KNOWN_FINDINGS]
+
+    def losses() -> Iterator[Tensor]:
+        for chosen in batches(len(phantoms.truth), BATCH, STEPS, seed):
+            logits = phantoms.diagnosed(chosen)[:, known]
+            yield F.cross_entropy(logits.flatten(0, 1), phantoms.truth[chosen][:, known].flatten())
+
+    head = cast(DiagnosisBranch, phantoms.model.diagnosis).head
+    descend(list(head.parameters()), LEARNING_RATE, 0.05, losses(), STEPS, say)
+
+
+def fit_prompts(
+    phantoms: Phantoms,
+    tokenizer: ReportTokenizer,
+    pairs: Pairs,
+    seed: int,
+    say: Callable[[str], None] = print,
+    steps: int = PROMPT_STEPS,
+) -> None:
+    """Train the prompts in place, and nothing else of the model."""
+    model, branch = phantoms.model, cast(DiagnosisBranch, phantoms.model.diagnosis)
+    for parameter in model.parameters():
+        parameter.requires_grad_(parameter is branch.embeddings)
+
+    def losses() -> Iterator[Tensor]:
+        draw, everyone = random.Random(seed), range(len(pairs.reports))
+        for _ in range(steps):
+            chosen = draw.choices(everyone, k=PROMPT_BATCH)
+            images = [draw.choice(everyone) if draw.random() < OTHER_IMAGE else one for one in chosen]
+            texts = [draw.choice((pairs.reports, pairs.styled))[one] for one in chosen]
+            ids, labels = tokenizer.batch(texts)
+            logits, _ = model.decode(*phantoms.memory(images), ids, branch.prompts_of(phantoms.truth[chosen]))
+            yield report_loss(logits, labels, FOCUS).mean()
+
+    descend([branch.embeddings], PROMPT_RATE, 0.0, losses(), steps, say)
 
 
 @torch.no_grad()
-def said_of(head: AttentionHead, tokens: Tensor, mask: Tensor) -> Iterator[frozenset[str]]:
-    """Findings that the head sees in each image."""
-    for start in range(0, len(tokens), AT_ONCE):
-        part = slice(start, start + AT_ONCE)
-        for row in head(tokens[part].float(), mask[part]).argmax(-1).tolist():
-            yield frozenset(name for name, said in zip(FINDINGS, row, strict=True) if said == POSITIVE)
+def written_of(phantoms: Phantoms, tokenizer: ReportTokenizer, images: Sequence[int]) -> list[frozenset[str]]:
+    """Findings of the reports that are written, greedily, from each phantom's true prompts and these images."""
+    model, branch = phantoms.model, cast(DiagnosisBranch, phantoms.model.diagnosis)
+    said = []
+    for rows in parts(range(len(images)), PROMPT_BATCH):
+        batch, tokens = phantoms.seen([images[i] for i in rows])
+        model.diagnosis = FixedPrompts(branch.prompts_of(phantoms.truth[list(rows)]))
+        said += [findings_in(tokenizer.decode(ids)) for ids in model.generate(batch, 1, tokens=tokens).tolist()]
+    model.diagnosis = branch
+    return said
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -100,29 +168,28 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     say, config = partial(print, flush=True), preset("small")
     model, images = build_model(config), InputConfig(image_size=config.image_size, slices=config.slices)
-    pairs = phantom_pairs(arguments.phantoms, arguments.seed, images, say)
-    tokens, truth = tokens_of(model, pairs), truth_of(pairs.findings)
+    tokenizer = build_tokenizer(config)
     extend(model, START | {"slices": config.slices, "seed": arguments.seed})
     branch = cast(DiagnosisBranch, model.diagnosis)
-    head = cast(AttentionHead, branch.head)
-    fit(head, *tokens, truth, arguments.seed, say)
-    phantoms = Phantoms(model, *tokens, collate(pairs.images).position_mm)
-    tokenizer = build_tokenizer(config)
-    fit_prompts(branch, phantoms, tokenizer, pairs, truth, arguments.seed, say)
+    pairs = phantom_pairs(arguments.phantoms, arguments.seed, images, say)
+    phantoms = Phantoms(model, pairs)
+    fit_head(phantoms, arguments.seed, say)
+    fit_prompts(phantoms, tokenizer, pairs, arguments.seed, say)
     arguments.out.mkdir(parents=True, exist_ok=True)
-    state = {name: value.half() for name, value in head.state_dict().items()}
+    state = {name: value.half() for name, value in branch.head.state_dict().items()}
     state |= {PROMPTS: branch.embeddings.detach().half()}
     save_file(state, arguments.out / Path(head_file("small")).name)
-    held_out = phantom_pairs(arguments.held_out, arguments.seed + HELD_OUT_SEED_STEP, images)
-    tokens, findings = tokens_of(model, held_out), held_out.findings
-    scores = finding_f1(findings, list(said_of(head, *tokens)))
-    say(f"held-out phantoms: finding F1 of the head {scores['finding_f1']:.3f}")
-    phantoms = Phantoms(model, *tokens, collate(held_out.images).position_mm)
-    others = [*range(1, len(findings)), 0]
-    for beside, what in ((range(len(findings)), "its own image"), (others, "another's image")):
-        written = written_of(branch, phantoms, tokenizer, list(beside), truth_of(findings))
-        told, seen = (finding_f1(found, written)["finding_f1"] for found in (findings, [findings[i] for i in beside]))
-        say(f"written from true prompts beside {what}: finding F1 of the prompts {told:.3f}, of the image {seen:.3f}")
+    pairs = phantom_pairs(arguments.held_out, arguments.seed + HELD_OUT_SEED_STEP, images)
+    phantoms, findings = Phantoms(model, pairs), pairs.findings
+    with torch.no_grad():
+        rows = torch.cat([phantoms.diagnosed(part).argmax(-1) for part in parts(range(len(findings)), AT_ONCE)])
+    seen = [frozenset(f for f, said in zip(FINDINGS, row, strict=True) if said == POSITIVE) for row in rows.tolist()]
+    say(f"held-out phantoms: finding F1 of the head {finding_f1(findings, seen)['finding_f1']:.3f}")
+    everyone = list(range(len(findings)))
+    for order, what in ((everyone, "its own image"), ([*everyone[1:], 0], "another's image")):
+        written = written_of(phantoms, tokenizer, order)
+        by_prompt, by_image = (finding_f1(f, written)["finding_f1"] for f in (findings, [findings[i] for i in order]))
+        say(f"written from true prompts and {what}: finding F1 of the prompts {by_prompt:.3f}, of it {by_image:.3f}")
     return 0
 
 

@@ -21,12 +21,11 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from fedtar_flare.data.cohort import Sample, Visit
-from fedtar_flare.fedmrg.bank import FEATURES
-from fedtar_flare.fedmrg.batch_contrast import BatchContrast
-from fedtar_flare.fedmrg.config import FedMRGConfig
-from fedtar_flare.fedmrg.contrast import contrast_losses, features
-from fedtar_flare.fedmrg.distill import distill_losses
+from fedtar_flare.data.cohort import Sample, Visit, told
+from fedtar_flare.fedmrg.bank import FEATURES, SiteBank
+from fedtar_flare.fedmrg.config import PROMPTS, FedMRGConfig
+from fedtar_flare.fedmrg.contrast import BatchContrast, contrast_losses, features
+from fedtar_flare.fedmrg.distill import TEACHES, distill_losses
 from fedtar_flare.fedmrg.dual_adapter import (
     GENERIC,
     add_specialised,
@@ -38,17 +37,14 @@ from fedtar_flare.fedmrg.dual_adapter import (
     specialised_parameters,
     specialised_state,
 )
-from fedtar_flare.fedmrg.prompt_scores import prompt_scores
-from fedtar_flare.fedmrg.site_bank import SiteBank
 from fedtar_flare.imaging.batch import ImageBatch, collate
 from fedtar_flare.learning.diagnosis import DiagnosisBranch, diagnosis_losses, extend
-from fedtar_flare.learning.labels import labeler
+from fedtar_flare.learning.labels import POSITIVE, Labeler, labeler
 from fedtar_flare.learning.learner import ReportLearner
 from fedtar_flare.learning.training import (
     Trained,
     Validated,
     augmented,
-    drawn,
     load_optimizer_state,
     optimizer_state,
     parts,
@@ -72,7 +68,7 @@ class FedMRGLearner(ReportLearner):
         add_specialised(self.model, model.lora_targets, seed)
         self.model.to(self.device)
         self.personal_optimizer = torch.optim.AdamW(
-            self.personal_parameters(), lr=fedmrg.lr_specialised, weight_decay=self.training.weight_decay
+            self.personal_parameters(), lr=self.training.lr_shared, weight_decay=self.training.weight_decay
         )
         self.bank = SiteBank(self.feature_width)
         self._personal = True
@@ -140,16 +136,11 @@ class FedMRGLearner(ReportLearner):
         return tuple(specialised_parameters(self.model).values())
 
     def shared_optimizer(self, parameters: Sequence[nn.Parameter], passes: float) -> torch.optim.Optimizer:
-        """G at ``lr_shared``, branch at ``lr_branch``, its prompts at ``lr_prompts``, the rest at ``lr_encoder``."""
-        settings = self._fedmrg
-        rates = {
-            "base_model.": self.training.lr_shared,
-            "diagnosis.head.": settings.lr_branch,
-            "diagnosis.embeddings": settings.lr_prompts,
-        }
+        """G and the branch at ``training.lr_shared``, the rest of Theta at ``fedmrg.lr_encoder``."""
         groups: dict[float, list[nn.Parameter]] = {}
         for name, parameter in shared_parameters(self.model, self.adapter).items():
-            rate = next((rate for start, rate in rates.items() if name.startswith(start)), settings.lr_encoder)
+            own = name.startswith(("base_model.", "diagnosis."))
+            rate = self.training.lr_shared if own else self._fedmrg.lr_encoder
             groups.setdefault(self.rate * rate, []).append(parameter)
         return torch.optim.AdamW(
             [{"params": members, "lr": rate} for rate, members in groups.items()],
@@ -183,17 +174,14 @@ class FedMRGLearner(ReportLearner):
     def training_losses(self, samples: Sequence[Sample], images: ImageBatch, seed: str) -> Tensor:
         """Loss of each report in the running half, (B,); the teacher and what it reads have no gradient."""
         base, settings = self.generator, self._fedmrg
-        moves_theta = self._half == HALVES[0] or settings.encoder_updates == "both"
         ids, labels = (part.to(self.device) for part in self.tokenizer.batch([s.visit.report for s in samples]))
         classes = self._classes(samples)
         with self._autocasting():
-            with torch.set_grad_enabled(moves_theta):
-                tokens = self.tokens(samples, images)
-                memory, mask = base.memory(images, tokens)
-                seen, prompts = None, None
-                if self._branch is not None:
-                    seen = self._branch(tokens, images.slice_mask)
-                    prompts = self._branch.prompts_of(self._told(samples, classes, seen.argmax(-1), seed))
+            tokens = self.tokens(samples, images)
+            memory, mask = base.memory(images, tokens)
+            branch = self._branch
+            seen = None if branch is None else branch(tokens, images.slice_mask)
+            prompts = None if branch is None else branch.prompts_of(classes)
             student, teacher = generic_model, specialised_model
             if self._half == HALVES[1]:
                 student, teacher = teacher, student
@@ -201,16 +189,17 @@ class FedMRGLearner(ReportLearner):
                 logits, states = base.decode(memory, mask, ids, prompts)
             found = {f"language_{self._half}": report_loss(logits, labels, self.training.focus)}
             losses = found[f"language_{self._half}"]
-            if settings.specialised and settings.distill_weight:
+            taught = self._half in TEACHES.get(settings.distillation, HALVES)
+            if settings.specialised and settings.distill_weight and taught:
                 with torch.no_grad(), teacher(self.model):
-                    taught, teaching = base.decode(memory, mask, ids, prompts)
-                kd = distill_losses(states, logits, teaching, taught, labels, settings.kl, settings.distill_states)
+                    target, teaching = base.decode(memory, mask, ids, prompts)
+                kd = distill_losses(states, logits, teaching, target, labels, settings.distillation != "logits")
                 found[f"distillation_{self._half}"] = kd
                 losses = losses + settings.distill_weight * kd
-        if moves_theta and seen is not None:
+        if seen is not None:
             found["diagnosis"] = diagnosis_losses(seen, classes)
             losses = losses + found["diagnosis"]
-        if moves_theta and settings.contrast_weight and self._encoder_learns:
+        if settings.contrast_weight and self._encoder_learns:
             found["contrast"] = self._contrast(samples, features(tokens, images.slice_mask))
             losses = losses + settings.contrast_weight * found["contrast"]
         for name, values in found.items():
@@ -227,26 +216,19 @@ class FedMRGLearner(ReportLearner):
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self._autocast):
             yield
 
+    @property
+    def _labeler(self) -> Labeler:
+        return labeler(self._fedmrg.labeler, PROMPTS[self._fedmrg.prompts]["prompt_classes"])
+
     def _classes(self, samples: Sequence[Sample]) -> Tensor:
         """Classes (B, D) of the reports' findings."""
-        label = labeler(self._fedmrg.labeler, self._fedmrg.prompt_classes).label
+        label = self._labeler.label
         return torch.tensor([label(s.visit.report) for s in samples], dtype=torch.long, device=self.device)
-
-    def _told(self, samples: Sequence[Sample], truth: Tensor, predicted: Tensor, seed: str) -> Tensor:
-        """Classes (B, D) that the prompts tell in training: of each report its own, or those that were predicted."""
-        own = (drawn(samples, f"prompt/{seed}") < self._fedmrg.prompt_truth).to(truth.device)
-        return torch.where(own[:, None], truth, predicted)
 
     def _accumulate(self, samples: Sequence[Sample], training_seed: str | None = None) -> float:
         """As :meth:`ReportLearner._accumulate`; the contrast is of the whole batch, whatever its parts."""
-        settings = self._fedmrg
         if training_seed is not None:
-            losses = partial(
-                contrast_losses,
-                bank=self.bank.rows,
-                temperature=settings.temperature,
-                denominator=settings.denominator,
-            )
+            losses = partial(contrast_losses, bank=self.bank.rows, temperature=self._fedmrg.temperature)
             self._contrast = BatchContrast(samples, partial(self._see, training_seed), losses, self._micro_batch)
         return super()._accumulate(samples, training_seed)
 
@@ -288,8 +270,10 @@ class FedMRGLearner(ReportLearner):
     # ------------------------------------------------------------------ diagnoses
     @torch.no_grad()
     def diagnoses(self, samples: Sequence[Sample], min_cell: int) -> dict[str, dict[str, float]]:
-        """Scores of the predicted prompts (:func:`prompt_scores`); none without a branch."""
-        branch, known = self._branch, labeler(self._fedmrg.labeler, self._fedmrg.prompt_classes)
+        """How well prompts are predicted, finding by finding that at least ``min_cell`` distinct patients have: reports
+        that state it (``n``, down to a multiple of ``min_cell``), recall and accuracy. Empty without a branch.
+        """
+        branch, known = self._branch, self._labeler
         if branch is None or not samples:
             return {}
         predicted = []
@@ -297,7 +281,18 @@ class FedMRGLearner(ReportLearner):
             images = self.images(part, prior=False)
             with self._autocasting():
                 predicted.append(branch(self.tokens(part, images), images.slice_mask).argmax(-1).cpu())
-        return prompt_scores(known.findings, samples, torch.cat(predicted), self._classes(samples).cpu(), min_cell)
+        said, truth = torch.cat(predicted), self._classes(samples).cpu()
+        found = {}
+        for i, finding in enumerate(known.findings):
+            there = truth[:, i] == POSITIVE
+            having = {s.visit.patient_id for s, states in zip(samples, there.tolist(), strict=True) if states}
+            if having and len(having) >= min_cell:
+                found[finding.replace(" ", "_")] = {
+                    "n": told(int(there.sum()), min_cell),
+                    "recall": float((said[there, i] == POSITIVE).float().mean()),
+                    "accuracy": float((said[:, i] == truth[:, i]).float().mean()),
+                }
+        return found
 
     # ------------------------------------------------------------------ what stays
     def private(self) -> dict[str, Tensor]:

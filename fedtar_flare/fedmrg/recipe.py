@@ -11,9 +11,7 @@ from fedtar_flare.flare.recipe import PAPER, MethodRecipe
 
 SMALL: dict[str, Any] = {
     "backbone": "frozen",
-    "prompt_place": "memory",
-    "prompt_classes": "positive",
-    "head": "attention",
+    "prompts": "memory",
     "head_weights": "small",
     "mix": 0.0,
 }
@@ -28,14 +26,7 @@ PRESETS: dict[str, dict[str, Any]] = {
     "fedmrg-paper": {
         "lora": {"rank": 16, "alpha": 16.0},
         "training": {"batch_size": 16, "lr_shared": 5e-5, "weight_decay": 0.05, "schedule": "cosine"},
-        "fedmrg": {
-            "labeler": "chexpert-rules",
-            "bank_rows": 64,
-            "lr_encoder": 5e-5,
-            "lr_branch": 5e-5,
-            "lr_prompts": 5e-5,
-            "lr_specialised": 5e-5,
-        },
+        "fedmrg": {"labeler": "chexpert-rules", "bank_rows": 64, "lr_encoder": 5e-5},
     },
     "paper": PAPER | {"training": PAPER["training"] | {"schedule": "cosine"}},
 }

@@ -1,8 +1,7 @@
 """The diagnosis branch: it reads the findings off the image, and tells the decoder by prompt tokens.
 
-The decoder reads one prompt per finding. In training the prompts are what
-the report says (or, for a share of the reports, what the branch predicts), at inference what the branch predicts. Their
-embeddings T are a tensor of its own, no part of the vocabulary: no text can spell a prompt.
+The decoder reads one prompt per finding. In training the prompts are what the report says, at inference what the branch
+predicts. Their embeddings T are a tensor of its own, no part of the vocabulary: no text can spell a prompt.
 
 Where prompts stand, and what they are at first, decides what becomes of a decoder that was trained without any:
 
@@ -10,10 +9,6 @@ Where prompts stand, and what they are at first, decides what becomes of a decod
     at the decoder's last positions, T (K, E) for K classes, from the mean of the words' embeddings on; its place tells
     the finding. Untrained, it disturbs: before training, known findings F1 of 16 visits fell from 1.00 to .62, and to
     .50 with the prompts between begin token and report at the positions of the words (greedy writing).
-``begin``
-    T (D, K, E), a row for each class of each finding. All begin as the begin token, stand at its position, and share
-    its weight in attention, so that the untrained prompts change nothing in what is written. Neither does what they say
-    after 144 updates, nor after they alone were trained for 200 (docs/fedmrg.md): they are not heeded.
 ``memory``
     T (D, K, E) among the image's tokens, which the decoder reads by cross-attention, where it has learnt to look for
     findings. All begin near zero. Trained alone for 400 updates, before a frozen decoder, they are heeded more than the
@@ -108,7 +103,6 @@ class DiagnosisBranch(nn.Module):
         channels: C, of the encoder.
         slices: of an image.
         words: the decoder's embeddings (V, E), around whose mean T begins in the place ``last``.
-        begin: number of the begin token, whose embedding T begins as in the place ``begin``.
         seed: of the initial values; the global random state is neither read nor changed.
     """
 
@@ -119,7 +113,6 @@ class DiagnosisBranch(nn.Module):
         channels: int,
         slices: int,
         words: Tensor,
-        begin: int,
         seed: int,
         head: HeadKind = "mean",
         place: Place = "last",
@@ -133,9 +126,7 @@ class DiagnosisBranch(nn.Module):
             self.head = MeanHead(findings, classes, channels, slices, generator)
         else:
             self.head = AttentionHead(findings, classes, channels, generator)
-        if place == "begin":
-            start = words[begin].repeat(findings, classes, 1)
-        elif place == "memory":
+        if place == "memory":
             start = NOISE * torch.randn(findings, classes, words.shape[1], generator=generator).to(words.device)
         else:
             noise = torch.randn(classes, words.shape[1], generator=generator)
@@ -204,7 +195,6 @@ def extend(generator: ReportGenerator, settings: Mapping[str, Any]) -> None:
         generator.encoder.width,
         settings["slices"],
         generator.decoder.get_input_embeddings().weight.detach(),
-        generator.bos_id,
         settings["seed"],
         settings.get("head", "mean"),
         place,
@@ -276,5 +266,5 @@ def require_positions(findings: int, max_length: int, positions: int) -> None:
         raise ConfigError(
             f"{findings} diagnosis prompts and reports of {max_length} tokens (model.max_length) do not fit in the "
             f"decoder's {positions} positions: set model.max_length to {positions - findings} or less, "
-            "fedmrg.prompt_place to memory or begin, or fedmrg.labeler to none"
+            "fedmrg.prompts to memory, or fedmrg.labeler to none"
         )

@@ -22,7 +22,6 @@ from fedtar_flare.fedmrg.bank import (
     membership_auc,
     others,
     rows_of_round,
-    separation,
 )
 from fedtar_flare.fedmrg.contract import CONTRACT
 from fedtar_flare.fedmrg.contrast import unit
@@ -224,12 +223,6 @@ def test_rows_go_down_in_another_order_each_round_and_the_same_after_a_resume():
 
 
 # --------------------------------------------------------------------------- who is in the rows
-def test_the_area_under_the_curve_is_that_of_all_pairs():
-    inside, outside = torch.tensor([0.9, 0.5, 0.5]), torch.tensor([0.5, 0.1])
-    pairs = [(a > b) + 0.5 * (a == b) for a in inside.tolist() for b in outside.tolist()]
-    assert separation(inside, outside) == pytest.approx(sum(pairs) / 6)
-
-
 def test_a_row_of_one_patient_gives_the_patient_away_and_one_of_five_is_no_anonymity(capsys):
     """Features of 80 patients around a common mean, else without order; the attacker has image, encoder and rows."""
     features = unit(normal(1, 64, seed=9) + 0.6 * normal(80, 64))

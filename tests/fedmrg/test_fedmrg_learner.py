@@ -10,6 +10,7 @@ import torch
 from torch.nn import functional as F
 
 from fedtar_flare.fedmrg.dual_adapter import BROADCAST, GENERIC, SPECIALISED, copy_broadcast
+from fedtar_flare.fedmrg.section import PARTS
 from fedtar_flare.fedtar.patient_lora import PatientLoRA, PatientLoRAConfig
 from fedtar_flare.imaging.batch import collate
 from fedtar_flare.imaging.pipeline import images_of
@@ -143,9 +144,8 @@ def test_a_batch_in_parts_has_the_whole_batch_s_gradient(shaken, learner_of):
             torch.testing.assert_close(gradient, gradients[0][1][name], rtol=1e-3, atol=2e-6)
 
 
-@pytest.mark.parametrize("encoder_updates", ["both", "generic"])
-def test_each_half_moves_its_own_adapter_and_nothing_else_to_the_bit(shaken, learner_of, encoder_updates):
-    learner = shaken(learner_of(encoder_updates=encoder_updates))
+def test_each_half_moves_its_own_adapter_and_nothing_else_to_the_bit(shaken, learner_of):
+    learner = shaken(learner_of())
     copy_broadcast(learner.model)
     learner._sums = {}
     seen = []
@@ -161,8 +161,7 @@ def test_each_half_moves_its_own_adapter_and_nothing_else_to_the_bit(shaken, lea
     seen.append({n: p.detach() for n, p in learner.model.named_parameters()})
     moved = [{n for n in a if not torch.equal(a[n], b[n])} for a, b in pairwise(seen)]
     kinds = [{_kind(name) for name in names} for names in moved]
-    assert kinds[0] == {GENERIC, "theta"}
-    assert kinds[1] == ({SPECIALISED, "theta"} if encoder_updates == "both" else {SPECIALISED})
+    assert kinds == [{GENERIC, "theta"}, {SPECIALISED, "theta"}]
 
 
 def _kind(name):
@@ -210,7 +209,7 @@ def test_an_untrained_specialised_adapter_s_scores_are_the_generic_model_s(learn
 
 
 def test_the_rates_are_those_of_their_parts(learner_of):
-    learner = learner_of(lr_encoder=2e-5, lr_branch=4e-3, lr_prompts=2e-2)
+    learner = learner_of(lr_encoder=2e-5, training={"lr_shared": 4e-3})
     learner.rate = 0.5
     named = {id(p): n for n, p in shared_parameters(learner.model, GENERIC).items()}
     rates = {
@@ -218,8 +217,8 @@ def test_the_rates_are_those_of_their_parts(learner_of):
     }
     assert len(rates) == len(named)
     for name, rate in rates.items():
-        own = {"base_model": 5e-4, "diagnosis.head": 2e-3, "diagnosis.embeddings": 1e-2}
-        assert rate == next((own[start] for start in own if name.startswith(start)), 1e-5), name
+        assert rate == (2e-3 if name.startswith(("base_model", "diagnosis")) else 1e-5), name
+    assert [group["lr"] for group in learner.personal_optimizer.param_groups] == [4e-3]
 
 
 def test_a_frozen_backbone_sends_adapter_and_branch_alone_and_has_no_contrast(learner_of):
@@ -229,27 +228,20 @@ def test_a_frozen_backbone_sends_adapter_and_branch_alone_and_has_no_contrast(le
     assert "contrast" not in trained.parts["loss_parts"]
 
 
-def test_without_the_specialised_adapter_the_generic_one_learns_as_without_distillation(learner_of):
-    """PromptMRG's form; and a distillation that counts nothing is not computed."""
-    alone = learner_of(specialised=False, encoder_updates="generic")
-    both = learner_of(distill_weight=0.0, encoder_updates="generic")
-    first, second = alone.train(None, 1), both.train(None, 1)
-    assert all(torch.equal(v, second.update[n]) for n, v in first.update.items())
-    assert not alone.personal_part_acts and both.personal_part_acts
-    assert not any("specialised" in part or "distillation" in part for part in first.parts["loss_parts"])
-    assert "distillation_generic" not in second.parts["loss_parts"]
-
-
-def test_prompts_in_training_tell_the_report_s_findings_or_those_predicted(learner_of):
-    learner = learner_of(prompt_truth=0.5)
-    samples = learner.cohort.samples("train")
-    truth, predicted = torch.ones(len(samples), 14, dtype=torch.long), torch.zeros(len(samples), 14, dtype=torch.long)
-    told = learner._told(samples, truth, predicted, "s")
-    assert torch.equal(told, learner._told(samples, truth, predicted, "s"))
-    assert not torch.equal(told, learner._told(samples, truth, predicted, "t"))
-    assert set(map(tuple, told.tolist())) == {(1,) * 14, (0,) * 14}, "of a report all or none"
-    for share, expected in ((1.0, truth), (0.0, predicted)):
-        assert torch.equal(learner_of(prompt_truth=share)._told(samples, truth, predicted, "s"), expected)
+@pytest.mark.parametrize(
+    ("settings", "left_out"),
+    [({"specialised": False}, {"language_specialised", "distillation_generic", "distillation_specialised"}),
+     ({"distill_weight": 0.0}, {"distillation_generic", "distillation_specialised"}),
+     ({"distillation": "g2l"}, {"distillation_generic"}), ({"distillation": "l2g"}, {"distillation_specialised"}),
+     ({"contrast_weight": 0.0}, {"contrast"}), ({"labeler": "none"}, {"diagnosis"}),
+     ({"distillation": "logits"}, set())],
+)  # fmt: skip
+def test_each_part_of_table_iv_is_taken_out_alone(learner_of, settings, left_out):
+    parts = "encoder|pooling|projection" + ("" if "labeler" in settings else "|diagnosis")
+    learner = learner_of(exchange=(rf"(?:{parts})\..+",), **settings)
+    parts = learner.train(None, 1, updates=1).parts["loss_parts"]
+    assert {*PARTS} - {*parts} == left_out
+    assert learner.personal_part_acts is settings.get("specialised", True)
 
 
 def test_a_simulated_site_s_own_change_reaches_images_views_and_tokens_and_is_not_kept_for_others(learner_of):

@@ -56,7 +56,7 @@ def learner_of(cohort):
 
 
 def branch_of(seed=0, findings=5):
-    return DiagnosisBranch(findings, 2, 8, 4, torch.randn(20, 16), 1, seed, "attention", "memory")
+    return DiagnosisBranch(findings, 2, 8, 4, torch.randn(20, 16), seed, "attention", "memory")
 
 
 def test_prompts_that_nobody_trained_are_fixed_ones_and_trained_ones_stay():

@@ -7,11 +7,13 @@ import torch
 
 from fedtar_flare.errors import ConfigError
 from fedtar_flare.fedmrg.executor import FedMRGExecutor
-from fedtar_flare.fedmrg.prompt_start import Phantoms, fit_prompts, written_of
+from fedtar_flare.fedmrg.head_start import Phantoms, fit_prompts, written_of
 from fedtar_flare.imaging.batch import ImageBatch
+from fedtar_flare.imaging.cache import Prepared
 from fedtar_flare.learning.diagnosis import AttentionHead, DiagnosisBranch, diagnosis_losses, extend, load_start
 from fedtar_flare.learning.labels import CLASSES, labeler
 from fedtar_flare.learning.warm_start import Pairs
+from fedtar_flare.models import learned_prompts
 from fedtar_flare.models.build import build_model, build_tokenizer
 from fedtar_flare.models.config import preset
 from fedtar_flare.models.report_generator import report_loss
@@ -85,7 +87,7 @@ def test_the_branch_depends_on_its_seed_alone_and_leaves_the_base_model_s_finger
 
 
 def test_the_head_reads_mean_and_largest_of_the_slices_that_are_there():
-    branch = DiagnosisBranch(3, 4, 5, slices=4, words=torch.zeros(2, 7), begin=0, seed=0)
+    branch = DiagnosisBranch(3, 4, 5, slices=4, words=torch.zeros(2, 7), seed=0)
     tokens, mask = normal(2, 4, 6, 5), batch().slice_mask
     found = branch(tokens, mask)
     for b, there in ((0, 4), (1, 2)):
@@ -93,7 +95,7 @@ def test_the_head_reads_mean_and_largest_of_the_slices_that_are_there():
         read = torch.cat([means.mean(0), means.max(0).values])
         by_hand = (branch.head.weight @ read + branch.head.bias).view(3, 4)
         torch.testing.assert_close(found[b], by_hand, rtol=1e-5, atol=1e-6)
-    one_slice = DiagnosisBranch(3, 4, 5, slices=1, words=torch.zeros(2, 7), begin=0, seed=0)
+    one_slice = DiagnosisBranch(3, 4, 5, slices=1, words=torch.zeros(2, 7), seed=0)
     assert one_slice.head.weight.shape == (12, 5)
 
 
@@ -128,7 +130,7 @@ def shipped(place="memory", classes=2, width=None):
     small = preset("small")
     words = torch.zeros(3, width or small.decoder_width)
     branch = DiagnosisBranch(
-        len(FINDINGS), classes, small.encoder_widths[-1], 16, words, 0, 0, head="attention", place=place
+        len(FINDINGS), classes, small.encoder_widths[-1], 16, words, 0, head="attention", place=place
     )
     load_start(branch, "small")
     return branch
@@ -137,7 +139,7 @@ def shipped(place="memory", classes=2, width=None):
 def test_the_shipped_prompts_are_for_the_memory_alone_and_tell_each_finding_s_two_classes_apart():
     prompts = shipped().embeddings
     assert prompts.shape == (14, 2, 128) and (prompts[:, 0] - prompts[:, 1]).norm(dim=1).min() > 1
-    assert not shipped("begin").embeddings.any(), "there they begin as the begin token, which is zero here"
+    assert shipped("last").embeddings.shape == (2, 128), "there they are of the classes, and none is shipped"
     with pytest.raises(ConfigError, match=r"have the shape \(14, 2, 128\), the model wants \(14, 2, 64\)"):
         shipped(width=64)
 
@@ -146,11 +148,12 @@ def test_prompts_are_taught_to_be_heeded_and_nothing_else_changes():
     """The loss of reports beside other images falls, by the prompts alone."""
     model, tokenizer = extended(prompt_place="memory", prompt_classes="positive"), build_tokenizer(MODEL)
     before = {n: p.clone() for n, p in model.named_parameters()}
-    tokens = model.tokens(batch()).detach()
-    phantoms = Phantoms(model, tokens, batch().slice_mask, batch().position_mm)
     texts = ["Small right pleural effusion.", "The lungs are clear."]
-    pairs = Pairs([], texts, texts, [frozenset({"effusion_right"}), frozenset()])
+    images = [Prepared(image.numpy(), torch.ones(4).numpy()) for image in batch().images]
+    pairs = Pairs(images, texts, texts, [frozenset({"effusion_right"}), frozenset()])
+    phantoms = Phantoms(model, pairs)
     truth = torch.tensor([[int(name == "effusion_right") for name in FINDINGS], [0] * 14])
+    assert torch.equal(phantoms.truth, truth)
     ids, labels = tokenizer.batch(texts)
 
     def loss():
@@ -159,11 +162,12 @@ def test_prompts_are_taught_to_be_heeded_and_nothing_else_changes():
             return float(report_loss(logits, labels).mean())
 
     start = loss()
-    fit_prompts(model.diagnosis, phantoms, tokenizer, pairs, truth, seed=0, steps=20)
+    fit_prompts(phantoms, tokenizer, pairs, seed=0, steps=20)
     assert loss() < start
     moved = [n for n, p in model.named_parameters() if not torch.equal(p, before[n])]
     assert moved == ["diagnosis.embeddings"]
-    assert len(written_of(model.diagnosis, phantoms, tokenizer, [1, 0], truth)) == 2
+    own = model.diagnosis
+    assert len(written_of(phantoms, tokenizer, [1, 0])) == 2 and model.diagnosis is own
 
 
 def test_prompts_stand_before_the_begin_token_at_the_last_positions_and_bear_no_loss():
@@ -191,7 +195,10 @@ def test_prompts_stand_before_the_begin_token_at_the_last_positions_and_bear_no_
 @pytest.mark.parametrize("beams", [1, 2])
 def test_untrained_prompts_beside_the_begin_token_change_nothing(beams):
     """As D further begin tokens at its position that share its weight."""
-    plain, model = build_model(MODEL), extended(prompt_place="begin", prompt_classes="positive")
+    plain, model = build_model(MODEL), build_model(MODEL)
+    learned_prompts.extend(model, 14, False, seed=0)
+    with torch.no_grad():
+        model.diagnosis.embeddings.copy_(model.decoder.get_input_embeddings().weight[model.bos_id].expand(14, -1))
     ids = torch.randint(3, 300, (2, 9), generator=torch.Generator().manual_seed(2))
     ids[:, 0] = plain.bos_id
     with torch.no_grad():
@@ -232,7 +239,7 @@ def test_prompts_in_the_memory_stand_among_the_image_s_tokens():
         assert not torch.allclose(model.decode(memory, mask, ids)[0], by_hand)
 
 
-@pytest.mark.parametrize("place", ["last", "begin", "memory"])
+@pytest.mark.parametrize("place", ["last", "memory"])
 @pytest.mark.parametrize("beams", [1, 2])
 def test_what_is_written_follows_from_the_predicted_prompts(beams, place):
     model = extended(prompt_place=place)
@@ -276,7 +283,7 @@ def test_the_loss_is_the_mean_of_the_findings_cross_entropies():
 def test_prompts_and_reports_that_are_too_long_for_the_decoder_are_refused_when_built():
     with pytest.raises(ConfigError, match=r"14 diagnosis prompts.*96 tokens.*96 positions: set model.max_length to 82"):
         FedMRGExecutor(preset="tiny")
-    for fits in ({"labeler": "none"}, {"prompt_place": "begin"}, {"prompt_place": "memory"}):
+    for fits in ({"labeler": "none"}, {"prompts": "memory"}):
         assert FedMRGExecutor(preset="tiny", fedmrg=fits).model_config.max_length == 96
     with pytest.raises(ConfigError, match="96 positions"):
         extend(build_model(preset("tiny")), {"labeler": "synthetic", "slices": 4, "seed": 0})
@@ -284,9 +291,9 @@ def test_prompts_and_reports_that_are_too_long_for_the_decoder_are_refused_when_
 
 @pytest.mark.parametrize(
     ("setting", "value"),
-    [("temperature", 0), ("temperature", -1.0), ("mix", 1.5), ("mix", -0.1), ("labeler", "chexbret"), ("kl", "both"),
+    [("temperature", 0), ("temperature", -1.0), ("mix", 1.5), ("mix", -0.1), ("labeler", "chexbret"), ("kl", "teacher"),
      ("contrast_weight", -1), ("backbone", "half"), ("lr_encoder", 0), ("taau", 1),
-     ("prompt_truth", 1.1), ("prompt_place", "middle"), ("head", "cls"), ("head_weights", "small")],
+     ("distillation", "both"), ("prompts", "begin"), ("head_weights", "small")],
 )  # fmt: skip
 def test_a_setting_that_cannot_be_fails_when_built(setting, value):
     with pytest.raises(ConfigError, match=setting):

@@ -72,7 +72,7 @@ def test_logits_are_those_of_one_text_of_image_prompts_and_report(folder, prompt
 @pytest.mark.parametrize("beams", [1, 2])
 def test_what_is_written_follows_from_the_logits_and_not_from_the_rest_of_the_batch(folder, beams):
     model = build_model(config_of(folder))
-    extend(model, {"labeler": "synthetic", "slices": 4, "seed": 0, "prompt_place": "begin"})
+    extend(model, {"labeler": "synthetic", "slices": 4, "seed": 0, "prompt_place": "last"})
     with torch.no_grad():
         model.diagnosis.embeddings.normal_(0, 2, generator=torch.Generator().manual_seed(3))
         memory, mask = model.memory(batch())
