@@ -17,7 +17,6 @@ LARGEST_ROOM = 0.15
 BY_NAME = {
     "fedtar_flare.methods",  # the registry of methods: a guard that needs a contract does not import a learner
     "fedtar_flare.data.sources",  # the registry of sources: a site imports the one that it has
-    "fedtar_flare.imaging.workers",  # a program of its own, told its task in JSON
 }
 """Modules that may import a module by a name that is put together at run time."""
 

@@ -17,7 +17,6 @@ KEYWORDS = """
     AccessionNumber StudyDate StudyTime AcquisitionDate AcquisitionTime SeriesDate SeriesTime Modality ImageType
     ViewPosition Rows SamplesPerPixel
 """
-READ_HEADERS = "fedtar_flare.curation.archive_files:read_headers"
 CHUNK = 200
 """Files that a worker reads at a time."""
 
@@ -91,7 +90,7 @@ def all_headers(paths: Sequence[Path], workers: int, say: Any, every: float) -> 
     progress = Progress("header", len(paths), say or (lambda line: None), every)
     got: dict[int, Any] = {}
     read = 0
-    for i, outcome in each(READ_HEADERS, chunks, workers):
+    for i, outcome in each(read_headers, chunks, workers):
         if isinstance(outcome, DataError):
             raise outcome
         got[i] = outcome

@@ -24,7 +24,6 @@ from fedtar_flare.progress import Progress
 if TYPE_CHECKING:
     from fedtar_flare.imaging.readers.volume import CTVolume
 
-CHECK = "fedtar_flare.curation.check:check_task"
 THUMBNAIL_SIZE = 160
 THUMBNAIL_SLICES = 3
 EXAMPLES = 3
@@ -234,7 +233,7 @@ def _open_all(
     progress = Progress("image", len(items), say or (lambda line: None), every)
     start = time.monotonic()
     outcomes: dict[int, Any] = {}
-    for i, outcome in each(CHECK, items, workers, limits.seconds_per_study):
+    for i, outcome in each(check_task, items, workers, limits.seconds_per_study):
         outcomes[i] = outcome
         progress(len(outcomes))
     found.seconds, found.images = time.monotonic() - start, len(items)

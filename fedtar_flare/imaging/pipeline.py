@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from monai.transforms import Compose
 
 logger = logging.getLogger(__name__)
-PREPARE = "fedtar_flare.imaging.pipeline:prepare_task"
 NOT_REMEMBERED = {"no-image", "no-permission", "unsupported-transfer-syntax", "too-large", "too-slow"}
 """Refusals that a mounted disk, a permission, an installed decoder or a higher limit cures; the files stay the same."""
 
@@ -161,7 +160,7 @@ def prepare_visits(
     common = {"config": config.to_dict(), "limits": limits.to_dict()}
     items = [{"image": str(v.image), "modality": v.modality, "entry": str(entries[v]), **common} for v in missing]
     progress = Progress("preparing images: study", len(items), say, every)
-    for done, (i, outcome) in enumerate(each(PREPARE, items, count, limits.seconds_per_study), start=1):
+    for done, (i, outcome) in enumerate(each(prepare_task, items, count, limits.seconds_per_study), start=1):
         if isinstance(outcome, DataError):
             errors[missing[i]] = outcome
         progress(done)
