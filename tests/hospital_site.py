@@ -89,7 +89,7 @@ class HospitalSite:
 
     def _guard(self):
         """The guard of a site that lets pass what the method exchanges whole of the base model."""
-        return OutboundGuard(extra_names=list(self.executor.lora_config.exchange))
+        return OutboundGuard([self.kind.contract.method], extra_names=list(self.executor.lora_config.exchange))
 
     def header(self, run_id, r, t, **more):
         return TaskHeader(self.kind.contract.method, run_id, r, t, 9, T, **more)

@@ -107,14 +107,15 @@ def read_job(app: Path) -> DeployedJob:
     others = [entry for key in ("task_data_filters", "task_result_filters") for entry in site.get(key) or []]
     built = [*(site.get("components") or []), *(one for entry in others for one in entry.get("filters") or [])]
     paths = dict.fromkeys(plain(str(entry.get("path") or entry.get("name"))) for entry in built)
+    executor = _build(executors[0], "site_classes", StudyExecutor, app)
     return DeployedJob(
         name=plain(str(meta.get("name") or app.parent.name)),
         settings={part: one.get("args") or {} for part, one in (("site", executors[0]), ("server", workflows[0]))},
         submitter=plain(str(meta.get("submitter_name") or "")),
-        executor=_build(executors[0], "site_classes", StudyExecutor, app),
+        executor=executor,
         controller=_build(workflows[0], "server_classes", MethodController, app),
         digest=digest_of(app),
-        foreign=tuple(path for path in paths if path not in site_classes()),
+        foreign=tuple(path for path in paths if path not in site_classes([executor.contract.method])),
         brings_code=(app / "custom").is_dir(),
     )
 

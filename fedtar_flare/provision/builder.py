@@ -14,7 +14,7 @@ from nvflare.lighter.spec import Builder
 from fedtar_flare.errors import ConfigError
 from fedtar_flare.files import read_json, write_json
 from fedtar_flare.provision.kit import complete, prepare_start, site_policy
-from fedtar_flare.site.policy import PRIVACY, site_classes
+from fedtar_flare.site.policy import PRIVACY, own_methods, site_classes
 from fedtar_flare.site.rights import rights
 
 
@@ -27,7 +27,8 @@ class KitBuilder(Builder):
     setting that is not allowed or a site that the project does not have.
 
     Args:
-        methods: whose jobs may run; empty: all that are installed where the kits are made.
+        methods: whose jobs may run, which the kits list by name (empty: none); None: those that come with this package,
+            whatever else is installed where the kits are made.
         extra_classes: full class paths that jobs may use beside those of the methods.
         extra_names: regular expressions; a base-model parameter may leave a site whole only if one matches its whole
             name.
@@ -42,7 +43,7 @@ class KitBuilder(Builder):
 
     def __init__(
         self,
-        methods: Sequence[str] = (),
+        methods: Sequence[str] | None = None,
         extra_classes: Sequence[str] = (),
         extra_names: Sequence[str] = (),
         filters: Sequence[Mapping[str, Any]] = (),
@@ -51,6 +52,7 @@ class KitBuilder(Builder):
         max_restarts: int = 3,
         gpus: Mapping[str, Mapping[str, float]] | None = None,
     ):
+        methods = own_methods() if methods is None else methods
         lists = {"methods": methods, "extra_classes": extra_classes, "extra_names": extra_names, "filters": filters}
         for name, value in lists.items():
             if isinstance(value, str | Mapping):

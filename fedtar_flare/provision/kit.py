@@ -16,13 +16,14 @@ from nvflare.app_common.default_component_policy import DEFAULT_CLASS_ALLOW_LIST
 
 from fedtar_flare.errors import ConfigError, FedTARError
 from fedtar_flare.files import read_json, replacing, write_json
-from fedtar_flare.methods import METHODS
 from fedtar_flare.site.policy import (
     AUDIT,
     AUTHORIZATION,
     GUARD,
     PRIVACY,
     RESOURCES,
+    allowed_methods,
+    own_methods,
     server_classes,
     site_classes,
 )
@@ -41,7 +42,7 @@ def complete(
     resources: Mapping[str, Any],
     *,
     server: bool,
-    methods: Sequence[str] = (),
+    methods: Sequence[str],
     extra_classes: Sequence[str] = (),
     gpus: int = 0,
     gpu_memory: float = 0,
@@ -54,7 +55,7 @@ def complete(
 
     Args:
         resources: content of ``local/resources.json.default``.
-        methods: whose jobs may run here; empty: all that are installed.
+        methods: whose jobs may run here; empty: none.
         extra_classes: full class paths that jobs may use beside those of the methods.
         gpus, gpu_memory: what a job may ask a site for with ``resource_spec`` (number, GiB each).
         byoc: whether a site starts jobs with code of their own.
@@ -90,15 +91,15 @@ def complete(
 
 
 def site_policy(
-    methods: Sequence[str] = (), extra_names: Sequence[str] = (), filters: Sequence[Mapping[str, Any]] = ()
+    methods: Sequence[str], extra_names: Sequence[str] = (), filters: Sequence[Mapping[str, Any]] = ()
 ) -> dict[str, Any]:
     """``local/privacy.json``: the site's own filters, which run with every job.
 
-    The methods (empty: all that are installed now) are listed by name, so that a method of a later release needs the
-    site's own decision. ``filters`` and ``extra_names`` are those of ``KitBuilder``; the guard has the last word.
+    ``methods`` are those that the site allows (empty: none), so that one that is installed later needs the site's own
+    decision. ``filters`` and ``extra_names`` are those of ``KitBuilder``; the guard has the last word.
     """
     names = {"extra_names": list(extra_names)} if extra_names else {}
-    guard = {"path": GUARD, "args": {"methods": list(methods or METHODS), **names}}
+    guard = {"path": GUARD, "args": {"methods": list(methods), **names}}
     return {
         "scopes": [
             {
@@ -132,19 +133,23 @@ def prepare_start(startup: Path, *, server: bool) -> bool:
     return bool(missing)
 
 
-def complete_kit(kit: Path, methods: Sequence[str] = (), **settings: Any) -> list[Path]:
+def complete_kit(kit: Path, methods: Sequence[str] | None = None, **settings: Any) -> list[Path]:
     """Write what is missing into a kit that was provisioned without the builder; returns the files that were written.
 
     FLARE reads them in place of its ``*.default`` files. A privacy policy that the site has written itself stays, and
     so does an authorization policy, unless it lets an administrator read files or bring code: then ours takes its
     place, and the earlier one is kept beside it. ``settings`` are further ones of :func:`complete`.
 
-    Raises ConfigError if it is no kit of a server or site.
+    Without ``methods``, those that the site's own privacy policy lists count; where there is none, those that come with
+    this package. Raises ConfigError if it is no kit of a server or site, or a method is not installed.
     """
     local, startup = kit / "local", kit / "startup"
     server = (startup / "fed_server.json").is_file()
     if not server and not (startup / "fed_client.json").is_file():
         raise ConfigError(f"{kit} is no kit of a FLARE server or site: startup/fed_client.json is not there")
+    if methods is None:
+        there = (local / PRIVACY).is_file() and not server
+        methods = allowed_methods(read_json(local / PRIVACY)) if there else own_methods()
     resources = complete(_read(local, RESOURCES), server=server, methods=methods, **settings)
     written = [write_json(local / RESOURCES, resources)]
     if too_wide(before := _read(local, AUTHORIZATION)):
@@ -184,9 +189,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--method",
         action="append",
-        default=[],
         metavar="NAME",
-        help=f"whose jobs may run here; may be repeated (default all: {', '.join(METHODS)})",
+        help="whose jobs may run here; may be repeated (default: those that local/privacy.json lists; without that "
+        f"file those that come with this package: {', '.join(own_methods())})",
     )
     parser.add_argument(
         "--flare-classes", action="store_true", help="leave FLARE's own classes allowed, for jobs of other plugins"

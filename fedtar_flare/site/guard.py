@@ -22,7 +22,7 @@ from nvflare.app_common.app_constant import AppConstants
 from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
 from fedtar_flare.errors import ConfigError, ExchangeError
-from fedtar_flare.methods import METHODS, contract_of
+from fedtar_flare.methods import contract_of
 from fedtar_flare.protocol.contract import Contract, Sends
 from fedtar_flare.protocol.exchange import ExchangeSchema
 from fedtar_flare.protocol.fields import MAX_TEXT, check_error
@@ -65,31 +65,40 @@ class OutboundGuard(Filter):
 
     A message passes when its method and task are those that came down, its header holds only declared fields, each in
     its own form, and its tensors belong to the task's groups, with the names and shapes that the server sent down or,
-    where this site was asked for the initial weights, those of the schema in the same header. Anything else beside the
-    message (other keys, other FLARE headers) is refused. An error reply of FLARE passes as its bare code. Raises
-    ConfigError for a method that is not installed or a bad regular expression.
+    where this site was asked for the initial weights, those of the schema in the same header. Anything else in the
+    message (other keys, other FLARE headers) is refused. An error reply of FLARE passes as its bare code.
 
-    Args:
-        methods: that this site takes part in; empty: all that are installed here.
-        extra_names: regular expressions; a base-model parameter may travel whole only if one matches its whole name.
-        max_values: largest number of values in one message.
+    Parameters
+    ----------
+    methods : sequence of str
+        Names of the methods that this site takes part in. A method that is not listed is refused even if it is
+        installed and the guard of a job names it; without a list none is allowed.
+    extra_names : sequence of str
+        Regular expressions; a base-model parameter may travel whole only if one matches its whole name.
+    max_values : int, default 50,000,000
+        Largest number of values in one message.
+
+    Raises
+    ------
+    ConfigError
+        A setting is of the wrong form. A listed method that is not installed is no error: none of its tasks is done.
     """
 
     def __init__(
         self, methods: Sequence[str] = (), extra_names: Sequence[str] = (), max_values: int = 50_000_000
     ) -> None:
         super().__init__()
-        if isinstance(methods, str) or isinstance(extra_names, str):
-            raise ConfigError("OutboundGuard: methods and extra_names must be lists")
+        for name, value in (("methods", methods), ("extra_names", extra_names)):
+            if isinstance(value, str | Mapping) or not all(isinstance(one, str) for one in value):
+                raise ConfigError(f"OutboundGuard: {name} must be a list of texts, not {value!r}")
         try:
             for pattern in extra_names:
                 re.compile(pattern)
-        except (re.error, TypeError) as error:
+        except re.error as error:
             raise ConfigError(f"OutboundGuard: extra_names has a bad regular expression: {error}") from error
         if max_values < 1:
             raise ConfigError(f"OutboundGuard: max_values must be positive, not {max_values}")
         self.methods, self.extra_names, self.max_values = list(methods), list(extra_names), max_values
-        self._contracts = {name: contract_of(name).allowing(extra_names) for name in methods or METHODS}
 
     def process(self, shareable: Shareable, fl_ctx: FLContext) -> Shareable:
         """Return the message unchanged, or an error reply in its place.
@@ -148,10 +157,16 @@ class OutboundGuard(Filter):
                 fl_ctx.set_prop(NOT_ALLOWED_PROP, f"outbound guard at the site: {error}", private=True, sticky=False)
 
     def _contract(self, method: str) -> Contract:
-        if method not in self._contracts:
-            allowed = ", ".join(self._contracts)
-            raise ExchangeError(f"method '{method}' is not one that this site's policy allows ({allowed})")
-        return self._contracts[method]
+        if method not in self.methods:
+            allowed = ", ".join(self.methods) or "none"
+            raise ExchangeError(
+                f"method '{method}' is not among the methods that this site's policy allows ({allowed:.300}); the site "
+                "lists them as 'methods' of both guards in local/privacy.json"
+            )
+        try:
+            return contract_of(method).allowing(self.extra_names)
+        except ConfigError as error:
+            raise ExchangeError(f"this site's policy allows a method that is not installed here: {error}") from error
 
     @staticmethod
     def _check_schemas(contract: Contract, task: str, reply: Reply) -> dict[str, tuple[int, ...]]:

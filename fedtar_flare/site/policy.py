@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,18 +25,43 @@ RESULT_FILTERS, DATA_FILTERS = "task_result_filters", "task_data_filters"
 """Lists of filters in a scope of ``privacy.json``: of what leaves, of what comes."""
 
 
-def server_classes(methods: Sequence[str] = ()) -> list[str]:
-    """Classes that jobs of these methods (default: all installed) build at a server.
-
-    Raises ConfigError if a method is not installed.
-    """
-    return _unique([*(path for name in methods or METHODS for path in contract_of(name).server_classes), RECEIVER])
+def own_methods() -> list[str]:
+    """The methods that come with this package: what a kit allows where nobody names any, whatever else is installed."""
+    return [name for name, method in METHODS.items() if method.contract.startswith("fedtar_flare.")]
 
 
-def site_classes(methods: Sequence[str] = ()) -> list[str]:
+def allowed_methods(policy: Mapping[str, Any]) -> list[str]:
+    """Methods that both guards of a scope list in the content of ``privacy.json``; those of all scopes together."""
+    found: dict[str, None] = {}
+    for scope in scopes_of(policy):
+        lists = [_listed(scope, kind) for kind in (RESULT_FILTERS, DATA_FILTERS)]
+        found |= dict.fromkeys(name for name in lists[0] if name in lists[1])
+    return list(found)
+
+
+def scopes_of(policy: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The scopes of a ``privacy.json``, without what is none."""
+    return [scope for scope in policy.get("scopes") or [] if isinstance(scope, dict)]
+
+
+def filters_of(scope: Mapping[str, Any], kind: str) -> list[dict[str, Any]]:
+    """The filters of one kind in a scope, without what is none."""
+    return [entry for entry in scope.get(kind) or [] if isinstance(entry, dict)]
+
+
+def class_of(entry: Mapping[str, Any]) -> str:
+    """The full name of a filter's class."""
+    return str(entry.get("path") or entry.get("name"))
+
+
+def server_classes(methods: Sequence[str]) -> list[str]:
+    """Classes that jobs of these methods build at a server. Raises ConfigError if a method is not installed."""
+    return _unique([*(path for name in methods for path in contract_of(name).server_classes), RECEIVER])
+
+
+def site_classes(methods: Sequence[str]) -> list[str]:
     """The same as :func:`server_classes` at a site; every method's job also brings the guard."""
-    own = (path for name in methods or METHODS for path in contract_of(name).site_classes)
-    return _unique([*own, GUARD, TO_SERVER])
+    return _unique([*(path for name in methods for path in contract_of(name).site_classes), GUARD, TO_SERVER])
 
 
 def streaming_allowed(workspace: Path) -> bool:
@@ -54,6 +79,14 @@ def streaming_allowed(workspace: Path) -> bool:
     except (OSError, ConfigError, KeyError, TypeError, AttributeError):
         return False
     return all(path == GUARD for path in filters)
+
+
+def _listed(scope: Mapping[str, Any], kind: str) -> list[str]:
+    """What all guards among a scope's filters of this kind allow."""
+    lists = [
+        (entry.get("args") or {}).get("methods") or [] for entry in filters_of(scope, kind) if class_of(entry) == GUARD
+    ]
+    return [str(name) for name in lists[0] if all(name in other for other in lists)] if lists else []
 
 
 def _list(value: Any) -> list[Any]:

@@ -248,4 +248,4 @@ def test_the_guard_lets_no_update_of_local_training_leave(tmp_path):
     message = FLModelUtils.to_shareable(FLModel(params=w, params_type=ParamsType.DIFF, meta=reply.to_meta()))
     asked = Asked(header, {name: tuple(value.shape) for name, value in w.items()})
     with pytest.raises(ExchangeError, match="no tensors may leave in task 'train'"):
-        OutboundGuard().check(message, "train", asked, "site-1")
+        OutboundGuard(["local"]).check(message, "train", asked, "site-1")

@@ -16,11 +16,18 @@ from nvflare.app_common.default_component_policy import DEFAULT_CLASS_ALLOW_LIST
 
 from fedtar_flare.errors import ConfigError
 from fedtar_flare.fedtar.recipe import FedTARRecipe
-from fedtar_flare.methods import METHODS
 from fedtar_flare.provision import kit as kits
 from fedtar_flare.provision.builder import KitBuilder
 from fedtar_flare.provision.storage import KitJobManager, KitStorage
-from fedtar_flare.site.policy import GUARD, RECEIVER, TO_SERVER, server_classes, site_classes
+from fedtar_flare.site.policy import (
+    GUARD,
+    RECEIVER,
+    TO_SERVER,
+    allowed_methods,
+    own_methods,
+    server_classes,
+    site_classes,
+)
 from fedtar_flare.site.rights import rights, too_wide
 
 BIN = Path(sys.executable).parent
@@ -66,7 +73,7 @@ def test_the_allow_list_has_exactly_the_classes_of_the_shipped_job(tmp_path, sid
 @pytest.mark.parametrize("project", PROJECTS)
 def test_every_kit_of_every_project_is_complete(provisioned, repository, project):
     place = provisioned[project]
-    for kind, wanted in (("server", server_classes()), ("client", site_classes())):
+    for kind, wanted in (("server", server_classes(own_methods())), ("client", site_classes(own_methods()))):
         names = participants(repository, project, kind)
         assert names
         for name in names:
@@ -95,7 +102,7 @@ def test_every_kit_of_every_project_is_complete(provisioned, repository, project
         assert [entry["path"] for entry in scope["task_result_filters"]] == [GUARD]
         assert [entry["path"] for entry in scope["task_data_filters"]] == [GUARD]
         named = {"extra_names": [HEAD]} if project == "project-localhost.yml" else {}
-        assert scope["task_result_filters"][-1]["args"] == {"methods": list(METHODS), **named}
+        assert scope["task_result_filters"][-1]["args"] == {"methods": own_methods(), **named}
 
 
 def test_the_root_key_is_for_its_own_account(provisioned):
@@ -201,6 +208,25 @@ def test_completing_a_kit_twice_changes_nothing_and_keeps_the_site_s_own_policy(
     assert json.loads((kit / "local" / "privacy.json").read_text())["mine"] is True
 
 
+@pytest.mark.parametrize(("listed", "named"), [(["fedavg"], None), (None, ["fedavg"]), (["fedprox"], ["fedavg"])])
+def test_the_classes_of_a_kit_are_those_of_the_methods_that_its_guard_lists_or_that_are_named(
+    tmp_path, listed, named, madeup
+):
+    (tmp_path / "local").mkdir()
+    (tmp_path / "startup").mkdir()
+    (tmp_path / "local" / "resources.json.default").write_text(json.dumps(RESOURCES))
+    (tmp_path / "local" / "authorization.json.default").write_text(json.dumps(rights()))
+    (tmp_path / "startup" / "sub_start.sh").write_text("#!/bin/sh\n")
+    (tmp_path / "startup" / "fed_client.json").write_text("{}")
+    policy = tmp_path / "local" / "privacy.json"
+    if listed:
+        policy.write_text(json.dumps(kits.site_policy(listed)))
+    kits.complete_kit(tmp_path, named)
+    assert allowed_methods(json.loads(policy.read_text())) == (listed or named)
+    resources = json.loads((tmp_path / "local" / "resources.json").read_text())
+    assert resources["class_allow_list"] == site_classes(["fedavg"])
+
+
 def test_completing_a_kit_closes_a_policy_that_is_too_wide_and_keeps_the_earlier_one(provisioned, tmp_path):
     kit = tmp_path / "kit"
     shutil.copytree(provisioned["project-localhost.yml"] / "hospital-a", kit)
@@ -223,7 +249,7 @@ RESOURCES = {"components": [], "class_allow_list": [], "snapshot_persistor": {"a
 
 
 def test_a_kit_for_some_methods_has_their_classes_alone(madeup):
-    for methods, wanted in ((["madeup"], ["made.up.Executor", GUARD, TO_SERVER]), ([], site_classes())):
+    for methods, wanted in ((["madeup"], ["made.up.Executor", GUARD, TO_SERVER]), ([], [GUARD, TO_SERVER])):
         assert kits.complete(RESOURCES, server=False, methods=methods)["class_allow_list"] == wanted
     allowed = kits.complete(RESOURCES, server=True, methods=["madeup"])["class_allow_list"]
     assert allowed == ["made.up.Controller", RECEIVER]
@@ -242,7 +268,7 @@ def test_a_kit_for_some_methods_has_their_classes_alone(madeup):
 def test_no_package_can_be_put_on_the_allow_list(provisioned, path):
     file = provisioned["project-localhost.yml"] / "hospital-a" / "local" / "resources.json.default"
     with pytest.raises(ConfigError, match="one class"):
-        kits.complete(json.loads(file.read_text()), server=False, extra_classes=[path])
+        kits.complete(json.loads(file.read_text()), server=False, methods=[], extra_classes=[path])
 
 
 @pytest.mark.parametrize(

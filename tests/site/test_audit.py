@@ -70,7 +70,9 @@ def test_an_entry_says_what_is_personal(tmp_path, madeup):
 
 def test_what_the_guard_refused_and_why(tmp_path):
     ctx = context(tmp_path)
-    leave(ctx, OutboundGuard().process(message({"hypernetworks.x": torch.ones(1)}, numbers={"samples": 1}), ctx))
+    leave(
+        ctx, OutboundGuard(["fedtar"]).process(message({"hypernetworks.x": torch.ones(1)}, numbers={"samples": 1}), ctx)
+    )
     (entry,) = entries(tmp_path)
     assert entry["outcome"] == "refused" and entry["status"] == "error" and not entry["tensors"]
     assert "hypernetworks.x" in entry["reason"]

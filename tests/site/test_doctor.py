@@ -17,13 +17,12 @@ from nvflare.app_common.default_component_policy import DEFAULT_CLASS_ALLOW_LIST
 from PIL import Image
 
 from fedtar_flare.cli.main import main
-from fedtar_flare.methods import METHODS
 from fedtar_flare.provision.kit import LAUNCHER, site_policy
 from fedtar_flare.site.doctor import FAIL, OK, WARN, diagnose, environment
 from fedtar_flare.site.doctor.connection import certificates, server
 from fedtar_flare.site.participation import Participation, decide
 from fedtar_flare.site.place import state_of
-from fedtar_flare.site.policy import GUARD, site_classes
+from fedtar_flare.site.policy import GUARD, own_methods, site_classes
 from fedtar_flare.site.rights import rights
 from fedtar_flare.site.site_file import SiteConfig
 
@@ -125,9 +124,13 @@ def kit(tmp_path, project, listening, monkeypatch):
     service = {"target": f"127.0.0.1:{listening}", "scheme": "grpc"}
     (kit / "startup" / "fed_client.json").write_text(json.dumps({"servers": [{"service": service, "identity": "s"}]}))
     launcher = {"id": "process_launcher", "path": LAUNCHER, "args": {}}
-    resources = {"class_allow_list": site_classes(), "class_list_enforcement_mode": "enforce", "components": [launcher]}
+    resources = {
+        "class_allow_list": site_classes(own_methods()),
+        "class_list_enforcement_mode": "enforce",
+        "components": [launcher],
+    }
     (local / "resources.json.default").write_text(json.dumps(resources))
-    (local / "privacy.json").write_text(json.dumps(site_policy()))
+    (local / "privacy.json").write_text(json.dumps(site_policy(own_methods())))
     (local / "authorization.json.default").write_text(json.dumps(rights()))
     (data := tmp_path / "data").mkdir()
     kit.chmod(0o700)
@@ -245,7 +248,7 @@ FAULTS = {
     "FLARE's own list": (
         lambda kit: edit(
             kit / "local" / "resources.json.default",
-            lambda content: content.update(class_allow_list=[*site_classes(), *DEFAULT_CLASS_ALLOW_LIST]),
+            lambda content: content.update(class_allow_list=[*site_classes(own_methods()), *DEFAULT_CLASS_ALLOW_LIST]),
         ),
         "allow-list", WARN,
     ),
@@ -256,7 +259,10 @@ FAULTS = {
     "a policy that is no JSON": (_write("privacy.json", "{"), "site policy", FAIL),
     "a scope without a guard": (_privacy(_scope_without_guard), "site policy", FAIL),
     "a filter behind the guard": (_privacy(_guard_not_last), "site policy", FAIL),
-    "a method that is not installed": (_guards(methods=["fedtra"]), "site policy", FAIL),
+    "a method that is not installed": (_guards(methods=["fedtar", "fedtra"]), "methods", WARN),
+    "no method": (_guards(methods=[]), "methods", FAIL),
+    "no list of methods": (_guards(), "methods", FAIL),
+    "a method that is no list": (_guards(methods="fedtar"), "site policy", FAIL),
     "a guard of an earlier release": (_guards(allowed_names=["lora"]), "site policy", FAIL),
     "a bad regular expression": (_guards(extra_names=["("]), "site policy", FAIL),
     "no audit": (_privacy(lambda content: content.pop("components")), "audit", WARN),
@@ -289,11 +295,10 @@ def test_each_fault_is_found_and_has_a_cure(kit, fault):
 
 
 def test_the_allowed_methods_are_told(kit, madeup):
-    installed = ", ".join(method for method in METHODS if method != madeup.method)
-    assert worst(kit, "methods").text == f"this site takes part in {installed}"  # as provisioned, before madeup came
+    assert worst(kit, "methods").text == f"this site takes part in {', '.join(own_methods())}"  # and not in madeup
     assert worst(kit, "allow-list").status == OK
-    _guards()(kit)
-    assert worst(kit, "methods").text == f"this site takes part in {installed}, madeup"
+    _guards(methods=["fedtar", "madeup"])(kit)
+    assert worst(kit, "methods").text == "this site takes part in fedtar, madeup"
     assert worst(kit, "allow-list").status == FAIL and "made.up.Executor" in worst(kit, "allow-list").text
 
 

@@ -38,8 +38,8 @@ def asked(task, sent=None, **more):
     return context("/nowhere", task, sent=sent, **more)
 
 
-def outcome(shareable, ctx, **guard):
-    return read(OutboundGuard(**guard).process(shareable, ctx))
+def outcome(shareable, ctx, methods=("fedtar", "madeup"), **guard):
+    return read(OutboundGuard(methods, **guard).process(shareable, ctx))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -183,7 +183,7 @@ def test_the_reply_is_of_the_method_that_was_asked(madeup):
     reply, left = outcome(sent, other)
     assert reply.status == ERROR and "the task of 'fedtar'" in reply.reason and not left
     reply, left = outcome(sent, own, methods=["fedtar"])
-    assert reply.status == ERROR and "method 'madeup' is not one" in reply.reason and not left
+    assert reply.status == ERROR and "method 'madeup' is not among" in reply.reason and not left
 
 
 def test_collected_rows_are_bounded(madeup):
@@ -192,25 +192,53 @@ def test_collected_rows_are_bounded(madeup):
     assert reply.status == ERROR and "at most 4 rows of 3" in reply.reason and not left
 
 
-def through_a_site(tmp_path, method, task="train", **policy):
-    """A task as FLARE runs it: a guard on what comes, the executor, FLARE forgets the task, a guard on what leaves."""
-    inward, outward, executor = OutboundGuard(**policy), OutboundGuard(**policy), Recorder()
-    inward.set_prop(FilterContextKey.CHAIN_TYPE, FilterChainType.TASK_DATA_CHAIN)
-    header = task_header(method=method)
+def through_a_site(tmp_path, method, task, *policies):
+    """A task as FLARE runs it: guards on what comes, the executor, FLARE forgets the task, guards on what leaves.
+
+    ``policies`` are the lists of methods of the site's guard and of the job's, in FLARE's order; None: no list at all.
+    """
+    executor, header = Recorder(), task_header(method=method)
     ctx = context(tmp_path, task, header=header)
-    data = inward.process(shareable(good(), ParamsType.FULL, header.to_meta()), ctx)
-    answer = executor.execute(task, data, ctx, Signal())
+    message = shareable(good(), ParamsType.FULL, header.to_meta())
+    for methods in policies:
+        inward = OutboundGuard() if methods is None else OutboundGuard(methods)
+        inward.set_prop(FilterContextKey.CHAIN_TYPE, FilterChainType.TASK_DATA_CHAIN)
+        message = inward.process(message, ctx)
+    message = executor.execute(task, message, ctx, Signal())
     ctx.set_prop(FLContextKey.TASK_DATA, None, private=True, sticky=False)
-    return *read(outward.process(answer, ctx)), executor.headers
+    for methods in policies:
+        message = (OutboundGuard() if methods is None else OutboundGuard(methods)).process(message, ctx)
+    return *read(message), executor.headers
 
 
-def test_a_method_that_the_site_does_not_allow_is_refused_before_anything_is_done(tmp_path, madeup):
-    reply, left, done = through_a_site(tmp_path, "fedtar")
-    assert reply.status == OK and sorted(left) == sorted(good()) and len(done) == 1
-    for method, task, policy in (("madeup", "learn", ["fedtar"]), ("unheard-of", "train", []), ("madeup", "train", [])):
-        reply, left, done = through_a_site(tmp_path, method, task, methods=policy)
-        assert reply.status == ERROR and method in reply.reason and not left and not done
-        assert "guard" in reply.reason and reply.method == method
+def test_a_method_that_the_site_lists_is_done(tmp_path, madeup):
+    for policies in ([["fedtar"]], [["madeup", "fedtar"], ["fedtar"]], [["not-installed", "fedtar"]]):
+        reply, left, done = through_a_site(tmp_path, "fedtar", "train", *policies)
+        assert reply.status == OK and sorted(left) == sorted(good()) and len(done) == 1
+
+
+@pytest.mark.parametrize(
+    ("method", "task", "policies", "said"),
+    [
+        ("fedtar", "train", [None], "(none)"),
+        ("fedtar", "train", [[]], "(none)"),
+        ("fedtar", "train", [[], ["fedtar"]], "(none)"),
+        ("madeup", "learn", [["fedtar", "fedavg"], ["madeup"]], "(fedtar, fedavg)"),
+        ("madeup", "learn", [None, ["madeup"]], "(none)"),
+        ("madeup", "learn", [["fedtar"], ["fedtar", "madeup"]], "(fedtar)"),
+        ("fedtar", "train", [["fedtar"], []], "(none)"),
+        ("not-installed", "train", [["not-installed"], ["not-installed"]], "not installed here"),
+        ("madeup", "train", [["madeup"]], "task 'train'"),
+    ],
+)
+def test_a_method_that_the_site_does_not_list_is_refused_before_anything_is_done(
+    tmp_path, madeup, method, task, policies, said
+):
+    """Though it is installed, and though the guard of the job names it."""
+    reply, left, done = through_a_site(tmp_path, method, task, *policies)
+    assert reply.status == ERROR and method in reply.reason and said in reply.reason and not left and not done
+    assert "guard" in reply.reason and reply.method == method
+    assert "not among" not in reply.reason or "local/privacy.json" in reply.reason
 
 
 def test_reasons_of_errors_and_abstentions_pass():
@@ -233,7 +261,7 @@ def test_an_error_reply_of_flare_passes_with_nothing_but_its_code():
     carrying.set_return_code("patient 17")
     carrying.set_header("note", "patient 17")
     for reply in (make_reply(ReturnCode.EXECUTION_EXCEPTION), carrying):
-        left = OutboundGuard().process(reply, asked("train", good()))
+        left = OutboundGuard(["fedtar"]).process(reply, asked("train", good()))
         assert left.get_return_code() == ReturnCode.EXECUTION_EXCEPTION
         assert "patient" not in str(left) and "DXO" not in left
 
@@ -263,11 +291,12 @@ def test_what_the_tasks_really_send_passes():
 @pytest.mark.parametrize(
     ("name", "value", "said"),
     [
-        ("methods", ["fedtra"], "did you mean 'fedtar'"),
-        ("methods", "fedtar", "must be lists"),
-        ("extra_names", "lora", "must be lists"),
+        ("methods", "fedtar", "methods must be a list"),
+        ("methods", {"fedtar": True}, "methods must be a list"),
+        ("methods", [1], "methods must be a list"),
+        ("extra_names", "lora", "extra_names must be a list"),
+        ("extra_names", [1], "extra_names must be a list"),
         ("extra_names", ["("], "bad regular expression"),
-        ("extra_names", [1], "bad regular expression"),
         ("max_values", 0, "positive"),
     ],
 )

@@ -89,7 +89,7 @@ def marked(sent):
 
 
 def test_no_message_holds_a_mark_and_each_is_in_the_audit(hospital):
-    client = Client(hospital, OutboundGuard())
+    client = Client(hospital, OutboundGuard(["fedtar"]))
     replies = client.round()
     assert [reply.status for reply in replies] == ["ok"] * 4, [reply.reason for reply in replies]
     assert replies[0].payload["skipped_studies"] and replies[0].payload["scores"]["all"]["n"] > 0
@@ -105,11 +105,11 @@ def test_errors_at_the_site_name_files_there_and_nothing_in_the_message(hospital
     whole = table.read_text()
     for broken in (f"{MARK}column\n", whole.replace(".png", ".gone"), whole.replace("1987", "19x87")):
         table.write_text(broken)
-        client = Client(hospital, OutboundGuard())
+        client = Client(hospital, OutboundGuard(["fedtar"]))
         reply, weights = client.run(HANDSHAKE, FIRST)
         assert reply.status == "error" and not weights and marked(client.sent) == []
     table.unlink()
-    client = Client(hospital, OutboundGuard())
+    client = Client(hospital, OutboundGuard(["fedtar"]))
     assert client.run(HANDSHAKE, FIRST)[0].status == "error"
     assert marked(client.sent) == [] and MARK in caplog.text
 
@@ -117,7 +117,7 @@ def test_errors_at_the_site_name_files_there_and_nothing_in_the_message(hospital
 def test_a_whole_round_with_differential_privacy(hospital):
     """The real executor behind the real filters: what is sent is what the filter says, and the account is kept."""
     privacy = GaussianPrivacy(clip_norm=0.1, noise_multiplier=4.0, closing_noise_multiplier=8.0)
-    hello, *trained, closing = Client(hospital, privacy, OutboundGuard()).round()
+    hello, *trained, closing = Client(hospital, privacy, OutboundGuard(["fedtar"])).round()
     assert [r.status for r in (hello, *trained, closing)] == ["ok"] * 4
     assert "scores" not in hello.payload and "skipped_studies" not in hello.payload and hello.payload["counts"]
     assert all(set(reply.numbers) == {"samples"} for reply in trained)

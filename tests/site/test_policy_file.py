@@ -11,6 +11,8 @@ from fedtar_flare.site.policy import (
     PRIVACY_FILTER,
     RECEIVER,
     TO_SERVER,
+    allowed_methods,
+    own_methods,
     server_classes,
     site_classes,
     streaming_allowed,
@@ -24,7 +26,7 @@ def write(tmp_path, content):
 
 
 def policy(*filters):
-    return site_policy(filters=[{"path": path, "args": {}} for path in filters])
+    return site_policy(["fedtar"], filters=[{"path": path, "args": {}} for path in filters])
 
 
 def test_scalars_stream_where_the_guard_stands_alone(tmp_path):
@@ -64,6 +66,34 @@ def test_scalars_do_not_stream_past_a_filter_that_may_be_for_privacy(tmp_path, c
 def test_classes_are_those_of_the_methods(madeup):
     assert server_classes(["madeup"]) == ["made.up.Controller", RECEIVER]
     assert site_classes(["madeup"]) == ["made.up.Executor", GUARD, TO_SERVER]
-    assert set(site_classes(["madeup"])) < set(site_classes()) and len(site_classes()) == len(set(site_classes()))
+    assert site_classes([]) == [GUARD, TO_SERVER] and server_classes([]) == [RECEIVER]
+    assert len(site_classes(own_methods())) == len(set(site_classes(own_methods())))
     with pytest.raises(ConfigError, match="unheard-of"):
         site_classes(["unheard-of"])
+
+
+def test_what_is_installed_is_allowed_nowhere_by_itself(madeup):
+    assert "fedtar" in own_methods() and madeup.method not in own_methods()
+    assert allowed_methods(site_policy(own_methods())) == own_methods()
+
+
+def _guards(results, tasks):
+    kinds = (("task_result_filters", results), ("task_data_filters", tasks))
+    return {kind: [{"path": GUARD, "args": arguments} for arguments in guards] for kind, guards in kinds}
+
+
+@pytest.mark.parametrize(
+    ("scopes", "allowed"),
+    [
+        ([_guards([{"methods": ["a", "b"]}], [{"methods": ["b", "c"]}])], ["b"]),  # both ways must let it pass
+        ([_guards([{"methods": ["a"]}, {"methods": ["b"]}], [{"methods": ["a"]}])], []),
+        ([_guards([{"methods": ["a"]}], [])], []),
+        ([_guards([{}], [{"methods": ["a"]}])], []),
+        ([_guards([{"methods": []}], [{"methods": []}])], []),
+        ([_guards([{"methods": [name]}], [{"methods": [name]}]) for name in "ab"], ["a", "b"]),  # a job names its scope
+        ([], []),
+        (["no scope"], []),
+    ],
+)
+def test_the_allowed_methods_are_those_that_both_guards_list(scopes, allowed):
+    assert allowed_methods({"scopes": scopes}) == allowed

@@ -82,7 +82,7 @@ def test_closing_numbers_are_one_bounded_release():
 
 
 def test_only_covered_and_public_values_leave(tmp_path):
-    privacy, guard = GaussianPrivacy(closing_noise_multiplier=1.0), OutboundGuard()
+    privacy, guard = GaussianPrivacy(closing_noise_multiplier=1.0), OutboundGuard(["fedtar"])
     sent = update()
     ctx = context(tmp_path, sent=sent)
     numbers = {"samples": 12, "train_loss": 1.0, "last_loss": 1.0, "seconds": 3.0}
@@ -227,7 +227,7 @@ def test_a_run_is_known_by_its_context(tmp_path):
 def learnt(tmp_path, tensors, privacy, numbers=None, payload=None, **reply):
     ctx = context(tmp_path, "learn", header=task_header(method="madeup"), sent=update())
     sent = message(tensors, numbers={"n": 3} | (numbers or {}), payload=payload, method="madeup", **reply)
-    return read(OutboundGuard().process(privacy.process(sent, ctx), ctx))
+    return read(OutboundGuard(["madeup"]).process(privacy.process(sent, ctx), ctx))
 
 
 def test_a_task_with_an_update_and_noisy_fields_makes_two_releases(tmp_path, madeup):

@@ -9,7 +9,7 @@ from nvflare.app_common.default_component_policy import DEFAULT_CLASS_ALLOW_LIST
 
 from fedtar_flare.errors import ConfigError, FedTARError
 from fedtar_flare.files import read_json
-from fedtar_flare.methods import METHODS
+from fedtar_flare.methods import contract_of
 from fedtar_flare.site.approval import approvals
 from fedtar_flare.site.doctor.finding import FAIL, OK, WARN, Finding
 from fedtar_flare.site.participation import Participation
@@ -23,6 +23,10 @@ from fedtar_flare.site.policy import (
     PRIVACY_FILTER,
     RESOURCES,
     RESULT_FILTERS,
+    allowed_methods,
+    class_of,
+    filters_of,
+    scopes_of,
     site_classes,
 )
 from fedtar_flare.site.site_file import SiteConfig
@@ -42,7 +46,7 @@ def allow_list(kit: Path) -> list[Finding]:
     except ConfigError as error:
         return [Finding(FAIL, "allow-list", str(error), "correct the file")]
     allowed = content.get("class_allow_list") or []
-    wanted = site_classes([name for name in _methods(kit) if name in METHODS])
+    wanted = site_classes(_installed(_methods(kit))[0])
     missing = [path for path in wanted if not any(_allows(str(entry), path) for entry in allowed)]
     if missing:
         return [Finding(FAIL, "allow-list", f"{file}: {', '.join(missing)} may not be built here", f"run '{COMPLETE}'")]
@@ -69,28 +73,28 @@ def privacy(kit: Path, config: SiteConfig | None) -> list[Finding]:
         content = read_json(file)
     except ConfigError as error:
         return [Finding(FAIL, "site policy", str(error), "correct the file")]
-    scopes = _scopes(content)
+    scopes = scopes_of(content)
     names = [str(scope.get("name")) for scope in scopes]
     if not scopes or content.get("default_scope") not in names:
         return [Finding(FAIL, "site policy", f"{file} has no scope, or default_scope is none of them", cure)]
     findings = []
     for scope, name in zip(scopes, names, strict=True):
-        results, tasks = _entries(scope, RESULT_FILTERS), _entries(scope, DATA_FILTERS)
-        if not results or _path(results[-1]) != GUARD or GUARD not in map(_path, tasks):
+        results, tasks = filters_of(scope, RESULT_FILTERS), filters_of(scope, DATA_FILTERS)
+        if not results or class_of(results[-1]) != GUARD or GUARD not in map(class_of, tasks):
             findings.append(Finding(FAIL, "site policy", f"scope '{name}': the outbound guard is not in force", cure))
         for entry in (*tasks, *results):
-            if _path(entry) == GUARD:
+            if class_of(entry) == GUARD:
                 findings += _guard(name, entry.get("args") or {})
-        for path in map(_path, results):
+        for path in map(class_of, results):
             if path.endswith((".SVTPrivacy", ".PercentilePrivacy")):
                 use = f"use {PRIVACY_FILTER}"
                 findings.append(Finding(WARN, "site policy", f"scope '{name}': {path} is no differential privacy", use))
         for entry in results:
-            if _path(entry) == PRIVACY_FILTER:
+            if class_of(entry) == PRIVACY_FILTER:
                 findings += _differential_privacy(kit, config, entry.get("args") or {})
     if not any(finding.check == "site policy" for finding in findings):
         findings.append(Finding(OK, "site policy", f"the outbound guard has the last word in {', '.join(names)}"))
-        findings.append(Finding(OK, "methods", f"this site takes part in {', '.join(_methods(kit))}"))
+        findings += _allowed(content)
     components = [entry.get("path") for entry in content.get("components") or [] if isinstance(entry, dict)]
     if AUDIT not in components:
         add = f'add to {PRIVACY} "components": [{{"id": "audit", "path": "{AUDIT}", "args": {{}}}}]'
@@ -152,14 +156,33 @@ def _guard(scope: str, arguments: dict[str, Any]) -> list[Finding]:
 
 
 def _methods(kit: Path) -> list[str]:
-    """Methods that some scope's guard allows; all where there is no policy."""
+    """Methods that some scope's guards allow; none where the policy cannot be read, which is a finding of its own."""
     try:
-        scopes = _scopes(read_json(kit / "local" / PRIVACY))
+        return allowed_methods(read_json(kit / "local" / PRIVACY))
     except ConfigError:
-        return list(METHODS)
-    guards = [entry for scope in scopes for entry in _entries(scope, RESULT_FILTERS) if _path(entry) == GUARD]
-    found = [name for entry in guards for name in (entry.get("args") or {}).get("methods") or METHODS]
-    return list(dict.fromkeys(found)) or list(METHODS)
+        return []
+
+
+def _allowed(content: dict[str, Any]) -> list[Finding]:
+    """Which methods the site allows, and names among them that are no method here."""
+    allowed, cure = allowed_methods(content), f"correct 'methods' of both guards in {PRIVACY}"
+    if not allowed:
+        return [Finding(FAIL, "methods", "this site allows no method, so every task is declined", cure)]
+    findings = [Finding(OK, "methods", f"this site takes part in {', '.join(allowed)}")]
+    cure += ", or install the package that brings it"
+    return [*findings, *(Finding(WARN, "methods", reason, cure) for reason in _installed(allowed)[1])]
+
+
+def _installed(names: list[str]) -> tuple[list[str], list[str]]:
+    """Those of the methods that are installed here, and why the others are none."""
+    there, unknown = [], []
+    for name in names:
+        try:
+            contract_of(name)
+            there.append(name)
+        except ConfigError as error:
+            unknown.append(str(error))
+    return there, unknown
 
 
 def _differential_privacy(kit: Path, config: SiteConfig | None, arguments: dict[str, Any]) -> list[Finding]:
@@ -185,15 +208,3 @@ def _differential_privacy(kit: Path, config: SiteConfig | None, arguments: dict[
 
 def _allows(entry: str, path: str) -> bool:
     return entry == path or (entry.endswith(".") and path.startswith(entry))
-
-
-def _scopes(content: dict[str, Any]) -> list[dict[str, Any]]:
-    return [scope for scope in content.get("scopes") or [] if isinstance(scope, dict)]
-
-
-def _entries(scope: dict[str, Any], kind: str) -> list[dict[str, Any]]:
-    return [entry for entry in scope.get(kind) or [] if isinstance(entry, dict)]
-
-
-def _path(entry: dict[str, Any]) -> str:
-    return str(entry.get("path") or entry.get("name"))
