@@ -4,26 +4,34 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from fedtar_flare.data.cohort import Sample, told
 from fedtar_flare.files import PRIVATE, write_text
-from fedtar_flare.learning.content import content_scores, finding_recalls, reference_scores
 from fedtar_flare.learning.labels import labeler_of
-from fedtar_flare.metrics.clinical import known_and_new
-from fedtar_flare.metrics.language import bleu_of_sums, clean, language_scores, language_statistics
+from fedtar_flare.metrics.alarms import identical_share
+from fedtar_flare.metrics.clinical import finding_counts
+from fedtar_flare.metrics.language import bleu_of_sums, clean, language_statistics
+from fedtar_flare.metrics.registry import scores_of
+from fedtar_flare.metrics.report_labels import rules_for
+from fedtar_flare.metrics.reports import Reports
 
 
 @dataclass(frozen=True)
 class Evaluated:
     """What one evaluation gave; rows, samples and texts stay at the site.
 
-    Args:
-        scores: see :func:`cells`; with the personal part, as are the texts.
-        scores_generic: the same without it; None for a method that has none.
-        rows: see :func:`report_rows`; one per report, and one more without the personal part.
+    Parameters
+    ----------
+    scores : dict
+        See :func:`cells`; with the patient adapter, as are the texts.
+    scores_generic : dict or None
+        The same without it; None for a method that has none.
+    rows : list of dict
+        See :func:`report_rows`; one per report, and one more without the patient adapter.
     """
 
     scores: dict[str, Any]
@@ -36,46 +44,96 @@ class Evaluated:
 def cells(
     samples: Sequence[Sample], texts: Sequence[str], losses: Sequence[float], time_steps: int, min_cell: int
 ) -> dict[str, Any]:
-    """Scores per time step and over all; ``losses`` are the mean token losses of the reports.
+    """Scores per time step and over all steps.
 
     A cell with fewer than ``min_cell`` distinct patients holds an n of 0 alone, and its reports do not count in ``all``
-    either: otherwise subtraction would reveal its scores. Every n is told down to a multiple of ``min_cell``.
+    either: otherwise subtraction would reveal its scores. Every n is rounded down to a multiple of ``min_cell``.
 
-    Returns:
-        ``{"steps": {"1": cell, ...}, "all": cell}``; a cell has n, bleu_1..bleu_4, rouge_l, cider, token_loss, and
-        where the truth is known, F1 of all, known and new findings, and the recall of new ones. ``all`` has the scores
-        of :func:`.content_scores` too; beside it are ``findings`` (:func:`.finding_recalls`) and ``references``
-        (:func:`.reference_scores`). All three are over the visits that count in ``all``.
+    Parameters
+    ----------
+    samples : sequence of Sample
+        N visits.
+    texts : sequence of str
+        The reports that were generated for them.
+    losses : sequence of float
+        Mean token loss of each reference, nats.
+    time_steps : int
+        T.
+    min_cell : int
+        Distinct patients.
+
+    Returns
+    -------
+    dict
+        ``{"steps": {"1": cell, ...}, "all": cell}``; a cell has ``n`` and the scores of
+        :func:`~fedtar_flare.metrics.registry.scores_of`, at a step those that are by step. With them come ``findings``
+        (:func:`finding_recalls`) and ``references``, the share of identical ones among them, with which an alarm about
+        the generated reports is compared; both over the visits that count in ``all``.
     """
     at = {str(t): [i for i, s in enumerate(samples) if s.time_step == t] for t in range(1, time_steps + 1)}
     full = {t: chosen for t, chosen in at.items() if len({samples[i].visit.patient_id for i in chosen}) >= min_cell}
+    reports = {t: reports_of(samples, texts, losses, chosen) for t, chosen in full.items()}
+    steps: dict[str, dict[str, Any]] = {t: {"n": told(len(full.get(t, ())), min_cell)} for t in at}
+    for t, at_step in reports.items():
+        steps[t] |= scores_of(at_step, min_cell=min_cell, by_step=True)
     shown = [i for chosen in full.values() for i in chosen]
-    scores: dict[str, Any] = {"steps": {t: _cell(samples, texts, losses, full.get(t, []), min_cell) for t in at}}
-    scores["all"] = _cell(samples, texts, losses, shown, min_cell) | {
-        "n": sum(c["n"] for c in scores["steps"].values())
-    }
+    scores: dict[str, Any] = {"steps": steps, "all": {"n": sum(step["n"] for step in steps.values())}}
     if shown:
-        visits, said = [samples[i] for i in shown], [texts[i] for i in shown]
-        scores["all"] |= content_scores(visits, said, min_cell)
-        scores["findings"] = finding_recalls(visits, said, min_cell)
-        scores["references"] = reference_scores(visits)
+        over_all = reports_of(samples, texts, losses, shown)
+        scores["all"] |= scores_of(over_all, min_cell=min_cell)
+        scores["findings"] = finding_recalls(over_all, min_cell)
+        scores["references"] = {"identical_share": identical_share(over_all.references)}
     return scores
 
 
-def _cell(
-    samples: Sequence[Sample], texts: Sequence[str], losses: Sequence[float], chosen: Sequence[int], min_cell: int
-) -> dict[str, Any]:
-    scores: dict[str, Any] = {"n": told(len(chosen), min_cell)}
-    if not chosen:
-        return scores
-    scores |= language_scores([samples[i].visit.report for i in chosen], [texts[i] for i in chosen])
-    scores["token_loss"] = sum(losses[i] for i in chosen) / len(chosen)
-    known = [i for i in chosen if samples[i].visit.findings is not None]
-    if known:
-        truth = [samples[i].visit.findings or frozenset() for i in known]
-        reader = labeler_of([samples[i].visit for i in known])
-        scores |= known_and_new(truth, [reader.stated(texts[i]) for i in known], reader.known)
-    return scores
+def reports_of(
+    samples: Sequence[Sample], texts: Sequence[str], losses: Sequence[float], chosen: Sequence[int]
+) -> Reports:
+    """The ``chosen`` visits' reports; the truth is what was planted where the source knows it, else the references'."""
+    visits, generated = [samples[i].visit for i in chosen], [texts[i] for i in chosen]
+    reader, references = labeler_of(visits), [visit.report for visit in visits]
+    findings = [visit.findings for visit in visits if visit.findings is not None]
+    changes = [visit.changes for visit in visits if visit.changes is not None]
+    return Reports(
+        patients=[visit.patient_id for visit in visits],
+        times=[visit.acquired.timestamp() for visit in visits],
+        references=references,
+        generated=generated,
+        rules=rules_for(visits[0].modality),
+        losses=[losses[i] for i in chosen],
+        changes=changes if len(changes) == len(visits) else [reader.changes(text) for text in references],
+        claimed=[reader.changes(text) for text in generated],
+        findings=findings if reader.known is not None else [reader.stated(text) for text in references],
+        named=[reader.stated(text) for text in generated],
+        known=reader.known,
+    )
+
+
+def finding_recalls(reports: Reports, min_cell: int) -> dict[str, dict[str, dict[str, float]]]:
+    """Per finding ``n``, the reports that have it, and ``recall``, the share of those that name it.
+
+    They are under ``known`` and ``new`` (to the warm start) where the truth is known; elsewhere under ``stated``:
+    classes that the rule-based labeler finds in the references. A finding of fewer than ``min_cell`` distinct patients
+    is left out; n is rounded down to a multiple of ``min_cell``.
+    """
+    if (known := reports.known) is None:
+        return {"stated": _recalls(reports.findings, reports, min_cell)}
+    return {
+        "known": _recalls([there & known for there in reports.findings], reports, min_cell),
+        "new": _recalls([there - known for there in reports.findings], reports, min_cell),
+    }
+
+
+def _recalls(findings: Sequence[AbstractSet[str]], reports: Reports, min_cell: int) -> dict[str, dict[str, float]]:
+    having: dict[str, set[str]] = {}
+    for patient, there in zip(reports.patients, findings, strict=True):
+        for name in there:
+            having.setdefault(name, set()).add(patient)
+    return {
+        name.replace(" ", "_"): {"n": told(there, min_cell), "recall": named / there}
+        for name, (there, named) in finding_counts(findings, reports.named).items()
+        if len(having[name]) >= min_cell
+    }
 
 
 def report_rows(
@@ -83,8 +141,10 @@ def report_rows(
 ) -> list[dict[str, Any]]:
     """Scores of each report by itself, and what it adds to the scores of a corpus.
 
-    Returns:
-        rows of ``patient_id``, ``visit_id``, ``time_step``, ``split``, ``personal`` (whether the personal part was on),
+    Returns
+    -------
+    list of dict
+        ``patient_id``, ``visit_id``, ``time_step``, ``split``, ``personal`` (whether with the patient adapter),
         ``token_loss``; ``bleu_1`` to ``bleu_4`` of the report by itself; the fields of one report in
         :class:`~fedtar_flare.metrics.language.LanguageStatistics` (``cider`` with the document frequencies of these
         references); ``findings`` (the truth) and ``findings_in_text``, sorted, and ``changes`` and ``changes_in_text``,

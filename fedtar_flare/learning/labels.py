@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from functools import cache, lru_cache, partial
 from typing import Literal
 
-from fedtar_flare.data.cohort import Modality, Visit
+from fedtar_flare.data.cohort import Visit
 from fedtar_flare.errors import ConfigError
-from fedtar_flare.metrics.chexpert_rules import chexpert_labeler
-from fedtar_flare.metrics.ctrate_rules import ctrate_labeler
+from fedtar_flare.metrics.report_labels import rule_labeler, rules_for
 from fedtar_flare.metrics.temporal import finding_changes
 
 CLASSES = ("blank", "positive", "negative", "uncertain")
@@ -40,8 +39,8 @@ class Labeler:
         From a report to what it says became of findings since the visit before, pairs of a finding and a direction.
     classes : tuple of str
         Names of the classes.
-    known : frozenset of str
-        Findings that the shipped start has seen in images; empty where that is not known.
+    known : frozenset of str or None
+        Findings that the shipped start has seen in images, of a source that knows the truth.
     no_finding : str
         The one that says that there is none; "" where the labeler has none.
     """
@@ -50,7 +49,7 @@ class Labeler:
     label: Callable[[str], tuple[int, ...]]
     changes: Callable[[str], AbstractSet[tuple[str, str]]]
     classes: tuple[str, ...] = CLASSES
-    known: frozenset[str] = frozenset()
+    known: frozenset[str] | None = None
     no_finding: str = ""
 
     def stated(self, text: str) -> frozenset[str]:
@@ -82,7 +81,7 @@ def labeler(name: LabelerName, classes: ClassSet = "all") -> Labeler:
         return Labeler((), lambda text: (), lambda text: frozenset())
     if name == "synthetic":
         return _synthetic()
-    rules = chexpert_labeler() if name == "chexpert-rules" else ctrate_labeler()
+    rules = rule_labeler(name)
 
     @lru_cache(maxsize=KEPT)
     def label(text: str) -> tuple[int, ...]:
@@ -95,15 +94,7 @@ def labeler_of(visits: Sequence[Visit]) -> Labeler:
     """The labeler for the reports of these visits: the source's own where it knows the truth, else rules."""
     if all(visit.findings is not None for visit in visits):
         return labeler("synthetic")
-    return labeler(RULES[visits[0].modality])
-
-
-RULES: dict[Modality, LabelerName] = {
-    "ct": "ctrate-rules",
-    "radiograph": "chexpert-rules",
-    "photograph": "chexpert-rules",
-}
-"""The rule-based labeler whose classes are usual for reports on such images."""
+    return labeler(rules_for(visits[0].modality))
 
 
 def require_labeler(name: str, setting: str, source: str) -> None:

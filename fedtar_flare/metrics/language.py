@@ -232,7 +232,7 @@ def _cider(pairs: Sequence[tuple[list[Counts], list[list[Counts]]]]) -> Array:
         for reference in references:
             cosines = 0.0
             for own, other, norm in zip(hypothesis, reference, norms, strict=True):
-                both = own.keys() & other.keys()
+                both = [gram for gram in own if gram in other]  # a set's order differs from process to process
                 dot = sum(min(own[gram], other[gram]) * other[gram] * idf[gram] ** 2 for gram in both)
                 if dot:  # then neither norm is 0
                     cosines += dot / (norm * _norm(other, idf, log_n))

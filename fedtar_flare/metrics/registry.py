@@ -1,58 +1,151 @@
-"""All scores of generated reports by name."""
+"""All scores of generated reports by name: how each is computed, shown and read."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
+
+from fedtar_flare.metrics.alarms import identical_share, length_ratio, mismatched_share
+from fedtar_flare.metrics.reports import Reports
+
+LANGUAGE, FINDINGS, CONTENT = "Language", "Findings", "Classes, change and repetition"
 
 
 @dataclass(frozen=True)
 class Score:
-    """One score: ``name`` is for records, ``label`` for people.
+    """One score.
 
-    ``scale`` turns the raw value into the printed one, which has ``decimals``; ``curve`` asks for a chart over rounds.
-    Scores of one ``group`` share a table.
+    Parameters
+    ----------
+    name, label : str
+        For records, and for people.
+    function : callable
+        From reports to the raw value; None where it is not defined for them.
+    unit : str
+        Of the value as it is shown: raw times ``scale``, with ``decimals``.
+    higher_is_better : bool
+    by_step : bool
+        Whether it is computed at each time step too, not over all steps alone.
+    needs : str
+        What reports must have beside the texts: ``findings``, or the rule-based labeler of this name; "" for nothing.
+    concerned : callable, optional
+        Patients on whose reports the value rests, where these are not all: it is told of a minimum cell of them only.
+    curve : bool
+        Whether a chart over rounds is drawn.
+    group : str
+        Scores of one group share a table.
     """
 
     name: str
     label: str
+    function: Callable[[Reports], float | None]
+    unit: str = "x 100"
     scale: float = 100.0
     higher_is_better: bool = True
     decimals: int = 1
+    by_step: bool = False
+    needs: str = ""
+    concerned: Callable[[Reports], AbstractSet[str]] | None = None
     curve: bool = False
-    group: str = "Language"
+    group: str = CONTENT
 
 
-FINDINGS, CONTENT = "Findings", "Classes, change and repetition"
+def _language(name: str, label: str, curve: bool = False) -> Score:
+    return Score(name, label, lambda r: r.language[name], by_step=True, curve=curve, group=LANGUAGE)
+
+
+def _findings(name: str, label: str, curve: bool = True) -> Score:
+    return Score(
+        name, label, lambda r: r.finding_agreement[name], by_step=True, needs="findings", curve=curve, group=FINDINGS
+    )
+
 
 SCORES = {
     score.name: score
     for score in (
-        Score("bleu_1", "BLEU-1"),
-        Score("bleu_2", "BLEU-2"),
-        Score("bleu_3", "BLEU-3"),
-        Score("bleu_4", "BLEU-4", curve=True),
-        Score("rouge_l", "ROUGE-L"),
-        Score("cider", "CIDEr", curve=True),
-        Score("token_loss", "token loss", scale=1.0, higher_is_better=False, decimals=3, curve=True),
-        Score("finding_f1", "finding F1", curve=True, group=FINDINGS),
-        Score("finding_f1_known", "known findings F1", curve=True, group=FINDINGS),
-        Score("finding_f1_new", "new findings F1", curve=True, group=FINDINGS),
-        Score("finding_recall_new", "new findings recall", group=FINDINGS),
-        Score("chexpert_rules_f1", "CheXpert classes F1 (rules)", group=CONTENT),
-        Score("ctrate_rules_f1", "CT-RATE classes F1 (rules)", group=CONTENT),
-        Score("chexbert_f1", "CheXbert F1", group=CONTENT),
-        Score("radbert_f1", "RadBERT F1", group=CONTENT),
-        Score("radgraph_partial", "RadGraph F1", group=CONTENT),
-        Score("bertscore", "BERTScore"),
-        Score("meteor", "METEOR"),
-        Score("meteor_without_synonyms", "METEOR without synonyms"),
-        Score("change_f1", "change words F1", group=CONTENT),
-        Score("finding_change_f1", "finding change F1", group=CONTENT),
-        Score("finding_change_micro_f1", "changes named F1", curve=True, group=CONTENT),
-        Score("contradictions", "contradictions between visits", higher_is_better=False, group=CONTENT),
-        Score("identical_share", "identical reports", higher_is_better=False, group=CONTENT),
-        Score("mismatched_share", "other references fit better", higher_is_better=False, group=CONTENT),
-        Score("length_ratio", "length ratio", scale=1.0, decimals=2, group=CONTENT),
+        _language("bleu_1", "BLEU-1"),
+        _language("bleu_2", "BLEU-2"),
+        _language("bleu_3", "BLEU-3"),
+        _language("bleu_4", "BLEU-4", curve=True),
+        _language("rouge_l", "ROUGE-L"),
+        _language("cider", "CIDEr", curve=True),
+        Score(
+            "token_loss",
+            "token loss",
+            lambda r: sum(r.losses) / len(r.losses),
+            unit="nats per token",
+            scale=1.0,
+            higher_is_better=False,
+            decimals=3,
+            by_step=True,
+            curve=True,
+            group=LANGUAGE,
+        ),
+        _findings("finding_f1", "finding F1"),
+        _findings("finding_f1_known", "known findings F1"),
+        _findings("finding_f1_new", "new findings F1"),
+        _findings("finding_recall_new", "new findings recall", curve=False),
+        Score("chexpert_rules_f1", "CheXpert classes F1 (rules)", lambda r: r.class_f1, needs="chexpert-rules"),
+        Score("ctrate_rules_f1", "CT-RATE classes F1 (rules)", lambda r: r.class_f1, needs="ctrate-rules"),
+        Score("change_f1", "change words F1", lambda r: r.change_words),
+        Score("finding_change_f1", "finding change F1", lambda r: r.change_agreement["finding_change_f1_example"]),
+        Score(
+            "finding_change_micro_f1",
+            "changes named F1",
+            lambda r: r.change_agreement["finding_change_f1"],
+            concerned=Reports.changing,
+            curve=True,
+        ),
+        Score(
+            "contradictions",
+            "contradictions between visits",
+            lambda r: r.contradictions,
+            unit="% of claims",
+            higher_is_better=False,
+            concerned=Reports.claiming,
+        ),
+        Score(
+            "identical_share",
+            "identical reports",
+            lambda r: identical_share(r.generated),
+            unit="% of reports",
+            higher_is_better=False,
+        ),
+        Score(
+            "mismatched_share",
+            "other references fit better",
+            lambda r: mismatched_share(r.patients, r.references, r.generated),
+            unit="% of references",
+            higher_is_better=False,
+        ),
+        Score(
+            "length_ratio",
+            "length ratio",
+            lambda r: length_ratio(r.references, r.generated) if r.has_words else None,
+            unit="words per word",
+            scale=1.0,
+            decimals=2,
+        ),
     )
 }
 """In the order in which they are shown."""
+
+
+def scores_of(reports: Reports, *, min_cell: int = 1, by_step: bool = False) -> dict[str, float | None]:
+    """Every score that these reports can have, by name; None where one is not defined.
+
+    Parameters
+    ----------
+    reports : Reports
+    min_cell : int
+        Fewest distinct patients on whom a value may rest; None stands for one of fewer (``Score.concerned``).
+    by_step : bool
+        Only those of :attr:`Score.by_step`.
+    """
+    available, found = {"", *reports.available}, {}
+    for score in SCORES.values():
+        if score.needs in available and (score.by_step or not by_step):
+            enough = score.concerned is None or len(score.concerned(reports)) >= min_cell
+            found[score.name] = score.function(reports) if enough else None
+    return found

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from functools import lru_cache
 from itertools import pairwise
@@ -166,23 +166,6 @@ def _nearest(ways: Sequence[Match[Direction | None]], start: int, end: int) -> M
     return min(ways[max(0, i - 1) : i + 1], key=lambda way: max(way.start - end, start - way.end))
 
 
-def changes_between(before: Mapping[str, float] | None, now: Mapping[str, float]) -> frozenset[FindingChange]:
-    """True changes between two visits, from the size of each finding that is there; none at a first visit (None)."""
-    if before is None:
-        return frozenset()
-    found: set[FindingChange] = set()
-    for finding in before.keys() | now.keys():
-        if finding not in before:
-            found.add(FindingChange(finding, "new"))
-        elif finding not in now:
-            found.add(FindingChange(finding, "resolved"))
-        elif now[finding] == before[finding]:
-            found.add(FindingChange(finding, "unchanged"))
-        else:
-            found.add(FindingChange(finding, "increased" if now[finding] > before[finding] else "decreased"))
-    return frozenset(found)
-
-
 def finding_change_f1(
     truth: Sequence[AbstractSet[tuple[str, str]]], predicted: Sequence[AbstractSet[tuple[str, str]]]
 ) -> dict[str, float | None]:
@@ -230,26 +213,3 @@ def claimants(rows: Sequence[VisitReport], labeler: RuleLabeler) -> set[str]:
     for row in sorted(rows, key=lambda row: row.order):
         first.setdefault(row.patient, row)
     return {row.patient for row in rows if row is not first[row.patient] and finding_changes(row.generated, labeler)}
-
-
-def temporal_scores(rows: Sequence[VisitReport], labeler: RuleLabeler) -> dict[str, float | None]:
-    """``change_f1`` and ``finding_change_f1``, means over reports; ``finding_change_micro_f1``, over all pairs
-    together; ``contradictions``, a share of claims.
-
-    The third is None where no text names a pair, the last where no report with one before it claims a change.
-
-    Raises:
-        DataError: ``no-reports`` without any row.
-    """
-    words = change_word_f1([row.reference for row in rows], [row.generated for row in rows])
-    pairs = finding_change_f1(
-        [finding_changes(row.reference, labeler) for row in rows],
-        [finding_changes(row.generated, labeler) for row in rows],
-    )
-    found, claims = contradictions(rows, labeler)
-    return {
-        "change_f1": sum(words) / len(words),
-        "finding_change_f1": pairs["finding_change_f1_example"],
-        "finding_change_micro_f1": pairs["finding_change_f1"],
-        "contradictions": len(found) / claims if claims else None,
-    }

@@ -11,9 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedtar_flare.data.cohort import Sample, Visit
-from fedtar_flare.learning.content import content_scores, finding_recalls
-from fedtar_flare.learning.evaluation import cells
-from fedtar_flare.metrics.registry import SCORES
+from fedtar_flare.learning.evaluation import cells, finding_recalls, reports_of
+from fedtar_flare.metrics.registry import SCORES, scores_of
 from fedtar_flare.protocol.tasks import SCORES as FIELDS
 from fedtar_flare.record.events import SiteScores
 from fedtar_flare.synthetic.vocabulary import FINDINGS, KNOWN_FINDINGS
@@ -34,6 +33,14 @@ def sample(number, report=EFFUSION, findings=("effusion_left",), changes=(), ste
         changes=None if changes is None else frozenset(changes),
     )
     return Sample(visit, None, "F", step, "test")
+
+
+def reports(samples, texts):
+    return reports_of(samples, texts, [1.0] * len(samples), range(len(samples)))
+
+
+def content_scores(samples, texts, min_cell=1):
+    return scores_of(reports(samples, texts), min_cell=min_cell)
 
 
 def test_change_is_against_what_was_planted_where_that_is_known():
@@ -68,13 +75,13 @@ def test_changes_of_fewer_patients_than_a_cell_are_not_scored_apart(known):
 def test_known_new_and_stated_findings_apart():
     samples = [sample(i, findings=("effusion_left", "cavity")) for i in range(4)]
     said = [EFFUSION, EFFUSION, "Nothing.", "There is a cavity."]
-    assert finding_recalls(samples, said, 4) == {
+    assert finding_recalls(reports(samples, said), 4) == {
         "known": {"effusion_left": {"n": 4, "recall": 0.5}},
         "new": {"cavity": {"n": 4, "recall": 0.25}},
     }
-    assert finding_recalls(samples, said, 5) == {"known": {}, "new": {}}
+    assert finding_recalls(reports(samples, said), 5) == {"known": {}, "new": {}}
     real = [sample(i, findings=None) for i in range(4)]
-    assert finding_recalls(real, said, 1)["stated"] == {
+    assert finding_recalls(reports(real, said), 1)["stated"] == {
         "Cardiomegaly": {"n": 4, "recall": 0.5},
         "Pleural_effusion": {"n": 4, "recall": 0.5},
     }
@@ -106,7 +113,3 @@ def test_what_leaves_the_site_fits_its_field_and_the_record(findings):
     read = SiteScores.model_validate(json.loads(json.dumps(scores)))
     assert read.findings == scores["findings"] and read.references == {"identical_share": 1.0}
     assert set(read.all) - {"n"} <= set(SCORES)
-
-
-def test_references_without_a_word_leave_the_length_ratio_undefined():
-    assert content_scores([sample(1, "---")], ["Nothing."])["length_ratio"] is None

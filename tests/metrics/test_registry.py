@@ -1,24 +1,73 @@
-"""Every score that is computed has its place in the registry, and so on the pages."""
+"""Every score has its entry in the registry, with its function; what is computed and written of it comes from there."""
 
 from __future__ import annotations
 
-from fedtar_flare.metrics.clinical import known_and_new
-from fedtar_flare.metrics.language import language_scores
-from fedtar_flare.metrics.registry import SCORES
+import pytest
+
+from fedtar_flare.errors import DataError
+from fedtar_flare.metrics.registry import SCORES, scores_of
+from fedtar_flare.metrics.reports import Reports
+
+VISITS = [  # patient, time, reference, generated
+    ("p", 0, "Stable effusion.", "No effusion."),
+    ("p", 1, "Stable effusion.", "Unchanged effusion."),
+    ("q", 0, "Stable effusion.", "Small effusion."),
+]
 
 
-def test_every_language_score_is_registered_in_its_order():
-    computed = list(language_scores(["no effusion", "a nodule"], ["no effusion", "a nodule"]))
-    assert list(SCORES)[: len(computed)] == computed
-    clinical = list(known_and_new([set()], [set()], set()))
-    assert list(SCORES)[len(computed) :][: 1 + len(clinical)] == ["token_loss", *clinical]
+def reports(visits=VISITS, rules="chexpert-rules", known=None, changes=(), claimed=(), **more):
+    columns = zip(*visits, strict=True) if visits else [()] * 4
+    n = len(visits)
+    given = {"findings": [frozenset()] * n, "named": [frozenset()] * n, **more}
+    nothing = [frozenset()] * n
+    return Reports(*columns, rules, [1.0] * n, changes or nothing, claimed or nothing, known=known, **given)
 
 
-def test_scales_and_directions():
-    assert {name for name, score in SCORES.items() if not score.higher_is_better} == {
-        "token_loss",
-        "contradictions",
-        "identical_share",
-        "mismatched_share",
-    }
-    assert {name for name, score in SCORES.items() if score.scale != 100} == {"token_loss", "length_ratio"}
+@pytest.mark.parametrize("rules", ["chexpert-rules", "ctrate-rules"])
+@pytest.mark.parametrize("known", [None, frozenset()])
+def test_every_score_is_computed_where_the_reports_have_what_it_needs(rules, known):
+    wanted = {"", rules} | (set() if known is None else {"findings"})
+    assert list(scores_of(reports(rules=rules, known=known))) == [n for n, s in SCORES.items() if s.needs in wanted]
+    by_step = [name for name, score in SCORES.items() if score.needs in wanted and score.by_step]
+    assert list(scores_of(reports(rules=rules, known=known), by_step=True)) == by_step
+
+
+def test_values_by_hand():
+    said = frozenset({("Pleural Effusion", "unchanged")})
+    scores = scores_of(reports(changes=[said] * 3, claimed=[frozenset(), said, frozenset()]))
+    assert scores["change_f1"] == scores["finding_change_f1"] == pytest.approx(1 / 3)
+    assert scores["finding_change_micro_f1"] == pytest.approx(0.5)
+    assert scores["chexpert_rules_f1"] == pytest.approx(2 / 3) and scores["contradictions"] == 1.0
+    assert (scores["token_loss"], scores["length_ratio"]) == (1.0, 1.0)
+
+
+def test_a_value_that_rests_on_fewer_patients_than_a_cell_is_none():
+    said = frozenset({("Pleural Effusion", "unchanged")})
+    several = reports(changes=[frozenset(), said, said])
+    values = {n: scores_of(several, min_cell=n) for n in (1, 2, 3)}
+    assert [values[n]["contradictions"] for n in values] == [1.0, None, None]  # p's reports alone claim anything
+    assert [values[n]["finding_change_micro_f1"] for n in values] == [0.0, 0.0, None]
+
+
+def test_what_is_not_defined_is_none():
+    nothing = scores_of(reports([("p", 0, "---", "Clear.")]))
+    assert nothing["contradictions"] is nothing["length_ratio"] is nothing["mismatched_share"] is None
+    assert nothing["finding_change_micro_f1"] is None
+
+
+@pytest.mark.parametrize(
+    ("visits", "more", "reason"), [([], {}, "no-reports"), (VISITS, {"named": []}, "unequal-lengths")]
+)
+def test_reports_without_an_entry_each_are_refused(visits, more, reason):
+    with pytest.raises(DataError) as error:
+        reports(visits, **more)
+    assert error.value.reason == reason
+
+
+def test_the_documents_table_is_the_registrys(repository):
+    rows = [
+        f"| {s.label} | `{s.name}` | {s.unit} | {'higher' if s.higher_is_better else 'lower'} "
+        f"| {'yes' if s.by_step else 'no'} | {s.needs or '–'} |"
+        for s in SCORES.values()
+    ]
+    assert "\n".join(rows) in (repository / "docs" / "metrics.md").read_text(), "\n".join(rows)
