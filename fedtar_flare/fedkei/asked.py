@@ -25,7 +25,7 @@ def asked_of(classifier: ClassifierConfig, training: LearnerSettings, threads: i
             local_steps=training.epochs,
             batch_size=training.batch_size,
             lr_shared=max(training.lr, training.eta_in),
-            weight_decay=training.weight_decay,
+            weight_decay=0.0,
             max_grad_norm=0.0,
         ),
         threads=threads,

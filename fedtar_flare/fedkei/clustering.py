@@ -28,22 +28,6 @@ def gram(matrix: Tensor) -> Tensor:
     return centred.T @ centred
 
 
-def delta_gram(products: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
-    """Inner products (N, N), float64, of the N modules' products B A, by r x r traces.
-
-    Args:
-        products: per layer, A (N, r, in) and B (N, out, r): ``<B_i A_i, B_j A_j> = tr((B_j^T B_i)(A_i A_j^T))``.
-    """
-    total: Tensor | None = None
-    for a, b in products:
-        left = torch.einsum("ior,jos->ijrs", b.double(), b.double())
-        right = torch.einsum("irn,jsn->ijrs", a.double(), a.double())
-        part = (left * right).sum((2, 3))
-        total = part if total is None else total + part
-    assert total is not None
-    return total
-
-
 def squared_distances(inner: Tensor) -> Tensor:
     """Squared distances (N, N) of points with these inner products; rounding is set to 0."""
     norms = inner.diagonal()
@@ -57,15 +41,20 @@ def coordinates(inner: Tensor) -> Tensor:
     return vectors * values.clamp(min=0).sqrt()
 
 
-def kmeans(inner: Tensor, clusters: int, seed: int) -> list[int]:
-    """Clusters of N points by their inner products: k-means++, the best of ten starts.
+def kmeans(inner: Tensor, clusters: int) -> list[int]:
+    """Clusters of N points by their inner products: k-means++, the best of ten starts, always the same ones.
 
-    Args:
-        inner: as :func:`gram` gives it.
-        clusters: K; fewer where there are fewer distinct points. Equal points share a cluster.
+    Parameters
+    ----------
+    inner : Tensor, (N, N)
+        As :func:`gram` gives it.
+    clusters : int
+        K; fewer where there are fewer distinct points. Equal points share a cluster.
 
-    Returns:
-        each point's cluster, numbered by their earliest members from 0.
+    Returns
+    -------
+    list of int
+        Each point's cluster, numbered by their earliest members from 0.
     """
     from sklearn.cluster import KMeans
     from sklearn.exceptions import ConvergenceWarning
@@ -78,7 +67,7 @@ def kmeans(inner: Tensor, clusters: int, seed: int) -> list[int]:
     weights = np.bincount(first, minlength=len(first))[points]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)
-        found = KMeans(many, n_init=RESTARTS, random_state=seed % 2**32).fit(
+        found = KMeans(many, n_init=RESTARTS, random_state=0).fit(
             coordinates(inner)[points].numpy(), sample_weight=weights
         )
     labels = dict(zip(points, found.labels_.tolist(), strict=True))

@@ -9,10 +9,10 @@ from pydantic import Field
 
 from fedtar_flare.data.task_stream import NOTHING, Order, TaskStream
 from fedtar_flare.errors import ConfigError
-from fedtar_flare.fedkei.plans import PLANS, MixingSettings
+from fedtar_flare.fedkei.plans import PLANS
 from fedtar_flare.metrics.report_labels import RuleLabels, report_labels
 from fedtar_flare.models.classifier import ClassifierConfig
-from fedtar_flare.settings import build, nearest
+from fedtar_flare.settings import Settings, build, nearest
 
 STEPS = 2
 """Steps of a task (a round of the run): PROBE and ADAPT."""
@@ -32,8 +32,8 @@ CLASSIFIERS: dict[str, dict[str, Any]] = {
 """Presets of the classifier: the shipped encoder slice by slice, a random one (tests), the paper's ViT."""
 
 
-class FedKEIConfig(MixingSettings):
-    """The tasks in sequence and the plan, beside how the server mixes; site and server hold the same."""
+class FedKEIConfig(Settings):
+    """The tasks in sequence, the plan, and how the server mixes starts; site and server hold the same."""
 
     plan: str = Field("fedkei", description=f"one of {', '.join(PLANS)}")
     tasks: tuple[str, ...] = Field(
@@ -52,8 +52,15 @@ class FedKEIConfig(MixingSettings):
         description="rules that read labels from the reports of images whose source gives none: 'chexpert-rules' "
         "(radiographs) or 'ctrate-rules' (CT); 'none': such images are left out",
     )
-    beside_rand: bool = Field(
+    rand_baseline: bool = Field(
         False, description="each site also tunes from the common start, for comparison: twice the work"
+    )
+    clusters: int = Field(
+        3, ge=1, description="K of adapters and of heads; fewer where the pool has fewer distinct modules"
+    )
+    eta_out: float = Field(0.05, ge=0, description="step size of the outer step (Eq. 8); 0: none, as in Variant B")
+    min_cluster_sites: int = Field(
+        1, ge=1, description="sites that a cluster must stem from, smaller ones merge; production: at least 2"
     )
 
     def misfits(self) -> Iterator[tuple[str, str]]:

@@ -85,7 +85,7 @@ class FedKEIController(MethodController):
         self._forget(pool, self._adapt(mixture, pool, r))
         after = self._mixture(pool, r + 1)
         learnt = {self.config.stream(m.site, self.seed).task(m.task).name for m in pool.modules}
-        write_knowledge(self.results_folder, after, self.described, self.run_id, self.config.origin, sorted(learnt))
+        write_knowledge(self.results_folder, after, self.described, self.run_id, sorted(learnt))
         return w
 
     @property
@@ -229,7 +229,7 @@ class FedKEIController(MethodController):
         """G: K times the values of a module; without k-means, K may be the number of modules."""
         many = self.num_rounds * len(self.sites)
         if self.plan.groups == "kmeans":
-            many = max(self.config.clusters, self.config.head_clusters)
+            many = self.config.clusters
         return self.schema.parameters * max(many, 2 if self._curved else 1)
 
     def _record_mixture(self, mixture: Mixture, probed: Answers, r: int, modules: int) -> None:

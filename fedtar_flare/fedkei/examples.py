@@ -68,10 +68,3 @@ def shuffled(indices: Sequence[int], size: int, *key: object) -> list[list[int]]
     """The batches of one epoch, in an order that the key gives; the last may be smaller."""
     order = torch.randperm(len(indices), generator=keyed(*key)).tolist()
     return [[indices[i] for i in order[at : at + size]] for at in range(0, len(order), size)]
-
-
-def query_split(examples: Examples, *key: object) -> tuple[list[int], list[int]]:
-    """Indices of four fifths and of the other fifth (at least one example), by the key."""
-    order = torch.randperm(len(examples.labels), generator=keyed(*key)).tolist()
-    cut = max(1, len(order) // 5)
-    return sorted(order[cut:]), sorted(order[:cut])

@@ -166,7 +166,7 @@ class FedKEIExecutor(StudyExecutor):
             weights, examples, header.round, alpha=alpha, local=local, curvature=curvature, on_epoch=tell
         )
         rand: Adapted | None = None
-        if self.fedkei_config.beside_rand:
+        if self.fedkei_config.rand_baseline:
             plain = {name: value[None] for name, value in start.items()}
             same = not informed and self.plan.local == plan("rand").local
             rand = found if same else learner.adapt(plain, examples, header.round, alpha="fixed")
@@ -268,7 +268,6 @@ class FedKEIExecutor(StudyExecutor):
                 self.model_config,
                 self.training_config,
                 seed=seed_of(self.seed, site.name, 0, 0, "batches"),
-                origin=self.fedkei_config.origin,
                 device=device,
                 autocast=autocast,
                 checkpoint=lambda: self._site.stop_if_aborted(),

@@ -13,21 +13,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor
 
 from fedtar_flare.fedkei.mixing import Kind
 
-Hypergradient = Literal["first_order", "exact", "direct"]
 Vectors = Mapping[Kind, Tensor]
 """By kind, a vector (d,), a matrix (d, K) or weights (K,)."""
 
 Gradient = Callable[[int, Vectors], Vectors]
 """grad L_s(theta) of batch s at theta (d,)."""
-Product = Callable[[int, Vectors, Vectors], tuple[Vectors, Vectors]]
-"""(g_s, H_s x): gradient of batch s at theta, and its Hessian's product with x (d,)."""
 
 
 @dataclass(frozen=True)
@@ -71,22 +67,3 @@ def first_order(centres: Vectors, path: InnerPath, v: Vectors, eta_in: float) ->
         - eta_in * torch.outer(path.gradient_sum[kind], centres[kind].T @ v[kind])
         for kind in centres
     }
-
-
-def exact(centres: Vectors, path: InnerPath, v: Vectors, product: Product, eta_in: float) -> dict[Kind, Tensor]:
-    """Eq. 9 with second derivatives, backwards over the steps in memory that does not grow with S::
-
-        lam = C^T v;  G = v alpha_S^T
-        for s = S-1..0:  u = H_s C lam;  G -= eta_in (g_s lam^T + u alpha_s^T);  lam -= eta_in C^T u
-
-    ``product`` computes each batch once more.
-    """
-    lam = {kind: centres[kind].T @ v[kind] for kind in centres}
-    found = direct(path.last, v)
-    for s in reversed(range(len(path.alphas) - 1)):
-        alpha = path.alphas[s]
-        g, u = product(s, combined(centres, alpha), combined(centres, lam))
-        for kind in centres:
-            found[kind] -= eta_in * (torch.outer(g[kind], lam[kind]) + torch.outer(u[kind], alpha[kind]))
-            lam[kind] = lam[kind] - eta_in * (centres[kind].T @ u[kind])
-    return found

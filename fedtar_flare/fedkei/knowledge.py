@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from fedtar_flare.errors import ConfigError
-from fedtar_flare.fedkei.mixing import Layout, Origin
+from fedtar_flare.fedkei.mixing import Layout
 from fedtar_flare.fedkei.mixture import Mixture
 from fedtar_flare.models.classifier import ClassifierConfig
 from fedtar_flare.settings import build
@@ -36,7 +36,6 @@ class Knowledge:
     centres: dict[str, Tensor]
     classifier: ClassifierConfig
     fingerprint: str
-    origin: Origin
     run_id: str
     tasks: tuple[str, ...]
     modules: int
@@ -47,7 +46,6 @@ def write_knowledge(
     mixture: Mixture,
     described: Mapping[str, Mapping[str, Any]],
     run_id: str,
-    origin: Origin,
     tasks: Sequence[str],
 ) -> Path | None:
     """Write ``knowledge.safetensors`` of the clusters so far; None where there is none (an empty pool).
@@ -65,7 +63,6 @@ def write_knowledge(
         "run_id": run_id,
         "model": model.get("config", {}),
         "fingerprint": model.get("fingerprint", ""),
-        "origin": origin,
         "tasks": list(tasks),
         "modules": len(next(iter(mixture.parts.values())).modules),
     }
@@ -86,7 +83,11 @@ def read_knowledge(path: Path) -> Knowledge:
         tensors, info = read_tensors(path)
     except StateError as error:
         raise ConfigError(f"{path}: no knowledge of a run of fedkei ({error})") from error
-    if info.get("format") != FORMAT or info.get("checksum") != checksum(tensors):
+    if (
+        info.get("format") != FORMAT
+        or info.get("origin", "zero") != "zero"
+        or info.get("checksum") != checksum(tensors)
+    ):
         raise ConfigError(f"{path}: no whole knowledge file of format {FORMAT}")
     start = {name.removeprefix(_START): value for name, value in tensors.items() if name.startswith(_START)}
     centres = {name.removeprefix(_CENTRE): value for name, value in tensors.items() if name.startswith(_CENTRE)}
@@ -96,7 +97,6 @@ def read_knowledge(path: Path) -> Knowledge:
         centres=centres,
         classifier=build(ClassifierConfig, info["model"], f"{path}: model"),
         fingerprint=str(info["fingerprint"]),
-        origin=info["origin"],
         run_id=str(info["run_id"]),
         tasks=tuple(info["tasks"]),
         modules=int(info["modules"]),

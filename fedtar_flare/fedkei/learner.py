@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
@@ -23,14 +22,13 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from fedtar_flare.errors import ConfigError, DataError
+from fedtar_flare.errors import DataError
 from fedtar_flare.fedkei import hypergradient as hyper
 from fedtar_flare.fedkei.answers import Adapted, Clock, Probe
-from fedtar_flare.fedkei.examples import Examples, TaskData, query_split, require_both, shuffled
-from fedtar_flare.fedkei.hypergradient import Hypergradient, InnerPath, Vectors
-from fedtar_flare.fedkei.mixing import Kind, Origin, origin_of
+from fedtar_flare.fedkei.examples import Examples, TaskData, require_both, shuffled
+from fedtar_flare.fedkei.hypergradient import InnerPath, Vectors
+from fedtar_flare.fedkei.mixing import Kind, origin_of
 from fedtar_flare.fedkei.mixture import AlphaMode
 from fedtar_flare.fedkei.model import TaskModel
 from fedtar_flare.fedkei.objectives import PLAIN, Curvature, Local
@@ -65,12 +63,11 @@ class TaskLearner:
 
     Args:
         seed: of this site's batches.
-        origin: as in the server's ``MixingSettings``.
         checkpoint: called before each batch; may raise to stop.
         places: local paths of what the classifier takes by name.
 
     Raises:
-        ConfigError: as ``build_classifier``; IA3 with a weight decay, which would pull its factors from 1 to 0.
+        ConfigError: as ``build_classifier``.
     """
 
     def __init__(
@@ -79,15 +76,12 @@ class TaskLearner:
         settings: LearnerSettings,
         *,
         seed: int,
-        origin: Origin = "zero",
         device: str = "cpu",
         autocast: bool = False,
         checkpoint: Callable[[], None] = lambda: None,
         places: Mapping[str, Path | None] | None = None,
     ):
-        if classifier.adapter == "ia3" and settings.weight_decay:
-            raise ConfigError(f"weight_decay is {settings.weight_decay:g}: it must be 0 with adapter='ia3'")
-        self.settings, self.seed, self.origin = settings, seed, origin
+        self.settings, self.seed = settings, seed
         self.model = TaskModel(classifier, device=device, autocast=autocast, checkpoint=checkpoint, places=places)
 
     def start(self) -> dict[str, Tensor]:
@@ -114,7 +108,7 @@ class TaskLearner:
 
     # ------------------------------------------------------------------ PROBE
     def probe(self, centres: Mapping[str, Tensor], data: TaskData, task: int, *, direct: bool = False) -> Probe:
-        """G of these centres (Eq. 9); ``direct``: Variant C's, whatever the settings say.
+        """G of these centres (Eq. 9), to first order; ``direct``: without inner steps (Variant C).
 
         Raises:
             DataError: ``one-class`` in the training split; ``non-finite-gradient``.
@@ -122,45 +116,21 @@ class TaskLearner:
         """
         began = time.monotonic()
         require_both(data.train)
-        c = self._centres(centres)
-        kind: Hypergradient = "direct" if direct else self.settings.hypergradient
-        inner = outer = list(range(len(data.train.labels)))
-        if self.settings.outer_data == "query" and kind != "direct":
-            inner, outer = query_split(data.train, self.seed, task, "query")
-        steps = [] if kind == "direct" else self._inner_batches(inner, task, "probe")
-        # fused attention cannot be differentiated twice
-        with sdpa_kernel(SDPBackend.MATH) if kind == "exact" else nullcontext():
-            path = self._inner(c, data.train, steps)
-            start_loss = self.model.mean_loss(c.theta(path.alphas[0]), data.train, outer)
-            loss, v = self.model.whole_gradient(c.theta(path.last), data.train, outer, self.settings.batch_size)
-            found = self._hypergradient(kind, c, path, v, data.train, steps)
+        c, everything = self._centres(centres), range(len(data.train.labels))
+        path = self._inner(c, data.train, [] if direct else self._inner_batches(everything, task, "probe"))
+        start_loss = self.model.mean_loss(c.theta(path.alphas[0]), data.train, everything)
+        loss, v = self.model.whole_gradient(c.theta(path.last), data.train, everything, self.settings.batch_size)
+        if direct:
+            found = hyper.direct(path.last, v)
+        else:
+            found = hyper.first_order(c.columns, path, v, self.settings.eta_in)
         gradients = {n: value.float().cpu().contiguous() for n, value in self.model.layout.stacked(found).items()}
         if not all(torch.isfinite(value).all() for value in gradients.values()):
             raise DataError(
                 "the gradient of the start has values that are not finite (NaN or infinity); lower eta_in",
                 reason="non-finite-gradient",
             )
-        return Probe(gradients, len(outer), start_loss, loss, time.monotonic() - began)
-
-    def _hypergradient(
-        self,
-        kind: Hypergradient,
-        c: _Centres,
-        path: InnerPath,
-        v: Vectors,
-        examples: Examples,
-        steps: Sequence[Sequence[int]],
-    ) -> dict[Kind, Tensor]:
-        eta = self.settings.eta_in
-        if kind == "direct":
-            return hyper.direct(path.last, v)
-        if kind == "first_order":
-            return hyper.first_order(c.columns, path, v, eta)
-
-        def gradient_and_product(s: int, at: Vectors, x: Vectors) -> tuple[Vectors, Vectors]:
-            return self.model.hessian_product(c.shifted(at), examples, steps[s], x)
-
-        return hyper.exact(c.columns, path, v, gradient_and_product, eta)
+        return Probe(gradients, len(everything), start_loss, loss, time.monotonic() - began)
 
     # ------------------------------------------------------------------ ADAPT
     def adapt(
@@ -266,13 +236,12 @@ class TaskLearner:
 
     # ------------------------------------------------------------------ pieces
     def _centres(self, centres: Mapping[str, Tensor]) -> _Centres:
-        origin = self.model.vectors(origin_of(self.model.start, self.origin))
+        origin = self.model.vectors(origin_of(self.model.start))
         columns = self.model.layout.columns(centres)
         return _Centres({kind: c.to(origin[kind]) - origin[kind][:, None] for kind, c in columns.items()}, origin)
 
     def _inner_batches(self, indices: Sequence[int], task: int, phase: str) -> list[list[int]]:
-        size, epochs = self.settings.batch_size, range(self.settings.inner_epochs)
-        return [batch for e in epochs for batch in shuffled(indices, size, self.seed, task, phase, e)]
+        return shuffled(indices, self.settings.batch_size, self.seed, task, phase, 0)
 
     def _inner(self, c: _Centres, examples: Examples, steps: Sequence[Sequence[int]]) -> InnerPath:
         def gradient(s: int, at: Vectors) -> Vectors:

@@ -4,7 +4,7 @@ A module is the adapter and the head that one site learnt in one task. Adapter a
 has its own matrix M (d, N) of N modules as columns, its own weights ``beta`` (N, K) within K clusters, and at each site
 its own weights ``alpha`` (K,) between clusters::
 
-    C = o + (M - o) beta          o: the origin, 0 as in the paper, or the common start
+    C = o + (M - o) beta          o: the origin, 0 as in the paper (1 for factors of IA3)
     theta = o + (C - o) alpha
 
 In what follows matrices hold differences from the origin already.
@@ -22,11 +22,12 @@ from torch import Tensor
 from fedtar_flare.errors import ExchangeError
 
 Kind = Literal["adapter", "head"]
-Support = Literal["cluster", "all"]
-Origin = Literal["zero", "start"]
 
 KINDS: tuple[Kind, ...] = ("adapter", "head")
 """What is clustered and mixed apart."""
+
+BETA_LIMIT = 1.0
+"""Farthest that a column of beta may move from its initial value in the outer step."""
 
 
 def kind_of(name: str) -> Kind:
@@ -99,10 +100,9 @@ class Layout:
         return {name: value[0] for name, value in self.stacked({k: v[:, None] for k, v in vectors.items()}).items()}
 
 
-def origin_of(start: Mapping[str, Tensor], origin: Origin) -> dict[str, Tensor]:
-    """The point o that mixtures are taken around: 0 or the common start; always the start (1) for factors of IA3."""
-    around_start = {name: origin == "start" or name.endswith("ia3_l") for name in start}
-    return {name: value if around_start[name] else torch.zeros_like(value) for name, value in start.items()}
+def origin_of(start: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The point o that mixtures are taken around: 0, but the start (1) for factors of IA3."""
+    return {name: value if name.endswith("ia3_l") else torch.zeros_like(value) for name, value in start.items()}
 
 
 def initial_beta(assignment: Sequence[int]) -> Tensor:
@@ -111,31 +111,33 @@ def initial_beta(assignment: Sequence[int]) -> Tensor:
     return members / members.sum(0)
 
 
-def support(assignment: Sequence[int], kind: Support = "cluster") -> Tensor:
-    """Which entries (N, K), bool, the outer step may move: those of a module's own cluster, or all."""
-    own = initial_beta(assignment) > 0
-    return own if kind == "cluster" else torch.ones_like(own)
-
-
 def mix(matrix: Tensor, weights: Tensor) -> Tensor:
     """``M beta`` (d, K) or ``C alpha`` (d,) (Eq. 4, 5), summed in float64, in the matrix's number format."""
     return (matrix.double() @ weights.double()).to(matrix.dtype)
 
 
 def outer_step(
-    beta: Tensor, beta0: Tensor, mask: Tensor, matrix: Tensor, gradient: Tensor, *, eta_out: float, limit: float = 1.0
+    beta0: Tensor, matrix: Tensor, gradient: Tensor, eta_out: float, limit: float = BETA_LIMIT
 ) -> tuple[Tensor, Tensor]:
-    """``beta' = beta - eta_out mask * (M^T G)`` (Eq. 8); each column stays within ``limit`` of beta0's.
+    """``beta' = beta0 - eta_out mask * (M^T G)`` (Eq. 8); only weights within a module's own cluster move.
 
-    Args:
-        beta, beta0, mask: (N, K), float64 and bool.
-        matrix: M, (d, N).
-        gradient: sum over the sites of G, (d, K).
+    Parameters
+    ----------
+    beta0 : Tensor, (N, K), float64
+    matrix : Tensor, (d, N)
+        M.
+    gradient : Tensor, (d, K)
+        Sum over the sites of G.
+    limit : float
+        Farthest that a column may move.
 
-    Returns:
-        beta' (N, K), and the distance (K,) that each column would have had from beta0 without the limit.
+    Returns
+    -------
+    beta : Tensor, (N, K)
+    distance : Tensor, (K,)
+        That each column would have had from beta0 without the limit.
     """
-    moved = beta - eta_out * (mask * (matrix.double().T @ gradient.double()))
+    moved = beta0 - eta_out * ((beta0 > 0) * (matrix.double().T @ gradient.double()))
     change = moved - beta0
     distance = change.norm(dim=0)
     over = distance > limit

@@ -21,7 +21,7 @@ Parts = Mapping[Kind, "Part"]
 
 @dataclass(frozen=True)
 class Part:
-    """The mixture of one kind: M (d, N) less its origin (d, 1), beta and beta0 (N, K) float64, mask (N, K) bool.
+    """The mixture of one kind: M (d, N) less its origin (d, 1), beta and beta0 (N, K) float64.
 
     ``assignment``: each module's cluster; ``distance``: (K,) of beta from beta0 after a step, before the limit.
     """
@@ -31,7 +31,6 @@ class Part:
     matrix: Tensor
     beta: Tensor
     beta0: Tensor
-    mask: Tensor
     origin: Tensor
     distance: Tensor | None = None
 
@@ -46,7 +45,7 @@ class Part:
 
     def weighted(self, beta: Tensor) -> Part:
         """The same modules under other weights (N, K)."""
-        return replace(self, beta=beta, beta0=beta, mask=beta > 0)
+        return replace(self, beta=beta, beta0=beta)
 
 
 @dataclass(frozen=True)
@@ -58,7 +57,6 @@ class Mixture:
         own: for plans that mix for each site apart, by site; the others get ``parts``.
         alpha: what the site does with the centres.
         probes: whether PROBE is asked for before ADAPT.
-        limit: farthest that a column of beta may move.
         seconds: that clustering took.
     """
 
@@ -67,7 +65,6 @@ class Mixture:
     own: Mapping[str, Parts] = field(default_factory=dict)
     alpha: AlphaMode = "fixed"
     probes: bool = False
-    limit: float = 1.0
     seconds: float = 0.0
 
     def centres(self, site: str | None = None) -> dict[str, Tensor]:
@@ -95,9 +92,7 @@ class Mixture:
                 raise ExchangeError(
                     f"the gradient of the {kind}s has {columns[kind].shape[1]} columns; the mixture has {part.many}"
                 )
-            beta, distance = outer_step(
-                part.beta, part.beta0, part.mask, part.matrix, columns[kind], eta_out=eta_out, limit=self.limit
-            )
+            beta, distance = outer_step(part.beta0, part.matrix, columns[kind], eta_out)
             moved[kind] = replace(part, beta=beta, distance=distance)
         return replace(self, parts=moved)
 

@@ -1,4 +1,4 @@
-"""A site's classifier as a function of its module: losses, gradients and Hessian products on examples."""
+"""A site's classifier as a function of its module: losses and gradients on examples."""
 
 from __future__ import annotations
 
@@ -134,21 +134,6 @@ class TaskModel:
             for kind, value in self.layout.vectors(gradients).items():
                 found[kind] += value * (len(chosen) / len(indices))
         return total / len(indices), found
-
-    def hessian_product(
-        self, theta: Vectors, examples: Examples, indices: Sequence[int], x: Vectors
-    ) -> tuple[dict[Kind, Tensor], dict[Kind, Tensor]]:
-        """Gradient of a batch's mean loss, and its Hessian's product with x, by differentiating twice.
-
-        Fused attention kernels cannot be differentiated twice: call it under ``sdpa_kernel(SDPBackend.MATH)``.
-        """
-        self.load_vectors(theta)
-        own, direction = self.parameters(), self.layout.tensors(x)
-        gradients = torch.autograd.grad(self.loss(examples, indices), list(own.values()), create_graph=True)
-        inner = torch.stack([(g * direction[name]).sum() for name, g in zip(own, gradients, strict=True)]).sum()
-        second = torch.autograd.grad(inner, list(own.values()))
-        g, u = (dict(zip(own, (one.detach() for one in row), strict=True)) for row in (gradients, second))
-        return self.layout.vectors(g), self.layout.vectors(u)
 
     @torch.no_grad()
     def mean_loss(self, theta: Vectors, examples: Examples, indices: Sequence[int]) -> float:

@@ -73,16 +73,14 @@ def split_curvature(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], C
     return plain, Curvature(*parts)
 
 
-def add_curvature(
-    gradients: Mapping[str, Tensor], theta: Mapping[str, Tensor], curvature: Curvature, weight: float
-) -> None:
-    """``g += weight (F theta - pull)`` in place: the gradient of FedCurv's term::
+def add_curvature(gradients: Mapping[str, Tensor], theta: Mapping[str, Tensor], curvature: Curvature) -> None:
+    """``g += F theta - pull`` in place: the gradient of FedCurv's term, of weight 1::
 
-    weight / 2 sum_j (theta - theta_j)^T F_j (theta - theta_j)
+    1 / 2 sum_j (theta - theta_j)^T F_j (theta - theta_j)
     """
     for name, gradient in gradients.items():
         importance, pull = (part[name].to(gradient) for part in (curvature.importance, curvature.pull))
-        gradient.add_(importance * theta[name].detach() - pull, alpha=weight)
+        gradient.add_(importance * theta[name].detach() - pull)
 
 
 def add_proximal(

@@ -79,7 +79,6 @@ def adapt_outside(
         knowledge.classifier,
         training,
         seed=seed_of(seed, site, 0, 0, "batches"),
-        origin=knowledge.origin,
         device=device,
         autocast=autocast,
         places=config.policy.models,

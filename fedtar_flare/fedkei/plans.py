@@ -11,37 +11,21 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
-from pydantic import Field
 from torch import Tensor
 
 from fedtar_flare.errors import ConfigError
-from fedtar_flare.fedkei.clustering import delta_gram, gram, kmeans, merge_small, squared_distances
-from fedtar_flare.fedkei.mixing import Kind, Origin, Support, initial_beta, support
+from fedtar_flare.fedkei.clustering import gram, kmeans, merge_small, squared_distances
+from fedtar_flare.fedkei.mixing import Kind, initial_beta
 from fedtar_flare.fedkei.mixture import AlphaMode, Mixture, Part
 from fedtar_flare.fedkei.objectives import PLAIN, Local
 from fedtar_flare.fedkei.pool import Module, Pool
-from fedtar_flare.settings import Settings, nearest
+from fedtar_flare.settings import nearest
 
-Metric = Literal["factors", "delta"]
-
-
-class MixingSettings(Settings):
-    """How the server mixes starts; part of a job's settings (a method's config derives from it)."""
-
-    clusters: int = Field(3, ge=1, description="K of the adapters; fewer where the pool has fewer distinct modules")
-    head_clusters: int = Field(3, ge=1, description="K of the heads")
-    support: Support = Field("cluster", description="what the outer step may move: weights within the cluster, or all")
-    metric: Metric = Field("factors", description="what clusters adapters: raw factors, or ('delta') LoRA's products")
-    origin: Origin = Field("zero", description="mixtures are taken around zero (paper) or around the common start")
-    eta_out: float = Field(0.05, ge=0, description="step size of the outer step (Eq. 8); 0: none, as in Variant B")
-    beta_limit: float = Field(1.0, gt=0, description="farthest that a column of beta may move from its initial value")
-    min_cluster_sites: int = Field(
-        1, ge=1, description="sites that a cluster must stem from, smaller ones merge; production: at least 2"
-    )
-    cluster_seed: int = Field(0, ge=0, description="of k-means++")
+if TYPE_CHECKING:
+    from fedtar_flare.fedkei.config import FedKEIConfig
 
 
 @dataclass(frozen=True)
@@ -55,7 +39,7 @@ class Plan:
         weights: beta0: the ``mean`` of a cluster; by ``similarity`` to the site's own latest module (FedAMP); or moved
             towards sites of large generalisation ``gaps`` (FedGA).
         alpha: what the site does with the centres.
-        probe: the outer step: ``none``, ``bilevel`` (the settings' hypergradient), ``direct`` (Variant C).
+        probe: the outer step: ``none``, ``bilevel`` (through alpha's inner steps), ``direct`` (Variant C).
         local: what the site minimises.
     """
 
@@ -68,7 +52,7 @@ class Plan:
     probe: Literal["none", "bilevel", "direct"] = "none"
     local: Local = PLAIN
 
-    def mixture(self, pool: Pool, task: int, settings: MixingSettings) -> Mixture:
+    def mixture(self, pool: Pool, task: int, settings: FedKEIConfig) -> Mixture:
         """The mixture for a task (counted from 1) of modules of the tasks before it.
 
         It is the common start alone where there is no such module, or where all of them together are of fewer sites
@@ -76,71 +60,53 @@ class Plan:
         """
         began = time.monotonic()
         modules = {"none": (), "all": pool.before(task)}.get(self.members, pool.last(task))
-        nothing = Mixture(pool, None)
         if self.members == "own":
             # nobody but the site itself gets it, so a minimum of sites has no place here
-            own = {
-                m.site: self._parts(pool, (m,), {kind: [0] for kind in pool.layout.kinds}, settings) for m in modules
-            }
+            own = {m.site: _parts(pool, (m,), {kind: [0] for kind in pool.layout.kinds}) for m in modules}
             return Mixture(pool, None, own=own)
         if len({module.site for module in modules}) < settings.min_cluster_sites or not modules:
-            return nothing
-        inner = {kind: _inner(pool, modules, kind, settings) for kind in pool.layout.kinds}
-        if self.weights == "similarity":
-            parts = self._parts(pool, modules, {kind: [0] * len(modules) for kind in inner}, settings)
-            own = {
-                m.site: _weighted(parts, {k: similarity(g, n) for k, g in inner.items()}) for n, m in enumerate(modules)
-            }
+            return Mixture(pool, None)
+        inner = {kind: gram(pool.matrix(kind, modules)) for kind in pool.layout.kinds}
+        if self.weights != "mean":
+            parts = _parts(pool, modules, {kind: [0] * len(modules) for kind in inner})
+            if self.weights == "gaps":
+                parts, own = _weighted(parts, dict.fromkeys(parts, gap_weights(pool, modules, task))), {}
+            else:
+                apart = (
+                    {kind: similarity(products, n) for kind, products in inner.items()} for n in range(len(modules))
+                )
+                own = {m.site: _weighted(parts, weights) for m, weights in zip(modules, apart, strict=True)}
             return Mixture(pool, parts, own=own, seconds=time.monotonic() - began)
-        if self.weights == "gaps":
-            parts = self._parts(pool, modules, {kind: [0] * len(modules) for kind in inner}, settings)
-            weights = gap_weights(pool, modules, task)
-            parts = _weighted(parts, dict.fromkeys(parts, weights))
-            return Mixture(pool, parts, seconds=time.monotonic() - began)
-        assignments: dict[Kind, list[int]] = {}
+        labels: dict[Kind, list[int]] = {}
         for kind, products in inner.items():
-            labels = merge_small(
-                self._clusters(modules, products, kind, settings),
-                [module.site for module in modules],
-                products,
-                settings.min_cluster_sites,
-            )
-            assert labels is not None  # all of them together are of enough sites
-            assignments[kind] = labels
+            found = self._clusters(modules, products, settings.clusters)
+            merged = merge_small(found, [module.site for module in modules], products, settings.min_cluster_sites)
+            assert merged is not None  # all of them together are of enough sites
+            labels[kind] = merged
         return Mixture(
             pool,
-            self._parts(pool, modules, assignments, settings),
+            _parts(pool, modules, labels),
             alpha=self.alpha,
             probes=self.probe != "none" and settings.eta_out > 0,
-            limit=settings.beta_limit,
             seconds=time.monotonic() - began,
         )
 
-    def _clusters(self, modules: Sequence[Module], inner: Tensor, kind: Kind, settings: MixingSettings) -> list[int]:
+    def _clusters(self, modules: Sequence[Module], inner: Tensor, many: int) -> list[int]:
         if self.groups == "kmeans":
-            many = settings.clusters if kind == "adapter" else settings.head_clusters
-            return kmeans(inner, many, settings.cluster_seed)
+            return kmeans(inner, many)
         if self.groups == "site":
             sites = sorted({module.site for module in modules})
             return [sites.index(module.site) for module in modules]
         return list(range(len(modules))) if self.groups == "each" else [0] * len(modules)
 
-    def _parts(
-        self, pool: Pool, modules: Sequence[Module], labels: Mapping[Kind, Sequence[int]], settings: MixingSettings
-    ) -> dict[Kind, Part]:
-        found: dict[Kind, Part] = {}
-        for kind, assignment in labels.items():
-            beta0 = initial_beta(assignment)
-            found[kind] = Part(
-                modules=tuple(modules),
-                assignment=tuple(assignment),
-                matrix=pool.matrix(kind, modules, settings.origin),
-                beta=beta0,
-                beta0=beta0,
-                mask=support(assignment, settings.support),
-                origin=pool.origin(kind, settings.origin),
-            )
-        return found
+
+def _parts(pool: Pool, modules: Sequence[Module], labels: Mapping[Kind, Sequence[int]]) -> dict[Kind, Part]:
+    found: dict[Kind, Part] = {}
+    for kind, assignment in labels.items():
+        beta0 = initial_beta(assignment)
+        matrix, origin = pool.matrix(kind, modules), pool.origin(kind)
+        found[kind] = Part(tuple(modules), tuple(assignment), matrix, beta0, beta0, origin)
+    return found
 
 
 def similarity(inner: Tensor, own: int) -> Tensor:
@@ -180,15 +146,6 @@ def gap_weights(pool: Pool, modules: Sequence[Module], task: int) -> Tensor:
 def _weighted(parts: Mapping[Kind, Part], weights: Mapping[Kind, Tensor]) -> dict[Kind, Part]:
     """The same modules under other weights."""
     return {kind: part.weighted(weights[kind]) for kind, part in parts.items()}
-
-
-def _inner(pool: Pool, modules: Sequence[Module], kind: Kind, settings: MixingSettings) -> Tensor:
-    """Inner products (N, N) of modules of one kind, in the settings' metric."""
-    pairs = [(name, name.replace(".lora_A", ".lora_B")) for name, _ in pool.layout.parts(kind) if ".lora_A" in name]
-    if settings.metric == "delta" and pairs:
-        stacks = ([torch.stack([m.tensors[name] for m in modules]) for name in pair] for pair in pairs)
-        return delta_gram([(a, b) for a, b in stacks])
-    return gram(pool.matrix(kind, modules))
 
 
 PLANS: dict[str, Plan] = {

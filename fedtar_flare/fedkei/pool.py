@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fedtar_flare.errors import ExchangeError
-from fedtar_flare.fedkei.mixing import Kind, Layout, Origin, origin_of
+from fedtar_flare.fedkei.mixing import Kind, Layout, origin_of
 from fedtar_flare.fedkei.objectives import IMPORTANCE, Curvature
 
 
@@ -106,13 +106,13 @@ class Pool:
                 pull[name] += value * module.tensors[name]
         return Curvature(total, pull)
 
-    def matrix(self, kind: Kind, modules: Sequence[Module], origin: Origin = "zero") -> Tensor:
+    def matrix(self, kind: Kind, modules: Sequence[Module]) -> Tensor:
         """M (d, N), float32: these modules of one kind as columns, less the origin."""
-        return torch.stack([self.layout.vectors(m.tensors)[kind] for m in modules], dim=1) - self.origin(kind, origin)
+        return torch.stack([self.layout.vectors(m.tensors)[kind] for m in modules], dim=1) - self.origin(kind)
 
-    def origin(self, kind: Kind, origin: Origin) -> Tensor:
+    def origin(self, kind: Kind) -> Tensor:
         """The origin as a column (d, 1)."""
-        return self.layout.vectors(origin_of(self.start, origin))[kind][:, None]
+        return self.layout.vectors(origin_of(self.start))[kind][:, None]
 
     def state(self) -> tuple[dict[str, Tensor], list[dict[str, Any]]]:
         """Tensors ``<n>.<name>`` and ``<n>.importance.<name>``; and site, task and gap of each module n as JSON

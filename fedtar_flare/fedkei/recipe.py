@@ -19,7 +19,7 @@ PRESETS: dict[str, dict[str, Any]] = {
     "small": {
         "model": {"slices": 8},
         "data": {"synthetic_patients": 64},
-        "fedkei": {"beside_rand": True, "base": BASE},
+        "fedkei": {"rand_baseline": True, "base": BASE},
     },
     "tiny": {"fedkei": {"base": BASE}},
     "paper": {"training": {"epochs": 30, "batch_size": 64, "lr": 0.005, "momentum": 0.0}},

@@ -15,7 +15,6 @@ from torch import Tensor, nn
 
 from fedtar_flare.errors import DataError
 from fedtar_flare.fedkei.examples import Examples, shuffled
-from fedtar_flare.fedkei.hypergradient import Hypergradient
 from fedtar_flare.fedkei.model import TaskModel
 from fedtar_flare.fedkei.objectives import Curvature, Local, add_curvature, add_proximal, distillation
 from fedtar_flare.learning.training import limit_norm, parts
@@ -31,17 +30,8 @@ class LearnerSettings(Settings):
     batch_size: int = Field(16, ge=1, description="of tuning and of the inner loop")
     lr: float = Field(0.05, gt=0, description="of SGD, tuning")
     momentum: float = Field(0.9, ge=0, lt=1, description="of SGD, tuning")
-    weight_decay: float = Field(0.0, ge=0, description="of SGD, tuning")
     eta_in: float = Field(0.05, gt=0, description="step size of alpha (Eq. 6)")
-    inner_epochs: int = Field(1, ge=1, description="epochs of the inner loop")
-    hypergradient: Hypergradient = Field(
-        "first_order", description="G without or with ('exact') second derivatives; 'direct' skips the inner loop"
-    )
-    outer_data: Literal["train", "query"] = Field(
-        "train", description="outer loss on the whole training split, or on a fifth that the inner loop leaves out"
-    )
     mu: float = Field(0.01, ge=0, description="weight of FedProx' term")
-    fisher_weight: float = Field(1.0, ge=0, description="weight of FedCurv's term")
     safeguard: Literal["off", "validation"] = Field(
         "off", description="'validation': start from the common start where the mixture's validation loss is worse"
     )
@@ -77,9 +67,7 @@ def tune(
     """
     own = {name: p for name, p in model.parameters().items() if local.trains(name)}
     start = {name: parameter.detach().clone() for name, parameter in own.items()}
-    optimizer = torch.optim.SGD(
-        own.values(), lr=settings.lr, momentum=settings.momentum, weight_decay=settings.weight_decay
-    )
+    optimizer = torch.optim.SGD(own.values(), lr=settings.lr, momentum=settings.momentum)
     with clock("tuning"):
         taught = _taught(model, examples) if local.objective == "distil" else None
     for epoch in range(1, settings.epochs + local.extra_epochs + 1):
@@ -90,7 +78,7 @@ def tune(
                 if local.objective == "proximal":
                     add_proximal(gradients, own, start, settings.mu)
                 if curvature is not None and local.objective == "fisher":
-                    add_curvature(gradients, own, curvature, settings.fisher_weight)
+                    add_curvature(gradients, own, curvature)
                 for name, parameter in own.items():
                     parameter.grad = gradients[name]
                 if not math.isfinite(loss) or not math.isfinite(limit_norm(list(own.values()), 0)):

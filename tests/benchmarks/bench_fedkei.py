@@ -20,20 +20,22 @@ import numpy as np
 import torch
 from sklearn.metrics import adjusted_rand_score
 
+from fedtar_flare.fedkei.config import FedKEIConfig
 from fedtar_flare.fedkei.examples import keyed
 from fedtar_flare.fedkei.learner import TaskLearner
 from fedtar_flare.fedkei.mixing import kind_of
-from fedtar_flare.fedkei.plans import PLANS, MixingSettings
+from fedtar_flare.fedkei.plans import PLANS
 from fedtar_flare.fedkei.pool import Pool
 from fedtar_flare.fedkei.tuning import LearnerSettings
 from fedtar_flare.metrics.classification import auc
 from fedtar_flare.models.classifier import ClassifierConfig, build_classifier
 from tests.benchmarks.fedkei_hypotheses import report
+from tests.fedkei.through_steps import gradient_through_steps
 from tests.textures import DISEASES, MAIN_PATTERN, task_data
 
 SITES, TASKS = ("a", "b", "c", "d"), len(DISEASES)
 SIZES = (64, 16, 96)
-MIXING = MixingSettings()
+MIXING = FedKEIConfig()
 LEARNING = LearnerSettings(epochs=10, batch_size=16, lr=0.05, momentum=0.9)
 VIT = ClassifierConfig(encoder="vit", image_size=32, slices=1, width=32, depth=2, heads=2, patch=8)
 BY_ORDER = {
@@ -159,9 +161,7 @@ def run(plan_name: str, order_kind: str, seed: int, weights: str, learning: Lear
 
 def cosine(learner, centres, data, task, first_order) -> float:
     """Between the first-order and the exact G, all tensors together."""
-    exact = TaskLearner.__new__(TaskLearner)
-    exact.__dict__ |= learner.__dict__ | {"settings": learner.settings.replace(hypergradient="exact")}
-    other = exact.probe(centres, data, task).gradients
+    _, other = gradient_through_steps(learner, centres, data.train, task)
     a, b = (torch.cat([one[name].flatten().double() for name in sorted(first_order)]) for one in (first_order, other))
     return float(a @ b / (a.norm() * b.norm()))
 

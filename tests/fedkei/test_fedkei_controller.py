@@ -86,7 +86,7 @@ class Site:
 
 def run(folder, sites, rounds=3, fedkei=None, order=sorted, **more):
     folder.mkdir(parents=True, exist_ok=True)
-    settings = {"tasks": TASKS, "clusters": 2, "head_clusters": 2, **(fedkei or {})}
+    settings = {"tasks": TASKS, "clusters": 2, **(fedkei or {})}
     sites = {site.name: site for site in sites}
     controller = Here(folder, sites, order, num_rounds=rounds, fedkei=settings, **more)
     controller.run()
@@ -149,7 +149,7 @@ def test_a_run_killed_at_either_step_and_resumed_ends_at_the_same_bits(whole, tm
                 self.abort_signal.trigger("killed")
             return super().deliver(site, task, message)
 
-    settings = {"tasks": TASKS, "clusters": 2, "head_clusters": 2}
+    settings = {"tasks": TASKS, "clusters": 2}
     killed = Dying(tmp_path / "a", {name: Site(name) for name in SITES}, num_rounds=3, fedkei=settings)
     (tmp_path / "a").mkdir()
     killed.run()
@@ -269,7 +269,7 @@ def test_knowledge_is_read_back_and_a_damaged_file_is_refused(whole, tmp_path):
     folder, _, controller, _ = whole
     file = folder / "fedtar" / KNOWLEDGE_FILE
     found = read_knowledge(file)
-    assert found.modules == 9 and found.origin == "zero" and found.tasks == ("one", "three", "two")
+    assert found.modules == 9 and found.tasks == ("one", "three", "two")
     assert all(torch.equal(found.start[name], START[name]) for name in START)
     assert {value.shape[0] for value in found.centres.values()} == {2}
     after = PLANS["fedkei"].mixture(controller.pool, 4, controller.config).centres()

@@ -43,7 +43,7 @@ def test_the_shipped_job_runs_to_its_page_and_to_the_bits_of_one_process(tmp_pat
     assert 'id="tasks"' in page and 'id="curves"' in page and 'id="clusters"' in page
 
     monkeypatch.setenv("FEDTAR_HOME", str(tmp_path / "home"))
-    recipe = FedKEIRecipe(**SETTINGS, fedkei={"beside_rand": True, "base": BASE})
+    recipe = FedKEIRecipe(**SETTINGS, fedkei={"rand_baseline": True, "base": BASE})
     one, other = (
         CheckpointFolder(folder / "checkpoint").last()[0]
         for folder in (results, run_in_process(recipe, 2, tmp_path / "here"))

@@ -33,7 +33,7 @@ SETTINGS = {
     "preset": "tiny",
     "training": {"epochs": 2, "batch_size": 8},
     "data": {"synthetic_patients": 20},
-    "fedkei": {"tasks": ["effusion", "nodule"], "base": ["none", "cardiomegaly"], "beside_rand": True},
+    "fedkei": {"tasks": ["effusion", "nodule"], "base": ["none", "cardiomegaly"], "rand_baseline": True},
 }
 
 
@@ -122,9 +122,9 @@ def test_the_exchange_is_the_adapter_and_the_head_alone(run):
 def test_a_job_is_held_against_the_bounds_of_a_site():
     job = {"fedkei": SETTINGS["fedkei"]}
     assert not breaches(FedKEIExecutor(**job).asked(3, 2), Bounds())
-    few = FedKEIExecutor(**job, training={"epochs": 2, "batch_size": 2, "lr": 0.5, "weight_decay": 1.0})
+    few = FedKEIExecutor(**job, training={"epochs": 2, "batch_size": 2, "lr": 0.5})
     found = " ".join(breaches(few.asked(3, 2), Bounds()))
-    for words in ("local_steps 2", "batch_size 2", "reports of an update 4", "lr_shared 0.5", "weight_decay 0.5"):
+    for words in ("local_steps 2", "batch_size 2", "reports of an update 4", "lr_shared 0.5"):
         assert words in found
     named = FedKEIExecutor("paper", **job).asked(3, 2)
     assert any("vit_base_patch16_224" in reason for reason in breaches(named, Bounds()))
@@ -192,7 +192,7 @@ def test_fisher_information_leaves_only_where_the_server_sent_its_sum():
 def test_fedcurv_runs_through_the_sites_guards(home, tmp_path, monkeypatch):
     monkeypatch.setenv("FEDTAR_HOME", str(home))
     settings = SETTINGS | {"training": {"epochs": 1, "batch_size": 8}}
-    recipe = FedKEIRecipe(**settings | {"fedkei": SETTINGS["fedkei"] | {"plan": "fedcurv", "beside_rand": False}})
+    recipe = FedKEIRecipe(**settings | {"fedkei": SETTINGS["fedkei"] | {"plan": "fedcurv", "rand_baseline": False}})
     events = read_events(engine.run_in_process(recipe, list(SITES), tmp_path), (*SHARED, *EVENTS))
     assert [sorted(one.sites) for one in of_kind(events, Learnt)] == [list(SITES)] * 2
     up = [step.bytes_up for step in of_kind(events, Step)]

@@ -106,7 +106,7 @@ def test_digits_are_learnt(run, tmp_path):
         preset="small",
         model={"slices": 1, "image_size": 32},
         training={"epochs": 3},
-        fedkei={"tasks": [f"digit-{n}=class-{n}" for n in (1, 2)], "base": ["class-0"], "beside_rand": False},
+        fedkei={"tasks": [f"digit-{n}=class-{n}" for n in (1, 2)], "base": ["class-0"], "rand_baseline": False},
     )
     last = {(event.round, site): one for event in of_kind(events, Learnt) for site, one in event.sites.items()}
     assert len(last) == 4 and all(one.n >= 5 for one in last.values())
