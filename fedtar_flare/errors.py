@@ -62,7 +62,7 @@ def decoding(failed: str, reason: str = "unreadable") -> Iterator[None]:
     """Whatever a library raises on broken bytes becomes a :class:`DataError` of the text ``failed`` and its words."""
     try:
         yield
-    except DataError:
+    except (DataError, MemoryError):
         raise
     except Exception as error:
         raise DataError(f"{failed} ({error})", reason=reason) from error

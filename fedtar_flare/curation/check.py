@@ -204,7 +204,7 @@ def check_task(image: str, modality: str, thumbnail: bool, limits: dict[str, Any
             pictures = [_png(radiograph)] if thumbnail else []
             return {"shape": [1, *radiograph.shape], "spacing_mm": [], "notes": [], "pictures": pictures}
         if modality == "photograph":
-            from fedtar_flare.imaging.readers.photograph import read_photograph
+            from fedtar_flare.imaging.readers.pictures import read_photograph
 
             photograph = read_photograph(image)
             pictures = [_png(photograph.transpose(1, 2, 0))] if thumbnail else []

@@ -23,7 +23,7 @@ from fedtar_flare.imaging.cache import Prepared
 from fedtar_flare.imaging.limits import Limits, applied
 from fedtar_flare.imaging.planes import HUWindows, as_slice, lung_slices, to_square
 from fedtar_flare.imaging.readers.ct import read_ct
-from fedtar_flare.imaging.readers.photograph import read_photograph
+from fedtar_flare.imaging.readers.pictures import read_photograph
 from fedtar_flare.imaging.readers.radiograph import read_radiograph
 from fedtar_flare.progress import EVERY_SECONDS, Progress
 from fedtar_flare.settings import Settings

@@ -328,7 +328,7 @@ CT: dict[str, tuple[str, Make]] = {
     "8 bits that claim to be HU": ("lossy-8bit", series(jpeg_8_bit)),
     "12 bits at the top of 16": ("bad-header", series(put(HighBit=15))),
     "more bits stored than allocated": ("bad-header", series(put(BitsStored=24, HighBit=23))),
-    "one bit allocated": ("lossy-8bit", series(put(BitsAllocated=1, BitsStored=1, HighBit=0))),
+    "one bit allocated": ("wrong-pixel-count", series(put(BitsAllocated=1, BitsStored=1, HighBit=0))),
     "zeros under the name of JPEG 2000": ("undecodable", series(native_under_a_compressed_name)),
     "RLE under the name of raw pixels": ("wrong-pixel-count", compressed_under_a_native_name),
     "spacing in metres": ("implausible-spacing", series(put(PixelSpacing=[0.0008, 0.0007]))),

@@ -12,7 +12,6 @@ from pydicom.dataset import Dataset
 from pydicom.uid import ExplicitVRBigEndian, ImplicitVRLittleEndian, RLELossless, generate_uid
 
 from fedtar_flare.imaging.readers.ct import read_ct
-from fedtar_flare.imaging.readers.volume import CTRules
 
 AFFINE = np.array(
     [
@@ -113,11 +112,6 @@ def test_bits_above_the_stored_ones_are_masked(tmp_path):
     assert np.array_equal(volume.hu, hu) and reasons(volume) == ["unused-bits"]
 
 
-def test_no_rescale_tags_with_the_sites_own_knowledge(tmp_path):
-    hu = write_series(tmp_path, edit=put(RescaleSlope=None, RescaleIntercept=None))
-    assert np.array_equal(read_ct(tmp_path, CTRules(rescale=(1, -1024))).hu, hu)
-
-
 @pytest.mark.parametrize(
     "orientation, direction",
     [
@@ -216,7 +210,7 @@ def test_enhanced_multiframe(tmp_path):
 
 def test_one_slice_takes_its_spacing_from_the_header(tmp_path):
     write_series(tmp_path, chest(1))
-    volume = read_ct(tmp_path / "000.dcm", CTRules(min_slices=1))
+    volume = read_ct(tmp_path / "000.dcm", 1)
     assert volume.hu.shape == (1, 24, 20) and volume.spacing_mm == pytest.approx(SPACING)
 
 

@@ -11,9 +11,8 @@ from pydicom.dataset import Dataset
 from pydicom.encaps import encapsulate
 from refused import refused
 
-from fedtar_flare.errors import ConfigError, DataError
+from fedtar_flare.errors import DataError
 from fedtar_flare.imaging.readers.ct import read_ct
-from fedtar_flare.imaging.readers.volume import CTRules
 
 
 def place(z=None, x=0.0):
@@ -200,12 +199,6 @@ def test_a_damaged_slice_condemns_its_series_and_another_one_is_read(tmp_path):
     assert np.array_equal(volume.hu, hu[::-1])
     assert [note.reason for note in volume.warnings] == ["several-series", "series-refused"]
     assert "no-position" in volume.warnings[1].text
-
-
-@pytest.mark.parametrize("field, value", [("min_slices", 0), ("rescale", (0, 1)), ("series_uid", 3)])
-def test_rules_are_checked(field, value):
-    with pytest.raises(ConfigError, match=field):
-        CTRules(**{field: value})
 
 
 @pytest.fixture(scope="module")

@@ -9,8 +9,7 @@ from pydicom.dataset import Dataset
 from refused import refused
 
 from fedtar_flare.imaging.readers.ct import read_ct
-from fedtar_flare.imaging.readers.kernels import softness
-from fedtar_flare.imaging.readers.volume import CTRules
+from fedtar_flare.imaging.readers.dicom_series import softness
 
 
 @pytest.mark.parametrize(
@@ -77,19 +76,6 @@ def test_rank_before_number(tmp_path, fewer_but):
     hu = write_series(tmp_path, chest(10))
     write_series(tmp_path, chest(20), edit=other, prefix="z")
     assert np.array_equal(read_ct(tmp_path).hu, hu)
-
-
-def test_a_series_by_name(tmp_path):
-    hu = write_series(tmp_path)
-
-    def other(ds, i):
-        another_series(ds, 9)
-        ds.StudyInstanceUID = "1.2.99"  # several studies are no obstacle for a named series
-
-    write_series(tmp_path, hu[::-1], edit=other, prefix="z")
-    assert np.array_equal(read_ct(tmp_path, CTRules(series_uid="1.2.3.49")).hu, hu[::-1])
-    with refused("no-such-series", r"1\.2\.3\.4 "):
-        read_ct(tmp_path, CTRules(series_uid="1.2.7"))
 
 
 def test_the_best_one_is_named_when_none_can_be_read(tmp_path):

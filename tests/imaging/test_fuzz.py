@@ -37,7 +37,7 @@ from fedtar_flare.errors import DataError
 from fedtar_flare.imaging.limits import Limits, applied
 from fedtar_flare.imaging.readers.ct import read_ct
 from fedtar_flare.imaging.readers.radiograph import read_radiograph
-from fedtar_flare.imaging.readers.volume import CTRules
+from fedtar_flare.imaging.readers.volume import MIN_SLICES
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 COUNT = int(os.environ.get("FEDTAR_FUZZ", "1000"))
@@ -61,13 +61,13 @@ class Base:
     notes: set[str] = field(default_factory=set)
 
 
-def ct(path: Path, rules: CTRules | None = None) -> tuple[np.ndarray, np.ndarray, set[str]]:
-    volume = read_ct(path, rules)
+def ct(path: Path, least: int = MIN_SLICES) -> tuple[np.ndarray, np.ndarray, set[str]]:
+    volume = read_ct(path, least)
     return volume.hu, volume.affine, {note.reason for note in volume.warnings}
 
 
 def one_slice(path: Path) -> tuple[np.ndarray, np.ndarray, set[str]]:
-    return ct(path, CTRules(min_slices=1))
+    return ct(path, 1)
 
 
 def radiograph(path: Path) -> tuple[np.ndarray, np.ndarray, set[str]]:

@@ -26,7 +26,7 @@ from fedtar_flare.errors import DataError
 from fedtar_flare.imaging import limits
 from fedtar_flare.imaging.limits import Limits, applied
 from fedtar_flare.imaging.pipeline import InputConfig, prepare_visits
-from fedtar_flare.imaging.readers import metered
+from fedtar_flare.imaging.readers import bounded
 from fedtar_flare.imaging.readers.ct import read_ct
 from fedtar_flare.imaging.readers.radiograph import read_radiograph
 
@@ -182,7 +182,7 @@ CT: dict[str, tuple[str, Make]] = {
 
 @pytest.mark.parametrize("name", CT)
 def test_ct(tmp_path, monkeypatch, name):
-    monkeypatch.setattr(metered, "ELEMENT_READS", 20_000)
+    monkeypatch.setattr(bounded, "ELEMENT_READS", 20_000)
     expected, make = CT[name]
     path = make(tmp_path)
     if expected == "right":
@@ -234,7 +234,7 @@ RADIOGRAPHS: dict[str, tuple[str, Make]] = {
 
 @pytest.mark.parametrize("name", RADIOGRAPHS)
 def test_radiographs(tmp_path, monkeypatch, name):
-    monkeypatch.setattr(metered, "ELEMENT_READS", 20_000)
+    monkeypatch.setattr(bounded, "ELEMENT_READS", 20_000)
     expected, make = RADIOGRAPHS[name]
     path = make(tmp_path)
     with refused(expected):

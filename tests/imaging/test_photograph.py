@@ -7,7 +7,7 @@ from fedtar_flare.data.cohort import Visit
 from fedtar_flare.data.sources.fields import date_of
 from fedtar_flare.errors import DataError
 from fedtar_flare.imaging.pipeline import InputConfig, prepare
-from fedtar_flare.imaging.readers.photograph import read_photograph
+from fedtar_flare.imaging.readers.pictures import read_photograph
 
 COLOURS = np.stack(np.broadcast_arrays(np.arange(40)[:, None] * 6, np.arange(60) * 4, np.uint8(90)), -1).astype(
     np.uint8

@@ -10,7 +10,6 @@ from pydicom.uid import RLELossless
 from refused import refused
 
 from fedtar_flare.imaging.readers.ct import read_ct
-from fedtar_flare.imaging.readers.volume import CTRules
 
 
 def at(i):
@@ -144,11 +143,9 @@ def seen_from_the_head(ds, i):
 
 
 def test_mirrored_slices(tmp_path):
-    hu = write_series(tmp_path, edit=seen_from_the_head)
+    write_series(tmp_path, edit=seen_from_the_head)
     with refused("mirrored", "seen from the head"):
         read_ct(tmp_path)
-    volume = read_ct(tmp_path, CTRules(mirrored="read"))
-    assert np.array_equal(volume.hu, hu[::-1]) and np.linalg.det(volume.affine) > 0
 
 
 def swapped(ds, i):

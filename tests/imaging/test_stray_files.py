@@ -15,10 +15,8 @@ from refused import refused
 from fedtar_flare.imaging.pipeline import NOT_REMEMBERED
 from fedtar_flare.imaging.readers.ct import read_ct
 from fedtar_flare.imaging.readers.stray_files import is_companion
-from fedtar_flare.imaging.readers.volume import CTRules
 
 pytestmark = pytest.mark.filterwarnings("ignore")
-NOTED = CTRules(unreadable_files="note")
 DAMAGE: dict[str, tuple[Callable[[bytes], bytes], str]] = {
     "of no length": (lambda content: b"", "unreadable"),
     "with its first 4 KiB zeroed": (lambda content: bytes(4096) + content[4096:], "unreadable"),
@@ -54,15 +52,6 @@ def test_half_a_stack_without_content(tmp_path):
         file.write_bytes(b"")
     with refused("unreadable", r"12 file\(s\) beside its slices.*012\.dcm: empty"):
         read_ct(tmp_path / "s")
-    volume = read_ct(tmp_path / "s", NOTED)
-    assert len(volume.hu) == 12 and [note.reason for note in volume.warnings] == ["unreadable"]
-    assert "012.dcm" in volume.warnings[0].text
-
-
-def test_a_missing_slice_and_the_file_that_may_be_it_are_named_together(tmp_path):
-    series(tmp_path / "s")[5].write_bytes(b"")
-    with refused("missing-slices", r"005\.dcm"):
-        read_ct(tmp_path / "s", NOTED)
 
 
 def test_a_dead_link_among_slices(tmp_path):

@@ -8,45 +8,51 @@ from pathlib import Path
 import numpy as np
 
 from fedtar_flare.errors import DataError
-from fedtar_flare.imaging.readers.volume import CTRules, CTVolume, check_air
+from fedtar_flare.imaging.readers.volume import MIN_SLICES, CTVolume, check_air, check_shape
 
 LPS_TO_RAS = np.diag([-1.0, -1.0, 1.0, 1.0])
-NIFTI_SUFFIXES = (".nii", ".nii.gz")
 
 
-def read_ct(path: Path | str | Sequence[Path | str], rules: CTRules | None = None) -> CTVolume:
+def read_ct(path: Path | str | Sequence[Path | str], min_slices: int = MIN_SLICES) -> CTVolume:
     """Read one CT volume; its slices ascend along their normal (towards the head for an ordinary axial series).
 
     Of a study with several series, :mod:`.dicom_series` chooses which to read; when that one is refused, the next is
     tried, and ``warnings`` notes both.
 
-    ``path`` is a folder (searched recursively), file, zip or DICOMDIR, or a list of the files of one study. Raises
-    :class:`DataError` with its own ``reason`` for each kind of trouble; nothing is guessed in silence.
+    Parameters
+    ----------
+    path : path, or sequence of paths
+        A folder (searched recursively), file, zip or DICOMDIR, or the files of one study.
+    min_slices : int, default 8
+        A series with fewer is refused.
+
+    Raises
+    ------
+    DataError
+        With a reason for each kind of trouble (``docs/images.md``); nothing is guessed in silence.
     """
-    rules = rules or CTRules()
     paths = [Path(path)] if isinstance(path, str | Path) else [Path(p) for p in path]
-    if len(paths) == 1 and paths[0].name.lower().endswith(NIFTI_SUFFIXES):
+    if len(paths) == 1 and paths[0].name.lower().endswith((".nii", ".nii.gz")):
         from fedtar_flare.imaging.readers.nifti import read_nifti
 
-        return read_nifti(paths[0], rules)
-    return _read_series(paths, rules)
+        return read_nifti(paths[0], min_slices)
+    return _read_series(paths, min_slices)
 
 
-def _read_series(paths: list[Path], rules: CTRules) -> CTVolume:
+def _read_series(paths: list[Path], min_slices: int) -> CTVolume:
     from fedtar_flare.imaging.readers.dicom_files import sources
     from fedtar_flare.imaging.readers.dicom_pixels import read_hu
-    from fedtar_flare.imaging.readers.dicom_series import candidates, notes_of, scan
+    from fedtar_flare.imaging.readers.dicom_series import notes_of, scan
     from fedtar_flare.imaging.readers.dicom_stack import build_stack
-    from fedtar_flare.imaging.readers.neighbours import check_shape
 
     where = str(paths[0]) if len(paths) == 1 else f"{len(paths)} files beside {paths[0]}"
     with sources(paths) as files:
         series, left_out = scan(files, where)
         refused = []
-        for one in candidates(series, where, rules):
+        for one in series:
             try:
-                slices, spacing, stack_notes = build_stack(one, rules)
-                hu, notes = read_hu(slices, rules)
+                slices, spacing, stack_notes = build_stack(one, min_slices)
+                hu, notes = read_hu(slices)
                 check_air(hu, one.describe())
                 check_shape(hu, one.describe())
                 break

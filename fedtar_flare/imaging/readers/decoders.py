@@ -1,10 +1,8 @@
-"""Compressed pixel values: one decoder for each transfer syntax, and its word is final.
+"""Pixel values in DICOM files: what a header must say of them, and one decoder for each compressed transfer syntax.
 
-When one decoder refuses a damaged stream, another may read something from it; and a decoder that warns has met what no
-sound stream holds. Both are refusals here.
-
-What no decoder can see: streams of lossless JPEG, JPEG 2000 and RLE carry no checksum, so that a flipped bit may decode
-without complaint, mostly to a small error (see :mod:`.neighbours`).
+A decoder's word is final: when it refuses a damaged stream, another may read something from it; and a decoder that
+warns has met what no sound stream holds. Both are refusals here. What no decoder can see: streams of lossless JPEG,
+JPEG 2000 and RLE carry no checksum, so that a flipped bit may decode without complaint, mostly to a small error.
 """
 
 from __future__ import annotations
@@ -12,18 +10,29 @@ from __future__ import annotations
 import logging
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import imagecodecs
 import numpy as np
 from pydicom import uid
 from pydicom.dataset import Dataset
 from pydicom.encaps import get_frame
+from pydicom.filereader import read_partial
 from pydicom.pixels import get_decoder, iter_pixels
 from pydicom.pixels.decoders.base import DecodeRunner
+from pydicom.tag import BaseTag, Tag
 
-from fedtar_flare.errors import DataError
+from fedtar_flare.errors import DataError, decoding
+from fedtar_flare.imaging.limits import check_size
+from fedtar_flare.imaging.readers.dicom_files import PIXEL_DATA, Header, Source
+from fedtar_flare.imaging.readers.dicom_tags import integer, positive
 
+KEYWORDS = """
+    SamplesPerPixel PhotometricInterpretation PlanarConfiguration NumberOfFrames Rows Columns BitsAllocated BitsStored
+    HighBit PixelRepresentation ExtendedOffsetTable ExtendedOffsetTableLengths PixelData
+"""
+PIXEL_TAGS: list[BaseTag | int] = [Tag(keyword) for keyword in KEYWORDS.split()]
+"""What a decoder needs."""
 JPEG = (uid.JPEGBaseline8Bit, uid.JPEGExtended12Bit, uid.JPEGLossless, uid.JPEGLosslessSV1)
 JPEG_LS = (uid.JPEGLSLossless, uid.JPEGLSNearLossless)
 JPEG_2000 = (uid.JPEG2000Lossless, uid.JPEG2000, uid.HTJ2KLossless, uid.HTJ2KLosslessRPCL, uid.HTJ2K)
@@ -35,7 +44,6 @@ CODECS: dict[str, Callable[[bytes], np.ndarray]] = {
 """libjpeg-turbo, CharLS and OpenJPEG."""
 DECODERS: dict[str, str] = {uid.RLELossless: "pydicom", **dict.fromkeys(CODECS, "imagecodecs")}
 """pydicom's name of the decoder for each syntax."""
-
 END = b"\xff\xd9"
 ENDING = 32
 """Bytes at a stream's end, filling included, among which its last marker lies."""
@@ -61,21 +69,51 @@ for _syntax in CODECS:
     get_decoder(_syntax).add_plugin("imagecodecs", (__name__, "decode_frame"))
 
 
-def is_readable(syntax: uid.UID) -> bool:
-    """Whether pixels of this transfer syntax can be read here."""
-    if not syntax.is_transfer_syntax or syntax.is_private:
-        return False
-    return not syntax.is_encapsulated or syntax in DECODERS
+class Layout(NamedTuple):
+    """How the pixel values of a file's frames are stored."""
+
+    rows: int
+    columns: int
+    bits_allocated: int
+    bits_stored: int
+    signed: bool
+
+
+def layout_of(header: Header, frames: int = 1) -> Layout:
+    """What a header says of its pixels, once it contradicts neither itself nor the file.
+
+    Raises :class:`DataError` ``bad-header``, ``too-large``, ``unsupported-transfer-syntax``, or as
+    :meth:`.Header.check_pixels`.
+    """
+    dataset, name, syntax = header.dataset, header.source.name, header.syntax
+    rows, columns = positive(dataset, "Rows", name), positive(dataset, "Columns", name)
+    check_size(name, "pixels", rows * columns)
+    if not syntax.is_transfer_syntax or syntax.is_private or (syntax.is_encapsulated and syntax not in DECODERS):
+        text = f"{name}: no decoder for transfer syntax {syntax} ({syntax.name}); export it uncompressed"
+        raise DataError(text, reason="unsupported-transfer-syntax")
+    allocated = positive(dataset, "BitsAllocated", name)
+    stored = integer(dataset, "BitsStored", name, allocated)
+    highest = integer(dataset, "HighBit", name, stored - 1)
+    if not 1 <= stored <= allocated or highest != stored - 1:
+        text = f"{name}: {stored} bits stored in {allocated} allocated, the highest bit {highest}"
+        raise DataError(text, reason="bad-header")
+    header.check_pixels((rows * columns * frames * allocated + 7) // 8)
+    return Layout(rows, columns, allocated, stored, integer(dataset, "PixelRepresentation", name, 0) == 1)
 
 
 def decoded(
-    dataset: Dataset, syntax: uid.UID, frames: Sequence[int], size: tuple[int, int], name: str, *, masked: bool
+    source: Source, syntax: uid.UID, frames: Sequence[int], size: tuple[int, int], *, masked: bool
 ) -> Iterator[np.ndarray]:
     """The stored values (rows, columns) of these frames, one by one.
 
-    ``dataset`` holds PIXEL_TAGS; ``syntax`` is readable. ``masked`` drops bits above BitsStored and extends the sign;
-    otherwise the values come as their bits are. Raises :class:`DataError` ``undecodable``.
+    ``masked`` drops bits above BitsStored and extends the sign; otherwise the values come as their bits are. Raises
+    :class:`DataError` ``truncated`` or ``undecodable``.
     """
+    name = source.name
+    with decoding(f"{name}: the pixels cannot be read", "undecodable"), source.open() as file:
+        dataset = read_partial(file, stop_when=_after_pixels, specific_tags=PIXEL_TAGS, force=True)
+    if "PixelData" not in dataset:
+        raise DataError(f"{name}: the file ends within its pixels; copy it again", reason="truncated")
     options: dict[str, Any] = {"raw": True, "indices": list(frames)}
     if syntax.is_encapsulated:
         options["decoding_plugin"] = DECODERS[syntax]
@@ -84,23 +122,21 @@ def decoded(
         options |= dict.fromkeys(corrections, False)
     rest = iter_pixels(dataset, **options)
     for frame in frames:
-        try:
+        with decoding(f"{name}: the pixels cannot be decoded from {syntax.name}", "undecodable"):
             with warnings.catch_warnings():
                 warnings.simplefilter("error", UserWarning)
                 warnings.filterwarnings("ignore", message=BY_CHANCE)
-                if syntax in DECODERS and syntax != uid.RLELossless:
+                if syntax in CODECS:
                     _check_stream(dataset, frame, size)
                 values = next(rest)
-        except DataError:
-            raise
-        except MemoryError:
-            raise
-        except Exception as error:  # decoders raise whatever the broken bytes lead to
-            text = f"{name}: the pixels cannot be decoded ({syntax.name}: {error})"
-            raise DataError(text, reason="undecodable") from error
-        if values.shape != size:
-            raise DataError(f"{name}: decoded to {values.shape}, not to the announced size", reason="undecodable")
+            if values.shape != size:
+                raise ValueError(f"{values.shape} values, not the announced size")
         yield values
+
+
+def _after_pixels(tag: BaseTag, vr: str | None, length: int) -> bool:
+    """Whether an element lies behind the pixels, where nothing is read."""
+    return int(tag) > PIXEL_DATA
 
 
 def _check_stream(dataset: Dataset, frame: int, size: tuple[int, int]) -> None:

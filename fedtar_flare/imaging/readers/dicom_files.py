@@ -8,12 +8,13 @@ from __future__ import annotations
 import io
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 from zipfile import ZipFile
 
+from pydicom import dcmread
 from pydicom.dataset import Dataset
 from pydicom.filereader import read_dataset, read_partial
 from pydicom.tag import BaseTag, Tag
@@ -22,10 +23,8 @@ from pydicom.valuerep import EXPLICIT_VR_LENGTH_32
 
 from fedtar_flare.errors import DataError, decoding
 from fedtar_flare.imaging.limits import LONG_ELEMENT, check_size, check_time
-from fedtar_flare.imaging.readers import dicomdir
-from fedtar_flare.imaging.readers.archives import open_archive, unpack
+from fedtar_flare.imaging.readers.bounded import StopWhen, check_deflated, counted, metered, open_archive, unpack
 from fedtar_flare.imaging.readers.dicom_tags import text
-from fedtar_flare.imaging.readers.metered import StopWhen, check_deflated, counted, metered
 
 PIXEL_DATA = 0x7FE00010
 KEYWORDS = """
@@ -38,12 +37,6 @@ KEYWORDS = """
     SharedFunctionalGroupsSequence PerFrameFunctionalGroupsSequence
 """
 TAGS: list[BaseTag | int] = [Tag(keyword) for keyword in KEYWORDS.split()]
-PIXEL_KEYWORDS = """
-    SamplesPerPixel PhotometricInterpretation PlanarConfiguration NumberOfFrames Rows Columns BitsAllocated BitsStored
-    HighBit PixelRepresentation ExtendedOffsetTable ExtendedOffsetTableLengths PixelData
-"""
-PIXEL_TAGS: list[BaseTag | int] = [Tag(keyword) for keyword in PIXEL_KEYWORDS.split()]
-"""What a decoder needs."""
 UNDEFINED = 0xFFFFFFFF
 
 
@@ -81,11 +74,6 @@ class Source:
                 except PermissionError as error:
                     raise DataError(f"{self.name}: no permission to read it", reason="no-permission") from error
             return unpack(self.archive, self.archive.getinfo(self.member), self.name, most)
-
-    def start(self) -> bytes:
-        """The first 132 bytes of a zip member; no more of it is unpacked."""
-        with self.open(132) as file:
-            return file.read()
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,23 +128,65 @@ def sources(path: Path | list[Path]) -> Iterator[list[Source]]:
             if item.is_dir():
                 files = files_below(item)
                 found += [Source(file) for file in files]
-                found += [Source(file, lost_from=of) for file, of in dicomdir.lost(item / "DICOMDIR", files)]
+                found += _lost(item / "DICOMDIR", files)
             elif item.suffix.lower() == ".zip":
                 archive = stack.enter_context(open_archive(item))
                 found += [Source(item, archive, info.filename) for info in archive.infolist() if not info.is_dir()]
             elif item.name.upper().startswith("DICOMDIR"):
-                found += [Source(file, lost_from=None if there else of) for file, of, there in dicomdir.entries(item)]
+                found += [Source(file, lost_from=None if there else of) for file, of, there in _entries(item)]
             else:
                 found.append(Source(item))
-        yield sorted(
-            (s for s in found if not Path(s.member or s.path).name.upper().startswith("DICOMDIR")), key=lambda s: s.name
-        )
+        files_ = [s for s in found if not Path(s.member or s.path).name.upper().startswith("DICOMDIR")]
+        yield sorted(files_, key=lambda s: s.name)
 
 
 def files_below(folder: Path) -> list[Path]:
     """Every regular file below a folder, and every link that leads nowhere: it stands for a file that is lost."""
     found = (Path(top) / name for top, _, names in os.walk(folder) for name in names)
     return [file for file in found if file.is_file() or (file.is_symlink() and not file.exists())]
+
+
+def _entries(directory: Path) -> list[tuple[Path, str, bool]]:
+    """The files that a DICOMDIR names, the series of each, and whether it is there; none without a DICOMDIR.
+
+    Files outside the directory's own folder are never read, and count as not there.
+    """
+    if not directory.is_file():
+        return []
+    with decoding(f"{directory}: not a readable DICOMDIR"):
+        with directory.open("rb") as file:
+            records = dcmread(metered(file, str(directory), directory.stat().st_size)).DirectoryRecordSequence
+        by_place = {record.seq_item_tell: record for record in records}
+        series: dict[int | None, str] = {}  # the SeriesInstanceUID above each image record
+        for record in records:
+            if record.get("DirectoryRecordType") == "SERIES":
+                place = record.get("OffsetOfReferencedLowerLevelDirectoryEntity")
+                while place in by_place and place not in series:
+                    series[place] = text(record, "SeriesInstanceUID")
+                    place = by_place[place].get("OffsetOfTheNextDirectoryRecord")
+        folder, found = directory.parent.resolve(), []
+        for record in records:
+            if "ReferencedFileID" in record:
+                name = record.ReferencedFileID
+                target = directory.parent.joinpath(*([name] if isinstance(name, str) else name))
+                there = target.is_file() and target.resolve().is_relative_to(folder)
+                found.append((target, series.get(record.seq_item_tell, ""), there))
+    return found
+
+
+def _lost(directory: Path, files: Sequence[Path]) -> list[Source]:
+    """The files that a folder has lost of the series that its DICOMDIR names.
+
+    Series whose files were all renamed, or left behind, are not meant; nor are names that a file system wrote in lower
+    case.
+    """
+    named: list[tuple[Path, str, bool]] = []
+    with suppress(DataError):  # the files are there, whatever their directory is worth
+        named = _entries(directory)
+    known = {str(file).lower() for file in files}
+    gone = [(file, of) for file, of, there in named if not there and str(file).lower() not in known]
+    here = {of for file, of, _ in named if (file, of) not in gone}
+    return [Source(file, lost_from=of) for file, of in gone if of in here or len(files) == 1]
 
 
 def read_header(source: Source, tags: Sequence[BaseTag | int] = TAGS) -> Header | None:
@@ -172,12 +202,11 @@ def read_header(source: Source, tags: Sequence[BaseTag | int] = TAGS) -> Header 
             pixels.append((vr, length))
         return number >= PIXEL_DATA
 
-    if source.archive is not None and not _may_be_dicom(source.start()):
+    with source.open(132) as file:  # no more of a zip member is unpacked
+        start = file.read(132)
+    if start[128:] != b"DICM" and start[:2] not in (b"\x02\x00", b"\x08\x00"):
         return None
     with source.open(LONG_ELEMENT) as file:
-        start = file.read(132)
-        if not _may_be_dicom(start):
-            return None
         size = held = file.seek(0, io.SEEK_END)
         file.seek(0)
         if source.archive is not None:
@@ -190,7 +219,7 @@ def read_header(source: Source, tags: Sequence[BaseTag | int] = TAGS) -> Header 
                 text = f"{source.name}: no pixels within its first {held:,} bytes; unpack the archive"
                 raise DataError(text, reason="too-large")
             cut = not pixels and (place > size or _ends_short(dataset))
-        except DataError:
+        except (DataError, MemoryError):
             raise
         except Exception as error:  # pydicom raises whatever the broken bytes lead to
             raise _unreadable(source, error) from error
@@ -205,17 +234,8 @@ def read_header(source: Source, tags: Sequence[BaseTag | int] = TAGS) -> Header 
     return Header(source, dataset, syntax, bool(pixels), offset, size, length, pixels[0][0] if pixels else None)
 
 
-def after_pixels(tag: BaseTag, vr: str | None, length: int) -> bool:
-    """Whether an element lies behind the pixels, where nothing is read."""
-    return int(tag) > PIXEL_DATA
-
-
 def _read_tags(
-    file: BinaryIO,
-    start: bytes,
-    at_pixels: StopWhen,
-    tags: Sequence[BaseTag | int],
-    name: str,
+    file: BinaryIO, start: bytes, at_pixels: StopWhen, tags: Sequence[BaseTag | int], name: str
 ) -> tuple[Dataset, UID]:
     """The tags before the pixels, and the transfer syntax.
 
@@ -237,10 +257,6 @@ def _read_tags(
         file.seek(0)
     dataset = read_partial(file, stop_when=at_pixels, specific_tags=list(tags), force=True)
     return dataset, UID(str(getattr(dataset.file_meta, "TransferSyntaxUID", "") or ImplicitVRLittleEndian))
-
-
-def _may_be_dicom(start: bytes) -> bool:
-    return start[128:] == b"DICM" or start[:2] in (b"\x02\x00", b"\x08\x00")
 
 
 def _ends_short(dataset: Dataset) -> bool:

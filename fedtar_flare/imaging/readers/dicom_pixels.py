@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
-from pydicom.filereader import read_partial
 from pydicom.uid import ExplicitVRBigEndian
 
-from fedtar_flare.errors import DataError, decoding
+from fedtar_flare.errors import DataError
 from fedtar_flare.imaging.limits import check_size, check_time
 from fedtar_flare.imaging.readers.decoders import decoded
-from fedtar_flare.imaging.readers.dicom_files import PIXEL_TAGS, after_pixels
 from fedtar_flare.imaging.readers.dicom_slices import Slice
-from fedtar_flare.imaging.readers.neighbours import unlike_neighbours
-from fedtar_flare.imaging.readers.volume import AIR_HU, INT16, CTRules, Note, to_int16
+from fedtar_flare.imaging.readers.volume import AIR_HU, INT16, Note, to_int16, unlike_neighbours
 
 PADDING_BELOW_HU = -900
 """A padding value above this is ignored: it would wipe out tissue."""
 
 
-def read_hu(slices: Sequence[Slice], rules: CTRules) -> tuple[np.ndarray, list[Note]]:
+def read_hu(slices: Sequence[Slice]) -> tuple[np.ndarray, list[Note]]:
     """Decode and rescale to int16 (z, y, x) in the given order; the notes say what was altered.
 
     Padding becomes air (-1,024 HU); bits above BitsStored are masked (old overlays live there); values that do not fit
@@ -36,13 +33,14 @@ def read_hu(slices: Sequence[Slice], rules: CTRules) -> tuple[np.ndarray, list[N
     for i, slice_ in enumerate(slices):
         check_time(slice_.source.name)
         if slice_.storage.offset is not None:
-            seen.update(_to_hu(_in_place(slice_), slice_, rules, volume[i]))
+            seen.update(_to_hu(_in_place(slice_), slice_, volume[i]))
         else:
             compressed.setdefault(slice_.source.name, []).append(i)
     for places in compressed.values():  # file by file: one may hold many slices
-        for i, raw in zip(places, _decode([slices[i] for i in places]), strict=True):
+        one, frames = slices[places[0]], [slices[i].frame for i in places]
+        for i, raw in zip(places, decoded(one.source, one.storage.syntax, frames, one.size, masked=False), strict=True):
             check_time(slices[i].source.name)
-            seen.update(_to_hu(raw, slices[i], rules, volume[i]))
+            seen.update(_to_hu(raw, slices[i], volume[i]))
     notes = [Note(reason, f"{TEXTS[reason]} in {n} of {len(slices)} slices") for reason, n in seen.items()]
     pairs = {(slice_.slope, slice_.intercept) for slice_ in slices}
     if len(pairs) > 1:
@@ -65,9 +63,9 @@ TEXTS = {
 
 
 def _in_place(slice_: Slice) -> np.ndarray:
-    store = slice_.storage
+    store, layout = slice_.storage, slice_.storage.layout
     order = ">" if store.syntax == ExplicitVRBigEndian else "<"
-    dtype = np.dtype(f"{order}{'i' if store.signed else 'u'}{store.bits_allocated // 8}")
+    dtype = np.dtype(f"{order}{'i' if layout.signed else 'u'}{layout.bits_allocated // 8}")
     count = slice_.size[0] * slice_.size[1]
     offset = (store.offset or 0) + slice_.frame * count * dtype.itemsize
     raw = np.fromfile(slice_.source.path, dtype, count, offset=offset)
@@ -76,20 +74,10 @@ def _in_place(slice_: Slice) -> np.ndarray:
     return raw.reshape(slice_.size)
 
 
-def _decode(slices: Sequence[Slice]) -> Iterator[np.ndarray]:
-    """The stored values (rows, columns) of these slices of one file, one by one."""
-    name, syntax = slices[0].source.name, slices[0].storage.syntax
-    with decoding(f"{name}: the pixels cannot be read", "undecodable"), slices[0].source.open() as file:
-        dataset = read_partial(file, stop_when=after_pixels, specific_tags=PIXEL_TAGS, force=True)
-    if "PixelData" not in dataset:
-        raise DataError(f"{name}: the file ends within its pixels; copy it again", reason="truncated")
-    yield from decoded(dataset, syntax, [slice_.frame for slice_ in slices], slices[0].size, name, masked=False)
-
-
-def _to_hu(raw: np.ndarray, slice_: Slice, rules: CTRules, out: np.ndarray) -> list[str]:
+def _to_hu(raw: np.ndarray, slice_: Slice, out: np.ndarray) -> list[str]:
     """Fill ``out`` and return each kind of finding once (a key of ``TEXTS``)."""
-    store, met = slice_.storage, []
-    slope, intercept = _rescale(slice_, rules)
+    store, layout, met = slice_.storage, slice_.storage.layout, []
+    slope, intercept = _rescale(slice_)
     if slice_.rescale_type not in ("", "HU"):
         met.append("rescale-type")
     if store.lossy:
@@ -105,10 +93,10 @@ def _to_hu(raw: np.ndarray, slice_: Slice, rules: CTRules, out: np.ndarray) -> l
                 padding = where
                 raw = np.where(where, raw.dtype.type(0), raw)
                 low, high = int(raw.min()), int(raw.max())
-    floor = -(1 << (store.bits_stored - 1)) if store.signed else 0
-    if store.bits_stored < store.bits_allocated and not floor <= low <= high < floor + (1 << store.bits_stored):
+    floor = -(1 << (layout.bits_stored - 1)) if layout.signed else 0
+    if layout.bits_stored < layout.bits_allocated and not floor <= low <= high < floor + (1 << layout.bits_stored):
         met.append("unused-bits")
-        shift = store.bits_allocated - store.bits_stored
+        shift = layout.bits_allocated - layout.bits_stored
         raw = (raw << shift) >> shift
         low, high = int(raw.min()), int(raw.max())
     edges = sorted((low * slope + intercept, high * slope + intercept))
@@ -124,16 +112,10 @@ def _to_hu(raw: np.ndarray, slice_: Slice, rules: CTRules, out: np.ndarray) -> l
     return met
 
 
-def _rescale(slice_: Slice, rules: CTRules) -> tuple[float, float]:
-    slope, intercept = slice_.slope, slice_.intercept
-    if slope is None or intercept is None:
-        if rules.rescale is None:
-            raise DataError(
-                f"{slice_.source.name}: no RescaleSlope and RescaleIntercept, so that the values' unit is unknown; "
-                "state them in the rules (rescale) when you know them",
-                reason="no-rescale",
-            )
-        return float(rules.rescale[0]), float(rules.rescale[1])
-    if slope == 0:
+def _rescale(slice_: Slice) -> tuple[float, float]:
+    if slice_.slope is None or slice_.intercept is None:
+        text = f"{slice_.source.name}: no RescaleSlope and RescaleIntercept, so that the values' unit is unknown"
+        raise DataError(text, reason="no-rescale")
+    if slice_.slope == 0:
         raise DataError(f"{slice_.source.name}: RescaleSlope is 0", reason="no-rescale")
-    return slope, intercept
+    return slice_.slope, slice_.intercept

@@ -6,23 +6,25 @@ thinnest; smallest SeriesInstanceUID, so that the choice never depends on file n
 
 from __future__ import annotations
 
+import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from fedtar_flare.data.sources.reading import by_reason
-from fedtar_flare.errors import DataError
+from fedtar_flare.errors import DataError, decoding
 from fedtar_flare.imaging.readers.dicom_files import Source, read_header
 from fedtar_flare.imaging.readers.dicom_slices import PROJECTIONS, NotASlice, Slice, slices_of
 from fedtar_flare.imaging.readers.dicom_tags import first
-from fedtar_flare.imaging.readers.kernels import softness
 from fedtar_flare.imaging.readers.stray_files import is_companion, not_dicom
-from fedtar_flare.imaging.readers.volume import CTRules, Note
+from fedtar_flare.imaging.readers.volume import Note
 
 AXIAL = 0.85
 """Least component of an axial slice's normal along the body's axis (32 degrees)."""
 
+SHARP_WORDS = ("LUNG", "BONE", "EDGE", "SHARP", "DETAIL", "ULTRA", "HRCT", "CHEST")
+SOFT_WORDS = ("STANDARD", "SOFT", "SMOOTH", "BODY", "STND", "MEDIASTIN")
 TELLING = ("localizer", "missing-files")
 """Reasons why files are no slices that explain a whole folder without any."""
 
@@ -59,8 +61,8 @@ class Series:
 def scan(sources: Sequence[Source], where: str) -> tuple[list[Series], list[DataError]]:
     """All CT series in these files, best first, and why other files were left out.
 
-    Raises :class:`DataError` ``no-dicom`` when no file is DICOM, the commonest reason when none is a CT slice, or
-    ``mixed-patients``.
+    Raises :class:`DataError` ``no-dicom`` when no file is DICOM, the commonest reason when none is a CT slice,
+    ``mixed-patients`` or ``several-studies``.
     """
     series: dict[str, Series] = {}
     left_out: list[DataError] = []
@@ -69,27 +71,19 @@ def scan(sources: Sequence[Source], where: str) -> tuple[list[Series], list[Data
     for source in sources:
         header = None
         try:
-            if (header := read_header(source)) is None:
-                if not is_companion(source.member or source.path.name):
+            with decoding(f"{source.name}: its header cannot be read", "bad-header"):
+                if (header := read_header(source)) is not None:
+                    for slice_ in slices_of(header):
+                        series.setdefault(slice_.series_uid, Series(slice_.series_uid)).slices.append(slice_)
+                elif not is_companion(source.member or source.path.name):
                     strays.append(source)
-                continue
-            for slice_ in slices_of(header):
-                series.setdefault(slice_.series_uid, Series(slice_.series_uid)).slices.append(slice_)
         except NotASlice as error:
             left_out.append(error)
-        except MemoryError:
-            raise
-        except Exception as error:
-            if isinstance(error, DataError):
-                refusal = error
-            else:  # pydicom's conversions raise whatever the broken bytes lead to
-                text = f"{source.name}: its header cannot be read ({type(error).__name__}: {error})"
-                refusal = DataError(text, reason="bad-header")
-            uid = first(header.dataset, "SeriesInstanceUID") if header is not None else ""
-            if uid:
-                series.setdefault(uid, Series(uid)).damage.append(refusal)
+        except DataError as error:
+            if header is not None and (uid := first(header.dataset, "SeriesInstanceUID")):
+                series.setdefault(uid, Series(uid)).damage.append(error)
             else:
-                unread.append((source, refusal))
+                unread.append((source, error))
     if not series:
         left_out += [error for _, error in unread]
         if not left_out:
@@ -98,6 +92,9 @@ def scan(sources: Sequence[Source], where: str) -> tuple[list[Series], list[Data
     patients = {slice_.patient_id for one in series.values() for slice_ in one.slices}
     if len(patients) > 1:
         raise DataError(f"{where}: files of {len(patients)} patients; one folder is one study", reason="mixed-patients")
+    if len({slice_.study_uid for one in series.values() for slice_ in one.slices}) > 1:
+        text = f"{where}: files of several studies, whose dates differ; give each its own folder"
+        raise DataError(text, reason="several-studies")
     if unread or strays:
         left_out += _among(series.values(), unread + [(source, not_dicom(source)) for source in strays])
     return sorted(series.values(), key=Series.rank), left_out
@@ -130,21 +127,6 @@ def _why_nothing(errors: Sequence[DataError], where: str) -> DataError:
     return DataError(f"{where}: no CT slice; {text}: {example}", reason=reason)
 
 
-def candidates(series: Sequence[Series], where: str, rules: CTRules) -> list[Series]:
-    """Series to try, best first; raises :class:`DataError` ``no-such-series`` or ``several-studies``."""
-    if rules.series_uid is not None:
-        if named := [one for one in series if one.uid == rules.series_uid]:
-            return named
-        known = ", ".join(one.describe() for one in series)
-        raise DataError(f"{where}: no series {rules.series_uid}; there is {known}", reason="no-such-series")
-    if len({slice_.study_uid for one in series for slice_ in one.slices}) > 1:
-        raise DataError(
-            f"{where}: files of several studies, whose dates differ; give each its own folder, or name the series",
-            reason="several-studies",
-        )
-    return list(series)
-
-
 def notes_of(
     chosen: Series, refused: Sequence[tuple[Series, DataError]], all_: Sequence[Series], left_out: Sequence[DataError]
 ) -> list[Note]:
@@ -157,3 +139,26 @@ def notes_of(
     examples = {error.reason: error for error in reversed(left_out)}
     left = by_reason(left_out).items()
     return notes + [Note(reason, f"{n} file(s) left out, such as {examples[reason]}") for reason, n in left]
+
+
+def softness(kernel: str) -> int:
+    """0 soft tissue, 1 unknown, 2 sharp (lung, bone).
+
+    Siemens: B31f, Br40d, I41f are soft below 50, sharp from there. Canon: FC01 to FC29 soft, FC30 and above sharp.
+    Philips: A, B, C soft; D, E, L and Y.. sharp. GE: words.
+
+    >>> [softness(k) for k in ("B31f", "Br64d", "FC08", "FC51", "B", "L", "STANDARD", "LUNG", "")]
+    [0, 2, 0, 2, 0, 2, 0, 2, 1]
+    """
+    name = kernel.upper().strip()
+    if any(word in name for word in SHARP_WORDS):
+        return 2
+    if any(word in name for word in SOFT_WORDS):
+        return 0
+    if canon := re.match(r"FC(\d\d)", name):
+        return 0 if int(canon[1]) < 30 else 2
+    if siemens := re.match(r"[A-Z]{1,2}(\d\d)", name):
+        return 0 if int(siemens[1]) < 50 else 2
+    if philips := re.fullmatch(r"([A-E]|L|Y[A-D])", name):
+        return 0 if philips[1] in "ABC" else 2
+    return 1

@@ -12,10 +12,9 @@ from pydicom.dataset import Dataset
 from pydicom.uid import UID
 
 from fedtar_flare.errors import DataError
-from fedtar_flare.imaging.limits import check_size
-from fedtar_flare.imaging.readers.decoders import is_readable
+from fedtar_flare.imaging.readers.decoders import Layout, layout_of
 from fedtar_flare.imaging.readers.dicom_files import Header, Source
-from fedtar_flare.imaging.readers.dicom_tags import decimal, decimals, first, integer, positive, text, words
+from fedtar_flare.imaging.readers.dicom_tags import decimal, decimals, first, integer, text, words
 from fedtar_flare.imaging.readers.volume import check_spacing
 
 PROJECTIONS = {"MIP", "MINIP", "MAX_IP", "MIN_IP", "PROJECTION IMAGE", "AVERAGE", "MEAN_IP", "VOLUME RENDERING"}
@@ -37,9 +36,7 @@ class Storage:
 
     syntax: UID
     offset: int | None  # of the first value in the file; None when the file has to be decoded
-    bits_allocated: int
-    bits_stored: int
-    signed: bool
+    layout: Layout
     padding: tuple[int, int] | None  # lowest and highest stored value that mark "no image here"
     lossy: bool
 
@@ -80,19 +77,13 @@ class Slice:
 def slices_of(header: Header) -> list[Slice]:
     """The slices in a file: one, or one per frame of an enhanced multi-frame CT.
 
-    Raises:
-        NotASlice: ``no-pixel-data``, ``not-ct``, ``localizer``, ``secondary-capture``.
-        DataError: ``no-pixel-data``, ``unsupported-transfer-syntax``, ``lossy-8bit``, ``truncated``,
-            ``too-large``, ``wrong-pixel-count``, ``no-pixel-spacing``, ``implausible-spacing``, ``no-position``,
-            ``no-orientation``, ``bad-header``.
+    Raises :class:`NotASlice` for what is none, :class:`DataError` for a slice that cannot be used (``docs/images.md``).
     """
     dataset, name = header.dataset, header.source.name
     image_type = words(dataset, "ImageType")
     _check_kind(header, image_type)
-    rows, columns = positive(dataset, "Rows", name), positive(dataset, "Columns", name)
-    check_size(name, "pixels", rows * columns)
     frames = list(_frames(dataset, name))
-    storage = _storage(header, rows * columns * len(frames))
+    storage = _storage(header, len(frames))
     common: dict[str, Any] = {
         "source": header.source,
         "series_uid": first(dataset, "SeriesInstanceUID"),
@@ -100,7 +91,7 @@ def slices_of(header: Header) -> list[Slice]:
         "patient_id": first(dataset, "PatientID"),
         "acquisition": first(dataset, "AcquisitionNumber"),
         "image_type": image_type,
-        "size": (rows, columns),
+        "size": storage.layout[:2],
         "storage": storage,
     }
     sop_uid = first(dataset, "SOPInstanceUID") or name
@@ -128,34 +119,26 @@ def _check_kind(header: Header, image_type: tuple[str, ...]) -> None:
         raise NotASlice(f"{name}: a colour image", reason="secondary-capture")
 
 
-def _storage(header: Header, values: int) -> Storage:
+def _storage(header: Header, frames: int) -> Storage:
     dataset, name, syntax = header.dataset, header.source.name, header.syntax
-    allocated = positive(dataset, "BitsAllocated", name)
-    stored = integer(dataset, "BitsStored", name, allocated)
-    high_bit = integer(dataset, "HighBit", name, stored - 1)
-    signed = integer(dataset, "PixelRepresentation", name, 0) == 1
-    if not is_readable(syntax):
-        text = f"{name}: no decoder for transfer syntax {syntax} ({syntax.name}); export the series uncompressed"
-        raise DataError(text, reason="unsupported-transfer-syntax")
-    if stored <= 8:
-        raise DataError(f"{name}: {stored}-bit values cannot hold Hounsfield units", reason="lossy-8bit")
-    if allocated not in (16, 32) or stored > allocated:
-        raise DataError(f"{name}: {stored} bits stored in {allocated} allocated", reason="bad-header")
-    if high_bit != stored - 1:
-        raise DataError(f"{name}: {stored} bits stored, but the highest is bit {high_bit}", reason="bad-header")
-    header.check_pixels(values * allocated // 8)
+    layout = layout_of(header, frames)
+    if layout.bits_stored <= 8:
+        raise DataError(f"{name}: {layout.bits_stored}-bit values cannot hold Hounsfield units", reason="lossy-8bit")
+    if layout.bits_allocated not in (16, 32):
+        raise DataError(f"{name}: values of {layout.bits_allocated} bits, not 16 or 32", reason="bad-header")
     offset = None if syntax.is_encapsulated else header.offset
     lossy = first(dataset, "LossyImageCompression") == "01" or (syntax.is_encapsulated and syntax not in LOSSLESS)
-    return Storage(syntax, offset, allocated, stored, signed, _padding(dataset, name, signed, allocated), lossy)
+    return Storage(syntax, offset, layout, _padding(dataset, name, layout), lossy)
 
 
-def _padding(dataset: Dataset, name: str, signed: bool, bits: int) -> tuple[int, int] | None:
+def _padding(dataset: Dataset, name: str, layout: Layout) -> tuple[int, int] | None:
     """Files write the padding value signed or unsigned, whatever the pixels are."""
     low = integer(dataset, "PixelPaddingValue", name, None)
     if low is None:
         return None
     high = integer(dataset, "PixelPaddingRangeLimit", name, low)
-    least = -(1 << (bits - 1)) if signed else 0
+    bits = layout.bits_allocated
+    least = -(1 << (bits - 1)) if layout.signed else 0
     low, high = sorted((value - least) % (1 << bits) + least for value in (low, high))
     return low, high
 

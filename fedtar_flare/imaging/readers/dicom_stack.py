@@ -10,50 +10,48 @@ from contextlib import contextmanager
 import numpy as np
 
 from fedtar_flare.errors import DataError, collecting
-from fedtar_flare.imaging.readers.dicom_order import check_order
 from fedtar_flare.imaging.readers.dicom_pixels import read_hu
 from fedtar_flare.imaging.readers.dicom_series import AXIAL, Series
 from fedtar_flare.imaging.readers.dicom_slices import Slice
 from fedtar_flare.imaging.readers.stray_files import said
-from fedtar_flare.imaging.readers.volume import TILT_TOLERANCE_DEG, CTRules, Note, check_spacing
+from fedtar_flare.imaging.readers.volume import TILT_TOLERANCE_DEG, Note, check_spacing
 
 SAME_PLACE_MM = 0.01
 ROUNDING_MM = 0.1
 """Positions are often rounded: a slice may always lie this far from the even grid."""
 SPACING_TOLERANCE = 0.1
 """How far a slice may lie from the even grid, as a share of the slice spacing."""
+LEAST_SLICES = 5
+"""Fewer tell no order from its opposite."""
+FEW = 10
+"""One in so many slices (at least two) may contradict the others; when more do, the field means something else."""
+GAP = 1.5
+"""Distance between slices, in stated distances, from which some may be missing."""
 
 
-def build_stack(series: Series, rules: CTRules) -> tuple[list[Slice], float, list[Note]]:
+def build_stack(series: Series, min_slices: int) -> tuple[list[Slice], float, list[Note]]:
     """The slices, ascending along their normal, the distance between them in mm, and notes.
 
-    Raises:
-        DataError: the series' own damage, or that of a file among its slices (``unreadable``, ``truncated``,
-            ``missing-files``); ``conflicting-copies``, ``too-few-slices``, ``localizer``, ``mixed-orientation``,
-            ``mixed-size``, ``mixed-pixel-spacing``, ``duplicate-slices``, ``missing-slices``, ``uneven-spacing``,
-            ``implausible-spacing``, ``gantry-tilt``, ``shifted-slices``; of a copy, what :func:`read_hu` raises; and
-            what :func:`check_order` does.
+    Raises :class:`DataError`: the series' own damage, that of a file among its slices, or what keeps the slices from
+    being one regular stack (``docs/images.md``).
     """
     if series.damage:
         error = series.damage[0]
         raise DataError(f"{error} ({len(series.damage)} such file(s) in the series)", reason=error.reason)
     where = series.describe()
-    slices, notes = _without_copies(series.slices, rules)
     if series.unread:
-        where += f"; {said(series.unread)}"
-        if rules.unreadable_files == "refuse":
-            text = f"{where}; copy them again, or take away what is no slice"
-            raise DataError(text, reason=series.unread[0].reason)
-        notes.append(Note("unreadable", where))
-    with _scouts_in_mind(slices, rules):
+        text = f"{where}; {said(series.unread)}; copy them again, or take away what is no slice"
+        raise DataError(text, reason=series.unread[0].reason)
+    slices, notes = _without_copies(series.slices)
+    with _scouts_in_mind(slices, min_slices):
         _check_alike(slices, where)
     normal = slices[0].normal
     slices = sorted(slices, key=lambda s: float(s.position @ normal))
     slices, more = _one_acquisition(slices, normal, where)
     notes += more
-    if len(slices) < rules.min_slices:
-        with _scouts_in_mind(slices, rules):
-            text = f"{where}: {len(slices)} slices, at least {rules.min_slices} needed"
+    if len(slices) < min_slices:
+        with _scouts_in_mind(slices, min_slices):
+            text = f"{where}: {len(slices)} slices, at least {min_slices} needed"
             raise DataError(text, reason="too-few-slices")
     if len(slices) == 1:
         if slices[0].step_mm is None:
@@ -70,10 +68,10 @@ def build_stack(series: Series, rules: CTRules) -> tuple[list[Slice], float, lis
         _check_shear(slices[0], offsets, positions, where)
     if wrong:  # both, if both are
         raise DataError("; ".join(map(str, wrong)), reason=wrong[0].reason)
-    return slices, spacing, notes + check_order(slices, positions, spacing, where, rules)
+    return slices, spacing, notes + _check_order(slices, positions, spacing, where)
 
 
-def _without_copies(slices: Sequence[Slice], rules: CTRules) -> tuple[list[Slice], list[Note]]:
+def _without_copies(slices: Sequence[Slice]) -> tuple[list[Slice], list[Note]]:
     """Drop files that repeat an object (SOPInstanceUID) at the same place; refuse those that differ in what they show.
 
     Raises :class:`DataError` ``conflicting-copies``.
@@ -81,28 +79,28 @@ def _without_copies(slices: Sequence[Slice], rules: CTRules) -> tuple[list[Slice
     kept: dict[tuple[str, tuple[float, ...]], Slice] = {}
     for slice_ in slices:
         first = kept.setdefault((slice_.sop_uid, tuple(slice_.position)), slice_)
-        if first is not slice_ and not _shows_the_same(first, slice_, rules):
+        if first is not slice_ and not _shows_the_same(first, slice_):
             text = f"{first.source.name} and {slice_.source.name}: one SOPInstanceUID and place, other pixels"
             raise DataError(f"{text}; keep the one that is right", reason="conflicting-copies")
     dropped = len(slices) - len(kept)
     return list(kept.values()), [Note("copies", f"{dropped} copies of slices were dropped")] if dropped else []
 
 
-def _shows_the_same(one: Slice, other: Slice, rules: CTRules) -> bool:
+def _shows_the_same(one: Slice, other: Slice) -> bool:
     if (one.size, one.spacing) != (other.size, other.spacing):
         return False
     if not (np.array_equal(one.row, other.row) and np.array_equal(one.column, other.column)):
         return False
-    return np.array_equal(read_hu([one], rules)[0], read_hu([other], rules)[0])
+    return np.array_equal(read_hu([one])[0], read_hu([other])[0])
 
 
 @contextmanager
-def _scouts_in_mind(slices: Sequence[Slice], rules: CTRules) -> Iterator[None]:
+def _scouts_in_mind(slices: Sequence[Slice], min_slices: int) -> Iterator[None]:
     """A few pictures along the body's axis are scouts, whatever keeps them from being a stack."""
     try:
         yield
     except DataError as error:
-        if len(slices) < rules.min_slices and all(abs(slice_.normal[2]) < AXIAL for slice_ in slices):
+        if len(slices) < min_slices and all(abs(slice_.normal[2]) < AXIAL for slice_ in slices):
             raise DataError(f"{error}; localizers, by how they lie", reason="localizer") from error
         raise
 
@@ -165,3 +163,91 @@ def _check_shear(one: Slice, offsets: np.ndarray, positions: np.ndarray, where: 
     angle = math.degrees(math.atan(float(np.hypot(*shear))))
     if angle > TILT_TOLERANCE_DEG:
         raise DataError(f"{where}: the gantry was tilted by {angle:.1f} degrees", reason="gantry-tilt")
+
+
+def _check_order(slices: Sequence[Slice], positions: np.ndarray, spacing: float, where: str) -> list[Note]:
+    """Whether what else the headers say of the slices' order agrees with their ``positions`` (mm).
+
+    InstanceNumber may descend, start anywhere and leave gaps; SliceLocation may run either way from any zero. Only a
+    few slices that contradict all others are a sign of damage (two that were swapped, say), and so are the same
+    locations in another order. Raises :class:`DataError` ``mirrored`` (axial slices seen from the head),
+    ``contradicting-order`` (SliceLocation) or ``missing-slices`` (InstanceNumber leaves out as many as the distance).
+    """
+    if slices[0].normal[2] <= -AXIAL:
+        text = f"{where}: ImageOrientationPatient has axial slices seen from the head, as no scanner does: mirrored?"
+        raise DataError(text, reason="mirrored")
+    if len(slices) < LEAST_SLICES:
+        return []
+    _check_locations(slices, positions, spacing, where)
+    return _by_number(slices, where) + _gaps(slices, spacing, where)
+
+
+def _check_locations(slices: Sequence[Slice], positions: np.ndarray, spacing: float, where: str) -> None:
+    if any(slice_.location is None for slice_ in slices):
+        return
+    stated = np.array([slice_.location for slice_ in slices], float)
+    ways = [stated * sign for sign in (1, -1)]
+    off = min((_apart(way, positions) > spacing / 2 for way in ways), key=np.count_nonzero)
+    one_grid = any(np.all(_apart(np.sort(way), positions) <= spacing / 2) for way in ways)
+    if off.any() and (one_grid or np.count_nonzero(off) <= _few(slices)):
+        text = f"{where}: SliceLocation contradicts ImagePositionPatient in {_named(slices, np.flatnonzero(off))}"
+        raise DataError(f"{text}; were slices swapped?", reason="contradicting-order")
+
+
+def _apart(one: np.ndarray, other: np.ndarray) -> np.ndarray:
+    """How far (mm) two rows of places lie apart, each from its own zero."""
+    apart: np.ndarray = one - other
+    return np.abs(apart - np.median(apart))
+
+
+def _by_number(slices: Sequence[Slice], where: str) -> list[Note]:
+    if (numbers := _numbers(slices)) is None or len(set(np.sign(np.diff(numbers)))) == 1:
+        return []
+    ways = [(way, _out_of_order(way)) for way in (numbers, [-n for n in numbers])]
+    ascending, out = min(ways, key=lambda way: len(way[1]))
+    if not 0 < len(out) <= _few(slices):
+        return []
+    moved = np.flatnonzero(np.argsort(np.argsort(ascending)) != np.arange(len(ascending)))
+    named = _named(slices, moved if len(moved) <= 2 * len(out) else out)
+    return [Note("instance-order", f"{where}: InstanceNumber contradicts ImagePositionPatient in {named}")]
+
+
+def _gaps(slices: Sequence[Slice], spacing: float, where: str) -> list[Note]:
+    stated = slices[0].step_mm
+    if stated is None or spacing < GAP * stated:
+        return []
+    text = f"{where}: {spacing:.1f} mm between slices that state {stated:g} mm"
+    if (numbers := _numbers(slices)) is not None:
+        steps = set(np.abs(np.diff(numbers)).tolist())
+        if len(steps) == 1 and (step := steps.pop()) > 1 and abs(spacing - step * stated) < 0.1 * spacing:
+            text = f"{text}, numbered in steps of {step}: {step - 1} of {step} slices missing"
+            raise DataError(text, reason="missing-slices")
+    return [Note("slice-gaps", f"{text}; were some left out?")]
+
+
+def _numbers(slices: Sequence[Slice]) -> list[int] | None:
+    """The InstanceNumbers; None when one is absent or two are equal."""
+    numbers = [slice_.number for slice_ in slices if slice_.number is not None]
+    return numbers if len(set(numbers)) == len(slices) else None
+
+
+def _out_of_order(numbers: Sequence[int]) -> list[int]:
+    """Places outside one of the longest ascending subsequences."""
+    values, length = np.array(numbers), np.zeros(len(numbers), int)
+    for i, number in enumerate(values):  # the longest that ends here
+        length[i] = 1 + length[:i][values[:i] < number].max(initial=0)
+    out, left, below = [], length.max(), np.inf
+    for i in reversed(range(len(values))):
+        if length[i] == left and values[i] < below:
+            left, below = left - 1, values[i]
+        else:
+            out.append(i)
+    return out[::-1]
+
+
+def _few(slices: Sequence[Slice]) -> int:
+    return max(2, len(slices) // FEW)
+
+
+def _named(slices: Sequence[Slice], places: Sequence[int] | np.ndarray) -> str:
+    return ", ".join(slices[i].source.name for i in places[:5]) + (", ..." if len(places) > 5 else "")

@@ -17,9 +17,8 @@ from monai.data import ImageReader
 
 from fedtar_flare.data.sources.fields import PICTURES
 from fedtar_flare.imaging.readers.ct import read_ct
-from fedtar_flare.imaging.readers.photograph import read_photograph
+from fedtar_flare.imaging.readers.pictures import read_photograph
 from fedtar_flare.imaging.readers.radiograph import read_radiograph
-from fedtar_flare.imaging.readers.volume import CTRules
 
 logger = logging.getLogger(__name__)
 
@@ -35,9 +34,9 @@ class CTSeriesReader(ImageReader):
     (x, y, z), which takes longer than reading it, but leaves a view alone.
     """
 
-    def __init__(self, rules: CTRules | None = None, as_tensor: bool = False):
+    def __init__(self, as_tensor: bool = False):
         super().__init__()
-        self.rules, self.as_tensor = rules, as_tensor
+        self.as_tensor = as_tensor
 
     def verify_suffix(self, filename: Sequence[Any] | Any) -> bool:
         """Whether a path looks like CT: a folder, a DICOM or NIfTI file, a zip, or a file without a suffix."""
@@ -50,7 +49,7 @@ class CTSeriesReader(ImageReader):
 
     def get_data(self, img: list[Path]) -> tuple[Any, dict[str, Any]]:
         """Volume (x, y, z) int16 and its metadata; raises :class:`DataError` as :func:`.ct.read_ct` does."""
-        volume = read_ct(img, self.rules)
+        volume = read_ct(img)
         warnings = [f"{note.reason}: {note.text}" for note in volume.warnings]
         for warning in warnings:
             logger.warning("%s: %s", img[0], warning)

@@ -5,25 +5,16 @@ from __future__ import annotations
 import gzip
 import math
 import struct
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from io import IOBase
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 import numpy as np
 
-from fedtar_flare.errors import DataError
+from fedtar_flare.errors import DataError, decoding
 from fedtar_flare.imaging.limits import LONG_ELEMENT, check_size, check_time
-from fedtar_flare.imaging.readers.volume import (
-    TILT_TOLERANCE_DEG,
-    CTRules,
-    CTVolume,
-    Note,
-    check_air,
-    check_spacing,
-    to_int16,
-)
+from fedtar_flare.imaging.readers.volume import TILT_TOLERANCE_DEG, CTVolume, Note, check_air, check_spacing, to_int16
 
 MOST_NOT_FINITE = 0.5
 """Largest accepted share of NaN and infinite values; a fifth of a slice lies outside the scanner's circle."""
@@ -33,25 +24,20 @@ MOST_BEHIND = 1 << 20
 """Bytes behind the voxels of a packed file that are passed over on the way to its checksum."""
 
 
-def read_nifti(path: Path, rules: CTRules) -> CTVolume:
+def read_nifti(path: Path, min_slices: int) -> CTVolume:
     """Read a NIfTI file and apply its scaling (scl_slope, scl_inter) by slice, so that memory holds one volume.
 
-    Raises:
-        DataError: ``no-image``, ``unreadable``, ``not-a-volume`` (2D, 4D or colour), ``no-orientation`` (neither sform
-            nor qform), ``no-pixel-spacing``, ``implausible-spacing``, ``gantry-tilt`` (axes that are not
-            perpendicular), ``lossy-8bit``, ``too-large``, ``too-slow``,
-            ``too-few-slices``, ``not-finite``, ``blank``, ``implausible-hu``.
+    Raises :class:`DataError` with a reason for each kind of trouble (``docs/images.md``).
     """
-
     if not path.is_file():
         raise DataError(f"{path}: there is no such file", reason="no-image")
     with _reading(path):
         _check_stated(path)
     with _opened(path) as file:
-        return _read(file, path, rules)
+        return _read(file, path, min_slices)
 
 
-def _read(file: BinaryIO, path: Path, rules: CTRules) -> CTVolume:
+def _read(file: BinaryIO, path: Path, min_slices: int) -> CTVolume:
     import nibabel
 
     with _reading(path):
@@ -66,8 +52,8 @@ def _read(file: BinaryIO, path: Path, rules: CTRules) -> CTVolume:
     affine, lengths = _geometry(image, path)
     if header.get_data_dtype().itemsize == 1 and not np.isfinite(header["scl_slope"]):
         raise DataError(f"{path}: 8-bit values cannot hold Hounsfield units", reason="lossy-8bit")
-    if min(shape) < rules.min_slices:
-        raise DataError(f"{path}: {shape} voxels, at least {rules.min_slices} slices needed", reason="too-few-slices")
+    if min(shape) < min_slices:
+        raise DataError(f"{path}: {shape} voxels, at least {min_slices} slices needed", reason="too-few-slices")
     with _reading(path):
         hu, strange = _values(image, shape, str(path))
         if isinstance(file, gzip.GzipFile) and len(file.read(MOST_BEHIND + 1)) > MOST_BEHIND:  # to its checksum
@@ -85,15 +71,8 @@ def _opened(path: Path) -> BinaryIO:
         return cast(BinaryIO, gzip.open(path)) if packed else path.open("rb")
 
 
-@contextmanager
-def _reading(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except DataError:
-        raise
-    except Exception as error:  # nibabel, gzip and zlib each raise their own
-        text = f"{path}: not readable as NIfTI ({type(error).__name__}: {error})"
-        raise DataError(text, reason="unreadable") from error
+def _reading(path: Path) -> AbstractContextManager[None]:
+    return decoding(f"{path}: not readable as NIfTI")
 
 
 def _check_stated(path: Path) -> None:

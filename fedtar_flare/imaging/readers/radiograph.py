@@ -7,17 +7,13 @@ and 99.9 percentiles, so that a marker or a dead pixel does not darken the radio
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from fedtar_flare.data.sources.fields import PICTURES
 from fedtar_flare.errors import DataError, decoding
-from fedtar_flare.imaging.limits import check_size
-from fedtar_flare.imaging.readers.pictures import DEEP, check_side, opened_picture
-
-if TYPE_CHECKING:
-    from fedtar_flare.imaging.readers.dicom_files import Header
+from fedtar_flare.imaging.readers.pictures import DEEP, check_content, check_there, opened_picture
 
 LATERAL = {"LL", "RL", "LATERAL", "LLD", "RLD"}
 GREY = ("MONOCHROME1", "MONOCHROME2")
@@ -30,19 +26,12 @@ KEYWORDS = """
 def read_radiograph(path: Path | str) -> np.ndarray:
     """Read one radiograph (PNG, JPEG, BMP, TIFF, or DICOM CR/DX) as uint8 (height, width).
 
-    Raises:
-        DataError: ``no-image``, ``unreadable``, ``not-a-radiograph`` (another modality, palette colours, several frames
-            or pages, pure black and white), ``lateral-view``, ``no-pixel-data``, ``wrong-pixel-count``,
-            ``unsupported-transfer-syntax``, ``bad-header``, ``not-finite``, ``blank``, ``too-small``, ``truncated``,
-            ``too-large``.
+    Raises :class:`DataError` with a reason for each kind of trouble (``docs/images.md``).
     """
     path = Path(path)
-    if not path.is_file():
-        raise DataError(f"{path}: there is no such file", reason="no-image")
+    check_there(path)
     radiograph = _read_picture(path) if path.suffix.lower() in PICTURES else _read_dicom(path)
-    if radiograph.min() == radiograph.max():
-        raise DataError(f"{path}: every pixel has the same value", reason="blank")
-    check_side(path, radiograph.shape, "radiograph")
+    check_content(path, radiograph, "radiograph")
     return radiograph
 
 
@@ -54,15 +43,14 @@ def _read_picture(path: Path) -> np.ndarray:
 
 
 def _read_dicom(path: Path) -> np.ndarray:
-    from pydicom.filereader import read_partial
     from pydicom.pixels import apply_modality_lut, apply_voi_lut
-    from pydicom.tag import BaseTag, Tag
+    from pydicom.tag import Tag
 
-    from fedtar_flare.imaging.readers.decoders import decoded, is_readable
-    from fedtar_flare.imaging.readers.dicom_files import PIXEL_TAGS, Source, after_pixels, read_header
+    from fedtar_flare.imaging.readers.decoders import PIXEL_TAGS, decoded, layout_of
+    from fedtar_flare.imaging.readers.dicom_files import Source, read_header
+    from fedtar_flare.imaging.readers.dicom_tags import integer
 
-    tags: list[BaseTag | int] = [*PIXEL_TAGS, *map(Tag, KEYWORDS.split())]
-    header = read_header(Source(path), tags)
+    header = read_header(Source(path), [*PIXEL_TAGS, *map(Tag, KEYWORDS.split())])
     if header is None:
         raise DataError(f"{path}: neither a picture nor DICOM", reason="unreadable")
     dataset: Any = header.dataset
@@ -74,19 +62,18 @@ def _read_dicom(path: Path) -> np.ndarray:
         raise DataError(f"{path}: no pixel data", reason="no-pixel-data")
     if (meaning := str(dataset.get("PhotometricInterpretation", ""))) not in GREY:
         raise DataError(f"{path}: photometric interpretation '{meaning}' is not grey", reason="not-a-radiograph")
-    _check_size(header, path)
-    if not is_readable(header.syntax):
-        text = f"{path}: no decoder for transfer syntax {header.syntax} ({header.syntax.name})"
-        raise DataError(text, reason="unsupported-transfer-syntax")
-    with decoding(f"{path}: the pixels cannot be read"), path.open("rb") as file:
-        dataset = read_partial(file, stop_when=after_pixels, specific_tags=tags)
-    size = int(dataset.Rows), int(dataset.Columns)
-    stored = next(decoded(dataset, header.syntax, [0], size, str(path), masked=True))
-    if dataset.get("PixelRepresentation") == 1 and not header.syntax.is_encapsulated:
-        as_written = next(decoded(dataset, header.syntax, [0], size, str(path), masked=False))
-        if not np.array_equal(as_written, stored):
-            text = f"{path}: its values are not signed as PixelRepresentation says, or longer than BitsStored"
-            raise DataError(text, reason="bad-header")
+    if (frames := integer(dataset, "NumberOfFrames", str(path), 1)) > 1:
+        raise DataError(f"{path}: {frames} frames are no radiograph", reason="not-a-radiograph")
+    layout = layout_of(header)
+
+    def stored_values(masked: bool) -> np.ndarray:
+        return next(decoded(header.source, header.syntax, [0], layout[:2], masked=masked))
+
+    stored = stored_values(masked=True)
+    plain = layout.signed and not header.syntax.is_encapsulated
+    if plain and not np.array_equal(stored_values(masked=False), stored):
+        text = f"{path}: its values are not signed as PixelRepresentation says, or longer than BitsStored"
+        raise DataError(text, reason="bad-header")
     with decoding(f"{path}: its window or rescale cannot be applied", "bad-header"):
         values = apply_modality_lut(stored, dataset)
         windowed = dataset.get("WindowCenter") not in (None, "") or "VOILUTSequence" in dataset
@@ -99,27 +86,6 @@ def _finite(values: np.ndarray, path: Path) -> np.ndarray:
     if not np.isfinite(values).all():
         raise DataError(f"{path}: values that are no number", reason="not-finite")
     return values
-
-
-def _check_size(header: Header, path: Path) -> None:
-    """Refuse sizes beyond the limits, and another number of pixels than rows times columns: they would be garbled."""
-    from fedtar_flare.imaging.readers.dicom_tags import integer, positive
-
-    dataset, name, syntax = header.dataset, str(path), header.syntax
-    rows, columns = positive(dataset, "Rows", name), positive(dataset, "Columns", name)
-    check_size(name, "pixels", rows * columns)
-    frames = integer(dataset, "NumberOfFrames", name, 1)
-    if frames > 1:
-        raise DataError(f"{path}: {frames} frames are no radiograph", reason="not-a-radiograph")
-    if not syntax.is_transfer_syntax or syntax.is_private:
-        raise DataError(f"{path}: transfer syntax '{syntax}' is not known", reason="unsupported-transfer-syntax")
-    allocated = positive(dataset, "BitsAllocated", name)
-    stored = integer(dataset, "BitsStored", name, allocated)
-    highest = integer(dataset, "HighBit", name, stored - 1)
-    if not 1 <= stored <= allocated or highest != stored - 1:
-        text = f"{path}: {stored} bits stored in {allocated} allocated, the highest bit {highest}"
-        raise DataError(text, reason="bad-header")
-    header.check_pixels((rows * columns * allocated + 7) // 8)
 
 
 def stretch(values: np.ndarray) -> np.ndarray:

@@ -1,17 +1,16 @@
-"""A CT volume in Hounsfield units, and the rules by which a reader accepts or refuses one."""
+"""A CT volume in Hounsfield units, and what its values tell of damage."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-from pydantic import Field
 
 from fedtar_flare.errors import DataError
-from fedtar_flare.settings import Settings
 
+MIN_SLICES = 8
+"""A series with fewer is no chest CT."""
 AIR_HU = -1024
 ONLY_AIR_HU = -700
 """A volume whose values all lie at or below this shows no body."""
@@ -20,6 +19,14 @@ PLAUSIBLE_MM = (0.05, 50.0)
 """Bounds of the distance between voxels of a body CT; beyond them the unit is not millimetres."""
 TILT_TOLERANCE_DEG = 0.5
 """Angle off the perpendicular from which slices, or the axes of a volume, count as tilted."""
+SAMPLE = 4
+"""Every fourth row and column of a slice is compared with its neighbours'."""
+AROUND = 3
+"""Slices on either side with which one is compared."""
+RATIO, LEAST_HU = 2.0, 5.0
+"""A slice is noted when its mean distance is this many times the largest around it, and this much above it."""
+SWAPPED = 1.5
+"""Rows are taken for swapped with columns when rows of the swapped picture are so many times more alike."""
 
 
 class Note(NamedTuple):
@@ -38,26 +45,6 @@ class CTVolume:
     affine: np.ndarray  # float64 (4, 4), voxel index (x, y, z) to mm in RAS (right, anterior, superior positive)
     series_uid: str = ""  # DICOM SeriesInstanceUID; empty for other formats
     warnings: tuple[Note, ...] = ()
-
-
-class CTRules(Settings):
-    """What a CT reader accepts."""
-
-    min_slices: int = Field(8, ge=1, description="a series with fewer is refused (too-few-slices)")
-    rescale: tuple[float, float] | None = Field(
-        None, description="(slope, intercept) for files that carry none; None refuses them (no-rescale)"
-    )
-    series_uid: str | None = Field(None, description="read this series and no other; None chooses by rule")
-    mirrored: Literal["refuse", "read"] = Field(
-        "refuse", description="axial slices whose orientation says that they are seen from the head"
-    )
-    unreadable_files: Literal["refuse", "note"] = Field(
-        "refuse", description="what files among the slices do that cannot be read as DICOM: each may be a lost slice"
-    )
-
-    def misfits(self) -> Iterator[tuple[str, str]]:
-        if self.rescale is not None and self.rescale[0] == 0:
-            yield "rescale", "a slope other than 0, and an intercept"
 
 
 def to_int16(values: np.ndarray) -> np.ndarray:
@@ -91,3 +78,42 @@ def check_air(hu: np.ndarray, where: str) -> None:
         raise DataError(f"{where}: {held}: these are no Hounsfield units of a chest", reason="implausible-hu")
     if hu[::step].max() <= ONLY_AIR_HU:
         raise DataError(f"{where}: nothing but air", reason="blank")
+
+
+def check_shape(hu: np.ndarray, where: str) -> None:
+    """Refuse slices whose Rows and Columns are swapped: their rows go on where others end.
+
+    As many pixels are stated as there are, so that nothing else tells. Raises :class:`DataError` ``wrong-pixel-count``.
+    """
+    _, rows, columns = hu.shape
+    if rows == columns or min(rows, columns) < 2:
+        return
+    planes = hu[:: max(1, len(hu) // 5)].astype(np.int32)
+    stated = np.abs(np.diff(planes, axis=1)).mean()
+    if stated > SWAPPED * np.abs(np.diff(planes.reshape(-1, columns, rows), axis=1)).mean():
+        text = f"{where}: rows of a picture of {columns} rows and {rows} columns, not of {rows} and {columns}"
+        raise DataError(text, reason="wrong-pixel-count")
+
+
+def unlike_neighbours(hu: np.ndarray) -> list[int]:
+    """Indices of slices of a volume (z, y, x) that lie far outside the range of their two neighbours.
+
+    Anatomy changes steadily: a voxel lies between those above and below it, or not far outside. How far outside on
+    average (HU) hardly differs from one slice to the next. Only gross damage raises it, such as a compressed slice
+    decoded wrongly; a few wrong voxels remain unseen.
+    """
+    if len(hu) < 2 * AROUND + 1:
+        return []
+    distance = np.zeros(len(hu))
+    below, here = (hu[i, ::SAMPLE, ::SAMPLE].astype(np.int32) for i in (0, 1))
+    for i in range(1, len(hu) - 1):
+        above = hu[i + 1, ::SAMPLE, ::SAMPLE].astype(np.int32)
+        outside = np.maximum(here - np.maximum(below, above), np.minimum(below, above) - here)
+        distance[i] = np.maximum(outside, 0).mean()
+        below, here = here, above
+    found = []
+    for i in range(1, len(hu) - 1):
+        around = np.concatenate([distance[max(1, i - AROUND) : i], distance[i + 1 : min(len(hu) - 1, i + 1 + AROUND)]])
+        if distance[i] > max(RATIO * around.max(), around.max() + LEAST_HU):
+            found.append(i)
+    return found

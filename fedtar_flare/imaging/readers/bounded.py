@@ -1,19 +1,27 @@
-"""Zip archives of images: looked at before anything is unpacked, and unpacked no further than the limits allow."""
+"""Zip archives, headers and deflated data, read no further than the limits allow."""
 
 from __future__ import annotations
 
 import io
 import struct
+import zlib
+from collections.abc import Callable
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO, cast
 from zipfile import ZIP_DEFLATED, ZIP_STORED, ZipFile, ZipInfo
 
+from pydicom.tag import BaseTag
+
 from fedtar_flare.errors import DataError, decoding
-from fedtar_flare.imaging.limits import check_ratio, check_size, current
+from fedtar_flare.imaging.limits import ELEMENT_READS, LONG_ELEMENT, check_ratio, check_size, check_time, current
 
 DIRECTORY_END = struct.Struct("<4s4H2LH")
 DIRECTORY_BYTES = 1 << 10
 """Most bytes of an archive's directory for each member, on average."""
+SMALL = 1 << 20
+"""Bytes of a file that cannot hold too many elements, as most slices."""
+CHUNK = 1 << 16
+StopWhen = Callable[[BaseTag, str | None, int], bool]
 
 
 def open_archive(path: Path) -> ZipFile:
@@ -46,9 +54,7 @@ def unpack(archive: ZipFile, info: ZipInfo, name: str, most: int | None = None) 
         check_size(name, "file_bytes", info.file_size)
         check_ratio(name, info.file_size, info.compress_size)
     with archive.open(info) as file:
-        if most is not None:
-            return io.BytesIO(file.read(most))
-        content = file.read(current().file_bytes + 1)
+        content = file.read(current().file_bytes + 1 if most is None else most)
     check_size(name, "file_bytes", len(content))
     return io.BytesIO(content)
 
@@ -68,3 +74,54 @@ def _check_directory(path: Path) -> None:
             length = int.from_bytes(file.read(56)[40:48], "little")
     if length > current().archive_members * DIRECTORY_BYTES:
         raise DataError(f"{path}: a directory of {length:,} bytes is of no archive of images", reason="too-large")
+
+
+class _Metered:
+    """A binary file that may be read :data:`ELEMENT_READS` times: millions of empty elements would take minutes."""
+
+    def __init__(self, file: BinaryIO, name: str):
+        self.name, self._left, self._read = name, ELEMENT_READS, file.read
+        self.seek, self.tell, self.close = file.seek, file.tell, file.close
+
+    def read(self, size: int = -1) -> bytes:
+        self._left -= 1
+        if self._left < 0:
+            raise DataError(f"{self.name}: more than {ELEMENT_READS // 2:,} elements", reason="unreadable")
+        if size > LONG_ELEMENT:
+            raise DataError(f"{self.name}: an element of {size:,} bytes in its header", reason="unreadable")
+        return self._read(size)
+
+
+def metered(file: BinaryIO, name: str, size: int) -> BinaryIO:
+    """The file itself if it is small, else one that refuses too many reads, or too long ones, as ``unreadable``."""
+    return file if size <= SMALL else cast(BinaryIO, cast(Any, _Metered(file, name)))
+
+
+def counted(stop_when: StopWhen, name: str) -> StopWhen:
+    """The same test of where to stop, asked for each element at most as often as a header may hold some."""
+    left = ELEMENT_READS // 2
+
+    def asked(tag: BaseTag, vr: str | None, length: int) -> bool:
+        nonlocal left
+        left -= 1
+        if left < 0:
+            raise DataError(f"{name}: more than {ELEMENT_READS // 2:,} elements", reason="unreadable")
+        return stop_when(tag, vr, length)
+
+    return asked
+
+
+def check_deflated(file: BinaryIO, name: str) -> None:
+    """Refuse (``too-large``) a deflated dataset, from here to the file's end, that unpacks to more than is allowed."""
+    unpacker = zlib.decompressobj(-zlib.MAX_WBITS)
+    packed = unpacked = 0
+    start = file.tell()
+    while chunk := file.read(CHUNK):
+        packed += len(chunk)
+        while chunk:
+            unpacked += len(unpacker.decompress(chunk, 16 * CHUNK))
+            chunk = unpacker.unconsumed_tail
+            check_size(name, "file_bytes", unpacked)
+            check_ratio(name, unpacked, packed + SMALL // 8)
+        check_time(name)
+    file.seek(start, io.SEEK_SET)
