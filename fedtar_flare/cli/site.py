@@ -1,4 +1,4 @@
-"""``fedtar site``, ``audit``, ``doctor`` and ``sbom``: what a hospital's staff does with its own state."""
+"""``fedtar site``, ``audit`` and ``doctor``: what a hospital's staff does with its own state."""
 
 from __future__ import annotations
 
@@ -89,9 +89,6 @@ def add_commands(commands: Commands) -> None:
     command.add_argument(
         "--prometheus", type=Path, metavar="FILE", help="also write each check's status for Prometheus' node exporter"
     )
-
-    command = add_command(commands, sbom, "what is installed here, as a software bill of materials (CycloneDX, JSON)")
-    command.add_argument("-o", "--out", type=Path, help="file to write (default: standard output)")
 
 
 def decide(arguments: argparse.Namespace) -> None:
@@ -239,15 +236,3 @@ def doctor(arguments: argparse.Namespace) -> int:
             print(f"      -> {finding.cure}")
     print(f"{counts[FAIL]} failed, {counts[WARN]} to look at, of {len(findings)} checks")
     return int(counts[FAIL] > 0)
-
-
-def sbom(arguments: argparse.Namespace) -> None:
-    """List this package and everything that it needs, as installed here, with versions, licences and dependencies."""
-    from fedtar_flare.files import write_text
-    from fedtar_flare.site.sbom import sbom
-
-    text = json.dumps(sbom(), indent=2) + "\n"
-    if arguments.out is None:
-        print(text, end="")
-    else:
-        write_text(arguments.out, text)

@@ -31,10 +31,12 @@ def composed_mu(releases: Mapping[float, int]) -> float:
 
 def delta_of(epsilon: float, mu: float) -> float:
     """delta at this epsilon of a mu-GDP mechanism."""
+    from scipy.special import log_ndtr, ndtr  # a site without a privacy filter, and the doctor, need none of it
+
     if mu == 0:
         return 0.0
     high, low = mu / 2 - epsilon / mu, -mu / 2 - epsilon / mu
-    return max(0.0, _phi(high) - math.exp(epsilon + _log_phi(low)))
+    return max(0.0, float(ndtr(high)) - math.exp(epsilon + float(log_ndtr(low))))
 
 
 def epsilon_of(mu: float, delta: float) -> float:
@@ -141,16 +143,3 @@ def _count(value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise ValueError(f"count {value!r}")
     return value
-
-
-def _phi(x: float) -> float:
-    return 0.5 * math.erfc(-x / math.sqrt(2))
-
-
-def _log_phi(x: float) -> float:
-    """log Phi(x), also far in the tail (asymptotic series of the Mills ratio below -30)."""
-    if x > -30:
-        return math.log(_phi(x))
-    square = x * x
-    series = 1 - 1 / square + 3 / square**2 - 15 / square**3
-    return -square / 2 - math.log(-x * math.sqrt(2 * math.pi)) + math.log(series)

@@ -32,7 +32,7 @@ from fedtar_flare.site.audit import REFUSED_PROP
 
 register_tensors()
 
-ASKED_PROP = "fedtar_flare.asked"
+INBOUND_PROP = "fedtar_flare.inbound"
 """Context property: what came down, left by the guard of the task data for the guard of the result."""
 NOT_ALLOWED_PROP = "fedtar_flare.not_allowed"
 """Context property: why this site does not do the task."""
@@ -53,7 +53,7 @@ _REPLY = {field.name for field in fields(Reply)}
 
 
 @dataclass(frozen=True)
-class Asked:
+class InboundTask:
     """What came down in a task: its header (None if it cannot be read) and the shapes of its tensors by name."""
 
     header: TaskHeader | None
@@ -114,15 +114,15 @@ class OutboundGuard(Filter):
             return make_reply(code if code in _CODES else ReturnCode.EXECUTION_EXCEPTION)
         task = str(fl_ctx.get_prop(FLContextKey.TASK_NAME))
         try:
-            self.check(shareable, task, _asked(fl_ctx), str(fl_ctx.get_identity_name()))
+            self.check(shareable, task, _inbound(fl_ctx), str(fl_ctx.get_identity_name()))
         except ExchangeError as error:
             self.logger.error(f"outbound guard: nothing was sent for task '{task:.80}': {error}")
             fl_ctx.set_prop(REFUSED_PROP, str(error), private=True, sticky=False)
             return refusal(shareable, f"outbound guard at the site: {error}")
         return shareable
 
-    def check(self, shareable: Shareable, task: str, asked: Asked | None, site: str) -> None:
-        """Raise :class:`ExchangeError` on the first thing that may not leave; ``asked`` is None if unknown."""
+    def check(self, shareable: Shareable, task: str, inbound: InboundTask | None, site: str) -> None:
+        """Raise :class:`ExchangeError` on the first thing that may not leave; ``inbound`` is None if unknown."""
         dxo, reply = _read(shareable)
         if reply.status == ERROR:
             check_error(reply)
@@ -130,29 +130,29 @@ class OutboundGuard(Filter):
                 raise ExchangeError("an error reply carries more than its reason")
             return
         contract = self._contract(reply.method)
-        if asked is None or asked.header is None:
+        if inbound is None or inbound.header is None:
             raise ExchangeError("what the server sent down is not known (is the guard a filter of task data too?)")
-        if reply.method != asked.header.method:
-            raise ExchangeError(f"the reply is of method '{reply.method}', the task of '{asked.header.method}'")
+        if reply.method != inbound.header.method:
+            raise ExchangeError(f"the reply is of method '{reply.method}', the task of '{inbound.header.method}'")
         contract.check_reply(task, reply)
         schema = self._check_schemas(contract, task, reply)
         if dxo.data_kind == DataKind.METRICS:
             if dxo.data:
-                raise ExchangeError("the message carries metrics beside its header")
+                raise ExchangeError("the message carries metrics besides its header")
             return
         sends = SENDS[dxo.data_kind]
-        if sends == "initial" and asked.header.initial_site != site:
+        if sends == "initial" and inbound.header.initial_site != site:
             raise ExchangeError("initial weights were not asked of this site")
-        contract.check_tensors(task, dxo.data, schema if sends == "initial" else asked.shapes, sends=sends)
+        contract.check_tensors(task, dxo.data, schema if sends == "initial" else inbound.shapes, sends=sends)
         if (values := sum(value.numel() for value in dxo.data.values())) > self.max_values:
             raise ExchangeError(f"{values} values in one message; the limit is {self.max_values}")
 
     def _remember(self, shareable: Shareable, fl_ctx: FLContext) -> None:
-        asked = _came_down(shareable)
-        fl_ctx.set_prop(ASKED_PROP, asked, private=True, sticky=False)
-        if asked.header is not None:  # one that cannot be read is refused by the executor
+        inbound = _read_task(shareable)
+        fl_ctx.set_prop(INBOUND_PROP, inbound, private=True, sticky=False)
+        if inbound.header is not None:  # one that cannot be read is refused by the executor
             try:
-                self._contract(asked.header.method).task(str(fl_ctx.get_prop(FLContextKey.TASK_NAME)))
+                self._contract(inbound.header.method).task(str(fl_ctx.get_prop(FLContextKey.TASK_NAME)))
             except ExchangeError as error:
                 fl_ctx.set_prop(NOT_ALLOWED_PROP, f"outbound guard at the site: {error}", private=True, sticky=False)
 
@@ -206,7 +206,7 @@ def refusal(shareable: Shareable, reason: str) -> Shareable:
 def _read(shareable: Shareable) -> tuple[DXO, Reply]:
     """Content and header of a message; raises ExchangeError if it holds anything else."""
     headers = shareable.get(ReservedHeaderKey.HEADERS) or {}
-    _nothing_beside((set(shareable) - {ReservedHeaderKey.HEADERS, "DXO"}) | (set(headers) - _HEADERS))
+    _nothing_else((set(shareable) - {ReservedHeaderKey.HEADERS, "DXO"}) | (set(headers) - _HEADERS))
     for key in (AppConstants.START_ROUND, AppConstants.CURRENT_ROUND, AppConstants.NUM_ROUNDS):
         if type(headers.get(key, 0)) is not int or abs(headers.get(key, 0)) > MAX_ROUNDS:
             raise ExchangeError(f"the FLARE header '{key}' is not a number of rounds")
@@ -218,31 +218,31 @@ def _read(shareable: Shareable) -> tuple[DXO, Reply]:
         raise ExchangeError("data of another kind than weights, a difference or metrics may not leave")
     meta = dxo.meta if isinstance(dxo.meta, Mapping) else {}
     header = meta.get(HEADER)
-    _nothing_beside((set(shareable["DXO"]) - _CONTENT) | (set(meta) - {HEADER}))
-    _nothing_beside(set(header) - _REPLY if isinstance(header, Mapping) else set())
+    _nothing_else((set(shareable["DXO"]) - _CONTENT) | (set(meta) - {HEADER}))
+    _nothing_else(set(header) - _REPLY if isinstance(header, Mapping) else set())
     return dxo, Reply.from_meta(dict(meta))
 
 
-def _nothing_beside(names: set[Any]) -> None:
+def _nothing_else(names: set[Any]) -> None:
     if names:
-        raise ExchangeError(f"the message carries '{sorted(map(str, names))[0]:.80}' beside its content")
+        raise ExchangeError(f"the message carries '{sorted(map(str, names))[0]:.80}' besides its content")
 
 
-def _asked(fl_ctx: FLContext) -> Asked | None:
-    asked: Asked | None = fl_ctx.get_prop(ASKED_PROP)
-    if asked is None and (task := fl_ctx.get_prop(FLContextKey.TASK_DATA)) is not None:
-        asked = _came_down(task)
-    return asked
+def _inbound(fl_ctx: FLContext) -> InboundTask | None:
+    inbound: InboundTask | None = fl_ctx.get_prop(INBOUND_PROP)
+    if inbound is None and (task := fl_ctx.get_prop(FLContextKey.TASK_DATA)) is not None:
+        inbound = _read_task(task)
+    return inbound
 
 
-def _came_down(task: Shareable) -> Asked:
+def _read_task(task: Shareable) -> InboundTask:
     try:
         dxo = from_shareable(task)
     except ValueError:
-        return Asked(None, {})
+        return InboundTask(None, {})
     tensors = dxo.data.items() if isinstance(dxo.data, Mapping) else ()
     shapes = {str(name): tuple(value.shape) for name, value in tensors if hasattr(value, "shape")}
     try:
-        return Asked(TaskHeader.from_meta(dxo.meta), shapes)
+        return InboundTask(TaskHeader.from_meta(dxo.meta), shapes)
     except ExchangeError:
-        return Asked(None, shapes)
+        return InboundTask(None, shapes)

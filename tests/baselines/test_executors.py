@@ -20,7 +20,7 @@ from fedtar_flare.errors import ConfigError, ExchangeError
 from fedtar_flare.flare.executor import ok
 from fedtar_flare.models.adapters.lora import shared_parameters
 from fedtar_flare.protocol.messages import version
-from fedtar_flare.site.guard import Asked, OutboundGuard
+from fedtar_flare.site.guard import InboundTask, OutboundGuard
 from fedtar_flare.site.state import SiteState
 
 
@@ -246,6 +246,6 @@ def test_the_guard_lets_no_update_of_local_training_leave(tmp_path):
     header = site.header("run", 1, 1, after=version(1, 0))
     reply = ok(header, {"samples": 3.0, "train_loss": 1.0})
     message = FLModelUtils.to_shareable(FLModel(params=w, params_type=ParamsType.DIFF, meta=reply.to_meta()))
-    asked = Asked(header, {name: tuple(value.shape) for name, value in w.items()})
+    asked = InboundTask(header, {name: tuple(value.shape) for name, value in w.items()})
     with pytest.raises(ExchangeError, match="no tensors may leave in task 'train'"):
         OutboundGuard(["local"]).check(message, "train", asked, "site-1")

@@ -1,0 +1,51 @@
+"""Licences of all that an installation brings: no copyleft among the mandatory dependencies, and none unknown."""
+
+import re
+import tomllib
+from importlib.metadata import PackageNotFoundError, distribution
+
+import pytest
+from packaging.requirements import Requirement
+
+COPYLEFT = re.compile(r"\b[AL]?GPL|GNU|Affero|\bSSPL|\bEUPL|\bCC-BY-(NC|SA)", re.IGNORECASE)
+OF_NVIDIA = ("cuda-", "nvidia-")
+"""Come with torch on Linux; some say no licence in their metadata (NVIDIA's own, no copyleft)."""
+
+
+def licence(metadata):
+    """The licence expression where there is one, else the classifiers, else the first line of its name."""
+    if expression := metadata.get("License-Expression"):
+        return str(expression)
+    classified = [c.rpartition(" :: ")[2] for c in metadata.get_all("Classifier") or () if c.startswith("License ::")]
+    named = str(metadata.get("License") or "").strip().splitlines()
+    return "; ".join(classified) or next((line for line in named if line != "UNKNOWN"), "")
+
+
+def mandatory(project):
+    """Metadata of everything that an installation without extras brings, by name."""
+    found, open_ = {}, [Requirement(text) for text in tomllib.loads(project)["project"]["dependencies"]]
+    while open_:
+        needed = open_.pop()
+        try:
+            package = distribution(needed.name)
+        except PackageNotFoundError:
+            pytest.fail(f"{needed} is not installed")
+        if (key := (needed.name.lower(), *sorted(needed.extras))) not in found:
+            found[key] = package.metadata
+            extras = ("", *needed.extras)
+            for other in map(Requirement, package.requires or ()):
+                if other.marker is None or any(other.marker.evaluate({"extra": extra}) for extra in extras):
+                    open_.append(other)
+    return {key[0]: metadata for key, metadata in found.items()}
+
+
+def test_no_mandatory_dependency_is_copyleft(repository):
+    licences = {name: licence(found) for name, found in mandatory((repository / "pyproject.toml").read_text()).items()}
+    assert len(licences) > 50 and {"torch", "nvflare", "pydicom"} <= set(licences)
+    assert {name: text for name, text in licences.items() if COPYLEFT.search(text)} == {}
+    assert [name for name, text in licences.items() if not text and not name.startswith(OF_NVIDIA)] == []
+
+
+@pytest.mark.parametrize("text", ["GPL-3.0-or-later", "MIT AND LGPL-2.1-only", "GNU Affero General Public License v3"])
+def test_copyleft_is_known_by_its_names(text):
+    assert COPYLEFT.search(text)
