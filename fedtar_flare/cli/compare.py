@@ -27,7 +27,7 @@ def compare(arguments: argparse.Namespace) -> int:
     from fedtar_flare.suite.file import read_suite
     from fedtar_flare.suite.hospitals import require_hospitals
     from fedtar_flare.suite.page import write_page
-    from fedtar_flare.suite.plan import cells
+    from fedtar_flare.suite.plan import experiments
     from fedtar_flare.suite.run import run_suite
 
     if arguments.processes < 1:
@@ -35,8 +35,8 @@ def compare(arguments: argparse.Namespace) -> int:
     suite = read_suite(arguments.suite)
     if odd := sorted(set(arguments.only) - set(suite.arms)):
         raise ConfigError(f"--only {odd[0]}: the suite's arms are {', '.join(suite.arms)}")
-    planned = cells(suite)
-    chosen = [cell for cell in planned if not arguments.only or cell.name in arguments.only]
+    planned = experiments(suite)
+    chosen = [one for one in planned if not arguments.only or one.name in arguments.only]
     if not arguments.page:
         require_hospitals(suite)
     failed = [] if arguments.page else run_suite(arguments.output, chosen, processes=arguments.processes)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from fedtar_flare.record.events import Event, Part
+from fedtar_flare.record.events import Event, TaskBegun, TaskLearnt, TaskOutcome
 
 
 class Stream(Event):
@@ -19,7 +19,7 @@ class Stream(Event):
     min_cluster_sites: int = 1
 
 
-class Mixed(Event):
+class Mixed(TaskBegun):
     """The mixture of a task.
 
     Args:
@@ -32,7 +32,6 @@ class Mixed(Event):
     """
 
     kind: ClassVar[str] = "mixed"
-    round: int
     modules: int = 0
     clusters: list[dict[str, Any]] = []
     probed: dict[str, int] = {}
@@ -41,23 +40,22 @@ class Mixed(Event):
     probe_took: dict[str, float] = {}
     left: list[str] = []
 
+    def waited(self, site: str) -> float:
+        """Seconds of clustering at the server and of the site's own work for PROBE."""
+        return self.clustering_seconds + self.probe_took.get(site, 0.0)
 
-class SiteTask(Part):
+
+class SiteTask(TaskOutcome):
     """What one site learnt in a task; nothing of a split in which a class has too few patients.
 
     Args:
-        task: the disease.
-        n: test images.
         auc, rand_auc: on them at epoch 0..E, from the mixture and from the common start.
         mixture_loss, start_loss, final_loss: of both starts and after tuning, on the validation images.
         fell_back: whether the safeguard took the common start.
-        seconds: by phase; ``at_epoch``, ``rand_at_epoch``: of start and tuning until each epoch.
+        seconds: by phase; ``rand_at_epoch``: as ``at_epoch``, from the common start.
         counts: split to negatives and positives.
-        membership: AUC of telling training images from test images by how sure the module is of their label.
     """
 
-    task: str
-    n: int = 0
     auc: list[float] = []
     rand_auc: list[float] = []
     mixture_loss: float | None = None
@@ -65,10 +63,8 @@ class SiteTask(Part):
     final_loss: float | None = None
     fell_back: bool = False
     seconds: dict[str, float] = {}
-    at_epoch: list[float] = []
     rand_at_epoch: list[float] = []
     counts: dict[str, list[int]] = {}
-    membership: float | None = None
 
     @property
     def gap(self) -> float | None:
@@ -77,11 +73,10 @@ class SiteTask(Part):
         return None if began is None or self.final_loss is None else began - self.final_loss
 
 
-class Learnt(Event):
+class Learnt(TaskLearnt):
     """What the sites learnt in a task."""
 
     kind: ClassVar[str] = "learnt"
-    round: int
     sites: dict[str, SiteTask] = {}
 
 

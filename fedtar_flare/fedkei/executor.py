@@ -15,7 +15,7 @@ from fedtar_flare.fedkei.contract import ADAPT, CONTRACT, PROBE
 from fedtar_flare.fedkei.objectives import IMPORTANCE, split_curvature
 from fedtar_flare.fedkei.plans import plan
 from fedtar_flare.fedkei.site_data import SiteTaskData, require_fitting
-from fedtar_flare.fedkei.site_page import module_name, scores_name, write_modules_page
+from fedtar_flare.fedkei.site_page import module_name, write_modules_page
 from fedtar_flare.fedkei.tuning import LearnerSettings
 from fedtar_flare.flare.executor import Tensors, abstain, ok
 from fedtar_flare.flare.run_rules import require_start
@@ -27,7 +27,7 @@ from fedtar_flare.protocol.tasks import HANDSHAKE
 from fedtar_flare.settings import build
 from fedtar_flare.site.admission import Asked
 from fedtar_flare.site.place import Site
-from fedtar_flare.site.state import SiteState
+from fedtar_flare.site.state import SiteState, task_scores
 from fedtar_flare.tensor_file import checksum
 
 if TYPE_CHECKING:
@@ -228,7 +228,7 @@ class FedKEIExecutor(StudyExecutor):
         test = data.splits["test"]
         patients = [sample.visit.patient_id for sample in test.samples]
         about = {"task": about["task"], "labels": list(test.labels), "patients": patients}
-        state.write(scores_name(header.round), scores, about)
+        state.write(task_scores(header.round), scores, about)
         state.save(version(header.round, STEPS), module, {"task": header.round}, keep=header.keep)
         self.logger.info(f"this site's modules and mixtures, for its eyes: {write_modules_page(state, site.name)}")
 

@@ -12,17 +12,12 @@ from fedtar_flare.reporting.render import render
 from fedtar_flare.reporting.section import table
 from fedtar_flare.site.state import SiteState
 
-MODULE, SCORES, PAGE = "module-", "scores-", "modules.html"
+MODULE, PAGE = "module-", "modules.html"
 
 
 def module_name(task: int) -> str:
     """Name of a task's module in the site's state of the run."""
     return f"{MODULE}{task:04d}"
-
-
-def scores_name(task: int) -> str:
-    """Name, in the same place, of the scores of single test images in a task, (E + 1, n)."""
-    return f"{SCORES}{task:04d}"
 
 
 def write_modules_page(state: SiteState, site: str) -> Path:

@@ -11,8 +11,14 @@ class Alphas(Event):
     """The alphas (T,) that the run starts with."""
 
     kind: ClassVar[str] = "alphas"
+    curves: ClassVar[dict[str, str]] = {"alpha": "alpha"}
     alpha: list[float]
     first_round: int = 1
+
+    @property
+    def round(self) -> int:
+        """The round before the first."""
+        return self.first_round - 1
 
 
 class Residual(Event):
@@ -37,6 +43,7 @@ class Outer(Event):
     """
 
     kind: ClassVar[str] = "outer"
+    curves: ClassVar[dict[str, str]] = {"alpha": "alpha_after"}
     round: int
     t_numbers: dict[str, list[float] | None] = {}
     left_out: dict[str, str] = {}

@@ -6,6 +6,7 @@ An event is one JSON object a line of ``rounds.jsonl``. A method adds its own (s
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict
@@ -18,6 +19,8 @@ class Event(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=True)
     kind: ClassVar[str] = ""
+    curves: ClassVar[dict[str, str]] = {}
+    """Charts over rounds on the comparison page: title to the field with the value, or with one per time step."""
 
 
 class Part(BaseModel):
@@ -152,6 +155,39 @@ class Evaluation(Event):
     round: int
     sites: dict[str, SiteScores] = {}
     generic: dict[str, SiteScores] = {}
+
+
+class TaskOutcome(Part):
+    """What one site learnt in a task of classification; a method adds to it.
+
+    Args:
+        task: the new class.
+        n: test images.
+        at_epoch: seconds of the site's own work until e = 0..E.
+        membership: AUC of telling training images from test images by what was learnt.
+    """
+
+    task: str
+    n: int = 0
+    at_epoch: list[float] = []
+    membership: float | None = None
+
+
+class TaskBegun(Event):
+    """Base of a method's event of what comes before a task of classification."""
+
+    round: int
+
+    def waited(self, site: str) -> float:
+        """Seconds before the site's own work on the task."""
+        return 0.0
+
+
+class TaskLearnt(Event):
+    """Base of a method's event of what the sites learnt in a task of classification."""
+
+    round: int
+    sites: Mapping[str, TaskOutcome] = {}
 
 
 class Late(Event):

@@ -1,20 +1,24 @@
 """Charts as small SVG (2 to 10 kB) without a plotting package; colours are CSS variables that follow the page's theme.
 
-Every series has its own marker shape, so that it can be told without colour. ``site`` is a palette safe for
-colour-blind readers (after Okabe and Ito); ``step`` is a ramp from early to late that also falls in lightness.
+Every series has its own marker shape, so that it can be told without colour. The palette ``site`` is safe for
+colour-blind readers (after Okabe and Ito); ``step`` is a ramp from early to late that also falls in lightness; ``ink``
+is for pooled values and means; ``faded`` is for what only gives the background.
 """
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby, pairwise
-from typing import Literal
+from pathlib import Path
+from typing import Any, Literal
 
 from markupsafe import Markup
 
-from fedtar_flare.reporting.render import render
+from fedtar_flare.files import write_text
+from fedtar_flare.reporting.render import render, theme
 
 SITE_COLOURS = 7
 """How many site colours the style sheet has; further sites take them again with another marker."""
@@ -28,41 +32,62 @@ _MARKERS = (
     "M-1.2-3.4H1.2V-1.2H3.4V1.2H1.2V3.4H-1.2V1.2H-3.4V-1.2H-1.2Z",  # cross
 )
 _RIGHT, _TOP, _BOTTOM = 10, 8, 34  # room around the plot; on the left, as much as the tick labels take
+_LETTER = 6.4  # mean width of a letter
+_BAR, _BAR_ROW = 230, 24
+SMALL, NARROW = (270, 175), 300
 
-Palette = Literal["site", "step", "ink"]
+Palette = Literal["site", "step", "ink", "faded"]
+Point = tuple[float, float | None, str]
 
 
 @dataclass(frozen=True)
 class Series:
-    """One line through (x, y, tooltip); a y of None breaks it.
+    """One line.
 
-    The palette ``ink`` is for pooled values and means (thicker). ``index`` is the place in the palette, from 0.
-    ``band`` is shaded behind the line: (x, low, high).
+    Parameters
+    ----------
+    name : str
+        In the legend.
+    points : sequence of (x, y, tooltip)
+        A y of None breaks the line; a point without a neighbour is a marker alone.
+    palette, index : str, int
+        Colour, and the place in the palette, from 0.
+    band : sequence of (x, low, high)
+        Shaded behind the line; a whisker at a point without a neighbour.
+    dashed : bool
+        A line for comparison, without markers.
     """
 
     name: str
-    points: Sequence[tuple[float, float | None, str]]
+    points: Sequence[Point]
     palette: Palette = "site"
     index: int = 0
     band: Sequence[tuple[float, float, float]] = ()
+    dashed: bool = False
 
     @property
-    def mean(self) -> bool:
-        return self.palette == "ink"
+    def behind(self) -> bool:
+        return self.palette in ("ink", "faded")
 
     @property
     def colour(self) -> str:
-        if self.mean:
-            return "var(--ink)"
-        return f"var(--{self.palette}-{self.index % SITE_COLOURS if self.palette == 'site' else self.index})"
+        if self.palette in ("site", "step"):
+            return f"var(--{self.palette}-{self.index % SITE_COLOURS if self.palette == 'site' else self.index})"
+        return "var(--ink)" if self.palette == "ink" else "var(--muted)"
 
     @property
     def stroke(self) -> str:
-        return "line thick" if self.mean else "line"
+        return "guide" if self.dashed else {"ink": "line thick", "faded": "line faded"}.get(self.palette, "line")
 
     @property
     def marker(self) -> str:
-        return _MARKERS[self.index % len(_MARKERS)]
+        return "" if self.dashed else _MARKERS[self.index % len(_MARKERS)]
+
+    @property
+    def runs(self) -> list[list[Point]]:
+        """Points with a value, neighbours together."""
+        known = groupby(self.points, lambda point: point[1] is not None)
+        return [list(points) for there, points in known if there]
 
 
 @dataclass(frozen=True)
@@ -73,49 +98,168 @@ class Guide:
     name: str
 
 
-def line_chart(
-    title: str,
-    series: Sequence[Series],
-    *,
-    x_label: str,
-    y_label: str,
-    y_range: tuple[float, float] | None = None,
-    x_range: tuple[float, float] | None = None,
-    guides: Sequence[Guide] = (),
-    crosses: Sequence[tuple[float, str]] = (),
-    legend: bool = True,
-    size: tuple[int, int] = (420, 240),
-) -> Markup:
+@dataclass(frozen=True)
+class Bar:
+    """A horizontal bar with its name before it and ``words`` (the value with its unit) after it.
+
+    ``ends`` is an interval around the value.
+    """
+
+    name: str
+    value: float
+    words: str
+    ends: tuple[float, float] | None = None
+
+
+@dataclass(frozen=True)
+class Chart:
+    """Lines over axes, or bars; labels include units. See :func:`line_chart` for the parameters."""
+
+    title: str
+    series: Sequence[Series] = ()
+    bars: Sequence[Bar] = ()
+    x_label: str = ""
+    y_label: str = ""
+    y_range: tuple[float, float] | None = None
+    x_range: tuple[float, float] | None = None
+    guides: Sequence[Guide] = ()
+    crosses: Sequence[tuple[float, str]] = ()
+    whole: bool = True
+    log: Literal["", "x", "xy"] = ""
+    size: tuple[int, int] = (420, 240)
+
+    @property
+    def drawn(self) -> list[Series]:
+        """Series with a value."""
+        return [one for one in self.series if one.runs]
+
+    def values(self) -> list[float]:
+        """All that the y axis has to hold."""
+        points = [y for one in self.drawn for _, y, _ in one.points if y is not None]
+        return (
+            points + [end for one in self.drawn for _, *ends in one.band for end in ends] + [g.y for g in self.guides]
+        )
+
+    def svg(self, place: Markup = Markup("")) -> Markup:  # noqa: B008
+        """The drawing alone; ``place`` are attributes of a drawing within another."""
+        return self._bars(place) if self.bars else self._lines(place)
+
+    def figure(self, legend: bool = True) -> Markup:
+        """An HTML ``figure`` with the title; where nothing has a value, it says so."""
+        drawn = self.svg() if self.bars or self.drawn else ""
+        return render("chart.html", title=self.title, drawing=drawn, series=self.drawn if legend else ())
+
+    @property
+    def extent(self) -> tuple[int, int]:
+        """Width and height of the drawing."""
+        if not self.bars:
+            return self.size
+        words = max(len(bar.name) for bar in self.bars) + max(len(bar.words) for bar in self.bars)
+        return round(20 + _BAR + _LETTER * words), _BAR_ROW * len(self.bars)
+
+    def _bars(self, place: Markup) -> Markup:
+        before = 10 + _LETTER * max(len(bar.name) for bar in self.bars)
+        most = max(max(bar.value, *(bar.ends or (0.0,))) for bar in self.bars) or 1.0
+        return render("bars.svg", chart=self, place=place, before=before, unit=_BAR / most, row=_BAR_ROW)
+
+    def _lines(self, place: Markup) -> Markup:
+        xs = [x for one in self.drawn for x, _, _ in one.points] + [x for x, _ in self.crosses]
+        x_low, x_high = self.x_range or (min(xs), max(xs))
+        small, logs = self.size[0] <= NARROW, self.log == "xy"
+        values = [value for value in self.values() if value > 0 or not logs]
+        y_low, y_high = self.y_range or ((min(values) / 1.5, max(values) * 1.5) if logs else _padded(values))
+        labels = {v: f"{v:g}" for v in _powers(y_low, y_high)} if logs else None
+        labels = labels or _tick_labels(ticks(y_low, y_high, 4 if small else 5))
+        left = 22 + _LETTER * max(map(len, labels.values()), default=0)
+        right = _RIGHT + _LETTER * max((len(guide.name) for guide in self.guides if guide.y < y_high), default=0)
+        high = x_high if x_high > x_low else x_low + 1
+        frame = _Frame(x_low, high, y_low, y_high, *self.size, left, right, self.log)
+        marks = sorted(set(xs)) if self.log else ticks(x_low, high, 5 if small else 8, whole=self.whole)
+        return render("lines.svg", chart=self, place=place, frame=frame, x_ticks=marks, y_labels=labels)
+
+
+@dataclass(frozen=True)
+class Figure:
+    """Charts under one title and with one legend; ``name`` is that of its file."""
+
+    name: str
+    title: str
+    about: str
+    charts: Sequence[Chart]
+    last: str = ""
+    """Name of a series that comes last in the legend."""
+
+    @property
+    def legend(self) -> list[Series]:
+        """Each name once."""
+        found: dict[str, Series] = {}
+        for one in (one for chart in self.charts for one in chart.drawn):
+            found.setdefault(one.name, one)
+        return sorted(found.values(), key=lambda one: one.name == self.last)
+
+    def html(self) -> Markup:
+        """For a page."""
+        drawn = [chart.figure(legend=False) for chart in self.charts]
+        small = "small" if self.charts[0].size[0] <= NARROW else ""
+        return render("figure.html", figure=self, figures=drawn, series=self.legend, kind=small)
+
+    def write(self, folder: Path, columns: int = 3) -> Path:
+        """Write ``<name>.svg``, the whole figure in the light theme on white, for papers; returns its path."""
+        drawn, x, y, row, width = [], 0, 26, 0, 0
+        for i, chart in enumerate(self.charts):
+            if i % columns == 0:
+                x, y, row = 0, y + row, 0
+            wide, high = chart.extent
+            place = Markup(f'x="{x}" y="{y + 18}" width="{wide}" height="{high}" ')
+            drawn.append((x, y, chart.title, chart.svg(place)))
+            x, row = x + wide + 20, max(row, high + 34)
+            width = max(width, x)
+        y, x, keys = y + row + 8, 0, []
+        for one in self.legend:
+            room = 40 + _LETTER * len(one.name)
+            if x and x + room > width:
+                x, y = 0, y + 18
+            keys.append((x, y, one))
+            x += round(room)
+        text = render("figure.svg", figure=self, drawn=drawn, keys=keys, size=(max(width, x), y + 14))
+        colours = dict(re.findall(r"(--[\w-]+):([^;]+);", theme("light", 12)))
+        fixed = re.sub(r"var\((--[\w-]+)\)", lambda found: colours[found[1]], text)
+        return write_text(folder / f"{self.name}.svg", fixed)
+
+
+def line_chart(title: str, series: Sequence[Series], *, legend: bool = True, **options: Any) -> Markup:
     """A chart with title, axes and legend as an HTML ``figure``; where no series has a value, one that says so.
 
-    Labels include units. Axis ranges come from the data when None. ``crosses`` are (x, tooltip) of events marked on the
-    x axis. ``size`` is in px; the drawing scales with the page.
+    Parameters
+    ----------
+    title : str
+        Above the chart.
+    series : sequence of Series
+        Drawn in this order, means and what is faded behind the others.
+    legend : bool
+        Whether several series have their names below the chart.
+    x_label, y_label : str
+        Of the axes, with the unit.
+    x_range, y_range : (float, float), optional
+        Of the axes; from the data by default.
+    guides : sequence of Guide
+        Horizontal lines for comparison.
+    crosses : sequence of (x, tooltip)
+        Events marked on the x axis.
+    whole : bool
+        Whether only whole numbers are marked on the x axis (default).
+    log : {"", "x", "xy"}
+        Logarithmic axes; x is then marked at the points.
+    size : (int, int)
+        In px; the drawing scales with the page.
     """
-    drawn = [one for one in series if any(y is not None for _, y, _ in one.points)]
-    if not drawn:
-        return render("chart.html", title=title, series=())
-    xs = [x for one in drawn for x, _, _ in one.points] + [x for x, _ in crosses]
-    ys = [y for one in drawn for _, y, _ in one.points if y is not None] + [guide.y for guide in guides]
-    ys += [y for one in drawn for _, *ends in one.band for y in ends]
-    x_low, x_high = x_range or (min(xs), max(xs))
-    y_low, y_high = y_range or _padded(min(ys), max(ys))
-    labels = _tick_labels(ticks(y_low, y_high, 5 if size[1] > 200 else 4))
-    left = 22 + 6.4 * max(map(len, labels.values()), default=0)
-    right = _RIGHT + 6.4 * max((len(guide.name) for guide in guides if guide.y < y_high), default=0)
-    frame = _Frame(x_low, max(x_high, x_low + 1), y_low, y_high, *size, left, right)
-    return render(
-        "chart.html",
-        title=title,
-        series=drawn,
-        frame=frame,
-        x_label=x_label,
-        y_label=y_label,
-        x_ticks=ticks(frame.x_low, frame.x_high, 8 if frame.width > 300 else 5, whole=True),
-        y_labels=labels,
-        guides=guides,
-        crosses=crosses,
-        legend=legend,
-    )
+    return Chart(title, series, **options).figure(legend)
+
+
+def sharing_y(charts: Sequence[Chart]) -> list[Chart]:
+    """The charts with one range of y."""
+    values = [value for chart in charts for value in chart.values()]
+    return [replace(chart, y_range=_padded(values)) for chart in charts]
 
 
 def ticks(low: float, high: float, most: int = 5, whole: bool = False) -> list[float]:
@@ -143,30 +287,49 @@ class _Frame:
     height: int
     left: float
     right: float
+    log: str
 
     def x(self, value: float) -> float:
-        inner = self.width - self.left - self.right
-        return round(self.left + inner * (value - self.x_low) / (self.x_high - self.x_low), 1)
+        low, high, at = (math.log(v) if self.log else v for v in (self.x_low, self.x_high, value))
+        return round(self.left + (self.width - self.left - self.right) * (at - low) / (high - low), 1)
 
     def y(self, value: float) -> float:
-        inner = self.height - _TOP - _BOTTOM
-        return round(_TOP + inner * (self.y_high - value) / (self.y_high - self.y_low), 1)
+        low, high, at = (math.log(v) if self.log == "xy" else v for v in (self.y_low, self.y_high, value))
+        return round(_TOP + (self.height - _TOP - _BOTTOM) * (high - at) / (high - low), 1)
 
     def path(self, one: Series) -> str:
         """The line through the points, broken where a value is missing; empty where no two values are neighbours."""
-        known = groupby(one.points, lambda point: point[1] is not None)
-        pieces = [[f"{self.x(x)} {self.y(y)}" for x, y, _ in points if y is not None] for _, points in known]
+        pieces = [[f"{self.x(x)} {self.y(y)}" for x, y, _ in run if y is not None] for run in one.runs]
         return "".join(f"M{'L'.join(piece)}" for piece in pieces if len(piece) > 1)
 
     def area(self, one: Series) -> str:
         """The outline of the band; empty without one."""
-        there = [f"{self.x(x)} {self.y(high)}" for x, _, high in one.band]
-        back = [f"{self.x(x)} {self.y(low)}" for x, low, _ in reversed(one.band)]
-        return f"M{'L'.join([*there, *back])}Z" if len(one.band) > 1 else ""
+        ends = {x: (low, high) for x, low, high in one.band}
+        outline = ""
+        for run in one.runs:
+            xs = [x for x, _, _ in run if x in ends]
+            there = [f"{self.x(x)} {self.y(ends[x][1])}" for x in xs]
+            back = [f"{self.x(x)} {self.y(ends[x][0])}" for x in reversed(xs)]
+            outline += f"M{'L'.join([*there, *back])}Z" if len(xs) > 1 else ""
+        return outline
+
+    def whiskers(self, one: Series) -> str:
+        """The interval at each point without a neighbour."""
+        ends = {x: (low, high) for x, low, high in one.band}
+        alone = [run[0][0] for run in one.runs if len(run) == 1 and run[0][0] in ends]
+        return "".join(f"M{self.x(x)} {self.y(ends[x][0])}V{self.y(ends[x][1])}" for x in alone)
 
 
-def _padded(low: float, high: float) -> tuple[float, float]:
+def _powers(low: float, high: float) -> list[float]:
+    """Powers of ten within the bounds, and three times each where they are few."""
+    exponents = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    factors = (1, 3) if len(exponents) < 5 else (1,)
+    return [factor * 10.0**k for k in exponents for factor in factors if low <= factor * 10.0**k <= high]
+
+
+def _padded(values: Sequence[float]) -> tuple[float, float]:
     """Bounds a little outside the data; data that is never negative gets none below zero."""
+    low, high = min(values), max(values)
     room = 0.06 * (high - low) or 0.1 * abs(high) or 0.1
     return (max(0.0, low - room) if low >= 0 else low - room), high + room
 

@@ -15,6 +15,17 @@ from fedtar_flare.version import __version__
 
 _RAMPS = {"light": ("#c2650a", "#b8327c", "#3a37a8"), "dark": ("#ffd27a", "#f58bb0", "#8b8ff8")}
 
+_THEMES = {
+    "light": "--bg:#fff;--panel:#f5f7fa;--ink:#18212c;--muted:#566273;--line:#d3dae3;--grid:#e3e8ee;"
+    "--link:#0b62a3;--good:#11734b;--warn:#8a5300;--bad:#b3261e;--tint:0 114 178;--site-0:#0072b2;"
+    "--site-1:#d55e00;--site-2:#00855f;--site-3:#b0508a;--site-4:#a87500;--site-5:#3590c9;"
+    "--site-6:#6b7280;",
+    "dark": "--bg:#11161d;--panel:#19202a;--ink:#e8edf3;--muted:#9fabba;--line:#364152;--grid:#28313d;"
+    "--link:#79bdf0;--good:#5bd3a0;--warn:#f2b95f;--bad:#ff8f85;--tint:86 180 233;--site-0:#56b4e9;"
+    "--site-1:#ff8b4a;--site-2:#2fc796;--site-3:#e6a0cb;--site-4:#f0bd3f;--site-5:#a9d8f7;"
+    "--site-6:#b4bcc8;",
+}
+
 
 @dataclass(frozen=True)
 class Tile:
@@ -35,16 +46,16 @@ def render_markdown(template: str, **values: Any) -> str:
     return _MARKDOWN.get_template(template).render(**values).rstrip() + "\n"
 
 
-def step_colours(theme: str, count: int) -> Markup:
-    """CSS variables ``--step-0`` to ``--step-<count - 1>``, early to late; ``theme`` is ``light`` or ``dark``."""
-    anchors = [[int(colour[i : i + 2], 16) for i in (1, 3, 5)] for colour in _RAMPS[theme]]
-    names = []
-    for index in range(count):
-        place = 2 * index / max(1, count - 1)
+def theme(name: str, steps: int) -> Markup:
+    """The CSS variables of the theme ``light`` or ``dark``, with ``steps`` colours from early to late."""
+    anchors = [[int(colour[i : i + 2], 16) for i in (1, 3, 5)] for colour in _RAMPS[name]]
+    ramp = []
+    for index in range(steps):
+        place = 2 * index / max(1, steps - 1)
         low = min(1, int(place))
         mixed = [a + (b - a) * (place - low) for a, b in zip(anchors[low], anchors[low + 1], strict=True)]
-        names.append(f"--step-{index}:#{''.join(f'{round(part):02x}' for part in mixed)};")
-    return Markup("".join(names))
+        ramp.append(f"--step-{index}:#{''.join(f'{round(part):02x}' for part in mixed)};")
+    return Markup(_THEMES[name] + "".join(ramp))
 
 
 def _printable(value: Any) -> Any:
@@ -68,5 +79,5 @@ _ENVIRONMENT = Environment(
 _ENVIRONMENT.filters |= {
     function.__name__: function for function in (duration, number, significant, size, total, visits, whole)
 }
-_ENVIRONMENT.globals |= {"version": __version__, "score": score, "times": times, "step_colours": step_colours}
+_ENVIRONMENT.globals |= {"version": __version__, "score": score, "times": times, "theme": theme}
 _MARKDOWN = _ENVIRONMENT.overlay(finalize=_markdown)

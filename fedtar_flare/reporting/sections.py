@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from fedtar_flare.reporting import examples as generated
 from fedtar_flare.reporting.alarms import alarm_section, finding_section
-from fedtar_flare.reporting.format import flat, number, significant
+from fedtar_flare.reporting.format import flat, number, significant, size, times, whole
 from fedtar_flare.reporting.participation import participation
-from fedtar_flare.reporting.plots import Palette, Series, line_chart
+from fedtar_flare.reporting.plots import Bar, Chart, Palette, Series, line_chart
 from fedtar_flare.reporting.render import render
 from fedtar_flare.reporting.run import SPLITS, Run
 from fedtar_flare.reporting.scores import scores
@@ -116,7 +116,15 @@ def exchange(run: Run) -> Section:
         ("from the sites", up, whole_up),
         ("both", down + up, whole_down + whole_up),
     )
-    content = render("exchange.html", exchange=one, moved=moved if run.steps else (), full=max(one.full_bytes, 1))
+    bars = [
+        Bar("what travels", one.bytes, f"{size(one.bytes)}, {whole(one.parameters)} values in {one.tensors} tensors")
+    ]
+    if one.full_bytes:
+        ratio = times(one.full_bytes, one.bytes)
+        words = f"{size(one.full_bytes)}, {whole(one.full_parameters)} values: {ratio} as much"
+        bars.append(Bar("whole model", one.full_bytes, words))
+    chart = Chart("One exchange, one direction, float32", bars=bars)
+    content = render("exchange.html", exchange=one, moved=moved if run.steps else (), bars=chart.figure())
     lead = "What travels are the agreed tensors alone; patients, images and reports stay."
     return Section("bytes", "Bytes", lead, content)
 

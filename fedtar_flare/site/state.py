@@ -36,6 +36,11 @@ _VERSION = re.compile(r"^(\d{4})-(\d{2})$")
 _NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._@-]{0,127}$")
 
 
+def task_scores(step: int) -> str:
+    """Name of what holds the scores (E + 1, n) of a task's test images at e = 0..E, with their patients and labels."""
+    return f"scores-{step:04d}"
+
+
 class SiteState:
     """Versions of one site's state in one run: ``<root>/<run_id>/<site>/<round>-<step>.safetensors``.
 

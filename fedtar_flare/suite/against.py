@@ -38,11 +38,11 @@ def differences(results: Sequence[Done], reference: str) -> list[Difference]:
     Patients of all hospitals are drawn together. The interval is over patients and seeds (hierarchical bootstrap), p of
     a permutation of the two arms' results patient by patient.
     """
-    rows = {(one.cell.name, one.cell.seed): one.members() for one in results}
+    rows = {(one.experiment.name, one.experiment.seed): one.members() for one in results}
     found = []
     for score in COMPARED:
         of_score: list[Difference] = []
-        for arm in dict.fromkeys(one.cell.name for one in results if one.cell.name != reference):
+        for arm in dict.fromkeys(one.experiment.name for one in results if one.experiment.name != reference):
             a, b = paired(
                 score, [(rows[arm, s], rows[reference, s]) for n, s in rows if n == arm and (reference, s) in rows]
             )

@@ -1,87 +1,81 @@
-"""What is kept of a finished run: its result, and the scores of single reports."""
+"""What is kept of a finished run: its result, and the scores of single reports or test images."""
 
 from __future__ import annotations
 
 import json
 import platform
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.metadata import version as installed
 from pathlib import Path
 from typing import Any
 
-from fedtar_flare.fedtar.events import EVENTS, Alphas, Outer
 from fedtar_flare.flare.recipe import MethodRecipe
-from fedtar_flare.protocol.messages import version
+from fedtar_flare.methods import load, method
 from fedtar_flare.record.best import best_round
-from fedtar_flare.record.events import SHARED, Evaluation, Joined, Start, Step, Validation
+from fedtar_flare.record.events import (
+    SHARED,
+    Evaluation,
+    Event,
+    Joined,
+    Start,
+    Step,
+    TaskBegun,
+    TaskLearnt,
+    Validation,
+)
 from fedtar_flare.record.log import of_kind, read_events
 from fedtar_flare.site.place import home
-from fedtar_flare.site.state import SiteState
-from fedtar_flare.suite.embedding import embedding
+from fedtar_flare.site.state import SiteState, task_scores
 from fedtar_flare.suite.hospitals import site_config
 from fedtar_flare.suite.outside import shared_alone
-from fedtar_flare.suite.plan import Cell
-from fedtar_flare.suite.texts import keep_texts
+from fedtar_flare.suite.plan import Experiment
 from fedtar_flare.version import __version__
 
 PACKAGES = ("torch", "transformers", "peft", "nvflare", "numpy")
+Found = tuple[dict[str, Any], list[dict[str, Any]]]
+"""A part of a result, and rows."""
 
 
-def collect(cell: Cell, recipe: MethodRecipe, results: Path, kept: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """The result of a run, and the scores of single reports; removes the state of its sites.
+def collect(experiment: Experiment, recipe: MethodRecipe, results: Path) -> Found:
+    """The result of a run, and the scores of single reports or test images; removes the state of its sites.
 
-    Scores are those of one round everywhere, at the hospitals that took part and outside (see :func:`scored_round`).
-    ``kept`` is the folder of the suite's results, where the texts of the hospitals are described once.
+    Scores of reports are those of one round everywhere, at the hospitals that took part and outside
+    (:func:`scored_round`).
     """
-    events = read_events(results, (*SHARED, *EVENTS))
-    start, evaluations, validations = (
-        of_kind(events, Start)[0],
-        of_kind(events, Evaluation),
-        of_kind(events, Validation),
-    )
-    chosen = scored_round(evaluations, best_round(validations))
-    outside = shared_alone(recipe, results, cell.variant.outside, chosen)
-    states = {site: state_of(site, start.run_id) for site in cell.sites}
-    rows = [row for site, state in states.items() for row in _rows(site, state, chosen)] + outside.rows
-    own = not cell.variant.values  # figures of patients and texts are of the suite's own hospitals
-    after = version(chosen, recipe.controller.time_steps)
-    result = about_run(cell, recipe) | {
-        "shares": recipe.contract.shares,
-        "bytes": sum((step.bytes_up or 0) + (step.bytes_down or 0) for step in of_kind(events, Step)),
-        "counts": start.counts | {s: n for event in of_kind(events, Joined) for s, n in event.counts.items()},
-        "scored_round": chosen,
-        "rounds": start.rounds,
-        "validation": [event.model_dump(mode="json", include={"round", "loss", "sites"}) for event in validations],
-        "alphas": [[one.first_round - 1, *one.alpha] for one in of_kind(events, Alphas)]
-        + [[one.round, *one.alpha_after] for one in of_kind(events, Outer)],
-        "evaluations": [event.model_dump(mode="json") for event in evaluations],
-        "outside": outside.scores,
-        "embedding": [p for site, state in states.items() if own for p in embedding(recipe, site, state, after)],
+    events = read_events(results, (*SHARED, *(load(method(experiment.arm.method).events) or ())))
+    start = of_kind(events, Start)[0]
+    states = {
+        site: SiteState(site_config(site).state_dir or home() / "state", start.run_id, site)
+        for site in experiment.sites
     }
-    if own:
-        keep_texts(cell, recipe, kept)
+    if experiment.writes_reports:
+        found, rows = _of_reports(experiment, recipe, results, events, states)
+    else:
+        found, rows = _of_tasks(events, states, start.rounds)
     for state in states.values():
         shutil.rmtree(state.folder, ignore_errors=True)
-    return result, rows
-
-
-def about_run(cell: Cell, recipe: MethodRecipe) -> dict[str, Any]:
-    """What a result says of how it was made."""
-    return {
-        "arm": cell.name,
-        "label": cell.arm.label or cell.name,
-        "method": cell.arm.method,
-        "seed": cell.seed,
-        "settings": cell.recipe,
-        "sites": list(cell.sites),
-        "variant": cell.variant.values,
-        "joins": cell.variant.joins,
-        "cohort": cell.variant.cohort,
+    variant = experiment.variant
+    result = {
+        "arm": experiment.name,
+        "label": experiment.arm.label or experiment.name,
+        "method": experiment.arm.method,
+        "seed": experiment.seed,
+        "settings": experiment.recipe,
+        "sites": list(experiment.sites),
+        "variant": {"scenario": variant.scenario} | variant.point,
+        "joins": variant.joins,
+        "cohort": variant.cohort,
         "versions": {"fedtar_flare": __version__, "python": platform.python_version()}
         | {name: installed(name) for name in PACKAGES},
         "torch_threads": recipe.executor.torch_threads,
+        "shares": recipe.contract.shares,
+        "bytes": sum((step.bytes_up or 0) + (step.bytes_down or 0) for step in of_kind(events, Step)),
+        "counts": start.counts | {s: n for event in of_kind(events, Joined) for s, n in event.counts.items()},
+        "rounds": start.rounds,
+        "curves": _curves(events),
     }
+    return result | found, rows
 
 
 def scored_round(evaluations: Sequence[Evaluation], best: int | None) -> int:
@@ -98,16 +92,61 @@ def scored_round(evaluations: Sequence[Evaluation], best: int | None) -> int:
     return last.round
 
 
-def state_of(site: str, run_id: str) -> SiteState:
-    """A simulated site's state in a run."""
-    return SiteState(site_config(site).state_dir or home() / "state", run_id, site)
+def _curves(events: Sequence[Event]) -> dict[str, list[list[float]]]:
+    """What the method's events name as curves: ``[round, value, ...]`` by title."""
+    found: dict[str, list[list[float]]] = {}
+    for event in events:
+        for title, name in event.curves.items():
+            value = getattr(event, name)
+            values = value if isinstance(value, list) else [value]
+            found.setdefault(title, []).append([getattr(event, "round", 0), *values])
+    return found
 
 
-def _rows(site: str, state: SiteState, round_: int) -> list[dict[str, Any]]:
-    """The scores of single reports that a site kept: before training, where it was there, and of a round."""
+def _of_reports(
+    experiment: Experiment,
+    recipe: MethodRecipe,
+    results: Path,
+    events: Sequence[Event],
+    states: Mapping[str, SiteState],
+) -> Found:
+    evaluations, validations = of_kind(events, Evaluation), of_kind(events, Validation)
+    chosen = scored_round(evaluations, best_round(validations))
+    outside = shared_alone(recipe, results, experiment.variant.outside, chosen)
     rows = []
-    for when, number in (("start", 0), ("end", round_)):
-        file = state.folder / f"report-scores-{number:04d}.jsonl"
-        lines = file.read_text(encoding="utf-8").splitlines() if file.is_file() else []
-        rows += [{"site": site, "when": when, **json.loads(line)} for line in lines]
-    return rows
+    for site, state in states.items():
+        for when, number in (("start", 0), ("end", chosen)):
+            file = state.folder / f"report-scores-{number:04d}.jsonl"
+            lines = file.read_text(encoding="utf-8").splitlines() if file.is_file() else []
+            rows += [{"site": site, "when": when, **json.loads(line)} for line in lines]
+    return {
+        "scored_round": chosen,
+        "validation": [event.model_dump(mode="json", include={"round", "loss", "sites"}) for event in validations],
+        "evaluations": [event.model_dump(mode="json") for event in evaluations],
+        "outside": outside.scores,
+    }, rows + outside.rows
+
+
+def _of_tasks(events: Sequence[Event], states: Mapping[str, SiteState], steps: int) -> Found:
+    """Of a method that learns tasks of classification.
+
+    A row is an image in a task: ``site``, ``step``, ``task``, ``patient_id``, ``label`` and ``scores`` at e = 0..E.
+    ``tasks`` has, for each site and task, the seconds until each epoch, those of the start among them.
+    """
+    begun = {event.round: event for event in of_kind(events, TaskBegun)}
+    tasks = []
+    for event in of_kind(events, TaskLearnt):
+        for site, one in sorted(event.sites.items()):
+            waited = begun[event.round].waited(site) if event.round in begun else 0.0
+            seconds = [round(waited + spent, 3) for spent in one.at_epoch or [0.0]]
+            about = one.model_dump(mode="json", exclude={"at_epoch", "seconds"})
+            about |= {"step": event.round, "site": site, "seconds": seconds, "start_seconds": seconds[0]}
+            tasks.append(about)
+    rows = []
+    for site, state in states.items():
+        for step in (step for step in range(1, steps + 1) if state.has(task_scores(step))):
+            tensors, about = state.read(task_scores(step))
+            of_images = zip(about["patients"], about["labels"], tensors["scores"].T.tolist(), strict=True)
+            where = {"site": site, "step": step, "task": about["task"]}
+            rows += [where | {"patient_id": p, "label": label, "scores": s} for p, label, s in of_images]
+    return {"tasks": tasks}, rows

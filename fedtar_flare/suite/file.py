@@ -11,8 +11,6 @@ from pydantic import Field
 from fedtar_flare.files import read_yaml
 from fedtar_flare.settings import Settings, build
 
-GRID = ("patients", "hospitals", "own_words")
-
 
 class Arm(Settings):
     """One row of the comparison."""
@@ -22,83 +20,64 @@ class Arm(Settings):
     settings: dict[str, Any] = Field({}, description="arguments of the method's recipe, over the suite's own")
 
 
-class Hospital(Settings):
-    """What is said of one simulated hospital."""
+class HospitalSettings(Settings):
+    """What is said of the hospitals, by a suite and by a scenario over it."""
 
-    joins: int = Field(1, ge=1, description="round in which it begins")
-    cohort: dict[str, Any] = Field({}, description="options of its synthetic cohort, over the suite's own")
-
-
-class Case(Settings):
-    """A row of its own: some hospitals differ, and the gain is that of one of them."""
-
-    label: str = Field(description="how the table names it")
-    about: str = Field(description="the hospital whose gain is shown")
-    hospitals: dict[str, dict[str, Any]] = Field({}, description="by name: joins and cohort")
-    among: int = Field(0, ge=0, description="how many of the suite's first hospitals take part; 0: all")
+    outside: tuple[str, ...] = Field((), description="hospitals that only get the shared adapter at the end")
+    cohort: dict[str, Any] = Field(
+        {}, description="options of every hospital's synthetic cohort; under the name of a hospital, its own options"
+    )
 
 
-class Suite(Settings):
+class Scenario(HospitalSettings):
+    """The suite's hospitals with something changed; an empty one changes nothing.
+
+    A list of numbers (``sites``) or of an option's values (``cohort``) stands for a run with each of them, and several
+    lists for every combination. A hospital that a scenario names in ``cohort`` or ``joins`` is the one it is about.
+    """
+
+    sites: tuple[int, ...] = Field((), description="how many of the suite's first hospitals take part; all by default")
+    joins: dict[str, int] = Field({}, description="by hospital: the round in which it begins")
+
+    def misfits(self) -> Iterator[tuple[str, str]]:
+        if not all(number >= 1 for number in (*self.sites, *self.joins.values())):
+            yield ("sites", "numbers from 1 on") if self.sites else ("joins", "rounds from 1 on")
+
+
+class Suite(HospitalSettings):
     """A suite file (YAML)."""
 
     name: str = Field(description="of the suite")
     sites: tuple[str, ...] = Field(min_length=1, description="hospitals that take part")
-    outside: tuple[str, ...] = Field((), description="hospitals that only get the shared adapter at the end")
-    seeds: tuple[int, ...] = Field((0,), min_length=1, description="each arm is run with each of them")
-    settings: dict[str, Any] = Field({}, description="arguments of every method's recipe")
-    reference: str = Field("", description="arm that the others are compared with; the first by default")
-    also_compared_with: tuple[str, ...] = Field(
-        (), description="further arms that all others are compared with, each in a table of its own"
-    )
     needs_site_files: bool = Field(
         False, description="hospitals have data of their own: refused without the site files that FEDTAR_SITES names"
     )
-    cohort: dict[str, Any] = Field({}, description="options of every hospital's synthetic cohort")
-    hospitals: dict[str, dict[str, Any]] = Field({}, description="of single hospitals, by name: joins and cohort")
-    leave_one_out: bool = Field(False, description="run again with each hospital in turn outside")
-    grid: dict[str, list[Any]] = Field(
-        {}, description="run with every combination of: patients, hospitals (the first ones), own_words"
+    seeds: tuple[int, ...] = Field((0,), min_length=1, description="each arm is run with each of them")
+    settings: dict[str, Any] = Field({}, description="arguments of every method's recipe")
+    references: tuple[str, ...] = Field(
+        (), description="arms that all others are compared with, a table for each; the first arm by default"
     )
-    cases: dict[str, dict[str, Any]] = Field({}, description="further runs, by name: label, about and hospitals")
+    scenarios: dict[str, dict[str, Any]] = Field(
+        {}, description="by name: what differs (sites, outside, cohort, joins); by default one in which nothing does"
+    )
     arms: dict[str, dict[str, Any]] = Field(min_length=1, description="by name: method, label and settings")
 
     @property
-    def compared_with(self) -> str:
-        """Name of the arm that the others are compared with."""
-        return self.reference or next(iter(self.arms))
-
-    @property
-    def references(self) -> tuple[str, ...]:
-        """The arms that have a table of differences: first the one whose differences the stars show."""
-        return (self.compared_with, *self.also_compared_with)
-
-    @property
-    def joining(self) -> bool:
-        """Whether the suite asks when joining pays, instead of comparing the arms on one set of hospitals."""
-        return bool(self.grid or self.cases)
+    def compared_with(self) -> tuple[str, ...]:
+        """Arms that have a table of differences; stars in other tables are about the first."""
+        return self.references or (next(iter(self.arms)),)
 
     def misfits(self) -> Iterator[tuple[str, str]]:
-        if self.reference and self.reference not in self.arms:
-            yield "reference", f"one of the arms {', '.join(self.arms)}"
-        if not set(self.also_compared_with) <= set(self.arms) or len(set(self.references)) < len(self.references):
-            yield "also_compared_with", f"other arms than {self.compared_with}, each once, of {', '.join(self.arms)}"
+        if not set(self.references) <= set(self.arms) or len(set(self.references)) < len(self.references):
+            yield "references", f"some of the arms {', '.join(self.arms)}, each once"
         if len({*self.sites, *self.outside}) < len(self.sites) + len(self.outside):
             yield "outside", "hospitals that are not among the sites, each once"
+        if odd := {key for key, own in self.cohort.items() if isinstance(own, dict)} - {*self.sites, *self.outside}:
+            yield "cohort", f"options, and those of single hospitals, of which '{min(odd)}' is none"
         if len(set(self.seeds)) < len(self.seeds):
             yield "seeds", "different numbers"
-        named = {*self.hospitals, *(name for case in self.cases.values() for name in case.get("hospitals") or {})}
-        if not named <= {*self.sites, *self.outside}:
-            yield "hospitals", f"settings of the hospitals {', '.join((*self.sites, *self.outside))} alone"
-        if self.leave_one_out and len(self.sites) < 2:
-            yield "leave_one_out", "false with a single hospital"
-        if not set(self.grid) <= set(GRID) or not all(self.grid.values()):
-            yield "grid", f"lists of values of {', '.join(GRID)}"
-        if any(not isinstance(n, int) or not 1 <= n <= len(self.sites) for n in self.grid.get("hospitals", ())):
-            yield "grid", f"numbers of hospitals from 1 to {len(self.sites)}"
-        if self.needs_site_files and (self.joining or self.cohort):
+        if self.needs_site_files and any(one.get("cohort") for one in (self.to_dict(), *self.scenarios.values())):
             yield "needs_site_files", "false where the suite says what synthetic hospitals contain"
-        if odd := [name for name, case in self.cases.items() if case.get("about") not in self.sites]:
-            yield "cases", f"about one of the sites ('{odd[0]}' is not)"
 
 
 def read_suite(path: Path) -> Suite:

@@ -1,4 +1,4 @@
-"""When does joining pay? The gain over the reference (a hospital alone) at the same hospital, with the same seed."""
+"""When does joining pay? The gain over the reference (a hospital alone) at the same hospitals, with the same seed."""
 
 from __future__ import annotations
 
@@ -8,13 +8,16 @@ from typing import Any
 
 from fedtar_flare.metrics.registry import SCORES
 from fedtar_flare.metrics.significance import Interval, over_seeds
+from fedtar_flare.reporting.format import score
+from fedtar_flare.reporting.plots import SITE_COLOURS, SMALL, Chart, Figure, Guide, Series, sharing_y
 from fedtar_flare.suite.against import COMPARED, paired
-from fedtar_flare.suite.figures import COLOURS, FADED, INK, Figure, Line, Panel
-from fedtar_flare.suite.file import Suite
 from fedtar_flare.suite.results import Done, Row
+from fedtar_flare.suite.variants import HOSPITALS
 
 CHARTS = ("cider", "finding_f1_known", "finding_f1_new")
 """Scores with a figure."""
+PATIENTS = "patients"
+"""The option that is the x axis of the figures."""
 
 
 @dataclass(frozen=True)
@@ -23,107 +26,87 @@ class Gain:
 
     arm: str
     label: str
-    values: Mapping[str, Any]
+    scenario: str
+    point: Mapping[str, Any]
     score: str
     gain: Interval
     seeds: int
 
 
-def gains(results: Sequence[Done], suite: Suite) -> list[Gain]:
-    """All arms on all points of the grid and in all cases.
+def gains(results: Sequence[Done], reference: str) -> list[Gain]:
+    """All arms in all scenarios, at the hospitals that a scenario names.
 
-    On a grid they are of the hospitals that are in all its points, so that points differ in nothing else; in a case, of
-    the hospital that it is about. What shares nothing was run with the fewest hospitals, for all numbers of them.
+    Where it names none, they are those that are in all its points, so that points differ in nothing else. What shares
+    nothing was run with the fewest hospitals, for all numbers of them.
     """
-    fewest = min(suite.grid.get("hospitals", [len(suite.sites)]))
-    common = set(suite.sites[:fewest])
-    points = {v.name: v.values for one in results if (v := one.cell.variant).values and "left_out" not in v.values}
+    several = [v for one in results if (v := one.experiment.variant).scenario and not v.left_out]
     found = []
-    for values in points.values():
+    for variant in {(v.scenario, v.name): v for v in several}.values():
         arms: dict[str, dict[int, Done]] = {}
         for one in results:
-            if _says_of(one, values):
-                arms.setdefault(one.cell.name, {})[one.cell.seed] = one
-        alone = arms.get(suite.compared_with, {})
+            if _says_of(one, variant.scenario, variant.point):
+                arms.setdefault(one.experiment.name, {})[one.experiment.seed] = one
+        alone = arms.pop(reference, {})
         for name, by_seed in arms.items():
-            first = next(iter(by_seed.values()))
-            sites = {suite.cases[values["case"]]["about"]} if "case" in values else common
-            seeds = [seed for seed in by_seed if seed in alone] if name != suite.compared_with else []
-            runs = [(_of(by_seed[seed], sites), _of(alone[seed], sites)) for seed in seeds]
-            found += [Gain(name, first.result["label"], values, s, gain, len(runs)) for s, gain in _gains(runs)]
+            label = next(iter(by_seed.values())).result["label"]
+            runs = [(_of(one, variant.compared), _of(alone[seed], variant.compared))
+                    for seed, one in by_seed.items() if seed in alone]  # fmt: skip
+            for compared in COMPARED:
+                a, b = paired(compared, runs)
+                if a:
+                    gain = Gain(name, label, variant.scenario, variant.point, compared, over_seeds(a, b), len(runs))
+                    found.append(gain)
     return found
 
 
-def _says_of(one: Done, values: Mapping[str, Any]) -> bool:
+def _says_of(one: Done, scenario: str, point: Mapping[str, Any]) -> bool:
     """Whether a result is of this point: its own, or for what shares nothing one with another number of hospitals."""
-    own = one.cell.variant.values
-    if one.result["shares"] or "hospitals" not in own:
-        return own == values
-    return own | {"hospitals": values.get("hospitals")} == values
+    own = one.experiment.variant
+    if one.result["shares"] or HOSPITALS not in own.point:
+        return (own.scenario, own.point) == (scenario, point)
+    return (own.scenario, own.point | {HOSPITALS: point.get(HOSPITALS)}) == (scenario, point)
 
 
 def _of(one: Done, sites: Iterable[str]) -> list[Row]:
     return [row for row in one.members() if row["site"] in sites]
 
 
-def _gains(runs: Sequence[tuple[list[Row], list[Row]]]) -> Iterable[tuple[str, Interval]]:
-    for score in COMPARED:
-        a, b = paired(score, runs)
-        if a:
-            yield score, over_seeds(a, b)
+def joining_figures(found: Sequence[Gain]) -> list[Figure]:
+    """Gain against patients per hospital, a line per arm; a chart for each combination of what else differs."""
+    made = [_figure([g for g in found if g.score == name and PATIENTS in g.point], name) for name in CHARTS]
+    return [figure for figure in made if figure.charts]
 
 
-def joining_figures(found: Sequence[Gain], suite: Suite) -> list[Figure]:
-    """Gain against patients per hospital, a line per arm; a panel per number of hospitals and share of own words."""
-    return [
-        figure for score in CHARTS if (figure := _figure([g for g in found if g.score == score], suite, score)).panels
-    ]
-
-
-def _figure(found: Sequence[Gain], suite: Suite, score: str) -> Figure:
-    on_grid = [gain for gain in found if "patients" in gain.values]
-    points = sorted({tuple((k, v) for k, v in gain.values.items() if k != "patients") for gain in on_grid})
-    arms = list(dict.fromkeys((gain.arm, gain.label) for gain in on_grid))
-    panels = []
+def _figure(found: Sequence[Gain], name: str) -> Figure:
+    points = sorted({tuple((k, v) for k, v in gain.point.items() if k != PATIENTS) for gain in found})
+    arms = list(dict.fromkeys((gain.arm, gain.label) for gain in found))
+    scale, label = SCORES[name].scale, SCORES[name].label
+    charts = []
     for point in points:
         lines = []
-        for i, (arm, label) in enumerate(arms):
-            here = [g for g in on_grid if g.arm == arm and dict(point).items() <= g.values.items()]
-            here.sort(key=lambda g: g.values["patients"])
-            low, value, high = (
-                [getattr(g.gain, part) * SCORES[score].scale for g in here] for part in ("low", "value", "high")
+        for i, (arm, of_arm) in enumerate(arms):
+            here = [g for g in found if g.arm == arm and dict(point).items() <= g.point.items()]
+            here.sort(key=lambda g: g.point[PATIENTS])
+            values = [(g.point[PATIENTS], *(scale * part for part in g.gain), g) for g in here]
+            lines.append(
+                Series(
+                    of_arm,
+                    [(x, y, f"{of_arm}, {x} patients: {score(name, g.gain.value)}") for x, y, _, _, g in values],
+                    "site" if i < SITE_COLOURS else "faded",
+                    i,
+                    [(x, low, high) for x, _, low, high, _ in values],
+                )
             )
-            colour = COLOURS[i] if i < len(COLOURS) else FADED
-            lines.append(Line(label, [g.values["patients"] for g in here], value, colour, low, high))
-        places = sorted({x for line in lines for x in line.x})
-        lines.append(Line("alone", places, [0.0] * len(places), INK, kind="guide"))
-        panels.append(Panel(_title(dict(point)), "patients per hospital", _gain_label(score), lines, log_x=True))
-    columns = len(suite.grid.get("own_words", ())) or min(3, len(panels))
+        axes = {"x_label": "patients per hospital", "y_label": f"gain{' × 100' if scale == 100 else ''}"}
+        guides = [Guide(0.0, "alone")]
+        charts.append(Chart(_title(dict(point)), lines, **axes, guides=guides, log="x", size=SMALL))  # type: ignore[arg-type]
     about = (
         "Above the dashed line a hospital does better in the federation than alone. Test patients of the hospitals "
-        "that are in every panel; the shade is the 95 % interval over patients and seeds."
+        "that are in every chart; the band is the 95 % interval over patients and seeds."
     )
-    title = f"When does joining pay? Gain in {SCORES[score].label}"
-    return Figure(f"joining_{score}", title, about, panels, columns=max(1, columns), share_y=True)
-
-
-def _gain_label(score: str) -> str:
-    return f"gain in {SCORES[score].label}{' × 100' if SCORES[score].scale == 100 else ''}"
+    return Figure(f"joining_{name}", f"When does joining pay? Gain in {label}", about, sharing_y(charts))
 
 
 def _title(point: Mapping[str, Any]) -> str:
-    parts = []
-    if "hospitals" in point:
-        parts.append(f"{point['hospitals']} hospitals")
-    if "own_words" in point:
-        parts.append(f"{100 * point['own_words']:.0f} % own words")
-    return ", ".join(parts) or "all hospitals"
-
-
-def case_gains(found: Sequence[Gain], case: str) -> dict[str, dict[str, Gain]]:
-    """By arm's label and score."""
-    rows: dict[str, dict[str, Gain]] = {}
-    for gain in found:
-        if gain.values.get("case") == case:
-            rows.setdefault(gain.label, {})[gain.score] = gain
-    return rows
+    words = {HOSPITALS: "{} hospital(s)", "own_words": "{:.0%} own words"}
+    return ", ".join(words.get(key, f"{key} {{}}").format(value) for key, value in point.items()) or "all hospitals"

@@ -6,7 +6,7 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from fedtar_flare.errors import ConfigError
@@ -15,7 +15,7 @@ from fedtar_flare.flare.simulation import site_names
 from fedtar_flare.methods import contract_of, load, method
 from fedtar_flare.settings import build
 from fedtar_flare.suite.file import Arm, Suite
-from fedtar_flare.suite.variants import Variant, needed, variants
+from fedtar_flare.suite.variants import Variant, variants
 from fedtar_flare.version import __version__
 
 FORMAT = 2
@@ -25,14 +25,17 @@ _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 
 
 @dataclass(frozen=True)
-class Cell:
+class Experiment:
     """One run of the suite: an arm with a seed on a set of hospitals.
 
-    Args:
-        name: of the arm.
-        recipe: arguments of the recipe, seed included.
-        digest: of all that decides about the result, defaults that nobody set among it; a result with it need not be
-            made again.
+    Parameters
+    ----------
+    name : str
+        Of the arm.
+    recipe : dict
+        Arguments of the recipe, seed included.
+    digest : str
+        Of all that decides about the result, with defaults; a result with it need not be made again.
     """
 
     name: str
@@ -73,28 +76,29 @@ class Cell:
         return recipe
 
 
-def cells(suite: Suite) -> list[Cell]:
+def experiments(suite: Suite) -> list[Experiment]:
     """All runs of a suite, seed by seed, so that every arm has a first result early; all recipes are tried at once.
 
-    An arm whose method shares nothing is run where its result is needed alone (:func:`needed`).
+    An arm whose method shares nothing is run only where its result is needed (:attr:`Variant.alone`).
 
-    Raises:
-        ConfigError: the name, method or settings of an arm, or an option of a hospital, do not fit; says which.
+    Raises
+    ------
+    ConfigError
+        The name, method or settings of an arm, or an option of a hospital, do not fit; says which.
     """
     site_names(suite.sites)
     arms = {name: build(Arm, values, f"arm '{name}'") for name, values in suite.arms.items()}
-    for what, names in (("arm", arms), ("case", suite.cases)):
-        if odd := [name for name in names if not _NAME.fullmatch(name)]:
-            raise ConfigError(f"{what} '{odd[0]}': a name has lower-case letters, digits, '.', '_' and '-' alone")
+    if odd := [name for name in arms if not _NAME.fullmatch(name)]:
+        raise ConfigError(f"arm '{odd[0]}': a name has lower-case letters, digits, '.', '_' and '-' alone")
     _one_kind(suite, arms)
     sharing = {name for name, arm in arms.items() if contract_of(arm.method).shares}
     several = variants(suite)
     return [
-        _cell(suite, name, arm, seed, on)
+        _experiment(suite, name, arm, seed, one if name in sharing or one.alone == one.sites else one.on(one.alone))
         for seed in suite.seeds
-        for variant in several
+        for one in several
         for name, arm in arms.items()
-        if (on := variant if name in sharing else needed(suite, variant)) is not None
+        if name in sharing or one.alone
     ]
 
 
@@ -109,12 +113,7 @@ def _one_kind(suite: Suite, arms: Mapping[str, Arm]) -> None:
             f"arms '{first}' and '{other}' have no score in common: {arms[first].method} classifies images and "
             f"{arms[other].method} writes reports. Compare them in suites of their own"
         )
-    for what, given in (
-        ("outside", suite.outside),
-        ("leave_one_out", suite.leave_one_out),
-        ("grid", suite.grid),
-        ("cases", suite.cases),
-    ):
+    for what, given in (("outside", suite.outside), ("scenarios", suite.scenarios)):
         if given:
             raise ConfigError(
                 f"{what}: a suite of {arms[first].method} has none, as its hospitals share no model that another could "
@@ -122,14 +121,12 @@ def _one_kind(suite: Suite, arms: Mapping[str, Arm]) -> None:
             )
 
 
-def _cell(suite: Suite, name: str, arm: Arm, seed: int, variant: Variant) -> Cell:
+def _experiment(suite: Suite, name: str, arm: Arm, seed: int, variant: Variant) -> Experiment:
     recipe = merged(suite.settings, arm.settings) | {"seed": seed}
-    hospitals = asdict(variant)
-    hospitals.pop("name")
-    hospitals.pop("values")
-    cell = Cell(name, arm, seed, variant, recipe, "")
-    key = json.dumps([FORMAT, __version__, arm.method, cell.build().resolved(), hospitals], sort_keys=True)
-    return replace(cell, digest=hashlib.sha256(key.encode()).hexdigest()[:12])
+    one = Experiment(name, arm, seed, variant, recipe, "")
+    hospitals = {key: getattr(variant, key) for key in ("sites", "outside", "cohort", "joins")}
+    key = json.dumps([FORMAT, __version__, arm.method, one.build().resolved(), hospitals], sort_keys=True)
+    return replace(one, digest=hashlib.sha256(key.encode()).hexdigest()[:12])
 
 
 def merged(common: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:

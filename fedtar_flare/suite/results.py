@@ -10,20 +10,20 @@ from pathlib import Path
 from typing import Any
 
 from fedtar_flare.files import read_json
-from fedtar_flare.suite.plan import Cell
+from fedtar_flare.suite.plan import Experiment
 from fedtar_flare.suite.run import result_file, rows_file
 
 Row = dict[str, Any]
 """Scores of one report, as :func:`fedtar_flare.learning.evaluation.report_rows` gives them, with its ``site`` and
 ``when``: ``start`` before training, ``end`` at the scored round. Of a method that classifies, scores of one test image
-in a task (:mod:`fedtar_flare.suite.task_results`)."""
+in a task (:mod:`fedtar_flare.suite.collect`)."""
 
 
 @dataclass(frozen=True)
 class Done:
-    """A cell that has a result."""
+    """An experiment that has a result."""
 
-    cell: Cell
+    experiment: Experiment
     result: dict[str, Any]
     rows_path: Path
 
@@ -33,8 +33,8 @@ class Done:
         return [json.loads(line) for line in self.rows_path.read_text(encoding="utf-8").splitlines()]
 
     def members(self, when: str = "end", personal: bool = True) -> list[Row]:
-        """Of the hospitals that took part, with the personal part where there is one, or without it."""
-        sites = set(self.cell.sites)
+        """Of the hospitals that took part, with the patient adapter where there is one, or without it."""
+        sites = set(self.experiment.sites)
         return [r for r in self.rows if r["site"] in sites and r["when"] == when and r["personal"] is personal]
 
     def generic(self, when: str = "end") -> list[Row]:
@@ -45,11 +45,22 @@ class Done:
 
     def outside(self, when: str = "end") -> list[Row]:
         """Of the shared adapter alone at hospitals outside."""
-        sites = set(self.cell.variant.outside)
+        sites = set(self.experiment.variant.outside)
         return [row for row in self.rows if row["site"] in sites and row["when"] == when]
 
 
-def done(folder: Path, cells: Sequence[Cell]) -> list[Done]:
-    """The cells that have a result, in the suite's order."""
-    found = [(cell, result_file(folder, cell)) for cell in cells]
-    return [Done(cell, read_json(file), rows_file(folder, cell)) for cell, file in found if file.is_file()]
+def done(folder: Path, experiments: Sequence[Experiment]) -> list[Done]:
+    """The experiments that have a result, in the suite's order."""
+    return [
+        Done(one, read_json(file), rows_file(folder, one))
+        for one in experiments
+        if (file := result_file(folder, one)).is_file()
+    ]
+
+
+def by_arm(results: Sequence[Done]) -> dict[str, list[Done]]:
+    """The results of each arm, in the suite's order."""
+    found: dict[str, list[Done]] = {}
+    for one in results:
+        found.setdefault(one.experiment.name, []).append(one)
+    return found

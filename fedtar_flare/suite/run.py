@@ -1,4 +1,4 @@
-"""Run a suite: each cell in this process or in one of several, its result as a small JSON file; nothing done twice."""
+"""Run a suite: each experiment in this process or in one of several; its result is a small JSON file."""
 
 from __future__ import annotations
 
@@ -19,84 +19,88 @@ from typing import Any
 from fedtar_flare.errors import FedTARError
 from fedtar_flare.files import write_text
 from fedtar_flare.suite.hospitals import described
-from fedtar_flare.suite.plan import Cell
+from fedtar_flare.suite.plan import Experiment
 
 logger = logging.getLogger(__name__)
 RESULTS = "results"
 
 
-def result_file(folder: Path, cell: Cell) -> Path:
+def result_file(folder: Path, experiment: Experiment) -> Path:
     """``<folder>/results/<arm>[-<variant>]-<seed>-<digest>.json``."""
-    return folder / RESULTS / f"{cell.file_name}.json"
+    return folder / RESULTS / f"{experiment.file_name}.json"
 
 
-def rows_file(folder: Path, cell: Cell) -> Path:
+def rows_file(folder: Path, experiment: Experiment) -> Path:
     """The scores of single reports that belong to a result."""
-    return result_file(folder, cell).with_suffix(".rows.jsonl")
+    return result_file(folder, experiment).with_suffix(".rows.jsonl")
 
 
-def pending(folder: Path, cells: Iterable[Cell]) -> list[Cell]:
-    """Cells without a result."""
-    return [cell for cell in cells if not result_file(folder, cell).is_file()]
+def pending(folder: Path, experiments: Iterable[Experiment]) -> list[Experiment]:
+    """Experiments without a result."""
+    return [experiment for experiment in experiments if not result_file(folder, experiment).is_file()]
 
 
 def run_suite(
-    folder: Path, cells: Sequence[Cell], *, processes: int = 1, say: Callable[[str], None] = print
+    folder: Path, experiments: Sequence[Experiment], *, processes: int = 1, say: Callable[[str], None] = print
 ) -> list[str]:
-    """Run what has no result yet; a failed cell is said and left out, the others go on.
+    """Run what has no result yet; a failed experiment is said and left out, the others go on.
 
     Args:
         folder: of the results; a second call there goes on where the first one stopped.
-        processes: cells that run at the same time, each in a process with its share of the cores.
-        say: gets a line after each cell, with the time left.
+        processes: experiments that run at the same time, each in a process with its share of the cores.
+        say: gets a line after each experiment, with the time left.
 
     Returns:
-        one line per cell that failed.
+        one line per experiment that failed.
     """
-    todo = pending(folder, cells)
-    done, started = len(cells) - len(todo), time.monotonic()
-    say(f"{len(cells)} runs, {done} of them done before")
+    todo = pending(folder, experiments)
+    done, started = len(experiments) - len(todo), time.monotonic()
+    say(f"{len(experiments)} runs, {done} of them done before")
     failed: list[str] = []
     lock = threading.Lock()
 
-    def finished(cell: Cell, problem: str) -> None:
+    def finished(experiment: Experiment, problem: str) -> None:
         nonlocal done
         with lock:
             done += 1
             if problem:
-                failed.append(f"{cell.title}: {problem}")
-            rate = (time.monotonic() - started) / (done - (len(cells) - len(todo)))
-            left = rate * (len(cells) - done) / 60
-            say(f"{done}/{len(cells)}  {cell.title}: {'failed' if problem else 'done'}; {left:.0f} min left")
+                failed.append(f"{experiment.title}: {problem}")
+            rate = (time.monotonic() - started) / (done - (len(experiments) - len(todo)))
+            left = rate * (len(experiments) - done) / 60
+            say(
+                f"{done}/{len(experiments)}  {experiment.title}: {'failed' if problem else 'done'}; {left:.0f} min left"
+            )
 
     threads = max(1, cores() // processes)
     if processes == 1:
-        for cell in todo:
-            finished(cell, attempt(folder, cell, threads))
+        for experiment in todo:
+            finished(experiment, attempt(folder, experiment, threads))
         return failed
-    waiting: queue.SimpleQueue[Cell] = queue.SimpleQueue()
-    for cell in todo:
-        waiting.put(cell)
+    waiting: queue.SimpleQueue[Experiment] = queue.SimpleQueue()
+    for experiment in todo:
+        waiting.put(experiment)
     with ThreadPoolExecutor(processes) as lanes:
         for lane in [lanes.submit(_work, folder, waiting, threads, finished) for _ in range(processes)]:
             lane.result()
     return failed
 
 
-def _work(folder: Path, waiting: queue.SimpleQueue[Cell], threads: int, finished: Callable[[Cell, str], None]) -> None:
-    """Run the cells that wait, one after the other, in one process; where it dies, the next cell gets a new one."""
+def _work(
+    folder: Path, waiting: queue.SimpleQueue[Experiment], threads: int, finished: Callable[[Experiment, str], None]
+) -> None:
+    """Run what waits, one after the other, in one process; where it dies, the next experiment gets a new one."""
     pool = None
     try:
         while True:
-            cell = waiting.get_nowait()
+            experiment = waiting.get_nowait()
             pool = pool or one_worker()
             try:
-                problem = pool.submit(attempt, folder, cell, threads).result()
+                problem = pool.submit(attempt, folder, experiment, threads).result()
             except BrokenProcessPool:
                 problem = "its process died (killed, or out of memory)"
                 pool.shutdown()
                 pool = None
-            finished(cell, problem)
+            finished(experiment, problem)
     except queue.Empty:
         pass
     finally:
@@ -121,17 +125,17 @@ def _end_with_parent() -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
-def attempt(folder: Path, cell: Cell, threads: int) -> str:
-    """Run one cell with so many torch threads; returns why it failed, empty when it did not.
+def attempt(folder: Path, experiment: Experiment, threads: int) -> str:
+    """Run one experiment with so many torch threads; returns why it failed, empty when it did not.
 
     The reason is a text, because not every exception can be handed to another process.
     """
     try:
-        run_cell(folder, cell, threads)
+        run_experiment(folder, experiment, threads)
     except FedTARError as error:
         return str(error)
     except Exception as error:
-        logger.exception("%s", cell.title)
+        logger.exception("%s", experiment.title)
         return f"unexpected {type(error).__name__}: {error}"
     return ""
 
@@ -141,8 +145,8 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def run_cell(folder: Path, cell: Cell, threads: int = 1) -> dict[str, Any]:
-    """Run one cell and write its result; the scores of single reports or images go beside it, as ``.rows.jsonl``.
+def run_experiment(folder: Path, experiment: Experiment, threads: int = 1) -> dict[str, Any]:
+    """Run one experiment and write its result; the scores of single reports or images go beside it, as ``.rows.jsonl``.
 
     ``threads`` are torch's, unless the suite sets ``torch_threads``.
 
@@ -153,22 +157,18 @@ def run_cell(folder: Path, cell: Cell, threads: int = 1) -> dict[str, Any]:
 
     from fedtar_flare.suite.collect import collect
     from fedtar_flare.suite.engine import run_in_process
-    from fedtar_flare.suite.task_results import collect_tasks
 
-    recipe = cell.build(threads)
+    recipe = experiment.build(threads)
     torch.set_num_threads(recipe.executor.torch_threads)
-    work = folder / "runs" / cell.file_name
+    work = folder / "runs" / experiment.file_name
     shutil.rmtree(work, ignore_errors=True)
     began = time.monotonic()
-    with described(cell.variant, work / "hospitals"):
-        results = run_in_process(recipe, list(cell.sites), work, cell.variant.joins)
-        if cell.writes_reports:
-            result, rows = collect(cell, recipe, results, folder / RESULTS)
-        else:
-            result, rows = collect_tasks(cell, recipe, results)
+    with described(experiment.variant, work / "hospitals"):
+        results = run_in_process(recipe, list(experiment.sites), work, experiment.variant.joins)
+        result, rows = collect(experiment, recipe, results)
     result["seconds"] = round(time.monotonic() - began, 1)
-    file = result_file(folder, cell)
-    write_text(rows_file(folder, cell), "".join(f"{json.dumps(row)}\n" for row in rows))
+    file = result_file(folder, experiment)
+    write_text(rows_file(folder, experiment), "".join(f"{json.dumps(row)}\n" for row in rows))
     write_text(file, json.dumps(result, indent=1))
     shutil.rmtree(work)
     return result

@@ -12,9 +12,9 @@ from fedtar_flare.metrics.registry import SCORES
 from fedtar_flare.metrics.significance import Interval
 from fedtar_flare.reporting.format import NOTHING, number, score
 from fedtar_flare.suite.against import COMPARED, SUMS, Difference, value
-from fedtar_flare.suite.file import Suite
-from fedtar_flare.suite.joining import Gain, case_gains
-from fedtar_flare.suite.results import Done, Row
+from fedtar_flare.suite.joining import PATIENTS, Gain
+from fedtar_flare.suite.results import Done, Row, by_arm
+from fedtar_flare.suite.variants import HOSPITALS
 
 WARM_START = "warm start"
 
@@ -43,135 +43,86 @@ def scores(
 ) -> Table:
     """The warm start and then each arm, over all hospitals' patients together.
 
-    ``rows_of`` gives the reports of a run ``start`` or ``end``; an arm that has none is left out. Where a score differs
-    from the reference's (``against``), a star stands beside it.
+    Parameters
+    ----------
+    title, about : str
+        Of the table.
+    results : sequence of Done
+        Of the suite's own hospitals.
+    rows_of : callable
+        Gives the reports of a run, ``start`` or ``end``; an arm that has none is left out.
+    against : sequence of Difference
+        Where one has p below 0.05, a star stands at the score.
     """
-    by_arm = _by_arm(results)
     stars = {(one.arm, one.score): "∗" for one in against if one.p < 0.05}
-    lines: list[dict[str, Interval | None]] = []
-    names: list[tuple[str, str]] = []
-    for arm, runs in by_arm.items():
+    lines: list[tuple[str, str, dict[str, Interval | None]]] = []
+    for arm, runs in by_arm(results).items():
         ends = [rows_of(one, "end") for one in runs]
-        if not any(ends):
-            continue
-        if not lines:
-            lines.append(_values([rows_of(one, "start") for one in runs]))
-            names.append(("", WARM_START))
-        lines.append(_values(ends))
-        names.append((arm, runs[0].result["label"]))
-    columns = [name for name in SUMS if any(line.get(name) for line in lines)]
+        if any(ends):
+            if not lines:
+                lines.append(("", WARM_START, _values([rows_of(one, "start") for one in runs])))
+            lines.append((arm, runs[0].result["label"], _values(ends)))
+    columns = [name for name in SUMS if any(values.get(name) for *_, values in lines)]
     rows = [
-        [label, *(_cell(name, line.get(name), stars.get((arm, name), "")) for name in columns)]
-        for (arm, label), line in zip(names, lines, strict=True)
+        [label, *(_interval(name, values.get(name), stars.get((arm, name), "")) for name in columns)]
+        for arm, label, values in lines
     ]
     return Table(title, about, head(columns), rows)
 
 
-def left_out(results: Sequence[Done], suite: Suite) -> Table:
-    """What the shared adapter gives a hospital that was left out, beside what the reference gives it as a member."""
-    sites = list(suite.sites)
-    turns = [one for one in results if "left_out" in one.cell.variant.values]
-    columns = [*COMPARED, *(f"CIDEr at {site}" for site in sites)]
+def left_out(results: Sequence[Done], sites: Sequence[str], reference: str) -> Table:
+    """What the shared adapter gives a hospital that was left out, and what the reference gives it as a member."""
     lines: list[list[str]] = []
-    for runs in _by_arm(turns).values():
+    turns = [one for one in results if one.experiment.variant.left_out]
+    for runs in by_arm(turns).values():
         for when in ("start", "end") if not lines else ("end",):
             by_seed: dict[int, list[Row]] = {}
             for one in runs:
-                out = one.cell.variant.values["left_out"]
-                by_seed.setdefault(one.cell.seed, []).extend(r for r in one.outside(when) if r["site"] == out)
+                out = one.experiment.variant.left_out
+                by_seed.setdefault(one.experiment.seed, []).extend(r for r in one.outside(when) if r["site"] in out)
             lines.append([WARM_START if when == "start" else runs[0].result["label"], *_left_out(by_seed, sites)])
-    alone = {one.cell.seed: one.members() for one in results if _is_own(one) and one.cell.name == suite.compared_with}
-    if lines and alone:
-        label = next(o for o in results if o.cell.name == suite.compared_with).result["label"]
-        lines.append([f"{label}, as a member", *_left_out(alone, sites)])
+    members = [one for one in results if not one.experiment.variant.scenario and one.experiment.name == reference]
+    if lines and members:
+        alone = {one.experiment.seed: one.members() for one in members}
+        lines.append([f"{members[0].result['label']}, as a member", *_left_out(alone, sites)])
     about = (
         "Each hospital in turn stayed outside; the shared adapter alone was scored there, on test patients of all "
         "hospitals together in the first columns."
     )
-    heads = ["method", *(SCORES[c].label if c in SCORES else c for c in columns)]
+    heads = ["method", *(SCORES[name].label for name in COMPARED), *(f"CIDEr at {site}" for site in sites)]
     return Table("Leave one hospital out", about, heads, lines)
 
 
-def cases(found: Sequence[Gain], suite: Suite, alone: str) -> Table:
-    """Gains at the hospital that each case is about."""
-    rows = [
-        [f"{case['label']}: {label}", *_gains(by_score)]
-        for key, case in suite.cases.items()
-        for label, by_score in case_gains(found, key).items()
-    ]
+def scenarios(found: Sequence[Gain], alone: str) -> Table:
+    """Gains in the scenarios without lists."""
     about = (
-        f"Gain over '{alone}' at that hospital, with 95 % intervals over patients and seeds. A hospital that joins "
-        "late begins late alone, too, so that both make the same number of updates."
+        f"Gain over '{alone}' at the hospitals that a scenario names, or at all, with 95 % intervals over patients and "
+        "seeds. A hospital that joins late begins late alone, too, so that both make the same number of updates."
     )
-    return Table(
-        "A small hospital, and one that joins late",
-        about,
-        ["case", "seeds", *(SCORES[n].label for n in COMPARED)],
-        rows,
-    )
+    heads = ["scenario", "seeds", *(SCORES[n].label for n in COMPARED)]
+    rows = [[f"{several[0].scenario}: {several[0].label}", *_gains(several)] for several in _points(found, lists=False)]
+    return Table("Other hospitals", about, heads, rows)
 
 
-def grid(found: Sequence[Gain], suite: Suite) -> Table:
-    """Gains at all points of the grid, the numbers of the figure."""
-    rows = [
-        [label, *(str(value) for value in values), *_gains(by_score)]
-        for (values, label), by_score in _by_point(found, suite).items()
-    ]
-    names = {"patients": "patients per hospital", "hospitals": "hospitals", "own_words": "own words"}
-    heads = ["method", *(names[key] for key in suite.grid), "seeds", *(f"gain in {SCORES[n].label}" for n in COMPARED)]
+def grid(found: Sequence[Gain]) -> Table:
+    """Gains in the scenarios with lists, at every point: the numbers of the figures."""
+    several = _points(found, lists=True)
+    keys = list(dict.fromkeys(key for gains in several for key in gains[0].point))
+    rows = [[gains[0].label, *(str(gains[0].point.get(k, NOTHING)) for k in keys), *_gains(gains)] for gains in several]
+    names = {PATIENTS: "patients per hospital", HOSPITALS: "hospitals", "own_words": "own words"}
+    heads = ["method", *(names.get(k, k) for k in keys), "seeds", *(f"gain in {SCORES[n].label}" for n in COMPARED)]
     return Table("Gains in numbers", "", heads, rows)
-
-
-def _by_point(found: Sequence[Gain], suite: Suite) -> Mapping[tuple[tuple[object, ...], str], dict[str, Gain]]:
-    rows: dict[tuple[tuple[object, ...], str], dict[str, Gain]] = {}
-    for gain in found:
-        if "case" not in gain.values:
-            rows.setdefault((tuple(gain.values[k] for k in suite.grid), gain.label), {})[gain.score] = gain
-    return rows
-
-
-def _gains(by_score: Mapping[str, Gain]) -> list[str]:
-    """Number of seeds, and the gain in each score."""
-    seeds = max(gain.seeds for gain in by_score.values())
-    return [str(seeds), *(_cell(n, by_score[n].gain if n in by_score else None) for n in COMPARED)]
-
-
-def _by_arm(results: Sequence[Done]) -> dict[str, list[Done]]:
-    found: dict[str, list[Done]] = {}
-    for one in results:
-        found.setdefault(one.cell.name, []).append(one)
-    return found
-
-
-def _is_own(one: Done) -> bool:
-    return not one.cell.variant.values
-
-
-def _values(runs: Sequence[list[Row]]) -> dict[str, Interval | None]:
-    return {name: value(name, runs) for name in SUMS}
-
-
-def _left_out(by_seed: Mapping[int, list[Row]], sites: Sequence[str]) -> list[str]:
-    runs = list(by_seed.values())
-    pooled = [_cell(name, value(name, runs)) for name in COMPARED]
-    each = [_cell("cider", value("cider", [[r for r in rows if r["site"] == site] for rows in runs])) for site in sites]
-    return [*pooled, *each]
-
-
-def _cell(name: str, interval: Interval | None, star: str = "") -> str:
-    """A value and below it its interval."""
-    if interval is None or not math.isfinite(interval.value):
-        return NOTHING
-    middle, low, high = (score(name, part) for part in interval)
-    return Markup("{}{}<small>{} to {}</small>").format(middle, star, low, high)
 
 
 def differences(against: Sequence[Difference], labels: Mapping[str, str], reference: str) -> Table:
     """Each arm less the reference."""
-    by_arm: dict[str, dict[str, Difference]] = {}
+    by_score: dict[str, dict[str, Difference]] = {}
     for one in against:
-        by_arm.setdefault(one.arm, {})[one.score] = one
-    rows = [[labels[arm], *(_difference(by_score.get(n)) for n in COMPARED)] for arm, by_score in by_arm.items()]
+        by_score.setdefault(one.arm, {})[one.score] = one
+    rows = [
+        [labels[arm], *(_interval(n, of[n].difference, p=of[n].p) if n in of else NOTHING for n in COMPARED)]
+        for arm, of in by_score.items()
+    ]
     about = (
         "On the same test patients of the hospitals that took part, all hospitals together: mean over seeds, 95 % "
         "interval over patients and seeds (5,000 replicates), and p of a permutation of the two methods' results "
@@ -181,8 +132,36 @@ def differences(against: Sequence[Difference], labels: Mapping[str, str], refere
     return Table(f"Difference to {labels[reference]}", about, ["method", *(SCORES[n].label for n in COMPARED)], rows)
 
 
-def _difference(one: Difference | None) -> str:
-    if one is None:
+def _points(found: Sequence[Gain], lists: bool) -> list[list[Gain]]:
+    """Gains of one scenario, point and arm together."""
+    points: dict[tuple[object, ...], list[Gain]] = {}
+    for gain in found:
+        if bool(gain.point) is lists:
+            points.setdefault((gain.scenario, *gain.point.items(), gain.label), []).append(gain)
+    return list(points.values())
+
+
+def _gains(several: Sequence[Gain]) -> list[str]:
+    """Number of seeds, and the gain in each score."""
+    by_score = {gain.score: gain.gain for gain in several}
+    return [str(max(gain.seeds for gain in several)), *(_interval(n, by_score.get(n)) for n in COMPARED)]
+
+
+def _values(runs: Sequence[list[Row]]) -> dict[str, Interval | None]:
+    return {name: value(name, runs) for name in SUMS}
+
+
+def _left_out(by_seed: Mapping[int, list[Row]], sites: Sequence[str]) -> list[str]:
+    runs = list(by_seed.values())
+    pooled = [_interval(name, value(name, runs)) for name in COMPARED]
+    at_sites = [[[row for row in rows if row["site"] == site] for rows in runs] for site in sites]
+    return [*pooled, *(_interval("cider", value("cider", rows)) for rows in at_sites)]
+
+
+def _interval(name: str, interval: Interval | None, star: str = "", p: float | None = None) -> str:
+    """A value and below it its interval, with p where there is one."""
+    if interval is None or not math.isfinite(interval.value):
         return NOTHING
-    value, low, high = (score(one.score, part) for part in one.difference)
-    return Markup("{}<small>{} to {}, p {}</small>").format(value, low, high, number(one.p))
+    middle, low, high = (score(name, part) for part in interval)
+    tested = "" if p is None else f", p {number(p)}"
+    return Markup("{}{}<small>{} to {}{}</small>").format(middle, star, low, high, tested)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from statistics import fmean, median
 
 from markupsafe import Markup
@@ -12,40 +11,39 @@ from markupsafe import Markup
 from fedtar_flare.metrics.classification import lca
 from fedtar_flare.metrics.significance import Interval
 from fedtar_flare.reporting.format import NOTHING, duration, number, size
+from fedtar_flare.reporting.plots import SMALL, Chart, Figure, sharing_y
 from fedtar_flare.reporting.render import render
-from fedtar_flare.suite.charts import arm_line, colours_of
-from fedtar_flare.suite.figures import FADED, OTHERS, Figure, Line, Panel, can_draw, draw
+from fedtar_flare.suite.charts import OTHERS, arm_series, colours_of
 from fedtar_flare.suite.file import Suite
-from fedtar_flare.suite.results import Done
+from fedtar_flare.suite.results import Done, by_arm
 from fedtar_flare.suite.tables import Table
-from fedtar_flare.suite.task_scores import MEASURES, Run, Score, differences, runs_by_arm, values
+from fedtar_flare.suite.task_scores import MEASURES, Run, Score, differences, values
 
-MOST_PANELS = 9
+MOST_CHARTS = 9
 """Diseases that the learning curves show at most."""
 _LCA = list(MEASURES).index("lca")
 
 Arms = Mapping[str, Sequence[Run]]
 
 
-def task_page(folder: Path, suite: Suite, results: Sequence[Done]) -> str:
-    """The page as well-formed HTML; its figures are also written into ``folder``, as SVG and PNG."""
-    arms, reference = runs_by_arm(results), suite.compared_with
-    labels = {one.cell.name: one.result["label"] for one in results}
-    figures = [figure for figure in (_curves(arms, labels, reference), _cost_curves(arms, labels, reference)) if figure]
-    against = [_differences(arms, labels, name) for name in suite.references]
-    tables = [_scores(arms, labels), *against, _diseases(arms, labels), _cost(arms, labels, reference)]
-    return render(
+def task_page(suite: Suite, results: Sequence[Done]) -> tuple[str, list[Figure]]:
+    """The page as well-formed HTML, and its figures."""
+    arms = {name: [Run(one) for one in several] for name, several in by_arm(results).items()}
+    labels = {one.experiment.name: one.result["label"] for one in results}
+    first = suite.compared_with[0]
+    figures = [figure for figure in (_curves(arms, labels, first), _cost_curves(arms, labels, first)) if figure.charts]
+    against = [_differences(arms, labels, name) for name in suite.compared_with]
+    tables = [_scores(arms, labels), *against, _diseases(arms, labels), _cost(arms, labels, first)]
+    text = render(
         "comparison_tasks.html",
         suite=suite,
-        runs=len(results),
-        arms=len(labels),
-        seeds=len({one.cell.seed for one in results}),
-        drawn=can_draw(),
+        results=results,
+        labels=labels,
         tables=[table for table in tables if table.rows],
-        figures=[draw(figure, folder) for figure in figures] if can_draw() else [],
-        versions=results[0].result["versions"],
+        figures=figures,
         time_steps=1,
     )
+    return text, figures
 
 
 # ---------------------------------------------------------------------- tables
@@ -133,11 +131,11 @@ def _cell(one: Score) -> str:
 
 
 # ---------------------------------------------------------------------- figures
-def _curves(arms: Arms, labels: Mapping[str, str], reference: str) -> Figure | None:
-    """AUC over epochs, a panel per disease."""
+def _curves(arms: Arms, labels: Mapping[str, str], reference: str) -> Figure:
+    """AUC over epochs, a chart per disease."""
     colours = _colours(arms, reference)
-    panels = []
-    for name in _names(arms)[:MOST_PANELS]:
+    charts = []
+    for name in _names(arms)[:MOST_CHARTS]:
         lines = []
         for arm, runs in arms.items():
             points: dict[float, list[float]] = {}
@@ -146,39 +144,36 @@ def _curves(arms: Arms, labels: Mapping[str, str], reference: str) -> Figure | N
                 for e, values_at in enumerate(zip(*several, strict=True)):
                     points.setdefault(float(e), []).append(fmean(values_at))
             if points:
-                lines.append(arm_line(arm, labels, colours, points))
-        panels.append(Panel(name.replace("_", " "), "epoch", "AUC", lines))
+                lines.append(arm_series(arm, labels, colours, points))
+        charts.append(Chart(name.replace("_", " "), lines, (), "epoch", "AUC", size=SMALL))
     about = "Test images; epoch 0 is the start itself. Mean of hospitals and seeds; the band is the range of the seeds."
-    return Figure("learning_curves", "Learning curves", about, panels) if panels else None
+    return Figure("learning_curves", "Learning curves", about, sharing_y(charts), OTHERS)
 
 
-def _cost_curves(arms: Arms, labels: Mapping[str, str], reference: str) -> Figure | None:
+def _cost_curves(arms: Arms, labels: Mapping[str, str], reference: str) -> Figure:
     """AUC over the seconds that a hospital has spent on a task, its start among them."""
     colours = _colours(arms, reference)
     lines = []
     for arm, runs in arms.items():
         found = [(run.tasks[p]["seconds"], run.curves()[p]) for run in runs for p in run.compared()]
-        if not found:
-            continue
-        many = min(len(curve) for _, curve in found)
-        x, y = ([fmean(one[i][e] for one in found) for e in range(many)] for i in (0, 1))
-        lines.append(Line(labels[arm] if arm in colours else OTHERS, x, y, colours.get(arm, FADED)))
-    if not lines:
-        return None
+        if found:
+            many = min(len(curve) for _, curve in found)
+            x, y = ([fmean(one[i][e] for one in found) for e in range(many)] for i in (0, 1))
+            lines.append(arm_series(arm, labels, colours, {at: [value] for at, value in zip(x, y, strict=True)}))
+    axes = {"x_label": "seconds of a hospital and task", "y_label": "AUC"}
+    charts = [Chart("Tasks after the first", lines, **axes, whole=False)] if lines else []  # type: ignore[arg-type]
     about = (
         "Mean of hospitals, tasks and seeds, epoch by epoch. The first point of a line is its start, after the seconds "
-        "of clustering, PROBE and alpha; scoring is left out."
+        "that the start took; scoring is left out."
     )
-    panel = Panel("tasks after the first", "seconds of a hospital and task", "AUC", lines)
-    return Figure("seconds", "AUC over seconds that include the start", about, [panel], columns=1)
+    return Figure("seconds", "AUC over seconds that include the start", about, charts, OTHERS)
 
 
-def _colours(arms: Arms, reference: str) -> dict[str, str]:
-    """Of many arms, the reference, the first FedKEI and those of the best LCA."""
+def _colours(arms: Arms, reference: str) -> dict[str, int]:
+    """Of many arms, the reference and those of the best LCA."""
     best = {name: fmean(float(run.scores()[_LCA, 0]) for run in runs) for name, runs in arms.items()}
     best = {name: value if math.isfinite(value) else -1.0 for name, value in best.items()}
-    ours = [name for name, runs in arms.items() if runs[0].result["plan"] == "fedkei"][:1]
-    return colours_of(list(arms), [*(name for name in arms if name == reference), *ours], best)
+    return colours_of(list(arms), [name for name in arms if name == reference], best)
 
 
 def _names(arms: Arms) -> list[str]:

@@ -46,7 +46,7 @@ class Run:
     """The test images of one run, task by task and site by site."""
 
     def __init__(self, done: Done):
-        self.name, self.seed, self.result = done.cell.name, done.cell.seed, done.result
+        self.name, self.seed, self.result = done.experiment.name, done.experiment.seed, done.result
         self._rows: dict[Place, list[dict[str, Any]]] = {}
         for row in done.rows:
             self._rows.setdefault((row["step"], row["site"]), []).append(row)
@@ -127,14 +127,6 @@ def _known_mean(values: Sequence[Array]) -> Array:
     known = np.isfinite(stacked)
     total = np.where(known, stacked, 0.0).sum(0)
     return np.divide(total, known.sum(0), out=np.full(total.shape, np.nan), where=known.any(0))
-
-
-def runs_by_arm(results: Sequence[Done]) -> dict[str, list[Run]]:
-    """The runs of each arm, in the suite's order."""
-    found: dict[str, list[Run]] = {}
-    for one in results:
-        found.setdefault(one.cell.name, []).append(Run(one))
-    return found
 
 
 def values(runs: Sequence[Run]) -> dict[str, Score]:

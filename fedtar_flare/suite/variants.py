@@ -1,7 +1,8 @@
-"""The sets of hospitals on which a suite runs its arms: as listed, each left out in turn, and all of a grid."""
+"""The sets of hospitals on which a suite runs its arms: what each of its scenarios stands for."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
@@ -9,98 +10,115 @@ from typing import Any
 
 from fedtar_flare.errors import ConfigError
 from fedtar_flare.settings import build
-from fedtar_flare.suite.file import GRID, Case, Hospital, Suite
+from fedtar_flare.suite.file import Scenario, Suite
 from fedtar_flare.synthetic.course import CohortOptions
+
+HOSPITALS = "hospitals"
+"""How a point names the number of hospitals."""
 
 
 @dataclass(frozen=True)
 class Variant:
     """Hospitals of a run.
 
-    Args:
-        name: empty for the suite's own.
-        sites, outside: who takes part, and who gets the shared adapter alone.
-        cohort: options of the synthetic cohorts, by hospital; empty where the suite says nothing of any.
-        joins: round in which a hospital begins, of those that do not from the start.
-        values: what makes it differ: of the grid, ``case`` or ``left_out``.
+    Parameters
+    ----------
+    scenario : str
+        Its scenario; empty for the suite's own hospitals.
+    sites, outside : tuple of str
+        Who takes part, and who gets the shared adapter alone.
+    cohort : dict
+        Options of the synthetic cohorts, by hospital; empty where the suite says nothing of any.
+    joins : dict
+        Round in which a hospital begins, of those that do not from the start.
+    point : dict
+        What it takes from each list of its scenario: the number of hospitals, and options of the cohort.
+    compared : tuple of str
+        Hospitals whose gain is shown: those that the scenario names, else those that are in all its points.
+    left_out : tuple of str
+        Of the suite's hospitals, those that are outside.
+    alone : tuple of str
+        Hospitals on which an arm that shares nothing is run; what a hospital learns alone does not depend on others.
     """
 
-    name: str
+    scenario: str
     sites: tuple[str, ...]
     outside: tuple[str, ...] = ()
     cohort: dict[str, dict[str, Any]] = field(default_factory=dict)
     joins: dict[str, int] = field(default_factory=dict)
-    values: dict[str, Any] = field(default_factory=dict)
+    point: dict[str, Any] = field(default_factory=dict)
+    compared: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()
+    alone: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """For file names and progress: the point of a scenario with lists, else the scenario."""
+        said = "_".join(f"{key}-{value}" for key, value in self.point.items()) or self.scenario
+        return re.sub(r"[^a-z0-9._]+", "-", said.lower()).strip("-")[:60]
+
+    def on(self, sites: Sequence[str]) -> Variant:
+        """The same with some of the hospitals alone, and nobody outside."""
+        cohort = {site: options for site, options in self.cohort.items() if site in sites}
+        joins = {site: r for site, r in self.joins.items() if site in sites}
+        return replace(self, sites=tuple(sites), outside=(), cohort=cohort, joins=joins)
 
 
 def variants(suite: Suite) -> list[Variant]:
-    """All of a suite: its own hospitals, or its grid and cases; then each hospital left out.
+    """All of a suite, scenario by scenario.
 
-    Raises:
-        ConfigError: an option of a cohort, a hospital or a case does not fit.
+    Raises
+    ------
+    ConfigError
+        A scenario or an option of a cohort does not fit.
     """
-    own = _variant(suite, "", suite.sites, suite.hospitals)
-    found = [_point(suite, values) for values in _points(suite)]
-    for name, given in suite.cases.items():
-        case = build(Case, given, f"case '{name}'")
-        hospitals = {**suite.hospitals, **case.hospitals}
-        sites = suite.sites[: case.among or None]
-        if case.about not in sites:
-            raise ConfigError(f"case '{name}': among {case.among} hospitals there is no {case.about}")
-        found.append(replace(_variant(suite, name, sites, hospitals), values={"case": name}))
-    for site in suite.sites if suite.leave_one_out else ():
-        others = tuple(other for other in suite.sites if other != site)
-        left_out = _variant(suite, f"without-{site}", others, suite.hospitals, outside=(site,))
-        found.append(replace(left_out, values={"left_out": site}))
-    return found if suite.joining else [own, *found]
+    several = {name: build(Scenario, given, f"scenario '{name}'") for name, given in suite.scenarios.items()}
+    return [one for name, scenario in (several or {"": Scenario()}).items() for one in _expanded(suite, name, scenario)]
 
 
-def needed(suite: Suite, variant: Variant) -> Variant | None:
-    """Hospitals on which an arm that shares nothing is run for a variant, None for none of them.
+def _expanded(suite: Suite, name: str, scenario: Scenario) -> list[Variant]:
+    """A variant for each combination of what the scenario lists."""
+    numbers = scenario.sites or (len(suite.sites),)
+    if max(numbers) > len(suite.sites):
+        raise ConfigError(f"scenario '{name}': sites must be numbers from 1 to {len(suite.sites)}")
+    named = {key for key, value in scenario.cohort.items() if isinstance(value, Mapping)} | scenario.joins.keys()
+    lists = {key: value for key, value in scenario.cohort.items() if isinstance(value, list)}
+    found = []
+    for number, *values in product(numbers, *lists.values()):
+        sites = tuple(site for site in suite.sites[:number] if site not in scenario.outside)
+        outside = scenario.outside or suite.outside
+        if odd := sorted(named - {*sites, *outside} | scenario.joins.keys() - set(sites)):
+            raise ConfigError(f"scenario '{name}': among the {len(sites)} hospitals that take part is no '{odd[0]}'")
+        if not sites:
+            raise ConfigError(f"scenario '{name}': nobody takes part")
+        point = dict(zip(lists, values, strict=True))
+        compared = tuple(site for site in sites if site in named) or sites[: min(numbers)]
+        joins = {site: r for site, r in scenario.joins.items() if r > 1}
+        left_out = tuple(site for site in outside if site in suite.sites)
+        one = Variant(
+            scenario=name if scenario != Scenario() else "",
+            sites=sites,
+            outside=outside,
+            cohort=_cohorts(suite, scenario.cohort | point, (*sites, *outside)),
+            joins=joins,
+            point=({HOSPITALS: number} if len(numbers) > 1 else {}) | point,
+            compared=compared,
+            left_out=left_out,
+        )
+        if number == min(numbers) and not left_out:
+            # no run begins without a hospital that is there from the start
+            first = [site for site in sites if site not in joins][:1] if set(compared) <= joins.keys() else []
+            one = replace(one, alone=tuple(site for site in sites if site in (*first, *compared)))
+        found.append(one)
+    return found
 
-    What a hospital learns alone does not depend on the others. So of a grid it is run with the fewest hospitals, which
-    are those whose gains are shown; in a case by the hospital that it is about (and, where that one comes late, by one
-    that is there before, or no run could begin); and never with a hospital left out, to which it has nothing to give.
-    """
-    if "left_out" in variant.values:
-        return None
-    if "case" in variant.values:
-        about = suite.cases[variant.values["case"]]["about"]
-        first = next((s for s in variant.sites if s != about and s not in variant.joins), about)
-        sites = tuple(s for s in variant.sites if s == about or (s == first and about in variant.joins))
-        cohort = {site: options for site, options in variant.cohort.items() if site in sites}
-        joins = {site: r for site, r in variant.joins.items() if site in sites}
-        return replace(variant, sites=sites, outside=(), cohort=cohort, joins=joins)
-    return variant if variant.values.get("hospitals", 0) <= min(suite.grid.get("hospitals", [0])) else None
 
-
-def _points(suite: Suite) -> list[dict[str, Any]]:
-    names = [name for name in GRID if name in suite.grid]
-    combined = product(*(suite.grid[name] for name in names)) if names else ()
-    return [dict(zip(names, values, strict=True)) for values in combined]
-
-
-def _point(suite: Suite, values: Mapping[str, Any]) -> Variant:
-    options = {name: value for name, value in values.items() if name != "hospitals"}
-    sites = suite.sites[: values.get("hospitals", len(suite.sites))]
-    name = "_".join(f"{key}-{value}" for key, value in values.items())
-    return replace(_variant(suite, name, sites, suite.hospitals, options), values=dict(values))
-
-
-def _variant(
-    suite: Suite,
-    name: str,
-    sites: Sequence[str],
-    hospitals: Mapping[str, Any],
-    options: Mapping[str, Any] | None = None,
-    outside: tuple[str, ...] | None = None,
-) -> Variant:
-    known = {site: build(Hospital, values, f"hospital '{site}'") for site, values in hospitals.items()}
-    outside = suite.outside if outside is None else outside
-    cohort = {}
-    for site in (*sites, *outside):
-        own = known[site].cohort if site in known else {}
-        cohort[site] = {**suite.cohort, **(options or {}), **own}
-        build(CohortOptions, cohort[site], f"cohort of {site}")
-    joins = {site: known[site].joins for site in sites if site in known and known[site].joins > 1}
-    return Variant(name, tuple(sites), outside, cohort if any(cohort.values()) else {}, joins)
+def _cohorts(suite: Suite, changed: Mapping[str, Any], sites: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Options by hospital: the suite's, the scenario's, and the hospital's own of both."""
+    parts = (suite.cohort, changed)
+    shared = {key: value for part in parts for key, value in part.items() if not isinstance(value, Mapping)}
+    found = {}
+    for site in sites:
+        found[site] = shared | {key: value for part in parts for key, value in part.get(site, {}).items()}
+        build(CohortOptions, found[site], f"cohort of {site}")
+    return found if any(found.values()) else {}

@@ -3,7 +3,7 @@
     python -m tests.benchmarks.scale --json FILE [--charts FOLDER] [--only AXIS ...] [--repeat N] [--quick]
 
 Each point is measured in a process of its own, ``--repeat`` times; results that the file holds are not measured
-again. Tables are printed. Linux only. ``--charts`` needs matplotlib (the extra ``figures``).
+again. Tables are printed. Linux only.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-from fedtar_flare.suite.figures import can_draw
 from tests.benchmarks.__main__ import machine
 from tests.benchmarks.scale_charts import AXES, draw_charts, tables
 
@@ -105,8 +104,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if sys.platform != "linux":
         parser.error("memory is read from Linux' /proc, which is not here")
-    if options.charts and not can_draw():
-        parser.error("--charts needs matplotlib: pip install 'fedtar_flare[figures]'")
     os.environ["OMP_NUM_THREADS"] = "1"  # before numpy and torch are imported
     stored = _load(options.json)
     found: dict[str, dict[str, list[Found]]] = stored.get("measured", {})

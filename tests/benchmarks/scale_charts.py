@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import statistics
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedtar_flare.suite.figures import COLOURS, FADED, Figure, Line, Panel
+from fedtar_flare.reporting.plots import Chart, Figure, Series
 from tests.benchmarks.result import short
 
 Places = Mapping[str, Sequence[Mapping[str, float]]]
@@ -134,40 +133,35 @@ def _table(axis: Axis, places: Places) -> str:
 
 def draw_charts(measured: Measured, folder: Path) -> None:
     """Write ``scale-<axis>.svg`` for each axis that was measured."""
-    from fedtar_flare.suite.figures import draw
-
     folder.mkdir(parents=True, exist_ok=True)
     for name in (name for name in AXES if name in measured):
-        with tempfile.TemporaryDirectory() as place:
-            draw(_figure(name, AXES[name], measured[name]), Path(place))
-            drawn = (Path(place) / f"scale-{name}.svg").read_text(encoding="utf-8")
-        (folder / f"scale-{name}.svg").write_text(drawn, encoding="utf-8")
+        _figure(name, AXES[name], measured[name]).write(folder, columns=2)
 
 
 def _figure(name: str, axis: Axis, places: Places) -> Figure:
     rows = at(axis, places)
-    colours = dict(zip(dict.fromkeys([*axis.seconds, *axis.megabytes]), COLOURS, strict=False))
-    time = _lines(rows, axis.seconds, 1.0, colours)
-    memory = _lines(rows, axis.megabytes, 1e6, colours)
-    panels = [
-        Panel(f"Time against {axis.title}", axis.label, "processor seconds", time, log_x=True, log_y=True),
-        Panel(f"Memory and bytes against {axis.title}", axis.label, "MB", memory, log_x=True, log_y=True),
+    colours = {line: i for i, line in enumerate(dict.fromkeys([*axis.seconds, *axis.megabytes]))}
+    charts = [
+        Chart(f"{what} against {axis.title}", _lines(rows, fields, unit, colours), (), axis.label, label, log="xy")
+        for what, fields, unit, label in (
+            ("Time", axis.seconds, 1.0, "processor seconds"),
+            ("Memory and bytes", axis.megabytes, 1e6, "MB"),
+        )
     ]
-    return Figure(f"scale-{name}", axis.title, "", panels, columns=2)
+    return Figure(f"scale-{name}", "", "", charts)
 
 
 def _lines(
     rows: Sequence[tuple[float, Mapping[str, float]]],
     fields: Mapping[str, str],
     unit: float,
-    colours: Mapping[str, str],
-) -> list[Line]:
+    colours: Mapping[str, int],
+) -> list[Series]:
     """One for each field, and what grows in proportion, ending at the largest of them."""
-    x = [place for place, _ in rows]
     least = LEAST_MB if unit > 1 else 0.0
     made = [
-        Line(line, x, [max(values[key] / unit, least) for _, values in rows], colours[line])
+        Series(line, [(x, max(values[key] / unit, least), "") for x, values in rows], index=colours[line])
         for line, key in fields.items()
     ]
-    end = max(line.y[-1] for line in made)
-    return [*made, Line("in proportion", x, [end * place / x[-1] for place in x], FADED, kind="guide")]
+    last, end = rows[-1][0], max(one.points[-1][1] or 0.0 for one in made)
+    return [*made, Series("in proportion", [(x, end * x / last, "") for x, _ in rows], "faded", dashed=True)]

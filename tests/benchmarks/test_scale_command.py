@@ -45,7 +45,6 @@ def test_every_axis_has_points_and_a_median_of_each_field():
 
 
 def test_charts_and_tables(tmp_path):
-    pytest.importorskip("matplotlib")
     fields = {f for axis in AXES.values() for f in (*axis.seconds.values(), *axis.megabytes.values())} | {"parameters"}
     places = {
         name: {str(value): [dict.fromkeys(fields, 1e6 * (i + 1))] for i, value in enumerate(points.values)}

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedtar_flare.reporting.plots import Guide, Series, line_chart, ticks
+from fedtar_flare.reporting.plots import SMALL, Bar, Chart, Figure, Guide, Series, line_chart, sharing_y, ticks
 
 NUMBERS = st.floats(-1e6, 1e6, allow_nan=False)
 
@@ -76,3 +76,45 @@ def test_guides_and_crosses_say_what_they_are():
 def test_tick_labels_differ(low, high):
     words = [e.text for e in chart((0, low), (1, high)).iter("text") if e.get("class") == "end"]
     assert len(words) >= 2 and len(set(words)) == len(words)
+
+
+def test_a_point_without_neighbours_shows_its_interval_too():
+    ends = Series("a", [(0, 1.0, ""), (1, None, ""), (2, 3.0, "")], band=[(0, 0.5, 2.0), (2, 2.0, 4.0)])
+    figure = ElementTree.fromstring(line_chart("t", [ends], x_label="x", y_label="y"))
+    (whiskers,) = (path.get("d") for path in figure.iter("path") if path.get("class") == "whisker")
+    assert whiskers.count("M") == 2 and not [e for e in figure.iter("path") if e.get("class") in ("band", "line")]
+
+
+def test_bars_have_names_words_and_intervals_and_fit_in():
+    bars = [Bar(f"an arm with a rather long name, the {i}th of all", 10.0 * i, f"{i} min", (9.0 * i, 11.0 * i))
+            for i in range(4)]  # fmt: skip
+    drawn = ElementTree.fromstring(Chart("Cost", bars=bars).figure())
+    words = [text.text for text in drawn.iter("text")]
+    assert words == [word for bar in bars for word in (bar.name, bar.words)]
+    width = float(drawn.find("svg").get("viewBox").split()[2])
+    ends = [path.get("d") for path in drawn.iter("path") if path.get("class") == "ends"]
+    assert len(ends) == 4 and all(float(re.split("[MH ]", end)[-1]) < width for end in ends)
+
+
+def test_logarithmic_axes_are_marked_at_the_points_and_at_powers_of_ten():
+    line = Series("a", [(12, 0.5, ""), (24, 40.0, ""), (120, 3000.0, "")])
+    drawn = ElementTree.fromstring(line_chart("t", [line], x_label="x", y_label="y", log="xy"))
+    words = [text.text for text in drawn.iter("text")]
+    assert words[:4] == ["1", "10", "100", "1000"] and words[4:7] == ["12", "24", "120"]
+    places = [float(e.get("x")) for e in drawn.iter("text") if e.text in ("12", "24", "120")]
+    assert places[2] - places[1] > 2 * (places[1] - places[0]), "24 is a doubling, 120 five times that"
+
+
+def test_a_figure_has_one_legend_one_scale_and_a_file_without_variables(tmp_path):
+    lines = [Series("a <b>", [(0, 1.0, "")]), Series("others", [(0, 2.0, "")], "faded")]
+    charts = sharing_y(
+        [Chart("one", lines, (), "x", "y", size=SMALL), Chart("two", lines[1:], (), "x", "y", size=SMALL)]
+    )
+    assert len({chart.y_range for chart in charts}) == 1
+    figure = Figure("f", "F", "about it", [charts[1], charts[0]], last="others")
+    assert [one.name for one in figure.legend] == ["a <b>", "others"]
+    page = ElementTree.fromstring(f"<main>{figure.html()}</main>")
+    assert len(list(page.iter("figure"))) == 2 and len(list(page.iter("li"))) == 2
+    text = figure.write(tmp_path).read_text()
+    drawn = ElementTree.fromstring(text)
+    assert "var(" not in text and len([e for e in drawn if e.tag.endswith("svg")]) == 2

@@ -8,42 +8,38 @@ from pathlib import Path
 
 import numpy as np
 
-from fedtar_flare.suite.plan import Cell
+from fedtar_flare.suite.plan import Experiment
 from fedtar_flare.suite.run import RESULTS, result_file, rows_file
-from fedtar_flare.suite.texts import texts_file
 
 PATIENTS, ROUNDS = 6, 4
 
 
-def write_results(folder: Path, cells: list[Cell]) -> None:
-    """A result and rows per cell, and the texts of their hospitals."""
+def write_results(folder: Path, experiments: list[Experiment]) -> None:
+    """A result and rows per experiment, and the texts of their hospitals."""
     (folder / RESULTS).mkdir(parents=True, exist_ok=True)
-    quality = {name: 0.3 + 0.05 * i for i, name in enumerate(dict.fromkeys(cell.name for cell in cells))}
-    for cell in cells:
-        draw = np.random.default_rng([cell.seed, *cell.file_name.encode()])
-        good = quality[cell.name] + (0.1 if cell.arm.method != "local" else 0.0)
-        outside = () if cell.arm.method == "local" else cell.variant.outside
+    quality = {
+        name: 0.3 + 0.05 * i for i, name in enumerate(dict.fromkeys(experiment.name for experiment in experiments))
+    }
+    for experiment in experiments:
+        draw = np.random.default_rng([experiment.seed, *experiment.file_name.encode()])
+        good = quality[experiment.name] + (0.1 if experiment.arm.method != "local" else 0.0)
+        outside = () if experiment.arm.method == "local" else experiment.variant.outside
         rows = [
             row
             for when, level in (("start", 0.1), ("end", good))
             for sites, personal in (
-                (cell.sites, True),
-                (cell.sites, False),
+                (experiment.sites, True),
+                (experiment.sites, False),
                 (outside, True),
             )
-            if personal or cell.arm.method == "fedtar"
+            if personal or experiment.arm.method == "fedtar"
             for site in sites
             for patient in range(PATIENTS)
             if when == "end" or personal
             for row in [_row(draw, site, patient, personal, when, level * (1 if personal else 0.5))]
         ]
-        rows_file(folder, cell).write_text("".join(json.dumps(row) + "\n" for row in rows))
-        result_file(folder, cell).write_text(json.dumps(_result(cell, good, draw)))
-        texts = {
-            "drift": {site: [[t, 0.1 * (t - 1) + 0.02 * i] for t in (1, 2, 3)] for i, site in enumerate(cell.sites)},
-            "clusters": {s: (draw.normal(size=(20, 2)) + 5 * i).round(2).tolist() for i, s in enumerate(cell.sites)},
-        }
-        texts_file(folder / RESULTS, cell).write_text(json.dumps(texts))
+        rows_file(folder, experiment).write_text("".join(json.dumps(row) + "\n" for row in rows))
+        result_file(folder, experiment).write_text(json.dumps(_result(experiment, good, draw)))
 
 
 def _row(draw, site, patient, personal, when, level):
@@ -78,35 +74,35 @@ def _cell_of(good, r, draw):
     }
 
 
-def _result(cell: Cell, good, draw):
-    fedtar = cell.arm.method == "fedtar"
+def _result(experiment: Experiment, good, draw):
+    fedtar = experiment.arm.method == "fedtar"
     evaluations = []
     for r in range(ROUNDS + 1):
         sites = {
             site: {"steps": {}, "all": _cell_of(good + 0.02 * i, r, draw)}
-            for i, site in enumerate(cell.sites)
-            if r or site not in cell.variant.joins
+            for i, site in enumerate(experiment.sites)
+            if r or site not in experiment.variant.joins
         }
         evaluations.append({"round": r, "sites": sites, "generic": sites if fedtar else {}})
     losses = [
-        {s: {"validation_loss": 2 / math.sqrt(r) - good + 0.1 * i, "n": 9} for i, s in enumerate(cell.sites)}
+        {s: {"validation_loss": 2 / math.sqrt(r) - good + 0.1 * i, "n": 9} for i, s in enumerate(experiment.sites)}
         for r in range(1, ROUNDS + 1)
     ]
     return {
-        "arm": cell.name,
-        "label": cell.arm.label or cell.name,
-        "method": cell.arm.method,
-        "seed": cell.seed,
-        "settings": cell.recipe,
-        "sites": list(cell.sites),
-        "variant": cell.variant.values,
-        "joins": cell.variant.joins,
-        "cohort": cell.variant.cohort,
+        "arm": experiment.name,
+        "label": experiment.arm.label or experiment.name,
+        "method": experiment.arm.method,
+        "seed": experiment.seed,
+        "settings": experiment.recipe,
+        "sites": list(experiment.sites),
+        "variant": experiment.variant.point,
+        "joins": experiment.variant.joins,
+        "cohort": experiment.variant.cohort,
         "versions": {"torch": "2"},
         "torch_threads": 1,
         "seconds": 60.0 + 10 * good,
-        "shares": cell.arm.method != "local",
-        "bytes": 0 if cell.arm.method == "local" else 3_000_000,
+        "shares": experiment.arm.method != "local",
+        "bytes": 0 if experiment.arm.method == "local" else 3_000_000,
         "counts": {},
         "scored_round": ROUNDS,
         "rounds": ROUNDS,
@@ -114,18 +110,11 @@ def _result(cell: Cell, good, draw):
             {"round": r, "loss": sum(s["validation_loss"] for s in sites.values()) / len(sites), "sites": sites}
             for r, sites in enumerate(losses, 1)
         ],
-        "alphas": [[r, 0.7, 0.6 + 0.02 * r, 0.5] for r in range(ROUNDS + 1)] if fedtar else [],
+        "curves": {"alpha": [[r, 0.7, 0.6 + 0.02 * r, 0.5] for r in range(ROUNDS + 1)]} if fedtar else {},
         "evaluations": evaluations,
         "outside": {
             s: {"start": {"all": _cell_of(0.1, 1, draw)}, "end": {"all": _cell_of(good, 3, draw)}}
-            for s in cell.variant.outside
-            if cell.arm.method != "local"
+            for s in experiment.variant.outside
+            if experiment.arm.method != "local"
         },
-        "embedding": [
-            {"site": s, "x": float(draw.normal()), "y": float(draw.normal()), "age": age, "sex": "FM"[age // 2 % 2]}
-            for s in cell.sites
-            for age in range(40, 90, 2)
-        ]
-        if fedtar
-        else [],
     }

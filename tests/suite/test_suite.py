@@ -16,11 +16,10 @@ from fedtar_flare.record.events import Evaluation, SiteScores
 from fedtar_flare.suite.against import differences, value
 from fedtar_flare.suite.collect import scored_round
 from fedtar_flare.suite.file import Suite, read_suite
-from fedtar_flare.suite.plan import Cell, cells, merged
+from fedtar_flare.suite.plan import Experiment, experiments, merged
 from fedtar_flare.suite.results import done
 from fedtar_flare.suite.run import cores, pending, result_file, rows_file, run_suite
 from fedtar_flare.suite.summary import summaries
-from fedtar_flare.suite.texts import read_texts
 
 TINY = {
     "name": "try",
@@ -59,16 +58,16 @@ def ran(tmp_path_factory):
 @pytest.mark.slow
 def test_every_cell_has_a_result_that_says_how_it_was_made(ran):
     file, folder, _, state = ran
-    planned = cells(read_suite(file))
+    planned = experiments(read_suite(file))
     assert not pending(folder, planned) and not list((folder / "runs").iterdir())
-    for cell in planned:
-        result = json.loads(result_file(folder, cell).read_text())
-        assert result["settings"] == cell.recipe and result["seed"] == 0 and result["versions"]["torch"]
-        lines = result_file(folder, cell).with_suffix(".rows.jsonl").read_text().splitlines()
+    for experiment in planned:
+        result = json.loads(result_file(folder, experiment).read_text())
+        assert result["settings"] == experiment.recipe and result["seed"] == 0 and result["versions"]["torch"]
+        lines = result_file(folder, experiment).with_suffix(".rows.jsonl").read_text().splitlines()
         rows = [json.loads(line) for line in lines]
         members = [row for row in rows if row["site"] in TINY["sites"] and row["when"] == "end"]
         assert len(members) == sum(sum(counts["test"]) for counts in result["counts"].values())
-        assert ("site-3" in result["outside"]) is (cell.name == "fedavg"), "local-only has nothing to give away"
+        assert ("site-3" in result["outside"]) is (experiment.name == "fedavg"), "local-only has nothing to give away"
     assert not state, "a finished run leaves no state of its sites"
 
 
@@ -76,10 +75,10 @@ def test_every_cell_has_a_result_that_says_how_it_was_made(ran):
 def test_nothing_is_run_twice_and_a_changed_setting_is_a_new_run(ran, tmp_path):
     file, folder, _, _ = ran
     said: list[str] = []
-    assert run_suite(folder, cells(read_suite(file)), say=said.append) == []
+    assert run_suite(folder, experiments(read_suite(file)), say=said.append) == []
     assert said == ["2 runs, 2 of them done before"]
     longer = read_suite(suite_file(tmp_path, settings=TINY["settings"] | {"num_rounds": 2}))
-    assert len(pending(folder, cells(longer))) == 2
+    assert len(pending(folder, experiments(longer))) == 2
 
 
 @pytest.mark.slow
@@ -89,7 +88,7 @@ def test_the_page_compares_the_arms_where_they_were_scored(ran):
     text = (folder / "comparison.html").read_text()
     ElementTree.fromstring(text.replace("<!DOCTYPE html>", "").replace("&nbsp;", " "))
     assert text.count("each hospital alone") > 1 and "hospitals outside" in text
-    results = done(folder, cells(read_suite(file)))
+    results = done(folder, experiments(read_suite(file)))
     arms = summaries(results)
     assert [arm.name for arm in arms] == ["fedavg", "alone"]
     assert arms[0].bytes > 0 and arms[0].mean("outside", "token_loss") > 0
@@ -104,7 +103,7 @@ def test_the_page_compares_the_arms_where_they_were_scored(ran):
 def test_a_score_of_all_patients_is_that_of_the_record(ran):
     """One hospital's mean token loss, from its reports' scores and from the run's evaluation."""
     file, folder, _, _ = ran
-    for one in done(folder, cells(read_suite(file))):
+    for one in done(folder, experiments(read_suite(file))):
         event = next(e for e in one.result["evaluations"] if e["round"] == one.result["scored_round"])
         for site in TINY["sites"]:
             rows = [row for row in one.members() if row["site"] == site]
@@ -118,15 +117,15 @@ def test_what_a_hospital_learns_alone_does_not_depend_on_the_others(ran, tmp_pat
     file = suite_file(tmp_path, sites=["site-1"], outside=[], arms={"alone": TINY["arms"]["alone"]})
     code, _, errors = fedtar_here("compare", file, "-o", tmp_path / "out", FEDTAR_HOME=str(tmp_path / "home"))
     assert code == 0, errors
-    (by_itself,) = done(tmp_path / "out", cells(read_suite(file)))
-    beside = next(one for one in done(folder, cells(Suite(**TINY))) if one.cell.name == "alone")
+    (by_itself,) = done(tmp_path / "out", experiments(read_suite(file)))
+    beside = next(one for one in done(folder, experiments(Suite(**TINY))) if one.experiment.name == "alone")
     assert by_itself.members() == [row for row in beside.members() if row["site"] == "site-1"]
 
 
 def test_a_difference_is_what_the_rows_say_and_the_same_results_differ_by_nothing(tmp_path):
-    planned = cells(Suite(**TINY | {"seeds": [0, 1]}))
-    for cell in planned:
-        better = cell.name == "alone"
+    planned = experiments(Suite(**TINY | {"seeds": [0, 1]}))
+    for experiment in planned:
+        better = experiment.name == "alone"
         rows = [
             {
                 "site": site,
@@ -143,17 +142,17 @@ def test_a_difference_is_what_the_rows_say_and_the_same_results_differ_by_nothin
             for site in TINY["sites"]
             for patient in range(8)
         ]
-        file = rows_file(tmp_path, cell)
+        file = rows_file(tmp_path, experiment)
         file.parent.mkdir(exist_ok=True)
         file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-        result_file(tmp_path, cell).write_text("{}")
+        result_file(tmp_path, experiment).write_text("{}")
     found = {one.score: one for one in differences(done(tmp_path, planned), "fedavg")}
     for score, more in (("cider", 0.5), ("finding_f1_new", 1.0), ("finding_change_micro_f1", 1.0)):
         assert found[score].difference == pytest.approx((more, more, more)) and found[score].p < 0.001
     assert found["bleu_4"].difference.value == 0 and found["bleu_4"].p == 1
 
 
-class Dying(Cell):
+class Dying(Experiment):
     """A run whose process is killed."""
 
     def build(self, threads=1):
@@ -167,7 +166,7 @@ class CannotBeSent(Exception):
         super().__init__(a)
 
 
-class Raising(Cell):
+class Raising(Experiment):
     """A run with an unforeseen error."""
 
     def build(self, threads=1):
@@ -197,39 +196,30 @@ def test_all_scores_are_of_the_best_round_that_can_be_compared(evaluations, best
 def test_two_processes_run_what_can_be_run(tmp_path, monkeypatch):
     """A hospital that joins late, all patients in one place, a killed process, and an error that cannot be sent."""
     monkeypatch.setenv("FEDTAR_HOME", str(tmp_path / "home"))
-    late = {"hospitals": {"site-2": {"joins": 2, "cohort": {"own_words": 0.5}}}, "outside": []}
-    told_apart = {"patient": {"patients_per_component": 1}}
-    arms = {
-        "fedtar": {"method": "fedtar", "settings": told_apart},
-        "alike": {"method": "fedtar"},  # so few patients have one component, and one q
-        "all": {"method": "centralised"},
-    }
+    late = {"scenarios": {"late": {"joins": {"site-2": 2}, "cohort": {"site-2": {"own_words": 0.5}}}}, "outside": []}
+    arms = {"fedtar": {"method": "fedtar"}, "all": {"method": "centralised"}}
     settings = {name: value for name, value in TINY["settings"].items() if name != "torch_threads"} | {"num_rounds": 2}
-    good = cells(Suite(**TINY | late | {"arms": arms, "settings": settings}))
+    good = experiments(Suite(**TINY | late | {"arms": arms, "settings": settings}))
     bad = [kind(**vars(replace(good[0], name=name))) for name, kind in (("dies", Dying), ("raises", Raising))]
     said: list[str] = []
     failed = run_suite(tmp_path, [*bad, *good], processes=2, say=said.append)
     assert sorted(line.split(":")[0] for line in failed) == ["dies, seed 0", "raises, seed 0"]
     assert any("process died" in line for line in failed) and any("CannotBeSent: out of" in line for line in failed)
-    assert len(said) == 6 and not pending(tmp_path, good)
+    assert len(said) == 5 and not pending(tmp_path, good)
     for one in done(tmp_path, good):
         assert one.result["torch_threads"] == max(1, cores() // 2)
         evaluations = {event["round"]: set(event["sites"]) for event in one.result["evaluations"]}
         assert evaluations == {0: {"site-1"}, 1: {"site-1"}, 2: {"site-1", "site-2"}}
         assert one.result["scored_round"] == 2 and set(one.result["counts"]) == {"site-1", "site-2"}
         assert {row["site"] for row in one.members()} == {"site-1", "site-2"}
-        points = one.result["embedding"]
-        assert {p["site"] for p in points} == (set(TINY["sites"]) if one.cell.name == "fedtar" else set())
     fedtar = done(tmp_path, good)[0]
-    assert len(fedtar.result["alphas"]) == 3
-    texts = read_texts(tmp_path / "results", good[0])
-    assert set(texts["clusters"]) == set(TINY["sites"]) and texts["drift"]["site-1"] == [[1, 0.0]]
+    assert [row[0] for row in fedtar.result["curves"]["alpha"]] == [0, 1, 2]
 
 
 def test_a_run_that_fails_is_said_and_the_others_go_on(tmp_path, monkeypatch):
     monkeypatch.setenv("FEDTAR_SITES", str(tmp_path / "nowhere"))
     said: list[str] = []
-    failed = run_suite(tmp_path, cells(Suite(**TINY)), say=said.append)
+    failed = run_suite(tmp_path, experiments(Suite(**TINY)), say=said.append)
     assert [line.split(",")[0] for line in failed] == ["fedavg", "alone"] and len(said) == 3
 
 
@@ -242,15 +232,14 @@ def test_a_run_that_fails_is_said_and_the_others_go_on(tmp_path, monkeypatch):
         ({"arms": {}}, "arms"),
         ({"outside": ["site-1"]}, "outside"),
         ({"seeds": [1, 1]}, "different"),
-        ({"reference": "b"}, "one of the arms"),
-        ({"also_compared_with": ["b"]}, "other arms than"),
-        ({"also_compared_with": ["fedavg"]}, "other arms than"),
+        ({"references": ["b"]}, "some of the arms"),
+        ({"references": ["fedavg", "fedavg"]}, "each once"),
         ({"sitess": ["a"]}, "did you mean 'sites'"),
     ],
 )
 def test_a_suite_that_cannot_be_run_is_refused_before_anything_runs(tmp_path, change, said):
     with pytest.raises(ConfigError, match=said):
-        cells(read_suite(suite_file(tmp_path, **change)))
+        experiments(read_suite(suite_file(tmp_path, **change)))
 
 
 def test_settings_are_merged_group_by_group():

@@ -11,10 +11,10 @@ from fedtar_flare.errors import ConfigError
 from fedtar_flare.metrics.classification import auc, lca
 from fedtar_flare.suite import page
 from fedtar_flare.suite.file import Suite
-from fedtar_flare.suite.plan import cells
-from fedtar_flare.suite.results import done
+from fedtar_flare.suite.plan import experiments
+from fedtar_flare.suite.results import by_arm, done
 from fedtar_flare.suite.run import RESULTS, result_file, rows_file, run_suite
-from fedtar_flare.suite.task_scores import Run, differences, runs_by_arm, values
+from fedtar_flare.suite.task_scores import Run, differences, values
 
 SITES = ["site-1", "site-2"]
 SETTINGS = {
@@ -36,10 +36,10 @@ def made(folder: Path, better=0.0, shuffled_too=False, **changes):
     """A suite whose results nobody ran: FedKEI's scores of positives are higher by ``better``."""
     arms = ARMS | ({"other": {"method": "fedkei", "label": "other order"}} if shuffled_too else {})
     suite = Suite(**{**SUITE, "arms": arms, **changes})
-    planned = cells(suite)
+    planned = experiments(suite)
     (folder / RESULTS).mkdir()
-    for cell in planned:
-        draw = np.random.default_rng(cell.seed)  # the same images and noise for all arms
+    for one in planned:
+        draw = np.random.default_rng(one.seed)  # the same images and noise for all arms
         rows, tasks = [], []
         for step, task in enumerate(("effusion", "nodule"), start=1):
             for site in SITES:
@@ -49,29 +49,33 @@ def made(folder: Path, better=0.0, shuffled_too=False, **changes):
                     | {"seconds": [0.5 * step, 2.0, 3.0], "start_seconds": 0.5, "membership": 0.6, "fell_back": False}
                 )
                 for i in range(12):
-                    scores = draw.random(EPOCHS + 1) + (better if cell.name == "fedkei" and i % 2 else 0.0)
-                    name = f"{'o' if cell.name == 'other' else 'p'}-{i // 2}"
+                    scores = draw.random(EPOCHS + 1) + (better if one.name == "fedkei" and i % 2 else 0.0)
+                    name = f"{'o' if one.name == 'other' else 'p'}-{i // 2}"
                     rows.append({**about, "patient_id": name, "label": i % 2, "scores": scores.tolist()})
-        rows_file(folder, cell).write_text("".join(json.dumps(row) + "\n" for row in rows))
-        label = cell.arm.label
-        known = {"arm": cell.name, "label": label, "seed": cell.seed, "sites": SITES, "versions": {"torch": "2"}}
-        known |= {"plan": cell.name, "order": "synchronous", "bytes": 1000, "seconds": 9.0, "tasks": tasks}
-        result_file(folder, cell).write_text(json.dumps(known))
+        rows_file(folder, one).write_text("".join(json.dumps(row) + "\n" for row in rows))
+        label = one.arm.label
+        known = {"arm": one.name, "label": label, "seed": one.seed, "sites": SITES, "versions": {"torch": "2"}}
+        known |= {"bytes": 1000, "seconds": 9.0, "tasks": tasks}
+        result_file(folder, one).write_text(json.dumps(known))
     return suite, planned
+
+
+def runs_by_arm(results):
+    return {name: [Run(one) for one in several] for name, several in by_arm(results).items()}
 
 
 def test_reports_and_classes_are_never_in_one_table():
     with pytest.raises(ConfigError, match=r"fedkei classifies images and fedavg writes reports"):
-        cells(Suite(**{**SUITE, "settings": {}, "arms": {**ARMS, "fedavg": {"method": "fedavg"}}}))
+        experiments(Suite(**{**SUITE, "settings": {}, "arms": {**ARMS, "fedavg": {"method": "fedavg"}}}))
 
 
 @pytest.mark.parametrize(
     ("what", "given"),
-    [("outside", ["site-3"]), ("leave_one_out", True), ("grid", {"patients": [12]})],
+    [("outside", ["site-3"]), ("scenarios", {"a": {"sites": [1]}})],
 )
 def test_what_only_reports_answer_is_refused(what, given):
     with pytest.raises(ConfigError, match=what):
-        cells(Suite(**{**SUITE, what: given}))
+        experiments(Suite(**{**SUITE, what: given}))
 
 
 def test_scores_are_means_over_sites_of_the_tasks_after_the_first(tmp_path):
@@ -129,10 +133,10 @@ def test_the_page_has_its_tables_and_its_curves(tmp_path):
 @pytest.mark.slow
 def test_a_suite_is_run_to_its_page(tmp_path, monkeypatch):
     monkeypatch.setenv("FEDTAR_HOME", str(tmp_path / "home"))
-    planned = cells(Suite(**{**SUITE, "seeds": [0]}))
+    planned = experiments(Suite(**{**SUITE, "seeds": [0]}))
     assert run_suite(tmp_path, planned, say=lambda line: None) == []
     rand, ours = (Run(one) for one in done(tmp_path, planned))
-    assert rand.images == ours.images and rand.result["plan"] == "rand"
+    assert rand.images == ours.images
     first = [place for place in rand.places if place[0] == 1]
     assert first and all(rand.curves()[place] == ours.curves()[place] for place in first), "no pool, no difference"
     assert ours.tasks[2, "site-1"]["start_seconds"] > rand.tasks[2, "site-1"]["start_seconds"]
