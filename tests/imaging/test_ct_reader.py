@@ -156,13 +156,6 @@ def test_rounded_positions_are_an_even_grid(tmp_path):
     assert read_ct(tmp_path).spacing_mm[0] == pytest.approx(0.625, abs=0.01)
 
 
-def test_copies_of_files_are_dropped(tmp_path):
-    hu = write_series(tmp_path / "a")
-    write_series(tmp_path / "b")
-    volume = read_ct(tmp_path)
-    assert np.array_equal(volume.hu, hu) and reasons(volume) == ["copies"]
-
-
 def test_two_acquisitions_at_the_same_places(tmp_path):
     hu = write_series(tmp_path)
 
