@@ -70,7 +70,8 @@ def read_yaml(path: Path, what: str) -> dict[str, Any]:
     import yaml
 
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the one in C takes an eighth of the time
+        content = yaml.load(path.read_text(encoding="utf-8"), Loader=loader)
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise ConfigError(f"{path}: not readable as YAML ({error})") from error
     if not isinstance(content, dict):

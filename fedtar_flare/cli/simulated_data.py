@@ -17,7 +17,7 @@ def add_commands(commands: Commands) -> None:
     sites = command.add_mutually_exclusive_group()
     sites.add_argument("-n", "--sites", type=int, default=3, help="number of hospitals, site-1 and so on (default 3)")
     sites.add_argument("-c", "--clients", help="their names instead, separated by commas")
-    command.add_argument("--patients", type=int, default=48, help="patients of the largest site (default 48)")
+    command.add_argument("--patients", type=int, default=48, help="patients of each site (default 48)")
     command.add_argument("-T", "--time-steps", type=int, default=3, help="time steps (default 3)")
     command.add_argument("--seed", type=int, default=0, help="of everything random (default 0)")
     command.add_argument(
@@ -32,10 +32,11 @@ def add_commands(commands: Commands) -> None:
         default="women",
         help="who gets other words (default women)",
     )
-    command.add_argument("--size-ratio", type=float, default=1.0, help="largest over smallest site (default 1)")
-    command.add_argument("--missing-age", type=float, default=0.0, help="share of patients without an age (default 0)")
     command.add_argument(
-        "--same-day", type=float, default=0.0, help="share of patients with two studies on one day (default 0)"
+        "--untidy",
+        type=float,
+        default=0.0,
+        help="share of patients with two studies on one day, and share without an age (default 0)",
     )
     command.add_argument("--no-effects", action="store_true", help="leave out the effects of age and sex")
     command.add_argument(
@@ -89,14 +90,11 @@ def synth(arguments: argparse.Namespace) -> None:
     from fedtar_flare.synthetic.course import CohortOptions
     from fedtar_flare.synthetic.sites import write_sites
 
-    effects = not arguments.no_effects
     options = CohortOptions(
-        same_day_pairs=arguments.same_day,
-        wording_effect=effects,
-        prevalence_effect=effects,
+        effects=not arguments.no_effects,
         scanner_differences=not arguments.one_scanner,
         new_findings=not arguments.no_new_findings,
-        **given(arguments, "change", "change_group", "size_ratio", "missing_age"),
+        **given(arguments, "change", "change_group", "untidy"),
     )
     names, timeline = site_names(arguments.clients or arguments.sites), Timeline(arguments.time_steps)
     size = given(arguments, "patients", "seed")

@@ -35,22 +35,29 @@ def build_cohort(
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Write all visits under a folder.
 
-    Args:
-        root: an empty folder; paths in the index are relative to it.
-        settings: site, patients and seed; all of them go into the truth.
-        timeline: how visits become time steps.
-        options: what the cohort contains.
+    Parameters
+    ----------
+    root : Path
+        An empty folder; paths in the index are relative to it.
+    settings : dict
+        Site, patients and seed; all of them go into the truth.
+    timeline : Timeline
+        How visits become time steps.
+    options : CohortOptions
+        What the cohort contains.
 
-    Returns:
-        (index, truth), ready for JSON.
+    Returns
+    -------
+    index, truth : dict
+        Ready for JSON.
     """
     site, seed = settings["site"], settings["seed"]
-    style = options.reporting_style or style_of(site)
+    style = style_of(site)
     scanner = site_scanner(style if options.scanner_differences else 1)
     changed_from = change_step(options, timeline.time_steps)
     index: list[dict[str, Any]] = []
     truth: list[dict[str, Any]] = []
-    for number in range(site_patients(settings["patients"], style, options)):
+    for number in range(options.patients or settings["patients"]):
         patient = plan_patient(site, style, number, timeline=timeline, seed=seed, options=options)
         anatomy = draw_anatomy(stream("anatomy", seed, site, number))
         listed, known = [], []
@@ -90,20 +97,15 @@ def build_cohort(
         "change_step": changed_from,
         "change_group": options.change_group if changed_from else None,
         "older_from": OLDER_FROM,
-        "wording_by_age": options.wording_effect,
+        "wording_by_age": options.effects,
         "almost_never": list(ALMOST_NEVER[style] if options.new_findings else NEW_KINDS),
         "prevalence_factors": {
-            "older": OLDER_FACTOR if options.prevalence_effect else {},
-            "sex": SEX_FACTOR if options.prevalence_effect else {},
+            "older": OLDER_FACTOR if options.effects else {},
+            "sex": SEX_FACTOR if options.effects else {},
             "from_change_step": CHANGE_FACTOR if changed_from else {},
         },
     }
     return {"patients": index}, {**settings, "effects": effects, "scanner": asdict(scanner), "patients": truth}
-
-
-def site_patients(asked: int, style: int, options: CohortOptions) -> int:
-    """Number of patients of a site: its own, or what was asked for, less for the smaller sites; at least one."""
-    return options.patients or max(1, round(asked * options.size_ratio ** (-((style - 1) % 3) / 2)))
 
 
 def phase_of(patient: PlannedPatient, visit: PlannedVisit, changed_from: int | None, options: CohortOptions) -> Phase:
@@ -120,7 +122,7 @@ def report_of(patient: PlannedPatient, visit: PlannedVisit, phase: Phase, style:
         resolved=visit.resolved,
         follow_up=visit is not patient.visits[0],
         # by the first visit's age, so that a patient stays in one group
-        older=options.wording_effect and patient.visits[0].age >= OLDER_FROM,
+        older=options.effects and patient.visits[0].age >= OLDER_FROM,
     )
 
 

@@ -49,17 +49,26 @@ def synthetic_cohort(
 ) -> Cohort:
     """The synthetic cohort of a site; made when it is not there yet (some 0.1 s per visit), else read in milliseconds.
 
-    Args:
-        site: its name; decides about reporting style and scanner unless ``options.reporting_style`` does.
-        folder: where cohorts are kept; each in a subfolder of its own, named by site and a key of all settings and of
-            the code that makes it.
-        patients: asked for; ``options.size_ratio`` may lessen it.
-        timeline: how visits become time steps; with ``period``, visits are drawn in its calendar bins.
-        seed: of the whole simulation; sites with different names differ under one seed.
-        options: what the cohort contains.
+    Parameters
+    ----------
+    site : str
+        Its name; decides about reporting style and scanner.
+    folder : Path
+        Where cohorts are kept; each in a subfolder of its own, named by site and a key of all settings and of the code
+        that makes it.
+    patients : int
+        Asked for; ``options.patients`` goes before it.
+    timeline : Timeline
+        How visits become time steps; with ``period``, visits are drawn in its calendar bins.
+    seed : int
+        Of the whole simulation; sites with different names differ under one seed.
+    options : CohortOptions, optional
+        What the cohort contains.
 
-    Raises:
-        ConfigError: for settings that do not fit.
+    Raises
+    ------
+    ConfigError
+        A setting does not fit.
     """
     options = options or CohortOptions()
     if patients < 1:
@@ -95,7 +104,7 @@ def _name(settings: Mapping[str, Any]) -> str:
 @functools.cache
 def _code_version() -> str:
     """Hash of the code that decides about a cohort's content: a change of it makes a new cohort."""
-    sources = sorted(Path(__file__).parent.glob("*.py"))
+    sources = sorted(path for path in Path(__file__).parent.iterdir() if path.suffix in (".py", ".yaml"))
     return hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()
 
 

@@ -20,7 +20,7 @@ Planted effects, all switchable in ``CohortOptions`` and written to the truth:
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Literal
@@ -41,6 +41,10 @@ MOST_FINDINGS, MOST_NEW = 4, 1
 OPEN_BIN_DAYS = 180
 """How far the first and the last calendar bin reach, which are open to one side, when visits are aligned by period."""
 FIRST_DAY = datetime(2019, 1, 1)
+FULL_COURSE = 0.75
+"""Share of patients with a visit at every time step; the others have fewer."""
+GAP_DAYS = (3.0, 270.0)
+"""Shortest and longest time between visits, drawn log-uniformly."""
 
 # chances: there at the first visit; appears by the next one; if there: shrinks (from small: resolves), grows
 _COURSE = {
@@ -74,25 +78,14 @@ _CYCLE = ("train", "validation", "test", "train", "train", "train", "test", "tra
 class CohortOptions(Settings):
     """What the synthetic cohort contains; the defaults are the simulator's."""
 
-    full_course: float = Field(
-        0.75, ge=0, le=1, description="share of patients with a visit at every time step; the others have fewer"
-    )
-    min_gap_days: float = Field(3.0, ge=1, description="shortest time between visits (log-uniform)")
-    max_gap_days: float = Field(270.0, description="longest time between visits")
-    same_day_pairs: float = Field(0.0, ge=0, le=1, description="share of patients with two visits on one day")
-    missing_age: float = Field(0.0, ge=0, le=1, description="share of patients whose age is not recorded")
-    size_ratio: float = Field(
-        1.0,
-        ge=1,
-        description="largest over smallest site; sites with reporting style 1, 2, 3, ... have 1, 1/sqrt(ratio), "
-        "1/ratio, 1, ... of the patients asked for",
-    )
+    patients: int = Field(0, ge=0, description="patients of this site; 0: as many as the job asks for")
     change: Literal["early", "late", "none"] = Field("late", description="early: at step 2; late: see change_step")
     change_group: Literal["women", "everyone"] = Field("women", description="whose wording changes")
-    wording_effect: bool = Field(True, description="the age group decides about a sentence")
-    prevalence_effect: bool = Field(True, description="age group and sex decide about prevalence")
-    reporting_style: int = Field(
-        0, ge=0, le=6, description="wording and scanner of the site, 1 to 6; 0 takes them from the site's name"
+    effects: bool = Field(
+        True, description="age decides about a sentence of the report; age and sex decide about prevalence"
+    )
+    untidy: float = Field(
+        0.0, ge=0, le=1, description="share of patients with two visits on one day, and share without a recorded age"
     )
     own_words: float = Field(
         1.0,
@@ -101,16 +94,10 @@ class CohortOptions(Settings):
         description="strength of the reporting style: share of the kinds of finding in the site's own words, the "
         "others in those of style 1; under 0.5 the order of the report is that of style 1 too",
     )
-    patients: int = Field(0, ge=0, description="patients of this site; 0: as many as the job asks for")
     scanner_differences: bool = Field(True, description="False gives every site the first scanner")
     new_findings: bool = Field(
         True, description="plant findings that the warm start has never seen; False: the control, with nothing to share"
     )
-
-    def misfits(self) -> Iterator[tuple[str, str]]:
-        """Gaps the wrong way round."""
-        if self.max_gap_days < self.min_gap_days:
-            yield "max_gap_days", f"at least min_gap_days={self.min_gap_days:g}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,8 +131,7 @@ def stream(*parts: object) -> np.random.Generator:
 def change_step(options: CohortOptions, time_steps: int) -> int | None:
     """First time step after the planted change: 2 when early, three quarters of the way when late.
 
-    Returns:
-        None without a change, or when there is one time step only. Late: T = 2: 2, 3: 3, 4: 3, 5: 4.
+    None without a change, or when there is one time step only. Late: T = 2: 2, 3: 3, 4: 3, 5: 4.
     """
     if options.change == "none" or time_steps < 2:
         return None
@@ -160,13 +146,17 @@ def plan_patient(
     The identifier is drawn until the keyed hash puts the patient into the split planned for the number, 7 : 1 : 2
     within any ten and one of each within the first three: small simulated sites can validate and test too.
 
-    Args:
-        site, house, number: which patient.
-        time_steps: T.
-        seed: of the whole simulation.
-        options: what the cohort contains.
-        periods: T - 1 rising bounds, a day apart or more, of the calendar bins that visits are drawn from, at most one
-            from each; None: the t-th visit is at step t.
+    Parameters
+    ----------
+    site, style, number : str, int, int
+        Which patient; the reporting style decides about the case mix.
+    timeline : Timeline
+        T, and the calendar bins that visits are drawn from, at most one from each; without bins the t-th visit is at
+        step t.
+    seed : int
+        Of the whole simulation.
+    options : CohortOptions
+        What the cohort contains.
     """
     time_steps = timeline.time_steps
     rng = stream("patient", seed, site, number)
@@ -178,8 +168,8 @@ def plan_patient(
     )
     sex: Literal["F", "M"] = "F" if rng.random() < 0.5 else "M"
     age = float(np.clip(rng.normal(64, 14), 20, 92))
-    age_recorded = bool(rng.random() >= options.missing_age)
-    count = time_steps if rng.random() < options.full_course else int(rng.integers(1, max(2, time_steps)))
+    age_recorded = bool(rng.random() >= options.untidy)
+    count = time_steps if rng.random() < FULL_COURSE else int(rng.integers(1, max(2, time_steps)))
     moments = _moments(rng, count, timeline, options)
     steps = [timeline.step_of(i, moment) for i, moment in enumerate(moments)]
     changed_from = change_step(options, time_steps) or time_steps + 1
@@ -216,11 +206,11 @@ def _moments(rng: np.random.Generator, count: int, timeline: Timeline, options: 
         bounds = [inner[0] - OPEN_BIN_DAYS, *inner, inner[-1] + OPEN_BIN_DAYS]
         days = [bounds[b] + int(rng.integers(0, max(1, bounds[b + 1] - bounds[b]))) for b in bins]
     else:
-        low, high = np.log(options.min_gap_days), np.log(options.max_gap_days)
+        low, high = np.log(GAP_DAYS)
         gaps = [max(1, round(float(np.exp(rng.uniform(low, high))))) for _ in range(count - 1)]
         days = np.cumsum([int(rng.integers(0, 2 * 365)), *gaps]).tolist()
     moments = sorted(FIRST_DAY + timedelta(days=day) + time for day, time in zip(days, clock, strict=True))
-    if count > 1 and rng.random() < options.same_day_pairs:
+    if count > 1 and rng.random() < options.untidy:
         second = int(rng.integers(1, count))
         moments[second] = moments[second - 1] + minute * int(rng.integers(90, 480))
     return moments
@@ -231,7 +221,7 @@ def _factors(style: int, age: float, sex: str, options: CohortOptions) -> dict[s
     site = stream("case mix", style).uniform(0.7, 1.4, len(KNOWN_KINDS))
     factors = dict(zip(KNOWN_KINDS, site.tolist(), strict=True))
     factors |= {kind: 1 / 12 if kind in ALMOST_NEVER[style] else 1.0 for kind in NEW_KINDS}
-    if options.prevalence_effect:
+    if options.effects:
         for kind, factor in (*(OLDER_FACTOR.items() if age >= OLDER_FROM else ()), *SEX_FACTOR[sex].items()):
             factors[kind] *= factor
     return factors

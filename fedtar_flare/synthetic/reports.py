@@ -31,27 +31,42 @@ class State:
 class Wording:
     """Templates of one style. Nothing is drawn at random: the same visit always gives the same text.
 
-    Args:
-        opening: first words at a first visit, and at a later one.
-        sections: in the order of the report: kinds of finding, and the sentence when none of them is there;
-            ``(("bones",), "")`` places the sentence on bones.
-        found: per kind a sentence with ``{size}``, ``{side}`` and ``{change}``.
-        sizes: per kind three words for small, moderate and large, separated by ``|``.
-        changes: for new, larger and smaller, separated by ``|``; a stable finding gets no word.
-        resolved: sentence with ``{names}``.
-        bones: sentence under 65 years, and from 65 years on.
-        impression: closing sentence with ``{names}``, and the one for a normal study; empty for none.
-        impression_first: put it right after the opening.
+    Parameters
+    ----------
+    opening : pair of str
+        First words at a first visit, and at a later one.
+    sections : sequence of (kinds, sentence)
+        In the order of the report: kinds of finding, and the sentence when none of them is there;
+        ``(("bones",), "")`` places the sentence on bones.
+    found : dict of str
+        Per kind a sentence with ``{size}``, ``{side}`` and ``{change}``.
+    sizes : dict of str
+        Per kind three words for small, moderate and large, separated by ``|``.
+    changes : str
+        For new, larger and smaller, separated by ``|``; a stable finding gets no word.
+    resolved : str
+        Sentence with ``{names}``.
+    bones : pair of str
+        Sentence under 65 years, and from 65 years on.
+    impression : pair of str
+        Closing sentence with ``{names}``, and the one for a normal study; empty for none.
+    impression_first : bool
+        Whether it stands right after the opening.
+
+    Raises
+    ------
+    ConfigError
+        A kind or a part is missing.
     """
 
-    opening: tuple[str, str]
-    sections: tuple[tuple[tuple[str, ...], str], ...]
+    opening: Sequence[str]
+    sections: Sequence[tuple[Sequence[str], str]]
     found: Mapping[str, str]
     sizes: Mapping[str, str]
     changes: str
     resolved: str
-    bones: tuple[str, str]
-    impression: tuple[str, str] = ("", "")
+    bones: Sequence[str]
+    impression: Sequence[str] = ("", "")
     impression_first: bool = False
 
     def __post_init__(self) -> None:
@@ -63,11 +78,6 @@ class Wording:
                 raise ConfigError(f"{field} must have an entry per kind {KINDS}, not {tuple(per_kind)}")
         if any(len(words.split("|")) != len(SIZES) for words in [*self.sizes.values(), self.changes]):
             raise ConfigError("sizes and changes must have three parts, separated by '|'")
-
-
-def per_kind(*texts: str) -> dict[str, str]:
-    """One text per kind of finding, in the order of ``KINDS``."""
-    return dict(zip(KINDS, texts, strict=True))
 
 
 def write_report(
@@ -93,7 +103,7 @@ def write_report(
     changes = dict(zip(("new", "larger", "smaller"), wording.changes.split("|"), strict=True))
     sentences = [wording.opening[follow_up]]
     for kinds, normal in wording.sections:
-        if kinds == (BONES,):
+        if BONES in kinds:
             sentences.append(wording.bones[older])
             continue
         here = [name for kind in kinds for name in FINDINGS if kind_of(name) == kind and name in findings]

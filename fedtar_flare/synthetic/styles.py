@@ -2,53 +2,37 @@
 
 Styles say the same in different words, order and structure. Each has two wordings, one before and one after the planted
 change (``CohortOptions.change``). The generic style belongs to no site: a model that was warm-started on it knows the
-findings, but still has to learn how each site writes.
+findings, but still has to learn how each site writes. All are in ``styles.yaml``.
 """
 
 from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import Literal
+from pathlib import Path
+from typing import Any, Literal
 
 from fedtar_flare.errors import ConfigError
-from fedtar_flare.synthetic.reports import BONES, Wording, per_kind
-from fedtar_flare.synthetic.styles_1_to_3 import STYLE_1, STYLE_2, STYLE_3
-from fedtar_flare.synthetic.styles_4_to_6 import STYLE_4, STYLE_5, STYLE_6
+from fedtar_flare.files import read_yaml
+from fedtar_flare.synthetic.reports import Wording
 from fedtar_flare.synthetic.vocabulary import KINDS
 
 Phase = Literal["before", "after"]
 
-STYLES: tuple[tuple[Wording, Wording], ...] = (STYLE_1, STYLE_2, STYLE_3, STYLE_4, STYLE_5, STYLE_6)
-"""Each style's wording before and after the planted change."""
 
-GENERIC = Wording(
-    opening=("Findings on this chest study are as follows.", "Findings on this chest study are as follows."),
-    sections=(
-        (("effusion", "pneumothorax"), "Both pleural spaces are dry."),
-        (("cardiomegaly", "pericardial_effusion"), "Cardiac size lies within normal limits."),
-        (("consolidation", "nodule", "emphysema", "cavity", "fibrosis"), "Aeration of both lungs is normal."),
-        (("lymphadenopathy",), "Mediastinal nodes are of normal size."),
-        ((BONES,), ""),
-    ),
-    found=per_kind(
-        "The {side} pleural space contains {size} effusion{change}.",
-        "The {side} lung contains {size} consolidation{change}.",
-        "The {side} lung contains one {size} nodule{change}.",
-        "Emphysema of {size} degree involves both lungs{change}.",
-        "Cardiomegaly of {size} degree is demonstrated{change}.",
-        "Lymphadenopathy of {size} degree involves the mediastinum{change}.",
-        "The {side} pleural space contains {size} pneumothorax{change}.",
-        "One lung contains one {size} cavity{change}.",
-        "Fibrosis of {size} degree involves both lungs{change}.",
-        "The pericardial space contains {size} pericardial effusion{change}.",
-    ),
-    sizes=per_kind(*["small|moderate|large"] * 3, *["mild|moderate|severe"] * 3, *["small|moderate|large"] * 4),
-    changes=" as a new finding| with growth| with reduction",
-    resolved="Gone since the earlier study: {names}.",
-    bones=("", ""),
+def _wording(fields: Mapping[str, Any]) -> Wording:
+    sizes = fields["sizes"]
+    return Wording(**{**fields, "sizes": sizes if isinstance(sizes, dict) else dict.fromkeys(KINDS, sizes)})
+
+
+_FILE = read_yaml(Path(__file__).with_name("styles.yaml"), "the wordings of reporting styles")
+STYLES: tuple[tuple[Wording, Wording], ...] = tuple(
+    (_wording(style["before"]), _wording(style["after"])) for style in _FILE["styles"]
 )
+"""Each style's wording before and after the planted change."""
+GENERIC = _wording(_FILE["generic"])
 """The style of the warm start; never a site's, and without anything that the image does not show."""
 
 
@@ -60,10 +44,21 @@ def style_of(site: str) -> int:
 
 
 def wording_of(style: int, phase: Phase, own_words: float = 1.0) -> Wording:
-    """The wording of a style, with ``own_words`` (0 to 1) of the kinds in its own words and the others in style 1's.
+    """The wording of a style.
 
-    Raises:
-        ConfigError: for a style outside 1 to 6.
+    Parameters
+    ----------
+    style : int
+        1 to 6.
+    phase : {"before", "after"}
+        Of the planted change.
+    own_words : float, 0 to 1
+        Share of the kinds in the style's own words; the others are in style 1's.
+
+    Raises
+    ------
+    ConfigError
+        There is no such style.
     """
     if not 1 <= style <= len(STYLES):
         raise ConfigError(f"reporting style {style} does not exist; styles are 1 to {len(STYLES)}")

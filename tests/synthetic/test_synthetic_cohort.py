@@ -123,7 +123,7 @@ def test_more_patients_leave_the_first_ones_as_they_are(tmp_path):
 def test_other_settings_and_other_code_make_other_cohorts(tmp_path, monkeypatch):
     base = {"patients": 1, "time_steps": 1}
     make(tmp_path, **base)
-    make(tmp_path, **base, options=CohortOptions(missing_age=1.0))
+    make(tmp_path, **base, options=CohortOptions(untidy=1.0))
     make(tmp_path, **base, seed=1)
     make(tmp_path, **base, alignment="period")
     make(tmp_path, "site 2/x", **base)
@@ -188,7 +188,7 @@ print([(visit.visit_id, visit.report, len(list(visit.image.iterdir()))) for p in
 
 
 def test_missing_age_and_periods(tmp_path):
-    found = make(tmp_path, patients=3, alignment="period", options=CohortOptions(missing_age=1.0))
+    found = make(tmp_path, patients=3, alignment="period", options=CohortOptions(untidy=1.0))
     visits = [visit for patient in found.patients for visit in patient.visits]
     assert all(visit.age is None for visit in visits)
     assert "PatientAge" not in pydicom.dcmread(next(iter(visits[0].image.iterdir())), stop_before_pixels=True)
@@ -204,9 +204,12 @@ def test_sites_differ_in_style_and_scanner(tmp_path):
     assert one.report.split()[:2] != two.report.split()[:2]
     spacing = [pydicom.dcmread(next(iter(v.image.iterdir()))).PixelSpacing for v in (one, two)]
     assert not np.allclose(*spacing)
-    same = CohortOptions(reporting_style=1, scanner_differences=False)
-    third = make(tmp_path, "site-2", **base, options=same).patients[0].visits[0]
-    assert third.report.split()[:2] == one.report.split()[:2]
+    same = CohortOptions(own_words=0.0, scanner_differences=False, patients=2)
+    third = make(tmp_path, "site-2", **base, options=same)
+    assert len(third.patients) == 2
+    visit = third.patients[0].visits[0]
+    assert visit.report.split()[:2] == one.report.split()[:2]
+    assert pydicom.dcmread(next(iter(visit.image.iterdir()))).PixelSpacing == spacing[0]
 
 
 @pytest.mark.parametrize("wrong", [{"patients": 0}, {"time_steps": 0}, {"alignment": "year"}])

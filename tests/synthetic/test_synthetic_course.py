@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from fedtar_flare.data.splits import split_of, synthetic_key
 from fedtar_flare.data.timeline import Timeline
 from fedtar_flare.errors import ConfigError
-from fedtar_flare.synthetic.build import site_patients
 from fedtar_flare.synthetic.course import (
     ALMOST_NEVER,
     FIRST_DAY,
@@ -44,14 +43,14 @@ def half_years(time_steps):
     seed=st.integers(0, 10**6),
     time_steps=st.integers(1, 6),
     by_period=st.booleans(),
-    same_day=st.sampled_from([0.0, 1.0]),
+    untidy=st.sampled_from([0.0, 1.0]),
 )
-def test_a_plan_is_repeatable_and_consistent(number, seed, time_steps, by_period, same_day):
+def test_a_plan_is_repeatable_and_consistent(number, seed, time_steps, by_period, untidy):
     arguments = {
         "seed": seed,
         "time_steps": time_steps,
         "alignment": "period" if by_period else "visit",
-        "same_day_pairs": same_day,
+        "untidy": untidy,
     }
     patient = plan(number, **arguments)
     assert patient == plan(number, **arguments)
@@ -128,12 +127,12 @@ def test_identifiers_give_the_planned_splits_and_say_nothing_about_time():
 
 def test_options_plant_same_day_pairs_and_missing_ages():
     for number in range(20):
-        moments = [v.acquired for v in plan(number, same_day_pairs=1.0).visits]
+        moments = [v.acquired for v in plan(number, untidy=1.0).visits]
         if len(moments) > 1:
             days = Counter(moment.date() for moment in moments)
             assert max(days.values()) == 2
             assert min(np.diff(moments)) < timedelta(hours=8)
-    assert not any(plan(number, missing_age=1.0).age_recorded for number in range(10))
+    assert not any(plan(number, untidy=1.0).age_recorded for number in range(10))
     assert all(plan(number).age_recorded for number in range(10))
 
 
@@ -143,7 +142,7 @@ def rate(patients, name):
 
 
 def test_planted_effects_on_prevalence():
-    patients = [plan(number, full_course=1.0) for number in range(1500)]
+    patients = [plan(number) for number in range(1500)]
     old = [p for p in patients if p.visits[0].age >= OLDER_FROM]
     young = [p for p in patients if p.visits[0].age < OLDER_FROM]
     women, men = ([p for p in patients if p.sex == sex] for sex in "FM")
@@ -151,14 +150,14 @@ def test_planted_effects_on_prevalence():
     assert rate(old, "cardiomegaly") > 1.2 * rate(young, "cardiomegaly")
     assert rate(men, "emphysema") > 1.1 * rate(women, "emphysema")
     assert rate(women, "lymphadenopathy") > 1.15 * rate(men, "lymphadenopathy")
-    plain = [plan(number, full_course=1.0, prevalence_effect=False) for number in range(1500)]
+    plain = [plan(number, effects=False) for number in range(1500)]
     old, young = ([p for p in plain if (p.visits[0].age >= OLDER_FROM) == flag] for flag in (True, False))
     assert abs(rate(old, "cardiomegaly") - rate(young, "cardiomegaly")) < 0.05
 
 
 def test_planted_change_of_case_mix():
     def appearing(change):
-        last = [plan(n, full_course=1.0, change=change).visits[-1] for n in range(600)]
+        last = [plan(n, change=change).visits[-1] for n in range(600)]
         return np.mean([any(n.startswith("consol") and s.change == "new" for n, s in v.findings.items()) for v in last])
 
     assert appearing("late") > 1.6 * appearing("none")
@@ -220,26 +219,12 @@ def test_step_of_the_planted_change(change, expected):
     assert [change_step(CohortOptions(change=change), t) for t in range(1, 7)] == expected
 
 
-def test_sites_of_different_size():
-    options = CohortOptions(size_ratio=4.0)
-    assert [site_patients(48, style, options) for style in range(1, 5)] == [48, 24, 12, 48]
-    assert site_patients(48, 2, CohortOptions()) == 48
-    assert site_patients(1, 3, options) == 1
-    assert site_patients(48, 3, CohortOptions(patients=5, size_ratio=4.0)) == 5
-
-
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("full_course", 1.5),
-        ("min_gap_days", 0.0),
-        ("max_gap_days", 1.0),
-        ("same_day_pairs", -0.1),
-        ("missing_age", 2.0),
-        ("size_ratio", 0.5),
+        ("untidy", -0.1),
         ("change", "soon"),
         ("change_group", "men"),
-        ("reporting_style", 7),
         ("own_words", 1.1),
         ("patients", -1),
     ],
