@@ -9,7 +9,7 @@ import difflib
 import hashlib
 import json
 from collections.abc import Collection, Iterator, Mapping
-from typing import Any, ClassVar, Self, TypeVar
+from typing import Any, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -43,14 +43,10 @@ class Settings(BaseModel):
     Types are strict (no 2.0 or True for a whole number, no infinity), but an int may stand for a float and a list for a
     tuple, so that settings read back from JSON equal those that were written.
 
-    ``added`` has the options that came after results were kept, each with the value at which all is as it was before:
-    at that value an option is no part of the :func:`digest`, so that what is done counts as done.
-
     Raises:
         ConfigError: a setting is unknown, missing or not allowed; the message says what would be.
     """
 
-    added: ClassVar[Mapping[str, Any]] = {}
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
     def __init__(self, **values: Any):
@@ -69,11 +65,6 @@ class Settings(BaseModel):
 
     def to_dict(self) -> dict[str, Any]:
         return self.model_dump()
-
-    def decisive(self) -> dict[str, Any]:
-        """What the :func:`digest` is of: all but :attr:`added` options at the value that changes nothing."""
-        added = self.added
-        return {name: value for name, value in self.to_dict().items() if name not in added or value != added[name]}
 
     def _fill(self, values: Mapping[str, Any], where: str) -> None:
         check_names(values, type(self).model_fields, where)
@@ -130,7 +121,7 @@ def nearest(word: str, known: Collection[str]) -> str:
 
 def digest(*settings: Settings) -> str:
     """Short hash of settings that all sites must share."""
-    text = json.dumps([one.decisive() for one in settings], sort_keys=True)
+    text = json.dumps([one.to_dict() for one in settings], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 

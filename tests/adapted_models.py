@@ -147,12 +147,9 @@ def written_out_weights(
         lora, name = f"base_model.model.{path}.lora_", path.replace(".", "/")
         down, up = shared[f"{lora}A.default.weight"], shared[f"{lora}B.default.weight"]
         delta = ALPHA / RANK * up @ down
-        if f"hypernetworks.{name}.a_weight" in own:
-            a, b = (
-                own[f"hypernetworks.{name}.{half}_weight"] @ phi + own.get(f"hypernetworks.{name}.{half}_bias", 0.0)
-                for half in "ab"
-            )
-            delta = delta + SCALE * b.reshape(rank, -1).T @ a.reshape(rank, -1)
+        of = f"hypernetworks.{name}."
+        a, b = (own[f"{of}{half}_weight"] @ phi + own[f"{of}{half}_bias"] for half in "ab")
+        delta = delta + SCALE * b.reshape(rank, -1).T @ a.reshape(rank, -1)
         layer = base.get_submodule(path)
         weights[f"{path}.weight"] = layer.weight + (delta if isinstance(layer, nn.Linear) else delta.T)
     return weights

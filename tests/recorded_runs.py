@@ -123,7 +123,6 @@ def _start(rounds, time_steps, alpha_form, sites, min_cell, first_round) -> Star
             "alpha_form": alpha_form,
             "initial_alpha": 0.7,
             "eta": 0.01,
-            "eta_schedule": "constant",
             "seed": 0,
             "min_sites": 1,
         },

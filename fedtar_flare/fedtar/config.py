@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any, ClassVar, Literal
+from collections.abc import Iterator
+from typing import Literal
 
 from pydantic import Field
 
@@ -15,7 +15,6 @@ PROFILES = (("hash", "age", "sex"), ("age", "sex"))
 class PatientConfig(Settings):
     """The patient-adaptive part, which never leaves the site (FedTAR, Eq. 2 to 4)."""
 
-    added: ClassVar[Mapping[str, Any]] = {"shared_first": 0.0, "local_adapter": False}
     enabled: bool = Field(True, description="False: the shared adapter alone (an ablation)")
     lr: float = Field(2e-3, gt=0, description="AdamW learning rate of the patient part")
     scale: float = Field(1.0, gt=0, description="s_p of Eq. 4; the paper's preset has alpha / rank")
@@ -32,57 +31,24 @@ class PatientConfig(Settings):
         1.0, ge=0, description="length of b_proj at the start, a random vector; 0 in the paper's preset"
     )
     spread: float = Field(0.1, gt=0, description="length of W_proj's columns at the start; 1 in the paper's preset")
-    dropout: float = Field(
-        0.0,
-        ge=0,
-        le=1,
-        description="share of the training reports that are read without the patient part, so that the shared adapter "
-        "learns to write by itself; 0 in the paper's preset",
-    )
-    shared_first: float = Field(
-        0.0,
-        ge=0,
-        lt=1,
-        description="share of the rounds, the first ones, in which the shared adapter learns alone, so that the "
-        "patient part learns what is left; 0 in the paper's preset",
-    )
     local_adapter: bool = Field(
         False,
         description="reports with the patient part are written beside the shared adapter as this site last trained it, "
         "together with the patient part, not as the server averaged it; nothing else changes. The paper's preset has "
         "the server's",
     )
-    targets: str = Field(
-        "", description="regular expression on names of LoRA layers: those with a patient part; '' for all"
-    )
     constant_q: bool = Field(
         False, description="take the same q for every patient: an ablation that shows what telling them apart is worth"
     )
-    hypernetwork_bias: bool = Field(True, description="h_l with a bias; without it is an ablation")
     profile: tuple[str, ...] = Field(
         PROFILES[1],
         description="fields of the profile; the paper's preset has a hash of the patient's id too, by which training "
         "patients are told apart and new ones are not",
     )
 
-    def decisive(self) -> dict[str, Any]:
-        """Without ``local_adapter`` where the patient part is off, since nothing reads it there."""
-        values = super().decisive()
-        if not self.enabled:
-            values.pop("local_adapter", None)
-        return values
-
     def misfits(self) -> Iterator[tuple[str, str]]:
         if self.profile not in PROFILES:
             yield "profile", " or ".join(map(str, PROFILES))
-
-    def waits(self, round_: int, rounds: int) -> bool:
-        """Whether the shared adapter learns alone in round ``round_`` (from 1) of ``rounds``; never in all of them.
-
-        >>> [[PatientConfig(shared_first=0.33).waits(r, rounds) for r in range(1, rounds + 1)] for rounds in (1, 2, 3)]
-        [[False], [True, False], [True, False, False]]
-        """
-        return round_ <= min(round(self.shared_first * rounds), rounds - 1)
 
     def components_for(self, patients: int) -> int:
         """How many components a site with this many training patients fits.
@@ -96,15 +62,14 @@ class PatientConfig(Settings):
 class TemporalConfig(Settings):
     """What a time step learns from."""
 
-    replay: Literal["none", "earlier", "seen"] = Field(
+    replay: Literal["none", "seen"] = Field(
         "none",
-        description="which visits beside its own a step trains on, so that they are not forgotten: 'none' (the paper), "
-        "'earlier': those of the steps before it, 'seen': those of every step that the run has come to, which from "
-        "round 2 on are all",
+        description="which visits a step trains on: 'none': its own (the paper), 'seen': those of every step that the "
+        "run has come to, which from round 2 on are all, so that earlier ones are not forgotten",
     )
 
     def steps(self, round_: int, t: int, time_steps: int) -> int | range:
         """The steps, of 1 to T, whose visits step t of a round (both from 1) trains on."""
         if self.replay == "none":
             return t
-        return range(1, (time_steps if self.replay == "seen" and round_ > 1 else t) + 1)
+        return range(1, (time_steps if round_ > 1 else t) + 1)

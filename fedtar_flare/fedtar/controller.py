@@ -36,7 +36,7 @@ class TemporalResidualController(MethodController):
 
     Args:
         alpha_form, initial_alpha: of :class:`AlphaPolicy`, which checks them.
-        eta, eta_schedule: of :class:`OuterOptimizer`, which checks them.
+        eta: of :class:`OuterOptimizer`, which checks it.
         temporal: settings of :class:`TemporalConfig`, as the sites have them.
         args, kwargs: of :class:`MethodController`; FLARE's export finds its parameters by these two names.
     """
@@ -49,17 +49,16 @@ class TemporalResidualController(MethodController):
         alpha_form: str = "softmax",
         initial_alpha: float = 0.7,
         eta: float = 1e-2,
-        eta_schedule: str = "constant",
         temporal: dict[str, Any] | None = None,
         **kwargs: Any,
     ):
         super().__init__(*args, **kwargs)
         self.alpha_form, self.initial_alpha = alpha_form, initial_alpha
-        self.eta, self.eta_schedule, self.temporal = eta, eta_schedule, temporal
+        self.eta, self.temporal = eta, temporal
         self._temporal = build(TemporalConfig, temporal, "temporal")
         self.replay = self._temporal.replay
         self.policy = AlphaPolicy(self.time_steps, alpha_form=alpha_form, initial_alpha=initial_alpha, seed=self.seed)
-        self.outer = OuterOptimizer(self.policy, eta=eta, schedule=eta_schedule)
+        self.outer = OuterOptimizer(self.policy, eta=eta)
 
     def one_round(self, w: Tensors, r: int) -> Tensors:
         """T residual steps and one outer step (FedTAR, Algorithm 1)."""
@@ -94,7 +93,7 @@ class TemporalResidualController(MethodController):
         if sent and bool(taken.any()):
             reports = {site: int(validated[site].numbers["reports"]) for site in sent}
             gradient = hypergradient(pool_t_numbers(sent, reports), alphas, taken)
-            gradient_norm, floored = self.outer.step(gradient, r), floored_steps(alphas, taken)
+            gradient_norm, floored = self.outer.step(gradient), floored_steps(alphas, taken)
         moved = self.policy.alphas().detach().tolist()
         self.record.write(
             Outer(
@@ -129,7 +128,7 @@ class TemporalResidualController(MethodController):
         self.record.write(Alphas(alpha=self.policy.alphas().tolist(), first_round=self.first_round))
 
     def method_settings(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in ("alpha_form", "initial_alpha", "eta", "eta_schedule", "replay")}
+        return {name: getattr(self, name) for name in ("alpha_form", "initial_alpha", "eta", "replay")}
 
     def method_state(self) -> dict[str, torch.Tensor]:
         """psi and its optimiser."""

@@ -115,15 +115,6 @@ class PatientExecutor(ReportExecutor):
             "diagnosis": self._diagnosis,
         }
 
-    def _learner_of(self, header: TaskHeader, site: Site, state: SiteState, cohort: Cohort) -> ReportLearner:
-        """The learner, whose patient part waits in the first rounds where it is to."""
-        from fedtar_flare.fedtar.learner import PatientLearner
-
-        learner = super()._learner_of(header, site, state, cohort)
-        assert isinstance(learner, PatientLearner)
-        learner.patient_waits = self.patient_config.waits(header.round, header.rounds)
-        return learner
-
     def shared_learner(self, source: str) -> tuple[type[ReportLearner], dict[str, Any]]:
         """Without the patient part, and with the head that all sites began with, or that they share."""
         from fedtar_flare.fedtar.learner import PatientLearner

@@ -22,7 +22,7 @@ from fedtar_flare.learning.config import LoRAConfig, TrainingConfig
 from fedtar_flare.learning.diagnosis import extend
 from fedtar_flare.learning.learner import ReportLearner
 from fedtar_flare.learning.site_diagnosis import DiagnosisConfig, SiteDiagnosis, load_head
-from fedtar_flare.learning.training import Trained, drawn, load_optimizer_state, optimizer_state
+from fedtar_flare.learning.training import Trained, load_optimizer_state, optimizer_state
 from fedtar_flare.learning.writer import Evaluated
 from fedtar_flare.models.adapters.lora import acting
 from fedtar_flare.models.report_generator import ReportGenerator
@@ -36,9 +36,9 @@ _HEAD = re.compile(HEAD_NAMES)
 class PatientLearner(ReportLearner):
     """Algorithm 1 of FedTAR: local updates of the shared and of the patient part together.
 
-    While :attr:`patient_waits`, the patient part neither acts nor learns. With ``patient.local_adapter`` reports are
-    scored beside :attr:`local`, which is w_{t-1} + Delta_k of the site's last task, a federated model adapted at the
-    site (`Yu et al., 2020 <https://arxiv.org/abs/2002.04758>`_); what travels and is validated is the server's.
+    With ``patient.local_adapter`` reports are written with :attr:`local`, which is w_{t-1} + Delta_k of the site's last
+    task, a federated model adapted at the site (`Yu et al., 2020 <https://arxiv.org/abs/2002.04758>`_); what travels
+    and is validated is the server's.
 
     Args:
         mixture: fitted at this site; None when the patient part is off, else ConfigError.
@@ -49,7 +49,6 @@ class PatientLearner(ReportLearner):
         lora, training, others: of :class:`ReportLearner`.
     """
 
-    patient_waits = False
     local: Mapping[str, Tensor] | None = None
     """The shared factors as the last task left them beside the patient part, without a head that travels with them."""
     _writes = False
@@ -86,8 +85,6 @@ class PatientLearner(ReportLearner):
         if groups:
             self.personal_optimizer = torch.optim.AdamW(groups, weight_decay=training.weight_decay)
         self._keeps_local = patient.enabled and patient.local_adapter
-        self._dropout = patient.dropout
-        self._share: Tensor | None = None
 
     def extend(self, generator: ReportGenerator) -> None:
         """The diagnosis branch, where the decoder is told of findings."""
@@ -107,28 +104,13 @@ class PatientLearner(ReportLearner):
         return head or (self.patient is not None and self.patient.acts)
 
     def training_losses(self, samples: Sequence[Sample], images: ImageBatch, seed: str) -> Tensor:
-        """Some reports, drawn by the visit and ``seed``, are read without the patient part.
-
-        The decoder is told what the reports say of the findings, and for some nothing else; some state one finding
-        more. The head's loss adds its gradient, not its value.
-        """
-        told, hidden, texts = None, None, None
-        if self.findings is not None:
-            texts, classes = self.findings.one_more(samples, images.prior, seed)
-            told = self.findings.told(samples, images.prior, classes)
-            hidden = self.findings.hidden(samples, seed)
-        if self.patient is not None and self._dropout:
-            self._share = (drawn(samples, f"dropout/{seed}") >= self._dropout).float()
-        try:
-            with self._reading_once():
-                losses = self.report_losses(
-                    samples, images, focus=self.training.focus, prompts=told, hidden=hidden, texts=texts
-                )
-                if self.findings is None:
-                    return losses
-                head = self.findings.losses(samples, self.tokens(samples, images), images.slice_mask)
-        finally:
-            self._share = None
+        """With the reports' findings as prompts; the head's loss adds its gradient, not its value."""
+        if self.findings is None:
+            return super().training_losses(samples, images, seed)
+        told = self.findings.told(samples, images.prior)
+        with self._reading_once():
+            losses = self.report_losses(samples, images, focus=self.training.focus, prompts=told)
+            head = self.findings.losses(samples, self.tokens(samples, images), images.slice_mask)
         return losses + head - head.detach()
 
     @contextmanager
@@ -138,10 +120,10 @@ class PatientLearner(ReportLearner):
         A head that is shared is no personal part. When reports are scored, :attr:`local` acts too, where it is kept.
         """
         with ExitStack() as stack:
-            if personal and self.patient is not None and self._mixture is not None and not self.patient_waits:
+            if personal and self.patient is not None and self._mixture is not None:
                 q = memberships(samples, self._mixture, self.cohort.key, self._median_age, self._profile_fields)
                 steps = torch.tensor([sample.time_step for sample in samples])
-                stack.enter_context(self.patient.adapt(q, steps, self._share))
+                stack.enter_context(self.patient.adapt(q, steps))
                 if self._writes and self.local is not None:
                     stack.enter_context(acting(self.model, self.local, self.adapter))
             if not personal and self._own_head is not None:
@@ -161,19 +143,17 @@ class PatientLearner(ReportLearner):
         return torch.optim.AdamW(groups, weight_decay=self.training.weight_decay)
 
     def train(self, steps: int | Collection[int] | None, *args: Any, **kwargs: Any) -> Trained:
-        """As of :class:`ReportLearner`; what is put into reports is of the same visits.
+        """As of :class:`ReportLearner`.
 
         Where the head travels, however it came to, the update says nothing of findings that too few of their patients
         have.
         """
-        samples = self.cohort.samples("train", steps, self.min_cell)
-        if self.findings is not None:
-            self.findings.learn_from(samples, self.min_cell)
         trained = super().train(steps, *args, **kwargs)
-        if self._keeps_local and not self.patient_waits:
+        if self._keeps_local:
             self.local = {name: value for name, value in self.shared().items() if not _HEAD.fullmatch(name)}
         if self.findings is None:
             return trained
+        samples = self.cohort.samples("train", steps, self.min_cell)
         return replace(trained, update=self.findings.without_rare(trained.update, samples, self.min_cell))
 
     def evaluate(self, *args: Any, **kwargs: Any) -> Evaluated:
@@ -227,9 +207,7 @@ def patient_part(model: Any, patient: PatientConfig, rank: int, time_steps: int,
         time_conditioned=patient.time_conditioned,
         common=patient.common,
         spread=patient.spread,
-        targets=patient.targets,
         constant_q=patient.constant_q,
-        hypernetwork_bias=patient.hypernetwork_bias,
         time_steps=time_steps,
         seed=seed,
     )

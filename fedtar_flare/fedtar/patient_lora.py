@@ -12,7 +12,6 @@ travel; everything that :class:`PatientLoRA` owns is the site's own state and st
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -47,10 +46,6 @@ class PatientLoRAConfig(Settings):
     common: float = Field(1.0, ge=0, description="length of b_proj at the start, a random vector")
     spread: float = Field(0.1, gt=0, description="length of W_proj's columns at the start")
     constant_q: bool = Field(False, description="take the same q for every patient (an ablation)")
-    hypernetwork_bias: bool = Field(True, description="h_l with a bias; without it is an ablation")
-    targets: str = Field(
-        "", description="regular expression on names of LoRA layers: those with a patient part; '': all"
-    )
     time_steps: int = Field(ge=1, description="T; time steps are 1..T")
     seed: int = Field(description="makes the initial parameters")
 
@@ -59,26 +54,18 @@ class LayerHypernetwork(nn.Module):
     """h_l: the linear map from ``phi`` (B, d) to the factors of one layer.
 
     The B half is zero at the start, so that an untrained patient part changes nothing. The A half starts like LoRA's
-    own A (Kaiming uniform) in its bias, with a small patient-dependent share; without a bias, in its weight.
+    own A (Kaiming uniform) in its bias, with a small patient-dependent share.
     """
 
-    def __init__(
-        self,
-        in_features: int,
-        out_features: int,
-        rank: int,
-        embedding_dim: int,
-        generator: torch.Generator,
-        bias: bool = True,
-    ):
+    def __init__(self, in_features: int, out_features: int, rank: int, embedding_dim: int, generator: torch.Generator):
         super().__init__()
         self.rank = rank
         bound = 1 / math.sqrt(in_features)
-        share = _PATIENT_SHARE_OF_A if bias else 1.0
-        self.a_weight = nn.Parameter(_uniform((rank * in_features, embedding_dim), share * bound, generator))
-        self.a_bias = nn.Parameter(_uniform((rank * in_features,), bound, generator)) if bias else None
+        share = _PATIENT_SHARE_OF_A * bound
+        self.a_weight = nn.Parameter(_uniform((rank * in_features, embedding_dim), share, generator))
+        self.a_bias = nn.Parameter(_uniform((rank * in_features,), bound, generator))
         self.b_weight = nn.Parameter(torch.zeros(rank * out_features, embedding_dim))
-        self.b_bias = nn.Parameter(torch.zeros(rank * out_features)) if bias else None
+        self.b_bias = nn.Parameter(torch.zeros(rank * out_features))
 
     def forward(self, phi: Tensor, scale: float) -> tuple[Tensor, Tensor]:
         """``A_p^T`` (B, r, in) and ``scale * B_p^T`` (B, r, out) of every sample."""
@@ -100,7 +87,6 @@ class _Batch:
 
     q: Tensor
     time_step: Tensor
-    share: Tensor | None = None
     phi: Tensor | None = None
     factors: dict[tuple[str, torch.dtype], tuple[Tensor, Tensor]] = field(default_factory=dict)
 
@@ -125,9 +111,7 @@ class PatientLoRA(nn.Module):
     def __init__(self, peft_model: PeftModel, config: PatientLoRAConfig):
         super().__init__()
         self.config = config
-        layers = {n: layer for n, layer in lora_layers(peft_model).items() if re.search(config.targets, n)}
-        if not layers:
-            raise ConfigError(f"patient.targets '{config.targets}' fits none of the model's LoRA layers")
+        layers = lora_layers(peft_model)
         generator = torch.Generator().manual_seed(config.seed)
 
         self.projection = nn.utils.skip_init(nn.Linear, config.components, config.embedding_dim)
@@ -144,14 +128,7 @@ class PatientLoRA(nn.Module):
             _AdaptedLayer(
                 name,
                 layer,
-                LayerHypernetwork(
-                    layer.in_features,
-                    layer.out_features,
-                    config.rank,
-                    config.embedding_dim,
-                    generator,
-                    config.hypernetwork_bias,
-                ),
+                LayerHypernetwork(layer.in_features, layer.out_features, config.rank, config.embedding_dim, generator),
             )
             for name, layer in layers.items()
         )
@@ -163,7 +140,7 @@ class PatientLoRA(nn.Module):
     def acts(self) -> bool:
         """Whether it changes anything: an untrained one, whose every ``B_p`` is zero, does not."""
         halves = (b for item in self._adapted for b in (item.hypernetwork.b_weight, item.hypernetwork.b_bias))
-        return any(bool(b.any()) for b in halves if b is not None)
+        return any(bool(b.any()) for b in halves)
 
     def embed(self, q: Tensor, time_step: Tensor) -> Tensor:
         """``phi`` (B, d) of patients with soft assignments ``q`` (B, components) at time steps (B,) in 1..T."""
@@ -173,7 +150,7 @@ class PatientLoRA(nn.Module):
         return phi
 
     @contextmanager
-    def adapt(self, q: Tensor, time_step: Tensor, share: Tensor | None = None) -> Iterator[None]:
+    def adapt(self, q: Tensor, time_step: Tensor) -> Iterator[None]:
         """Adapt the model to the B samples of one batch while the context is open.
 
         The leading dimension of any adapted layer's input must be B * k, with the k rows of a sample adjacent and the
@@ -187,7 +164,6 @@ class PatientLoRA(nn.Module):
         Args:
             q: (B, components), floating point, on any device.
             time_step: (B,), integer, 1..T; checked even where the embedding does not depend on it.
-            share: (B,), how much of each sample's own adapter acts; 0 leaves the shared part alone. None: all of it.
 
         Raises:
             DataError: ``q`` or ``time_step`` has another shape or range, or (in a layer's forward) the rows of an input
@@ -198,8 +174,7 @@ class PatientLoRA(nn.Module):
         weight = self.projection.weight
         if self.config.constant_q:
             q = torch.full_like(q, 1 / self.config.components)
-        share = None if share is None else share.to(weight)[:, None, None]
-        batch = _Batch(q.to(weight), time_step.to(weight.device, torch.long), share)
+        batch = _Batch(q.to(weight), time_step.to(weight.device, torch.long))
         if torch.is_grad_enabled():
             with _full_precision(weight.device.type):
                 self._phi(batch)  # before any layer, so that a layer computed again finds what it found at first
@@ -275,7 +250,6 @@ class PatientLoRA(nn.Module):
                     downs.append(layer.lora_A[name].weight.expand(samples, -1, -1))
                     ups.append((layer.lora_B[name].weight.t() * layer.scaling[name]).expand(samples, -1, -1))
             a, b = item.hypernetwork(self._phi(batch), self.config.scale)
-            b = b if batch.share is None else batch.share * b
             factors = (torch.cat([*downs, a], dim=1).to(dtype), torch.cat([*ups, b], dim=1).to(dtype))
         if not torch.is_grad_enabled():
             batch.factors[key] = factors

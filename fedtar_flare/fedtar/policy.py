@@ -22,7 +22,6 @@ from fedtar_flare.errors import ConfigError, ExchangeError
 
 Tensors = Mapping[str, torch.Tensor]
 ALPHA_FORMS = ("softmax", "sigmoid")
-SCHEDULES = ("constant", "inverse_sqrt")
 ALPHA_FLOOR = 1e-5
 """A step whose alpha_t is below this leaves w as it is, and its gradient is 0.
 
@@ -148,30 +147,23 @@ def floored_steps(alphas: torch.Tensor, taken: torch.Tensor) -> list[int]:
 
 
 class OuterOptimizer:
-    """AdamW on psi (weight decay .01), one step a round at eta (``constant``) or eta / sqrt(round) (``inverse_sqrt``).
+    """AdamW on psi (weight decay .01), one step a round at eta.
 
     Raises ConfigError for a value that is not allowed.
     """
 
-    def __init__(self, policy: AlphaPolicy, *, eta: float = 1e-2, schedule: str = "constant"):
+    def __init__(self, policy: AlphaPolicy, *, eta: float = 1e-2):
         if not eta > 0 or not math.isfinite(eta):
             raise ConfigError(f"eta must be positive, not {eta}")
-        if schedule not in SCHEDULES:
-            raise ConfigError(f"eta_schedule '{schedule}' is not one of {', '.join(SCHEDULES)}")
-        self.eta, self.schedule, self.policy = eta, schedule, policy
+        self.policy = policy
         self._named = dict(policy.named_parameters())
         self._adamw = torch.optim.AdamW(self._named.values(), lr=eta)
 
-    def step(self, gradient: torch.Tensor, round_: int) -> float:
-        """psi <- psi - eta grad_psi L, with grad_psi from ``gradient``, dL/dalpha (T,), by autograd; returns its norm.
-
-        ``round_`` is r, from 1, for the schedule.
-        """
+    def step(self, gradient: torch.Tensor) -> float:
+        """psi <- psi - eta grad_psi L; ``gradient``: dL/dalpha (T,), float64. Returns the norm of grad_psi L."""
         self._adamw.zero_grad()
         self.policy.alphas().backward(gradient.double())
         norm = math.sqrt(math.fsum(float(p.grad.square().sum()) for p in self._named.values() if p.grad is not None))
-        for group in self._adamw.param_groups:
-            group["lr"] = self.eta if self.schedule == "constant" else self.eta / math.sqrt(round_)
         self._adamw.step()
         return norm
 

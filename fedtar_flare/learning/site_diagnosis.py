@@ -16,7 +16,7 @@ import copy
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, ClassVar, Literal, cast
+from typing import Any, Literal, cast
 
 import torch
 from pydantic import Field
@@ -28,14 +28,14 @@ from fedtar_flare.imaging.batch import PriorBatch
 from fedtar_flare.learning.comparison import UNKNOWN, is_shown
 from fedtar_flare.learning.diagnosis import DiagnosisBranch, diagnosis_losses
 from fedtar_flare.learning.labels import Labeler, LabelerName, labeler
-from fedtar_flare.learning.recombination import FEWEST, Recombination
-from fedtar_flare.learning.training import drawn
 from fedtar_flare.models.config import ModelConfig
 from fedtar_flare.models.report_generator import ReportGenerator
 from fedtar_flare.protocol.contract import HEAD_NAMES
 from fedtar_flare.settings import Settings
 
 _PREFIX = "diagnosis/"
+FEWEST = 2
+"""Patients that must have a finding for its row of a head to leave."""
 OWN_RATE, SHARED_RATE = 3e-3, 2.7e-2
 """Learning rate of a head that stays at its site, and of one whose updates are averaged (docs/experiments.md)."""
 
@@ -64,21 +64,6 @@ class DiagnosisConfig(Settings):
         description="a task that goes through its visits more often than this teaches a shared head at a rate that is "
         "lower in proportion, so that a small site's head does not learn its few reports by heart; None: at any number",
     )
-    image_dropout: float = Field(
-        0.0,
-        ge=0,
-        le=1,
-        description="share of the training reports that are written without the image, of the findings alone, so that "
-        "the decoder learns to heed what it is told",
-    )
-    one_more: float = Field(
-        0.0,
-        ge=0,
-        le=1,
-        description="share of the training reports that state one finding more than their image shows, in a sentence "
-        "of another report of the site, or a plain one where hardly any states it, so that the decoder learns to write "
-        "what it is told",
-    )
     shared: Literal[True, False, "auto"] = Field(
         False,
         description="exchange the head with the adapter; a site leaves findings out that fewer than 2 of its training "
@@ -101,21 +86,6 @@ class DiagnosisConfig(Settings):
         False,
         description="a report that still leaves out a finding that the decoder was told gets a plain sentence of it",
     )
-
-    added: ClassVar[Mapping[str, Any]] = {
-        "changes": True,
-        "one_more": 0.0,
-        "shared": False,
-        "complete": False,
-        "passes": None,
-    }
-
-    def decisive(self) -> dict[str, Any]:
-        """Without ``passes`` where no head is shared, since nothing reads it there."""
-        values = super().decisive()
-        if not self.shared:
-            values.pop("passes", None)
-        return values
 
     def of(self, source: str) -> DiagnosisConfig:
         """What these settings are at a site whose data is of this source: ``auto`` and the rate are decided."""
@@ -181,9 +151,7 @@ class SiteDiagnosis:
     """The head of one site and what it began as; arguments as of the learner whose model has the branch."""
 
     def __init__(self, config: DiagnosisConfig, generator: ReportGenerator):
-        self._label, self._names = config.label, config.findings
-        self._image_dropout, self._one_more = config.image_dropout, config.one_more
-        self._recombination: Recombination | None = None
+        self._label = config.label
         self._branch = cast(DiagnosisBranch, generator.diagnosis)
         self._start = copy.deepcopy(self._branch.head).requires_grad_(False)
         self._branch.head.requires_grad_(True)
@@ -204,40 +172,9 @@ class SiteDiagnosis:
         found = [self._label(sample.visit.report) for sample in samples]
         return torch.tensor(found, dtype=torch.long, device=self._branch.embeddings.device)
 
-    def told(self, samples: Sequence[Sample], prior: PriorBatch | None = None, classes: Tensor | None = None) -> Tensor:
-        """Prompts (B, D, E) of what the reports say, compared with those before where ``prior`` shows something.
-
-        ``classes`` (B, D), where they are others than those of the reports.
-        """
-        classes = self.classes(samples) if classes is None else classes
-        return self._branch.prompts_of(classes, None if prior is None else self._before(samples, prior))
-
-    def learn_from(self, samples: Sequence[Sample], least: int) -> None:
-        """From now on findings that ``least`` of these samples' patients have are put into reports, in their words."""
-        if self._one_more:
-            reports, patients = [s.visit.report for s in samples], [s.visit.patient_id for s in samples]
-            self._recombination = Recombination(reports, patients, self._label, least, self._names)
-
-    def one_more(
-        self, samples: Sequence[Sample], prior: PriorBatch | None, seed: str
-    ) -> tuple[list[str] | None, Tensor | None]:
-        """Texts and classes (B, D) of the reports, of which some, drawn by the visit and ``seed``, state one more.
-
-        None for both where the option is off. Those that are shown something of the visit before stay as they are.
-        """
-        if self._recombination is None:
-            return None, None
-        chosen = drawn(samples, f"one more/{seed}") < self._one_more
-        if prior is not None:
-            chosen &= ~is_shown(prior).cpu()
-        texts, classes = [sample.visit.report for sample in samples], self.classes(samples)
-        for i in chosen.nonzero().flatten().tolist():
-            visit = samples[i].visit
-            own = f"{seed}/{visit.patient_id}/{visit.visit_id}"
-            if (found := self._recombination.with_one_more(visit.report, own)) is not None:
-                texts[i] = found[0]
-                classes[i] = torch.tensor(self._label(found[0]))
-        return texts, classes
+    def told(self, samples: Sequence[Sample], prior: PriorBatch | None = None) -> Tensor:
+        """Prompts (B, D, E) of what the reports say, compared with those before where ``prior`` shows something."""
+        return self._branch.prompts_of(self.classes(samples), None if prior is None else self._before(samples, prior))
 
     def without_rare(self, update: Mapping[str, Tensor], samples: Sequence[Sample], least: int) -> dict[str, Tensor]:
         """An update whose head has moved for those findings alone that enough of the samples' patients have.
@@ -261,12 +198,6 @@ class SiteDiagnosis:
         nothing = [UNKNOWN] * self._branch.findings
         found = [self._label(s.prior.report) if shown and s.prior is not None else nothing for s, shown in rows]
         return torch.tensor(found, dtype=torch.long, device=self._branch.embeddings.device)
-
-    def hidden(self, samples: Sequence[Sample], seed: str) -> Tensor | None:
-        """(B,) bool: whose image is not shown in this update, drawn by the visit and ``seed``; None for nobody's."""
-        if not self._image_dropout:
-            return None
-        return (drawn(samples, f"hidden/{seed}") < self._image_dropout).to(self._branch.embeddings.device)
 
     def losses(self, samples: Sequence[Sample], tokens: Tensor, slice_mask: Tensor) -> Tensor:
         """Cross-entropy of the head, (B,); nothing of it flows back to the encoder that made the tokens."""

@@ -148,19 +148,15 @@ class ReportGenerator(nn.Module):
         focus: float = 0.0,
         tokens: Tensor | None = None,
         prompts: Tensor | None = None,
-        hidden: Tensor | None = None,
     ) -> Tensor:
         """Mean token loss of each report, (B,), float32, from what :meth:`ReportTokenizer.batch` returns.
 
         ``focus``: of :func:`report_loss`; ``tokens`` as in :meth:`encode`; ``prompts`` (B, D, E): what the decoder is
-        told, instead of what :attr:`diagnosis` reads off the image; ``hidden`` (B,) bool: the reports for which that is
-        all it has (prompts in the memory), without the image or a visit before.
+        told, instead of what :attr:`diagnosis` reads off the image.
         """
         tokens = self.tokens(batch) if tokens is None else tokens
         before = self.prior_tokens(batch)
         memory, mask = self.memory(batch, tokens, before)
-        if hidden is not None:
-            mask = mask & ~hidden[:, None]
         prompts = self.prompts(batch, tokens, before) if prompts is None else prompts
         logits, _ = self.decode(memory, mask, input_ids, prompts)
         return report_loss(logits, labels, focus)

@@ -441,7 +441,6 @@ def test_a_checkpoint_can_be_the_start(tmp_path):
         {"weighting": "median"},
         {"alpha_form": "linear"},
         {"eta": -1.0},
-        {"eta_schedule": "cosine"},
         {"min_sites": 0},
         {"step_time_limit": -1},
         {"evaluate_every": 0},

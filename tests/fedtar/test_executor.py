@@ -87,29 +87,7 @@ def test_the_patient_part_persists_and_learns(tmp_path):
     assert moved and any(n.startswith("adamw/") for n in after)
 
 
-def test_the_patient_part_waits_in_the_first_rounds_and_learns_in_the_others(tmp_path):
-    """Of nine rounds, in the first; what a site without a patient part trains there is the same to the bit."""
-    first = {}
-    for patient in ({"shared_first": 0.11}, {"enabled": False}):
-        run_id = str(patient.get("enabled", "waits"))
-        site = HospitalSite(tmp_path, patient=patient)
-        _, w = site.handshake(run_id)
-        w, updates = a_round(site, w, 1, run_id)
-        site.close(w, 1, run_id=run_id)
-        first[run_id] = updates
-    assert all(torch.equal(a[n], b[n]) for a, b in zip(*first.values(), strict=True) for n in w)
-
-    site = HospitalSite(tmp_path, patient={"shared_first": 0.11})
-    w, _ = a_round(site, w, 2, "waits")
-    state = state_of(tmp_path, "waits")
-    waiting, learning = (state.read(version(r, T))[0] for r in (1, 2))
-    own = [name for name in learning if name.startswith("patient/")]
-    assert own and any(not torch.equal(waiting[name], learning[name]) for name in own)
-    assert not any(name.startswith("adamw/") for name in waiting), "its optimiser has not stepped either"
-    assert any(name.startswith("adamw/") for name in learning)
-
-
-@pytest.mark.parametrize("replay", ["none", "earlier", "seen"])
+@pytest.mark.parametrize("replay", ["none", "seen"])
 def test_a_step_trains_on_its_own_visits_and_on_those_that_are_replayed(tmp_path, replay):
     site = HospitalSite(tmp_path, temporal={"replay": replay})
     reply, w = site.handshake()
@@ -117,7 +95,7 @@ def test_a_step_trains_on_its_own_visits_and_on_those_that_are_replayed(tmp_path
     up_to = [sum(counts[:t]) for t in range(1, T + 1)]
     told = {r: [site.train(w, r, t)[0].numbers["samples"] for t in range(1, T + 1)] for r in (1, 2)}
     assert told[1] == (counts if replay == "none" else up_to)
-    assert told[2] == {"none": counts, "earlier": up_to, "seen": [sum(counts)] * T}[replay]
+    assert told[2] == {"none": counts, "seen": [sum(counts)] * T}[replay]
 
 
 @pytest.mark.parametrize(("replay", "where"), [("none", "at step 2"), ("seen", "up to step 2")])

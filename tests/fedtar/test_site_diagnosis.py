@@ -18,13 +18,11 @@ from fedtar_flare.fedtar.executor import PatientAdaptiveExecutor
 from fedtar_flare.fedtar.learner import PatientLearner
 from fedtar_flare.fedtar.profiles import fit_mixture
 from fedtar_flare.fedtar.recipe import FedTARRecipe
-from fedtar_flare.imaging.batch import PriorBatch
 from fedtar_flare.imaging.pipeline import InputConfig, prepare_cohort
 from fedtar_flare.learning import labels
 from fedtar_flare.learning.config import LoRAConfig, TrainingConfig
 from fedtar_flare.learning.diagnosis import FIXED_RMS, DiagnosisBranch, fix_prompts
 from fedtar_flare.learning.labels import labeler
-from fedtar_flare.learning.plain_words import plain_sentence, sentences
 from fedtar_flare.learning.site_diagnosis import OWN_RATE, SHARED_RATE, DiagnosisConfig
 from fedtar_flare.models.config import CVT_TARGETS, preset
 from fedtar_flare.models.report_generator import report_loss
@@ -130,83 +128,6 @@ def test_in_training_the_decoder_is_told_what_the_report_says(learner_of):
     learner.findings.losses(samples, learner.tokens(samples, images), images.slice_mask).sum().backward()
     moved = {name for name, p in learner.model.named_parameters() if p.grad is not None and p.grad.any()}
     assert moved and all(".diagnosis.head." in name for name in moved)
-
-
-def test_a_report_that_is_written_without_the_image_is_written_of_the_findings_alone(learner_of):
-    learner = learner_of(enabled=False, diagnosis=TOLD.replace(image_dropout=0.5))
-    samples = learner.cohort.samples("train")
-    images = learner.images(samples)
-    hidden = learner.findings.hidden(samples, "7/0")
-    assert torch.equal(hidden, learner.findings.hidden(samples, "7/0")) and 0.2 < hidden.float().mean() < 0.8
-    assert not torch.equal(hidden, learner.findings.hidden(samples, "7/1"))
-    before = learner.training_losses(samples, images, "7/0")
-    dark = learner.images(samples)
-    dark.images.zero_()
-    learner._frozen = None  # what is kept of the images would be read instead
-    learner.tokens = lambda samples, images: learner.generator.tokens(images)
-    after = learner.training_losses(samples, dark, "7/0")
-    assert torch.equal(before[hidden], after[hidden]) and not (before[~hidden] == after[~hidden]).any()
-    told = learner.findings.told(samples)
-    seen = learner.report_losses(samples, images, prompts=told)
-    assert not torch.isclose(seen[hidden], before[hidden], rtol=1e-6).any()
-    torch.testing.assert_close(seen[~hidden], before[~hidden])
-
-
-def test_a_report_with_one_finding_more_is_learnt_with_its_prompt_and_beside_its_own_image(learner_of):
-    learner = learner_of(model=preset("tiny"), enabled=False, diagnosis=TOLD.replace(one_more=0.5))
-    samples = learner.cohort.samples("train")
-    images, reports = learner.images(samples), [s.visit.report for s in samples]
-    assert learner.findings.one_more(samples, None, "7/0") == (None, None)  # it has not been told of any reports
-    learner.findings.learn_from(samples, 1)
-    texts, classes = learner.findings.one_more(samples, None, "7/0")
-    more = torch.tensor([text != report for text, report in zip(texts, reports, strict=True)])
-    assert 0.2 < more.float().mean() < 0.8
-    assert [TOLD.label(text) for text in texts] == [tuple(row) for row in classes.tolist()]
-    assert torch.equal((classes - learner.findings.classes(samples)).sum(1), more.long())
-    assert (
-        texts
-        == learner.findings.one_more(samples, None, "7/0")[0]
-        != learner.findings.one_more(samples, None, "7/1")[0]
-    )
-
-    losses = learner.training_losses(samples, images, "7/0")
-    told = learner.findings.told(samples, classes=classes)
-    torch.testing.assert_close(losses, learner.report_losses(samples, images, prompts=told, texts=texts))
-    seen = learner.report_losses(samples, images, prompts=learner.findings.told(samples))
-    torch.testing.assert_close(losses[~more], seen[~more])
-    assert not torch.isclose(losses[more], seen[more], rtol=1e-6).any()
-
-
-def test_a_task_puts_findings_into_reports_from_its_own_visits_alone(learner_of):
-    learner = learner_of(diagnosis=TOLD.replace(one_more=1.0), local_steps=1)
-    learner.train(1, 5)
-    samples = learner.cohort.samples("train", 1)
-    own = {s for sample in samples for s in sentences(sample.visit.report)}
-    texts, _ = learner.findings.one_more(learner.cohort.samples("train"), None, "7/0")
-    put = {s for t, v in zip(texts, learner.cohort.samples("train"), strict=True) for s in sentences(t)
-           if s not in sentences(v.visit.report)}  # fmt: skip
-    lent = {plain_sentence(name) for name in labeler("synthetic").findings}
-    assert put - lent and put <= own | lent
-
-
-def test_a_report_whose_visit_before_is_shown_stays_as_it_is(learner_of):
-    learner = learner_of(diagnosis=TOLD.replace(one_more=1.0))
-    samples = learner.cohort.samples("train")
-    learner.findings.learn_from(samples, 1)
-    texts, _ = learner.findings.one_more(samples, None, "7/0")
-    mask = torch.arange(len(samples))[:, None] % 2 == 0
-    prior = PriorBatch(days=torch.zeros(len(samples)), text_mask=mask, input_ids=mask.long())
-    shown, _ = learner.findings.one_more(samples, prior, "7/0")
-    for i, (text, other) in enumerate(zip(texts, shown, strict=True)):
-        assert other == (samples[i].visit.report if i % 2 == 0 else text)
-
-
-def test_all_images_are_shown_by_default_and_when_reports_are_scored(learner_of):
-    plain, dropping = learner_of(enabled=False), learner_of(enabled=False, diagnosis=TOLD.replace(image_dropout=1.0))
-    samples = plain.cohort.samples("validation")
-    images = plain.images(samples)
-    assert plain.findings.hidden(samples, "7/0") is None and dropping.findings.hidden(samples, "7/0").all()
-    assert torch.equal(plain.report_losses(samples, images), dropping.report_losses(samples, images))
 
 
 def test_a_report_that_is_searched_for_again_is_written_with_its_own_patient_s_adapter(learner_of):

@@ -125,8 +125,6 @@ CASES = {
     "FedTAR": {"kind": PatientLearner},
     "FedTAR, in parts": {"kind": PatientLearner, "micro_batch": 3},
     "FedTAR, bfloat16": {"kind": PatientLearner, "autocast": True},
-    "FedTAR, reports without the patient part": {"kind": PatientLearner, "own": {"dropout": 0.5}},
-    "FedTAR, decoder alone": {"kind": PatientLearner, "own": {"targets": "decoder"}},
     "FedMRG": {"kind": FedMRGLearner, "exchange": (r"(?:encoder|pooling|projection|diagnosis)\..+",)},
     "FedMRG, bfloat16, in parts": {"kind": FedMRGLearner, "autocast": True, "micro_batch": 3},
     **{f"FedPEFT, {kind}": {"kind": PEFTLearner, "own": {"kind": kind}} for kind in ("adalora", "vera", "loha")},

@@ -241,28 +241,6 @@ def test_a_patient_part_without_a_mixture_is_refused(cohort):
         )  # fmt: skip
 
 
-def test_dropout_reads_a_share_of_the_training_reports_without_the_patient_part(learner_of, cohort):
-    samples = cohort.samples("train")
-
-    def losses(dropout, seed="3/0"):
-        learner = learner_of(PatientLearner, patient={"dropout": dropout})
-        generator = torch.Generator().manual_seed(1)
-        with torch.no_grad():
-            for parameter in learner.personal_parameters():
-                parameter += 0.05 * torch.randn(parameter.shape, generator=generator)
-            images = learner.images(samples)
-            ways = [learner.report_losses(samples, images, personal) for personal in (False, True)]
-            return learner.training_losses(samples, images, seed), *ways
-
-    drawn, without, with_it = losses(0.5)
-    assert not torch.allclose(without, with_it, atol=1e-4)
-    off = torch.isclose(drawn, without, atol=1e-6)
-    assert torch.equal(off, ~torch.isclose(drawn, with_it, atol=1e-6)) and 0 < off.sum() < len(samples)
-    assert torch.equal(drawn, losses(0.5)[0]) and not torch.equal(drawn, losses(0.5, "3/1")[0])
-    torch.testing.assert_close(losses(1.0)[0], without)
-    torch.testing.assert_close(losses(0.0)[0], with_it)
-
-
 # --------------------------------------------------------------------------- what is not finite
 def spoiled(kind, bad):
     """A learner whose batches of these numbers (from 1) have a NaN in the loss."""

@@ -69,7 +69,7 @@ def learner_of(folder, kind, ranks=ALONE, device="cpu", **training):
     cohort = prepare_cohort(whole, IMAGES, folder / "prepared")
     more = {}
     if issubclass(kind, PatientLearner):
-        patient = PatientConfig(dropout=0.5)
+        patient = PatientConfig()
         more = {"patient": patient, "mixture": fit_mixture(cohort, patient, 5)}
         more["median_age"] = training_median_age(cohort)
     if issubclass(kind, ProximalLearner):
