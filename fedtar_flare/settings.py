@@ -52,7 +52,7 @@ class Settings(BaseModel):
     def __init__(self, **values: Any):
         self._fill(values, type(self).__name__)
 
-    def misfits(self) -> Iterator[tuple[str, str]]:
+    def validation_errors(self) -> Iterator[tuple[str, str]]:
         """Yield fields whose value does not fit, each with what it must be, where types and limits cannot say it.
 
         Only the first is reported, so a check may rely on those before it.
@@ -82,7 +82,7 @@ class Settings(BaseModel):
             allowed = _ALLOWED.get(first["type"])
             said = f"it must be {allowed.format(**first.get('ctx', {}))}" if allowed else first["msg"]
             raise ConfigError(f"{where}: {part} is {value!r}: {said}{self._help(str(name))}") from None
-        for name, allowed in self.misfits():
+        for name, allowed in self.validation_errors():
             value = getattr(self, name)
             raise ConfigError(f"{where}: {name} is {value!r}: it must be {allowed}{self._help(name)}")
 

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedtar_flare.fedtar.patient_lora import PatientLoRA, PatientLoRAConfig
+from fedtar_flare.fedtar.config import PatientConfig
+from fedtar_flare.fedtar.patient_lora import PatientLoRA
 from fedtar_flare.models.adapters.lora import add_lora
 
 COMPONENTS, STEPS, RANK, ALPHA, SCALE = 5, 4, 2, 6, 0.7
@@ -120,8 +121,10 @@ def shake(module: nn.Module, size: float = 0.1) -> None:
 
 def adapted(model: nn.Module, lora_targets: str, /, **changes: Any) -> tuple[Any, PatientLoRA]:
     peft_model = add_lora(model, targets=lora_targets, rank=RANK, alpha=ALPHA, seed=4)
-    settings = {"rank": RANK, "scale": SCALE, "components": COMPONENTS, "embedding_dim": 6, "time_steps": STEPS}
-    return peft_model, PatientLoRA(peft_model, PatientLoRAConfig(**{**settings, "seed": 5, **changes}))
+    sizes = {"rank": RANK, "time_steps": STEPS, "seed": 5, "embedding_dim": 6}
+    sizes = {name: changes.pop(name, value) for name, value in sizes.items()}
+    config = PatientConfig(**{"scale": SCALE, "components": COMPONENTS} | changes)
+    return peft_model, PatientLoRA(peft_model, config, **sizes)
 
 
 def patients(samples: int = BATCH) -> tuple[Tensor, Tensor]:
@@ -141,7 +144,7 @@ def written_out_weights(
     phi = own["projection.weight"] @ q + own["projection.bias"]
     if "time_embedding" in own:
         phi = phi + own["time_embedding"][int(step) - 1]
-    rank, weights = patient.config.rank, {}
+    rank, weights = patient.rank, {}
     of_layers = [key for key in shared if key.endswith(".lora_A.default.weight")]
     for path in (key.removeprefix("base_model.model.").removesuffix(".lora_A.default.weight") for key in of_layers):
         lora, name = f"base_model.model.{path}.lora_", path.replace(".", "/")

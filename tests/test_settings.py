@@ -24,7 +24,7 @@ class Example(Settings):
     pairs: tuple[tuple[float, float], ...] = ()
     least: int | None = Field(None, ge=1)
 
-    def misfits(self) -> Iterator[tuple[str, str]]:
+    def validation_errors(self) -> Iterator[tuple[str, str]]:
         if self.kind == "b" and not self.names:
             yield "names", "given for kind 'b'"
 
@@ -104,9 +104,9 @@ def test_the_digest_tells_settings_apart_and_not_how_they_were_written():
     [
         (TrainingConfig, {"local_steps": 2.5}),
         (TrainingConfig, {"batch_size": True}),
-        (TrainingConfig, {"lr_shared": float("inf")}),
+        (TrainingConfig, {"lr": float("inf")}),
         (PatientConfig, {"lr": float("nan")}),
-        (TrainingConfig, {"lr_shared": 0}),
+        (TrainingConfig, {"lr": 0}),
         (LoRAConfig, {"alpha": float("inf")}),
         (LoRAConfig, {"exchange": "projection"}),
         (PatientConfig, {"scale": float("inf")}),

@@ -15,7 +15,7 @@ from fedtar_flare.data.cohort import Sample
 from fedtar_flare.fedtar.learner import PatientLearner
 from fedtar_flare.learning.learner import ReportLearner
 from fedtar_flare.learning.training import Trained, Validated
-from fedtar_flare.models.adapters.lora import acting, shared_parameters
+from fedtar_flare.models.adapters.lora import shared_parameters, swapped_weights
 
 
 class ProximalLearner(ReportLearner):
@@ -61,7 +61,7 @@ class FineTuneLearner(ReportLearner):
         return self.tuned is not None
 
     def context(self, samples: Sequence[Sample], personal: bool) -> AbstractContextManager[Any]:
-        return acting(self.model, self.tuned) if personal and self.tuned is not None else nullcontext()
+        return swapped_weights(self.model, self.tuned) if personal and self.tuned is not None else nullcontext()
 
     def train(self, *args: Any, **kwargs: Any) -> Trained:
         self.tuned = None
@@ -96,10 +96,10 @@ class ScaffoldLearner(ReportLearner):
         self._sum: dict[str, torch.Tensor] = {}
         self._batches = 0
 
-    def shared_optimizer(self, parameters: Sequence[nn.Parameter], passes: float) -> torch.optim.Optimizer:
+    def shared_optimizer(self, parameters: Sequence[nn.Parameter], epochs: float) -> torch.optim.Optimizer:
         if not self._sgd:
-            return super().shared_optimizer(parameters, passes)
-        rate = self.rate * self.training.lr_shared
+            return super().shared_optimizer(parameters, epochs)
+        rate = self.rate * self.training.lr
         return torch.optim.SGD(parameters, lr=rate, weight_decay=self.training.weight_decay)
 
     def load_shared(self, weights: Mapping[str, torch.Tensor]) -> None:

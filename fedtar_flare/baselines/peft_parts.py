@@ -30,7 +30,7 @@ class PEFTConfig(Settings):
     )
     prompts: int = Field(16, ge=1, le=512, description="prompt, prefix: how many words are learnt")
 
-    def misfits(self) -> Iterator[tuple[str, str]]:
+    def validation_errors(self) -> Iterator[tuple[str, str]]:
         if self.target_rank is not None and self.kind != "adalora":
             yield "target_rank", "none, unless kind is adalora"
 

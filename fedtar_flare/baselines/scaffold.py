@@ -14,7 +14,7 @@ The local optimiser is AdamW by default, as in every method here. There (x - y_i
 steps, of another unit than the gradients that it corrects, and so the mean of the gradients takes its place. AdamW
 rescales the corrected gradient in each coordinate, so that the correction turns the local steps and does not cancel the
 drift exactly as the paper's analysis has it. ``scaffold.optimizer=sgd`` is the paper's own local step; its learning
-rate, ``training.lr_shared``, must then be much larger.
+rate, ``training.lr``, must then be much larger.
 
 An update that comes too late or is refused leaves the site's c_i ahead of the server's c until it is trained again.
 """

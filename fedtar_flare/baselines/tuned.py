@@ -12,7 +12,7 @@ import torch
 
 from fedtar_flare.errors import ConfigError
 from fedtar_flare.learning.drafting import Study
-from fedtar_flare.models.adapters.lora import acting
+from fedtar_flare.models.adapters.lora import swapped_weights
 from fedtar_flare.site.state import SiteState
 
 
@@ -45,4 +45,4 @@ class TunedPart:
 
     def context(self, study: Study) -> AbstractContextManager[Any]:
         """The fine-tuned adapter, the same for every patient."""
-        return acting(self.model, self.weights)
+        return swapped_weights(self.model, self.weights)

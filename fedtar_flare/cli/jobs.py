@@ -114,7 +114,7 @@ def _add_job_options(command: argparse.ArgumentParser) -> None:
     job.add_argument("--seed", type=int, help="of everything random (default 0)")
     any_setting = (
         f"any setting of {', '.join(GROUPS)} or of a group of the method's own, such as model.slices=1 or "
-        "training.lr_shared=5e-4; may be repeated"
+        "training.lr=5e-4; may be repeated"
     )
     add_repeated(job, "--set", "GROUP.NAME=VALUE", any_setting)
     job.add_argument("--settings", type=Path, help="YAML file with arguments of the recipe; the options above win")

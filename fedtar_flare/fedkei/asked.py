@@ -24,7 +24,7 @@ def asked_of(classifier: ClassifierConfig, training: LearnerSettings, threads: i
         training=TrainingConfig(
             local_steps=training.epochs,
             batch_size=training.batch_size,
-            lr_shared=max(training.lr, training.eta_in),
+            lr=max(training.lr, training.eta_in),
             weight_decay=0.0,
             max_grad_norm=0.0,
         ),

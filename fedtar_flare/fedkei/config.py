@@ -63,7 +63,7 @@ class FedKEIConfig(Settings):
         1, ge=1, description="sites that a cluster must stem from, smaller ones merge; production: at least 2"
     )
 
-    def misfits(self) -> Iterator[tuple[str, str]]:
+    def validation_errors(self) -> Iterator[tuple[str, str]]:
         if self.plan not in PLANS:
             yield "plan", f"one of {', '.join(PLANS)}{nearest(self.plan, PLANS)}"
         try:

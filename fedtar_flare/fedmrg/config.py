@@ -26,7 +26,7 @@ class FedMRGConfig(Settings):
     """Dual adapters, mutual distillation, contrast of images, and diagnoses as prompts (Che et al.).
 
     Where the paper gives no value, the default is a decision: its curves of the two weights have no numbers. Adapters
-    and the diagnosis branch learn at ``training.lr_shared``.
+    and the diagnosis branch learn at ``training.lr``.
     """
 
     mix: float = Field(
@@ -71,7 +71,7 @@ class FedMRGConfig(Settings):
     )
     lr_encoder: float = Field(1e-4, gt=0, description="AdamW learning rate of what travels whole of the base model")
 
-    def misfits(self) -> Iterator[tuple[str, str]]:
+    def validation_errors(self) -> Iterator[tuple[str, str]]:
         if self.head_weights and self.labeler != "none" and (self.labeler, self.prompts) != ("synthetic", "memory"):
             yield "head_weights", "none, unless labeler is synthetic and prompts is memory"
 

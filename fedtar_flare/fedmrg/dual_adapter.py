@@ -20,12 +20,12 @@ import torch
 from torch import Tensor, nn
 
 from fedtar_flare.models.adapters.lora import (
+    active_adapters,
     add_lora,
     load_shared_state,
     lora_layers,
     shared_parameters,
     shared_state,
-    using,
 )
 
 if TYPE_CHECKING:
@@ -97,12 +97,12 @@ def load_specialised(model: PeftModel, state: Mapping[str, Tensor]) -> None:
 
 def generic_model(model: PeftModel) -> AbstractContextManager[None]:
     """G acts."""
-    return using(model, [GENERIC], _DECODER)
+    return active_adapters(model, [GENERIC], _DECODER)
 
 
 def specialised_model(model: PeftModel) -> AbstractContextManager[None]:
     """Q and S act, as in training."""
-    return using(model, [BROADCAST, SPECIALISED], _DECODER)
+    return active_adapters(model, [BROADCAST, SPECIALISED], _DECODER)
 
 
 @contextmanager
@@ -113,7 +113,7 @@ def mixed_model(model: PeftModel, mix: float) -> Iterator[None]:
     try:
         for layer, scale in zip(layers, before, strict=True):
             layer.scaling[SPECIALISED] = (1 - mix) * scale
-        with using(model, [GENERIC, SPECIALISED], _DECODER):
+        with active_adapters(model, [GENERIC, SPECIALISED], _DECODER):
             yield
     finally:
         for layer, scale in zip(layers, before, strict=True):

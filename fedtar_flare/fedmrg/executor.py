@@ -90,7 +90,7 @@ class FedMRGExecutor(ReportExecutor):
 
     def asked(self, rounds: int, time_steps: int) -> Asked:
         """With the specialised adapter, which is as large as the generic one."""
-        rate = max(self.training_config.lr_shared, self.fedmrg_config.lr_encoder)
+        rate = max(self.training_config.lr, self.fedmrg_config.lr_encoder)
         return replace(super().asked(rounds, time_steps), own_learning_rate=rate, own_parameters=lambda shared: shared)
 
     def learner_settings(self, header: TaskHeader, state: SiteState) -> dict[str, Any]:

@@ -68,7 +68,7 @@ class FedMRGLearner(ReportLearner):
         add_specialised(self.model, model.lora_targets, seed)
         self.model.to(self.device)
         self.personal_optimizer = torch.optim.AdamW(
-            self.personal_parameters(), lr=self.training.lr_shared, weight_decay=self.training.weight_decay
+            self.personal_parameters(), lr=self.training.lr, weight_decay=self.training.weight_decay
         )
         self.bank = SiteBank(self.feature_width)
         self._personal = True
@@ -135,12 +135,12 @@ class FedMRGLearner(ReportLearner):
     def personal_parameters(self) -> Sequence[nn.Parameter]:
         return tuple(specialised_parameters(self.model).values())
 
-    def shared_optimizer(self, parameters: Sequence[nn.Parameter], passes: float) -> torch.optim.Optimizer:
-        """G and the branch at ``training.lr_shared``, the rest of Theta at ``fedmrg.lr_encoder``."""
+    def shared_optimizer(self, parameters: Sequence[nn.Parameter], epochs: float) -> torch.optim.Optimizer:
+        """G and the branch at ``training.lr``, the rest of Theta at ``fedmrg.lr_encoder``."""
         groups: dict[float, list[nn.Parameter]] = {}
         for name, parameter in shared_parameters(self.model, self.adapter).items():
             own = name.startswith(("base_model.", "diagnosis."))
-            rate = self.training.lr_shared if own else self._fedmrg.lr_encoder
+            rate = self.training.lr if own else self._fedmrg.lr_encoder
             groups.setdefault(self.rate * rate, []).append(parameter)
         return torch.optim.AdamW(
             [{"params": members, "lr": rate} for rate, members in groups.items()],

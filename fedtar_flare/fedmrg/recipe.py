@@ -25,7 +25,7 @@ PRESETS: dict[str, dict[str, Any]] = {
     "tiny": {"model": {"max_length": 80}},
     "fedmrg-paper": {
         "lora": {"rank": 16, "alpha": 16.0},
-        "training": {"batch_size": 16, "lr_shared": 5e-5, "weight_decay": 0.05, "schedule": "cosine"},
+        "training": {"batch_size": 16, "lr": 5e-5, "weight_decay": 0.05, "schedule": "cosine"},
         "fedmrg": {"labeler": "chexpert-rules", "bank_rows": 64, "lr_encoder": 5e-5},
     },
     "paper": PAPER | {"training": PAPER["training"] | {"schedule": "cosine"}},

@@ -10,6 +10,8 @@ from pydantic import Field
 from fedtar_flare.settings import Settings
 
 PROFILES = (("hash", "age", "sex"), ("age", "sex"))
+EMBEDDING_DIM = 32
+"""d, length of phi."""
 
 
 class PatientConfig(Settings):
@@ -25,12 +27,12 @@ class PatientConfig(Settings):
         description="training patients for each component that a site fits, up to 'components': with fewer, a "
         "component is a few patients, and its adapter remembers them; 1 in the paper's preset",
     )
-    embedding_dim: int = Field(32, ge=1, description="width d of phi")
     time_conditioned: bool = Field(True, description="add a learned embedding of the time step to phi")
-    common: float = Field(
-        1.0, ge=0, description="length of b_proj at the start, a random vector; 0 in the paper's preset"
+    common_start: bool = Field(
+        True,
+        description="phi of all patients starts near one random vector, so that few patients are not remembered; false "
+        "in the paper's preset, where b_proj starts at 0",
     )
-    spread: float = Field(0.1, gt=0, description="length of W_proj's columns at the start; 1 in the paper's preset")
     local_adapter: bool = Field(
         False,
         description="reports with the patient part are written beside the shared adapter as this site last trained it, "
@@ -46,7 +48,7 @@ class PatientConfig(Settings):
         "patients are told apart and new ones are not",
     )
 
-    def misfits(self) -> Iterator[tuple[str, str]]:
+    def validation_errors(self) -> Iterator[tuple[str, str]]:
         if self.profile not in PROFILES:
             yield "profile", " or ".join(map(str, PROFILES))
 

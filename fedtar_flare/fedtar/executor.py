@@ -11,9 +11,9 @@ import torch
 
 from fedtar_flare.data.splits import key_check
 from fedtar_flare.errors import ConfigError
-from fedtar_flare.fedtar.config import PatientConfig, TemporalConfig
+from fedtar_flare.fedtar.config import EMBEDDING_DIM, PatientConfig, TemporalConfig
 from fedtar_flare.fedtar.contract import CONTRACT
-from fedtar_flare.fedtar.release import most_numbers, require_spread, told_numbers
+from fedtar_flare.fedtar.release import most_numbers, released_t_numbers, require_spread
 from fedtar_flare.flare.executor import Tensors
 from fedtar_flare.flare.report_executor import ReportExecutor
 from fedtar_flare.flare.study_executor import seed_of
@@ -92,7 +92,7 @@ class PatientExecutor(ReportExecutor):
             head, asked = self._diagnosis.rate, replace(asked, candidates=self._diagnosis.candidates)
         if not patient.enabled:
             return replace(asked, own_learning_rate=head)
-        width = patient.embedding_dim
+        width = EMBEDDING_DIM
         return replace(
             asked,
             own_learning_rate=max(patient.lr, head),
@@ -204,7 +204,7 @@ class PatientAdaptiveExecutor(PatientExecutor):
         trained = any(name.startswith(f"{header.round:04d}-") for name in state.versions())
         if not whole or not trained or header.round * header.time_steps > most_numbers(values):
             return {}, {"t_numbers": None}
-        return {}, {"t_numbers": told_numbers(validated.gradient, [*received, dict(weights)])}
+        return {}, {"t_numbers": released_t_numbers(validated.gradient, [*received, dict(weights)])}
 
     def closed_from(self, header: TaskHeader, state: SiteState, weights: Tensors) -> str:
         """The T numbers follow from all broadcasts of the round, which must differ in many values."""

@@ -15,7 +15,7 @@ from fedtar_flare.data.cohort import Sample
 from fedtar_flare.errors import ConfigError
 from fedtar_flare.fedtar.config import PatientConfig
 from fedtar_flare.fedtar.demographics import DemographicMixture
-from fedtar_flare.fedtar.patient_lora import PatientLoRA, PatientLoRAConfig
+from fedtar_flare.fedtar.patient_lora import PatientLoRA
 from fedtar_flare.fedtar.profiles import memberships
 from fedtar_flare.imaging.batch import ImageBatch
 from fedtar_flare.learning.config import LoRAConfig, TrainingConfig
@@ -24,7 +24,7 @@ from fedtar_flare.learning.learner import ReportLearner
 from fedtar_flare.learning.site_diagnosis import DiagnosisConfig, SiteDiagnosis, load_head
 from fedtar_flare.learning.training import Trained, load_optimizer_state, optimizer_state
 from fedtar_flare.learning.writer import Evaluated
-from fedtar_flare.models.adapters.lora import acting
+from fedtar_flare.models.adapters.lora import swapped_weights
 from fedtar_flare.models.report_generator import ReportGenerator
 from fedtar_flare.protocol.contract import HEAD_NAMES
 
@@ -78,7 +78,8 @@ class PatientLearner(ReportLearner):
         self._own_head = None if self._head_is_shared else self.findings
         groups = []
         if patient.enabled:
-            self.patient = patient_part(self.model, patient, lora.rank, self.cohort.time_steps, seed)
+            steps = self.cohort.time_steps
+            self.patient = PatientLoRA(self.model, patient, rank=lora.rank, time_steps=steps, seed=seed)
             groups.append({"params": list(self.patient.parameters()), "lr": patient.lr})
         if self._own_head is not None:
             groups.append({"params": list(self._own_head.parameters.values()), "lr": self._diagnosis.rate})
@@ -125,20 +126,20 @@ class PatientLearner(ReportLearner):
                 steps = torch.tensor([sample.time_step for sample in samples])
                 stack.enter_context(self.patient.adapt(q, steps))
                 if self._writes and self.local is not None:
-                    stack.enter_context(acting(self.model, self.local, self.adapter))
+                    stack.enter_context(swapped_weights(self.model, self.local, self.adapter))
             if not personal and self._own_head is not None:
-                stack.enter_context(self._own_head.as_begun())
+                stack.enter_context(self._own_head.with_initial_head())
             yield
 
-    def shared_optimizer(self, parameters: Sequence[nn.Parameter], passes: float) -> torch.optim.Optimizer:
+    def shared_optimizer(self, parameters: Sequence[nn.Parameter], epochs: float) -> torch.optim.Optimizer:
         """As of :class:`ReportLearner`, with a head that is shared at its own rate."""
         if not self._head_is_shared:
-            return super().shared_optimizer(parameters, passes)
+            return super().shared_optimizer(parameters, epochs)
         assert self.findings is not None
         head = set(self.findings.parameters.values())
         groups = [
-            {"params": [p for p in parameters if p not in head], "lr": self.rate * self.training.lr_shared},
-            {"params": [p for p in parameters if p in head], "lr": self.rate * self._diagnosis.rate_of(passes)},
+            {"params": [p for p in parameters if p not in head], "lr": self.rate * self.training.lr},
+            {"params": [p for p in parameters if p in head], "lr": self.rate * self._diagnosis.rate_of(epochs)},
         ]
         return torch.optim.AdamW(groups, weight_decay=self.training.weight_decay)
 
@@ -154,7 +155,7 @@ class PatientLearner(ReportLearner):
         if self.findings is None:
             return trained
         samples = self.cohort.samples("train", steps, self.min_cell)
-        return replace(trained, update=self.findings.without_rare(trained.update, samples, self.min_cell))
+        return replace(trained, update=self.findings.mask_rare_findings(trained.update, samples, self.min_cell))
 
     def evaluate(self, *args: Any, **kwargs: Any) -> Evaluated:
         """As of :class:`ReportWriter`; beside the patient part :attr:`local` acts, where it is kept."""
@@ -195,23 +196,6 @@ class PatientLearner(ReportLearner):
         told = {} if self.findings is None else {"extension": self._extension}
         patient = () if self.patient is None else self.patient.parameters()
         return super().describe() | told | {"patient_parameters": sum(p.numel() for p in patient)}
-
-
-def patient_part(model: Any, patient: PatientConfig, rank: int, time_steps: int, seed: int) -> PatientLoRA:
-    """An untrained patient part of a PEFT model, on its device."""
-    config = PatientLoRAConfig(
-        rank=rank,
-        scale=patient.scale,
-        components=patient.components,
-        embedding_dim=patient.embedding_dim,
-        time_conditioned=patient.time_conditioned,
-        common=patient.common,
-        spread=patient.spread,
-        constant_q=patient.constant_q,
-        time_steps=time_steps,
-        seed=seed,
-    )
-    return PatientLoRA(model, config)
 
 
 def load_patient_part(part: PatientLoRA, state: Mapping[str, Tensor]) -> None:

@@ -19,35 +19,19 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
-from pydantic import Field
 from torch import Tensor, nn
 
 from fedtar_flare.errors import ConfigError, DataError
+from fedtar_flare.fedtar.config import EMBEDDING_DIM, PatientConfig
 from fedtar_flare.models.adapters.lora import lora_layers
-from fedtar_flare.settings import Settings
 
 if TYPE_CHECKING:
     from peft import PeftModel
 
+BIAS_NORM, WEIGHT_SCALE = 1.0, 0.1
+"""Length of b_proj, a random vector, and of W_proj's columns at a common start; the paper's are 0 and 1."""
 # The patient's A starts near one common random A: this is the size of its patient-dependent share.
 _PATIENT_SHARE_OF_A = 0.1
-
-
-class PatientLoRAConfig(Settings):
-    """Settings of the patient part; its initial parameters neither read nor change the global random state."""
-
-    rank: int = Field(4, ge=1, description="r of A_p and B_p")
-    scale: float = Field(1.0, gt=0, description="s_p in Eq. 4; need not follow the shared part's alpha / rank")
-    components: int = Field(16, ge=1, description="length of q")
-    embedding_dim: int = Field(32, ge=1, description="d, length of phi")
-    time_conditioned: bool = Field(
-        True, description="add a learned embedding of the time step to phi: factors of the patient at that visit"
-    )
-    common: float = Field(1.0, ge=0, description="length of b_proj at the start, a random vector")
-    spread: float = Field(0.1, gt=0, description="length of W_proj's columns at the start")
-    constant_q: bool = Field(False, description="take the same q for every patient (an ablation)")
-    time_steps: int = Field(ge=1, description="T; time steps are 1..T")
-    seed: int = Field(description="makes the initial parameters")
 
 
 class LayerHypernetwork(nn.Module):
@@ -101,34 +85,61 @@ class PatientLoRA(nn.Module):
     Inside :meth:`adapt` each PEFT LoRA layer runs one fused pass for the shared and the patient part; outside of it the
     layers run PEFT's own forward, the shared part alone.
 
-    Args:
-        peft_model: with plain LoRA (no dropout, no variant such as DoRA) on ``nn.Linear`` or transformers' ``Conv1D``.
+    Parameters
+    ----------
+    peft_model : PeftModel
+        With plain LoRA (no dropout, no variant such as DoRA) on ``nn.Linear`` or transformers' ``Conv1D``.
+    config : PatientConfig
+        Its scale is s_p of Eq. 4, its components the length of q.
+    rank : int
+        r of A_p and B_p.
+    time_steps : int
+        T; time steps are 1..T.
+    seed : int
+        Of the initial parameters; the global random state is neither read nor changed.
+    embedding_dim : int, default 32
+        d, length of phi.
 
-    Raises:
-        ConfigError: the model has no LoRA layer, or one that this pass cannot adapt; names the layer.
+    Raises
+    ------
+    ConfigError
+        The model has no LoRA layer, or one that this pass cannot adapt; names the layer.
+
+    References
+    ----------
+    FedTAR, Eq. 2 to 4.
     """
 
-    def __init__(self, peft_model: PeftModel, config: PatientLoRAConfig):
+    def __init__(
+        self,
+        peft_model: PeftModel,
+        config: PatientConfig,
+        *,
+        rank: int = 4,
+        time_steps: int,
+        seed: int,
+        embedding_dim: int = EMBEDDING_DIM,
+    ):
         super().__init__()
-        self.config = config
+        self.config, self.rank, self.time_steps = config, rank, time_steps
         layers = lora_layers(peft_model)
-        generator = torch.Generator().manual_seed(config.seed)
+        generator = torch.Generator().manual_seed(seed)
 
-        self.projection = nn.utils.skip_init(nn.Linear, config.components, config.embedding_dim)
+        self.projection = nn.utils.skip_init(nn.Linear, config.components, embedding_dim)
         with torch.no_grad():
             # phi starts near one vector that all patients share. Far apart, each cluster gets an adapter of its own and
             # remembers the findings of its few patients.
-            columns = torch.randn(self.projection.weight.shape, generator=generator) / math.sqrt(config.embedding_dim)
-            self.projection.weight.copy_(config.spread * columns)
-            common = torch.randn(config.embedding_dim, generator=generator)
-            self.projection.bias.copy_(config.common * common / common.norm())
+            columns = torch.randn(self.projection.weight.shape, generator=generator) / math.sqrt(embedding_dim)
+            self.projection.weight.copy_((WEIGHT_SCALE if config.common_start else 1.0) * columns)
+            common = torch.randn(embedding_dim, generator=generator)
+            self.projection.bias.copy_((BIAS_NORM if config.common_start else 0.0) * common / common.norm())
         if config.time_conditioned:
-            self.time_embedding = nn.Parameter(torch.zeros(config.time_steps, config.embedding_dim))
+            self.time_embedding = nn.Parameter(torch.zeros(time_steps, embedding_dim))
         self._adapted = tuple(
             _AdaptedLayer(
                 name,
                 layer,
-                LayerHypernetwork(layer.in_features, layer.out_features, config.rank, config.embedding_dim, generator),
+                LayerHypernetwork(layer.in_features, layer.out_features, rank, embedding_dim, generator),
             )
             for name, layer in layers.items()
         )
@@ -203,10 +214,10 @@ class PatientLoRA(nn.Module):
                 f"({q.shape[0]},), one time step for each row of q",
                 reason="adapter-batch",
             )
-        if int(time_step.min()) < 1 or int(time_step.max()) > config.time_steps:
+        if int(time_step.min()) < 1 or int(time_step.max()) > self.time_steps:
             raise DataError(
                 f"time_step reaches from {int(time_step.min())} to {int(time_step.max())}: it must lie in "
-                f"1..{config.time_steps}",
+                f"1..{self.time_steps}",
                 reason="adapter-batch",
             )
         for item in self._adapted:

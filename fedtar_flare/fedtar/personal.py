@@ -15,12 +15,12 @@ from fedtar_flare.data.splits import key_check, synthetic_key
 from fedtar_flare.errors import ConfigError
 from fedtar_flare.fedtar.config import PatientConfig
 from fedtar_flare.fedtar.demographics import DemographicMixture
-from fedtar_flare.fedtar.learner import load_patient_part, local_adapter, patient_part
+from fedtar_flare.fedtar.learner import load_patient_part, local_adapter
 from fedtar_flare.fedtar.patient_lora import PatientLoRA
 from fedtar_flare.fedtar.profiles import memberships
 from fedtar_flare.learning.drafting import Study, visit_of
 from fedtar_flare.learning.site_diagnosis import load_head
-from fedtar_flare.models.adapters.lora import acting
+from fedtar_flare.models.adapters.lora import swapped_weights
 from fedtar_flare.settings import build
 from fedtar_flare.site.key import derived_key
 from fedtar_flare.site.trained import state_of_run, trained_version
@@ -58,7 +58,8 @@ class PersonalPart:
             raise ConfigError(f"{folder} was written by an older release, which did not keep what drafting needs")
         found = trained_version(state, round_, about["time_steps"], "patient part")
         config = build(PatientConfig, about["patient"], "patient")
-        patient = patient_part(model, config, about["rank"], about["time_steps"], about["seed"])
+        settings = {name: about[name] for name in ("rank", "time_steps", "seed")}
+        patient = PatientLoRA(model, config, **settings)
         private = state.read(found)[0]
         load_patient_part(patient, private)
         load_head(model.get_base_model(), private)
@@ -82,7 +83,7 @@ class PersonalPart:
         sample = Sample(visit_of(study), None, study.sex, min(study.time_step, steps), "test")
         fields = self.about["patient"]["profile"]
         q = memberships([sample], self.mixture, self.key, self.about["median_age"], tuple(fields))
-        with acting(self.model, self.local), self.patient.adapt(q, torch.tensor([sample.time_step])):
+        with swapped_weights(self.model, self.local), self.patient.adapt(q, torch.tensor([sample.time_step])):
             yield
 
 

@@ -15,13 +15,11 @@ _PAPER = PAPER | {
         "time_conditioned": False,
         "components": 16,
         "patients_per_component": 1,
-        "embedding_dim": 32,
-        "common": 0.0,
-        "spread": 1.0,
+        "common_start": False,
         "profile": PROFILES[0],
     }
 }
-_TOLD = {"labeler": "auto", "weights": "small", "candidates": 8, "complete": True}
+_TOLD = {"labeler": "auto", "candidates": 8, "complete": True}
 ALONE_PRESETS = {"small": SMALL | {"diagnosis": _TOLD}, "paper": _PAPER}
 """Of a method with the patient part that shares nothing.
 
@@ -33,7 +31,7 @@ profile, 16 components however few the patients, rates 1e-5, and T = 5.
 """
 
 PATIENT_PRESETS = ALONE_PRESETS | {
-    "small": SMALL | {"diagnosis": _TOLD | {"shared": "auto", "passes": 3.0}, "patient": {"local_adapter": True}}
+    "small": SMALL | {"diagnosis": _TOLD | {"shared": "auto", "epochs": 3.0}, "patient": {"local_adapter": True}}
 }
 """Of every other method with the patient part. With synthetic data the head that reads the findings is shared, too, and
 where the visits are few it learns at a lower rate; reports are written beside the adapter as the site last trained it

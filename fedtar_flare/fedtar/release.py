@@ -53,7 +53,7 @@ def most_numbers(values: int) -> int:
     return int(MOST_SHARE * values)
 
 
-def told_numbers(gradient: Tensors, broadcasts: Sequence[Tensors]) -> list[float]:
+def released_t_numbers(gradient: Tensors, broadcasts: Sequence[Tensors]) -> list[float]:
     """T numbers (see :func:`~fedtar_flare.fedtar.policy.t_numbers`) to the nearest multiple of their resolution.
 
     It is rounded down to a power of two, so that it tells the gradient's norm no finer than by a factor of two.

@@ -28,7 +28,7 @@ PRODUCTION_REQUEST_INTERVAL = 2.0
 PAPER: dict[str, Any] = {
     "time_steps": 5,
     "lora": {"rank": 4, "alpha": 128.0},
-    "training": {"lr_shared": 1e-5},
+    "training": {"lr": 1e-5},
 }
 """What the preset ``paper`` sets for every method beside the model: T, the shared adapter and its learning rate."""
 

@@ -31,7 +31,7 @@ class Reader(Protocol):
         """Classes (B, D) of the findings now, and before."""
 
 
-class Told(NamedTuple):
+class PromptedFindings(NamedTuple):
     """Number of each finding's class, and of what became of it; None where nothing is known of the visit before."""
 
     classes: list[int]
@@ -60,16 +60,16 @@ class FindingsChoice:
         slice_mask: Tensor,
         prior: PriorBatch | None = None,
         prior_tokens: Tensor | None = None,
-    ) -> list[Told]:
+    ) -> list[PromptedFindings]:
         """For each of B images; arguments as of the protocol ``Prompter``."""
         now, before = self.reader.read(tokens, slice_mask, prior, prior_tokens)
         if before is None:
-            return [Told(classes) for classes in now.tolist()]
+            return [PromptedFindings(classes) for classes in now.tolist()]
         shown = (before != UNKNOWN).any(1).tolist()
         rows = zip(now.tolist(), changes_of(now, before).tolist(), shown, strict=True)
-        return [Told(classes, changes if known else None) for classes, changes, known in rows]
+        return [PromptedFindings(classes, changes if known else None) for classes, changes, known in rows]
 
-    def differing(self, text: str, told: Told) -> int:
+    def differing(self, text: str, told: PromptedFindings) -> int:
         """Findings that are in another class in the text; of two texts with as many, the one that says of fewer
         findings otherwise what became of them differs less.
         """
@@ -79,7 +79,7 @@ class FindingsChoice:
             return found
         return found * (1 + len(told.changes)) + comparison.differing(text, told.changes)
 
-    def completed(self, text: str, told: Told) -> str:
+    def completed(self, text: str, told: PromptedFindings) -> str:
         """The text, with a plain sentence for each finding that it was told and does not state."""
         for number, name in enumerate(self.names):
             if told.classes[number] == POSITIVE and not is_none(name) and number not in self._stated(text):

@@ -41,7 +41,7 @@ class TrainingConfig(Settings):
         description="compute the decoder's layers again in the backward pass, and keep their inputs alone until then: "
         "less memory, more time, the same result",
     )
-    lr_shared: float = Field(1e-3, gt=0, description="AdamW learning rate of the shared part")
+    lr: float = Field(1e-3, gt=0, description="AdamW learning rate of the shared part")
     schedule: Literal["constant", "cosine"] = Field(
         "constant", description="of the learning rates of both, over rounds: 'cosine' begins at 1 and ends near 0"
     )
@@ -95,7 +95,7 @@ class DataConfig(Settings):
         "the seed and its name; for one collection divided over sites",
     )
 
-    def misfits(self) -> Iterator[tuple[str, str]]:
+    def validation_errors(self) -> Iterator[tuple[str, str]]:
         try:
             dates = [datetime.fromisoformat(text) for text in self.periods]
         except ValueError:

@@ -241,7 +241,7 @@ def load_start(branch: DiagnosisBranch, name: str) -> None:
     if {key: tuple(value.shape) for key, value in state.items()} != shapes:
         raise ConfigError(
             f"the warm-started head '{name}' does not fit this model, which wants one of {shapes}: set "
-            "fedmrg.head_weights, or diagnosis.weights, to none"
+            "fedmrg.head_weights to none"
         )
     branch.head.load_state_dict(state)
     if branch.place != "memory":
@@ -249,7 +249,7 @@ def load_start(branch: DiagnosisBranch, name: str) -> None:
     if prompts.shape != branch.embeddings.shape:
         raise ConfigError(
             f"the warm-started prompts '{name}' have the shape {tuple(prompts.shape)}, the model wants "
-            f"{tuple(branch.embeddings.shape)}: set fedmrg.head_weights, or diagnosis.weights, to none"
+            f"{tuple(branch.embeddings.shape)}: set fedmrg.head_weights to none"
         )
     with torch.no_grad():
         branch.embeddings.copy_(prompts)

@@ -15,7 +15,7 @@ from fedtar_flare.data.cohort import Sample
 from fedtar_flare.errors import DataError
 from fedtar_flare.imaging.batch import ImageBatch
 from fedtar_flare.learning.config import TrainingConfig
-from fedtar_flare.learning.training import Trained, Validated, batches, fitting, limit_norm, parts
+from fedtar_flare.learning.training import Trained, Validated, batches, limit_norm, parts, retry_smaller_batch
 from fedtar_flare.learning.writer import ReportWriter
 from fedtar_flare.models.adapters.lora import shared_parameters
 
@@ -80,12 +80,12 @@ class ReportLearner(ReportWriter):
     def after_backward(self, start: Mapping[str, Tensor]) -> None:
         """Change the gradients of a batch before they are clipped; ``start`` is w_{t-1}, as :meth:`shared` gave it."""
 
-    def shared_optimizer(self, parameters: Sequence[nn.Parameter], passes: float) -> torch.optim.Optimizer:
+    def shared_optimizer(self, parameters: Sequence[nn.Parameter], epochs: float) -> torch.optim.Optimizer:
         """Fresh in every task, since its start point is not where the last task ended.
 
-        ``passes`` is how often the task goes through its visits: reports read / visits.
+        ``epochs`` is how often the task goes through its visits: reports read / visits.
         """
-        rate = self.rate * self.training.lr_shared
+        rate = self.rate * self.training.lr
         return torch.optim.AdamW(parameters, lr=rate, weight_decay=self.training.weight_decay)
 
     def personal_parameters(self) -> Sequence[nn.Parameter]:
@@ -125,8 +125,8 @@ class ReportLearner(ReportWriter):
             raise DataError("no training visit at the time steps of this task", reason="no-training-visit")
         start = self.shared()
         count = updates or self.training.local_steps
-        passes = count * self.training.batch_size / len(samples)
-        optimizer = self.shared_optimizer(list(self._shared_parameters.values()), passes)
+        epochs = count * self.training.batch_size / len(samples)
+        optimizer = self.shared_optimizer(list(self._shared_parameters.values()), epochs)
         for group in self.personal_optimizer.param_groups if self.personal_optimizer else ():
             group["lr"] = self.rate * group.setdefault("initial_lr", group["lr"])
         losses: list[float] = []
@@ -185,7 +185,9 @@ class ReportLearner(ReportWriter):
                 total += loss.item()
             return total
 
-        return self.ranks.summed(fitting(self._micro_batch, run), (*self._parameters, *self.personal_parameters()))
+        return self.ranks.summed(
+            retry_smaller_batch(self._micro_batch, run), (*self._parameters, *self.personal_parameters())
+        )
 
     def _clear_gradients(self) -> None:
         for parameter in (*self._parameters, *self.personal_parameters()):

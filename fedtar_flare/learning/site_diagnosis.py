@@ -45,20 +45,16 @@ class DiagnosisConfig(Settings):
 
     labeler: LabelerName | Literal["auto"] = Field(
         "none",
-        description="what tells the findings of a training report; the same at all sites; 'none': no prompts; 'auto': "
-        "'synthetic' for synthetic data, 'none' for other",
-    )
-    weights: Literal["small"] | None = Field(
-        None,
-        description="'small': with labeler 'synthetic' and the shipped weights of the model, begin with the head and "
-        "the prompts that were warm-started with these; what they do not know, and all else, is learnt from nothing",
+        description="what finds the findings of a training report; the same at all sites; 'none': no prompts; 'auto': "
+        "'synthetic' for synthetic data, 'none' for other. With 'synthetic' and the model's shipped weights the head "
+        "and the prompts begin warm-started, else from nothing",
     )
     lr: float | None = Field(
         None,
         gt=0,
         description=f"AdamW learning rate of the head; None: {OWN_RATE}, {SHARED_RATE} where it is shared",
     )
-    passes: float | None = Field(
+    epochs: float | None = Field(
         None,
         gt=0,
         description="a task that goes through its visits more often than this teaches a shared head at a rate that is "
@@ -104,9 +100,9 @@ class DiagnosisConfig(Settings):
         """Learning rate of the head (AdamW); ``auto`` must have been decided (:meth:`of`)."""
         return self.lr or (SHARED_RATE if self.shared else OWN_RATE)
 
-    def rate_of(self, passes: float) -> float:
-        """Learning rate of a shared head in a task that goes through its visits ``passes`` times."""
-        return self.rate if self.passes is None else self.rate * min(1.0, self.passes / passes)
+    def rate_of(self, epochs: float) -> float:
+        """Learning rate of a shared head in a task that goes through its visits ``epochs`` times."""
+        return self.rate if self.epochs is None else self.rate * min(1.0, self.epochs / epochs)
 
     @property
     def on(self) -> bool:
@@ -131,13 +127,13 @@ class DiagnosisConfig(Settings):
     def extension(self, model: ModelConfig, seed: int) -> dict[str, Any]:
         """What :func:`fedtar_flare.learning.diagnosis.extend` needs to know, once the labeler has been decided."""
         assert self.labeler != "auto", "DiagnosisConfig.of decides it"
-        fits = self.labeler == "synthetic" and model.weights == self.weights
+        fits = self.labeler == "synthetic" and model.weights == "small"
         return {
             "labeler": self.labeler,
             "prompt_classes": "positive",
             "prompt_place": "memory",
             "head": "attention",
-            "head_weights": self.weights if fits else None,
+            "head_weights": "small" if fits else None,
             "fixed_prompts": True,
             "candidates": self.candidates,
             "complete": self.complete,
@@ -176,7 +172,9 @@ class SiteDiagnosis:
         """Prompts (B, D, E) of what the reports say, compared with those before where ``prior`` shows something."""
         return self._branch.prompts_of(self.classes(samples), None if prior is None else self._before(samples, prior))
 
-    def without_rare(self, update: Mapping[str, Tensor], samples: Sequence[Sample], least: int) -> dict[str, Tensor]:
+    def mask_rare_findings(
+        self, update: Mapping[str, Tensor], samples: Sequence[Sample], least: int
+    ) -> dict[str, Tensor]:
         """An update whose head has moved for those findings alone that enough of the samples' patients have.
 
         Enough are ``least`` patients, and at least :data:`FEWEST`. The rows of other findings are zero.
@@ -204,7 +202,7 @@ class SiteDiagnosis:
         return diagnosis_losses(self._branch(tokens.detach(), slice_mask), self.classes(samples))
 
     @contextmanager
-    def as_begun(self) -> Iterator[None]:
+    def with_initial_head(self) -> Iterator[None]:
         """Inside, the head is the one that all sites began with."""
         mine, self._branch.head = self._branch.head, self._start.to(self._branch.embeddings.device)
         try:

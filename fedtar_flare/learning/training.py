@@ -72,7 +72,7 @@ def parts(items: Sequence[_Item], size: int) -> Iterator[Sequence[_Item]]:
         yield items[start : start + size]
 
 
-def fitting(size: int, run: Callable[[int], _Result]) -> _Result:
+def retry_smaller_batch(size: int, run: Callable[[int], _Result]) -> _Result:
     """``run(size)``, again with half the size until the GPU's memory holds it.
 
     Raises:
@@ -107,13 +107,6 @@ def limit_norm(parameters: Sequence[nn.Parameter], limit: float) -> float:
     if limit:
         return float(nn.utils.clip_grad_norm_(parameters, limit))
     return float(nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None]))
-
-
-def drawn(samples: Sequence[Sample], purpose: str) -> Tensor:
-    """Numbers in [0, 1), (B,), float32, by each sample's visit and ``purpose`` alone, for what training draws."""
-    from fedtar_flare.imaging.augment import sample_seed
-
-    return torch.tensor([sample_seed(0, purpose, s.visit.patient_id, s.visit.visit_id) / 2**32 for s in samples])
 
 
 def augmented(prepared: Sequence[Prepared], samples: Sequence[Sample], seed: str) -> list[Prepared]:

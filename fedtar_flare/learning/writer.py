@@ -21,7 +21,7 @@ from fedtar_flare.learning.evaluation import Evaluated, cells, report_rows
 from fedtar_flare.learning.frozen import FrozenStages
 from fedtar_flare.learning.prior import masked, prior_batch, shown, turns
 from fedtar_flare.learning.ranks import ALONE, Ranks
-from fedtar_flare.learning.training import augmented, fitting
+from fedtar_flare.learning.training import augmented, retry_smaller_batch
 from fedtar_flare.models.adapters.lora import (
     adapter_config,
     add_lora,
@@ -267,7 +267,7 @@ class ReportWriter:
             # reports of a length end together
             left = mine = self.ranks.share(sorted(turn, key=lambda i: len(samples[i].visit.report)))
             while left:
-                fitting(self._evaluation_batch, partial(score, left))
+                retry_smaller_batch(self._evaluation_batch, partial(score, left))
                 left = left[self._evaluation_batch :]
             own = [[(i, loss_of[p][i], text_of[p][samples[i].visit]) for i in mine] for p in kinds]
             for found in self.ranks.gather(own):

@@ -84,7 +84,7 @@ class ClassifierConfig(Settings):
     )
     seed: int = Field(0, ge=0, description="of the common start, and of every weight that is not loaded")
 
-    def misfits(self) -> Iterator[tuple[str, str]]:
+    def validation_errors(self) -> Iterator[tuple[str, str]]:
         if min(self.image_std) <= 0:
             yield "image_std", "three numbers above 0"
         if (self.encoder == "timm") is not bool(self.encoder_name):

@@ -84,7 +84,7 @@ class ModelConfig(Settings):
     random_backbone: bool = Field(False, description="frozen random weights are meant (tests): see require_trained")
     seed: int = Field(0, ge=0, description="of every weight that is not loaded")
 
-    def misfits(self) -> Iterator[tuple[str, str]]:
+    def validation_errors(self) -> Iterator[tuple[str, str]]:
         if min(self.image_std) <= 0:
             yield "image_std", "three numbers above 0"
         if self.pooling == "none" and self.slices != 1:

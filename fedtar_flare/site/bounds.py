@@ -31,11 +31,9 @@ class Bounds(Settings):
         0.1, ge=0, description="least training.max_grad_norm; 0 there, no clipping, is always allowed"
     )
     min_lora_scale: float = Field(0.1, ge=0, description="least lora.alpha / lora.rank")
-    max_learning_rate: float | None = Field(
-        0.1, gt=0, description="greatest training.lr_shared, also of a method's own part"
-    )
+    max_learning_rate: float | None = Field(0.1, gt=0, description="greatest training.lr, also of a method's own part")
     max_decay: float | None = Field(
-        0.1, gt=0, description="greatest training.lr_shared x training.weight_decay, what one update takes off a weight"
+        0.1, gt=0, description="greatest training.lr x training.weight_decay, what one update takes off a weight"
     )
     max_focus: float | None = Field(
         2.0, ge=0, description="greatest training.focus, by which the unusual words of a report outweigh the others"
@@ -83,7 +81,7 @@ class Bounds(Settings):
                 found.append(name)
         return sorted(found)
 
-    def misfits(self) -> Iterator[tuple[str, str]]:
+    def validation_errors(self) -> Iterator[tuple[str, str]]:
         try:
             re.compile(self.lora_targets)
         except re.error as error:

@@ -89,7 +89,7 @@ class SiteConfig(Settings):
         "simulation splits its patients alike",
     )
 
-    def misfits(self) -> Iterator[tuple[str, str]]:
+    def validation_errors(self) -> Iterator[tuple[str, str]]:
         """An unknown source, a source without its path, an unknown device, one GPU for several processes."""
         if self.source not in SOURCES:
             yield "source", f"one of {', '.join(SOURCES)}{nearest(self.source, SOURCES)}"

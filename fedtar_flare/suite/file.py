@@ -39,7 +39,7 @@ class Scenario(HospitalSettings):
     sites: tuple[int, ...] = Field((), description="how many of the suite's first hospitals take part; all by default")
     joins: dict[str, int] = Field({}, description="by hospital: the round in which it begins")
 
-    def misfits(self) -> Iterator[tuple[str, str]]:
+    def validation_errors(self) -> Iterator[tuple[str, str]]:
         if not all(number >= 1 for number in (*self.sites, *self.joins.values())):
             yield ("sites", "numbers from 1 on") if self.sites else ("joins", "rounds from 1 on")
 
@@ -67,7 +67,7 @@ class Suite(HospitalSettings):
         """Arms that have a table of differences; stars in other tables are about the first."""
         return self.references or (next(iter(self.arms)),)
 
-    def misfits(self) -> Iterator[tuple[str, str]]:
+    def validation_errors(self) -> Iterator[tuple[str, str]]:
         if not set(self.references) <= set(self.arms) or len(set(self.references)) < len(self.references):
             yield "references", f"some of the arms {', '.join(self.arms)}, each once"
         if len({*self.sites, *self.outside}) < len(self.sites) + len(self.outside):

@@ -100,7 +100,7 @@ def with_control(w, value):
 
 def test_the_mean_of_a_site_s_gradients_is_option_two_of_scaffold_under_plain_descent(tmp_path):
     """``c_i+ = c_i - c + (x - y_i) / (K lr)``, where nothing is clipped and no weight decays."""
-    training = {"local_steps": 3, "batch_size": 4, "lr_shared": 0.05, "max_grad_norm": 0.0, "weight_decay": 0.0}
+    training = {"local_steps": 3, "batch_size": 4, "lr": 0.05, "max_grad_norm": 0.0, "weight_decay": 0.0}
     site = HospitalSite(tmp_path, kind=ScaffoldExecutor, training=training, scaffold={"optimizer": "sgd"})
     _, w = site.handshake()
     own = {name: torch.zeros_like(value) for name, value in w.items()}

@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedtar_flare.fedtar.patient_lora import PatientLoRA, PatientLoRAConfig
+from fedtar_flare.fedtar.config import PatientConfig
+from fedtar_flare.fedtar.patient_lora import PatientLoRA
 from fedtar_flare.models.adapters.lora import add_lora
 from fedtar_flare.models.build import build_model, build_tokenizer
 from fedtar_flare.models.config import DECODER_TARGETS, preset
@@ -31,7 +32,7 @@ class Update:
         config = preset("tiny" if quick else "small", lora_targets=DECODER_TARGETS)
         base = build_model(config)
         self.model = add_lora(base, targets=config.lora_targets, rank=4, alpha=128, seed=0)
-        self.patient = PatientLoRA(self.model, PatientLoRAConfig(time_steps=3, seed=0))
+        self.patient = PatientLoRA(self.model, PatientConfig(), time_steps=3, seed=0)
         if recomputed:
             base.recompute_layers()
         self.ids, self.labels = build_tokenizer(config).batch([REPORT] * self.count)

@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 
-from fedtar_flare.fedtar.patient_lora import PatientLoRA, PatientLoRAConfig
+from fedtar_flare.fedtar.config import PatientConfig
+from fedtar_flare.fedtar.patient_lora import PatientLoRA
 from fedtar_flare.imaging.batch import ImageBatch, PriorBatch
 from fedtar_flare.models.adapters.lora import add_lora
 from fedtar_flare.models.build import build_model, build_tokenizer
@@ -45,7 +46,7 @@ def generation(quick: bool) -> Result:
     """Both write the same number of tokens, since nothing ends a report here before its length."""
     count, length = (2, 6) if quick else (32, 60)
     model, (_, config) = model_of(quick)
-    patient = PatientLoRA(model, PatientLoRAConfig(time_steps=3, seed=0))
+    patient = PatientLoRA(model, PatientConfig(), time_steps=3, seed=0)
     base = model.get_base_model()
     base.eos_id = base.pad_id = base.bos_id
     with torch.no_grad():

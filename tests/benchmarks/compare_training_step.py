@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from fedtar_flare.fedtar.patient_lora import PatientLoRA, PatientLoRAConfig
+from fedtar_flare.fedtar.config import PatientConfig
+from fedtar_flare.fedtar.patient_lora import PatientLoRA
 from fedtar_flare.models.adapters.lora import add_lora
 from tests.benchmarks.result import Asked, Result, alternated
 
@@ -39,8 +40,8 @@ def measure(rival: str, samples: int, quick: bool) -> Result:
     """Forward and backward pass of ``samples`` sequences through :data:`LAYERS` linear layers."""
     width, length = (32, 8) if quick else (WIDTH, LENGTH)
     model = add_lora(_layers(width), targets=r"\d+", rank=RANK, seed=0)
-    config = PatientLoRAConfig(rank=RANK, components=COMPONENTS, time_steps=STEPS, seed=0)
-    patient = PatientLoRA(model, config)
+    config = PatientConfig(components=COMPONENTS)
+    patient = PatientLoRA(model, config, rank=RANK, time_steps=STEPS, seed=0)
     generator = torch.Generator().manual_seed(1)
     x = torch.randn(samples, length, width, generator=generator)
     q = torch.softmax(torch.randn(samples, COMPONENTS, generator=generator), 1)

@@ -209,10 +209,10 @@ def test_warmstart_on_reports_alone(tmp_path):
 def test_settings_from_a_file_and_their_mistakes(tmp_path):
     file = tmp_path / "job.yaml"
     file.write_text("preset: tiny\nnum_rounds: 4\ntraining: {local_steps: 7}\n")
-    code, out, err = here("export", "--describe", "--json", "--settings", file, "--set", "training.lr_shared=5e-4")
+    code, out, err = here("export", "--describe", "--json", "--settings", file, "--set", "training.lr=5e-4")
     assert code == 0, err
     work = json.loads(out)["work"]
-    assert work["rounds"] == 4 and work["training"]["local_steps"] == 7 and work["training"]["lr_shared"] == 5e-4
+    assert work["rounds"] == 4 and work["training"]["local_steps"] == 7 and work["training"]["lr"] == 5e-4
     for wrong, word in (
         ("training.local_step=3", "local_steps"),
         ("trainin.x=1", "GROUP.NAME"),

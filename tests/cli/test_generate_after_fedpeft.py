@@ -21,7 +21,7 @@ TINY = {
     "num_rounds": 1,
     "time_steps": 2,
     "model": {"max_length": 16, "num_beams": 1},
-    "training": {"local_steps": 4, "batch_size": 4, "lr_shared": 0.05},
+    "training": {"local_steps": 4, "batch_size": 4, "lr": 0.05},
     "server": {"evaluate_every": 1},
     "data": {"synthetic_patients": 10},
 }

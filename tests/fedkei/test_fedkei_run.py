@@ -124,7 +124,7 @@ def test_a_job_is_held_against_the_bounds_of_a_site():
     assert not breaches(FedKEIExecutor(**job).asked(3, 2), Bounds())
     few = FedKEIExecutor(**job, training={"epochs": 2, "batch_size": 2, "lr": 0.5})
     found = " ".join(breaches(few.asked(3, 2), Bounds()))
-    for words in ("local_steps 2", "batch_size 2", "reports of an update 4", "lr_shared 0.5"):
+    for words in ("local_steps 2", "batch_size 2", "reports of an update 4", "lr 0.5"):
         assert words in found
     named = FedKEIExecutor("paper", **job).asked(3, 2)
     assert any("vit_base_patch16_224" in reason for reason in breaches(named, Bounds()))

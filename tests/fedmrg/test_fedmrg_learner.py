@@ -11,7 +11,8 @@ from torch.nn import functional as F
 
 from fedtar_flare.fedmrg.dual_adapter import BROADCAST, GENERIC, SPECIALISED, copy_broadcast
 from fedtar_flare.fedmrg.section import PARTS
-from fedtar_flare.fedtar.patient_lora import PatientLoRA, PatientLoRAConfig
+from fedtar_flare.fedtar.config import PatientConfig
+from fedtar_flare.fedtar.patient_lora import PatientLoRA
 from fedtar_flare.imaging.batch import collate
 from fedtar_flare.imaging.pipeline import images_of
 from fedtar_flare.imaging.site_changes import change_of
@@ -209,7 +210,7 @@ def test_an_untrained_specialised_adapter_s_scores_are_the_generic_model_s(learn
 
 
 def test_the_rates_are_those_of_their_parts(learner_of):
-    learner = learner_of(lr_encoder=2e-5, training={"lr_shared": 4e-3})
+    learner = learner_of(lr_encoder=2e-5, training={"lr": 4e-3})
     learner.rate = 0.5
     named = {id(p): n for n, p in shared_parameters(learner.model, GENERIC).items()}
     rates = {
@@ -264,7 +265,7 @@ def test_a_simulated_site_s_own_change_reaches_images_views_and_tokens_and_is_no
 def test_fedtar_s_patient_part_can_stand_on_both_adapters(shaken, learner_of):
     """FedTAR's patient-adaptive part over FedMRG's adapters: each patient's factors are added to those that act."""
     learner = shaken(learner_of())
-    part = PatientLoRA(learner.model, PatientLoRAConfig(components=3, embedding_dim=4, time_steps=2, seed=0))
+    part = PatientLoRA(learner.model, PatientConfig(components=3), time_steps=2, seed=0)
     samples = learner.cohort.samples("train")[:2]
     images, q, t = learner.images(samples), torch.tensor([[1.0, 0, 0], [0, 0.5, 0.5]]), torch.tensor([1, 2])
     ids, labels = learner.tokenizer.batch([s.visit.report for s in samples])

@@ -33,7 +33,7 @@ MEMBERS, UNSEEN = ("site-1", "site-2"), "site-3"
 SITES = (*MEMBERS, UNSEEN)
 SETTINGS = {
     "model": {"max_length": 10, "num_beams": 1},
-    "training": {"local_steps": 2, "batch_size": 4, "lr_shared": 1e-2},
+    "training": {"local_steps": 2, "batch_size": 4, "lr": 1e-2},
     "data": {"synthetic_patients": 12},
 }
 

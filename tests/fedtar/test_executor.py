@@ -211,8 +211,8 @@ def test_seeds_differ_by_all_that_names_a_task():
     ("bad", "word"),
     [
         ({"preset": "smal"}, "small"),
-        ({"training": {"lr_share": 1}}, "lr_shared"),
-        ({"training": {"lr_shared": -1.0}}, "lr_shared"),
+        ({"training": {"lrr": 1}}, "lr"),
+        ({"training": {"lr": -1.0}}, "lr"),
         ({"lora": {"rank": 0}}, "rank"),
         ({"lora": {"dtype_up": "float16"}}, "dtype_up"),
         ({"patient": {"profile": ["sex"]}}, "profile"),

@@ -26,14 +26,14 @@ def test_the_paper_s_preset_is_the_whole_setting(tmp_path):
     assert executor.patient_config.time_conditioned is False
     assert executor.temporal_config.replay == controller.replay == "none"
     assert (executor.training_config.schedule, executor.training_config.focus) == ("constant", 0.0)
-    assert (executor.patient_config.common, executor.patient_config.spread) == (0.0, 1.0)
+    assert executor.patient_config.common_start is False
     assert executor.patient_config.profile == ("hash", "age", "sex")
-    assert executor.training_config.lr_shared == executor.patient_config.lr == 1e-5
+    assert executor.training_config.lr == executor.patient_config.lr == 1e-5
     assert executor.model_config.encoder_name == "microsoft/cvt-21-384-22k"
     server, site = exported(recipe, tmp_path)
     assert server["time_steps"] == 5 and server["eta"] == 1e-4 and site["preset"] == "paper"
     assert site["patient"]["scale"] == 32.0 and site["patient"]["time_conditioned"] is False
-    assert site["training"]["lr_shared"] == site["patient"]["lr"] == 1e-5
+    assert site["training"]["lr"] == site["patient"]["lr"] == 1e-5
 
 
 def test_explicit_settings_win_over_the_preset_s_and_leave_its_others():
@@ -42,12 +42,12 @@ def test_explicit_settings_win_over_the_preset_s_and_leave_its_others():
         time_steps=3,
         server={"eta": 5e-3},
         patient={"scale": 2.0},
-        training={"lr_shared": 3e-4},
+        training={"lr": 3e-4},
     )
     executor, controller = recipe.executor, recipe.controller
     assert (controller.time_steps, controller.eta) == (3, 5e-3)
     assert (executor.patient_config.scale, executor.patient_config.time_conditioned) == (2.0, False)
-    assert (executor.training_config.lr_shared, executor.patient_config.lr) == (3e-4, 1e-5)
+    assert (executor.training_config.lr, executor.patient_config.lr) == (3e-4, 1e-5)
     small = FedTARRecipe()
     assert small.controller.time_steps == 3 and small.executor.patient_config.scale == 1.0, "no preset leaks"
     assert small.controller.alpha_form == "sigmoid" and small.executor.patient_config.profile == ("age", "sex")
@@ -68,7 +68,7 @@ def test_periods_that_do_not_bound_the_steps_fail_when_the_recipe_is_built(perio
         ({"server": {"etta": 1}}, "etta"),
         ({"patients": {"scale": 1.0}}, "patients"),
         ({"patient": {"scal": 1.0}}, "did you mean 'scale'"),
-        ({"training": {"lr_shared": float("inf")}}, "lr_shared"),
+        ({"training": {"lr": float("inf")}}, "lr"),
         ({"training": {"local_steps": 2.5}}, "local_steps"),
     ],
 )

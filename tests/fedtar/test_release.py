@@ -7,7 +7,7 @@ import torch
 
 from fedtar_flare.errors import ExchangeError
 from fedtar_flare.fedtar.policy import ALPHA_FLOOR, t_numbers
-from fedtar_flare.fedtar.release import RESOLUTION, most_numbers, require_spread, told_numbers
+from fedtar_flare.fedtar.release import RESOLUTION, most_numbers, released_t_numbers, require_spread
 from fedtar_flare.fedtar.residual import residual_step
 
 N = 40_000
@@ -37,14 +37,14 @@ def test_a_told_number_is_near_the_true_one_and_holds_few_digits(scale):
     broadcasts = [start]
     for step in steps:
         broadcasts.append(plus(broadcasts[-1], step))
-    true, told = t_numbers(gradient, broadcasts), told_numbers(gradient, broadcasts)
+    true, told = t_numbers(gradient, broadcasts), released_t_numbers(gradient, broadcasts)
     for one, other, before, after in zip(true, told, broadcasts, broadcasts[1:], strict=False):
         most = norm(gradient) * norm({name: after[name] - before[name] for name in after})
         assert abs(one - other) <= RESOLUTION * most / 2
         places = other / 2.0 ** math.floor(math.log2(RESOLUTION * most) - 1e-6)
         assert places == pytest.approx(round(places)) and abs(places) <= 2 / RESOLUTION + 1
     assert told[1] == pytest.approx(true[1], rel=2 * RESOLUTION)
-    assert told_numbers(gradient, [start, start]) == [0.0]  # a step that nobody trained at
+    assert released_t_numbers(gradient, [start, start]) == [0.0]  # a step that nobody trained at
 
 
 def test_a_step_of_few_values_is_refused_and_one_of_a_part_is_not():
@@ -75,7 +75,7 @@ def test_single_values_of_the_gradient_cannot_be_read_by_subtraction():
     def answer(step):
         after = plus(start, step)
         require_spread(start, after)
-        return told_numbers(gradient, [start, after])[0]
+        return released_t_numbers(gradient, [start, after])[0]
 
     anchor, read, exact = answer(base), [], []
     for i in asked:

@@ -155,7 +155,7 @@ def test_a_report_that_is_searched_for_again_is_written_with_its_own_patient_s_a
 
 
 def test_a_completed_report_states_all_that_the_head_reads_and_what_it_stated(cohort):
-    completing = TOLD.replace(complete=True, weights="small")
+    completing = TOLD.replace(complete=True)
     model = preset("small", max_length=128)
     learner = PatientLearner(
         model=model, lora=LoRAConfig(), training=TrainingConfig(), cohort=cohort, seed=3,
@@ -227,7 +227,7 @@ def test_left_to_the_data_real_reports_are_not_labelled_and_sites_that_differ_di
     ],
 )
 def test_the_warm_start_is_of_the_synthetic_findings_and_the_shipped_model_alone(name, model, weights):
-    config = DiagnosisConfig(labeler=name, weights="small")
+    config = DiagnosisConfig(labeler=name)
     assert config.extension(model, 0)["head_weights"] == weights and config.on == (name != "none")
 
 
@@ -323,26 +323,20 @@ def test_a_head_that_a_job_exchanges_by_name_says_nothing_of_them_either(cohort)
     assert said.any() and not said.all()
 
 
-@pytest.mark.parametrize(("passes", "share"), [(None, 1.0), (6.0, 1.0), (3.0, 1.0), (2.0, 2 / 3), (0.3, 0.1)])
-def test_a_shared_head_has_its_own_rate_lower_where_a_task_goes_through_its_visits_too_often(sharing, passes, share):
-    learner = sharing(diagnosis=SHARED.replace(passes=passes))
+@pytest.mark.parametrize(("epochs", "share"), [(None, 1.0), (6.0, 1.0), (3.0, 1.0), (2.0, 2 / 3), (0.3, 0.1)])
+def test_a_shared_head_has_its_own_rate_lower_where_a_task_goes_through_its_visits_too_often(sharing, epochs, share):
+    learner = sharing(diagnosis=SHARED.replace(epochs=epochs))
     groups = learner.shared_optimizer([p for p in learner.model.parameters() if p.requires_grad], 3.0).param_groups
-    assert [group["lr"] for group in groups] == pytest.approx([learner.training.lr_shared, SHARED.lr * share])
+    assert [group["lr"] for group in groups] == pytest.approx([learner.training.lr, SHARED.lr * share])
 
 
 def test_a_task_says_how_often_it_goes_through_its_visits(sharing, monkeypatch):
     learner, seen = sharing(local_steps=3), []
     make = learner.shared_optimizer
-    monkeypatch.setattr(learner, "shared_optimizer", lambda those, passes: seen.append(passes) or make(those, passes))
+    monkeypatch.setattr(learner, "shared_optimizer", lambda those, epochs: seen.append(epochs) or make(those, epochs))
     for steps, updates in ((None, None), (1, None), (None, 5)):
         trained = learner.train(steps, 1, updates=updates)
         assert seen.pop() == (updates or 3) * learner.training.batch_size / trained.samples
-
-
-def test_passes_are_part_of_a_digest_where_a_head_is_shared():
-    limited = {shared: DiagnosisConfig(shared=shared, passes=3.0) for shared in (False, True, "auto")}
-    same = {shared: digest(config) == digest(config.replace(passes=None)) for shared, config in limited.items()}
-    assert same == {False: True, True: False, "auto": False}
 
 
 def test_a_head_is_shared_only_where_there_is_one_and_somebody_to_share_it_with(cohort):
@@ -376,7 +370,7 @@ def test_left_to_the_data_the_head_of_synthetic_data_alone_is_shared(source, set
 
 def test_the_small_preset_shares_the_head_of_synthetic_data_where_anything_is_shared():
     assert FedTARRecipe().executor.lora_config.exchange == (HEAD_NAMES,)
-    assert FedTARRecipe().executor._diagnosis.passes == 3
+    assert FedTARRecipe().executor._diagnosis.epochs == 3
     assert FedAvgPatientRecipe().executor.lora_config.exchange == (HEAD_NAMES,)
     assert LocalPatientRecipe().executor.lora_config.exchange == ()
 

@@ -13,7 +13,7 @@ from fedtar_flare.data.timeline import Timeline
 from fedtar_flare.errors import ConfigError, DataError
 from fedtar_flare.fedtar.config import PatientConfig
 from fedtar_flare.fedtar.learner import PatientLearner
-from fedtar_flare.fedtar.patient_lora import PatientLoRA, PatientLoRAConfig
+from fedtar_flare.fedtar.patient_lora import PatientLoRA
 from fedtar_flare.fedtar.profiles import fit_mixture, memberships, training_median_age
 from fedtar_flare.imaging.batch import collate
 from fedtar_flare.imaging.pipeline import InputConfig, prepare, prepare_cohort
@@ -86,7 +86,7 @@ def by_hand(cohort, cache, *, personal):
     groups, optimizers = [shared], [torch.optim.AdamW(shared, lr=1e-3, weight_decay=0.01)]
     patient, mixture = None, fit_mixture(cohort, PatientConfig(), 5)
     if personal:
-        patient = PatientLoRA(model, PatientLoRAConfig(time_steps=T, seed=SEED))
+        patient = PatientLoRA(model, PatientConfig(), time_steps=T, seed=SEED)
         groups.append(list(patient.parameters()))
         optimizers.append(torch.optim.AdamW(groups[1], lr=PatientConfig().lr, weight_decay=0.01))
     start, losses = shared_state(model), []

@@ -29,7 +29,7 @@ IMAGES = InputConfig(image_size=MODEL.image_size, slices=MODEL.slices)
 class Plain:
     """Updates are the gradients times a rate, so that what differs in a gradient differs as little in an update."""
 
-    def shared_optimizer(self, parameters, passes):
+    def shared_optimizer(self, parameters, epochs):
         return torch.optim.SGD(parameters, lr=0.1)
 
 

@@ -18,12 +18,12 @@ from torch import Tensor, nn
 
 from fedtar_flare.errors import ConfigError, ExchangeError
 from fedtar_flare.models.adapters.lora import (
+    active_adapters,
     adapter_config,
     add_lora,
     load_shared_state,
     shared_parameters,
     shared_state,
-    using,
 )
 from fedtar_flare.models.adapters.peft_file import adapter_of, read_adapter, write_adapter
 from fedtar_flare.protocol.contract import LORA_NAMES
@@ -326,7 +326,7 @@ def test_a_further_set_is_trained_and_acts_only_where_it_is_switched_on(base: An
     assert trained and all(".special." in name for name in trained), "what was frozen stays frozen"
     shake(peft_model, "special")
     assert torch.equal(peft_model(X), alone)
-    with using(peft_model, ["generic", "special"]):
+    with active_adapters(peft_model, ["generic", "special"]):
         assert not torch.allclose(peft_model(X), alone, atol=1e-3)
     assert torch.equal(peft_model(X), alone)
 
@@ -340,7 +340,7 @@ def test_the_sets_that_act_are_chosen_per_layer_and_what_is_trained_stays(base: 
     low = {name: layer.scaling[name] * layer.lora_B[name](layer.lora_A[name](x)) for name in ("generic", "special")}
     plain, encoded = layer.base_layer(x), keep(x)
     for adapters in ([], ["generic"], ["special"], ["special", "generic"]):
-        with using(peft_model, adapters, DECODER):
+        with active_adapters(peft_model, adapters, DECODER):
             torch.testing.assert_close(layer(x), plain + sum(low[name] for name in adapters))
             assert torch.equal(keep(x), encoded), "only the layers that were named are switched"
             assert {name: parameter.requires_grad for name, parameter in peft_model.named_parameters()} == flags
@@ -348,10 +348,10 @@ def test_the_sets_that_act_are_chosen_per_layer_and_what_is_trained_stays(base: 
             layer(x).square().sum().backward()
             moved = {name for name in low if layer.lora_A[name].weight.grad is not None}
             assert moved == set(adapters)
-            with using(peft_model, ["special"], DECODER):
+            with active_adapters(peft_model, ["special"], DECODER):
                 pass
             torch.testing.assert_close(layer(x), plain + sum(low[name] for name in adapters))
-    with pytest.raises(RuntimeError), using(peft_model, ["special"]):
+    with pytest.raises(RuntimeError), active_adapters(peft_model, ["special"]):
         raise RuntimeError
     torch.testing.assert_close(layer(x), plain + low["generic"])
 
@@ -360,7 +360,7 @@ def test_each_set_is_saved_as_a_folder_that_peft_loads(base: Any, tmp_path: Path
     peft_model = dual(base)
     for name in ("generic", "special"):
         save_adapter(peft_model, tmp_path / name, name)
-        with using(peft_model, [name]):
+        with active_adapters(peft_model, [name]):
             expected = peft_model(X)
         extra = load_file(tmp_path / "generic" / "extra.safetensors")  # the model's, whichever set acts
         base.load_state_dict(extra, strict=False)
@@ -400,5 +400,5 @@ def test_a_further_set_that_cannot_be_is_refused(base: Any, changes: dict[str, A
     ],
 )
 def test_unknown_sets_and_layers_are_named(base: Any, adapters: list[str], layers: str, message: str) -> None:
-    with pytest.raises(ConfigError, match=message), using(dual(base), adapters, layers):
+    with pytest.raises(ConfigError, match=message), active_adapters(dual(base), adapters, layers):
         pass

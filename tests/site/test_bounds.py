@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from fedtar_flare.errors import ConfigError
 from fedtar_flare.fedtar.config import PatientConfig
 from fedtar_flare.fedtar.executor import PatientAdaptiveExecutor
-from fedtar_flare.fedtar.learner import patient_part
+from fedtar_flare.fedtar.patient_lora import PatientLoRA
 from fedtar_flare.learning.config import DataConfig, LoRAConfig, TrainingConfig
 from fedtar_flare.methods import METHODS, load, method
 from fedtar_flare.models.adapters.lora import add_lora, shared_state
@@ -50,8 +50,8 @@ def only(found, words):
         ({"training": {"batch_size": 257}}, "training.batch_size 257 (at most 256)"),
         ({"training": {"max_grad_norm": 1e-8}}, "training.max_grad_norm 1e-08 (at least 0.1)"),
         ({"lora": {"rank": 4, "alpha": 0.01}}, "lora.alpha / rank 0.0025 (at least 0.1)"),
-        ({"training": {"lr_shared": 0.2, "weight_decay": 0.0}}, "training.lr_shared 0.2 (at most 0.1)"),
-        ({"training": {"lr_shared": 0.01, "weight_decay": 100.0}}, "training.lr_shared x weight_decay 1 (at most 0.1)"),
+        ({"training": {"lr": 0.2, "weight_decay": 0.0}}, "training.lr 0.2 (at most 0.1)"),
+        ({"training": {"lr": 0.01, "weight_decay": 100.0}}, "training.lr x weight_decay 1 (at most 0.1)"),
         ({"model": {"lora_targets": r"decoder\.lm_head"}}, f"reaches decoder.lm_head ({NO_EMBEDDING})"),
         ({"model": {"lora_targets": r".*"}}, NO_EMBEDDING),
         ({"model": {"lora_targets": r"decoder\.transformer\.wpe"}}, f"decoder.transformer.wpe ({NO_EMBEDDING})"),
@@ -221,7 +221,7 @@ def test_no_job_beyond_a_bound_is_ever_let_in(job, site):
             "local_steps": job["steps"],
             "batch_size": job["batch"],
             "max_grad_norm": job["clip"],
-            "lr_shared": job["lr"],
+            "lr": job["lr"],
             "weight_decay": job["decay"],
             "focus": job["focus"],
         },
@@ -273,7 +273,7 @@ EXTREME = {
     },
     LoRAConfig: {"rank": 5000, "alpha": 1e-9, "exchange": [".*"]},
     TrainingConfig: {
-        "local_steps": 1, "batch_size": 1, "lr_shared": 5.0, "weight_decay": 1e6, "max_grad_norm": 1e-9,
+        "local_steps": 1, "batch_size": 1, "lr": 5.0, "weight_decay": 1e6, "max_grad_norm": 1e-9,
         "focus": 5.0,
     },
     DataConfig: {},
@@ -293,7 +293,6 @@ def test_every_setting_of_a_job_has_a_bound_or_needs_none(group):
 @pytest.mark.parametrize(
     ("patient", "words"),
     [
-        ({"embedding_dim": 10**6}, "parameters "),
         ({"components": 10**8}, "parameters "),
         ({"lr": 1.0}, "learning rate of the method's own part 1 (at most 0.1)"),
     ],
@@ -333,7 +332,7 @@ def test_an_outline_is_the_model_itself():
     values = made_of.lora_values(config.lora_targets, rank)
     assert values == sum(value.numel() for value in shared_state(adapted).values())
     executor = PatientAdaptiveExecutor(preset="tiny", lora={"rank": rank})
-    own = sum(p.numel() for p in patient_part(adapted, PatientConfig(), rank, 9, 0).parameters())
+    own = sum(p.numel() for p in PatientLoRA(adapted, PatientConfig(), rank=rank, time_steps=9, seed=0).parameters())
     assert own == executor.asked(1, 9).own_parameters(values)
     assert {"decoder.lm_head", "decoder.transformer.wte", "decoder.transformer.wpe"} <= made_of.barred
 

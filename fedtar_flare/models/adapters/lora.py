@@ -44,7 +44,7 @@ def add_lora(
     """Add a named set of LoRA factors to ``model`` (changed in place).
 
     A plain model is wrapped; then only these factors and the extras are trained. A PEFT model gets a further set, which
-    is trained too and acts only inside :func:`using`; what was trained or active before stays so.
+    is trained too and acts only inside :func:`active_adapters`; what was trained or active before stays so.
 
     ``A`` is Kaiming uniform and ``B`` zero, so the model starts unchanged. Both depend only on ``seed`` and the layers'
     names and sizes; the global random state is neither read nor changed. No dropout.
@@ -109,7 +109,7 @@ def keep_extras(peft_model: PeftModel, adapter: str, extras: Mapping[str, nn.Par
 
 
 @contextmanager
-def using(peft_model: PeftModel, adapters: Sequence[str], layers: str = ".*") -> Iterator[None]:
+def active_adapters(peft_model: PeftModel, adapters: Sequence[str], layers: str = ".*") -> Iterator[None]:
     """Let exactly these sets act, added up, in the LoRA layers of these paths while the context is open.
 
     Unlike PEFT's ``set_adapter``, it does not change which parameters are trained. Contexts may be nested; each
@@ -139,7 +139,9 @@ def using(peft_model: PeftModel, adapters: Sequence[str], layers: str = ".*") ->
 
 
 @contextmanager
-def acting(peft_model: PeftModel, weights: Mapping[str, Tensor], adapter: str = DEFAULT_ADAPTER) -> Iterator[None]:
+def swapped_weights(
+    peft_model: PeftModel, weights: Mapping[str, Tensor], adapter: str = DEFAULT_ADAPTER
+) -> Iterator[None]:
     """Let these values, by wire name, act in place of a set's own while the context is open; not for training.
 
     What ``weights`` does not name acts as it is. Raises :class:`ExchangeError` as :func:`load_shared_state`.
