@@ -25,7 +25,7 @@ from fedtar_flare.curation.archive_files import IMAGES, File, all_headers, studi
 from fedtar_flare.data.cohort import Modality
 from fedtar_flare.data.sources.fields import age_at, age_of, date_of
 from fedtar_flare.data.sources.manifest import write_rows
-from fedtar_flare.data.sources.reading import by_reason, said
+from fedtar_flare.data.sources.reading import by_reason, counts_text
 from fedtar_flare.errors import ConfigError, DataError, collecting, within
 
 FRONTAL = {"PA": 0, "AP": 1}
@@ -91,11 +91,16 @@ def index_folder(
 ) -> Index:
     """Find the studies below a folder. Raises ConfigError if there is no such folder, DataError without a DICOM file.
 
-    Args:
-        modality: take only these; None: the kind of which there are more studies (a site has one kind).
-        links: where studies without a folder of their own get one, of symbolic links.
-        workers: processes that read headers.
-        say: takes progress lines, at most one every ``every`` seconds.
+    Parameters
+    ----------
+    modality : {"ct", "radiograph"}, optional
+        Take only these; by default the kind of which there are more studies (a site has one kind).
+    links : Path, optional
+        Where studies without a folder of their own get one, of symbolic links.
+    workers : int, default 1
+        Processes that read headers.
+    say, every : callable, float
+        Takes progress lines, at most one every ``every`` seconds.
     """
     from fedtar_flare.imaging.readers.dicom_files import files_below
 
@@ -152,7 +157,7 @@ def write_manifest(index: Index, manifest: Path) -> int:
             }
         )
     if not rows:
-        reasons = said(index.rejected()) or "no study"
+        reasons = counts_text(index.rejected()) or "no study"
         raise DataError(f"no study can stand in the manifest ({reasons})", reason="no-patient")
     index.studies = kept
     folder.mkdir(parents=True, exist_ok=True)

@@ -39,36 +39,38 @@ class File(NamedTuple):
     sop: str
 
 
-def read_headers(paths: list[str]) -> dict[str, Any]:
-    """Headers of DICOM files, also in zips (a worker's task).
+class Read(NamedTuple):
+    """What some files say."""
 
-    Returns ``files`` (:class:`File`), ``problems`` ([text, reason] of files that cannot be read), ``broken`` (paths of
-    such that may be slices), and ``strays`` (paths of files that are neither DICOM nor what usually lies beside it).
-    """
+    files: list[File]
+    problems: list[DataError]  # of files that cannot be read
+    broken: list[str]  # paths of such that may be slices
+    strays: list[str]  # paths of files that are neither DICOM nor what usually lies beside it
+
+
+def read_headers(paths: list[str]) -> Read:
+    """Headers of DICOM files, also in zips (a worker's task)."""
     from pydicom.tag import Tag
 
     from fedtar_flare.imaging.readers.dicom_files import read_header, sources
     from fedtar_flare.imaging.readers.stray_files import is_companion
 
     tags = [Tag(keyword) for keyword in KEYWORDS.split()]
-    files: list[File] = []
-    problems: list[DataError] = []
-    broken: list[str] = []
-    strays: list[str] = []
+    read = Read([], [], [], [])
     for path in paths:
-        before = len(problems)
+        before = len(read.problems)
         if Path(path).name.upper().startswith("DICOMDIR"):  # its files are among the others
             continue
-        with collecting(problems), sources(Path(path)) as found:
+        with collecting(read.problems), sources(Path(path)) as found:
             for source in found:
-                with collecting(problems):
+                with collecting(read.problems):
                     if (header := read_header(source, tags)) is not None:
-                        files.append(_file(header))
+                        read.files.append(_file(header))
                     elif source.archive is None and not is_companion(source.path.name):
-                        strays.append(path)
-        broken += [path] if len(problems) > before and not is_companion(Path(path).name) else []
-    told = [[str(error), error.reason] for error in problems]
-    return {"files": files, "problems": told, "broken": broken, "strays": strays}
+                        read.strays.append(path)
+        if len(read.problems) > before and not is_companion(Path(path).name):
+            read.broken.append(path)
+    return read
 
 
 class Headers(NamedTuple):
@@ -88,7 +90,7 @@ def all_headers(paths: Sequence[Path], workers: int, say: Any, every: float) -> 
 
     chunks = [{"paths": [str(path) for path in paths[i : i + CHUNK]]} for i in range(0, len(paths), CHUNK)]
     progress = Progress("header", len(paths), say or (lambda line: None), every)
-    got: dict[int, Any] = {}
+    got: dict[int, Read] = {}
     read = 0
     for i, outcome in each(read_headers, chunks, workers):
         if isinstance(outcome, DataError):
@@ -96,19 +98,20 @@ def all_headers(paths: Sequence[Path], workers: int, say: Any, every: float) -> 
         got[i] = outcome
         read += len(chunks[i]["paths"])
         progress(read)
-    files = [File(*one) for i in sorted(got) for one in got[i]["files"]]
-    problems = [DataError(text, reason=reason) for i in sorted(got) for text, reason in got[i]["problems"]]
+    in_order = [got[i] for i in sorted(got)]
+    files = [file for one in in_order for file in one.files]
+    problems = [problem for one in in_order for problem in one.problems]
     owners: dict[Path, set[str]] = defaultdict(set)
     for file in files:
         if file.kind == "ct" and not file.in_zip:
             owners[Path(file.path).parent].add(file.study)
-    strays = [path for i in sorted(got) for path in map(Path, got[i]["strays"]) if path.parent in owners]
+    strays = [path for one in in_order for path in map(Path, one.strays) if path.parent in owners]
     for path in strays:
         text = f"{path}: not DICOM, and beside slices of {len(owners[path.parent])} study(ies): a lost slice?"
         problems.append(DataError(text, reason="unreadable"))
     lost: dict[str, list[Path]] = defaultdict(list)
     nameless = [Path(file.path) for file in files if file.kind == "no-pixel-data" and not file.study]
-    for path in [Path(path) for i in sorted(got) for path in got[i]["broken"]] + nameless + strays:
+    for path in [Path(path) for one in in_order for path in one.broken] + nameless + strays:
         if len(studies := owners[path.parent]) == 1:
             lost[next(iter(studies))].append(path)
     return Headers(files, problems, lost)

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -22,7 +22,7 @@ from fedtar_flare.imaging.limits import Limits, applied
 from fedtar_flare.progress import Progress
 
 if TYPE_CHECKING:
-    from fedtar_flare.imaging.readers.volume import CTVolume
+    from fedtar_flare.imaging.readers.volume import CTVolume, Note
 
 THUMBNAIL_SIZE = 160
 THUMBNAIL_SLICES = 3
@@ -43,17 +43,24 @@ class Thumbnail:
 class Check:
     """What was found.
 
-    Args:
-        modality: ``ct``, ``radiograph``, ``photograph``, or empty when nothing can be used.
-        patients: with at least one usable study, and these studies only.
-        rejected: reason to the texts of all studies that cannot be used.
-        excluded: number of studies of patients on the site's exclusion list; not looked at.
-        notes: what readers met and could live with: reason to texts.
-        shapes: per image (slices, rows, columns); a radiograph has one slice.
-        spacings: per CT (between slices, rows, columns) in mm.
-        identifiers: kind of likely identifier to the visits whose report holds one.
-        seconds: that reading all images took.
-        images: how many were opened.
+    Parameters
+    ----------
+    modality : str
+        ``ct``, ``radiograph``, ``photograph``, or empty when nothing can be used.
+    patients : list of Patient
+        With at least one usable study, and these studies only.
+    rejected : dict of str to list of str
+        By reason, the texts of all studies that cannot be used.
+    excluded : int
+        Studies of patients on the site's exclusion list; not looked at.
+    notes : dict of str to list of str
+        By reason, what readers met and could live with.
+    shapes, spacings : list of tuple
+        Of each image (slices, rows, columns), a radiograph with one slice; of each CT, between those, in mm.
+    identifiers : dict of str to list of str
+        By kind of likely identifier, the visits whose report holds one.
+    seconds, images : float, int
+        How long reading took, and how many images were opened.
     """
 
     source: str
@@ -190,34 +197,27 @@ def read_target(target: Path) -> tuple[Reading, frozenset[str], Limits]:
     return read_manifest(target), frozenset(), Limits()
 
 
-def check_task(image: str, modality: str, thumbnail: bool, limits: dict[str, Any]) -> dict[str, Any]:
-    """Open one image through its reader, within these limits (a worker's task).
+class Opened(NamedTuple):
+    """What an image is like, once it was read."""
 
-    Returns ``shape``, ``spacing_mm`` (CT), ``notes`` as [reason, text] and ``pictures`` as data addresses. Raises
-    DataError for an image that cannot be used.
-    """
-    with applied(Limits(**limits)):
-        if modality == "radiograph":
-            from fedtar_flare.imaging.readers.radiograph import read_radiograph
+    shape: tuple[int, ...]
+    spacing_mm: tuple[float, ...]  # of a CT
+    notes: Sequence[Note]
+    pictures: Sequence[str]  # as data addresses
 
-            radiograph = read_radiograph(image)
-            pictures = [_png(radiograph)] if thumbnail else []
-            return {"shape": [1, *radiograph.shape], "spacing_mm": [], "notes": [], "pictures": pictures}
-        if modality == "photograph":
-            from fedtar_flare.imaging.readers.pictures import read_photograph
 
-            photograph = read_photograph(image)
-            pictures = [_png(photograph.transpose(1, 2, 0))] if thumbnail else []
-            return {"shape": [1, *photograph.shape[1:]], "spacing_mm": [], "notes": [], "pictures": pictures}
-        from fedtar_flare.imaging.readers.ct import read_ct
+def check_task(image: str, modality: str, thumbnail: bool, limits: Limits) -> Opened:
+    """Open one image through its reader, within these limits (a worker's task); raises what the reader raises."""
+    from fedtar_flare.imaging.readers.ct import read_ct
+    from fedtar_flare.imaging.readers.pictures import read_photograph
+    from fedtar_flare.imaging.readers.radiograph import read_radiograph
 
-        volume = read_ct(image)
-        return {
-            "shape": list(volume.hu.shape),
-            "spacing_mm": [float(step) for step in volume.spacing_mm],
-            "notes": [list(note) for note in volume.warnings],
-            "pictures": _slices(volume) if thumbnail else [],
-        }
+    with applied(limits):
+        if modality == "ct":
+            volume = read_ct(image)
+            return Opened(volume.hu.shape, volume.spacing_mm, volume.warnings, _slices(volume) if thumbnail else [])
+        pixels = read_radiograph(image) if modality == "radiograph" else read_photograph(image).transpose(1, 2, 0)
+        return Opened((1, *pixels.shape[:2]), (), (), [_png(pixels)] if thumbnail else [])
 
 
 def _open_all(
@@ -227,7 +227,7 @@ def _open_all(
     from fedtar_flare.imaging.workers import each
 
     items = [
-        {"image": str(v.image), "modality": v.modality, "thumbnail": i in shown, "limits": limits.to_dict()}
+        {"image": str(v.image), "modality": v.modality, "thumbnail": i in shown, "limits": limits}
         for i, v in enumerate(visits)
     ]
     progress = Progress("image", len(items), say or (lambda line: None), every)
@@ -245,13 +245,13 @@ def _open_all(
             found.rejected.setdefault(outcome.reason, []).append(f"{where}: {outcome}")
             continue
         opened.add(id(visit))
-        found.shapes.append(tuple(outcome["shape"]))
-        if outcome["spacing_mm"]:
-            found.spacings.append(tuple(outcome["spacing_mm"]))
-        for reason, text in outcome["notes"]:
+        found.shapes.append(outcome.shape)
+        if outcome.spacing_mm:
+            found.spacings.append(outcome.spacing_mm)
+        for reason, text in outcome.notes:
             found.notes.setdefault(reason, []).append(f"{where}: {text}")
-        if outcome["pictures"]:
-            found.thumbnails.append(Thumbnail(visit.visit_id, f"{visit.acquired:%Y-%m-%d}", tuple(outcome["pictures"])))
+        if outcome.pictures:
+            found.thumbnails.append(Thumbnail(visit.visit_id, f"{visit.acquired:%Y-%m-%d}", tuple(outcome.pictures)))
     return opened
 
 

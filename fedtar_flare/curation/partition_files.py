@@ -52,19 +52,33 @@ def partition_source(
 ) -> tuple[list[PartitionedSite], dict[str, int]]:
     """Divide a source into sites and write ``out/<site>/manifest.csv`` and ``out/sites/<site>.yaml``.
 
-    Args:
-        source, path, options: of :func:`read_source`. What the options do to the reports is done once, here: the
-            manifests hold the result.
-        out: a folder; a site that is there already is refused, so that nothing is overwritten.
-        by: of ``partition.WAYS``.
-        sites: their number, for all ways but ``institution``.
-        time_steps: T of the counts.
-        concentration, classes, labels: of ``dirichlet``: concentration, number of report clusters, or instead of
-            clusters a CSV table with the columns ``patient_id`` and ``label``.
-        relative: write image paths relative to the manifests' folders, for data and partition that move together.
+    Parameters
+    ----------
+    source, path, options
+        Of :func:`read_source`. What the options do to the reports is done once, here: the manifests hold the result.
+    out : Path
+        A folder; a site that is there already is refused, so that nothing is overwritten.
+    by : str
+        Of ``partition.WAYS``.
+    sites : int, optional
+        Their number, for all ways but ``institution``.
+    time_steps : int, default 3
+        T of the counts.
+    concentration, classes, labels : float, int, Path
+        Of ``dirichlet``: concentration, number of report clusters, or instead of clusters a CSV table with the columns
+        ``patient_id`` and ``label``.
+    relative : bool, default False
+        Write image paths relative to the manifests' folders, for data and partition that move together.
 
-    Returns the sites by name, and reason to number of the source's studies that were left out. Raises ConfigError or
-    DataError if settings or data do not allow the partition.
+    Returns
+    -------
+    list of PartitionedSite, dict of str to int
+        The sites by name, and by reason the number of the source's studies that were left out.
+
+    Raises
+    ------
+    ConfigError, DataError
+        Settings or data do not allow the partition.
     """
     if by not in partition.WAYS:
         raise ConfigError(f"by '{by}' is not one of {', '.join(partition.WAYS)}")

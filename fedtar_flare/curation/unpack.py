@@ -57,16 +57,23 @@ def unpack(file: Path, out: Path, names: Sequence[str] = (), most: int | None = 
     The file's division into train, val and test is lost: a site splits its patients itself. Labels are one class a
     picture, or a row of 0 and 1 (0 everywhere: no label). One picture is in memory at a time.
 
-    Args:
-        file: with ``train_images`` (n, H, W) or (n, H, W, 3) of uint8 and ``train_labels`` (n, 1) or (n, C); the same
-            for ``val`` and ``test``, as far as there are any.
-        out: a folder that must not have a manifest yet.
-        names: of the classes 0, 1, ...; by default ``class-0``, ``class-1``, ...
-        most: pictures of each part at most, the first ones; None: all.
+    Parameters
+    ----------
+    file : Path
+        With ``train_images`` (n, H, W) or (n, H, W, 3) of uint8 and ``train_labels`` (n, 1) or (n, C); the same for
+        ``val`` and ``test``, as far as there are any.
+    out : Path
+        A folder that must not have a manifest yet.
+    names : sequence of str
+        Of the classes 0, 1, ...; by default ``class-0``, ``class-1``, ...
+    most : int, optional
+        Pictures of each part at most, the first ones; all by default.
 
-    Raises:
-        ConfigError: the file is no such data set, or a class has no name, or one that a manifest cannot hold; or
-            ``out`` has a manifest.
+    Raises
+    ------
+    ConfigError
+        The file is no such data set, or a class has no name, or one that a manifest cannot hold; or ``out`` has a
+        manifest.
     """
     from PIL import Image
 

@@ -137,13 +137,22 @@ class Sample:
 class Cohort:
     """All patients of one site, split by patient and aligned to time steps.
 
-    Args:
-        key: secret bytes of the site for the keyed hashes.
-        rejected: reason to number of studies left out when the data was read.
-        prepared: visit to the file with its model input (see :func:`.imaging.pipeline.prepare_cohort`).
+    Parameters
+    ----------
+    site : str
+    patients : sequence of Patient
+    key : bytes
+        Secret of the site for the keyed hashes.
+    timeline : Timeline
+    rejected : mapping of str to int
+        By reason, studies left out when the data was read.
+    prepared : mapping of Visit to Path
+        The file with its model input (see :func:`.imaging.pipeline.prepare_cohort`).
 
-    Raises:
-        DataError: ``duplicate-patient``, ``mixed-modality`` or ``no-patient``.
+    Raises
+    ------
+    DataError
+        ``duplicate-patient``, ``mixed-modality`` or ``no-patient``.
     """
 
     def __init__(
@@ -234,24 +243,28 @@ class Cohort:
         return joined
 
     def counts(self, least: int = 1) -> dict[Split, list[int]]:
-        """Visits per split and step, lists of length T, as they may be told (:func:`told`).
+        """Visits per split and step, lists of length T, as they may leave the site (:func:`round_to_cell`).
 
         A cell with fewer than ``least`` distinct patients counts 0.
         """
         full = self._cells(least)
         seen = Counter((s.split, s.time_step) for s in self._samples)
         cells = {split: [(split, t) for t in range(1, self.time_steps + 1)] for split in SPLITS}
-        return {split: [told(seen[c], least) if c in full else 0 for c in row] for split, row in cells.items()}
+        return {split: [round_to_cell(seen[c], least) if c in full else 0 for c in row] for split, row in cells.items()}
 
     def left_out(self, least: int) -> dict[str, int]:
-        """Reason to number of studies left out, as it may be told: never who was excluded, which is a withdrawal.
+        """Reason to number of studies left out, as it may leave the site: never who was excluded (a withdrawal).
 
         Where ``least`` is above 1, only studies of a reason whose patients are known and at least that many.
         """
         shown = {reason: n for reason, n in self.rejected.items() if reason != EXCLUDED}
         if least == 1:
             return shown
-        return {reason: told(n, least) for reason, n in shown.items() if len(self._left_out.get(reason, ())) >= least}
+        return {
+            reason: round_to_cell(n, least)
+            for reason, n in shown.items()
+            if len(self._left_out.get(reason, ())) >= least
+        }
 
     def _cells(self, least: int) -> set[tuple[Split, int]]:
         """Split and step of the cells with at least ``least`` distinct patients."""
@@ -261,10 +274,10 @@ class Cohort:
         return {cell for cell, ids in patients.items() if len(ids) >= least}
 
 
-def told(count: int, least: int) -> int:
-    """A number of visits as it may be told: down to a multiple of ``least``, so that one visit more or less is hidden.
+def round_to_cell(count: int, least: int) -> int:
+    """A number of visits down to a multiple of ``least``, so that one visit more or less is hidden.
 
-    >>> told(14, 5), told(14, 1)
+    >>> round_to_cell(14, 5), round_to_cell(14, 1)
     (10, 14)
     """
     return count - count % least

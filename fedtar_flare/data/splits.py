@@ -28,14 +28,12 @@ def keyed_unit(text: str, key: bytes) -> float:
     return (int.from_bytes(hmac.digest(key, text.encode(), "sha256")[:8], "big") >> 11) / 2**53
 
 
-def split_of(patient_id: str, key: bytes, fractions: tuple[float, float, float] = FRACTIONS) -> Split:
-    """The split of a patient; ``fractions`` of train, validation and test sum to one."""
-    if min(fractions) < 0 or abs(sum(fractions) - 1) > 1e-9:
-        raise ConfigError(f"fractions {fractions} must be non-negative and sum to one")
+def split_of(patient_id: str, key: bytes) -> Split:
+    """The split of a patient, by :data:`FRACTIONS`."""
     place = keyed_unit(f"split:{patient_id}", key)
-    if place < fractions[0]:
+    if place < FRACTIONS[0]:
         return "train"
-    return "validation" if place < fractions[0] + fractions[1] else "test"
+    return "validation" if place < FRACTIONS[0] + FRACTIONS[1] else "test"
 
 
 def identity_hash(patient_id: str, key: bytes) -> float:

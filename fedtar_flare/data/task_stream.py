@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from fedtar_flare.data.cohort import Sample, Visit, told
+from fedtar_flare.data.cohort import Sample, Visit, round_to_cell
 from fedtar_flare.errors import ConfigError
 
 Order = Literal["synchronous", "reversed", "shuffled"]
@@ -36,8 +36,7 @@ class DiseaseTask:
     def parse(cls, text: str) -> DiseaseTask:
         """From ``name``, or ``name=label|label`` where the labels are others.
 
-        Raises:
-            ConfigError: the name is not letters, digits, '.', '_' and '-', or a label is empty.
+        Raises :class:`ConfigError` when the name is not letters, digits, '.', '_' and '-', or a label is empty.
 
         >>> DiseaseTask.parse("effusion").labels, sorted(DiseaseTask.parse("keratosis=AK|BKL").labels)
         (frozenset({'effusion'}), ['AK', 'BKL'])
@@ -70,22 +69,29 @@ class Labeled:
         return min(self.patients(0), self.patients(1))
 
     def counts(self, least: int) -> list[int]:
-        """Numbers of negatives and positives as they may be told: 0 for a class of fewer than ``least`` patients."""
-        return [told(self.labels.count(c), least) if self.patients(c) >= least else 0 for c in (0, 1)]
+        """Negatives and positives as they may leave the site: 0 for a class of fewer than ``least`` patients."""
+        return [round_to_cell(self.labels.count(c), least) if self.patients(c) >= least else 0 for c in (0, 1)]
 
 
 class TaskStream:
     """The tasks of one site, in the site's order; steps are counted from 1.
 
-    Args:
-        tasks: as :meth:`DiseaseTask.parse` reads them.
-        base: labels of the images that are negatives from the first step on; :data:`NOTHING` stands for no label.
-        order, site, seed: see :func:`order_of`.
-        from_report: labels that a report states and those of which it is unsure, for images whose source gives none;
-            None: these are left out.
+    Parameters
+    ----------
+    tasks : sequence of str
+        As :meth:`DiseaseTask.parse` reads them.
+    base : sequence of str
+        Labels of the images that are negatives from the first step on; :data:`NOTHING` stands for no label.
+    order, site, seed
+        See :func:`order_of`.
+    from_report : callable, optional
+        Labels that a report states and those of which it is unsure, for images whose source gives none; without it,
+        these are left out.
 
-    Raises:
-        ConfigError: there is no task, a name is given twice, or a label is of two tasks, or of a task and the base.
+    Raises
+    ------
+    ConfigError
+        There is no task, a name is given twice, or a label is of two tasks, or of a task and the base.
     """
 
     def __init__(

@@ -16,14 +16,22 @@ PRIORS = ("none", "report", "image", "report+image", "generated", "generated+ima
 class Timeline:
     """The time steps 1 to T of a run.
 
-    Args:
-        alignment: ``visit``: a patient's t-th visit by date, and all beyond T in step T; ``period``: by calendar bins.
-        periods: T - 1 rising dates between the bins, for ``period``; each date belongs to the bin it begins.
-        prior: what a sample includes of the patient's previous visit, one of ``PRIORS``. ``generated`` is the report in
-            training and in the validation loss, and the model's own text of that visit when reports are written.
+    Parameters
+    ----------
+    time_steps : int
+        T.
+    alignment : {"visit", "period"}
+        A patient's t-th visit by date, and all beyond T in step T; or calendar bins.
+    periods : tuple of datetime
+        T - 1 rising dates between the bins, for ``period``; each date belongs to the bin it begins.
+    prior : str
+        What a sample includes of the patient's previous visit, one of ``PRIORS``. ``generated`` is the report in
+        training and in the validation loss, and the model's own text of that visit when reports are written.
 
-    Raises:
-        ConfigError: names the field and the allowed values.
+    Raises
+    ------
+    ConfigError
+        Names the field and the allowed values.
     """
 
     time_steps: int

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedtar_flare.data.cohort import Cohort, told
+from fedtar_flare.data.cohort import Cohort, round_to_cell
 from fedtar_flare.data.splits import SPLITS, Split
 from fedtar_flare.data.task_stream import Labeled, TaskStream
 from fedtar_flare.fedkei.examples import TaskData
@@ -64,13 +64,13 @@ class SiteTaskData:
     @property
     def samples(self) -> int:
         """Training images, as they may be told."""
-        return told(len(self.splits["train"].labels), self.least)
+        return round_to_cell(len(self.splits["train"].labels), self.least)
 
     @property
     def scored(self) -> int:
         """Test images, as they may be told; 0 where a class has too few patients for an AUC."""
         test = self.splits["test"]
-        return told(len(test.labels), self.least) if test.fewest >= self.least else 0
+        return round_to_cell(len(test.labels), self.least) if test.fewest >= self.least else 0
 
     def counts(self) -> dict[str, list[int]]:
         """Negatives and positives by split, as they may be told."""

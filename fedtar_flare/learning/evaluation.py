@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedtar_flare.data.cohort import Sample, told
+from fedtar_flare.data.cohort import Sample, round_to_cell
 from fedtar_flare.files import PRIVATE, write_text
 from fedtar_flare.learning.labels import labeler_of
 from fedtar_flare.metrics.alarms import identical_share
@@ -73,7 +73,7 @@ def cells(
     at = {str(t): [i for i, s in enumerate(samples) if s.time_step == t] for t in range(1, time_steps + 1)}
     full = {t: chosen for t, chosen in at.items() if len({samples[i].visit.patient_id for i in chosen}) >= min_cell}
     reports = {t: reports_of(samples, texts, losses, chosen) for t, chosen in full.items()}
-    steps: dict[str, dict[str, Any]] = {t: {"n": told(len(full.get(t, ())), min_cell)} for t in at}
+    steps: dict[str, dict[str, Any]] = {t: {"n": round_to_cell(len(full.get(t, ())), min_cell)} for t in at}
     for t, at_step in reports.items():
         steps[t] |= scores_of(at_step, min_cell=min_cell, by_step=True)
     shown = [i for chosen in full.values() for i in chosen]
@@ -130,7 +130,7 @@ def _recalls(findings: Sequence[AbstractSet[str]], reports: Reports, min_cell: i
         for name in there:
             having.setdefault(name, set()).add(patient)
     return {
-        name.replace(" ", "_"): {"n": told(there, min_cell), "recall": named / there}
+        name.replace(" ", "_"): {"n": round_to_cell(there, min_cell), "recall": named / there}
         for name, (there, named) in finding_counts(findings, reports.named).items()
         if len(having[name]) >= min_cell
     }

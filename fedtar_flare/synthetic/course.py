@@ -28,7 +28,7 @@ from typing import Literal
 import numpy as np
 from pydantic import Field
 
-from fedtar_flare.data.splits import FRACTIONS, split_of, synthetic_key
+from fedtar_flare.data.splits import split_of, synthetic_key
 from fedtar_flare.data.timeline import Timeline
 from fedtar_flare.settings import Settings
 from fedtar_flare.synthetic.reports import Change, State
@@ -164,7 +164,7 @@ def plan_patient(
     patient_id = next(
         name
         for name in (f"{site}-{int(rng.integers(16**8)):08x}" for _ in range(10_000))
-        if split_of(name, key, FRACTIONS) == _CYCLE[number % len(_CYCLE)]
+        if split_of(name, key) == _CYCLE[number % len(_CYCLE)]
     )
     sex: Literal["F", "M"] = "F" if rng.random() < 0.5 else "M"
     age = float(np.clip(rng.normal(64, 14), 20, 92))

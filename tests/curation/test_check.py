@@ -136,7 +136,7 @@ def test_the_page(radiographs):
 def test_a_page_of_nothing_that_can_be_used(tmp_path):
     found = check(write(tmp_path, ["A", "", "x.png", "Clear.", "", ""], ["A", "2020-01-01", "x.png", "Clear.", "", ""]))
     _, _, said = page_of(found)
-    assert found.modality == "" and "2 rejected" in said and "No value." in said
+    assert found.modality == "" and "2 rejected" in said and "Nothing recorded yet." in said
 
 
 @given(st.lists(st.floats(-1e5, 1e5, allow_subnormal=False), min_size=1, max_size=30), st.booleans())
@@ -144,8 +144,8 @@ def test_every_value_lies_in_one_bar(values, whole):
     values = [float(round(v)) for v in values] if whole else values
     edges = bin_edges(values, whole)
     near = 1e-8 * (edges[1] - edges[0])  # a value this close to an edge belongs to the bar on either side
-    assert edges[0] <= min(values) + near and max(values) <= edges[-1] + near and 2 <= len(edges) <= 30
-    counts = [int(n) for n in re.findall(r": (\d+)</title>", histogram("t", values, "x", "y", whole_numbers=whole))]
+    assert edges[0] <= min(values) + near and max(values) <= edges[-1] + near and 2 <= len(edges) <= 15
+    counts = [int(n) for n in re.findall(r": (\d+)</title>", histogram("t", values, "x", whole_numbers=whole))]
     assert sum(counts) == len(values)
 
 

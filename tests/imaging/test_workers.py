@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from fedtar_flare.curation.archive_files import read_headers
+from fedtar_flare.curation.archive_files import Read, read_headers
 from fedtar_flare.errors import ConfigError, DataError
 from fedtar_flare.imaging import workers
 from fedtar_flare.imaging.workers import _in_processes, each, worker_count
@@ -49,7 +49,7 @@ def hang(number):
     return number
 
 
-NOTHING: dict[str, list[str]] = {"files": [], "problems": [], "broken": [], "strays": []}
+NOTHING = Read([], [], [], [])
 """What the headers of no file say."""
 
 
@@ -110,7 +110,7 @@ def test_long_work_goes_on_in_processes_where_it_was(tmp_path, monkeypatch):
     items = [{"paths": [str(tmp_path / f"{n}.zip")]} for n in range(4)]
     found = dict(each(read_headers, items, 2))
     assert sorted(found) == [0, 1, 2, 3]
-    assert all(f"{n}.zip" in found[n]["problems"][0][0] for n in range(4))
+    assert all(f"{n}.zip" in str(found[n].problems[0]) for n in range(4))
 
 
 def test_number_of_workers():

@@ -35,8 +35,7 @@ def read_covid_chestxray(path: Path, options: Mapping[str, Any] | None = None) -
     ``not_location``: texts, none of which may occur. ``without_notes``: true keeps radiographs that have no notes but
     a finding, which only methods that classify can use.
 
-    Raises:
-        ConfigError: no metadata, a missing column, an unknown option, or a location that nobody has.
+    Raises :class:`ConfigError` for no metadata, a missing column, an unknown option, or a location that nobody has.
     """
     options = options or {}
     reading = Reading.of(path, options, "covid_chestxray", OPTIONS)

@@ -21,22 +21,15 @@ from typing import Any
 from fedtar_flare.data.cohort import Sex, Visit
 from fedtar_flare.data.sources.fields import age_of, moment_of, sex_of
 from fedtar_flare.data.sources.reading import Reading
-from fedtar_flare.data.sources.tables import Row, find_folder, find_table, label_table, rows_of
+from fedtar_flare.data.sources.tables import Row, find_folder, find_table, label_table, place_of, rows_of
 from fedtar_flare.data.text.sections import with_headings
 from fedtar_flare.errors import ConfigError, DataError, collecting, within
 
 OPTIONS = ("part", "images", "reports", "metadata", "labels")
 PARTS = {"train": "train", "valid": "validation"}
-REPORT_COLUMNS = ("VolumeName", "Findings_EN", "Impressions_EN")
-REPORT_OPTIONAL = ("ClinicalInformation_EN", "Technique_EN")
+OPTIONAL_SECTIONS = {"history": "ClinicalInformation_EN", "technique": "Technique_EN"}
+NEEDED_SECTIONS = {"findings": "Findings_EN", "impression": "Impressions_EN"}
 METADATA_COLUMNS = ("VolumeName", "PatientAge", "PatientSex", "StudyDate")
-METADATA_OPTIONAL = ("StudyTime", "NumberofSlices")
-SECTIONS = (
-    ("history", "ClinicalInformation_EN"),
-    ("technique", "Technique_EN"),
-    ("findings", "Findings_EN"),
-    ("impression", "Impressions_EN"),
-)
 NAME = re.compile(r"((?:train|valid)_\d+)_([A-Za-z]+)_(\d+)\.nii\.gz")
 
 
@@ -47,8 +40,7 @@ def read_ct_rate(path: Path, options: Mapping[str, Any] | None = None) -> Readin
     volumes' folder and the tables, relative to ``path``. ``labels``: a table of abnormalities by ``VolumeName``, as
     ``multi_abnormality_labels/train_predicted_labels.csv``. ``sections``: by default findings and impression.
 
-    Raises:
-        ConfigError: a missing table, column or folder of volumes, or an unknown option.
+    Raises :class:`ConfigError` for a missing table, column or folder of volumes, or an unknown option.
     """
     options = options or {}
     reading = Reading.of(path, options, "ct_rate", OPTIONS, ("findings", "impression"))
@@ -56,15 +48,17 @@ def read_ct_rate(path: Path, options: Mapping[str, Any] | None = None) -> Readin
     if part not in PARTS:
         raise ConfigError(f"source 'ct_rate': part '{part}' is not one of {', '.join(PARTS)}")
     root = path / "dataset" if (path / "dataset").is_dir() else path
-    given = options.get("images")
-    places = [path / Path(str(given)).expanduser()] if given else [root / f"{part}_fixed", root / part]
+    given = place_of(path, options, "images")
+    places = [given] if given else [root / f"{part}_fixed", root / part]
     images = find_folder(places, "source 'ct_rate': no folder of volumes")
-    reports = _table(path, root, options, "reports", f"radiology_text_reports/{PARTS[part]}_reports.csv")
-    metadata = _table(path, root, options, "metadata", f"metadata/{PARTS[part]}_metadata.csv")
-    texts = {row["VolumeName"]: row for row in rows_of(reports, REPORT_COLUMNS, REPORT_OPTIONAL)}
-    details = {row["VolumeName"]: row for row in rows_of(metadata, METADATA_COLUMNS, METADATA_OPTIONAL)}
-    table = path / Path(str(options["labels"])).expanduser() if options.get("labels") else None
-    labels = label_table(table, ("VolumeName",)) if table else {}
+    reports = place_of(path, options, "reports") or _table(root, "radiology_text_reports", PARTS[part], "reports")
+    metadata = place_of(path, options, "metadata") or _table(root, "metadata", PARTS[part], "metadata")
+    texts = {
+        row["VolumeName"]: row
+        for row in rows_of(reports, ["VolumeName", *NEEDED_SECTIONS.values()], [*OPTIONAL_SECTIONS.values()])
+    }
+    details = {row["VolumeName"]: row for row in rows_of(metadata, METADATA_COLUMNS, ("StudyTime", "NumberofSlices"))}
+    labels = label_table(place_of(path, options, "labels"), ("VolumeName",))
     scans: dict[tuple[str, str], list[str]] = {}
     for volume in sorted({*texts, *details}):
         with collecting(reading.problems):
@@ -92,7 +86,7 @@ def _scan(
     about = next((details[v] for v in (volume, *volumes) if v in details), None)
     if text is None:
         raise DataError(f"{where}: no row in the table of reports", reason="no-report")
-    report = with_headings([(section, text[column]) for section, column in SECTIONS])
+    report = with_headings([(name, text[column]) for name, column in (OPTIONAL_SECTIONS | NEEDED_SECTIONS).items()])
     if not report:
         raise DataError(f"{where}: the report is empty", reason="empty-report")
     if about is None:
@@ -111,7 +105,6 @@ def _number(volume: str) -> int:
     return int(volume.removesuffix(".nii.gz").rpartition("_")[2])
 
 
-def _table(path: Path, root: Path, options: Mapping[str, Any], option: str, usual: str) -> Path:
-    if options.get(option):
-        return path / Path(str(options[option])).expanduser()
-    return find_table(root, (usual, Path(usual).name), f"the table of {option}")
+def _table(root: Path, folder: str, part: str, what: str) -> Path:
+    name = f"{part}_{what}.csv"
+    return find_table(root, (f"{folder}/{name}", name), f"the table of {what}")

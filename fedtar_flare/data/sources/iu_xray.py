@@ -19,7 +19,7 @@ from xml.etree import ElementTree
 
 from fedtar_flare.data.cohort import Visit
 from fedtar_flare.data.sources.reading import Reading
-from fedtar_flare.data.sources.tables import find_folder, rows_of
+from fedtar_flare.data.sources.tables import find_folder, place_of, rows_of
 from fedtar_flare.data.text.sections import with_headings
 from fedtar_flare.errors import ConfigError, DataError, collecting
 
@@ -39,8 +39,7 @@ def read_iu_xray(path: Path, options: Mapping[str, Any] | None = None) -> Readin
     Options: ``undated``: must be ``single``. ``images``: folder of the images, relative to ``path``. ``sections``: by
     default findings and impression.
 
-    Raises:
-        ConfigError: neither layout, no folder of radiographs, ``undated`` not set, or an unknown option.
+    Raises :class:`ConfigError` for neither layout, no folder of radiographs, ``undated`` not set, or an unknown option.
     """
     options = options or {}
     reading = Reading.of(path, options, "iu_xray", OPTIONS, ("findings", "impression"))
@@ -59,8 +58,9 @@ def read_iu_xray(path: Path, options: Mapping[str, Any] | None = None) -> Readin
         usual = ("NLMCXR_png", "images", ".")
         logger.warning("%s: OpenI's XML does not tell frontal from lateral; the first image of a report counts", path)
         studies = _from_xml(files, reading)
-    names = [Path(str(options["images"])).expanduser()] if options.get("images") else usual
-    folder = find_folder([path / name for name in names], "source 'iu_xray': no folder of radiographs")
+    given = place_of(path, options, "images")
+    places = [given] if given else [path / name for name in usual]
+    folder = find_folder(places, "source 'iu_xray': no folder of radiographs")
     seen: set[str] = set()
     for uid, report, images in studies:
         with collecting(reading.problems):

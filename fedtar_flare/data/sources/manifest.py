@@ -55,8 +55,7 @@ def read_manifest(path: Path, options: Mapping[str, Any] | None = None) -> Readi
     ``xray``) or ``photograph`` (also ``photo``); by default, the first existing image decides between the first two, as
     many radiographs are stored in colour.
 
-    Raises:
-        ConfigError: no such table, a missing column, an unknown option.
+    Raises :class:`ConfigError` for no such table, a missing column, an unknown option.
     """
     options = options or {}
     asked = options.get("modality")

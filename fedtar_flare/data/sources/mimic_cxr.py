@@ -18,7 +18,7 @@ from typing import Any
 from fedtar_flare.data.cohort import Sex, Visit
 from fedtar_flare.data.sources.fields import age_of, checked_age, clock_of, moment_of, sex_of
 from fedtar_flare.data.sources.reading import Reading, read_text
-from fedtar_flare.data.sources.tables import Row, find_table, label_table, rows_of
+from fedtar_flare.data.sources.tables import Row, find_table, label_table, place_of, rows_of
 from fedtar_flare.errors import ConfigError, DataError, collecting, within
 
 OPTIONS = ("reports", "patients", "split", "labels")
@@ -38,19 +38,17 @@ def read_mimic_cxr(path: Path, options: Mapping[str, Any] | None = None) -> Read
     findings by study, such as ``mimic-cxr-2.0.0-chexpert.csv.gz``. ``sections``: by default
     findings and impression.
 
-    Raises:
-        ConfigError: a missing table, column or folder of reports, or an unknown option.
+    Raises :class:`ConfigError` for a missing table, column or folder of reports, or an unknown option.
     """
     options = options or {}
     reading = Reading.of(path, options, "mimic_cxr", OPTIONS, ("findings", "impression"))
-    reports = path / Path(str(options.get("reports", "."))).expanduser()
+    reports = place_of(path, options, "reports") or path
     if not reports.is_dir():
         raise ConfigError(f"source 'mimic_cxr': the folder of reports {reports} is not there")
     reports = reports / "files" if (reports / "files").is_dir() else reports
-    people = _people(path / Path(str(options["patients"])).expanduser()) if options.get("patients") else {}
+    people = _people(place_of(path, options, "patients"))
     wanted = _wanted(path, options.get("split"))
-    table = path / Path(str(options["labels"])).expanduser() if options.get("labels") else None
-    labels = label_table(table, ("subject_id", "study_id")) if table else {}
+    labels = label_table(place_of(path, options, "labels"), ("subject_id", "study_id"))
     metadata = find_table(path, ("mimic-cxr-*-metadata.csv", "mimic-cxr-*-metadata.csv.gz"), "the table of images")
     studies: dict[tuple[str, str], Row | None] = {}  # the preferred frontal radiograph of each
     for row in rows_of(metadata, COLUMNS, ("Rows", "Columns")):
@@ -94,9 +92,9 @@ def _preference(image_row: Row) -> tuple[int, str, str, int, str]:
     return view, image_row["StudyDate"], clock_of(image_row["StudyTime"]), -pixels, image_row["dicom_id"]
 
 
-def _people(table: Path) -> dict[str, Person]:
+def _people(table: Path | None) -> dict[str, Person]:
     people: dict[str, Person] = {}
-    for row in rows_of(table, ("subject_id", "gender", "anchor_age", "anchor_year")):
+    for row in rows_of(table, ("subject_id", "gender", "anchor_age", "anchor_year")) if table else ():
         try:
             people[row["subject_id"]] = (age_of(row["anchor_age"]), int(row["anchor_year"]), sex_of(row["gender"]))
         except (DataError, ValueError) as error:

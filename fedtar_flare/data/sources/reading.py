@@ -127,7 +127,7 @@ class Reading:
             self._patients = [patient for patient in found if patient is not None]
             log_left_out(self.problems)
         if not self._patients:
-            reasons = said(self.rejected()) or "it holds no study"
+            reasons = counts_text(self.rejected()) or "it holds no study"
             raise DataError(f"{self.where}: no study can be used ({reasons})", reason="no-patient")
         return self._patients
 
@@ -205,7 +205,7 @@ def by_reason(problems: Iterable[DataError]) -> dict[str, int]:
     return dict(sorted(Counter(problem.reason for problem in problems).items()))
 
 
-def said(counts: Mapping[str, int]) -> str:
+def counts_text(counts: Mapping[str, int]) -> str:
     """Counts in words."""
     return ", ".join(f"{reason}: {n}" for reason, n in counts.items())
 

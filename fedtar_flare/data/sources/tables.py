@@ -5,13 +5,21 @@ from __future__ import annotations
 import csv
 import gzip
 import io
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from fedtar_flare.errors import ConfigError
 
 Row = dict[str, str]
+Labels = tuple[frozenset[str], frozenset[str]]
+"""Those that an image has, and those of which nobody is sure."""
+
+
+def place_of(path: Path, options: Mapping[str, Any], name: str) -> Path | None:
+    """The file or folder that an option names, relative to ``path``; None without the option."""
+    return path / Path(str(options[name])).expanduser() if options.get(name) else None
 
 
 def rows_of(
@@ -77,14 +85,14 @@ def own_table(table: Path, what: str) -> Iterator[csv.DictReader[str]]:
         raise ConfigError(f"{table}: {what} is not readable as CSV ({error})") from error
 
 
-def label_table(table: Path, keys: Sequence[str]) -> dict[tuple[str, ...], tuple[frozenset[str], frozenset[str]]]:
-    """By study, its labels and those of which nobody is sure, of a table with a column for each label.
+def label_table(table: Path | None, keys: Sequence[str]) -> dict[tuple[str, ...], Labels]:
+    """By study, its labels of a table with a column for each; none without a table.
 
     A cell says 1 (there), -1 (unsure), or anything else: not there, or not said. ``keys`` name a study's columns; all
     others are labels. Raises :class:`ConfigError` as :func:`rows_of`.
     """
-    found: dict[tuple[str, ...], tuple[frozenset[str], frozenset[str]]] = {}
-    for row in rows_of(table, keys, others=True):
+    found: dict[tuple[str, ...], Labels] = {}
+    for row in rows_of(table, keys, others=True) if table else ():
         values = {name: text.removesuffix(".0") for name, text in row.items() if name not in keys}
         sure, unsure = (frozenset(n for n, text in values.items() if text == said) for said in ("1", "-1"))
         found[tuple(row[key] for key in keys)] = sure, unsure

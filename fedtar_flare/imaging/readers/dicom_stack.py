@@ -13,7 +13,7 @@ from fedtar_flare.errors import DataError, collecting
 from fedtar_flare.imaging.readers.dicom_pixels import read_hu
 from fedtar_flare.imaging.readers.dicom_series import AXIAL, Series
 from fedtar_flare.imaging.readers.dicom_slices import Slice
-from fedtar_flare.imaging.readers.stray_files import said
+from fedtar_flare.imaging.readers.stray_files import unread_text
 from fedtar_flare.imaging.readers.volume import TILT_TOLERANCE_DEG, Note, check_spacing
 
 SAME_PLACE_MM = 0.01
@@ -40,7 +40,7 @@ def build_stack(series: Series, min_slices: int) -> tuple[list[Slice], float, li
         raise DataError(f"{error} ({len(series.damage)} such file(s) in the series)", reason=error.reason)
     where = series.describe()
     if series.unread:
-        text = f"{where}; {said(series.unread)}; copy them again, or take away what is no slice"
+        text = f"{where}; {unread_text(series.unread)}; copy them again, or take away what is no slice"
         raise DataError(text, reason=series.unread[0].reason)
     slices, notes = _without_copies(series.slices)
     with _scouts_in_mind(slices, min_slices):

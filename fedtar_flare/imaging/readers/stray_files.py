@@ -47,7 +47,7 @@ def not_dicom(source: Source) -> DataError:
     return DataError(f"{source.name}: {what}", reason="unreadable")
 
 
-def said(unread: Sequence[DataError]) -> str:
+def unread_text(unread: Sequence[DataError]) -> str:
     """How many files, and what is wrong with the first few of them."""
     named = "; ".join(map(str, unread[:NAMED])) + ("; ..." if len(unread) > NAMED else "")
     return f"{len(unread)} file(s) beside its slices cannot be read ({named})"
