@@ -104,6 +104,41 @@ def build(cls: type[_Settings], values: Mapping[str, Any] | None, where: str) ->
     return settings
 
 
+class RunSettings(Mapping[str, Settings]):
+    """The settings of one run by group, handed from the recipe down to the learner: ``settings.lora.rank``.
+
+    >>> class Lora(Settings):
+    ...     rank: int = 4
+    >>> RunSettings(lora=Lora()).lora.rank
+    4
+    """
+
+    def __init__(self, **groups: Settings):
+        self._groups = dict(groups)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_") or name not in self._groups:
+            raise AttributeError(f"there is no group of settings '{name}'")
+        return self._groups[name]
+
+    def __getitem__(self, name: str) -> Any:
+        return self._groups[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._groups)
+
+    def __len__(self) -> int:
+        return len(self._groups)
+
+    def replace(self, **groups: Settings) -> RunSettings:
+        """A copy with some groups changed."""
+        return RunSettings(**{**self._groups, **groups})
+
+    def to_dict(self) -> dict[str, Any]:
+        """All settings by group, as primitives."""
+        return {name: group.to_dict() for name, group in self._groups.items()}
+
+
 def check_names(names: Collection[Any], known: Collection[str], where: str) -> None:
     """Refuse an unknown name; the :class:`ConfigError` gives the nearest known one, and all of them."""
     for name in names:

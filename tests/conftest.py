@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -69,11 +70,22 @@ def shared_data() -> Path:
 
 
 @pytest.fixture
-def madeup(monkeypatch):
-    """Installs the made-up method beside the others for one test."""
-    from made_up import CONTRACT
+def announce(monkeypatch):
+    """Announces methods beside the installed ones for one test."""
+    from fedtar_flare import registry
 
-    from fedtar_flare.methods import METHODS, Method
+    def announce(method):
+        point = SimpleNamespace(name=method.name, value="a test's", dist=None, load=lambda: method)
+        monkeypatch.setitem(registry._announced(), method.name, point)
+        return method
 
-    monkeypatch.setitem(METHODS, CONTRACT.method, Method(contract="made_up:CONTRACT", recipe=""))
-    return CONTRACT
+    yield announce
+    registry.method.cache_clear()
+
+
+@pytest.fixture
+def madeup(announce):
+    """The contract of the made-up method, which is announced beside the others for one test."""
+    from made_up import METHOD
+
+    return announce(METHOD).contract

@@ -6,8 +6,10 @@ import torch
 from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
 from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
+from fedtar_flare import registry
 from fedtar_flare.fedtar.controller import TemporalResidualController
 from fedtar_flare.fedtar.policy import t_numbers
+from fedtar_flare.flare.controller import FederatedController
 from fedtar_flare.flare.executor import abstain, ok
 from fedtar_flare.protocol.exchange import ExchangeSchema
 from fedtar_flare.protocol.messages import TaskHeader
@@ -25,11 +27,18 @@ class InThisProcess(suite.InThisProcess):
         folder: stands for the server's run folder.
         sites: name to a function ``(task, header, weights) -> (Reply, tensors or None)``; it may raise, or return None
             for a site that never answers.
-        others: of the engine's own class, and of the controller.
+        others: of the engine's own class, of the controller, and settings of the method at the server.
     """
 
+    method_name = "fedtar"
+
     def __init__(self, *args, **kwargs):
-        super().__init__(*args, **kwargs)
+        method = registry.method(self.method_name)
+        names = method.server_settings.model_fields if method.server_settings else ()
+        settings = {name: kwargs.pop(name) for name in method.server_groups if name in kwargs}
+        if own := {name: kwargs.pop(name) for name in [*kwargs] if name in names}:
+            settings["server"] = own
+        super().__init__(*args, **{"method": self.method_name, **kwargs, "settings": settings})
         self.sent: list[tuple[str, str, int, int]] = []
 
     def deliver(self, site, task, message):
@@ -47,6 +56,11 @@ class InThisProcess(suite.InThisProcess):
 
 class LocalFederation(InThisProcess, TemporalResidualController):
     """FedTAR in this process."""
+
+
+def federation_of(method):
+    """A class like :class:`LocalFederation` for another method."""
+    return type(method, (InThisProcess, FederatedController), {"method_name": method})
 
 
 class QuadraticSite:
@@ -92,7 +106,7 @@ class QuadraticSite:
         gradient = {n: weights[n] - goal for n, goal in zip(NAMES, self.validation, strict=True)}
         loss = sum(0.5 * float(g.double().square().sum()) for g in gradient.values())
         numbers = {"validation_loss": loss, "reports": self.samples}
-        if order.method != LocalFederation.contract.method:
+        if order.method != "fedtar":
             return ok(order, numbers), None
         broadcasts = [self.received.get((order.round, t)) for t in range(order.time_steps + 1)]
         products = t_numbers(gradient, broadcasts) if all(w is not None for w in broadcasts) else None

@@ -13,6 +13,7 @@ from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
 from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
 from fedtar_flare.fedtar.executor import PatientAdaptiveExecutor
+from fedtar_flare.flare.site_executor import SiteExecutor
 from fedtar_flare.protocol.messages import Reply, TaskHeader, version
 from fedtar_flare.protocol.tasks import CLOSE_ROUND, HANDSHAKE, TRAIN
 from fedtar_flare.site.guard import OutboundGuard
@@ -23,6 +24,13 @@ SETTINGS = {
     "training": {"local_steps": 2, "batch_size": 4},
     "data": {"synthetic_patients": 16},
 }
+
+
+def executor_of(method, preset="small", seed=0, torch_threads=1, **settings):
+    """The executor of a method's job, with its groups of settings by name."""
+    if method == "fedtar":
+        return PatientAdaptiveExecutor(preset, settings, seed, torch_threads)
+    return SiteExecutor(method, preset, settings, seed, torch_threads)
 
 
 class Engine:
@@ -51,21 +59,19 @@ class HospitalSite:
         fresh: a new executor for every task.
         simulated: whether FLARE says that it is its simulator.
         app: folder in which FLARE has put the job's app.
-        kind: class of the executor.
+        method: name of the method.
         settings: of the executor, over :data:`SETTINGS`.
     """
 
-    def __init__(
-        self, workspace, name="site-1", fresh=True, simulated=True, kind=PatientAdaptiveExecutor, app=None, **settings
-    ):
+    def __init__(self, workspace, name="site-1", fresh=True, simulated=True, method="fedtar", app=None, **settings):
         self.workspace, self.name, self.fresh, self.simulated, self.app = workspace, name, fresh, simulated, app
-        self.kind, self.settings = kind, {**SETTINGS, **settings}
-        self.executor = kind(**self.settings)
+        self.method, self.settings = method, {**SETTINGS, **settings}
+        self.executor = executor_of(method, **self.settings)
         self.signal = Signal()
 
     def run(self, task, header, weights=None):
         if self.fresh:
-            self.executor = self.kind(**self.settings)
+            self.executor = executor_of(self.method, **self.settings)
         ctx = FLContext()
         ctx.set_prop("__identity_name__", self.name, private=False, sticky=False)
         ctx.set_prop(FLContextKey.SIMULATE_MODE, self.simulated, private=True, sticky=False)
@@ -89,10 +95,10 @@ class HospitalSite:
 
     def _guard(self):
         """The guard of a site that lets pass what the method exchanges whole of the base model."""
-        return OutboundGuard([self.kind.contract.method], extra_names=list(self.executor.lora_config.exchange))
+        return OutboundGuard([self.method], extra_names=list(self.executor.resolved.lora.exchange))
 
     def header(self, run_id, r, t, **more):
-        return TaskHeader(self.kind.contract.method, run_id, r, t, 9, T, **more)
+        return TaskHeader(self.method, run_id, r, t, 9, T, **more)
 
     def handshake(self, run_id="run", **more):
         return self.run(

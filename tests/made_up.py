@@ -3,6 +3,7 @@
 from fedtar_flare.protocol.contract import Contract, Group, Task
 from fedtar_flare.protocol.fields import SECONDS, Field
 from fedtar_flare.protocol.tasks import ADAPTER, PARAMETERS, PRIVACY
+from fedtar_flare.registry import Method
 
 ROWS = Group("rows", "collected", (r"bank\.features",), "one row a patient", personal=True, max_rows=4, width=3)
 MODULES = Group("modules", "pooled", (r"module\.[a-z]+",), "what a site learnt")
@@ -41,7 +42,7 @@ CONTRACT = Contract(
         ),
         Task("rest", "nothing travels", fields=(PRIVACY, SECONDS)),
     ),
-    server_classes=("made.up.Controller",),
-    site_classes=("made.up.Executor",),
     stays="everything else",
 )
+
+METHOD = Method(CONTRACT, server=object, site=object)

@@ -14,7 +14,7 @@ CONTEXT.set_forkserver_preload(
     [
         "peft",
         "transformers.models.gpt2.modeling_gpt2",
-        "fedtar_flare.baselines.learners",
+        "fedtar_flare.methods.scaffold",
         "fedtar_flare.learning.evaluation",
         "fedtar_flare.synthetic.cohort",
     ]

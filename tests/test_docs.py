@@ -10,18 +10,18 @@ from dataclasses import fields
 import pytest
 import yaml
 
-from fedtar_flare.flare.controller import MethodController
-from fedtar_flare.flare.report_executor import ReportExecutor
+from fedtar_flare.flare.report_site import ReportSite
 from fedtar_flare.flare.requirements import leaving
+from fedtar_flare.flare.server_strategy import ServerStrategy
 from fedtar_flare.imaging.limits import Limits
 from fedtar_flare.learning.learner import ReportLearner
-from fedtar_flare.methods import METHODS, contract_of
 from fedtar_flare.protocol.messages import Reply
+from fedtar_flare.registry import contract_of, names
 from fedtar_flare.settings import Settings
 from fedtar_flare.site.bounds import Bounds
 from fedtar_flare.site.site_file import SiteConfig
 
-BASES = {base.__name__: base for base in (MethodController, ReportExecutor, ReportLearner)}
+BASES = {base.__name__: base for base in (ServerStrategy, ReportSite, ReportLearner)}
 PAGES = (
     "README.md",
     "docs/commands.md",
@@ -81,7 +81,7 @@ def test_the_table_of_what_leaves_names_every_field_and_no_other(repository):
     section = read(repository, "README.md").partition("## What leaves a hospital")[2].partition("\n## ")[0]
     rows = [line.split("|") for line in section.splitlines() if line.startswith("| ")]
     named = {name for row in rows[1:] for name in re.findall(r"`(\w+)`", row[2])}
-    declared = {field.name for name in METHODS for task in contract_of(name).tasks for field in task.fields}
+    declared = {field.name for name in names() for task in contract_of(name).tasks for field in task.fields}
     wrapping = {field.name for field in fields(Reply)} - {"numbers", "payload"}
     assert named == declared | wrapping
 
@@ -108,13 +108,13 @@ def test_the_page_of_the_site_file_has_every_key_with_its_default(repository):
 
 def test_the_page_of_what_leaves_has_every_field_in_its_table_and_the_numbers_of_the_code(repository):
     from fedtar_flare.fedtar import release
-    from fedtar_flare.flare.study_executor import PRODUCTION_MIN_CELL
+    from fedtar_flare.flare.site_executor import PRODUCTION_MIN_CELL
     from fedtar_flare.learning.config import LEAST_PERIOD
 
     text = read(repository, "docs/what-leaves.md")
     rows = [line.split("|") for line in text.splitlines() if line.startswith("| ")]
-    named = {name for row in rows[1:] for name in re.findall(r"`(\w+)`", row[1])} - set(METHODS)
-    declared = {field.name for name in METHODS for task in contract_of(name).tasks for field in task.fields}
+    named = {name for row in rows[1:] for name in re.findall(r"`(\w+)`", row[1])} - set(names())
+    declared = {field.name for name in names() for task in contract_of(name).tasks for field in task.fields}
     assert named == declared | {field.name for field in fields(Reply)}
     assert all(row[2].strip() and row[3].strip() for row in rows), "each says when, and what it can tell"
     for said, true in (
@@ -126,7 +126,7 @@ def test_the_page_of_what_leaves_has_every_field_in_its_table_and_the_numbers_of
         assert [float(number) for number in re.findall(said, text)] == [true]
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", names())
 def test_the_description_of_a_job_names_every_field_and_group(name):
     contract, said = contract_of(name), leaving(contract_of(name))
     for task, described in zip(contract.tasks, said["tasks"], strict=True):

@@ -11,7 +11,7 @@ import hashlib
 import torch
 
 from fedtar_flare.data.splits import SPLITS
-from fedtar_flare.fedtar.contract import CONTRACT
+from fedtar_flare.fedtar.method import CONTRACT
 from fedtar_flare.flare.executor import MethodExecutor, ok
 from fedtar_flare.protocol.exchange import ExchangeSchema
 from fedtar_flare.protocol.tasks import HANDSHAKE, TRAIN

@@ -101,10 +101,10 @@ def report(arguments: argparse.Namespace) -> None:
 
 def _add_job_options(command: argparse.ArgumentParser) -> None:
     """Add the options that make a job; settings without an option are reached by ``--set`` or ``--settings``."""
-    from fedtar_flare.methods import DEFAULT, METHODS
+    from fedtar_flare.registry import DEFAULT, names
 
     job = command.add_argument_group("job")
-    job.add_argument("--method", default=DEFAULT, help=f"one of {', '.join(METHODS)} (default {DEFAULT})")
+    job.add_argument("--method", default=DEFAULT, help=f"one of {', '.join(names())} (default {DEFAULT})")
     job.add_argument("-r", "--rounds", type=int, help="rounds R (default 3)")
     job.add_argument("-T", "--time-steps", type=int, help="time steps T (default 3)")
     job.add_argument("--preset", help="small (default), tiny, paper, timm: model, adapters, learning rates and all")
@@ -122,9 +122,10 @@ def _add_job_options(command: argparse.ArgumentParser) -> None:
 
 def _recipe(arguments: argparse.Namespace, **more: Any) -> MethodRecipe:
     """The recipe that the options describe. Raises ConfigError for an unknown method or setting, or a wrong value."""
-    from fedtar_flare.methods import load, method
+    from fedtar_flare.flare.recipe import MethodRecipe
+    from fedtar_flare.registry import method
 
-    recipe: type[MethodRecipe] = load(method(arguments.method).recipe)
+    found = method(arguments.method)
     settings: dict[str, Any] = {}
     if arguments.settings:
         settings = read_yaml(arguments.settings, "'name: value' lines, arguments of the recipe")
@@ -133,9 +134,9 @@ def _recipe(arguments: argparse.Namespace, **more: Any) -> MethodRecipe:
     for option, (group, name) in _OF_GROUPS.items():
         if option in chosen:
             settings.setdefault(group, {})[name] = chosen[option]
-    for group, values in grouped(arguments.set, (*GROUPS, *recipe.own_groups)).items():
+    for group, values in grouped(arguments.set, (*GROUPS, *found.settings)).items():
         settings[group] = {**settings.get(group, {}), **values}
     try:
-        return recipe(**{**settings, **more})
+        return MethodRecipe(found.name, **{**settings, **more})
     except TypeError as error:
         raise ConfigError(f"{arguments.settings or 'the job'}: {error}") from error

@@ -32,16 +32,23 @@ CLASSIFIERS: dict[str, dict[str, Any]] = {
 """Presets of the classifier: the shipped encoder slice by slice, a random one (tests), the paper's ViT."""
 
 
+TASKS = ("effusion", "nodule", "consolidation")
+BASE = (NOTHING, "cardiomegaly", "emphysema", "lymphadenopathy")
+"""Tasks of the synthetic cohort, and their negatives: few of its images show nothing."""
+
+
 class FedKEIConfig(Settings):
     """The tasks in sequence, the plan, and how the server mixes starts; site and server hold the same."""
 
     plan: str = Field("fedkei", description=f"one of {', '.join(PLANS)}")
     tasks: tuple[str, ...] = Field(
-        ("effusion", "nodule", "consolidation"),
+        TASKS,
         description="diseases in sequence, each 'name', or 'name=label|label' where several labels count as it",
     )
-    base: tuple[str, ...] = Field(
-        (NOTHING,), description="labels of the images that are negatives from the start; 'none': those without a label"
+    base: tuple[str, ...] | None = Field(
+        None,
+        description="labels of the images that are negatives from the start; 'none': those without a label, which is "
+        "the default unless the tasks are the default ones, of the synthetic cohort",
     )
     order: Order = Field(
         "synchronous",
@@ -67,14 +74,19 @@ class FedKEIConfig(Settings):
         if self.plan not in PLANS:
             yield "plan", f"one of {', '.join(PLANS)}{nearest(self.plan, PLANS)}"
         try:
-            TaskStream(self.tasks, self.base)
+            TaskStream(self.tasks, self.negatives)
         except ConfigError as error:
             yield "tasks", f"a list of diseases ({error})"
+
+    @property
+    def negatives(self) -> tuple[str, ...]:
+        """``base``, or its default."""
+        return self.base or (BASE if self.tasks == TASKS else (NOTHING,))
 
     def stream(self, site: str, seed: int) -> TaskStream:
         """The tasks in a site's order."""
         rules = None if self.labeler == "none" else report_labels(self.labeler)
-        return TaskStream(self.tasks, self.base, self.order, site, seed, rules)
+        return TaskStream(self.tasks, self.negatives, self.order, site, seed, rules)
 
 
 def classifier_of(preset: str, settings: dict[str, Any] | None, seed: int) -> ClassifierConfig:

@@ -87,7 +87,5 @@ CONTRACT = Contract(
         probe,
         adapt,
     ),
-    server_classes=("fedtar_flare.fedkei.controller.FedKEIController",),
-    site_classes=("fedtar_flare.fedkei.executor.FedKEIExecutor",),
     stays="patients, images, labels, the weights alpha of a site's own mixture, scores of single images",
 )

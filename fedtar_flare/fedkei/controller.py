@@ -12,8 +12,8 @@ from pydantic import ValidationError
 
 from fedtar_flare.data.task_stream import DiseaseTask
 from fedtar_flare.errors import ConfigError, ExchangeError, FedTARError
-from fedtar_flare.fedkei.config import STEPS, FedKEIConfig
-from fedtar_flare.fedkei.contract import ADAPT, CONTRACT, PROBE
+from fedtar_flare.fedkei.config import STEPS
+from fedtar_flare.fedkei.contract import ADAPT, PROBE
 from fedtar_flare.fedkei.events import Learnt, Mixed, SiteTask, Stream
 from fedtar_flare.fedkei.knowledge import write_knowledge
 from fedtar_flare.fedkei.mixture import Mixture
@@ -22,52 +22,47 @@ from fedtar_flare.fedkei.plans import plan
 from fedtar_flare.fedkei.pool import Pool
 from fedtar_flare.flare.aggregation import SpilledUpdates
 from fedtar_flare.flare.checkpoint import SIMULATED_JOB
-from fedtar_flare.flare.controller import MethodController
+from fedtar_flare.flare.controller import FederatedController
 from fedtar_flare.flare.executor import LEFT
+from fedtar_flare.flare.server_strategy import ServerStrategy
 from fedtar_flare.flare.tasking import Answers, OnReply, Tensors
 from fedtar_flare.protocol.exchange import MASTER_DTYPE, check_update_size
 from fedtar_flare.protocol.messages import Reply, version
-from fedtar_flare.settings import build
 
 PRODUCTION_CLUSTER_SITES = 2
 """Fewest sites that a cluster stems from in production; a cluster of one is that site's module, sent to all."""
 
 
-class FedKEIController(MethodController):
+class FedKEIServer(ServerStrategy):
     """Knowledge-enhanced initialisation for federated adapter tuning (FedKEI), its rivals and controls.
 
     A round is a task. In each, the server clusters the modules of all earlier tasks and sends the clusters' means down;
     where the plan says so, the sites first answer with the gradient in them (PROBE), by which the means' weights move;
-    then each site learns its own mixture, tunes its module from it and hands it in (ADAPT).
+    then each site learns its own mixture, tunes its module from it and hands it in (ADAPT). ``num_rounds`` is the
+    number of tasks; ``time_steps`` is always 2.
 
-    Args:
-        fedkei: settings of :class:`FedKEIConfig`.
-        args, kwargs: of :class:`MethodController`; FLARE's export finds its parameters by these two names.
-            ``num_rounds`` is the number of tasks; ``time_steps`` is always 2.
-
-    Raises:
-        ConfigError: a setting is not allowed, or there are more rounds than tasks.
+    Raises
+    ------
+    ConfigError
+        A setting is not allowed, or there are more rounds than tasks.
     """
 
-    contract = CONTRACT
-
-    def __init__(self, *args: Any, fedkei: dict[str, Any] | None = None, **kwargs: Any):
-        super().__init__(*args, **{"time_steps": STEPS, **kwargs})
-        self.fedkei = fedkei
-        self.config = build(FedKEIConfig, fedkei, "fedkei")
+    def __init__(self, run: FederatedController):
+        super().__init__(run)
+        self.config = self.settings.fedkei
         self.plan = plan(self.config.plan)
         self.pool: Pool | None = None
         self._restored: Tensors = {}
         self._owners: list[dict[str, Any]] = []
         self._final: dict[int, float] = {}
-        if self.time_steps != STEPS:
+        if run.time_steps != STEPS:
             raise ConfigError(
-                f"time_steps is {self.time_steps}: a task of fedkei has {STEPS} steps, PROBE and ADAPT; the number of "
+                f"time_steps is {run.time_steps}: a task of fedkei has {STEPS} steps, PROBE and ADAPT; the number of "
                 "tasks is num_rounds"
             )
-        if self.num_rounds > len(self.config.tasks):
-            raise ConfigError(f"num_rounds is {self.num_rounds}, but fedkei.tasks lists {len(self.config.tasks)}")
-        if self.initial_checkpoint:
+        if run.num_rounds > len(self.config.tasks):
+            raise ConfigError(f"num_rounds is {run.num_rounds}, but fedkei.tasks lists {len(self.config.tasks)}")
+        if run.initial_checkpoint:
             raise ConfigError("initial_checkpoint: fedkei's common start is by the seed")
 
     def one_round(self, w: Tensors, r: int) -> Tensors:
@@ -77,15 +72,15 @@ class FedKEIController(MethodController):
         if mixture.probes:
             gradients, probed = self._probe(mixture, r)
             if left := self._forget(pool, probed):
-                self.info(f"task {r}: {', '.join(left)} left: their modules are out of the pool")
+                self.run.info(f"task {r}: {', '.join(left)} left: their modules are out of the pool")
                 mixture = self._mixture(pool, r)
             elif gradients is not None:
                 mixture = mixture.step(gradients, self.config.eta_out)
         self._record_mixture(mixture, probed, r, len(pool.before(r)))
         self._forget(pool, self._adapt(mixture, pool, r))
         after = self._mixture(pool, r + 1)
-        learnt = {self.config.stream(m.site, self.seed).task(m.task).name for m in pool.modules}
-        write_knowledge(self.results_folder, after, self.described, self.run_id, sorted(learnt))
+        learnt = {self.config.stream(m.site, self.run.seed).task(m.task).name for m in pool.modules}
+        write_knowledge(self.run.results_folder, after, self.run.described, self.run.run_id, sorted(learnt))
         return w
 
     @property
@@ -106,10 +101,10 @@ class FedKEIController(MethodController):
             self._check(PROBE, tensors, centres, one=False)
             updates.add(site, tensors)
 
-        with SpilledUpdates(self.results_folder / "updates", sorted(centres)) as updates:
+        with SpilledUpdates(self.run.results_folder / "updates", sorted(centres)) as updates:
             answers = self._ask(PROBE, mixture, r, 1, accept)
             total = updates.mean(dict.fromkeys(sorted(answers.replies), 1.0)) if answers.replies else None
-        self.results.step(r, 1, answers, None)
+        self.run.results.step(r, 1, answers, None)
         return total, answers
 
     def _adapt(self, mixture: Mixture, pool: Pool, r: int) -> Answers:
@@ -124,20 +119,20 @@ class FedKEIController(MethodController):
             found = self._site_task(reply)
             module = {name: value for name, value in tensors.items() if name in pool.start}
             importance = {n.removeprefix(IMPORTANCE): v for n, v in tensors.items() if n.startswith(IMPORTANCE)}
-            check_update_size(module, pool.start, self.update_norm_limit)
+            check_update_size(module, pool.start, self.run.update_norm_limit)
             pool.add(site, r, module, gap=found.gap, importance=importance)
 
         answers = self._ask(ADAPT, mixture, r, 2, accept, more)
-        self.results.step(r, 2, answers, None)
+        self.run.results.step(r, 2, answers, None)
         learnt = {site: self._site_task(reply) for site, reply in sorted(answers.replies.items())}
-        self.record.write(Learnt(round=r, sites=learnt))
+        self.run.record.write(Learnt(round=r, sites=learnt))
         last = {site: one.auc[-1] for site, one in learnt.items() if one.auc}
         for site, value in last.items():
-            self.scalar(f"AUC/{site}", value, r)
+            self.run.scalar(f"AUC/{site}", value, r)
         if last:
             self._final[r] = fmean(last.values())
         shown = " ".join(f"{site} {value:.3f}" for site, value in last.items())
-        self.info(f"task {r}: AUC of test images {shown or 'not told by any site'}")
+        self.run.info(f"task {r}: AUC of test images {shown or 'not told by any site'}")
         return answers
 
     def _ask(
@@ -147,23 +142,23 @@ class FedKEIController(MethodController):
 
         ``more`` goes down beside them.
         """
-        header = self.header(r, step, after=version(r - 1, STEPS if r > 1 else 0))
-        apart = [site for site in self.sites if site in mixture.own]
+        header = self.run.header(r, step, after=version(r - 1, STEPS if r > 1 else 0))
+        apart = [site for site in self.run.sites if site in mixture.own]
         if not apart:
-            return self.ask(task, header, {**mixture.centres(), **(more or {})}, self.sites, accept)
+            return self.run.ask(task, header, {**mixture.centres(), **(more or {})}, self.run.sites, accept)
         groups: list[Sequence[str]] = [[site] for site in apart]
-        groups += [[site for site in self.sites if site not in mixture.own]]
+        groups += [[site for site in self.run.sites if site not in mixture.own]]
         answers = Answers()
         for group in filter(None, groups):
-            answers.add(self.ask(task, header, mixture.centres(group[0]), group, accept, min_sites=0))
-        if answers.heard < self.min_sites:
-            raise FedTARError(f"task {r}: {answers.heard} site(s) took part, min_sites is {self.min_sites}")
+            answers.add(self.run.ask(task, header, mixture.centres(group[0]), group, accept, min_sites=0))
+        if answers.heard < self.run.min_sites:
+            raise FedTARError(f"task {r}: {answers.heard} site(s) took part, min_sites is {self.run.min_sites}")
         return answers
 
     def _check(self, task: str, tensors: Tensors, centres: Tensors, *, one: bool) -> None:
         """Refuse (:class:`ExchangeError`) what is not of the centres' names, and of their shapes (``one``: of one)."""
         shapes = {name: tuple(value.shape) for name, value in centres.items() if not name.startswith(PULL)}
-        self._wire.check_tensors(task, tensors, shapes, sends="difference", dtypes=MASTER_DTYPE)
+        self.run._wire.check_tensors(task, tensors, shapes, sends="difference", dtypes=MASTER_DTYPE)
         for name, shape in sorted(shapes.items()):
             if name not in tensors:
                 raise ExchangeError(f"tensor '{name}' is missing")
@@ -183,57 +178,57 @@ class FedKEIController(MethodController):
         left = [site for site, why in sorted(answers.absent.items()) if why == LEFT]
         return [site for site in left if pool.leave(site)]
 
-    def method_state(self) -> dict[str, torch.Tensor]:
-        """The pool's modules; whose they are is in :meth:`method_info`."""
+    def state(self) -> dict[str, torch.Tensor]:
+        """The pool's modules; whose they are is in :meth:`info`."""
         return {} if self.pool is None else self.pool.state()[0]
 
-    def load_method_state(self, state: Tensors) -> None:
+    def load_state(self, state: Tensors) -> None:
         self._restored = dict(state)
 
-    def method_info(self) -> Any:
+    def info(self) -> Any:
         return None if self.pool is None else {"modules": self.pool.state()[1], "auc": self._final}
 
-    def load_method_info(self, info: Any) -> None:
+    def load_info(self, info: Any) -> None:
         self._owners = list(info["modules"])
         self._final = {int(r): float(value) for r, value in info["auc"].items()}
 
-    def method_settings(self) -> dict[str, Any]:
+    def fixed_settings(self) -> dict[str, Any]:
         return {"fedkei": json.loads(json.dumps(self.config.to_dict()))}
 
-    def method_numbers(self) -> dict[str, list[float]]:
+    def numbers(self) -> dict[str, list[float]]:
         """Mean AUC of the sites after each task."""
         return {"auc": [self._final[r] for r in sorted(self._final)]}
 
     # ------------------------------------------------------------------ start, record, checks
     def on_start(self) -> None:
-        simulated = self.fl_ctx.get_job_id() in (None, "", SIMULATED_JOB)
+        simulated = self.run.fl_ctx.get_job_id() in (None, "", SIMULATED_JOB)
         least = max(self.config.min_cluster_sites, 1 if simulated else PRODUCTION_CLUSTER_SITES)
         self._mixing = self.config.replace(min_cluster_sites=least)
         if not simulated and self.plan.weights == "similarity":
             raise FedTARError(f"plan '{self.plan.name}' sends single hospitals' modules: it is for simulations")
-        if least < 3 and len(self.sites) > 1:
-            self.info(f"a cluster may stem from {least} site(s): each module in it can be told from the others")
-        orders = {site: self.config.stream(site, self.seed) for site in self.sites}
-        self.record.write(
+        if least < 3 and len(self.run.sites) > 1:
+            self.run.info(f"a cluster may stem from {least} site(s): each module in it can be told from the others")
+        orders = {site: self.config.stream(site, self.run.seed) for site in self.run.sites}
+        self.run.record.write(
             Stream(
                 plan=self.plan.name,
                 tasks=list(self.config.tasks),
-                base=list(self.config.base),
+                base=list(self.config.negatives),
                 order=self.config.order,
-                orders={s: [one.task(t).name for t in range(1, self.num_rounds + 1)] for s, one in orders.items()},
+                orders={s: [one.task(t).name for t in range(1, self.run.num_rounds + 1)] for s, one in orders.items()},
                 min_cluster_sites=least,
             )
         )
 
     def largest_message(self) -> int:
         """G: K times the values of a module; without k-means, K may be the number of modules."""
-        many = self.num_rounds * len(self.sites)
+        many = self.run.num_rounds * len(self.run.sites)
         if self.plan.groups == "kmeans":
             many = self.config.clusters
-        return self.schema.parameters * max(many, 2 if self._curved else 1)
+        return self.run.schema.parameters * max(many, 2 if self._curved else 1)
 
     def _record_mixture(self, mixture: Mixture, probed: Answers, r: int, modules: int) -> None:
-        self.record.write(
+        self.run.record.write(
             Mixed(
                 round=r,
                 modules=modules,

@@ -15,7 +15,7 @@ from fedtar_flare.fedkei.knowledge import Knowledge
 from fedtar_flare.fedkei.learner import TaskLearner
 from fedtar_flare.fedkei.site_data import SiteTaskData, require_fitting
 from fedtar_flare.fedkei.tuning import LearnerSettings
-from fedtar_flare.flare.study_executor import seed_of
+from fedtar_flare.flare.site_executor import seed_of
 from fedtar_flare.learning.config import DataConfig
 from fedtar_flare.learning.device import choose_device
 from fedtar_flare.metrics.report_labels import RuleLabels, report_labels

@@ -53,7 +53,5 @@ CONTRACT = Contract(
         replace(train, down=(*AVERAGED, BANK.name), up=(*AVERAGED, BANK.name)).with_fields(LOSS_PARTS, BANK_USE),
         replace(close_round, down=AVERAGED).with_fields(DIAGNOSES),
     ),
-    server_classes=("fedtar_flare.fedmrg.controller.FedMRGController",),
-    site_classes=("fedtar_flare.fedmrg.executor.FedMRGExecutor",),
     stays="patients, images, reports, the labels of reports, the specialised adapter and its optimiser",
 )

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fedtar_flare.fedmrg.dual_adapter import add_specialised, load_specialised, mixed_model
-from fedtar_flare.fedmrg.executor import ABOUT
+from fedtar_flare.fedmrg.site import ABOUT
 from fedtar_flare.learning.drafting import Study
 from fedtar_flare.site.trained import state_of_run, trained_version
 

@@ -61,6 +61,19 @@ class PatientConfig(Settings):
         return min(self.components, max(1, round(patients / self.patients_per_component)))
 
 
+class AlphaConfig(Settings):
+    """The weights alpha_t of the residuals at the server (FedTAR, Eq. 7 and 8)."""
+
+    alpha_form: Literal["softmax", "sigmoid"] = Field(
+        "softmax",
+        description="softmax over the steps (the paper: the alphas of a round sum to one), or sigmoid of each",
+    )
+    initial_alpha: float = Field(
+        0.7, gt=0, lt=1, description="start of every alpha_t under sigmoid; under softmax they start near 1/T"
+    )
+    eta: float = Field(1e-2, gt=0, description="rate of the outer step, AdamW's")
+
+
 class TemporalConfig(Settings):
     """What a time step learns from."""
 

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
-from fedtar_flare.errors import ExchangeError
-from fedtar_flare.fedtar.config import TemporalConfig
-from fedtar_flare.fedtar.contract import CONTRACT
+from fedtar_flare.errors import ConfigError, ExchangeError
 from fedtar_flare.fedtar.events import Alphas, Outer, Residual
 from fedtar_flare.fedtar.policy import (
     ALPHA_FLOOR,
@@ -21,59 +19,42 @@ from fedtar_flare.fedtar.policy import (
     pool_t_numbers,
 )
 from fedtar_flare.fedtar.residual import residual_step
-from fedtar_flare.flare.controller import MethodController
+from fedtar_flare.flare.controller import FederatedController
+from fedtar_flare.flare.server_strategy import ServerStrategy
 from fedtar_flare.flare.tasking import Answers, Tensors
 from fedtar_flare.protocol.messages import Reply
-from fedtar_flare.settings import build
 
 
-class TemporalResidualController(MethodController):
+class TemporalResidualServer(ServerStrategy):
     """Federated temporal adaptation by residual aggregation with a meta-learned alpha (FedTAR, CVPR 2026).
 
     In each round the server walks through the time steps t = 1..T. At each step every live site trains on its visit-t
     data from w_{t-1}; the mean of their updates (Eq. 6) enters as a residual weighted by alpha_t (Eq. 7). After step T
     the outer step moves psi along the gradient of the validation loss at w_T (Eq. 8), from T numbers per site.
-
-    Args:
-        alpha_form, initial_alpha: of :class:`AlphaPolicy`, which checks them.
-        eta: of :class:`OuterOptimizer`, which checks it.
-        temporal: settings of :class:`TemporalConfig`, as the sites have them.
-        args, kwargs: of :class:`MethodController`; FLARE's export finds its parameters by these two names.
     """
 
-    contract = CONTRACT
-
-    def __init__(
-        self,
-        *args: Any,
-        alpha_form: str = "softmax",
-        initial_alpha: float = 0.7,
-        eta: float = 1e-2,
-        temporal: dict[str, Any] | None = None,
-        **kwargs: Any,
-    ):
-        super().__init__(*args, **kwargs)
-        self.alpha_form, self.initial_alpha = alpha_form, initial_alpha
-        self.eta, self.temporal = eta, temporal
-        self._temporal = build(TemporalConfig, temporal, "temporal")
-        self.replay = self._temporal.replay
-        self.policy = AlphaPolicy(self.time_steps, alpha_form=alpha_form, initial_alpha=initial_alpha, seed=self.seed)
-        self.outer = OuterOptimizer(self.policy, eta=eta)
+    def __init__(self, run: FederatedController):
+        super().__init__(run)
+        server = self.settings.server
+        self.policy = AlphaPolicy(
+            run.time_steps, alpha_form=server.alpha_form, initial_alpha=server.initial_alpha, seed=run.seed
+        )
+        self.outer = OuterOptimizer(self.policy, eta=server.eta)
 
     def one_round(self, w: Tensors, r: int) -> Tensors:
         """T residual steps and one outer step (FedTAR, Algorithm 1)."""
         alphas = self.policy.alphas().detach()
-        taken = torch.zeros(self.time_steps, dtype=torch.bool)
-        for t in range(1, self.time_steps + 1):
+        taken = torch.zeros(self.run.time_steps, dtype=torch.bool)
+        for t in range(1, self.run.time_steps + 1):
             alpha, residual = float(alphas[t - 1]), 0.0
-            mean, _ = self.train(w, r, t)  # Eq. 6
+            mean, _ = self.run.train(w, r, t)  # Eq. 6
             if mean is not None:  # a step that nobody answered is skipped: w stays
                 w, residual = residual_step(w, mean, alpha if alpha >= ALPHA_FLOOR else 0.0)  # Eq. 7
                 taken[t - 1] = True
-            self.record.write(Residual(round=r, step=t, alpha=alpha, residual_norm=residual))
-            self.scalar(f"alpha/step {t}", alpha, r)
-            self.scalar(f"norm of the residual/step {t}", residual, r)
-        closing = self.close_round(w, r)
+            self.run.record.write(Residual(round=r, step=t, alpha=alpha, residual_norm=residual))
+            self.run.scalar(f"alpha/step {t}", alpha, r)
+            self.run.scalar(f"norm of the residual/step {t}", residual, r)
+        closing = self.run.close_round(w, r)
         self._outer_step(closing, alphas, taken, r)  # Eq. 8
         return w
 
@@ -95,7 +76,7 @@ class TemporalResidualController(MethodController):
             gradient = hypergradient(pool_t_numbers(sent, reports), alphas, taken)
             gradient_norm, floored = self.outer.step(gradient), floored_steps(alphas, taken)
         moved = self.policy.alphas().detach().tolist()
-        self.record.write(
+        self.run.record.write(
             Outer(
                 round=r,
                 t_numbers=numbers,
@@ -107,11 +88,11 @@ class TemporalResidualController(MethodController):
                 seconds=round(time.monotonic() - start, 4),
             )
         )
-        self.info(f"round {r}: alpha " + " ".join(f"{alpha:.3f}" for alpha in moved))
+        self.run.info(f"round {r}: alpha " + " ".join(f"{alpha:.3f}" for alpha in moved))
 
     def trained_visits(self, r: int, t: int) -> Callable[[list[int]], int]:
         """Those of step t, with those that are replayed."""
-        steps = self._temporal.steps(r, t, self.time_steps)
+        steps = self.settings.temporal.steps(r, t, self.run.time_steps)
         return super().trained_visits(r, t) if isinstance(steps, int) else lambda counts: sum(counts[: max(steps)])
 
     def check_content(self, reply: Reply) -> None:
@@ -120,23 +101,30 @@ class TemporalResidualController(MethodController):
         numbers = reply.payload.get("t_numbers")
         if numbers is None:
             return  # it missed a step of the round, trained at none, or has no validation patient
-        if "validation_loss" not in reply.numbers or len(numbers) != self.time_steps:
-            raise ExchangeError(f"it did not send {self.time_steps} T numbers with a validation loss")
+        if "validation_loss" not in reply.numbers or len(numbers) != self.run.time_steps:
+            raise ExchangeError(f"it did not send {self.run.time_steps} T numbers with a validation loss")
 
     # ------------------------------------------------------------------ state and record
     def on_start(self) -> None:
-        self.record.write(Alphas(alpha=self.policy.alphas().tolist(), first_round=self.first_round))
+        self.run.record.write(Alphas(alpha=self.policy.alphas().tolist(), first_round=self.run.first_round))
 
-    def method_settings(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in ("alpha_form", "initial_alpha", "eta", "replay")}
-
-    def method_state(self) -> dict[str, torch.Tensor]:
+    def state(self) -> dict[str, torch.Tensor]:
         """psi and its optimiser."""
         return {**self.policy.state_dict(), **{f"outer.{k}": v for k, v in self.outer.state_tensors().items()}}
 
-    def load_method_state(self, state: Tensors) -> None:
+    def load_state(self, state: Tensors) -> None:
         self.policy.load_state_dict({k: v for k, v in state.items() if not k.startswith("outer.")})
         self.outer.load_state_tensors({k.removeprefix("outer."): v for k, v in state.items() if k.startswith("outer.")})
 
-    def method_numbers(self) -> dict[str, list[float]]:
+    def numbers(self) -> dict[str, list[float]]:
         return {"alpha": [round(float(alpha), 6) for alpha in self.policy.alphas().detach()]}
+
+
+class TemporalResidualController(FederatedController):
+    """The controller that FedTAR's jobs name; arguments as :class:`FederatedController`."""
+
+    # FLARE's export finds the base's parameters by the names args and kwargs
+    def __init__(self, method: Literal["fedtar"] = "fedtar", *args: Any, **kwargs: Any):
+        if method != "fedtar":
+            raise ConfigError(f"method is '{method}': a TemporalResidualController runs 'fedtar'")
+        super().__init__(method, *args, **kwargs)

@@ -1,28 +1,30 @@
-"""Base of every method's controller: handshake, initial weights, rounds, checkpoints, resume, record."""
+"""``FederatedController``: a run of any method: handshake, initial weights, rounds, checkpoints, resume, record."""
 
 from __future__ import annotations
 
 import math
 import time
 import uuid
-from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from fedtar_flare import registry
 from fedtar_flare.data.splits import SPLITS
 from fedtar_flare.errors import ConfigError, ExchangeError, FedTARError
 from fedtar_flare.files import read_json
-from fedtar_flare.flare.aggregation import WEIGHTINGS, SpilledUpdates, aggregation_weights
+from fedtar_flare.flare.aggregation import WEIGHTINGS, SpilledUpdates
 from fedtar_flare.flare.alarms import alarms
 from fedtar_flare.flare.checkpoint import Checkpoint, RunCheckpoints
-from fedtar_flare.flare.gathering import GatheringController
+from fedtar_flare.flare.handshaking import HandshakeController
 from fedtar_flare.flare.results import Results, check_scores
 from fedtar_flare.flare.scalars import send_scalar
-from fedtar_flare.flare.tasking import Answers, RunAborted, Tensors, now
+from fedtar_flare.flare.server_strategy import ServerStrategy
+from fedtar_flare.flare.tasking import Answers, OnReply, RunAborted, Tensors, now
 from fedtar_flare.protocol.exchange import (
     WIRE_DTYPES,
     check_update_size,
@@ -35,30 +37,51 @@ from fedtar_flare.record.events import End
 from fedtar_flare.record.log import RunRecord
 
 
-class MethodController(GatheringController):
-    """What all controllers share; a method writes :meth:`one_round`, its algorithm, and sets ``contract``.
+class FederatedController(HandshakeController):
+    """Runs any method at the server: what is learnt from whom is the business of its :class:`ServerStrategy`.
 
-    Args:
-        num_rounds, time_steps: R and T.
-        weighting: of the sites in a mean: ``samples`` (n_k / N), ``uniform`` or ``inverse``.
-        min_sites: fewer sites taking part in a task stop the job.
-        step_time_limit: seconds a site has for one task; 0 waits for ever.
-        handshake_time_limit: the same for the handshake, in which a site prepares its data; a site that misses it joins
-            at the round after its answer.
-        evaluate_every: rounds between scorings of test patients, which also happen at the start and at the end.
-        update_norm_limit: an update whose norm is larger than this times the weights' norm is refused.
-        initial_site: the site that gives the common initial weights; empty: the first by name.
-        initial_checkpoint: weights to start from instead: a name under which the server's operator offers a checkpoint
-            file (in the simulator: its path).
-        resume_from: id of a job of the same submitter (in the simulator: a checkpoint folder).
-        seed: of the method's own random state at the server.
+    Parameters
+    ----------
+    method : str
+        Name of an installed method (:mod:`fedtar_flare.registry`).
+    num_rounds, time_steps : int
+        R and T.
+    weighting : {"samples", "uniform", "inverse"}
+        Of the sites in a mean; ``samples`` is n_k / N.
+    min_sites : int
+        Fewer sites taking part in a task stop the job.
+    step_time_limit : int
+        Seconds a site has for one task; 0 waits for ever.
+    handshake_time_limit : int
+        The same for the handshake, in which a site prepares its data; a site that misses it joins at the round after
+        its answer.
+    evaluate_every : int
+        Rounds between scorings of test patients, which also happen at the start and at the end.
+    update_norm_limit : float
+        An update whose norm is larger than this times the weights' norm is refused.
+    initial_site : str
+        The site that gives the common initial weights; empty: the first by name.
+    initial_checkpoint : str
+        Weights to start from instead: a name under which the server's operator offers a checkpoint file (in the
+        simulator: its path).
+    resume_from : str
+        Id of a job of the same submitter (in the simulator: a checkpoint folder).
+    seed : int
+        Of the method's own random state at the server.
+    unseen : list of str, optional
+        Sites that never train: they get the handshake, and all of their patients are scored.
+    settings : dict, optional
+        Groups of the method's settings at the server, by name: ``server``, and those that it shares with the sites.
 
-    Raises:
-        ConfigError: a value is not allowed.
+    Raises
+    ------
+    ConfigError
+        The method is not installed, or a value is not allowed.
     """
 
     def __init__(
         self,
+        method: str,
         num_rounds: int = 3,
         time_steps: int = 3,
         weighting: str = "samples",
@@ -72,7 +95,11 @@ class MethodController(GatheringController):
         resume_from: str = "",
         keep_checkpoints: int = 3,
         seed: int = 0,
+        unseen: Sequence[str] | None = None,
+        settings: dict[str, Any] | None = None,
     ):
+        self.method, self.definition = method, registry.method(method)
+        self.contract = self.definition.contract
         super().__init__(min_sites, step_time_limit, handshake_time_limit, initial_site)
         whole = {"num_rounds": num_rounds, "time_steps": time_steps, "evaluate_every": evaluate_every}
         for name, value in (whole | {"keep_checkpoints": keep_checkpoints}).items():
@@ -84,67 +111,17 @@ class MethodController(GatheringController):
             raise ConfigError(f"update_norm_limit must be a positive number, not {update_norm_limit}")
         if resume_from and initial_checkpoint:
             raise ConfigError("give either resume_from or initial_checkpoint, not both")
+        if isinstance(unseen, str) or not all(isinstance(name, str) for name in unseen or ()):
+            raise ConfigError(f"unseen must be a list of sites' names, not {unseen!r}")
+        if initial_site and initial_site in (unseen or ()):
+            raise ConfigError(f"initial_site '{initial_site}' is one of the unseen sites")
+        self.unseen = list(unseen) if unseen else None
         self.num_rounds, self.time_steps, self.weighting = num_rounds, time_steps, weighting
         self.evaluate_every, self.update_norm_limit = evaluate_every, update_norm_limit
         self.initial_checkpoint, self.resume_from = initial_checkpoint, resume_from
-        self.keep_checkpoints, self.seed = keep_checkpoints, seed
+        self.keep_checkpoints, self.seed, self.settings = keep_checkpoints, seed, settings
         self._shares = self.contract.shares
-
-    # ------------------------------------------------------------------ what a method gives
-    @abstractmethod
-    def one_round(self, w: Tensors, r: int) -> Tensors:
-        """The algorithm: run round r from the weights w and return the weights after it."""
-
-    def method_settings(self) -> dict[str, Any]:
-        """Settings of the method that a resumed run must share."""
-        return {}
-
-    def method_state(self) -> dict[str, torch.Tensor]:
-        """Tensors at the server, beside w, that a resumed run needs."""
-        return {}
-
-    def load_method_state(self, state: Tensors) -> None:
-        """Restore what :meth:`method_state` gave."""
-
-    def method_info(self) -> Any:
-        """What of the method's state is no tensor, as JSON primitives; None: nothing."""
-        return None
-
-    def load_method_info(self, info: Any) -> None:
-        """Restore what :meth:`method_info` gave; called before :meth:`load_method_state`."""
-
-    def method_numbers(self) -> dict[str, list[float]]:
-        """Numbers to show beside a run's progress."""
-        return {}
-
-    def on_start(self) -> None:
-        """Called once after the handshake, to write the method's own events."""
-
-    def beside(self, w: Tensors) -> Tensors:
-        """Further tensors that go down with w in a training task; their mean difference comes back with that of w.
-
-        Rows of a group that the contract collects may be among them; what comes back of these goes to :meth:`collect`.
-        """
-        return {}
-
-    def collect(self, site: str, rows: Tensors) -> None:
-        """Take the collected rows of a site's update; :class:`ExchangeError` refuses them, and the update with them."""
-
-    def shares_of(self, counts: Mapping[str, int]) -> dict[str, float]:
-        """Weights of the sites in a mean, which sum to one, given the visits n_k of those that are in it."""
-        return aggregation_weights(counts, self.weighting)
-
-    def largest_message(self) -> int:
-        """Most values that a site's answer to a task of a round may hold; more are not fetched."""
-        return self.schema.parameters * max(len(task.up) for task in self.contract.tasks)
-
-    def trainers(self) -> list[str]:
-        """The sites that are asked to train; all by default."""
-        return self.sites
-
-    def trained_visits(self, r: int, t: int) -> Callable[[list[int]], int]:
-        """How many visits a site trains on at step t of round r, given its counts per step; by default those of t."""
-        return lambda counts: counts[t - 1]
+        self.strategy: ServerStrategy = self.definition.server(self)
 
     # ------------------------------------------------------------------ a run
     def run(self) -> None:
@@ -158,22 +135,22 @@ class MethodController(GatheringController):
         with self._recorded():
             w = self._begin()
             for r in range(self.first_round, self.num_rounds + 1):
-                self.welcome(w, r)
-                w = self.one_round(w, r)
+                self.admit_late_sites(w, r)
+                w = self.strategy.one_round(w, r)
                 self._save(w, r)
         try:
-            self.results.finish(self.method_numbers())
+            self.results.finish(self.strategy.numbers())
         except Exception as error:  # the run is whole and saved: a page that cannot be written must not fail it
             self.exception(f"the closing page or table could not be written: {error}")
 
     def train(self, w: Tensors, r: int, t: int) -> tuple[dict[str, torch.Tensor] | None, Answers]:
         """Every live site trains from w; returns the weighted mean of the differences (float64) and the answers.
 
-        The mean has the tensors of w and of :meth:`beside`. It is None when no site had anything to add, or where the
-        contract lets no weights leave.
+        The mean has the tensors of w and the strategy's extra ones. It is None when no site had anything to add, or
+        where the contract lets no weights leave.
         """
-        down = {**w, **self.beside(w)}
-        visits, shapes = self.trained_visits(r, t), {name: tuple(value.shape) for name, value in down.items()}
+        down = {**w, **self.strategy.extra_tensors(w)}
+        visits, shapes = self.strategy.trained_visits(r, t), {name: tuple(value.shape) for name, value in down.items()}
         dtypes = {self.schema.dtype_up: WIRE_DTYPES[self.schema.dtype_up]}
 
         def accept(site: str, reply: Reply, update: Tensors) -> None:
@@ -183,20 +160,45 @@ class MethodController(GatheringController):
             rows = {name: value.float() for name, value in update.items() if self.contract.is_collected(name)}
             update = {name: value.float() for name, value in update.items() if name not in rows}
             check_update_size(update, w, self.update_norm_limit)
-            self.collect(site, rows)
+            self.strategy.collect(site, rows)
             updates.add(site, update)
 
         averaged = [name for name in shapes if not self.contract.is_collected(name)]
         by_rows = [name for name in averaged if shapes[name] and self.contract.is_by_rows(name)]
         with SpilledUpdates(self.results_folder / "updates", averaged, by_rows) as updates:
-            answers = self.ask(TRAIN, self.header(r, t, after=version(r, t - 1)), down, self.trainers(), accept)
+            header = self.header(r, t, after=version(r, t - 1))
+            answers = self.ask(TRAIN, header, down, self.strategy.trainers(), accept)
             counts = {}
             for site, reply in answers.replies.items():  # a site weighs no more than the visits it announced
-                counts[site] = min(int(reply.numbers["samples"]), max(1, visits(self._counts[site]["train"])))
-            mean = updates.mean(self.shares_of(counts)) if counts and self._shares else None
+                counts[site] = min(int(reply.numbers["samples"]), max(1, visits(self.visits[site]["train"])))
+            mean = updates.mean(self.strategy.shares_of(counts)) if counts and self._shares else None
         norm = euclidean_norm({name: mean[name] for name in w}) if mean else None
         self.results.step(r, t, answers, norm)
         return mean, answers
+
+    @property
+    def members(self) -> list[str]:
+        """The sites that take part and are not named in ``unseen``."""
+        return [site for site in self.sites if site not in (self.unseen or ())]
+
+    def ask(
+        self,
+        task: str,
+        header: TaskHeader,
+        weights: Tensors | None,
+        sites: Sequence[str],
+        on_reply: OnReply,
+        time_limit: int | None = None,
+        min_sites: int | None = None,
+    ) -> Answers:
+        """As :class:`TaskController`; unseen sites are asked after the members, for scores of all of their patients."""
+        unseen = [site for site in sites if site in (self.unseen or ())]
+        members = [site for site in sites if site not in unseen]
+        answers = super().ask(task, header, weights, members, on_reply, time_limit, min_sites)
+        if unseen and (task != CLOSE_ROUND or header.evaluate):
+            everyone = replace(header, score="all")
+            answers.add(super().ask(task, everyone, weights, unseen, on_reply, time_limit, min_sites=0))
+        return answers
 
     def close_round(self, w: Tensors, r: int) -> Answers:
         """Ask for the validation loss at w, what the method adds, and scores when due."""
@@ -205,7 +207,7 @@ class MethodController(GatheringController):
         def accept(site: str, reply: Reply, tensors: Tensors) -> None:
             if "validation_loss" in reply.numbers:
                 reports = int(reply.numbers.get("reports", 0))
-                reply.numbers["reports"] = min(reports, max(1, sum(self._counts[site]["validation"])))
+                reply.numbers["reports"] = min(reports, max(1, sum(self.visits[site]["validation"])))
 
         header = self.header(r, self.time_steps, after=version(r, self.time_steps), evaluate=evaluate)
         answers = self.ask(CLOSE_ROUND, header, w, self.sites, accept)
@@ -214,6 +216,10 @@ class MethodController(GatheringController):
         return answers
 
     def check_content(self, reply: Reply) -> None:
+        """Refuse what the strategy refuses."""
+        self.strategy.check_content(reply)
+
+    def check_shared_content(self, reply: Reply) -> None:
         """Refuse counts that are not T whole numbers per split, malformed scores, and a loss without reports."""
         check_scores(reply)
         if (counts := reply.payload.get("counts")) is not None:
@@ -227,7 +233,7 @@ class MethodController(GatheringController):
     def header(self, r: int, t: int, after: str, evaluate: bool = False) -> TaskHeader:
         best = self.results.best()
         return TaskHeader(
-            method=self.contract.method,
+            method=self.method,
             run_id=self.run_id,
             round=r,
             step=t,
@@ -249,18 +255,20 @@ class MethodController(GatheringController):
             w = self._checkpoints.initial(self.initial_checkpoint)
         self._members = set(resumed.info.get("members", ())) if resumed else set()
         w, answers = self.gather(w)
-        expect_at_most(self.largest_message())
+        expect_at_most(self.strategy.largest_message())
         self.results.start(
             self.schema,
             answers,
-            method=self.contract.method,
+            method=self.method,
             run_id=self.run_id,
             first_round=self.first_round,
             rounds=self.num_rounds,
             time_steps=self.time_steps,
-            settings=self.settings() | {"min_sites": self.min_sites},
+            settings=self.fixed_settings() | {"min_sites": self.min_sites},
         )
-        self.on_start()
+        if not self.members:
+            raise FedTARError("every site that takes part is named in server.unseen: there is nobody to train")
+        self.strategy.on_start()
         self.results.evaluation(self.first_round - 1, answers)
         if resumed:
             best = self._checkpoints.carry_over(resumed, is_best=self.results.is_best(resumed.round))
@@ -269,10 +277,11 @@ class MethodController(GatheringController):
         return w
 
     # ------------------------------------------------------------------ save and resume
-    def settings(self) -> dict[str, Any]:
+    def fixed_settings(self) -> dict[str, Any]:
         """Settings that a resumed run must share."""
-        names = ("num_rounds", "time_steps", "weighting", "seed")
-        return {"method": self.contract.method} | {n: getattr(self, n) for n in names} | self.method_settings()
+        names = ("method", "num_rounds", "time_steps", "weighting", "seed")
+        fixed = {name: getattr(self, name) for name in names} | self.strategy.fixed_settings()
+        return fixed | ({"unseen": self.unseen} if self.unseen else {})
 
     def _save(self, w: Tensors, r: int) -> None:
         """Checkpoint after a whole round; the best one by validation loss also becomes ``adapter/``."""
@@ -280,12 +289,12 @@ class MethodController(GatheringController):
         info = {
             "run_id": self.run_id,
             "schema": self.schema.to_dict(),
-            "settings": self.settings(),
+            "settings": self.fixed_settings(),
             "members": sorted({*self._members, *self.sites}),
         }
-        if (own := self.method_info()) is not None:
+        if (own := self.strategy.info()) is not None:
             info["method"] = own
-        self._checkpoints.save(Checkpoint(r, w, self.method_state(), info | self.results.progress()), best=best)
+        self._checkpoints.save(Checkpoint(r, w, self.strategy.state(), info | self.results.progress()), best=best)
         if best and self._shares:
             self.results.adapter(w, r)
 
@@ -293,11 +302,11 @@ class MethodController(GatheringController):
         """The checkpoint to go on from, with the method's state restored; None in a fresh run."""
         if not self.resume_from:
             return None
-        checkpoint, problems = self._checkpoints.resumed(self.settings(), may_differ=("num_rounds",))
+        checkpoint, problems = self._checkpoints.resumed(self.fixed_settings(), may_differ=("num_rounds",))
         for problem in problems:
             self.warning(f"passed over: {problem}")
-        self.load_method_info(checkpoint.info.get("method"))
-        self.load_method_state(checkpoint.method)
+        self.strategy.load_info(checkpoint.info.get("method"))
+        self.strategy.load_state(checkpoint.method)
         self.results.restore(checkpoint.info)
         return checkpoint
 
@@ -314,7 +323,7 @@ class MethodController(GatheringController):
     def progress(self) -> dict[str, Any]:
         """Place in the run, validation loss by round, the method's numbers, and the server's alarms."""
         losses = self.results.losses() if hasattr(self, "results") else {}
-        more = {"validation_loss": losses, "numbers": self.method_numbers()}
+        more = {"validation_loss": losses, "numbers": self.strategy.numbers()}
         return super().progress() | more | {"alarms": alarms(Path(self.get_run_dir()).parent)}
 
     @contextmanager

@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from fedtar_flare.errors import ConfigError
 from fedtar_flare.files import read_json
-from fedtar_flare.flare.controller import MethodController
+from fedtar_flare.flare.controller import FederatedController
 from fedtar_flare.flare.requirements import describe, requirements
-from fedtar_flare.flare.study_executor import StudyExecutor
-from fedtar_flare.methods import METHODS, contract_of, load
+from fedtar_flare.flare.site_executor import SiteExecutor
 from fedtar_flare.models.sources import stay_offline
 from fedtar_flare.protocol.contract import Contract
 from fedtar_flare.reporting.format import plain
 from fedtar_flare.site.admission import breaches
 from fedtar_flare.site.approval import CLIENT_CONFIG, digest_of
 from fedtar_flare.site.bounds import Bounds
-from fedtar_flare.site.policy import site_classes
+from fedtar_flare.site.policy import SERVER_CLASSES, SITE_CLASSES
 
 SERVER_CONFIG = Path("config", "config_fed_server.json")
 META = "meta.json"
@@ -41,8 +41,8 @@ class DeployedJob:
     name: str
     settings: Mapping[str, Any]
     submitter: str
-    executor: StudyExecutor
-    controller: MethodController
+    executor: SiteExecutor
+    controller: FederatedController
     digest: str
     foreign: tuple[str, ...]
     brings_code: bool
@@ -56,7 +56,7 @@ class DeployedJob:
         """Which of a site's bounds it is beyond (see :func:`fedtar_flare.site.admission.breaches`)."""
         if not bounds.hub:
             stay_offline()
-        return breaches(self.executor.asked(self.controller.num_rounds, self.controller.time_steps), bounds)
+        return breaches(self.executor.strategy.asked(self.controller.num_rounds, self.controller.time_steps), bounds)
 
     def describe(self) -> str:
         """What it asks of a site and what will leave, as text for people."""
@@ -107,25 +107,25 @@ def read_job(app: Path) -> DeployedJob:
     others = [entry for key in ("task_data_filters", "task_result_filters") for entry in site.get(key) or []]
     built = [*(site.get("components") or []), *(one for entry in others for one in entry.get("filters") or [])]
     paths = dict.fromkeys(plain(str(entry.get("path") or entry.get("name"))) for entry in built)
-    executor = _build(executors[0], "site_classes", StudyExecutor, app)
+    executor: SiteExecutor = _build(executors[0], SITE_CLASSES, SiteExecutor, app)
     return DeployedJob(
         name=plain(str(meta.get("name") or app.parent.name)),
         settings={part: one.get("args") or {} for part, one in (("site", executors[0]), ("server", workflows[0]))},
         submitter=plain(str(meta.get("submitter_name") or "")),
         executor=executor,
-        controller=_build(workflows[0], "server_classes", MethodController, app),
+        controller=_build(workflows[0], SERVER_CLASSES, FederatedController, app),
         digest=digest_of(app),
-        foreign=tuple(path for path in paths if path not in site_classes([executor.contract.method])),
+        foreign=tuple(path for path in paths if path not in SITE_CLASSES),
         brings_code=(app / "custom").is_dir(),
     )
 
 
-def executor_of(app: Path) -> StudyExecutor:
+def executor_of(app: Path) -> SiteExecutor:
     """The executor of an app; raises ConfigError as :func:`read_job` does."""
     executors = _executors(read_json(app / CLIENT_CONFIG))
     if len(executors) != 1:
         raise ConfigError(f"{app}: a job of this package has one executor, not {len(executors)}")
-    built: StudyExecutor = _build(executors[0], "site_classes", StudyExecutor, app)
+    built: SiteExecutor = _build(executors[0], SITE_CLASSES, SiteExecutor, app)
     return built
 
 
@@ -133,15 +133,16 @@ def _executors(site: Mapping[str, Any]) -> list[dict[str, Any]]:
     return [entry.get("executor") or {} for entry in site.get("executors") or []]
 
 
-def _build(entry: Mapping[str, Any], side: str, base: type, app: Path) -> Any:
-    """The component that a configuration names, if it is one of an installed method."""
+def _build(entry: Mapping[str, Any], classes: Sequence[str], base: type, app: Path) -> Any:
+    """The component that a configuration names, if it is one of this package's."""
     path = str(entry.get("path"))
-    if not any(path in getattr(contract_of(name), side) for name in METHODS):
-        raise ConfigError(f"{app}: '{path:.80}' is of no method that is installed here")
-    kind = load(":".join(path.rsplit(".", 1)))
+    if path not in classes:
+        raise ConfigError(f"{app}: '{path:.80}' is no class of fedtar_flare that a job may build here")
+    module, _, name = path.rpartition(".")
+    kind = getattr(import_module(module), name)
     if not issubclass(kind, base):
         raise ConfigError(f"{app}: '{path:.80}' is no {base.__name__}")
     try:
         return kind(**(entry.get("args") or {}))
     except TypeError as error:
-        raise ConfigError(f"{app}: {path.rpartition('.')[2]}: {error}") from error
+        raise ConfigError(f"{app}: {name}: {error}") from error

@@ -1,4 +1,4 @@
-"""Base of every method's executor: routes tasks, keeps errors readable and private, keeps state on disk."""
+"""Base of the executor: routes tasks, keeps errors readable and private, keeps state on disk."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import time
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from nvflare.apis.executor import Executor
@@ -37,9 +37,9 @@ Tensors = Mapping[str, torch.Tensor]
 
 
 class MethodExecutor(Executor):
-    """What all executors share; a method sets ``contract`` and implements :meth:`perform`."""
+    """What happens to a task whatever it is; a subclass has the ``contract`` and implements :meth:`perform`."""
 
-    contract: ClassVar[Contract]
+    contract: Contract
     scalars_to: Callable[[str, float, int], None] | None = None
     """Where :meth:`send_scalar` gives its points; None: to the server."""
     opened: Callable[[], None] | None = None

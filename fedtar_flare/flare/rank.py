@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 
 from fedtar_flare.flare.deployed import executor_of
 from fedtar_flare.flare.handed import OPENED, Tensors, Worker, receive
-from fedtar_flare.flare.study_executor import StudyExecutor
+from fedtar_flare.flare.site_executor import SiteExecutor
 from fedtar_flare.learning.ranks import Ranks, join
 
 Orders = SimpleQueue[tuple[dict[str, Any], Tensors | None]]
@@ -61,9 +61,9 @@ def _listen(connection: Connection, orders: Orders) -> None:
 def _work(connection: Connection, orders: Orders, ranks: Ranks) -> NoReturn:
     leads = ranks.rank == 0
     worker = Worker(connection, logging.INFO if leads else logging.WARNING)
-    built: dict[Path, StudyExecutor] = {}
+    built: dict[Path, SiteExecutor] = {}
 
-    def built_of(app: Path) -> StudyExecutor:
+    def built_of(app: Path) -> SiteExecutor:
         if app not in built:
             executor = executor_of(app)
             executor.require_sharing()

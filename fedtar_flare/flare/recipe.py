@@ -1,4 +1,4 @@
-"""``MethodRecipe``: a method's job as code, shared by all methods."""
+"""``MethodRecipe``: the job of any method as code."""
 
 from __future__ import annotations
 
@@ -6,17 +6,20 @@ import inspect
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from nvflare.job_config.api import FedJob
 from nvflare.job_config.defs import FilterType
 from nvflare.recipe.spec import Recipe
 
+from fedtar_flare import registry
 from fedtar_flare.errors import ConfigError
-from fedtar_flare.flare.controller import MethodController
+from fedtar_flare.flare.controller import FederatedController
 from fedtar_flare.flare.scalars import add_tensorboard
+from fedtar_flare.flare.site_executor import SiteExecutor
 from fedtar_flare.models.config import DECODER_TARGETS
 from fedtar_flare.protocol.contract import Contract
+from fedtar_flare.settings import nearest
 from fedtar_flare.site.guard import OutboundGuard
 
 SIMULATOR_REQUEST_INTERVAL = 0.05
@@ -42,6 +45,13 @@ SMALL: dict[str, Any] = {
 The encoder stays as it is, so that each image is seen by it once. The paper's form adapts both.
 """
 
+PRESETS: Mapping[str, Mapping[str, Any]] = {"small": SMALL, "paper": PAPER}
+"""Presets of every method that trains a report generator and has none of its own."""
+
+_CONTROLLER_ARGUMENTS = tuple(
+    name for name in inspect.signature(FederatedController).parameters if name not in ("method", "settings")
+)
+
 CUSTOM_NOTE = """\
 This folder is here on purpose. A job that has a `custom` folder may use classes of an installed package without an
 entry in each site's class allow-list, which is what `nvflare simulator` on a researcher's own machine needs.
@@ -52,41 +62,46 @@ is exported without this folder.
 
 
 class MethodRecipe(Recipe):
-    """The job of a method, which sets the three classes and the names of its own groups of settings.
+    """The job of a method.
 
-    Args:
-        name: of the job; the method's name by default.
-        preset: a whole setting (see :attr:`presets`), over which the other arguments win.
-        num_rounds, time_steps: R and T; None: the preset's, else 3.
-        min_sites: fewer sites taking part stop the job.
-        torch_threads: threads of one task at a site.
-        server: further arguments of the controller, by name.
-        model: settings that override the model preset's.
-        lora, training, data: settings of the classes in :mod:`fedtar_flare.learning.config`.
-        groups: groups of settings of the method's own executor (see :attr:`own_groups`).
+    Parameters
+    ----------
+    method : str
+        Name of an installed method (:mod:`fedtar_flare.registry`).
+    name : str
+        Of the job; the method's name by default.
+    preset : str
+        A whole setting, over which the other arguments win.
+    num_rounds, time_steps : int, optional
+        R and T; None: the preset's, else the method's, else 3.
+    min_sites : int
+        Fewer sites taking part stop the job.
+    seed : int
+        Of everything random.
+    torch_threads : int
+        Threads of one task at a site.
+    server : dict, optional
+        Arguments of :class:`FederatedController`, and settings of the method's algorithm at the server.
+    **groups
+        Settings at a site, a dictionary for each group: ``model``, ``lora``, ``training``, ``data`` and the method's
+        own.
 
-    Raises:
-        ConfigError: a setting is unknown or not allowed; raised before anything is exported or run.
+    Raises
+    ------
+    ConfigError
+        A setting is unknown or not allowed; raised before anything is exported or run.
 
-    Example::
+    Examples
+    --------
+    ::
 
         from nvflare.recipe import SimEnv
-        run = FedTARRecipe(num_rounds=3, time_steps=3).run(SimEnv(num_clients=3))
+        run = MethodRecipe("fedavg", num_rounds=3, time_steps=3).run(SimEnv(num_clients=3))
     """
-
-    contract: ClassVar[Contract]
-    controller_class: ClassVar[type[MethodController]]
-    executor_class: ClassVar[type[Any]]
-    """A ``StudyExecutor`` with the arguments that are handed on here."""
-    shared_groups: ClassVar[tuple[str, ...]] = ("model", "lora", "training", "data")
-    own_groups: ClassVar[tuple[str, ...]] = ()
-    server_groups: ClassVar[tuple[str, ...]] = ()
-    """Groups of the method's own that the controller takes too."""
-    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"small": SMALL, "paper": PAPER}
-    """Arguments of the recipe that go with a preset, beside the model's own."""
 
     def __init__(
         self,
+        method: str,
         *,
         name: str = "",
         preset: str = "small",
@@ -95,52 +110,59 @@ class MethodRecipe(Recipe):
         min_sites: int = 1,
         seed: int = 0,
         torch_threads: int = 1,
-        server: dict[str, Any] | None = None,
-        model: dict[str, Any] | None = None,
-        lora: dict[str, Any] | None = None,
-        training: dict[str, Any] | None = None,
-        data: dict[str, Any] | None = None,
-        **groups: dict[str, Any] | None,
+        server: Mapping[str, Any] | None = None,
+        **groups: Mapping[str, Any] | None,
     ):
-        if unknown := sorted(set(groups) - set(self.own_groups)):
-            raise ConfigError(f"{unknown[0]}: method '{self.contract.method}' has no such group of settings")
-        shared = {"model": model, "lora": lora, "training": training, "data": data}
-        if alien := [group for group, values in shared.items() if values and group not in self.shared_groups]:
-            raise ConfigError(f"{alien[0]}: method '{self.contract.method}' has no such group of settings")
-        given = {"server": server} | {group: shared[group] for group in self.shared_groups}
-        given |= {group: groups.get(group) for group in self.own_groups}
-        settings = self._with_preset(preset, given)
-        defaults = self.presets.get(preset, {})
-        rounds = num_rounds if num_rounds is not None else defaults.get("num_rounds", 3)
-        steps = time_steps if time_steps is not None else defaults.get("time_steps", 3)
-        tasks = list(self.contract.task_names)
-        job = FedJob(name=name or self.contract.method, min_clients=min_sites)
+        self.definition = registry.method(method)
+        self.contract = self.definition.contract
+        known = {*self.definition.site.shared_groups, *self.definition.settings}
+        if unknown := sorted(set(groups) - known):
+            raise ConfigError(f"{unknown[0]}: method '{method}' has no such group of settings")
+        preset_of = self.definition.presets.get(preset, {})
+        merged = {
+            group: {**preset_of.get(group, {}), **(given or {})}
+            for group, given in {"server": server, **dict.fromkeys(sorted(known)), **groups}.items()
+        }
+        at_server = merged.pop("server")
+        settings = {group: values for group, values in merged.items() if values}
+        default = self.definition.rounds(settings) if self.definition.rounds else (3, 3)
+        rounds = num_rounds if num_rounds is not None else preset_of.get("num_rounds", default[0])
+        steps = time_steps if time_steps is not None else preset_of.get("time_steps", default[1])
+        job = FedJob(name=name or method, min_clients=min_sites)
         job.set_app_packages(["fedtar_flare"])  # the sites have the package installed; its code is not put in the job
         common: dict[str, Any] = {"num_rounds": rounds, "time_steps": steps, "min_sites": min_sites, "seed": seed}
-        server = settings.pop("server") or {}
-        server |= {group: settings[group] for group in self.server_groups if settings[group]}
-        try:
-            self.controller = self.controller_class(**common, **server)
-        except TypeError as error:
-            raise ConfigError(f"server: {error}") from error
-        self.controller_settings = common | server
+        own = {name: at_server.pop(name) for name in [*at_server] if name not in _CONTROLLER_ARGUMENTS}
+        groups_there = {name: settings[name] for name in self.definition.server_groups if name in settings}
+        if own and self.definition.server_settings is None:
+            raise ConfigError(f"server: unknown setting '{min(own)}'{nearest(min(own), _CONTROLLER_ARGUMENTS)}")
+        groups_there |= {"server": own} if own else {}
+        self.controller_arguments = common | at_server | {"settings": groups_there or None}
+        self.controller: FederatedController = self._made(
+            self.definition.controller or FederatedController, **self.controller_arguments
+        )
         job.to_server(self.controller)
-        self.executor = self.executor_class(preset=preset, seed=seed, torch_threads=torch_threads, **settings)
-        self.executor.data_config.timeline(steps)  # periods and T must fit: said here, not at a hospital
+        self.executor: SiteExecutor = self._made(
+            self.definition.executor or SiteExecutor,
+            preset=preset,
+            settings=settings or None,
+            seed=seed,
+            torch_threads=torch_threads,
+        )
+        self.executor.resolved.data.timeline(steps)  # periods and T must fit: said here, not at a hospital
+        tasks = list(self.contract.task_names)
         job.to_clients(self.executor, tasks=tasks)
-        extra_names = list(self.executor.lora_config.exchange)
+        extra_names = list(self.executor.resolved.lora.exchange)
         for filter_type in (FilterType.TASK_DATA, FilterType.TASK_RESULT):  # FLARE knows no "*": each task by its name
-            guard = OutboundGuard(methods=[self.contract.method], extra_names=extra_names)
+            guard = OutboundGuard(methods=[method], extra_names=extra_names)
             job.to_clients(guard, filter_type=filter_type, tasks=tasks)
         add_tensorboard(job)
         super().__init__(job)
         self._interval(SIMULATOR_REQUEST_INTERVAL)
 
-    def _with_preset(self, preset: str, given: Mapping[str, dict[str, Any] | None]) -> dict[str, dict[str, Any] | None]:
-        """The preset's groups of settings with the given ones over them; an empty group becomes None."""
-        defaults = self.presets.get(preset, {})
-        merged = {group: {**defaults.get(group, {}), **(values or {})} for group, values in given.items()}
-        return {group: values or None for group, values in merged.items()}
+    def _made(self, kind: type[Any], **arguments: Any) -> Any:
+        """A component; FedTAR's own two classes have their method's name in themselves."""
+        named = {"method": self.contract.method} if "method" in inspect.signature(kind).parameters else {}
+        return kind(**named, **arguments)
 
     def resolved(self) -> dict[str, Any]:
         """What decides about a run's numbers, defaults filled in: a digest of the sites' settings, and the server's.
@@ -148,14 +170,11 @@ class MethodRecipe(Recipe):
         Two recipes whose results may be compared as the same arm have equal ones; a default that changes in a later
         release changes it too, which the arguments that were given do not.
         """
-        server = {
-            name: parameter.default
-            for kind in reversed(self.controller_class.__mro__)
-            if "__init__" in vars(kind)
-            for name, parameter in inspect.signature(vars(kind)["__init__"]).parameters.items()
-            if parameter.default is not parameter.empty
+        server = {name: getattr(self.controller, name) for name in _CONTROLLER_ARGUMENTS}
+        return {
+            "sites": self.executor.settings_digest(),
+            "server": server | {"strategy": self.controller.strategy.settings.to_dict()},
         }
-        return {"sites": self.executor.settings_digest(), "server": server | self.controller_settings}
 
     def _interval(self, seconds: float) -> None:
         self.add_server_config({"server": {"task_request_interval": seconds}})
@@ -167,6 +186,8 @@ class MethodRecipe(Recipe):
         for tasks many times a second. Without it, the job is for production: the class allow-list stays in force and
         sites ask every two seconds.
         """
+        if self.definition.simulation_only and not byoc:
+            raise ConfigError(f"method '{self.contract.method}' runs in a simulation only: it has no job for hospitals")
         self._interval(SIMULATOR_REQUEST_INTERVAL if byoc else PRODUCTION_REQUEST_INTERVAL)
         super().export(job_dir, *args, **kwargs)
         _order_filter_tasks(Path(job_dir) / self.name / "app" / "config" / "config_fed_client.json", self.contract)

@@ -22,10 +22,11 @@ def requirements(recipe: Any) -> dict[str, Any]:
     Sizes that only the model itself tells (parameters, exchange) are None where its parts are not on this machine.
     """
     executor, controller = recipe.executor, recipe.controller
-    asked = executor.asked(controller.num_rounds, controller.time_steps)
+    strategy = executor.strategy
+    asked = strategy.asked(controller.num_rounds, controller.time_steps)
     model = asked.model
-    sizes = _sizes(asked, executor.values_beside())
-    if (own := executor.model_values()) is not None:
+    sizes = _sizes(asked, strategy.extra_values())
+    if (own := strategy.model_values()) is not None:
         sizes["parameters"] = own
     exchanged = sizes.get("exchanged") if recipe.contract.shares else 0
     half = asked.lora.dtype_up == "bfloat16"
@@ -34,12 +35,12 @@ def requirements(recipe: Any) -> dict[str, Any]:
         "fedtar_flare": __version__,
         "data": {
             "studies": "radiographs" if model.slices == 1 else "chest CT series",
-            "reports": executor.reads_reports,
-            "unit": "time step" if executor.reads_reports else "task",
-            "columns": ["patient_id", "study_datetime", "image", *executor.columns],
+            "reports": strategy.reads_reports,
+            "unit": "time step" if strategy.reads_reports else "task",
+            "columns": ["patient_id", "study_datetime", "image", *strategy.columns],
             "time_steps": controller.time_steps,
-            "alignment": executor.data_config.alignment,
-            "least_patients_per_split_and_step": max(5, executor.data_config.min_cell),
+            "alignment": strategy.settings.data.alignment,
+            "least_patients_per_split_and_step": max(5, strategy.settings.data.min_cell),
             "input": f"{model.slices} x {model.image_size} x {model.image_size}",
             "cache_bytes_per_study": 3 * model.slices * model.image_size**2,
         },
@@ -57,8 +58,8 @@ def requirements(recipe: Any) -> dict[str, Any]:
         "work": {
             "rounds": controller.num_rounds,
             "time_steps": controller.time_steps,
-            "training": executor.training_config.to_dict(),
-            "a_task": executor.work(),
+            "training": strategy.settings.training.to_dict(),
+            "a_task": strategy.work(),
             "seconds_per_task_limit": controller.step_time_limit,
         },
         "leaves_the_site": {
@@ -143,7 +144,7 @@ def _parts(model: ModelConfig) -> dict[str, str]:
     return {name: LICENSES.get(name, "see its model card") for name in names}
 
 
-def _sizes(asked: Asked, beside: int) -> dict[str, int]:
+def _sizes(asked: Asked, extra: int) -> dict[str, int]:
     """Parameters of the model and of one exchange; empty where the model's parts are not here."""
     from fedtar_flare.models.outline import outline
 
@@ -154,5 +155,5 @@ def _sizes(asked: Asked, beside: int) -> dict[str, int]:
         model = outline(config, asked.extend)
     except ConfigError:
         return {}
-    whole = beside + sum(model.tensors[name] for name in model.exchanged(lora.exchange))
+    whole = extra + sum(model.tensors[name] for name in model.exchanged(lora.exchange))
     return {"parameters": model.parameters, "exchanged": model.lora_values(config.lora_targets, lora.rank) + whole}

@@ -38,10 +38,10 @@ def require_exchange(contract: Contract, task: str, state: SiteState, weights: T
     Tensors of a method's other groups are left to its learner, which loads them or refuses them.
     """
     groups = [contract.group(name) for name in contract.task(task).down]
-    beside = [group for group in groups if group.name not in (ADAPTER.name, PARAMETERS.name)]
+    others = [group for group in groups if group.name not in (ADAPTER.name, PARAMETERS.name)]
     if groups and (schema := state.schema()) is not None:
         agreed = dict(schema.shapes)
-        names = [n for n in weights if n in agreed or not any(group.holds(n) for group in beside)]
+        names = [n for n in weights if n in agreed or not any(group.holds(n) for group in others)]
         schema.check({name: weights[name] for name in names})
 
 

@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from nvflare.apis.fl_constant import ReturnCode
@@ -99,7 +99,7 @@ class TaskController(ModelController):
         step_time_limit: seconds that a site has for one task; 0 waits for ever.
     """
 
-    contract: ClassVar[Contract]
+    contract: Contract
     record: RunRecord
 
     def __init__(self, min_sites: int = 1, step_time_limit: int = 3600):

@@ -17,7 +17,7 @@ from typing import Any, Protocol, Self, cast
 
 import torch
 
-from fedtar_flare import methods
+from fedtar_flare import registry
 from fedtar_flare.data.cohort import Modality, Sex, Visit
 from fedtar_flare.data.timeline import Timeline
 from fedtar_flare.errors import ConfigError, DataError
@@ -110,7 +110,7 @@ class Draft:
 
 
 class PersonalPart(Protocol):
-    """What a method keeps at a site, restored for drafting; a method names its class in ``METHODS[...].personal``."""
+    """What a method keeps at a site, restored for drafting; a method names its class as ``private_part``."""
 
     @classmethod
     def load(cls, model: Any, folder: Path, key: bytes | None, *, run_id: str, round_: int) -> Self:
@@ -164,8 +164,9 @@ class Drafter:
                 f"{self.info['fingerprint']}, those of preset '{self._config.preset}' here {mine}. Name the weights "
                 "that the run used (--model weights=PATH)"
             )
-        if extension := self.info.get("extension"):
-            methods.load(methods.method(self.info["method"]).extension)(base, extension)
+        extension = self.info.get("extension")
+        if extension and (extend := registry.method(self.info["method"]).extend) is not None:
+            extend(base, extension)
         self.device = torch.device(choose_device(device, "float32")[0])
         name = self.info.get("adapter", DEFAULT_ADAPTER)
         weights = read_adapter(adapter, name)
@@ -180,8 +181,8 @@ class Drafter:
         self.personal: PersonalPart | None = None if state is None else self._personal_part(state, key)
 
     def _personal_part(self, state: Path, key: bytes | None) -> PersonalPart:
-        method = self.info.get("method", methods.DEFAULT)
-        kind: type[PersonalPart] | None = methods.load(methods.method(method).personal)
+        method = self.info.get("method", registry.DEFAULT)
+        kind: type[PersonalPart] | None = registry.method(method).private_part
         if kind is None:
             raise ConfigError(f"a run of method '{method}' leaves no personal part at a site; draft without --state")
         return kind.load(self.model, state, key, run_id=str(self.info["run_id"]), round_=int(self.info["round"]))

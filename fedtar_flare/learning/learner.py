@@ -68,7 +68,7 @@ class ReportLearner(ReportWriter):
         """
         loss = self._accumulate(samples, seed)
         self.after_backward(start)
-        parts = (list(self._shared_parameters.values()), list(self.personal_parameters()))
+        parts = (list(self.shared_parameters.values()), list(self.personal_parameters()))
         norms = [limit_norm(parameters, self.training.max_grad_norm) for parameters in parts]
         if not all(map(math.isfinite, (loss, *norms))):
             return None
@@ -126,7 +126,7 @@ class ReportLearner(ReportWriter):
         start = self.shared()
         count = updates or self.training.local_steps
         epochs = count * self.training.batch_size / len(samples)
-        optimizer = self.shared_optimizer(list(self._shared_parameters.values()), epochs)
+        optimizer = self.shared_optimizer(list(self.shared_parameters.values()), epochs)
         for group in self.personal_optimizer.param_groups if self.personal_optimizer else ():
             group["lr"] = self.rate * group.setdefault("initial_lr", group["lr"])
         losses: list[float] = []
@@ -198,7 +198,8 @@ class ReportLearner(ReportWriter):
         return tuple(self.model.parameters())  # to walk through all modules takes as long as a small layer
 
     @cached_property
-    def _shared_parameters(self) -> dict[str, nn.Parameter]:
+    def shared_parameters(self) -> dict[str, nn.Parameter]:
+        """What is trained and travels, by the name under which it does."""
         return shared_parameters(self.model, self.adapter)
 
     def validate(self) -> Validated | None:
@@ -209,7 +210,7 @@ class ReportLearner(ReportWriter):
         loss = self._accumulate(samples)
         gradient = {
             name: (torch.zeros_like(p) if p.grad is None else p.grad).detach().float().cpu().clone()
-            for name, p in self._shared_parameters.items()
+            for name, p in self.shared_parameters.items()
         }
         self._clear_gradients()
         return Validated(loss, gradient, len(samples))

@@ -131,7 +131,6 @@ class Contract:
         method: its name, as jobs and site policies write it.
         groups: all tensors that travel.
         tasks: in the order of a run.
-        server_classes, site_classes: full paths of the classes that a job of this method builds.
         stays: what never leaves a site, for ``--describe``.
         by_rows: regular expressions of tensors with a row for each of several things, where a site says nothing of
             those whose row is zero: the mean of a row is over the sites that say something.
@@ -145,8 +144,6 @@ class Contract:
     title: str
     groups: tuple[Group, ...]
     tasks: tuple[Task, ...]
-    server_classes: tuple[str, ...]
-    site_classes: tuple[str, ...]
     stays: str
     by_rows: tuple[str, ...] = ()
 

@@ -14,7 +14,8 @@ from nvflare.lighter.spec import Builder
 from fedtar_flare.errors import ConfigError
 from fedtar_flare.files import read_json, write_json
 from fedtar_flare.provision.kit import complete, prepare_start, site_policy
-from fedtar_flare.site.policy import PRIVACY, own_methods, site_classes
+from fedtar_flare.registry import contract_of, own_names
+from fedtar_flare.site.policy import PRIVACY
 from fedtar_flare.site.rights import rights
 
 
@@ -52,12 +53,13 @@ class KitBuilder(Builder):
         max_restarts: int = 3,
         gpus: Mapping[str, Mapping[str, float]] | None = None,
     ):
-        methods = own_methods() if methods is None else methods
+        methods = own_names() if methods is None else methods
         lists = {"methods": methods, "extra_classes": extra_classes, "extra_names": extra_names, "filters": filters}
         for name, value in lists.items():
             if isinstance(value, str | Mapping):
                 raise ConfigError(f"KitBuilder: {name} must be a list, not {value!r}")
-        site_classes(methods)  # refuses a method that is not installed
+        for name in methods:
+            contract_of(name)  # refuses a method that is not installed
         for site, entry in (gpus or {}).items():
             if set(entry) - {"count", "memory"}:
                 raise ConfigError(f"KitBuilder: gpus of '{site}' are {{count: ..., memory: ...}}, not {dict(entry)}")

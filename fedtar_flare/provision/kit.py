@@ -16,16 +16,16 @@ from nvflare.app_common.default_component_policy import DEFAULT_CLASS_ALLOW_LIST
 
 from fedtar_flare.errors import ConfigError, FedTARError
 from fedtar_flare.files import read_json, replacing, write_json
+from fedtar_flare.registry import own_names
 from fedtar_flare.site.policy import (
     AUDIT,
     AUTHORIZATION,
     GUARD,
     PRIVACY,
     RESOURCES,
+    SERVER_CLASSES,
+    SITE_CLASSES,
     allowed_methods,
-    own_methods,
-    server_classes,
-    site_classes,
 )
 from fedtar_flare.site.rights import rights, too_wide
 
@@ -72,7 +72,7 @@ def complete(
     for path in extra_classes:
         if not _is_class(path):
             raise ConfigError(f"'{path}' is not the full path of one class (package.module.Class); allow no packages")
-    wanted = [*(server_classes(methods) if server else site_classes(methods)), *extra_classes]
+    wanted = [*(SERVER_CLASSES if server else SITE_CLASSES), *extra_classes]
     result["class_list_enforcement_mode"] = "enforce"
     kept = [path for path in result["class_allow_list"] if flare_classes or path not in DEFAULT_CLASS_ALLOW_LIST]
     result["class_allow_list"] = list(dict.fromkeys([*kept, *wanted]))
@@ -149,7 +149,7 @@ def complete_kit(kit: Path, methods: Sequence[str] | None = None, **settings: An
         raise ConfigError(f"{kit} is no kit of a FLARE server or site: startup/fed_client.json is not there")
     if methods is None:
         there = (local / PRIVACY).is_file() and not server
-        methods = allowed_methods(read_json(local / PRIVACY)) if there else own_methods()
+        methods = allowed_methods(read_json(local / PRIVACY)) if there else own_names()
     resources = complete(_read(local, RESOURCES), server=server, methods=methods, **settings)
     written = [write_json(local / RESOURCES, resources)]
     if too_wide(before := _read(local, AUTHORIZATION)):
@@ -191,7 +191,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         action="append",
         metavar="NAME",
         help="whose jobs may run here; may be repeated (default: those that local/privacy.json lists; without that "
-        f"file those that come with this package: {', '.join(own_methods())})",
+        f"file those that come with this package: {', '.join(own_names())})",
     )
     parser.add_argument(
         "--flare-classes", action="store_true", help="leave FLARE's own classes allowed, for jobs of other plugins"

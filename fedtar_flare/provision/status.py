@@ -51,7 +51,7 @@ def jobs(kit: Path, limit: int = 10) -> list[dict[str, Any]]:
     """The server's newest jobs, newest first. Raises FedTARError if the server does not answer.
 
     Each has ``id``, ``name``, ``status``, ``submitted``, ``submitter``, ``duration`` and, once a running one has begun,
-    its ``progress`` (see :meth:`MethodController.progress`).
+    its ``progress`` (see :meth:`FederatedController.progress`).
     """
     with open_session(kit) as session:
         found = session.list_jobs(detailed=True, limit=limit, reverse=True) or []

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import TypeVar
 
 from fedtar_flare.errors import ConfigError, FedTARError
-from fedtar_flare.methods import contract_of, load, method
 from fedtar_flare.metrics.registry import SCORES
 from fedtar_flare.record.best import best_round
 from fedtar_flare.record.events import Cell, End, Evaluation, Event, Late, SiteScores, Start, Step, Validation
 from fedtar_flare.record.log import ROUNDS_FILE, of_kind, read_events
+from fedtar_flare.registry import method
 
 Kind = TypeVar("Kind", bound=Event)
 SPLITS = ("train", "validation", "test")
@@ -112,7 +112,8 @@ def read_run(folder: Path | str) -> Run:
         raise FedTARError(f"{folder / ROUNDS_FILE}: there is no event 'start' before the event '{events[0].kind}'")
     start = starts[-1] if starts else Start(method="", run_id="", time_steps=0, rounds=0)
     try:
-        own, title = load(method(start.method).events) or (), contract_of(start.method).title
+        found = method(start.method)
+        own, title = found.events, found.contract.title
     except ConfigError:
         own, title = (), start.method or "Federated run"
     return Run(

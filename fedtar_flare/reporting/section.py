@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from markupsafe import Markup
 
 from fedtar_flare.errors import ConfigError
-from fedtar_flare.methods import load, method
 from fedtar_flare.record.events import Step
+from fedtar_flare.registry import method
 from fedtar_flare.reporting.render import render
 from fedtar_flare.reporting.run import Run
 
@@ -32,7 +32,7 @@ MakeSection = Callable[[Run], Section | None]
 def own_sections(run: Run) -> list[Section]:
     """The sections of the run's method; none where this version does not know the method."""
     try:
-        makers: Sequence[MakeSection] = load(method(run.start.method).sections) or ()
+        makers: Sequence[MakeSection] = method(run.start.method).sections
     except ConfigError:
         return []
     return [section for make in makers if (section := make(run)) is not None]

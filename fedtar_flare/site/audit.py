@@ -28,9 +28,9 @@ from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import ReservedHeaderKey, Shareable, make_reply
 
 from fedtar_flare.errors import ConfigError, FedTARError
-from fedtar_flare.methods import contract_of
 from fedtar_flare.protocol.contract import Contract
 from fedtar_flare.protocol.messages import HEADER, TaskHeader
+from fedtar_flare.registry import contract_of
 from fedtar_flare.site.audit_file import append, send_to_syslog, try_to_write
 from fedtar_flare.site.place import Site, state_of
 from fedtar_flare.site.site_file import load_site_config

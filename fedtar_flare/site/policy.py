@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from fedtar_flare.errors import ConfigError
 from fedtar_flare.files import read_json
-from fedtar_flare.methods import METHODS, contract_of
 
 RESOURCES, PRIVACY, AUTHORIZATION = "resources.json", "privacy.json", "authorization.json"
 """Files below a kit's ``local/``."""
@@ -19,15 +18,23 @@ PRIVACY_FILTER = "fedtar_flare.site.privacy.GaussianPrivacy"
 
 RECEIVER = "nvflare.app_opt.tracking.tb.tb_receiver.TBAnalyticsReceiver"
 TO_SERVER = "fedtar_flare.site.streaming.ScalarsToServer"
-"""What every method's job builds beside its own classes: curves at the server, and their way from a site."""
+"""Curves at the server, and their way from a site."""
+
+SERVER_CLASSES = (
+    "fedtar_flare.flare.controller.FederatedController",
+    "fedtar_flare.fedtar.controller.TemporalResidualController",
+    RECEIVER,
+)
+SITE_CLASSES = (
+    "fedtar_flare.flare.site_executor.SiteExecutor",
+    "fedtar_flare.fedtar.executor.PatientAdaptiveExecutor",
+    GUARD,
+    TO_SERVER,
+)
+"""What jobs build at a server, and at a site. Which methods these may run is for the site's guard to say."""
 
 RESULT_FILTERS, DATA_FILTERS = "task_result_filters", "task_data_filters"
 """Lists of filters in a scope of ``privacy.json``: of what leaves, of what comes."""
-
-
-def own_methods() -> list[str]:
-    """The methods that come with this package: what a kit allows where nobody names any, whatever else is installed."""
-    return [name for name, method in METHODS.items() if method.contract.startswith("fedtar_flare.")]
 
 
 def allowed_methods(policy: Mapping[str, Any]) -> list[str]:
@@ -52,16 +59,6 @@ def filters_of(scope: Mapping[str, Any], kind: str) -> list[dict[str, Any]]:
 def class_of(entry: Mapping[str, Any]) -> str:
     """The full name of a filter's class."""
     return str(entry.get("path") or entry.get("name"))
-
-
-def server_classes(methods: Sequence[str]) -> list[str]:
-    """Classes that jobs of these methods build at a server. Raises ConfigError if a method is not installed."""
-    return _unique([*(path for name in methods for path in contract_of(name).server_classes), RECEIVER])
-
-
-def site_classes(methods: Sequence[str]) -> list[str]:
-    """The same as :func:`server_classes` at a site; every method's job also brings the guard."""
-    return _unique([*(path for name in methods for path in contract_of(name).site_classes), GUARD, TO_SERVER])
 
 
 def streaming_allowed(workspace: Path) -> bool:
@@ -93,7 +90,3 @@ def _list(value: Any) -> list[Any]:
     if not isinstance(value, list):
         raise TypeError("not a list")
     return value
-
-
-def _unique(paths: Iterable[str]) -> list[str]:
-    return list(dict.fromkeys(paths))

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from fedtar_flare.flare.recipe import MethodRecipe
-from fedtar_flare.methods import load, method
 from fedtar_flare.record.best import best_round
 from fedtar_flare.record.events import (
     SHARED,
@@ -25,6 +24,7 @@ from fedtar_flare.record.events import (
     Validation,
 )
 from fedtar_flare.record.log import of_kind, read_events
+from fedtar_flare.registry import method
 from fedtar_flare.site.place import home
 from fedtar_flare.site.state import SiteState, task_scores
 from fedtar_flare.suite.hospitals import site_config
@@ -43,7 +43,7 @@ def collect(experiment: Experiment, recipe: MethodRecipe, results: Path) -> Foun
     Scores of reports are those of one round everywhere, at the hospitals that took part and outside
     (:func:`scored_round`).
     """
-    events = read_events(results, (*SHARED, *(load(method(experiment.arm.method).events) or ())))
+    events = read_events(results, (*SHARED, *method(experiment.arm.method).events))
     start = of_kind(events, Start)[0]
     states = {
         site: SiteState(site_config(site).state_dir or home() / "state", start.run_id, site)

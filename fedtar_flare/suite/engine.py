@@ -26,7 +26,7 @@ from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 from fedtar_flare.errors import FedTARError
 from fedtar_flare.flare.recipe import MethodRecipe
 from fedtar_flare.flare.simulation import run_status, site_names
-from fedtar_flare.flare.study_executor import StudyExecutor
+from fedtar_flare.flare.site_executor import SiteExecutor
 from fedtar_flare.site.guard import OutboundGuard
 
 LocalSite = Callable[[str, Shareable], "Shareable | None"]
@@ -67,10 +67,10 @@ class InThisProcess:
     def _connected(self) -> list[Client]:
         return [Client(name, name) for name in self.local_sites if self.joins.get(name, 1) <= self.running_round]
 
-    def welcome(self, w: Any, r: int) -> None:
+    def admit_late_sites(self, w: Any, r: int) -> None:
         """Sites that begin with round r are connected from now on, and the controller lets them in."""
         self.running_round = r
-        super().welcome(w, r)  # type: ignore[misc]
+        super().admit_late_sites(w, r)  # type: ignore[misc]
 
     def get_run_dir(self) -> str:
         return str(self.folder)
@@ -131,9 +131,9 @@ class ExecutorSite:
         workspace: stands for its FLARE workspace.
     """
 
-    def __init__(self, name: str, executor: StudyExecutor, workspace: Path):
+    def __init__(self, name: str, executor: SiteExecutor, workspace: Path):
         self.name, self.executor, self.workspace = name, executor, workspace
-        names = list(executor.lora_config.exchange)
+        names = list(executor.resolved.lora.exchange)
         self.guard = OutboundGuard(methods=[executor.contract.method], extra_names=names)
         self.engine = SimpleNamespace(
             get_workspace=lambda: SimpleNamespace(get_root_dir=lambda: str(workspace)),
@@ -176,8 +176,9 @@ def run_in_process(
     }
     for place in places.values():
         place.workspace.mkdir(parents=True, exist_ok=True)
-    kind = type("Controller", (InThisProcess, recipe.controller_class), {})
-    controller = kind(folder=folder, sites=places, joins=joins, **recipe.controller_settings)
+    kind = type("Controller", (InThisProcess, type(recipe.controller)), {})
+    named = {} if recipe.definition.controller else {"method": recipe.contract.method}
+    controller = kind(folder=folder, sites=places, joins=joins, **named, **recipe.controller_arguments)
     controller.run()
     if (status := run_status(controller.results_folder)) != "completed":
         raise FedTARError(f"the run in {folder} did not complete ({status})")

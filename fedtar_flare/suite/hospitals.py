@@ -65,7 +65,7 @@ def cohort_of(recipe: MethodRecipe, site: str) -> Cohort:
     return load_cohort(
         site_config(site),
         site,
-        timeline=executor.data_config.timeline(recipe.controller.time_steps),
+        timeline=executor.resolved.data.timeline(recipe.controller.time_steps),
         seed=executor.seed,
-        synthetic_patients=executor.data_config.synthetic_patients,
+        synthetic_patients=executor.resolved.data.synthetic_patients,
     )

@@ -11,6 +11,7 @@ import torch
 
 from fedtar_flare.flare.checkpoint import BEST, load
 from fedtar_flare.flare.recipe import MethodRecipe
+from fedtar_flare.flare.report_site import ReportSite
 from fedtar_flare.learning.device import choose_device
 from fedtar_flare.learning.learner import ReportLearner
 from fedtar_flare.site.cohort import prepare_site
@@ -60,18 +61,19 @@ def _learner(recipe: MethodRecipe, hospital: str) -> ReportLearner:
     cohort, _ = prepare_site(
         config,
         hospital,
-        model=executor.model_config,
-        data=executor.data_config,
+        model=executor.resolved.model,
+        data=executor.resolved.data,
         time_steps=recipe.controller.time_steps,
         seed=executor.seed,
     )
-    kind, more = executor.shared_learner(config.source)
+    assert isinstance(executor.strategy, ReportSite)
+    kind, more = executor.strategy.shared_learner(config.source)
     return kind(
-        model=executor.model_config,
-        training=executor.training_config,
+        model=executor.resolved.model,
+        training=executor.resolved.training,
         cohort=cohort,
         seed=executor.seed,
         device=device,
         autocast=autocast,
-        **({"lora": executor.lora_config} | more),
+        **({"lora": executor.resolved.lora} | more),
     )

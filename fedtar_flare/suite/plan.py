@@ -12,7 +12,7 @@ from typing import Any
 from fedtar_flare.errors import ConfigError
 from fedtar_flare.flare.recipe import MethodRecipe
 from fedtar_flare.flare.simulation import site_names
-from fedtar_flare.methods import contract_of, load, method
+from fedtar_flare.registry import contract_of, method
 from fedtar_flare.settings import build
 from fedtar_flare.suite.file import Arm, Suite
 from fedtar_flare.suite.variants import Variant, variants
@@ -68,7 +68,7 @@ class Experiment:
     def build(self, threads: int = 1) -> MethodRecipe:
         """The recipe, with so many torch threads unless it sets them; :class:`ConfigError` names the arm."""
         try:
-            recipe: MethodRecipe = load(method(self.arm.method).recipe)(**{"torch_threads": threads} | self.recipe)
+            recipe: MethodRecipe = MethodRecipe(self.arm.method, **{"torch_threads": threads} | self.recipe)
         except ConfigError as error:
             raise ConfigError(f"arm '{self.name}': {error}") from error
         if late := [f"{s} (round {r})" for s, r in self.variant.joins.items() if r > recipe.controller.num_rounds]:

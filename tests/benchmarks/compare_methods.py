@@ -7,11 +7,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from fedtar_flare.fedmrg.recipe import FedMRGRecipe
 
 from fedtar_flare.data.timeline import Timeline
 from fedtar_flare.fedkei.learner import TaskLearner
 from fedtar_flare.fedmrg.learner import FedMRGLearner
-from fedtar_flare.fedmrg.recipe import FedMRGRecipe
 from fedtar_flare.imaging.pipeline import InputConfig, prepare_cohort
 from fedtar_flare.learning.learner import ReportLearner
 from fedtar_flare.synthetic.cohort import synthetic_cohort

@@ -5,10 +5,10 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from hospital_site import executor_of
 from PIL import Image
 
 from fedtar_flare.cli.main import main
-from fedtar_flare.fedtar.executor import PatientAdaptiveExecutor
 from fedtar_flare.imaging import pipeline
 from fedtar_flare.protocol.messages import TaskHeader
 
@@ -36,7 +36,7 @@ def opened_by_a_job(sites):
         limit=lambda seconds: None,
     )  # fmt: skip
     header = TaskHeader("fedtar", "20260101-000000-aaaa", round=0, step=0, rounds=1, time_steps=2, after="0000-00")
-    return PatientAdaptiveExecutor(preset="tiny", model={"slices": 1})._open("handshake", header, site)[1]
+    return executor_of("fedtar", preset="tiny", model={"slices": 1})._open("handshake", header, site)[1]
 
 
 def prepare(sites, capsys, *more):

@@ -9,9 +9,9 @@ import pytest
 import torch
 from command import fedtar_here as here
 
-from fedtar_flare.baselines.fedpeft import FedPEFTRecipe
 from fedtar_flare.data.timeline import Timeline
 from fedtar_flare.errors import ConfigError
+from fedtar_flare.flare.recipe import MethodRecipe
 from fedtar_flare.models.adapters.peft_file import ADAPTER_WEIGHTS, read_adapter_info, write_adapter
 from fedtar_flare.suite.engine import run_in_process
 from fedtar_flare.synthetic.cohort import synthetic_cohort
@@ -34,7 +34,9 @@ SLOW = [pytest.param(kind, marks=pytest.mark.slow) for kind in ("adalora", "vera
 def test_the_text_is_that_of_the_run(tmp_path, monkeypatch, kind):
     monkeypatch.setenv("FEDTAR_HOME", str(tmp_path / "home"))
     own = {"lora": {"exchange": [r"(?:pooling|projection)\..+"]}} if kind == "none" else {}
-    adapter = run_in_process(FedPEFTRecipe(**TINY, peft={"kind": kind}, **own), 1, tmp_path / "run") / "adapter"
+    adapter = (
+        run_in_process(MethodRecipe("fedpeft", **TINY, peft={"kind": kind}, **own), 1, tmp_path / "run") / "adapter"
+    )
     (page,) = (tmp_path / "home").rglob("examples.html")
     cohort = synthetic_cohort(
         "site-1", folder=tmp_path / "home" / "synthetic", patients=10, timeline=Timeline(2), seed=0

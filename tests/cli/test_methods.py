@@ -9,12 +9,12 @@ import pytest
 from command import fedtar, fedtar_here
 
 from fedtar_flare.cli.main import main
-from fedtar_flare.methods import METHODS, contract_of
 from fedtar_flare.record.events import Evaluation, Start, Step
 from fedtar_flare.record.log import of_kind, read_events
+from fedtar_flare.registry import contract_of, names
 
 BASELINES = ["local", pytest.param("fedavg", marks=pytest.mark.slow)]
-RIVALS = [name for name in METHODS if name != "fedtar"]
+RIVALS = [name for name in names() if name != "fedtar"]
 
 
 @pytest.mark.parametrize("name", BASELINES)

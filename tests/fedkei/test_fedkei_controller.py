@@ -5,17 +5,17 @@ import shutil
 
 import pytest
 import torch
-from federation import InThisProcess
+from federation import InThisProcess, federation_of
 
 from fedtar_flare.errors import ConfigError
 from fedtar_flare.fedkei.contract import ADAPT, PROBE
-from fedtar_flare.fedkei.controller import FedKEIController
 from fedtar_flare.fedkei.events import EVENTS, Learnt, Mixed, Stream
 from fedtar_flare.fedkei.knowledge import KNOWLEDGE_FILE, read_knowledge
 from fedtar_flare.fedkei.mixing import Layout
 from fedtar_flare.fedkei.objectives import IMPORTANCE, PULL
 from fedtar_flare.fedkei.plans import PLANS
 from fedtar_flare.flare.checkpoint import CheckpointFolder
+from fedtar_flare.flare.controller import FederatedController
 from fedtar_flare.flare.executor import LEFT, abstain, ok
 from fedtar_flare.protocol.exchange import ExchangeSchema
 from fedtar_flare.protocol.messages import ERROR, Reply
@@ -35,8 +35,7 @@ TASKS = ["one", "two", "three", "four"]
 SITES = ("site-1", "site-2", "site-3")
 
 
-class Here(InThisProcess, FedKEIController):
-    """FedKEI in this process."""
+Here = federation_of("fedkei")
 
 
 def drawn(*seed, shapes=SHAPES):
@@ -88,13 +87,18 @@ def run(folder, sites, rounds=3, fedkei=None, order=sorted, **more):
     folder.mkdir(parents=True, exist_ok=True)
     settings = {"tasks": TASKS, "clusters": 2, **(fedkei or {})}
     sites = {site.name: site for site in sites}
-    controller = Here(folder, sites, order, num_rounds=rounds, fedkei=settings, **more)
+    more = {"num_rounds": rounds, "time_steps": 2, "fedkei": settings, **more}
+    controller = Here(folder, sites, order, **more)
     controller.run()
     return controller, read_events(controller.results_folder, (*SHARED, *EVENTS))
 
 
 def pool_of(controller):
-    return {f"{m.task}/{m.site}/{name}": value for m in controller.pool.modules for name, value in m.tensors.items()}
+    return {
+        f"{m.task}/{m.site}/{name}": value
+        for m in controller.strategy.pool.modules
+        for name, value in m.tensors.items()
+    }
 
 
 @pytest.fixture(scope="module")
@@ -122,7 +126,7 @@ def test_the_first_task_starts_from_the_common_start_and_later_ones_from_probed_
     assert of_kind(events, Stream)[0].orders["site-2"] == TASKS[:3]
     learnt = of_kind(events, Learnt)
     assert [one.sites["site-3"].task for one in learnt] == TASKS[:3]
-    assert controller.method_numbers()["auc"] == [pytest.approx(0.8)] * 3
+    assert controller.strategy.numbers()["auc"] == [pytest.approx(0.8)] * 3
     steps = [(one.round, one.step, one.bytes_up > 0) for one in of_kind(events, Step)]
     assert steps == [(1, 2, True), (2, 1, True), (2, 2, True), (3, 1, True), (3, 2, True)]
 
@@ -173,7 +177,7 @@ def test_a_resumed_run_may_have_more_tasks_and_no_other_settings(whole, tmp_path
 def test_a_site_that_leaves_takes_its_modules_with_it(tmp_path):
     sites = [Site("site-1"), Site("site-2", leaves_at=3), Site("site-3")]
     controller, events = run(tmp_path, sites)
-    assert not controller.panics and controller.pool.sites == ("site-1", "site-3")
+    assert not controller.panics and controller.strategy.pool.sites == ("site-1", "site-3")
     mixed = of_kind(events, Mixed)[2]
     members = {member["site"] for cluster in mixed.clusters for member in cluster["members"]}
     assert mixed.left == ["site-2"] and members == {"site-1", "site-3"} and mixed.modules == 4
@@ -187,7 +191,7 @@ def test_a_site_without_a_task_abstains_and_gets_the_pool_at_the_next(tmp_path):
     assert not controller.panics and [one.modules for one in of_kind(events, Mixed)] == [0, 1]
     assert all(len(value) == 1 for value in sites[1].received[ADAPT, 2].values()), "a pool of one is one centre"
     alone, _ = run(tmp_path / "alone", [Site("site-1", without=(1, 2, 3))])
-    assert not alone.panics and not len(alone.pool) and not (alone.results_folder / KNOWLEDGE_FILE).exists()
+    assert not alone.panics and not len(alone.strategy.pool) and not (alone.results_folder / KNOWLEDGE_FILE).exists()
 
 
 def test_a_late_joiner_just_gets_the_centres(tmp_path):
@@ -217,7 +221,7 @@ SPOILED = {
 def test_a_module_that_does_not_fit_is_refused_and_the_task_goes_on(tmp_path, words):
     bad = Site("site-2", spoil=lambda task, r, tensors: SPOILED[words](tensors) if task == ADAPT else tensors)
     controller, events = run(tmp_path, [Site("site-1"), bad, Site("site-3")], rounds=1)
-    assert not controller.panics and controller.pool.sites == ("site-1", "site-3")
+    assert not controller.panics and controller.strategy.pool.sites == ("site-1", "site-3")
     assert words in of_kind(events, Step)[0].refused["site-2"]
 
 
@@ -235,7 +239,7 @@ def test_a_gradient_of_one_item_is_refused(tmp_path):
 def test_every_plan_runs_and_its_centres_are_those_of_its_mixture(tmp_path, name):
     sites = [Site(site) for site in SITES]
     controller, events = run(tmp_path, sites, fedkei={"plan": name})
-    assert not controller.panics and len(controller.pool) == 9
+    assert not controller.panics and len(controller.strategy.pool) == 9
     layout = Layout.of(START)
     probes = [one.step for one in of_kind(events, Step) if one.step == 1]
     assert bool(probes) is (PLANS[name].probe != "none")
@@ -246,7 +250,7 @@ def test_every_plan_runs_and_its_centres_are_those_of_its_mixture(tmp_path, name
     if name in ("rand", "head_only", "rand_3"):
         assert torch.equal(sites[0].received[ADAPT, 3]["head.bias"], START["head.bias"][None])
     if name == "own_last":
-        own = next(m for m in controller.pool.modules if (m.site, m.task) == ("site-2", 2))
+        own = next(m for m in controller.strategy.pool.modules if (m.site, m.task) == ("site-2", 2))
         assert torch.equal(sites[1].received[ADAPT, 3]["head.bias"][0], own.tensors["head.bias"])
 
 
@@ -262,7 +266,8 @@ def test_every_plan_runs_and_its_centres_are_those_of_its_mixture(tmp_path, name
 )
 def test_settings_that_cannot_be_are_refused_when_the_job_is_made(settings, words):
     with pytest.raises(ConfigError, match=words):
-        FedKEIController(**settings)
+        fedkei = settings.pop("fedkei", {})
+        FederatedController("fedkei", **{"time_steps": 2, **settings}, settings={"fedkei": fedkei})
 
 
 def test_knowledge_is_read_back_and_a_damaged_file_is_refused(whole, tmp_path):
@@ -272,7 +277,7 @@ def test_knowledge_is_read_back_and_a_damaged_file_is_refused(whole, tmp_path):
     assert found.modules == 9 and found.tasks == ("one", "three", "two")
     assert all(torch.equal(found.start[name], START[name]) for name in START)
     assert {value.shape[0] for value in found.centres.values()} == {2}
-    after = PLANS["fedkei"].mixture(controller.pool, 4, controller.config).centres()
+    after = PLANS["fedkei"].mixture(controller.strategy.pool, 4, controller.strategy.config).centres()
     assert checksum(found.centres) == checksum(after)
     broken = bytearray(file.read_bytes())
     broken[-1] ^= 1
@@ -305,7 +310,7 @@ def test_fedcurv_s_sums_are_those_of_the_latest_modules_and_survive_a_restart(tm
         resume_from=str(controller.results_folder / "checkpoint"),
     )
     assert not again.panics
-    down, modules = sites[0].received[ADAPT, 3], controller.pool.last(3)
+    down, modules = sites[0].received[ADAPT, 3], controller.strategy.pool.last(3)
     assert len(modules) == 3
     for name in START:
         total = sum(m.importance[name] for m in modules)
@@ -314,7 +319,7 @@ def test_fedcurv_s_sums_are_those_of_the_latest_modules_and_survive_a_restart(tm
         torch.testing.assert_close(down[PULL + name][0], pull)
     first = sites[0].received[ADAPT, 1]
     assert not any(first[prefix + name].any() for name in START for prefix in (IMPORTANCE, PULL))
-    assert again.pool.state()[0].keys() > controller.pool.state()[0].keys()
+    assert again.strategy.pool.state()[0].keys() > controller.strategy.pool.state()[0].keys()
 
 
 def test_a_negative_importance_is_refused(tmp_path):

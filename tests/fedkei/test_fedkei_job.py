@@ -11,8 +11,8 @@ from simulator import run_simulator
 
 from fedtar_flare.fedkei.events import EVENTS, Learnt, Mixed
 from fedtar_flare.fedkei.knowledge import KNOWLEDGE_FILE, read_knowledge
-from fedtar_flare.fedkei.recipe import BASE, FedKEIRecipe
 from fedtar_flare.flare.checkpoint import CheckpointFolder
+from fedtar_flare.flare.recipe import MethodRecipe
 from fedtar_flare.record.events import SHARED, End
 from fedtar_flare.record.log import of_kind, read_events
 from fedtar_flare.suite.engine import run_in_process
@@ -43,7 +43,7 @@ def test_the_shipped_job_runs_to_its_page_and_to_the_bits_of_one_process(tmp_pat
     assert 'id="tasks"' in page and 'id="curves"' in page and 'id="clusters"' in page
 
     monkeypatch.setenv("FEDTAR_HOME", str(tmp_path / "home"))
-    recipe = FedKEIRecipe(**SETTINGS, fedkei={"rand_baseline": True, "base": BASE})
+    recipe = MethodRecipe("fedkei", **SETTINGS, fedkei={"rand_baseline": True})
     one, other = (
         CheckpointFolder(folder / "checkpoint").last()[0]
         for folder in (results, run_in_process(recipe, 2, tmp_path / "here"))

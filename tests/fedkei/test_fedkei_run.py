@@ -7,16 +7,16 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from hospital_site import executor_of
 from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
 from fedtar_flare.cli.main import main
 from fedtar_flare.errors import ConfigError, ExchangeError
 from fedtar_flare.fedkei.contract import ADAPT, CONTRACT, PROBE
 from fedtar_flare.fedkei.events import EVENTS, Learnt, Mixed
-from fedtar_flare.fedkei.executor import FedKEIExecutor
 from fedtar_flare.fedkei.knowledge import KNOWLEDGE_FILE, read_knowledge
 from fedtar_flare.fedkei.objectives import IMPORTANCE, PULL
-from fedtar_flare.fedkei.recipe import FedKEIRecipe
+from fedtar_flare.flare.recipe import MethodRecipe
 from fedtar_flare.flare.requirements import describe, requirements
 from fedtar_flare.protocol.messages import Reply, TaskHeader, version
 from fedtar_flare.record.events import SHARED, Start, Step
@@ -54,7 +54,7 @@ def run(home, tmp_path_factory):
         return answer
 
     patch.setattr(engine.InThisProcess, "deliver", recording)
-    results = engine.run_in_process(FedKEIRecipe(**SETTINGS), list(SITES), tmp_path_factory.mktemp("run"))
+    results = engine.run_in_process(MethodRecipe("fedkei", **SETTINGS), list(SITES), tmp_path_factory.mktemp("run"))
     yield SimpleNamespace(results=results, events=read_events(results, (*SHARED, *EVENTS)), messages=messages)
     patch.undo()
 
@@ -110,7 +110,7 @@ def state_of(run, site):
 
 def test_the_exchange_is_the_adapter_and_the_head_alone(run):
     start = of_kind(run.events, Start)[0]
-    described = requirements(FedKEIRecipe(**SETTINGS))
+    described = requirements(MethodRecipe("fedkei", **SETTINGS))
     assert described["leaves_the_site"]["values_per_exchange"] == start.exchange.parameters
     assert described["model"]["parameters"] == start.model["parameters"]
     said = describe(described)
@@ -121,15 +121,17 @@ def test_the_exchange_is_the_adapter_and_the_head_alone(run):
 
 def test_a_job_is_held_against_the_bounds_of_a_site():
     job = {"fedkei": SETTINGS["fedkei"]}
-    assert not breaches(FedKEIExecutor(**job).asked(3, 2), Bounds())
-    few = FedKEIExecutor(**job, training={"epochs": 2, "batch_size": 2, "lr": 0.5})
-    found = " ".join(breaches(few.asked(3, 2), Bounds()))
+    assert not breaches(executor_of("fedkei", **job).strategy.asked(3, 2), Bounds())
+    few = executor_of("fedkei", **job, training={"epochs": 2, "batch_size": 2, "lr": 0.5})
+    found = " ".join(breaches(few.strategy.asked(3, 2), Bounds()))
     for words in ("local_steps 2", "batch_size 2", "reports of an update 4", "lr 0.5"):
         assert words in found
-    named = FedKEIExecutor("paper", **job).asked(3, 2)
+    named = executor_of("fedkei", preset="paper", **{n: v for n, v in job.items() if n != "preset"}).strategy.asked(
+        3, 2
+    )
     assert any("vit_base_patch16_224" in reason for reason in breaches(named, Bounds()))
     assert "lora_targets" in " ".join(
-        breaches(FedKEIExecutor(model={"targets": r"encoder\..*embed.*"}, **job).asked(3, 2), Bounds())
+        breaches(executor_of("fedkei", model={"targets": r"encoder\..*embed.*"}, **job).strategy.asked(3, 2), Bounds())
     )
 
 
@@ -145,14 +147,16 @@ def test_a_job_is_held_against_the_bounds_of_a_site():
 )
 def test_settings_that_cannot_be_are_refused(settings, words):
     with pytest.raises(ConfigError, match=words):
-        FedKEIExecutor(**settings)
+        executor_of("fedkei", **settings)
 
 
 def test_the_recipe_takes_as_many_tasks_as_are_listed_and_no_lora():
-    recipe = FedKEIRecipe(preset="tiny", fedkei={"tasks": ["effusion", "nodule", "emphysema", "cardiomegaly"]})
-    assert recipe.controller.num_rounds == 4 and recipe.controller.config == recipe.executor.fedkei_config
+    recipe = MethodRecipe(
+        "fedkei", preset="tiny", fedkei={"tasks": ["effusion", "nodule", "emphysema", "cardiomegaly"]}
+    )
+    assert recipe.controller.num_rounds == 4 and recipe.controller.strategy.config == recipe.executor.resolved.fedkei
     with pytest.raises(ConfigError, match="no such group"):
-        FedKEIRecipe(lora={"rank": 2})
+        MethodRecipe("fedkei", lora={"rank": 2})
 
 
 def test_a_hospital_outside_learns_from_what_the_run_left(run, tmp_path, capsys):
@@ -192,7 +196,8 @@ def test_fisher_information_leaves_only_where_the_server_sent_its_sum():
 def test_fedcurv_runs_through_the_sites_guards(home, tmp_path, monkeypatch):
     monkeypatch.setenv("FEDTAR_HOME", str(home))
     settings = SETTINGS | {"training": {"epochs": 1, "batch_size": 8}}
-    recipe = FedKEIRecipe(**settings | {"fedkei": SETTINGS["fedkei"] | {"plan": "fedcurv", "rand_baseline": False}})
+    plan = {"plan": "fedcurv", "rand_baseline": False}
+    recipe = MethodRecipe("fedkei", **settings | {"fedkei": SETTINGS["fedkei"] | plan})
     events = read_events(engine.run_in_process(recipe, list(SITES), tmp_path), (*SHARED, *EVENTS))
     assert [sorted(one.sites) for one in of_kind(events, Learnt)] == [list(SITES)] * 2
     up = [step.bytes_up for step in of_kind(events, Step)]

@@ -16,7 +16,7 @@ from fedtar_flare.data.sources.fields import labels_text
 from fedtar_flare.data.sources.manifest import write_rows
 from fedtar_flare.data.sources.tables import rows_of
 from fedtar_flare.fedkei.events import EVENTS, Learnt, Mixed
-from fedtar_flare.fedkei.recipe import FedKEIRecipe
+from fedtar_flare.flare.recipe import MethodRecipe
 from fedtar_flare.record.events import SHARED
 from fedtar_flare.record.log import of_kind, read_events
 from fedtar_flare.suite.engine import run_in_process
@@ -36,7 +36,7 @@ def run(tmp_path, monkeypatch):
         for site, manifest in manifests.items():
             content = {"source": "manifest", "path": str(manifest), "options": {"modality": modality}}
             (tmp_path / "sites" / f"{site}.yaml").write_text(yaml.safe_dump(content))
-        results = run_in_process(FedKEIRecipe(**settings), list(manifests), tmp_path / "run")
+        results = run_in_process(MethodRecipe("fedkei", **settings), list(manifests), tmp_path / "run")
         return read_events(results, (*SHARED, *EVENTS))
 
     return run_on

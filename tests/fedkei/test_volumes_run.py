@@ -13,7 +13,7 @@ from fedtar_flare.cli.main import main
 from fedtar_flare.data.sources.manifest import write_rows
 from fedtar_flare.fedkei.events import EVENTS, Learnt, Mixed
 from fedtar_flare.fedkei.knowledge import KNOWLEDGE_FILE, read_knowledge
-from fedtar_flare.fedkei.recipe import FedKEIRecipe
+from fedtar_flare.flare.recipe import MethodRecipe
 from fedtar_flare.record.events import SHARED, Start
 from fedtar_flare.record.log import of_kind, read_events
 from fedtar_flare.suite.engine import run_in_process
@@ -38,7 +38,7 @@ def test_volumes_are_learnt_and_what_the_run_left_starts_another_hospital(home, 
     pictures.write_text(f"source: manifest\npath: {radiographs(tmp_path)}\noptions: {{modality: radiograph}}\n")
     monkeypatch.setenv("FEDTAR_SITES", str(tmp_path / "sites"))
     torch.set_num_threads(1)
-    results = run_in_process(FedKEIRecipe(**SETTINGS), 3, tmp_path / "run")
+    results = run_in_process(MethodRecipe("fedkei", **SETTINGS), 3, tmp_path / "run")
     events = read_events(results, (*SHARED, *EVENTS))
     assert "takes CT volumes, and this site has pictures" in of_kind(events, Start)[0].absent["site-3"]
     assert [sorted(one.sites) for one in of_kind(events, Learnt)] == [["site-1", "site-2"]] * 2

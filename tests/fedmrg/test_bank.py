@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from hospital_site import executor_of
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -25,7 +26,6 @@ from fedtar_flare.fedmrg.bank import (
 )
 from fedtar_flare.fedmrg.contract import CONTRACT
 from fedtar_flare.fedmrg.contrast import unit
-from fedtar_flare.fedmrg.executor import FedMRGExecutor
 from fedtar_flare.site.bounds import Bounds
 from fedtar_flare.site.policy import GUARD, PRIVACY_FILTER
 
@@ -124,9 +124,9 @@ def test_the_bank_comes_down_with_the_weights_and_is_checked(learner_of):
 
 # --------------------------------------------------------------------------- what a site lets leave
 def executor_at(source="manifest", share=None, simulated=False, workspace=None, min_cell=None, **fedmrg):
-    executor = FedMRGExecutor(fedmrg={"labeler": "none", **fedmrg})
+    executor = executor_of("fedmrg", fedmrg={"labeler": "none", **fedmrg})
     own = {"min_cell": min_cell, "policy": Bounds(min_patients=1)}
-    executor._config = SimpleNamespace(source=source, share_features=share, **own)
+    executor.site_config = SimpleNamespace(source=source, share_features=share, **own)
     return executor, SimpleNamespace(simulated=simulated, workspace=workspace)
 
 
@@ -137,7 +137,7 @@ def executor_at(source="manifest", share=None, simulated=False, workspace=None, 
 )  # fmt: skip
 def test_a_real_site_shares_no_row_unless_its_own_file_says_so(tmp_path, source, simulated, share, expected):
     executor, site = executor_at(source, share, simulated, tmp_path)
-    assert executor.shares_features(site) is expected
+    assert executor.strategy.shares_features(site) is expected
 
 
 def test_no_row_leaves_a_site_whose_policy_has_a_privacy_filter(tmp_path):
@@ -146,7 +146,7 @@ def test_no_row_leaves_a_site_whose_policy_has_a_privacy_filter(tmp_path):
     for path, expected in ((GUARD, True), (PRIVACY_FILTER, False)):
         policy.write_text(json.dumps({"scopes": [{"task_result_filters": [{"path": path}]}]}))
         executor, site = executor_at(share=True, workspace=tmp_path)
-        assert executor.shares_features(site) is expected
+        assert executor.strategy.shares_features(site) is expected
 
 
 @pytest.mark.parametrize(
@@ -156,18 +156,18 @@ def test_no_row_leaves_a_site_whose_policy_has_a_privacy_filter(tmp_path):
 )  # fmt: skip
 def test_a_row_of_a_real_site_is_of_at_least_five_patients_whatever_the_job_says(settings, expected):
     executor, site = executor_at(share=True, **settings)
-    assert executor.patients_a_row(site) == expected
+    assert executor.strategy.patients_a_row(site) == expected
 
 
 @pytest.mark.parametrize("setting", [{"bank_rows": MOST_ROWS + 1}, {"bank_rows": -1}, {"bank_group": 0}])
 def test_a_bank_that_cannot_be_fails_when_built(setting):
     with pytest.raises(ConfigError, match=next(iter(setting))):
-        FedMRGExecutor(fedmrg=setting)
+        executor_of("fedmrg", fedmrg=setting)
 
 
 @pytest.mark.parametrize("setting", [{"bank_rows": 0}, {"contrast_weight": 0.0}, {"backbone": "frozen"}])
 def test_rows_are_made_only_where_somebody_learns_from_them(setting):
-    assert FedMRGExecutor().contrasts and not FedMRGExecutor(fedmrg=setting).contrasts
+    assert executor_of("fedmrg").strategy.contrasts and not executor_of("fedmrg", fedmrg=setting).strategy.contrasts
 
 
 # --------------------------------------------------------------------------- on the wire

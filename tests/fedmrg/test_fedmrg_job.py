@@ -6,7 +6,7 @@ import pytest
 from simulator import run_simulator
 
 from fedtar_flare.fedmrg.events import EVENTS, Bank, Diagnoses, LossParts, Outside
-from fedtar_flare.fedmrg.recipe import FedMRGRecipe
+from fedtar_flare.flare.recipe import MethodRecipe
 from fedtar_flare.record.events import SHARED, End, Evaluation, Step
 from fedtar_flare.record.log import of_kind, read_events
 
@@ -14,7 +14,7 @@ from fedtar_flare.record.log import of_kind, read_events
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_the_job_runs_with_members_and_an_unseen_hospital(tmp_path):
-    recipe = FedMRGRecipe(
+    recipe = MethodRecipe("fedmrg",
         preset="tiny", num_rounds=2, time_steps=2, model={"max_length": 16, "num_beams": 1},
         training={"local_steps": 2, "batch_size": 4}, data={"synthetic_patients": 12},
         server={"unseen": ["site-3"], "evaluate_every": 2},

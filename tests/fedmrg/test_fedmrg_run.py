@@ -8,17 +8,16 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from federation import InThisProcess
-from hospital_site import HospitalSite
+from federation import federation_of
+from hospital_site import HospitalSite, executor_of
 
 from fedtar_flare.errors import ConfigError, ExchangeError
 from fedtar_flare.fedmrg.contract import CONTRACT
-from fedtar_flare.fedmrg.controller import FedMRGController
 from fedtar_flare.fedmrg.events import EVENTS, Bank, Diagnoses, LossParts, Outside
-from fedtar_flare.fedmrg.executor import FedMRGExecutor
-from fedtar_flare.fedmrg.recipe import FedMRGRecipe
 from fedtar_flare.flare.checkpoint import CheckpointFolder, load
+from fedtar_flare.flare.controller import FederatedController
 from fedtar_flare.flare.executor import ok
+from fedtar_flare.flare.recipe import MethodRecipe
 from fedtar_flare.learning.drafting import Drafter, Study
 from fedtar_flare.protocol.messages import version
 from fedtar_flare.record.events import SHARED, End, Evaluation, Start, Step, Validation
@@ -53,7 +52,7 @@ class Recording:
     """A hospital that keeps what it sent and was sent."""
 
     def __init__(self, folder, name):
-        self.site = HospitalSite(folder, name, fresh=False, kind=FedMRGExecutor, **SETTINGS)
+        self.site = HospitalSite(folder, name, fresh=False, method="fedmrg", **SETTINGS)
         self.messages = []
 
     def __call__(self, task, header, weights):
@@ -63,7 +62,7 @@ class Recording:
 
 
 def run(folder, sites, **server):
-    kind = type("Here", (InThisProcess, FedMRGController), {})
+    kind = federation_of("fedmrg")
     controller = kind(folder, sites, num_rounds=2, time_steps=T, evaluate_every=2, unseen=[UNSEEN], **server)
     controller.run()
     assert not controller.panics, controller.panics
@@ -199,13 +198,13 @@ def test_rows_of_another_width_than_most_sites_have_are_refused():
 
 def test_a_site_that_shares_no_row_still_uses_those_of_others(place):
     site = Recording(place / "other", "site-1").site
-    site.executor.shares_features = lambda site: False
+    site.executor.strategy.shares_features = lambda site: False
     _, w = site.handshake("no-rows")
     rows = torch.eye(32)[:5]
     reply, update = site.train({**w, "bank.features": rows}, 2, 1, "no-rows")
     assert reply.status == "ok" and "bank.features" not in update
     assert reply.payload["bank"] == {"sent": 0.0, "received": 5.0}
-    assert torch.equal(site.executor._learner.bank.rows, rows)
+    assert torch.equal(site.executor.strategy.learner.bank.rows, rows)
 
 
 def test_a_resumed_run_ends_with_the_same_bits(federation, place):
@@ -224,7 +223,7 @@ def test_a_member_drafts_with_both_adapters_and_a_stranger_with_the_generic_one(
     adapter = federation.results / "adapter"
     info = json.loads((adapter / "fedtar.json").read_text())
     assert info["adapter"] == "generic" and info["extension"]["labeler"] == "synthetic"
-    learner = federation.sites[MEMBERS[0]].site.executor._learner
+    learner = federation.sites[MEMBERS[0]].site.executor.strategy.learner
     learner.load_shared(load(federation.results / "checkpoint" / "best.safetensors").weights)
     state = state_of(federation, MEMBERS[0])
     learner.load_private(state.read(version(info["round"], 1))[0])
@@ -261,7 +260,7 @@ def test_peft_loads_the_adapter(federation):
 
 
 def test_a_hospital_outside_a_comparison_gets_the_generic_model(federation):
-    recipe = FedMRGRecipe(preset="tiny", num_rounds=2, time_steps=T, **SETTINGS)
+    recipe = MethodRecipe("fedmrg", preset="tiny", num_rounds=2, time_steps=T, **SETTINGS)
     outside = shared_alone(recipe, federation.results, ["site-4"], federation.controller.results.best())
     assert set(outside.scores["site-4"]) == {"start", "end"}
     losses = [outside.scores["site-4"][when]["all"]["token_loss"] for when in ("start", "end")]
@@ -270,7 +269,7 @@ def test_a_hospital_outside_a_comparison_gets_the_generic_model(federation):
 
 # --------------------------------------------------------------------------- what is refused
 def controller(**settings):
-    return FedMRGController(num_rounds=1, time_steps=T, **settings)
+    return FederatedController("fedmrg", num_rounds=1, time_steps=T, **settings)
 
 
 @pytest.mark.parametrize("unseen", ["site-1", [1], [None]])
@@ -295,15 +294,16 @@ def test_malformed_parts_and_diagnoses_are_refused_by_name(name, value):
 
 
 def test_a_real_hospital_refuses_the_synthetic_cohort_s_labeler(tmp_path):
-    executor = FedMRGExecutor()
-    executor._config = SimpleNamespace(source="manifest")
+    executor = executor_of("fedmrg")
+    executor.site_config = SimpleNamespace(source="manifest")
     with pytest.raises(ConfigError, match="chexpert-rules, ctrate-rules or none") as refused:
-        executor.at_handshake(None, None, None, None)
+        executor.strategy.at_handshake(None, None, None, None)
     assert "synthetic sites alone" in refused.value.public
 
 
 def test_sites_with_other_findings_do_not_agree():
     digests = {
-        FedMRGExecutor(fedmrg={"labeler": name}).settings_digest() for name in ("synthetic", "ctrate-rules", "none")
+        executor_of("fedmrg", fedmrg={"labeler": name}).settings_digest()
+        for name in ("synthetic", "ctrate-rules", "none")
     }
     assert len(digests) == 3

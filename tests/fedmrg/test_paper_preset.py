@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fedtar_flare.errors import ConfigError
-from fedtar_flare.fedmrg.recipe import FedMRGRecipe
+from fedtar_flare.flare.recipe import MethodRecipe
 from fedtar_flare.models.build import build_tokenizer
 from fedtar_flare.models.outline import outline
 from fedtar_flare.models.report_generator import ReportGenerator
@@ -28,14 +28,14 @@ def executor(tmp_path_factory):
     folder = tmp_path_factory.mktemp("llama")
     (folder / "config.json").write_text(json.dumps(LLAMA_2_7B))
     model = {"decoder_name": str(folder), "tokenizer": "small", "encoder_pretrained": False}
-    return FedMRGRecipe(preset="fedmrg-paper", model=model).executor
+    return MethodRecipe("fedmrg", preset="fedmrg-paper", model=model).executor
 
 
 @pytest.fixture(scope="module")
 def model(executor):
-    tokenizer = build_tokenizer(executor.model_config)
+    tokenizer = build_tokenizer(executor.resolved.model)
     with torch.device("meta"):
-        return ReportGenerator(executor.model_config, tokenizer, load_pretrained=False)
+        return ReportGenerator(executor.resolved.model, tokenizer, load_pretrained=False)
 
 
 def bytes_of(parameters):
@@ -54,9 +54,9 @@ def test_the_models_have_the_paper_s_sizes_and_take_its_tokens(model):
 
 def test_what_travels_is_the_paper_s_59_million_values(executor):
     """4.7 TB for 10 sites over 1,000 rounds both ways, as the paper's communication cost; the bank apart."""
-    made_of = outline(executor.model_config, executor.extend)
-    factors = made_of.lora_values(executor.model_config.lora_targets, executor.lora_config.rank)
-    whole = made_of.exchanged(executor.lora_config.exchange)
+    made_of = outline(executor.resolved.model, executor.strategy.extend)
+    factors = made_of.lora_values(executor.resolved.model.lora_targets, executor.resolved.lora.rank)
+    whole = made_of.exchanged(executor.resolved.lora.exchange)
     values = dict.fromkeys(("encoder", "projection", "diagnosis"), 0)
     for name in whole:
         values[name.partition(".")[0]] += made_of.tensors[name]
@@ -69,18 +69,18 @@ def test_what_travels_is_the_paper_s_59_million_values(executor):
 
 
 def test_nothing_of_the_decoder_is_trained_but_its_query_and_value_maps(executor):
-    made_of = outline(executor.model_config, executor.extend)
-    layers = made_of.targeted(executor.model_config.lora_targets)
+    made_of = outline(executor.resolved.model, executor.strategy.extend)
+    layers = made_of.targeted(executor.resolved.model.lora_targets)
     assert len(layers) == 64 and {name.rpartition(".")[2] for name in layers} == {"q_proj", "v_proj"}
-    assert not [name for name in made_of.exchanged(executor.lora_config.exchange) if name.startswith("decoder.")]
-    assert executor.lora_config.alpha / executor.lora_config.rank == 1.0
+    assert not [name for name in made_of.exchanged(executor.resolved.lora.exchange) if name.startswith("decoder.")]
+    assert executor.resolved.lora.alpha / executor.resolved.lora.rank == 1.0
 
 
 def test_memory_is_told_by_weights_gradients_and_adamw(executor, model):
     """What a site's GPU holds beside activations: 15.0 GB, of which the decoder is 13.5."""
-    made_of = outline(executor.model_config, executor.extend)
-    factors = made_of.lora_values(executor.model_config.lora_targets, executor.lora_config.rank)
-    whole = sum(made_of.tensors[name] for name in made_of.exchanged(executor.lora_config.exchange))
+    made_of = outline(executor.resolved.model, executor.strategy.extend)
+    factors = made_of.lora_values(executor.resolved.model.lora_targets, executor.resolved.lora.rank)
+    whole = sum(made_of.tensors[name] for name in made_of.exchanged(executor.resolved.lora.exchange))
     branch = sum(made_of.tensors[n] for n in made_of.tensors if n.startswith("diagnosis."))
     frozen = bytes_of(model.parameters()) + 4 * branch
     sets = 4 * 3 * factors  # G, its copy Q, and S
@@ -89,10 +89,10 @@ def test_memory_is_told_by_weights_gradients_and_adamw(executor, model):
 
 
 def test_where_the_folder_is_absent_it_is_said_what_to_do(tmp_path):
-    absent = FedMRGRecipe(preset="fedmrg-paper", model={"decoder_name": str(tmp_path / "llama")}).executor
+    absent = MethodRecipe("fedmrg", preset="fedmrg-paper", model={"decoder_name": str(tmp_path / "llama")}).executor
     with pytest.raises(ConfigError, match=r"there is no folder .*llama: name an existing model folder"):
-        build_tokenizer(absent.model_config)
-    named = FedMRGRecipe(preset="fedmrg-paper").executor.model_config
+        build_tokenizer(absent.resolved.model)
+    named = MethodRecipe("fedmrg", preset="fedmrg-paper").executor.resolved.model
     assert named.named()["decoder_name"] == "meta-llama/Llama-2-7b-chat-hf", "a site's policy names its folder"
     (tmp_path / "empty").mkdir()
     located = named.located({"meta-llama/Llama-2-7b-chat-hf": tmp_path / "empty"})

@@ -8,13 +8,13 @@ import shutil
 
 import pytest
 import torch
-from hospital_site import SETTINGS, HospitalSite, T, write_site_files
+from hospital_site import SETTINGS, HospitalSite, T, executor_of, write_site_files
 from nvflare.apis.fl_constant import ReturnCode
 from nvflare.apis.signal import Signal
 
 from fedtar_flare.errors import ConfigError
-from fedtar_flare.fedtar.executor import PatientAdaptiveExecutor
-from fedtar_flare.flare.study_executor import seed_of
+from fedtar_flare.flare.report_site import ReportSite
+from fedtar_flare.flare.site_executor import seed_of
 from fedtar_flare.protocol.messages import version
 from fedtar_flare.protocol.tasks import HANDSHAKE
 from fedtar_flare.reporting.examples import read_examples
@@ -115,7 +115,7 @@ def test_t_numbers_agree_with_differences_of_the_validation_loss(tmp_path):
         _, update = site.train(ws[-1], 1, t)
         ws.append({n: ws[-1][n] + 0.5 * update[n] for n in w0})
     reply, _ = site.close(ws[-1], 1)
-    learner = site.executor._learner
+    learner = site.executor.strategy.learner
     for t in range(1, T + 1):
         step = {n: ws[t][n] - ws[t - 1][n] for n in w0}
         losses = []
@@ -223,7 +223,7 @@ def test_seeds_differ_by_all_that_names_a_task():
 )
 def test_bad_settings_fail_when_built_and_name_the_right_one(bad, word):
     with pytest.raises(ConfigError, match=word):
-        PatientAdaptiveExecutor(**bad)
+        executor_of("fedtar", **bad)
 
 
 def test_losses_of_local_updates_stream_from_simulated_sites_and_not_from_a_hospital(tmp_path):
@@ -231,7 +231,7 @@ def test_losses_of_local_updates_stream_from_simulated_sites_and_not_from_a_hosp
     _, w = site.handshake()
     site.train(w, 1, 1)
     streamed = [(data.tag, data.step) for data in site.streamed]
-    count = site.executor.training_config.local_steps
+    count = site.executor.resolved.training.local_steps
     assert streamed == [("loss of local updates", n) for n in range(1, count + 1)]
     assert all(0 < data.value < 20 for data in site.streamed)
     site.train(w, 1, 2)
@@ -419,7 +419,7 @@ def test_a_handshake_gives_weights_of_the_seed_or_none_even_in_a_process_that_ha
         def fails(*_):
             raise OSError("no space left")
 
-        patched.setattr(PatientAdaptiveExecutor, "_save_private", staticmethod(fails))
+        patched.setattr(ReportSite, "save_private", staticmethod(fails))
         assert site.train(w, 1, 1)[0].status == "error"
     _, weights = site.handshake()
     assert weights is None or all(torch.equal(weights[name], w[name]) for name in w)

@@ -7,11 +7,9 @@ import re
 
 import pytest
 import torch
-from hospital_site import HospitalSite, T, write_site_files
+from hospital_site import HospitalSite, T, executor_of, write_site_files
 
-from fedtar_flare.baselines.local_patient import LocalPatientExecutor
 from fedtar_flare.errors import ConfigError
-from fedtar_flare.fedtar.executor import PatientAdaptiveExecutor
 from fedtar_flare.fedtar.recipe import FedTARRecipe
 from fedtar_flare.protocol.contract import HEAD_NAMES
 from fedtar_flare.protocol.messages import version
@@ -97,7 +95,7 @@ def test_without_the_patient_part_there_is_no_other_adapter(tmp_path):
 
 def test_it_is_refused_where_nothing_is_shared_and_is_the_small_preset_s_alone():
     with pytest.raises(ConfigError, match=r"patient\.local_adapter: with method 'local_patient' there is no other"):
-        LocalPatientExecutor(preset="tiny", patient=KEPT)
+        executor_of("local_patient", preset="tiny", patient=KEPT)
     presets = {name: FedTARRecipe(preset=name).executor for name in ("small", "paper")}
     assert presets["small"].patient_config.local_adapter and not presets["paper"].patient_config.local_adapter
-    assert PatientAdaptiveExecutor(preset="tiny").patient_config.local_adapter is False
+    assert executor_of("fedtar", preset="tiny").resolved.patient.local_adapter is False

@@ -119,12 +119,12 @@ def test_a_draft_is_written_beside_the_adapter_as_the_site_trained_it_where_it_k
 
 
 def test_an_adapter_names_its_method_and_one_without_a_personal_part_is_told(run, tmp_path, monkeypatch):
-    assert methods.load(methods.METHODS["fedtar"].personal) is PersonalPart
+    assert methods.load(methods.names()["fedtar"].personal) is PersonalPart
     named = Drafter(with_info(run, tmp_path / "named", method="fedtar"), state=run.state.folder, device="cpu")
     assert isinstance(named.personal, PersonalPart)
     with pytest.raises(ConfigError, match="method 'fedtra' is unknown; did you mean 'fedtar'"):
         Drafter(with_info(run, tmp_path / "unknown", method="fedtra"), state=run.state.folder, device="cpu")
-    monkeypatch.setitem(methods.METHODS, "plain", replace(methods.METHODS["fedtar"], personal=""))
+    monkeypatch.setitem(methods.names(), "plain", replace(methods.names()["fedtar"], personal=""))
     plain = with_info(run, tmp_path / "plain", method="plain")
     with pytest.raises(ConfigError, match=r"'plain' leaves no personal part .* without --state"):
         Drafter(plain, state=run.state.folder, device="cpu")

@@ -21,17 +21,23 @@ def exported(recipe, folder):
 def test_the_paper_s_preset_is_the_whole_setting(tmp_path):
     recipe = FedTARRecipe(preset="paper")
     executor, controller = recipe.executor, recipe.controller
-    assert controller.time_steps == 5 and controller.eta == 1e-4 and controller.alpha_form == "softmax"
-    assert executor.patient_config.scale == executor.lora_config.alpha / executor.lora_config.rank == 32.0
-    assert executor.patient_config.time_conditioned is False
-    assert executor.temporal_config.replay == controller.replay == "none"
-    assert (executor.training_config.schedule, executor.training_config.focus) == ("constant", 0.0)
-    assert executor.patient_config.common_start is False
-    assert executor.patient_config.profile == ("hash", "age", "sex")
-    assert executor.training_config.lr == executor.patient_config.lr == 1e-5
-    assert executor.model_config.encoder_name == "microsoft/cvt-21-384-22k"
+    there = controller.strategy.settings
+    assert (
+        controller.time_steps == 5
+        and controller.strategy.settings.server.eta == 1e-4
+        and controller.strategy.settings.server.alpha_form == "softmax"
+    )
+    assert executor.resolved.patient.scale == executor.resolved.lora.alpha / executor.resolved.lora.rank == 32.0
+    assert executor.resolved.patient.time_conditioned is False
+    assert executor.resolved.temporal.replay == there.temporal.replay == "none"
+    assert (executor.resolved.training.schedule, executor.resolved.training.focus) == ("constant", 0.0)
+    assert executor.resolved.patient.common_start is False
+    assert executor.resolved.patient.profile == ("hash", "age", "sex")
+    assert executor.resolved.training.lr == executor.resolved.patient.lr == 1e-5
+    assert executor.resolved.model.encoder_name == "microsoft/cvt-21-384-22k"
     server, site = exported(recipe, tmp_path)
-    assert server["time_steps"] == 5 and server["eta"] == 1e-4 and site["preset"] == "paper"
+    assert server["time_steps"] == 5 and server["settings"]["server"]["eta"] == 1e-4 and site["preset"] == "paper"
+    site = site["settings"]
     assert site["patient"]["scale"] == 32.0 and site["patient"]["time_conditioned"] is False
     assert site["training"]["lr"] == site["patient"]["lr"] == 1e-5
 
@@ -45,14 +51,18 @@ def test_explicit_settings_win_over_the_preset_s_and_leave_its_others():
         training={"lr": 3e-4},
     )
     executor, controller = recipe.executor, recipe.controller
-    assert (controller.time_steps, controller.eta) == (3, 5e-3)
-    assert (executor.patient_config.scale, executor.patient_config.time_conditioned) == (2.0, False)
-    assert (executor.training_config.lr, executor.patient_config.lr) == (3e-4, 1e-5)
+    there = controller.strategy.settings
+    assert (controller.time_steps, there.server.eta) == (3, 5e-3)
+    assert (executor.resolved.patient.scale, executor.resolved.patient.time_conditioned) == (2.0, False)
+    assert (executor.resolved.training.lr, executor.resolved.patient.lr) == (3e-4, 1e-5)
     small = FedTARRecipe()
-    assert small.controller.time_steps == 3 and small.executor.patient_config.scale == 1.0, "no preset leaks"
-    assert small.controller.alpha_form == "sigmoid" and small.executor.patient_config.profile == ("age", "sex")
-    assert small.controller.replay == small.executor.temporal_config.replay == "seen"
-    assert FedTARRecipe(temporal={"replay": "none"}).controller.replay == "none", "the server follows the sites"
+    there = small.controller.strategy.settings
+    assert small.controller.time_steps == 3 and small.executor.resolved.patient.scale == 1.0, "no preset leaks"
+    assert there.server.alpha_form == "sigmoid" and small.executor.resolved.patient.profile == ("age", "sex")
+    assert there.temporal.replay == small.executor.resolved.temporal.replay == "seen"
+    assert FedTARRecipe(temporal={"replay": "none"}).controller.strategy.settings.temporal.replay == "none", (
+        "the server follows the sites"
+    )
 
 
 @pytest.mark.parametrize("periods", [[], ["2020-01-01"], ["2020-01-01", "2021-01-01", "2022-01-01"]])

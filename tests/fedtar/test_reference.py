@@ -17,13 +17,13 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from hospital_site import executor_of
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # pytest has it already
 
 from federation import LocalFederation
 
 from fedtar_flare.fedtar.events import EVENTS, Outer
-from fedtar_flare.fedtar.executor import PatientAdaptiveExecutor
 from fedtar_flare.flare.checkpoint import CheckpointFolder
 from fedtar_flare.metrics import registry
 from fedtar_flare.metrics.registry import SCORES
@@ -44,7 +44,7 @@ SETTINGS = {
 
 def site(name, folder):
     """A real executor as a function for :class:`LocalFederation`."""
-    executor = PatientAdaptiveExecutor(**SETTINGS)
+    executor = executor_of("fedtar", **SETTINGS)
     place = SimpleNamespace(
         name=name, simulated=True, workspace=folder, engine=None, stop_if_aborted=lambda: None,
         limit=lambda seconds: None, state_root=lambda configured: folder / "state",

@@ -6,18 +6,16 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from hospital_site import HospitalSite, write_site_files
+from hospital_site import HospitalSite, executor_of, write_site_files
 
-from fedtar_flare.baselines.fedavg_patient import FedAvgPatientRecipe
-from fedtar_flare.baselines.local_patient import LocalPatientExecutor, LocalPatientRecipe
 from fedtar_flare.data.timeline import Timeline
 from fedtar_flare.errors import ConfigError, ExchangeError
 from fedtar_flare.fedtar.config import PatientConfig
-from fedtar_flare.fedtar.contract import CONTRACT
-from fedtar_flare.fedtar.executor import PatientAdaptiveExecutor
 from fedtar_flare.fedtar.learner import PatientLearner
+from fedtar_flare.fedtar.method import CONTRACT
 from fedtar_flare.fedtar.profiles import fit_mixture
 from fedtar_flare.fedtar.recipe import FedTARRecipe
+from fedtar_flare.flare.recipe import MethodRecipe
 from fedtar_flare.imaging.pipeline import InputConfig, prepare_cohort
 from fedtar_flare.learning import labels
 from fedtar_flare.learning.config import LoRAConfig, TrainingConfig
@@ -198,20 +196,22 @@ def test_the_rules_read_a_report_once(name, monkeypatch):
 
 def test_a_real_hospital_s_reports_are_not_read_by_the_synthetic_rules(home, tmp_path, monkeypatch):
     write_site_files(tmp_path, home, monkeypatch)
-    executor = PatientAdaptiveExecutor(preset="tiny", diagnosis={"labeler": "synthetic"})
-    executor._config = type("Config", (), {"source": "manifest"})
+    executor = executor_of("fedtar", preset="tiny", diagnosis={"labeler": "synthetic"})
+    executor.site_config = type("Config", (), {"source": "manifest"})
+    executor.strategy.at_source(executor.site_config.source)
     with pytest.raises(ConfigError, match=r"diagnosis\.labeler is 'synthetic'.*chexpert-rules"):
-        executor.at_handshake(None, None, None, None)
+        executor.strategy.at_handshake(None, None, None, None)
 
 
 @pytest.mark.parametrize(("source", "decided"), [("synthetic", "synthetic"), ("manifest", "none")])
 def test_left_to_the_data_real_reports_are_not_labelled_and_sites_that_differ_disagree(source, decided):
-    executor = PatientAdaptiveExecutor(preset="tiny", diagnosis={"labeler": "auto"})
+    executor = executor_of("fedtar", preset="tiny", diagnosis={"labeler": "auto"})
     before = digest(*executor.method_settings())
-    executor._config = type("Config", (), {"source": source})
-    assert executor._diagnosis.labeler == decided
+    executor.site_config = type("Config", (), {"source": source})
+    executor.strategy.at_source(executor.site_config.source)
+    assert executor.resolved.diagnosis.labeler == decided
     assert (digest(*executor.method_settings()) == before) == (source == "synthetic")
-    _, more = executor.shared_learner(source)
+    _, more = executor.strategy.shared_learner(source)
     assert more["diagnosis"].on == (source == "synthetic")
     with pytest.raises(ConfigError, match="has not been decided"):
         assert executor.diagnosis_config.on
@@ -246,9 +246,9 @@ def test_a_site_does_all_tasks_and_sends_no_head(home, tmp_path, monkeypatch):
 
 
 def test_what_is_trained_beside_the_adapter_is_told_to_the_site_s_bounds():
-    asked = PatientAdaptiveExecutor(preset="tiny", diagnosis={"labeler": "synthetic", "lr": 0.05}).asked(3, 2)
+    asked = executor_of("fedtar", preset="tiny", diagnosis={"labeler": "synthetic", "lr": 0.05}).strategy.asked(3, 2)
     assert asked.own_learning_rate == 0.05
-    off = PatientAdaptiveExecutor(preset="tiny", patient={"enabled": False}).asked(3, 2)
+    off = executor_of("fedtar", preset="tiny", patient={"enabled": False}).strategy.asked(3, 2)
     assert off.own_learning_rate == 0
 
 
@@ -259,10 +259,10 @@ SHARED = TOLD.replace(shared=True, lr=0.02)
 @pytest.fixture
 def sharing(cohort):
     def make(min_cell=1, diagnosis=SHARED, **training):
-        executor = PatientAdaptiveExecutor(diagnosis=diagnosis.to_dict(), patient={"enabled": False})
+        executor = executor_of("fedtar", diagnosis=diagnosis.to_dict(), patient={"enabled": False})
         learner = PatientLearner(
-            model=MODEL, lora=executor.lora_config, training=TrainingConfig(**training), cohort=cohort, seed=3,
-            patient=executor.patient_config, mixture=None, diagnosis=diagnosis,
+            model=MODEL, lora=executor.resolved.lora, training=TrainingConfig(**training), cohort=cohort, seed=3,
+            patient=executor.resolved.patient, mixture=None, diagnosis=diagnosis,
         )  # fmt: skip
         learner.min_cell = min_cell
         return learner
@@ -341,11 +341,11 @@ def test_a_task_says_how_often_it_goes_through_its_visits(sharing, monkeypatch):
 
 def test_a_head_is_shared_only_where_there_is_one_and_somebody_to_share_it_with(cohort):
     with pytest.raises(ConfigError, match=r"diagnosis\.shared.*local_patient.*nothing is shared"):
-        LocalPatientExecutor(diagnosis={"labeler": "synthetic", "shared": True})
-    executor = PatientAdaptiveExecutor(diagnosis={"labeler": "none", "shared": True})
+        executor_of("local_patient", diagnosis={"labeler": "synthetic", "shared": True})
+    executor = executor_of("fedtar", diagnosis={"labeler": "none", "shared": True})
     with pytest.raises(ConfigError, match=r"diagnosis\.shared.*no head"):
-        executor._config = SimpleNamespace(source="synthetic")
-        executor.at_handshake(SimpleNamespace(time_steps=2), SimpleNamespace(name="site-1"), None, cohort)
+        executor.site_config = SimpleNamespace(source="synthetic")
+        executor.strategy.at_handshake(SimpleNamespace(time_steps=2), SimpleNamespace(name="site-1"), None, cohort)
 
 
 @pytest.mark.parametrize(
@@ -361,18 +361,19 @@ def test_a_head_is_shared_only_where_there_is_one_and_somebody_to_share_it_with(
     ],
 )
 def test_left_to_the_data_the_head_of_synthetic_data_alone_is_shared(source, settings, shared, rate):
-    executor = PatientAdaptiveExecutor(preset="tiny", diagnosis=settings, lora={"exchange": ["a"]})
-    executor._config = SimpleNamespace(source=source)
-    _, outside = executor.shared_learner(source)
-    assert (executor._diagnosis.shared, executor._diagnosis.lr) == (shared, rate)
-    assert executor.lora_config.exchange == outside["lora"].exchange == (("a", HEAD_NAMES) if shared else ("a",))
+    executor = executor_of("fedtar", preset="tiny", diagnosis=settings, lora={"exchange": ["a"]})
+    executor.site_config = SimpleNamespace(source=source)
+    executor.strategy.at_source(executor.site_config.source)
+    _, outside = executor.strategy.shared_learner(source)
+    assert (executor.resolved.diagnosis.shared, executor.resolved.diagnosis.lr) == (shared, rate)
+    assert executor.resolved.lora.exchange == outside["lora"].exchange == (("a", HEAD_NAMES) if shared else ("a",))
 
 
 def test_the_small_preset_shares_the_head_of_synthetic_data_where_anything_is_shared():
-    assert FedTARRecipe().executor.lora_config.exchange == (HEAD_NAMES,)
-    assert FedTARRecipe().executor._diagnosis.epochs == 3
-    assert FedAvgPatientRecipe().executor.lora_config.exchange == (HEAD_NAMES,)
-    assert LocalPatientRecipe().executor.lora_config.exchange == ()
+    assert FedTARRecipe().executor.resolved.lora.exchange == (HEAD_NAMES,)
+    assert FedTARRecipe().executor.resolved.diagnosis.epochs == 3
+    assert MethodRecipe("fedavg_patient").executor.resolved.lora.exchange == (HEAD_NAMES,)
+    assert MethodRecipe("local_patient").executor.resolved.lora.exchange == ()
 
 
 def test_the_head_leaves_only_where_the_site_s_guard_names_it():

@@ -137,13 +137,13 @@ def test_an_answer_after_its_account_is_closed_changes_nothing(tmp_path):
 def test_a_site_that_comes_late_joins_at_the_next_round(tmp_path):
     late = QuadraticSite("site-b", [pair(4), pair(5)], samples=2, validation=pair(10))
     controller = federation(tmp_path, num_rounds=3)
-    original = controller.one_round
+    original = controller.strategy.one_round
 
     def one_round(w, r):
         controller.local_sites["site-b"] = late  # it connects while round 1 runs
         return original(w, r)
 
-    controller.one_round = one_round
+    controller.strategy.one_round = one_round
     events = run(controller)
     assert [(e.round, e.sites) for e in of_kind(events, Joined)] == [(2, ["site-b"])]
     assert [sorted(e.sites) for e in of_kind(events, Step)] == [["site-a"]] * 2 + [["site-a", "site-b"]] * 4

@@ -30,7 +30,7 @@ PATH = f"{PatientAdaptiveExecutor.__module__}.{PatientAdaptiveExecutor.__qualnam
 
 def settings(**training):
     training = {"local_steps": 2, "batch_size": 4} | training
-    return {"preset": "tiny", "training": training, "data": {"synthetic_patients": 12}}
+    return {"preset": "tiny", "settings": {"training": training, "data": {"synthetic_patients": 12}}}
 
 
 def put(app, **training):

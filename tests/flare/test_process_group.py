@@ -14,7 +14,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from hospital_site import HospitalSite, write_site_files
+from hospital_site import HospitalSite, executor_of, write_site_files
 from nvflare.apis.event_type import EventType
 from nvflare.apis.fl_constant import ReturnCode
 from nvflare.apis.fl_context import FLContext
@@ -22,9 +22,9 @@ from nvflare.apis.fl_context import FLContext
 from fedtar_flare.errors import ConfigError, FedTARError
 from fedtar_flare.fedtar.executor import PatientAdaptiveExecutor
 from fedtar_flare.flare.process_group import ProcessGroup
-from fedtar_flare.methods import METHODS, contract_of, load
 from fedtar_flare.protocol.messages import TaskHeader, version
 from fedtar_flare.protocol.tasks import HANDSHAKE
+from fedtar_flare.registry import names
 from fedtar_flare.site.approval import CLIENT_CONFIG
 from fedtar_flare.site.state import StateOfAnother
 
@@ -90,10 +90,9 @@ def test_the_page_names_the_methods_that_cannot(repository):
     text = (repository / "docs" / "site-file.md").read_text()
     named = " ".join(text.partition("cannot use more than one process: ")[2].partition(".")[0].split())
     cannot = []
-    for name in METHODS:
-        kind = load(":".join(contract_of(name).site_classes[0].rsplit(".", 1)))
+    for name in names():
         try:
-            kind(**({"fedkei": {"tasks": ["a"]}} if name == "fedkei" else {})).require_sharing()
+            executor_of(name).require_sharing()
         except ConfigError as error:
             assert f"method '{name}'" in str(error) and "processes: 1" in str(error)
             cannot.append(f"`{name}`")

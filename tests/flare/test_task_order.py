@@ -5,25 +5,26 @@ from dataclasses import replace
 import pytest
 from hospital_site import HospitalSite, T, write_site_files
 
-from fedtar_flare.baselines.fedavg import CONTRACT, PooledExecutor
 from fedtar_flare.errors import DataError
+from fedtar_flare.flare.report_site import ReportSite
+from fedtar_flare.methods.fedavg import METHOD
 from fedtar_flare.protocol.messages import version
 from fedtar_flare.protocol.tasks import TRAIN, close_round, handshake, train
 
-
-class Ordered(PooledExecutor):
-    """A round is closed only where something was trained."""
-
-    contract = replace(CONTRACT, tasks=(handshake, train, replace(close_round, follows=(TRAIN,))))
+ORDERED = METHOD.derive(
+    "ordered", "Ordered", contract={"tasks": (handshake, train, replace(close_round, follows=(TRAIN,)))}
+)
+"""A round is closed only where something was trained."""
 
 
 @pytest.fixture(autouse=True)
-def _environment(home, tmp_path, monkeypatch):
+def _environment(home, tmp_path, monkeypatch, announce):
+    announce(ORDERED)
     write_site_files(tmp_path, home, monkeypatch)
 
 
 def hospital(folder, **settings):
-    return HospitalSite(folder, kind=Ordered, training={"local_steps": 1, "batch_size": 2}, **settings)
+    return HospitalSite(folder, method="ordered", training={"local_steps": 1, "batch_size": 2}, **settings)
 
 
 def refused(reply, why):
@@ -56,7 +57,7 @@ def test_an_abstention_is_an_answer_and_a_failure_is_none(tmp_path, monkeypatch)
         raise DataError("no score")
 
     with monkeypatch.context() as patched:
-        patched.setattr(Ordered, "_evaluate", fails)
+        patched.setattr(ReportSite, "evaluate", fails)
         assert site.handshake(evaluate=True)[0].status == "error"
     assert refused(site.train(None, 1, 1)[0], "task 'train' may only follow handshake, and none was done")
     _, w = site.handshake()

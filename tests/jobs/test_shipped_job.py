@@ -7,18 +7,21 @@ import shutil
 import pytest
 from simulator import run_simulator
 
-from fedtar_flare.methods import METHODS, load, method
+from fedtar_flare.flare.recipe import MethodRecipe
 from fedtar_flare.record.events import End, Step, Validation
 from fedtar_flare.record.log import of_kind, read_events
+from fedtar_flare.registry import names
 
 
 def test_every_method_has_its_job(repository):
-    assert sorted(folder.name for folder in (repository / "jobs").iterdir()) == sorted(METHODS)
+    assert sorted(folder.name for folder in (repository / "jobs").iterdir()) == sorted(names())
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", names())
 def test_a_shipped_job_is_its_method_s_export(tmp_path, repository, name):
-    load(method(name).recipe)().export(str(tmp_path))
+    MethodRecipe(
+        name,
+    ).export(str(tmp_path))
     shipped, made = repository / "jobs" / name, tmp_path / name
     files = sorted(p.relative_to(made) for p in made.rglob("*") if p.is_file())
     assert files == sorted(p.relative_to(shipped) for p in shipped.rglob("*") if p.is_file())
@@ -50,7 +53,7 @@ def shorter(job, folder):
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("name", [name for name in METHODS if name not in ("fedtar", "fedmrg", "fedkei")])
+@pytest.mark.parametrize("name", [name for name in names() if name not in ("fedtar", "fedmrg", "fedkei")])
 def test_the_other_shipped_jobs_run(tmp_path, tmp_path_factory, repository, name):
     job = shorter(repository / "jobs" / name, tmp_path)
     home = tmp_path_factory.mktemp("home")

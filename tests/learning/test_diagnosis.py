@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
+from hospital_site import executor_of
 
 from fedtar_flare.errors import ConfigError
-from fedtar_flare.fedmrg.executor import FedMRGExecutor
 from fedtar_flare.fedmrg.head_start import Phantoms, fit_prompts, written_of
 from fedtar_flare.imaging.batch import ImageBatch
 from fedtar_flare.imaging.cache import Prepared
@@ -282,9 +282,9 @@ def test_the_loss_is_the_mean_of_the_findings_cross_entropies():
 
 def test_prompts_and_reports_that_are_too_long_for_the_decoder_are_refused_when_built():
     with pytest.raises(ConfigError, match=r"14 diagnosis prompts.*96 tokens.*96 positions: set model.max_length to 82"):
-        FedMRGExecutor(preset="tiny")
+        executor_of("fedmrg", preset="tiny")
     for fits in ({"labeler": "none"}, {"prompts": "memory"}):
-        assert FedMRGExecutor(preset="tiny", fedmrg=fits).model_config.max_length == 96
+        assert executor_of("fedmrg", preset="tiny", fedmrg=fits).resolved.model.max_length == 96
     with pytest.raises(ConfigError, match="96 positions"):
         extend(build_model(preset("tiny")), {"labeler": "synthetic", "slices": 4, "seed": 0})
 
@@ -297,9 +297,9 @@ def test_prompts_and_reports_that_are_too_long_for_the_decoder_are_refused_when_
 )  # fmt: skip
 def test_a_setting_that_cannot_be_fails_when_built(setting, value):
     with pytest.raises(ConfigError, match=setting):
-        FedMRGExecutor(fedmrg={setting: value})
+        executor_of("fedmrg", fedmrg={setting: value})
 
 
 def test_layers_are_not_computed_again_in_fedmrg():
     with pytest.raises(ConfigError, match=r"training\.gradient_checkpointing: not with FedMRG"):
-        FedMRGExecutor(training={"gradient_checkpointing": True})
+        executor_of("fedmrg", training={"gradient_checkpointing": True})

@@ -9,8 +9,6 @@ import torch
 from saved_tensors import kept_bytes
 from tiny_llama import write_llama
 
-from fedtar_flare.baselines.peft_learner import PEFTLearner
-from fedtar_flare.baselines.peft_parts import PEFTConfig
 from fedtar_flare.data.timeline import Timeline
 from fedtar_flare.errors import ConfigError, DataError
 from fedtar_flare.fedmrg.config import FedMRGConfig
@@ -22,6 +20,7 @@ from fedtar_flare.fedtar.profiles import fit_mixture, memberships, training_medi
 from fedtar_flare.imaging.pipeline import InputConfig, prepare_cohort
 from fedtar_flare.learning.config import LoRAConfig, TrainingConfig
 from fedtar_flare.learning.learner import ReportLearner
+from fedtar_flare.methods.fedpeft import PEFTConfig, PEFTLearner
 from fedtar_flare.models.adapters.lora import lora_layers
 from fedtar_flare.models.config import preset
 from fedtar_flare.synthetic.cohort import synthetic_cohort

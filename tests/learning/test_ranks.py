@@ -7,8 +7,6 @@ import pytest
 import torch
 from ranked import in_ranks
 
-from fedtar_flare.baselines.control import PREFIX
-from fedtar_flare.baselines.learners import ProximalLearner, ScaffoldLearner
 from fedtar_flare.data.timeline import Timeline
 from fedtar_flare.errors import FedTARError
 from fedtar_flare.fedtar.config import PatientConfig
@@ -18,6 +16,8 @@ from fedtar_flare.imaging.pipeline import InputConfig, prepare_cohort
 from fedtar_flare.learning.config import LoRAConfig, TrainingConfig
 from fedtar_flare.learning.learner import ReportLearner
 from fedtar_flare.learning.ranks import ALONE, Ranks
+from fedtar_flare.methods.fedprox import ProximalLearner
+from fedtar_flare.methods.scaffold import PREFIX, ScaffoldLearner
 from fedtar_flare.models.config import preset
 from fedtar_flare.synthetic.cohort import synthetic_cohort
 from fedtar_flare.tensor_file import checksum

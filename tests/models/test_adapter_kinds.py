@@ -8,8 +8,8 @@ import pytest
 import torch
 from adapted_models import GPT2_TARGETS, gpt2_case, shake
 
-from fedtar_flare.baselines.fedpeft import CONTRACT
 from fedtar_flare.errors import ConfigError
+from fedtar_flare.methods.fedpeft import METHOD
 from fedtar_flare.models.adapters.kinds import add_adapter, add_like, take_linear, without_adapter
 from fedtar_flare.models.adapters.lora import adapter_config, load_shared_state, shared_parameters, shared_state
 from fedtar_flare.models.adapters.peft_file import adapter_of, read_adapter, write_adapter
@@ -86,7 +86,7 @@ def test_what_is_trained_is_what_travels_and_the_contract_holds_its_name(case, k
     assert trained == {id(p) for p in shared.values()}
     whole = [n for n in shared if adapter_of(n) is None]
     assert whole == ["transformer.wte.weight"]
-    CONTRACT.check_names(CONTRACT.task("train"), {n: v for n, v in shared.items() if n not in whole})
+    METHOD.contract.check_names(METHOD.contract.task("train"), {n: v for n, v in shared.items() if n not in whole})
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import json
 from datetime import datetime, timedelta
+from functools import partial
 
 import pytest
 import torch
 from command import fedtar
 from federation_process import SITES, recipe, wait_for
 
-from fedtar_flare.fedkei.recipe import FedKEIRecipe
-from fedtar_flare.fedmrg.recipe import FedMRGRecipe
 from fedtar_flare.files import read_json
 from fedtar_flare.flare.checkpoint import CheckpointFolder
+from fedtar_flare.flare.recipe import MethodRecipe
 from fedtar_flare.record.events import Start, Step, Validation
 from fedtar_flare.record.log import of_kind, read_events
 from fedtar_flare.site.place import state_of
@@ -236,7 +236,7 @@ def resume(federation, identity):
 
 
 def test_a_killed_run_of_fedmrg_is_resumed_with_the_same_weights_and_bank(federation, exported):
-    settings = {"method": FedMRGRecipe, "fedmrg": {"backbone": "lora", "bank_rows": 4}, "rounds": 2}
+    settings = {"method": partial(MethodRecipe, "fedmrg"), "fedmrg": {"backbone": "lora", "bank_rows": 4}, "rounds": 2}
     settings |= {"server": {"step_time_limit": LIMIT}} | LONG
     whole = federation.submit(exported("fedmrg_quiet", **settings))
     assert federation.finished(whole, 400) == "FINISHED:COMPLETED", federation.tail(whole)
@@ -255,7 +255,7 @@ def test_a_killed_run_of_fedmrg_is_resumed_with_the_same_weights_and_bank(federa
 def test_a_run_of_fedkei_killed_at_probe_and_at_adapt_and_a_site_s_process_too_ends_with_the_same_bits(
     federation, exported
 ):
-    settings = {"method": FedKEIRecipe, "rounds": 2, "server": {"step_time_limit": LIMIT}}
+    settings = {"method": partial(MethodRecipe, "fedkei"), "rounds": 2, "server": {"step_time_limit": LIMIT}}
     settings |= {"fedkei": {"tasks": ["effusion", "nodule"], "base": ["none", "cardiomegaly", "emphysema"]}}
     # many inner epochs, so that PROBE and ADAPT last seconds and the kill falls within them
     settings |= {"training": {"epochs": 2, "batch_size": 8, "inner_epochs": 40}, "data": {"synthetic_patients": 24}}

@@ -19,14 +19,14 @@ from fedtar_flare.fedtar.recipe import FedTARRecipe
 from fedtar_flare.provision import kit as kits
 from fedtar_flare.provision.builder import KitBuilder
 from fedtar_flare.provision.storage import KitJobManager, KitStorage
+from fedtar_flare.registry import own_names
 from fedtar_flare.site.policy import (
     GUARD,
     RECEIVER,
+    SERVER_CLASSES,
+    SITE_CLASSES,
     TO_SERVER,
     allowed_methods,
-    own_methods,
-    server_classes,
-    site_classes,
 )
 from fedtar_flare.site.rights import rights, too_wide
 
@@ -63,17 +63,25 @@ def classes(config) -> set[str]:
     return set().union(*map(classes, config)) if isinstance(config, list) else set()
 
 
+GENERIC = {
+    "server": "fedtar_flare.flare.controller.FederatedController",
+    "client": "fedtar_flare.flare.site_executor.SiteExecutor",
+}
+"""What jobs of the other methods name in the place of FedTAR's two classes."""
+
+
 @pytest.mark.parametrize("side", ["server", "client"])
 def test_the_allow_list_has_exactly_the_classes_of_the_shipped_job(tmp_path, side):
     FedTARRecipe(name="job").export(str(tmp_path), byoc=False)
     config = json.loads((tmp_path / "job/app/config" / f"config_fed_{side}.json").read_text())
-    assert classes(config) == set(server_classes(["fedtar"]) if side == "server" else site_classes(["fedtar"]))
+    allowed = set(SERVER_CLASSES if side == "server" else SITE_CLASSES)
+    assert allowed - classes(config) == {GENERIC[side]} and classes(config) < allowed
 
 
 @pytest.mark.parametrize("project", PROJECTS)
 def test_every_kit_of_every_project_is_complete(provisioned, repository, project):
     place = provisioned[project]
-    for kind, wanted in (("server", server_classes(own_methods())), ("client", site_classes(own_methods()))):
+    for kind, wanted in (("server", SERVER_CLASSES), ("client", SITE_CLASSES)):
         names = participants(repository, project, kind)
         assert names
         for name in names:
@@ -102,7 +110,7 @@ def test_every_kit_of_every_project_is_complete(provisioned, repository, project
         assert [entry["path"] for entry in scope["task_result_filters"]] == [GUARD]
         assert [entry["path"] for entry in scope["task_data_filters"]] == [GUARD]
         named = {"extra_names": [HEAD]} if project == "project-localhost.yml" else {}
-        assert scope["task_result_filters"][-1]["args"] == {"methods": own_methods(), **named}
+        assert scope["task_result_filters"][-1]["args"] == {"methods": list(own_names()), **named}
 
 
 def test_the_root_key_is_for_its_own_account(provisioned):
@@ -224,7 +232,7 @@ def test_the_classes_of_a_kit_are_those_of_the_methods_that_its_guard_lists_or_t
     kits.complete_kit(tmp_path, named)
     assert allowed_methods(json.loads(policy.read_text())) == (listed or named)
     resources = json.loads((tmp_path / "local" / "resources.json").read_text())
-    assert resources["class_allow_list"] == site_classes(["fedavg"])
+    assert resources["class_allow_list"] == list(SITE_CLASSES)
 
 
 def test_completing_a_kit_closes_a_policy_that_is_too_wide_and_keeps_the_earlier_one(provisioned, tmp_path):

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 
 import pytest
 from command import fedtar
 from federation_process import SITES, wait_for
 
-from fedtar_flare.baselines.fedavg import FedAvgRecipe
 from fedtar_flare.flare.checkpoint import CheckpointFolder
+from fedtar_flare.flare.recipe import MethodRecipe
 from fedtar_flare.record.events import Start, Step
 from fedtar_flare.record.log import of_kind, read_events
 
@@ -32,7 +33,7 @@ def without_fedavg(federation):
 def test_fedavg_is_guarded_audited_and_resumed(federation, exported, without_fedavg):
     """The job is killed between rounds; a hospital whose policy forbids the method joins when it allows it."""
     long = {"training": {"local_steps": 8, "batch_size": 4}}
-    identity = federation.submit(exported("tenant", rounds=2, method=FedAvgRecipe, **long))
+    identity = federation.submit(exported("tenant", rounds=2, method=partial(MethodRecipe, "fedavg"), **long))
     checkpoints = federation.server / "fedtar_checkpoints" / identity
     wait_for(f"round 1 is whole\n{federation.tail(identity)}", (checkpoints / "round-0001.safetensors").is_file)
     federation.kill(federation.job_process("localhost", identity))

@@ -14,14 +14,13 @@ import pytest
 import torch
 from federation import LocalFederation, QuadraticSite, pair
 from flare_context import context
-from hospital_site import HospitalSite
+from hospital_site import HospitalSite, executor_of
 from huggingface_hub import constants
 from nvflare.apis.event_type import EventType
 from nvflare.apis.fl_constant import FLContextKey
 from nvflare.apis.signal import Signal
 
 from fedtar_flare.errors import ConfigError, FedTARError
-from fedtar_flare.fedtar.executor import PatientAdaptiveExecutor
 from fedtar_flare.learning import learner as learning
 from fedtar_flare.learning.learner import ReportLearner
 from fedtar_flare.learning.training import Trained
@@ -118,7 +117,7 @@ def test_a_decline_stands_in_the_audit_with_its_reasons(kit):
     header = HospitalSite(kit, **HARMLESS).header("run", 0, 0, after="0000-00")
     fl_ctx = context(kit, "handshake", name="hospital", header=header)
     task = fl_ctx.get_prop(FLContextKey.TASK_DATA)
-    answer = PatientAdaptiveExecutor("tiny", **ATTACK).execute("handshake", task, fl_ctx, Signal())
+    answer = executor_of("fedtar", "tiny", **ATTACK).execute("handshake", task, fl_ctx, Signal())
     fl_ctx.set_prop(FLContextKey.TASK_RESULT, answer, private=True, sticky=False)
     audit.record_event(EventType.AFTER_TASK_RESULT_FILTER, fl_ctx)
     [entry] = audit.read_audit(kit.parent.rglob("audit/*.jsonl"))
@@ -174,7 +173,7 @@ def test_a_policy_counts_from_the_next_task_on(trained, monkeypatch, tmp_path):
 
 def test_patients_are_counted_in_the_updates_that_were_made(trained, monkeypatch):
     site, _, _ = trained
-    learner = site.executor._learner
+    learner = site.executor.strategy.learner
     samples = learner.cohort.samples("train")
     owner = [sample.visit.patient_id for sample in samples]
     twice = next(i for i in range(1, len(owner)) if owner[i] == owner[0])  # the first patient's next visit
@@ -260,7 +259,7 @@ def test_a_site_calls_no_hub_unless_it_has_said_so(hub, tmp_path, allowed):
     hospital = HospitalSite(tmp_path, **HARMLESS, model=names)
     bounds = Bounds(models={names["decoder_name"]: None}, hub=allowed)
     with pytest.raises(ConfigError, match="could not be fetched"):
-        admit(hospital.executor.asked(3, 3), bounds)
+        admit(hospital.executor.strategy.asked(3, 3), bounds)
     assert (hub.calls > 0) is allowed
 
 

@@ -11,7 +11,8 @@ from hospital_site import SETTINGS, HospitalSite
 
 from fedtar_flare.errors import ConfigError
 from fedtar_flare.fedtar.recipe import FedTARRecipe
-from fedtar_flare.flare.report_executor import ReportExecutor
+from fedtar_flare.flare.report_site import ReportSite
+from fedtar_flare.flare.site_executor import SiteExecutor
 from fedtar_flare.protocol.messages import ERROR, OK
 from fedtar_flare.site.approval import SIGNATURES, approve, digest_of, is_approved, withdraw
 from fedtar_flare.site.audit import read_audit
@@ -99,8 +100,8 @@ def test_an_approval_holds_for_one_digest_until_it_is_withdrawn(tmp_path):
 def test_a_held_job_reads_nothing_and_an_approved_one_goes_on_until_something_changes(kit, job, monkeypatch):
     """Approved beforehand from the lead's folder, it counts for the app that FLARE puts at the site."""
     patients = []
-    monkeypatch.setattr(ReportExecutor, "_patients", lambda *_: patients.append(1))
-    monkeypatch.setattr(ReportExecutor, "_handshake", lambda self, header, *_: (_answer(header), None))
+    monkeypatch.setattr(SiteExecutor, "patients", lambda *_: patients.append(1))
+    monkeypatch.setattr(ReportSite, "_handshake", lambda self, header, *_: (_answer(header), None))
     app = shutil.copytree(job / "app", kit / "job-1" / "app_hospital")
     hospital = HospitalSite(kit, name="hospital", simulated=False, app=app)
 
@@ -219,11 +220,14 @@ def test_staff_sees_what_a_site_would_decline_and_code_that_comes_along(kit, job
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (lambda c: c["executors"][0]["executor"].update(path="os.system"), "of no method that is installed"),
-        (lambda c: c["executors"][0]["executor"].update(path="fedtar_flare.site.guard.OutboundGuard"), "of no method"),
+        (lambda c: c["executors"][0]["executor"].update(path="os.system"), "no class of fedtar_flare"),
+        (
+            lambda c: c["executors"][0]["executor"].update(path="fedtar_flare.site.guard.OutboundGuard"),
+            "is no SiteExecutor",
+        ),
         (lambda c: c["executors"].append(c["executors"][0]), "one executor and one workflow"),
         (lambda c: c["executors"][0]["executor"]["args"].update(nothing=1), "nothing"),
-        (lambda c: c["executors"][0]["executor"]["args"].update(training={"batch": 1}), "batch_size"),
+        (lambda c: c["executors"][0]["executor"]["args"]["settings"].update(training={"batch": 1}), "batch_size"),
     ],
 )
 def test_a_job_of_something_else_is_not_described(kit, job, change, words):

@@ -4,20 +4,21 @@ import re
 import shutil
 
 import pytest
+from hospital_site import executor_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedtar_flare.errors import ConfigError
 from fedtar_flare.fedtar.config import PatientConfig
-from fedtar_flare.fedtar.executor import PatientAdaptiveExecutor
 from fedtar_flare.fedtar.patient_lora import PatientLoRA
+from fedtar_flare.flare.recipe import MethodRecipe
 from fedtar_flare.learning.config import DataConfig, LoRAConfig, TrainingConfig
-from fedtar_flare.methods import METHODS, load, method
 from fedtar_flare.models.adapters.lora import add_lora, shared_state
 from fedtar_flare.models.build import build_model
 from fedtar_flare.models.config import TIMM_TARGETS, ModelConfig, asset, preset
 from fedtar_flare.models.outline import outline
 from fedtar_flare.protocol.fields import MAX_TEXT
+from fedtar_flare.registry import names
 from fedtar_flare.site.admission import Asked, breaches, declined
 from fedtar_flare.site.bounds import Bounds, default_bounds
 
@@ -299,10 +300,10 @@ def test_every_setting_of_a_job_has_a_bound_or_needs_none(group):
 )
 def test_what_a_method_trains_for_itself_is_bounded_too(patient, words):
     training = {"local_steps": 4, "batch_size": 4}
-    executor = PatientAdaptiveExecutor(preset="tiny", training=training, patient=patient)
-    only(breaches(executor.asked(3, 3), Bounds()), words)
-    off = PatientAdaptiveExecutor(preset="tiny", training=training, patient=patient | {"enabled": False})
-    assert not breaches(off.asked(3, 3), Bounds())
+    executor = executor_of("fedtar", preset="tiny", training=training, patient=patient)
+    only(breaches(executor.strategy.asked(3, 3), Bounds()), words)
+    off = executor_of("fedtar", preset="tiny", training=training, patient=patient | {"enabled": False})
+    assert not breaches(off.strategy.asked(3, 3), Bounds())
 
 
 def test_layers_without_end_are_no_model():
@@ -311,15 +312,21 @@ def test_layers_without_end_are_no_model():
             preset("tiny", **wrong)
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", names())
 def test_shipped_jobs_stay_within_the_bounds_of_a_site_with_patients(name):
-    recipe = load(method(name).recipe)()
-    assert not breaches(recipe.executor.asked(recipe.controller.num_rounds, recipe.controller.time_steps), Bounds())
+    recipe = MethodRecipe(
+        name,
+    )
+    assert not breaches(
+        recipe.executor.strategy.asked(recipe.controller.num_rounds, recipe.controller.time_steps), Bounds()
+    )
 
 
 def test_the_paper_s_job_asks_for_nothing_but_its_models():
-    recipe = load(method("fedtar").recipe)(preset="paper")
-    found = breaches(recipe.executor.asked(recipe.controller.num_rounds, recipe.controller.time_steps), Bounds())
+    recipe = MethodRecipe("fedtar", preset="paper")
+    found = breaches(
+        recipe.executor.strategy.asked(recipe.controller.num_rounds, recipe.controller.time_steps), Bounds()
+    )
     assert [reason.split()[0] for reason in found] == ["model.encoder_name", "model.decoder_name"]
 
 
@@ -331,9 +338,9 @@ def test_an_outline_is_the_model_itself():
     adapted = add_lora(model, targets=config.lora_targets, rank=rank, seed=0)
     values = made_of.lora_values(config.lora_targets, rank)
     assert values == sum(value.numel() for value in shared_state(adapted).values())
-    executor = PatientAdaptiveExecutor(preset="tiny", lora={"rank": rank})
+    executor = executor_of("fedtar", preset="tiny", lora={"rank": rank})
     own = sum(p.numel() for p in PatientLoRA(adapted, PatientConfig(), rank=rank, time_steps=9, seed=0).parameters())
-    assert own == executor.asked(1, 9).own_parameters(values)
+    assert own == executor.strategy.asked(1, 9).own_parameters(values)
     assert {"decoder.lm_head", "decoder.transformer.wte", "decoder.transformer.wpe"} <= made_of.barred
 
 

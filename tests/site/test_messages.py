@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from flare_context import context
+from hospital_site import executor_of
 from nvflare.apis.event_type import EventType
 from nvflare.apis.fl_constant import FLContextKey
 from nvflare.apis.signal import Signal
@@ -14,7 +15,6 @@ from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 from nvflare.fuel.utils import fobs
 from PIL import Image
 
-from fedtar_flare.fedtar.executor import PatientAdaptiveExecutor
 from fedtar_flare.protocol.messages import Reply, TaskHeader, version
 from fedtar_flare.protocol.tasks import CLOSE_ROUND, HANDSHAKE, TRAIN
 from fedtar_flare.site.accountant import epsilon_of
@@ -55,7 +55,7 @@ class Client:
 
     def __init__(self, kit, *filters):
         settings = {"preset": "tiny", "training": {"local_steps": 1, "batch_size": 4}}
-        self.executor = PatientAdaptiveExecutor(**settings)
+        self.executor = executor_of("fedtar", **settings)
         self.kit, self.filters, self.sent = kit, filters, []
 
     def run(self, task, header, weights=None):

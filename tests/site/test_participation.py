@@ -10,7 +10,7 @@ from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
 from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
 from fedtar_flare.errors import FedTARError
-from fedtar_flare.fedtar.contract import CONTRACT
+from fedtar_flare.fedtar.method import CONTRACT
 from fedtar_flare.flare.executor import MethodExecutor, ok
 from fedtar_flare.protocol.messages import Reply, TaskHeader, version
 from fedtar_flare.record.events import Start, Step

@@ -4,17 +4,12 @@ import json
 
 import pytest
 
-from fedtar_flare.errors import ConfigError
 from fedtar_flare.provision.kit import site_policy
+from fedtar_flare.registry import own_names
 from fedtar_flare.site.policy import (
     GUARD,
     PRIVACY_FILTER,
-    RECEIVER,
-    TO_SERVER,
     allowed_methods,
-    own_methods,
-    server_classes,
-    site_classes,
     streaming_allowed,
 )
 
@@ -63,18 +58,9 @@ def test_scalars_do_not_stream_past_a_filter_that_may_be_for_privacy(tmp_path, c
     assert not streaming_allowed(tmp_path)
 
 
-def test_classes_are_those_of_the_methods(madeup):
-    assert server_classes(["madeup"]) == ["made.up.Controller", RECEIVER]
-    assert site_classes(["madeup"]) == ["made.up.Executor", GUARD, TO_SERVER]
-    assert site_classes([]) == [GUARD, TO_SERVER] and server_classes([]) == [RECEIVER]
-    assert len(site_classes(own_methods())) == len(set(site_classes(own_methods())))
-    with pytest.raises(ConfigError, match="unheard-of"):
-        site_classes(["unheard-of"])
-
-
 def test_what_is_installed_is_allowed_nowhere_by_itself(madeup):
-    assert "fedtar" in own_methods() and madeup.method not in own_methods()
-    assert allowed_methods(site_policy(own_methods())) == own_methods()
+    assert "fedtar" in own_names() and madeup.method not in own_names()
+    assert allowed_methods(site_policy(own_names())) == list(own_names())
 
 
 def _guards(results, tasks):

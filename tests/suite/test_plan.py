@@ -6,14 +6,14 @@ import yaml
 
 from fedtar_flare.errors import ConfigError
 from fedtar_flare.fedtar.recipe import FedTARRecipe
-from fedtar_flare.methods import METHODS
+from fedtar_flare.registry import names
 from fedtar_flare.suite.file import Suite, read_suite
 from fedtar_flare.suite.hospitals import described, require_hospitals, site_config
 from fedtar_flare.suite.plan import experiments
 from fedtar_flare.suite.variants import variants
 
 SUITES = sorted((Path(__file__).parents[2] / "docs" / "suites").glob("*.yaml"))
-REPORTS = {name for name in METHODS if METHODS[name].reports}
+REPORTS = {name for name in names() if names()[name].reports}
 ARMS = {"local": {"method": "local"}, "fedavg": {"method": "fedavg"}}
 SMALL = {"name": "s", "sites": ["site-1", "site-2", "site-3"], "settings": {"preset": "tiny"}, "arms": ARMS}
 

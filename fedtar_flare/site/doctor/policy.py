@@ -9,7 +9,7 @@ from nvflare.app_common.default_component_policy import DEFAULT_CLASS_ALLOW_LIST
 
 from fedtar_flare.errors import ConfigError, FedTARError
 from fedtar_flare.files import read_json
-from fedtar_flare.methods import contract_of
+from fedtar_flare.registry import contract_of
 from fedtar_flare.site.approval import approvals
 from fedtar_flare.site.doctor.finding import FAIL, OK, WARN, Finding
 from fedtar_flare.site.participation import Participation
@@ -23,11 +23,11 @@ from fedtar_flare.site.policy import (
     PRIVACY_FILTER,
     RESOURCES,
     RESULT_FILTERS,
+    SITE_CLASSES,
     allowed_methods,
     class_of,
     filters_of,
     scopes_of,
-    site_classes,
 )
 from fedtar_flare.site.site_file import SiteConfig
 
@@ -46,7 +46,7 @@ def allow_list(kit: Path) -> list[Finding]:
     except ConfigError as error:
         return [Finding(FAIL, "allow-list", str(error), "correct the file")]
     allowed = content.get("class_allow_list") or []
-    wanted = site_classes(_installed(_methods(kit))[0])
+    wanted = SITE_CLASSES
     missing = [path for path in wanted if not any(_allows(str(entry), path) for entry in allowed)]
     if missing:
         return [Finding(FAIL, "allow-list", f"{file}: {', '.join(missing)} may not be built here", f"run '{COMPLETE}'")]

@@ -1,0 +1,73 @@
+"""Centralised training: one process trains on the visits of all sites. In a simulation only.
+
+It bounds what a federation could reach, and is what hospitals cannot do. The first site by name stands for the centre:
+it alone trains, on the union of all sites' training patients, each in the split that its own site gave it. R * T times
+it makes the local updates of one exchange. Every site scores its own test patients, so that the scores stand beside
+those of the other methods.
+
+A real site refuses every task before anything is read, and the job is not exported for production.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from fedtar_flare.errors import ConfigError
+from fedtar_flare.methods.fedavg import METHOD as FEDAVG
+from fedtar_flare.methods.fedavg import FedAvgServer, PooledSite
+from fedtar_flare.protocol.messages import TaskHeader
+from fedtar_flare.protocol.tasks import TRAIN
+from fedtar_flare.site.place import Site
+from fedtar_flare.site.state import SiteState
+
+if TYPE_CHECKING:
+    from fedtar_flare.data.cohort import Cohort
+
+
+class CentralisedServer(FedAvgServer):
+    """FedAvg of one site."""
+
+    def trainers(self) -> list[str]:
+        """The first site by name."""
+        return self.run.sites[:1]
+
+
+class CentralisedSite(PooledSite):
+    """Trains on the patients of all sites of a simulation."""
+
+    def at_handshake(self, header: TaskHeader, site: Site, state: SiteState, cohort: Cohort) -> None:
+        """Raises :class:`ConfigError` where the site's state, by which the centre finds the site, lies elsewhere."""
+        if self.executor.site_config.state_dir is not None:
+            raise ConfigError(
+                f"{self.executor.site_config.origin}: sites of a centralised simulation keep their state in one place; "
+                "leave state_dir out of the site file",
+                public="a site of a centralised simulation has a state_dir of its own",
+            )
+
+    def training_cohort(self, header: TaskHeader, site: Site, state: SiteState, cohort: Cohort) -> Cohort:
+        """The union of all sites that have a state of this run."""
+        from fedtar_flare.site.site_file import load_site_config
+
+        root = state.folder.parent.parent
+        names = sorted(folder.name for folder in state.folder.parent.iterdir() if folder.name != site.name)
+        members = [name for name in names if SiteState(root, header.run_id, name).versions()]
+        configs = {name: load_site_config(name, workspace=None, simulator=True) for name in members}
+        return cohort.joined_with([self.executor.patients(config, name, header) for name, config in configs.items()])
+
+
+METHOD = FEDAVG.derive(
+    "centralised",
+    "Centralised training (simulation only)",
+    contract={
+        "tasks": tuple(
+            replace(t, about="train on the visits of all simulated sites") if t.name == TRAIN else t
+            for t in FEDAVG.contract.tasks
+        ),
+        "stays": "patients, images, reports: a real site refuses this method",
+    },
+    server=CentralisedServer,
+    site=CentralisedSite,
+    simulation_only=True,
+    paper="",
+)

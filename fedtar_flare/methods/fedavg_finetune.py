@@ -1,0 +1,139 @@
+"""FedAvg, and at the end each site fine-tunes the shared adapter for itself.
+
+The plainest personalisation, which any personal part must beat: after the last round of FedAvg a site goes on from the
+shared adapter w_T for some local updates on its own visits, and keeps the outcome. Validation is of the shared adapter
+alone, so that the best round is chosen as in FedAvg; the last scores are with the site's own adapter and without it.
+These updates come on top of the R * T exchanges; by default they are as many as one exchange has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from pydantic import Field
+
+from fedtar_flare.data.cohort import Sample
+from fedtar_flare.errors import ConfigError
+from fedtar_flare.flare.site_executor import seed_of
+from fedtar_flare.learning.drafting import Study
+from fedtar_flare.learning.learner import ReportLearner
+from fedtar_flare.learning.training import Trained, Validated
+from fedtar_flare.methods.fedavg import METHOD as FEDAVG
+from fedtar_flare.methods.fedavg import PooledSite
+from fedtar_flare.models.adapters.lora import swapped_weights
+from fedtar_flare.protocol.messages import TaskHeader, version
+from fedtar_flare.settings import Settings
+from fedtar_flare.site.place import Site
+from fedtar_flare.site.state import SiteState
+
+
+class FineTuneConfig(Settings):
+    """The fine-tuning at the end of a run."""
+
+    updates: int | None = Field(None, ge=1, description="local updates; default: training.local_steps")
+
+
+class FineTuneLearner(ReportLearner):
+    """Keeps an adapter of the site's own, which acts in the shared one's place when reports are scored or written.
+
+    It is never trained further and never validated: both are of the shared adapter.
+    """
+
+    tuned: Mapping[str, torch.Tensor] | None = None
+
+    def __init__(self, *, finetune: FineTuneConfig, **others: Any):
+        super().__init__(**others)
+        self.updates = finetune.updates
+
+    @property
+    def has_personal_part(self) -> bool:
+        return self.tuned is not None
+
+    def context(self, samples: Sequence[Sample], personal: bool) -> AbstractContextManager[Any]:
+        return swapped_weights(self.model, self.tuned) if personal and self.tuned is not None else nullcontext()
+
+    def train(self, *args: Any, **kwargs: Any) -> Trained:
+        self.tuned = None
+        return super().train(*args, **kwargs)
+
+    def validate(self) -> Validated | None:
+        self.tuned = None
+        return super().validate()
+
+    def fine_tune(self, seed: int) -> None:
+        """Train on the site's visits of all steps, keep the outcome aside, and restore the shared adapter."""
+        start = self.shared()
+        self.train(None, seed, updates=self.updates)
+        self.tuned = self.shared()
+        self.load_shared(start)
+
+    def private(self) -> dict[str, torch.Tensor]:
+        return dict(self.tuned or {})
+
+    def load_private(self, state: Mapping[str, torch.Tensor]) -> None:
+        self.tuned = state or None
+
+
+class FineTuneSite(PooledSite):
+    """Fine-tunes within the last closing task."""
+
+    def personalise(self, header: TaskHeader, site: Site, state: SiteState, learner: ReportLearner) -> None:
+        """After the last round, where the site has enough training visits."""
+        assert isinstance(learner, FineTuneLearner)
+        if header.round < header.rounds or not learner.cohort.samples("train", least=learner.min_cell):
+            return
+        learner.fine_tune(seed_of(self.executor.seed, site.name, header.round, header.step, "finetune"))
+        self.save_private(state, version(header.round, header.step), learner, header)
+
+    def shared_learner(self, source: str) -> tuple[type[ReportLearner], dict[str, Any]]:
+        """Without an adapter of its own."""
+        return ReportLearner, {}
+
+
+@dataclass(frozen=True)
+class TunedPart:
+    """A :class:`~fedtar_flare.learning.drafting.PersonalPart`: an adapter that takes the place of the run's."""
+
+    model: Any
+    weights: Mapping[str, torch.Tensor]
+
+    @classmethod
+    def load(cls, model: Any, folder: Path, key: bytes | None, *, run_id: str, round_: int) -> TunedPart:
+        """The adapter that the site fine-tuned after the last round; it needs neither key nor the best round's adapter.
+
+        Raises:
+            ConfigError: the state is of another run, or holds no fine-tuned adapter.
+            StateError: the state is missing or damaged.
+        """
+        if folder.parent.name != run_id:
+            raise ConfigError(f"{folder} is the state of run {folder.parent.name}, the adapter is of run {run_id}")
+        state = SiteState(folder.parent.parent, run_id, folder.name)
+        versions = state.versions()
+        weights = state.read(versions[-1])[0] if versions else {}
+        if not weights:
+            raise ConfigError(
+                f"{folder} holds no fine-tuned adapter: the run did not end, or the site had too few training visits. "
+                "Draft with the shared adapter alone (without --state)"
+            )
+        return cls(model, weights)
+
+    def context(self, study: Study) -> AbstractContextManager[Any]:
+        """The fine-tuned adapter, the same for every patient."""
+        return swapped_weights(self.model, self.weights)
+
+
+METHOD = FEDAVG.derive(
+    "fedavg_finetune",
+    "FedAvg on pooled visits, fine-tuned at each site",
+    contract={"stays": "patients, images, reports, the fine-tuned adapter"},
+    site=FineTuneSite,
+    learner=FineTuneLearner,
+    settings={"finetune": FineTuneConfig},
+    private_part=TunedPart,
+    paper="",
+)

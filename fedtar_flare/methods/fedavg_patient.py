@@ -1,0 +1,33 @@
+"""FedAvg with FedTAR's patient-adaptive part: the visits of all time steps are pooled, alpha is 1.
+
+The shared adapter is averaged as in :mod:`fedtar_flare.methods.fedavg`; each site trains its patient part (FedTAR,
+Eq. 2 to 4) beside it and keeps it. What is left out of FedTAR is the aggregation over time (Eq. 7 and 8), so that the
+difference between the two is what that aggregation is worth. With ``patient.time_conditioned=False`` time is left out
+altogether.
+"""
+
+from __future__ import annotations
+
+from fedtar_flare.fedtar.learner import PatientLearner
+from fedtar_flare.fedtar.method import METHOD as FEDTAR
+from fedtar_flare.fedtar.method import PATIENT_PRESETS, PATIENT_SETTINGS
+from fedtar_flare.fedtar.site import PatientSite
+from fedtar_flare.methods.fedavg import METHOD as FEDAVG
+from fedtar_flare.methods.fedavg import PooledSite
+
+
+class FedAvgPatientSite(PooledSite, PatientSite):
+    """Trains on pooled visits with the patient part."""
+
+
+METHOD = FEDAVG.derive(
+    "fedavg_patient",
+    "FedAvg on pooled visits, with the patient part",
+    contract={"stays": FEDTAR.contract.stays, "by_rows": FEDTAR.contract.by_rows},
+    site=FedAvgPatientSite,
+    learner=PatientLearner,
+    settings=PATIENT_SETTINGS,
+    presets=PATIENT_PRESETS,
+    private_part=FEDTAR.private_part,
+    extend=FEDTAR.extend,
+)

@@ -1,0 +1,94 @@
+"""FedAdam and FedYogi: FedAvg whose server takes the mean update for the gradient of an adaptive optimiser.
+
+Reddi et al., "Adaptive Federated Optimization" (ICLR 2021), Algorithm 2; Delta is the mean of the sites' differences::
+
+    m <- beta1 m + (1 - beta1) Delta
+    v <- beta2 v + (1 - beta2) Delta^2                      (FedAdam)
+    v <- v - (1 - beta2) Delta^2 sign(v - Delta^2)          (FedYogi)
+    w <- w + server_lr m / (sqrt(v) + tau)
+
+m starts at 0 and v at tau^2, the least that the paper allows. As in the paper, the bias of m and v is not corrected.
+``torch.optim.Adam``, which FLARE's own FedOpt steps, divides m by 1 - beta1^t and v by 1 - beta2^t and starts v at 0.
+The mean is weighted by ``weighting`` (the paper's is uniform); the local optimiser is AdamW, as in every method here.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+
+import torch
+from pydantic import Field
+
+from fedtar_flare.flare.controller import FederatedController
+from fedtar_flare.flare.tasking import Answers, Tensors
+from fedtar_flare.methods.fedavg import METHOD as FEDAVG
+from fedtar_flare.methods.fedavg import FedAvgServer
+from fedtar_flare.settings import Settings
+
+
+class AdaptiveConfig(Settings):
+    """The server's optimiser."""
+
+    server_lr: float = Field(1e-2, gt=0, description="the paper's eta")
+    beta1: float = Field(0.9, ge=0, lt=1, description="decay of m")
+    beta2: float = Field(0.99, ge=0, lt=1, description="decay of v")
+    tau: float = Field(1e-3, gt=0, description="degree of adaptivity")
+
+
+class AdaptiveServer(FedAvgServer):
+    """FedAvg with an adaptive optimiser at the server, whose m and v (float64) are in the checkpoint."""
+
+    def __init__(self, run: FederatedController):
+        super().__init__(run)
+        self.m: dict[str, torch.Tensor] = {}
+        self.v: dict[str, torch.Tensor] = {}
+
+    @abstractmethod
+    def second_moment(self, v: torch.Tensor, square: torch.Tensor) -> torch.Tensor:
+        """v after an exchange, given Delta^2."""
+
+    def merge(self, w: Tensors, mean: Tensors, answers: Answers) -> Tensors:
+        """One step of the server's optimiser."""
+        config, merged = self.settings.server, {}
+        for name in sorted(w):
+            delta = mean[name]
+            m = self.m.get(name, torch.zeros_like(delta))
+            v = self.v.get(name, torch.full_like(delta, config.tau**2))
+            self.m[name] = m = config.beta1 * m + (1 - config.beta1) * delta
+            self.v[name] = v = self.second_moment(v, delta.square())
+            merged[name] = (w[name].double() + config.server_lr * m / (v.sqrt() + config.tau)).float()
+        return merged
+
+    def state(self) -> dict[str, torch.Tensor]:
+        """m and v."""
+        return {f"m.{n}": value for n, value in self.m.items()} | {f"v.{n}": value for n, value in self.v.items()}
+
+    def load_state(self, state: Tensors) -> None:
+        self.m, self.v = (
+            {name.removeprefix(key): value for name, value in state.items() if name.startswith(key)}
+            for key in ("m.", "v.")
+        )
+
+
+class FedAdamServer(AdaptiveServer):
+    """FedAdam at the server."""
+
+    def second_moment(self, v: torch.Tensor, square: torch.Tensor) -> torch.Tensor:
+        beta2 = self.settings.server.beta2
+        return beta2 * v + (1 - beta2) * square
+
+
+class FedYogiServer(AdaptiveServer):
+    """FedYogi at the server."""
+
+    def second_moment(self, v: torch.Tensor, square: torch.Tensor) -> torch.Tensor:
+        return v - (1 - self.settings.server.beta2) * square * torch.sign(v - square)
+
+
+_PAPER = "https://arxiv.org/abs/2003.00295"
+FEDADAM = FEDAVG.derive(
+    "fedadam", "FedAdam on pooled visits", server=FedAdamServer, server_settings=AdaptiveConfig, paper=_PAPER
+)
+FEDYOGI = FEDAVG.derive(
+    "fedyogi", "FedYogi on pooled visits", server=FedYogiServer, server_settings=AdaptiveConfig, paper=_PAPER
+)

@@ -1,0 +1,215 @@
+"""FedAvg of other parts of the model than LoRA: the rivals of FedMRG's paper that differ in what travels.
+
+All are FedAvg (:mod:`fedtar_flare.methods.fedavg`) with as many exchanges and local updates; ``peft.kind`` says what
+is trained and averaged:
+
+===========  ========================================================================================================
+``adalora``  Fed-AdaLoRA: a singular value decomposition B diag(E) A beside each targeted layer. PEFT prunes E by
+             importance within each task, down to ``target_rank``. All of A, B and E is averaged, so that what one site
+             pruned another may have kept; the importance is local, and begins anew in each task.
+``vera``     Fed-VeRA: random factors that all layers and sites share; two vectors of each layer travel.
+``loha``     FedPara's product of two low-rank products, by element. PEFT has it for the change of W, not for W itself.
+``prompt``   Fed-Prompt: the embeddings of some words before the begin token.
+``prefix``   Fed-Prefix: such words in every layer of the decoder.
+``none``     no adapter: what ``lora.exchange`` names is trained and travels whole. With encoder, pooling and map before
+             a frozen decoder, it is R2GenGPT's form; with all but what takes pixels or tells words, FedAvg of all.
+===========  ========================================================================================================
+
+``lora.rank`` and ``lora.alpha`` are those of the kind; the scale is ``alpha / rank`` but for VeRA, which has none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Literal, cast
+
+import torch
+from pydantic import Field
+
+from fedtar_flare.data.cohort import Sample
+from fedtar_flare.errors import ConfigError
+from fedtar_flare.learning.config import LoRAConfig
+from fedtar_flare.learning.learner import ReportLearner
+from fedtar_flare.learning.training import Trained
+from fedtar_flare.methods.fedavg import METHOD as FEDAVG
+from fedtar_flare.methods.fedavg import PooledSite
+from fedtar_flare.models.adapters.kinds import Bare, Kind, add_adapter, take_linear, without_adapter
+from fedtar_flare.models.adapters.peft_file import OTHER_KINDS
+from fedtar_flare.protocol.contract import Group
+from fedtar_flare.settings import RunSettings, Settings
+
+if TYPE_CHECKING:
+    from peft import PeftModel
+
+    from fedtar_flare.models.report_generator import ReportGenerator
+
+ADAPTER = Group("adapter", "averaged", (OTHER_KINDS,), "an adapter: AdaLoRA's or FedPara's factors, or VeRA's vectors")
+PROMPTS = Group(
+    "prompts", "averaged", (r"diagnosis\.(?:embeddings|states)",), "learnt vectors that stand for words, of all reports"
+)
+WORDS = ("prompt", "prefix")
+"""Kinds that learn words instead of an adapter."""
+
+
+class PEFTConfig(Settings):
+    """What is trained and averaged."""
+
+    kind: Literal["adalora", "vera", "loha", "prompt", "prefix", "none"] = Field(
+        "adalora", description="of what travels; 'none': no adapter, but the parameters that lora.exchange names"
+    )
+    target_rank: int | None = Field(
+        None, ge=1, description="adalora: mean rank of a layer after pruning; default: half of lora.rank"
+    )
+    orthogonality: float = Field(
+        0.5, ge=0, description="adalora: weight of the penalty on factors that are not orthogonal"
+    )
+    prompts: int = Field(16, ge=1, le=512, description="prompt, prefix: how many words are learnt")
+
+    def validation_errors(self) -> Iterator[tuple[str, str]]:
+        if self.target_rank is not None and self.kind != "adalora":
+            yield "target_rank", "none, unless kind is adalora"
+
+    def extension(self, targets: str, seed: int) -> dict[str, Any]:
+        """What :func:`extend` needs to know."""
+        return {"kind": self.kind, "prompts": self.prompts, "targets": targets, "seed": seed}
+
+
+def extend(generator: ReportGenerator, settings: dict[str, Any]) -> None:
+    """Give a base model what its adapter stands on: learnt words, or for LoHa plain linear layers."""
+    from fedtar_flare.models import learned_prompts
+
+    if settings["kind"] in WORDS:
+        every_layer = settings["kind"] == "prefix"
+        learned_prompts.extend(generator, settings["prompts"], every_layer, settings["seed"])
+    elif settings["kind"] == "loha":
+        take_linear(generator, settings["targets"])
+
+
+class PEFTSite(PooledSite):
+    """Trains what ``peft`` says."""
+
+    def resolve(self, given: RunSettings, source: str) -> RunSettings:
+        """Learnt words travel too."""
+        if given.peft.kind not in WORDS:
+            return given
+        return given.replace(lora=given.lora.replace(exchange=(*given.lora.exchange, *PROMPTS.names)))
+
+    def check(self) -> None:
+        """Refuse what trains nothing, and a rank too small to be pruned."""
+        peft, lora = self.given.peft, self.given.lora
+        if peft.kind == "none" and not lora.exchange:
+            raise ConfigError("peft.kind is none: lora.exchange must name the parameters that are trained and travel")
+        if peft.kind == "adalora" and not (peft.target_rank or 1) < lora.rank:
+            raise ConfigError(
+                f"peft.kind is adalora: lora.rank is {lora.rank}, which must be above the rank that is left, "
+                f"{peft.target_rank or 1}"
+            )
+
+    def extend(self, model: ReportGenerator) -> None:
+        extend(model, self.settings.peft.extension(self.settings.model.lora_targets, self.executor.seed))
+
+    def shared_learner(self, source: str) -> tuple[type[ReportLearner], dict[str, Any]]:
+        """The same learner: all that it trains is shared."""
+        return self.learner_class, {"peft": self.settings.peft}
+
+
+class PEFTLearner(ReportLearner):
+    """Trains another kind of adapter, learnt words, or parameters alone; arguments beside ``peft`` as its base."""
+
+    def __init__(self, *, peft: PEFTConfig, seed: int, **settings: Any):
+        self._peft, self._seed = peft, seed
+        super().__init__(seed=seed, **settings)
+        self._made = 0
+
+    @property
+    def _extension(self) -> dict[str, Any]:
+        return self._peft.extension(self._config.lora_targets, self._seed)
+
+    def extend(self, generator: ReportGenerator) -> None:
+        extend(generator, self._extension)
+
+    def adapt(self, generator: ReportGenerator, lora: LoRAConfig, seed: int) -> PeftModel:
+        """PEFT's model; where there is no adapter, what stands for one."""
+        kind = self._peft.kind
+        if kind == "none" or kind in WORDS:
+            return cast("PeftModel", without_adapter(generator, lora.exchange))
+        return add_adapter(
+            generator,
+            cast(Kind, kind),
+            targets=self._config.lora_targets,
+            rank=lora.rank,
+            alpha=lora.alpha,
+            seed=seed,
+            extra=lora.exchange,
+            target_rank=self._peft.target_rank,
+            updates=self.training.local_steps,
+        )
+
+    def describe(self) -> dict[str, Any]:
+        """The parameters of an adapter are not the model's."""
+        own = sum(p.numel() for n, p in self.shared_parameters.items() if n.startswith("base_model.model."))
+        whole = sum(parameter.numel() for parameter in self.model.parameters())
+        return super().describe() | {"extension": self._extension, "parameters": whole - own}
+
+    def adapter_config(self) -> dict[str, Any]:
+        """Empty where there is no adapter."""
+        return {} if isinstance(self.model, Bare) else super().adapter_config()
+
+    # ------------------------------------------------------------------ AdaLoRA
+    def train(self, *args: Any, **kwargs: Any) -> Trained:
+        """The importance by which AdaLoRA prunes begins anew."""
+        self._made = 0
+        if self._peft.kind == "adalora":
+            self._tuner.rankallocator.reset_ipt()
+        return super().train(*args, **kwargs)
+
+    def after_backward(self, start: Mapping[str, torch.Tensor]) -> None:
+        """AdaLoRA: the gradient of ``orthogonality / n sum_F |F F' - 1|`` over the n factors A and B'."""
+        if self._peft.kind != "adalora" or not self._peft.orthogonality:
+            return
+        factors = {n: p for n, p in self.shared_parameters.items() if n.endswith((".lora_A", ".lora_B"))}
+        with torch.enable_grad():
+            penalties = [_off(p if name.endswith("A") else p.T) for name, p in factors.items()]
+            penalty = self._peft.orthogonality * torch.stack(penalties).mean()
+            for parameter, gradient in zip(
+                factors.values(), torch.autograd.grad(penalty, [*factors.values()]), strict=True
+            ):
+                parameter.grad = gradient if parameter.grad is None else parameter.grad + gradient
+
+    def local_update(
+        self, samples: Sequence[Sample], seed: str, optimizer: torch.optim.Optimizer, start: Mapping[str, torch.Tensor]
+    ) -> float | None:
+        """AdaLoRA: then entries of E are pruned by what the gradients of this task say of them."""
+        loss = super().local_update(samples, seed, optimizer, start)
+        if loss is not None and self._peft.kind == "adalora":
+            self._made += 1
+            self._tuner.update_and_allocate(self._made)
+        return loss
+
+    @property
+    def _tuner(self) -> Any:
+        return self.model.base_model
+
+
+def _off(rows: torch.Tensor) -> torch.Tensor:
+    """How far rows (r, n) are from orthonormal: the Frobenius norm of ``R R' - 1``."""
+    return torch.linalg.norm(rows @ rows.T - torch.eye(len(rows), device=rows.device))
+
+
+METHOD = FEDAVG.derive(
+    "fedpeft",
+    "FedAvg of another adapter than LoRA",
+    contract={
+        "groups": (ADAPTER, PROMPTS, *(group for group in FEDAVG.contract.groups if group.name != ADAPTER.name)),
+        "tasks": tuple(
+            replace(t, down=(*t.down, PROMPTS.name), up=(*t.up, PROMPTS.name) if t.up else ())
+            for t in FEDAVG.contract.tasks
+        ),
+    },
+    site=PEFTSite,
+    learner=PEFTLearner,
+    settings={"peft": PEFTConfig},
+    extend=extend,
+    paper="",
+)

@@ -1,0 +1,47 @@
+"""FedProx: FedAvg with a proximal term in the local loss.
+
+Li et al., "Federated Optimization in Heterogeneous Networks" (MLSys 2020), Eq. 2: each site minimises
+``F_k(w) + mu / 2 ||w - w^t||^2``, with w^t the weights that the server sent; so ``mu (w - w^t)`` is added to the
+gradient of the shared adapter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import Field
+from torch import Tensor
+
+from fedtar_flare.learning.learner import ReportLearner
+from fedtar_flare.methods.fedavg import METHOD as FEDAVG
+from fedtar_flare.settings import Settings
+
+
+class ProximalConfig(Settings):
+    """The proximal term."""
+
+    mu: float = Field(default=0.01, ge=0, description="weight of the proximal term; 0 is FedAvg")
+
+
+class ProximalLearner(ReportLearner):
+    """Adds the gradient of ``mu / 2 ||w - w^t||^2`` (Eq. 2)."""
+
+    def __init__(self, *, proximal: ProximalConfig, **others: Any):
+        super().__init__(**others)
+        self.mu = proximal.mu
+
+    def after_backward(self, start: Mapping[str, Tensor]) -> None:
+        """``grad += mu (w - w^t)`` on the shared part."""
+        for name, parameter in self.shared_parameters.items():
+            if parameter.grad is not None:
+                parameter.grad.add_(parameter.detach() - start[name].to(parameter.device), alpha=self.mu)
+
+
+METHOD = FEDAVG.derive(
+    "fedprox",
+    "FedProx on pooled visits",
+    paper="https://arxiv.org/abs/1812.06127",
+    learner=ProximalLearner,
+    settings={"proximal": ProximalConfig},
+)

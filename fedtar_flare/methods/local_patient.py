@@ -1,0 +1,33 @@
+"""Local-only with FedTAR's patient-adaptive part: every site alone, and no weight leaves it.
+
+It decides whether a site needs the others once it has the patient part; see :mod:`fedtar_flare.methods.local`.
+"""
+
+from __future__ import annotations
+
+from fedtar_flare.fedtar.learner import PatientLearner
+from fedtar_flare.fedtar.method import ALONE_PRESETS, PATIENT_SETTINGS
+from fedtar_flare.fedtar.site import PatientSite
+from fedtar_flare.learning.diagnosis import extend
+from fedtar_flare.methods.fedavg import PooledSite
+from fedtar_flare.methods.local import METHOD as LOCAL
+from fedtar_flare.methods.local import LocalLearner
+
+
+class LocalPatientLearner(LocalLearner, PatientLearner):
+    """Keeps the adapter and the patient part at the site."""
+
+
+class LocalPatientSite(PooledSite, PatientSite):
+    """Trains on pooled visits with the patient part."""
+
+
+METHOD = LOCAL.derive(
+    "local_patient",
+    "Local training alone, with the patient part",
+    site=LocalPatientSite,
+    learner=LocalPatientLearner,
+    settings=PATIENT_SETTINGS,
+    presets=ALONE_PRESETS,
+    extend=extend,
+)

@@ -1,0 +1,175 @@
+"""SCAFFOLD: FedAvg whose local gradients are corrected by control variates, against the drift of unlike sites.
+
+Karimireddy et al., "SCAFFOLD: Stochastic Controlled Averaging for Federated Learning" (ICML 2020), Algorithm 1. Site i
+adds c - c_i to each local gradient, and afterwards sets c_i to the mean of its K uncorrected local gradients::
+
+    c_i+ = (1 / K) sum_j g_i(y_j)          which under plain SGD is option II: c_i - c + (x - y_i) / (K lr)
+    x <- x + server_lr sum_i p_i (y_i - x)
+    c <- c + sum_i p_i (c_i+ - c_i)        over the sites that answered
+
+p_i are the shares by ``weighting`` of all sites (1 / N, the paper's, with ``uniform``). c_i is private and stays at the
+site, c goes down with the weights, and the change of c_i comes up with the update: twice the bytes of FedAvg.
+
+The local optimiser is AdamW by default, as in every method here. There (x - y_i) / (K lr) would be a mean of normalised
+steps, of another unit than the gradients that it corrects, and so the mean of the gradients takes its place. AdamW
+rescales the corrected gradient in each coordinate, so that the correction turns the local steps and does not cancel the
+drift exactly as the paper's analysis has it. ``scaffold.optimizer=sgd`` is the paper's own local step; its learning
+rate, ``training.lr``, must then be much larger.
+
+An update that comes too late or is refused leaves the site's c_i ahead of the server's c until it is trained again.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Literal
+
+import torch
+from pydantic import Field
+from torch import nn
+
+from fedtar_flare.errors import ConfigError
+from fedtar_flare.flare.controller import FederatedController
+from fedtar_flare.flare.tasking import Answers, Tensors
+from fedtar_flare.learning.learner import ReportLearner
+from fedtar_flare.learning.training import Trained
+from fedtar_flare.methods.fedavg import METHOD as FEDAVG
+from fedtar_flare.methods.fedavg import FedAvgServer, PooledSite
+from fedtar_flare.protocol.contract import LORA_NAMES, Group
+from fedtar_flare.protocol.tasks import TRAIN
+from fedtar_flare.settings import Settings
+
+PREFIX = "control."
+"""Of a control variate's name, before that of the tensor that it belongs to."""
+CONTROL = Group("control", "averaged", (rf"control\.{LORA_NAMES}",), "control variates: means of a site's gradients")
+
+
+class ScaffoldConfig(Settings):
+    """SCAFFOLD at a site."""
+
+    optimizer: Literal["adamw", "sgd"] = Field("adamw", description="local optimiser of the shared part")
+
+
+class ScaffoldServerConfig(Settings):
+    """SCAFFOLD at the server."""
+
+    server_lr: float = Field(1.0, gt=0, description="the paper's eta_g")
+
+
+class ScaffoldServer(FedAvgServer):
+    """SCAFFOLD at the server, with c (float64) in the checkpoint."""
+
+    def __init__(self, run: FederatedController):
+        super().__init__(run)
+        self.control: dict[str, torch.Tensor] = {}
+
+    def extra_tensors(self, w: Tensors) -> Tensors:
+        """c, at first 0."""
+        if not self.control:
+            self.control = {f"{PREFIX}{name}": torch.zeros_like(w[name], dtype=torch.float64) for name in sorted(w)}
+        return self.control
+
+    def merge(self, w: Tensors, mean: Tensors, answers: Answers) -> Tensors:
+        """The steps of x and of c; the latter by the share of the sites that answered."""
+        visits = {site: sum(self.run.visits[site]["train"]) for site in self.run.sites}
+        counts = {site: max(n, site in answers.replies) for site, n in visits.items()}
+        shares = self.shares_of({site: n for site, n in counts.items() if n})
+        answered = math.fsum(shares[site] for site in answers.replies)
+        self.control = {name: c + answered * mean[name] for name, c in self.control.items()}
+        rate = self.settings.server.server_lr
+        return super().merge(w, {name: rate * mean[name] for name in w}, answers)
+
+    def state(self) -> dict[str, torch.Tensor]:
+        """c."""
+        return dict(self.control)
+
+    def load_state(self, state: Tensors) -> None:
+        self.control = dict(state)
+
+
+class ScaffoldSite(PooledSite):
+    """SCAFFOLD at a site; its control variates are of the adapter alone."""
+
+    def check(self) -> None:
+        if exchange := self.settings.lora.exchange:
+            raise ConfigError(
+                f"lora: exchange is {list(exchange)}: SCAFFOLD has control variates for the adapter alone; leave it "
+                "empty, or warm-start these parameters (fedtar warmstart)"
+            )
+
+
+class ScaffoldLearner(ReportLearner):
+    """Adds c - c_i to every gradient and keeps c_i, the mean of the last task's gradients (see the module)."""
+
+    def __init__(self, *, scaffold: ScaffoldConfig, **others: Any):
+        super().__init__(**others)
+        self._sgd = scaffold.optimizer == "sgd"
+        self._common: dict[str, torch.Tensor] = {}
+        self._own: dict[str, torch.Tensor] = {}
+        self._sum: dict[str, torch.Tensor] = {}
+        self._batches = 0
+
+    def shared_optimizer(self, parameters: Sequence[nn.Parameter], epochs: float) -> torch.optim.Optimizer:
+        if not self._sgd:
+            return super().shared_optimizer(parameters, epochs)
+        rate = self.rate * self.training.lr
+        return torch.optim.SGD(parameters, lr=rate, weight_decay=self.training.weight_decay)
+
+    def load_shared(self, weights: Mapping[str, torch.Tensor]) -> None:
+        """Also takes c, which comes down with the weights of a training task."""
+        self._common = {name.removeprefix(PREFIX): v for name, v in weights.items() if name.startswith(PREFIX)}
+        super().load_shared({name: v for name, v in weights.items() if not name.startswith(PREFIX)})
+
+    def train(self, *args: Any, **kwargs: Any) -> Trained:
+        """The update holds the change of c_i too."""
+        self._sum, self._batches = {}, 0
+        trained = super().train(*args, **kwargs)
+        control = {name: value / self._batches for name, value in self._sum.items()}
+        change = {f"{PREFIX}{name}": value - self._own_of(name, value) for name, value in control.items()}
+        self._own = control
+        return replace(trained, update=trained.update | change)
+
+    def after_backward(self, start: Mapping[str, torch.Tensor]) -> None:
+        """``grad += c - c_i``; a batch whose gradient is not finite will be skipped and does not count."""
+        parameters = self.shared_parameters
+        gradients = {n: torch.zeros_like(p) if p.grad is None else p.grad for n, p in parameters.items()}
+        if not all(bool(torch.isfinite(gradient).all()) for gradient in gradients.values()):
+            return
+        self._batches += 1
+        for name, gradient in gradients.items():
+            seen = gradient.detach().float().cpu().clone()
+            correction = self._common[name] - self._own_of(name, seen)
+            self._sum[name] = self._sum[name] + seen if name in self._sum else seen
+            parameters[name].grad = gradient + correction.to(gradient)
+
+    def private(self) -> dict[str, torch.Tensor]:
+        """c_i."""
+        return {f"{PREFIX}{name}": value for name, value in self._own.items()}
+
+    def load_private(self, state: Mapping[str, torch.Tensor]) -> None:
+        self._own = {name.removeprefix(PREFIX): value for name, value in state.items()}
+
+    def _own_of(self, name: str, like: torch.Tensor) -> torch.Tensor:
+        return self._own.get(name, torch.zeros_like(like))
+
+
+METHOD = FEDAVG.derive(
+    "scaffold",
+    "SCAFFOLD on pooled visits",
+    contract={
+        "groups": (*FEDAVG.contract.groups, CONTROL),
+        "tasks": tuple(
+            replace(t, down=(*t.down, CONTROL.name), up=(*t.up, CONTROL.name)) if t.name == TRAIN else t
+            for t in FEDAVG.contract.tasks
+        ),
+        "stays": "patients, images, reports, the site's own control variate",
+    },
+    server=ScaffoldServer,
+    server_settings=ScaffoldServerConfig,
+    site=ScaffoldSite,
+    learner=ScaffoldLearner,
+    settings={"scaffold": ScaffoldConfig},
+    paper="https://arxiv.org/abs/1910.06378",
+)

@@ -1,0 +1,162 @@
+"""Methods: how one is declared, and how those that are installed are found.
+
+A method is one object, a :class:`Method`. A package announces its own by an entry point of the group
+``fedtar_flare.methods``, from the method's name to the object::
+
+    [project.entry-points."fedtar_flare.methods"]
+    fedmedian = "fedmedian:METHOD"
+
+This package's own methods come in by the same door. Installing a package lets nothing leave a hospital: a site's guard
+lists the methods that it allows (:mod:`fedtar_flare.site.guard`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cache
+from importlib.metadata import EntryPoint, entry_points
+from typing import TYPE_CHECKING, Any
+
+from fedtar_flare.errors import ConfigError
+from fedtar_flare.settings import Settings, nearest
+
+if TYPE_CHECKING:
+    from fedtar_flare.protocol.contract import Contract
+
+GROUP = "fedtar_flare.methods"
+DEFAULT = "fedtar"
+_PACKAGE = "fedtar-flare"
+
+
+@dataclass(frozen=True)
+class Method:
+    """A federated method: plain data, and a class for each place where its algorithm runs.
+
+    Parameters
+    ----------
+    contract : Contract
+        What travels; its ``method`` is the name under which the method is announced.
+    server : type[ServerStrategy]
+        The algorithm at the server: ``one_round(w, r)``.
+    site : type[SiteStrategy]
+        What a site does in each task.
+    learner : type[ReportLearner], optional
+        Local training. None where the site's strategy makes a learner of another kind.
+    executor, controller : type, optional
+        Classes of its own that its jobs name; None: :class:`SiteExecutor` and :class:`FederatedController`.
+    paper : str
+        Where the method is published.
+    settings : Mapping[str, type[Settings]]
+        Groups of settings of the method's own at a site, by name.
+    server_settings : type[Settings], optional
+        Those of its algorithm at the server, given in the group ``server``; None: it has none.
+    server_groups : tuple of str
+        Groups of ``settings`` that the server gets too.
+    presets : Mapping
+        Whole settings by name: arguments of the recipe, by group.
+    events, sections : tuple
+        Record events, and sections of the run page, beside the shared ones.
+    private_part : type, optional
+        Restores what a site keeps, for drafting.
+    extend : callable, optional
+        Adds to a base model what the adapter needs beside it, given the model and the learner's description of it.
+    reports : bool
+        Whether it writes reports; else it classifies images.
+    simulation_only : bool
+        Whether no hospital may run it.
+    rounds : callable, optional
+        R and T where neither the job nor its preset says them, given the job's groups of settings.
+    """
+
+    contract: Contract
+    server: type[Any]
+    site: type[Any]
+    learner: type[Any] | None = None
+    executor: type[Any] | None = None
+    controller: type[Any] | None = None
+    paper: str = ""
+    settings: Mapping[str, type[Settings]] = field(default_factory=dict)
+    server_settings: type[Settings] | None = None
+    server_groups: tuple[str, ...] = ()
+    presets: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    events: tuple[Any, ...] = ()
+    sections: tuple[Any, ...] = ()
+    private_part: type[Any] | None = None
+    extend: Callable[[Any, Any], None] | None = None
+    reports: bool = True
+    simulation_only: bool = False
+    rounds: Callable[[Mapping[str, Any]], tuple[int, int]] | None = None
+
+    @property
+    def name(self) -> str:
+        """As jobs and site policies write it."""
+        return self.contract.method
+
+    def derive(self, name: str, title: str, *, contract: Mapping[str, Any] | None = None, **changes: Any) -> Method:
+        """A method that differs from this one in name, title and what is given here.
+
+        Parameters
+        ----------
+        contract : Mapping, optional
+            Fields of the contract that change.
+        changes
+            Fields of the method that change.
+        """
+        contract_ = replace(self.contract, method=name, title=title, **(contract or {}))
+        return replace(self, contract=contract_, **changes)
+
+
+@cache
+def _announced() -> dict[str, EntryPoint]:
+    """Entry points by name; of one name this package's own counts, so that none of its methods can be replaced."""
+    found = entry_points(group=GROUP)
+    own = {point.name: point for point in found if _is_own(point)}
+    return own | {point.name: point for point in sorted(found, key=str) if point.name not in own}
+
+
+def _is_own(point: EntryPoint) -> bool:
+    return point.dist is not None and point.dist.name.lower().replace("_", "-") == _PACKAGE
+
+
+def names() -> tuple[str, ...]:
+    """Names of all installed methods: this package's own, then those of other packages."""
+    return tuple(_announced())
+
+
+def own_names() -> tuple[str, ...]:
+    """Names of this package's own methods."""
+    return tuple(name for name, point in _announced().items() if _is_own(point))
+
+
+def package_of(name: str) -> str:
+    """Name and version of the package that announces a method."""
+    dist = _announced()[name].dist
+    return f"{dist.name} {dist.version}" if dist is not None else "unknown"
+
+
+@cache
+def method(name: str) -> Method:
+    """The installed method of that name.
+
+    Raises
+    ------
+    ConfigError
+        No package announces it, or what is announced is no :class:`Method` of that name.
+    """
+    points = _announced()
+    if name not in points:
+        known = ", ".join(points) or "none: install the package, pip install fedtar_flare"
+        raise ConfigError(f"method '{name!s:.80}' is unknown{nearest(str(name), points)} (known: {known})")
+    try:
+        found = points[name].load()
+    except Exception as error:
+        raise ConfigError(f"method '{name}' of {package_of(name)} cannot be loaded: {error}") from error
+    if not isinstance(found, Method) or found.name != name:
+        raise ConfigError(f"method '{name}' of {package_of(name)}: {points[name].value} is no Method of that name")
+    return found
+
+
+def contract_of(name: str) -> Contract:
+    """A method's contract, as installed here; raises ConfigError as :func:`method` does."""
+    return method(name).contract

@@ -1,0 +1,175 @@
+"""FedAvg of other parts than LoRA: what each kind trains and sends, AdaLoRA's penalty and pruning, learnt words."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hospital_site import HospitalSite, executor_of, write_site_files
+
+from fedtar_flare.errors import ConfigError
+from fedtar_flare.flare.recipe import MethodRecipe
+from fedtar_flare.imaging.batch import ImageBatch
+from fedtar_flare.methods.fedpeft import METHOD, extend
+from fedtar_flare.models.adapters.kinds import add_adapter
+from fedtar_flare.models.adapters.lora import shared_parameters
+from fedtar_flare.models.build import build_model
+from fedtar_flare.models.config import preset
+
+KINDS = ("adalora", "vera", "loha", "prompt", "prefix", "none")
+MAPS = [r"(?:encoder|pooling|projection)\.(?!.*embedding).+"]
+MODEL = preset("tiny", max_length=12)
+
+
+@pytest.fixture(autouse=True)
+def _environment(home, tmp_path, monkeypatch):
+    write_site_files(tmp_path, home, monkeypatch)
+
+
+def site_of(folder, kind, fresh=False, **more):
+    lora = {"exchange": MAPS} if kind == "none" else {}
+    return HospitalSite(folder, method="fedpeft", fresh=fresh, peft={"kind": kind, **more}, lora=lora)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_kind_trains_what_it_sends_and_nothing_else(tmp_path, kind):
+    site = site_of(tmp_path, kind)
+    reply, w = site.handshake()
+    learner = site.executor.strategy.learner
+    before = {n: p.detach().clone() for n, p in learner.model.named_parameters()}
+    trained, update = site.train(w, 1, 1)
+    assert trained.status == "ok" and any(bool(v.any()) for v in update.values())
+    shared = {id(p) for p in shared_parameters(learner.model).values()}
+    for name, parameter in learner.model.named_parameters():
+        assert id(parameter) in shared or torch.equal(parameter, before[name]), name
+    whole = [n for n in update if n.startswith(("encoder.", "pooling.", "projection."))]
+    assert bool(whole) is (kind == "none") and len(whole) in (0, len(update))
+    METHOD.contract.check_names(METHOD.contract.task("train"), {n: v for n, v in update.items() if n not in whole})
+    assert bool(reply.payload["adapter_config"]) is (kind in ("adalora", "vera", "loha"))
+    closing, _ = site.close({n: w[n] + update[n] for n in w}, 1, evaluate=True)
+    assert closing.numbers["validation_loss"] > 0 and closing.payload["scores"]
+
+
+# --------------------------------------------------------------------------- AdaLoRA
+def test_adalora_s_penalty_is_that_of_factors_that_are_not_orthonormal(tmp_path):
+    site = site_of(tmp_path, "adalora", orthogonality=0.3)
+    _, w = site.handshake()
+    learner = site.executor.strategy.learner
+    factors = {n: p for n, p in shared_parameters(learner.model).items() if n[-1] in "AB"}
+    assert len(factors) * 3 == len(w) * 2
+    for parameter in factors.values():
+        parameter.grad = None
+    learner.after_backward({})
+    norms = []
+    for name, p in factors.items():
+        rows = p.detach().double() if name.endswith("A") else p.detach().double().T
+        norms.append((rows, (rows @ rows.T - torch.eye(len(rows))).norm()))
+    for (name, parameter), (rows, norm) in zip(factors.items(), norms, strict=True):
+        by_hand = 0.3 / len(factors) * 2 * (rows @ rows.T - torch.eye(len(rows), dtype=torch.float64)) @ rows / norm
+        wanted = by_hand if name.endswith("A") else by_hand.T
+        torch.testing.assert_close(parameter.grad.double(), wanted, rtol=1e-4, atol=1e-7)
+
+
+def test_adalora_is_pruned_to_its_target_within_a_task_and_begins_anew_in_the_next(tmp_path):
+    site = site_of(tmp_path, "adalora", target_rank=1)
+    _, w = site.handshake()
+    for round_ in (1, 2):
+        _, update = site.train(w, round_, 1)
+        w = {n: w[n] + update[n] for n in w}
+        values = [w[n] for n in w if n.endswith("lora_E")]
+        left = sum(int((v != 0).sum()) for v in values)
+        assert 0 < left <= len(values), "at most one entry a layer, in the mean"
+
+
+@pytest.mark.parametrize(
+    ("settings", "problem"),
+    [({"peft": {"kind": "none"}}, "lora.exchange must name"), ({"peft": {"kind": "lora"}}, "kind"),
+     ({"peft": {"kind": "vera", "target_rank": 2}}, "target_rank"), ({"peft": {"prompts": 0}}, "prompts"),
+     ({"peft": {"target_rank": 4}}, "lora.rank is 4"), ({"lora": {"rank": 1}}, "lora.rank is 1")],
+)  # fmt: skip
+def test_what_cannot_be_fails_when_built(settings, problem):
+    with pytest.raises(ConfigError, match=problem):
+        executor_of("fedpeft", **settings)
+
+
+# --------------------------------------------------------------------------- learnt words
+def batch():
+    images = (255 * torch.rand(2, 4, 3, 32, 32, generator=torch.Generator().manual_seed(0))).to(torch.uint8)
+    return ImageBatch(images, torch.arange(8.0).view(2, 4), torch.ones(2, 4, dtype=torch.bool))
+
+
+def with_words(kind, prompts=3):
+    model = build_model(MODEL)
+    extend(model, {"kind": kind, "prompts": prompts, "targets": "", "seed": 1})
+    with torch.no_grad():
+        for parameter in model.diagnosis.parameters():
+            parameter.normal_(0, 0.5, generator=torch.Generator().manual_seed(2))
+    return model
+
+
+@pytest.mark.parametrize("kind", ["prompt", "prefix"])
+def test_what_is_written_follows_from_the_learnt_words(kind):
+    model, plain = with_words(kind), build_model(MODEL)
+    written = model.generate(batch(), num_beams=1)
+    ids = torch.full((2, 1), model.bos_id)
+    with torch.no_grad():
+        tokens = model.tokens(batch())
+        memory, mask = model.memory(batch(), tokens)
+        for _ in range(written.shape[1] - 1):
+            logits, _ = model.decode(memory, mask, ids, model.prompts(batch(), tokens))
+            ids = torch.cat([ids, logits[:, -1:].argmax(-1)], dim=1)
+        assert not torch.allclose(logits, plain.decode(memory, mask, ids[:, :-1])[0], atol=1e-3)
+    for own, greedy in zip(written, ids, strict=True):
+        end = (own == model.eos_id).nonzero()
+        upto = int(end[0]) + 1 if len(end) else len(own)
+        assert torch.equal(own[:upto], greedy[:upto])
+
+
+def test_prefix_tuning_replaces_the_words_states_before_every_layer():
+    """What the last layer's words are follows from their own states there, not from those of the layer before."""
+    model = with_words("prefix")
+    ids = torch.tensor([[model.bos_id, 5, 6], [model.bos_id, 7, 8]])
+    with torch.no_grad():
+        tokens = model.tokens(batch())
+        memory, mask = model.memory(batch(), tokens)
+        seen = []
+        hook = model.decoder.transformer.h[1].register_forward_pre_hook(lambda m, args: seen.append(args[0]))
+        model.decode(memory, mask, ids, model.prompts(batch(), tokens))
+        hook.remove()
+    assert torch.equal(seen[0][:, :3], model.diagnosis.states[0].expand(2, -1, -1))
+    assert len(model.diagnosis.states) == MODEL.decoder_layers - 1
+
+
+# --------------------------------------------------------------------------- what travels
+def values(kind, exchange=()):
+    """Numbers of values that travel one way, of the small model at the defaults."""
+    executor = MethodRecipe("fedpeft", peft={"kind": kind}, lora={"exchange": list(exchange)}).executor
+    config, lora = executor.resolved.model, executor.resolved.lora
+    generator = build_model(config)
+    executor.strategy.extend(generator)
+    if kind in ("adalora", "vera", "loha"):
+        peft_model = add_adapter(
+            generator, kind, targets=config.lora_targets, rank=lora.rank, alpha=lora.alpha, seed=0, extra=lora.exchange
+        )
+        return sum(p.numel() for p in shared_parameters(peft_model).values())
+    from fedtar_flare.models.adapters.lora import extra_names
+
+    return sum(generator.get_parameter(name).numel() for name in extra_names(generator, lora.exchange))
+
+
+BYTES = {
+    "adalora": 188_864,
+    "vera": 27_072,
+    "loha": 376_832,
+    "prompt": 8_192,
+    "prefix": 32_768,
+    "r2gengpt": 2_040_832,
+    "everything": 6_275_072,
+}
+"""One way, float32, of the preset small; LoRA's (fedavg) are half of LoHa's."""
+
+
+def test_bytes_of_an_exchange_of_the_small_model():
+    everything = [r"(?!.*embed)(?!decoder\.(?:lm_head|transformer\.w[tp]e)).+"]
+    found = {kind: 4 * values(kind) for kind in KINDS if kind != "none"}
+    found |= {"r2gengpt": 4 * values("none", MAPS), "everything": 4 * values("none", everything)}
+    assert found == BYTES, found

@@ -1,0 +1,313 @@
+"""The servers' rules on three quadratics, each against the paper's algorithm written down once more in numpy."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from federation import NAMES, QuadraticSite, federation_of, pair
+from scipy.optimize import minimize
+
+from fedtar_flare.errors import ConfigError
+from fedtar_flare.flare.checkpoint import CheckpointFolder
+from fedtar_flare.flare.controller import FederatedController
+from fedtar_flare.flare.executor import abstain, ok
+from fedtar_flare.methods.drfa import onto_simplex
+from fedtar_flare.protocol.tasks import TRAIN
+
+T, ROUNDS = 2, 4
+
+
+FedAdam = federation_of("fedadam")
+
+
+FedYogi = federation_of("fedyogi")
+
+
+Scaffold = federation_of("scaffold")
+
+
+DRFA = federation_of("drfa")
+
+
+FedAvg = federation_of("fedavg")
+
+
+def sites():
+    """Three sites whose loss is ``|w - target|^2 / 2``, of 3, 5 and 2 visits, each taking one step of 0.5 an update."""
+    return {f"site-{i}": QuadraticSite(f"site-{i}", [pair(i)] * T, samples=n) for i, n in enumerate((3, 5, 2))}
+
+
+def flat(tensors):
+    return np.concatenate([np.asarray(value, np.float64).ravel() for value in tensors])
+
+
+def targets(local):
+    return {name: flat(site.targets[0]) for name, site in local.items()}
+
+
+def start(local):
+    return flat(local["site-0"].start().values())
+
+
+def shares(local):
+    total = sum(site.samples for site in local.values())
+    return {name: site.samples / total for name, site in local.items()}
+
+
+def run(kind, folder, local, **settings):
+    controller = kind(folder, local, **({"num_rounds": ROUNDS, "time_steps": T} | settings))
+    controller.run()
+    assert not controller.panics, controller.panics
+    checkpoint = CheckpointFolder(controller.results_folder / "checkpoint").last()[0]
+    return controller, checkpoint, flat(checkpoint.weights[name] for name in NAMES)
+
+
+# --------------------------------------------------------------------------- FedAdam and FedYogi
+SERVER = {"server_lr": 0.3, "beta1": 0.8, "beta2": 0.95, "tau": 0.05}
+
+
+def adaptive(local, yogi, server_lr, beta1, beta2, tau):
+    """Reddi et al., Algorithm 2."""
+    x = start(local)
+    m, v = np.zeros_like(x), np.full_like(x, tau**2)
+    for _ in range(ROUNDS * T):
+        delta = sum(p * (-0.5) * (x - targets(local)[name]) for name, p in shares(local).items())
+        m = beta1 * m + (1 - beta1) * delta
+        v = v - (1 - beta2) * delta**2 * np.sign(v - delta**2) if yogi else beta2 * v + (1 - beta2) * delta**2
+        x = x + server_lr * m / (np.sqrt(v) + tau)
+    return x
+
+
+@pytest.mark.parametrize("kind", [FedAdam, FedYogi])
+def test_adaptive_servers_follow_the_paper_s_algorithm(tmp_path, kind):
+    w = run(kind, tmp_path, sites(), **SERVER)[2]
+    np.testing.assert_allclose(w, adaptive(sites(), kind is FedYogi, **SERVER), rtol=1e-6, atol=1e-6)
+
+
+def test_fedadam_is_torch_s_adam_whose_bias_correction_has_died_out(tmp_path):
+    """FLARE's own FedOpt steps ``torch.optim.Adam`` with the negative mean update as the gradient."""
+    local = sites()
+    x = torch.nn.Parameter(torch.from_numpy(start(local)))
+    adam = torch.optim.Adam([x], lr=SERVER["server_lr"], betas=(SERVER["beta1"], SERVER["beta2"]), eps=SERVER["tau"])
+    begun = torch.zeros_like(x).detach()
+    # after ever so many steps 1 - beta^t is 1; v starts at tau^2
+    adam.state[x] = {"step": torch.tensor(1e6), "exp_avg": begun, "exp_avg_sq": torch.full_like(begun, 0.05**2)}
+    for _ in range(ROUNDS * T):
+        target = sum(p * targets(local)[name] for name, p in shares(local).items())
+        x.grad = 0.5 * (x.detach() - torch.from_numpy(target))
+        adam.step()
+    w = run(FedAdam, tmp_path, local, **SERVER)[2]
+    np.testing.assert_allclose(w, x.detach().numpy(), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", [FedAdam, FedYogi])
+def test_an_adaptive_server_goes_on_to_the_same_bits(tmp_path, kind):
+    _, whole, _ = run(kind, tmp_path / "whole", sites())
+    first, half, _ = run(kind, tmp_path / "first", sites(), num_rounds=2)
+    again = {"resume_from": str(first.results_folder / "checkpoint")}
+    _, resumed, _ = run(kind, tmp_path / "second", sites(), **again)
+    assert {name.partition(".")[0] for name in half.method} == {"m", "v"}
+    for part in ("weights", "method"):
+        ends = getattr(whole, part), getattr(resumed, part)
+        assert ends[0].keys() == ends[1].keys() and all(torch.equal(ends[0][n], ends[1][n]) for n in ends[0])
+    other = kind(tmp_path / "third", sites(), num_rounds=ROUNDS, time_steps=T, beta1=0.5, **again)
+    other.run()
+    assert "beta1" in other.panics[0]
+
+
+@pytest.mark.parametrize(("name", "value"), [("server_lr", 0.0), ("tau", 0.0), ("beta1", 1.0), ("beta2", -0.1)])
+def test_settings_of_an_adaptive_server_that_cannot_be_fail_when_built(name, value):
+    with pytest.raises(ConfigError, match=name):
+        FederatedController("fedadam", settings={"server": {name: value}})
+
+
+# --------------------------------------------------------------------------- SCAFFOLD
+LR, K = 0.1, 3
+
+
+class Drifting:
+    """A site whose loss is ``sum curvature (w - target)^2 / 2``; K corrected steps of gradient descent, option II."""
+
+    def __init__(self, name, seed, samples):
+        self.plain = QuadraticSite(name, [pair(seed)] * T, samples=samples)
+        self.curvature = {n: 0.5 + torch.rand(3, 2, generator=torch.Generator().manual_seed(seed)) for n in NAMES}
+        self.own = {n: torch.zeros(3, 2) for n in NAMES}
+        self.down = None
+
+    def __call__(self, task, header, weights):
+        if task != TRAIN:
+            return self.plain(task, header, weights)
+        self.down = set(weights)
+        x = {n: weights[n] for n in NAMES}
+        c = {n: weights[f"control.{n}"] for n in NAMES}
+        y = dict(x)
+        for _ in range(K):
+            gradient = {
+                n: self.curvature[n] * (y[n] - goal) for n, goal in zip(NAMES, self.plain.targets[0], strict=True)
+            }
+            y = {n: y[n] - LR * (gradient[n] - self.own[n] + c[n]) for n in NAMES}
+        own = {n: self.own[n] - c[n] + (x[n] - y[n]) / (K * LR) for n in NAMES}
+        update = {n: y[n] - x[n] for n in NAMES} | {f"control.{n}": own[n] - self.own[n] for n in NAMES}
+        self.own = own
+        return ok(header, {"samples": self.plain.samples * T, "train_loss": 1.0}), update
+
+
+def drifting():
+    return {f"site-{i}": Drifting(f"site-{i}", i, n) for i, n in enumerate((3, 5, 2))}
+
+
+def scaffold(local, p, server_lr, exchanges):
+    """Karimireddy et al., Algorithm 1 with option II, in float64."""
+    curvature = {name: flat(site.curvature.values()) for name, site in local.items()}
+    target = {name: flat(site.plain.targets[0]) for name, site in local.items()}
+    x = flat(local["site-0"].plain.start().values())
+    c, own = np.zeros_like(x), {name: np.zeros_like(x) for name in local}
+    for _ in range(exchanges):
+        steps, changes = {}, {}
+        for name in local:
+            y = x.copy()
+            for _ in range(K):
+                y -= LR * (curvature[name] * (y - target[name]) - own[name] + c)
+            fresh = own[name] - c + (x - y) / (K * LR)
+            steps[name], changes[name] = y - x, fresh - own[name]
+            own[name] = fresh
+        x = x + server_lr * sum(p[name] * steps[name] for name in local)
+        c = c + sum(p[name] * changes[name] for name in local)
+    return x, c
+
+
+@pytest.mark.parametrize("weighting", ["samples", "uniform"])
+def test_scaffold_s_server_follows_the_paper_s_algorithm(tmp_path, weighting):
+    local = drifting()
+    _, checkpoint, w = run(Scaffold, tmp_path, local, weighting=weighting, server_lr=0.8)
+    p = {"samples": {"site-0": 0.3, "site-1": 0.5, "site-2": 0.2}, "uniform": dict.fromkeys(local, 1 / 3)}[weighting]
+    x, c = scaffold(drifting(), p, 0.8, ROUNDS * T)
+    np.testing.assert_allclose(w, x, rtol=1e-6, atol=1e-6)
+    np.testing.assert_allclose(flat(checkpoint.method[f"control.{n}"] for n in NAMES), c, rtol=1e-6, atol=2e-6)
+
+
+def test_scaffold_ends_where_the_sites_common_loss_is_least_and_fedavg_does_not(tmp_path):
+    """The drift that it is made against: with unlike curvatures, FedAvg's fixed point is not the minimum."""
+    local = drifting()
+    curvature = {name: flat(site.curvature.values()) for name, site in local.items()}
+    target = {name: flat(site.plain.targets[0]) for name, site in local.items()}
+    p = {"site-0": 0.3, "site-1": 0.5, "site-2": 0.2}
+    least = sum(p[n] * curvature[n] * target[n] for n in local) / sum(p[n] * curvature[n] for n in local)
+    w = run(Scaffold, tmp_path, local, num_rounds=40)[2]
+    shrunk = {n: 1 - (1 - LR * curvature[n]) ** K for n in local}
+    fedavg = sum(p[n] * shrunk[n] * target[n] for n in local) / sum(p[n] * shrunk[n] for n in local)
+    assert np.abs(w - least).max() < 1e-4 < np.abs(fedavg - least).max() / 100
+
+
+def test_a_site_that_is_away_leaves_its_share_of_scaffold_s_control_alone(tmp_path):
+    """c stays the weighted mean of the c_i of all sites."""
+    local = drifting()
+    controller = Scaffold(tmp_path, local, num_rounds=2, time_steps=T)
+    whole = local["site-2"]
+    local["site-2"] = lambda task, header, weights: (
+        (abstain(header, "away"), None) if task == TRAIN and header.round == 2 else whole(task, header, weights)
+    )
+    controller.run()
+    assert not controller.panics and whole.down == {*NAMES, *(f"control.{n}" for n in NAMES)}
+    own = {"site-0": local["site-0"].own, "site-1": local["site-1"].own, "site-2": whole.own}
+    for n in NAMES:
+        mean = 0.3 * own["site-0"][n] + 0.5 * own["site-1"][n] + 0.2 * own["site-2"][n]
+        torch.testing.assert_close(controller.strategy.state()[f"control.{n}"].float(), mean, rtol=1e-5, atol=1e-5)
+
+
+# --------------------------------------------------------------------------- DRFA
+class Honest(QuadraticSite):
+    """Says its loss at the weights that came down, as a site's first local update does."""
+
+    def __call__(self, task, header, weights):
+        reply, tensors = super().__call__(task, header, weights)
+        if task == TRAIN:
+            pairs = zip(NAMES, self.targets[0], strict=True)
+            loss = sum(0.5 * float((weights[n] - goal).double().square().sum()) for n, goal in pairs)
+            reply = replace(reply, numbers=reply.numbers | {"first_loss": loss})
+        return reply, tensors
+
+
+def honest():
+    return {f"site-{i}": Honest(f"site-{i}", [pair(i)] * T, samples=n) for i, n in enumerate((3, 5, 2))}
+
+
+def nearest_on_the_simplex(values):
+    """By scipy's SLSQP, which knows nothing of simplices."""
+    values = np.asarray(values, float)
+    return minimize(
+        lambda x: 0.5 * np.sum((x - values) ** 2),
+        np.full(len(values), 1 / len(values)),
+        jac=lambda x: x - values,
+        bounds=[(0, None)] * len(values),
+        constraints={"type": "eq", "fun": lambda x: x.sum() - 1, "jac": np.ones_like},
+        method="SLSQP",
+        options={"ftol": 1e-15, "maxiter": 500},
+    ).x
+
+
+@pytest.mark.parametrize("scale", [0.01, 0.3, 5.0])
+def test_the_projection_is_the_nearest_point_of_the_simplex(scale):
+    generator = np.random.default_rng(0)
+    for size in (1, 2, 3, 7):
+        values = scale * generator.standard_normal(size)
+        np.testing.assert_allclose(onto_simplex(values.tolist()), nearest_on_the_simplex(values), atol=1e-6)
+
+
+def drfa(local, snapshots, lambda_lr):
+    """Deng et al., Algorithm 1, with the expectation of the draw of sites in place of a draw."""
+    x, mixing = start(local), shares(local)
+    for snapshot in snapshots:
+        for t in range(1, T + 1):
+            if t == snapshot:
+                losses = {name: 0.5 * np.sum((x - goal) ** 2) for name, goal in targets(local).items()}
+            x = x + sum(mixing[name] * (-0.5) * (x - goal) for name, goal in targets(local).items())
+        moved = nearest_on_the_simplex([mixing[name] + lambda_lr * losses[name] for name in sorted(local)])
+        mixing = dict(zip(sorted(local), moved, strict=True))
+    return x, mixing
+
+
+def test_drfa_follows_the_paper_s_algorithm(tmp_path):
+    controller, checkpoint, w = run(DRFA, tmp_path, honest(), lambda_lr=0.05)
+    snapshots = [controller.strategy.snapshot(r) for r in range(1, ROUNDS + 1)]
+    x, mixing = drfa(honest(), snapshots, 0.05)
+    assert set(snapshots) == {1, 2}, "both exchanges are drawn"
+    np.testing.assert_allclose(w, x, rtol=1e-6, atol=2e-6)
+    for name, value in mixing.items():
+        assert float(checkpoint.method[f"lambda.{name}"]) == pytest.approx(value, abs=1e-6)
+    assert controller.strategy.numbers()["lambda"] == pytest.approx(list(mixing.values()), abs=1e-5)
+
+
+def test_drfa_serves_the_worst_off_site_better_than_fedavg_and_without_its_step_is_fedavg(tmp_path):
+    def worst(w):
+        return max(0.5 * np.sum((w - goal) ** 2) for goal in targets(honest()).values())
+
+    fedavg = run(FedAvg, tmp_path / "fedavg", honest(), num_rounds=20)[2]
+    robust = run(DRFA, tmp_path / "robust", honest(), num_rounds=20, lambda_lr=0.02)[2]
+    still = run(DRFA, tmp_path / "still", honest(), num_rounds=20, lambda_lr=0)[2]
+    assert worst(robust) < worst(fedavg) - 0.1
+    np.testing.assert_allclose(still, fedavg, rtol=1e-6, atol=1e-6)
+
+
+def test_drfa_without_losses_leaves_lambda_and_an_absent_site_is_made_up_for(tmp_path):
+    controller, _, _ = run(DRFA, tmp_path / "silent", sites())
+    assert controller.strategy.numbers()["lambda"] == [0.3, 0.5, 0.2]
+    local = honest()
+    local["site-1"] = QuadraticSite("site-1", [None] * T, samples=5)
+    controller, _, _ = run(DRFA, tmp_path / "absent", local)
+    assert sum(controller.strategy.numbers()["lambda"]) == pytest.approx(1, abs=1e-5)
+
+
+def test_drfa_goes_on_to_the_same_bits(tmp_path):
+    _, whole, _ = run(DRFA, tmp_path / "whole", honest())
+    first, _, _ = run(DRFA, tmp_path / "first", honest(), num_rounds=2)
+    _, again, _ = run(DRFA, tmp_path / "second", honest(), resume_from=str(first.results_folder / "checkpoint"))
+    assert all(torch.equal(whole.weights[n], again.weights[n]) for n in whole.weights)
+    assert all(torch.equal(whole.method[n], again.method[n]) for n in whole.method)
+
+
+@pytest.mark.parametrize(("kind", "name", "value"), [("drfa", "lambda_lr", -1.0), ("scaffold", "server_lr", 0.0)])
+def test_a_server_s_step_that_cannot_be_fails_when_built(kind, name, value):
+    with pytest.raises(ConfigError, match=name):
+        FederatedController(kind, settings={"server": {name: value}})
