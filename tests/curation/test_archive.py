@@ -12,9 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from command import fedtar_here
-from make_dicom import chest, slice_dataset, write_series
+from make_dicom import chest, slice_dataset, write_radiograph, write_series
 from pydicom.dataset import Dataset
-from pydicom.uid import DigitalXRayImageStorageForPresentation
 from refused import refused
 
 from fedtar_flare.curation.archive import index_folder, write_manifest
@@ -39,13 +38,8 @@ def study(folder: Path, patient="P", uid="1.2.1", prefix="", slices=9, series="1
 
 
 def radiograph(path: Path, **tags):
-    ds = slice_dataset(chest(1, (40, 60))[0], 0)
-    ds.SOPClassUID = ds.file_meta.MediaStorageSOPClassUID = DigitalXRayImageStorageForPresentation
-    ds.Modality, ds.StudyDate = "DX", "20200131"
-    for keyword, value in tags.items():
-        setattr(ds, keyword, value)
     path.parent.mkdir(parents=True, exist_ok=True)
-    ds.save_as(path, enforce_file_format=True)
+    write_radiograph(path, np.zeros((40, 60)), StudyDate="20200131", PatientID="P", **tags)
 
 
 def table(path: Path, head: str, *rows: str) -> Path:

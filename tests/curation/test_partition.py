@@ -32,9 +32,7 @@ TOPICS = ("pleural effusion on the left", "fracture of a rib", "emphysema with b
 
 def patient(i, report="Clear.", visits=1):
     day = datetime(2020, 1, 1)
-    made = [
-        Visit(f"p{i}", f"v{t}", day + timedelta(days=t), Path(f"{i}-{t}"), report, "radiograph") for t in range(visits)
-    ]
+    made = (Visit(f"p{i}", f"v{t}", day + timedelta(t), Path(f"{i}-{t}"), report, "radiograph") for t in range(visits))
     return Patient(f"p{i}", None, tuple(made))
 
 
@@ -83,13 +81,8 @@ def test_a_small_concentration_makes_unlike_sites():
         return np.mean(tables)
 
     assert distance(100.0) < 0.1 < distance(1.0) < distance(0.1)
-
-
-def test_seeds_differ():
-    patients = cohort(40)
-    assert by_random(patients, 4, 0) != by_random(patients, 4, 1)
-    kinds = {p.patient_id: 0 for p in patients}
     assert by_dirichlet(kinds, 4, 1.0, 0) != by_dirichlet(kinds, 4, 1.0, 1)
+    assert by_random(cohort(40), 4, 0) != by_random(cohort(40), 4, 1)
 
 
 def test_clusters_put_like_reports_together():
@@ -106,12 +99,7 @@ def test_clusters_put_like_reports_together():
 def test_institutions():
     patients = cohort(4)
     names = {"p0": "San Raffaele, Milan", "p1": "St. Mary's", "p2": "St. Mary's"}
-    assert by_institution(patients, names) == {
-        "p0": "san-raffaele-milan",
-        "p1": "st-mary-s",
-        "p2": "st-mary-s",
-        "p3": "unknown",
-    }
+    assert [*by_institution(patients, names).values()] == ["san-raffaele-milan", "st-mary-s", "st-mary-s", "unknown"]
     with pytest.raises(ConfigError, match="does not tell institutions"):
         by_institution(patients, {})
     with pytest.raises(ConfigError, match="would both be the site 'a-b'"):
@@ -216,15 +204,8 @@ def test_the_natural_sites_of_the_real_collection(shared_data, tmp_path):
     for site, location in (("spain", "Spain"), ("australia", "Australia"), ("others", "others")):
         there = read_source("manifest", tmp_path / site / "manifest.csv").patients()
         asked = read_source("covid_chestxray", path, {"location": location}).patients()
-        key = [(p.patient_id, p.sex, [(v.acquired, v.age, v.image) for v in p.visits]) for p in there]
-        assert sorted(key) == sorted(
-            (p.patient_id, p.sex, [(v.acquired, v.age, v.image) for v in p.visits]) for p in asked
-        )
-
-
-@pytest.mark.shared_data
-@pytest.mark.parametrize("how", [{"by": "clusters"}, {"by": "dirichlet"}, {"by": "random"}])
-def test_other_ways_over_the_real_collection(shared_data, tmp_path, how):
-    sites, _ = partition_source("covid_chestxray", shared_data / "covid_chestxray", tmp_path, sites=4, **how)
-    ids = [p.patient_id for s in sites for p in read_source("manifest", s.manifest).patients()]
-    assert len(sites) == 4 and len(ids) == len(set(ids)) == 39
+        keys = [
+            sorted((p.patient_id, p.sex, [(v.acquired, v.age, v.image) for v in p.visits]) for p in group)
+            for group in (there, asked)
+        ]
+        assert keys[0] == keys[1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from datetime import datetime, timedelta
 from pathlib import Path
 
@@ -10,7 +11,8 @@ from hypothesis import strategies as st
 from refused import refused
 
 from fedtar_flare.data.cohort import Visit
-from fedtar_flare.data.sources.reading import Reading, Rules
+from fedtar_flare.data.sources.reading import Reading, Rules, log_left_out
+from fedtar_flare.errors import DataError
 
 IMAGES = sorted(Path(__file__).parent.glob("test_*.py"))  # any files will do: none is opened
 EPOCHS = (datetime(1900, 1, 1), datetime(2020, 1, 1), datetime(2180, 6, 1))
@@ -95,3 +97,18 @@ def test_a_report_that_cleaning_empties_is_left_out_by_reason():
     reading = Reading("test", Rules(cleaning="r2gen-v1"))
     with refused("empty-report", "patient a, study s"):
         reading.add(Visit("a", "s", EPOCHS[0], Path("i"), "... ___ .", "ct"), None)
+
+
+def test_the_same_studies_are_told_once_and_named_at_the_debug_level_alone(tmp_path, caplog):
+    problems = [DataError(f"{tmp_path}/patient-17/2020-03-04: row {n}", reason="no-image") for n in range(3)]
+    problems.append(DataError(f"{tmp_path}/patient-18", reason="no-report"))
+    caplog.set_level(logging.DEBUG)
+    for _ in range(3):  # as each task of a run does
+        log_left_out(problems)
+    shown = [record.getMessage() for record in caplog.records if record.levelno >= logging.INFO]
+    assert ["3 study(ies) left out: no-image" in shown[0], "1 study(ies) left out: no-report" in shown[1]] == [True] * 2
+    assert len(shown) == 2
+    assert "patient-1" not in " ".join(shown) and str(tmp_path) not in " ".join(shown)
+    assert sum("patient-1" in record.getMessage() for record in caplog.records) == 4
+    log_left_out(problems[:1])  # others than before are told
+    assert len([record for record in caplog.records if record.levelno >= logging.INFO]) == 3

@@ -7,12 +7,14 @@ import tracemalloc
 import nibabel
 import numpy as np
 import pytest
+from broken import rle
 from make_dicom import ORIGIN, SPACING, another_series, chest, enhanced_dataset, put, write_series
 from pydicom.dataset import Dataset
-from pydicom.uid import ExplicitVRBigEndian, ImplicitVRLittleEndian, RLELossless, generate_uid
+from pydicom.uid import ExplicitVRBigEndian, ImplicitVRLittleEndian, generate_uid
 
 from fedtar_flare.imaging.readers.ct import read_ct
 
+Z = ORIGIN[2]
 AFFINE = np.array(
     [
         [-SPACING[2], 0, 0, -ORIGIN[0]],
@@ -37,16 +39,18 @@ def test_values_order_and_geometry(tmp_path):
     assert volume.series_uid == "1.2.3.4" and volume.warnings == ()
 
 
-@pytest.mark.parametrize("syntax", [ImplicitVRLittleEndian, ExplicitVRBigEndian, RLELossless])
-def test_transfer_syntaxes(tmp_path, syntax):
-    def encode(ds, i):
-        if syntax == RLELossless:
-            ds.compress(RLELossless, generate_instance_uid=False)
-        elif syntax == ExplicitVRBigEndian:
-            ds.PixelData = np.frombuffer(ds.PixelData, "<u2").astype(">u2").tobytes()
-        ds.file_meta.TransferSyntaxUID = syntax
+def big_endian(ds, i):
+    ds.PixelData = np.frombuffer(ds.PixelData, "<u2").astype(">u2").tobytes()
+    ds.file_meta.TransferSyntaxUID = ExplicitVRBigEndian
 
-    hu = write_series(tmp_path, edit=encode)
+
+def implicit(ds, i):
+    ds.file_meta.TransferSyntaxUID = ImplicitVRLittleEndian
+
+
+@pytest.mark.parametrize("edit", [implicit, big_endian, rle])
+def test_transfer_syntaxes(tmp_path, edit):
+    hu = write_series(tmp_path, edit=edit)
     assert np.array_equal(read_ct(tmp_path).hu, hu)
 
 
@@ -55,61 +59,60 @@ def test_a_list_of_files(tmp_path):
     assert np.array_equal(read_ct(sorted(tmp_path.iterdir())).hu, hu)
 
 
-def test_signed_values_rescale_and_fractions(tmp_path):
-    hu = chest()
-
-    def store(ds, i):
-        ds.PixelRepresentation, ds.BitsStored, ds.HighBit = 1, 16, 15
-        ds.RescaleSlope, ds.RescaleIntercept = 0.5, -0.5 - i  # differs from slice to slice
-        ds.PixelData = (hu[i].astype(np.int32) * 2 + 1 + 2 * i).astype("<i2").tobytes()
-
-    write_series(tmp_path, hu, edit=store)
-    volume = read_ct(tmp_path)
-    assert np.array_equal(volume.hu, hu) and reasons(volume) == ["mixed-rescale"]
+HU = chest()
+SIGNED = {"PixelRepresentation": 1, "BitsStored": 16, "HighBit": 15}
 
 
-def test_values_beyond_16_bits_are_clipped_and_noted(tmp_path):
-    def store(ds, i):
-        ds.BitsStored, ds.HighBit, ds.RescaleSlope = 16, 15, 100
-        ds.PixelData = np.full((ds.Rows, ds.Columns), i * 60 + 5, "<u2").tobytes()
-
-    write_series(tmp_path, edit=store)
-    volume = read_ct(tmp_path)
-    assert volume.hu.max() == 32767 and volume.hu[0, 0, 0] == -524 and "clipped" in reasons(volume)
+def fractions(ds, i):
+    """The rescale differs from slice to slice."""
+    raw = (HU[i].astype(np.int32) * 2 + 1 + 2 * i).astype("<i2")
+    put(RescaleSlope=0.5, RescaleIntercept=-0.5 - i, PixelData=raw.tobytes(), **SIGNED)(ds)
 
 
-@pytest.mark.parametrize("written", [63536, -2000])
-def test_padding_becomes_air(tmp_path, written):
-    def pad(ds, i):
+def padded(written):
+    """The padding value is written signed or not, whatever the pixels are."""
+
+    def edit(ds, i):
         raw = np.frombuffer(ds.PixelData, "<u2").astype("<i2").reshape(ds.Rows, ds.Columns).copy()
         raw[:3] = -2000
-        ds.PixelRepresentation, ds.BitsStored, ds.HighBit = 1, 16, 15
         ds.add_new("PixelPaddingValue", "SS" if written < 0 else "US", written)
-        ds.PixelData = raw.tobytes()
+        put(PixelData=raw.tobytes(), **SIGNED)(ds)
 
-    hu = write_series(tmp_path, edit=pad)
+    return edit
+
+
+def overlay(ds, i):
+    """In a bit above the stored ones, as of old."""
+    raw = np.frombuffer(ds.PixelData, "<u2").copy()
+    raw[::3] |= 0x8000
+    ds.PixelData = raw.tobytes()
+
+
+def far_beyond(ds, i):
+    raw = np.full((ds.Rows, ds.Columns), i * 60 + 5, "<u2")
+    put(BitsStored=16, HighBit=15, RescaleSlope=100, PixelData=raw.tobytes())(ds)
+
+
+WATER, PADDED = HU.copy(), HU.copy()
+WATER[:, 5:9], PADDED[:, :3] = 0, -1024
+BEYOND = np.broadcast_to(np.clip((np.arange(12) * 60 + 5) * 100 - 1024, None, 32767)[:, None, None], HU.shape)
+
+
+@pytest.mark.parametrize(
+    "hu, edit, expected, noted",
+    [
+        (HU, fractions, HU, "mixed-rescale"),
+        (HU, far_beyond, BEYOND, "clipped"),
+        (HU, padded(63536), PADDED, "padding"),
+        (HU, padded(-2000), PADDED, "padding"),
+        (WATER, put(PixelPaddingValue=1024), WATER, "padding-in-tissue"),
+        (HU, overlay, HU, "unused-bits"),
+    ],
+)
+def test_stored_values_and_what_is_noted(tmp_path, hu, edit, expected, noted):
+    write_series(tmp_path, hu, edit=edit)
     volume = read_ct(tmp_path)
-    assert (volume.hu[:, :3] == -1024).all() and np.array_equal(volume.hu[:, 3:], hu[:, 3:])
-    assert reasons(volume) == ["padding"]
-
-
-def test_padding_within_tissue_is_not_believed(tmp_path):
-    hu = chest()
-    hu[:, 5:9] = 0
-    write_series(tmp_path, hu, edit=put(PixelPaddingValue=1024))  # water
-    volume = read_ct(tmp_path)
-    assert np.array_equal(volume.hu, hu) and reasons(volume) == ["padding-in-tissue"]
-
-
-def test_bits_above_the_stored_ones_are_masked(tmp_path):
-    def overlay(ds, i):
-        raw = np.frombuffer(ds.PixelData, "<u2").copy()
-        raw[::3] |= 0x8000
-        ds.PixelData = raw.tobytes()
-
-    hu = write_series(tmp_path, edit=overlay)
-    volume = read_ct(tmp_path)
-    assert np.array_equal(volume.hu, hu) and reasons(volume) == ["unused-bits"]
+    assert np.array_equal(volume.hu, expected) and reasons(volume) == [noted]
 
 
 @pytest.mark.parametrize(
@@ -140,19 +143,15 @@ def test_affine_maps_every_slice_to_its_own_position(tmp_path, orientation, dire
 
 
 def test_slices_given_from_head_to_feet_are_turned(tmp_path):
-    def flip(ds, i):
-        ds.ImagePositionPatient = [ORIGIN[0], ORIGIN[1], ORIGIN[2] + (11 - i) * SPACING[0]]
-
-    hu = write_series(tmp_path, edit=flip)
+    hu = write_series(
+        tmp_path, edit=lambda ds, i: put(ImagePositionPatient=[*ORIGIN[:2], Z + (11 - i) * SPACING[0]])(ds)
+    )
     volume = read_ct(tmp_path)
     assert np.array_equal(volume.hu, hu[::-1]) and volume.affine == pytest.approx(AFFINE)
 
 
 def test_rounded_positions_are_an_even_grid(tmp_path):
-    def rounded(ds, i):
-        ds.ImagePositionPatient = [ORIGIN[0], ORIGIN[1], round(ORIGIN[2] + i * 0.625, 1)]
-
-    write_series(tmp_path, edit=rounded)
+    write_series(tmp_path, edit=lambda ds, i: put(ImagePositionPatient=[*ORIGIN[:2], round(Z + i * 0.625, 1)])(ds))
     assert read_ct(tmp_path).spacing_mm[0] == pytest.approx(0.625, abs=0.01)
 
 
@@ -169,24 +168,14 @@ def test_two_acquisitions_at_the_same_places(tmp_path):
 
 
 def test_localizers_captures_and_objects_without_image_are_left_out(tmp_path):
-    def scout(ds, i):
-        another_series(ds, 8)
-        ds.ImageType = ["ORIGINAL", "PRIMARY", "LOCALIZER"]
-        return None if i < 2 else Dataset()
-
-    def capture(ds, i):
-        another_series(ds, 9)
-        ds.SOPClassUID = "1.2.840.10008.5.1.4.1.1.7"
-        return None if i < 1 else Dataset()
-
-    def report(ds, i):
-        another_series(ds, 7)
-        ds.Modality = "SR"
-        del ds.PixelData, ds.Rows
-        return None if i < 1 else Dataset()
-
+    left_out = (
+        put(ImageType=["ORIGINAL", "PRIMARY", "LOCALIZER"]),
+        put(SOPClassUID="1.2.840.10008.5.1.4.1.1.7"),
+        put(Modality="SR", PixelData=None, Rows=None),
+    )
     hu = write_series(tmp_path)
-    for n, edit in enumerate((scout, capture, report)):
+    for n, change in enumerate(left_out):
+        edit = lambda ds, i, n=n, change=change: (another_series(ds, n), change(ds))[1] if i < 2 else Dataset()  # noqa: E731
         write_series(tmp_path, edit=edit, prefix=f"x{n}")
     volume = read_ct(tmp_path)
     assert np.array_equal(volume.hu, hu)
@@ -213,7 +202,7 @@ def as_dicom(folder, hu):
 
 
 def as_rle(folder, hu):
-    write_series(folder, hu, edit=lambda ds, i: ds.compress(RLELossless, generate_instance_uid=False))
+    write_series(folder, hu, edit=rle)
     return folder
 
 

@@ -10,15 +10,6 @@ from fedtar_flare.imaging.readers.radiograph import read_radiograph, stretch
 GREY = np.add.outer(np.arange(40), np.arange(60)).astype(np.uint8) * 2
 
 
-@pytest.mark.parametrize("mode", ["L", "RGB", "RGBA", "LA", "P", "CMYK"])
-def test_8_bit_pictures_are_taken_as_they_are(tmp_path, mode):
-    suffix = "tif" if mode == "CMYK" else "png"
-    Image.fromarray(GREY).convert(mode).save(tmp_path / f"f.{suffix}")
-    radiograph = read_radiograph(tmp_path / f"f.{suffix}")
-    assert radiograph.dtype == np.uint8 and radiograph.shape == (40, 60)
-    assert np.abs(radiograph.astype(int) - GREY).max() <= 1
-
-
 def test_16_bit_pictures_are_stretched_between_percentiles(tmp_path):
     deep = GREY.astype(np.uint16) * 20 + 1000
     deep[0, 0] = 65535  # a dead pixel
