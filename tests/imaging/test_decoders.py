@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from pathlib import Path
 
+import imagecodecs
 import numpy as np
 import pytest
 from make_dicom import chest, compress, slice_dataset, trunk, write_radiograph, write_series
@@ -13,6 +14,8 @@ from pydicom.encaps import encapsulate, get_frame
 from pydicom.uid import (
     HTJ2KLossless,
     JPEG2000Lossless,
+    JPEGBaseline8Bit,
+    JPEGExtended12Bit,
     JPEGLosslessSV1,
     JPEGLSLossless,
     RLELossless,
@@ -125,18 +128,37 @@ def test_a_decoders_warning_is_a_refusal(tmp_path):
     assert not [warning for warning in said if "padding" in str(warning.message)]
 
 
-def test_a_radiograph_of_damaged_jpeg_ls(tmp_path):
-    grey = np.random.default_rng(0).integers(0, 4096, (40, 60)).astype(np.uint16)
-    path = write_radiograph(tmp_path / "f.dcm", grey)
+@pytest.mark.parametrize("syntax", [JPEGLSLossless, JPEG2000Lossless, JPEGLosslessSV1])
+@pytest.mark.parametrize("signed", [0, 1])
+def test_a_radiograph_of_lossless_pixels(tmp_path, syntax, signed):
+    grey = np.random.default_rng(0).integers(0, 4096, (40, 60)).astype(np.int16) - 2048 * signed
+    path = write_radiograph(tmp_path / "f.dcm", grey, PixelRepresentation=signed)
+    right = read_radiograph(path)
     ds = dcmread(path)
-    compress(ds, JPEGLSLossless)
+    compress(ds, syntax)
     ds.save_as(path)
-    assert read_radiograph(path).shape == (40, 60)
+    assert np.array_equal(read_radiograph(path), right)
     frame = bytearray(get_frame(ds.PixelData, 0, number_of_frames=1))
     frame[200:400] = bytes(200)
     with_frame(path, bytes(frame))
-    with refused("undecodable"):
-        read_radiograph(path)
+    if syntax == JPEGLSLossless:
+        with refused("undecodable"):
+            read_radiograph(path)
+
+
+@pytest.mark.parametrize("syntax, bits", [(JPEGBaseline8Bit, 8), (JPEGExtended12Bit, 12)])
+def test_a_radiograph_of_lossy_jpeg(tmp_path, syntax, bits):
+    grey = np.add.outer(np.arange(40), np.arange(64)).astype(np.uint16) << (bits - 7)
+    path = write_radiograph(tmp_path / "f.dcm", grey, bits)
+    right = read_radiograph(path)
+    ds = dcmread(path)
+    ds.file_meta.TransferSyntaxUID, ds.LossyImageCompression = syntax, "01"
+    pixels = grey.astype(np.uint8) if bits == 8 else grey
+    ds.PixelData = encapsulate([imagecodecs.jpeg8_encode(pixels, level=98, bitspersample=bits)])
+    ds["PixelData"].is_undefined_length = True
+    ds.BitsAllocated = 8 if bits == 8 else 16
+    ds.save_as(path)
+    assert np.abs(read_radiograph(path).astype(int) - right).max() <= 3
 
 
 def test_a_slice_unlike_its_neighbours_is_noted(tmp_path):

@@ -18,8 +18,7 @@ from pydicom import uid
 from pydicom.dataset import Dataset
 from pydicom.encaps import get_frame
 from pydicom.filereader import read_partial
-from pydicom.pixels import get_decoder, iter_pixels
-from pydicom.pixels.decoders.base import DecodeRunner
+from pydicom.pixels import iter_pixels
 from pydicom.tag import BaseTag, Tag
 
 from fedtar_flare.errors import DataError, decoding
@@ -42,8 +41,6 @@ CODECS: dict[str, Callable[[bytes], np.ndarray]] = {
     **dict.fromkeys(JPEG_2000, imagecodecs.jpeg2k_decode),
 }
 """libjpeg-turbo, CharLS and OpenJPEG."""
-DECODERS: dict[str, str] = {uid.RLELossless: "pydicom", **dict.fromkeys(CODECS, "imagecodecs")}
-"""pydicom's name of the decoder for each syntax."""
 END = b"\xff\xd9"
 ENDING = 32
 """Bytes at a stream's end, filling included, among which its last marker lies."""
@@ -51,22 +48,6 @@ BY_CHANCE = "The number of bytes of compressed pixel data matches"
 """How pydicom's warning begins of a stream that happens to be as long as its pixels."""
 
 logging.getLogger("pydicom.pixels.decoders.base").setLevel(logging.CRITICAL)  # it logs the traceback of each refusal
-
-
-def is_available(syntax: str) -> bool:
-    """What pydicom asks of a plugin."""
-    return syntax in CODECS
-
-
-def decode_frame(stream: bytes, runner: DecodeRunner) -> bytes:
-    """pydicom's plugin for the syntaxes of :data:`CODECS`: the bytes of one frame's values."""
-    values = CODECS[runner.transfer_syntax](stream)
-    runner.set_option("bits_allocated", 8 * values.itemsize)
-    return values.tobytes()
-
-
-for _syntax in CODECS:
-    get_decoder(_syntax).add_plugin("imagecodecs", (__name__, "decode_frame"))
 
 
 class Layout(NamedTuple):
@@ -88,7 +69,8 @@ def layout_of(header: Header, frames: int = 1) -> Layout:
     dataset, name, syntax = header.dataset, header.source.name, header.syntax
     rows, columns = positive(dataset, "Rows", name), positive(dataset, "Columns", name)
     check_size(name, "pixels", rows * columns)
-    if not syntax.is_transfer_syntax or syntax.is_private or (syntax.is_encapsulated and syntax not in DECODERS):
+    known = syntax.is_transfer_syntax and not syntax.is_private
+    if not known or (syntax.is_encapsulated and syntax not in CODECS and syntax != uid.RLELossless):
         text = f"{name}: no decoder for transfer syntax {syntax} ({syntax.name}); export it uncompressed"
         raise DataError(text, reason="unsupported-transfer-syntax")
     allocated = positive(dataset, "BitsAllocated", name)
@@ -102,36 +84,30 @@ def layout_of(header: Header, frames: int = 1) -> Layout:
 
 
 def decoded(
-    source: Source, syntax: uid.UID, frames: Sequence[int], size: tuple[int, int], *, masked: bool
+    source: Source, syntax: uid.UID, layout: Layout, frames: Sequence[int], *, masked: bool
 ) -> Iterator[np.ndarray]:
     """The stored values (rows, columns) of these frames, one by one.
 
     ``masked`` drops bits above BitsStored and extends the sign; otherwise the values come as their bits are. Raises
     :class:`DataError` ``truncated`` or ``undecodable``.
     """
-    name = source.name
+    name, size = source.name, (layout.rows, layout.columns)
     with decoding(f"{name}: the pixels cannot be read", "undecodable"), source.open() as file:
         dataset = read_partial(file, stop_when=_after_pixels, specific_tags=PIXEL_TAGS, force=True)
     if "PixelData" not in dataset:
         raise DataError(f"{name}: the file ends within its pixels; copy it again", reason="truncated")
-    options: dict[str, Any] = {"raw": True, "indices": list(frames)}
-    if syntax.is_encapsulated:
-        options["decoding_plugin"] = DECODERS[syntax]
-    if not masked:
-        corrections = ("correct_unused_bits", "apply_j2k_sign_correction", "apply_jls_sign_correction")
-        options |= dict.fromkeys(corrections, False)
-    rest = iter_pixels(dataset, **options)
+    options: dict[str, Any] = {"decoding_plugin": "pydicom"} if syntax.is_encapsulated else {}
+    by_pydicom = iter_pixels(dataset, raw=True, indices=list(frames), correct_unused_bits=masked, **options)
     for frame in frames:
         with decoding(f"{name}: the pixels cannot be decoded from {syntax.name}", "undecodable"):
             with warnings.catch_warnings():
                 warnings.simplefilter("error", UserWarning)
                 warnings.filterwarnings("ignore", message=BY_CHANCE)
-                if syntax in CODECS:
-                    _check_stream(dataset, frame, size)
-                values = next(rest)
+                values = _decompressed(dataset, syntax, layout, frame) if syntax in CODECS else next(by_pydicom)
             if values.shape != size:
                 raise ValueError(f"{values.shape} values, not the announced size")
-        yield values
+        unused = 8 * values.itemsize - layout.bits_stored
+        yield (values << unused) >> unused if masked and syntax in CODECS and unused > 0 else values
 
 
 def _after_pixels(tag: BaseTag, vr: str | None, length: int) -> bool:
@@ -139,18 +115,19 @@ def _after_pixels(tag: BaseTag, vr: str | None, length: int) -> bool:
     return int(tag) > PIXEL_DATA
 
 
-def _check_stream(dataset: Dataset, frame: int, size: tuple[int, int]) -> None:
-    """Refuse a stream of another size, which would be reshaped, or without its end, which a decoder would invent."""
+def _decompressed(dataset: Dataset, syntax: uid.UID, layout: Layout, frame: int) -> np.ndarray:
+    """One frame of a stream of the stated size and with its end, which a decoder would invent."""
     offsets = None
     if "ExtendedOffsetTable" in dataset:
         offsets = (dataset.ExtendedOffsetTable, dataset.ExtendedOffsetTableLengths)
     count = int(dataset.get("NumberOfFrames") or 1)
     stream = get_frame(dataset.PixelData, frame, extended_offsets=offsets, number_of_frames=count)
-    stated = stream_size(stream)
-    if stated != size:
-        raise ValueError(f"a stream of {stated} pixels, not {size}")
+    if (stated := stream_size(stream)) != (layout.rows, layout.columns):
+        raise ValueError(f"a stream of {stated} pixels, not {layout.rows, layout.columns}")
     if END not in stream[-ENDING:]:
         raise ValueError("the stream ends too early")
+    values = CODECS[syntax](stream)
+    return values.view(f"{'i' if layout.signed else 'u'}{values.itemsize}")
 
 
 def stream_size(stream: bytes) -> tuple[int, int] | None:

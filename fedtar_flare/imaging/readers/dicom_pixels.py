@@ -38,7 +38,8 @@ def read_hu(slices: Sequence[Slice]) -> tuple[np.ndarray, list[Note]]:
             compressed.setdefault(slice_.source.name, []).append(i)
     for places in compressed.values():  # file by file: one may hold many slices
         one, frames = slices[places[0]], [slices[i].frame for i in places]
-        for i, raw in zip(places, decoded(one.source, one.storage.syntax, frames, one.size, masked=False), strict=True):
+        pixels = decoded(one.source, one.storage.syntax, one.storage.layout, frames, masked=False)
+        for i, raw in zip(places, pixels, strict=True):
             check_time(slices[i].source.name)
             seen.update(_to_hu(raw, slices[i], volume[i]))
     notes = [Note(reason, f"{TEXTS[reason]} in {n} of {len(slices)} slices") for reason, n in seen.items()]

@@ -67,7 +67,7 @@ def _read_dicom(path: Path) -> np.ndarray:
     layout = layout_of(header)
 
     def stored_values(masked: bool) -> np.ndarray:
-        return next(decoded(header.source, header.syntax, [0], layout[:2], masked=masked))
+        return next(decoded(header.source, header.syntax, layout, [0], masked=masked))
 
     stored = stored_values(masked=True)
     plain = layout.signed and not header.syntax.is_encapsulated
