@@ -6,10 +6,13 @@ import json
 import math
 import re
 from dataclasses import fields
+from importlib import import_module
 
 import pytest
 import yaml
 
+from fedtar_flare.data.sources import READERS
+from fedtar_flare.data.sources.reading import COMMON_OPTIONS
 from fedtar_flare.flare.report_site import ReportSite
 from fedtar_flare.flare.requirements import leaving
 from fedtar_flare.flare.server_strategy import ServerStrategy
@@ -136,3 +139,13 @@ def test_the_description_of_a_job_names_every_field_and_group(name):
 
 def test_the_readme_stays_short(repository):
     assert len(read(repository, "README.md").splitlines()) < 250
+
+
+@pytest.mark.parametrize("source", READERS)
+def test_every_option_of_a_source_is_documented(repository, source):
+    text = (repository / "docs" / "site-file.md").read_text(encoding="utf-8")
+    table = text.split("### How the source is read")[1].split("\n###")[0]
+    rows = re.split(r"\n\| \w", table.split(f"| {source} |")[1])[0]
+    own = import_module(f"fedtar_flare.data.sources.{source}").OPTIONS
+    assert [name for name in own if f"`{name}`" not in rows] == []
+    assert all(f"`{name}`" in table for name in COMMON_OPTIONS)

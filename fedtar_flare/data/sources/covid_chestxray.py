@@ -30,11 +30,6 @@ DAY_ZERO = datetime(2000, 1, 1)
 def read_covid_chestxray(path: Path, options: Mapping[str, Any] | None = None) -> Reading:
     """Read the collection, or one site's part of it, from a folder with ``metadata.csv`` and the images.
 
-    Options besides the shared ones (:mod:`fedtar_flare.data.sources.reading`): ``location``: texts, one of which must
-    occur in a patient's location (upper or lower case), or ``others``: everywhere but Spain and Australia.
-    ``not_location``: texts, none of which may occur. ``without_notes``: true keeps radiographs that have no notes but
-    a finding, which only methods that classify can use.
-
     Raises :class:`ConfigError` for no metadata, a missing column, an unknown option, or a location that nobody has.
     """
     options = options or {}

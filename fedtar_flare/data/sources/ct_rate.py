@@ -36,10 +36,6 @@ NAME = re.compile(r"((?:train|valid)_\d+)_([A-Za-z]+)_(\d+)\.nii\.gz")
 def read_ct_rate(path: Path, options: Mapping[str, Any] | None = None) -> Reading:
     """Read one part of CT-RATE from its folder, or from the ``dataset`` folder in it.
 
-    Options: ``part``: ``train`` (default) or ``valid``. ``images``, ``reports``, ``metadata``: unusual places of the
-    volumes' folder and the tables, relative to ``path``. ``labels``: a table of abnormalities by ``VolumeName``, as
-    ``multi_abnormality_labels/train_predicted_labels.csv``. ``sections``: by default findings and impression.
-
     Raises :class:`ConfigError` for a missing table, column or folder of volumes, or an unknown option.
     """
     options = options or {}

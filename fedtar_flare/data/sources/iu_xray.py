@@ -36,9 +36,6 @@ Study = tuple[str, str, list[str]]
 def read_iu_xray(path: Path, options: Mapping[str, Any] | None = None) -> Reading:
     """Read IU X-Ray from a folder with the two tables, or with XML files at any depth.
 
-    Options: ``undated``: must be ``single``. ``images``: folder of the images, relative to ``path``. ``sections``: by
-    default findings and impression.
-
     Raises :class:`ConfigError` for neither layout, no folder of radiographs, ``undated`` not set, or an unknown option.
     """
     options = options or {}

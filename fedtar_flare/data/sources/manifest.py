@@ -50,10 +50,8 @@ Row = dict[str, str]
 def read_manifest(path: Path, options: Mapping[str, Any] | None = None) -> Reading:
     """Read a table of studies. A row that cannot be used is left out; its error names row and column.
 
-    ``path`` is the file, or a folder with ``manifest.csv`` or ``manifest.parquet``. Options besides the shared ones
-    (:mod:`fedtar_flare.data.sources.reading`): ``modality``: ``ct``, ``radiograph`` (also ``film``, ``cxr``,
-    ``xray``) or ``photograph`` (also ``photo``); by default, the first existing image decides between the first two, as
-    many radiographs are stored in colour.
+    ``path`` is the file, or a folder with ``manifest.csv`` or ``manifest.parquet``. Without the option ``modality``
+    the first existing image decides between CT and radiograph, as many radiographs are stored in colour.
 
     Raises :class:`ConfigError` for no such table, a missing column, an unknown option.
     """

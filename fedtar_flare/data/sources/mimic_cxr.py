@@ -32,12 +32,6 @@ Person = tuple[float | None, int, Sex | None]
 def read_mimic_cxr(path: Path, options: Mapping[str, Any] | None = None) -> Reading:
     """Read MIMIC-CXR-JPG with the reports of MIMIC-CXR.
 
-    Options, with paths relative to ``path``: ``reports``: folder of the report files (default: ``path``). ``patients``:
-    MIMIC-IV's ``patients.csv`` (or ``.gz``) for age and sex, unknown without it. ``split``: only studies of these
-    official splits (``train``, ``validate``, ``test``), from ``mimic-cxr-2.0.0-split.csv``. ``labels``: a table of
-    findings by study, such as ``mimic-cxr-2.0.0-chexpert.csv.gz``. ``sections``: by default
-    findings and impression.
-
     Raises :class:`ConfigError` for a missing table, column or folder of reports, or an unknown option.
     """
     options = options or {}

@@ -1,13 +1,5 @@
 """What every source shares: from single studies to patients, counting what is left out and why.
 
-Options of every source:
-
-| option | what |
-|---|---|
-| ``same_day`` | ``keep`` (default): every study is a visit; ``merge``: one visit per calendar day |
-| ``sections`` | sections of the report to keep, such as ``[findings, impression]``, or ``all`` |
-| ``cleaning`` | ``none`` (default) or ``r2gen-v1``, see :mod:`fedtar_flare.data.text.cleaning` |
-
 Dates moved by a de-identifier (1900, 2180) are dates like any other; a study without a date is left out, never ordered
 by its identifier. A study whose image is missing is left out too, but keeps its place among the patient's visits.
 """
@@ -36,7 +28,7 @@ SAME_DAY = ("keep", "merge")
 
 @dataclass(frozen=True)
 class Rules:
-    """What is done with every study, whatever its source; the module describes the options."""
+    """What is done with every study, whatever its source (options of ``docs/site-file.md``)."""
 
     same_day: str = "keep"
     sections: tuple[str, ...] = ()  # empty: all of the report
