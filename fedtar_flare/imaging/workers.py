@@ -31,6 +31,8 @@ ALONE_SECONDS = 5.0
 """Work begins in this process; workers take seconds to start and are not started for less than this."""
 WORTH_SECONDS = 20.0
 """Estimated remaining time from which workers are started."""
+STOP_SECONDS = 5.0
+"""How long a process that was ended is waited for: one that hangs in a file system may not end."""
 MOST = 4
 """Default limit of workers: each holds one volume in memory."""
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
@@ -112,8 +114,15 @@ def _in_processes(
     try:
         while waiting or team:
             while waiting and len(team) < workers:
-                team.append(_Worker(task))
+                try:
+                    team.append(_Worker(task))
+                except OSError:  # no further process can be started: those that are there go on, or this one
+                    workers = len(team)
+                    break
                 team[-1].begin(index := waiting.popleft(), items[index])
+            if not team:
+                yield (index := waiting.popleft()), attempt(task, items[index])
+                continue
             nearest = min(worker.end for worker in team) - time.monotonic()
             ready = wait([worker.pipe for worker in team], None if nearest == math.inf else max(0.0, nearest))
             for worker in [*team]:
@@ -161,7 +170,7 @@ class _Worker:
         context = get_context("loky")
         self.pipe, inner = context.Pipe()
         self.item, self.end = -1, math.inf
-        self._process = context.Process(target=_serve, args=(inner, task), env=ONE_THREAD)
+        self._process = context.Process(target=_serve, args=(inner, task), daemon=True, env=ONE_THREAD)
         self._process.start()
         inner.close()
 
@@ -173,7 +182,7 @@ class _Worker:
     def stop(self) -> int | None:
         """End the process, if it has not ended itself, and return its exit code."""
         self._process.terminate()
-        self._process.join()
+        self._process.join(STOP_SECONDS)
         self.pipe.close()
         return self._process.exitcode
 

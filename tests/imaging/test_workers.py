@@ -85,6 +85,14 @@ def test_an_item_that_takes_too_long_is_refused_and_its_process_replaced():
     assert found[0].reason == "too-slow" and (found[1], found[2]) == (2, 3)
 
 
+def test_where_no_process_can_be_started_this_one_does_all(monkeypatch):
+    def none_left(task):
+        raise OSError("Resource temporarily unavailable")
+
+    monkeypatch.setattr(workers, "_Worker", none_left)
+    assert outcomes(hang, [{"number": n} for n in (2, 3, 4)]) == {0: 2, 1: 3, 2: 4}
+
+
 def test_too_little_memory_is_a_refusal():
     (found,) = outcomes(hungry, [{"number": 1}]).values()
     assert found.reason == "out-of-memory"
