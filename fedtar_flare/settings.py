@@ -161,4 +161,6 @@ def digest(*settings: Settings) -> str:
 
 
 def _as_tuple(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _as_tuple(item) for name, item in value.items()}
     return tuple(_as_tuple(item) for item in value) if isinstance(value, list | tuple) else value

@@ -14,10 +14,11 @@ from fedtar_flare.site.admission import Asked
 
 def asked_of(classifier: ClassifierConfig, training: LearnerSettings, threads: int, rounds: int, steps: int) -> Asked:
     """An epoch counts as one update, the least that it is made of; the larger of both step sizes counts."""
-    own = {
-        "vit": 16 * classifier.depth * classifier.width**2,
-        "swin_unetr": 3600 * classifier.feature_size**2 + 250_000,
-    }
+    sizes, own = classifier.sizes, 0
+    if classifier.encoder == "vit":
+        own = 16 * sizes["depth"] * sizes["embed_dim"] ** 2
+    elif classifier.encoder == "swin_unetr":
+        own = 3600 * sizes["feature_size"] ** 2 + 250_000
     return Asked(
         model=generator_of(classifier),
         lora=LoRAConfig(rank=classifier.rank, alpha=float(classifier.rank)),
@@ -31,7 +32,7 @@ def asked_of(classifier: ClassifierConfig, training: LearnerSettings, threads: i
         threads=threads,
         rounds=rounds,
         time_steps=steps,
-        own_parameters=lambda values: own.get(classifier.encoder, 0),
+        own_parameters=lambda values: own,
     )
 
 
@@ -54,9 +55,7 @@ def generator_of(classifier: ClassifierConfig) -> ModelConfig:
         preset="classifier",
         encoder="timm",
         encoder_name=classifier.encoder_name,
-        encoder_pretrained=classifier.encoder_pretrained and classifier.encoder_weights is None,
-        image_mean=classifier.image_mean,
-        image_std=classifier.image_std,
+        image_statistics=classifier.image_statistics,
         **common,
     )
 
@@ -80,4 +79,4 @@ def head_values(classifier: ClassifierConfig) -> int:
     if classifier.encoder in ("vit", "swin_unetr"):
         made = build_classifier(classifier.replace(encoder_weights=None))
         return sum(value.numel() for value in shared_parameters(made).values())
-    return CLASSES * (generator_of(classifier).encoder_widths[-1] + 1)
+    return CLASSES * (generator_of(classifier).encoder_config["embed_dim"][-1] + 1)

@@ -17,7 +17,6 @@ from fedtar_flare.settings import Settings, build, nearest
 STEPS = 2
 """Steps of a task (a round of the run): PROBE and ADAPT."""
 
-_IMAGENET: dict[str, Any] = {"image_mean": (0.485, 0.456, 0.406), "image_std": (0.229, 0.224, 0.225)}
 CLASSIFIERS: dict[str, dict[str, Any]] = {
     "small": {},
     "tiny": {"encoder": "tiny", "image_size": 32, "slices": 4},
@@ -26,7 +25,7 @@ CLASSIFIERS: dict[str, dict[str, Any]] = {
         "encoder_name": "vit_base_patch16_224",
         "image_size": 224,
         "slices": 1,
-        **_IMAGENET,
+        "image_statistics": "imagenet",
     },
 }
 """Presets of the classifier: the shipped encoder slice by slice, a random one (tests), the paper's ViT."""

@@ -18,7 +18,7 @@ from fedtar_flare.tensor_file import StateError, checksum, read_tensors, write_t
 from fedtar_flare.version import __version__
 
 KNOWLEDGE_FILE = "knowledge.safetensors"
-FORMAT = 1
+FORMAT = 2
 _START, _CENTRE = "start.", "centre."
 
 
@@ -83,11 +83,7 @@ def read_knowledge(path: Path) -> Knowledge:
         tensors, info = read_tensors(path)
     except StateError as error:
         raise ConfigError(f"{path}: no knowledge of a run of fedkei ({error})") from error
-    if (
-        info.get("format") != FORMAT
-        or info.get("origin", "zero") != "zero"
-        or info.get("checksum") != checksum(tensors)
-    ):
+    if info.get("format") != FORMAT or info.get("checksum") != checksum(tensors):
         raise ConfigError(f"{path}: no whole knowledge file of format {FORMAT}")
     start = {name.removeprefix(_START): value for name, value in tensors.items() if name.startswith(_START)}
     centres = {name.removeprefix(_CENTRE): value for name, value in tensors.items() if name.startswith(_CENTRE)}

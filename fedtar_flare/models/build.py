@@ -6,7 +6,7 @@ import re
 from collections.abc import Collection
 
 from fedtar_flare.errors import ConfigError
-from fedtar_flare.models.config import ModelConfig, asset
+from fedtar_flare.models.config import RANDOM, ModelConfig, asset
 from fedtar_flare.models.decoder import decoder_tokenizer
 from fedtar_flare.models.libraries import load_libraries
 from fedtar_flare.models.report_generator import ReportGenerator
@@ -32,8 +32,8 @@ def build_model(config: ModelConfig) -> ReportGenerator:
     """
     load_libraries()
     tokenizer = build_tokenizer(config)
-    weights = asset(config.weights, "model.safetensors", "weights") if config.weights else None
-    model = ReportGenerator(config, tokenizer, load_pretrained=weights is None)
+    weights = None if config.weights in (None, RANDOM) else asset(config.weights, "model.safetensors", "weights")
+    model = ReportGenerator(config, tokenizer, load_pretrained=config.weights is None)
     if weights is not None:
         load_weights(model, weights)
         model.untrained = ()
@@ -43,13 +43,13 @@ def build_model(config: ModelConfig) -> ReportGenerator:
 def require_trained(model: ReportGenerator, config: ModelConfig, exchanged: Collection[str]) -> None:
     """Refuse to adapt a frozen model with random parts, unless the run trains them whole (``exchanged``, by name).
 
-    ``config.random_backbone`` switches the check off.
+    ``weights: random`` switches the check off.
 
     Raises:
         ConfigError: names the parts and the ways out.
     """
     left = [name for name in model.untrained if name not in exchanged]
-    if not left or config.random_backbone:
+    if not left or config.weights == RANDOM:
         return
     parts = sorted({re.sub(r"\.\d+\.", ".*.", name).rsplit(".", 1)[0] for name in left})
     raise ConfigError(

@@ -20,7 +20,7 @@ from fedtar_flare.errors import ConfigError
 from fedtar_flare.models.adapters.ia3 import add_ia3
 from fedtar_flare.models.adapters.lora import add_lora
 from fedtar_flare.models.build import build_model
-from fedtar_flare.models.config import ModelConfig, preset
+from fedtar_flare.models.config import RANDOM, STATISTICS, ModelConfig, Statistics, preset
 from fedtar_flare.models.encoders import SliceEncoder, TimmEncoder, build_encoder
 from fedtar_flare.models.volume_encoder import NARROWEST, STRIDE, HUWindow, VolumeEncoder, own_names
 from fedtar_flare.settings import Settings
@@ -43,6 +43,19 @@ _TARGETS = {
 }
 
 
+SIZES: dict[str, dict[str, tuple[int, int, int]]] = {
+    "vit": {
+        "embed_dim": (64, 8, 1 << 16),
+        "depth": (3, 1, 100),
+        "num_heads": (4, 1, 1 << 16),
+        "patch_size": (8, 1, 1024),
+    },
+    "swin_unetr": {"feature_size": (48, NARROWEST, 384), "window_size": (7, 2, 16)},
+}
+"""Sizes of encoders that have no name: default, least and most. A published Swin UNETR has a window of 7 tokens."""
+_DEFAULTS = "; ".join(f"{name}={size}" for sizes in SIZES.values() for name, (size, *_) in sizes.items())
+
+
 class ClassifierConfig(Settings):
     """A frozen encoder, its adapter and the head."""
 
@@ -52,26 +65,18 @@ class ClassifierConfig(Settings):
         "sizes below; 'timm': a named one; 'swin_unetr': MONAI's, of whole CT volumes",
     )
     encoder_name: str | None = Field(None, description="timm architecture, hub name or local folder, for 'timm'")
-    encoder_pretrained: bool = Field(True, description="load the named encoder's own weights, else random ones")
     encoder_weights: str | None = Field(
         None,
-        description="local safetensors file of the weights of 'vit', 'timm' (RETFound) or 'swin_unetr' (VoCo)",
+        description="local safetensors file of the weights of 'vit', 'timm' (RETFound) or 'swin_unetr' (VoCo); "
+        "'random': none of the named encoder's own are loaded (tests)",
+    )
+    encoder_config: dict[str, int] = Field(
+        {}, description=f"sizes of 'vit' or 'swin_unetr' that are not as they are by default: {_DEFAULTS}"
     )
     image_size: int = Field(64, ge=16, description="height and width of a slice or picture, pixels")
     slices: int = Field(16, ge=1, description="most slices of a CT volume; 1 for pictures")
-    image_mean: tuple[float, float, float] = Field(
-        (0.5,) * 3, description="per channel, of images in [0, 1]; of 'vit' and 'timm'"
-    )
-    image_std: tuple[float, float, float] = Field(
-        (0.5,) * 3, description="per channel, of images in [0, 1]; of 'vit' and 'timm'"
-    )
-    width: int = Field(64, ge=8, description="of 'vit'")
-    depth: int = Field(3, ge=1, le=100, description="blocks of 'vit'")
-    heads: int = Field(4, ge=1, description="attention heads of 'vit'")
-    patch: int = Field(8, ge=1, description="height and width of a patch of 'vit', pixels")
-    feature_size: int = Field(48, ge=NARROWEST, le=384, description="channels of the first stage of 'swin_unetr'")
-    window_size: int = Field(
-        7, ge=2, le=16, description="of attention of 'swin_unetr', tokens along an axis; published weights have 7"
+    image_statistics: Statistics = Field(
+        "half", description="mean and deviation by which images are normalised, of 'vit' and 'timm'"
     )
     hu_window: HUWindow = Field(
         "lung", description="what of a CT 'swin_unetr' sees, one channel as the published weights have, or 'all' three"
@@ -85,22 +90,32 @@ class ClassifierConfig(Settings):
     seed: int = Field(0, ge=0, description="of the common start, and of every weight that is not loaded")
 
     def validation_errors(self) -> Iterator[tuple[str, str]]:
-        if min(self.image_std) <= 0:
-            yield "image_std", "three numbers above 0"
+        known = SIZES.get(self.encoder, {})
+        for name, value in self.encoder_config.items():
+            if name not in known:
+                yield "encoder_config", f"of {', '.join(known) or 'no size'} with encoder='{self.encoder}'"
+            elif not known[name][1] <= value <= known[name][2]:
+                yield "encoder_config", f"of a {name} from {known[name][1]} to {known[name][2]}"
         if (self.encoder == "timm") is not bool(self.encoder_name):
             yield "encoder_name", "a timm architecture, hub name or local folder with encoder='timm', else none"
         if self.encoder in ("small", "tiny") and self.encoder_weights:
             yield "encoder_weights", f"none with encoder='{self.encoder}'"
-        if self.encoder == "vit" and self.image_size % self.patch:
-            yield "image_size", f"a multiple of patch={self.patch}"
-        if self.encoder == "vit" and self.width % self.heads:
-            yield "width", f"a multiple of heads={self.heads}"
+        sizes = self.sizes
+        if self.encoder == "vit" and self.image_size % sizes["patch_size"]:
+            yield "image_size", f"a multiple of patch_size={sizes['patch_size']}"
+        if self.encoder == "vit" and sizes["embed_dim"] % sizes["num_heads"]:
+            yield "encoder_config", "of an embed_dim that is a multiple of num_heads"
         if self.whole_volumes:
             for name in ("slices", "image_size"):
                 if getattr(self, name) % STRIDE:
                     yield name, f"a multiple of {STRIDE} with encoder='swin_unetr', whose grid it is"
-            if self.feature_size % NARROWEST:
-                yield "feature_size", f"a multiple of {NARROWEST}"
+            if sizes["feature_size"] % NARROWEST:
+                yield "encoder_config", f"of a feature_size that is a multiple of {NARROWEST}"
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Sizes of 'vit' or 'swin_unetr', as timm and MONAI name them; empty for the others."""
+        return {name: size for name, (size, *_) in SIZES.get(self.encoder, {}).items()} | self.encoder_config
 
     @property
     def whole_volumes(self) -> bool:
@@ -171,34 +186,26 @@ def build_classifier(config: ClassifierConfig, places: Mapping[str, Path | None]
 
 def _encoder(config: ClassifierConfig, places: Mapping[str, Path | None]) -> SliceEncoder | VolumeEncoder:
     encoder: SliceEncoder | VolumeEncoder
+    sizes: dict[str, Any] = config.sizes
     if config.encoder in ("small", "tiny"):
         return build_model(preset(config.encoder, seed=config.seed)).encoder
     if config.encoder == "vit":
         from timm.models.vision_transformer import VisionTransformer
 
-        vit = VisionTransformer(
-            img_size=config.image_size,
-            patch_size=config.patch,
-            embed_dim=config.width,
-            depth=config.depth,
-            num_heads=config.heads,
-            num_classes=0,
-        )
-        encoder = TimmEncoder(vit, config.width, config.image_mean, config.image_std)
+        vit = VisionTransformer(img_size=config.image_size, num_classes=0, **sizes)
+        encoder = TimmEncoder(vit, sizes["embed_dim"], *STATISTICS[config.image_statistics])
     elif config.encoder == "swin_unetr":
-        encoder = VolumeEncoder(config.feature_size, config.window_size, config.hu_window)
+        encoder = VolumeEncoder(hu_window=config.hu_window, **sizes)
     else:
         named = ModelConfig(
             preset="classifier",
             image_size=config.image_size,
-            image_mean=config.image_mean,
-            image_std=config.image_std,
+            image_statistics=config.image_statistics,
             encoder="timm",
             encoder_name=config.encoder_name,
-            encoder_pretrained=config.encoder_pretrained and config.encoder_weights is None,
         )
-        encoder, _ = build_encoder(named.located(places), load_pretrained=True)
-    if config.encoder_weights:
+        encoder, _ = build_encoder(named.located(places), load_pretrained=config.encoder_weights is None)
+    if config.encoder_weights not in (None, RANDOM):
         path = places.get(config.encoder_weights) or Path(config.encoder_weights).expanduser()
         _load(encoder.backbone, path, own_names if config.whole_volumes else dict)
     return encoder

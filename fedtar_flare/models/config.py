@@ -10,9 +10,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
+from typing_extensions import TypedDict
 
 from fedtar_flare.errors import ConfigError
 from fedtar_flare.settings import Settings, build, nearest
@@ -24,38 +25,63 @@ CVT_TARGETS = rf"(encoder\..*\.(projection_query|projection_key|projection_value
 TIMM_TARGETS = rf"(encoder\..*\bblocks\.\d+\..*\b(qkv|proj|fc1|fc2)|{DECODER_TARGETS})"
 MOST_LAYERS = 1000
 """Of the decoder, and of one stage of CvT."""
-_IMAGENET = {"image_mean": (0.485, 0.456, 0.406), "image_std": (0.229, 0.224, 0.225)}
+
+RANDOM = "random"
+"""As ``weights``: none are loaded, and frozen random ones are meant."""
+
+Statistics = Literal["half", "imagenet", "clip"]
+STATISTICS: dict[Statistics, tuple[tuple[float, float, float], tuple[float, float, float]]] = {
+    "half": ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5)),
+    "imagenet": ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
+    "clip": ((0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)),
+}
+"""Mean and standard deviation per channel, of images in [0, 1], that an encoder was trained with."""
+
+Size = Annotated[int, Field(ge=1)]
+PerStage = tuple[Size, Size, Size]
+
+
+class CvtSizes(TypedDict):
+    """Sizes of a CvT that has no name, as ``transformers.CvtConfig`` names them; one ``mlp_ratio`` for all stages."""
+
+    embed_dim: PerStage
+    depth: PerStage
+    num_heads: PerStage
+    mlp_ratio: Annotated[float, Field(gt=0)]
+
+
+class GPT2Sizes(TypedDict):
+    """Sizes of a GPT-2 that has no name, as ``transformers.GPT2Config`` names them."""
+
+    n_embd: Size
+    n_layer: Annotated[int, Field(ge=1, le=MOST_LAYERS)]
+    n_head: Size
+    n_positions: Size
 
 
 class ModelConfig(Settings):
-    """A report generator. A named encoder or decoder brings its own sizes; the size fields are for the others."""
+    """A report generator. A named encoder or decoder brings its own sizes."""
 
     preset: str = Field(description="name of the preset that this started from")
     image_size: int = Field(64, ge=16, description="height and width of a slice or radiograph, pixels")
     slices: int = Field(16, ge=1, description="slices of a CT volume; 1 for radiographs")
-    image_mean: tuple[float, float, float] = Field(
-        (0.5,) * 3, description="per channel, of images in [0, 1], subtracted before the encoder"
-    )
-    image_std: tuple[float, float, float] = Field(
-        (0.5,) * 3, description="per channel, of images in [0, 1], divided by before the encoder"
+    image_statistics: Statistics = Field(
+        "half", description="mean and deviation by which images are normalised: those that the encoder was trained with"
     )
     encoder: Literal["cvt", "timm"] = Field("cvt", description="family of the image encoder")
     encoder_name: str | None = Field(
-        None, description="hub name or local folder (timm: or architecture); None: the sizes below"
+        None, description="hub name or local folder (timm: or architecture); None: a CvT of encoder_config"
     )
-    encoder_pretrained: bool = Field(True, description="load the named encoder's own weights, else random ones")
-    encoder_widths: tuple[int, ...] = Field((32, 64, 128), description="channels of CvT's stages")
-    encoder_depths: tuple[int, ...] = Field(
-        (1, 2, 3), description="layers of CvT's stages; stage i (from 0) needs more than i"
+    encoder_config: CvtSizes = Field(
+        CvtSizes(embed_dim=(32, 64, 128), depth=(1, 2, 3), num_heads=(1, 2, 4), mlp_ratio=2.0),
+        description="sizes of a CvT without a name, by stage; stage i (from 0) needs a depth above i",
     )
-    encoder_heads: tuple[int, ...] = Field((1, 2, 4), description="attention heads of CvT's stages")
-    encoder_mlp_ratio: float = Field(2.0, gt=0, description="width of CvT's feed-forward layers over that of the stage")
     pooling: Literal["attention", "none"] = Field(
         "attention", description="'none' hands all tokens of one radiograph to the decoder"
     )
     queries: int = Field(4, ge=1, description="learned queries per slice (memory tokens that a slice gives)")
     decoder_name: str | None = Field(
-        None, description="hub name or local folder of the decoder; None: a GPT-2 of the sizes below"
+        None, description="hub name or local folder of the decoder; None: a GPT-2 of decoder_config"
     )
     decoder: Literal["gpt2", "prefix"] = Field(
         "gpt2",
@@ -64,15 +90,17 @@ class ModelConfig(Settings):
     decoder_dtype: Literal["float32", "bfloat16"] = Field(
         "float32", description="of the weights of a frozen 'prefix' decoder: bfloat16 halves its memory"
     )
-    decoder_width: int = Field(128, ge=1, description="width of the decoder")
-    decoder_layers: int = Field(4, ge=1, le=MOST_LAYERS, description="layers of the decoder")
-    decoder_heads: int = Field(4, ge=1, description="attention heads of the decoder")
-    decoder_positions: int = Field(192, ge=1, description="longest sequence that the decoder has positions for")
+    decoder_config: GPT2Sizes = Field(
+        GPT2Sizes(n_embd=128, n_layer=4, n_head=4, n_positions=192),
+        description="width, layers, attention heads and longest sequence of a GPT-2 without a name",
+    )
     tokenizer: str = Field(
         "small", description="'small' (shipped), 'decoder' (the named decoder's own) or path of a tokenizer.json"
     )
     weights: str | None = Field(
-        None, description="'small' (shipped), path of a safetensors file of the whole model, or None"
+        None,
+        description="'small' (shipped), path of a safetensors file of the whole model, 'random' (tests: no weights are "
+        "loaded, and frozen random ones are meant), or None: those of the named parts",
     )
     max_length: int = Field(
         160, ge=3, description="tokens of a report, begin and end tokens included; longer ones are cut"
@@ -81,27 +109,32 @@ class ModelConfig(Settings):
     lora_targets: str = Field(
         CVT_TARGETS, description="regular expression on module names: the linear layers that LoRA adapts"
     )
-    random_backbone: bool = Field(False, description="frozen random weights are meant (tests): see require_trained")
     seed: int = Field(0, ge=0, description="of every weight that is not loaded")
 
+    def __hash__(self) -> int:
+        return hash(repr(self))
+
+    @property
+    def decoder_positions(self) -> int:
+        """Longest sequence of a decoder that has no name."""
+        return self.decoder_config["n_positions"]
+
     def validation_errors(self) -> Iterator[tuple[str, str]]:
-        if min(self.image_std) <= 0:
-            yield "image_std", "three numbers above 0"
         if self.pooling == "none" and self.slices != 1:
             yield "pooling", "'attention' for CT volumes; 'none' takes slices=1, as it has no slice position"
         if self.encoder == "timm" and not self.encoder_name:
             yield "encoder_name", "a timm architecture ('vit_tiny_patch16_224'), hub name or local folder"
         if not self.encoder_name:
-            yield from self._encoder_misfits()
+            yield from self._encoder_errors()
         if self.decoder == "prefix" and not self.decoder_name:
             yield "decoder_name", "a local folder or hub name of a causal language model, as decoder is 'prefix'"
         if self.decoder_dtype != "float32" and self.decoder != "prefix":
             yield "decoder_dtype", "float32, unless decoder is 'prefix'"
         if self.decoder_name is None:
-            if self.decoder_width % self.decoder_heads:
-                yield "decoder_width", f"a multiple of decoder_heads={self.decoder_heads}"
+            if self.decoder_config["n_embd"] % self.decoder_config["n_head"]:
+                yield "decoder_config", "of an n_embd that is a multiple of n_head"
             if self.max_length > self.decoder_positions:
-                yield "max_length", f"at most decoder_positions={self.decoder_positions}"
+                yield "max_length", f"at most n_positions={self.decoder_positions} of decoder_config"
             if self.tokenizer == "decoder":
                 yield "tokenizer", "'small' or a path, as no decoder_name is given whose tokenizer to take"
         try:
@@ -111,7 +144,7 @@ class ModelConfig(Settings):
 
     def named(self) -> dict[str, str]:
         """What this takes from outside the package, a hub name or a path, by setting."""
-        own = {"tokenizer": ("small", "decoder"), "weights": ("small",)}
+        own = {"tokenizer": ("small", "decoder"), "weights": ("small", "random")}
         names = {name: getattr(self, name) for name in ("encoder_name", "decoder_name", "tokenizer", "weights")}
         return {setting: name for setting, name in names.items() if name and name not in own.get(setting, ())}
 
@@ -127,38 +160,32 @@ class ModelConfig(Settings):
                 found[setting] = str(place / files[setting] if setting in files and place.is_dir() else place)
         return self.replace(**found)
 
-    def _encoder_misfits(self) -> Iterator[tuple[str, str]]:
-        sizes = (self.encoder_widths, self.encoder_depths, self.encoder_heads)
-        if any(len(values) != 3 for values in sizes) or min(map(min, sizes)) < 1:
-            yield "encoder_widths", "three whole numbers above 0, as encoder_depths and encoder_heads"
-        if max(self.encoder_depths) > MOST_LAYERS:
-            yield "encoder_depths", f"at most {MOST_LAYERS} layers a stage"
-        if any(depth <= stage for stage, depth in enumerate(self.encoder_depths)):
-            yield "encoder_depths", "more than i layers at stage i counted from 0, so at least (1, 2, 3)"
-        if any(width % heads for width, heads in zip(self.encoder_widths, self.encoder_heads, strict=True)):
-            yield "encoder_widths", f"multiples of encoder_heads={self.encoder_heads}"
+    def _encoder_errors(self) -> Iterator[tuple[str, str]]:
+        sizes = self.encoder_config
+        if max(sizes["depth"]) > MOST_LAYERS:
+            yield "encoder_config", f"of at most {MOST_LAYERS} layers a stage"
+        if any(depth <= stage for stage, depth in enumerate(sizes["depth"])):
+            yield "encoder_config", "of a depth above i at stage i counted from 0, so of at least (1, 2, 3)"
+        if any(width % heads for width, heads in zip(sizes["embed_dim"], sizes["num_heads"], strict=True)):
+            yield "encoder_config", "of an embed_dim whose widths are multiples of num_heads"
 
 
 PRESETS: dict[str, dict[str, Any]] = {
     "tiny": {
         "image_size": 32,
         "slices": 4,
-        "encoder_widths": (8, 16, 32),
-        "encoder_heads": (1, 1, 2),
+        "encoder_config": {"embed_dim": (8, 16, 32), "depth": (1, 2, 3), "num_heads": (1, 1, 2), "mlp_ratio": 2.0},
         "queries": 2,
-        "decoder_width": 32,
-        "decoder_layers": 2,
-        "decoder_heads": 2,
-        "decoder_positions": 96,
+        "decoder_config": {"n_embd": 32, "n_layer": 2, "n_head": 2, "n_positions": 96},
         "max_length": 96,
         "num_beams": 2,
-        "random_backbone": True,
+        "weights": "random",
     },
     "small": {"weights": "small"},
     "paper": {
         "image_size": 384,
         "slices": 1,
-        **_IMAGENET,
+        "image_statistics": "imagenet",
         "encoder_name": "microsoft/cvt-21-384-22k",
         "pooling": "none",
         "decoder_name": "distilgpt2",
@@ -167,7 +194,7 @@ PRESETS: dict[str, dict[str, Any]] = {
     },
     "timm": {
         "image_size": 224,
-        **_IMAGENET,
+        "image_statistics": "imagenet",
         "encoder": "timm",
         "encoder_name": "vit_tiny_patch16_224",
         "decoder_name": "distilgpt2",
@@ -178,7 +205,7 @@ PRESETS: dict[str, dict[str, Any]] = {
     "fedmrg-paper": {
         "image_size": 224,
         "slices": 1,
-        **_IMAGENET,
+        "image_statistics": "imagenet",
         "encoder": "timm",
         "encoder_name": "resnet101",
         "pooling": "none",
@@ -192,8 +219,17 @@ PRESETS: dict[str, dict[str, Any]] = {
 }
 
 
+EARLIER = {
+    **dict.fromkeys(("image_mean", "image_std"), "image_statistics"),
+    **dict.fromkeys(("encoder_pretrained", "random_backbone"), "weights: random"),
+    **dict.fromkeys(("encoder_widths", "encoder_depths", "encoder_heads", "encoder_mlp_ratio"), "encoder_config"),
+    **dict.fromkeys(("decoder_width", "decoder_layers", "decoder_heads", "decoder_positions"), "decoder_config"),
+}
+"""Settings of earlier releases, and what took their place."""
+
+
 def preset(name: str, **overrides: Any) -> ModelConfig:
-    """The named preset with some settings replaced.
+    """The named preset with some settings replaced; of ``encoder_config`` and ``decoder_config`` single sizes too.
 
     Raises:
         ConfigError: an unknown preset or setting (suggests the nearest one), or a value that is not allowed.
@@ -202,7 +238,17 @@ def preset(name: str, **overrides: Any) -> ModelConfig:
         raise ConfigError(
             f"model preset '{name}' is unknown: it must be one of {', '.join(PRESETS)}{nearest(name, PRESETS)}"
         )
-    return build(ModelConfig, {**PRESETS[name], **overrides, "preset": name}, "model")
+    if old := sorted(EARLIER.keys() & overrides):
+        raise ConfigError(
+            f"model: '{old[0]}' is a setting of an earlier release: it is {EARLIER[old[0]]} now. An adapter whose "
+            "model is described so was made by that release, and is read by it"
+        )
+    values = {**PRESETS[name], **overrides, "preset": name}
+    for part in ("encoder_config", "decoder_config"):
+        if isinstance(overrides.get(part), Mapping):
+            base = PRESETS[name].get(part, ModelConfig.model_fields[part].default)
+            values[part] = {**base, **overrides[part]}
+    return build(ModelConfig, values, "model")
 
 
 def asset(source: str, filename: str, field_name: str) -> Path:

@@ -40,10 +40,7 @@ def build_decoder(
     if config.decoder_name is None:
         own = GPT2Config(
             vocab_size=vocab_size,
-            n_positions=config.decoder_positions,
-            n_embd=config.decoder_width,
-            n_layer=config.decoder_layers,
-            n_head=config.decoder_heads,
+            **config.decoder_config,
             initializer_range=0.05,  # as for the encoder
             bos_token_id=None,
             eos_token_id=None,

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from fedtar_flare.errors import ConfigError
+from fedtar_flare.models.config import STATISTICS
 from fedtar_flare.models.sources import fetching, is_folder, load_or_make, offline, quiet_loading
 
 if TYPE_CHECKING:
@@ -112,13 +113,11 @@ def _cvt(config: ModelConfig, load_pretrained: bool) -> tuple[SliceEncoder, tupl
     from transformers.models.cvt.configuration_cvt import CvtConfig
     from transformers.models.cvt.modeling_cvt import CvtModel
 
+    sizes: dict[str, Any] = {**config.encoder_config, "mlp_ratio": (config.encoder_config["mlp_ratio"],) * 3}
     still: dict[str, Any] = {key: [0.0] * 3 for key in ("drop_path_rate", "drop_rate", "attention_drop_rate")}
     if config.encoder_name is None:
         own = CvtConfig(
-            embed_dim=config.encoder_widths,
-            depth=config.encoder_depths,
-            num_heads=config.encoder_heads,
-            mlp_ratio=(config.encoder_mlp_ratio,) * 3,
+            **sizes,
             cls_token=[False] * 3,
             initializer_range=0.06,  # for widths of some hundred and less; CvT's own 0.02 hardly starts to learn
             **still,
@@ -132,9 +131,8 @@ def _cvt(config: ModelConfig, load_pretrained: bool) -> tuple[SliceEncoder, tupl
                     f"model setting encoder_name is '{config.encoder_name}', a {published.model_type} model: it must "
                     "be a CvT checkpoint (or take encoder='timm')"
                 )
-            pretrained = load_pretrained and config.encoder_pretrained
-            cvt, untrained = load_or_make(CvtModel, published, config.encoder_name if pretrained else None)
-    encoder = CvtEncoder(cvt, int(cvt.config.embed_dim[-1]), config.image_mean, config.image_std)
+            cvt, untrained = load_or_make(CvtModel, published, config.encoder_name if load_pretrained else None)
+    encoder = CvtEncoder(cvt, int(cvt.config.embed_dim[-1]), *STATISTICS[config.image_statistics])
     return encoder, tuple(f"backbone.{name}" for name in untrained)
 
 
@@ -143,7 +141,6 @@ def _timm(config: ModelConfig, load_pretrained: bool) -> tuple[SliceEncoder, tup
 
     assert config.encoder_name is not None
     name = f"local-dir:{config.encoder_name}" if is_folder(config.encoder_name) else config.encoder_name
-    pretrained = load_pretrained and config.encoder_pretrained
     repository = None
     if ":" not in name:
         if not timm.is_model(name):
@@ -154,17 +151,17 @@ def _timm(config: ModelConfig, load_pretrained: bool) -> tuple[SliceEncoder, tup
             )
         published = timm.get_pretrained_cfg(name)
         repository = published.hf_hub_id if published else None
-        if pretrained and repository is None and offline():  # timm would take it from an address of its own
+        if load_pretrained and repository is None and offline():  # timm would take it from an address of its own
             raise ConfigError(
                 f"model setting encoder_name is '{name}': its weights are on no Hugging Face hub, and nothing is "
-                "fetched here. Take a local folder, or encoder_pretrained=false"
+                "fetched here. Take a local folder"
             )
     with fetching("encoder", config.encoder_name, repository):
         backbone: Any
         try:
-            backbone = timm.create_model(name, pretrained=pretrained, num_classes=0, img_size=config.image_size)
+            backbone = timm.create_model(name, pretrained=load_pretrained, num_classes=0, img_size=config.image_size)
         except TypeError:  # an architecture that takes any size has no such argument
-            backbone = timm.create_model(name, pretrained=pretrained, num_classes=0)
-    encoder = TimmEncoder(backbone, int(backbone.num_features), config.image_mean, config.image_std)
-    missing = () if pretrained else tuple(f"backbone.{key}" for key, _ in backbone.named_parameters())
+            backbone = timm.create_model(name, pretrained=load_pretrained, num_classes=0)
+    encoder = TimmEncoder(backbone, int(backbone.num_features), *STATISTICS[config.image_statistics])
+    missing = () if load_pretrained else tuple(f"backbone.{key}" for key, _ in backbone.named_parameters())
     return encoder, missing

@@ -37,7 +37,8 @@ SITES, TASKS = ("a", "b", "c", "d"), len(DISEASES)
 SIZES = (64, 16, 96)
 MIXING = FedKEIConfig()
 LEARNING = LearnerSettings(epochs=10, batch_size=16, lr=0.05, momentum=0.9)
-VIT = ClassifierConfig(encoder="vit", image_size=32, slices=1, width=32, depth=2, heads=2, patch=8)
+SIZES = {"embed_dim": 32, "depth": 2, "num_heads": 2}
+VIT = ClassifierConfig(encoder="vit", image_size=32, slices=1, encoder_config=SIZES)
 BY_ORDER = {
     "synchronous": list(PLANS),
     "shuffled": ["rand", "fedavg", "variant_a", "variant_b", "fedkei", "own_last"],
@@ -54,7 +55,7 @@ def pretrained(path: Path, steps: int = 400) -> str:
     torch.manual_seed(0)
     model = build_classifier(VIT).unload()
     backbone, generator = model.encoder.backbone, keyed("pretraining")
-    head = torch.nn.Linear(VIT.width, 12)
+    head = torch.nn.Linear(SIZES["embed_dim"], 12)
     for parameter in backbone.parameters():
         parameter.requires_grad_(True)
     optimizer = torch.optim.AdamW([*backbone.parameters(), *head.parameters()], lr=1e-3, weight_decay=0.01)

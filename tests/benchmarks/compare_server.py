@@ -15,15 +15,9 @@ from tests.benchmarks.result import Asked, Result, alternated, peak_bytes
 
 PUBLISHED = {
     "encoder_name": None,
-    "encoder_widths": (64, 192, 384),
-    "encoder_depths": (1, 4, 16),
-    "encoder_heads": (1, 3, 6),
-    "encoder_mlp_ratio": 4.0,
+    "encoder_config": {"embed_dim": (64, 192, 384), "depth": (1, 4, 16), "num_heads": (1, 3, 6), "mlp_ratio": 4.0},
     "decoder_name": None,
-    "decoder_width": 768,
-    "decoder_layers": 6,
-    "decoder_heads": 12,
-    "decoder_positions": 1024,
+    "decoder_config": {"n_embd": 768, "n_layer": 6, "n_head": 12, "n_positions": 1024},
     "tokenizer": "small",
 }
 """Sizes of cvt-21 and DistilGPT2, so that nothing is fetched."""

@@ -27,7 +27,7 @@ SITE = "site-1"
 BATCH = 8
 PIXELS, PICTURES, TEXTS = 64, 16, 400
 """Side of the made-up radiographs, and how many different pictures and reports there are."""
-_SIZED = {"weights": None, "random_backbone": True, "slices": 1}
+_SIZED = {"weights": "random", "slices": 1}
 _PAPER_LORA = {"lora_targets": CVT_TARGETS, "image_size": PIXELS}
 MODELS: Mapping[str, tuple[str, dict[str, Any]]] = {
     "tiny": ("tiny", {}),
@@ -39,11 +39,8 @@ MODELS: Mapping[str, tuple[str, dict[str, Any]]] = {
         {
             **_SIZED,
             **_PAPER_LORA,
-            "encoder_widths": (64, 128, 256),
-            "encoder_depths": (1, 2, 4),
-            "encoder_heads": (1, 2, 4),
-            "decoder_width": 256,
-            "decoder_layers": 6,
+            "encoder_config": {"embed_dim": (64, 128, 256), "depth": (1, 2, 4), "num_heads": (1, 2, 4)},
+            "decoder_config": {"n_embd": 256, "n_layer": 6},
         },
     ),
     "decoder of 512": (
@@ -51,12 +48,8 @@ MODELS: Mapping[str, tuple[str, dict[str, Any]]] = {
         {
             **_SIZED,
             **_PAPER_LORA,
-            "encoder_widths": (64, 192, 384),
-            "encoder_depths": (1, 2, 10),
-            "encoder_heads": (1, 3, 6),
-            "decoder_width": 512,
-            "decoder_layers": 6,
-            "decoder_heads": 8,
+            "encoder_config": {"embed_dim": (64, 192, 384), "depth": (1, 2, 10), "num_heads": (1, 3, 6)},
+            "decoder_config": {"n_embd": 512, "n_layer": 6, "n_head": 8},
         },
     ),
     "cvt-21 and distilgpt2": ("small", {**_SIZED, **_PAPER_LORA, **PUBLISHED}),

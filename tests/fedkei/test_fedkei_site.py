@@ -14,7 +14,8 @@ from fedtar_flare.fedkei.objectives import Curvature, Local, add_curvature
 from fedtar_flare.fedkei.tuning import LearnerSettings
 from fedtar_flare.models.classifier import ClassifierConfig
 
-VIT = ClassifierConfig(encoder="vit", image_size=32, slices=1, width=32, depth=2, heads=2)
+SIZES = {"embed_dim": 32, "depth": 2, "num_heads": 2}
+VIT = ClassifierConfig(encoder="vit", image_size=32, slices=1, encoder_config=SIZES)
 SETTINGS = LearnerSettings(epochs=2, batch_size=16)
 
 

@@ -21,7 +21,12 @@ from fedtar_flare.suite.engine import run_in_process
 BASE = ["none", "cardiomegaly", "emphysema", "lymphadenopathy"]
 SETTINGS = {
     "preset": "tiny",
-    "model": {"encoder": "swin_unetr", "feature_size": 12, "window_size": 4, "slices": 32, "image_size": 32},
+    "model": {
+        "encoder": "swin_unetr",
+        "encoder_config": {"feature_size": 12, "window_size": 4},
+        "slices": 32,
+        "image_size": 32,
+    },
     "training": {"epochs": 1, "batch_size": 4},
     "data": {"synthetic_patients": 12},
     "fedkei": {"tasks": ["effusion", "nodule"], "base": BASE},

@@ -27,7 +27,7 @@ def executor(tmp_path_factory):
     """The job's executor, where a folder has the decoder's sizes; the tokenizer is another's."""
     folder = tmp_path_factory.mktemp("llama")
     (folder / "config.json").write_text(json.dumps(LLAMA_2_7B))
-    model = {"decoder_name": str(folder), "tokenizer": "small", "encoder_pretrained": False}
+    model = {"decoder_name": str(folder), "tokenizer": "small", "weights": "random"}
     return MethodRecipe("fedmrg", preset="fedmrg-paper", model=model).executor
 
 

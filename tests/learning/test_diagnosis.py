@@ -128,9 +128,9 @@ def test_the_shipped_head_sees_the_known_findings_alone_and_fits_no_other_shape(
 def shipped(place="memory", classes=2, width=None):
     """A branch for the small model, with the shipped start."""
     small = preset("small")
-    words = torch.zeros(3, width or small.decoder_width)
+    words = torch.zeros(3, width or small.decoder_config["n_embd"])
     branch = DiagnosisBranch(
-        len(FINDINGS), classes, small.encoder_widths[-1], 16, words, 0, head="attention", place=place
+        len(FINDINGS), classes, small.encoder_config["embed_dim"][-1], 16, words, 0, head="attention", place=place
     )
     load_start(branch, "small")
     return branch
@@ -204,13 +204,13 @@ def test_untrained_prompts_beside_the_begin_token_change_nothing(beams):
     with torch.no_grad():
         memory, mask = plain.memory(batch())
         prompts = model.prompts(batch(), model.tokens(batch()))
-        assert prompts.shape == (2, 14, MODEL.decoder_width)
+        assert prompts.shape == (2, 14, MODEL.decoder_config["n_embd"])
         for found, expected in zip(
             model.decode(memory, mask, ids, prompts), plain.decode(memory, mask, ids), strict=True
         ):
             torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
         changed = prompts.clone()
-        changed[1, 3] = torch.randn(MODEL.decoder_width, generator=torch.Generator().manual_seed(4))
+        changed[1, 3] = torch.randn(MODEL.decoder_config["n_embd"], generator=torch.Generator().manual_seed(4))
         other = model.decode(memory, mask, ids, changed)[0]
     torch.testing.assert_close(other[0], found_of(model, memory, mask, ids, prompts)[0])
     assert not torch.allclose(other[1, 0], found_of(model, memory, mask, ids, prompts)[1, 0], atol=1e-3)
@@ -229,7 +229,7 @@ def test_prompts_in_the_memory_stand_among_the_image_s_tokens():
         model.diagnosis.embeddings.normal_(generator=torch.Generator().manual_seed(3))
         memory, mask = model.memory(batch())
         prompts = model.prompts(batch(), model.tokens(batch()))
-        assert prompts.shape == (2, 14, MODEL.decoder_width) and not mask.all()
+        assert prompts.shape == (2, 14, MODEL.decoder_config["n_embd"]) and not mask.all()
         by_hand = model.decoder(
             input_ids=ids,
             encoder_hidden_states=torch.cat([memory, prompts], dim=1),

@@ -184,7 +184,7 @@ def test_the_adapters_of_the_first_pass_are_needed_in_the_second(learner_of, mon
 
 def test_layers_run_twice_in_training_once_elsewhere_and_never_with_dropout_of_training(learner_of):
     learner = learner_of(True, FedMRGLearner)
-    calls, layers = calls_of(learner), MODEL.decoder_layers
+    calls, layers = calls_of(learner), MODEL.decoder_config["n_layer"]
     modes = [module.training for module in learner.model.modules()]
     learner._half, learner._parts = "generic", {}
     one_pass(learner)
@@ -236,9 +236,9 @@ def kept(learner):
 
 
 def test_one_more_layer_keeps_its_input_and_nothing_else(learner_of):
-    few, many = (learner_of(False, PatientLearner, model={"decoder_layers": n}) for n in (2, 4))
+    few, many = (learner_of(False, PatientLearner, model={"decoder_config": {"n_layer": n}}) for n in (2, 4))
     ids, _ = few.tokenizer.batch([sample.visit.report for sample in samples_of(few)])
-    one_input = ids.numel() * MODEL.decoder_width * 4
+    one_input = ids.numel() * MODEL.decoder_config["n_embd"] * 4
     assert kept(many) - kept(few) > 40 * one_input
     assert kept(recomputing(many)) - kept(recomputing(few)) == 2 * one_input
 

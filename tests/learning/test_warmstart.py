@@ -105,7 +105,7 @@ def test_earlier_weights_with_another_tokenizer_say_the_same_at_first(small):
     assert [other.decode(ids) for ids in tokenizer.spelled_by(other)[3:]] == [
         tokenizer.decode([i]) for i in range(3, tokenizer.vocab_size)
     ]
-    again = build_model(SMALL.replace(weights=None, random_backbone=True))
+    again = build_model(SMALL.replace(weights="random"))
     take_over(again, tokenizer, ASSETS / "small")
     assert all(torch.equal(a, b) for a, b in zip(own_state(small).values(), own_state(again).values(), strict=True))
 

@@ -136,7 +136,7 @@ def test_prefix_tuning_replaces_the_words_states_before_every_layer():
         model.decode(memory, mask, ids, model.prompts(batch(), tokens))
         hook.remove()
     assert torch.equal(seen[0][:, :3], model.diagnosis.states[0].expand(2, -1, -1))
-    assert len(model.diagnosis.states) == MODEL.decoder_layers - 1
+    assert len(model.diagnosis.states) == MODEL.decoder_config["n_layer"] - 1
 
 
 # --------------------------------------------------------------------------- what travels

@@ -9,10 +9,11 @@ from fedtar_flare.models.adapters.lora import load_shared_state, shared_paramete
 from fedtar_flare.models.adapters.peft_file import write_adapter
 from fedtar_flare.models.classifier import ClassifierConfig, build_classifier
 
-VIT = ClassifierConfig(encoder="vit", image_size=32, slices=1, width=32, depth=2, heads=2)
+SIZES = {"embed_dim": 32, "depth": 2, "num_heads": 2}
+VIT = ClassifierConfig(encoder="vit", image_size=32, slices=1, encoder_config=SIZES)
 TINY = ClassifierConfig(encoder="tiny", image_size=32, slices=4)
 SWIN = ClassifierConfig(
-    encoder="timm", encoder_name="swin_tiny_patch4_window7_224", encoder_pretrained=False, image_size=64, slices=1
+    encoder="timm", encoder_name="swin_tiny_patch4_window7_224", encoder_weights="random", image_size=64, slices=1
 )
 
 
@@ -131,7 +132,9 @@ def test_the_shipped_encoder_is_the_report_generators():
         ({"encoder": "timm"}, "encoder_name"),
         ({"encoder": "vit", "image_size": 60}, "patch"),
         ({"encoder": "small", "encoder_weights": "x"}, "encoder_weights"),
-        ({"encoder": "vit", "image_size": 32, "width": 30}, "heads"),
+        ({"encoder": "vit", "image_size": 32, "encoder_config": {"embed_dim": 30}}, "num_heads"),
+        ({"encoder": "vit", "encoder_config": {"depth": 101}}, "a depth from 1 to 100"),
+        ({"encoder": "small", "encoder_config": {"depth": 3}}, "of no size with encoder='small'"),
     ],
 )
 def test_settings_that_do_not_fit_are_refused(wrong, said):

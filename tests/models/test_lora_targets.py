@@ -12,8 +12,8 @@ from fedtar_flare.models.adapters.lora import add_lora, lora_layers
 from fedtar_flare.models.build import build_model
 from fedtar_flare.models.config import ModelConfig, preset
 
-SMALL_DECODER = {"decoder_name": None, "decoder_width": 32, "decoder_layers": 2, "decoder_heads": 2, "max_length": 96}
-TIMM = {"encoder_pretrained": False, "tokenizer": "small", "slices": 2, **SMALL_DECODER}
+SMALL_DECODER = {"decoder_name": None, "decoder_config": {"n_embd": 32, "n_layer": 2, "n_head": 2}, "max_length": 96}
+TIMM = {"weights": "random", "tokenizer": "small", "slices": 2, **SMALL_DECODER}
 CASES = [
     (preset("tiny"), r"encoder\.backbone\.encoder\.stages\.\d\.layers\.\d\.", 6 * 6),
     (preset("small", weights=None), r"encoder\.backbone\.encoder\.stages\.\d\.layers\.\d\.", 6 * 6),
@@ -39,7 +39,7 @@ def test_targets_hit_every_linear_of_every_layer_and_nothing_else(config: ModelC
     wanted = {n for n in linear_names(model) if re.match(rf"({layer}|decoder\.transformer\.h\.\d\.)", n)}
     assert hit == wanted
     assert len([name for name in hit if name.startswith("encoder")]) == in_encoder
-    assert len([name for name in hit if name.startswith("decoder")]) == 7 * config.decoder_layers
+    assert len([name for name in hit if name.startswith("decoder")]) == 7 * config.decoder_config["n_layer"]
     assert not {"decoder.lm_head", "projection", "pooling.position"} & hit
 
 

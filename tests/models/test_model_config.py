@@ -32,23 +32,25 @@ def test_a_preset_is_valid_and_survives_json(name: str):
         ({"queries": 1.5}, "queries is 1.5"),
         ({"encoder": "vit"}, "encoder is 'vit': it must be 'cvt' or 'timm'"),
         ({"encoder": "timm"}, "encoder_name is None"),
-        ({"encoder_depths": (1, 1, 1)}, r"encoder_depths is \(1, 1, 1\)"),
-        ({"encoder_widths": (8, 16)}, "encoder_widths"),
-        ({"encoder_heads": (3, 1, 2)}, "multiples of encoder_heads"),
-        ({"encoder_mlp_ratio": 0}, "encoder_mlp_ratio"),
+        ({"encoder_config": {"depth": (1, 1, 1)}}, r"encoder_config is .* at least \(1, 2, 3\)"),
+        ({"encoder_config": {"embed_dim": (8, 16)}}, r"encoder_config\[embed_dim\] is \(8, 16\)"),
+        ({"encoder_config": {"num_heads": (3, 1, 2)}}, "multiples of num_heads"),
+        ({"encoder_config": {"mlp_ratio": 0}}, r"mlp_ratio\] is 0: it must be above 0"),
+        ({"encoder_config": {"embed": 3}}, r"encoder_config\[embed\]"),
+        ({"encoder_config": 3}, "a mapping"),
+        ({"encoder_widths": (8, 16, 32)}, "'encoder_widths' is a setting of an earlier release: it is encoder_config"),
         ({"pooling": "mean"}, "pooling is 'mean': it must be 'attention' or 'none'"),
         ({"pooling": "none"}, "takes slices=1"),
-        ({"decoder_heads": 5}, "a multiple of decoder_heads=5"),
-        ({"max_length": 97}, "at most decoder_positions=96"),
+        ({"decoder_config": {"n_head": 5}}, "a multiple of n_head"),
+        ({"max_length": 97}, "at most n_positions=96"),
         ({"max_length": 2}, "at least 3"),
         ({"num_beams": 0}, "num_beams is 0"),
-        ({"image_std": (0.5, 0.5, 0.0)}, "image_std"),
-        ({"image_mean": (0.5,)}, r"image_mean is \(0.5,\): it must be longer"),
+        ({"image_statistics": "none"}, "it must be 'half', 'imagenet' or 'clip'"),
         ({"lora_targets": "("}, "valid regular expression"),
         ({"tokenizer": "decoder"}, "tokenizer is 'decoder'"),
         ({"seed": -1}, "seed is -1"),
-        ({"image_mean": (0.5, 0.5, float("nan"))}, r"image_mean\[2\] is nan: it must be a finite number"),
-        ({"encoder_widths": (8, 16, 32.0)}, r"encoder_widths\[2\] is 32.0: it must be a whole number"),
+        ({"encoder_config": {"mlp_ratio": float("nan")}}, "mlp_ratio\\] is nan"),
+        ({"encoder_config": {"embed_dim": (8, 16, 32.0)}}, r"\[embed_dim\]\[2\] is 32.0: it must be a whole number"),
     ],
 )
 def test_a_wrong_setting_is_named_with_its_value(overrides: dict, said: str):
@@ -89,11 +91,11 @@ def test_weights_survive_saving_and_load_strictly(tmp_path):
     assert loaded.untrained == ()
 
     with pytest.raises(ConfigError, match=r"tensor encoder\.\S+ has shape"):
-        load_weights(build_model(preset("tiny", encoder_widths=(16, 16, 32))), path)
+        load_weights(build_model(preset("tiny", encoder_config={"embed_dim": (16, 16, 32)})), path)
     with pytest.raises(ConfigError, match=r"lacks tensor decoder\.transformer\.h\.2"):
-        load_weights(build_model(preset("tiny", decoder_layers=3)), path)
+        load_weights(build_model(preset("tiny", decoder_config={"n_layer": 3})), path)
     with pytest.raises(ConfigError, match=r"has the unknown tensor decoder\.transformer\.h\.1"):
-        load_weights(build_model(preset("tiny", decoder_layers=1)), path)
+        load_weights(build_model(preset("tiny", decoder_config={"n_layer": 1})), path)
     path.write_bytes(b"no weights")
     with pytest.raises(ConfigError, match="cannot be read"):
         load_weights(model, path)
@@ -112,7 +114,7 @@ def test_weights_that_are_not_finite_are_neither_written_nor_read(tmp_path):
 
 
 def test_random_frozen_parts_are_refused_unless_exchanged_or_meant():
-    config = preset("tiny", random_backbone=False)
+    config = preset("tiny", weights=None)
     model = build_model(config)
     with pytest.raises(ConfigError, match=r"have no pre-trained weights.*weights=<file>.*exchange"):
         require_trained(model, config, exchanged=())

@@ -15,7 +15,7 @@ import torch
 from fedtar_flare.errors import ConfigError
 from fedtar_flare.imaging.batch import ImageBatch
 from fedtar_flare.models.build import build_model, build_tokenizer, require_trained
-from fedtar_flare.models.config import preset
+from fedtar_flare.models.config import STATISTICS, preset
 
 
 @pytest.fixture(scope="module")
@@ -99,7 +99,7 @@ def test_images_are_normalised_as_the_checkpoint_expects(paper):
     model.encoder.stage_modules()[0].register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0]))
     batch = radiograph()
     model.encode(batch)
-    mean, std = (torch.tensor(v).view(3, 1, 1) for v in (paper.image_mean, paper.image_std))
+    mean, std = (torch.tensor(v).view(3, 1, 1) for v in STATISTICS[paper.image_statistics])
     torch.testing.assert_close(seen[0], (batch.images[:, 0] / 255 - mean) / std, rtol=1e-4, atol=1e-5)
 
 
@@ -128,7 +128,7 @@ def test_a_tokenizer_as_vocab_and_merges_is_read_too(paper, gpt2_folder, tmp_pat
 @pytest.mark.parametrize("name", ["test_vit", "test_resnet", "test_convnext"])
 def test_any_timm_encoder_gives_tokens(name, gpt2_folder):
     config = preset(
-        "timm", encoder_name=name, encoder_pretrained=False, image_size=64, slices=2,
+        "timm", encoder_name=name, weights="random", image_size=64, slices=2,
         decoder_name=str(gpt2_folder), max_length=32,
     )  # fmt: skip
     model = build_model(config)
@@ -191,7 +191,7 @@ def test_without_a_network_the_error_names_both_ways_out(cvt_folder, gpt2_folder
     code = (  # the libraries read the environment when they are imported
         "from fedtar_flare.errors import ConfigError\n"
         "from fedtar_flare.models.build import build_model\n"
-        "from fedtar_flare.models.config import preset\n"
+        "from fedtar_flare.models.config import STATISTICS, preset\n"
         f"for overrides in {[overrides for overrides, *_ in cases]!r}:\n"
         "    try:\n        build_model(preset('paper', max_length=48, **overrides))\n"
         "    except ConfigError as error:\n        print(repr(str(error)))\n"

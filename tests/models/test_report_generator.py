@@ -54,7 +54,7 @@ def pad(batch: ImageBatch, extra: int) -> ImageBatch:
 def test_memory_has_the_same_number_of_tokens_for_each_slice(model):
     batch = images()
     memory = model.encode(batch)
-    assert memory.shape == (3, CONFIG.slices * CONFIG.queries, CONFIG.decoder_width)
+    assert memory.shape == (3, CONFIG.slices * CONFIG.queries, CONFIG.decoder_config["n_embd"])
     assert model.memory_mask(batch, memory).shape == memory.shape[:2]
 
 
@@ -194,7 +194,7 @@ def test_the_encoder_stays_in_eval_mode_and_its_statistics_stay_put(model, token
 def test_without_pooling_every_token_of_one_radiograph_is_memory():
     config = preset("tiny", slices=1, pooling="none", image_size=64)
     memory = build_model(config).encode(images(2, 1, 64))
-    assert memory.shape == (2, 4 * 4, config.decoder_width)
+    assert memory.shape == (2, 4 * 4, config.decoder_config["n_embd"])
 
 
 def test_gradients_reach_every_part(tokenizer):

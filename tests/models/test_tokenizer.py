@@ -12,7 +12,7 @@ from fedtar_flare.models.build import build_tokenizer
 from fedtar_flare.models.config import preset
 from fedtar_flare.models.tokenizer import BOS, EOS, PAD, ReportTokenizer
 
-TOKENIZER = build_tokenizer(preset("tiny", max_length=100_000, decoder_positions=100_000))
+TOKENIZER = build_tokenizer(preset("tiny", max_length=100_000, decoder_config={"n_positions": 100_000}))
 
 
 @settings(max_examples=200, deadline=None)

@@ -13,7 +13,12 @@ from fedtar_flare.models.classifier import ClassifierConfig, build_classifier
 from fedtar_flare.models.volume_encoder import interpolation, own_names, volumes
 
 TINY = ClassifierConfig(
-    encoder="swin_unetr", feature_size=12, window_size=4, slices=32, image_size=32, rank=1, hu_window="all"
+    encoder="swin_unetr",
+    encoder_config={"feature_size": 12, "window_size": 4},
+    slices=32,
+    image_size=32,
+    rank=1,
+    hu_window="all",
 )
 
 
@@ -66,7 +71,7 @@ def test_the_adapter_and_the_head_alone_are_trained_and_every_volume_stands_for_
     model = build_classifier(TINY.replace(adapter=adapter))
     own = shared_parameters(model)
     assert {id(p) for p in model.parameters() if p.requires_grad} == {id(p) for p in own.values()}
-    assert own["head.weight"].shape == (2, 16 * TINY.feature_size)
+    assert own["head.weight"].shape == (2, 16 * 12)
     factors = [name for name in own if not name.startswith("head.")]
     assert len(factors) == (16 if adapter == "lora" else 8) and all(".attn.qkv." in name for name in factors)
     generator = torch.Generator().manual_seed(1)
@@ -101,7 +106,7 @@ def test_what_a_site_is_told_of_its_size_holds():
     from fedtar_flare.fedkei.asked import asked_of, head_values
     from fedtar_flare.fedkei.tuning import LearnerSettings
 
-    config = TINY.replace(window_size=7)
+    config = TINY.replace(encoder_config={"feature_size": 12})
     model = build_classifier(config)
     told = asked_of(config, LearnerSettings(), 1, 2, 2).own_parameters(0)
     true = sum(parameter.numel() for parameter in model.parameters())
@@ -142,7 +147,7 @@ def test_a_file_of_two_encoders_is_refused():
     [
         ({"slices": 8}, "slices is 8: it must be a multiple of 32"),
         ({"image_size": 48}, "image_size is 48: it must be a multiple of 32"),
-        ({"feature_size": 40}, "feature_size is 40: it must be a multiple of 12"),
+        ({"encoder_config": {"feature_size": 40}}, "feature_size that is a multiple of 12"),
     ],
 )
 def test_a_grid_that_cannot_be_is_refused(wrong, said):

@@ -64,11 +64,11 @@ def only(found, words):
         ({"time_steps": 21}, "time steps 21 (at most 20)"),
         ({"threads": 65}, "torch_threads 65 (at most 64)"),
         ({"model": {"image_size": 4096, "slices": 2}}, "pixels of a study 33,554,432 (at most"),
-        ({"model": {"decoder_positions": 1025}}, "model.decoder_positions 1,025 (at most 1,024)"),
+        ({"model": {"decoder_config": {"n_positions": 1025}}}, "model.decoder_positions 1,025 (at most 1,024)"),
         ({"model": {"queries": 300}}, "model.slices x queries 1,200 (at most 1,024)"),
         ({"model": {"num_beams": 17}}, "model.num_beams 17 (at most 16)"),
-        ({"model": {"decoder_width": 1 << 14}}, "(at most 1,000,000,000)"),
-        ({"model": {"encoder_widths": [8192, 8192, 8192]}}, "(at most 1,000,000,000)"),
+        ({"model": {"decoder_config": {"n_embd": 1 << 14}}}, "(at most 1,000,000,000)"),
+        ({"model": {"encoder_config": {"embed_dim": [8192, 8192, 8192]}}}, "(at most 1,000,000,000)"),
         ({"model": {"encoder_name": HUB}}, f"model.encoder_name '{HUB}' (not among this site's models)"),
         ({"model": {"decoder_name": "/etc"}}, "model.decoder_name '/etc' (not among this site's models)"),
         ({"model": {"weights": "../x.safetensors"}}, "model.weights '../x.safetensors' (not among"),
@@ -248,12 +248,9 @@ def test_no_job_beyond_a_bound_is_ever_let_in(job, site):
 FREE = {
     ModelConfig: {
         "preset": "a label",
-        "image_mean": "a shift of the input", "image_std": "a scale of the input",
-        "encoder": "one of two families", "encoder_pretrained": "of a model that the site has named",
+        "image_statistics": "one of three", "encoder": "one of two families",
         "decoder": "one of two, and the second takes a name", "decoder_dtype": "one of two",
-        "encoder_mlp_ratio": "counted with the parameters", "encoder_depths": "counted with the parameters",
-        "encoder_heads": "divide a width", "decoder_heads": "divide a width", "decoder_layers": "counted",
-        "pooling": "one of two", "random_backbone": "only hurts the lead's own model", "seed": "a number",
+        "pooling": "one of two", "seed": "a number",
     },
     LoRAConfig: {"dtype_up": "one of two"},
     TrainingConfig: {
@@ -269,7 +266,7 @@ FREE = {
 EXTREME = {
     ModelConfig: {
         "image_size": 1 << 20, "slices": 5000, "queries": 5000, "encoder_name": HUB, "decoder_name": HUB,
-        "encoder_widths": [1 << 14] * 3, "decoder_width": 1 << 15, "decoder_positions": 5000,
+        "encoder_config": {"embed_dim": [1 << 14] * 3}, "decoder_config": {"n_embd": 1 << 15, "n_positions": 5000},
         "tokenizer": "/t.json", "weights": "/w", "max_length": 5000, "num_beams": 5000, "lora_targets": ".*",
     },
     LoRAConfig: {"rank": 5000, "alpha": 1e-9, "exchange": [".*"]},
@@ -286,7 +283,7 @@ def test_every_setting_of_a_job_has_a_bound_or_needs_none(group):
     assert set(group.model_fields) == set(FREE[group]) | set(EXTREME[group])
     assert not set(FREE[group]) & set(EXTREME[group])
     for name, value in EXTREME[group].items():
-        more = {"decoder_positions": 5000} if name == "max_length" else {}
+        more = {"decoder_config": {"n_positions": 5000}} if name == "max_length" else {}
         values = {ModelConfig: "model", LoRAConfig: "lora", TrainingConfig: "training"}[group]
         assert breaches(asked(**{values: {name: value, **more}}), Bounds()), name
 
@@ -307,7 +304,7 @@ def test_what_a_method_trains_for_itself_is_bounded_too(patient, words):
 
 
 def test_layers_without_end_are_no_model():
-    for wrong in ({"decoder_layers": 1001}, {"encoder_depths": [1, 2, 1001]}):
+    for wrong in ({"decoder_config": {"n_layer": 1001}}, {"encoder_config": {"depth": [1, 2, 1001]}}):
         with pytest.raises(ConfigError, match="1000"):
             preset("tiny", **wrong)
 
@@ -346,7 +343,7 @@ def test_an_outline_is_the_model_itself():
 
 def test_layers_of_a_timm_encoder_may_be_adapted_but_not_its_embeddings():
     """A ViT's patch embedding sees pixels, its position embedding places."""
-    config = preset("timm", encoder_pretrained=False, decoder_name=None, tokenizer="small", lora_targets=TIMM_TARGETS)
+    config = preset("timm", weights="random", decoder_name=None, tokenizer="small", lora_targets=TIMM_TARGETS)
     bounds = Bounds(models={"vit_tiny_patch16_224": None})
     job = Asked(config, LoRAConfig(), TrainingConfig(), 1, 3, 3)
     assert not breaches(job, bounds)
