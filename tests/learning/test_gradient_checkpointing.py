@@ -236,7 +236,10 @@ def kept(learner):
 
 
 def test_one_more_layer_keeps_its_input_and_nothing_else(learner_of):
-    few, many = (learner_of(False, PatientLearner, model={"decoder_config": {"n_layer": n}}) for n in (2, 4))
+    few, many = (
+        learner_of(False, PatientLearner, model={"decoder_config": MODEL.decoder_config | {"n_layer": n}})
+        for n in (2, 4)
+    )
     ids, _ = few.tokenizer.batch([sample.visit.report for sample in samples_of(few)])
     one_input = ids.numel() * MODEL.decoder_config["n_embd"] * 4
     assert kept(many) - kept(few) > 40 * one_input
