@@ -1,10 +1,12 @@
 """Made-up diseases for classifiers: 32 x 32 textures mixed from three hidden patterns, at sites of different styles."""
 
 import math
+from dataclasses import dataclass
 
 import torch
 
-from fedtar_flare.fedkei.examples import ArrayExamples, TaskData, keyed
+from fedtar_flare.fedkei.examples import TaskData, keyed
+from fedtar_flare.imaging.batch import ImageBatch
 
 SIZE = 32
 DISEASES = ((1.0, 0.0, 0.0), (0.0, 1.0, 0.0), (0.85, 0.55, 0.0), (0.0, 0.0, 1.0), (0.0, 0.55, 0.85))
@@ -13,6 +15,19 @@ second and fourth are not."""
 MAIN_PATTERN = (0, 1, 0, 2, 2)
 RELATED, UNRELATED = (3, 5), (2, 4)
 """Tasks, from 1, in the order above."""
+
+
+@dataclass(frozen=True)
+class ArrayExamples:
+    """Examples in memory: uint8 images (n, 3, H, W), or (n, S, 3, H, W) of S slices each, and labels (n,)."""
+
+    images: torch.Tensor
+    labels: torch.Tensor
+
+    def batch(self, indices):
+        images = self.images[list(indices)]
+        images = images[:, None] if images.dim() == 4 else images
+        return ImageBatch(images, torch.zeros(images.shape[:2]), torch.ones(images.shape[:2], dtype=torch.bool))
 
 
 def patterns(kind, count, generator):

@@ -26,20 +26,6 @@ class Examples(Protocol):
 
 
 @dataclass(frozen=True)
-class ArrayExamples:
-    """Examples in memory: uint8 images (n, 3, H, W), or (n, S, 3, H, W) of S slices each."""
-
-    images: Tensor
-    labels: Tensor
-
-    def batch(self, indices: Sequence[int]) -> ImageBatch:
-        images = self.images[list(indices)]
-        images = images[:, None] if images.dim() == 4 else images
-        shape = images.shape[:2]
-        return ImageBatch(images, torch.zeros(shape), torch.ones(shape, dtype=torch.bool))
-
-
-@dataclass(frozen=True)
 class TaskData:
     """A site's examples of one task. Only ``train`` must have both classes."""
 

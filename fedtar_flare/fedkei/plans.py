@@ -44,7 +44,6 @@ class Plan:
     """
 
     name: str
-    title: str
     members: Literal["none", "last", "all", "own"] = "none"
     groups: Literal["one", "each", "site", "kmeans"] = "one"
     weights: Literal["mean", "similarity", "gaps"] = "mean"
@@ -151,25 +150,25 @@ def _weighted(parts: Mapping[Kind, Part], weights: Mapping[Kind, Tensor]) -> dic
 PLANS: dict[str, Plan] = {
     plan.name: plan
     for plan in (
-        Plan("rand", "Rand: the common start"),
-        Plan("fedavg", "FedAvg", "last"),
-        Plan("fedprox", "FedProx", "last", local=Local("proximal")),
-        Plan("ffa_lora", "FFA-LoRA", "last", local=Local("frozen_a")),
-        Plan("fedamp", "FedAMP", "last", "each", weights="similarity"),
-        Plan("apple", "APPLE", "last", "each", alpha="learnt"),
-        Plan("fedga", "FedGA", "last", weights="gaps"),
-        Plan("per_fedavg", "Per-FedAvg", "last", local=Local("maml")),
-        Plan("fedcurv", "FedCurv", "last", local=Local("fisher")),
-        Plan("flwf", "FLwF", "last", local=Local("distil")),
-        Plan("variant_a", "Variant A: sites as clusters", "all", "site", alpha="learnt"),
-        Plan("variant_b", "Variant B: no outer step", "all", "kmeans", alpha="learnt"),
-        Plan("variant_c", "Variant C: beta by a direct step", "all", "kmeans", alpha="learnt", probe="direct"),
-        Plan("fedkei", "FedKEI", "all", "kmeans", alpha="learnt", probe="bilevel"),
-        Plan("own_last", "The site's own last module", "own"),
-        Plan("pool_mean", "Mean of the pool", "all"),
-        Plan("best_cluster", "Best cluster", "all", "kmeans", alpha="best"),
-        Plan("head_only", "Rand, head only", local=Local("head_only")),
-        Plan("rand_3", "Rand + 3 epochs", local=Local(extra_epochs=3)),
+        Plan("rand"),
+        Plan("fedavg", "last"),
+        Plan("fedprox", "last", local=Local("proximal")),
+        Plan("ffa_lora", "last", local=Local("frozen_a")),
+        Plan("fedamp", "last", "each", weights="similarity"),
+        Plan("apple", "last", "each", alpha="learnt"),
+        Plan("fedga", "last", weights="gaps"),
+        Plan("per_fedavg", "last", local=Local("maml")),
+        Plan("fedcurv", "last", local=Local("fisher")),
+        Plan("flwf", "last", local=Local("distil")),
+        Plan("variant_a", "all", "site", alpha="learnt"),
+        Plan("variant_b", "all", "kmeans", alpha="learnt"),
+        Plan("variant_c", "all", "kmeans", alpha="learnt", probe="direct"),
+        Plan("fedkei", "all", "kmeans", alpha="learnt", probe="bilevel"),
+        Plan("own_last", "own"),
+        Plan("pool_mean", "all"),
+        Plan("best_cluster", "all", "kmeans", alpha="best"),
+        Plan("head_only", local=Local("head_only")),
+        Plan("rand_3", local=Local(extra_epochs=3)),
     )
 }
 

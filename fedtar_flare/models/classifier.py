@@ -7,7 +7,7 @@ and as ``head.weight`` and ``head.bias``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -16,13 +16,13 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedtar_flare.errors import ConfigError
 from fedtar_flare.models.adapters.ia3 import add_ia3
 from fedtar_flare.models.adapters.lora import add_lora
 from fedtar_flare.models.build import build_model
 from fedtar_flare.models.config import RANDOM, STATISTICS, ModelConfig, Statistics, preset
 from fedtar_flare.models.encoders import SliceEncoder, TimmEncoder, build_encoder
 from fedtar_flare.models.volume_encoder import NARROWEST, STRIDE, HUWindow, VolumeEncoder, own_names
+from fedtar_flare.models.weights import load_weights
 from fedtar_flare.settings import Settings
 
 if TYPE_CHECKING:
@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 CLASSES = 2
 """Logits of the head; index 1 stands for the new disease."""
 
+_HEADS = ("head", "fc", "classifier")
+"""Classification heads that a published file may have."""
 _HEAD_STD = 0.02
 _HEAD = r"head\.(weight|bias)"
 _TARGETS = {
@@ -207,28 +209,5 @@ def _encoder(config: ClassifierConfig, places: Mapping[str, Path | None]) -> Sli
         encoder, _ = build_encoder(named.located(places), load_pretrained=config.encoder_weights is None)
     if config.encoder_weights not in (None, RANDOM):
         path = places.get(config.encoder_weights) or Path(config.encoder_weights).expanduser()
-        _load(encoder.backbone, path, own_names if config.whole_volumes else dict)
+        load_weights(encoder.backbone, path, own_names if config.whole_volumes else dict, _HEADS)
     return encoder
-
-
-def _load(backbone: nn.Module, path: Path, named: Callable[[Mapping[str, Tensor]], dict[str, Tensor]]) -> None:
-    """Copy a weights file into a backbone; a classification head that the file has beside it is left out."""
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
-    try:
-        loaded = named(load_file(path / "model.safetensors" if path.is_dir() else path))
-    except (OSError, SafetensorError) as error:
-        raise ConfigError(f"classifier setting encoder_weights: {path} cannot be read: {error}") from error
-    own = backbone.state_dict()
-    heads = [name for name in loaded if name.split(".")[0] in ("head", "fc", "classifier") and name not in own]
-    for verb, names in (("lacks", own.keys() - loaded.keys()), ("adds", loaded.keys() - own.keys() - {*heads})):
-        if names:
-            raise ConfigError(f"encoder weights {path}: the file {verb} tensor {min(names)} ({len(names)} such in all)")
-    for name, value in own.items():
-        if value.shape != loaded[name].shape or not torch.isfinite(loaded[name]).all():
-            raise ConfigError(
-                f"encoder weights {path}: tensor {name} is of shape {tuple(loaded[name].shape)}, in the encoder "
-                f"{tuple(value.shape)}; or it has values that are not finite"
-            )
-    backbone.load_state_dict({name: loaded[name] for name in own})

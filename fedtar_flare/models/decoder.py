@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedtar_flare.errors import ConfigError
 from fedtar_flare.models.prefix_decoder import PrefixDecoder, build_prefix_decoder
-from fedtar_flare.models.sources import fetching, load_or_make, quiet_loading
+from fedtar_flare.models.sources import fetching, load_or_make, quiet_loading, require_room
 from fedtar_flare.models.tokenizer import ReportTokenizer
 
 if TYPE_CHECKING:
@@ -49,25 +49,13 @@ def build_decoder(
         return load_or_make(GPT2LMHeadModel, own, None)
     with fetching("decoder", config.decoder_name), quiet_loading():
         published = GPT2Config.from_pretrained(config.decoder_name, **settings)
-        _check(config, published, vocab_size)
+        if published.model_type != "gpt2":
+            raise ConfigError(
+                f"model setting decoder_name is '{config.decoder_name}', a {published.model_type} model: it must be of "
+                "the GPT-2 family"
+            )
+        require_room(config.decoder_name, published, config.max_length, vocab_size)
         return load_or_make(GPT2LMHeadModel, published, config.decoder_name if load_pretrained else None)
-
-
-def _check(config: ModelConfig, gpt2_config: Any, vocab_size: int) -> None:
-    name = config.decoder_name
-    if gpt2_config.model_type != "gpt2":
-        raise ConfigError(
-            f"model setting decoder_name is '{name}', a {gpt2_config.model_type} model: it must be of the GPT-2 family"
-        )
-    if config.max_length > gpt2_config.n_positions:
-        raise ConfigError(
-            f"model setting max_length is {config.max_length}: decoder '{name}' has {gpt2_config.n_positions} positions"
-        )
-    if vocab_size > gpt2_config.vocab_size:
-        raise ConfigError(
-            f"model setting tokenizer is '{config.tokenizer}' with {vocab_size} tokens: decoder '{name}' knows "
-            f"{gpt2_config.vocab_size}; take tokenizer='decoder'"
-        )
 
 
 def decoder_tokenizer(name: str, max_length: int) -> ReportTokenizer:

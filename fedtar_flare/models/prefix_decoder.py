@@ -13,8 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedtar_flare.errors import ConfigError
-from fedtar_flare.models.sources import fetching, quiet_loading
+from fedtar_flare.models.sources import fetching, quiet_loading, require_room
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -109,15 +108,7 @@ def build_prefix_decoder(
 
     with fetching("decoder", name), quiet_loading():
         config = AutoConfig.from_pretrained(name)
-        if length > config.max_position_embeddings:
-            raise ConfigError(
-                f"model setting max_length is {length}: decoder '{name}' has {config.max_position_embeddings} positions"
-            )
-        if vocab_size > config.vocab_size:
-            raise ConfigError(
-                f"the tokenizer has {vocab_size} tokens: decoder '{name}' knows {config.vocab_size}; take "
-                "tokenizer='decoder'"
-            )
+        require_room(name, config, length, vocab_size)
         if not load_pretrained:
             lm = AutoModelForCausalLM.from_config(config, dtype=DTYPES[dtype])
             return PrefixDecoder(lm), tuple(f"lm.{key}" for key, _ in lm.named_parameters())

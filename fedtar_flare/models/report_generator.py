@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fedtar_flare.models.cross_decoder import CrossDecoder
 from fedtar_flare.models.decoder import build_decoder
 from fedtar_flare.models.encoders import build_encoder
 from fedtar_flare.models.pooling import NoPooling, SliceAttentionPooling
@@ -131,10 +131,7 @@ class ReportGenerator(nn.Module):
             masks.append(self.memory_mask(prior.images, features))
         if prior.input_ids is not None and prior.text_mask is not None:
             with torch.no_grad():
-                if isinstance(self.decoder, PrefixDecoder):
-                    states = self.decoder.states_of(prior.input_ids)
-                else:
-                    states = self.decoder.transformer(prior.input_ids, use_cache=False).last_hidden_state
+                states = self._text.states_of(prior.input_ids)
             states = F.rms_norm(states, states.shape[-1:]) * size[:, None, None].to(states.dtype)
             memories.append(self.prior_marks(states, "report", prior.days, size))
             masks.append(prior.text_mask)
@@ -177,30 +174,14 @@ class ReportGenerator(nn.Module):
         """
         memory, mask, prompts = self._placed(memory, mask, prompts)
         with nullcontext() if self._recomputed is None else self._recomputed.acting():
-            if isinstance(self.decoder, PrefixDecoder):
-                return self.decoder.decode(memory, mask, input_ids, prompts)
-            states = self._states(memory, mask, input_ids, prompts)
-            return self.decoder.lm_head(states), states
+            return self._text.decode(memory, mask, input_ids, prompts)
 
-    def _states(self, memory: Tensor, mask: Tensor, input_ids: Tensor, prompts: Tensor | None) -> Tensor:
-        """GPT-2's last hidden states (B, L, E); arguments as :meth:`decode`."""
-        # Padding stands on the right, so the causal mask alone keeps it from every token that has a label.
-        attended: dict[str, Any] = {
-            "encoder_hidden_states": memory, "encoder_attention_mask": mask, "use_cache": False
-        }  # fmt: skip
-        if prompts is None:
-            plain: Tensor = self.decoder.transformer(input_ids=input_ids, **attended).last_hidden_state
-            return plain
-        inputs, many = self._with_prompts(input_ids, prompts), prompts.shape[1]
-        order = torch.arange(inputs.shape[1], device=inputs.device).expand(len(inputs), -1)
-        states: Tensor = self.decoder.transformer(
-            inputs_embeds=inputs,
-            position_ids=self._places(order, many),
-            # without a mask, positions that begin anew would be taken for another text
-            attention_mask=self._weights(order, inputs.new_ones(inputs.shape[:2]), many),
-            **attended,
-        ).last_hidden_state[:, many:]
-        return states
+    @property
+    def _text(self) -> PrefixDecoder | CrossDecoder:
+        """The decoder as what decodes and writes."""
+        if isinstance(self.decoder, PrefixDecoder):
+            return self.decoder
+        return CrossDecoder(self.decoder, self.diagnosis is not None and _prompter(self.diagnosis).place == "begin")
 
     def _placed(self, memory: Tensor, mask: Tensor, prompts: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
         """Memory (B, M, E) and mask (B, M), with prompts whose place that is; and prompts that have another place."""
@@ -210,52 +191,6 @@ class ReportGenerator(nn.Module):
             return memory, mask, prompts
         there = mask.new_ones(prompts.shape[:2])
         return torch.cat([memory, prompts.to(memory.dtype)], dim=1), torch.cat([mask, there], dim=1), None
-
-    def _places(self, order: Tensor, prompts: int) -> Tensor:
-        """Positions of D prompts, begin token and words, from their order: begin token and words keep their own.
-
-        So they stand where a trained decoder has learnt them. The prompts stand beside the begin token, or take the
-        last positions.
-        """
-        first = 0 if self._beside_begin else self.decoder.config.n_positions - prompts + order
-        return torch.where(order < prompts, first, order - prompts)
-
-    def _weights(self, order: Tensor, mask: Tensor | None, prompts: int) -> Tensor | None:
-        """What the decoder's attention takes for its mask: ``mask``, or with weights, (B, 1, Q, K), of Q in order.
-
-        D prompts beside the begin token share its weight: each of the D + 1 has ``-log(D + 1)`` added to its scores. As
-        long as they are copies of it, the decoder writes as if they were not there.
-        """
-        if not self._beside_begin:
-            return mask
-        keys = torch.arange(int(order.max()) + 1, device=order.device)
-        shared = torch.where(keys <= prompts, -math.log(prompts + 1), 0.0)
-        seen = keys <= order[:, None, :, None]
-        return torch.where(seen, shared, torch.finfo(torch.float32).min)
-
-    @property
-    def _beside_begin(self) -> bool:
-        return self.diagnosis is not None and _prompter(self.diagnosis).place == "begin"
-
-    @contextmanager
-    def _placing(self, prompts: int) -> Iterator[None]:
-        """Let the decoder place and weigh what it generates as :meth:`decode` does."""
-
-        def place(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-            order = kwargs["position_ids"]
-            weights = self._weights(order, kwargs["attention_mask"], prompts)
-            return args, {**kwargs, "position_ids": self._places(order, prompts), "attention_mask": weights}
-
-        hook = self.decoder.transformer.register_forward_pre_hook(place, with_kwargs=True) if prompts else None
-        try:
-            yield
-        finally:
-            if hook is not None:
-                hook.remove()
-
-    def _with_prompts(self, input_ids: Tensor, prompts: Tensor) -> Tensor:
-        words = self.decoder.get_input_embeddings()(input_ids)
-        return torch.cat([prompts.to(words.dtype), words], dim=1)
 
     @torch.no_grad()
     def generate(
@@ -333,37 +268,7 @@ class ReportGenerator(nn.Module):
             eos_token_id=self.eos_id,
             pad_token_id=self.pad_id,
         )
-        return self._written(memory, mask, start, prompts, settings).view(len(start), wanted, -1)
-
-    def _written(self, memory: Tensor, mask: Tensor, start: Tensor, prompts: Tensor | None, settings: Any) -> Tensor:
-        """Token ids as transformers' generation ``settings`` say: rows of a report together, the likeliest first."""
-        if isinstance(self.decoder, PrefixDecoder):
-            return self.decoder.write(memory, mask, start, prompts, settings)
-        inputs: dict[str, Tensor] = {"attention_mask": torch.ones_like(start)}
-        if prompts is not None:
-            embedded = self._with_prompts(start, prompts)
-            inputs = {"inputs_embeds": embedded, "attention_mask": start.new_ones(embedded.shape[:2])}
-        with self._placing(0 if prompts is None else prompts.shape[1]):
-            ids: Tensor = self.decoder.generate(
-                start,
-                **inputs,
-                encoder_hidden_states=memory,
-                encoder_attention_mask=mask,
-                past_key_values=_beam_cache(),
-                generation_config=settings,
-            )
-        return ids
-
-
-def _beam_cache() -> Any:
-    """Keys and values of a beam search: what the beams of a report attend to in its images is the same for all."""
-    from transformers.cache_utils import DynamicCache, EncoderDecoderCache
-
-    class BeamCache(EncoderDecoderCache):
-        def reorder_cache(self, beam_idx: Any) -> None:
-            self.self_attention_cache.reorder_cache(beam_idx)
-
-    return BeamCache(DynamicCache(), DynamicCache())
+        return self._text.write(memory, mask, start, prompts, settings).view(len(start), wanted, -1)
 
 
 def _prompter(module: Any) -> Prompter:

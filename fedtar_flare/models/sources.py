@@ -68,6 +68,19 @@ def fetching(part: str, name: str, repository: str | None = None) -> Iterator[No
         ) from error
 
 
+def require_room(name: str, config: Any, length: int, vocab_size: int) -> None:
+    """Refuse (ConfigError) a named decoder, by its config, without room for a report or for the tokenizer's tokens."""
+    if length > config.max_position_embeddings:
+        raise ConfigError(
+            f"model setting max_length is {length}: decoder '{name}' has {config.max_position_embeddings} positions"
+        )
+    if vocab_size > config.vocab_size:
+        raise ConfigError(
+            f"the tokenizer has {vocab_size} tokens: decoder '{name}' knows {config.vocab_size}; take "
+            "tokenizer='decoder'"
+        )
+
+
 @contextmanager
 def quiet_loading() -> Iterator[None]:
     """Keep progress bars and loading reports off the console."""

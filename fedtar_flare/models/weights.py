@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -10,6 +11,8 @@ from torch import Tensor, nn
 from fedtar_flare.errors import ConfigError
 from fedtar_flare.files import write_bytes
 from fedtar_flare.tensor_file import checksum
+
+Named = Callable[[Mapping[str, Tensor]], dict[str, Tensor]]
 
 _TIED = "decoder.lm_head.weight"  # the same tensor as the token embedding; safetensors refuses two names for one
 
@@ -46,31 +49,41 @@ def save_weights(model: nn.Module, path: Path, dtype: torch.dtype = torch.float1
     write_bytes(path, save(state))
 
 
-def load_weights(model: nn.Module, path: Path) -> None:
+def load_weights(model: nn.Module, path: Path, named: Named = dict, leave: Sequence[str] = ()) -> None:
     """Copy a weights file into the model, which keeps its precision and device.
 
-    Raises:
-        ConfigError: the file is unreadable or does not fit (names the tensor), or holds a non-finite value; no change.
+    Parameters
+    ----------
+    named
+        Gives the file's tensors the model's names.
+    leave
+        First parts of names (``head``) of tensors that the file may have beyond the model's; they are left out.
+
+    Raises
+    ------
+    ConfigError
+        The file is unreadable or does not fit (names the tensor), or holds a non-finite value; nothing changes.
     """
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
     try:
-        loaded = load_file(path)
+        loaded = named(load_file(path / "model.safetensors" if path.is_dir() else path))
     except (OSError, SafetensorError) as error:
         raise ConfigError(f"weights file {path} cannot be read: {error}") from error
     own = own_state(model)
-    for verb, names in (("lacks", own.keys() - loaded.keys()), ("has the unknown", loaded.keys() - own.keys())):
+    more = {name for name in loaded.keys() - own.keys() if name.split(".")[0] not in leave}
+    for verb, names in (("lacks", own.keys() - loaded.keys()), ("has the unknown", more)):
         if names:
             raise ConfigError(f"weights file {path} {verb} tensor {min(names)} ({len(names)} such in all): other model")
-    for name, tensor in loaded.items():
-        if tensor.shape != own[name].shape:
+    for name, tensor in own.items():
+        if loaded[name].shape != tensor.shape:
             raise ConfigError(
-                f"weights file {path}: tensor {name} has shape {tuple(tensor.shape)}, "
-                f"in the model {tuple(own[name].shape)}"
+                f"weights file {path}: tensor {name} has shape {tuple(loaded[name].shape)}, in the model "
+                f"{tuple(tensor.shape)}"
             )
-        if tensor.is_floating_point() and not tensor.isfinite().all():
+        if loaded[name].is_floating_point() and not loaded[name].isfinite().all():
             raise ConfigError(f"weights file {path}: tensor {name} is not finite")
     with torch.no_grad():
-        for name, tensor in loaded.items():
-            own[name].copy_(tensor)
+        for name, tensor in own.items():
+            tensor.copy_(loaded[name])

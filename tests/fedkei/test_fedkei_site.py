@@ -4,11 +4,12 @@ from dataclasses import replace
 
 import pytest
 import torch
+from textures import ArrayExamples
 from through_steps import gradient_through_steps
 
 from fedtar_flare.errors import DataError, ExchangeError
 from fedtar_flare.fedkei.config import FedKEIConfig
-from fedtar_flare.fedkei.examples import ArrayExamples, TaskData
+from fedtar_flare.fedkei.examples import TaskData
 from fedtar_flare.fedkei.learner import TaskLearner
 from fedtar_flare.fedkei.objectives import Curvature, Local, add_curvature
 from fedtar_flare.fedkei.tuning import LearnerSettings

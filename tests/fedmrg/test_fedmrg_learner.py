@@ -11,8 +11,6 @@ from torch.nn import functional as F
 
 from fedtar_flare.fedmrg.dual_adapter import BROADCAST, GENERIC, SPECIALISED, copy_broadcast
 from fedtar_flare.fedmrg.section import PARTS
-from fedtar_flare.fedtar.config import PatientConfig
-from fedtar_flare.fedtar.patient_lora import PatientLoRA
 from fedtar_flare.imaging.batch import collate
 from fedtar_flare.imaging.pipeline import images_of
 from fedtar_flare.imaging.site_changes import change_of
@@ -260,31 +258,6 @@ def test_a_simulated_site_s_own_change_reaches_images_views_and_tokens_and_is_no
         assert not torch.allclose(changed._see("s", samples, True), plain._see("s", samples, True))
         there = before.slice_mask
         torch.testing.assert_close(plain.tokens(samples, before)[there], plain.generator.tokens(before)[there])
-
-
-def test_fedtar_s_patient_part_can_stand_on_both_adapters(shaken, learner_of):
-    """FedTAR's patient-adaptive part over FedMRG's adapters: each patient's factors are added to those that act."""
-    learner = shaken(learner_of())
-    part = PatientLoRA(learner.model, PatientConfig(components=3), time_steps=2, seed=0)
-    samples = learner.cohort.samples("train")[:2]
-    images, q, t = learner.images(samples), torch.tensor([[1.0, 0, 0], [0, 0.5, 0.5]]), torch.tensor([1, 2])
-    ids, labels = learner.tokenizer.batch([s.visit.report for s in samples])
-    losses = {}
-    for patient in (False, True):
-        for personal in (False, True):
-            with learner.context(samples, personal):
-                if patient:
-                    with part.adapt(q, t), torch.no_grad():
-                        losses[patient, personal] = learner.model.get_base_model()(images, ids, labels)
-                else:
-                    with torch.no_grad():
-                        losses[patient, personal] = learner.model.get_base_model()(images, ids, labels)
-    for personal in (False, True):  # an untrained patient part changes nothing, on either model
-        torch.testing.assert_close(losses[True, personal], losses[False, personal])
-    assert not torch.allclose(losses[True, False], losses[True, True])
-    with part.adapt(q, t):
-        learner.report_losses(samples, images).sum().backward()
-    assert any(p.grad is not None and p.grad.any() for p in part.parameters())
 
 
 def test_diagnoses_count_distinct_patients_and_are_told_in_multiples(learner_of):

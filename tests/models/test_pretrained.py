@@ -88,11 +88,6 @@ def test_the_paper_preset_loads_published_checkpoints(paper, cvt_folder, gpt2_fo
     assert model.generate(radiograph(), max_length=10).shape[0] == 2
 
 
-def test_random_parts_beside_loaded_ones_are_reproducible(paper):
-    first, second = build_model(paper), build_model(paper)
-    assert all(torch.equal(t, second.state_dict()[n]) for n, t in first.state_dict().items())
-
-
 def test_images_are_normalised_as_the_checkpoint_expects(paper):
     model = build_model(paper)
     seen = []
@@ -191,7 +186,7 @@ def test_without_a_network_the_error_names_both_ways_out(cvt_folder, gpt2_folder
     code = (  # the libraries read the environment when they are imported
         "from fedtar_flare.errors import ConfigError\n"
         "from fedtar_flare.models.build import build_model\n"
-        "from fedtar_flare.models.config import STATISTICS, preset\n"
+        "from fedtar_flare.models.config import preset\n"
         f"for overrides in {[overrides for overrides, *_ in cases]!r}:\n"
         "    try:\n        build_model(preset('paper', max_length=48, **overrides))\n"
         "    except ConfigError as error:\n        print(repr(str(error)))\n"

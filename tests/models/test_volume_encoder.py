@@ -129,7 +129,7 @@ def test_weights_of_a_local_file_are_loaded_under_every_published_name(tmp_path)
         save_file(tensors, path)
         loaded = build_classifier(TINY.replace(encoder_weights=str(path))).unload().encoder.backbone.state_dict()
         assert all(torch.equal(loaded[name], value) for name, value in other.items()), about
-    with pytest.raises(ConfigError, match=r"patch_embed.proj.weight is of shape \(12, 3, 2, 2, 2\), in the encoder"):
+    with pytest.raises(ConfigError, match=r"patch_embed.proj.weight has shape \(12, 3, 2, 2, 2\), in the model"):
         build_classifier(TINY.replace(encoder_weights=str(path), hu_window="lung"))
     save_file({name: value for name, value in other.items() if "layers4" not in name}, path)
     with pytest.raises(ConfigError, match="lacks tensor layers4"):
