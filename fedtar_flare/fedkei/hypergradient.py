@@ -40,7 +40,20 @@ class InnerPath:
 
 
 def inner_steps(centres: Vectors, alpha: Vectors, gradient: Gradient, steps: int, eta_in: float) -> InnerPath:
-    """S steps of Eq. 6 from ``alpha``, one batch each."""
+    """S steps of Eq. 6 from ``alpha``, one batch each.
+
+    Parameters
+    ----------
+    centres : by kind, (d, K)
+        C less the origin.
+    alpha : by kind, (K,)
+    gradient
+        Gives g_s (d,) of batch s at theta (d,), both less the origin.
+    steps : int
+        S.
+    eta_in : float
+        Step size.
+    """
     path, total = [dict(alpha)], {kind: torch.zeros_like(c[:, 0]) for kind, c in centres.items()}
     for s in range(steps):
         g = gradient(s, combined(centres, path[-1]))
@@ -61,7 +74,15 @@ def direct(alpha: Vectors, v: Vectors) -> dict[Kind, Tensor]:
 
 
 def first_order(centres: Vectors, path: InnerPath, v: Vectors, eta_in: float) -> dict[Kind, Tensor]:
-    """Eq. 9 without second derivatives: ``G = v alpha'^T - eta_in (sum_s g_s)(C^T v)^T``."""
+    """Eq. 9 without second derivatives: ``G = v alpha'^T - eta_in (sum_s g_s)(C^T v)^T``, (d, K) by kind.
+
+    Parameters
+    ----------
+    centres : by kind, (d, K)
+        As for :func:`inner_steps`, whose result ``path`` is.
+    v : by kind, (d,)
+        Gradient of the outer loss at ``C alpha'``.
+    """
     return {
         kind: torch.outer(v[kind], path.last[kind])
         - eta_in * torch.outer(path.gradient_sum[kind], centres[kind].T @ v[kind])

@@ -30,7 +30,11 @@ def tasks(run: Run) -> Section | None:
     beside, fell_back = (any(getattr(one, name) for *_, one in found) for name in ("rand_auc", "fell_back"))
     rows = [
         (str(step), site, _said(one.task), str(one.n) if one.n else NOTHING, *readings_of(one.auc))
-        + ((*readings_of(one.rand_auc), _reached(one)) if beside else (_best(one),))
+        + (
+            (*readings_of(one.rand_auc), _reached(one))
+            if beside
+            else (str(best_epoch(one.auc)) if one.auc else NOTHING,)
+        )
         + (("yes" if one.fell_back else "",) if fell_back else ())
         for step, site, one in found
     ]
@@ -99,9 +103,10 @@ def clusters(run: Run) -> Section | None:
     for event in run.events(Mixed):
         for one in event.clusters:
             members = sorted(one["members"], key=lambda m: (m["task"], m["site"]))
-            said = "; ".join(f"{m['site']}, {_member(m, learnt)}: {_weight(m)}" for m in members)
+            said = "; ".join(_member(m, learnt) for m in members)
             whose = f" for {one['for']}" if one.get("for") else ""
-            rows.append((str(event.round), f"{one['kind']}{whose}", str(one["cluster"] + 1), said, _moved(one)))
+            moved = NOTHING if one.get("distance") is None else f"{one['distance']:.2g}"
+            rows.append((str(event.round), f"{one['kind']}{whose}", str(one["cluster"] + 1), said, moved))
     if not rows:
         return None
     lead = (
@@ -124,12 +129,16 @@ def cost(run: Run) -> Section | None:
     for step, event in sorted(mixed.items()):
         sites = list(learnt.get(step, ()))
         moved = [one for one in run.steps if one.round == step]
+        longest = [
+            duration(max((one.seconds[phase] for one in sites if phase in one.seconds), default=None))
+            for phase in ("alpha", "tuning", "evaluation")
+        ]
         rows.append(
             (
                 str(step),
                 duration(event.clustering_seconds),
                 duration(event.probe_seconds) if event.probed else NOTHING,
-                *(_longest(sites, phase) for phase in ("alpha", "tuning", "evaluation")),
+                *longest,
                 size(sum(one.bytes_down for one in moved)),
                 size(sum(one.bytes_up for one in moved)),
                 str(sum(one.fell_back for one in sites)),
@@ -214,20 +223,10 @@ def _said(disease: str) -> str:
     return disease.replace("_", " ")
 
 
-def _member(member: dict[str, Any], learnt: dict[tuple[int, str], str]) -> str:
-    """The disease of a module, or the task's number where the record does not tell it."""
-    disease = learnt.get((member["task"], member["site"]))
-    return _said(disease) if disease else f"task {member['task']}"
-
-
 def readings_of(auc: Sequence[float | None]) -> tuple[str, str, str]:
     """What :data:`READINGS` names, of the AUC at epoch 0..E; blank where it is not known."""
     known = [value for value in auc if value is not None]
     return (number(known[0]), number(known[-1]), number(lca(known))) if known else (NOTHING,) * 3
-
-
-def _best(one: SiteTask) -> str:
-    return str(best_epoch(one.auc)) if one.auc else NOTHING
 
 
 def _reached(one: SiteTask) -> str:
@@ -247,17 +246,12 @@ def _mean(name: str, found: Sequence[Sequence[float]], palette: str, index: int 
     return Series(name, points, palette, index, band if len(found) > 1 else ())  # type: ignore[arg-type]
 
 
-def _weight(member: dict[str, float]) -> str:
+def _member(member: dict[str, Any], learnt: dict[tuple[int, str], str]) -> str:
+    """A module by its disease, or by the task's number where the record does not tell it, and its weight."""
+    disease = learnt.get((member["task"], member["site"]), f"task {member['task']}")
     before, after = member["beta0"], member["beta"]
-    return f"{after:.3f}" if abs(after - before) < 5e-4 else f"{before:.3f} → {after:.3f}"
-
-
-def _moved(one: dict[str, float | None]) -> str:
-    return NOTHING if one.get("distance") is None else f"{one['distance']:.2g}"
-
-
-def _longest(sites: Iterable[SiteTask], phase: str) -> str:
-    return duration(max((one.seconds[phase] for one in sites if phase in one.seconds), default=None))
+    weight = f"{after:.3f}" if abs(after - before) < 5e-4 else f"{before:.3f} → {after:.3f}"
+    return f"{member['site']}, {_said(disease)}: {weight}"
 
 
 def _losses(sites: Iterable[SiteTask], name: str) -> str:

@@ -38,12 +38,21 @@ MOST_ROWS, WIDEST, MOST_DOWN = 64, 4096, 100_000
 def rows_of_round(samples: Sequence[Sample], round_: int, rows: int, group: int, seed: int) -> list[list[Sample]]:
     """The samples of each row of a round: at most ``rows`` of them, of ``group`` patients each.
 
-    Args:
-        samples: training samples, patient by patient in the site's own secret order (``Cohort.samples``).
-        seed: of the order in which rows come; each comes once before any comes again.
+    Parameters
+    ----------
+    samples : sequence of Sample
+        For training, patient by patient in the site's own secret order (``Cohort.samples``).
+    round_ : int
+        From 1.
+    rows, group : int
+        Most rows, and patients a row.
+    seed : int
+        Of the order in which rows come; each comes once before any comes again.
 
-    Returns:
-        for each row one sample a patient; every time a patient comes, it is the next of its visits. Empty where there
+    Returns
+    -------
+    list of list of Sample
+        For each row one sample a patient; every time a patient comes, it is the next of its visits. Empty where there
         are fewer patients than ``group``.
     """
     visits: dict[str, list[Sample]] = {}
@@ -72,7 +81,7 @@ def membership_auc(rows: Tensor, inside: Tensor, outside: Tensor) -> float:
     return found
 
 
-def others(rows: Tensor, own: Sequence[Tensor]) -> Tensor:
+def without_own(rows: Tensor, own: Sequence[Tensor]) -> Tensor:
     """The rows (M, C) that are no row of ``own``, the rows that this site has sent."""
     if not own or not len(rows):
         return rows
@@ -91,7 +100,7 @@ class SiteBank:
     """The bank as one site has it.
 
     :attr:`rows` (M, C) are the other hospitals' unit rows for the contrast, :attr:`sent` by round the rows that this
-    site sent, which are part of its state, :attr:`use` what is told of both. ``width`` is C.
+    site sent, which are part of its state, :attr:`use` the numbers of both for the record. ``width`` is C.
     """
 
     def __init__(self, width: int):
@@ -109,7 +118,7 @@ class SiteBank:
     def begin(self, round_: int) -> None:
         """Forget what was sent too long ago to be in the bank, and leave out of the bank what this site sent."""
         self.sent = {r: kept for r, kept in self.sent.items() if 0 < round_ - r <= ROUNDS}
-        self.rows = others(self.rows, list(self.sent.values()))
+        self.rows = without_own(self.rows, list(self.sent.values()))
         self.use = {"sent": 0.0, "received": float(len(self.rows))}
 
     def share(self, inside: Tensor, group: int, round_: int) -> Tensor:
@@ -119,7 +128,7 @@ class SiteBank:
         self.use |= {"sent": float(len(shared)), "patients_a_row": float(group)}
         return shared
 
-    def tell_membership(self, shared: Tensor, inside: Tensor, outside: Tensor) -> None:
+    def measure_membership(self, shared: Tensor, inside: Tensor, outside: Tensor) -> None:
         """How well the rows tell features of who is in them from features of others, for :attr:`use`."""
         self.use["membership_auc"] = membership_auc(shared, inside, outside)
 

@@ -76,11 +76,16 @@ class BatchContrast:
     Where the batch comes in parts, the features of all of it are made without a graph, and each part adds
     ``<u, dL/du> + <v, dL/dv>``: the exact gradient, under the loss's own value.
 
-    Args:
-        batch: all samples of the local update.
-        see: the encoder as it is during this update.
-        losses: of features u, v (N, C) and patients (N,), see :func:`~fedtar_flare.fedmrg.contrast.contrast_losses`.
-        size: samples that memory holds at once, for the features without a graph.
+    Parameters
+    ----------
+    batch : sequence of Sample
+        All of the local update.
+    see : See
+        The encoder as it is during this update.
+    losses
+        Of features u, v (N, C) and patients (N,), as :func:`contrast_losses`.
+    size : int
+        Samples that memory holds at once, for the features without a graph.
     """
 
     def __init__(

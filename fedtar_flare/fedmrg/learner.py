@@ -264,7 +264,7 @@ class FedMRGLearner(ReportLearner):
         shared = self.bank.share(inside, len(rows[0]), round_)
         outside = {s.visit.patient_id: s for split in ("validation", "test") for s in self.cohort.samples(split)}
         if min(len(inside), len(outside)) >= min_cell:
-            self.bank.tell_membership(shared, inside, self.features_of(list(outside.values())))
+            self.bank.measure_membership(shared, inside, self.features_of(list(outside.values())))
         return shared
 
     # ------------------------------------------------------------------ diagnoses

@@ -99,9 +99,9 @@ def prompts(run: Run) -> Section | None:
         pooled = [sum(cell["n"] * cell[name] for cell in cells) / total for name in ("recall", "accuracy")]
         rows.append((finding.replace("_", " "), str(int(total)), *(f"{100 * value:.1f}" for value in pooled)))
     lead = (
-        "Before it writes, the decoder is told what the diagnosis branch sees of each finding. After round "
+        "Before it writes, the decoder reads what the diagnosis branch predicts of each finding. After round "
         f"{last.round}, over the scored reports of all hospitals: n of them state the finding; recall is the share of "
-        "those whose prompt says so, accuracy the share of all reports whose prompt tells the class that the report "
+        "those whose prompt says so, accuracy the share of all reports whose prompt has the class that the report "
         "has (x 100; hospitals weighted by n)."
     )
     return Section("prompts", "Diagnosis prompts", lead, table(("finding", "n", "recall", "accuracy"), rows))

@@ -170,10 +170,18 @@ def build_classifier(config: ClassifierConfig, places: Mapping[str, Path | None]
 
     LoRA's A is random and its B zero, IA3's factors are 1, the head is small and random: all by ``config.seed`` alone.
     ``shared_parameters``, ``shared_state`` and ``load_shared_state`` of ``models.adapters.lora`` work on it; calling it
-    with an :class:`ImageBatch` gives logits (B, 2). ``places``: as for ``ModelConfig.located``.
+    with an :class:`ImageBatch` gives logits (B, 2).
 
-    Raises:
-        ConfigError: the encoder cannot be had, its weights do not fit, or the targets match no layer.
+    Parameters
+    ----------
+    config : ClassifierConfig
+    places : mapping, optional
+        Local paths of what the classifier takes by name, as for ``ModelConfig.located``.
+
+    Raises
+    ------
+    ConfigError
+        The encoder cannot be had, its weights do not fit, or the targets match no layer.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)

@@ -21,8 +21,8 @@ from fedtar_flare.fedmrg.bank import (
     FeatureBank,
     check_down,
     membership_auc,
-    others,
     rows_of_round,
+    without_own,
 )
 from fedtar_flare.fedmrg.contract import CONTRACT
 from fedtar_flare.fedmrg.contrast import unit
@@ -82,8 +82,8 @@ def test_fewer_patients_than_a_row_needs_give_no_row():
 def test_a_site_leaves_its_own_rows_out_and_no_others():
     own, foreign = normal(3, 4), normal(5, 4, seed=1)
     together = torch.cat([foreign[:2], own[:1], foreign[2:], own[1:]])
-    assert torch.equal(others(together, [own[:2], own[2:]]), foreign)
-    assert torch.equal(others(foreign, []), foreign)
+    assert torch.equal(without_own(together, [own[:2], own[2:]]), foreign)
+    assert torch.equal(without_own(foreign, []), foreign)
 
 
 def test_features_rows_and_what_is_kept(learner_of):
