@@ -16,7 +16,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -58,53 +57,21 @@ class _Centres:
         return {kind: c.new_full((c.shape[1],), 1 / c.shape[1]) for kind, c in self.columns.items()}
 
 
-class TaskLearner:
-    """One site's model and how it learns a task.
+class TaskLearner(TaskModel):
+    """How one site learns a task with its model; ``seed`` is of its batches, ``others`` are of :class:`TaskModel`."""
 
-    Args:
-        seed: of this site's batches.
-        checkpoint: called before each batch; may raise to stop.
-        places: local paths of what the classifier takes by name.
-
-    Raises:
-        ConfigError: as ``build_classifier``.
-    """
-
-    def __init__(
-        self,
-        classifier: ClassifierConfig,
-        settings: LearnerSettings,
-        *,
-        seed: int,
-        device: str = "cpu",
-        autocast: bool = False,
-        checkpoint: Callable[[], None] = lambda: None,
-        places: Mapping[str, Path | None] | None = None,
-    ):
+    def __init__(self, classifier: ClassifierConfig, settings: LearnerSettings, *, seed: int, **others: Any):
+        super().__init__(classifier, **others)
         self.settings, self.seed = settings, seed
-        self.model = TaskModel(classifier, device=device, autocast=autocast, checkpoint=checkpoint, places=places)
-
-    def start(self) -> dict[str, Tensor]:
-        """w0 by wire name, float32 on the CPU; sorted. All sites of a job have the same bits."""
-        return {name: value.clone() for name, value in self.model.start.items()}
-
-    @property
-    def fingerprint(self) -> str:
-        """Short hash of the frozen encoder and of w0, for the handshake."""
-        return self.model.fingerprint
-
-    def describe(self) -> dict[str, Any]:
-        """Name and sizes of the model, for the record."""
-        return self.model.describe()
 
     def adapter_config(self) -> dict[str, Any]:
         """PEFT's configuration of the adapter, without any path of the site."""
-        return adapter_config(self.model.classifier)
+        return adapter_config(self.classifier)
 
-    def scores(self, theta: Mapping[str, Tensor], examples: Examples) -> Tensor:
+    def scores_of(self, module: Mapping[str, Tensor], examples: Examples) -> Tensor:
         """Scores (n,) of the new disease in 0..1 of a module, float64, on the CPU."""
-        self.model.load(theta)
-        return self.model.scores(examples)
+        self.load(module)
+        return self.scores(examples)
 
     # ------------------------------------------------------------------ PROBE
     def probe(self, centres: Mapping[str, Tensor], data: TaskData, task: int, *, direct: bool = False) -> Probe:
@@ -118,13 +85,13 @@ class TaskLearner:
         require_both(data.train)
         c, everything = self._centres(centres), range(len(data.train.labels))
         path = self._inner(c, data.train, [] if direct else self._inner_batches(everything, task, "probe"))
-        start_loss = self.model.mean_loss(c.theta(path.alphas[0]), data.train, everything)
-        loss, v = self.model.whole_gradient(c.theta(path.last), data.train, everything, self.settings.batch_size)
+        start_loss = self.mean_loss(c.theta(path.alphas[0]), data.train, everything)
+        loss, v = self.whole_gradient(c.theta(path.last), data.train, everything, self.settings.batch_size)
         if direct:
             found = hyper.direct(path.last, v)
         else:
             found = hyper.first_order(c.columns, path, v, self.settings.eta_in)
-        gradients = {n: value.float().cpu().contiguous() for n, value in self.model.layout.stacked(found).items()}
+        gradients = {n: value.float().cpu().contiguous() for n, value in self.layout.stacked(found).items()}
         if not all(torch.isfinite(value).all() for value in gradients.values()):
             raise DataError(
                 "the gradient of the start has values that are not finite (NaN or infinity); lower eta_in",
@@ -157,13 +124,13 @@ class TaskLearner:
         clock, c = Clock(), self._centres(centres)
         with clock("alpha"):
             weights = self._weights(alpha, c, data.train, task)
-            theta = self.model.layout.tensors(c.theta(weights))
+            theta = self.layout.tensors(c.theta(weights))
             require_finite(theta)
         with clock("safeguard"):
-            mixture_loss, start_loss = (self._loss(module, data.validation) for module in (theta, self.model.start))
+            mixture_loss, start_loss = (self._loss(module, data.validation) for module in (theta, self.start))
         fell_back = self.settings.safeguard == "validation" and _worse(mixture_loss, start_loss)
         before = clock.seconds["alpha"] + (clock.seconds["safeguard"] if self.settings.safeguard != "off" else 0)
-        self.model.load(self.model.start if fell_back else theta)
+        self.load(self.start if fell_back else theta)
 
         curve: list[float | None] = []
         at_epoch: list[float] = []
@@ -172,24 +139,24 @@ class TaskLearner:
         def evaluate(epoch: int) -> None:
             at_epoch.append(before + clock.seconds.get("tuning", 0.0))
             with clock("evaluation"):
-                scores.append(self.model.scores(data.test))
+                scores.append(self.scores(data.test))
                 curve.append(auc(data.test.labels.numpy(), scores[-1].numpy()))
             on_epoch(epoch, curve[-1])
 
         tuned = Tuned()
         evaluate(0)
         key = (self.seed, task)
-        for epoch in tune(self.model, self.settings, data.train, local, tuned, clock, *key, curvature=curvature):
+        for epoch in tune(self, self.settings, data.train, local, tuned, clock, *key, curvature=curvature):
             evaluate(epoch)
-        state = self.model.state()
+        state = self.state()
         require_finite(state)
         with clock("tuning"):
-            importance = self.model.fisher(data.train) if local.objective == "fisher" else {}
+            importance = self.fisher(data.train) if local.objective == "fisher" else {}
         with clock("evaluation"):
             final_loss = self._loss(state, data.validation)
             membership = self._membership(state, data, scores[-1])
         return Adapted(
-            difference={name: value - self.model.start[name] for name, value in state.items()},
+            difference={name: value - self.start[name] for name, value in state.items()},
             importance=importance,
             curve=tuple(curve),
             losses=tuple(tuned.losses),
@@ -218,7 +185,7 @@ class TaskLearner:
         for choice in product(*(range(len(alpha)) for alpha in best.values())):
             chosen = zip(choice, c.equal().items(), strict=True)
             one = {kind: F.one_hot(torch.tensor(k), len(alpha)).to(alpha) for k, (kind, alpha) in chosen}
-            loss = self.model.mean_loss(c.theta(one), examples, everything)
+            loss = self.mean_loss(c.theta(one), examples, everything)
             if loss < lowest:
                 best, lowest = one, loss
         return best
@@ -229,15 +196,15 @@ class TaskLearner:
         The attack needs no shadow model: an image counts as the likelier member, the higher the module's probability of
         its label (the lower its loss). 0.5 is a guess; None without test images, who stand for images of others.
         """
-        known = ((self.scores(module, data.train), data.train.labels), (of_test, data.test.labels))
+        known = ((self.scores_of(module, data.train), data.train.labels), (of_test, data.test.labels))
         members, others = (torch.where(labels == 1, scores, 1 - scores) for scores, labels in known)
         truth = torch.cat([torch.ones(len(members)), torch.zeros(len(others))])
         return auc(truth.numpy(), torch.cat([members, others]).numpy())
 
     # ------------------------------------------------------------------ pieces
     def _centres(self, centres: Mapping[str, Tensor]) -> _Centres:
-        origin = self.model.vectors(origin_of(self.model.start))
-        columns = self.model.layout.columns(centres)
+        origin = self.vectors(origin_of(self.start))
+        columns = self.layout.columns(centres)
         return _Centres({kind: c.to(origin[kind]) - origin[kind][:, None] for kind, c in columns.items()}, origin)
 
     def _inner_batches(self, indices: Sequence[int], task: int, phase: str) -> list[list[int]]:
@@ -245,14 +212,14 @@ class TaskLearner:
 
     def _inner(self, c: _Centres, examples: Examples, steps: Sequence[Sequence[int]]) -> InnerPath:
         def gradient(s: int, at: Vectors) -> Vectors:
-            return self.model.gradient(c.shifted(at), examples, steps[s])
+            return self.gradient(c.shifted(at), examples, steps[s])
 
         return hyper.inner_steps(c.columns, c.equal(), gradient, len(steps), self.settings.eta_in)
 
     def _loss(self, module: Mapping[str, Tensor], examples: Examples) -> float | None:
         """Mean loss of a module; None without examples."""
         many = len(examples.labels)
-        return self.model.mean_loss(self.model.vectors(module), examples, range(many)) if many else None
+        return self.mean_loss(self.vectors(module), examples, range(many)) if many else None
 
 
 def _worse(loss: float | None, than: float | None) -> bool:

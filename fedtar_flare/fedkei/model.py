@@ -24,7 +24,21 @@ EVALUATION_BATCH = 64
 class TaskModel:
     """The classifier, with whatever module was loaded last.
 
-    ``start`` is w0 by wire name, float32 on the CPU; ``checkpoint`` is called before each batch and may raise to stop.
+    :attr:`start` is w0 by wire name, float32 on the CPU, the same bits at all sites of a job; :attr:`fingerprint` is of
+    the frozen encoder and of w0.
+
+    Parameters
+    ----------
+    config : ClassifierConfig
+    checkpoint : callable
+        Called before each batch; may raise to stop.
+    places : mapping, optional
+        Local paths of what the classifier takes by name.
+
+    Raises
+    ------
+    ConfigError
+        As :func:`~fedtar_flare.models.classifier.build_classifier`.
     """
 
     def __init__(

@@ -109,7 +109,7 @@ class FedKEISite(SiteStrategy):
         if header.rounds > len(self.settings.fedkei.tasks) or header.time_steps != STEPS:
             raise ExchangeError(f"the run has {header.rounds} tasks; the job lists {len(self.settings.fedkei.tasks)}")
         learner = self.learner_of(header, site)
-        start = learner.start()
+        start = learner.start
         if weights and checksum(weights) != checksum(start):
             raise ExchangeError("the common start that came down is not the one that the job's seed gives here")
         if state.latest(header.after) is None:
@@ -145,7 +145,7 @@ class FedKEISite(SiteStrategy):
             if epoch:
                 progress(epoch)
 
-        start, examples = learner.start(), data.examples()
+        start, examples = learner.start, data.examples()
         weights, curvature = split_curvature(weights)
         informed = any(not torch.equal(value[0], start[name]) or len(value) > 1 for name, value in weights.items())
         alpha = self.plan.alpha if informed else "fixed"

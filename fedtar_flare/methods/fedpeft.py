@@ -48,6 +48,8 @@ ADAPTER = Group("adapter", "averaged", (OTHER_KINDS,), "an adapter: AdaLoRA's or
 PROMPTS = Group(
     "prompts", "averaged", (r"diagnosis\.(?:embeddings|states)",), "learnt vectors that stand for words, of all reports"
 )
+ORTHOGONALITY = 0.5
+"""AdaLoRA's weight of the penalty on factors that are not orthogonal, PEFT's default."""
 WORDS = ("prompt", "prefix")
 """Kinds that learn words instead of an adapter."""
 
@@ -60,9 +62,6 @@ class PEFTConfig(Settings):
     )
     target_rank: int | None = Field(
         None, ge=1, description="adalora: mean rank of a layer after pruning; default: half of lora.rank"
-    )
-    orthogonality: float = Field(
-        0.5, ge=0, description="adalora: weight of the penalty on factors that are not orthogonal"
     )
     prompts: int = Field(16, ge=1, le=512, description="prompt, prefix: how many words are learnt")
 
@@ -165,13 +164,13 @@ class PEFTLearner(ReportLearner):
         return super().train(*args, **kwargs)
 
     def after_backward(self, start: Mapping[str, torch.Tensor]) -> None:
-        """AdaLoRA: the gradient of ``orthogonality / n sum_F |F F' - 1|`` over the n factors A and B'."""
-        if self._peft.kind != "adalora" or not self._peft.orthogonality:
+        """AdaLoRA: the gradient of ``0.5 / n sum_F |F F' - 1|`` over the n factors A and B'."""
+        if self._peft.kind != "adalora":
             return
         factors = {n: p for n, p in self.shared_parameters.items() if n.endswith((".lora_A", ".lora_B"))}
         with torch.enable_grad():
             penalties = [_off(p if name.endswith("A") else p.T) for name, p in factors.items()]
-            penalty = self._peft.orthogonality * torch.stack(penalties).mean()
+            penalty = ORTHOGONALITY * torch.stack(penalties).mean()
             for parameter, gradient in zip(
                 factors.values(), torch.autograd.grad(penalty, [*factors.values()]), strict=True
             ):

@@ -117,7 +117,7 @@ def run(plan_name: str, order_kind: str, seed: int, weights: str, learning: Lear
     plan, order = PLANS[plan_name], orders(order_kind, seed)
     config = VIT.replace(encoder_weights=weights, seed=seed)
     learners = {s: TaskLearner(config, learning, seed=100 * seed + i) for i, s in enumerate(SITES)}
-    pool = Pool(learners["a"].start())
+    pool = Pool(learners["a"].start)
     found: dict = {"plan": plan_name, "order": order_kind, "seed": seed, "sites": [], "mixtures": [], "cosines": []}
     found["membership"] = []
     for task in range(1, TASKS + 1):
@@ -197,7 +197,7 @@ def membership(learner, pool, mixture, task, order, seed) -> list[dict]:
             right = [
                 torch.where(split.labels == 1, scores, 1 - scores)
                 for split in (data.train, data.test)
-                for scores in (learner.scores(theta, split),)
+                for scores in (learner.scores_of(theta, split),)
             ]
             losses[what] = auc([1] * len(right[0]) + [0] * len(right[1]), torch.cat(right).numpy())
         found.append(losses)

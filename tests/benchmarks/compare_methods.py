@@ -51,7 +51,7 @@ def _fedkei_task(quick: bool) -> dict[str, Callable[[], object]]:
     learner = TaskLearner(VIT, LEARNING.replace(epochs=1 if quick else LEARNING.epochs), seed=0)
     data = task_data(SITES[0], tuple(range(5)), 2, 0, (8, 4, 8) if quick else SIZES)
     generator = torch.Generator().manual_seed(0)
-    start = learner.start()
+    start = learner.start
     several = {
         name: torch.stack([value + 0.01 * torch.randn(value.shape, generator=generator) for _ in range(4)])
         for name, value in start.items()

@@ -154,7 +154,8 @@ def test_a_run_killed_at_either_step_and_resumed_ends_at_the_same_bits(whole, tm
             return super().deliver(site, task, message)
 
     settings = {"tasks": TASKS, "clusters": 2}
-    killed = Dying(tmp_path / "a", {name: Site(name) for name in SITES}, num_rounds=3, fedkei=settings)
+    more = {"num_rounds": 3, "time_steps": 2, "fedkei": settings}
+    killed = Dying(tmp_path / "a", {name: Site(name) for name in SITES}, **more)
     (tmp_path / "a").mkdir()
     killed.run()
     folder = killed.results_folder / "checkpoint"

@@ -40,12 +40,12 @@ def centres_of(one, count=3, seed=0, scale=0.1):
     g = torch.Generator().manual_seed(seed)
     return {
         name: torch.stack([value + scale * torch.randn(value.shape, generator=g) for _ in range(count)])
-        for name, value in one.start().items()
+        for name, value in one.start.items()
     }
 
 
 def start_of(one):
-    return {name: value[None] for name, value in one.start().items()}
+    return {name: value[None] for name, value in one.start.items()}
 
 
 def same(a, b):
@@ -54,7 +54,7 @@ def same(a, b):
 
 def test_the_gradient_of_a_real_model_is_autograd_through_all_batches():
     one = learner(batch_size=24)
-    one.model.classifier.double()
+    one.classifier.double()
     stacked = centres_of(one)
     found = one.probe(stacked, DATA, 2)
     loss, wanted = gradient_through_steps(one, stacked, DATA.train, 2, first_order=True)
@@ -95,7 +95,7 @@ def test_one_centre_of_fixed_weight_is_where_tuning_begins_to_the_bit():
     one = learner()
     centre = {name: value[:1] for name, value in centres_of(one).items()}
     found = one.adapt(centre, DATA, 2, alpha="fixed")
-    begun = one.scores({name: value[0] for name, value in centre.items()}, DATA.test)
+    begun = one.scores_of({name: value[0] for name, value in centre.items()}, DATA.test)
     from fedtar_flare.metrics.classification import auc
 
     assert found.curve[0] == auc(DATA.test.labels.numpy(), begun.numpy())
@@ -133,7 +133,7 @@ def test_local_objectives():
 def test_a_task_met_before_begins_where_its_module_ended():
     one = learner(epochs=6)
     old = one.adapt(start_of(one), DATA, 1, alpha="fixed")
-    module = {name: (one.start()[name] + value)[None] for name, value in old.difference.items()}
+    module = {name: (one.start[name] + value)[None] for name, value in old.difference.items()}
     assert old.curve[-1] > 0.7
     found = one.adapt(module, DATA, 2)
     assert found.curve[0] == pytest.approx(old.curve[-1], abs=0.02)
@@ -145,7 +145,7 @@ def test_a_task_met_before_begins_where_its_module_ended():
 def test_the_safeguard_falls_back_from_modules_of_flipped_labels():
     one, flipped = learner(epochs=6), replace(DATA, train=ArrayExamples(DATA.train.images, 1 - DATA.train.labels))
     wrong = one.adapt(start_of(one), flipped, 1, alpha="fixed")
-    module = {name: (one.start()[name] + value)[None] for name, value in wrong.difference.items()}
+    module = {name: (one.start[name] + value)[None] for name, value in wrong.difference.items()}
     guarded = learner(safeguard="validation")
     found = guarded.adapt(module, DATA, 2, alpha="fixed")
     assert found.fell_back and found.mixture_loss > found.start_loss
@@ -199,7 +199,7 @@ def test_a_module_of_random_labels_does_bounded_harm():
     from fedtar_flare.fedkei.pool import Pool
 
     one = learner(epochs=6)
-    pool = Pool(one.start())
+    pool = Pool(one.start)
     noise = torch.randint(0, 2, (48,), generator=torch.Generator().manual_seed(3))
     for site, labels in (("b", DATA.train.labels), ("c", noise)):
         data = replace(DATA, train=ArrayExamples(easy(48, ord(site)).images, labels))
@@ -214,8 +214,8 @@ def test_a_module_of_random_labels_does_bounded_harm():
 
 def test_fisher_information_is_the_mean_of_each_example_s_squared_gradient():
     one = learner()
-    found = one.model.fisher(DATA.validation)
-    rows = [one.model.gradients(DATA.validation, [i])[1] for i in range(16)]
+    found = one.fisher(DATA.validation)
+    rows = [one.gradients(DATA.validation, [i])[1] for i in range(16)]
     for name, value in found.items():
         torch.testing.assert_close(value, torch.stack([row[name] for row in rows]).square().mean(0))
 
@@ -236,12 +236,12 @@ def test_the_curvature_s_gradient_is_autograd_of_the_weighted_distances():
 def test_fedcurv_without_weight_is_plain_and_with_weight_stays_near():
     one = learner()
     curved, plain = Local("fisher"), one.adapt(start_of(one), DATA, 1, alpha="fixed")
-    heavy = {name: torch.full_like(value, 5.0) for name, value in one.start().items()}
-    near = Curvature(heavy, {name: 5.0 * value for name, value in one.start().items()})
-    nothing = Curvature(*({name: torch.zeros_like(v) for name, v in one.start().items()} for _ in range(2)))
+    heavy = {name: torch.full_like(value, 5.0) for name, value in one.start.items()}
+    near = Curvature(heavy, {name: 5.0 * value for name, value in one.start.items()})
+    nothing = Curvature(*({name: torch.zeros_like(v) for name, v in one.start.items()} for _ in range(2)))
     free = one.adapt(start_of(one), DATA, 1, alpha="fixed", local=curved, curvature=nothing)
     assert same(free.difference, plain.difference) and not plain.importance
-    assert set(free.importance) == set(one.start()) and all((value >= 0).all() for value in free.importance.values())
+    assert set(free.importance) == set(one.start) and all((value >= 0).all() for value in free.importance.values())
     held = one.adapt(start_of(one), DATA, 1, alpha="fixed", local=curved, curvature=near)
     far, close = (sum(float(v.square().sum()) for v in found.difference.values()) for found in (plain, held))
     assert close < far
@@ -252,10 +252,10 @@ def test_membership_is_the_auc_of_training_against_test_images():
 
     one = learner()
     found = one.adapt(start_of(one), DATA, 1, alpha="fixed")
-    module = {name: one.start()[name] + value for name, value in found.difference.items()}
+    module = {name: one.start[name] + value for name, value in found.difference.items()}
     right = [
         torch.where(part.labels == 1, scores, 1 - scores)
-        for part, scores in ((DATA.train, one.scores(module, DATA.train)), (DATA.test, found.scores[-1]))
+        for part, scores in ((DATA.train, one.scores_of(module, DATA.train)), (DATA.test, found.scores[-1]))
     ]
     assert found.membership == pytest.approx(auc([1] * 48 + [0] * 32, torch.cat(right).numpy()))
     alike = one.adapt(start_of(one), replace(DATA, test=DATA.train), 1, alpha="fixed")

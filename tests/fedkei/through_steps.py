@@ -9,7 +9,7 @@ from fedtar_flare.fedkei.examples import shuffled
 
 def gradient_through_steps(learner, stacked, train, task, first_order=False):
     """Outer loss, and its gradient in the centres by name; ``first_order``: the inner gradients are constants."""
-    model, own = learner.model.classifier, learner.model.parameters()
+    model, own = learner.classifier, learner.parameters()
     full_names = {id(p): name for name, p in model.named_parameters()}
     like = next(iter(own.values()))
     heads = {name: name.startswith("head.") for name in own}
