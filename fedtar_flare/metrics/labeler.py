@@ -1,6 +1,6 @@
 """A rule-based labeler: which observations a report states, denies, doubts, or does not mention.
 
-Tables of phrases (:mod:`.chexpert_rules`, :mod:`.ctrate_rules`) and the scope rules of :mod:`.scope` decide. It is no
+Tables of phrases (:func:`.rule_labeler`) and the scope rules of :mod:`.scope` decide. It is no
 neural labeler and its labels are not CheXbert's or RadBERT's.
 """
 

@@ -1,23 +1,41 @@
-"""Labels of an image that its report states, by the rule-based labelers, where a source gives none."""
+"""The rule-based labelers by name, and the labels of an image that its report states, where a source gives none."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
+from pathlib import Path
 from typing import Literal
 
 from fedtar_flare.data.cohort import Modality
-from fedtar_flare.metrics.chexpert_rules import chexpert_labeler
-from fedtar_flare.metrics.ctrate_rules import ctrate_labeler
-from fedtar_flare.metrics.labeler import RuleLabeler
+from fedtar_flare.files import read_yaml
+from fedtar_flare.metrics.labeler import Observation, RuleLabeler
 
 RuleLabels = Literal["chexpert-rules", "ctrate-rules"]
 FromReport = Callable[[str], tuple[frozenset[str], frozenset[str]]]
 """Labels that a report states, and those of which it is unsure."""
 
 
+@cache
 def rule_labeler(name: RuleLabels) -> RuleLabeler:
-    """The labeler of this name: ``chexpert-rules`` (radiographs) or ``ctrate-rules`` (chest CT)."""
-    return chexpert_labeler() if name == "chexpert-rules" else ctrate_labeler()
+    """The labeler of this name, whose phrases are in the YAML file of the same name.
+
+    ``chexpert-rules``: the 14 CheXpert classes, of radiographs. ``No Finding`` is positive where no other class is
+    positive or uncertain, support devices aside, else blank. A heart or mediastinum that is only called stable, or at
+    the limit of normal, is uncertain. ``ctrate-rules``: the 18 CT-RATE classes, of chest CT; CT-RATE's own labels are 0
+    or 1.
+
+    References
+    ----------
+    Irvin et al., CheXpert, AAAI 2019. Hamamci et al., CT-RATE and CT-CLIP, 2024, arXiv:2403.17834.
+    """
+    rules = read_yaml(Path(__file__).with_name(f"{name}.yaml"), "the phrases of observations")
+    words, observations = rules["words"], rules["observations"].items()
+    return RuleLabeler(
+        [Observation(one, **{k: table.format_map(words) for k, table in own.items()}) for one, own in observations],
+        no_finding=rules.get("no_finding", ""),
+        beside=frozenset(rules.get("beside", ())),
+    )
 
 
 def rules_for(modality: Modality) -> RuleLabels:

@@ -177,17 +177,16 @@ def test_a_completed_report_states_all_that_the_head_reads_and_what_it_stated(co
 @pytest.mark.parametrize("name", ["chexpert-rules", "ctrate-rules"])
 def test_the_rules_read_a_report_once(name, monkeypatch):
     read = []
-    rules = "chexpert_labeler" if name == "chexpert-rules" else "ctrate_labeler"
-    whole = getattr(labels, rules)()
+    whole = labels.rule_labeler(name)
 
     class Counting:
-        names = whole.names
+        names, no_finding = whole.names, whole.no_finding
 
         def __call__(self, text):
             read.append(text)
             return whole(text)
 
-    monkeypatch.setattr(labels, rules, Counting)
+    monkeypatch.setattr(labels, "rule_labeler", lambda name: Counting())
     found = labels.labeler.__wrapped__(name)
     text = "There is a small left pleural effusion. No pneumothorax."
     assert found.label(text) == found.label(text) and read == [text]

@@ -12,44 +12,24 @@ from labeled_sentences import SENTENCES, expected
 
 from fedtar_flare.errors import ConfigError
 from fedtar_flare.metrics import sentences as sentences_module
-from fedtar_flare.metrics.chexpert_rules import chexpert_labeler
-from fedtar_flare.metrics.ctrate_rules import ctrate_labeler
 from fedtar_flare.metrics.label_scores import label_counts
 from fedtar_flare.metrics.labeler import Observation, RuleLabeler
+from fedtar_flare.metrics.report_labels import rule_labeler
 from fedtar_flare.metrics.sentences import GAP, Phrasebook, sentences
 from fedtar_flare.synthetic.reports import State, write_report
 from fedtar_flare.synthetic.styles import STYLES
 from fedtar_flare.synthetic.vocabulary import FINDINGS, SIZES
 
+CHEXPERT, CTRATE = rule_labeler("chexpert-rules"), rule_labeler("ctrate-rules")
 WORDS = [
-    "no",
-    "not",
-    "small",
-    "effusion",
-    ",",
-    "and",
-    "but",
-    "is",
-    "was",
-    "observed",
-    "may",
-    "(?",
-    ")",
-    ".",
-    "nodule",
-    "heart",
-    "enlarged",
-    "normal",
-    "no",
-    "change",
-    "in",
-    "vs",
-]
+    "no", "not", "small", "effusion", ",", "and", "but", "is", "was", "observed", "may", "(?", ")", ".", "nodule", "heart",
+    "enlarged", "normal", "no", "change", "in", "vs",
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("text", "marks"), SENTENCES, ids=[text[:40] for text, _ in SENTENCES])
 def test_sentences_by_hand(text, marks):
-    labels = chexpert_labeler()(text)
+    labels = CHEXPERT(text)
     labels.pop("No Finding")
     assert {name: label for name, label in labels.items() if label != "blank"} == expected(marks)
 
@@ -66,7 +46,7 @@ def test_sentences_by_hand(text, marks):
     ],
 )
 def test_no_finding_follows_from_the_others(text, label):
-    assert chexpert_labeler()(text)["No Finding"] == label
+    assert CHEXPERT(text)["No Finding"] == label
 
 
 @pytest.mark.shared_data
@@ -76,7 +56,7 @@ def test_labels_of_the_published_sample(shared_data):
     assert len(rows) == 4
     for row in rows:
         text = row.pop("Reports")
-        assert chexpert_labeler()(text) == {name: names[value] for name, value in row.items()}
+        assert CHEXPERT(text) == {name: names[value] for name, value in row.items()}
 
 
 @pytest.mark.shared_data
@@ -86,7 +66,7 @@ def test_labels_of_ct_rate_reports_that_no_phrase_was_chosen_on(shared_data):
     read = {row["report_text"] for row in rows[:400]}
     others = [row for row in rows[400:] if row["report_text"] not in read]
     assert len(others) == 391
-    labeler = ctrate_labeler()
+    labeler = CTRATE
     truth = [{n: "positive" if row[n] == "1" else "blank" for n in labeler.names} for row in others[::5]]
     counts = label_counts(truth, [labeler(row["report_text"]) for row in others[::5]])
     assert counts.micro_f1() > 0.9 and counts.macro_f1() > 0.85
@@ -110,7 +90,7 @@ def test_planted_findings_are_read_back():
         for _ in range(8):
             chosen = generator.choice(names, size=int(generator.integers(0, 4)), replace=False)
             text = write_report(wording, {name: State(int(generator.integers(1, len(SIZES) + 1))) for name in chosen})
-            labels = ctrate_labeler()(text)
+            labels = CTRATE(text)
             there = {CLASS_OF[name.partition("_")[0]] for name in chosen}
             truth.append({one: "positive" if one in there else "blank" for one in CLASS_OF.values()})
             predicted.append({one: labels[one] for one in CLASS_OF.values()})
@@ -120,7 +100,7 @@ def test_planted_findings_are_read_back():
 
 @given(st.lists(st.sampled_from(WORDS), max_size=40).map(" ".join))
 def test_any_words_get_a_label_of_every_class(text):
-    for labeler in (chexpert_labeler(), ctrate_labeler()):
+    for labeler in (CHEXPERT, CTRATE):
         labels = labeler(text)
         assert tuple(labels) == labeler.names
         assert set(labels.values()) <= {"positive", "negative", "uncertain", "blank"}
@@ -129,12 +109,12 @@ def test_any_words_get_a_label_of_every_class(text):
 
 @given(st.text(max_size=60))
 def test_any_text_is_labelled(text):
-    chexpert_labeler()(text)
+    CHEXPERT(text)
 
 
 @given(st.sampled_from([t for t, _ in SENTENCES]), st.sampled_from([t for t, _ in SENTENCES]))
 def test_a_sentence_does_not_reach_into_the_next(first, second):
-    labeler, strength = chexpert_labeler(), ["blank", "negative", "uncertain", "positive"]
+    labeler, strength = CHEXPERT, ["blank", "negative", "uncertain", "positive"]
     one, two, both = labeler(first), labeler(second), labeler(f"{first}\n\n{second}")
     for name in set(both) - {"No Finding"}:
         assert both[name] == max(one[name], two[name], key=strength.index)
@@ -161,7 +141,7 @@ def test_work_grows_with_the_length_and_no_faster(piece, monkeypatch):
     needed = []
     for n in (400, 800):
         looks = 0
-        list(map(ctrate_labeler().mentions, sentences(piece * n)))
+        list(map(CTRATE.mentions, sentences(piece * n)))
         needed.append(looks)
     assert needed[1] <= 2.1 * needed[0] + 500
 

@@ -1,7 +1,7 @@
 import pytest
 
 from fedtar_flare.errors import DataError
-from fedtar_flare.metrics.chexpert_rules import chexpert_labeler
+from fedtar_flare.metrics.report_labels import rule_labeler
 from fedtar_flare.metrics.temporal import (
     VisitReport,
     change_word_f1,
@@ -11,6 +11,7 @@ from fedtar_flare.metrics.temporal import (
     finding_changes,
 )
 
+CHEXPERT = rule_labeler("chexpert-rules")
 SHORT = {"E": "Pleural Effusion", "A": "Atelectasis", "C": "Cardiomegaly", "P": "Pneumothorax", "D": "Support Devices"}
 
 
@@ -50,7 +51,7 @@ def test_change_words(text, named):
 def test_which_finding_changed(text, pairs):
     words = pairs.split()
     expected = {(SHORT[f], d) for f, d in zip(words[::2], words[1::2], strict=True)}
-    assert finding_changes(text, chexpert_labeler()) == expected
+    assert finding_changes(text, CHEXPERT) == expected
 
 
 def test_f1_of_change_words():
@@ -95,14 +96,13 @@ def rows(*texts, patient="p"):
     ],
 )
 def test_contradictions_between_visits(first, second, found):
-    contradicting, claims = contradictions(rows(first, second), chexpert_labeler())
+    contradicting, claims = contradictions(rows(first, second), CHEXPERT)
     assert [one.change.direction for one in contradicting] == found
     assert claims == (0 if second == "No new effusion." else 1)
-    assert contradictions(list(reversed(rows(first, second))), chexpert_labeler()) == (contradicting, claims)
+    assert contradictions(list(reversed(rows(first, second))), CHEXPERT) == (contradicting, claims)
 
 
 def test_only_the_same_patients_next_visit_is_compared():
-    labeler = chexpert_labeler()
     several = rows("No effusion.", "Small effusion.", "Stable effusion.") + rows("New effusion.", patient="q")
-    assert contradictions(several, labeler) == ([], 1)
-    assert contradictions(several, labeler, references=True) == ([], 2)
+    assert contradictions(several, CHEXPERT) == ([], 1)
+    assert contradictions(several, CHEXPERT, references=True) == ([], 2)
