@@ -102,9 +102,10 @@ _PREDICATES = _VERBS | frozenset(_OBSERVED.split("|"))
 # after a comma these begin a statement of their own: "no pneumothorax, small effusion"
 _STATES = frozenset(
     listed("""
-        small, mild, mildly, moderate, moderately, large, minimal, minimally, slight, slightly, severe, severely, marked,
-        markedly, stable, unchanged, persistent, new, increased, increasing, decreased, decreasing, worsening, improved, improving, there,
-        the, a, an, bilateral, right, left, known, again, status, post, tiny, trace, extensive, diffuse, residual, interval""")
+        small, mild, mildly, moderate, moderately, large, minimal, minimally, slight, slightly, severe,
+        severely, marked, markedly, stable, unchanged, persistent, new, increased, increasing, decreased,
+        decreasing, worsening, improved, improving, there, the, a, an, bilateral, right, left, known, again,
+        status, post, tiny, trace, extensive, diffuse, residual, interval""")
 )
 _ALTERNATIVES = frozenset({"or", "nor", "and/or"})
 

@@ -22,8 +22,8 @@ from fedtar_flare.synthetic.vocabulary import FINDINGS, SIZES
 
 CHEXPERT, CTRATE = rule_labeler("chexpert-rules"), rule_labeler("ctrate-rules")
 WORDS = [
-    "no", "not", "small", "effusion", ",", "and", "but", "is", "was", "observed", "may", "(?", ")", ".", "nodule", "heart",
-    "enlarged", "normal", "no", "change", "in", "vs",
+    "no", "not", "small", "effusion", ",", "and", "but", "is", "was", "observed", "may", "(?", ")", ".", "nodule",
+    "heart", "enlarged", "normal", "no", "change", "in", "vs",
 ]  # fmt: skip
 
 
