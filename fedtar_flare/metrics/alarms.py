@@ -14,6 +14,7 @@ import numpy as np
 
 from fedtar_flare.errors import DataError
 from fedtar_flare.metrics.language import clean
+from fedtar_flare.metrics.pairs import require_pairs
 
 IDENTICAL_EXCESS = 0.25
 """How much larger the share of identical reports may be than among the references: normal studies do read alike."""
@@ -42,12 +43,8 @@ class Alarm:
 
 
 def identical_share(texts: Sequence[str]) -> float:
-    """Share of reports whose cleaned text another one has too; 0 where all differ.
-
-    Raises:
-        DataError: ``no-reports``.
-    """
-    _some(texts)
+    """Share of reports whose cleaned text another one has too; 0 where all differ. DataError ``no-reports``."""
+    require_pairs(texts, texts)
     counts = Counter(clean(text) for text in texts)
     return sum(count for count in counts.values() if count > 1) / len(texts)
 
@@ -55,14 +52,24 @@ def identical_share(texts: Sequence[str]) -> float:
 def mismatched_share(patients: Sequence[str], references: Sequence[str], generated: Sequence[str]) -> float | None:
     """Mean share of other patients' references that a generated report fits better than its own reference.
 
-    Fit is the Dice overlap of words and word pairs; a tie counts half. 0 is perfect, 0.5 is chance. None where there is
-    one patient only.
+    Parameters
+    ----------
+    patients, references, generated : sequence of str
+        Of N reports; at most :data:`MOST_REFERENCES` of them, spread evenly, are compared.
 
-    Raises:
-        DataError: ``no-reports`` or ``unequal-lengths``.
+    Returns
+    -------
+    float or None
+        0 is perfect, 0.5 is chance; None where there is one patient only. Fit is the Dice overlap of words and word
+        pairs; a tie counts half.
+
+    Raises
+    ------
+    DataError
+        ``no-reports``, or ``unequal-lengths``.
     """
-    _pairs(references, generated)
-    _pairs(patients, generated)
+    require_pairs(references, generated)
+    require_pairs(patients, generated)
     chosen = np.unique(np.linspace(0, len(generated) - 1, min(len(generated), MOST_REFERENCES)).astype(int))
     grams: dict[tuple[str, ...], int] = {}
     sides = []
@@ -90,10 +97,12 @@ def mismatched_share(patients: Sequence[str], references: Sequence[str], generat
 def length_ratio(references: Sequence[str], generated: Sequence[str]) -> float:
     """Words of all generated reports, per word of the references.
 
-    Raises:
-        DataError: ``no-reports``, ``unequal-lengths``, or ``empty-references`` where no reference has a word.
+    Raises
+    ------
+    DataError
+        ``no-reports``, ``unequal-lengths``, or ``empty-references`` where no reference has a word.
     """
-    _pairs(references, generated)
+    require_pairs(references, generated)
     words = sum(len(clean(text).split()) for text in references)
     if not words:
         raise DataError("no reference has a word", reason="empty-references")
@@ -108,10 +117,14 @@ def alarms(
 ) -> list[Alarm]:
     """All alarms of one site's test reports, raised or not; one without its numbers is left out.
 
-    Args:
-        scores: by their names in the registry.
-        references: ``identical_share`` of the references themselves.
-        recall: of the findings that the warm start knows: the warm start's, and now.
+    Parameters
+    ----------
+    scores : dict
+        By their names in the registry.
+    references : dict
+        ``identical_share`` of the references themselves.
+    recall : pair of float or None
+        Of the findings that the warm start knows: the warm start's, and now.
     """
     found = []
     identical, of_references = scores.get("identical_share"), references.get("identical_share")
@@ -134,14 +147,3 @@ def alarms(
 def _grams(text: str) -> set[tuple[str, ...]]:
     words = clean(text).split()
     return {(word,) for word in words} | set(pairwise(words))
-
-
-def _some(texts: Sequence[str]) -> None:
-    if not texts:
-        raise DataError("there is no report to look at", reason="no-reports")
-
-
-def _pairs(first: Sequence[str], second: Sequence[str]) -> None:
-    if len(first) != len(second):
-        raise DataError(f"{len(first)} and {len(second)} entries do not go in pairs", reason="unequal-lengths")
-    _some(second)

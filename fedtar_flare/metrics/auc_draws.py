@@ -20,11 +20,15 @@ def auc_of_draws(labels: Sequence[int], scores: Array, places: Sequence[int], dr
 
     with A_pq the pairs of patients p and q in which the positive image scores higher, ties half.
 
-    Args:
-        labels: (n,) of 0 and 1.
-        scores: (n, C).
-        places: (n,) index of each image's patient among the P columns of ``draws``.
-        draws: (R, P), how often each patient is drawn.
+    Parameters
+    ----------
+    labels : sequence of int (n,)
+        0 or 1.
+    scores : float array (n, C)
+    places : sequence of int (n,)
+        Index of each image's patient among the P columns of ``draws``.
+    draws : float array (R, P)
+        How often each patient is drawn.
     """
     truth, whose = np.asarray(labels).astype(bool), np.asarray(places)
     patients = np.eye(draws.shape[1])

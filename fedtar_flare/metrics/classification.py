@@ -18,11 +18,21 @@ Curve = Sequence[float | None]
 def auc(labels: ArrayLike, scores: ArrayLike) -> float | None:
     """Probability that a positive example scores above a negative one, ties half; None with one class.
 
-    Args:
-        labels, scores: (n,), labels 0 or 1.
+    Parameters
+    ----------
+    labels : array (n,)
+        0 or 1.
+    scores : array (n,)
+        The higher, the more likely 1.
 
-    Raises:
-        DataError: ``unequal-lengths``, or ``non-finite-score``.
+    Raises
+    ------
+    DataError
+        ``unequal-lengths``, or ``non-finite-score``.
+
+    References
+    ----------
+    Hanley and McNeil, Radiology 1982.
     """
     truth, value = np.asarray(labels).astype(bool), np.asarray(scores, dtype=np.float64)
     if truth.shape != value.shape or truth.ndim != 1:
@@ -69,10 +79,18 @@ class Welch(NamedTuple):
 
 
 def welch(a: ArrayLike, b: ArrayLike, confidence: float = 0.95) -> Welch:
-    """Welch's test of two samples of unequal variance, such as one score a seed.
+    """Welch's test of two samples of unequal variance (Biometrika 1947), such as one score a seed.
 
-    Raises:
-        DataError: ``too-few-seeds`` with fewer than two numbers in either.
+    Parameters
+    ----------
+    a, b : array (n,), array (m,)
+    confidence : float, default 0.95
+        Of the interval.
+
+    Raises
+    ------
+    DataError
+        ``too-few-seeds`` with fewer than two numbers in either.
     """
     from scipy import stats
 
@@ -80,14 +98,12 @@ def welch(a: ArrayLike, b: ArrayLike, confidence: float = 0.95) -> Welch:
     if min(first.size, second.size) < 2:
         raise DataError("Welch's test needs at least two seeds on either side", reason="too-few-seeds")
     difference = float(first.mean() - second.mean())
-    parts = first.var(ddof=1) / first.size, second.var(ddof=1) / second.size
-    error = float(np.sqrt(sum(parts)))
-    if error == 0:
+    if first.var() == 0 == second.var():  # where scipy's t is not defined
         t = 0.0 if difference == 0 else float(np.copysign(np.inf, difference))
-        return Welch(difference, difference, difference, t, 1.0 if difference == 0 else 0.0)
-    degrees = sum(parts) ** 2 / sum(p**2 / (n - 1) for p, n in zip(parts, (first.size, second.size), strict=True))
-    t, reach = difference / error, float(stats.t.ppf((1 + confidence) / 2, degrees)) * error
-    return Welch(difference, difference - reach, difference + reach, t, float(2 * stats.t.sf(abs(t), degrees)))
+        return Welch(difference, difference, difference, t, float(difference == 0))
+    test = stats.ttest_ind(first, second, equal_var=False)
+    low, high = test.confidence_interval(confidence)
+    return Welch(difference, float(low), float(high), float(test.statistic), float(test.pvalue))
 
 
 def welch_against(methods: Mapping[str, ArrayLike], reference: ArrayLike) -> dict[str, tuple[Welch, float]]:

@@ -6,27 +6,30 @@ from collections import Counter
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 
-from fedtar_flare.errors import DataError
+from fedtar_flare.metrics.pairs import require_pairs
 
 
 def finding_f1(truth: Sequence[AbstractSet[str]], predicted: Sequence[AbstractSet[str]]) -> dict[str, float | None]:
-    """F1 of findings in both usual averages; entry i of either list holds the findings of report i.
+    """F1 of findings in both usual averages.
 
-    Returns:
-        - ``finding_precision``, ``finding_recall``, ``finding_f1``: micro averages over all (report, finding) pairs.
-          None where undefined: precision if nothing is named, recall if nothing is there, F1 if both.
-        - ``finding_f1_example``: mean of the reports' own F1, which is 1 where nothing is there and nothing is named.
+    Parameters
+    ----------
+    truth, predicted : sequence of set of str
+        Findings of each of N reports.
 
-    Raises:
-        DataError: ``no-reports`` for empty lists, ``unequal-lengths`` for lists of different length.
+    Returns
+    -------
+    dict
+        ``finding_precision``, ``finding_recall``, ``finding_f1``: micro averages over all (report, finding) pairs; None
+        where undefined: precision if nothing is named, recall if nothing is there, F1 if both.
+        ``finding_f1_example``: mean of the reports' own F1, which is 1 where nothing is there and nothing is named.
+
+    Raises
+    ------
+    DataError
+        ``no-reports``, or ``unequal-lengths``.
     """
-    if len(truth) != len(predicted):
-        raise DataError(
-            f"findings of {len(truth)} report(s) but predictions of {len(predicted)}: they must go in pairs",
-            reason="unequal-lengths",
-        )
-    if not truth:
-        raise DataError("there is no report whose findings to score", reason="no-reports")
+    require_pairs(truth, predicted)
     there = sum(len(findings) for findings in truth)
     named = sum(len(findings) for findings in predicted)
     hits = [len(t & p) for t, p in zip(truth, predicted, strict=True)]
@@ -46,9 +49,8 @@ def known_and_new(
 ) -> dict[str, float | None]:
     """F1 over all findings, over those that the start had seen (``known``) and over the others, which are new to it.
 
-    Returns:
-        ``finding_f1``, ``finding_f1_known``, ``finding_f1_new`` and ``finding_recall_new``: micro averages, None where
-        undefined, see :func:`finding_f1`.
+    ``finding_f1``, ``finding_f1_known``, ``finding_f1_new`` and ``finding_recall_new``: micro averages, None where
+    undefined, see :func:`finding_f1`.
     """
     of_known = finding_f1([t & known for t in truth], [p & known for p in predicted])
     of_new = finding_f1([t - known for t in truth], [p - known for p in predicted])

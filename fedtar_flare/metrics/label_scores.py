@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedtar_flare.errors import DataError
+from fedtar_flare.metrics.pairs import require_pairs
 
 Array = NDArray[np.float64]
 Labels = Mapping[str, str]
@@ -23,10 +24,14 @@ CERTAIN_OR_NOT = frozenset({"positive", "uncertain"})
 
 @dataclass(frozen=True)
 class LabelCounts:
-    """Hits of K classes in N reports.
+    """Hits of K classes in N reports; their sums over reports are all that precision, recall and F1 need.
 
-    ``hits``, ``named`` and ``there`` are (N, K): whether a class is positive on both sides, in the prediction, in the
-    truth. Sums over reports are all that precision, recall and F1 need.
+    Parameters
+    ----------
+    classes : tuple of str
+        K names.
+    hits, named, there : float array (N, K)
+        1 where a class is positive on both sides, in the prediction, in the truth.
     """
 
     classes: tuple[str, ...]
@@ -69,18 +74,21 @@ class LabelCounts:
 def label_counts(
     truth: Sequence[Labels], predicted: Sequence[Labels], *, positive: AbstractSet[str] = CERTAIN
 ) -> LabelCounts:
-    """Counts of agreement; ``positive`` says which labels count as positive, :data:`CERTAIN` or :data:`CERTAIN_OR_NOT`.
+    """Counts of agreement.
 
-    Raises:
-        DataError: ``no-reports`` for empty lists, ``unequal-lengths``, or ``unequal-classes``.
+    Parameters
+    ----------
+    truth, predicted : sequence of dict
+        Class to label, of each of N reports.
+    positive : set of str, default CERTAIN
+        Labels that count as positive: :data:`CERTAIN` or :data:`CERTAIN_OR_NOT`.
+
+    Raises
+    ------
+    DataError
+        ``no-reports``, ``unequal-lengths``, or ``unequal-classes``.
     """
-    if len(truth) != len(predicted):
-        raise DataError(
-            f"labels of {len(truth)} report(s) but predictions of {len(predicted)}: they must go in pairs",
-            reason="unequal-lengths",
-        )
-    if not truth:
-        raise DataError("there is no report whose labels to score", reason="no-reports")
+    require_pairs(truth, predicted)
     classes = tuple(truth[0])
     if any(set(labels) != set(classes) for labels in (*truth, *predicted)):
         raise DataError("every report must be labelled with the same classes", reason="unequal-classes")

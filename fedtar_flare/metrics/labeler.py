@@ -23,12 +23,20 @@ _STRENGTH: dict[Label, int] = {"blank": 0, "negative": 1, "uncertain": 2, "posit
 class Observation:
     """One class of a labeler, as tables of phrases separated by commas (see :class:`.Phrasebook`).
 
-    Args:
-        present: phrases that state it, unless denied or doubted.
-        absent: phrases that deny it by themselves ("heart size is normal"); denied, they state it.
-        unsure: phrases that leave it open by themselves ("heart size is top normal").
-        ignore: phrases that say something else; what they cover is no mention ("pericardial effusion").
-        elsewhere: words of another organ: a sentence with one of them has no mention, unless one of ``here`` is in it.
+    Parameters
+    ----------
+    name : str
+        Of the class.
+    present : str
+        Phrases that state it, unless denied or doubted.
+    absent : str
+        Phrases that deny it by themselves ("heart size is normal"); denied, they state it.
+    unsure : str
+        Phrases that leave it open by themselves ("heart size is top normal").
+    ignore : str
+        Phrases that say something else; what they cover is no mention ("pericardial effusion").
+    elsewhere, here : str
+        Words of another organ: a sentence with one of them has no mention, unless one of ``here`` is in it.
     """
 
     name: str
@@ -52,10 +60,14 @@ class Mention(NamedTuple):
 class RuleLabeler:
     """Labels of reports by rules; equal for equal texts, in linear time.
 
-    Args:
-        observations: the classes, in their order.
-        no_finding: name of the class that is positive where no other is positive or uncertain; "" for none.
-        beside: classes that may be positive beside it.
+    Parameters
+    ----------
+    observations : sequence of Observation
+        The classes, in their order.
+    no_finding : str
+        Name of the class that is positive where no other is positive or uncertain; "" for none.
+    beside : set of str
+        Classes that may be positive beside it.
     """
 
     def __init__(

@@ -2,6 +2,11 @@
 
 Scores are raw: BLEU and ROUGE-L in 0..1, CIDEr in 0..10. CIDEr weighs a phrase by its rarity in the corpus of
 references: it is 0 for a corpus of one report, and sites' values must not be pooled (average them, and say so).
+
+References
+----------
+Papineni et al., BLEU, ACL 2002. Lin, ROUGE, ACL workshop 2004. Vedantam et al., CIDEr, CVPR 2015 (here CIDEr-D's
+clipping and Gaussian penalty, as pycocoevalcap's ``Cider`` has them).
 """
 
 from __future__ import annotations
@@ -17,6 +22,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fedtar_flare.errors import DataError
+from fedtar_flare.metrics.pairs import require_pairs
 
 _N = 4  # longest n-gram
 _ROUGE_BETA = 1.2
@@ -57,12 +63,17 @@ def clean(text: str) -> str:
 
 
 def language_scores(references: Sequence[str], hypotheses: Sequence[str]) -> dict[str, float]:
-    """Raw ``bleu_1`` to ``bleu_4``, ``rouge_l`` and ``cider`` of reports, each against its one reference.
+    """Raw ``bleu_1`` to ``bleu_4``, ``rouge_l`` and ``cider`` of a corpus.
 
-    Both are cleaned first (:func:`clean`). An empty hypothesis is allowed and scores 0; all scores are finite.
+    Parameters
+    ----------
+    references, hypotheses : sequence of str
+        N texts each; both are cleaned first (:func:`clean`). An empty hypothesis scores 0; all scores are finite.
 
-    Raises:
-        DataError: ``no-reports`` for empty lists, ``unequal-lengths`` for lists of different length.
+    Raises
+    ------
+    DataError
+        ``no-reports``, or ``unequal-lengths``.
     """
     return language_statistics(
         [[clean(text).split()] for text in references], [clean(text).split() for text in hypotheses]
@@ -73,9 +84,16 @@ def language_scores(references: Sequence[str], hypotheses: Sequence[str]) -> dic
 class LanguageStatistics:
     """What each of N reports adds to the corpus scores.
 
-    ``guesses`` (N, 4) count the hypothesis's n-grams, n = 1..4; ``matches`` (N, 4) those in a reference too, clipped.
-    The other arrays are (N,). Lengths are in tokens, ``reference_length`` that of the reference nearest in length;
-    ``cider`` takes document frequencies from all N.
+    Parameters
+    ----------
+    matches : float array (N, 4)
+        N-grams of the hypothesis that a reference has too, clipped, n = 1..4.
+    guesses : float array (N, 4)
+        N-grams of the hypothesis.
+    hypothesis_length, reference_length : float array (N,)
+        Tokens; of the reference nearest in length.
+    rouge_l, cider : float array (N,)
+        The report's own score; document frequencies are those of all N.
     """
 
     matches: Array
@@ -93,12 +111,17 @@ class LanguageStatistics:
         return {name: float(values[0]) for name, values in self.resampled(np.ones((1, len(self)))).items()}
 
     def resampled(self, weights: ArrayLike) -> dict[str, Array]:
-        """Scores of R weighted corpora, each of shape (R,), such as bootstrap replicates or one time step's reports.
+        """Scores, (R,) each, of R weighted corpora, such as bootstrap replicates or one time step's reports.
 
-        ``weights`` (R, N) say how often each report counts. CIDEr keeps the whole corpus's document frequencies.
+        Parameters
+        ----------
+        weights : float array (R, N)
+            How often each report counts. CIDEr keeps the whole corpus's document frequencies.
 
-        Raises:
-            DataError: ``unusable-weights`` for another shape, a negative or non-finite weight, or a row of zeros.
+        Raises
+        ------
+        DataError
+            ``unusable-weights`` for another shape, a negative or non-finite weight, or a row of zeros.
         """
         w = np.asarray(weights, dtype=np.float64)
         if w.ndim != 2 or w.shape[1] != len(self) or not np.isfinite(w).all() or (w < 0).any():
@@ -117,10 +140,19 @@ class LanguageStatistics:
 def language_statistics(
     references: Sequence[Sequence[Sequence[str]]], hypotheses: Sequence[Sequence[str]]
 ) -> LanguageStatistics:
-    """Per-report statistics of tokenised reports; each may have several references, and needs at least one.
+    """Per-report statistics of tokenised reports.
 
-    Raises:
-        DataError: ``no-reports``, ``unequal-lengths``, ``no-reference``, or ``not-tokens`` (a text instead of tokens).
+    Parameters
+    ----------
+    references : sequence of sequence of sequence of str
+        Tokens of the references of each of N reports, at least one.
+    hypotheses : sequence of sequence of str
+        Tokens of the generated reports.
+
+    Raises
+    ------
+    DataError
+        ``no-reports``, ``unequal-lengths``, ``no-reference``, or ``not-tokens`` (a text instead of tokens).
     """
     _check(references, hypotheses)
     counted = [_ngrams(tokens) for tokens in hypotheses]
@@ -143,23 +175,15 @@ def language_statistics(
 
 
 def bleu_of_sums(matches: Array, guesses: Array, hypothesis_length: Array, reference_length: Array) -> Array:
-    """Corpus BLEU-1..4 (..., 4) from counts (..., 4) and lengths (...) summed over reports, also of several sites."""
+    """Corpus BLEU-1..4 (..., 4) from counts (..., 4) and lengths (...) summed over reports, also of several sites.
+
+    The geometric mean of clipped precisions times the brevity penalty (Papineni et al., 2002, Section 2.3).
+    """
     precision = (matches + _TINY) / (guesses + _SMALL)
     bleu = np.cumprod(precision, axis=-1) ** (1 / np.arange(1, _N + 1))
     ratio = (hypothesis_length + _TINY) / (reference_length + _SMALL)
     brevity = np.exp(np.minimum(0.0, 1 - 1 / ratio))
     return np.asarray(bleu * brevity[..., None], dtype=np.float64)
-
-
-def require_pairs(references: Sequence[object], hypotheses: Sequence[object]) -> None:
-    """Raise DataError (``unequal-lengths``, ``no-reports``) unless each of some reports has its reference."""
-    if len(references) != len(hypotheses):
-        raise DataError(
-            f"{len(references)} reference(s) but {len(hypotheses)} generated report(s): they must go in pairs",
-            reason="unequal-lengths",
-        )
-    if not references:
-        raise DataError("there is no report to score", reason="no-reports")
 
 
 def _check(references: Sequence[Sequence[Sequence[str]]], hypotheses: Sequence[Sequence[str]]) -> None:

@@ -1,4 +1,9 @@
-"""What is denied and what is doubted in a sentence: cues, and how far each of them reaches."""
+"""What is denied and what is doubted in a sentence: cues, and how far each of them reaches.
+
+References
+----------
+Cues before and after what they deny, and what ends their reach, follow NegEx (Chapman et al., J Biomed Inform 2001).
+"""
 
 from __future__ import annotations
 

@@ -91,8 +91,14 @@ class Phrasebook(Generic[Tag]):
     ``GAP`` words without punctuation or conjunction, ``__`` up to ``WIDE_GAP`` words and commas. The work per word is
     bounded by the table, so it is linear in the text.
 
-    Raises:
-        ConfigError: an empty phrase, or one that begins or ends with a gap.
+    Parameters
+    ----------
+    entries : iterable of (str, tag)
+
+    Raises
+    ------
+    ConfigError
+        An empty phrase, or one that begins or ends with a gap.
     """
 
     def __init__(self, entries: Iterable[tuple[str, Tag]]):

@@ -10,9 +10,9 @@ from functools import lru_cache
 from itertools import pairwise
 from typing import Literal, NamedTuple
 
-from fedtar_flare.errors import DataError
 from fedtar_flare.metrics.clinical import finding_f1
 from fedtar_flare.metrics.labeler import Label, RuleLabeler
+from fedtar_flare.metrics.pairs import require_pairs
 from fedtar_flare.metrics.sentences import Match, Phrasebook, listed, sentences
 
 Direction = Literal["new", "increased", "decreased", "unchanged", "resolved"]
@@ -90,14 +90,12 @@ def change_words(text: str) -> Counter[Direction]:
 def change_word_f1(references: Sequence[str], hypotheses: Sequence[str]) -> list[float]:
     """F1 of each report's change words, counted per sentence; 1 where neither text has any.
 
-    Raises:
-        DataError: ``unequal-lengths``.
+    Raises
+    ------
+    DataError
+        ``no-reports``, or ``unequal-lengths``.
     """
-    if len(references) != len(hypotheses):
-        raise DataError(
-            f"{len(references)} reference(s) but {len(hypotheses)} generated report(s): they must go in pairs",
-            reason="unequal-lengths",
-        )
+    require_pairs(references, hypotheses)
     scores = []
     for reference, hypothesis in zip(references, hypotheses, strict=True):
         there, named = change_words(reference), change_words(hypothesis)
@@ -111,9 +109,8 @@ def finding_changes(text: str, labeler: RuleLabeler) -> frozenset[FindingChange]
     """Findings of which a report says how they changed, in the classes of ``labeler``.
 
     Within a sentence, commas and conjunctions divide pieces. A finding takes the direction of its own piece, the
-    nearest one; else of the next piece if that names no finding ("effusion,
-    unchanged"); else of the piece before ("increased
-    effusion and atelectasis"); else of the next ("effusion and atelectasis have increased").
+    nearest one; else of the next piece if that names no finding ("effusion, unchanged"); else of the piece before
+    ("increased effusion and atelectasis"); else of the next ("effusion and atelectasis have increased").
     """
     found = set()
     for words in sentences(text):
@@ -169,10 +166,9 @@ def _nearest(ways: Sequence[Match[Direction | None]], start: int, end: int) -> M
 def finding_change_f1(
     truth: Sequence[AbstractSet[tuple[str, str]]], predicted: Sequence[AbstractSet[tuple[str, str]]]
 ) -> dict[str, float | None]:
-    """Precision, recall and F1 of (finding, direction) pairs, as of :func:`.finding_f1`.
+    """``finding_change_`` ``precision``, ``recall``, ``f1`` and ``f1_example`` of (finding, direction) pairs.
 
-    Returns:
-        ``finding_change_precision``, ``finding_change_recall``, ``finding_change_f1``, ``finding_change_f1_example``.
+    They are those of :func:`.finding_f1`.
     """
     sides = [[{"\t".join(pair) for pair in one} for one in side] for side in (truth, predicted)]
     return {name.replace("finding_", "finding_change_"): value for name, value in finding_f1(*sides).items()}
@@ -187,8 +183,11 @@ def contradictions(
     contradicts one that states it. A doubtful mention contradicts nothing. With ``references`` the references are
     compared instead: their share is what is natural, as real reports also leave things out.
 
-    Returns:
-        the contradictions, and how many claims there were in reports that have one before them.
+    Returns
+    -------
+    found : list of Contradiction
+    claims : int
+        How many there were in reports that have one before them.
     """
     by_patient: dict[str, list[VisitReport]] = {}
     for row in rows:
