@@ -10,22 +10,20 @@ from typing import Any
 from fedtar_flare.data.timeline import Timeline
 from fedtar_flare.synthetic.changes import planted_changes
 from fedtar_flare.synthetic.course import (
-    ALMOST_NEVER,
-    CHANGE_FACTOR,
-    OLDER_FACTOR,
     OLDER_FROM,
-    SEX_FACTOR,
     CohortOptions,
     PlannedPatient,
     PlannedVisit,
+    almost_never,
     change_step,
+    factors_of,
     plan_patient,
     stream,
 )
 from fedtar_flare.synthetic.dicom_writer import write_ct_series
-from fedtar_flare.synthetic.phantom import Anatomy, draw_anatomy, render
+from fedtar_flare.synthetic.phantom import draw_anatomy, render
 from fedtar_flare.synthetic.reports import write_report
-from fedtar_flare.synthetic.scanner import Scanner, site_scanner
+from fedtar_flare.synthetic.scanner import site_scanner
 from fedtar_flare.synthetic.styles import Phase, style_of, wording_of
 from fedtar_flare.synthetic.vocabulary import NEW_KINDS
 
@@ -65,7 +63,22 @@ def build_cohort(
             phase = phase_of(patient, visit, changed_from, options)
             report = report_of(patient, visit, phase, style, options)
             folder = Path("patients", patient.patient_id, visit.visit_id)
-            _write_images(root / folder / "ct", patient, visit, anatomy, scanner, site, seed)
+            sizes = {name: state.size for name, state in visit.findings.items()}
+            noise = stream("image", seed, site, patient.patient_id, visit.visit_id)
+            write_ct_series(
+                root / folder / "ct",
+                render(anatomy, sizes, scanner, noise),
+                scanner.spacing_mm,
+                patient_id=patient.patient_id,
+                study_datetime=visit.acquired,
+                age=visit.age if patient.age_recorded else None,
+                sex=patient.sex,
+                series_description="Synthetic phantom, chest",
+                manufacturer="fedtar_flare",
+                model_name="Synthetic CT",
+                kernel=scanner.kernel,
+                seed=seed,
+            )
             (root / folder / "report.txt").write_text(report + "\n")
             shared = {"visit_id": visit.visit_id, "acquired": visit.acquired.isoformat()}
             listed.append(
@@ -98,11 +111,11 @@ def build_cohort(
         "change_group": options.change_group if changed_from else None,
         "older_from": OLDER_FROM,
         "wording_by_age": options.effects,
-        "almost_never": list(ALMOST_NEVER[style] if options.new_findings else NEW_KINDS),
+        "almost_never": list(almost_never(style) if options.new_findings else NEW_KINDS),
         "prevalence_factors": {
-            "older": OLDER_FACTOR if options.effects else {},
-            "sex": SEX_FACTOR if options.effects else {},
-            "from_change_step": CHANGE_FACTOR if changed_from else {},
+            "older": factors_of("older") if options.effects else {},
+            "sex": {sex: factors_of(sex) for sex in "MF"} if options.effects else {},
+            "from_change_step": factors_of("changed") if changed_from else {},
         },
     }
     return {"patients": index}, {**settings, "effects": effects, "scanner": asdict(scanner), "patients": truth}
@@ -123,31 +136,4 @@ def report_of(patient: PlannedPatient, visit: PlannedVisit, phase: Phase, style:
         follow_up=visit is not patient.visits[0],
         # by the first visit's age, so that a patient stays in one group
         older=options.effects and patient.visits[0].age >= OLDER_FROM,
-    )
-
-
-def _write_images(
-    folder: Path,
-    patient: PlannedPatient,
-    visit: PlannedVisit,
-    anatomy: Anatomy,
-    scanner: Scanner,
-    site: str,
-    seed: int,
-) -> None:
-    sizes = {name: state.size for name, state in visit.findings.items()}
-    hu = render(anatomy, sizes, scanner, stream("image", seed, site, patient.patient_id, visit.visit_id))
-    write_ct_series(
-        folder,
-        hu,
-        scanner.spacing_mm,
-        patient_id=patient.patient_id,
-        study_datetime=visit.acquired,
-        age=visit.age if patient.age_recorded else None,
-        sex=patient.sex,
-        series_description="Synthetic phantom, chest",
-        manufacturer="fedtar_flare",
-        model_name="Synthetic CT",
-        kernel=scanner.kernel,
-        seed=seed,
     )

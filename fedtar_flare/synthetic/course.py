@@ -32,7 +32,15 @@ from fedtar_flare.data.splits import split_of, synthetic_key
 from fedtar_flare.data.timeline import Timeline
 from fedtar_flare.settings import Settings
 from fedtar_flare.synthetic.reports import Change, State
-from fedtar_flare.synthetic.vocabulary import FINDINGS, KNOWN_FINDINGS, KNOWN_KINDS, NEW_FINDINGS, NEW_KINDS, kind_of
+from fedtar_flare.synthetic.vocabulary import (
+    FINDINGS,
+    KIND,
+    KNOWN_FINDINGS,
+    KNOWN_KINDS,
+    NEW_FINDINGS,
+    NEW_KINDS,
+    kind_of,
+)
 
 OLDER_FROM = 65.0
 """Age from which a patient belongs to the older group."""
@@ -46,32 +54,6 @@ FULL_COURSE = 0.75
 GAP_DAYS = (3.0, 270.0)
 """Shortest and longest time between visits, drawn log-uniformly."""
 
-# chances: there at the first visit; appears by the next one; if there: shrinks (from small: resolves), grows
-_COURSE = {
-    "effusion": (0.17, 0.12, 0.35, 0.25),
-    "consolidation": (0.15, 0.11, 0.45, 0.2),
-    "nodule": (0.16, 0.08, 0.2, 0.3),
-    "emphysema": (0.16, 0.05, 0.0, 0.2),
-    "cardiomegaly": (0.18, 0.06, 0.12, 0.2),
-    "lymphadenopathy": (0.18, 0.08, 0.3, 0.25),
-    "pneumothorax": (0.035, 0.027, 1.0, 0.0),  # of either side
-    "cavity": (0.055, 0.017, 0.3, 0.0),
-    "fibrosis": (0.045, 0.02, 0.0, 0.4),
-    "pericardial_effusion": (0.05, 0.03, 0.4, 0.4),
-}
-_SHRINKS_BY: Mapping[str, int] = {"pneumothorax": 2}  # sizes from visit to visit, else one
-ALMOST_NEVER: Mapping[int, tuple[str, ...]] = {
-    1: ("fibrosis",),
-    2: ("pneumothorax", "cavity"),
-    3: ("pericardial_effusion",),
-    4: ("cavity", "fibrosis"),
-    5: ("pneumothorax",),
-    6: ("pericardial_effusion",),
-}
-"""New kinds that the sites with a reporting style hardly ever see: a twelfth as often as the others."""
-OLDER_FACTOR: Mapping[str, float] = {"emphysema": 1.7, "cardiomegaly": 1.7}
-SEX_FACTOR: Mapping[str, Mapping[str, float]] = {"M": {"emphysema": 1.4}, "F": {"lymphadenopathy": 1.5}}
-CHANGE_FACTOR: Mapping[str, float] = {"consolidation": 2.5}
 _CYCLE = ("train", "validation", "test", "train", "train", "train", "test", "train", "train", "train")
 
 
@@ -220,11 +202,21 @@ def _factors(style: int, age: float, sex: str, options: CohortOptions) -> dict[s
     """How much more frequent each kind is in this patient than on average."""
     site = stream("case mix", style).uniform(0.7, 1.4, len(KNOWN_KINDS))
     factors = dict(zip(KNOWN_KINDS, site.tolist(), strict=True))
-    factors |= {kind: 1 / 12 if kind in ALMOST_NEVER[style] else 1.0 for kind in NEW_KINDS}
-    if options.effects:
-        for kind, factor in (*(OLDER_FACTOR.items() if age >= OLDER_FROM else ()), *SEX_FACTOR[sex].items()):
+    factors |= {kind: 1 / 12 if kind in almost_never(style) else 1.0 for kind in NEW_KINDS}
+    for group in ("older",) * (age >= OLDER_FROM) + (sex,) if options.effects else ():
+        for kind, factor in factors_of(group).items():
             factors[kind] *= factor
     return factors
+
+
+def factors_of(group: str) -> dict[str, float]:
+    """How much more frequent kinds are in a group: ``older``, ``M``, ``F``, or ``changed``."""
+    return {kind: one[group] for kind, one in KIND.items() if group in one}
+
+
+def almost_never(style: int) -> tuple[str, ...]:
+    """New kinds that the sites with a reporting style hardly ever see: a twelfth as often as the others."""
+    return tuple(kind for kind in NEW_KINDS if style in KIND[kind]["almost_never"])
 
 
 def _next_sizes(
@@ -242,16 +234,16 @@ def _next_sizes(
     chance, draw = rng.random(len(names)), rng.random(len(names))
     appearing: list[str] = []
     for i, name in enumerate(names):
-        kind = kind_of(name)
-        at_first, appears, shrinks, grows = _COURSE[kind]
+        kind = KIND[kind_of(name)]
+        at_first, appears, shrinks, grows = kind["course"]
         if name in before:
-            move = -_SHRINKS_BY.get(kind, 1) if chance[i] < shrinks else int(chance[i] >= 1 - grows)
+            move = -kind.get("shrinks_by", 1) if chance[i] < shrinks else int(chance[i] >= 1 - grows)
             size = min(before[name] + move, 3)
             if size > 0:
                 sizes[name] = size
             continue
-        likely = (at_first if first else appears) * factors[kind]
-        if chance[i] < likely * (CHANGE_FACTOR.get(kind, 1.0) if changed else 1.0):
+        likely = (at_first if first else appears) * factors[kind_of(name)]
+        if chance[i] < likely * (kind.get("changed", 1.0) if changed else 1.0):
             appearing.append(name)
     room = most - len(sizes)
     for name in rng.permutation(appearing)[:room] if appearing else ():

@@ -14,12 +14,14 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from fedtar_flare.errors import DataError
+from fedtar_flare.files import read_yaml
 
 if TYPE_CHECKING:
     from pydicom.dataset import Dataset
 
 CT_IMAGE_STORAGE = "1.2.840.10008.5.1.4.1.1.2"
 EXPLICIT_VR_LITTLE_ENDIAN = "1.2.840.10008.1.2.1"
+_SERIES = read_yaml(Path(__file__).with_name("ct_series.yaml"), "attributes of a CT series")
 LOWEST_HU, HIGHEST_HU = -1024, 3071
 """Range of twelve stored bits with an intercept of -1024."""
 
@@ -47,26 +49,34 @@ def write_ct_series(
     kernel: str = "STANDARD",
     seed: int = 0,
 ) -> list[Path]:
-    """Write one axial series.
+    """Write one axial series; returns its files, in the order of z.
 
-    Args:
-        folder: made if it is not there; files are named ``0001.dcm`` and so on, from the feet to the head.
-        hu: integers (z, y, x) in Hounsfield units, within -1024 to 3071; z rises to the head, y to the back, x to the
-            patient's left.
-        spacing_mm: (z, y, x); z is slice spacing and thickness.
-        patient_id: at most 64 characters, no backslash.
-        study_datetime: acquisition.
-        age: years; written as whole years, unknown leaves it out.
-        sex: unknown leaves it empty.
-        series_description, manufacturer, model_name, kernel: written as they are.
-        seed: enters the identifiers, to keep two cohorts apart.
+    Parameters
+    ----------
+    folder : Path
+        Made if it is not there; files are named ``0001.dcm`` and so on, from the feet to the head.
+    hu : int array (z, y, x)
+        Hounsfield units within -1024 to 3071; z rises to the head, y to the back, x to the patient's left.
+    spacing_mm : tuple of float
+        (z, y, x); z is slice spacing and thickness.
+    patient_id : str
+        At most 64 characters, no backslash.
+    study_datetime : datetime
+        Of the acquisition.
+    age : float, optional
+        Written as whole years; unknown leaves it out.
+    sex : {"F", "M"}, optional
+        Unknown leaves it empty.
+    series_description, manufacturer, model_name, kernel : str
+        Written as they are.
+    seed : int
+        Enters the identifiers, to keep two cohorts apart.
 
-    Returns:
-        The files, in the order of z.
-
-    Raises:
-        DataError: ``wrong-volume`` for another shape, type or range, ``wrong-spacing``, ``wrong-patient-id``
-            or ``age-out-of-range``.
+    Raises
+    ------
+    DataError
+        ``wrong-volume`` for another shape, type or range, ``wrong-spacing``, ``wrong-patient-id`` or
+        ``age-out-of-range``.
     """
     from pydicom.filewriter import dcmwrite
     from pydicom.uid import UID
@@ -150,44 +160,16 @@ def _header(
     header.file_meta.TransferSyntaxUID = UID(EXPLICIT_VR_LITTLE_ENDIAN)
     header.file_meta.ImplementationClassUID = UID(content_uid("implementation", "fedtar_flare"))
     header.file_meta.ImplementationVersionName = "FEDTAR_FLARE"
-    date, time = f"{acquired:%Y%m%d}", f"{acquired:%H%M%S}"
-    header.SpecificCharacterSet = "ISO_IR 192"
-    header.ImageType = ["ORIGINAL", "PRIMARY", "AXIAL"]
-    header.SOPClassUID = CT_IMAGE_STORAGE
+    for keyword, value in _SERIES.items():
+        setattr(header, keyword, value)
     for name in ("Study", "Series", "Acquisition", "Content"):
-        setattr(header, f"{name}Date", date)
-        setattr(header, f"{name}Time", time)
-    header.AccessionNumber = ""
-    header.Modality = "CT"
-    header.ReferringPhysicianName = ""
-    header.StudyDescription = "CT chest"
-    header.PatientBirthDate = ""
-    header.BodyPartExamined = "CHEST"
-    header.SliceThickness = _decimal(spacing_mm[0])
-    header.KVP = "120"
-    header.SpacingBetweenSlices = _decimal(spacing_mm[0])
-    header.PatientPosition = "HFS"
+        setattr(header, f"{name}Date", f"{acquired:%Y%m%d}")
+        setattr(header, f"{name}Time", f"{acquired:%H%M%S}")
+    header.SliceThickness = header.SpacingBetweenSlices = _decimal(spacing_mm[0])
     header.StudyInstanceUID = study_uid
     header.SeriesInstanceUID = series_uid
-    header.StudyID = "1"
-    header.SeriesNumber = "1"
-    header.AcquisitionNumber = "1"
-    header.ImageOrientationPatient = ["1", "0", "0", "0", "1", "0"]
     header.FrameOfReferenceUID = content_uid("frame of reference", series_uid)
-    header.PositionReferenceIndicator = ""
-    header.SamplesPerPixel = 1
-    header.PhotometricInterpretation = "MONOCHROME2"
-    header.Rows = rows
-    header.Columns = columns
+    header.Rows, header.Columns = rows, columns
     header.PixelSpacing = [_decimal(spacing_mm[1]), _decimal(spacing_mm[2])]
-    header.BitsAllocated = 16
-    header.BitsStored = 12
-    header.HighBit = 11
-    header.PixelRepresentation = 0
-    header.WindowCenter = ["-600", "40"]
-    header.WindowWidth = ["1500", "400"]
-    header.WindowCenterWidthExplanation = ["LUNG", "MEDIASTINUM"]
     header.RescaleIntercept = str(LOWEST_HU)
-    header.RescaleSlope = "1"
-    header.RescaleType = "HU"
     return header

@@ -91,11 +91,16 @@ class Canvas:
     ) -> None:
         """Blend an ellipsoid at (x, y, z) with half axes (x, y, z) mm, drawn in its bounding box only.
 
-        Args:
-            center, radii: in mm.
-            value: HU.
-            within: mask of the whole canvas that limits it.
-            bumps: (n, 4) directions (x, y, z) and height that make the surface irregular.
+        Parameters
+        ----------
+        center, radii : tuple of float
+            (x, y, z) in mm.
+        value : float
+            HU.
+        within : array, optional
+            Mask of the whole canvas that limits it.
+        bumps : array (n, 4), optional
+            Directions (x, y, z) and height that make the surface irregular.
         """
         box = []
         for axis, middle, radius in zip((self.z, self.y, self.x), center[::-1], radii[::-1], strict=True):
@@ -249,12 +254,6 @@ def fibrosis(canvas: Canvas, lungs: Lungs, side: str, size: int, place: Place, r
 
 
 DRAW: dict[str, Callable[[Canvas, Lungs, str, int, Place, np.random.Generator], None]] = {
-    "effusion": effusion,
-    "consolidation": consolidation,
-    "nodule": nodule,
-    "emphysema": emphysema,
-    "lymphadenopathy": lymphadenopathy,
-    "pneumothorax": pneumothorax,
-    "cavity": cavity,
-    "fibrosis": fibrosis,
+    draw.__name__: draw
+    for draw in (effusion, consolidation, nodule, emphysema, lymphadenopathy, pneumothorax, cavity, fibrosis)
 }

@@ -30,25 +30,15 @@ HEART_SCALE = (1.0, 1.22, 1.44, 1.7)
 
 @dataclass(frozen=True)
 class Anatomy:
-    """What stays the same in a patient.
+    """What stays the same in a patient; lengths in mm."""
 
-    Args:
-        chest: half width and half depth of the chest cavity in mm.
-        wall: thickness of muscle and ribs, and of the fat under the skin, in mm.
-        heart: half width, half depth and half height in mm.
-        diaphragm: height of the right and the left dome's top in mm.
-        apex: height of the lungs' tips in mm.
-        vessels: seed of the vessel tree.
-        places: per known finding, numbers in [0, 1) that place it within its region.
-    """
-
-    chest: tuple[float, float]
-    wall: tuple[float, float]
-    heart: tuple[float, float, float]
-    diaphragm: tuple[float, float]
-    apex: float
-    vessels: int
-    places: Mapping[str, tuple[float, float, float]]
+    chest: tuple[float, float]  # half width and half depth of the cavity
+    wall: tuple[float, float]  # thickness of muscle and ribs, and of the fat under the skin
+    heart: tuple[float, float, float]  # half width, half depth and half height
+    diaphragm: tuple[float, float]  # height of the right and the left dome's top
+    apex: float  # height of the lungs' tips
+    vessels: int  # seed of the vessel tree
+    places: Mapping[str, tuple[float, float, float]]  # per known finding, in [0, 1): where in its region
 
 
 def draw_anatomy(rng: np.random.Generator) -> Anatomy:
@@ -70,17 +60,26 @@ def draw_anatomy(rng: np.random.Generator) -> Anatomy:
 def render(anatomy: Anatomy, findings: Mapping[str, int], scanner: Scanner, rng: np.random.Generator) -> np.ndarray:
     """Draw one visit.
 
-    Args:
-        anatomy: the patient's.
-        findings: finding id to size 1 (small), 2 (moderate) or 3 (large).
-        scanner: geometry and image character.
-        rng: of the visit: breath, position, noise.
+    Parameters
+    ----------
+    anatomy : Anatomy
+        The patient's.
+    findings : dict
+        Finding id to size 1 (small), 2 (moderate) or 3 (large).
+    scanner : Scanner
+        Geometry and image character.
+    rng : numpy.random.Generator
+        Of the visit: breath, position, noise.
 
-    Returns:
-        int16 (slices, matrix, matrix) in HU, within [-1024, 3071].
+    Returns
+    -------
+    int16 array (slices, matrix, matrix)
+        HU, within [-1024, 3071].
 
-    Raises:
-        ConfigError: for an unknown finding or size.
+    Raises
+    ------
+    ConfigError
+        A finding or size is unknown.
     """
     for name, size in findings.items():
         if name not in FINDINGS or not 1 <= size <= len(SIZES):

@@ -16,15 +16,10 @@ BONES = "bones"
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """One finding at one visit.
+    """One finding at one visit."""
 
-    Args:
-        size: 1 (small) to 3 (large).
-        change: against the visit before; ``first`` at a first visit.
-    """
-
-    size: int
-    change: Change = "first"
+    size: int  # 1 (small) to 3 (large)
+    change: Change = "first"  # against the visit before; ``first`` at a first visit
 
 
 @dataclass(frozen=True)
@@ -88,17 +83,20 @@ def write_report(
     follow_up: bool = False,
     older: bool = False,
 ) -> str:
-    """Put a visit into words.
+    """Put a visit into words, one paragraph.
 
-    Args:
-        wording: the style.
-        findings: finding id to its state.
-        resolved: ids that were there at the visit before and are no longer.
-        follow_up: a visit came before.
-        older: the patient is 65 or more.
-
-    Returns:
-        The report, one paragraph.
+    Parameters
+    ----------
+    wording : Wording
+        The style.
+    findings : dict
+        Finding id to its state.
+    resolved : sequence of str
+        Ids that were there at the visit before and are no longer.
+    follow_up : bool
+        Whether a visit came before.
+    older : bool
+        Whether the patient is 65 or more.
     """
     changes = dict(zip(("new", "larger", "smaller"), wording.changes.split("|"), strict=True))
     sentences = [wording.opening[follow_up]]

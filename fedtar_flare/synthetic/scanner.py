@@ -11,30 +11,16 @@ from fedtar_flare.errors import ConfigError
 
 @dataclass(frozen=True)
 class Scanner:
-    """Geometry and image character of one scanner.
-
-    Args:
-        slices: number of axial slices.
-        matrix: rows and columns of a slice.
-        spacing_mm: (z, y, x).
-        smoothing: side weight of a 1-2-1 kind of kernel in plane, 0 (sharp) to 0.3 (soft).
-        noise_hu: standard deviation of the noise.
-        offset_hu: calibration error added to every voxel.
-        contrast_hu: attenuation of blood (intravenous contrast).
-        kernel: name of the reconstruction kernel written to DICOM.
-
-    Raises:
-        ConfigError: for an impossible geometry or smoothing.
-    """
+    """Geometry and image character of one scanner; :class:`ConfigError` for what cannot be."""
 
     slices: int = 24
-    matrix: int = 80
-    spacing_mm: tuple[float, float, float] = (10.5, 4.5, 4.5)
-    smoothing: float = 0.1
-    noise_hu: float = 20.0
-    offset_hu: float = 0.0
-    contrast_hu: float = 140.0
-    kernel: str = "STANDARD"
+    matrix: int = 80  # rows and columns of a slice
+    spacing_mm: tuple[float, float, float] = (10.5, 4.5, 4.5)  # z, y, x
+    smoothing: float = 0.1  # side weight of a 1-2-1 kind of kernel in plane, 0 (sharp) to 0.3 (soft)
+    noise_hu: float = 20.0  # standard deviation
+    offset_hu: float = 0.0  # calibration error of every voxel
+    contrast_hu: float = 140.0  # attenuation of blood
+    kernel: str = "STANDARD"  # its name in DICOM
 
     def __post_init__(self) -> None:
         if min(self.slices, self.matrix) < 2 or min(self.spacing_mm) <= 0 or not 0 <= self.smoothing <= 0.3:
@@ -42,12 +28,7 @@ class Scanner:
 
 
 # (smoothing, noise): sharp and noisy to soft and smooth
-_KERNELS: dict[str, tuple[float, float]] = {
-    "SHARP": (0.0, 34.0),
-    "MEDIUM": (0.06, 26.0),
-    "STANDARD": (0.12, 20.0),
-    "SOFT": (0.2, 13.0),
-}
+_KERNELS = {"SHARP": (0.0, 34.0), "MEDIUM": (0.06, 26.0), "STANDARD": (0.12, 20.0), "SOFT": (0.2, 13.0)}
 _COVERAGE_MM = 252.0
 # field of view in mm, slices, kernel, offset, contrast; one line per reporting style
 _SITES: tuple[tuple[float, int, str, float, float], ...] = (
@@ -64,15 +45,8 @@ def _scanner(view_mm: float, slices: int, kernel: str, offset: float, contrast: 
     smoothing, noise = _KERNELS[kernel]
     matrix = Scanner.matrix
     pixel = round(view_mm / matrix, 4)
-    return Scanner(
-        slices=slices,
-        spacing_mm=(round(_COVERAGE_MM / slices, 4), pixel, pixel),
-        smoothing=smoothing,
-        noise_hu=noise,
-        offset_hu=offset,
-        contrast_hu=contrast,
-        kernel=kernel,
-    )
+    spacing = (round(_COVERAGE_MM / slices, 4), pixel, pixel)
+    return Scanner(slices, matrix, spacing, smoothing, noise, offset, contrast, kernel)
 
 
 def site_scanner(style: int) -> Scanner:

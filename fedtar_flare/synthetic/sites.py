@@ -17,13 +17,7 @@ from fedtar_flare.synthetic.course import CohortOptions
 
 @dataclass(frozen=True)
 class Written:
-    """One synthetic site on disk.
-
-    Args:
-        site: its name.
-        manifest, site_file, truth: the files.
-        patients, visits: how many it has.
-    """
+    """One synthetic site on disk: its files, and how many patients and visits it has."""
 
     site: str
     manifest: Path
@@ -41,13 +35,19 @@ def write_sites(
     Layout: ``<out>/<site>/manifest.csv``, ``<out>/<site>/patients/<patient>/<visit>/{ct/,report.txt}``,
     ``<out>/<site>/truth.json`` and ``<out>/sites/<site>.yaml``, the folder that ``FEDTAR_SITES`` may name.
 
-    Args:
-        out: a folder; sites that are there already are refused, so that nothing is overwritten.
-        names: of the sites.
-        patients, timeline, seed, options: of :func:`synthetic_cohort`.
+    Parameters
+    ----------
+    out : Path
+        A folder; sites that are there already are refused, so that nothing is overwritten.
+    names : list of str
+        Of the sites.
+    patients, timeline, seed, options
+        Of :func:`synthetic_cohort`.
 
-    Raises:
-        ConfigError: a site's folder is there already, or a setting does not fit.
+    Raises
+    ------
+    ConfigError
+        A site's folder is there already, or a setting does not fit.
     """
     if len(set(names)) != len(names):
         raise ConfigError(f"a site is named twice: {', '.join(names)}")
@@ -67,19 +67,17 @@ def _hand_out(name: str, out: Path, made: Path, cohort: Cohort) -> Written:
     """Write the manifest and the site file of a cohort that now lies in ``out / name``."""
     folder, sites = out / name, out / "sites"
     visits = [(patient, visit) for patient in cohort.patients for visit in patient.visits]
-    rows = []
-    for patient, visit in visits:
-        image = visit.image.relative_to(made)
-        rows.append(
-            {
-                "patient_id": patient.patient_id,
-                "study_datetime": visit.acquired.isoformat(" "),
-                "image": image.as_posix(),
-                "report_path": (image.parent / "report.txt").as_posix(),
-                "age": "" if visit.age is None else f"{visit.age:.1f}",
-                "sex": patient.sex,
-            }
-        )
+    rows = [
+        {
+            "patient_id": patient.patient_id,
+            "study_datetime": visit.acquired.isoformat(" "),
+            "image": (image := visit.image.relative_to(made)).as_posix(),
+            "report_path": (image.parent / "report.txt").as_posix(),
+            "age": "" if visit.age is None else f"{visit.age:.1f}",
+            "sex": patient.sex,
+        }
+        for patient, visit in visits
+    ]
     write_rows(folder / "manifest.csv", rows)
     (folder / "index.json").unlink()  # the manifest takes its place
     sites.mkdir(exist_ok=True)

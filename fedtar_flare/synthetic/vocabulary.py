@@ -1,18 +1,24 @@
 """The findings of the synthetic cohort, and how they are read back from a text.
 
-An id is a kind, and a side for those that have one (``effusion_right``, ``emphysema``). **Known** and **new** are
-decided here and nowhere else: the shipped warm start has seen every known finding in images, and no new one.
+An id is a kind, and a side for those that have one (``effusion_right``, ``emphysema``). What a kind is, how it takes
+its course and whether the shipped warm start has seen it, is in ``findings.yaml`` and nowhere else.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
-KNOWN_KINDS = ("effusion", "consolidation", "nodule", "emphysema", "cardiomegaly", "lymphadenopathy")
-NEW_KINDS = ("pneumothorax", "cavity", "fibrosis", "pericardial_effusion")
-KINDS = KNOWN_KINDS + NEW_KINDS
-SIDED = frozenset({"effusion", "consolidation", "nodule", "pneumothorax"})
+from fedtar_flare.files import read_yaml
+
+KIND: Mapping[str, Any] = read_yaml(Path(__file__).with_name("findings.yaml"), "kinds of finding")
+"""Kind to its entry in the file."""
+KINDS = tuple(KIND)
+KNOWN_KINDS = tuple(kind for kind, one in KIND.items() if one.get("known"))
+NEW_KINDS = tuple(kind for kind in KINDS if kind not in KNOWN_KINDS)
+SIDED = frozenset(kind for kind, one in KIND.items() if one.get("sided"))
 
 
 def _ids(kinds: Sequence[str]) -> tuple[str, ...]:
@@ -25,22 +31,7 @@ FINDINGS = KNOWN_FINDINGS + NEW_FINDINGS
 SIZES = ("small", "moderate", "large")
 """Names of size 1, 2 and 3."""
 
-_TERMS = {
-    "effusion": re.compile(r"(?<!pericardial )\beffusions?\b|\bpleural (?:fluid|collections?)\b"),
-    "consolidation": re.compile(
-        r"\bconsolidat(?:ions?|ed)\b|\bairspace (?:opacity|opacities|disease)\b|\binfiltrates?\b"
-    ),
-    "nodule": re.compile(r"\bnodul(?:e|es|ar)\b"),
-    "emphysema": re.compile(r"\bemphysema(?:tous)?\b"),
-    "cardiomegaly": re.compile(
-        r"\bcardiomegaly\b|\bcardiac enlargement\b|\benlarged (?:heart|cardiac)\b|\b(?:heart|cardiac)\b.*\benlarged\b"
-    ),
-    "lymphadenopathy": re.compile(r"\b(?:lymph)?adenopathy\b|\benlarged (?:\w+ )*nodes?\b|\bnodes?\b.*\benlarged\b"),
-    "pneumothorax": re.compile(r"\bpneumothorax\b|\bpleural air\b"),
-    "cavity": re.compile(r"(?<!pleural )\bcavit(?:y|ies|ation|ary)\b"),
-    "fibrosis": re.compile(r"\bfibrosis\b|\bfibrotic\b"),
-    "pericardial_effusion": re.compile(r"\bpericardial (?:effusion|fluid)\b|\bfluid around the heart\b"),
-}
+_TERMS = {kind: re.compile(one["term"]) for kind, one in KIND.items()}
 _SIDE = re.compile(r"\b(right|left|bilateral|both)\b")
 _SENTENCE = re.compile(r"[.;\n]+|\b(?:but|however|while|whereas)\b")
 _PIECE = re.compile(r",|\band\b|\bor\b|\bplus\b")
@@ -66,12 +57,6 @@ def findings_in(text: str) -> frozenset[str]:
 
     Negated and resolved findings are left out, and so is a sided finding whose side is not said. Never fails: an
     unreadable text has no findings.
-
-    Args:
-        text: a report, in upper or lower case.
-
-    Returns:
-        Finding ids, a subset of ``FINDINGS``.
     """
     found: set[str] = set()
     for sentence in sentences_of(text):

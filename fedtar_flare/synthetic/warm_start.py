@@ -39,13 +39,14 @@ class Pair(NamedTuple):
 def generic_pairs(n: int, seed: int, names: Sequence[str] = KNOWN_FINDINGS) -> Iterator[Pair]:
     """Volumes with a report in the generic style, and one in a style that is drawn anew for each.
 
-    Args:
-        n: number of pairs; pair i is the same whatever n is.
-        seed: a stream of its own, never a site's, whatever the number.
-        names: the findings to draw from.
-
-    Yields:
-        a :class:`Pair` each.
+    Parameters
+    ----------
+    n : int
+        Number of pairs; pair i is the same whatever n is.
+    seed : int
+        Of a stream of its own, never a site's, whatever the number.
+    names : sequence of str
+        The findings to draw from.
     """
     for i in range(n):
         rng = stream("warm start", seed, i)

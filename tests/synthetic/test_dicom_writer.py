@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import importlib.util
 import json
 from datetime import datetime
 from pathlib import Path
@@ -18,72 +17,19 @@ from fedtar_flare.synthetic.dicom_writer import HIGHEST_HU, LOWEST_HU, content_u
 WHEN = datetime(2021, 3, 4, 5, 6, 7)
 SPACING = (10.5, 4.5, 4.25)
 
-# CT Image IOD (PS3.3 A.3): attributes that must be there and have a value (type 1, 1C that applies) ...
-WITH_VALUE = frozenset(
-    [
-        "SOPClassUID",
-        "SOPInstanceUID",
-        "StudyInstanceUID",
-        "SeriesInstanceUID",
-        "Modality",
-        "FrameOfReferenceUID",
-        "ImageType",
-        "PixelSpacing",
-        "ImageOrientationPatient",
-        "ImagePositionPatient",
-        "SamplesPerPixel",
-        "PhotometricInterpretation",
-        "Rows",
-        "Columns",
-        "BitsAllocated",
-        "BitsStored",
-        "HighBit",
-        "PixelRepresentation",
-        "PixelData",
-        "RescaleIntercept",
-        "RescaleSlope",
-        "RescaleType",
-        "PatientPosition",
-        "SpecificCharacterSet",
-    ]
-)
-# ... and those that must be there but may be empty (type 2)
-PRESENT = frozenset(
-    [
-        "PatientName",
-        "PatientID",
-        "PatientBirthDate",
-        "PatientSex",
-        "StudyDate",
-        "StudyTime",
-        "ReferringPhysicianName",
-        "StudyID",
-        "AccessionNumber",
-        "SeriesNumber",
-        "PositionReferenceIndicator",
-        "Manufacturer",
-        "InstanceNumber",
-        "SliceThickness",
-        "KVP",
-        "AcquisitionNumber",
-    ]
-)
-
 
 def volume(seed=0, shape=(3, 6, 5)):
     return np.random.default_rng(seed).integers(LOWEST_HU, HIGHEST_HU + 1, shape).astype(np.int16)
 
 
 def write(folder, hu=None, **changes):
-    arguments = {"patient_id": "p-1", "study_datetime": WHEN, "age": 61.7, "sex": "F"} | changes
-    return write_ct_series(folder, volume() if hu is None else hu, SPACING, **arguments)
+    arguments = {"patient_id": "p-1", "study_datetime": WHEN, "age": 61.7, "sex": "F", "spacing_mm": SPACING} | changes
+    return write_ct_series(folder, volume() if hu is None else hu, **arguments)
 
 
-def test_every_attribute_of_the_ct_image_iod(tmp_path):
+def test_identifiers_and_syntax_are_valid(tmp_path):
     for path in write(tmp_path):
         image = pydicom.dcmread(path)
-        assert [name for name in WITH_VALUE if image.get(name) in (None, "")] == []
-        assert [name for name in PRESENT if name not in image] == []
         meta = image.file_meta
         assert meta.TransferSyntaxUID == ExplicitVRLittleEndian
         assert meta.MediaStorageSOPClassUID == image.SOPClassUID == "1.2.840.10008.5.1.4.1.1.2"
@@ -93,10 +39,7 @@ def test_every_attribute_of_the_ct_image_iod(tmp_path):
 
 def test_against_the_standards_own_tables(tmp_path):
     """Every attribute of type 1 and 2 of every mandatory module of the CT Image IOD, from the standard's tables."""
-    spec = importlib.util.find_spec("highdicom")
-    if spec is None or spec.origin is None:
-        pytest.skip("the standard's tables come with highdicom, which is not installed")
-    folder = Path(spec.origin).parent / "_standard"
+    folder = Path(pytest.importorskip("highdicom").__file__).parent / "_standard"  # the tables come with it
     modules = json.loads((folder / "iod_module_map.json").read_text())["ct-image"]
     attributes = json.loads((folder / "module_attribute_map.json").read_text())
     mandatory = [module["key"] for module in modules if module["usage"] == "M"]
@@ -139,12 +82,8 @@ def test_geometry_and_identity(tmp_path):
     for shared in ("StudyInstanceUID", "SeriesInstanceUID", "FrameOfReferenceUID"):
         assert len({im[shared].value for im in images}) == 1
     assert len({im.SOPInstanceUID for im in images}) == 3
-
-
-def test_unknown_age_and_sex_stay_unknown(tmp_path):
-    image = pydicom.dcmread(write(tmp_path, age=None, sex=None)[0])
-    assert "PatientAge" not in image
-    assert image.PatientSex == ""
+    unknown = pydicom.dcmread(write(tmp_path / "unknown", age=None, sex=None)[0])
+    assert "PatientAge" not in unknown and unknown.PatientSex == ""
 
 
 def test_same_content_writes_the_same_bytes_and_other_content_other_identifiers(tmp_path):
@@ -155,17 +94,6 @@ def test_same_content_writes_the_same_bytes_and_other_content_other_identifiers(
     assert other.SeriesInstanceUID != series
     assert other.StudyInstanceUID == pydicom.dcmread(one[0]).StudyInstanceUID
     assert pydicom.dcmread(write(tmp_path / "four", seed=1)[0]).StudyInstanceUID != other.StudyInstanceUID
-
-
-def test_simpleitk_reads_the_same_volume(tmp_path):
-    sitk = pytest.importorskip("SimpleITK")
-    hu = volume(3, (4, 7, 8))
-    write(tmp_path, hu)
-    reader = sitk.ImageSeriesReader()
-    reader.SetFileNames(reader.GetGDCMSeriesFileNames(str(tmp_path)))
-    image = reader.Execute()
-    np.testing.assert_array_equal(sitk.GetArrayFromImage(image), hu)
-    np.testing.assert_allclose(image.GetSpacing(), SPACING[::-1])
 
 
 @given(st.lists(st.text(max_size=5), max_size=3))
@@ -187,6 +115,7 @@ def test_content_uid_is_valid_and_depends_on_its_parts(parts):
         (None, {"patient_id": "a\\b"}, "wrong-patient-id"),
         (None, {"age": 1000.0}, "age-out-of-range"),
         (None, {"age": -1.0}, "age-out-of-range"),
+        *[(None, {"spacing_mm": wrong}, "wrong-spacing") for wrong in [(1.0, 1.0), (1, 0, 1), (1, float("nan"), 1)]],
     ],
 )
 def test_refuses_what_does_not_fit(tmp_path, hu, changes, reason):
@@ -194,10 +123,3 @@ def test_refuses_what_does_not_fit(tmp_path, hu, changes, reason):
         write(tmp_path / "series", hu, **changes)
     assert caught.value.reason == reason
     assert not (tmp_path / "series").exists()
-
-
-@pytest.mark.parametrize("spacing", [(1.0, 1.0), (1.0, 0.0, 1.0), (1.0, float("nan"), 1.0)])
-def test_refuses_impossible_spacing(tmp_path, spacing):
-    with pytest.raises(DataError) as caught:
-        write_ct_series(tmp_path, volume(), spacing, patient_id="p", study_datetime=WHEN)
-    assert caught.value.reason == "wrong-spacing"

@@ -55,13 +55,6 @@ def test_styles_differ_strongly_in_wording():
         assert len(a & b) / min(len(a), len(b)) < 0.2, (one, two)
 
 
-def test_same_visit_same_text_and_only_what_was_planned_changes_it():
-    patient = plan_patient("s-1", 1, 0, timeline=Timeline(3), seed=1, options=OPTIONS)
-    visit = patient.visits[0]
-    texts = {report_of(patient, visit, phase, 1, OPTIONS) for phase in ("before", "after") for _ in range(2)}
-    assert len(texts) == 2
-
-
 def test_age_group_changes_one_sentence():
     for style, phase in itertools.product(range(1, 7), ("before", "after")):
         wording = wording_of(style, phase)
@@ -69,15 +62,6 @@ def test_age_group_changes_one_sentence():
         assert len(young) == len(old)
         assert sum(a.rstrip(".") != b.rstrip(".") for a, b in zip(young, old, strict=True)) == 1
     assert write_report(GENERIC, {}, older=True) == write_report(GENERIC, {}, older=False)
-
-
-def test_change_words_are_the_minority():
-    for style in range(1, 7):
-        wording = wording_of(style, "before")
-        stable = {"effusion_left": State(2, "stable"), "cardiomegaly": State(1, "stable")}
-        moved = {"effusion_left": State(2, "larger"), "cardiomegaly": State(1, "new")}
-        a, b = (write_report(wording, f, follow_up=True).split() for f in (stable, moved))
-        assert 0 < len(b) - len(a) <= 0.25 * len(a)
 
 
 def test_planted_change_of_wording_reaches_the_group_from_the_step_on():
@@ -91,29 +75,19 @@ def test_planted_change_of_wording_reaches_the_group_from_the_step_on():
             assert phase_of(patient, visit, 3, everyone) == ("after" if visit.time_step >= 3 else "before")
 
 
-@pytest.mark.parametrize(
-    ("site", "style"), [("site-1", 1), ("site-6", 6), ("site-7", 1), ("hospital12", 6), ("s0", 6), ("7", 1)]
-)
-def test_style_from_trailing_number(site, style):
-    assert style_of(site) == style
-
-
-def test_style_from_name_is_stable_and_spreads():
-    styles = [style_of(f"hospital {chr(97 + i)}") for i in range(26)]
-    assert set(styles) == set(range(1, 7))
-    assert style_of("Lisbon") == style_of("Lisbon")
+def test_a_site_s_style_follows_from_its_name():
+    numbered = {"site-1": 1, "site-6": 6, "site-7": 1, "hospital12": 6, "s0": 6, "7": 1}
+    assert {site: style_of(site) for site in numbered} == numbered
+    assert {style_of(f"hospital {chr(97 + i)}") for i in range(26)} == set(range(1, 7))
 
 
 def test_wrong_settings_are_refused():
     with pytest.raises(ConfigError, match="reporting style 7"):
         wording_of(7, "before")
-    wording = STYLES[0][0]
-    with pytest.raises(ConfigError, match="sections"):
-        replace(wording, sections=wording.sections[1:])
-    with pytest.raises(ConfigError, match="found"):
-        replace(wording, found={"effusion": "x"})
-    with pytest.raises(ConfigError, match="three parts"):
-        replace(wording, changes="new|larger")
+    wrong = {"sections": STYLES[0][0].sections[1:], "found": {"effusion": "x"}, "changes": "new|larger"}
+    for field, value in wrong.items():
+        with pytest.raises(ConfigError, match=field):
+            replace(STYLES[0][0], **{field: value})
 
 
 @pytest.mark.parametrize("phase", ["before", "after"])
