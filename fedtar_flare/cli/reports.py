@@ -71,7 +71,7 @@ def add_commands(commands: Commands) -> None:
 def generate(arguments: argparse.Namespace) -> None:
     """Draft a report for one study.
 
-    With --state, the site's personal part of that run writes along; without, the shared adapter writes alone, as at a
+    With --state, the site's patient adapter of that run writes along; without, the shared adapter writes alone, as at a
     hospital outside the run. Every output is marked as a draft, not for clinical use.
     """
     from fedtar_flare.models.libraries import without_collecting

@@ -1,4 +1,4 @@
-"""Which findings are new or gone since the visit before, and the prompts that tell it to the decoder.
+"""Which findings are new or gone since the visit before, and the prompts that say so to the decoder.
 
 That follows from what is there now and what was there before; nobody has to learn it. Now is what the report says in
 training, and what the head reads off the image when reports are written. Before is what a labeler reads in the report
@@ -40,10 +40,14 @@ def changes_of(now: Tensor, before: Tensor) -> Tensor:
 class Comparison(nn.Module):
     """Classes of the findings at the visits before, and the prompts of their change.
 
-    Args:
-        labeler: of D findings.
-        width: E, of a prompt.
-        seed: of the directions that stand for the changes; the global random state is neither read nor changed.
+    Parameters
+    ----------
+    labeler : Labeler
+        Of D findings.
+    width : int
+        E, of a prompt.
+    seed : int
+        Of the directions that stand for the changes; the global random state is neither read nor changed.
     """
 
     embeddings: Tensor
@@ -62,11 +66,11 @@ class Comparison(nn.Module):
         which it is.
         """
         change = changes_of(now, before)
-        told = embeddings[torch.arange(now.shape[1], device=now.device), now]
-        nameless = (change == RESOLVED) & ~told.any(-1)
-        told = torch.where(nameless[..., None], embeddings[:, POSITIVE], told)
-        changed = told + self.embeddings.to(told)[(change - 1).clamp(min=0)]
-        return torch.where((change > 0)[..., None], changed, told)
+        prompts = embeddings[torch.arange(now.shape[1], device=now.device), now]
+        nameless = (change == RESOLVED) & ~prompts.any(-1)
+        prompts = torch.where(nameless[..., None], embeddings[:, POSITIVE], prompts)
+        changed = prompts + self.embeddings.to(prompts)[(change - 1).clamp(min=0)]
+        return torch.where((change > 0)[..., None], changed, prompts)
 
     def before(self, prior: PriorBatch, seen: Tensor | None) -> Tensor:
         """Classes (B, D) of the findings at the visits before; UNKNOWN in rows that show nothing of them.

@@ -28,9 +28,9 @@ class Score:
     by_step : bool
         Whether it is computed at each time step too, not over all steps alone.
     needs : str
-        What reports must have beside the texts: ``findings``, or the rule-based labeler of this name; "" for nothing.
+        What reports must have besides the texts: ``findings``, or the rule-based labeler of this name; "" for nothing.
     concerned : callable, optional
-        Patients on whose reports the value rests, where these are not all: it is told of a minimum cell of them only.
+        Patients on whose reports the value rests, where these are not all: without a minimum cell of them it is None.
     curve : bool
         Whether a chart over rounds is drawn.
     group : str

@@ -1,4 +1,4 @@
-"""Generated reports beside their references: what every score is computed on, each shared part once."""
+"""Generated reports with their references: what every score is computed on, each shared part once."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class Reports:
 
     @property
     def available(self) -> set[str]:
-        """What a score of the registry may need beside the texts."""
+        """What a score of the registry may need besides the texts."""
         return {self.rules} if self.known is None else {self.rules, "findings"}
 
     @cached_property
