@@ -122,9 +122,11 @@ def warmstart(arguments: argparse.Namespace) -> None:
     import torch
 
     from fedtar_flare.learning.clinical_start import Corpus, read_texts, warm_start
+    from fedtar_flare.learning.config import DataConfig
     from fedtar_flare.learning.device import choose_device
     from fedtar_flare.learning.pretraining import PretrainingConfig
     from fedtar_flare.models.config import preset
+    from fedtar_flare.settings import build
     from fedtar_flare.site.patients import patients_of_manifest, patients_of_site_file
     from fedtar_flare.site.site_file import cache_folder
 
@@ -140,14 +142,17 @@ def warmstart(arguments: argparse.Namespace) -> None:
     sites = [patients_of_manifest(path, no_site=arguments.no_site, **key) for path in arguments.manifest]
     sites += [patients_of_site_file(path, **key) for path in arguments.site_file]
     training = given(arguments, "steps", "batch_size", "lr", "seed")
+    settings = {"seed": arguments.seed, **pairs(arguments.set, "--set")}
+    data = build(DataConfig, {"transforms": settings.pop("data.transforms", ())}, "--set data")
     about = warm_start(
-        preset(arguments.preset, **{"seed": arguments.seed, **pairs(arguments.set, "--set")}),
+        preset(arguments.preset, **settings),
         Corpus(
             tuple((cohort, cache_folder(config) / "prepared") for cohort, config in sites),
             read_texts(arguments.texts) if arguments.texts else (),
         ),
         PretrainingConfig(warmup=min(100, arguments.steps // 10), **training),
         arguments.out,
+        transforms=data.transforms,
         device=choose_device(arguments.device, "float32")[0],
         say=lambda line: print(line, file=sys.stderr, flush=True),
         **given(arguments, "train", "vocabulary"),

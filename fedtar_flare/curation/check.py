@@ -261,11 +261,12 @@ def _slices(volume: CTVolume) -> list[str]:
     from monai.data import MetaTensor
     from monai.transforms import Compose
 
-    from fedtar_flare.imaging.pipeline import InputConfig, ct_steps
+    from fedtar_flare.imaging.pipeline import Size
+    from fedtar_flare.imaging.transforms import preparation
 
     hu = MetaTensor(torch.from_numpy(volume.hu).permute(2, 1, 0), affine=torch.from_numpy(volume.affine))
-    steps = Compose(ct_steps(InputConfig(image_size=THUMBNAIL_SIZE, slices=THUMBNAIL_SLICES)))
-    prepared: Mapping[str, Any] = steps({"image": hu})
+    after_reading = Compose(preparation("ct", Size(THUMBNAIL_SIZE, THUMBNAIL_SLICES)).transforms[1:])
+    prepared: Mapping[str, Any] = after_reading({"image": hu})
     return [_png(np.asarray(picture)) for picture in prepared["image"][:, 0]]
 
 

@@ -30,6 +30,7 @@ class Knowledge:
         classifier: the model that they belong to; ``fingerprint`` of its frozen encoder and w0.
         tasks: names of the diseases that the pool's modules were learnt on.
         modules: how many there were.
+        transforms: ``data.transforms`` of the run, which prepare a hospital's images alike.
     """
 
     start: dict[str, Tensor]
@@ -39,6 +40,7 @@ class Knowledge:
     run_id: str
     tasks: tuple[str, ...]
     modules: int
+    transforms: tuple[dict[str, Any], ...] = ()
 
 
 def write_knowledge(
@@ -63,6 +65,7 @@ def write_knowledge(
         "run_id": run_id,
         "model": model.get("config", {}),
         "fingerprint": model.get("fingerprint", ""),
+        "transforms": model.get("transforms", []),
         "tasks": list(tasks),
         "modules": len(next(iter(mixture.parts.values())).modules),
     }
@@ -96,4 +99,5 @@ def read_knowledge(path: Path) -> Knowledge:
         run_id=str(info["run_id"]),
         tasks=tuple(info["tasks"]),
         modules=int(info["modules"]),
+        transforms=tuple(info.get("transforms", ())),
     )

@@ -65,7 +65,7 @@ def adapt_outside(
         config,
         site,
         model=knowledge.classifier,
-        data=DataConfig(synthetic_patients=patients),
+        data=DataConfig(synthetic_patients=patients, transforms=knowledge.transforms),
         time_steps=STEPS,
         seed=seed,
         reports=False,

@@ -21,6 +21,7 @@ from fedtar_flare.flare.executor import Tensors, abstain, ok
 from fedtar_flare.flare.run_rules import require_start
 from fedtar_flare.flare.site_executor import SiteExecutor, no_state, seed_of
 from fedtar_flare.flare.site_strategy import Handler, SiteStrategy
+from fedtar_flare.imaging.transform_list import RANDOM
 from fedtar_flare.learning.config import DataConfig, LoRAConfig
 from fedtar_flare.progress import Progress
 from fedtar_flare.protocol.messages import Reply, TaskHeader, version
@@ -74,6 +75,8 @@ class FedKEISite(SiteStrategy):
             raise ConfigError(f"training: epochs is {self.settings.training.epochs}: it must be at most {MOST_EPOCHS}")
         if self.settings.data.prior != "none":
             raise ConfigError("data: prior is for reports; fedkei classifies single images")
+        if changing := [spec["name"] for spec in self.settings.data.transforms if spec["name"] in RANDOM]:
+            raise ConfigError(f"data: transforms: {changing[0]} is random, and fedkei trains on images as prepared")
 
     # ------------------------------------------------------------------ what the base asks
     def load_libraries(self) -> None:
@@ -116,6 +119,8 @@ class FedKEISite(SiteStrategy):
             state.save(version(0, 0), start, {"task": 0})
         reply = self.agreement(header, site, state, cohort, start)
         reply.payload["model"] = learner.describe() | {"adapter_config": learner.adapter_config()}
+        if transforms := self.settings.data.transforms:
+            reply.payload["model"]["transforms"] = list(transforms)
         return reply, start if asked_for_start else None
 
     def _probe(

@@ -25,7 +25,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedtar_flare.imaging.batch import ImageBatch, collate
-from fedtar_flare.imaging.pipeline import InputConfig
 from fedtar_flare.learning.diagnosis import PROMPTS, DiagnosisBranch, extend, head_file
 from fedtar_flare.learning.labels import POSITIVE
 from fedtar_flare.learning.training import batches, parts
@@ -167,11 +166,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     from safetensors.torch import save_file
 
     say, config = partial(print, flush=True), preset("small")
-    model, images = build_model(config), InputConfig(image_size=config.image_size, slices=config.slices)
-    tokenizer = build_tokenizer(config)
+    model, tokenizer = build_model(config), build_tokenizer(config)
     extend(model, START | {"slices": config.slices, "seed": arguments.seed})
     branch = cast(DiagnosisBranch, model.diagnosis)
-    pairs = phantom_pairs(arguments.phantoms, arguments.seed, images, say)
+    pairs = phantom_pairs(arguments.phantoms, arguments.seed, config, say)
     phantoms = Phantoms(model, pairs)
     fit_head(phantoms, arguments.seed, say)
     fit_prompts(phantoms, tokenizer, pairs, arguments.seed, say)
@@ -179,7 +177,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     state = {name: value.half() for name, value in branch.head.state_dict().items()}
     state |= {PROMPTS: branch.embeddings.detach().half()}
     save_file(state, arguments.out / Path(head_file("small")).name)
-    pairs = phantom_pairs(arguments.held_out, arguments.seed + HELD_OUT_SEED_STEP, images)
+    pairs = phantom_pairs(arguments.held_out, arguments.seed + HELD_OUT_SEED_STEP, config)
     phantoms, findings = Phantoms(model, pairs), pairs.findings
     with torch.no_grad():
         rows = torch.cat([phantoms.diagnosed(part).argmax(-1) for part in parts(range(len(findings)), AT_ONCE)])

@@ -38,6 +38,7 @@ from fedtar_flare.fedmrg.dual_adapter import (
     specialised_state,
 )
 from fedtar_flare.imaging.batch import ImageBatch, collate
+from fedtar_flare.imaging.transform_list import built_in
 from fedtar_flare.learning.diagnosis import DiagnosisBranch, diagnosis_losses, extend
 from fedtar_flare.learning.labels import POSITIVE, Labeler, labeler
 from fedtar_flare.learning.learner import ReportLearner
@@ -235,7 +236,8 @@ class FedMRGLearner(ReportLearner):
     def _see(self, seed: str, samples: Sequence[Sample], second: bool) -> Tensor:
         """Unit features (B, C) of the images that an update trains on, or of their second view, changed at random."""
         if second:
-            images = collate(augmented(self.prepared(samples), samples, f"{seed}/view")).to(self.device)
+            changes = built_in(self._config.image_size)
+            images = collate(augmented(self.prepared(samples), samples, f"{seed}/view", changes)).to(self.device)
         else:
             images = self.images(samples, seed)
         return self._features(images)

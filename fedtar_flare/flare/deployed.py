@@ -56,7 +56,7 @@ class DeployedJob:
         """Which of a site's bounds it is beyond (see :func:`fedtar_flare.site.admission.breaches`)."""
         if not bounds.hub:
             stay_offline()
-        return breaches(self.executor.strategy.asked(self.controller.num_rounds, self.controller.time_steps), bounds)
+        return breaches(self.executor.strategy.request(self.controller.num_rounds, self.controller.time_steps), bounds)
 
     def describe(self) -> str:
         """What it asks of a site and what will leave, as text for people."""

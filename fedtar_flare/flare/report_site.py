@@ -239,6 +239,7 @@ class ReportSite(SiteStrategy):
         self.learner.cohort = cohort  # a visit added or withdrawn since counts from this task on
         self.learner.checkpoint = site.stop_if_aborted
         self.learner.image_change = self._image_change(site)
+        self.learner.transforms = self.settings.data.transforms
         self.learner.rate = self.settings.training.rate_of(max(1, header.round), header.rounds)
         return self.learner
 

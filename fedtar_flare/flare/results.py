@@ -77,6 +77,7 @@ class Results:
             "model": model.pop("config", {}),
             "fingerprint": model.get("fingerprint"),
             "prior": model.get("prior", "none"),
+            **({"transforms": model.pop("transforms")} if "transforms" in model else {}),
             **({"extension": model["extension"]} if model.get("extension") else {}),
         }
         self._adapter_config = dict(first.payload.get("adapter_config") or {})

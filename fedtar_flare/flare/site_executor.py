@@ -182,7 +182,7 @@ class SiteExecutor(MethodExecutor):
         """Raise Declined for a job that is beyond the site's bounds, or not approved where it must be."""
         bounds = self.site_config.policy
         site.limit(bounds.max_seconds)
-        admit(self.strategy.asked(header.rounds, header.time_steps), bounds)
+        admit(self.strategy.request(header.rounds, header.time_steps), bounds)
         if bounds.approval == "required":
             require_approval(site.records, site.app, type(self), self._is_made_by)
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from fedtar_flare.errors import ConfigError
 from fedtar_flare.flare.executor import Tensors, ok
 from fedtar_flare.flare.run_rules import timeline_of
+from fedtar_flare.imaging.transform_list import names_of
 from fedtar_flare.protocol.exchange import ExchangeSchema
 from fedtar_flare.protocol.messages import Reply, TaskHeader
 from fedtar_flare.settings import RunSettings, Settings, build
@@ -60,6 +62,10 @@ class SiteStrategy(ABC):
     def at_source(self, source: str) -> None:
         """Take the settings as they are where a site's data comes from this source."""
         self.settings = self.resolve(self.given, source)
+
+    def request(self, rounds: int, time_steps: int) -> Asked:
+        """What the job asks of a site: the method's :meth:`asked`, and the transforms that any job may add."""
+        return replace(self.asked(rounds, time_steps), transforms=names_of(self.settings.data.transforms))
 
     # ------------------------------------------------------------------ what a method may change
     @abstractmethod

@@ -1,7 +1,13 @@
 """Prepared images on disk: computed once, memory-mapped afterwards.
 
-One file per study holds the picture, the positions and a checksum of both. It is written aside and renamed, so that no
-process sees half of one; a damaged file is found by its checksum and computed again.
+::
+
+    <study>.<settings>.npy                 the picture, its positions and a checksum of both
+    <study>.<settings>.refused.json        why the study cannot be prepared
+    <study>.<settings>.<kind>.computed     an array computed from the picture, such as what a frozen encoder gives
+
+Files are written under another name and renamed, so that no process sees half of one; a damaged file is found by its
+checksum and computed again.
 """
 
 from __future__ import annotations
@@ -11,7 +17,7 @@ import json
 import os
 import stat
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +31,9 @@ from fedtar_flare.files import PRIVATE, replacing, write_text
 PREPARATION_VERSION = 3
 """Raised whenever the same files and settings come to give other numbers."""
 
+Identity = list[tuple[str, int, int]]
+"""Path, size and time of change of every file of a study."""
+_DAMAGED = (OSError, ValueError, KeyError, IndexError, EOFError)
 _SOUND: dict[Path, tuple[int, int, int]] = {}  # files whose checksum was right: inode, size, time
 
 
@@ -36,11 +45,10 @@ class Prepared:
     position_mm: np.ndarray  # float32 (S,)
 
 
-def file_identity(path: Path) -> list[tuple[str, int, int]]:
+def file_identity(path: Path) -> Identity:
     """Path, size and modification time (ns) of a file, or of every regular file below a folder.
 
-    Raises:
-        DataError: ``no-image`` when there is none.
+    Raises :class:`DataError` ``no-image`` when there is none.
     """
     path = path.absolute()
     if path.is_dir():
@@ -67,78 +75,46 @@ def _files_below(folder: str) -> Iterator[tuple[str, int, int]]:
                     yield entry.path, status.st_size, status.st_mtime_ns
 
 
-def entry_path(folder: Path, identity: list[tuple[str, int, int]], settings: dict[str, Any]) -> Path:
-    """The cache entry for these files, these settings and this version of the preparation."""
-    text = json.dumps([PREPARATION_VERSION, settings, identity], sort_keys=True)
-    key = hashlib.sha256(text.encode()).hexdigest()[:40]
-    return folder / key[:2] / f"{key}.npy"
+def entry_path(folder: Path, files: Identity, settings: Mapping[str, Any]) -> Path:
+    """The cache entry of these files, these settings and this version of the preparation.
+
+    It is named by a digest of the files and one of the rest, so that all entries of a study are found without knowing
+    by which settings they were prepared (:func:`files_of`).
+    """
+    study = _digest(files)[:40]
+    return folder / study[:2] / f"{study}.{_digest([PREPARATION_VERSION, settings])[:16]}.npy"
+
+
+def files_of(folder: Path, files: Identity) -> list[Path]:
+    """Every file of the cache that was made from these files, by whatever settings: images, refusals, tensors."""
+    study = _digest(files)[:40]
+    return sorted((folder / study[:2]).glob(f"{study}.*"))
 
 
 def load(entry: Path) -> Prepared | None:
     """The prepared image; None when it is missing or damaged. Each process checks a file once."""
-    try:
+    with suppress(*_DAMAGED):
         status = entry.stat()
-        record = np.load(entry, mmap_mode="r")
-        image, position = record["image"][0], record["position_mm"][0]
+        image, position_mm, checksum = _fields(np.load(entry, mmap_mode="r"), "image", "position_mm")
         this = status.st_ino, status.st_size, status.st_mtime_ns
-        if _SOUND.get(entry) == this or _checksum(image, position) == record["checksum"][0]:
+        if _SOUND.get(entry) == this or _checksum(image, position_mm) == checksum:
             _SOUND[entry] = this
-            return Prepared(image, position)
-    except (OSError, ValueError, KeyError, IndexError, EOFError):
-        pass
+            return Prepared(image, position_mm)
     return None
 
 
 def store(entry: Path, image: np.ndarray, position_mm: np.ndarray) -> None:
     """Write a prepared image, whole or not at all."""
-    record = np.empty(
-        1,
-        [("image", np.uint8, image.shape), ("position_mm", np.float32, position_mm.shape), ("checksum", np.uint32)],
-    )
-    record["image"][0], record["position_mm"][0] = image, position_mm
-    record["checksum"][0] = _checksum(record["image"][0], record["position_mm"][0])
     entry.parent.mkdir(parents=True, exist_ok=True, mode=0o700)  # pictures of patients: for this user alone
-    with replacing(entry) as temporary, temporary.open("wb") as file:
-        np.save(file, record)
-
-
-def beside(entry: Path, kind: str) -> Path:
-    """The file beside an entry for something that is computed from its image; ``kind`` says what and by what."""
-    return entry.with_name(f"{entry.stem}.{kind}.computed")
-
-
-def all_beside(entry: Path) -> list[Path]:
-    """Every file of :func:`beside`, of whatever kind."""
-    return sorted(entry.parent.glob(f"{entry.stem}.*.computed"))
-
-
-def load_computed(file: Path) -> np.ndarray | None:
-    """What :func:`store_computed` wrote; None when it is missing or damaged."""
-    try:
-        with file.open("rb") as opened:
-            record = np.load(opened)
-        values: np.ndarray = record["values"][0]
-        return values if zlib.crc32(values.data) == record["checksum"][0] else None
-    except (OSError, ValueError, KeyError, IndexError, EOFError):
-        return None
-
-
-def store_computed(file: Path, values: np.ndarray) -> None:
-    """Write an array, whole or not at all; a full disk leaves none, as it can be computed again."""
-    record = np.empty(1, [("values", values.dtype, values.shape), ("checksum", np.uint32)])
-    record["values"][0] = values
-    record["checksum"][0] = zlib.crc32(record["values"][0].data)
-    with suppress(OSError), replacing(file) as temporary, temporary.open("wb") as opened:
-        np.save(opened, record)
+    _write(entry, image=np.asarray(image, np.uint8), position_mm=np.asarray(position_mm, np.float32))
 
 
 def load_refusal(entry: Path) -> DataError | None:
     """Why this study was refused last time; None when it was not."""
-    try:
+    with suppress(OSError, ValueError):
         text, reason = json.loads(entry.with_suffix(".refused.json").read_text())
         return DataError(text, reason=reason)
-    except (OSError, ValueError):
-        return None
+    return None
 
 
 def store_refusal(entry: Path, error: DataError) -> None:
@@ -147,5 +123,46 @@ def store_refusal(entry: Path, error: DataError) -> None:
     write_text(entry.with_suffix(".refused.json"), json.dumps([str(error), error.reason]), PRIVATE)
 
 
-def _checksum(image: np.ndarray, position_mm: np.ndarray) -> int:
-    return zlib.crc32(np.ascontiguousarray(position_mm).data, zlib.crc32(np.ascontiguousarray(image).data))
+def computed_path(entry: Path, kind: str) -> Path:
+    """The file for something computed from an entry's image; ``kind`` says what, and by what."""
+    return entry.with_name(f"{entry.stem}.{kind}.computed")
+
+
+def load_computed(file: Path) -> np.ndarray | None:
+    """What :func:`store_computed` wrote; None when it is missing or damaged."""
+    with suppress(*_DAMAGED), file.open("rb") as opened:
+        values, checksum = _fields(np.load(opened), "values")
+        return values if _checksum(values) == checksum else None
+    return None
+
+
+def store_computed(file: Path, values: np.ndarray) -> None:
+    """Write an array, whole or not at all; a full disk leaves none, as it can be computed again."""
+    with suppress(OSError):
+        _write(file, values=values)
+
+
+def _write(file: Path, **arrays: np.ndarray) -> None:
+    """One record of the arrays and their checksum."""
+    fields: list[Any] = [(name, array.dtype, array.shape) for name, array in arrays.items()]
+    record = np.empty(1, [*fields, ("checksum", np.uint32)])
+    for name, array in arrays.items():
+        record[name][0] = array
+    record["checksum"][0] = _checksum(*(record[name][0] for name in arrays))
+    with replacing(file) as temporary, temporary.open("wb") as opened:
+        np.save(opened, record)
+
+
+def _fields(record: np.ndarray, *names: str) -> list[Any]:
+    return [record[name][0] for name in (*names, "checksum")]
+
+
+def _checksum(*arrays: np.ndarray) -> int:
+    found = 0
+    for array in arrays:
+        found = zlib.crc32(np.ascontiguousarray(array).data, found)
+    return found
+
+
+def _digest(content: Any) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

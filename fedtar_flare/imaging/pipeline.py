@@ -1,6 +1,7 @@
-"""From a study on disk to model input, and its cached result; the same as MONAI pipelines, for other programs.
+"""Prepared images of a site's studies: looked up in the cache, or made by the ``Compose`` of :mod:`.transforms`.
 
-Training calls :func:`prepare_cohort` once per task, then :func:`images_of` for each batch.
+Training calls :func:`prepare_cohort` once per task, then :func:`images_of` for each batch. MONAI is imported where an
+image has to be made, and nowhere else.
 """
 
 from __future__ import annotations
@@ -8,12 +9,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-from pydantic import Field
 
 from fedtar_flare.data.cohort import Cohort, Modality, Sample, Visit
 from fedtar_flare.data.sources.reading import log_left_out
@@ -21,87 +20,45 @@ from fedtar_flare.errors import DataError
 from fedtar_flare.imaging import cache
 from fedtar_flare.imaging.cache import Prepared
 from fedtar_flare.imaging.limits import Limits, applied
-from fedtar_flare.imaging.planes import HUWindows, as_slice, lung_slices, to_square
-from fedtar_flare.imaging.readers.ct import read_ct
-from fedtar_flare.imaging.readers.pictures import read_photograph
-from fedtar_flare.imaging.readers.radiograph import read_radiograph
+from fedtar_flare.imaging.transform_list import Spec, deterministic
 from fedtar_flare.progress import EVERY_SECONDS, Progress
-from fedtar_flare.settings import Settings
 
 if TYPE_CHECKING:
-    from monai.transforms import Compose
+    from fedtar_flare.imaging.transforms import InputSize
 
 logger = logging.getLogger(__name__)
-NOT_REMEMBERED = {"no-image", "no-permission", "unsupported-transfer-syntax", "too-large", "too-slow"}
-"""Refusals that a mounted disk, a permission, an installed decoder or a higher limit cures; the files stay the same."""
+NOT_REMEMBERED = {
+    "no-image", "no-permission", "unsupported-transfer-syntax", "too-large", "too-slow", "transform-failed"
+}  # fmt: skip
+"""Refusals that a mounted disk, a permission, an installed library or a higher limit cures; the files stay the same."""
 
 
-Window = tuple[float, Annotated[float, Field(gt=0)]]
+class Size(NamedTuple):
+    """Of model input, where no model's settings are at hand."""
+
+    image_size: int
+    slices: int
 
 
-class InputConfig(Settings):
-    """What the encoder sees."""
-
-    image_size: int = Field(64, ge=8, description="height and width of a slice or radiograph, pixels")
-    slices: int = Field(16, ge=1, description="S, slices of a CT volume; a radiograph has one")
-    windows: tuple[Window, Window, Window] = Field(
-        ((-600.0, 1500.0), (40.0, 400.0), (400.0, 1800.0)),
-        description="(level, width) in HU of the three channels: lung, mediastinum, bone",
-    )
-
-
-def ct_pipeline(config: InputConfig) -> Compose:
-    """``{"image": path}`` to ``{"image": uint8 (S, 3, H, W), "position_mm": float32 (S,), ...}`` for CT."""
-    from monai.transforms import Compose, LoadImaged
-
-    from fedtar_flare.imaging.readers.monai_readers import CTSeriesReader
-
-    reader: Any = CTSeriesReader(as_tensor=True)
-    return Compose([LoadImaged("image", reader, np.int16, ensure_channel_first=True), *ct_steps(config)])
-
-
-def ct_steps(config: InputConfig) -> list[Callable[[Any], Any]]:
-    """The steps of :func:`ct_pipeline` after the reader, for a ``MetaTensor`` in memory."""
-    from fedtar_flare.imaging.transforms import HUWindowsd, LungSlicesd, SquareResized
-
-    return [
-        LungSlicesd("image", config.slices),
-        HUWindowsd("image", config.windows),
-        SquareResized("image", config.image_size),
-    ]
-
-
-def radiograph_pipeline(config: InputConfig) -> Compose:
-    """The same for radiographs: S = 1, three equal channels, position 0."""
-    from fedtar_flare.imaging.readers.monai_readers import RadiographReader
-
-    return _picture_pipeline(RadiographReader(), config)
-
-
-def photograph_pipeline(config: InputConfig) -> Compose:
-    """The same for photographs: S = 1, red, green and blue, position 0."""
-    from fedtar_flare.imaging.readers.monai_readers import PhotographReader
-
-    return _picture_pipeline(PhotographReader(), config)
-
-
-def _picture_pipeline(reader: Any, config: InputConfig) -> Compose:
-    from monai.transforms import Compose, LoadImaged
-
-    from fedtar_flare.imaging.transforms import PictureToSliced, SquareResized
-
-    load = LoadImaged("image", reader, np.uint8, ensure_channel_first=True)
-    return Compose([load, SquareResized("image", config.image_size), PictureToSliced("image")])
-
-
-def prepare(visit: Visit, config: InputConfig, cache_dir: Path) -> Prepared:
+def prepare(visit: Visit, size: InputSize, cache_dir: Path, transforms: Sequence[Spec] = ()) -> Prepared:
     """Model input of a single visit, from the cache or computed and stored there.
 
-    MONAI is not imported, nor pydicom on a cache hit. Several processes may prepare the same visit at once. Raises
-    :class:`DataError` when the study cannot be used; its ``reason`` says why.
+    Neither MONAI nor pydicom is imported on a cache hit. Several processes may prepare the same visit at once.
+
+    Parameters
+    ----------
+    size : InputSize
+        Settings of the model: ``image_size`` and ``slices``.
+    transforms : sequence of Spec
+        ``data.transforms``; random ones are passed over.
+
+    Raises
+    ------
+    DataError
+        The study cannot be used; its ``reason`` says why.
     """
-    entry = entry_of(visit, config, cache_dir)
-    return _look_up(entry) or _compute(visit.image, visit.modality, config, entry)
+    entry = entry_of(visit, size, cache_dir, transforms)
+    return _look_up(entry) or _compute(visit.image, visit.modality, size, transforms, entry)
 
 
 @dataclass(frozen=True)
@@ -124,8 +81,9 @@ class Preparation:
 
 def prepare_visits(
     visits: Sequence[Visit],
-    config: InputConfig,
+    size: InputSize,
     cache_dir: Path,
+    transforms: Sequence[Spec] = (),
     *,
     limits: Limits | None = None,
     workers: int | None = None,
@@ -137,11 +95,16 @@ def prepare_visits(
     Earlier results and refusals are only looked up. The rest is computed in parallel processes when it takes long; the
     result does not depend on their number. Each worker holds one volume at a time.
 
-    Args:
-        limits: beyond which a study is refused; None: the defaults.
-        workers: processes; None: one per processor, at most four.
-        say: takes the lines of progress (rate and time left).
-        every: seconds between those lines.
+    Parameters
+    ----------
+    size, transforms
+        As in :func:`prepare`.
+    limits : Limits, optional
+        Beyond which a study is refused.
+    workers : int, optional
+        Processes; by default one per processor, at most four.
+    say : callable
+        Takes the lines of progress (rate and time left), one every ``every`` seconds.
     """
     from fedtar_flare.imaging.workers import each, worker_count
 
@@ -151,13 +114,14 @@ def prepare_visits(
     missing: list[Visit] = []
     for visit in visits:
         try:
-            entries[visit] = entry_of(visit, config, cache_dir)
+            entries[visit] = entry_of(visit, size, cache_dir, transforms)
             if _look_up(entries[visit]) is None:
                 missing.append(visit)
         except DataError as error:
             errors[visit] = error
     limits = limits or Limits()
-    common = {"config": config.to_dict(), "limits": limits.to_dict()}
+    common = {"size": [size.image_size, size.slices], "transforms": deterministic(transforms)}
+    common["limits"] = limits.to_dict()
     items = [{"image": str(v.image), "modality": v.modality, "entry": str(entries[v]), **common} for v in missing]
     progress = Progress("preparing images: study", len(items), say, every)
     for done, (i, outcome) in enumerate(each(prepare_task, items, count, limits.seconds_per_study), start=1):
@@ -168,9 +132,9 @@ def prepare_visits(
     return Preparation(entries, errors, sum(visit not in errors for visit in missing))
 
 
-def prepare_cohort(cohort: Cohort, config: InputConfig, cache_dir: Path) -> Cohort:
+def prepare_cohort(cohort: Cohort, size: InputSize, cache_dir: Path, transforms: Sequence[Spec] = ()) -> Cohort:
     """The cohort with every visit prepared; raises :class:`DataError` ``no-patient`` when nothing is left."""
-    return prepare_visits(cohort.visits, config, cache_dir).cohort(cohort)
+    return prepare_visits(cohort.visits, size, cache_dir, transforms).cohort(cohort)
 
 
 def images_of(samples: Sequence[Sample]) -> list[Prepared]:
@@ -190,19 +154,23 @@ def images_of(samples: Sequence[Sample]) -> list[Prepared]:
     return images
 
 
-def entry_of(visit: Visit, config: InputConfig, cache_dir: Path) -> Path:
+def entry_of(visit: Visit, size: InputSize, cache_dir: Path, transforms: Sequence[Spec] = ()) -> Path:
     """The cache entry of a visit, existing or not; raises :class:`DataError` ``no-image`` when its files are gone."""
-    settings = {"modality": visit.modality, **config.to_dict()}
-    if visit.modality != "ct":
-        settings = {"modality": visit.modality, "image_size": config.image_size}
+    settings: dict[str, Any] = {"modality": visit.modality, "image_size": size.image_size}
+    if visit.modality == "ct":
+        settings["slices"] = size.slices
+    if added := deterministic(transforms):
+        settings["transforms"] = [dict(spec) for spec in added]
     return cache.entry_path(cache_dir, cache.file_identity(visit.image), settings)
 
 
-def prepare_task(image: str, modality: Modality, config: dict[str, Any], entry: str, limits: dict[str, Any]) -> bool:
+def prepare_task(
+    image: str, modality: Modality, size: Sequence[int], transforms: list[Spec], entry: str, limits: dict[str, Any]
+) -> bool:
     """Prepare one image into the cache (a worker's task); raises what :func:`prepare` raises."""
     if cache.load(Path(entry)) is None:  # another site may have been first
         with applied(Limits(**limits)):
-            _compute(Path(image), modality, InputConfig(**config), Path(entry))
+            _compute(Path(image), modality, Size(*size), transforms, Path(entry))
     return True
 
 
@@ -213,28 +181,30 @@ def _look_up(entry: Path) -> Prepared | None:
     return found
 
 
-def _compute(image: Path, modality: Modality, config: InputConfig, entry: Path) -> Prepared:
+def _compute(image: Path, modality: Modality, size: InputSize, transforms: Sequence[Spec], entry: Path) -> Prepared:
     try:
-        picture, position = _run(image, modality, config)
+        picture, position_mm = _run(image, modality, size, transforms)
     except DataError as error:
         if error.reason not in NOT_REMEMBERED:
             cache.store_refusal(entry, error)
         raise
-    picture, position = np.ascontiguousarray(picture, np.uint8), np.ascontiguousarray(position, np.float32)
-    cache.store(entry, picture, position)
-    return cache.load(entry) or Prepared(picture, position)  # a full disk or a lost mount must not stop the run
+    cache.store(entry, picture, position_mm)
+    return cache.load(entry) or Prepared(picture, position_mm)  # a full disk or a lost mount must not stop the run
 
 
-def _run(image: Path, modality: Modality, config: InputConfig) -> tuple[np.ndarray, np.ndarray]:
-    """Picture and positions of a study: what the pipeline of its modality gives, without MONAI."""
-    if modality != "ct":
-        pixels = read_radiograph(image)[None] if modality == "radiograph" else read_photograph(image)
-        return as_slice(to_square(pixels, config.image_size)), np.zeros(1, np.float32)
-    volume = read_ct(image)
-    for note in volume.warnings:
-        logger.warning("%s: %s: %s", image, note.reason, note.text)
-    hu, position_mm, pixel_mm = lung_slices(volume.hu.transpose(2, 1, 0), volume.affine, config.slices)
-    return to_square(_windows(config.windows)(hu), config.image_size, pixel_mm), position_mm
+def _run(image: Path, modality: Modality, size: InputSize, transforms: Sequence[Spec]) -> tuple[np.ndarray, np.ndarray]:
+    """Picture and positions of a study, by the ``Compose``; an error is the one that it wraps."""
+    from fedtar_flare.imaging.transforms import preparation
 
-
-_windows = lru_cache(maxsize=4)(HUWindows)
+    compose = preparation(modality, size, transforms)
+    try:
+        made: Any = compose({"image": str(image)})
+    except RuntimeError as error:
+        cause: BaseException = error
+        while not isinstance(cause, DataError | MemoryError) and cause.__cause__ is not None:
+            cause = cause.__cause__
+        if deterministic(transforms) and not isinstance(cause, DataError | MemoryError):
+            text = f"{image}: one of data.transforms cannot be applied: {cause}"
+            raise DataError(text, reason="transform-failed") from error
+        raise cause  # noqa: B904 - the error itself
+    return made["image"], made["position_mm"]

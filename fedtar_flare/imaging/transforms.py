@@ -1,21 +1,173 @@
-"""MONAI transforms from a CT volume or a radiograph to what the encoder sees; usable in any ``Compose``.
+"""The one way from a study on disk to model input: a ``Compose`` of MONAI transforms, built by :func:`preparation`.
 
-Those for CT never resample the volume: slices are picked, windowed and shrunk in plane, which takes tenths of a second.
-What they do is in :mod:`.planes`.
+Slices of a CT are picked, windowed and shrunk in plane; the volume is never resampled, which takes tenths of a second,
+unless a study lead adds a transform that does.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Hashable, Mapping, Sequence
-from typing import Any
+from functools import lru_cache
+from typing import Any, NamedTuple, Protocol
 
+import monai.transforms
+import nibabel.orientations as nio
 import numpy as np
+import torch
 from monai.config import KeysCollection
 from monai.data import MetaTensor
-from monai.transforms import MapTransform
+from monai.transforms import Compose, MapTransform
+from torch.nn.functional import interpolate
 
+from fedtar_flare.data.cohort import Modality
 from fedtar_flare.errors import ConfigError, DataError
-from fedtar_flare.imaging.planes import HUWindows, as_slice, lung_slices, to_square
+from fedtar_flare.imaging.limits import check_size
+from fedtar_flare.imaging.lungs import lung_range, sample_slices
+from fedtar_flare.imaging.readers.monai_readers import CTSeriesReader, PhotographReader, RadiographReader
+from fedtar_flare.imaging.readers.volume import to_int16
+from fedtar_flare.imaging.transform_list import CT_ONLY, LISTED, Spec, checked, deterministic
+
+WINDOWS = ((-600.0, 1500.0), (40.0, 400.0), (400.0, 1800.0))
+"""(level, width) in HU of the three channels: lung, mediastinum, bone."""
+PLANES_AT_ONCE = 6
+"""Planes shrunk together: few enough to stay in the processor's cache."""
+DISPLAY_AXES = ("S", "P", "L")
+"""Slices from feet to head; in a slice, rows from front to back and columns from the patient's right to the left."""
+
+
+class InputSize(Protocol):
+    """What of a model's settings decides how images are prepared."""
+
+    @property
+    def image_size(self) -> int:
+        """Height and width of a slice or picture, pixels."""
+
+    @property
+    def slices(self) -> int:
+        """Slices of a CT volume, S; a picture has one."""
+
+
+class Step(NamedTuple):
+    """One transform of a preparation: its name, its arguments without the key, and what it does."""
+
+    name: str
+    arguments: dict[str, Any]
+    what: str
+
+
+def steps(modality: Modality, size: InputSize, transforms: Sequence[Spec] = ()) -> list[Step]:
+    """The transforms of :func:`preparation`, in order.
+
+    Raises
+    ------
+    ConfigError
+        One of ``transforms`` is not on the list, or needs a volume, and the images are pictures.
+    """
+    ct, added = modality == "ct", deterministic(checked(transforms))
+    if wrong := [spec["name"] for spec in added if spec["name"] in CT_ONLY and not ct]:
+        raise ConfigError(f"data: transforms: {wrong[0]} is for CT volumes; these images are pictures ({modality})")
+    made: list[tuple[str, dict[str, Any]]] = [("ReadStudyd", {"modality": modality})]
+    for spec in added:
+        if spec["name"] == "Spacingd":
+            made.append(("VoxelLimitd", {"pixdim": spec["pixdim"]}))
+        made.append((spec["name"], {name: value for name, value in spec.items() if name != "name"}))
+    square: dict[str, Any] = {"size": size.image_size}
+    if ct:
+        made += [("LungSlicesd", {"slices": size.slices}), ("HUWindowsd", {"windows": WINDOWS})]
+        made.append(("SquareResized", square))
+    else:
+        made += [("SquareResized", square), ("PictureToSliced", {})]
+    return [Step(name, arguments, _what(name)) for name, arguments in made]
+
+
+def preparation(modality: Modality, size: InputSize, transforms: Sequence[Spec] = ()) -> Compose:
+    """The ``Compose`` from a study on disk to model input, for training, scoring, warm start and drafting alike.
+
+    Parameters
+    ----------
+    modality : {'ct', 'radiograph', 'photograph'}
+    size : InputSize
+        Settings of the model: ``image_size`` and ``slices``.
+    transforms : sequence of Spec
+        ``data.transforms``. The deterministic ones run on the image as it was read, a CT volume (1, X, Y, Z) in HU or a
+        picture (C, H, W), before slices are chosen; the others run in training alone (:mod:`.augment`).
+
+    Returns
+    -------
+    Compose
+        ``{"image": path}`` to ``{"image": uint8 (S, 3, H, W), "position_mm": float32 (S,), ...}``; S = 1 and position 0
+        for a picture.
+
+    Raises
+    ------
+    ConfigError
+        One of ``transforms`` is not on the list, cannot be made, or needs a volume where the images are pictures.
+    """
+    return Compose([_made(step) for step in steps(modality, size, transforms)])
+
+
+def composed(specs: Sequence[Spec]) -> Compose:
+    """A ``Compose`` of these transforms on the key ``image``; the same one for equal ``specs``."""
+    return _composed(json.dumps([dict(spec) for spec in checked(specs)], sort_keys=True))
+
+
+@lru_cache(maxsize=8)
+def _composed(text: str) -> Compose:
+    specs = [(spec.pop("name"), spec) for spec in json.loads(text)]
+    return Compose([_made(Step(name, arguments, "")) for name, arguments in specs])
+
+
+def _made(step: Step) -> Any:
+    try:
+        return (globals().get(step.name) or getattr(monai.transforms, step.name))("image", **step.arguments)
+    except (TypeError, ValueError, AttributeError) as error:
+        raise ConfigError(f"data: transforms: {step.name} cannot be made: {error}") from error
+
+
+def _what(name: str) -> str:
+    if name in LISTED:
+        return LISTED[name].what
+    return str(globals()[name].__doc__).partition("\n")[0].rstrip(".")
+
+
+class ReadStudyd(MapTransform):
+    """Read a study by its path: a CT as int16 (1, X, Y, Z) in HU with its affine, a picture as uint8 (1 or 3, H, W).
+
+    Raises :class:`DataError` as :func:`.readers.ct.read_ct` and its neighbours do. MONAI's ``LoadImaged`` with the same
+    readers gives the same, but sets up all of its own readers as well, one of which changes how pydicom decodes.
+    """
+
+    def __init__(self, keys: KeysCollection, modality: Modality):
+        super().__init__(keys)
+        readers = {"ct": CTSeriesReader(as_tensor=True), "radiograph": RadiographReader()}
+        self._reader = (readers | {"photograph": PhotographReader()})[modality]
+        self._channel_first = monai.transforms.EnsureChannelFirst()
+
+    def __call__(self, data: Mapping[Hashable, Any]) -> dict[Hashable, Any]:
+        out = dict(data)
+        for key in self.key_iterator(out):
+            read = MetaTensor.ensure_torch_and_prune_meta(*self._reader.get_data(self._reader.read(out[key])))
+            out[key] = self._channel_first(read)
+        return out
+
+
+class VoxelLimitd(MapTransform):
+    """Refuse a volume that would have more voxels at this spacing than the site's limits allow.
+
+    Raises :class:`DataError` ``too-large``.
+    """
+
+    def __init__(self, keys: KeysCollection, pixdim: Sequence[float] | float):
+        super().__init__(keys)
+        self.pixdim = np.resize(pixdim, 3)
+
+    def __call__(self, data: Mapping[Hashable, Any]) -> dict[Hashable, Any]:
+        for key in self.key_iterator(data):
+            array, affine = array_and_affine(data[key])
+            extent = np.array(array.shape[-3:]) * np.linalg.norm(affine[:3, :3], axis=0)
+            check_size("the volume, resampled by Spacingd", "voxels", int(np.prod(np.ceil(extent / self.pixdim))))
+        return dict(data)
 
 
 class LungSlicesd(MapTransform):
@@ -36,7 +188,10 @@ class LungSlicesd(MapTransform):
     def __call__(self, data: Mapping[Hashable, Any]) -> dict[Hashable, Any]:
         out = dict(data)
         for key in self.key_iterator(out):
-            out[key], out["position_mm"], out["pixel_mm"] = lung_slices(*array_and_affine(out[key]), self.slices)
+            hu, spacing = displayed(*array_and_affine(out[key]))
+            choice = sample_slices(*lung_range(hu, spacing), spacing[0], self.slices)
+            out[key] = to_int16(hu[choice.indices])
+            out["position_mm"], out["pixel_mm"] = choice.position_mm, (spacing[1], spacing[2])
         return out
 
 
@@ -47,24 +202,52 @@ def array_and_affine(volume: Any) -> tuple[np.ndarray, np.ndarray]:
     return volume.as_tensor().numpy(), np.asarray(volume.affine, np.float64)
 
 
-class HUWindowsd(MapTransform):
-    """Hounsfield units (S, H, W) to uint8 (S, C, H, W), as :class:`.planes.HUWindows`."""
+def displayed(volume: np.ndarray, affine: np.ndarray) -> tuple[np.ndarray, tuple[float, float, float]]:
+    """A view of the volume as (feet to head, front to back, right to left), and its spacing in mm along these.
 
-    def __init__(self, keys: KeysCollection, windows: Sequence[tuple[float, float]]):
+    Raises :class:`DataError` ``not-a-volume`` for another shape than (X, Y, Z) or (1, X, Y, Z).
+    """
+    array = volume[0] if volume.ndim == 4 and volume.shape[0] == 1 else volume
+    if array.ndim != 3:
+        raise DataError(f"a CT volume has three axes, not the shape {array.shape}", reason="not-a-volume")
+    turn = nio.ornt_transform(nio.io_orientation(affine), nio.axcodes2ornt(DISPLAY_AXES))
+    sizes = np.linalg.norm(affine[:3, :3], axis=0)
+    z, y, x = (float(sizes[int(np.flatnonzero(turn[:, 0] == axis)[0])]) for axis in range(3))
+    return nio.apply_orientation(array, turn), (z, y, x)
+
+
+class HUWindowsd(MapTransform):
+    """Hounsfield units (S, H, W) to uint8 (S, C, H, W): each (level, width) window is a channel, black to white.
+
+    Raises :class:`ConfigError` for no window, or one without a positive width.
+    """
+
+    def __init__(self, keys: KeysCollection, windows: Sequence[tuple[float, float]] = WINDOWS):
         super().__init__(keys)
-        self._to_channels = HUWindows(windows)
+        if not windows or any(width <= 0 for _, width in windows):
+            raise ConfigError(f"windows are (level, width) with a positive width, not {windows}")
+        values = np.arange(1 << 16, dtype=np.uint16).view(np.int16).astype(np.float32)
+        self._tables = [
+            np.rint(np.clip((values - (level - width / 2)) * (255 / width), 0, 255)).astype(np.uint8)
+            for level, width in windows
+        ]
 
     def __call__(self, data: Mapping[Hashable, Any]) -> dict[Hashable, Any]:
         out = dict(data)
         for key in self.key_iterator(out):
-            out[key] = self._to_channels(np.asarray(out[key]))
+            places = np.ascontiguousarray(to_int16(np.asarray(out[key]))).view(np.uint16)
+            out[key] = np.stack([self._channels(plane.astype(np.intp)) for plane in places])
         return out
+
+    def _channels(self, places: np.ndarray) -> np.ndarray:
+        return np.stack([table.take(places, mode="clip") for table in self._tables])  # clip: no check of each place
 
 
 class SquareResized(MapTransform):
-    """Fit the last two axes of a uint8 array into a black square, as :func:`.planes.to_square`.
+    """Fit the last two axes into a black square, uint8, keeping the body's shape.
 
-    ``pixel_mm`` holds the distance between rows and between columns; pixels are square where it is missing.
+    Averages over areas when shrinking, interpolates linearly when enlarging. ``pixel_mm`` holds the distance between
+    rows and between columns; pixels are square where it is missing.
     """
 
     def __init__(self, keys: KeysCollection, size: int):
@@ -76,8 +259,23 @@ class SquareResized(MapTransform):
     def __call__(self, data: Mapping[Hashable, Any]) -> dict[Hashable, Any]:
         out = dict(data)
         for key in self.key_iterator(out):
-            out[key] = to_square(np.asarray(out[key]), self.size, out.get("pixel_mm", (1.0, 1.0)))
+            out[key] = self._square(np.asarray(out[key]), out.get("pixel_mm", (1.0, 1.0)))
         return out
+
+    def _square(self, pictures: np.ndarray, pixel_mm: tuple[float, float]) -> np.ndarray:
+        *front, rows, columns = pictures.shape
+        extent = rows * pixel_mm[0], columns * pixel_mm[1]
+        height, width = (max(1, round(self.size * side / max(extent))) for side in extent)
+        shrinks = height <= rows and width <= columns
+        how: dict[str, Any] = {"mode": "area"} if shrinks else {"mode": "bilinear", "antialias": True}
+        planes = torch.from_numpy(pictures.reshape(-1, 1, rows, columns))
+        out = np.zeros((len(planes), self.size, self.size), np.uint8)
+        top, left = (self.size - height) // 2, (self.size - width) // 2
+        for i in range(0, len(planes), PLANES_AT_ONCE):
+            part = interpolate(planes[i : i + PLANES_AT_ONCE].float(), size=(height, width), **how)
+            placed = part[:, 0].round().clamp(0, 255).numpy()
+            out[i : i + PLANES_AT_ONCE, top : top + height, left : left + width] = placed
+        return out.reshape(*front, self.size, self.size)
 
 
 class PictureToSliced(MapTransform):
@@ -86,6 +284,7 @@ class PictureToSliced(MapTransform):
     def __call__(self, data: Mapping[Hashable, Any]) -> dict[Hashable, Any]:
         out = dict(data)
         for key in self.key_iterator(out):
-            out[key] = as_slice(np.asarray(out[key]))
+            picture = np.asarray(out[key])
+            out[key] = np.repeat(picture, 3 // len(picture), axis=0)[None]
             out["position_mm"] = np.zeros(1, np.float32)
         return out

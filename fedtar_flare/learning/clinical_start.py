@@ -20,7 +20,8 @@ from fedtar_flare.data.splits import SPLITS
 from fedtar_flare.errors import ConfigError
 from fedtar_flare.files import write_json
 from fedtar_flare.imaging.cache import Prepared
-from fedtar_flare.imaging.pipeline import InputConfig, images_of, prepare_cohort
+from fedtar_flare.imaging.pipeline import images_of, prepare_cohort
+from fedtar_flare.imaging.transform_list import Spec
 from fedtar_flare.learning.pretraining import PretrainingConfig, pretrain, write_reports
 from fedtar_flare.models.build import build_model, build_tokenizer
 from fedtar_flare.models.config import ModelConfig
@@ -50,9 +51,10 @@ class Corpus:
         if len({cohort.modality for cohort, _ in self.pairs}) > 1:
             raise ConfigError("the sites mix CT and radiographs: one model learns from one of them")
 
-    def prepared(self, images: InputConfig) -> Corpus:
+    def prepared(self, config: ModelConfig, transforms: Sequence[Spec]) -> Corpus:
         """The same with every image prepared."""
-        return Corpus(tuple((prepare_cohort(one, images, cache), cache) for one, cache in self.pairs), self.texts)
+        pairs = ((prepare_cohort(one, config, cache, transforms), cache) for one, cache in self.pairs)
+        return Corpus(tuple(pairs), self.texts)
 
     def samples(self, split: Split) -> list[Sample]:
         """Samples of one split of all sites. A patient in two of them keeps the split that is furthest from training:
@@ -86,6 +88,7 @@ def warm_start(
     *,
     train: Literal["all", "new"] = "all",
     vocabulary: int | None = None,
+    transforms: Sequence[Spec] = (),
     device: str = "cpu",
     say: Callable[[str], None] = print,
 ) -> dict[str, Any]:
@@ -99,14 +102,14 @@ def warm_start(
         train: ``all`` weights, or only the ``new`` ones, which have no pre-trained values (cross-attention and
             projection of the ``paper`` preset).
         vocabulary: size of a tokenizer to learn from the training texts; None keeps the model's own.
+        transforms: ``data.transforms`` of the jobs to come; random ones are passed over.
 
     Raises:
         ConfigError: nothing to learn from, nothing to train, or ``out`` holds a model already.
     """
     if (out / WEIGHTS).exists():
         raise ConfigError(f"{out / WEIGHTS} is there already; name another folder, or delete it first")
-    images = InputConfig(image_size=config.image_size, slices=config.slices)
-    corpus = corpus.prepared(images)
+    corpus = corpus.prepared(config, transforms)
     samples, held_out = corpus.samples("train"), corpus.samples("validation")
     reports = [sample.visit.report for sample in samples]
     texts = list(corpus.texts)

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from datetime import datetime, time, timedelta
 from itertools import pairwise
-from typing import Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
 from fedtar_flare.data.timeline import Timeline
+from fedtar_flare.imaging.transform_list import problem_of
 from fedtar_flare.settings import Settings
 
 LEAST_PERIOD = timedelta(days=28)
@@ -74,6 +75,8 @@ class TrainingConfig(Settings):
 class DataConfig(Settings):
     """How a site's visits become samples."""
 
+    added: ClassVar[Mapping[str, Any]] = {"transforms": ()}
+
     alignment: Literal["visit", "period"] = Field("visit", description="time step by visit number or calendar period")
     periods: tuple[str, ...] = Field(
         (), description="for 'period': T - 1 ISO dates, the bounds between the bins, at least four weeks apart"
@@ -95,7 +98,15 @@ class DataConfig(Settings):
         "the seed and its name; for one collection divided over sites",
     )
 
+    transforms: tuple[dict[str, Any], ...] = Field(
+        (),
+        description="MONAI transforms of the lead's own, each with its name and arguments: deterministic ones on the "
+        "image as it was read, random ones on training images; a site's policy.transforms says which it allows",
+    )
+
     def validation_errors(self) -> Iterator[tuple[str, str]]:
+        if problem := problem_of(self.transforms):
+            yield "transforms", problem
         try:
             dates = [datetime.fromisoformat(text) for text in self.periods]
         except ValueError:

@@ -22,7 +22,7 @@ from fedtar_flare.data.cohort import Modality, Sex, Visit
 from fedtar_flare.data.timeline import Timeline
 from fedtar_flare.errors import ConfigError, DataError
 from fedtar_flare.imaging.batch import ImageBatch, PriorBatch, collate
-from fedtar_flare.imaging.pipeline import InputConfig, prepare
+from fedtar_flare.imaging.pipeline import prepare
 from fedtar_flare.learning.device import choose_device
 from fedtar_flare.learning.prior import IMAGE, REPORT, show_reports
 from fedtar_flare.models.adapters.kinds import add_like
@@ -234,12 +234,7 @@ class Drafter:
 
     def _image(self, study: Study) -> ImageBatch:
         with tempfile.TemporaryDirectory() as cache:
-            prepared = prepare(
-                visit_of(study),
-                InputConfig(image_size=self._config.image_size, slices=self._config.slices),
-                Path(cache),
-            )
-            return collate([prepared])
+            return collate([prepare(visit_of(study), self._config, Path(cache), self.info.get("transforms", ()))])
 
 
 def visit_of(study: Study) -> Visit:

@@ -67,7 +67,7 @@ class FrozenStages:
     def _from_disk(self, sample: Sample, images: ImageBatch, row: int) -> Tensor:
         own = images.images[row][images.slice_mask[row]]
         encoder, on_cpu = self._generator.encoder, own.device.type == "cpu" and not torch.is_autocast_enabled("cpu")
-        file = cache.beside(sample.prepared, self._kind) if sample.prepared is not None and on_cpu else None
+        file = cache.computed_path(sample.prepared, self._kind) if sample.prepared is not None and on_cpu else None
         stored = cache.load_computed(file) if file is not None else None
         if stored is not None and stored.dtype == "float32" and len(stored) == len(own):
             return torch.from_numpy(stored)

@@ -13,6 +13,7 @@ from fedtar_flare.imaging.augment import sample_seed
 from fedtar_flare.imaging.batch import ImageBatch, PriorBatch, collate
 from fedtar_flare.imaging.cache import Prepared
 from fedtar_flare.imaging.pipeline import images_of
+from fedtar_flare.imaging.transform_list import Spec
 from fedtar_flare.learning.training import augmented
 from fedtar_flare.models.tokenizer import IGNORED, ReportTokenizer
 
@@ -47,20 +48,21 @@ def prior_batch(
     *,
     texts: Mapping[Visit, str] | None = None,
     training_seed: str | None = None,
+    transforms: Sequence[Spec] = (),
 ) -> PriorBatch | None:
     """What each sample shows of the visit before; None where nobody shows anything.
 
     Args:
         kinds: one set for each sample, a subset of ``report`` and ``image``.
         texts: reports of the visits before that stand for the references; with them, no reference is read.
-        training_seed: augments the images.
+        transforms: random ones, which change the images by ``training_seed``.
     """
     if not any(kinds):
         return None
     batch = PriorBatch(torch.tensor([sample.days_since_prior or 0.0 for sample in samples]))
     if any(IMAGE in own for own in kinds):
         before = [_visit_before(s) if IMAGE in own else None for s, own in zip(samples, kinds, strict=True)]
-        batch.images = _images(before, training_seed)
+        batch.images = _images(before, training_seed, transforms)
     if any(REPORT in own for own in kinds):
         written = [_text(s, texts) if REPORT in own else None for s, own in zip(samples, kinds, strict=True)]
         show_reports(batch, written, tokenizer)
@@ -95,12 +97,12 @@ def _visit_before(sample: Sample) -> Sample:
     return replace(sample, visit=sample.prior, prepared=sample.prior_prepared, prior=None, prior_prepared=None)
 
 
-def _images(before: Sequence[Sample | None], training_seed: str | None) -> ImageBatch:
+def _images(before: Sequence[Sample | None], training_seed: str | None, transforms: Sequence[Spec]) -> ImageBatch:
     """Images of the visits before; a row without one is empty and masked."""
     there = [sample for sample in before if sample is not None]
     prepared = images_of(there)
-    if training_seed is not None:
-        prepared = augmented(prepared, there, training_seed)
+    if training_seed is not None and transforms:
+        prepared = augmented(prepared, there, training_seed, transforms)
     found = iter(prepared)
     empty = Prepared(np.zeros_like(prepared[0].image[:1]), np.zeros_like(prepared[0].position_mm[:1]))
     batch = collate([empty if sample is None else next(found) for sample in before])

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from fedtar_flare.data.cohort import Sample
 from fedtar_flare.errors import DataError
 from fedtar_flare.imaging.cache import Prepared
+from fedtar_flare.imaging.transform_list import Spec
 
 logger = logging.getLogger(__name__)
 _Item = TypeVar("_Item")
@@ -109,12 +110,14 @@ def limit_norm(parameters: Sequence[nn.Parameter], limit: float) -> float:
     return float(nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None]))
 
 
-def augmented(prepared: Sequence[Prepared], samples: Sequence[Sample], seed: str) -> list[Prepared]:
-    """Randomly changed images; the change depends on the visit and ``seed`` alone."""
+def augmented(
+    prepared: Sequence[Prepared], samples: Sequence[Sample], seed: str, transforms: Sequence[Spec]
+) -> list[Prepared]:
+    """Images changed by random ``transforms``; the change depends on the visit and ``seed`` alone."""
     from fedtar_flare.imaging.augment import augment, sample_seed
 
     seeds = [sample_seed(0, seed, sample.visit.patient_id, sample.visit.visit_id) for sample in samples]
-    return [replace(one, image=augment(one.image, own)) for one, own in zip(prepared, seeds, strict=True)]
+    return [replace(one, image=augment(one.image, own, transforms)) for one, own in zip(prepared, seeds, strict=True)]
 
 
 def optimizer_state(optimizer: torch.optim.Optimizer, parameters: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:

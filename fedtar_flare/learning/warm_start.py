@@ -19,13 +19,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
 from fedtar_flare.imaging.cache import Prepared
-from fedtar_flare.imaging.pipeline import InputConfig, ct_steps
 from fedtar_flare.learning.clinical_start import WEIGHTS, with_tokenizer
 from fedtar_flare.learning.pretraining import PretrainingConfig, pretrain, write_reports
 from fedtar_flare.models.build import build_model, build_tokenizer
@@ -34,6 +33,9 @@ from fedtar_flare.models.report_generator import ReportGenerator
 from fedtar_flare.models.tokenizer import ReportTokenizer
 from fedtar_flare.models.weights import save_weights
 from fedtar_flare.synthetic.vocabulary import FINDINGS, KNOWN_FINDINGS
+
+if TYPE_CHECKING:
+    from fedtar_flare.imaging.transforms import InputSize
 
 VOCABULARY = 1500
 EMBEDDING = "decoder.transformer.wte.weight"
@@ -55,14 +57,14 @@ class Pairs:
 def phantom_pairs(
     n: int,
     seed: int,
-    config: InputConfig,
+    size: InputSize,
     say: Callable[[str], None] = lambda line: None,
     names: Sequence[str] = KNOWN_FINDINGS,
 ) -> Pairs:
     """``n`` phantoms with findings among ``names``, prepared like a site's CT."""
     from fedtar_flare.synthetic.warm_start import generic_pairs
 
-    prepare = volume_pipeline(config)
+    prepare = volume_preparation(size)
     pairs = Pairs([], [], [], [])
     started = time.monotonic()
     for i, pair in enumerate(generic_pairs(n, seed, names), start=1):
@@ -76,8 +78,8 @@ def phantom_pairs(
     return pairs
 
 
-def volume_pipeline(config: InputConfig) -> Callable[[np.ndarray, tuple[float, float, float]], Prepared]:
-    """The steps of :func:`fedtar_flare.imaging.pipeline.ct_pipeline` after the reader, for a volume in memory.
+def volume_preparation(size: InputSize) -> Callable[[np.ndarray, tuple[float, float, float]], Prepared]:
+    """The steps of :func:`fedtar_flare.imaging.transforms.preparation` after the reader, for a volume in memory.
 
     The returned function takes int16 HU (z, y, x), z to the head, y to the back and x to the patient's left, and the
     spacing along them in mm.
@@ -85,7 +87,9 @@ def volume_pipeline(config: InputConfig) -> Callable[[np.ndarray, tuple[float, f
     from monai.data import MetaTensor
     from monai.transforms import Compose
 
-    steps = Compose(ct_steps(config))
+    from fedtar_flare.imaging.transforms import preparation
+
+    steps = Compose(preparation("ct", size).transforms[1:])
 
     def prepare(hu: np.ndarray, spacing_mm: tuple[float, float, float]) -> Prepared:
         z, y, x = spacing_mm
@@ -137,10 +141,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     say, folder = partial(print, flush=True), arguments.out
     config = preset(arguments.preset, seed=arguments.seed, weights=None)
-    images = InputConfig(image_size=config.image_size, slices=config.slices)
-    pairs = phantom_pairs(arguments.phantoms, arguments.seed, images, say)
+    pairs = phantom_pairs(arguments.phantoms, arguments.seed, config, say)
     held_out = {
-        names: phantom_pairs(arguments.held_out, arguments.seed + HELD_OUT_SEED_STEP, images, names=names)
+        names: phantom_pairs(arguments.held_out, arguments.seed + HELD_OUT_SEED_STEP, config, names=names)
         for names in (KNOWN_FINDINGS, FINDINGS)
     }
     texts, reports = text_corpus(TEXTS, arguments.seed), pairs.reports + pairs.styled

@@ -16,6 +16,7 @@ from fedtar_flare.data.cohort import Cohort, Sample, Split, Visit
 from fedtar_flare.imaging.batch import ImageBatch, PriorBatch, collate
 from fedtar_flare.imaging.cache import Prepared
 from fedtar_flare.imaging.pipeline import images_of
+from fedtar_flare.imaging.transform_list import Spec, deterministic, random_for_training
 from fedtar_flare.learning.config import LoRAConfig, TrainingConfig
 from fedtar_flare.learning.evaluation import Evaluated, cells, report_rows
 from fedtar_flare.learning.frozen import FrozenStages
@@ -62,6 +63,8 @@ class ReportWriter:
     adapter: ClassVar[str] = DEFAULT_ADAPTER
     image_change: Callable[[Prepared], Prepared] | None = None
     """What makes the images of a simulated site its own; those of earlier visits stay as they are."""
+    transforms: Sequence[Spec] = ()
+    """``data.transforms`` of the job."""
     ranks: Ranks = ALONE
     """The processes that share a batch, or the reports to write; may be replaced between tasks."""
 
@@ -158,6 +161,7 @@ class ReportWriter:
             "parameters": sum(p.numel() for n, p in self.model.named_parameters() if ".lora_" not in n),
             "fingerprint": self.fingerprint,
             "prior": self.cohort.timeline.prior,
+            **({"transforms": [dict(spec) for spec in kept]} if (kept := deterministic(self.transforms)) else {}),
             "config": self._config.to_dict(),
         }
 
@@ -181,12 +185,16 @@ class ReportWriter:
         Images are augmented and visits before masked by ``training_seed``, where the settings say so.
         """
         prepared = self.prepared(samples)
-        if training_seed is not None and self.training.augment:
-            prepared = augmented(prepared, samples, training_seed)
+        if training_seed is not None and (changes := self.random_transforms()):
+            prepared = augmented(prepared, samples, training_seed, changes)
         batch = collate(prepared).to(self.device)
         if prior:
             batch.prior = self.prior(samples, training_seed)
         return batch
+
+    def random_transforms(self) -> list[Spec]:
+        """What changes training images at random; empty for nothing."""
+        return random_for_training(self.transforms, augment=self.training.augment, image_size=self._config.image_size)
 
     def prepared(self, samples: Sequence[Sample]) -> list[Prepared]:
         """The samples' images from the cache, as this site's machine shows them."""
@@ -200,8 +208,10 @@ class ReportWriter:
         kinds = shown(samples, self.cohort.timeline.prior_kinds)
         if training_seed is not None:
             kinds = masked(samples, kinds, self.training.prior_dropout, training_seed)
-        seed = training_seed if self.training.augment else None
-        batch = prior_batch(samples, kinds, self.tokenizer, texts=texts, training_seed=seed)
+        changes = self.random_transforms()
+        batch = prior_batch(
+            samples, kinds, self.tokenizer, texts=texts, training_seed=training_seed, transforms=changes
+        )
         return None if batch is None else batch.to(self.device)
 
     def tokens(self, samples: Sequence[Sample], images: ImageBatch) -> Tensor:
@@ -209,7 +219,7 @@ class ReportWriter:
         kept = self._reading
         if kept is not None and "tokens" in kept:
             return kept["tokens"]
-        as_prepared = not self.training.augment and self.image_change is None
+        as_prepared = not self.random_transforms() and self.image_change is None
         found = self._frozen.tokens(samples, images) if as_prepared else self.generator.tokens(images)
         if kept is not None:
             kept["tokens"] = found

@@ -41,7 +41,7 @@ _CHANNELS: Mapping[HUWindow, slice] = {
     "bone": slice(2, 3),
     "all": slice(0, 3),
 }
-"""Channels of a prepared image (``InputConfig.windows``)."""
+"""Channels of a prepared image (``imaging.transforms.WINDOWS``)."""
 
 _WITHIN = re.compile(r"(?:.*\.)?(?:swinViT|swin_vit)\.(.+)")
 _NAMES = ((re.compile(r"^module\."), ""), (re.compile(r"\.mlp\.fc([12])\."), r".mlp.linear\1."))

@@ -41,6 +41,7 @@ class Asked:
         own_learning_rate: of what a method trains beside the shared adapter; 0: nothing.
         own_parameters: how many those are, at most, given the number of values of the shared adapter.
         candidates: beams of a report among which a method chooses.
+        transforms: names of those that the job adds to the preparation of images.
     """
 
     model: ModelConfig
@@ -53,6 +54,7 @@ class Asked:
     own_learning_rate: float = 0.0
     own_parameters: Callable[[int], int] = lambda values: 0
     candidates: int = 1
+    transforms: tuple[str, ...] = ()
 
 
 def admit(asked: Asked, bounds: Bounds) -> None:
@@ -94,6 +96,11 @@ def breaches(asked: Asked, bounds: Bounds) -> list[str]:
         *_most("model.num_beams", model.num_beams, bounds.max_beams),
         *_most("diagnosis.candidates", asked.candidates, bounds.max_beams),
         *_most("torch_threads", asked.threads, bounds.max_threads),
+        *(
+            f"data.transforms {name} (not among this site's transforms)"
+            for name in asked.transforms
+            if name not in bounds.transforms
+        ),
     ]
     if foreign := unknown_models(model, bounds):
         return [*foreign, *_layers(model, lora, bounds, UNKNOWN), *found]

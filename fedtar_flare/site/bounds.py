@@ -13,7 +13,8 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from fedtar_flare.settings import Settings
+from fedtar_flare.imaging.transform_list import LISTED, SAFE
+from fedtar_flare.settings import Settings, nearest
 
 
 class Bounds(Settings):
@@ -42,6 +43,9 @@ class Bounds(Settings):
         ".*",
         description="regular expression on whole layer names: those that a job may adapt; never the output layer or an "
         "embedding, whatever stands here",
+    )
+    transforms: tuple[str, ...] = Field(
+        SAFE, description="MONAI transforms that a job may add to the preparation of images (data.transforms), by name"
     )
     max_rank: int | None = Field(64, ge=1, description="greatest lora.rank")
     max_parameters: int | None = Field(
@@ -77,11 +81,14 @@ class Bounds(Settings):
             usual = getattr(default, name)
             more = value is None or (usual is not None and value > usual) if name.startswith("max_") else False
             less = value < usual if name.startswith("min_") else False
-            if more or less or (name in ("hub", "any_model") and value):
+            further = name == "transforms" and not set(value) <= set(usual)
+            if more or less or further or (name in ("hub", "any_model") and value):
                 found.append(name)
         return sorted(found)
 
     def validation_errors(self) -> Iterator[tuple[str, str]]:
+        if unknown := [name for name in self.transforms if name not in LISTED]:
+            yield "transforms", f"of {', '.join(LISTED)}: not '{unknown[0]}'{nearest(unknown[0], LISTED)}"
         try:
             re.compile(self.lora_targets)
         except re.error as error:
@@ -99,6 +106,7 @@ _NO_PATIENTS: dict[str, Any] = {
     "max_focus": None,
 }
 _OWN_MACHINE: dict[str, Any] = {
+    "transforms": tuple(LISTED),
     "max_rank": None,
     "max_parameters": None,
     "max_pixels": None,

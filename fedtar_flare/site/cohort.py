@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from fedtar_flare.data.cohort import EXCLUDED, Cohort
 from fedtar_flare.data.sources import read_source
@@ -16,20 +16,11 @@ from fedtar_flare.site.site_file import SiteConfig, cache_folder
 
 if TYPE_CHECKING:
     from fedtar_flare.imaging.pipeline import Preparation
+    from fedtar_flare.imaging.transforms import InputSize
     from fedtar_flare.learning.config import DataConfig
 
 
 logger = logging.getLogger(__name__)
-
-
-class InputSize(Protocol):
-    """What of a model decides how images are prepared."""
-
-    @property
-    def image_size(self) -> int: ...
-
-    @property
-    def slices(self) -> int: ...
 
 
 def load_cohort(
@@ -96,7 +87,7 @@ def prepare_site(
     With ``reports``, visits without one are left out. ``options`` are ``workers``, ``say`` and ``every`` of
     :func:`fedtar_flare.imaging.pipeline.prepare_visits`.
     """
-    from fedtar_flare.imaging.pipeline import InputConfig, prepare_visits
+    from fedtar_flare.imaging.pipeline import prepare_visits
 
     cohort = load_cohort(
         config,
@@ -108,8 +99,8 @@ def prepare_site(
     )
     if reports and not all(visit.report for visit in cohort.visits):
         cohort = cohort.leaving_out(lambda visit: None if visit.report else "empty-report")
-    images = InputConfig(image_size=model.image_size, slices=model.slices)
-    done = prepare_visits(cohort.visits, images, cache_folder(config) / "prepared", limits=config.limits, **options)
+    place, limits = cache_folder(config) / "prepared", config.limits
+    done = prepare_visits(cohort.visits, model, place, data.transforms, limits=limits, **options)
     return done.cohort(cohort), done
 
 

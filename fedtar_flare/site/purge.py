@@ -10,10 +10,9 @@ from __future__ import annotations
 
 import shutil
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-
-import numpy as np
 
 from fedtar_flare.data.cohort import Visit
 from fedtar_flare.data.timeline import Timeline
@@ -180,34 +179,14 @@ def _plan_patient(result: Plan, place: Place, patient: str, runs: dict[str, list
 
 
 def _entries(visits: list[Visit], prepared: Path) -> list[Path]:
-    """Files of the cache that belong to these visits, whatever sizes they were prepared in."""
-    from fedtar_flare.imaging.cache import all_beside
-    from fedtar_flare.imaging.pipeline import InputConfig, entry_of
+    """Files of the cache that belong to these visits, whatever settings they were prepared by."""
+    from fedtar_flare.imaging.cache import file_identity, files_of
 
-    found: set[Path] = set()  # a radiograph's entry is the same for every number of slices
-    for config in [InputConfig(image_size=size, slices=slices) for size, slices in sorted(_sizes(prepared))]:
-        for visit in visits:
-            try:
-                entry = entry_of(visit, config, prepared)
-            except DataError:  # the files are gone: nothing leads from them to the cache any more
-                continue
-            files = (entry, entry.with_suffix(".refused.json"), *all_beside(entry))
-            found.update(file for file in files if file.is_file())
+    found: set[Path] = set()
+    for visit in visits:
+        with suppress(DataError):  # the files are gone: nothing leads from them to the cache any more
+            found.update(files_of(prepared, file_identity(visit.image)))
     return sorted(found)
-
-
-def _sizes(prepared: Path) -> set[tuple[int, int]]:
-    """All (image size, slices) that a preset or a file of the cache has: the keys of the cache depend on them."""
-    from fedtar_flare.models.config import PRESETS, preset
-
-    sizes = {(model.image_size, model.slices) for model in map(preset, PRESETS)}
-    for file in prepared.glob("*/*.npy"):
-        try:
-            shape = np.load(file, mmap_mode="r")["image"].shape  # (1, S, 3, H, W)
-            sizes.add((int(shape[-1]), int(shape[1])))
-        except (OSError, ValueError, KeyError, IndexError, EOFError):
-            continue
-    return sizes
 
 
 def _older(items: list[tuple[Path, str]], days: float) -> list[tuple[Path, str]]:

@@ -12,7 +12,7 @@ from fedtar_flare.fedmrg.recipe import FedMRGRecipe
 from fedtar_flare.data.timeline import Timeline
 from fedtar_flare.fedkei.learner import TaskLearner
 from fedtar_flare.fedmrg.learner import FedMRGLearner
-from fedtar_flare.imaging.pipeline import InputConfig, prepare_cohort
+from fedtar_flare.imaging.pipeline import prepare_cohort
 from fedtar_flare.learning.learner import ReportLearner
 from fedtar_flare.synthetic.cohort import synthetic_cohort
 from tests.benchmarks.bench_fedkei import LEARNING, SITES, SIZES, VIT
@@ -27,8 +27,7 @@ def fedmrg(quick: bool) -> Result:
     with tempfile.TemporaryDirectory() as folder:
         home = Path(folder)
         cohort = synthetic_cohort("site-1", folder=home / "synthetic", patients=16, timeline=Timeline(2), seed=0)
-        images = InputConfig(image_size=model.image_size, slices=model.slices)
-        cohort = prepare_cohort(cohort, images, home / "prepared")
+        cohort = prepare_cohort(cohort, model, home / "prepared")
         training = job.training_config.replace(local_steps=4)
         common = {"model": model, "training": training, "cohort": cohort, "seed": 0}
         method = FedMRGLearner(lora=job.lora_config, fedmrg=job.fedmrg_config, **common)

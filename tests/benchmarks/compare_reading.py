@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 
 from fedtar_flare.data.cohort import Visit
-from fedtar_flare.imaging.pipeline import InputConfig, ct_pipeline, prepare
+from fedtar_flare.imaging.pipeline import Size, prepare
 from tests.benchmarks.result import Absent, Result, alternated
 from tests.make_dicom import write_series
 
-CONFIG = InputConfig(image_size=224, slices=24)
+CONFIG = Size(224, 24)
 
 
 def write_study(folder: Path, slices: int = 300, size: int = 512) -> Path:
@@ -60,7 +60,9 @@ def _study(quick: bool) -> Iterator[tuple[Path, Path, str]]:
 
 
 def model_input(quick: bool) -> Result:
-    chain, ours = monai_chain(), ct_pipeline(CONFIG)
+    from fedtar_flare.imaging.transforms import preparation
+
+    chain, ours = monai_chain(), preparation("ct", CONFIG)
     with _study(quick) as (study, _, size):
         seconds = alternated(
             {"ours": lambda: ours({"image": str(study)}), "theirs": lambda: chain({"image": str(study)})},

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from fedtar_flare.data.cohort import Visit
-from fedtar_flare.imaging.pipeline import InputConfig, prepare_visits
+from fedtar_flare.imaging.pipeline import Size, prepare_visits
 from fedtar_flare.imaging.readers.ct import read_ct
 from tests.benchmarks.compare_reading import write_study
 from tests.make_dicom import write_series
@@ -71,7 +71,7 @@ def test_reading(study):
 
 def test_a_cohort_of_long_series_by_one_and_by_two_workers(study, tmp_path):
     """A hundred studies of 300 slices; the two caches are the same."""
-    config = InputConfig(image_size=224, slices=24)
+    config = Size(224, 24)
     visits = []
     for i in range(100):
         folder = tmp_path / "studies" / f"{i}"
@@ -94,14 +94,14 @@ MEMORY = """
     import sys
     from datetime import datetime
     from pathlib import Path
-    from fedtar_flare.imaging.pipeline import InputConfig, prepare
+    from fedtar_flare.imaging.pipeline import Size, prepare
     from fedtar_flare.data.cohort import Cohort, Patient, Visit
     def memory(field):
         lines = Path("/proc/self/status").read_text().splitlines()
         return next(int(line.split()[1]) for line in lines if line.startswith(field)) * 1024
     def run(image):
         visit = Visit("p", "v", datetime(2020, 1, 1), Path(image), "Clear.", "ct")
-        prepare(visit, InputConfig(image_size=224, slices=24), Path(sys.argv[3]))
+        prepare(visit, Size(224, 24), Path(sys.argv[3]))
     run(sys.argv[1])  # what is imported and allocated once
     before = memory("VmRSS")
     Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew

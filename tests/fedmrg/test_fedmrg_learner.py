@@ -14,6 +14,7 @@ from fedtar_flare.fedmrg.section import PARTS
 from fedtar_flare.imaging.batch import collate
 from fedtar_flare.imaging.pipeline import images_of
 from fedtar_flare.imaging.site_changes import change_of
+from fedtar_flare.imaging.transform_list import built_in
 from fedtar_flare.learning.labels import POSITIVE, labeler
 from fedtar_flare.learning.training import augmented
 from fedtar_flare.models.adapters.lora import shared_parameters
@@ -32,7 +33,8 @@ class ByHand:
         self.learner, self.samples = learner, samples
         self.settings = learner._fedmrg
         self.images = learner.images(samples, seed)
-        self.view = collate(augmented(learner.prepared(samples), samples, f"{seed}/view"))
+        changes = built_in(learner._config.image_size)
+        self.view = collate(augmented(learner.prepared(samples), samples, f"{seed}/view", changes))
         self.ids, self.labels = learner.tokenizer.batch([s.visit.report for s in samples])
         self.classes = torch.tensor([labeler("synthetic").label(s.visit.report) for s in samples])
 

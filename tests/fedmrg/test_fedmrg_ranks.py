@@ -11,7 +11,7 @@ from fedtar_flare.data.timeline import Timeline
 from fedtar_flare.fedmrg.config import FedMRGConfig
 from fedtar_flare.fedmrg.dual_adapter import copy_broadcast, decoder_targets
 from fedtar_flare.fedmrg.learner import HALVES, FedMRGLearner
-from fedtar_flare.imaging.pipeline import InputConfig, prepare_cohort
+from fedtar_flare.imaging.pipeline import prepare_cohort
 from fedtar_flare.learning.config import LoRAConfig, TrainingConfig
 from fedtar_flare.learning.ranks import ALONE
 from fedtar_flare.models.config import preset
@@ -24,12 +24,11 @@ MODEL = preset("tiny", max_length=24, num_beams=1)
 def learnt(ranks, home, batch_size):
     """Gradients of both halves of one batch, losses by part of a task, and a checksum of what is held after it."""
     cohort = synthetic_cohort("site-1", folder=home / "synthetic", patients=16, timeline=Timeline(2), seed=0)
-    images = InputConfig(image_size=MODEL.image_size, slices=MODEL.slices)
     learner = FedMRGLearner(
         model=MODEL.replace(lora_targets=decoder_targets(MODEL.lora_targets)),
         lora=LoRAConfig(exchange=(r"(?:encoder|pooling|projection|diagnosis)\..+",)),
         training=TrainingConfig(local_steps=2, batch_size=batch_size),
-        cohort=prepare_cohort(cohort, images, home / "prepared"),
+        cohort=prepare_cohort(cohort, MODEL, home / "prepared"),
         seed=0,
         fedmrg=FedMRGConfig(distill_weight=0.5, contrast_weight=0.5),
     )

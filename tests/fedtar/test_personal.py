@@ -20,7 +20,7 @@ from fedtar_flare.fedtar.config import PatientConfig
 from fedtar_flare.fedtar.learner import PatientLearner
 from fedtar_flare.fedtar.personal import PersonalPart
 from fedtar_flare.fedtar.profiles import fit_mixture, training_median_age
-from fedtar_flare.imaging.pipeline import InputConfig, prepare_cohort
+from fedtar_flare.imaging.pipeline import prepare_cohort
 from fedtar_flare.learning.config import LoRAConfig, TrainingConfig
 from fedtar_flare.learning.drafting import Drafter, Study
 from fedtar_flare.learning.site_diagnosis import DiagnosisConfig
@@ -43,7 +43,7 @@ def run(tmp_path_factory):
 
 def left_by(place, diagnosis=None, **patient_settings):
     cohort = synthetic_cohort("site-1", folder=place / "cohorts", patients=8, timeline=Timeline(T), seed=SEED)
-    cohort = prepare_cohort(cohort, InputConfig(image_size=MODEL.image_size, slices=MODEL.slices), place / "cache")
+    cohort = prepare_cohort(cohort, MODEL, place / "cache")
     patient, median = PatientConfig(patients_per_component=1, **patient_settings), training_median_age(cohort)
     mixture = fit_mixture(cohort, patient, 5)
     learner = PatientLearner(

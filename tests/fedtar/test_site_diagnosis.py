@@ -16,7 +16,7 @@ from fedtar_flare.fedtar.method import CONTRACT
 from fedtar_flare.fedtar.profiles import fit_mixture
 from fedtar_flare.fedtar.recipe import FedTARRecipe
 from fedtar_flare.flare.recipe import MethodRecipe
-from fedtar_flare.imaging.pipeline import InputConfig, prepare_cohort
+from fedtar_flare.imaging.pipeline import prepare_cohort
 from fedtar_flare.learning import labels
 from fedtar_flare.learning.config import LoRAConfig, TrainingConfig
 from fedtar_flare.learning.diagnosis import FIXED_RMS, DiagnosisBranch, fix_prompts
@@ -36,7 +36,7 @@ TOLD = DiagnosisConfig(labeler="synthetic")
 def cohort(tmp_path_factory):
     place = tmp_path_factory.mktemp("cohort")
     made = synthetic_cohort("site-1", folder=place, patients=12, timeline=Timeline(2), seed=0)
-    return prepare_cohort(made, InputConfig(image_size=MODEL.image_size, slices=MODEL.slices), place / "prepared")
+    return prepare_cohort(made, MODEL, place / "prepared")
 
 
 @pytest.fixture

@@ -11,8 +11,7 @@ from monai.transforms import Compose, ScaleIntensityRanged
 from refused import refused
 
 from fedtar_flare.errors import ConfigError
-from fedtar_flare.imaging.planes import displayed
-from fedtar_flare.imaging.transforms import HUWindowsd, LungSlicesd, SquareResized, array_and_affine
+from fedtar_flare.imaging.transforms import HUWindowsd, LungSlicesd, SquareResized, array_and_affine, displayed
 
 RNG = np.random.default_rng(5)
 RAS = RNG.integers(-1000, 1000, (6, 7, 9)).astype(np.int16)

@@ -13,7 +13,7 @@ from fedtar_flare.data.cohort import Visit
 from fedtar_flare.errors import DataError
 from fedtar_flare.imaging import limits
 from fedtar_flare.imaging.limits import Limits, applied
-from fedtar_flare.imaging.pipeline import InputConfig, prepare_visits
+from fedtar_flare.imaging.pipeline import Size, prepare_visits
 from fedtar_flare.imaging.readers.ct import read_ct
 from fedtar_flare.imaging.readers.radiograph import read_radiograph
 
@@ -55,7 +55,7 @@ def test_one_hostile_study_among_good_ones(tmp_path):
     images = [nifti_header((32767, 32767, 300))(tmp_path / "a"), zeros(2 << 20)(tmp_path / "b"), tmp_path / "good"]
     write_series(images[2], chest(size=(64, 64)))
     visits = [Visit("P", f"v{n}", datetime(2020, 1, n + 1), image, "Clear.", "ct") for n, image in enumerate(images)]
-    config = InputConfig(image_size=16, slices=4)
+    config = Size(16, 4)
     done = prepare_visits(visits, config, tmp_path / "cache", workers=1)
     assert [done.errors[visit].reason for visit in visits[:2]] == ["too-large", "no-pixel-data"]
     assert len(done.errors) == 2

@@ -6,7 +6,7 @@ from refused import refused
 
 from fedtar_flare.data.cohort import Visit
 from fedtar_flare.data.sources.fields import date_of
-from fedtar_flare.imaging.pipeline import InputConfig, prepare
+from fedtar_flare.imaging.pipeline import Size, prepare
 from fedtar_flare.imaging.readers.pictures import read_photograph
 
 COLOURS = np.stack(np.broadcast_arrays(np.arange(40)[:, None] * 6, np.arange(60) * 4, np.uint8(90)), -1).astype(
@@ -56,7 +56,7 @@ def test_model_input_is_in_colour_and_apart_from_that_of_a_radiograph(tmp_path):
     seen = {
         kind: prepare(
             Visit("p", "v", when, tmp_path / "f.png", "", kind, labels=frozenset()),
-            InputConfig(image_size=16),
+            Size(16, 16),
             tmp_path / "cache",
         )
         for kind in ("photograph", "radiograph")

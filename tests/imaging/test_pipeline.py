@@ -13,28 +13,23 @@ from pathlib import Path
 import nibabel
 import numpy as np
 import pytest
+import torch
 from make_dicom import trunk, write_series
+from monai.transforms import Compose, LoadImaged
 from PIL import Image
 from refused import refused
 
 from fedtar_flare.data.cohort import Cohort, Patient, Visit
 from fedtar_flare.data.splits import SPLITS
 from fedtar_flare.data.timeline import Timeline
-from fedtar_flare.errors import ConfigError, DataError
+from fedtar_flare.errors import DataError
 from fedtar_flare.imaging import pipeline
-from fedtar_flare.imaging.cache import file_identity
-from fedtar_flare.imaging.pipeline import (
-    InputConfig,
-    ct_pipeline,
-    images_of,
-    photograph_pipeline,
-    prepare,
-    prepare_cohort,
-    prepare_visits,
-    radiograph_pipeline,
-)
+from fedtar_flare.imaging.cache import file_identity, files_of
+from fedtar_flare.imaging.pipeline import Size, images_of, prepare, prepare_cohort, prepare_visits
+from fedtar_flare.imaging.readers.monai_readers import CTSeriesReader, PhotographReader, RadiographReader
+from fedtar_flare.imaging.transforms import preparation
 
-CONFIG = InputConfig(image_size=16, slices=4)
+CONFIG = Size(16, 4)
 
 
 @pytest.fixture
@@ -52,7 +47,7 @@ def entries(cache):
 
 
 def test_ct_input(study):
-    out = ct_pipeline(CONFIG)({"image": str(study)})
+    out = preparation("ct", CONFIG)({"image": str(study)})
     assert out["image"].shape == (4, 3, 16, 16) and out["image"].dtype == np.uint8
     assert out["position_mm"].dtype == np.float32 and out["position_mm"].tolist() == [-42, -12, 12, 42]
     lung, mediastinum, bone = out["image"][1, :, 8, 11]
@@ -62,11 +57,11 @@ def test_ct_input(study):
 
 
 def test_dicom_and_nifti_of_one_volume_give_the_same_input(study, tmp_path):
-    out = ct_pipeline(CONFIG)({"image": str(study)})
+    out = preparation("ct", CONFIG)({"image": str(study)})
     turned = np.ascontiguousarray(trunk().transpose(2, 1, 0)[::-1])  # stored from left to right
     affine = np.array([[5.0, 0, 0, 0], [0, -5.0, 0, 0], [0, 0, 6.0, 0], [0, 0, 0, 1]])
     nibabel.save(nibabel.Nifti1Image(turned, affine), tmp_path / "v.nii.gz")
-    other = ct_pipeline(CONFIG)({"image": str(tmp_path / "v.nii.gz")})
+    other = preparation("ct", CONFIG)({"image": str(tmp_path / "v.nii.gz")})
     assert np.array_equal(out["image"], other["image"])
     assert np.array_equal(out["position_mm"], other["position_mm"])
 
@@ -74,11 +69,62 @@ def test_dicom_and_nifti_of_one_volume_give_the_same_input(study, tmp_path):
 def test_radiograph_input(tmp_path):
     grey = np.add.outer(np.arange(80), np.arange(40)).astype(np.uint8)
     Image.fromarray(grey).save(tmp_path / "f.png")
-    out = radiograph_pipeline(CONFIG)({"image": str(tmp_path / "f.png")})
+    out = preparation("radiograph", CONFIG)({"image": str(tmp_path / "f.png")})
     assert out["image"].shape == (1, 3, 16, 16) and out["position_mm"].tolist() == [0]
     assert (out["image"][0, 0] == out["image"][0, 1]).all() and (out["image"][0, 0] == out["image"][0, 2]).all()
     assert (out["image"][..., :4] == 0).all() and (out["image"][..., 12:] == 0).all()
     assert np.abs(out["image"][0, 0, :, 4:12] - grey.reshape(16, 5, 8, 5).mean(axis=(1, 3))).max() < 1
+
+
+RNG = np.random.default_rng(8)
+SMOOTH = {"name": "GaussianSmoothd", "sigma": 1.0}
+
+
+@pytest.fixture(params=["ct", "oblique-ct", "radiograph", "photograph", "photograph-of-greys"])
+def kind(request, study, tmp_path):
+    """An image and its modality."""
+    if request.param == "ct":
+        return study, "ct"
+    if request.param == "oblique-ct":
+        angle = np.radians(15)
+        turn = np.array([[np.cos(angle), -np.sin(angle), 0], [np.sin(angle), np.cos(angle), 0], [0, 0, 1]])
+        affine = np.eye(4)
+        affine[:3, :3] = turn * (5.0, -4.0, 6.0)
+        nibabel.save(nibabel.Nifti1Image(trunk().transpose(2, 1, 0), affine), tmp_path / "volume.nii.gz")
+        return tmp_path / "volume.nii.gz", "ct"
+    Image.fromarray(
+        RNG.integers(0, 256, (90, 70, 3) if request.param == "photograph" else (90, 70)).astype(np.uint8)
+    ).save(tmp_path / "picture.png")
+    return tmp_path / "picture.png", request.param.partition("-")[0]
+
+
+def test_no_transform_can_be_taken_from_the_compose(kind, tmp_path, monkeypatch):
+    """What :func:`prepare` gives is the compose's; without any one transform it is another image, or none at all."""
+    path, modality = kind
+    whole = preparation(modality, CONFIG, [SMOOTH])
+    expected = whole({"image": str(path)})
+    found = prepare(visit(path, modality), CONFIG, tmp_path / "cache", [SMOOTH])
+    assert np.array_equal(found.image, expected["image"]) and found.image.dtype == expected["image"].dtype == np.uint8
+    assert np.array_equal(found.position_mm, expected["position_mm"]) and found.position_mm.dtype == np.float32
+    for i, left_out in enumerate(whole.transforms):
+        less = Compose([*whole.transforms[:i], *whole.transforms[i + 1 :]])
+        monkeypatch.setattr("fedtar_flare.imaging.transforms.preparation", lambda *_, less=less: less)
+        try:
+            image = prepare(visit(path, modality), CONFIG, tmp_path / f"without-{i}", [SMOOTH]).image
+        except Exception:
+            continue
+        assert not np.array_equal(image, expected["image"]), type(left_out)
+
+
+def test_reading_gives_what_monais_loadimaged_gives_with_the_same_reader(kind):
+    path, modality = kind
+    reader = {"ct": CTSeriesReader, "radiograph": RadiographReader, "photograph": PhotographReader}[modality]()
+    read, *rest = preparation(modality, CONFIG).transforms
+    expected = LoadImaged("image", reader, dtype=None, ensure_channel_first=True)({"image": str(path)})
+    ours = read({"image": str(path)})
+    assert torch.equal(ours["image"].as_tensor(), expected["image"].as_tensor())
+    assert torch.equal(ours["image"].affine, expected["image"].affine)
+    assert np.array_equal(Compose(rest)(ours)["image"], Compose(rest)(expected)["image"])
 
 
 def test_the_second_time_comes_from_the_cache(study, tmp_path, monkeypatch):
@@ -90,42 +136,16 @@ def test_the_second_time_comes_from_the_cache(study, tmp_path, monkeypatch):
     assert np.array_equal(first.image, second.image) and np.array_equal(first.position_mm, second.position_mm)
 
 
-RNG = np.random.default_rng(8)
-
-
-@pytest.mark.parametrize("kind", ["ct", "oblique-ct", "nifti", "radiograph", "photograph", "photograph-of-greys"])
-def test_the_same_numbers_as_monais_pipelines(kind, study, tmp_path):
-    """What prepares studies here imports no MONAI; a ``Compose`` with the transforms gives the same bits."""
-    path, modality = study, "ct"
-    if kind in ("oblique-ct", "nifti"):
-        angle = np.radians(15 if kind == "oblique-ct" else 0)
-        turn = np.array([[np.cos(angle), -np.sin(angle), 0], [np.sin(angle), np.cos(angle), 0], [0, 0, 1]])
-        affine = np.eye(4)
-        affine[:3, :3] = turn * (5.0, -4.0, 6.0)
-        path = tmp_path / "volume.nii.gz"
-        nibabel.save(nibabel.Nifti1Image(trunk().transpose(2, 1, 0), affine), path)
-    elif kind != "ct":
-        modality = kind.partition("-")[0]
-        shape = (90, 70, 3) if kind == "photograph" else (90, 70)
-        path = tmp_path / "picture.png"
-        Image.fromarray(RNG.integers(0, 256, shape).astype(np.uint8)).save(path)
-    with_monai = {"ct": ct_pipeline, "radiograph": radiograph_pipeline, "photograph": photograph_pipeline}[modality]
-    expected = with_monai(CONFIG)({"image": str(path)})
-    found = prepare(visit(path, modality), CONFIG, tmp_path / "cache")
-    assert np.array_equal(found.image, expected["image"]) and found.image.dtype == expected["image"].dtype
-    assert np.array_equal(found.position_mm, expected["position_mm"]) and found.position_mm.dtype == np.float32
-
-
 def test_a_hit_imports_neither_monai_nor_pydicom_nor_torch(study, tmp_path):
     prepare(visit(study), CONFIG, tmp_path / "cache")
     code = f"""
         import sys
         from datetime import datetime
         from pathlib import Path
-        from fedtar_flare.imaging.pipeline import InputConfig, prepare
+        from fedtar_flare.imaging.pipeline import Size, prepare
         from fedtar_flare.data.cohort import Visit
         visit = Visit("p", "v1", datetime(2020, 1, 1), Path({str(study)!r}), "Clear.", "ct")
-        config = InputConfig(image_size=16, slices=4)
+        config = Size(16, 4)
         assert prepare(visit, config, Path({str(tmp_path / "cache")!r})).image.shape == (4, 3, 16, 16)
         print(sorted({{"monai", "pydicom", "torch", "scipy", "nibabel", "PIL"}} & set(sys.modules)))
     """
@@ -147,20 +167,35 @@ def test_a_damaged_entry_is_made_again(study, tmp_path, damage):
     assert len(entries(tmp_path / "cache")) == 1
 
 
-def test_whatever_matters_makes_another_entry(study, tmp_path, monkeypatch):
+def test_whatever_matters_makes_another_entry_and_all_are_found_by_the_study(study, tmp_path, monkeypatch):
     cache = tmp_path / "cache"
-    prepare(visit(study), CONFIG, cache)
-    prepare(visit(study), InputConfig(image_size=16, slices=5), cache)
-    prepare(visit(study), InputConfig(image_size=16, slices=4, windows=((-600, 1500), (40, 300), (400, 1800))), cache)
-    assert len(entries(cache)) == 3
-    file = next(study.iterdir())
-    content = file.read_bytes()
-    file.write_bytes(content)  # another time of change
-    prepare(visit(study), CONFIG, cache)
-    assert len(entries(cache)) == 4
+    noise, spacing = {"name": "RandGaussianNoised", "std": 0.5}, {"name": "Spacingd", "pixdim": [5, 5, 5]}
+    made = [prepare(visit(study), CONFIG, cache), prepare(visit(study), Size(16, 5), cache)]
+    made += [prepare(visit(study), CONFIG, cache, own) for own in ([SMOOTH], [SMOOTH, spacing], [spacing, SMOOTH])]
+    assert len(entries(cache)) == 5 and len({one.image.tobytes() for one in made}) == 5
+    prepare(visit(study), CONFIG, cache, [noise])  # of training images alone
+    assert len(entries(cache)) == 5
     monkeypatch.setattr("fedtar_flare.imaging.cache.PREPARATION_VERSION", -1)
     prepare(visit(study), CONFIG, cache)
-    assert len(entries(cache)) == 5
+    assert entries(cache) == files_of(cache, file_identity(study)) and len(entries(cache)) == 6
+    file = next(study.iterdir())
+    file.write_bytes(file.read_bytes())  # another time of change
+    prepare(visit(study), CONFIG, cache)
+    assert len(entries(cache)) == 7 and len(files_of(cache, file_identity(study))) == 1
+
+
+def test_a_transform_that_fails_is_a_refusal_of_its_own(study, tmp_path, monkeypatch):
+    class Fails:
+        def __call__(self, data):
+            raise ValueError("no such axis")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("fedtar_flare.imaging.transforms.preparation", lambda *_: Compose([Fails()]))
+        with refused("transform-failed", "no such axis"):
+            prepare(visit(study), CONFIG, tmp_path / "cache", [SMOOTH])
+        with pytest.raises(ValueError, match="no such axis"):  # a fault of the code
+            prepare(visit(study), CONFIG, tmp_path / "cache")
+    assert prepare(visit(study), CONFIG, tmp_path / "cache", [SMOOTH]).image.shape == (4, 3, 16, 16)
 
 
 def test_a_refusal_is_remembered_and_forgotten_when_the_files_change(study, tmp_path, monkeypatch):
@@ -273,22 +308,9 @@ def test_identity_of_a_folder_holds_every_file(study):
     assert file_identity(study) == identity
 
 
-@pytest.mark.parametrize(
-    "changes", [{"image_size": 4}, {"slices": 0}, {"windows": ((0, 1),)}, {"windows": ((0, 1), (0, 0), (0, 1))}]
-)
-def test_settings_are_checked(changes):
-    with pytest.raises(ConfigError):
-        InputConfig(**changes)
-
-
-def test_settings_from_json_are_the_same():
-    windows = [[-600, 1500], [40, 400], [400, 1800]]
-    assert InputConfig(windows=windows) == InputConfig() and hash(InputConfig(windows=windows)) == hash(InputConfig())
-
-
 @pytest.mark.shared_data
 def test_real_ct(shared_data, tmp_path):
-    prepared = prepare(visit(shared_data / "lung_pet_ct_dx"), InputConfig(), tmp_path)
+    prepared = prepare(visit(shared_data / "lung_pet_ct_dx"), Size(64, 16), tmp_path)
     assert prepared.image.shape == (16, 3, 64, 64)
     assert 200 < prepared.position_mm[-1] - prepared.position_mm[0] < 260  # the lungs, not the whole trunk of 320 mm
     lung, mediastinum, _ = prepared.image[8].astype(int)
@@ -299,5 +321,5 @@ def test_real_ct(shared_data, tmp_path):
 @pytest.mark.shared_data
 def test_real_radiographs(shared_data, tmp_path):
     for file in sorted((shared_data / "covid_chestxray" / "images").iterdir())[::40]:
-        prepared = prepare(visit(file, "radiograph"), InputConfig(), tmp_path)
+        prepared = prepare(visit(file, "radiograph"), Size(64, 16), tmp_path)
         assert prepared.image.shape == (1, 3, 64, 64) and prepared.image.std() > 15

@@ -19,14 +19,14 @@ def test_a_real_ct_series_becomes_a_text(shared_data, tmp_path):
     import torch
 
     from fedtar_flare.imaging.batch import collate
-    from fedtar_flare.imaging.pipeline import InputConfig, prepare
+    from fedtar_flare.imaging.pipeline import prepare
     from fedtar_flare.models.build import build_model, build_tokenizer
     from fedtar_flare.models.config import preset
 
     folder = shared_data / "lung_pet_ct_dx" / "A0001_3.000000-5mm-41315"
     config = preset("small")
     visit = Visit("p", "v", datetime(2020, 1, 1), folder, "unknown", "ct")
-    image = prepare(visit, InputConfig(image_size=config.image_size, slices=config.slices), tmp_path)
+    image = prepare(visit, config, tmp_path)
     assert image.image.shape == (16, 3, 64, 64)
     assert 100 < image.position_mm[-1] - image.position_mm[0] < 320  # the lungs of an adult, in millimetres
     with torch.no_grad():

@@ -11,7 +11,7 @@ from fedtar_flare.data.timeline import Timeline
 from fedtar_flare.fedtar.config import PatientConfig
 from fedtar_flare.fedtar.learner import PatientLearner
 from fedtar_flare.imaging.batch import ImageBatch, PriorBatch
-from fedtar_flare.imaging.pipeline import InputConfig, prepare_cohort
+from fedtar_flare.imaging.pipeline import prepare_cohort
 from fedtar_flare.learning import comparison
 from fedtar_flare.learning.comparison import CHANGE_RMS, UNKNOWN, Comparison, changes_of, is_shown
 from fedtar_flare.learning.config import LoRAConfig, TrainingConfig
@@ -143,11 +143,10 @@ def test_the_directions_of_the_changes_depend_on_the_seed_alone_and_are_no_part_
 @pytest.fixture(scope="module")
 def cohort_of(tmp_path_factory):
     place = tmp_path_factory.mktemp("cohorts")
-    size = InputConfig(image_size=MODEL.image_size, slices=MODEL.slices)
 
     def make(prior):
         made = synthetic_cohort("site-1", folder=place, patients=5, timeline=Timeline(3, prior=prior), seed=0)
-        return prepare_cohort(made, size, place / "prepared")
+        return prepare_cohort(made, MODEL, place / "prepared")
 
     return make
 

@@ -17,7 +17,7 @@ from fedtar_flare.fedmrg.learner import FedMRGLearner
 from fedtar_flare.fedtar.config import PatientConfig
 from fedtar_flare.fedtar.learner import PatientLearner
 from fedtar_flare.fedtar.profiles import fit_mixture, memberships, training_median_age
-from fedtar_flare.imaging.pipeline import InputConfig, prepare_cohort
+from fedtar_flare.imaging.pipeline import prepare_cohort
 from fedtar_flare.learning.config import LoRAConfig, TrainingConfig
 from fedtar_flare.learning.learner import ReportLearner
 from fedtar_flare.methods.fedpeft import PEFTConfig, PEFTLearner
@@ -27,13 +27,12 @@ from fedtar_flare.synthetic.cohort import synthetic_cohort
 
 SEED, ROWS = 3, 4
 MODEL = preset("tiny", max_length=16)
-IMAGES = InputConfig(image_size=MODEL.image_size, slices=MODEL.slices)
 
 
 @pytest.fixture(scope="module")
 def cohort(home):
     whole = synthetic_cohort("site-1", folder=home / "synthetic", patients=16, timeline=Timeline(2), seed=0)
-    return prepare_cohort(whole, IMAGES, home / "prepared")
+    return prepare_cohort(whole, MODEL, home / "prepared")
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ from fedtar_flare.fedtar.learner import PatientLearner
 from fedtar_flare.fedtar.patient_lora import PatientLoRA
 from fedtar_flare.fedtar.profiles import fit_mixture, memberships, training_median_age
 from fedtar_flare.imaging.batch import collate
-from fedtar_flare.imaging.pipeline import InputConfig, prepare, prepare_cohort
+from fedtar_flare.imaging.pipeline import prepare, prepare_cohort
 from fedtar_flare.learning.config import LoRAConfig, TrainingConfig
 from fedtar_flare.learning.evaluation import write_report_scores
 from fedtar_flare.learning.learner import ReportLearner
@@ -29,7 +29,6 @@ from fedtar_flare.synthetic.cohort import synthetic_cohort
 
 T, SEED = 2, 3
 MODEL = preset("tiny", max_length=16)
-IMAGES = InputConfig(image_size=MODEL.image_size, slices=MODEL.slices)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -48,7 +47,7 @@ def cache(tmp_path_factory):
 @pytest.fixture(scope="module")
 def cohort(cache):
     return prepare_cohort(
-        synthetic_cohort("site-1", folder=cache, patients=16, timeline=Timeline(T), seed=0), IMAGES, cache / "prepared"
+        synthetic_cohort("site-1", folder=cache, patients=16, timeline=Timeline(T), seed=0), MODEL, cache / "prepared"
     )
 
 
@@ -99,7 +98,7 @@ def by_hand(cohort, cache, *, personal):
             parameter.grad = None
         for parameter in groups[-1]:
             parameter.grad = None
-        images = collate([prepare(s.visit, IMAGES, cache / "prepared") for s in chosen])
+        images = collate([prepare(s.visit, MODEL, cache / "prepared") for s in chosen])
         adapt = nullcontext()
         if patient is not None:
             q = memberships(chosen, mixture, cohort.key, training_median_age(cohort), PatientConfig().profile)

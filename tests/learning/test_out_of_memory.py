@@ -7,14 +7,13 @@ import torch
 
 from fedtar_flare.data.timeline import Timeline
 from fedtar_flare.errors import DataError
-from fedtar_flare.imaging.pipeline import InputConfig, prepare_cohort
+from fedtar_flare.imaging.pipeline import prepare_cohort
 from fedtar_flare.learning.config import LoRAConfig, TrainingConfig
 from fedtar_flare.learning.learner import ReportLearner
 from fedtar_flare.models.config import preset
 from fedtar_flare.synthetic.cohort import synthetic_cohort
 
 MODEL = preset("tiny", max_length=16)
-IMAGES = InputConfig(image_size=MODEL.image_size, slices=MODEL.slices)
 
 
 class SmallMemory(ReportLearner):
@@ -40,7 +39,7 @@ class SmallMemory(ReportLearner):
 def cohort(tmp_path_factory):
     folder = tmp_path_factory.mktemp("cohort")
     whole = synthetic_cohort("site-1", folder=folder, patients=16, timeline=Timeline(2), seed=0)
-    return prepare_cohort(whole, IMAGES, folder / "prepared")
+    return prepare_cohort(whole, MODEL, folder / "prepared")
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from fedtar_flare.data.cohort import Sample, Visit
 from fedtar_flare.data.timeline import Timeline
-from fedtar_flare.imaging.pipeline import InputConfig, prepare_cohort
+from fedtar_flare.imaging.pipeline import prepare_cohort
 from fedtar_flare.learning.config import LoRAConfig, TrainingConfig
 from fedtar_flare.learning.learner import ReportLearner
 from fedtar_flare.learning.prior import masked, prior_batch, shown, turns
@@ -43,11 +43,10 @@ def tokenizer():
 @pytest.fixture(scope="module")
 def cohort_of(tmp_path_factory):
     place = tmp_path_factory.mktemp("cohorts")
-    images = InputConfig(image_size=MODEL.image_size, slices=MODEL.slices)
 
     def make(prior):
         made = synthetic_cohort("site-1", folder=place, patients=4, timeline=Timeline(T, prior=prior), seed=0)
-        return prepare_cohort(made, images, place / "prepared")
+        return prepare_cohort(made, MODEL, place / "prepared")
 
     return make
 

@@ -12,7 +12,7 @@ from fedtar_flare.errors import FedTARError
 from fedtar_flare.fedtar.config import PatientConfig
 from fedtar_flare.fedtar.learner import PatientLearner
 from fedtar_flare.fedtar.profiles import fit_mixture, training_median_age
-from fedtar_flare.imaging.pipeline import InputConfig, prepare_cohort
+from fedtar_flare.imaging.pipeline import prepare_cohort
 from fedtar_flare.learning.config import LoRAConfig, TrainingConfig
 from fedtar_flare.learning.learner import ReportLearner
 from fedtar_flare.learning.ranks import ALONE, Ranks
@@ -23,7 +23,6 @@ from fedtar_flare.synthetic.cohort import synthetic_cohort
 from fedtar_flare.tensor_file import checksum
 
 MODEL = preset("tiny", max_length=16)
-IMAGES = InputConfig(image_size=MODEL.image_size, slices=MODEL.slices)
 
 
 class Plain:
@@ -66,7 +65,7 @@ class OneBadReport(PatientLearner):
 def learner_of(folder, kind, ranks=ALONE, device="cpu", **training):
     torch.manual_seed(0)
     whole = synthetic_cohort("site-1", folder=folder, patients=16, timeline=Timeline(2), seed=0)
-    cohort = prepare_cohort(whole, IMAGES, folder / "prepared")
+    cohort = prepare_cohort(whole, MODEL, folder / "prepared")
     more = {}
     if issubclass(kind, PatientLearner):
         patient = PatientConfig()

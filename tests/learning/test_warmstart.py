@@ -10,14 +10,14 @@ import torch
 
 from fedtar_flare.data.cohort import Visit
 from fedtar_flare.imaging.batch import collate
-from fedtar_flare.imaging.pipeline import InputConfig, prepare
+from fedtar_flare.imaging.pipeline import Size, prepare
 from fedtar_flare.learning.pretraining import write_reports
 from fedtar_flare.learning.warm_start import (
     HELD_OUT_SEED_STEP,
     main,
     phantom_pairs,
     take_over,
-    volume_pipeline,
+    volume_preparation,
 )
 from fedtar_flare.metrics.clinical import finding_f1
 from fedtar_flare.metrics.language import language_scores
@@ -38,7 +38,7 @@ def small():
 
 @pytest.fixture(scope="module")
 def held_out():
-    return phantom_pairs(16, HELD_OUT_SEED_STEP + 7, InputConfig(image_size=SMALL.image_size, slices=SMALL.slices))
+    return phantom_pairs(16, HELD_OUT_SEED_STEP + 7, SMALL)
 
 
 @pytest.fixture(scope="module")
@@ -54,8 +54,8 @@ def test_a_volume_in_memory_is_prepared_like_a_series_on_disk(tmp_path):
     hu, spacing_mm, report, *_ = next(iter(generic_pairs(1, 3)))
     write_ct_series(tmp_path / "ct", hu, spacing_mm, patient_id="p", study_datetime=datetime(2020, 1, 1))
     visit = Visit("p", "v", datetime(2020, 1, 1), tmp_path / "ct", report, "ct")
-    from_disk = prepare(visit, InputConfig(), tmp_path / "cache")
-    in_memory = volume_pipeline(InputConfig())(hu, spacing_mm)
+    from_disk = prepare(visit, Size(64, 16), tmp_path / "cache")
+    in_memory = volume_preparation(Size(64, 16))(hu, spacing_mm)
     assert np.array_equal(from_disk.image, in_memory.image)
     np.testing.assert_allclose(from_disk.position_mm, in_memory.position_mm, atol=1e-3)
 
@@ -89,8 +89,7 @@ def test_the_small_model_sees_findings_in_new_phantoms(held_out, written):
 
 
 def test_the_small_model_has_seen_no_new_finding_and_its_card_says_so(small):
-    images = InputConfig(image_size=SMALL.image_size, slices=SMALL.slices)
-    phantoms = phantom_pairs(10, HELD_OUT_SEED_STEP + 8, images, names=NEW_FINDINGS)
+    phantoms = phantom_pairs(10, HELD_OUT_SEED_STEP + 8, SMALL, names=NEW_FINDINGS)
     texts = write_reports(small, build_tokenizer(SMALL), phantoms.images)
     assert sum(bool(findings_in(text) & set(NEW_FINDINGS)) for text in texts) <= 1, texts
     card = " ".join((ASSETS / "small" / "README.md").read_text().split())

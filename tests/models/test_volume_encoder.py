@@ -48,7 +48,7 @@ def test_slices_that_are_even_already_are_the_volume():
 
 
 def test_axes_are_those_of_monai_s_ras():
-    from fedtar_flare.imaging.planes import displayed
+    from fedtar_flare.imaging.transforms import displayed
 
     g = torch.Generator().manual_seed(1)
     values = torch.randint(0, 256, (5, 6, 7), generator=g).float()

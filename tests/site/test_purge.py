@@ -12,8 +12,8 @@ from PIL import Image
 
 from fedtar_flare.data.timeline import Timeline
 from fedtar_flare.errors import ConfigError
-from fedtar_flare.imaging.cache import beside, store_computed
-from fedtar_flare.imaging.pipeline import InputConfig, prepare
+from fedtar_flare.imaging.cache import computed_path, store_computed
+from fedtar_flare.imaging.pipeline import Size, prepare
 from fedtar_flare.provision.retention import main
 from fedtar_flare.site.cohort import load_cohort
 from fedtar_flare.site.purge import Place, place_of_kit, plan
@@ -46,7 +46,7 @@ def kit(tmp_path, monkeypatch):
     (kit / "fedtar_state" / "privacy_ledger.json").write_text("{}")
     for size in (32, 40):
         for visit in visits(kit):
-            prepare(visit, InputConfig(image_size=size), kit / "cache" / "prepared")
+            prepare(visit, Size(size, 16), kit / "cache" / "prepared")
     return kit
 
 
@@ -77,9 +77,7 @@ def test_one_patients_images_go_in_every_size_and_nobody_elses(kit):
     assert len([f for f in gone if f.endswith(".npy")]) == 2
     assert {f for f in gone if not f.endswith(".npy")} == {f"fedtar_state/{r}/hospital-a/examples.html" for r in RUNS}
     for visit in visits(kit):
-        missing = [
-            size for size in (32, 40) if not _prepared(visit, InputConfig(image_size=size), kit / "cache" / "prepared")
-        ]
+        missing = [size for size in (32, 40) if not _prepared(visit, Size(size, 16), kit / "cache" / "prepared")]
         assert missing == ([32, 40] if visit.patient_id == "P2" else [])
     assert not (kit / "local" / "fedtar.key").exists()  # looking makes nothing
 
@@ -87,11 +85,13 @@ def test_one_patients_images_go_in_every_size_and_nobody_elses(kit):
 def test_what_was_computed_from_a_patient_s_images_goes_with_them(kit):
     entries = {file.stem: file for file in (kit / "cache" / "prepared").glob("*/*.npy")}
     for entry in entries.values():
-        store_computed(beside(entry, "tokens"), np.zeros(3, np.float32))
+        store_computed(computed_path(entry, "tokens"), np.zeros(3, np.float32))
     before = files(kit)
     plan(place_of_kit(kit), patient="P2").carry_out()
     gone = before - files(kit)
-    images, computed = ({Path(f).name.split(".")[0] for f in gone if f.endswith(end)} for end in (".npy", ".computed"))
+    images, computed = (
+        {tuple(Path(f).name.split(".")[:2]) for f in gone if f.endswith(end)} for end in (".npy", ".computed")
+    )
     assert len(images) == 2 and computed == images
 
 

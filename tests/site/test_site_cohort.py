@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 from fedtar_flare.data.timeline import Timeline
-from fedtar_flare.imaging.pipeline import InputConfig, prepare_cohort
+from fedtar_flare.imaging.pipeline import Size, prepare_cohort
 from fedtar_flare.site.cohort import load_cohort
 from fedtar_flare.site.site_file import SiteConfig
 
@@ -38,7 +38,7 @@ def cohort(request, tmp_path):
 
 def test_an_image_that_is_no_image_leaves_the_others(cohort, tmp_path):
     loaded = cohort(ROW, {**ROW, "patient_id": "bad", "image": "broken.png"})
-    made = prepare_cohort(loaded, InputConfig(image_size=32), tmp_path / "cache")
+    made = prepare_cohort(loaded, Size(32, 16), tmp_path / "cache")
     assert [p.patient_id for p in made.patients] == ["ok"] and made.rejected == {"unreadable": 1}
 
 

@@ -1,0 +1,178 @@
+"""MONAI transforms that a study lead may add to the preparation of images (``data.transforms``), with their arguments.
+
+The list is closed: none reads or writes a file, calls a function, names a path or a device, or makes an image larger
+than the site's limits. Keys are set by the preparation. Nothing here imports MONAI, so that settings are checked fast.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from fedtar_flare.errors import ConfigError
+from fedtar_flare.settings import nearest
+
+Spec = Mapping[str, Any]
+"""One transform: ``{"name": "Spacingd", "pixdim": [1, 1, 2]}``."""
+MOST = 16
+"""Transforms in one job."""
+
+
+class Numbers(NamedTuple):
+    """A number within bounds, or a list of ``least`` to ``most``; whole ones where the bounds are whole (``int``)."""
+
+    low: float
+    high: float
+    most: int = 1
+    least: int = 1
+
+    def allow(self, value: Any) -> bool:
+        items = value if isinstance(value, list | tuple) else [value]
+        kinds = (int,) if type(self.low) is int else (int, float)
+        fitting = all(type(item) in kinds and self.low <= item <= self.high for item in items)
+        return fitting and self.least <= len(items) <= self.most
+
+    def __str__(self) -> str:
+        many = f"{self.least} to {self.most} numbers" if self.least < self.most else f"{self.most} number(s)"
+        return f"{'whole ' if type(self.low) is int else ''}{many} from {self.low:g} to {self.high:g}"
+
+
+class Words(NamedTuple):
+    """One of a few words, or yes and no."""
+
+    words: tuple[Any, ...]
+
+    def allow(self, value: Any) -> bool:
+        return any(value is word or (isinstance(value, str) and value == word) for word in self.words)
+
+    def __str__(self) -> str:
+        return f"one of {', '.join(map(str, self.words))}"
+
+
+class Listed(NamedTuple):
+    """A transform of the list; ``needed`` arguments have no default."""
+
+    what: str
+    needed: Mapping[str, Numbers | Words]
+    other: Mapping[str, Numbers | Words] = {}
+
+
+_FLAG = Words((True, False))
+_AXES = Words(("RAS", "LPS", "LAS", "RPS", "SPL"))
+_BLEND = Words(("bilinear", "nearest"))
+_BORDER = Words(("zeros", "border", "reflection"))
+_HU = Numbers(-32768.0, 32767)
+_PROB = {"prob": Numbers(0.0, 1)}
+_SHARE = Numbers(-1.0, 1, 2)
+
+DETERMINISTIC: dict[str, Listed] = {
+    "Orientationd": Listed("turn the volume's axes", {"axcodes": _AXES}),
+    "Spacingd": Listed(
+        "resample the volume to this distance between voxels, mm", {"pixdim": Numbers(0.2, 20, 3)}, {"mode": _BLEND}
+    ),
+    "ScaleIntensityRanged": Listed(
+        "map values from a to b linearly", {"a_min": _HU, "a_max": _HU, "b_min": _HU, "b_max": _HU}, {"clip": _FLAG}
+    ),
+    "ThresholdIntensityd": Listed(
+        "replace values below (above: false: over) a threshold", {"threshold": _HU}, {"above": _FLAG, "cval": _HU}
+    ),
+    "ShiftIntensityd": Listed("add a constant", {"offset": _HU}),
+    "GaussianSmoothd": Listed("smooth with this sigma, in voxels", {"sigma": Numbers(0.0, 5, 3)}),
+    "CenterSpatialCropd": Listed("keep the middle, in voxels", {"roi_size": Numbers(16, 4096, 3)}),
+}
+"""On the image as it was read (a CT in HU), before slices are chosen."""
+CT_ONLY = ("Orientationd", "Spacingd")
+"""They need the geometry of a volume; a picture has none, and would only be mirrored or stretched."""
+
+RANDOM: dict[str, Listed] = {
+    "RandAffined": Listed(
+        "turn (radians), shear, shift (pixels) and scale in plane",
+        {},
+        _PROB
+        | {
+            "rotate_range": Numbers(0.0, math.pi),
+            "shear_range": Numbers(0.0, 0.5, 2),
+            "translate_range": Numbers(0.0, 512, 2),
+        }
+        | {"scale_range": Numbers(0.0, 0.5, 2), "mode": _BLEND, "padding_mode": _BORDER},
+    ),
+    "RandZoomd": Listed("zoom in plane", {}, _PROB | {"min_zoom": Numbers(0.5, 2), "max_zoom": Numbers(0.5, 2)}),
+    "RandShiftIntensityd": Listed("shift brightness", {"offsets": _SHARE}, _PROB),
+    "RandScaleIntensityd": Listed("scale brightness", {"factors": _SHARE}, _PROB),
+    "RandAdjustContrastd": Listed("change gamma", {}, _PROB | {"gamma": Numbers(0.1, 10, 2, 2)}),
+    "RandGaussianNoised": Listed("add noise", {}, _PROB | {"mean": Numbers(-1.0, 1), "std": Numbers(0.0, 1)}),
+    "RandGaussianSmoothd": Listed(
+        "smooth in plane", {}, _PROB | {"sigma_x": Numbers(0.0, 5, 2, 2), "sigma_y": Numbers(0.0, 5, 2, 2)}
+    ),
+    "RandCoarseDropoutd": Listed(
+        "blacken rectangles, in pixels",
+        {"holes": Numbers(1, 64), "spatial_size": Numbers(1, 512, 2)},
+        _PROB | {"fill_value": Numbers(0.0, 1)},
+    ),
+    "RandFlipd": Listed(
+        "mirror; left and right of a report are then wrong", {}, _PROB | {"spatial_axis": Numbers(0, 1)}
+    ),
+}
+"""On the prepared image, values in [0, 1], all slices and channels alike; in training alone."""
+
+LISTED = DETERMINISTIC | RANDOM
+SAFE = tuple(name for name in LISTED if name not in ("CenterSpatialCropd", "RandFlipd"))
+"""What a site allows where its site file says nothing."""
+
+
+def problem_of(specs: Sequence[Spec]) -> str | None:
+    """Why these cannot be added, as what they must be; None where they can."""
+    if len(specs) > MOST:
+        return f"at most {MOST} transforms"
+    for spec in specs:
+        name = spec.get("name") if isinstance(spec, Mapping) else spec
+        if not isinstance(name, str) or name not in LISTED:
+            return f"transforms of {', '.join(LISTED)}: not {name!r}{nearest(str(name), LISTED)}"
+        listed = LISTED[name]
+        known = {**listed.needed, **listed.other}
+        for argument, value in spec.items():
+            if argument != "name" and argument not in known:
+                return f"'{name}' with {', '.join(known)} alone: not '{argument}'{nearest(str(argument), known)}"
+            if argument != "name" and not known[argument].allow(value):
+                return f"'{name}' with a {argument} that is {known[argument]}: not {value!r}"
+        if missing := [argument for argument in listed.needed if argument not in spec]:
+            return f"'{name}' with {', '.join(missing)}"
+    return None
+
+
+def checked(specs: Sequence[Spec]) -> Sequence[Spec]:
+    """The same; raises :class:`ConfigError` where one cannot be added."""
+    if problem := problem_of(specs):
+        raise ConfigError(f"data: transforms must be {problem}")
+    return specs
+
+
+def names_of(specs: Sequence[Spec]) -> tuple[str, ...]:
+    """Names of the transforms, each once, in order."""
+    return tuple(dict.fromkeys(str(spec["name"]) for spec in specs))
+
+
+def deterministic(specs: Sequence[Spec]) -> list[Spec]:
+    """Those that are part of every preparation: of training, scoring, drafting, and of the cache's key."""
+    return [spec for spec in specs if spec["name"] in DETERMINISTIC]
+
+
+def random_for_training(specs: Sequence[Spec], *, augment: bool, image_size: int) -> list[Spec]:
+    """Those that change training images: the built-in ones where ``training.augment`` is on, then the lead's."""
+    return (built_in(image_size) if augment else []) + [spec for spec in specs if spec["name"] in RANDOM]
+
+
+def built_in(image_size: int) -> list[Spec]:
+    """What ``training.augment`` does: small changes, each with probability 0.8; nothing is mirrored.
+
+    A turn of 5 degrees and a shift of 4 % of the side at most, 5 % of size and brightness, 10 % of gamma, and noise of
+    2 % of the range.
+    """
+    affine = {"rotate_range": math.radians(5), "translate_range": [0.04 * image_size] * 2, "scale_range": [0.05] * 2}
+    return [
+        {"name": "RandAffined", "prob": 0.8, **affine, "mode": "bilinear", "padding_mode": "zeros"},
+        {"name": "RandShiftIntensityd", "prob": 0.8, "offsets": 0.05},
+        {"name": "RandAdjustContrastd", "prob": 0.8, "gamma": [0.9, 1.1]},
+        {"name": "RandGaussianNoised", "prob": 0.8, "std": 0.02},
+    ]

@@ -1,0 +1,195 @@
+"""The transforms that a lead may add: what is refused, where they run, and what a site allows."""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+
+import monai.transforms
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from monai.data import MetaTensor
+from refused import refused
+
+from fedtar_flare.errors import ConfigError
+from fedtar_flare.imaging.augment import augment, sample_seed
+from fedtar_flare.imaging.limits import Limits, applied
+from fedtar_flare.imaging.pipeline import Size
+from fedtar_flare.imaging.transform_list import (
+    DETERMINISTIC,
+    LISTED,
+    MOST,
+    RANDOM,
+    SAFE,
+    Words,
+    built_in,
+    deterministic,
+    random_for_training,
+)
+from fedtar_flare.imaging.transforms import VoxelLimitd, composed, preparation
+from fedtar_flare.learning.config import DataConfig
+from fedtar_flare.settings import build
+from fedtar_flare.site.bounds import Bounds
+
+SPACING = {"name": "Spacingd", "pixdim": [1, 1, 2.5]}
+NOISE = {"name": "RandGaussianNoised", "prob": 1.0, "std": 0.1}
+
+
+@pytest.mark.parametrize("name", LISTED)
+def test_every_argument_is_monais_and_none_but_the_needed_lacks_a_default(name):
+    signature = inspect.signature(getattr(monai.transforms, name).__init__).parameters
+    listed = LISTED[name]
+    assert {*listed.needed, *listed.other} <= set(signature)
+    without = {n for n, p in signature.items() if p.default is p.empty and p.kind is not p.VAR_KEYWORD}
+    assert without - {"self", "keys"} <= set(listed.needed)
+    assert not {"keys", "fn", "func", "device", "dtype", "meta_keys", "factor_key"} & {*listed.needed, *listed.other}
+
+
+@pytest.mark.parametrize(
+    ("spec", "words"),
+    [
+        ({"name": "Lambdad", "func": "print"}, "not 'Lambdad'"),
+        ({"name": "LoadImaged"}, "not 'LoadImaged'"),
+        ({"name": "SaveImaged", "output_dir": "/tmp"}, "not 'SaveImaged'"),
+        ({"name": "Spacing", "pixdim": 1}, "did you mean 'Spacingd'?"),
+        ({"pixdim": 1}, "not None"),
+        ({"name": ["Spacingd"]}, "not ["),
+        ({"name": "Spacingd"}, "'Spacingd' with pixdim"),
+        ({"name": "Spacingd", "pixdim": [1, 1], "keys": "report"}, "not 'keys'"),
+        ({"name": "Spacingd", "pixdim": 0.001}, "from 0.2 to 20"),
+        ({"name": "Spacingd", "pixdim": [1, 1, 1, 1]}, "1 to 3 numbers"),
+        ({"name": "Spacingd", "pixdim": True}, "not True"),
+        ({"name": "Spacingd", "pixdim": float("nan")}, "not nan"),
+        ({"name": "Spacingd", "pixdim": 1, "mode": "/etc/passwd"}, "one of bilinear, nearest"),
+        ({"name": "Orientationd", "axcodes": "RASL"}, "one of RAS"),
+        ({"name": "ThresholdIntensityd", "threshold": 0, "above": "yes"}, "one of True, False"),
+        ({"name": "RandGaussianNoised", "prob": 2}, "1 number(s) from 0 to 1"),
+        ({"name": "RandFlipd", "spatial_axis": 0.5}, "whole 1 number(s)"),
+        ({"name": "RandGaussianSmoothd", "sigma_x": 1}, "2 number(s)"),
+    ],
+)
+def test_what_cannot_be_added_is_refused_when_settings_are_built_and_again_when_the_compose_is(spec, words):
+    with pytest.raises(ConfigError) as caught:
+        DataConfig(transforms=[spec])
+    assert "transforms" in str(caught.value) and words in str(caught.value)
+    for make in (lambda: preparation("ct", Size(16, 4), [spec]), lambda: composed([spec])):
+        with pytest.raises(ConfigError):
+            make()
+
+
+def test_a_job_adds_few_and_a_list_of_them():
+    with pytest.raises(ConfigError, match="at most"):
+        DataConfig(transforms=[NOISE] * (MOST + 1))
+    with pytest.raises(ConfigError):
+        DataConfig(transforms=["Spacingd"])
+
+
+def test_a_site_allows_listed_ones_alone_and_by_default_what_keeps_left_and_right():
+    for name in ("Lambdad", "LoadImaged", "SaveImaged", "Spacing"):
+        with pytest.raises(ConfigError, match=f"policy: transforms.*not '{name}'"):
+            build(Bounds, {"transforms": [name]}, "policy")
+    assert set(SAFE) < set(LISTED) and "RandFlipd" not in SAFE and Bounds().transforms == SAFE
+    assert Bounds(transforms=["Spacingd"]).looser() == [] and Bounds(transforms=["RandFlipd"]).looser() == [
+        "transforms"
+    ]
+
+
+def volume(shape=(24, 26, 12)):
+    hu = np.random.default_rng(2).integers(-1000, 400, shape).astype(np.float32)
+    return MetaTensor(torch.from_numpy(hu)[None], affine=np.diag([2.0, 2.0, 5.0, 1.0]))
+
+
+def example(name):
+    """The least arguments that change something."""
+    values = {"axcodes": "LPS", "pixdim": [4, 4, 5], "a_min": -1000, "a_max": 400, "b_min": -500, "b_max": 300}
+    values |= {"threshold": 0, "offset": -50, "sigma": 1.0, "roi_size": 16, "offsets": [0.2, 0.3]}
+    values |= {"factors": [0.2, 0.3], "holes": 3, "spatial_size": 6, "prob": 1.0, "rotate_range": 0.5, "cval": -900}
+    values |= {"min_zoom": 1.2, "max_zoom": 1.4}
+    listed = LISTED[name]
+    return {"name": name} | {n: values[n] for n in (*listed.needed, *listed.other) if n in values}
+
+
+@pytest.mark.parametrize("name", DETERMINISTIC)
+def test_each_deterministic_one_changes_a_volume(name):
+    seen = composed([example(name)])({"image": volume()})["image"]
+    assert isinstance(seen, MetaTensor) and seen.ndim == 4
+    assert seen.shape != volume().shape or not torch.equal(seen.as_tensor(), volume().as_tensor())
+
+
+@settings(max_examples=5)
+@given(st.integers(0, 2**40))
+@pytest.mark.parametrize("specs", [*([example(name)] for name in RANDOM), built_in(20)], ids=[*RANDOM, "built-in"])
+def test_each_random_one_changes_model_input_and_one_seed_decides_how(specs, seed):
+    images = np.random.default_rng(seed % 1000).integers(0, 256, (3, 3, 20, 20), np.uint8)
+    kept = images.copy()
+    once = augment(images, seed, specs)
+    augment(images, seed + 1, specs)  # another call in between leaves no trace, nor do global generators
+    np.random.seed(seed % 1000)  # noqa: NPY002 - MONAI could draw from it
+    torch.manual_seed(seed)
+    assert once.dtype == np.uint8 and once.shape == images.shape and not np.array_equal(once, images)
+    assert np.array_equal(once, augment(images, seed, specs)) and np.array_equal(images, kept)
+
+
+def test_seeds_differ_and_so_do_pictures():
+    images = np.random.default_rng(0).integers(0, 256, (2, 3, 20, 20), np.uint8)
+    pictures = [augment(images, sample_seed(0, 1, update, "visit"), built_in(20)) for update in range(12)]
+    assert len({picture.tobytes() for picture in pictures}) == 12
+    assert sample_seed(0, 1, 2) == 1942241016 != sample_seed(0, 12)  # in every process
+
+
+def test_the_built_in_changes_are_small_and_move_all_slices_and_channels_alike():
+    plane = np.zeros((32, 32), np.uint8)
+    plane[8:20, 10:26] = 180  # off the middle
+    images = np.broadcast_to(plane, (3, 3, 32, 32))
+    affine, *values = ([{**spec, "prob": 1.0}] for spec in built_in(32))
+    for seed in range(8):
+        moved = augment(images, seed, affine)
+        assert (moved == moved[:1, :1]).all()
+        place = np.argwhere(moved[0, 0] > 90).mean(axis=0)
+        assert 0 < np.abs(place - (13.5, 17.5)).max() < 4  # 4 percent of 32 pixels, and a turn of 5 degrees
+        changes = [np.abs(augment(images, seed, one).astype(int) - images).mean() for one in values]
+        assert all(0 <= change < 0.15 * 255 for change in changes) and max(changes) > 0
+
+
+@pytest.mark.parametrize("bad", [np.zeros((3, 9, 9), np.uint8), np.zeros((1, 3, 9, 9), np.float32)])
+def test_what_is_no_model_input_is_refused(bad):
+    with refused("not-model-input"):
+        augment(bad, 0, [NOISE])
+
+
+def test_where_each_runs():
+    specs = [NOISE, SPACING]
+    assert deterministic(specs) == [SPACING] and random_for_training(specs, augment=False, image_size=16) == [NOISE]
+    assert random_for_training(specs, augment=True, image_size=16) == [*built_in(16), NOISE]
+    names = [type(t).__name__ for t in preparation("ct", Size(16, 4), specs).transforms]
+    assert names == ["ReadStudyd", "VoxelLimitd", "Spacingd", "LungSlicesd", "HUWindowsd", "SquareResized"]
+
+
+@pytest.mark.parametrize("modality", ["radiograph", "photograph"])
+def test_a_picture_has_no_spacing_or_orientation(modality):
+    with pytest.raises(ConfigError, match="Spacingd is for CT volumes"):
+        preparation(modality, Size(16, 4), [SPACING])
+
+
+def test_what_monai_cannot_make_is_named():
+    with pytest.raises(ConfigError, match="RandShiftIntensityd cannot be made") as caught:
+        composed([{"name": "RandShiftIntensityd", "offsets": [0.1]}])
+    assert caught.value.__cause__ is not None
+
+
+def test_resampling_stays_within_the_sites_limits():
+    """24 x 26 x 12 voxels of 2 x 2 x 5 mm at 1 mm are 48 x 52 x 60."""
+    wanted = 48 * 52 * 60
+    with applied(Limits(voxels=wanted)):
+        VoxelLimitd("image", 1.0)({"image": volume()})
+    with applied(Limits(voxels=wanted - 1)), refused("too-large", "resampled by Spacingd"):
+        VoxelLimitd("image", [1, 1, 1])({"image": volume()})
+
+
+def test_no_argument_takes_free_text():
+    kinds = [check for one in LISTED.values() for check in (*one.needed.values(), *one.other.values())]
+    words = {word for check in kinds if isinstance(check, Words) for word in check.words if isinstance(word, str)}
+    assert all(word.isalpha() for word in words) and not any(Path(word).exists() for word in words)
