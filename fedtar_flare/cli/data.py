@@ -1,10 +1,13 @@
-"""``fedtar data index``, ``check``, ``prepare`` and ``unpack``: a site's own data, before a run."""
+"""``fedtar data index``, ``check``, ``prepare``, ``transforms`` and ``unpack``: a site's own data, before a run."""
 
 from __future__ import annotations
 
 import argparse
 import json
+import sys
+from collections.abc import Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from fedtar_flare.cli import simulated_data
@@ -13,6 +16,9 @@ from fedtar_flare.cli.terminal import ProgressLine
 
 if TYPE_CHECKING:
     from fedtar_flare.curation.check import Check
+    from fedtar_flare.data.cohort import Visit
+    from fedtar_flare.imaging.transform_list import Spec
+    from fedtar_flare.models.config import ModelConfig
 
 GROUPS = ("model", "data")
 
@@ -67,19 +73,21 @@ def add_commands(commands: Commands) -> None:
         "prepare a site's images before a run, so that the run begins at once",
         epilog="Exit codes: 0 something can be used, 1 nothing can, 2 wrong use.",
     )
-    place = command.add_mutually_exclusive_group(required=True)
-    place.add_argument("--kit", type=Path, help="the site's startup kit, whose local/fedtar.yaml is read")
-    place.add_argument("--site-file", type=Path, help="a site file, such as one in the folder of FEDTAR_SITES")
     command.add_argument("--site", help="name of the site (default: of the kit's folder, or of the site file)")
-    command.add_argument("--preset", default="small", help="of the job: small (default), tiny, paper, timm")
-    setting = (
-        "a setting of the job's model or data that differs from the preset, such as model.slices=1; may be repeated"
-    )
-    add_repeated(command, "--set", "GROUP.NAME=VALUE", setting)
+    _add_job(command, GROUPS, needs_place=True)
     command.add_argument("-T", "--time-steps", type=int, default=3, help="of the job; for synthetic data (default 3)")
     command.add_argument("--seed", type=int, default=0, help="of the job; for synthetic data (default 0)")
     command.add_argument("-j", "--workers", type=int, help="processes (default: one per processor, at most 4)")
     command.add_argument("--json", action="store_true", help="print the counts as JSON")
+
+    command = add_command(
+        group,
+        transforms,
+        "show how images become model input, transform by transform",
+        epilog="Exit codes: 0 shown, 1 the site declines a transform or the study is refused, 2 wrong use.",
+    )
+    _add_job(command, (*GROUPS, "training"), needs_place=False)
+    command.add_argument("--json", action="store_true", help="print them as JSON")
 
     command = add_command(
         group, unpack, "write a packed data set of labelled pictures (MedMNIST's .npz) as pictures and a manifest"
@@ -91,6 +99,16 @@ def add_commands(commands: Commands) -> None:
     command.add_argument("--json", action="store_true", help="print the counts as JSON")
 
     simulated_data.add_commands(group)
+
+
+def _add_job(command: argparse.ArgumentParser, groups: Sequence[str], *, needs_place: bool) -> None:
+    """Options of a command that prepares images as a job would."""
+    place = command.add_mutually_exclusive_group(required=needs_place)
+    place.add_argument("--kit", type=Path, help="the site's startup kit, whose local/fedtar.yaml is read")
+    place.add_argument("--site-file", type=Path, help="a site file, such as one in the folder of FEDTAR_SITES")
+    command.add_argument("--preset", default="small", help="of the job: small (default), tiny, paper, timm")
+    which = f"a setting of the job's {' or '.join(groups)} that differs from the preset, such as model.slices=1"
+    add_repeated(command, "--set", "GROUP.NAME=VALUE", f"{which}; may be repeated")
 
 
 def unpack(arguments: argparse.Namespace) -> None:
@@ -213,17 +231,15 @@ def prepare(arguments: argparse.Namespace) -> None:
     from fedtar_flare.models.config import preset
     from fedtar_flare.settings import build
     from fedtar_flare.site.cohort import prepare_site
-    from fedtar_flare.site.place import kit_of
-    from fedtar_flare.site.site_file import SITE_FILE, cache_folder, read_site_file
+    from fedtar_flare.site.site_file import cache_folder, read_site_file
 
     settings = grouped(arguments.set, GROUPS)
-    kit = kit_of(arguments.kit) if arguments.kit else None
-    file = kit / "local" / SITE_FILE if kit else arguments.site_file
+    file, name = _site_file(arguments)
     config = read_site_file(file, simulated=True)  # no key is made for this; what is prepared does not depend on it
     with ProgressLine() as line:
         cohort, done = prepare_site(
             config,
-            arguments.site or (kit.name if kit else file.stem),
+            arguments.site or name,
             model=preset(arguments.preset, **settings.get("model", {})),
             data=build(DataConfig, settings.get("data"), "data"),
             reports=False,
@@ -240,3 +256,74 @@ def prepare(arguments: argparse.Namespace) -> None:
     print(f"{file}: {done.computed} images prepared, {there} were there already ({folder})")
     for reason, n in left_out.items():
         print(f"  left out, {reason}: {n}")
+
+
+def _site_file(arguments: argparse.Namespace) -> tuple[Path, str]:
+    """The site file that is meant, and the site's name."""
+    from fedtar_flare.site.place import kit_of
+    from fedtar_flare.site.site_file import SITE_FILE
+
+    if not arguments.kit:
+        return arguments.site_file, arguments.site_file.stem
+    kit = kit_of(arguments.kit)
+    return kit / "local" / SITE_FILE, kit.name
+
+
+def transforms(arguments: argparse.Namespace) -> int:
+    """Run the transforms of a job on the site's first study, without a site on a phantom, and print each with its
+    arguments, what it does and what it leaves. Random ones come last: they change training images alone.
+    """
+    from fedtar_flare.data.timeline import Timeline
+    from fedtar_flare.imaging.limits import applied
+    from fedtar_flare.imaging.transform_list import names_of, random_for_training
+    from fedtar_flare.learning.config import DataConfig, TrainingConfig
+    from fedtar_flare.models.config import preset
+    from fedtar_flare.settings import build
+    from fedtar_flare.site.bounds import Bounds
+    from fedtar_flare.site.cohort import load_cohort
+    from fedtar_flare.site.site_file import SiteConfig, read_site_file
+
+    settings = grouped(arguments.set, (*GROUPS, "training"))
+    model = preset(arguments.preset, **settings.get("model", {}))
+    data = build(DataConfig, settings.get("data"), "data")
+    training = build(TrainingConfig, settings.get("training"), "training")
+    with TemporaryDirectory() as folder:
+        config, policy, name = SiteConfig(source="synthetic", path=Path(folder), simulated=True), Bounds(), "phantom"
+        if arguments.kit or arguments.site_file:
+            file, name = _site_file(arguments)
+            config, policy = read_site_file(file, simulated=True), read_site_file(file).policy
+        visit = load_cohort(config, name, timeline=Timeline(1), synthetic_patients=1).visits[0]
+        added = random_for_training(data.transforms, augment=training.augment, image_size=model.image_size)
+        with applied(config.limits):
+            shown = _shown(visit, model, data.transforms, added)
+    declined = [one for one in names_of(data.transforms) if one not in policy.transforms]
+    if arguments.json:
+        print(json.dumps({"study": visit.modality, "transforms": shown, "declined": declined}))
+        return int(bool(declined))
+    print(f"How a study ({visit.modality}) becomes model input:")
+    for number, step in enumerate(shown, start=1):
+        given_as = ", ".join(f"{key}={value}" for key, value in step["arguments"].items())
+        print(f"{number:2d}. {step['name']}({given_as})\n    {step['what']}\n    -> {step['gives']}")
+    if declined:
+        print(f"This site's policy does not allow {', '.join(declined)} (policy.transforms)", file=sys.stderr)
+    return int(bool(declined))
+
+
+def _shown(
+    visit: Visit, model: ModelConfig, transforms: Sequence[Spec], random: Sequence[Spec]
+) -> list[dict[str, Any]]:
+    """Each step of a study's preparation, whether it is ``random``, and what it ``gives``."""
+    from fedtar_flare.imaging.augment import augment
+    from fedtar_flare.imaging.transform_list import LISTED, split
+    from fedtar_flare.imaging.transforms import Step, preparation, steps
+
+    made: Any = {"image": str(visit.image)}
+    listed = steps(visit.modality, model, transforms)
+    images = [(made := one(made))["image"] for one in preparation(visit.modality, model, transforms).transforms]
+    shown = [{**step._asdict(), "random": False} for step in listed]
+    for spec in random:
+        what = f"{LISTED[spec['name']].what}, in training alone"
+        shown.append({**Step(*split(spec), what)._asdict(), "random": True})
+        images.append(augment(images[-1], 0, [spec]))
+    gives = (f"{str(image.dtype).removeprefix('torch.')} {tuple(map(int, image.shape))}" for image in images)
+    return [{**step, "gives": given} for step, given in zip(shown, gives, strict=True)]

@@ -15,19 +15,14 @@ _ONE_AT_A_TIME = threading.Lock()  # MONAI's transforms keep their random state 
 
 
 def augment(images: np.ndarray, seed: int, transforms: Sequence[Spec]) -> np.ndarray:
-    """A changed copy of one study's model input; all its slices and channels move alike.
+    """A changed copy of one study's model input, uint8 (S, 3, H, W); all its slices and channels move alike.
 
     Parameters
     ----------
-    images : ndarray of uint8, shape (S, 3, H, W)
     seed : int
         Decides everything random: the same seed gives the same picture in every process.
     transforms : sequence of Spec
         Of :data:`.transform_list.RANDOM`; they see float32 (3 S, H, W) in [0, 1].
-
-    Returns
-    -------
-    ndarray of uint8, shape (S, 3, H, W)
 
     Raises
     ------

@@ -50,15 +50,11 @@ def file_identity(path: Path) -> Identity:
 
     Raises :class:`DataError` ``no-image`` when there is none.
     """
-    path = path.absolute()
+    path, identity = path.absolute(), []
     if path.is_dir():
         identity = sorted(_files_below(str(path)))
-    else:
-        identity = []
-        with suppress(OSError):
-            status = path.stat()
-            if stat.S_ISREG(status.st_mode):
-                identity = [(str(path), status.st_size, status.st_mtime_ns)]
+    elif path.is_file():
+        identity = [(str(path), (status := path.stat()).st_size, status.st_mtime_ns)]
     if not identity:
         raise DataError(f"{path}: there is no such file, or the folder is empty", reason="no-image")
     return identity

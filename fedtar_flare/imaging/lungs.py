@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
 
 BODY_HU = -400
@@ -12,13 +10,6 @@ COARSE_MM = 3.0
 MIN_AREA_CM2 = 15.0
 MIN_SHARE = 0.1
 MIN_RANGE_MM = 60.0
-
-
-class SliceChoice(NamedTuple):
-    """Indices of the chosen slices, ascending, and their positions in mm from the centre of the range."""
-
-    indices: np.ndarray
-    position_mm: np.ndarray
 
 
 def lung_range(hu: np.ndarray, spacing_mm: tuple[float, float, float]) -> tuple[int, int]:
@@ -57,8 +48,11 @@ def _enclosed_air(hu: np.ndarray) -> np.ndarray:
     return inside[labels].sum(axis=(1, 2))
 
 
-def sample_slices(first: int, last: int, spacing_mm: float, slices: int) -> SliceChoice:
-    """Slices nearest to the middles of equal parts of a range, ends included; a short range repeats some."""
+def sample_slices(first: int, last: int, spacing_mm: float, slices: int) -> tuple[np.ndarray, np.ndarray]:
+    """Slices nearest to the middles of equal parts of a range, ends included; a short range repeats some.
+
+    Gives their indices (S,), ascending, and their positions float32 (S,) in mm from the middle of the range.
+    """
     middles = first - 0.5 + (np.arange(slices) + 0.5) * (last - first + 1) / slices
     indices = np.clip(np.ceil(middles - 0.5).astype(int), first, last)
-    return SliceChoice(indices, ((indices - (first + last) / 2) * spacing_mm).astype(np.float32))
+    return indices, ((indices - (first + last) / 2) * spacing_mm).astype(np.float32)

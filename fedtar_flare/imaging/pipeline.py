@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from fedtar_flare.imaging.transforms import InputSize
 
 logger = logging.getLogger(__name__)
-NOT_REMEMBERED = {
+NOT_REMEMBERED = (
     "no-image", "no-permission", "unsupported-transfer-syntax", "too-large", "too-slow", "transform-failed"
-}  # fmt: skip
+)  # fmt: skip
 """Refusals that a mounted disk, a permission, an installed library or a higher limit cures; the files stay the same."""
 
 
@@ -41,21 +41,10 @@ class Size(NamedTuple):
 
 
 def prepare(visit: Visit, size: InputSize, cache_dir: Path, transforms: Sequence[Spec] = ()) -> Prepared:
-    """Model input of a single visit, from the cache or computed and stored there.
+    """Model input of a single visit, from the cache or made by :func:`.transforms.preparation` and stored there.
 
-    Neither MONAI nor pydicom is imported on a cache hit. Several processes may prepare the same visit at once.
-
-    Parameters
-    ----------
-    size : InputSize
-        Settings of the model: ``image_size`` and ``slices``.
-    transforms : sequence of Spec
-        ``data.transforms``; random ones are passed over.
-
-    Raises
-    ------
-    DataError
-        The study cannot be used; its ``reason`` says why.
+    Several processes may prepare the same visit at once. Raises :class:`DataError` when the study cannot be used; its
+    ``reason`` says why.
     """
     entry = entry_of(visit, size, cache_dir, transforms)
     return _look_up(entry) or _compute(visit.image, visit.modality, size, transforms, entry)
@@ -98,7 +87,7 @@ def prepare_visits(
     Parameters
     ----------
     size, transforms
-        As in :func:`prepare`.
+        As in :func:`.transforms.preparation`; raises its :class:`ConfigError`.
     limits : Limits, optional
         Beyond which a study is refused.
     workers : int, optional
@@ -108,7 +97,7 @@ def prepare_visits(
     """
     from fedtar_flare.imaging.workers import each, worker_count
 
-    count = worker_count(workers)
+    count, limits = worker_count(workers), limits or Limits()
     entries: dict[Visit, Path] = {}
     errors: dict[Visit, DataError] = {}
     missing: list[Visit] = []
@@ -119,10 +108,12 @@ def prepare_visits(
                 missing.append(visit)
         except DataError as error:
             errors[visit] = error
-    limits = limits or Limits()
-    common = {"size": [size.image_size, size.slices], "transforms": deterministic(transforms)}
-    common["limits"] = limits.to_dict()
-    items = [{"image": str(v.image), "modality": v.modality, "entry": str(entries[v]), **common} for v in missing]
+    if missing and transforms:
+        from fedtar_flare.imaging.transforms import preparation
+
+        preparation(missing[0].modality, size, transforms)  # refused once, not for each study
+    common = {"size": Size(size.image_size, size.slices), "transforms": deterministic(transforms), "limits": limits}
+    items = [{"image": v.image, "modality": v.modality, "entry": entries[v], **common} for v in missing]
     progress = Progress("preparing images: study", len(items), say, every)
     for done, (i, outcome) in enumerate(each(prepare_task, items, count, limits.seconds_per_study), start=1):
         if isinstance(outcome, DataError):
@@ -165,13 +156,12 @@ def entry_of(visit: Visit, size: InputSize, cache_dir: Path, transforms: Sequenc
 
 
 def prepare_task(
-    image: str, modality: Modality, size: Sequence[int], transforms: list[Spec], entry: str, limits: dict[str, Any]
-) -> bool:
+    image: Path, modality: Modality, size: InputSize, transforms: Sequence[Spec], entry: Path, limits: Limits
+) -> None:
     """Prepare one image into the cache (a worker's task); raises what :func:`prepare` raises."""
-    if cache.load(Path(entry)) is None:  # another site may have been first
-        with applied(Limits(**limits)):
-            _compute(Path(image), modality, Size(*size), transforms, Path(entry))
-    return True
+    if cache.load(entry) is None:  # another site may have been first
+        with applied(limits):
+            _compute(image, modality, size, transforms, entry)
 
 
 def _look_up(entry: Path) -> Prepared | None:

@@ -20,34 +20,33 @@ MOST = 16
 
 
 class Numbers(NamedTuple):
-    """A number within bounds, or a list of ``least`` to ``most``; whole ones where the bounds are whole (``int``)."""
+    """A number within bounds, or a list of ``least`` to ``most``; whole ones where ``low`` is an ``int``."""
 
     low: float
     high: float
     most: int = 1
     least: int = 1
 
-    def allow(self, value: Any) -> bool:
-        items = value if isinstance(value, list | tuple) else [value]
-        kinds = (int,) if type(self.low) is int else (int, float)
-        fitting = all(type(item) in kinds and self.low <= item <= self.high for item in items)
-        return fitting and self.least <= len(items) <= self.most
-
     def __str__(self) -> str:
         many = f"{self.least} to {self.most} numbers" if self.least < self.most else f"{self.most} number(s)"
         return f"{'whole ' if type(self.low) is int else ''}{many} from {self.low:g} to {self.high:g}"
 
 
-class Words(NamedTuple):
+class Words(tuple[Any, ...]):
     """One of a few words, or yes and no."""
 
-    words: tuple[Any, ...]
-
-    def allow(self, value: Any) -> bool:
-        return any(value is word or (isinstance(value, str) and value == word) for word in self.words)
-
     def __str__(self) -> str:
-        return f"one of {', '.join(map(str, self.words))}"
+        return f"one of {', '.join(map(str, self))}"
+
+
+def allows(check: Numbers | Words, value: Any) -> bool:
+    """Whether an argument may have this value."""
+    if isinstance(check, Words):
+        return any(type(value) is type(word) and value == word for word in check)
+    items = value if isinstance(value, list | tuple) else [value]
+    kinds = (int,) if type(check.low) is int else (int, float)
+    within = all(type(item) in kinds and check.low <= item <= check.high for item in items)
+    return within and check.least <= len(items) <= check.most
 
 
 class Listed(NamedTuple):
@@ -67,19 +66,18 @@ _PROB = {"prob": Numbers(0.0, 1)}
 _SHARE = Numbers(-1.0, 1, 2)
 
 DETERMINISTIC: dict[str, Listed] = {
-    "Orientationd": Listed("turn the volume's axes", {"axcodes": _AXES}),
+    "Orientationd": Listed("Turn the volume's axes", {"axcodes": _AXES}),
     "Spacingd": Listed(
-        "resample the volume to this distance between voxels, mm", {"pixdim": Numbers(0.2, 20, 3)}, {"mode": _BLEND}
+        "Resample the volume to this distance between voxels, mm", {"pixdim": Numbers(0.2, 20, 3)}, {"mode": _BLEND}
     ),
     "ScaleIntensityRanged": Listed(
-        "map values from a to b linearly", {"a_min": _HU, "a_max": _HU, "b_min": _HU, "b_max": _HU}, {"clip": _FLAG}
+        "Map values from a to b linearly", {"a_min": _HU, "a_max": _HU, "b_min": _HU, "b_max": _HU}, {"clip": _FLAG}
     ),
     "ThresholdIntensityd": Listed(
-        "replace values below (above: false: over) a threshold", {"threshold": _HU}, {"above": _FLAG, "cval": _HU}
+        "Replace values below (above: false: over) a threshold", {"threshold": _HU}, {"above": _FLAG, "cval": _HU}
     ),
-    "ShiftIntensityd": Listed("add a constant", {"offset": _HU}),
-    "GaussianSmoothd": Listed("smooth with this sigma, in voxels", {"sigma": Numbers(0.0, 5, 3)}),
-    "CenterSpatialCropd": Listed("keep the middle, in voxels", {"roi_size": Numbers(16, 4096, 3)}),
+    "GaussianSmoothd": Listed("Smooth with this sigma, in voxels", {"sigma": Numbers(0.0, 5, 3)}),
+    "CenterSpatialCropd": Listed("Keep the middle, in voxels", {"roi_size": Numbers(16, 4096, 3)}),
 }
 """On the image as it was read (a CT in HU), before slices are chosen."""
 CT_ONLY = ("Orientationd", "Spacingd")
@@ -87,7 +85,7 @@ CT_ONLY = ("Orientationd", "Spacingd")
 
 RANDOM: dict[str, Listed] = {
     "RandAffined": Listed(
-        "turn (radians), shear, shift (pixels) and scale in plane",
+        "Turn (radians), shear, shift (pixels) and scale in plane",
         {},
         _PROB
         | {
@@ -97,21 +95,15 @@ RANDOM: dict[str, Listed] = {
         }
         | {"scale_range": Numbers(0.0, 0.5, 2), "mode": _BLEND, "padding_mode": _BORDER},
     ),
-    "RandZoomd": Listed("zoom in plane", {}, _PROB | {"min_zoom": Numbers(0.5, 2), "max_zoom": Numbers(0.5, 2)}),
-    "RandShiftIntensityd": Listed("shift brightness", {"offsets": _SHARE}, _PROB),
-    "RandScaleIntensityd": Listed("scale brightness", {"factors": _SHARE}, _PROB),
-    "RandAdjustContrastd": Listed("change gamma", {}, _PROB | {"gamma": Numbers(0.1, 10, 2, 2)}),
-    "RandGaussianNoised": Listed("add noise", {}, _PROB | {"mean": Numbers(-1.0, 1), "std": Numbers(0.0, 1)}),
+    "RandShiftIntensityd": Listed("Shift brightness", {"offsets": _SHARE}, _PROB),
+    "RandScaleIntensityd": Listed("Scale brightness", {"factors": _SHARE}, _PROB),
+    "RandAdjustContrastd": Listed("Change gamma", {}, _PROB | {"gamma": Numbers(0.1, 10, 2, 2)}),
+    "RandGaussianNoised": Listed("Add noise", {}, _PROB | {"mean": Numbers(-1.0, 1), "std": Numbers(0.0, 1)}),
     "RandGaussianSmoothd": Listed(
-        "smooth in plane", {}, _PROB | {"sigma_x": Numbers(0.0, 5, 2, 2), "sigma_y": Numbers(0.0, 5, 2, 2)}
-    ),
-    "RandCoarseDropoutd": Listed(
-        "blacken rectangles, in pixels",
-        {"holes": Numbers(1, 64), "spatial_size": Numbers(1, 512, 2)},
-        _PROB | {"fill_value": Numbers(0.0, 1)},
+        "Smooth in plane", {}, _PROB | {"sigma_x": Numbers(0.0, 5, 2, 2), "sigma_y": Numbers(0.0, 5, 2, 2)}
     ),
     "RandFlipd": Listed(
-        "mirror; left and right of a report are then wrong", {}, _PROB | {"spatial_axis": Numbers(0, 1)}
+        "Mirror; left and right of a report are then wrong", {}, _PROB | {"spatial_axis": Numbers(0, 1)}
     ),
 }
 """On the prepared image, values in [0, 1], all slices and channels alike; in training alone."""
@@ -134,7 +126,7 @@ def problem_of(specs: Sequence[Spec]) -> str | None:
         for argument, value in spec.items():
             if argument != "name" and argument not in known:
                 return f"'{name}' with {', '.join(known)} alone: not '{argument}'{nearest(str(argument), known)}"
-            if argument != "name" and not known[argument].allow(value):
+            if argument != "name" and not allows(known[argument], value):
                 return f"'{name}' with a {argument} that is {known[argument]}: not {value!r}"
         if missing := [argument for argument in listed.needed if argument not in spec]:
             return f"'{name}' with {', '.join(missing)}"
@@ -146,6 +138,11 @@ def checked(specs: Sequence[Spec]) -> Sequence[Spec]:
     if problem := problem_of(specs):
         raise ConfigError(f"data: transforms must be {problem}")
     return specs
+
+
+def split(spec: Spec) -> tuple[str, dict[str, Any]]:
+    """Name and arguments."""
+    return spec["name"], {argument: value for argument, value in spec.items() if argument != "name"}
 
 
 def names_of(specs: Sequence[Spec]) -> tuple[str, ...]:

@@ -26,7 +26,7 @@ from fedtar_flare.imaging.limits import check_size
 from fedtar_flare.imaging.lungs import lung_range, sample_slices
 from fedtar_flare.imaging.readers.monai_readers import CTSeriesReader, PhotographReader, RadiographReader
 from fedtar_flare.imaging.readers.volume import to_int16
-from fedtar_flare.imaging.transform_list import CT_ONLY, LISTED, Spec, checked, deterministic
+from fedtar_flare.imaging.transform_list import CT_ONLY, LISTED, Spec, checked, deterministic, split
 
 WINDOWS = ((-600.0, 1500.0), (40.0, 400.0), (400.0, 1800.0))
 """(level, width) in HU of the three channels: lung, mediastinum, bone."""
@@ -40,12 +40,9 @@ class InputSize(Protocol):
     """What of a model's settings decides how images are prepared."""
 
     @property
-    def image_size(self) -> int:
-        """Height and width of a slice or picture, pixels."""
-
+    def image_size(self) -> int: ...  # height and width of a slice or picture, pixels
     @property
-    def slices(self) -> int:
-        """Slices of a CT volume, S; a picture has one."""
+    def slices(self) -> int: ...  # S of a CT volume; a picture has one
 
 
 class Step(NamedTuple):
@@ -57,13 +54,7 @@ class Step(NamedTuple):
 
 
 def steps(modality: Modality, size: InputSize, transforms: Sequence[Spec] = ()) -> list[Step]:
-    """The transforms of :func:`preparation`, in order.
-
-    Raises
-    ------
-    ConfigError
-        One of ``transforms`` is not on the list, or needs a volume, and the images are pictures.
-    """
+    """The transforms of :func:`preparation`, in order."""
     ct, added = modality == "ct", deterministic(checked(transforms))
     if wrong := [spec["name"] for spec in added if spec["name"] in CT_ONLY and not ct]:
         raise ConfigError(f"data: transforms: {wrong[0]} is for CT volumes; these images are pictures ({modality})")
@@ -71,14 +62,11 @@ def steps(modality: Modality, size: InputSize, transforms: Sequence[Spec] = ()) 
     for spec in added:
         if spec["name"] == "Spacingd":
             made.append(("VoxelLimitd", {"pixdim": spec["pixdim"]}))
-        made.append((spec["name"], {name: value for name, value in spec.items() if name != "name"}))
-    square: dict[str, Any] = {"size": size.image_size}
+        made.append(split(spec))
     if ct:
         made += [("LungSlicesd", {"slices": size.slices}), ("HUWindowsd", {"windows": WINDOWS})]
-        made.append(("SquareResized", square))
-    else:
-        made += [("SquareResized", square), ("PictureToSliced", {})]
-    return [Step(name, arguments, _what(name)) for name, arguments in made]
+    made += [("SquareResized", {"size": size.image_size}), *([] if ct else [("PictureToSliced", {})])]
+    return [Step(n, given, LISTED[n].what if n in LISTED else _first_line(globals()[n])) for n, given in made]
 
 
 def preparation(modality: Modality, size: InputSize, transforms: Sequence[Spec] = ()) -> Compose:
@@ -104,7 +92,7 @@ def preparation(modality: Modality, size: InputSize, transforms: Sequence[Spec] 
     ConfigError
         One of ``transforms`` is not on the list, cannot be made, or needs a volume where the images are pictures.
     """
-    return Compose([_made(step) for step in steps(modality, size, transforms)])
+    return Compose([_made(name, arguments) for name, arguments, _ in steps(modality, size, transforms)])
 
 
 def composed(specs: Sequence[Spec]) -> Compose:
@@ -114,24 +102,35 @@ def composed(specs: Sequence[Spec]) -> Compose:
 
 @lru_cache(maxsize=8)
 def _composed(text: str) -> Compose:
-    specs = [(spec.pop("name"), spec) for spec in json.loads(text)]
-    return Compose([_made(Step(name, arguments, "")) for name, arguments in specs])
+    return Compose([_made(*split(spec)) for spec in json.loads(text)])
 
 
-def _made(step: Step) -> Any:
+def _made(name: str, arguments: dict[str, Any]) -> Any:
     try:
-        return (globals().get(step.name) or getattr(monai.transforms, step.name))("image", **step.arguments)
+        return (globals().get(name) or getattr(monai.transforms, name))("image", **arguments)
     except (TypeError, ValueError, AttributeError) as error:
-        raise ConfigError(f"data: transforms: {step.name} cannot be made: {error}") from error
+        raise ConfigError(f"data: transforms: {name} cannot be made: {error}") from error
 
 
-def _what(name: str) -> str:
-    if name in LISTED:
-        return LISTED[name].what
-    return str(globals()[name].__doc__).partition("\n")[0].rstrip(".")
+def _first_line(kind: type) -> str:
+    return str(kind.__doc__).partition("\n")[0].rstrip(".")
 
 
-class ReadStudyd(MapTransform):
+class _Changes(MapTransform):
+    """Changes a copy of the dictionary, key by key."""
+
+    def __call__(self, data: Mapping[Hashable, Any]) -> dict[Hashable, Any]:
+        out = dict(data)
+        for key in self.key_iterator(out):
+            self.change(out, key)
+        return out
+
+    def change(self, out: dict[Hashable, Any], key: Hashable) -> None:
+        """Replace what lies under ``key``."""
+        raise NotImplementedError
+
+
+class ReadStudyd(_Changes):
     """Read a study by its path: a CT as int16 (1, X, Y, Z) in HU with its affine, a picture as uint8 (1 or 3, H, W).
 
     Raises :class:`DataError` as :func:`.readers.ct.read_ct` and its neighbours do. MONAI's ``LoadImaged`` with the same
@@ -144,15 +143,12 @@ class ReadStudyd(MapTransform):
         self._reader = (readers | {"photograph": PhotographReader()})[modality]
         self._channel_first = monai.transforms.EnsureChannelFirst()
 
-    def __call__(self, data: Mapping[Hashable, Any]) -> dict[Hashable, Any]:
-        out = dict(data)
-        for key in self.key_iterator(out):
-            read = MetaTensor.ensure_torch_and_prune_meta(*self._reader.get_data(self._reader.read(out[key])))
-            out[key] = self._channel_first(read)
-        return out
+    def change(self, out: dict[Hashable, Any], key: Hashable) -> None:
+        read = MetaTensor.ensure_torch_and_prune_meta(*self._reader.get_data(self._reader.read(out[key])))
+        out[key] = self._channel_first(read)
 
 
-class VoxelLimitd(MapTransform):
+class VoxelLimitd(_Changes):
     """Refuse a volume that would have more voxels at this spacing than the site's limits allow.
 
     Raises :class:`DataError` ``too-large``.
@@ -162,15 +158,12 @@ class VoxelLimitd(MapTransform):
         super().__init__(keys)
         self.pixdim = np.resize(pixdim, 3)
 
-    def __call__(self, data: Mapping[Hashable, Any]) -> dict[Hashable, Any]:
-        for key in self.key_iterator(data):
-            array, affine = array_and_affine(data[key])
-            extent = np.array(array.shape[-3:]) * np.linalg.norm(affine[:3, :3], axis=0)
-            check_size("the volume, resampled by Spacingd", "voxels", int(np.prod(np.ceil(extent / self.pixdim))))
-        return dict(data)
+    def change(self, out: dict[Hashable, Any], key: Hashable) -> None:
+        extent = np.array(out[key].shape[-3:]) * np.linalg.norm(out[key].affine[:3, :3], axis=0)
+        check_size("the volume, resampled by Spacingd", "voxels", int(np.prod(np.ceil(extent / self.pixdim))))
 
 
-class LungSlicesd(MapTransform):
+class LungSlicesd(_Changes):
     """Volume to S slices that sample the lungs evenly in millimetres, in the same orientation for every volume.
 
     Input: (1, X, Y, Z) or (X, Y, Z) Hounsfield units with an affine (``MetaTensor``). Output: int16 (S, H, W), feet to
@@ -185,38 +178,28 @@ class LungSlicesd(MapTransform):
             raise ConfigError(f"slices must be at least 1, not {slices}")
         self.slices = slices
 
-    def __call__(self, data: Mapping[Hashable, Any]) -> dict[Hashable, Any]:
-        out = dict(data)
-        for key in self.key_iterator(out):
-            hu, spacing = displayed(*array_and_affine(out[key]))
-            choice = sample_slices(*lung_range(hu, spacing), spacing[0], self.slices)
-            out[key] = to_int16(hu[choice.indices])
-            out["position_mm"], out["pixel_mm"] = choice.position_mm, (spacing[1], spacing[2])
-        return out
+    def change(self, out: dict[Hashable, Any], key: Hashable) -> None:
+        hu, spacing = displayed(out[key])
+        chosen, out["position_mm"] = sample_slices(*lung_range(hu, spacing), spacing[0], self.slices)
+        out[key], out["pixel_mm"] = to_int16(hu[chosen]), spacing[1:]
 
 
-def array_and_affine(volume: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Values and affine of a ``MetaTensor``; raises :class:`DataError` ``not-a-volume`` for anything else."""
-    if not isinstance(volume, MetaTensor):
-        raise DataError("a CT volume needs its affine; load it with LoadImaged", reason="not-a-volume")
-    return volume.as_tensor().numpy(), np.asarray(volume.affine, np.float64)
+def displayed(volume: Any) -> tuple[np.ndarray, tuple[float, float, float]]:
+    """A view of a ``MetaTensor`` as (feet to head, front to back, right to left), and its spacing in mm along these.
 
-
-def displayed(volume: np.ndarray, affine: np.ndarray) -> tuple[np.ndarray, tuple[float, float, float]]:
-    """A view of the volume as (feet to head, front to back, right to left), and its spacing in mm along these.
-
-    Raises :class:`DataError` ``not-a-volume`` for another shape than (X, Y, Z) or (1, X, Y, Z).
+    Raises :class:`DataError` ``not-a-volume`` for anything else, or another shape than (X, Y, Z) or (1, X, Y, Z).
     """
-    array = volume[0] if volume.ndim == 4 and volume.shape[0] == 1 else volume
-    if array.ndim != 3:
-        raise DataError(f"a CT volume has three axes, not the shape {array.shape}", reason="not-a-volume")
+    if not isinstance(volume, MetaTensor) or volume.ndim not in (3, 4) or (volume.ndim == 4 and len(volume) > 1):
+        text = f"a CT volume has three axes and an affine, not {type(volume).__name__} {tuple(np.shape(volume))}"
+        raise DataError(text, reason="not-a-volume")
+    array, affine = volume.as_tensor().numpy().reshape(volume.shape[-3:]), np.asarray(volume.affine, np.float64)
     turn = nio.ornt_transform(nio.io_orientation(affine), nio.axcodes2ornt(DISPLAY_AXES))
     sizes = np.linalg.norm(affine[:3, :3], axis=0)
     z, y, x = (float(sizes[int(np.flatnonzero(turn[:, 0] == axis)[0])]) for axis in range(3))
     return nio.apply_orientation(array, turn), (z, y, x)
 
 
-class HUWindowsd(MapTransform):
+class HUWindowsd(_Changes):
     """Hounsfield units (S, H, W) to uint8 (S, C, H, W): each (level, width) window is a channel, black to white.
 
     Raises :class:`ConfigError` for no window, or one without a positive width.
@@ -232,18 +215,15 @@ class HUWindowsd(MapTransform):
             for level, width in windows
         ]
 
-    def __call__(self, data: Mapping[Hashable, Any]) -> dict[Hashable, Any]:
-        out = dict(data)
-        for key in self.key_iterator(out):
-            places = np.ascontiguousarray(to_int16(np.asarray(out[key]))).view(np.uint16)
-            out[key] = np.stack([self._channels(plane.astype(np.intp)) for plane in places])
-        return out
+    def change(self, out: dict[Hashable, Any], key: Hashable) -> None:
+        places = np.ascontiguousarray(to_int16(np.asarray(out[key]))).view(np.uint16)
+        out[key] = np.stack([self._channels(plane.astype(np.intp)) for plane in places])
 
     def _channels(self, places: np.ndarray) -> np.ndarray:
         return np.stack([table.take(places, mode="clip") for table in self._tables])  # clip: no check of each place
 
 
-class SquareResized(MapTransform):
+class SquareResized(_Changes):
     """Fit the last two axes into a black square, uint8, keeping the body's shape.
 
     Averages over areas when shrinking, interpolates linearly when enlarging. ``pixel_mm`` holds the distance between
@@ -256,35 +236,27 @@ class SquareResized(MapTransform):
             raise ConfigError(f"size must be at least 1, not {size}")
         self.size = size
 
-    def __call__(self, data: Mapping[Hashable, Any]) -> dict[Hashable, Any]:
-        out = dict(data)
-        for key in self.key_iterator(out):
-            out[key] = self._square(np.asarray(out[key]), out.get("pixel_mm", (1.0, 1.0)))
-        return out
-
-    def _square(self, pictures: np.ndarray, pixel_mm: tuple[float, float]) -> np.ndarray:
+    def change(self, out: dict[Hashable, Any], key: Hashable) -> None:
+        pictures, pixel_mm = np.asarray(out[key]), out.get("pixel_mm", (1.0, 1.0))
         *front, rows, columns = pictures.shape
         extent = rows * pixel_mm[0], columns * pixel_mm[1]
         height, width = (max(1, round(self.size * side / max(extent))) for side in extent)
         shrinks = height <= rows and width <= columns
         how: dict[str, Any] = {"mode": "area"} if shrinks else {"mode": "bilinear", "antialias": True}
         planes = torch.from_numpy(pictures.reshape(-1, 1, rows, columns))
-        out = np.zeros((len(planes), self.size, self.size), np.uint8)
+        square = np.zeros((len(planes), self.size, self.size), np.uint8)
         top, left = (self.size - height) // 2, (self.size - width) // 2
         for i in range(0, len(planes), PLANES_AT_ONCE):
             part = interpolate(planes[i : i + PLANES_AT_ONCE].float(), size=(height, width), **how)
             placed = part[:, 0].round().clamp(0, 255).numpy()
-            out[i : i + PLANES_AT_ONCE, top : top + height, left : left + width] = placed
-        return out.reshape(*front, self.size, self.size)
+            square[i : i + PLANES_AT_ONCE, top : top + height, left : left + width] = placed
+        out[key] = square.reshape(*front, self.size, self.size)
 
 
-class PictureToSliced(MapTransform):
+class PictureToSliced(_Changes):
     """Picture uint8 (1 or 3, H, W) to one slice (1, 3, H, W), one channel three times; ``position_mm`` is 0."""
 
-    def __call__(self, data: Mapping[Hashable, Any]) -> dict[Hashable, Any]:
-        out = dict(data)
-        for key in self.key_iterator(out):
-            picture = np.asarray(out[key])
-            out[key] = np.repeat(picture, 3 // len(picture), axis=0)[None]
-            out["position_mm"] = np.zeros(1, np.float32)
-        return out
+    def change(self, out: dict[Hashable, Any], key: Hashable) -> None:
+        picture = np.asarray(out[key])
+        out[key] = np.repeat(picture, 3 // len(picture), axis=0)[None]
+        out["position_mm"] = np.zeros(1, np.float32)

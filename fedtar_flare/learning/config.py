@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from datetime import datetime, time, timedelta
 from itertools import pairwise
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 from pydantic import Field
 
@@ -74,8 +74,6 @@ class TrainingConfig(Settings):
 
 class DataConfig(Settings):
     """How a site's visits become samples."""
-
-    added: ClassVar[Mapping[str, Any]] = {"transforms": ()}
 
     alignment: Literal["visit", "period"] = Field("visit", description="time step by visit number or calendar period")
     periods: tuple[str, ...] = Field(

@@ -32,7 +32,7 @@ SITES = ("site-1", "site-2")
 SETTINGS = {
     "preset": "tiny",
     "training": {"epochs": 2, "batch_size": 8},
-    "data": {"synthetic_patients": 20},
+    "data": {"synthetic_patients": 20, "transforms": [{"name": "GaussianSmoothd", "sigma": 1}]},
     "fedkei": {"tasks": ["effusion", "nodule"], "base": ["none", "cardiomegaly"], "rand_baseline": True},
 }
 
@@ -164,11 +164,14 @@ def test_a_hospital_outside_learns_from_what_the_run_left(run, tmp_path, capsys)
     site.write_text("source: synthetic\n")
     arguments = ["--site-file", str(site), "--patients", "20", "--set", "training.epochs=2"]
     arguments += ["-o", str(tmp_path / "out")]
+    prepared = set((cache_home() / "prepared").rglob("*.npy"))
+    assert list(read_knowledge(run.results / KNOWLEDGE_FILE).transforms) == SETTINGS["data"]["transforms"]
     tasks = ["--task", "effusion", "--task", "consolidation", "--base", "none", "--base", "cardiomegaly"]
     assert main(["adapt", str(run.results / KNOWLEDGE_FILE), *arguments, *tasks]) == 0
     said = capsys.readouterr().out
     assert "consolidation: AUC of test images" in said and "from the common start" in said
     result = json.loads((tmp_path / "out" / "adaptation.json").read_text())
+    assert set((cache_home() / "prepared").rglob("*.npy")) == prepared, "it sees what the run's site-1 saw"
     assert len(result["auc"]) == len(result["rand_auc"]) == 3 and result["knowledge"]["modules"] == 4
     module, _ = read_tensors(tmp_path / "out" / "module.safetensors")
     assert set(module) == set(read_knowledge(run.results / KNOWLEDGE_FILE).start)

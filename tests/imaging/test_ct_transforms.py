@@ -11,7 +11,7 @@ from monai.transforms import Compose, ScaleIntensityRanged
 from refused import refused
 
 from fedtar_flare.errors import ConfigError
-from fedtar_flare.imaging.transforms import HUWindowsd, LungSlicesd, SquareResized, array_and_affine, displayed
+from fedtar_flare.imaging.transforms import HUWindowsd, LungSlicesd, SquareResized, displayed
 
 RNG = np.random.default_rng(5)
 RAS = RNG.integers(-1000, 1000, (6, 7, 9)).astype(np.int16)
@@ -31,7 +31,7 @@ def test_every_orientation_is_shown_the_same_way(axes, flips):
     turn = np.array([(axis, flip) for axis, flip in zip(axes, flips, strict=True)], float)
     array = nio.apply_orientation(RAS, turn)
     affine = np.diag((*SIZES, 1.0)) @ nio.inv_ornt_aff(turn, RAS.shape)
-    shown, spacing = displayed(*array_and_affine(volume(array, affine)))
+    shown, spacing = displayed(volume(array, affine))
     assert np.array_equal(shown, RAS.transpose(2, 1, 0)[:, ::-1, ::-1])
     assert spacing == pytest.approx(SIZES[::-1])
 
@@ -41,7 +41,7 @@ def test_an_oblique_volume_is_shown_along_its_nearest_axes():
     turn = np.array([[1, 0, 0], [0, np.cos(angle), -np.sin(angle)], [0, np.sin(angle), np.cos(angle)]])
     affine = np.eye(4)
     affine[:3, :3] = turn * np.array(SIZES)
-    shown, spacing = displayed(*array_and_affine(volume(affine=affine)))
+    shown, spacing = displayed(volume(affine=affine))
     assert np.array_equal(shown, RAS.transpose(2, 1, 0)[:, ::-1, ::-1]) and spacing == pytest.approx(SIZES[::-1])
 
 

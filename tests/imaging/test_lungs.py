@@ -52,19 +52,19 @@ def test_the_range_does_not_depend_on_resolution():
 @given(st.integers(0, 40), st.integers(0, 400), st.integers(1, 40), st.floats(0.3, 10))
 def test_slices_are_within_the_range_even_and_centred(first, more, slices, spacing):
     last = first + more
-    choice = sample_slices(first, last, spacing, slices)
-    assert choice.indices.shape == choice.position_mm.shape == (slices,) and choice.position_mm.dtype == np.float32
-    assert choice.indices.min() >= first and choice.indices.max() <= last
-    steps = np.diff(choice.indices)
+    indices, position_mm = sample_slices(first, last, spacing, slices)
+    assert indices.shape == position_mm.shape == (slices,) and position_mm.dtype == np.float32
+    assert indices.min() >= first and indices.max() <= last
+    steps = np.diff(indices)
     assert (steps >= 0).all() and (slices == 1 or steps.max() - steps.min() <= 1)
     if slices <= more + 1:
         assert (steps >= 1).all()
-    expected = (choice.indices - (first + last) / 2) * spacing
-    assert choice.position_mm == pytest.approx(expected, abs=1e-3)
+    expected = (indices - (first + last) / 2) * spacing
+    assert position_mm == pytest.approx(expected, abs=1e-3)
     wanted = ((np.arange(slices) + 0.5) / slices - 0.5) * (more + 1) * spacing
-    assert np.abs(choice.position_mm - wanted).max() <= spacing * 0.501 + 1e-3
+    assert np.abs(position_mm - wanted).max() <= spacing * 0.501 + 1e-3
 
 
 def test_a_thin_range_repeats_slices():
-    choice = sample_slices(2, 3, 5.0, 4)
-    assert choice.indices.tolist() == [2, 2, 3, 3] and choice.position_mm.tolist() == [-2.5, -2.5, 2.5, 2.5]
+    indices, position_mm = sample_slices(2, 3, 5.0, 4)
+    assert indices.tolist() == [2, 2, 3, 3] and position_mm.tolist() == [-2.5, -2.5, 2.5, 2.5]

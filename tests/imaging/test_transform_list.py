@@ -191,5 +191,5 @@ def test_resampling_stays_within_the_sites_limits():
 
 def test_no_argument_takes_free_text():
     kinds = [check for one in LISTED.values() for check in (*one.needed.values(), *one.other.values())]
-    words = {word for check in kinds if isinstance(check, Words) for word in check.words if isinstance(word, str)}
+    words = {word for check in kinds if isinstance(check, Words) for word in check if isinstance(word, str)}
     assert all(word.isalpha() for word in words) and not any(Path(word).exists() for word in words)
