@@ -55,8 +55,8 @@ def read(repository, page):
 
 def test_fragments_of_the_method_page_are_the_code_itself(repository):
     text = read(repository, "docs/method.md")
-    quotes = re.findall(r"^<!-- from (\S+) -->\n```python\n(.*?)^```", text, flags=re.M | re.S)
-    assert len(quotes) == text.count("```python") > 8, "every fragment says which file it is from"
+    quotes = re.findall(r"^<!-- from (\S+) -->\n```(?:python|toml)\n(.*?)^```", text, flags=re.M | re.S)
+    assert len(quotes) == text.count("```python") + text.count("```toml") > 8, "each fragment names its file"
     for file, fragment in quotes:
         assert fragment in read(repository, file), f"{file} no longer has:\n{fragment}"
 

@@ -45,6 +45,9 @@ def add_commands(commands: Commands) -> None:
     _add_job_options(command)
     command.add_argument("--json", action="store_true", help="print the result as JSON")
 
+    command = add_command(commands, methods, "list the installed methods")
+    command.add_argument("--json", action="store_true", help="print the list as JSON")
+
     command = add_command(
         commands, report, "make the page of a run from its record, also of one that was killed or downloaded"
     )
@@ -52,6 +55,24 @@ def add_commands(commands: Commands) -> None:
         "run_folder", type=Path, help="results of a run, a simulator workspace, or a downloaded job's folder"
     )
     command.add_argument("--json", action="store_true", help="print path and status as JSON instead of the table")
+
+
+def methods(arguments: argparse.Namespace) -> None:
+    """List the methods that are installed here, with the package that brings each and where it is published.
+
+    Which of them a hospital takes part in is for its own guard to say (fedtar doctor).
+    """
+    from fedtar_flare.registry import method, names, package_of
+
+    found = [
+        {"name": name, "title": method(name).contract.title, "package": package_of(name), "paper": method(name).paper}
+        for name in names()
+    ]
+    if arguments.json:
+        print(json.dumps(found))
+        return
+    for one in found:
+        print(f"{one['name']:<16} {one['title']:<52} {one['package']:<20} {one['paper']}".rstrip())
 
 
 def simulate(arguments: argparse.Namespace) -> None:

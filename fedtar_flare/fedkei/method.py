@@ -35,6 +35,7 @@ METHOD = Method(
     server=FedKEIServer,
     site=FedKEISite,
     settings={"fedkei": FedKEIConfig},
+    paper="Knowledge-Enhanced Initialization for Federated Adapter Tuning",
     server_groups=("fedkei",),
     presets=PRESETS,
     events=EVENTS,

@@ -52,6 +52,7 @@ METHOD = Method(
     server=FedMRGServer,
     site=FedMRGSite,
     learner=FedMRGLearner,
+    paper="Che et al., Communication-efficient Heterogeneous Federated Learning",
     settings={"fedmrg": FedMRGConfig},
     presets=PRESETS,
     events=EVENTS,

@@ -85,6 +85,7 @@ METHOD = Method(
     learner=PatientLearner,
     executor=PatientAdaptiveExecutor,
     controller=TemporalResidualController,
+    paper="Zhu et al., CVPR 2026",
     settings=PATIENT_SETTINGS | {"temporal": TemporalConfig},
     server_settings=AlphaConfig,
     server_groups=("temporal",),

@@ -6,7 +6,7 @@ import functools
 import math
 import os
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
 import torch
@@ -110,6 +110,20 @@ class SpilledUpdates:
             scale = math.fsum(weights.values()) / shares.where(shares > 0, 1.0)
             mean[name] *= scale.view(-1, *[1] * (mean[name].dim() - 1))
         return mean
+
+    def reduced(self, reduce: Callable[[torch.Tensor], torch.Tensor]) -> dict[str, torch.Tensor]:
+        """The updates put together value by value in float64, by tensor name, such as their coordinate-wise median.
+
+        Parameters
+        ----------
+        reduce : callable
+            Given a block of all sites' updates, shape (sites, values), in sorted order of the sites; returns (values,).
+        """
+        sites, sizes = sorted(self._said), [shape.numel() for shape in self._shapes]
+        blocks = zip(*map(self._blocks, sites), strict=True)
+        total = torch.cat([reduce(torch.stack([part.double() for part in parts])) for parts in blocks])
+        parts = zip(self.names, self._shapes, total.split(sizes), strict=True)
+        return {name: part.view(shape) for name, shape, part in parts}
 
     def _blocks(self, site: str) -> Iterator[torch.Tensor]:
         """A site's update, flat, in blocks; of one on disk, a block at a time is in memory, until the next is read."""

@@ -171,7 +171,7 @@ class FederatedController(HandshakeController):
             counts = {}
             for site, reply in answers.replies.items():  # a site weighs no more than the visits it announced
                 counts[site] = min(int(reply.numbers["samples"]), max(1, visits(self.visits[site]["train"])))
-            mean = updates.mean(self.strategy.shares_of(counts)) if counts and self._shares else None
+            mean = self.strategy.combine(updates, self.strategy.shares_of(counts)) if counts and self._shares else None
         norm = euclidean_norm({name: mean[name] for name in w}) if mean else None
         self.results.step(r, t, answers, norm)
         return mean, answers

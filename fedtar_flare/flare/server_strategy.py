@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from fedtar_flare.errors import ConfigError
-from fedtar_flare.flare.aggregation import aggregation_weights
+from fedtar_flare.flare.aggregation import SpilledUpdates, aggregation_weights
 from fedtar_flare.flare.tasking import Tensors
 from fedtar_flare.protocol.messages import Reply
 from fedtar_flare.settings import RunSettings, build
@@ -60,6 +60,10 @@ class ServerStrategy(ABC):
 
     def collect(self, site: str, rows: Tensors) -> None:
         """Take the collected rows of a site's update; :class:`ExchangeError` refuses them, and the update with them."""
+
+    def combine(self, updates: SpilledUpdates, shares: Mapping[str, float]) -> dict[str, torch.Tensor]:
+        """One update of the sites' updates, float64, given each site's share; by default their mean (Eq. 6)."""
+        return updates.mean(shares)
 
     def shares_of(self, counts: Mapping[str, int]) -> dict[str, float]:
         """Weights of the sites in a mean, which sum to one, given the visits n_k of those that are in it."""

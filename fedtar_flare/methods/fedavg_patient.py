@@ -24,6 +24,7 @@ METHOD = FEDAVG.derive(
     "fedavg_patient",
     "FedAvg on pooled visits, with the patient part",
     contract={"stays": FEDTAR.contract.stays, "by_rows": FEDTAR.contract.by_rows},
+    paper="",
     site=FedAvgPatientSite,
     learner=PatientLearner,
     settings=PATIENT_SETTINGS,

@@ -1,0 +1,44 @@
+"""A method of another package, installed by pip beside this one, for commands that run as a user's do."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from command import fedtar
+
+PACKAGE = Path(__file__).parent / "fedmedian"
+
+
+@pytest.fixture(scope="session")
+def installed(tmp_path_factory) -> Path:
+    """The folder into which pip has put the package."""
+    folder = tmp_path_factory.mktemp("installed")
+    source = folder / "source"
+    source.mkdir()
+    for file in PACKAGE.glob("*.*"):
+        (source / file.name).write_bytes(file.read_bytes())
+    pip = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--no-build-isolation", "--target"]
+    subprocess.run([*pip, str(folder / "site"), str(source)], check=True, capture_output=True, timeout=120)
+    return folder / "site"
+
+
+@pytest.fixture(scope="session")
+def path(installed) -> str:
+    """PYTHONPATH of a process that has the package."""
+    return os.pathsep.join(filter(None, [str(installed), os.environ.get("PYTHONPATH")]))
+
+
+@pytest.fixture
+def command(path, home):
+    """Runs ``fedtar`` with the package installed; returns what it printed, and fails where it fails."""
+
+    def run(*arguments, code=0, **environment):
+        got, out, err = fedtar(*arguments, PYTHONPATH=path, FEDTAR_HOME=str(home), **environment)
+        assert got == code, err
+        return out if code == 0 else err
+
+    return run

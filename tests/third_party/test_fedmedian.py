@@ -1,0 +1,135 @@
+"""What a method of another package can do without a line of this one being changed, and what it cannot."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from command import fedtar_here
+from federation import QuadraticSite, federation_of, pair
+from federation_process import Federation, wait_for
+
+from fedtar_flare import registry
+from fedtar_flare.flare.checkpoint import load
+from fedtar_flare.provision.resume import resumed_job
+
+SETTINGS = ("--method", "fedmedian", "--preset", "tiny", "-r", "2", "-T", "1", "--patients", "12")
+SETTINGS += ("--set", "server.step_size=0.5", "--set", "training.local_steps=2", "--set", "training.batch_size=4")
+
+
+def test_it_is_listed_with_its_package_and_refused_by_name_where_it_is_not_installed(command):
+    (one,) = [one for one in json.loads(command("methods", "--json")) if one["name"] == "fedmedian"]
+    assert one["package"] == "fedmedian 0.1.0" and one["paper"].startswith("https://")
+    assert "fedmedian" not in registry.names()
+    code, _, err = fedtar_here("simulate", "--method", "fedmedian")
+    assert code == 1 and "method 'fedmedian' is unknown" in err
+
+
+def test_its_job_is_described_and_its_settings_are_checked(command, tmp_path):
+    said = command("export", *SETTINGS, "--describe")
+    assert "Coordinate-wise median of updates" in said and "shared low-rank factors" in said
+    wrong = command("export", *SETTINGS, "--set", "server.step_size=3", "-o", tmp_path, code=1)
+    assert "step_size" in wrong and "at most 2" in wrong
+    command("export", *SETTINGS, "-o", tmp_path)
+    server = json.loads((tmp_path / "fedmedian/app/config/config_fed_server.json").read_text())["workflows"][0]
+    assert server["path"] == "fedtar_flare.flare.controller.FederatedController"
+    assert server["args"]["method"] == "fedmedian" and server["args"]["settings"] == {"server": {"step_size": 0.5}}
+
+
+@pytest.fixture
+def median(installed, monkeypatch, announce):
+    """The method in this process."""
+    monkeypatch.syspath_prepend(str(installed))
+    import fedmedian
+
+    return announce(fedmedian.METHOD)
+
+
+@pytest.mark.parametrize("hospitals", [3, 4])
+def test_a_round_adds_the_median_of_the_updates_whatever_one_site_sends(median, tmp_path, hospitals):
+    sites = [QuadraticSite(f"site-{n}", [pair(n)], validation=pair(9)) for n in range(hospitals)]
+    start = sites[0].start()
+    run = federation_of("fedmedian")(
+        tmp_path, {site.name: site for site in sites}, num_rounds=1, time_steps=1, step_size=0.5
+    )
+    run.run()
+    assert not run.panics
+    after = load(run.results_folder / "checkpoint" / "best.safetensors").weights
+    for place, name in enumerate(sorted(start)):
+        updates = torch.stack([-0.5 * (start[name] - site.targets[0][place]) for site in sites]).double()
+        ordered = updates.sort(0).values
+        middle = (ordered[(hospitals - 1) // 2] + ordered[hospitals // 2]) / 2
+        torch.testing.assert_close(after[name], (start[name].double() + 0.5 * middle).float(), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.slow
+def test_it_is_simulated_shown_on_the_page_and_compared(command, tmp_path):
+    out = command("simulate", *SETTINGS, "-n", "2", "-w", tmp_path / "ws", "--json")
+    page = json.loads(out.strip().splitlines()[-1])["report"]
+    text = Path(page).read_text()
+    assert "Coordinate-wise median of updates" in text and "norm of the median" in text
+    suite = {
+        "name": "try",
+        "sites": ["site-1", "site-2"],
+        "outside": [],
+        "settings": {
+            "preset": "tiny",
+            "num_rounds": 1,
+            "time_steps": 1,
+            "training": {"local_steps": 2, "batch_size": 4},
+            "data": {"synthetic_patients": 12},
+        },
+        "arms": {"fedavg": {"method": "fedavg"}, "median": {"method": "fedmedian", "label": "coordinate-wise median"}},
+    }
+    (tmp_path / "suite.yaml").write_text(yaml.safe_dump(suite))
+    command("compare", tmp_path / "suite.yaml", "-o", tmp_path / "out")
+    assert "coordinate-wise median" in (tmp_path / "out" / "comparison.html").read_text()
+
+
+@pytest.mark.production
+@pytest.mark.timeout(900)
+def test_hospitals_that_allow_it_approve_it_run_it_over_mtls_and_resume_it(
+    command, path, repository, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("PYTHONPATH", path)
+    project = yaml.safe_load((repository / "provisioning" / "project-localhost.yml").read_text())
+    for builder in project["builders"]:
+        if builder["path"].endswith("KitBuilder"):
+            builder.setdefault("args", {})["methods"] = ["fedmedian"]
+    (tmp_path / "project.yml").write_text(yaml.safe_dump(project))
+    site = "source: synthetic\npolicy: {approval: required}\n"
+    federation = Federation(tmp_path / "project.yml", tmp_path / "f", {"hospital-a": site, "hospital-b": site})
+    job, later = tmp_path / "jobs" / "fedmedian", tmp_path / "later" / "fedmedian"
+    command("export", *SETTINGS, "--no-byoc", "-o", job.parent)
+    command("export", "--method", "fedavg", "--preset", "tiny", "-r", "1", "-T", "1", "--no-byoc", "-o", job.parent)
+    try:
+        for kit in federation.sites.values():
+            policy = json.loads((kit / "local" / "privacy.json").read_text())
+            assert policy["scopes"][0]["task_result_filters"][-1]["args"]["methods"] == ["fedmedian"]
+            command("site", "approve", job, "--kit", kit)
+        federation.start("localhost")
+        federation.start(*federation.sites)
+        identity = federation.submit(job)
+        assert federation.finished(identity, 400) == "FINISHED:COMPLETED", federation.tail(identity)
+        results = federation.download(identity)
+        command("report", results)
+        assert "norm of the median" in (results / "report.html").read_text()
+
+        shutil.copytree(job, later)
+        resumed_job(later, identity, rounds=3)
+        for kit in federation.sites.values():
+            command("site", "approve", later, "--kit", kit)
+        resumed = federation.submit(later)
+        assert federation.finished(resumed, 400) == "FINISHED:COMPLETED", federation.tail(resumed)
+        lines = (federation.download(resumed) / "rounds.jsonl").read_text().splitlines()
+        assert [json.loads(line)["round"] for line in lines if '"median"' in line] == [3]
+
+        other = federation.submit(job.parent / "fedavg")  # installed at every hospital, and allowed at none
+        assert federation.finished(other, 400) != "FINISHED:COMPLETED"
+        wait_for("a site has said why", lambda: "fedavg" in federation.tail(other))
+    finally:
+        federation.close()
