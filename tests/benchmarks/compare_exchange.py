@@ -1,4 +1,4 @@
-"""One exchange beside FLARE's FedAvg recipe: without local work, in the simulator and over mTLS, and of one update.
+"""One exchange in FLARE's simulator, compared with FLARE's FedAvg recipe: without local work, and of one update.
 
 Without local work, sites keep their processes. With one update, the simulator starts a process for each task, as it
 does unless told otherwise: what a site's process costs until its first update, and to send it.
@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
 import shutil
 import statistics
 import sys
 import tempfile
 from pathlib import Path
-from unittest.mock import patch
 
 from tests.benchmarks.result import Absent, Result
 
@@ -23,11 +21,11 @@ OWN = Path(__file__).resolve().parent / "exchange_app"
 SITES = 2
 
 
-def _ours(folder: Path, exchanges: int, production: bool = False) -> Path:
+def _ours(folder: Path, exchanges: int) -> Path:
     """One round of FedTAR with as many steps, and an executor that answers at once."""
     from fedtar_flare.fedtar.recipe import FedTARRecipe
 
-    FedTARRecipe(name="exchange", num_rounds=1, time_steps=exchanges).export(str(folder), byoc=not production)
+    FedTARRecipe(name="exchange", num_rounds=1, time_steps=exchanges).export(str(folder))
     app = folder / "exchange" / "app"
     (app / "custom").mkdir(exist_ok=True)
     config = app / "config" / "config_fed_client.json"
@@ -97,12 +95,6 @@ def _between(stamps: Path, exchanges: int) -> float:
     return statistics.median(b - a for a, b in itertools.pairwise(times))
 
 
-def _result(name: str, what: str, found: dict[str, list[float]]) -> Result:
-    """Seconds of one exchange, which is to take no longer than theirs."""
-    ours, theirs = tuple(found["ours"]), tuple(found["theirs"])
-    return Result(name, what, "FLARE's FedAvg recipe", "s", ours, theirs, ("at most", 1.0))
-
-
 def exchange(quick: bool) -> Result:
     """Both jobs in turn, each in a simulator of its own; by the clock on the wall, since most of it is waiting."""
     from tests.trivial_site import TrivialSite
@@ -119,54 +111,9 @@ def exchange(quick: bool) -> Result:
         for _ in range(repetitions):
             for way, job in jobs.items():
                 found[way].append(_seconds(job, folder / f"run-{way}", exchanges))
-    return _result(
-        "exchange",
-        f"one exchange with {SITES} sites without local work, 77,568 values in 128 tensors, FLARE's simulator",
-        found,
-    )
-
-
-def exchange_mtls(quick: bool) -> Result:
-    """As :func:`exchange`, submitted to a federation of FLARE's own kits: server and sites on localhost, over mTLS.
-
-    Both jobs are as their recipe exports them for production, and bring the code that stands for local work.
-    """
-    import yaml
-
-    from tests.federation_process import SITES as NAMES
-    from tests.federation_process import running
-    from tests.trivial_site import TrivialSite
-
-    exchanges, repetitions = (3, 1) if quick else (12, 3)
-    shapes = [list(shape) for shape in TrivialSite("any").shapes.values()]
-    found: dict[str, list[float]] = {"ours": [], "theirs": []}
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        jobs = {
-            "ours": _ours(folder / "ours", exchanges, production=True),
-            "theirs": _theirs(folder / "theirs", exchanges, "stamped_script.py", shapes),
-        }
-        project = yaml.safe_load((TESTS.parent / "provisioning" / "project-localhost.yml").read_text())
-        project["builders"] = [b for b in project["builders"] if not b["path"].startswith("fedtar_flare")]
-        (folder / "project.yml").write_text(yaml.safe_dump(project, sort_keys=False))
-        stamps, sites = folder / "stamps", dict.fromkeys(NAMES, "source: synthetic\n")
-        with (
-            patch.dict(os.environ, {"EXCHANGE_STAMPS": str(stamps)}),
-            running(folder / "project.yml", folder / "federation", sites) as hospitals,
-        ):
-            for _ in range(repetitions):
-                for way, job in jobs.items():
-                    shutil.rmtree(stamps, ignore_errors=True)
-                    stamps.mkdir()
-                    status = hospitals.finished(identity := hospitals.submit(job))
-                    if not status.startswith("FINISHED:COMPLETED"):
-                        raise Absent(f"{way}: {status}: {hospitals.tail(identity)[-2000:]}")
-                    found[way].append(_between(stamps / NAMES[0], exchanges))
-    return _result(
-        "exchange-mtls",
-        f"the same, {SITES} sites and a server of FLARE's own kits on localhost, by mTLS, as exported for production",
-        found,
-    )
+    what = f"one exchange with {SITES} sites without local work, 77,568 values in 128 tensors, FLARE's simulator"
+    ours, theirs = (tuple(found[way]) for way in ("ours", "theirs"))
+    return Result("exchange", what, "FLARE's FedAvg recipe", "s", ours, theirs, ("at most", 1.0))
 
 
 def one_update(quick: bool) -> Result:
@@ -219,4 +166,4 @@ def one_update(quick: bool) -> Result:
     )
 
 
-COMPARISONS = {"exchange": exchange, "exchange-mtls": exchange_mtls, "one-update": one_update}
+COMPARISONS = {"exchange": exchange, "one-update": one_update}

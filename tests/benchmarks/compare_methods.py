@@ -11,13 +11,18 @@ from fedtar_flare.fedmrg.recipe import FedMRGRecipe
 
 from fedtar_flare.data.timeline import Timeline
 from fedtar_flare.fedkei.learner import TaskLearner
+from fedtar_flare.fedkei.tuning import LearnerSettings
 from fedtar_flare.fedmrg.learner import FedMRGLearner
 from fedtar_flare.imaging.pipeline import prepare_cohort
 from fedtar_flare.learning.learner import ReportLearner
+from fedtar_flare.models.classifier import ClassifierConfig
 from fedtar_flare.synthetic.cohort import synthetic_cohort
-from tests.benchmarks.bench_fedkei import LEARNING, SITES, SIZES, VIT
 from tests.benchmarks.result import Result, alternated
 from tests.textures import task_data
+
+SIZES = (64, 16, 96)
+LEARNING = LearnerSettings(epochs=10, batch_size=16, lr=0.05, momentum=0.9)
+VIT = ClassifierConfig(encoder="vit", image_size=32, slices=1, width=32, depth=2, heads=2, patch=8)
 
 
 def fedmrg(quick: bool) -> Result:
@@ -48,7 +53,7 @@ def fedmrg(quick: bool) -> Result:
 
 def _fedkei_task(quick: bool) -> dict[str, Callable[[], object]]:
     learner = TaskLearner(VIT, LEARNING.replace(epochs=1 if quick else LEARNING.epochs), seed=0)
-    data = task_data(SITES[0], tuple(range(5)), 2, 0, (8, 4, 8) if quick else SIZES)
+    data = task_data("a", tuple(range(5)), 2, 0, (8, 4, 8) if quick else SIZES)
     generator = torch.Generator().manual_seed(0)
     start = learner.start
     several = {

@@ -1,4 +1,4 @@
-"""Scoring 5,000 reports beside pycocoevalcap, 5,000 bootstraps, and the mixture of 40,000 patients."""
+"""Scoring 5,000 reports compared with pycocoevalcap, and 5,000 bootstraps."""
 
 from __future__ import annotations
 
@@ -6,11 +6,9 @@ import random
 
 import numpy as np
 
-from fedtar_flare.fedtar.demographics import DemographicMixture
 from fedtar_flare.metrics.language import clean, language_scores, language_statistics
 from fedtar_flare.metrics.significance import REPLICATES, bleu_score, bootstrap
 from fedtar_flare.synthetic.corpus import text_corpus
-from tests.benchmarks.compare_generation import REPORT, model_of, volumes
 from tests.benchmarks.result import Absent, Result, alternated
 
 
@@ -64,35 +62,4 @@ def bootstraps(quick: bool) -> Result:
     return Result("bootstraps", what, "", "s", seconds["ours"], asked=("at most", 5.0))
 
 
-def mixture(quick: bool) -> Result:
-    """Fitting the mixture and assigning every patient, once, beside one pass over all of them in training."""
-    count = 200 if quick else 40_000
-    generator = np.random.default_rng(0)
-    profiles = np.stack(
-        [generator.random(count), generator.normal(0.6, 0.15, count).clip(0, 1.2), generator.integers(2, size=count)], 1
-    )
-    model, (tokenizer, config) = model_of(quick)
-    batch, (ids, labels) = volumes(config, 8), tokenizer.batch([REPORT] * 8)
-
-    def step() -> None:
-        model.get_base_model()(batch, ids, labels).mean().backward()
-        model.zero_grad(set_to_none=True)
-
-    def fit() -> None:
-        DemographicMixture.fit(profiles, components=16, seed=0).assign(profiles)
-
-    seconds = alternated({"ours": fit, "step": step}, 2 if quick else 5)
-    epoch = tuple(one * count / 8 for one in seconds["step"])
-    return Result(
-        "mixture",
-        f"mixture of {count:,} patients, fitted and assigned",
-        "training once on a visit of each, small preset",
-        "s",
-        seconds["ours"],
-        epoch,
-        ("at most", 0.005),
-        "theirs from a step of eight",
-    )
-
-
-COMPARISONS = {"scores": scores, "bootstraps": bootstraps, "mixture": mixture}
+COMPARISONS = {"scores": scores, "bootstraps": bootstraps}

@@ -1,9 +1,8 @@
-"""A training step with per-patient LoRA: beside PEFT's shared LoRA alone, a loop over the samples, and PEFT's poly."""
+"""A training step with per-patient LoRA, compared with PEFT's shared LoRA alone and with a loop over the samples."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import nn
@@ -17,23 +16,12 @@ WIDTH, LENGTH, RANK, LAYERS, COMPONENTS, STEPS = 768, 128, 4, 2, 16, 4
 RIVALS: dict[str, tuple[str, Asked]] = {
     "shared": ("PEFT's shared LoRA alone", ("at most", 1.0)),
     "loop": ("the same, sample by sample", ("at least", 1.4)),
-    "poly": ("PEFT's poly, 16 skills", ("at least", 1.0)),
 }
 
 
 def _layers(width: int) -> nn.Module:
     torch.manual_seed(0)
     return nn.Sequential(*[nn.Linear(width, width) for _ in range(LAYERS)])
-
-
-def _poly(width: int) -> Any:
-    """PEFT's mixture of LoRA skills by task, a task for each patient."""
-    from peft import PolyConfig, get_peft_model
-
-    config = PolyConfig(
-        r=RANK, n_tasks=32, n_skills=COMPONENTS, n_splits=1, target_modules=[str(i) for i in range(LAYERS)]
-    )
-    return get_peft_model(_layers(width), config)
 
 
 def measure(rival: str, samples: int, quick: bool) -> Result:
@@ -46,7 +34,6 @@ def measure(rival: str, samples: int, quick: bool) -> Result:
     x = torch.randn(samples, length, width, generator=generator)
     q = torch.softmax(torch.randn(samples, COMPONENTS, generator=generator), 1)
     step = torch.arange(samples) % STEPS + 1
-    poly = _poly(width) if rival == "poly" else None
 
     def clear(module: nn.Module) -> None:
         for parameter in module.parameters():
@@ -69,23 +56,11 @@ def measure(rival: str, samples: int, quick: bool) -> Result:
         clear(model)
         clear(patient)
 
-    def by_poly() -> None:
-        assert poly is not None
-        poly.base_model(x, task_ids=torch.arange(samples)).square().mean().backward()
-        clear(poly)
-
-    theirs: dict[str, Callable[[], None]] = {"shared": shared, "loop": loop, "poly": by_poly}
+    theirs: dict[str, Callable[[], None]] = {"shared": shared, "loop": loop}
     seconds = alternated({"ours": ours, "theirs": theirs[rival]}, 2 if quick else 5)
     title, asked = RIVALS[rival]
-    return Result(
-        f"step-{rival}-{samples}",
-        f"training step with per-patient LoRA, e={width}, r={RANK}, L={length}, N={samples}",
-        title,
-        "s",
-        seconds["ours"],
-        seconds["theirs"],
-        asked,
-    )
+    what = f"training step with per-patient LoRA, e={width}, r={RANK}, L={length}, N={samples}"
+    return Result(f"step-{rival}-{samples}", what, title, "s", seconds["ours"], seconds["theirs"], asked)
 
 
 def _case(rival: str, samples: int) -> Callable[[bool], Result]:

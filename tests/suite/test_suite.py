@@ -203,7 +203,7 @@ def test_two_processes_run_what_can_be_run(tmp_path, monkeypatch):
     bad = [kind(**vars(replace(good[0], name=name))) for name, kind in (("dies", Dying), ("raises", Raising))]
     said: list[str] = []
     failed = run_suite(tmp_path, [*bad, *good], processes=2, say=said.append)
-    assert sorted(line.split(":")[0] for line in failed) == ["dies, seed 0", "raises, seed 0"]
+    assert sorted(line.split(":")[0] for line in failed) == ["dies, late, seed 0", "raises, late, seed 0"]
     assert any("process died" in line for line in failed) and any("CannotBeSent: out of" in line for line in failed)
     assert len(said) == 5 and not pending(tmp_path, good)
     for one in done(tmp_path, good):
