@@ -49,7 +49,7 @@ def write_run(
     Args:
         until: ``start``, ``warm-start``, ``step`` (in the middle of the last round), ``rounds`` (no end event) or
             ``end``.
-        generic: whether the scores without the personal part are there too.
+        generic: whether the scores of the shared adapter alone are there too.
         content: whether what the reports say is scored too, and each finding's recall.
     """
     drawn = random.Random(7)

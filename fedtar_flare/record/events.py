@@ -149,7 +149,7 @@ class SiteScores(Part):
 
 
 class Evaluation(Event):
-    """Scores of test patients after a round (0: before training), with the personal part and without it."""
+    """Scores of test patients after a round (0: before training); ``generic``: of the shared adapter alone."""
 
     kind: ClassVar[str] = "evaluation"
     round: int

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from fedtar_flare.metrics.alarms import Alarm, alarms
 from fedtar_flare.metrics.registry import SCORES
@@ -22,9 +22,8 @@ _KINDS = {
 }
 
 
-@dataclass(frozen=True)
-class Sign:
-    """One row: an alarm of one site, each value with whether it is raised; the second is without the personal part."""
+class Sign(NamedTuple):
+    """One row: an alarm of one site, each value with whether it is raised; the second: shared adapter alone."""
 
     site: str
     label: str
@@ -33,9 +32,8 @@ class Sign:
     meaning: str
 
 
-@dataclass(frozen=True)
-class Recall:
-    """One finding: for each site, number of reports and recall before and after; None where it is not told."""
+class Recall(NamedTuple):
+    """One finding: for each site, number of reports and recall before and after; None where it is not known."""
 
     kind: str
     name: str
@@ -43,7 +41,7 @@ class Recall:
 
 
 def alarm_section(run: Run) -> Section | None:
-    """A row for each site and sign, with the personal part and without; None before an evaluation."""
+    """A row for each site and sign, with the patient adapter and without; None before an evaluation."""
     last = run.final or run.warm_start
     if last is None:
         return None
@@ -67,7 +65,7 @@ def alarm_section(run: Run) -> Section | None:
 
 
 def finding_section(run: Run) -> Section | None:
-    """Recall of each finding from the warm start to the last evaluation; None where nobody told any."""
+    """Recall of each finding from the warm start to the last evaluation; None where none is known."""
     last = run.final or run.warm_start
     if last is None:
         return None
@@ -92,7 +90,7 @@ def finding_section(run: Run) -> Section | None:
 
 
 def _parts(count: int) -> tuple[str, ...]:
-    return ("with the personal part", "without it") if count > 1 else ("",)
+    return ("with the patient adapter", "shared adapter alone") if count > 1 else ("",)
 
 
 def _alarms(now: SiteScores | None, start: SiteScores | None) -> list[Alarm]:

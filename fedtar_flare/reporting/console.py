@@ -18,7 +18,7 @@ def final_table(run: Run) -> str:
     """Per site and time step: number of test reports, and each score from the warm start to the last evaluation.
 
     Plain ASCII but for the sites' names. Cells with too few reports are blank; ``-`` is an unknown value. Scores
-    without the personal part follow if there are any, then the lines of the method's own sections.
+    of the shared adapter alone follow if there are any, then the lines of the method's own sections.
     """
     parts = [] if run.status == "completed" else [_status(run)]
     own = [f"{plain(label)}: {plain(text)}" for section in own_sections(run) for label, text in section.lines]
@@ -31,7 +31,7 @@ def final_table(run: Run) -> str:
     parts.append(f"Scores of test reports, {start_name(run)} -> {last}{time}.{f' {scale}' if scale else ''}")
     parts += _tables(rows)
     if off := score_rows(run, run.final, generic=True):
-        parts += ["Without the personal part:", *_tables(off)]
+        parts += ["The shared adapter alone:", *_tables(off)]
     return "\n".join([*parts, *own])
 
 

@@ -23,7 +23,7 @@ _LEAD = (
 
 
 @dataclass(frozen=True)
-class Cell:
+class Attendance:
     """One site at one step; ``depth`` of its colour from 0 to 1."""
 
     kind: str
@@ -53,18 +53,18 @@ def participation(run: Run) -> Section:
     return Section("participation", "Who took part", lead, content)
 
 
-def _cell(run: Run, step: Step, site: str, most: int) -> Cell:
+def _cell(run: Run, step: Step, site: str, most: int) -> Attendance:
     where = f"{site}, {step_name(step)}"
     if site in step.sites:
         update, min_cell = step.sites[site], run.start.min_cell
         known = update.samples >= min_cell  # the colour tells of the number too
         number = visits(update.samples, min_cell)
         tip = f"{where}: {number} visits, {duration(update.seconds)}"
-        return Cell("took", number, tip, 0.1 + (0.35 * update.samples / max(1, most) if known else 0))
+        return Attendance("took", number, tip, 0.1 + (0.35 * update.samples / max(1, most) if known else 0))
     for kind, (sign, word) in _ABSENCES.items():
         if site in getattr(step, kind):
-            return Cell(kind, sign, f"{where}: {word}: {getattr(step, kind)[site]}")
-    return Cell("", "", f"{where}: not asked")
+            return Attendance(kind, sign, f"{where}: {word}: {getattr(step, kind)[site]}")
+    return Attendance("", "", f"{where}: not asked")
 
 
 def _reasons(run: Run) -> list[str]:

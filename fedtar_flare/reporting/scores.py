@@ -32,7 +32,7 @@ class Row:
 def score_rows(run: Run, after: Evaluation | None, generic: bool = False) -> list[Row]:
     """Rows of all sites, each site's steps before the site as a whole; with several sites, their mean comes last.
 
-    The rows go from the warm start to ``after``; ``generic`` takes the scores without the personal part.
+    The rows go from the warm start to ``after``; ``generic`` takes the scores of the shared adapter alone.
     """
     both = [(one.generic if generic else one.sites) if one else {} for one in (run.warm_start, after)]
     min_cell = run.start.min_cell
@@ -108,10 +108,10 @@ def _scores(cell: Cell) -> dict[str, float]:
 
 
 def scores(run: Run) -> Section:
-    """Tables from the warm start to the last evaluation, with the personal part and without; charts over rounds."""
+    """Tables from the warm start to the last evaluation, with the patient adapter and without; charts over rounds."""
     rows = score_rows(run, run.final)
     off = score_rows(run, run.final, generic=True)
-    tables = [("With the personal part" if off else "", rows), ("Without the personal part", off)]
+    tables = [("With the patient adapter" if off else "", rows), ("The shared adapter alone", off)]
     content = render(
         "scores.html",
         tables=[
@@ -181,5 +181,5 @@ def _lines(run: Run, site: str, name: str) -> list[Series]:
     lines = [line(f"step {t}", t, "step", t - 1) for t in range(1, run.start.time_steps + 1)]
     lines.append(line("all steps", None, "ink"))
     if any(one.generic for one in run.evaluations):
-        lines.append(line("all steps, without the personal part", None, "site", 6, generic=True))
+        lines.append(line("all steps, the shared adapter alone", None, "site", 6, generic=True))
     return lines

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -20,6 +21,8 @@ from fedtar_flare.metrics.significance import (
 )
 from fedtar_flare.suite.results import Done, Row
 from fedtar_flare.synthetic.vocabulary import FINDINGS, KNOWN_FINDINGS, NEW_FINDINGS
+
+SumsOf = Callable[[Sequence[Row]], PatientSums | None]
 
 
 @dataclass(frozen=True)
@@ -39,18 +42,19 @@ def differences(results: Sequence[Done], reference: str) -> list[Difference]:
     a permutation of the two arms' results patient by patient.
     """
     rows = {(one.experiment.name, one.experiment.seed): one.members() for one in results}
+    both = [(name, seed) for name, seed in rows if name != reference and (reference, seed) in rows]
     found = []
     for score in COMPARED:
-        of_score: list[Difference] = []
-        for arm in dict.fromkeys(one.experiment.name for one in results if one.experiment.name != reference):
-            a, b = paired(
-                score, [(rows[arm, s], rows[reference, s]) for n, s in rows if n == arm and (reference, s) in rows]
-            )
-            if a:
-                of_score.append(Difference(arm, score, over_seeds(a, b), compare(_pooled(a), _pooled(b)).p))
-        known = {one.arm: one.p for one in of_score if np.isfinite(one.p)}
-        corrected = holm(known)
-        found += [Difference(o.arm, o.score, o.difference, corrected.get(o.arm, float("nan"))) for o in of_score]
+        pairs = {
+            arm: paired(score, [(rows[arm, s], rows[reference, s]) for name, s in both if name == arm])
+            for arm in dict.fromkeys(name for name, _ in both)
+        }
+        pairs = {arm: (a, b) for arm, (a, b) in pairs.items() if a}
+        p = {arm: compare(_pooled(a), _pooled(b)).p for arm, (a, b) in pairs.items()}
+        corrected = holm({arm: value for arm, value in p.items() if np.isfinite(value)})
+        found += [
+            Difference(arm, score, over_seeds(a, b), corrected.get(arm, float("nan"))) for arm, (a, b) in pairs.items()
+        ]
     return found
 
 
@@ -77,14 +81,14 @@ def _patients(rows: Sequence[Row]) -> list[tuple[str, str]]:
     return [(row["site"], row["patient_id"]) for row in rows]
 
 
-def _mean(name: str) -> Callable[[Sequence[Row]], PatientSums | None]:
+def _mean(name: str) -> SumsOf:
     def mean(rows: Sequence[Row]) -> PatientSums | None:
         return mean_score(_patients(rows), [row[name] for row in rows]) if rows else None
 
     return mean
 
 
-def _bleu(n: int) -> Callable[[Sequence[Row]], PatientSums | None]:
+def _bleu(n: int) -> SumsOf:
     def bleu(rows: Sequence[Row]) -> PatientSums | None:
         if not rows:
             return None
@@ -94,37 +98,35 @@ def _bleu(n: int) -> Callable[[Sequence[Row]], PatientSums | None]:
     return bleu
 
 
-def _findings(names: Collection[str]) -> Callable[[Sequence[Row]], PatientSums | None]:
+def _f1(there: str, named: str, names: Collection[str] | None = None) -> SumsOf:
+    """F1 of what is there and what a report names: two columns of a row, which results of earlier versions may lack."""
+
     def f1(rows: Sequence[Row]) -> PatientSums | None:
-        known = [row for row in rows if row["findings"] is not None]
+        known = [row for row in rows if row.get(there) is not None]
         if not known:
             return None
-        there, named = ([set(row[key]) & set(names) for row in known] for key in ("findings", "findings_in_text"))
-        hits = [len(a & b) for a, b in zip(there, named, strict=True)]
-        return f1_score(_patients(known), hits, [len(one) for one in named], [len(one) for one in there])
+        truth, found = ([_items(row[key], names) for row in known] for key in (there, named))
+        hits = [len(a & b) for a, b in zip(truth, found, strict=True)]
+        return f1_score(_patients(known), hits, [len(one) for one in found], [len(one) for one in truth])
 
     return f1
 
 
-def _changes(rows: Sequence[Row]) -> PatientSums | None:
-    """F1 of pairs of a finding and what became of it; results of earlier versions do not have them."""
-    known = [row for row in rows if row.get("changes") is not None]
-    if not known:
-        return None
-    there, named = ([set(map(tuple, row[key])) for row in known] for key in ("changes", "changes_in_text"))
-    hits = [len(a & b) for a, b in zip(there, named, strict=True)]
-    return f1_score(_patients(known), hits, [len(one) for one in named], [len(one) for one in there])
+def _items(values: Sequence[Any], names: Collection[str] | None) -> set[Any]:
+    """Findings, or pairs of a finding and what became of it."""
+    items = {tuple(value) if isinstance(value, list) else value for value in values}
+    return items if names is None else items & set(names)
 
 
-SUMS: dict[str, Callable[[Sequence[Row]], PatientSums | None]] = {
+SUMS: dict[str, SumsOf] = {
     "bleu_1": _bleu(1),
     "bleu_4": _bleu(4),
     "rouge_l": _mean("rouge_l"),
     "cider": _mean("cider"),
-    "finding_f1": _findings(FINDINGS),
-    "finding_f1_known": _findings(KNOWN_FINDINGS),
-    "finding_f1_new": _findings(NEW_FINDINGS),
-    "finding_change_micro_f1": _changes,
+    "finding_f1": _f1("findings", "findings_in_text", FINDINGS),
+    "finding_f1_known": _f1("findings", "findings_in_text", KNOWN_FINDINGS),
+    "finding_f1_new": _f1("findings", "findings_in_text", NEW_FINDINGS),
+    "finding_change_micro_f1": _f1("changes", "changes_in_text"),
     "token_loss": _mean("token_loss"),
 }
 """What a patient adds to each score that tables give with an interval, by its name in the registry."""

@@ -9,11 +9,8 @@ from pathlib import Path
 
 import yaml
 
-from fedtar_flare.data.cohort import Cohort
 from fedtar_flare.errors import ConfigError
 from fedtar_flare.files import write_text
-from fedtar_flare.flare.recipe import MethodRecipe
-from fedtar_flare.site.cohort import load_cohort
 from fedtar_flare.site.site_file import SITES_VARIABLE, SiteConfig, load_site_config, sites_folder
 from fedtar_flare.suite.file import Suite
 from fedtar_flare.suite.variants import Variant
@@ -57,15 +54,3 @@ def require_hospitals(suite: Suite) -> None:
 def site_config(site: str) -> SiteConfig:
     """A simulated site's configuration."""
     return load_site_config(site, workspace=None, simulator=True)
-
-
-def cohort_of(recipe: MethodRecipe, site: str) -> Cohort:
-    """A hospital's patients as the recipe divides them; images are not prepared."""
-    executor = recipe.executor
-    return load_cohort(
-        site_config(site),
-        site,
-        timeline=executor.resolved.data.timeline(recipe.controller.time_steps),
-        seed=executor.seed,
-        synthetic_patients=executor.resolved.data.synthetic_patients,
-    )

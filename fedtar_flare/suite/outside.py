@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -18,40 +17,42 @@ from fedtar_flare.site.cohort import prepare_site
 from fedtar_flare.suite.hospitals import site_config
 
 
-@dataclass
-class Outside:
-    """Scores of the adapter before training (``start``) and of the round asked for (``end``).
+class Outside(NamedTuple):
+    """Scores of the adapter before training (``start``) and of the round asked for (``end``), by hospital; and rows."""
 
-    Args:
-        scores: hospital to ``{"start": ..., "end": ...}`` as :func:`fedtar_flare.learning.evaluation.cells` gives them.
-        rows: of each report, with ``site`` and ``when``.
-    """
-
-    scores: dict[str, dict[str, Any]] = field(default_factory=dict)
-    rows: list[dict[str, Any]] = field(default_factory=list)
+    scores: dict[str, dict[str, Any]]
+    rows: list[dict[str, Any]]
 
 
 def shared_alone(recipe: MethodRecipe, results: Path, hospitals: Sequence[str], round_: int) -> Outside:
     """Score a finished run's shared adapter of a round (the best or the last) at hospitals outside.
 
-    Empty for a method that shares nothing.
+    Parameters
+    ----------
+    recipe : MethodRecipe
+        Of the run.
+    results : Path
+        Its results, with the checkpoints.
+    hospitals : sequence of str
+        Names; none of them is asked where the method shares nothing.
+    round_ : int
+        Whose adapter is scored.
     """
-    outside = Outside()
-    if not recipe.contract.shares:
-        return outside
+    found = Outside({}, [])
+    if not recipe.contract.shares or not hospitals:
+        return found
     checkpoint = load(results / "checkpoint" / BEST)
     if checkpoint.round != round_:
         checkpoint = load(results / "checkpoint" / f"round-{round_:04d}.safetensors")
     for hospital in hospitals:
         learner = _learner(recipe, hospital)
         states: Mapping[str, Mapping[str, torch.Tensor]] = {"start": learner.shared(), "end": checkpoint.weights}
-        outside.scores[hospital] = {}
         for when, weights in states.items():
             learner.load_shared(weights)
             evaluated = learner.evaluate(min_cell=1)
-            outside.scores[hospital][when] = evaluated.scores
-            outside.rows += [{"site": hospital, "when": when, **row} for row in evaluated.rows]
-    return outside
+            found.scores.setdefault(hospital, {})[when] = evaluated.scores
+            found.rows.extend({"site": hospital, "when": when, **row} for row in evaluated.rows)
+    return found
 
 
 def _learner(recipe: MethodRecipe, hospital: str) -> ReportLearner:

@@ -76,7 +76,7 @@ def page(suite: Suite, results: Sequence[Done]) -> tuple[str, list[Figure]]:
         rounds=_rounds(arms),
         reference=reference,
         costs=[
-            [arm.label, str(len(arm.seeds)), duration(arm.seconds), size(arm.bytes) if arm.bytes else NOTHING]
+            [arm.label, str(len(arm.scored)), duration(arm.seconds), size(arm.bytes) if arm.bytes else NOTHING]
             for arm in arms
         ],
         time_steps=1,
@@ -91,7 +91,7 @@ def _main(own: Sequence[Done], suite: Suite, labels: dict[str, str]) -> list[Tab
     made = [
         tables.scores(
             members,
-            "With each hospital's patient adapter where the method has one.",
+            "With each hospital's patient adapter, or the adapter that it tuned for itself, where the method has one.",
             own,
             lambda one, when: one.members(when),
             against[suite.compared_with[0]],

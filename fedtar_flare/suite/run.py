@@ -13,8 +13,8 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import Any
 
 from fedtar_flare.errors import FedTARError
 from fedtar_flare.files import write_text
@@ -43,42 +43,47 @@ def pending(folder: Path, experiments: Iterable[Experiment]) -> list[Experiment]
 def run_suite(
     folder: Path, experiments: Sequence[Experiment], *, processes: int = 1, say: Callable[[str], None] = print
 ) -> list[str]:
-    """Run what has no result yet; a failed experiment is said and left out, the others go on.
+    """Run what has no result yet; one that fails is said and left out, the others go on.
 
-    Args:
-        folder: of the results; a second call there goes on where the first one stopped.
-        processes: experiments that run at the same time, each in a process with its share of the cores.
-        say: gets a line after each experiment, with the time left.
+    Parameters
+    ----------
+    folder : Path
+        Of the results; a second call there goes on where the first one stopped.
+    experiments : sequence of Experiment
+        All of the suite, or some of them.
+    processes : int, default 1
+        How many run at the same time, each in a process with its share of the cores.
+    say : callable
+        Gets a line after each, with the time left.
 
-    Returns:
-        one line per experiment that failed.
+    Returns
+    -------
+    list of str
+        A line for each that failed.
     """
     todo = pending(folder, experiments)
-    done, started = len(experiments) - len(todo), time.monotonic()
-    say(f"{len(experiments)} runs, {done} of them done before")
+    before, started = len(experiments) - len(todo), time.monotonic()
+    say(f"{len(experiments)} runs, {before} of them done before")
     failed: list[str] = []
-    lock = threading.Lock()
+    done, lock = before, threading.Lock()
 
-    def finished(experiment: Experiment, problem: str) -> None:
+    def finished(one: Experiment, problem: str) -> None:
         nonlocal done
         with lock:
             done += 1
             if problem:
-                failed.append(f"{experiment.title}: {problem}")
-            rate = (time.monotonic() - started) / (done - (len(experiments) - len(todo)))
-            left = rate * (len(experiments) - done) / 60
-            say(
-                f"{done}/{len(experiments)}  {experiment.title}: {'failed' if problem else 'done'}; {left:.0f} min left"
-            )
+                failed.append(f"{one.title}: {problem}")
+            left = (time.monotonic() - started) / (done - before) * (len(experiments) - done) / 60
+            say(f"{done}/{len(experiments)}  {one.title}: {'failed' if problem else 'done'}; {left:.0f} min left")
 
     threads = max(1, cores() // processes)
     if processes == 1:
-        for experiment in todo:
-            finished(experiment, attempt(folder, experiment, threads))
+        for one in todo:
+            finished(one, attempt(folder, one, threads))
         return failed
     waiting: queue.SimpleQueue[Experiment] = queue.SimpleQueue()
-    for experiment in todo:
-        waiting.put(experiment)
+    for one in todo:
+        waiting.put(one)
     with ThreadPoolExecutor(processes) as lanes:
         for lane in [lanes.submit(_work, folder, waiting, threads, finished) for _ in range(processes)]:
             lane.result()
@@ -89,23 +94,16 @@ def _work(
     folder: Path, waiting: queue.SimpleQueue[Experiment], threads: int, finished: Callable[[Experiment, str], None]
 ) -> None:
     """Run what waits, one after the other, in one process; where it dies, the next experiment gets a new one."""
-    pool = None
-    try:
+    with ExitStack() as pools, suppress(queue.Empty):
+        pool = None
         while True:
-            experiment = waiting.get_nowait()
-            pool = pool or one_worker()
+            one = waiting.get_nowait()
+            pool = pool or pools.enter_context(one_worker())
             try:
-                problem = pool.submit(attempt, folder, experiment, threads).result()
+                problem = pool.submit(attempt, folder, one, threads).result()
             except BrokenProcessPool:
-                problem = "its process died (killed, or out of memory)"
-                pool.shutdown()
-                pool = None
-            finished(experiment, problem)
-    except queue.Empty:
-        pass
-    finally:
-        if pool is not None:
-            pool.shutdown()
+                problem, pool = "its process died (killed, or out of memory)", None
+            finished(one, problem)
 
 
 def one_worker() -> ProcessPoolExecutor:
@@ -145,13 +143,10 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def run_experiment(folder: Path, experiment: Experiment, threads: int = 1) -> dict[str, Any]:
-    """Run one experiment and write its result; the scores of single reports or images go beside it, as ``.rows.jsonl``.
+def run_experiment(folder: Path, experiment: Experiment, threads: int = 1) -> None:
+    """Run one experiment; write its result, and the scores of single reports or images as ``.rows.jsonl``.
 
-    ``threads`` are torch's, unless the suite sets ``torch_threads``.
-
-    Raises:
-        FedTARError: the run failed.
+    ``threads`` are torch's, unless the suite sets ``torch_threads``; a run that failed raises :class:`FedTARError`.
     """
     import torch
 
@@ -171,4 +166,3 @@ def run_experiment(folder: Path, experiment: Experiment, threads: int = 1) -> di
     write_text(rows_file(folder, experiment), "".join(f"{json.dumps(row)}\n" for row in rows))
     write_text(file, json.dumps(result, indent=1))
     shutil.rmtree(work)
-    return result

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,7 @@ WHERE = {
     "outside": "The shared adapter alone, at hospitals outside",
 }
 """Where a model is scored; tables come in this order."""
+Means = dict[str, dict[str, list[float]]]
 
 
 @dataclass(frozen=True)
@@ -24,8 +25,6 @@ class Summary:
 
     Parameters
     ----------
-    seeds : tuple of int
-        Those that are done.
     before, after : dict
         By a place of :data:`WHERE` and score, one mean over hospitals for each seed.
     scored : tuple of int
@@ -38,9 +37,8 @@ class Summary:
 
     name: str
     label: str
-    seeds: tuple[int, ...]
-    before: dict[str, dict[str, list[float]]]
-    after: dict[str, dict[str, list[float]]]
+    before: Means
+    after: Means
     scored: tuple[int, ...]
     seconds: float
     seconds_range: tuple[float, float]
@@ -63,34 +61,26 @@ def summaries(results: Sequence[Done]) -> list[Summary]:
 
 
 def _summary(name: str, results: list[dict[str, Any]]) -> Summary:
-    before: dict[str, dict[str, list[float]]] = {where: {} for where in WHERE}
-    after: dict[str, dict[str, list[float]]] = {where: {} for where in WHERE}
+    places: list[Means] = [{where: {} for where in WHERE} for _ in range(2)]
     for result in results:
         evaluations = result["evaluations"]
         scored = next(event for event in evaluations if event["round"] == result["scored_round"])
-        for values, event, when in ((before, evaluations[0], "start"), (after, scored, "end")):
-            _add(values["members"], (site["all"] for site in event["sites"].values()))
+        for values, event, when in zip(places, (evaluations[0], scored), ("start", "end"), strict=True):
             # without a patient adapter, the shared adapter alone is all there is
             shared = (event["generic"] or event["sites"]) if result["shares"] else {}
-            _add(values["generic"], (site["all"] for site in shared.values()))
-            _add(values["outside"], (hospital[when]["all"] for hospital in result["outside"].values()))
+            outside = {site: scores[when] for site, scores in result["outside"].items()}
+            for where, sites in zip(WHERE, (event["sites"], shared, outside), strict=True):
+                for score in SCORES:
+                    if known := [v for one in sites.values() if (v := one["all"].get(score)) is not None]:
+                        values[where].setdefault(score, []).append(statistics.fmean(known))
     seconds = [result["seconds"] for result in results]
     return Summary(
         name=name,
         label=results[0]["label"],
-        seeds=tuple(result["seed"] for result in results),
-        before=before,
-        after=after,
+        before=places[0],
+        after=places[1],
         scored=tuple(result["scored_round"] for result in results),
         seconds=statistics.fmean(seconds),
         seconds_range=(min(seconds), max(seconds)),
         bytes=statistics.fmean(result["bytes"] for result in results),
     )
-
-
-def _add(columns: dict[str, list[float]], hospitals: Iterable[Mapping[str, Any]]) -> None:
-    """Add the mean over hospitals of each score that any of them has."""
-    known = list(hospitals)
-    for score in SCORES:
-        if values := [one[score] for one in known if one.get(score) is not None]:
-            columns.setdefault(score, []).append(statistics.fmean(values))

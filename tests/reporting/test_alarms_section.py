@@ -62,9 +62,9 @@ def test_a_new_finding_that_is_missed_raises_nothing(run):
     assert not any("raised" in cell for row in said["alarms"][1:] for cell in row)
 
 
-def test_with_the_personal_part_and_without(run):
+def test_with_the_patient_adapter_and_without(run):
     said = run(site(), site(), generic=site(mismatched=0.5))
-    assert said["alarms"][0][2:4] == ["with the personal part", "without it"]
+    assert said["alarms"][0][2:4] == ["with the patient adapter", "shared adapter alone"]
     assert ["other references fit better", "10 %", "raised: 50 %"] in [row[:3] for row in said["alarms"]]
 
 
@@ -80,7 +80,7 @@ def test_recall_of_each_finding_by_site(tmp_path):
     assert [name for name in head[1:] if name != "n"] == order
     names = [row[0] for row in rows if row[0] != "finding"]
     of_one = ["known to the warm start", "emphysema", "nodule left", "new to the warm start", "fibrosis"]
-    assert names == of_one * 2  # with the personal part and without
+    assert names == of_one * 2  # with the patient adapter and without
     fibrosis = next(row for row in rows if row[0] == "fibrosis")
     assert fibrosis[1] == "5" and fibrosis[4:] == [""] * 6  # 4 and 3 reports are under the minimum
 

@@ -51,8 +51,8 @@ def test_the_table_exactly(tmp_path):
     assert final_table(write_small_run(tmp_path)) == TABLE
 
 
-def test_scores_without_the_personal_part_follow(tmp_path):
-    table, _, off = final_table(write_small_run(tmp_path, generic=True)).partition("\nWithout the personal part:\n")
+def test_scores_of_the_shared_adapter_alone_follow(tmp_path):
+    table, _, off = final_table(write_small_run(tmp_path, generic=True)).partition("\nThe shared adapter alone:\n")
     assert table == TABLE
     assert " ".join(off.splitlines()[1].split()) == "a 1 6 - -> 8.0 - -> 40.0 - -> 2.400 - -> -"
 

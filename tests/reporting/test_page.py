@@ -86,7 +86,7 @@ def test_the_numbers_of_the_run_are_on_it(tmp_path):
     for said_too in ("4 min 12 s", "287 kB", "7.94 MB", "28 ×", "3 of 3", "min_cell", "2.15.0"):
         assert said_too in said
     assert (
-        "Without the personal part" in said and "Without the personal part" not in page_of(write_run(tmp_path / "o"))[2]
+        "The shared adapter alone" in said and "The shared adapter alone" not in page_of(write_run(tmp_path / "o"))[2]
     )
 
 
