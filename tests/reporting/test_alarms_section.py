@@ -57,11 +57,6 @@ def test_what_is_raised_says_so_with_its_limit(run):
     assert all(len(row[-1].split()) > 4 for row in rows.values())
 
 
-def test_a_new_finding_that_is_missed_raises_nothing(run):
-    said = run(site(findings=known(20, 0.9)), site(findings=known(20, 0.89)))
-    assert not any("raised" in cell for row in said["alarms"][1:] for cell in row)
-
-
 def test_with_the_patient_adapter_and_without(run):
     said = run(site(), site(), generic=site(mismatched=0.5))
     assert said["alarms"][0][2:4] == ["with the patient adapter", "shared adapter alone"]
@@ -93,8 +88,3 @@ def test_content_has_a_table_of_its_own_without_steps(tmp_path):
                            "contradictions between visits", "identical reports", "other references fit better",
                            "length ratio"]  # fmt: skip
     assert {row[1] for row in last[1:]} == {"all"} and len(last) == 5
-
-
-@pytest.mark.parametrize("until", ["warm-start", "rounds"])
-def test_any_run_has_its_alarms(tmp_path, until):
-    assert "alarms" in sections(write_run(tmp_path, content=True, until=until, generic=True))

@@ -3,7 +3,7 @@ import json
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from recorded_runs import EAST, NORTH, RUN_ID, SITES, SOUTH, WEST, append, edit, write_run
+from recorded_runs import NORTH, RUN_ID, SITES, SOUTH, WEST, edit, write_run
 
 from fedtar_flare.errors import FedTARError
 from fedtar_flare.fedtar.events import Alphas, Outer, Residual
@@ -23,15 +23,6 @@ def test_a_whole_run_is_read(tmp_path):
     assert len(run.steps) == 9 and len(run.validations) == 3 and [e.round for e in run.evaluations] == [0, 1, 2, 3]
     assert len(run.events(Alphas)) == 1 and len(run.events(Residual)) == 9 and len(run.events(Outer)) == 3
     assert run.warm_start.round == 0 and run.final.round == 3 and run.best_round == 3
-
-
-def test_every_asked_site_is_accounted_for_once_per_step(tmp_path):
-    run = read_run(write_run(tmp_path, time_steps=4, rounds=2))
-    for step in run.steps:
-        assert sorted([*step.sites, *step.abstained, *step.absent, *step.refused]) == SITES
-        assert step.skipped == (not step.sites)
-        assert (SOUTH in step.abstained) == (step.step == 4)
-    assert EAST in run.steps[1].absent and EAST in run.steps[4].refused
 
 
 def test_cells_under_min_cell_and_the_cider_of_one_report_are_blank(tmp_path):
@@ -137,19 +128,3 @@ def test_what_is_not_a_record_of_ours_is_said_so(tmp_path, content, message):
     (tmp_path / "rounds.jsonl").write_bytes(content)
     with pytest.raises(FedTARError, match=message):
         read_run(tmp_path)
-
-
-@pytest.mark.parametrize("event", [{"event": "validation", "loss": "low"}, {"event": "outer", "alpha_after": "0.3"}])
-def test_a_wrong_field_is_named_with_its_line_whoever_declares_it(tmp_path, event):
-    write_run(tmp_path, until="warm-start")
-    append(tmp_path, round=1, **event)
-    with pytest.raises(FedTARError, match=rf"line 4, event '{event['event']}': (loss|alpha_)"):
-        read_run(tmp_path)
-
-
-def test_numbers_that_are_not_finite_are_not_known(tmp_path):
-    write_run(tmp_path, until="warm-start")
-    append(tmp_path, event="step", round=1, step=1, update_norm=float("inf"))
-    append(tmp_path, event="validation", round=1, loss=float("nan"))
-    run = read_run(tmp_path)
-    assert run.steps[0].update_norm is None and run.validations[0].loss is None

@@ -12,109 +12,64 @@ from fedtar_flare.suite.plan import Experiment
 from fedtar_flare.suite.run import RESULTS, result_file, rows_file
 
 PATIENTS, ROUNDS = 6, 4
+RIGHT = ["pneumothorax_left", "nodule_right"]
 
 
 def write_results(folder: Path, experiments: list[Experiment]) -> None:
-    """A result and rows per experiment, and the texts of their hospitals."""
+    """A result and rows per experiment; later arms are better."""
     (folder / RESULTS).mkdir(parents=True, exist_ok=True)
-    quality = {
-        name: 0.3 + 0.05 * i for i, name in enumerate(dict.fromkeys(experiment.name for experiment in experiments))
-    }
-    for experiment in experiments:
-        draw = np.random.default_rng([experiment.seed, *experiment.file_name.encode()])
-        good = quality[experiment.name] + (0.1 if experiment.arm.method != "local" else 0.0)
-        outside = () if experiment.arm.method == "local" else experiment.variant.outside
-        rows = [
-            row
-            for when, level in (("start", 0.1), ("end", good))
-            for sites, personal in (
-                (experiment.sites, True),
-                (experiment.sites, False),
-                (outside, True),
-            )
-            if personal or experiment.arm.method == "fedtar"
-            for site in sites
-            for patient in range(PATIENTS)
-            if when == "end" or personal
-            for row in [_row(draw, site, patient, personal, when, level * (1 if personal else 0.5))]
-        ]
-        rows_file(folder, experiment).write_text("".join(json.dumps(row) + "\n" for row in rows))
-        result_file(folder, experiment).write_text(json.dumps(_result(experiment, good, draw)))
+    names = list(dict.fromkeys(one.name for one in experiments))
+    for one in experiments:
+        draw = np.random.default_rng([one.seed, *one.file_name.encode()])
+        shares, fedtar = one.arm.method != "local", one.arm.method == "fedtar"
+        good = 0.3 + 0.05 * names.index(one.name) + 0.1 * shares
+        rows = [_row(draw, site, i, True, "start", 0.1) for site in one.sites for i in range(PATIENTS)]
+        for sites, personal in ((one.sites, True), (one.sites * fedtar, False), (one.variant.outside * shares, True)):
+            level = good if personal else good / 2
+            rows += [_row(draw, site, i, personal, "end", level) for site in sites for i in range(PATIENTS)]
+        for site in one.variant.outside * shares:
+            rows += [_row(draw, site, i, True, "start", 0.1) for i in range(PATIENTS)]
+        rows_file(folder, one).write_text("".join(json.dumps(row) + "\n" for row in rows))
+        result_file(folder, one).write_text(json.dumps(_result(one, good, shares, fedtar, draw)))
 
 
 def _row(draw, site, patient, personal, when, level):
-    right = ["pneumothorax_left", "nodule_right"]
-    named = right if draw.random() < level else right[1:] if draw.random() < 0.7 else []
-    return {
-        "site": site,
-        "patient_id": f"{site}-{patient}",
-        "personal": personal,
-        "when": when,
-        "matches": [round(20 * level), round(15 * level), round(10 * level), round(8 * level)],
-        "guesses": [20, 19, 18, 17],
-        "hypothesis_length": 20,
-        "reference_length": 20,
-        "rouge_l": level,
-        "cider": level * 5 + draw.normal() * 0.2,
-        "token_loss": 2 - level,
-        "findings": right,
-        "findings_in_text": named,
-    }
+    named = RIGHT if draw.random() < level else RIGHT[1:] if draw.random() < 0.7 else []
+    words = {"matches": [round(n * level) for n in (20, 15, 10, 8)], "guesses": [20, 19, 18, 17]}
+    words |= {"hypothesis_length": 20, "reference_length": 20, "rouge_l": level, "token_loss": 2 - level}
+    who = {"site": site, "patient_id": f"{site}-{patient}", "personal": personal, "when": when}
+    return who | words | {"cider": 5 * level + draw.normal() / 5, "findings": RIGHT, "findings_in_text": named}
 
 
-def _cell_of(good, r, draw):
+def _scores(good, r, draw):
     level = good * (1 - math.exp(-r)) + draw.normal() * 0.01
-    return {
-        "n": 10,
-        "bleu_4": level,
-        "cider": 5 * level,
-        "token_loss": 2 - level,
-        "finding_f1": 0.8,
-        "finding_f1_new": level,
-    }
+    shown = {"bleu_4": level, "cider": 5 * level, "token_loss": 2 - level, "finding_f1": 0.8, "finding_f1_new": level}
+    return {"steps": {}, "all": {"n": 10} | shown}
 
 
-def _result(experiment: Experiment, good, draw):
-    fedtar = experiment.arm.method == "fedtar"
-    evaluations = []
+def _result(one: Experiment, good, shares, fedtar, draw):
+    evaluations, validation = [], []
     for r in range(ROUNDS + 1):
-        sites = {
-            site: {"steps": {}, "all": _cell_of(good + 0.02 * i, r, draw)}
-            for i, site in enumerate(experiment.sites)
-            if r or site not in experiment.variant.joins
-        }
+        there = [(i, site) for i, site in enumerate(one.sites) if r or site not in one.variant.joins]
+        sites = {site: _scores(good + 0.02 * i, r, draw) for i, site in there}
         evaluations.append({"round": r, "sites": sites, "generic": sites if fedtar else {}})
-    losses = [
-        {s: {"validation_loss": 2 / math.sqrt(r) - good + 0.1 * i, "n": 9} for i, s in enumerate(experiment.sites)}
-        for r in range(1, ROUNDS + 1)
-    ]
+        losses = {site: 2 / math.sqrt(max(r, 1)) - good + 0.1 * i for i, site in enumerate(one.sites)}
+        parts = {site: {"validation_loss": loss, "n": 9} for site, loss in losses.items()}
+        validation.append({"round": r, "loss": sum(losses.values()) / len(losses), "sites": parts})
     return {
-        "arm": experiment.name,
-        "label": experiment.arm.label or experiment.name,
-        "method": experiment.arm.method,
-        "seed": experiment.seed,
-        "settings": experiment.recipe,
-        "sites": list(experiment.sites),
-        "variant": experiment.variant.point,
-        "joins": experiment.variant.joins,
-        "cohort": experiment.variant.cohort,
+        "label": one.arm.label or one.name,
+        "seed": one.seed,
+        "sites": list(one.sites),
         "versions": {"torch": "2"},
-        "torch_threads": 1,
         "seconds": 60.0 + 10 * good,
-        "shares": experiment.arm.method != "local",
-        "bytes": 0 if experiment.arm.method == "local" else 3_000_000,
-        "counts": {},
+        "shares": shares,
+        "bytes": 3_000_000 * shares,
         "scored_round": ROUNDS,
-        "rounds": ROUNDS,
-        "validation": [
-            {"round": r, "loss": sum(s["validation_loss"] for s in sites.values()) / len(sites), "sites": sites}
-            for r, sites in enumerate(losses, 1)
-        ],
-        "curves": {"alpha": [[r, 0.7, 0.6 + 0.02 * r, 0.5] for r in range(ROUNDS + 1)]} if fedtar else {},
+        "validation": validation[1:],
         "evaluations": evaluations,
+        "curves": {"alpha": [[r, 0.7, 0.6 + 0.02 * r, 0.5] for r in range(ROUNDS + 1)]} if fedtar else {},
         "outside": {
-            s: {"start": {"all": _cell_of(0.1, 1, draw)}, "end": {"all": _cell_of(good, 3, draw)}}
-            for s in experiment.variant.outside
-            if experiment.arm.method != "local"
+            site: {"start": _scores(0.1, 1, draw), "end": _scores(good, 3, draw)}
+            for site in one.variant.outside * shares
         },
     }

@@ -11,12 +11,11 @@ import pytest
 import yaml
 from command import fedtar_here
 
-from fedtar_flare.errors import ConfigError
 from fedtar_flare.record.events import Evaluation, SiteScores
 from fedtar_flare.suite.against import differences, value
 from fedtar_flare.suite.collect import scored_round
 from fedtar_flare.suite.file import Suite, read_suite
-from fedtar_flare.suite.plan import Experiment, experiments, merged
+from fedtar_flare.suite.plan import Experiment, experiments
 from fedtar_flare.suite.results import done
 from fedtar_flare.suite.run import cores, pending, result_file, rows_file, run_suite
 from fedtar_flare.suite.summary import summaries
@@ -221,31 +220,6 @@ def test_a_run_that_fails_is_said_and_the_others_go_on(tmp_path, monkeypatch):
     said: list[str] = []
     failed = run_suite(tmp_path, experiments(Suite(**TINY)), say=said.append)
     assert [line.split(",")[0] for line in failed] == ["fedavg", "alone"] and len(said) == 3
-
-
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        ({"arms": {"a": {"method": "fedavgg"}}}, "did you mean 'fedavg'"),
-        ({"arms": {"a": {"method": "fedavg", "settings": {"trainng": {}}}}}, "arm 'a'"),
-        ({"arms": {"A b": {"method": "fedavg"}}}, "lower-case"),
-        ({"arms": {}}, "arms"),
-        ({"outside": ["site-1"]}, "outside"),
-        ({"seeds": [1, 1]}, "different"),
-        ({"references": ["b"]}, "some of the arms"),
-        ({"references": ["fedavg", "fedavg"]}, "each once"),
-        ({"sitess": ["a"]}, "did you mean 'sites'"),
-    ],
-)
-def test_a_suite_that_cannot_be_run_is_refused_before_anything_runs(tmp_path, change, said):
-    with pytest.raises(ConfigError, match=said):
-        experiments(read_suite(suite_file(tmp_path, **change)))
-
-
-def test_settings_are_merged_group_by_group():
-    common = {"training": {"a": 1, "b": 2}, "x": 1}
-    assert merged(common, {"training": {"b": 3}, "y": {}}) == {"training": {"a": 1, "b": 3}, "x": 1, "y": {}}
-    assert common == {"training": {"a": 1, "b": 2}, "x": 1}
 
 
 def test_a_worker_ends_with_the_process_that_started_it_even_when_that_is_killed():
