@@ -43,11 +43,16 @@ class Exchange(Part):
 class Start(Event):
     """After the handshake: who takes part, with what.
 
-    Args:
-        time: ISO 8601, UTC.
-        absent: site that does not take part to the reason.
-        counts: site to split to visits per time step.
-        first_round: 1; in a resumed run the round it goes on with.
+    Parameters
+    ----------
+    time : str
+        ISO 8601, UTC.
+    absent : dict
+        Site that does not take part to the reason.
+    counts : dict
+        Site to split to visits per time step.
+    first_round : int
+        1; in a resumed run the round it goes on with.
     """
 
     kind: ClassVar[str] = "start"
@@ -92,10 +97,14 @@ class SiteUpdate(Part):
 class Step(Event):
     """One exchange of updates; every site that was asked is in exactly one of the four dictionaries.
 
-    Args:
-        update_norm: Euclidean norm of the mean update; None where nothing is averaged.
-        skipped: nobody had anything to add; the weights stay.
-        seconds: until the last answer.
+    Parameters
+    ----------
+    update_norm : float or None
+        Euclidean norm of the mean update; None where nothing is averaged.
+    skipped : bool
+        Nobody had anything to add; the weights stay.
+    seconds : float
+        Until the last answer.
     """
 
     kind: ClassVar[str] = "step"
@@ -136,10 +145,13 @@ Cell = dict[str, float | None]
 class SiteScores(Part):
     """Scores of one site: per time step, and over all steps shown.
 
-    Args:
-        findings: kind (``known`` and ``new`` to the warm start, or ``stated``: classes in the references) to finding to
-            ``n``, the reports that have it, and ``recall``; those under the minimum are not in it.
-        references: scores of the reference reports themselves.
+    Parameters
+    ----------
+    findings : dict
+        Kind (``known`` and ``new`` to the warm start, or ``stated``: classes in the references) to finding to ``n``, the
+        reports that have it, and ``recall``; those under the minimum are not in it.
+    references : dict
+        Scores of the reference reports themselves.
     """
 
     steps: dict[int, Cell] = {}
@@ -160,11 +172,16 @@ class Evaluation(Event):
 class TaskOutcome(Part):
     """What one site learnt in a task of classification; a method adds to it.
 
-    Args:
-        task: the new class.
-        n: test images.
-        at_epoch: seconds of the site's own work until e = 0..E.
-        membership: AUC of telling training images from test images by what was learnt.
+    Parameters
+    ----------
+    task : str
+        The new class.
+    n : int
+        Test images.
+    at_epoch : list of float, (E + 1,)
+        Seconds of the site's own work until e = 0..E.
+    membership : float or None
+        AUC of separating training images from test images by what was learnt.
     """
 
     task: str

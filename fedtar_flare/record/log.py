@@ -38,8 +38,10 @@ class RunRecord:
 def read_events(folder: Path, kinds: Iterable[type[Event]] = SHARED) -> list[Event]:
     """All whole events of the given kinds, in order; a last line cut off by a kill is left out.
 
-    Raises:
-        FedTARError: there is no record, or a line of it is not a valid event; names the line.
+    Raises
+    ------
+    FedTARError
+        There is no record, or a line of it is not a valid event; names the line.
     """
     known = {kind.kind: kind for kind in kinds}
     path = folder / ROUNDS_FILE

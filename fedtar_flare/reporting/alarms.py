@@ -99,7 +99,7 @@ def _alarms(now: SiteScores | None, start: SiteScores | None) -> list[Alarm]:
 
 
 def _known_recall(scores: SiteScores) -> float | None:
-    """Share of named findings among those that are told and that the warm start knows; None without any.
+    """Share of named findings among those that are there and that the warm start knows; None without any.
 
     Where nobody knows what the warm start knows, all classes count.
     """
@@ -140,8 +140,8 @@ def _recalls(before: Mapping[str, SiteScores], after: Mapping[str, SiteScores]) 
             for site in sorted(after):
                 now = after[site].findings.get(kind, {}).get(name)
                 start = before[site].findings.get(kind, {}).get(name, {}) if site in before else {}
-                told = now and (number(now.get("n"), 0), _percent(start.get("recall")), _percent(now.get("recall")))
-                cells.append(told or None)
+                recall = now and (number(now.get("n"), 0), _percent(start.get("recall")), _percent(now.get("recall")))
+                cells.append(recall or None)
             rows.append(Recall(title, name.replace("_", " "), tuple(cells)))
     return rows
 

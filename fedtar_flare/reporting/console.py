@@ -11,7 +11,7 @@ from fedtar_flare.reporting.scores import Row, measured, score_rows, start_name
 from fedtar_flare.reporting.section import own_sections
 
 ACROSS = 4
-"""Scores beside each other: more would not fit a terminal."""
+"""Scores in one table: more would not fit a terminal."""
 
 
 def final_table(run: Run) -> str:

@@ -1,4 +1,4 @@
-"""Generated reports beside the reference reports, with what is right and wrong marked.
+"""Generated reports next to the reference reports, with what is right and wrong marked.
 
 Such a page holds patients' reports: it is written into the site's own state and stays there. Only examples of a
 synthetic cohort may be shown elsewhere, since nobody is behind them.

@@ -84,7 +84,7 @@ def times(large: float, small: float) -> str:
 
 
 def visits(count: int, min_cell: int) -> str:
-    """A number of visits or reports; not told exactly if it is under ``min_cell``."""
+    """A number of visits or reports; not given exactly if it is under ``min_cell``."""
     return f"< {min_cell}" if 0 < count < min_cell else whole(count)
 
 

@@ -20,7 +20,7 @@ HEADLINE = "bleu_4"
 
 
 def write_report(run_folder: Path | str) -> Path:
-    """Write ``report.html`` beside a run's record, finished or not; returns its path. Errors: see :func:`read_run`."""
+    """Write ``report.html`` into a run's folder, finished or not; returns its path. Errors: see :func:`read_run`."""
     run = read_run(run_folder)
     return write_text(run.folder / REPORT_FILE, page(run))
 

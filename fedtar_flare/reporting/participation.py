@@ -57,7 +57,7 @@ def _cell(run: Run, step: Step, site: str, most: int) -> Attendance:
     where = f"{site}, {step_name(step)}"
     if site in step.sites:
         update, min_cell = step.sites[site], run.start.min_cell
-        known = update.samples >= min_cell  # the colour tells of the number too
+        known = update.samples >= min_cell  # the colour shows the number too
         number = visits(update.samples, min_cell)
         tip = f"{where}: {number} visits, {duration(update.seconds)}"
         return Attendance("took", number, tip, 0.1 + (0.35 * update.samples / max(1, most) if known else 0))

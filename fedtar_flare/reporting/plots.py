@@ -1,6 +1,6 @@
 """Charts as small SVG (2 to 10 kB) without a plotting package; colours are CSS variables that follow the page's theme.
 
-Every series has its own marker shape, so that it can be told without colour. The palette ``site`` is safe for
+Every series has its own marker shape, which tells it apart without colour. The palette ``site`` is safe for
 colour-blind readers (after Okabe and Ito); ``step`` is a ramp from early to late that also falls in lightness; ``ink``
 is for pooled values and means; ``faded`` is for what only gives the background.
 """
@@ -335,7 +335,7 @@ def _padded(values: Sequence[float]) -> tuple[float, float]:
 
 
 def _tick_labels(values: Sequence[float]) -> dict[float, str]:
-    """Enough digits to tell neighbouring ticks apart; powers of ten where all values are tiny or huge."""
+    """Enough digits for neighbouring ticks to differ; powers of ten where all values are tiny or huge."""
     largest = max(map(abs, values), default=0.0)
     step = min((b - a for a, b in pairwise(values)), default=largest) or 1.0
     if 0 < largest < 1e-3 or largest >= 1e6:

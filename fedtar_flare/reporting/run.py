@@ -1,4 +1,4 @@
-"""A run as its record tells it: the source of the page, the closing table and the model card.
+"""A run as its record has it: the source of the page, the closing table and the model card.
 
 What a run did not record, as it goes on or ended early, is empty or None; a malformed line is an error that names it.
 """
@@ -25,14 +25,22 @@ SPLITS = ("train", "validation", "test")
 class Run:
     """A run, as far as it went.
 
-    Args:
-        start: of a resumed run, with the first round of all its parts; without name and time steps where the run failed
-            before its start.
-        steps, validations, evaluations: in order; of a repeated one, the later. Evaluations hold known numbers alone,
-            and of a cell under the minimum only ``n``.
-        end: None while the run goes on, and when it was killed.
-        own: the events of the run's method.
-        title: of the method; its name where this version does not know it.
+    Parameters
+    ----------
+    folder : Path
+        With the record.
+    start : Start
+        Of a resumed run, with the first round of all its parts; without name and time steps where the run failed before
+        its start.
+    steps, validations, evaluations : tuple of events
+        In order; of a repeated one, the later. Evaluations hold known numbers alone, and of a cell under the minimum
+        only ``n``.
+    end : End or None
+        None while the run goes on, and when it was killed.
+    own : tuple of Event
+        The events of the run's method.
+    title : str
+        Of the method; its name where this version does not know it.
     """
 
     folder: Path
@@ -98,8 +106,10 @@ def read_run(folder: Path | str) -> Run:
 
     For a method that this version does not know, only the events common to all methods are read.
 
-    Raises:
-        FedTARError: no record, one of another program or version, or a broken line other than the last.
+    Raises
+    ------
+    FedTARError
+        No record, one of another program or version, or a broken line other than the last.
     """
     folder = Path(folder)
     if not (folder / ROUNDS_FILE).is_file() and (folder / "fedtar" / ROUNDS_FILE).is_file():

@@ -98,7 +98,7 @@ def _reports(before: Cell, after: Cell) -> int:
 
 
 def _total(parts: Sequence[int], scored: int, min_cell: int) -> str:
-    """Over how many reports a score is taken, unless that tells of a small part by subtraction."""
+    """Over how many reports a score is taken, unless a small part would follow by subtraction."""
     shown = [n for n in parts if n >= min_cell]
     return whole(scored) if parts and scored == sum(shown) else total(parts, min_cell)
 

@@ -69,7 +69,7 @@ def _losses(name: str, points: Sequence[tuple[float, float | None, str]], palett
 
 
 def examples(run: Run) -> Section | None:
-    """Generated beside reference reports; None of a run without synthetic sites."""
+    """Generated and reference reports; None of a run without synthetic sites."""
     found = generated.run_examples(run.folder)
     lead = (
         "Test reports of the synthetic cohort, the first of each step and site. For patients' reports such a page is "
@@ -136,7 +136,7 @@ def visits(run: Run) -> Section:
     if start.min_cell > 1:
         lead += (
             f" A split at a step with fewer than {start.min_cell} patients is not used and counts 0; other numbers are "
-            "told in multiples of the site's minimum."
+            "given in multiples of the site's minimum."
         )
     return Section("data", "Data", lead, render("visits.html", start=start, splits=SPLITS))
 
@@ -150,7 +150,7 @@ def settings(run: Run) -> Section:
         table(("setting", "value"), flat(values | start.settings), kind="names", left={1}),
         table(("version", "value"), sorted(start.versions.items()), kind="names", left={1}),
     ]
-    lead = "What the server was given, and what the sites told of their model. Settings of training are in the job."
+    lead = "What the server was given, and what the sites reported of their model. Settings of training are in the job."
     return Section("settings", "Settings", lead, render("pair.html", parts=tables))
 
 

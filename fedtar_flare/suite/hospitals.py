@@ -20,8 +20,10 @@ from fedtar_flare.suite.variants import Variant
 def described(variant: Variant, folder: Path) -> Iterator[None]:
     """Site files of the variant's synthetic hospitals, in force within the context; none where it says nothing of them.
 
-    Raises:
-        ConfigError: the suite describes synthetic hospitals, and FEDTAR_SITES names others.
+    Raises
+    ------
+    ConfigError
+        The suite describes synthetic hospitals, and FEDTAR_SITES names others.
     """
     if not variant.cohort:
         yield
