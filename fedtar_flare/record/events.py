@@ -148,8 +148,8 @@ class SiteScores(Part):
     Parameters
     ----------
     findings : dict
-        Kind (``known`` and ``new`` to the warm start, or ``stated``: classes in the references) to finding to ``n``, the
-        reports that have it, and ``recall``; those under the minimum are not in it.
+        Kind (``known`` and ``new`` to the warm start, or ``stated``: classes in the references) to finding to ``n``,
+        the reports that have it, and ``recall``; those under the minimum are not in it.
     references : dict
         Scores of the reference reports themselves.
     """

@@ -60,7 +60,16 @@ def choose(
     findings: Sequence[frozenset[str] | None],
     per_step: int = PER_STEP,
 ) -> tuple[Example, ...]:
-    """The first ``per_step`` reports of each time step, in the order given: not the best ones."""
+    """The first reports of each time step, in the order given: not the best ones.
+
+    Parameters
+    ----------
+    time_steps, written, references, findings : sequences of one length
+        Of each report: its step from 1 on, the generated and the reference text, and the findings that are there (None
+        where only the report is known).
+    per_step : int, default 3
+        How many are taken.
+    """
     chosen: dict[int, list[Example]] = {}
     for t, text_, reference, known in zip(time_steps, written, references, findings, strict=True):
         at = chosen.setdefault(t, [])

@@ -51,7 +51,19 @@ def table(
     left: Collection[int] = (),
     empty: str = "Not recorded.",
 ) -> Markup:
-    """A table whose first column names the rows; columns in ``left`` are flush left, ``empty`` stands for no rows."""
+    """A table whose first column names the rows.
+
+    Parameters
+    ----------
+    head, rows : sequences of text
+        Of equal length.
+    kind : str
+        CSS class.
+    left : collection of int
+        Columns that are flush left.
+    empty : str
+        What stands for no rows.
+    """
     return render("table.html", head=head, rows=rows, kind=kind, left=left, empty=empty)
 
 

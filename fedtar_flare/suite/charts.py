@@ -56,7 +56,17 @@ def colours_of(names: Sequence[str], first: Sequence[str], best: Mapping[str, fl
 
 
 def arm_series(name: str, labels: Mapping[str, str], colours: Mapping[str, int], points: Points) -> Series:
-    """An arm's means over seeds, with the least and the largest of several seeds; faded without a colour."""
+    """An arm's means over seeds, with the least and the largest of several seeds.
+
+    Parameters
+    ----------
+    name : str
+        Of the arm.
+    labels, colours : mapping
+        Its label and its place in the palette; faded, and one of :data:`OTHERS`, without a place.
+    points : mapping
+        Values of the seeds at each place on the x axis.
+    """
     several = any(len(values) > 1 for values in points.values())
     means = {x: statistics.fmean(points[x]) for x in sorted(points)}
     return Series(

@@ -42,6 +42,15 @@ def collect(experiment: Experiment, recipe: MethodRecipe, results: Path) -> Foun
 
     Scores of reports are those of one round everywhere, at the hospitals that took part and outside
     (:func:`scored_round`).
+
+    Parameters
+    ----------
+    experiment : Experiment
+        What was run.
+    recipe : MethodRecipe
+        With which it was run.
+    results : Path
+        The run's results folder, with its record and checkpoints.
     """
     events = read_events(results, (*SHARED, *method(experiment.arm.method).events))
     start = of_kind(events, Start)[0]

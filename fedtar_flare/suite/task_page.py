@@ -110,7 +110,7 @@ def _cost(arms: Arms, labels: Mapping[str, str], reference: str) -> Table:
     about = (
         f"In how many tasks a method reaches the last AUC of {labels.get(reference, reference)}, and after how many "
         "epochs and seconds there (medians). Seconds are of one hospital and task and include the start: clustering, "
-        "PROBE, alpha. Membership is the AUC of separating training images from test images by the module (0.5: a guess)."
+        "PROBE, alpha. Membership is the AUC of separating training from test images by the module (0.5: a guess)."
     )
     head = ["method", "tasks", "epochs", "seconds", "of a start", "of a task", "bytes of a run", "a run", "membership"]
     return Table("What it costs, the start included", about, head, rows)

@@ -1,4 +1,4 @@
-"""Generated beside reference reports: what is marked, and that only a synthetic cohort's reach the run's page."""
+"""Generated and reference reports: what is marked, and that only a synthetic cohort's reach the run's page."""
 
 from xml.etree import ElementTree
 
