@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from markupsafe import Markup
 
@@ -158,10 +159,17 @@ def _left_out(by_seed: Mapping[int, list[Row]], sites: Sequence[str]) -> list[st
     return [*pooled, *(_interval("cider", value("cider", rows)) for rows in at_sites)]
 
 
-def _interval(name: str, interval: Interval | None, star: str = "", p: float | None = None) -> str:
-    """A value and below it its interval, with p where there is one."""
+def with_interval(
+    interval: Interval | None, shown: Callable[[float], str], star: str = "", p: float | None = None
+) -> str:
+    """A value as ``shown`` writes it, and below it its interval, with p where there is one."""
     if interval is None or not math.isfinite(interval.value):
         return NOTHING
-    middle, low, high = (score(name, part) for part in interval)
     tested = "" if p is None else f", p {number(p)}"
-    return Markup("{}{}<small>{} to {}{}</small>").format(middle, star, low, high, tested)
+    return Markup("{}{}<small>{} to {}{}</small>").format(
+        shown(interval.value), star, shown(interval.low), shown(interval.high), tested
+    )
+
+
+def _interval(name: str, interval: Interval | None, star: str = "", p: float | None = None) -> str:
+    return with_interval(interval, partial(score, name), star, p)

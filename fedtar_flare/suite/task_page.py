@@ -6,17 +6,14 @@ import math
 from collections.abc import Mapping, Sequence
 from statistics import fmean, median
 
-from markupsafe import Markup
-
 from fedtar_flare.metrics.classification import lca
-from fedtar_flare.metrics.significance import Interval
 from fedtar_flare.reporting.format import NOTHING, duration, number, size
 from fedtar_flare.reporting.plots import SMALL, Chart, Figure, sharing_y
 from fedtar_flare.reporting.render import render
 from fedtar_flare.suite.charts import OTHERS, arm_series, colours_of
 from fedtar_flare.suite.file import Suite
 from fedtar_flare.suite.results import Done, by_arm
-from fedtar_flare.suite.tables import Table
+from fedtar_flare.suite.tables import Table, with_interval
 from fedtar_flare.suite.task_scores import MEASURES, Run, Score, differences, values
 
 MOST_CHARTS = 9
@@ -92,8 +89,7 @@ def _cost(arms: Arms, labels: Mapping[str, str], reference: str) -> Table:
         tried = [one for run in runs if run.seed in base for one in run.reached(base[run.seed])]
         there = [one for one in tried if one is not None]
         compared = [run.tasks[place] for run in runs for place in run.compared()]
-        known = [run.tasks[place]["membership"] for run in runs for place in run.compared()]
-        guessed = [one for one in known if one is not None]
+        guessed = [one["membership"] for one in compared if one["membership"] is not None]
         rows.append(
             [
                 labels[name],
@@ -109,8 +105,9 @@ def _cost(arms: Arms, labels: Mapping[str, str], reference: str) -> Table:
         )
     about = (
         f"In how many tasks a method reaches the last AUC of {labels.get(reference, reference)}, and after how many "
-        "epochs and seconds there (medians). Seconds are of one hospital and task and include the start: clustering, "
-        "PROBE, alpha. Membership is the AUC of separating training from test images by the module (0.5: a guess)."
+        "epochs and seconds there (medians). Seconds are of one hospital and task and include the start, which is "
+        "all that comes before the first epoch. Membership is the AUC of separating training from test images by "
+        "the module (0.5: a guess)."
     )
     head = ["method", "tasks", "epochs", "seconds", "of a start", "of a task", "bytes of a run", "a run", "membership"]
     return Table("What it costs, the start included", about, head, rows)
@@ -121,13 +118,7 @@ def _head() -> list[str]:
 
 
 def _cell(one: Score) -> str:
-    """A value, and below it its interval and p."""
-    interval: Interval = one.value
-    if not math.isfinite(interval.value):
-        return NOTHING
-    p = "" if one.p is None else f", p {number(one.p)}"
-    text = Markup("{}<small>{} to {}{}</small>")
-    return text.format(number(interval.value), number(interval.low), number(interval.high), p)
+    return with_interval(one.value, number, p=one.p)
 
 
 # ---------------------------------------------------------------------- figures
@@ -160,13 +151,12 @@ def _cost_curves(arms: Arms, labels: Mapping[str, str], reference: str) -> Figur
             many = min(len(curve) for _, curve in found)
             x, y = ([fmean(one[i][e] for one in found) for e in range(many)] for i in (0, 1))
             lines.append(arm_series(arm, labels, colours, {at: [value] for at, value in zip(x, y, strict=True)}))
-    axes = {"x_label": "seconds of a hospital and task", "y_label": "AUC"}
-    charts = [Chart("Tasks after the first", lines, **axes, whole=False)] if lines else []  # type: ignore[arg-type]
+    chart = Chart("Tasks after the first", lines, (), "seconds of a hospital and task", "AUC", whole=False)
     about = (
         "Mean of hospitals, tasks and seeds, epoch by epoch. The first point of a line is its start, after the seconds "
         "that the start took; scoring is left out."
     )
-    return Figure("seconds", "AUC over seconds that include the start", about, charts, OTHERS)
+    return Figure("seconds", "AUC over seconds that include the start", about, [chart] if lines else [], OTHERS)
 
 
 def _colours(arms: Arms, reference: str) -> dict[str, int]:
