@@ -136,7 +136,8 @@ def _curves(arms: Arms, labels: Mapping[str, str], reference: str) -> Figure:
                     points.setdefault(float(e), []).append(fmean(values_at))
             if points:
                 lines.append(arm_series(arm, labels, colours, points))
-        charts.append(Chart(name.replace("_", " "), lines, (), "epoch", "AUC", size=SMALL))
+        if lines:  # a disease may have too few test images everywhere
+            charts.append(Chart(name.replace("_", " "), lines, (), "epoch", "AUC", size=SMALL))
     about = "Test images; epoch 0 is the start itself. Mean of hospitals and seeds; the band is the range of the seeds."
     return Figure("learning_curves", "Learning curves", about, sharing_y(charts), OTHERS)
 

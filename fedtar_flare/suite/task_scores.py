@@ -151,9 +151,11 @@ def differences(arms: Mapping[str, Sequence[Run]], reference: str) -> dict[str, 
             drawn = [mine.scores(REPLICATES) - theirs.scores(REPLICATES) for mine, theirs in several]
             found[name] = {measure: Score(one) for measure, one in _over_seeds(plain, drawn).items()}
     for i, measure in enumerate(MEASURES):
+        of_base = [run.scores()[i, 0] for run in base.values()]
         of_seeds = {n: [mine.scores()[i, 0] for mine, _ in pairs[n]] for n in found if len(pairs[n]) > 1}
+        of_seeds = {n: known for n, known in of_seeds.items() if np.isfinite([*known, *of_base]).all()}
         if of_seeds and len(base) > 1:
-            tests = welch_against(of_seeds, [run.scores()[i, 0] for run in base.values()])
+            tests = welch_against(of_seeds, of_base)
             for name, (_, p) in tests.items():
                 found[name][measure] = Score(found[name][measure].value, p)
     return found

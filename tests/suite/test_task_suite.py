@@ -32,7 +32,7 @@ SUITE = {"name": "tasks", "sites": SITES, "seeds": [0, 1], "settings": SETTINGS,
 EPOCHS = 2
 
 
-def made(folder: Path, better=0.0, shuffled_too=False, **changes):
+def made(folder: Path, better=0.0, shuffled_too=False, one_class=(), **changes):
     """A suite whose results nobody ran: FedKEI's scores of positives are higher by ``better``."""
     arms = ARMS | ({"other": {"method": "fedkei", "label": "other order"}} if shuffled_too else {})
     suite = Suite(**{**SUITE, "arms": arms, **changes})
@@ -51,7 +51,8 @@ def made(folder: Path, better=0.0, shuffled_too=False, **changes):
                 for i in range(12):
                     scores = draw.random(EPOCHS + 1) + (better if one.name == "fedkei" and i % 2 else 0.0)
                     name = f"{'o' if one.name == 'other' else 'p'}-{i // 2}"
-                    rows.append({**about, "patient_id": name, "label": i % 2, "scores": scores.tolist()})
+                    label = 0 if task in one_class else i % 2
+                    rows.append({**about, "patient_id": name, "label": label, "scores": scores.tolist()})
         rows_file(folder, one).write_text("".join(json.dumps(row) + "\n" for row in rows))
         label = one.arm.label
         known = {"arm": one.name, "label": label, "seed": one.seed, "sites": SITES, "versions": {"torch": "2"}}
@@ -128,6 +129,15 @@ def test_the_page_has_its_tables_and_its_curves(tmp_path):
     ]
     assert "FedKEI &lt;b&gt;" in text and "CIDEr" not in text
     assert {file.stem for file in (tmp_path / "figures").glob("*.svg")} == {"learning_curves", "seconds"}
+
+
+def test_a_disease_without_positive_test_images_has_no_chart(tmp_path):
+    suite, planned = made(tmp_path, one_class=["effusion", "nodule"])
+    assert "Figures" not in page.write_page(tmp_path, suite, planned).read_text().split("<footer>")[0]
+    (tmp_path / "one").mkdir()
+    suite, planned = made(tmp_path / "one", one_class=["nodule"])
+    text = page.write_page(tmp_path / "one", suite, planned).read_text()
+    assert "<figcaption>effusion" in text and "<figcaption>nodule" not in text
 
 
 @pytest.mark.slow
