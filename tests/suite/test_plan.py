@@ -5,15 +5,14 @@ import pytest
 import yaml
 
 from fedtar_flare.errors import ConfigError
-from fedtar_flare.fedtar.recipe import FedTARRecipe
-from fedtar_flare.registry import names
+from fedtar_flare.registry import method, own_names
 from fedtar_flare.suite.file import Suite, read_suite
 from fedtar_flare.suite.hospitals import described, require_hospitals, site_config
 from fedtar_flare.suite.plan import experiments
 from fedtar_flare.suite.variants import variants
 
 SUITES = sorted((Path(__file__).parents[2] / "docs" / "suites").glob("*.yaml"))
-REPORTS = {name for name in names() if names()[name].reports}
+REPORTS = {name for name in own_names() if method(name).reports}
 ARMS = {"local": {"method": "local"}, "fedavg": {"method": "fedavg"}}
 SMALL = {"name": "s", "sites": ["site-1", "site-2", "site-3"], "settings": {"preset": "tiny"}, "arms": ARMS}
 
@@ -52,7 +51,7 @@ def test_a_result_is_made_again_for_another_value_of_a_setting_and_for_a_default
 
     before = digest()
     assert before == digest(patient={"components": 16}) == digest(server={"eta": 0.01}) != digest(server={"eta": 0.02})
-    monkeypatch.setitem(FedTARRecipe.presets["small"], "patient", {"components": 4})
+    monkeypatch.setitem(method("fedtar").presets["small"], "patient", {"components": 4})
     assert digest() != before
 
 
