@@ -7,12 +7,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from fedtar_flare.fedmrg.recipe import FedMRGRecipe
 
 from fedtar_flare.data.timeline import Timeline
 from fedtar_flare.fedkei.learner import TaskLearner
 from fedtar_flare.fedkei.tuning import LearnerSettings
 from fedtar_flare.fedmrg.learner import FedMRGLearner
+from fedtar_flare.flare.recipe import MethodRecipe
 from fedtar_flare.imaging.pipeline import prepare_cohort
 from fedtar_flare.learning.learner import ReportLearner
 from fedtar_flare.models.classifier import ClassifierConfig
@@ -27,16 +27,16 @@ VIT = ClassifierConfig(encoder="vit", image_size=32, slices=1, width=32, depth=2
 
 def fedmrg(quick: bool) -> Result:
     """Both halves with distillation, diagnosis and contrast, as the shipped job sets them."""
-    job = FedMRGRecipe(preset="tiny" if quick else "small").executor
-    model = job.model_config
+    job = MethodRecipe("fedmrg", preset="tiny" if quick else "small").executor.resolved
+    model = job.model
     with tempfile.TemporaryDirectory() as folder:
         home = Path(folder)
         cohort = synthetic_cohort("site-1", folder=home / "synthetic", patients=16, timeline=Timeline(2), seed=0)
         cohort = prepare_cohort(cohort, model, home / "prepared")
-        training = job.training_config.replace(local_steps=4)
+        training = job.training.replace(local_steps=4)
         common = {"model": model, "training": training, "cohort": cohort, "seed": 0}
-        method = FedMRGLearner(lora=job.lora_config, fedmrg=job.fedmrg_config, **common)
-        plain = ReportLearner(lora=job.lora_config.replace(exchange=()), **common)
+        method = FedMRGLearner(lora=job.lora, fedmrg=job.fedmrg, **common)
+        plain = ReportLearner(lora=job.lora.replace(exchange=()), **common)
         seconds = alternated(
             {"ours": lambda: method.train(1, 0), "theirs": lambda: plain.train(1, 0)}, 2 if quick else 3
         )
