@@ -86,7 +86,7 @@ class Hospital:
             "model": model,
             "lora": {"rank": self.rank},
             "training": {"local_steps": self.updates, "batch_size": BATCH},
-            "data": None,
+            "data": {},
         }
 
 

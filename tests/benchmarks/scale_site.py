@@ -12,10 +12,10 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
+from unittest.mock import patch
 
 from fedtar_flare.fedtar.config import PatientConfig
-from fedtar_flare.fedtar.executor import PatientAdaptiveExecutor
 from fedtar_flare.fedtar.learner import PatientLearner
 from fedtar_flare.fedtar.profiles import fit_mixture
 from fedtar_flare.flare.executor import Tensors
@@ -31,33 +31,29 @@ from tests.benchmarks.scale_cohort import MODELS, SITE, SMALLEST, Hospital, alon
 from tests.hospital_site import HospitalSite
 
 
-class _TimedLearner(PatientLearner):
-    """Keeps the processor seconds of its updates."""
+def _timed(seconds: list[float]) -> Callable[..., float | None]:
+    """A local update that keeps its processor seconds."""
+    update = PatientLearner.local_update
 
-    seconds: ClassVar[list[float]] = []
-
-    def local_update(self, *args: Any, **kwargs: Any) -> float | None:
+    def local_update(*args: Any, **kwargs: Any) -> float | None:
         start = time.process_time()
         try:
-            return super().local_update(*args, **kwargs)
+            return update(*args, **kwargs)
         finally:
-            self.seconds.append(time.process_time() - start)
+            seconds.append(time.process_time() - start)
 
-
-class _TimedExecutor(PatientAdaptiveExecutor):
-    def learner_class(self) -> type[PatientLearner]:
-        return _TimedLearner
+    return local_update
 
 
 class _Site(HospitalSite):
     """A site whose executor lives as long as the job, as between hospitals, in a run of one round."""
 
     def __init__(self, workspace: Path, size: Hospital):
-        super().__init__(workspace, SITE, fresh=False, kind=_TimedExecutor, **size.executor())
+        super().__init__(workspace, SITE, fresh=False, **size.executor())
         self.time_steps = size.visits
 
     def header(self, run_id: str, r: int, t: int, **more: Any) -> TaskHeader:
-        return TaskHeader(self.kind.contract.method, run_id, r, t, 1, self.time_steps, **more)
+        return TaskHeader(self.method, run_id, r, t, 1, self.time_steps, **more)
 
     def close(self, w: Tensors, r: int, evaluate: bool = False, run_id: str = "run") -> Any:
         after = version(r, self.time_steps)
@@ -130,14 +126,15 @@ def _measured(size: Hospital, folder: Path, meter: Meter) -> None:
     meter.found["parameters"] = float(reply.payload["model"]["parameters"])
     tasks = []
     for t in range(1, size.visits + 1):
-        _TimedLearner.seconds.clear()
-        reply, update = meter.phase("task", lambda t=t, w=weights: site.answered(site.train, w, 1, t))
+        updates: list[float] = []
+        with patch.object(PatientLearner, "local_update", _timed(updates)):
+            reply, update = meter.phase("task", lambda t=t, w=weights: site.answered(site.train, w, 1, t))
         tasks.append({name: meter.found[f"task.{name}"] for name in ("seconds", "bytes")})
         weights = {name: weights[name] + update[name] for name in weights}
     meter.found["tasks.seconds"] = sum(task["seconds"] for task in tasks)
     meter.found["task.seconds"] = statistics.median(task["seconds"] for task in tasks)
     meter.found["task.bytes"] = max(task["bytes"] for task in tasks)
-    meter.found["update.seconds"] = statistics.median(_TimedLearner.seconds)
+    meter.found["update.seconds"] = statistics.median(updates)
     meter.found["exchange.bytes"] = float(on_the_wire(update, reply.numbers))
     meter.phase("closing", lambda: site.answered(site.close, weights, 1))
     meter.found["round.seconds"] = meter.found["tasks.seconds"] + meter.found["closing.seconds"]
