@@ -82,7 +82,7 @@ def _expanded(suite: Suite, name: str, scenario: Scenario) -> list[Variant]:
     if max(numbers) > len(suite.sites):
         raise ConfigError(f"scenario '{name}': sites must be numbers from 1 to {len(suite.sites)}")
     named = {key for key, value in scenario.cohort.items() if isinstance(value, Mapping)} | scenario.joins.keys()
-    lists = {key: value for key, value in scenario.cohort.items() if isinstance(value, list)}
+    lists = {key: value for key, value in scenario.cohort.items() if isinstance(value, list | tuple)}
     found = []
     for number, *values in product(numbers, *lists.values()):
         sites = tuple(site for site in suite.sites[:number] if site not in scenario.outside)
