@@ -187,13 +187,13 @@ def test_rows_go_up_bounded_and_down_to_all_members_without_their_origin(federat
 
 def test_rows_of_another_width_than_most_sites_have_are_refused():
     one = controller()
-    one.sites, one._round = ["a", "b", "c"], 1
+    one.sites, one.strategy._round = ["a", "b", "c"], 1
     one.described = {"a": {"feature_width": 4}, "b": {"feature_width": 4}, "c": {"feature_width": 3}}
     row = torch.eye(4)[:1]
-    one.collect("a", {"bank.features": row})
+    one.strategy.collect("a", {"bank.features": row})
     with pytest.raises(ExchangeError, match=r"'bank.features' has rows of 3; those of all are of 4"):
-        one.collect("c", {"bank.features": row[:, :3]})
-    assert torch.equal(one.bank.rows(2), row)
+        one.strategy.collect("c", {"bank.features": row[:, :3]})
+    assert torch.equal(one.strategy.bank.rows(2), row)
 
 
 def test_a_site_that_shares_no_row_still_uses_those_of_others(place):
