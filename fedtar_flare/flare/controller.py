@@ -23,7 +23,6 @@ from fedtar_flare.flare.checkpoint import Checkpoint, RunCheckpoints
 from fedtar_flare.flare.handshaking import HandshakeController
 from fedtar_flare.flare.results import Results, check_scores
 from fedtar_flare.flare.scalars import send_scalar
-from fedtar_flare.flare.server_strategy import ServerStrategy
 from fedtar_flare.flare.tasking import Answers, OnReply, RunAborted, Tensors, now
 from fedtar_flare.protocol.exchange import (
     WIRE_DTYPES,
@@ -121,7 +120,7 @@ class FederatedController(HandshakeController):
         self.initial_checkpoint, self.resume_from = initial_checkpoint, resume_from
         self.keep_checkpoints, self.seed, self.settings = keep_checkpoints, seed, settings
         self._shares = self.contract.shares
-        self.strategy: ServerStrategy = self.definition.server(self)
+        self.strategy = self.definition.server(self)
 
     # ------------------------------------------------------------------ a run
     def run(self) -> None:

@@ -30,7 +30,6 @@ from fedtar_flare.site.state import SiteState, StateOfAnother
 
 if TYPE_CHECKING:
     from fedtar_flare.data.cohort import Cohort
-    from fedtar_flare.flare.site_strategy import SiteStrategy
     from fedtar_flare.site.site_file import SiteConfig
 
 PRODUCTION_MIN_CELL = 5
@@ -81,7 +80,7 @@ class SiteExecutor(MethodExecutor):
         self.method, self.preset, self.settings = method, preset, settings
         self.seed, self.torch_threads = seed, torch_threads
         self.definition = registry.method(method)
-        self.strategy: SiteStrategy = self.definition.site(self)
+        self.strategy = self.definition.site(self)
 
     @property
     def contract(self) -> Contract:  # type: ignore[override]
