@@ -55,7 +55,7 @@ def plant(folder, names):
             writer.writeheader()
             writer.writerows(rows)
         (sites / f"{written.site}.yaml").write_text(
-            f"source: manifest\npath: {home / f'{MARK}table.csv'}\nmin_cell: 1\nstate_dir: {folder / written.site}\n"
+            f"source: manifest\npath: {home / f'{MARK}table.csv'}\nstate_dir: {folder / written.site}\n"
             "policy: {min_patients: 1, min_local_steps: 1}\n"  # few patients, quick jobs
         )
     return sites

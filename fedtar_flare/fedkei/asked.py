@@ -5,34 +5,36 @@ from __future__ import annotations
 from typing import Any
 
 from fedtar_flare.fedkei.tuning import LearnerSettings
-from fedtar_flare.learning.config import LoRAConfig, TrainingConfig
+from fedtar_flare.flare.request import AdaptedModel, request_of
+from fedtar_flare.learning.config import LoRAConfig
 from fedtar_flare.models.adapters.lora import shared_parameters
 from fedtar_flare.models.classifier import CLASSES, ClassifierConfig, build_classifier
 from fedtar_flare.models.config import ModelConfig, preset
-from fedtar_flare.site.admission import Asked
+from fedtar_flare.site.admission import JobRequest
 
 
-def asked_of(classifier: ClassifierConfig, training: LearnerSettings, threads: int, rounds: int, steps: int) -> Asked:
-    """An epoch counts as one update, the least that it is made of; the larger of both step sizes counts."""
+def adapted_model(classifier: ClassifierConfig) -> AdaptedModel:
+    """The classifier as the report generator with its encoder (see :func:`generator_of`)."""
     sizes, own = classifier.sizes, 0
     if classifier.encoder == "vit":
         own = 16 * sizes["depth"] * sizes["embed_dim"] ** 2
     elif classifier.encoder == "swin_unetr":
         own = 3600 * sizes["feature_size"] ** 2 + 250_000
-    return Asked(
-        model=generator_of(classifier),
-        lora=LoRAConfig(rank=classifier.rank, alpha=float(classifier.rank)),
-        training=TrainingConfig(
-            local_steps=training.epochs,
-            batch_size=training.batch_size,
-            lr=max(training.lr, training.eta_in),
-            weight_decay=0.0,
-            max_grad_norm=0.0,
-        ),
-        threads=threads,
-        rounds=rounds,
-        time_steps=steps,
-        own_parameters=lambda values: own,
+    lora = LoRAConfig(rank=classifier.rank, alpha=float(classifier.rank))
+    return AdaptedModel(generator_of(classifier), lora, own_parameters=lambda values: own)
+
+
+def request(classifier: ClassifierConfig, training: LearnerSettings, rounds: int, time_steps: int) -> JobRequest:
+    """What a job asks of a site, for its bounds; an epoch counts as one update, the least that it is made of."""
+    return request_of(
+        adapted_model(classifier),
+        rounds,
+        time_steps,
+        local_steps={"training.epochs": training.epochs},
+        batch_size={"training.batch_size": training.batch_size},
+        learning_rate={"training.lr": training.lr, "training.eta_in": training.eta_in},
+        clip={},
+        beams={},
     )
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from fedtar_flare.errors import ConfigError, ExchangeError
-from fedtar_flare.fedkei.asked import asked_of, frozen_values, head_values
+from fedtar_flare.fedkei.asked import adapted_model, frozen_values, head_values, request
 from fedtar_flare.fedkei.config import STEPS, classifier_of
 from fedtar_flare.fedkei.contract import ADAPT, PROBE
 from fedtar_flare.fedkei.objectives import IMPORTANCE, split_curvature
@@ -18,6 +18,7 @@ from fedtar_flare.fedkei.site_data import SiteTaskData, require_fitting
 from fedtar_flare.fedkei.site_page import module_name, write_modules_page
 from fedtar_flare.fedkei.tuning import LearnerSettings
 from fedtar_flare.flare.executor import Tensors, abstain, ok
+from fedtar_flare.flare.request import AdaptedModel
 from fedtar_flare.flare.run_rules import require_start
 from fedtar_flare.flare.site_executor import SiteExecutor, no_state, seed_of
 from fedtar_flare.flare.site_strategy import Handler, SiteStrategy
@@ -27,7 +28,7 @@ from fedtar_flare.progress import Progress
 from fedtar_flare.protocol.messages import Reply, TaskHeader, version
 from fedtar_flare.protocol.tasks import HANDSHAKE
 from fedtar_flare.settings import Settings, build
-from fedtar_flare.site.admission import Asked
+from fedtar_flare.site.admission import JobRequest
 from fedtar_flare.site.place import Site
 from fedtar_flare.site.state import SiteState, task_scores
 from fedtar_flare.tensor_file import checksum
@@ -83,8 +84,11 @@ class FedKEISite(SiteStrategy):
         """The learner's."""
         from fedtar_flare.fedkei import learner  # noqa: F401
 
-    def asked(self, rounds: int, time_steps: int) -> Asked:
-        return asked_of(self.settings.model, self.settings.training, self.executor.torch_threads, rounds, time_steps)
+    def adapted_model(self, time_steps: int) -> AdaptedModel:
+        return adapted_model(self.settings.model)
+
+    def asks(self, rounds: int, time_steps: int) -> JobRequest:
+        return request(self.settings.model, self.settings.training, rounds, time_steps)
 
     def extra_values(self) -> int:
         return head_values(self.settings.model)
@@ -173,7 +177,7 @@ class FedKEISite(SiteStrategy):
         stream = self.settings.fedkei.stream(site.name, self.executor.seed)
         if header.round > len(stream):
             raise ExchangeError(f"task {header.round} was asked for; the job lists {len(stream)}")
-        return SiteTaskData.of(cohort, stream, header.round, self.executor.min_cell(site))
+        return SiteTaskData.of(cohort, stream, header.round, self.executor.min_cell)
 
     def _refused(
         self, task: str, header: TaskHeader, weights: Tensors, state: SiteState, data: SiteTaskData

@@ -27,7 +27,7 @@ class LearnerSettings(Settings):
     """How a site learns; part of a job's settings (a method's config derives from it)."""
 
     epochs: int = Field(5, ge=1, description="E of tuning")
-    batch_size: int = Field(16, ge=1, description="of tuning and of the inner loop")
+    batch_size: int = Field(16, ge=1, le=1024, description="of tuning and of the inner loop")
     lr: float = Field(0.05, gt=0, description="of SGD, tuning")
     momentum: float = Field(0.9, ge=0, lt=1, description="of SGD, tuning")
     eta_in: float = Field(0.05, gt=0, description="step size of alpha (Eq. 6)")

@@ -11,6 +11,7 @@ from fedtar_flare.errors import ConfigError
 from fedtar_flare.fedmrg.bank import FEATURES, rows_of_round
 from fedtar_flare.fedmrg.contract import BRANCH
 from fedtar_flare.fedmrg.dual_adapter import generic_targets
+from fedtar_flare.flare.request import AdaptedModel
 from fedtar_flare.flare.site_executor import PRODUCTION_MIN_CELL, seed_of
 from fedtar_flare.learning.diagnosis import extend, require_positions
 from fedtar_flare.learning.labels import labeler, require_labeler
@@ -18,7 +19,6 @@ from fedtar_flare.methods.fedavg import PooledSite
 from fedtar_flare.protocol.exchange import WIRE_DTYPES
 from fedtar_flare.protocol.messages import TaskHeader
 from fedtar_flare.settings import RunSettings
-from fedtar_flare.site.admission import Asked
 from fedtar_flare.site.place import Site
 from fedtar_flare.site.policy import streaming_allowed
 from fedtar_flare.site.state import SiteState
@@ -71,10 +71,12 @@ class FedMRGSite(PooledSite):
     def _extension(self) -> dict[str, Any]:
         return self.settings.fedmrg.extension(self.settings.model.slices, self.executor.seed)
 
-    def asked(self, rounds: int, time_steps: int) -> Asked:
+    def adapted_model(self, time_steps: int) -> AdaptedModel:
         """With the specialised adapter, which is as large as the generic one."""
-        rate = max(self.settings.training.lr, self.settings.fedmrg.lr_encoder)
-        return replace(super().asked(rounds, time_steps), own_learning_rate=rate, own_parameters=lambda shared: shared)
+        return replace(super().adapted_model(time_steps), own_parameters=lambda shared: shared)
+
+    def own_rates(self) -> dict[str, float]:
+        return {"fedmrg.lr_encoder": self.settings.fedmrg.lr_encoder}
 
     def shared_learner(self, source: str) -> tuple[type[ReportLearner], dict[str, Any]]:
         """The same learner: with its specialised adapter untrained, it is the generic model."""
@@ -98,7 +100,7 @@ class FedMRGSite(PooledSite):
             group = self.patients_a_row(site)
             samples = learner.cohort.samples("train")
             chosen = rows_of_round(samples, header.round, self.settings.fedmrg.bank_rows, group, seed)
-        rows = mine.share_rows(chosen, header.round, self.executor.min_cell(site))
+        rows = mine.share_rows(chosen, header.round, self.executor.min_cell)
         if rows is None:
             return {}
         mine.bank.sent[header.round] = rows.to(WIRE_DTYPES[self.settings.lora.dtype_up]).float()
@@ -115,21 +117,19 @@ class FedMRGSite(PooledSite):
 
         Never where the site's policy has a filter beside the guard: a privacy filter would refuse the whole update.
         """
-        allowed = self.executor.site_config.share_features
-        if allowed is None:
-            allowed = self.executor.is_invented(site)
-        return allowed and streaming_allowed(site.workspace)
+        return self.executor.site_config.lets_out("features") and streaming_allowed(site.workspace)
 
     def patients_a_row(self, site: Site) -> int:
         """As the job says, but at a real site at least its smallest cell, and at least 5."""
-        least = 1 if self.executor.is_invented(site) else max(self.executor.min_cell(site), PRODUCTION_MIN_CELL)
+        config = self.executor.site_config
+        least = 1 if config.without_patients else max(self.executor.min_cell, PRODUCTION_MIN_CELL)
         return max(self.settings.fedmrg.bank_group, least)
 
     def evaluate(self, learner: ReportLearner, header: TaskHeader, site: Site, state: SiteState) -> dict[str, Any]:
         """Also how well the prompts of the scored patients are predicted, once the branch has been trained."""
         payload = super().evaluate(learner, header, site, state)
         if header.round:
-            least = self.executor.min_cell(site)
+            least = self.executor.min_cell
             samples = learner.cohort.samples("test" if header.score == "test" else None, least=least)
             payload["diagnoses"] = cast("FedMRGLearner", learner).diagnoses(samples, least)
         return payload

@@ -16,6 +16,7 @@ from fedtar_flare.fedtar.learner import PatientLearner
 from fedtar_flare.fedtar.release import most_numbers, released_t_numbers, require_spread
 from fedtar_flare.flare.executor import Tensors
 from fedtar_flare.flare.report_site import ReportSite
+from fedtar_flare.flare.request import AdaptedModel
 from fedtar_flare.flare.site_executor import seed_of
 from fedtar_flare.learning.config import LoRAConfig
 from fedtar_flare.learning.diagnosis import extend
@@ -24,7 +25,7 @@ from fedtar_flare.learning.site_diagnosis import DiagnosisConfig
 from fedtar_flare.protocol.contract import HEAD_NAMES
 from fedtar_flare.protocol.messages import TaskHeader
 from fedtar_flare.settings import RunSettings
-from fedtar_flare.site.admission import Asked
+from fedtar_flare.site.admission import JobRequest
 from fedtar_flare.site.place import Site
 from fedtar_flare.site.state import SiteState
 from fedtar_flare.tensor_file import checksum
@@ -55,20 +56,24 @@ class PatientSite(ReportSite):
     def extend(self, model: ReportGenerator) -> None:
         extend(model, self.settings.diagnosis.extension(self.settings.model, self.executor.seed))
 
-    def asked(self, rounds: int, time_steps: int) -> Asked:
+    def adapted_model(self, time_steps: int) -> AdaptedModel:
         """With the hypernetworks (a weight vector and a bias for each shared value), the projection and e_t."""
-        asked, patient = super().asked(rounds, time_steps), self.settings.patient
-        head = 0.0
-        if self.settings.diagnosis.on:
-            head, asked = self.settings.diagnosis.rate, replace(asked, candidates=self.settings.diagnosis.candidates)
+        model, patient = super().adapted_model(time_steps), self.settings.patient
         if not patient.enabled:
-            return replace(asked, own_learning_rate=head)
-        width = EMBEDDING_DIM
-        return replace(
-            asked,
-            own_learning_rate=max(patient.lr, head),
-            own_parameters=lambda shared: (width + 1) * shared + width * (patient.components + 1 + time_steps),
-        )
+            return model
+        width, rest = EMBEDDING_DIM, patient.components + 1 + time_steps
+        return replace(model, own_parameters=lambda shared: (width + 1) * shared + width * rest)
+
+    def own_rates(self) -> dict[str, float]:
+        patient, diagnosis = self.settings.patient, self.settings.diagnosis
+        rates = {"patient.lr": patient.lr} if patient.enabled else {}
+        return rates | ({"diagnosis.lr": diagnosis.rate} if diagnosis.on else {})
+
+    def asks(self, rounds: int, time_steps: int) -> JobRequest:
+        """With the reports among which the diagnosis chooses."""
+        request, diagnosis = super().asks(rounds, time_steps), self.settings.diagnosis
+        beams = {"diagnosis.candidates": diagnosis.candidates} if diagnosis.on else {}
+        return replace(request, beams={**request.beams, **beams})
 
     def learner_settings(self, header: TaskHeader, state: SiteState) -> dict[str, Any]:
         """The patient part, and the mixture that the handshake fitted."""

@@ -9,6 +9,7 @@ import torch
 
 from fedtar_flare.errors import ConfigError
 from fedtar_flare.flare.executor import Tensors, abstain, ok
+from fedtar_flare.flare.request import AdaptedModel, request_of
 from fedtar_flare.flare.run_rules import require_exchange, require_start, told_of
 from fedtar_flare.flare.site_executor import SiteExecutor, no_state, seed_of
 from fedtar_flare.flare.site_strategy import Handler, SiteStrategy
@@ -20,7 +21,7 @@ from fedtar_flare.protocol.exchange import WIRE_DTYPES
 from fedtar_flare.protocol.messages import Reply, TaskHeader, version
 from fedtar_flare.protocol.tasks import CLOSE_ROUND, HANDSHAKE, TRAIN
 from fedtar_flare.settings import Settings, build
-from fedtar_flare.site.admission import Asked
+from fedtar_flare.site.admission import JobRequest
 from fedtar_flare.site.place import Site
 from fedtar_flare.site.policy import streaming_allowed
 from fedtar_flare.site.state import SiteState
@@ -77,16 +78,27 @@ class ReportSite(SiteStrategy):
         training = self.settings.training
         return f"{training.local_steps} updates of {training.batch_size} reports a training task"
 
-    def asked(self, rounds: int, time_steps: int) -> Asked:
-        """What the job asks of a site, for its bounds; a method adds what it trains beside the shared adapter."""
-        return Asked(
-            model=self.settings.model,
-            lora=self.settings.lora,
-            training=self.settings.training,
-            threads=self.executor.torch_threads,
-            rounds=rounds,
-            time_steps=time_steps,
-            extend=self.extend,
+    def adapted_model(self, time_steps: int) -> AdaptedModel:
+        """The report generator; a method adds what it trains for itself."""
+        return AdaptedModel(self.settings.model, self.settings.lora, self.extend)
+
+    def own_rates(self) -> dict[str, float]:
+        """Learning rates of what the method trains for itself, by setting."""
+        return {}
+
+    def asks(self, rounds: int, time_steps: int) -> JobRequest:
+        """What the method asks of a site, for its bounds."""
+        training = self.settings.training
+        decay = {"training.lr x weight_decay": training.lr * training.weight_decay}
+        return request_of(
+            self.adapted_model(time_steps),
+            rounds,
+            time_steps,
+            local_steps={"training.local_steps": training.local_steps},
+            batch_size={"training.batch_size": training.batch_size},
+            learning_rate={"training.lr": training.lr} | decay | self.own_rates(),
+            clip={"training.max_grad_norm": training.max_grad_norm},
+            beams={"model.num_beams": self.settings.model.num_beams},
         )
 
     def shared_learner(self, source: str) -> tuple[type[ReportLearner], dict[str, Any]]:
@@ -167,7 +179,7 @@ class ReportSite(SiteStrategy):
         cohort = self.training_cohort(header, site, state, cohort)
         require_exchange(self.executor.contract, TRAIN, state, weights)
         self.on_broadcast(header, state, weights)
-        step, least = self.visits_of(header), self.executor.min_cell(site)
+        step, least = self.visits_of(header), self.executor.min_cell
         if not cohort.samples("train", step, least):
             where = (
                 "at all" if step is None else f"at step {step}" if isinstance(step, int) else f"up to step {max(step)}"
@@ -235,7 +247,7 @@ class ReportSite(SiteStrategy):
             )
             self._learner_key = (header.run_id, site.name)
         self.learner.ranks = self.executor.ranks
-        self.learner.min_cell = self.executor.min_cell(site)
+        self.learner.min_cell = self.executor.min_cell
         self.learner.cohort = cohort  # a visit added or withdrawn since counts from this task on
         self.learner.checkpoint = site.stop_if_aborted
         self.learner.image_change = self._image_change(site)
@@ -260,11 +272,8 @@ class ReportSite(SiteStrategy):
         """What runs after each local update: a progress line, and the loss to TensorBoard where allowed."""
         count = self.settings.training.local_steps
         progress = Progress(f"round {header.round}, step {header.step}: update", count, self.executor.logger.info)
-        allowed = self.executor.site_config.stream_losses
-        if allowed is None:
-            allowed = self.executor.is_invented(site)
-        if allowed and not streaming_allowed(site.workspace):
-            allowed = False  # what streams passes no filter
+        # what streams passes no filter
+        allowed = self.executor.site_config.lets_out("losses") and streaming_allowed(site.workspace)
         before = ((header.round - 1) * header.time_steps + header.step - 1) * count
 
         def on_update(number: int, loss: float) -> None:
@@ -279,7 +288,7 @@ class ReportSite(SiteStrategy):
         from fedtar_flare.learning.evaluation import write_report_scores
         from fedtar_flare.reporting.examples import SiteExamples, choose, write_examples
 
-        scored = learner.evaluate(self.executor.min_cell(site), "test" if header.score == "test" else None)
+        scored = learner.evaluate(self.executor.min_cell, "test" if header.score == "test" else None)
         if self.executor.ranks.rank:
             return {}
         steps, visits = [s.time_step for s in scored.samples], [s.visit for s in scored.samples]

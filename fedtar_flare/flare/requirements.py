@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from fedtar_flare.errors import ConfigError
+from fedtar_flare.flare.request import AdaptedModel
 from fedtar_flare.models.config import ModelConfig
 from fedtar_flare.protocol.contract import Contract
-from fedtar_flare.site.admission import Asked
 from fedtar_flare.version import __version__
 
 LICENSES = {"microsoft/cvt-21-384-22k": "Apache-2.0", "distilgpt2": "Apache-2.0"}
@@ -23,13 +23,13 @@ def requirements(recipe: Any) -> dict[str, Any]:
     """
     executor, controller = recipe.executor, recipe.controller
     strategy = executor.strategy
-    asked = strategy.asked(controller.num_rounds, controller.time_steps)
-    model = asked.model
-    sizes = _sizes(asked, strategy.extra_values())
+    adapted = strategy.adapted_model(controller.time_steps)
+    model = adapted.config
+    sizes = _sizes(adapted, strategy.extra_values())
     if (own := strategy.model_values()) is not None:
         sizes["parameters"] = own
     exchanged = sizes.get("exchanged") if recipe.contract.shares else 0
-    half = asked.lora.dtype_up == "bfloat16"
+    half = adapted.lora.dtype_up == "bfloat16"
     return {
         "job": recipe.name,
         "fedtar_flare": __version__,
@@ -144,15 +144,15 @@ def _parts(model: ModelConfig) -> dict[str, str]:
     return {name: LICENSES.get(name, "see its model card") for name in names}
 
 
-def _sizes(asked: Asked, extra: int) -> dict[str, int]:
+def _sizes(adapted: AdaptedModel, extra: int) -> dict[str, int]:
     """Parameters of the model and of one exchange; empty where the model's parts are not here."""
     from fedtar_flare.models.outline import outline
 
-    config, lora = asked.model, asked.lora
+    config, lora = adapted.config, adapted.lora
     if any(name and not Path(name).expanduser().is_dir() for name in (config.encoder_name, config.decoder_name)):
         return {}  # on a hub: nothing is fetched to describe a job
     try:
-        model = outline(config, asked.extend)
+        model = outline(config, adapted.extend)
     except ConfigError:
         return {}
     whole = extra + sum(model.tensors[name] for name in model.exchanged(lora.exchange))

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from fedtar_flare.site.site_file import SiteConfig
 
 PRODUCTION_MIN_CELL = 5
-"""Fewest distinct patients of a split at a step, at a real site whose file sets no ``min_cell``."""
+"""Fewest distinct patients of a split at a step, at a real site whose policy sets no ``min_patients``."""
 
 
 class SiteExecutor(MethodExecutor):
@@ -75,8 +75,8 @@ class SiteExecutor(MethodExecutor):
         torch_threads: int = 1,
     ):
         super().__init__()
-        if isinstance(torch_threads, bool) or not isinstance(torch_threads, int) or torch_threads < 1:
-            raise ConfigError(f"torch_threads must be a whole number of at least 1, not {torch_threads!r}")
+        if isinstance(torch_threads, bool) or not isinstance(torch_threads, int) or not 1 <= torch_threads <= 256:
+            raise ConfigError(f"torch_threads must be a whole number from 1 to 256, not {torch_threads!r}")
         self.method, self.preset, self.settings = method, preset, settings
         self.seed, self.torch_threads = seed, torch_threads
         self.definition = registry.method(method)
@@ -211,16 +211,10 @@ class SiteExecutor(MethodExecutor):
         """Digest of the settings that must be the same at every site."""
         return f"{digest(*self.resolved.values())}-{self.seed}"
 
-    def min_cell(self, site: Site) -> int:
-        """The largest of the job's, the site's and its policy's; a real site without one of its own has 5."""
-        configured = self.site_config.min_cell
-        if configured is None:
-            configured = 1 if self.is_invented(site) else PRODUCTION_MIN_CELL
-        return max(configured, self.resolved.data.min_cell, self.site_config.policy.min_patients)
-
-    def is_invented(self, site: Site) -> bool:
-        """Whether no real patient is behind the site's data: a simulated site, or one with synthetic data."""
-        return site.simulated or self.site_config.source == "synthetic"
+    @property
+    def min_cell(self) -> int:
+        """The larger of the job's and the site's; a real site without one of its own has 5."""
+        return max(self.resolved.data.min_cell, self.site_config.policy.min_patients)
 
 
 def seed_of(seed: int, site: str, round_: int, step: int, task: str) -> int:

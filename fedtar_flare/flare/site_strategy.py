@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from fedtar_flare.errors import ConfigError
 from fedtar_flare.flare.executor import Tensors, ok
+from fedtar_flare.flare.request import AdaptedModel
 from fedtar_flare.flare.run_rules import timeline_of
 from fedtar_flare.imaging.transform_list import names_of
 from fedtar_flare.protocol.exchange import ExchangeSchema
 from fedtar_flare.protocol.messages import Reply, TaskHeader
 from fedtar_flare.settings import RunSettings, Settings, build
-from fedtar_flare.site.admission import Asked
+from fedtar_flare.site.admission import JobRequest
 from fedtar_flare.site.place import Site
 from fedtar_flare.site.state import SiteState
 from fedtar_flare.version import __version__
@@ -63,9 +64,9 @@ class SiteStrategy(ABC):
         """Take the settings as they are where a site's data comes from this source."""
         self.settings = self.resolve(self.given, source)
 
-    def request(self, rounds: int, time_steps: int) -> Asked:
-        """What the job asks of a site: the method's :meth:`asked`, and the transforms that any job may add."""
-        return replace(self.asked(rounds, time_steps), transforms=names_of(self.settings.data.transforms))
+    def request(self, rounds: int, time_steps: int) -> JobRequest:
+        """What the job asks of a site: what the method does, and the transforms that any job may add."""
+        return replace(self.asks(rounds, time_steps), transforms=names_of(self.settings.data.transforms))
 
     # ------------------------------------------------------------------ what a method may change
     @abstractmethod
@@ -91,7 +92,7 @@ class SiteStrategy(ABC):
         return 0
 
     def model_values(self) -> int | None:
-        """Parameters of the model where it is another than the report generator that :meth:`asked` tells of."""
+        """Parameters of the model where it is another than the report generator of :meth:`adapted_model`."""
         return None
 
     @abstractmethod
@@ -99,8 +100,12 @@ class SiteStrategy(ABC):
         """What a training task does, in words, for the description of a job."""
 
     @abstractmethod
-    def asked(self, rounds: int, time_steps: int) -> Asked:
-        """What the job asks of a site, for its bounds."""
+    def adapted_model(self, time_steps: int) -> AdaptedModel:
+        """The job's model and its adapter, for its size and for what the job changes of it."""
+
+    @abstractmethod
+    def asks(self, rounds: int, time_steps: int) -> JobRequest:
+        """What the method asks of a site, for its bounds."""
 
     @abstractmethod
     def handlers(self) -> Mapping[str, Handler]:
@@ -111,7 +116,7 @@ class SiteStrategy(ABC):
         """Fix what the run exchanges and its time steps; the reply that every handshake begins with."""
         schema = ExchangeSchema.of(shared, self.settings.lora.dtype_up)
         state.fix_run(header.time_steps, timeline_of(self.settings.data, header), schema)
-        least = self.executor.min_cell(site)
+        least = self.executor.min_cell
         payload = {
             "schema": schema.to_dict(),
             "versions": {"fedtar_flare": __version__},

@@ -33,7 +33,7 @@ class TrainingConfig(Settings):
     """Local training at one time step (FedTAR, Algorithm 1)."""
 
     local_steps: int = Field(12, ge=1, description="optimiser updates per task")
-    batch_size: int = Field(8, ge=1, description="reports per update")
+    batch_size: int = Field(8, ge=1, le=1024, description="reports per update")
     micro_batch: int = Field(
         0, ge=0, description="reports in memory at once, gradients added up over the batch; 0: the whole batch"
     )

@@ -1,26 +1,27 @@
-"""Whether a job may come: what it asks is held against the site's bounds before any of the site's data is read."""
+"""Whether a job may come: what it asks is held against the site's bounds before any of the site's data is read.
+
+What is asked stands in a :class:`JobRequest`, which the job's own method fills in; nothing here knows any method.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from fedtar_flare.errors import FedTARError
-from fedtar_flare.learning.config import LoRAConfig, TrainingConfig
-from fedtar_flare.models.config import ModelConfig
 from fedtar_flare.models.sources import stay_offline
 from fedtar_flare.protocol.fields import MAX_TEXT
 from fedtar_flare.site.bounds import Bounds
 
-if TYPE_CHECKING:
-    from fedtar_flare.models.outline import Outline
-    from fedtar_flare.models.report_generator import ReportGenerator
-
 _TEXT = 48
 """Most characters of a single name in a reason."""
 _MORE = "; and {} more"
+
+Amounts = Mapping[str, float]
+"""How much is asked, by the setting that asks it."""
 
 
 class Declined(FedTARError):
@@ -33,89 +34,105 @@ class Declined(FedTARError):
 
 
 @dataclass(frozen=True)
-class Asked:
-    """What a job asks of a site.
+class Reach:
+    """What a job changes of a model.
 
-    Args:
-        extend: adds to a model what the method gives it.
-        own_learning_rate: of what a method trains beside the shared adapter; 0: nothing.
-        own_parameters: how many those are, at most, given the number of values of the shared adapter.
-        candidates: beams of a report among which a method chooses.
-        transforms: names of those that the job adds to the preparation of images.
+    Parameters
+    ----------
+    adapted, whole : Mapping[str, Sequence[str]]
+        Layers that an adapter reaches, and parameters that travel whole, by the setting that picks them.
+    barred : Set[str]
+        Names among them that no job may pick, whatever a site allows: the output layer and embeddings.
+    parameters : int
+        Of the model, its adapters and what the method trains for itself; 0: not known.
     """
 
-    model: ModelConfig
-    lora: LoRAConfig
-    training: TrainingConfig
-    threads: int
-    rounds: int
-    time_steps: int
-    extend: Callable[[ReportGenerator], None] = lambda model: None
-    own_learning_rate: float = 0.0
-    own_parameters: Callable[[int], int] = lambda values: 0
-    candidates: int = 1
-    transforms: tuple[str, ...] = ()
+    adapted: Mapping[str, Sequence[str]]
+    whole: Mapping[str, Sequence[str]]
+    barred: AbstractSet[str]
+    parameters: int
 
 
-def admit(asked: Asked, bounds: Bounds) -> None:
+@dataclass(frozen=True)
+class JobRequest:
+    """What a job asks of a site. Each amount is held against the bound ``min_`` or ``max_`` of its name.
+
+    Parameters
+    ----------
+    patients : Amounts
+        Most different patients that can be behind an update.
+    local_steps, batch_size : Amounts
+        Updates in one task, and studies in one update.
+    gradient_scale : Amounts
+        What gradients are clipped to or multiplied with before the optimiser sees them.
+    learning_rate : Amounts
+        Rates of all that is trained, and what one update takes off a weight.
+    rank, pixels, tokens, beams, rounds, time_steps : Amounts
+        Of an adapter, of a study, of a report or a study, of a report's search, and of the run.
+    models : Mapping[str, str]
+        Models, paths or hub names that it takes from outside this package, by setting.
+    reach : Callable
+        What it changes of the model, given where the site has the models that it names; None: of a model that nobody
+        may read.
+    transforms : Sequence[str]
+        Those that the job adds to the preparation of images, by name.
+    """
+
+    patients: Amounts
+    local_steps: Amounts
+    batch_size: Amounts
+    gradient_scale: Amounts
+    learning_rate: Amounts
+    rank: Amounts
+    pixels: Amounts
+    tokens: Amounts
+    beams: Amounts
+    rounds: Amounts
+    time_steps: Amounts
+    models: Mapping[str, str]
+    reach: Callable[[Mapping[str, Path | None] | None], Reach]
+    transforms: Sequence[str] = ()
+
+
+def admit(request: JobRequest, bounds: Bounds) -> None:
     """Decline a job that is beyond the site's bounds (:class:`Declined`), naming all of them.
 
     From here on nothing is fetched from a hub, unless the site allows it. Raises ConfigError if a model that the site
     allows cannot be read.
     """
-    if not bounds.hub:
-        stay_offline()
-    if found := breaches(asked, bounds):
+    if found := breaches(request, bounds):
         raise declined(found)
 
 
-def breaches(asked: Asked, bounds: Bounds) -> list[str]:
+def breaches(request: JobRequest, bounds: Bounds) -> list[str]:
     """Every bound that a job is beyond, as 'what is asked (what is allowed)'; empty where the job may come."""
-    from fedtar_flare.models.outline import UNKNOWN, outline
-
-    model, lora, training = asked.model, asked.lora, asked.training
-    clips = training.max_grad_norm > 0
-    found = [
-        *_least("training.local_steps", training.local_steps, bounds.min_local_steps),
-        *_least("training.batch_size", training.batch_size, bounds.min_batch_size),
-        *_least("reports of an update", training.local_steps * training.batch_size, bounds.min_patients, " patients"),
-        *(_least("training.max_grad_norm", training.max_grad_norm, bounds.min_clip_norm) if clips else ()),
-        *_least("lora.alpha / rank", lora.alpha / lora.rank, bounds.min_lora_scale),
-        *_most("training.lr", training.lr, bounds.max_learning_rate),
-        *_most("learning rate of the method's own part", asked.own_learning_rate, bounds.max_learning_rate),
-        *_most("training.lr x weight_decay", training.lr * training.weight_decay, bounds.max_decay),
-        *_most("training.focus", training.focus, bounds.max_focus),
-        *_most("rounds", asked.rounds, bounds.max_rounds),
-        *_most("time steps", asked.time_steps, bounds.max_time_steps),
-        *_most("lora.rank", lora.rank, bounds.max_rank),
-        *_most("training.batch_size", training.batch_size, bounds.max_batch_size),
-        *_most("pixels of a study", model.slices * model.image_size**2, bounds.max_pixels),
-        *_most("model.max_length", model.max_length, bounds.max_tokens),
-        *_most("model.decoder_positions", model.decoder_positions, bounds.max_tokens),
-        *_most("model.slices x queries", model.slices * model.queries, bounds.max_tokens),
-        *_most("model.num_beams", model.num_beams, bounds.max_beams),
-        *_most("diagnosis.candidates", asked.candidates, bounds.max_beams),
-        *_most("torch_threads", asked.threads, bounds.max_threads),
-        *(
-            f"data.transforms {name} (not among this site's transforms)"
-            for name in asked.transforms
-            if name not in bounds.transforms
-        ),
-    ]
-    if foreign := unknown_models(model, bounds):
-        return [*foreign, *_layers(model, lora, bounds, UNKNOWN), *found]
-    made_of = outline(model.located(bounds.models), asked.extend)
-    values = made_of.lora_values(model.lora_targets, lora.rank)
-    parameters = made_of.parameters + values + asked.own_parameters(values)
-    return [*_layers(model, lora, bounds, made_of), *found, *_most("parameters", parameters, bounds.max_parameters)]
+    if bounds.models_from == "list":
+        stay_offline()
+    foreign = unknown_models(request, bounds)
+    reach = request.reach(None if foreign else bounds.models)
+    amounts = {**vars(request), "parameters": {"parameters": reach.parameters}}
+    found = [*foreign, *_layers(reach, bounds)]
+    strange = [name for name in request.transforms if name not in bounds.transforms]
+    found += [f"data.transforms {name} (not among this site's transforms)" for name in strange]
+    for name, bound in bounds:
+        side, _, kind = name.partition("_")
+        if side not in ("min", "max") or kind == "seconds":
+            continue
+        for setting, value in amounts[kind].items():
+            if side == "min" and not value >= bound:
+                unit = " patients" if kind == "patients" else ""
+                found.append(f"{setting} {_number(value)} (at least {_number(bound)}{unit})")
+            if side == "max" and bound is not None and not value <= bound:
+                found.append(f"{setting} {_number(value)} (at most {_number(bound)})")
+    return found
 
 
-def unknown_models(model: ModelConfig, bounds: Bounds) -> list[str]:
+def unknown_models(request: JobRequest, bounds: Bounds) -> list[str]:
     """Models that a job names and the site does not, as reasons."""
     return [
-        f"model.{setting} {_short(name)} (not among this site's models)"
-        for setting, name in model.named().items()
-        if not bounds.any_model and name not in bounds.models
+        f"{setting} {_short(name)} (not among this site's models)"
+        for setting, name in request.models.items()
+        if bounds.models_from != "anywhere" and name not in bounds.models
     ]
 
 
@@ -130,24 +147,14 @@ def declined(found: Sequence[str]) -> Declined:
     return Declined(text + (_MORE.format(left) if left else ""))
 
 
-def _layers(model: ModelConfig, lora: LoRAConfig, bounds: Bounds, made_of: Outline) -> Iterator[str]:
+def _layers(reach: Reach, bounds: Bounds) -> Iterator[str]:
     """Layers that an adapter may not reach, and parameters that may not travel whole."""
-    targets = made_of.targeted(model.lora_targets)
-    for setting, names in (("model.lora_targets", targets), ("lora.exchange", made_of.exchanged(lora.exchange))):
-        if barred := [name for name in names if name in made_of.barred]:
+    for setting, names in (*reach.adapted.items(), *reach.whole.items()):
+        if barred := [name for name in names if name in reach.barred]:
             yield f"{setting} reaches {_several(barred)} (never the output layer or an embedding)"
-    if outside := [name for name in targets if not re.fullmatch(bounds.lora_targets, name)]:
-        yield f"model.lora_targets reaches {_several(outside)} (only {_short(bounds.lora_targets)})"
-
-
-def _least(what: str, value: float, least: float, unit: str = "") -> Iterator[str]:
-    if not value >= least:
-        yield f"{what} {_number(value)} (at least {_number(least)}{unit})"
-
-
-def _most(what: str, value: float, most: float | None) -> Iterator[str]:
-    if most is not None and not value <= most:
-        yield f"{what} {_number(value)} (at most {_number(most)})"
+    for setting, names in reach.adapted.items():
+        if outside := [name for name in names if not re.fullmatch(bounds.lora_targets, name)]:
+            yield f"{setting} reaches {_several(outside)} (only {_short(bounds.lora_targets)})"
 
 
 def _number(value: float) -> str:

@@ -24,20 +24,23 @@ class Bounds(Settings):
         "none", description="'required': a job is held until 'fedtar site approve' has named it"
     )
     min_patients: int = Field(
-        5, ge=1, description="fewest different patients whose visits an update was made of; with fewer none leaves"
+        5,
+        ge=1,
+        description="fewest different patients of a split at a step to learn from it and to tell anything of it, and "
+        "behind an update; with fewer none leaves",
     )
     min_local_steps: int = Field(4, ge=1, description="least training.local_steps, updates in one task")
     min_batch_size: int = Field(4, ge=1, description="least training.batch_size, reports in one update")
-    min_clip_norm: float = Field(
-        0.1, ge=0, description="least training.max_grad_norm; 0 there, no clipping, is always allowed"
+    min_gradient_scale: float = Field(
+        0.1,
+        ge=0,
+        description="least training.max_grad_norm (0 there, no clipping, is always allowed) and lora.alpha / lora.rank",
     )
-    min_lora_scale: float = Field(0.1, ge=0, description="least lora.alpha / lora.rank")
-    max_learning_rate: float | None = Field(0.1, gt=0, description="greatest training.lr, also of a method's own part")
-    max_decay: float | None = Field(
-        0.1, gt=0, description="greatest training.lr x training.weight_decay, what one update takes off a weight"
-    )
-    max_focus: float | None = Field(
-        2.0, ge=0, description="greatest training.focus, by which the unusual words of a report outweigh the others"
+    max_learning_rate: float | None = Field(
+        0.1,
+        gt=0,
+        description="greatest learning rate of anything that is trained, also times training.weight_decay: what one "
+        "update takes off a weight",
     )
     lora_targets: str = Field(
         ".*",
@@ -60,18 +63,19 @@ class Bounds(Settings):
         description="of one report (model.max_length, decoder_positions), of one study (slices x queries)",
     )
     max_beams: int | None = Field(16, ge=1, description="greatest model.num_beams, and diagnosis.candidates")
-    max_batch_size: int | None = Field(256, ge=1, description="greatest training.batch_size")
-    max_threads: int | None = Field(64, ge=1, description="greatest torch_threads")
     max_rounds: int | None = Field(200, ge=1, description="greatest number of rounds")
     max_time_steps: int | None = Field(20, ge=1, description="greatest number of time steps")
     max_seconds: float | None = Field(43_200.0, gt=0, description="of one task; one that takes longer is stopped")
-    hub: bool = Field(False, description="whether models may be fetched from the Hugging Face hub")
     models: dict[str, Path | None] = Field(
         {},
         description="what else than the shipped model a job may name as model.encoder_name, decoder_name, tokenizer or "
         "weights, and the file or folder that it is here; without one, what the hub's cache on this machine has",
     )
-    any_model: bool = Field(False, description="whether a job may name any model, path or hub name")
+    models_from: Literal["list", "hub", "anywhere"] = Field(
+        "list",
+        description="'list': only what 'models' names, and nothing is fetched; 'hub': what it names without a place "
+        "may be fetched from the Hugging Face hub; 'anywhere': a job may name any model, path or hub name",
+    )
 
     def looser(self) -> list[str]:
         """Names of the bounds that allow a job more than the defaults do, sorted."""
@@ -82,7 +86,7 @@ class Bounds(Settings):
             more = value is None or (usual is not None and value > usual) if name.startswith("max_") else False
             less = value < usual if name.startswith("min_") else False
             further = name == "transforms" and not set(value) <= set(usual)
-            if more or less or further or (name in ("hub", "any_model") and value):
+            if more or less or further or (name == "models_from" and value != usual):
                 found.append(name)
         return sorted(found)
 
@@ -99,11 +103,8 @@ _NO_PATIENTS: dict[str, Any] = {
     "min_patients": 1,
     "min_local_steps": 1,
     "min_batch_size": 1,
-    "min_clip_norm": 0.0,
-    "min_lora_scale": 0.0,
+    "min_gradient_scale": 0.0,
     "max_learning_rate": None,
-    "max_decay": None,
-    "max_focus": None,
 }
 _OWN_MACHINE: dict[str, Any] = {
     "transforms": tuple(LISTED),
@@ -112,13 +113,10 @@ _OWN_MACHINE: dict[str, Any] = {
     "max_pixels": None,
     "max_tokens": None,
     "max_beams": None,
-    "max_batch_size": None,
-    "max_threads": None,
     "max_rounds": None,
     "max_time_steps": None,
     "max_seconds": None,
-    "hub": True,
-    "any_model": True,
+    "models_from": "anywhere",
 }
 
 

@@ -8,7 +8,7 @@ needs; patient-level privacy at a useful noise needs DP-SGD in the learner, whic
 
 Outside the guarantee: the numbers of visits (taken as public), whether and when a site answers, the public reason of an
 abstention or error, and anything that passes no result filter, such as scalars streamed to TensorBoard (a site file
-must not set ``stream_losses: true`` together with this filter). Initial weights hold no data. A field that a method's
+must not say ``shares: [losses]`` together with this filter). Initial weights hold no data. A field that a method's
 contract declares neither public nor noisy (scores, training losses, left-out studies, times) is not sent. Collected
 rows, pooled modules and personal tensors are refused.
 

@@ -21,6 +21,12 @@ from fedtar_flare.site.place import home
 SOURCES = ("synthetic", *READERS)
 SITES_VARIABLE = "FEDTAR_SITES"
 SITE_FILE = "fedtar.yaml"
+_MOVED = {
+    "min_cell": "policy: {min_patients: ...}",
+    "stream_losses": "shares: [losses]",
+    "share_features": "shares: [features]",
+}
+"""Keys of earlier releases, and how the same is written now."""
 
 
 class SiteConfig(Settings):
@@ -43,12 +49,6 @@ class SiteConfig(Settings):
     processes: int = Field(
         1, ge=1, le=64, description="how many processes do a task together; where there are GPUs, each has one"
     )
-    min_cell: int | None = Field(
-        None,
-        ge=1,
-        description="fewest distinct patients of a split at a step to learn from it and to tell anything of it; "
-        "default: the job's, 5 in production",
-    )
     exclude: Path | None = Field(
         None, description="text file of patient ids, one a line, that are left out (patients who withdrew)"
     )
@@ -66,21 +66,17 @@ class SiteConfig(Settings):
         strict=False,
         description="what a job may ask; looser by default in a simulation and for synthetic data",
     )
-    stream_losses: bool | None = Field(
-        None,
-        description="whether the loss of every local update goes to the server's TensorBoard while the site trains; "
-        "default: only from a simulated site or a synthetic cohort",
-    )
     syslog: str | None = Field(
         None,
         description="where each line of the audit is also told of, by its digest: a socket such as /dev/log, or "
         "<host>:<port> (UDP)",
     )
-    share_features: bool | None = Field(
+    shares: tuple[Literal["losses", "features"], ...] | None = Field(
         None,
-        description="whether rows of image features, each a mean over at least 5 training patients, go to the server "
-        "and from there to the other hospitals, for methods with a feature bank (fedmrg); default: only from a "
-        "simulated site or a synthetic cohort",
+        description="what leaves beyond a method's own messages: 'losses', the loss of every local update, for the "
+        "server's TensorBoard; 'features', rows of image features, each a mean over at least 5 training patients, "
+        "which go on to the other hospitals (fedmrg); default: both from a simulated site or a synthetic cohort, else "
+        "nothing",
     )
     origin: Path | None = Field(None, description="which file this was read from")
     simulated: bool = Field(
@@ -88,6 +84,15 @@ class SiteConfig(Settings):
         description="whether the site is simulated: its hash key then derives from the job's seed, so that a repeated "
         "simulation splits its patients alike",
     )
+
+    @property
+    def without_patients(self) -> bool:
+        """Whether the site is simulated or its data invented."""
+        return self.simulated or self.source == "synthetic"
+
+    def lets_out(self, what: Literal["losses", "features"]) -> bool:
+        """Whether this may leave beyond a method's own messages."""
+        return self.without_patients if self.shares is None else what in self.shares
 
     def validation_errors(self) -> Iterator[tuple[str, str]]:
         """An unknown source, a source without its path, an unknown device, one GPU for several processes."""
@@ -156,6 +161,8 @@ def read_site_file(place: Path, simulated: bool = False) -> SiteConfig:
     Raises ConfigError with the file, the key and the nearest known one, or the value and what is allowed.
     """
     content = read_yaml(place, "'key: value' lines, at least 'source: ...'")
+    for key in set(content) & set(_MOVED):
+        raise ConfigError(f"{place}: '{key}' is no longer a key; write '{_MOVED[key]}'")
     check_names(content, [name for name in SiteConfig.model_fields if name not in ("origin", "simulated")], str(place))
     content = {key: value for key, value in content.items() if value is not None}
     for key in ("path", "cache_dir", "state_dir", "exclude"):

@@ -121,18 +121,17 @@ def test_the_exchange_is_the_adapter_and_the_head_alone(run):
 
 def test_a_job_is_held_against_the_bounds_of_a_site():
     job = {"fedkei": SETTINGS["fedkei"]}
-    assert not breaches(executor_of("fedkei", **job).strategy.asked(3, 2), Bounds())
-    few = executor_of("fedkei", **job, training={"epochs": 2, "batch_size": 2, "lr": 0.5})
-    found = " ".join(breaches(few.strategy.asked(3, 2), Bounds()))
-    for words in ("local_steps 2", "batch_size 2", "reports of an update 4", "lr 0.5"):
-        assert words in found
-    named = executor_of("fedkei", preset="paper", **{n: v for n, v in job.items() if n != "preset"}).strategy.asked(
-        3, 2
-    )
-    assert any("vit_base_patch16_224" in reason for reason in breaches(named, Bounds()))
-    assert "lora_targets" in " ".join(
-        breaches(executor_of("fedkei", model={"targets": r"encoder\..*embed.*"}, **job).strategy.asked(3, 2), Bounds())
-    )
+
+    def found(**changes):
+        request = executor_of("fedkei", **(job | changes)).strategy.request(3, 2)
+        return " ".join(breaches(request, Bounds()))
+
+    assert not found()
+    few = found(training={"epochs": 2, "batch_size": 2, "lr": 0.5})
+    for words in ("training.epochs 2", "batch_size 2", "reports of an update 4", "training.lr 0.5"):
+        assert words in few
+    assert "vit_base_patch16_224" in found(preset="paper")
+    assert "lora_targets" in found(model={"targets": r"encoder\..*embed.*"})
 
 
 @pytest.mark.parametrize(

@@ -28,6 +28,7 @@ from fedtar_flare.fedmrg.contract import CONTRACT
 from fedtar_flare.fedmrg.contrast import unit
 from fedtar_flare.site.bounds import Bounds
 from fedtar_flare.site.policy import GUARD, PRIVACY_FILTER
+from fedtar_flare.site.site_file import SiteConfig
 
 
 def samples(patients, visits=2):
@@ -123,10 +124,12 @@ def test_the_bank_comes_down_with_the_weights_and_is_checked(learner_of):
 
 
 # --------------------------------------------------------------------------- what a site lets leave
-def executor_at(source="manifest", share=None, simulated=False, workspace=None, min_cell=None, **fedmrg):
+def executor_at(source="manifest", share=None, simulated=False, workspace=None, min_patients=5, **fedmrg):
     executor = executor_of("fedmrg", fedmrg={"labeler": "none", **fedmrg})
-    own = {"min_cell": min_cell, "policy": Bounds(min_patients=1)}
-    executor.site_config = SimpleNamespace(source=source, share_features=share, **own)
+    shares = None if share is None else ["features"] * share
+    policy = Bounds(min_patients=1 if simulated or source == "synthetic" else min_patients)
+    about = {"path": Path("m.csv"), "simulated": simulated, "policy": policy}
+    executor.site_config = SiteConfig(source=source, shares=shares, **about)
     return executor, SimpleNamespace(simulated=simulated, workspace=workspace)
 
 
@@ -151,8 +154,8 @@ def test_no_row_leaves_a_site_whose_policy_has_a_privacy_filter(tmp_path):
 
 @pytest.mark.parametrize(
     ("settings", "expected"),
-    [({}, 5), ({"bank_group": 3}, 5), ({"bank_group": 8}, 8), ({"min_cell": 9}, 9), ({"simulated": True}, 1),
-     ({"source": "synthetic", "bank_group": 2}, 2), ({"min_cell": 1}, 5)],
+    [({}, 5), ({"bank_group": 3}, 5), ({"bank_group": 8}, 8), ({"min_patients": 9}, 9), ({"simulated": True}, 1),
+     ({"source": "synthetic", "bank_group": 2}, 2), ({"min_patients": 1}, 5)],
 )  # fmt: skip
 def test_a_row_of_a_real_site_is_of_at_least_five_patients_whatever_the_job_says(settings, expected):
     executor, site = executor_at(share=True, **settings)

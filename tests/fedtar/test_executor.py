@@ -243,7 +243,7 @@ def test_losses_of_local_updates_stream_from_simulated_sites_and_not_from_a_hosp
     assert site.streamed == [], "a site with a privacy filter streams nothing past it"
     policy.unlink()
     site_file = tmp_path / "sites" / "site-1.yaml"
-    site_file.write_text(site_file.read_text() + "stream_losses: false\n")
+    site_file.write_text(site_file.read_text() + "shares: []\n")
     site.train(w, 1, 1)
     assert site.streamed == []
 

@@ -57,7 +57,7 @@ def numbers_of(folder):
     (folder / "sites").mkdir(parents=True)
     names = ("site-1", "site-2")
     for name in names:
-        (folder / "sites" / f"{name}.yaml").write_text("source: synthetic\nstream_losses: false\n")
+        (folder / "sites" / f"{name}.yaml").write_text("source: synthetic\nshares: []\n")
     sites = {name: site(name, folder) for name in names}
     controller = LocalFederation(folder / "server", sites, num_rounds=1, time_steps=2, seed=SEED)
     controller.run()

@@ -105,12 +105,11 @@ def test_proj_too_can_be_adapted_and_the_seed_gives_every_bit():
 
 
 def test_what_a_site_is_told_of_its_size_holds():
-    from fedtar_flare.fedkei.asked import asked_of, head_values
-    from fedtar_flare.fedkei.tuning import LearnerSettings
+    from fedtar_flare.fedkei.asked import adapted_model, head_values
 
     config = TINY.replace(encoder_config={"feature_size": 12})
     model = build_classifier(config)
-    told = asked_of(config, LearnerSettings(), 1, 2, 2).own_parameters(0)
+    told = adapted_model(config).own_parameters(0)
     true = sum(parameter.numel() for parameter in model.parameters())
     assert true <= told <= 1.2 * true
     assert head_values(config) == sum(parameter.numel() for parameter in shared_parameters(model).values())

@@ -209,7 +209,7 @@ def test_a_job_names_a_model_and_the_site_says_where_it_is(tmp_path, home, monke
     shutil.copy(asset("small", "tokenizer.json", "tokenizer"), folder)
     monkeypatch.setenv("FEDTAR_HOME", str(home))
     monkeypatch.setenv("FEDTAR_SITES", str(tmp_path))
-    policy = "policy: {any_model: false, hub: false, models: {start: models-of-the-hospital}}"
+    policy = "policy: {models_from: list, models: {start: models-of-the-hospital}}"
     (tmp_path / "site-1.yaml").write_text(f"source: synthetic\nstate_dir: {tmp_path / 'state'}\n{policy}\n")
     monkeypatch.setenv("HF_HUB_OFFLINE", "0")
     constants.HF_HUB_OFFLINE = False
@@ -257,9 +257,9 @@ def test_a_site_calls_no_hub_unless_it_has_said_so(hub, tmp_path, allowed):
     """The job names a model that the site knows by name and does not have."""
     names = {"decoder_name": f"nobody/nothing-{allowed}", "tokenizer": "decoder"}
     hospital = HospitalSite(tmp_path, **HARMLESS, model=names)
-    bounds = Bounds(models={names["decoder_name"]: None}, hub=allowed)
+    bounds = Bounds(models={names["decoder_name"]: None}, models_from="hub" if allowed else "list")
     with pytest.raises(ConfigError, match="could not be fetched"):
-        admit(hospital.executor.strategy.asked(3, 3), bounds)
+        admit(hospital.executor.strategy.request(3, 3), bounds)
     assert (hub.calls > 0) is allowed
 
 

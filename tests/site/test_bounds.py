@@ -2,6 +2,7 @@
 
 import re
 import shutil
+from dataclasses import replace
 
 import pytest
 from hospital_site import executor_of
@@ -12,6 +13,7 @@ from fedtar_flare.errors import ConfigError
 from fedtar_flare.fedtar.config import PatientConfig
 from fedtar_flare.fedtar.patient_lora import PatientLoRA
 from fedtar_flare.flare.recipe import MethodRecipe
+from fedtar_flare.flare.request import AdaptedModel
 from fedtar_flare.learning.config import DataConfig, LoRAConfig, TrainingConfig
 from fedtar_flare.models.adapters.lora import add_lora, shared_state
 from fedtar_flare.models.build import build_model
@@ -19,24 +21,18 @@ from fedtar_flare.models.config import TIMM_TARGETS, ModelConfig, asset, preset
 from fedtar_flare.models.outline import outline
 from fedtar_flare.protocol.fields import MAX_TEXT
 from fedtar_flare.registry import names
-from fedtar_flare.site.admission import Asked, breaches, declined
+from fedtar_flare.site.admission import breaches, declined
 from fedtar_flare.site.bounds import Bounds, default_bounds
 
 HUB = "some-lab/some-model"
 NO_EMBEDDING = "never the output layer or an embedding"
 
 
-def asked(name="tiny", rounds=3, time_steps=3, threads=1, model=None, lora=None, training=None, candidates=1):
-    """What a job of the tiny model asks; ``training`` is over settings that every bound lets pass."""
-    return Asked(
-        preset(name, **(model or {})),
-        LoRAConfig(**(lora or {})),
-        TrainingConfig(**(training or {})),
-        threads,
-        rounds,
-        time_steps,
-        candidates=candidates,
-    )
+def asked(name="tiny", rounds=3, time_steps=3, candidates=1, **groups):
+    """What a job of FedTAR without a patient part asks."""
+    groups = {"diagnosis": {"labeler": "synthetic", "candidates": candidates}} | groups
+    executor = executor_of("fedtar", preset=name, patient={"enabled": False}, **groups)
+    return executor.strategy.request(rounds, time_steps)
 
 
 def only(found, words):
@@ -48,7 +44,6 @@ def only(found, words):
     [
         ({"training": {"local_steps": 3}}, "training.local_steps 3 (at least 4)"),
         ({"training": {"batch_size": 3}}, "training.batch_size 3 (at least 4)"),
-        ({"training": {"batch_size": 257}}, "training.batch_size 257 (at most 256)"),
         ({"training": {"max_grad_norm": 1e-8}}, "training.max_grad_norm 1e-08 (at least 0.1)"),
         ({"lora": {"rank": 4, "alpha": 0.01}}, "lora.alpha / rank 0.0025 (at least 0.1)"),
         ({"training": {"lr": 0.2, "weight_decay": 0.0}}, "training.lr 0.2 (at most 0.1)"),
@@ -62,7 +57,6 @@ def only(found, words):
         ({"lora": {"rank": 65}}, "lora.rank 65 (at most 64)"),
         ({"rounds": 201}, "rounds 201 (at most 200)"),
         ({"time_steps": 21}, "time steps 21 (at most 20)"),
-        ({"threads": 65}, "torch_threads 65 (at most 64)"),
         ({"model": {"image_size": 4096, "slices": 2}}, "pixels of a study 33,554,432 (at most"),
         ({"model": {"decoder_config": {"n_positions": 1025}}}, "model.decoder_positions 1,025 (at most 1,024)"),
         ({"model": {"queries": 300}}, "model.slices x queries 1,200 (at most 1,024)"),
@@ -154,8 +148,7 @@ JOBS = st.fixed_dictionaries(
     {
         "steps": st.integers(1, 12), "batch": st.integers(1, 12), "clip": st.one_of(st.just(0.0), positive),
         "alpha": positive, "rank": st.integers(1, 8), "lr": positive, "decay": positive,
-        "focus": st.floats(0, 5),
-        "rounds": st.integers(1, 30), "time_steps": st.integers(1, 9), "threads": st.integers(1, 9),
+        "rounds": st.integers(1, 30), "time_steps": st.integers(1, 9),
         "beams": st.integers(1, 9), "candidates": st.integers(1, 9),
         "length": st.integers(3, 96), "slices": st.integers(1, 6),
         "targets": st.sampled_from(sorted(TARGETS)), "exchange": st.sampled_from(sorted(EXCHANGED)),
@@ -166,14 +159,12 @@ low, high = st.integers(1, 10), st.one_of(st.none(), st.integers(1, 12))
 SITES = st.fixed_dictionaries(
     {
         "min_patients": st.integers(1, 60), "min_local_steps": low, "min_batch_size": low,
-        "min_clip_norm": st.floats(0, 5), "min_lora_scale": st.floats(0, 5),
-        "max_learning_rate": st.one_of(st.none(), positive), "max_decay": st.one_of(st.none(), positive),
-        "max_focus": st.one_of(st.none(), st.floats(0, 5)),
-        "max_rank": high, "max_rounds": high, "max_time_steps": high, "max_threads": high, "max_beams": high,
-        "max_batch_size": high, "max_tokens": st.one_of(st.none(), st.integers(96, 100)),
+        "min_gradient_scale": st.floats(0, 5), "max_learning_rate": st.one_of(st.none(), positive),
+        "max_rank": high, "max_rounds": high, "max_time_steps": high, "max_beams": high,
+        "max_tokens": st.one_of(st.none(), st.integers(96, 100)),
         "max_pixels": st.one_of(st.none(), st.integers(1000, 7000)),
         "max_parameters": st.one_of(st.none(), st.integers(100_000, 150_000)),
-        "any_model": st.booleans(), "models": st.sampled_from([{}, {"start": None}]),
+        "models_from": st.sampled_from(["list", "anywhere"]), "models": st.sampled_from([{}, {"start": None}]),
     }
 )  # fmt: skip
 
@@ -181,31 +172,28 @@ SITES = st.fixed_dictionaries(
 def beyond(job, site):
     """By hand, which of the site's bounds the job is beyond; without the number of parameters."""
     scale, update = job["alpha"] / job["rank"], job["steps"] * job["batch"]
-    least = {
-        "min_patients": update,
-        "min_local_steps": job["steps"],
-        "min_batch_size": job["batch"],
-        "min_clip_norm": job["clip"] or float("inf"),
-        "min_lora_scale": scale,
-    }
-    most = {
-        "max_learning_rate": job["lr"],
-        "max_decay": job["lr"] * job["decay"],
-        "max_focus": job["focus"],
-        "max_rank": job["rank"],
-        "max_rounds": job["rounds"],
-        "max_time_steps": job["time_steps"],
-        "max_threads": job["threads"],
-        "max_beams": job["beams"],
-        "max_batch_size": job["batch"],
-        "max_tokens": 96,
-        "max_pixels": job["slices"] * 32 * 32,
-    }
-    found = [name for name, value in least.items() if value < site[name]]
-    found += [name for name, value in most.items() if site[name] is not None and value > site[name]]
-    found += ["candidates"] * (site["max_beams"] is not None and job["candidates"] > site["max_beams"])
+    least = [
+        ("min_patients", update),
+        ("min_local_steps", job["steps"]),
+        ("min_batch_size", job["batch"]),
+        ("min_gradient_scale", job["clip"] or float("inf")),
+        ("min_gradient_scale", scale),
+    ]
+    most = [
+        ("max_learning_rate", job["lr"]),
+        ("max_learning_rate", job["lr"] * job["decay"]),
+        ("max_rank", job["rank"]),
+        ("max_rounds", job["rounds"]),
+        ("max_time_steps", job["time_steps"]),
+        ("max_beams", job["beams"]),
+        ("max_beams", job["candidates"]),
+        ("max_tokens", 96),
+        ("max_pixels", job["slices"] * 32 * 32),
+    ]
+    found = [name for name, value in least if value < site[name]]
+    found += [name for name, value in most if site[name] is not None and value > site[name]]
     found += ["targets"] * TARGETS[job["targets"]] + ["exchange"] * EXCHANGED[job["exchange"]]
-    strange = job["weights"] and not site["any_model"] and job["weights"] not in site["models"]
+    strange = job["weights"] and site["models_from"] == "list" and job["weights"] not in site["models"]
     return found + ["weights"] * bool(strange)
 
 
@@ -215,7 +203,6 @@ def test_no_job_beyond_a_bound_is_ever_let_in(job, site):
     made = asked(
         rounds=job["rounds"],
         time_steps=job["time_steps"],
-        threads=job["threads"],
         candidates=job["candidates"],
         lora={"rank": job["rank"], "alpha": job["alpha"], "exchange": job["exchange"]},
         training={
@@ -224,7 +211,6 @@ def test_no_job_beyond_a_bound_is_ever_let_in(job, site):
             "max_grad_norm": job["clip"],
             "lr": job["lr"],
             "weight_decay": job["decay"],
-            "focus": job["focus"],
         },
         model={
             "num_beams": job["beams"],
@@ -239,8 +225,8 @@ def test_no_job_beyond_a_bound_is_ever_let_in(job, site):
     expected = beyond(job, site)
     assert len(found) - len(sized) == len(expected), (expected, found)
     if "weights" not in expected:
-        config = made.model
-        size = outline(config).parameters + outline(config).lora_values(job["targets"], job["rank"])
+        made_of = outline(preset("tiny", slices=job["slices"], max_length=job["length"]))
+        size = made_of.parameters + made_of.lora_values(job["targets"], job["rank"])
         assert bool(sized) == (site["max_parameters"] is not None and size > site["max_parameters"])
 
 
@@ -254,7 +240,8 @@ FREE = {
     },
     LoRAConfig: {"dtype_up": "one of two"},
     TrainingConfig: {
-        "micro_batch": "at most the batch", "augment": "yes or no", "prior_dropout": "what is hidden of a visit",
+        "micro_batch": "at most the batch", "focus": "of words",
+        "augment": "yes or no", "prior_dropout": "what is hidden of a visit",
         "schedule": "only lowers the rates", "gradient_checkpointing": "yes or no",
     },
     DataConfig: {
@@ -272,7 +259,6 @@ EXTREME = {
     LoRAConfig: {"rank": 5000, "alpha": 1e-9, "exchange": [".*"]},
     TrainingConfig: {
         "local_steps": 1, "batch_size": 1, "lr": 5.0, "weight_decay": 1e6, "max_grad_norm": 1e-9,
-        "focus": 5.0,
     },
     DataConfig: {},
 }  # fmt: skip
@@ -292,15 +278,15 @@ def test_every_setting_of_a_job_has_a_bound_or_needs_none(group):
     ("patient", "words"),
     [
         ({"components": 10**8}, "parameters "),
-        ({"lr": 1.0}, "learning rate of the method's own part 1 (at most 0.1)"),
+        ({"lr": 1.0}, "patient.lr 1 (at most 0.1)"),
     ],
 )
 def test_what_a_method_trains_for_itself_is_bounded_too(patient, words):
     training = {"local_steps": 4, "batch_size": 4}
     executor = executor_of("fedtar", preset="tiny", training=training, patient=patient)
-    only(breaches(executor.strategy.asked(3, 3), Bounds()), words)
+    only(breaches(executor.strategy.request(3, 3), Bounds()), words)
     off = executor_of("fedtar", preset="tiny", training=training, patient=patient | {"enabled": False})
-    assert not breaches(off.strategy.asked(3, 3), Bounds())
+    assert not breaches(off.strategy.request(3, 3), Bounds())
 
 
 def test_layers_without_end_are_no_model():
@@ -309,21 +295,17 @@ def test_layers_without_end_are_no_model():
             preset("tiny", **wrong)
 
 
+def request_of_recipe(recipe):
+    return recipe.executor.strategy.request(recipe.controller.num_rounds, recipe.controller.time_steps)
+
+
 @pytest.mark.parametrize("name", names())
 def test_shipped_jobs_stay_within_the_bounds_of_a_site_with_patients(name):
-    recipe = MethodRecipe(
-        name,
-    )
-    assert not breaches(
-        recipe.executor.strategy.asked(recipe.controller.num_rounds, recipe.controller.time_steps), Bounds()
-    )
+    assert not breaches(request_of_recipe(MethodRecipe(name)), Bounds())
 
 
 def test_the_paper_s_job_asks_for_nothing_but_its_models():
-    recipe = MethodRecipe("fedtar", preset="paper")
-    found = breaches(
-        recipe.executor.strategy.asked(recipe.controller.num_rounds, recipe.controller.time_steps), Bounds()
-    )
+    found = breaches(request_of_recipe(MethodRecipe("fedtar", preset="paper")), Bounds())
     assert [reason.split()[0] for reason in found] == ["model.encoder_name", "model.decoder_name"]
 
 
@@ -337,7 +319,7 @@ def test_an_outline_is_the_model_itself():
     assert values == sum(value.numel() for value in shared_state(adapted).values())
     executor = executor_of("fedtar", preset="tiny", lora={"rank": rank})
     own = sum(p.numel() for p in PatientLoRA(adapted, PatientConfig(), rank=rank, time_steps=9, seed=0).parameters())
-    assert own == executor.strategy.asked(1, 9).own_parameters(values)
+    assert own == executor.strategy.adapted_model(9).own_parameters(values)
     assert {"decoder.lm_head", "decoder.transformer.wte", "decoder.transformer.wpe"} <= made_of.barred
 
 
@@ -345,19 +327,18 @@ def test_layers_of_a_timm_encoder_may_be_adapted_but_not_its_embeddings():
     """A ViT's patch embedding sees pixels, its position embedding places."""
     config = preset("timm", weights="random", decoder_name=None, tokenizer="small", lora_targets=TIMM_TARGETS)
     bounds = Bounds(models={"vit_tiny_patch16_224": None})
-    job = Asked(config, LoRAConfig(), TrainingConfig(), 1, 3, 3)
-    assert not breaches(job, bounds)
-    for name in ("pos_embed", "patch_embed.proj.weight"):
-        found = breaches(Asked(config, LoRAConfig(exchange=[f".*{name}"]), TrainingConfig(), 1, 3, 3), bounds)
-        only(found, NO_EMBEDDING)
+    for exchange in ([], [".*pos_embed"], [".*patch_embed.proj.weight"]):
+        reach = AdaptedModel(config, LoRAConfig(exchange=exchange)).reach
+        found = breaches(replace(asked(), reach=reach), bounds)
+        assert bool(found) == bool(exchange) and all(NO_EMBEDDING in reason for reason in found)
 
 
 def test_bounds_that_are_looser_than_the_defaults_are_told():
     assert Bounds().looser() == []
-    assert Bounds(min_patients=9, max_rounds=3, max_decay=0.01, models={"a": None}, approval="required").looser() == []
-    loose = Bounds(min_patients=4, max_rounds=None, hub=True, any_model=True, max_decay=0.2)
-    assert loose.looser() == ["any_model", "hub", "max_decay", "max_rounds", "min_patients"]
+    assert not Bounds(min_patients=9, max_rounds=3, max_learning_rate=0.01, models={"a": None}).looser()
+    loose = Bounds(min_patients=4, max_rounds=None, models_from="anywhere", max_learning_rate=0.2)
+    assert loose.looser() == ["max_learning_rate", "max_rounds", "min_patients", "models_from"]
     for site in ({"simulated": True, "synthetic": False}, {"simulated": False, "synthetic": True}):
         assert Bounds(**default_bounds(**site)).looser()
     assert default_bounds(simulated=False, synthetic=False) == {}
-    assert not {"hub", "any_model", "max_seconds"} & set(default_bounds(simulated=False, synthetic=True))
+    assert not {"models_from", "max_seconds"} & set(default_bounds(simulated=False, synthetic=True))

@@ -221,7 +221,7 @@ def _rights(**roles):
 def _stream(kit):
     _noise()(kit)
     file = kit / "local" / "fedtar.yaml"
-    file.write_text(file.read_text() + "stream_losses: true\n")
+    file.write_text(file.read_text() + "shares: [losses]\n")
 
 
 def _open_key(kit):
@@ -306,9 +306,9 @@ def test_the_bounds_of_jobs_are_told_and_what_is_looser_than_need_be(kit, tmp_pa
     found = worst(kit, "job bounds")
     assert found.status == OK and "min_patients 5, min_local_steps 4" in found.text and "the shipped one" in found.text
     file, plain = kit / "local" / "fedtar.yaml", (kit / "local" / "fedtar.yaml").read_text()
-    file.write_text(f"{plain}policy: {{min_patients: 3, max_rounds: null, hub: true, approval: required}}\n")
+    file.write_text(f"{plain}policy: {{min_patients: 3, max_rounds: null, models_from: hub, approval: required}}\n")
     found = worst(kit, "job bounds")
-    assert found.status == WARN and "Looser than the defaults: hub, max_rounds, min_patients" in found.text
+    assert found.status == WARN and "Looser than the defaults: max_rounds, min_patients, models_from" in found.text
     assert worst(kit, "approval").text.startswith("required; 0 job(s)")
     file.write_text(f"{plain}policy: {{models: {{start: /nowhere/start}}}}\n")
     found = worst(kit, "job bounds")

@@ -45,7 +45,7 @@ def hospital(tmp_path, monkeypatch):
     (kit / "local" / f"{MARK}table.csv").write_text("\n".join(rows))
     (kit / "local" / "fedtar.key").write_text("00" * 32)  # splits with patients in each part
     (kit / "local" / "fedtar.yaml").write_text(
-        f"source: manifest\npath: {MARK}table.csv\nmin_cell: 1\npolicy: {{min_patients: 1, min_local_steps: 1}}\n"
+        f"source: manifest\npath: {MARK}table.csv\npolicy: {{min_patients: 1, min_local_steps: 1}}\n"
     )
     return kit
 

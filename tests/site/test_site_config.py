@@ -63,12 +63,12 @@ def test_a_misspelt_site_of_a_simulated_federation_stops(tmp_path, monkeypatch, 
 
 
 def test_the_sites_folder_comes_before_the_workspace(tmp_path, monkeypatch, manifest):
-    write(tmp_path / "kit" / "local" / "fedtar.yaml", source="synthetic", min_cell=7)
-    assert load_site_config("a", workspace=tmp_path / "kit", simulator=False).min_cell == 7
+    write(tmp_path / "kit" / "local" / "fedtar.yaml", source="synthetic", processes=7)
+    assert load_site_config("a", workspace=tmp_path / "kit", simulator=False).processes == 7
     monkeypatch.setenv("FEDTAR_SITES", str(tmp_path / "sites"))
-    assert load_site_config("a", workspace=tmp_path / "kit", simulator=False).min_cell == 7
-    write(tmp_path / "sites" / "a.yaml", source="synthetic", min_cell=9)
-    assert load_site_config("a", workspace=tmp_path / "kit", simulator=False).min_cell == 9
+    assert load_site_config("a", workspace=tmp_path / "kit", simulator=False).processes == 7
+    write(tmp_path / "sites" / "a.yaml", source="synthetic", processes=9)
+    assert load_site_config("a", workspace=tmp_path / "kit", simulator=False).processes == 9
 
 
 def test_paths_are_relative_to_the_file(manifest, tmp_path):
@@ -97,11 +97,14 @@ def test_paths_are_relative_to_the_file(manifest, tmp_path):
             "processes is 2: it must be 1 with device",
         ),
         ({"source": "synthetic", "precision": "half"}, "precision is 'half': it must be 'auto', 'float32'"),
-        ({"source": "synthetic", "min_cell": 0}, "min_cell"),
-        ({"source": "synthetic", "min_cell": "five"}, "min_cell"),
-        ({"source": "synthetic", "min_cell": True}, "min_cell"),
+        ({"source": "synthetic", "retention_days": 0}, "retention_days"),
+        ({"source": "synthetic", "retention_days": "five"}, "retention_days"),
+        ({"source": "synthetic", "retention_days": True}, "retention_days"),
+        ({"source": "synthetic", "min_cell": 9}, "min_patients"),
+        ({"source": "synthetic", "stream_losses": True}, "losses"),
+        ({"source": "synthetic", "share_features": True}, "features"),
         ({"source": "synthetic", "options": ["a"]}, "options is .'a'.: it must be a mapping"),
-        ({"source": "synthetic", "stream_losses": 1}, "stream_losses is 1: it must be true or false"),
+        ({"source": "synthetic", "shares": ["loss"]}, "shares"),
     ],
 )
 def test_wrong_site_files_name_what_is_wrong(tmp_path, content, said):
@@ -244,7 +247,7 @@ def test_limits_of_a_site_file(tmp_path, manifest):
 def test_the_policy_of_a_site_file_stands_over_the_defaults_of_such_a_site(tmp_path, manifest):
     real, place = {"source": "manifest", "path": "manifest.csv"}, tmp_path / "site.yaml"
     assert read_site_file(write(place, **real)).policy == Bounds()
-    assert read_site_file(write(place, **real), simulated=True).policy.any_model
+    assert read_site_file(write(place, **real), simulated=True).policy.models_from == "anywhere"
     assert read_site_file(write(place, source="synthetic")).policy == Bounds(
         **default_bounds(simulated=False, synthetic=True)
     )
@@ -260,9 +263,25 @@ def test_the_policy_of_a_site_file_stands_over_the_defaults_of_such_a_site(tmp_p
         ({"approval": "yes"}, "approval is 'yes'"),
         ({"lora_targets": "("}, "a valid regular expression"),
         ({"models": ["a"]}, "models"),
-        ({"hub": "no"}, "hub is 'no': it must be true or false"),
+        ({"models_from": "no"}, "models_from is 'no'"),
         (7, "by name"),
     ):
         with pytest.raises(ConfigError, match=says) as error:
             read_site_file(write(place, **real, policy=wrong))
         assert "site.yaml: policy" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("source", "simulated", "shares", "expected"),
+    [
+        ("manifest", False, None, []),
+        ("manifest", False, ["losses"], ["losses"]),
+        ("manifest", True, None, ["losses", "features"]),
+        ("synthetic", False, None, ["losses", "features"]),
+        ("synthetic", True, ["features"], ["features"]),
+        ("synthetic", True, [], []),
+    ],
+)
+def test_what_leaves_beyond_messages_is_the_site_s_own_choice(source, simulated, shares, expected):
+    config = SiteConfig(source=source, path=Path("m.csv"), simulated=simulated, shares=shares)
+    assert [what for what in ("losses", "features") if config.lets_out(what)] == expected

@@ -108,7 +108,7 @@ def bounds(kit: Path | None, config: SiteConfig) -> list[Finding]:
     shown = [
         f"{name} {'no bound' if value is None else value}"
         for name, value in policy
-        if name not in ("approval", "models") and value is not False
+        if name not in ("approval", "models")
     ]
     text = f"a job may ask: {', '.join(shown)}; models: {', '.join(['the shipped one', *policy.models])}"
     findings = [Finding(OK, "job bounds", text)]
@@ -190,9 +190,9 @@ def _differential_privacy(kit: Path, config: SiteConfig | None, arguments: dict[
     from fedtar_flare.site.privacy import GaussianPrivacy
 
     check = "differential privacy"
-    if config is not None and config.stream_losses:
-        cure = "remove stream_losses from the site file"
-        return [Finding(FAIL, check, "stream_losses sends losses past the privacy filter", cure)]
+    if config is not None and "losses" in (config.shares or ()):
+        cure = "remove losses from shares in the site file"
+        return [Finding(FAIL, check, "shares sends losses past the privacy filter", cure)]
     try:
         settings = GaussianPrivacy(**arguments)
         spent = Ledger(state_of(kit) / FILE).spent(settings.delta)
