@@ -16,6 +16,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal, get_args
 
+from fedtar_flare.data.minimum_cell import full_cells, round_to_cell, shown_count
 from fedtar_flare.data.splits import SPLITS, Split, split_of
 from fedtar_flare.data.timeline import Timeline
 from fedtar_flare.errors import DataError
@@ -243,7 +244,7 @@ class Cohort:
         return joined
 
     def counts(self, least: int = 1) -> dict[Split, list[int]]:
-        """Visits per split and step, lists of length T, as they may leave the site (:func:`round_to_cell`).
+        """Visits per split and step, lists of length T, as they may leave the site (:mod:`.minimum_cell`).
 
         A cell with fewer than ``least`` distinct patients counts 0.
         """
@@ -260,24 +261,9 @@ class Cohort:
         shown = {reason: n for reason, n in self.rejected.items() if reason != EXCLUDED}
         if least == 1:
             return shown
-        return {
-            reason: round_to_cell(n, least)
-            for reason, n in shown.items()
-            if len(self._left_out.get(reason, ())) >= least
-        }
+        known = {reason: shown_count(n, self._left_out.get(reason, ()), least) for reason, n in shown.items()}
+        return {reason: n for reason, n in known.items() if n}
 
     def _cells(self, least: int) -> set[tuple[Split, int]]:
         """Split and step of the cells with at least ``least`` distinct patients."""
-        patients: dict[tuple[Split, int], set[str]] = {}
-        for s in self._samples:
-            patients.setdefault((s.split, s.time_step), set()).add(s.visit.patient_id)
-        return {cell for cell, ids in patients.items() if len(ids) >= least}
-
-
-def round_to_cell(count: int, least: int) -> int:
-    """A number of visits down to a multiple of ``least``, so that one visit more or less is hidden.
-
-    >>> round_to_cell(14, 5), round_to_cell(14, 1)
-    (10, 14)
-    """
-    return count - count % least
+        return full_cells((((s.split, s.time_step), s.visit.patient_id) for s in self._samples), least)

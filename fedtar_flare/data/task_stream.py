@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from fedtar_flare.data.cohort import Sample, Visit, round_to_cell
+from fedtar_flare.data.cohort import Sample, Visit
+from fedtar_flare.data.minimum_cell import enough, shown_count
 from fedtar_flare.errors import ConfigError
 
 Order = Literal["synchronous", "reversed", "shuffled"]
@@ -58,19 +59,18 @@ class Labeled:
     samples: tuple[Sample, ...]
     labels: tuple[int, ...]
 
-    def patients(self, label: int | None = None) -> int:
-        """How many distinct patients have a sample of this label; None: of any."""
+    def patients(self, label: int | None = None) -> set[str]:
+        """The patients who have a sample of this label; None: of any."""
         chosen = zip(self.samples, self.labels, strict=True)
-        return len({sample.visit.patient_id for sample, own in chosen if label in (None, own)})
+        return {sample.visit.patient_id for sample, own in chosen if label in (None, own)}
 
-    @property
-    def fewest(self) -> int:
-        """Distinct patients of the class that has fewer."""
-        return min(self.patients(0), self.patients(1))
+    def enough(self, least: int) -> bool:
+        """Whether both classes have enough patients."""
+        return all(enough(self.patients(c), least) for c in (0, 1))
 
     def counts(self, least: int) -> list[int]:
-        """Negatives and positives as they may leave the site: 0 for a class of fewer than ``least`` patients."""
-        return [round_to_cell(self.labels.count(c), least) if self.patients(c) >= least else 0 for c in (0, 1)]
+        """Negatives and positives as they may leave the site."""
+        return [shown_count(self.labels.count(c), self.patients(c), least) for c in (0, 1)]
 
 
 class TaskStream:

@@ -196,7 +196,7 @@ class FedKEISite(SiteStrategy):
                     raise ExchangeError(f"what came down does not fit the run's exchange at tensor '{name}'")
         if data.shortage:
             return abstain(header, data.shortage)
-        if not state.once(f"{task} {header.round}", checksum(weights)):
+        if not state.may_answer(f"{task} {header.round}", checksum(weights)):
             return abstain(header, f"task {header.round} was answered already, from other centres")
         return None
 

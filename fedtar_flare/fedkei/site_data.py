@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedtar_flare.data.cohort import Cohort, round_to_cell
+from fedtar_flare.data.cohort import Cohort
+from fedtar_flare.data.minimum_cell import enough, round_to_cell
 from fedtar_flare.data.splits import SPLITS, Split
 from fedtar_flare.data.task_stream import Labeled, TaskStream
 from fedtar_flare.fedkei.examples import TaskData
@@ -49,7 +50,7 @@ class SiteTaskData:
     @property
     def shortage(self) -> str:
         """Why nothing can be learnt, in public words; empty where it can."""
-        if self.splits["train"].fewest >= self.least:
+        if self.splits["train"].enough(self.least):
             return ""
         few = "no training image" if self.least == 1 else f"under {self.least} patients with a training image"
         return f"{few} with, or without, the task's disease"
@@ -57,7 +58,7 @@ class SiteTaskData:
     def examples(self) -> TaskData:
         """As the learner reads them; no validation images of too few patients."""
         validation = self.splits["validation"]
-        if validation.patients() < self.least:
+        if not enough(validation.patients(), self.least):
             validation = Labeled((), ())
         return TaskData(*(PreparedExamples(one) for one in (self.splits["train"], validation, self.splits["test"])))
 
@@ -70,7 +71,7 @@ class SiteTaskData:
     def scored(self) -> int:
         """Test images, as they may be told; 0 where a class has too few patients for an AUC."""
         test = self.splits["test"]
-        return round_to_cell(len(test.labels), self.least) if test.fewest >= self.least else 0
+        return round_to_cell(len(test.labels), self.least) if test.enough(self.least) else 0
 
     def counts(self) -> dict[str, list[int]]:
         """Negatives and positives by split, as they may be told."""

@@ -21,7 +21,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from fedtar_flare.data.cohort import Sample, Visit, round_to_cell
+from fedtar_flare.data.cohort import Sample, Visit
+from fedtar_flare.data.minimum_cell import enough, round_to_cell
 from fedtar_flare.fedmrg.bank import FEATURES, SiteBank
 from fedtar_flare.fedmrg.config import PROMPTS, FedMRGConfig
 from fedtar_flare.fedmrg.contrast import BatchContrast, contrast_losses, features
@@ -288,7 +289,7 @@ class FedMRGLearner(ReportLearner):
         for i, finding in enumerate(known.findings):
             there = truth[:, i] == POSITIVE
             having = {s.visit.patient_id for s, states in zip(samples, there.tolist(), strict=True) if states}
-            if having and len(having) >= min_cell:
+            if enough(having, min_cell):
                 found[finding.replace(" ", "_")] = {
                     "n": round_to_cell(int(there.sum()), min_cell),
                     "recall": float((said[there, i] == POSITIVE).float().mean()),

@@ -166,7 +166,7 @@ class ReportSite(SiteStrategy):
         shared = learner.shared()
         reply = self.agreement(header, site, state, cohort, shared)
         reply.payload.update(adapter_config=learner.adapter_config(), model=learner.describe())
-        if header.evaluate and not state.once(f"scores after {header.after}", checksum(shared)):
+        if header.evaluate and not state.may_answer(f"scores after {header.after}", checksum(shared)):
             self.executor.logger.warning(f"scores after {header.after} were asked for again, of others: kept back")
         elif header.evaluate:
             self._load_private(learner, state, header.after)
@@ -210,7 +210,7 @@ class ReportSite(SiteStrategy):
         self, header: TaskHeader, weights: Tensors, site: Site, state: SiteState, cohort: Cohort
     ) -> tuple[Reply, Tensors | None]:
         require_exchange(self.executor.contract, CLOSE_ROUND, state, weights)
-        if not state.once(f"close {header.round}", self.closed_from(header, state, weights)):
+        if not state.may_answer(f"close {header.round}", self.closed_from(header, state, weights)):
             return abstain(header, f"round {header.round} was closed already, with other weights"), None
         learner = self.learner_of(header, site, state, cohort)
         self._load_broadcast(CLOSE_ROUND, learner, weights)

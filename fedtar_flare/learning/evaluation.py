@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedtar_flare.data.cohort import Sample, round_to_cell
+from fedtar_flare.data.cohort import Sample
+from fedtar_flare.data.minimum_cell import full_cells, round_to_cell
 from fedtar_flare.files import PRIVATE, write_text
 from fedtar_flare.learning.labels import labeler_of
 from fedtar_flare.metrics.alarms import identical_share
@@ -71,7 +72,8 @@ def cells(
         the generated reports is compared; both over the visits that count in ``all``.
     """
     at = {str(t): [i for i, s in enumerate(samples) if s.time_step == t] for t in range(1, time_steps + 1)}
-    full = {t: chosen for t, chosen in at.items() if len({samples[i].visit.patient_id for i in chosen}) >= min_cell}
+    cells_ = full_cells(((str(s.time_step), s.visit.patient_id) for s in samples), min_cell)
+    full = {t: chosen for t, chosen in at.items() if t in cells_}
     reports = {t: reports_of(samples, texts, losses, chosen) for t, chosen in full.items()}
     steps: dict[str, dict[str, Any]] = {t: {"n": round_to_cell(len(full.get(t, ())), min_cell)} for t in at}
     for t, at_step in reports.items():
@@ -125,14 +127,12 @@ def finding_recalls(reports: Reports, min_cell: int) -> dict[str, dict[str, dict
 
 
 def _recalls(findings: Sequence[AbstractSet[str]], reports: Reports, min_cell: int) -> dict[str, dict[str, float]]:
-    having: dict[str, set[str]] = {}
-    for patient, there in zip(reports.patients, findings, strict=True):
-        for name in there:
-            having.setdefault(name, set()).add(patient)
+    having = ((name, patient) for patient, there in zip(reports.patients, findings, strict=True) for name in there)
+    shown = full_cells(having, min_cell)
     return {
         name.replace(" ", "_"): {"n": round_to_cell(there, min_cell), "recall": named / there}
         for name, (there, named) in finding_counts(findings, reports.named).items()
-        if len(having[name]) >= min_cell
+        if name in shown
     }
 
 

@@ -23,6 +23,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from fedtar_flare.data.cohort import Sample
+from fedtar_flare.data.minimum_cell import enough
 from fedtar_flare.errors import ConfigError
 from fedtar_flare.imaging.batch import PriorBatch
 from fedtar_flare.learning.comparison import UNKNOWN, is_shown
@@ -181,8 +182,8 @@ class SiteDiagnosis:
         """
         patients = [sample.visit.patient_id for sample in samples]
         classes = self.classes(samples).bool().cpu()
-        counts = [len({p for p, has in zip(patients, column, strict=True) if has}) for column in classes.T.tolist()]
-        rare = torch.tensor([count < max(least, FEWEST) for count in counts])
+        having = ([p for p, has in zip(patients, column, strict=True) if has] for column in classes.T.tolist())
+        rare = torch.tensor([not enough(ids, max(least, FEWEST)) for ids in having])
         return {
             name: value.masked_fill(rare.view(-1, *[1] * (value.dim() - 1)), 0)
             if re.fullmatch(HEAD_NAMES, name)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
+from fedtar_flare.data.minimum_cell import enough
 from fedtar_flare.metrics.alarms import identical_share, length_ratio, mismatched_share
 from fedtar_flare.metrics.reports import Reports
 
@@ -146,6 +147,6 @@ def scores_of(reports: Reports, *, min_cell: int = 1, by_step: bool = False) -> 
     available, found = {"", *reports.available}, {}
     for score in SCORES.values():
         if score.needs in available and (score.by_step or not by_step):
-            enough = score.concerned is None or len(score.concerned(reports)) >= min_cell
-            found[score.name] = score.function(reports) if enough else None
+            shown = score.concerned is None or enough(score.concerned(reports), min_cell)
+            found[score.name] = score.function(reports) if shown else None
     return found

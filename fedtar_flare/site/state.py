@@ -136,7 +136,7 @@ class SiteState:
         schema = self._run().get("schema")
         return None if schema is None else ExchangeSchema.from_dict(schema)
 
-    def once(self, question: str, digest: str) -> bool:
+    def may_answer(self, question: str, digest: str) -> bool:
         """Whether a question may be answered: it is asked for the first time, or again from the same weights.
 
         A server that asks again from weights of its choice reads a gradient off the differences.

@@ -109,7 +109,8 @@ def test_patients_are_counted_once_and_classes_of_too_few_are_not_told():
     stream = TaskStream(("nodule",))
     samples = [sample("nodule", patient="a"), sample("nodule", patient="a"), sample(patient="b"), sample(patient="c")]
     found = stream.labeled([*samples, sample("other", patient="d")], 1)
-    assert found.labels == (1, 1, 0, 0) and (found.patients(), found.patients(1), found.fewest) == (3, 1, 1)
+    assert found.labels == (1, 1, 0, 0) and (found.patients(), found.patients(1)) == ({"a", "b", "c"}, {"a"})
+    assert found.enough(1) and not found.enough(2)
     assert found.counts(1) == [2, 2] and found.counts(2) == [2, 0]
 
 

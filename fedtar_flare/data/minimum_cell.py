@@ -1,0 +1,44 @@
+"""The minimum cell: what may be told of a group of patients. Whatever leaves a site applies the rule through this file.
+
+A group of fewer than ``least`` distinct patients tells nothing; numbers of visits of a larger one are told down to a
+multiple of ``least``, so that one visit more or less, such as a withdrawal's, is hidden.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from typing import TypeVar
+
+Key = TypeVar("Key")
+
+
+def enough(patients: Iterable[str], least: int) -> bool:
+    """Whether these are at least ``least`` distinct patients, and at least one.
+
+    >>> enough(["a", "a", "b"], 2), enough(["a", "a"], 2), enough([], 0)
+    (True, False, False)
+    """
+    return len(set(patients)) >= max(1, least)
+
+
+def round_to_cell(count: int, least: int) -> int:
+    """A number of visits down to a multiple of ``least``.
+
+    >>> round_to_cell(14, 5), round_to_cell(14, 1)
+    (10, 14)
+    """
+    return count - count % least
+
+
+def shown_count(count: int, patients: Iterable[str], least: int) -> int:
+    """How many visits are told of ``count`` ones of these patients: 0 of too few, else :func:`round_to_cell`."""
+    return round_to_cell(count, least) if enough(patients, least) else 0
+
+
+def full_cells(members: Iterable[tuple[Key, str]], least: int) -> set[Key]:
+    """The cells of enough patients, given (cell, patient) of every visit."""
+    patients: dict[Key, set[str]] = defaultdict(set)
+    for cell, patient in members:
+        patients[cell].add(patient)
+    return {cell for cell, ids in patients.items() if enough(ids, least)}
