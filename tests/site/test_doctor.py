@@ -4,15 +4,13 @@ import json
 import socket
 import ssl
 import threading
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 
 import numpy as np
 import pytest
+import trustme
 from command import fedtar_here
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
 from nvflare.app_common.default_component_policy import DEFAULT_CLASS_ALLOW_LIST
 from PIL import Image
 
@@ -37,73 +35,35 @@ def test_as_many_gpus_as_processes(monkeypatch):
     assert environment.gpu(SiteConfig(source="synthetic", processes=3, device="cpu")).status == OK
 
 
-def certificate(name, issuer=None, issuer_key=None, days=365):
-    key = ec.generate_private_key(ec.SECP256R1())
-    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
-    now = datetime.now(UTC)
-    made = (
-        x509.CertificateBuilder()
-        .subject_name(subject)
-        .issuer_name(issuer.subject if issuer else subject)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - timedelta(days=400))
-        .not_valid_after(now + timedelta(days=days))
-        .add_extension(x509.BasicConstraints(ca=issuer is None, path_length=None), critical=True)
-        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
-    )
-    if issuer is not None:
-        known = x509.AuthorityKeyIdentifier.from_issuer_public_key(issuer_key.public_key())
-        made = made.add_extension(known, critical=False)
-    return made.sign(issuer_key or key, hashes.SHA256()), key
-
-
-def write(folder, name, made, key=None):
-    folder.joinpath(f"{name}.crt" if key else name).write_bytes(made.public_bytes(serialization.Encoding.PEM))
-    if key:
-        plain = serialization.NoEncryption()
-        form = serialization.PrivateFormat.TraditionalOpenSSL
-        file = folder / f"{name}.key"
-        file.write_bytes(key.private_bytes(serialization.Encoding.PEM, form, plain))
-        file.chmod(0o600)
-
-
 @pytest.fixture(scope="module")
 def project(tmp_path_factory):
     """Root, server and client certificates of one project, and the root of another."""
-    folder = tmp_path_factory.mktemp("project")
-    root, root_key = certificate("project")
-    write(folder, "rootCA.pem", root)
-    for name in ("server", "client"):
-        write(folder, name, *certificate(name, root, root_key))
-    write(folder, "soon", *certificate("client", root, root_key, days=10))
-    write(folder, "expired", *certificate("client", root, root_key, days=-1))
-    write(folder, "other.pem", certificate("other")[0])
+    folder, root, now = tmp_path_factory.mktemp("project"), trustme.CA(), datetime.now(UTC)
+    root.cert_pem.write_to_path(folder / "rootCA.pem")
+    trustme.CA().cert_pem.write_to_path(folder / "other.pem")
+    for name, days in (("server", 365), ("client", 365), ("soon", 10), ("expired", -1)):
+        dates = {"not_before": now - timedelta(400), "not_after": now + timedelta(days)}
+        made = root.issue_cert(name, **dates)
+        made.private_key_pem.write_to_path(folder / f"{name}.key")
+        made.cert_chain_pems[0].write_to_path(folder / f"{name}.crt")
     return folder
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def listening(project):
     """A server that wants the project's client certificates; gives its port."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=project / "rootCA.pem")
     context.load_cert_chain(project / "server.crt", project / "server.key")
-    context.load_verify_locations(project / "rootCA.pem")
     context.verify_mode = ssl.CERT_REQUIRED
     context.set_alpn_protocols(["h2"])
     with socket.create_server(("127.0.0.1", 0)) as plain:
-        plain.settimeout(60)
 
         def serve():
-            try:
+            with suppress(OSError):  # the socket is closed at the end
                 while True:
                     connection, _ = plain.accept()
-                    with connection:
-                        try:
-                            context.wrap_socket(connection, server_side=True).close()
-                        except (OSError, ssl.SSLError):
-                            continue
-            except OSError:
-                return
+                    with connection, suppress(OSError):
+                        context.wrap_socket(connection, server_side=True).close()
 
         thread = threading.Thread(target=serve, daemon=True)
         thread.start()
@@ -297,7 +257,6 @@ def test_each_fault_is_found_and_has_a_cure(kit, fault):
 
 def test_the_allowed_methods_are_told(kit, madeup):
     assert worst(kit, "methods").text == f"this site takes part in {', '.join(own_names())}"  # and not in madeup
-    assert worst(kit, "allow-list").status == OK
     _guards(methods=["fedtar", "madeup"])(kit)
     assert worst(kit, "methods").text == "this site takes part in fedtar, madeup"
 
