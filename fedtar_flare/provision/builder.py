@@ -22,15 +22,15 @@ from fedtar_flare.site.rights import rights
 class KitBuilder(Builder):
     """Listed in ``project.yml`` after ``StaticFileBuilder`` and before ``SignatureBuilder``.
 
-    The kits get the classes of the methods' jobs on the allow-list (enforced), the server's storage inside its kit, the
-    supervised process launcher, the site policy ``local/privacy.json`` with the outbound guard, no log streaming from
+    The kits get the classes of this package's jobs on the allow-list (enforced), the server's storage inside its kit,
+    the supervised process launcher, the site policy ``local/privacy.json`` with the guard, no log streaming from
     sites, and a policy under which no administrator reads a site's files or brings code. Raises ConfigError for a
     setting that is not allowed or a site that the project does not have.
 
     Args:
         methods: whose jobs may run, which the kits list by name (empty: none); None: those that come with this package,
             whatever else is installed where the kits are made.
-        extra_classes: full class paths that jobs may use beside those of the methods.
+        extra_classes: full class paths that jobs may use besides those of this package.
         extra_names: regular expressions; a base-model parameter may leave a site whole only if one matches its whole
             name.
         filters: result filters of every site, such as differential privacy, that run before the guard, in FLARE's form
@@ -82,7 +82,6 @@ class KitBuilder(Builder):
             content = complete(
                 read_json(resources),
                 server=is_server,
-                methods=self.methods,
                 extra_classes=self.extra_classes,
                 gpus=int(gpus.get("count", 0)),
                 gpu_memory=gpus.get("memory", 0),

@@ -16,7 +16,7 @@ from nvflare.app_common.default_component_policy import DEFAULT_CLASS_ALLOW_LIST
 
 from fedtar_flare.errors import ConfigError, FedTARError
 from fedtar_flare.files import read_json, replacing, write_json
-from fedtar_flare.registry import own_names
+from fedtar_flare.registry import contract_of, own_names
 from fedtar_flare.site.policy import (
     AUDIT,
     AUTHORIZATION,
@@ -25,7 +25,7 @@ from fedtar_flare.site.policy import (
     RESOURCES,
     SERVER_CLASSES,
     SITE_CLASSES,
-    allowed_methods,
+    guards_of,
 )
 from fedtar_flare.site.rights import rights, too_wide
 
@@ -42,7 +42,6 @@ def complete(
     resources: Mapping[str, Any],
     *,
     server: bool,
-    methods: Sequence[str],
     extra_classes: Sequence[str] = (),
     gpus: int = 0,
     gpu_memory: float = 0,
@@ -55,15 +54,14 @@ def complete(
 
     Args:
         resources: content of ``local/resources.json.default``.
-        methods: whose jobs may run here; empty: none.
-        extra_classes: full class paths that jobs may use beside those of the methods.
+        extra_classes: full class paths that jobs may use besides those of this package.
         gpus, gpu_memory: what a job may ask a site for with ``resource_spec`` (number, GiB each).
         byoc: whether a site starts jobs with code of their own.
         flare_classes: whether FLARE's own list of classes stays, for other jobs than those of this plugin.
         sites: of the project; a server refuses jobs for others. Empty: any.
 
     Raises:
-        ConfigError: the resources are not FLARE's, a method is not installed, or a class path is a whole package.
+        ConfigError: the resources are not FLARE's, or a class path is a whole package.
     """
     result = deepcopy(dict(resources))
     components = result.get("components")
@@ -140,17 +138,17 @@ def complete_kit(kit: Path, methods: Sequence[str] | None = None, **settings: An
     so does an authorization policy, unless it lets an administrator read files or bring code: then ours takes its
     place, and the earlier one is kept beside it. ``settings`` are further ones of :func:`complete`.
 
-    Without ``methods``, those that the site's own privacy policy lists count; where there is none, those that come with
-    this package. Raises ConfigError if it is no kit of a server or site, or a method is not installed.
+    A site without a privacy policy gets one that lists ``methods`` (None: those that come with this package); where it
+    has one, the methods given are added to both guards. Raises ConfigError if it is no kit of a server or site, or a
+    method is not installed.
     """
     local, startup = kit / "local", kit / "startup"
     server = (startup / "fed_server.json").is_file()
     if not server and not (startup / "fed_client.json").is_file():
         raise ConfigError(f"{kit} is no kit of a FLARE server or site: startup/fed_client.json is not there")
-    if methods is None:
-        there = (local / PRIVACY).is_file() and not server
-        methods = allowed_methods(read_json(local / PRIVACY)) if there else own_names()
-    resources = complete(_read(local, RESOURCES), server=server, methods=methods, **settings)
+    for name in methods or ():
+        contract_of(name)
+    resources = complete(_read(local, RESOURCES), server=server, **settings)
     written = [write_json(local / RESOURCES, resources)]
     if too_wide(before := _read(local, AUTHORIZATION)):
         if (local / AUTHORIZATION).is_file():
@@ -158,8 +156,13 @@ def complete_kit(kit: Path, methods: Sequence[str] | None = None, **settings: An
         written.append(write_json(local / AUTHORIZATION, rights()))
     if prepare_start(startup, server=server):
         written.append(startup / "sub_start.sh")
-    if not server and not (local / PRIVACY).is_file():
-        written.append(write_json(local / PRIVACY, site_policy(methods)))
+    there = (local / PRIVACY).is_file()
+    if not server and (methods or not there):
+        policy = read_json(local / PRIVACY) if there else site_policy(own_names() if methods is None else methods)
+        for entry in guards_of(policy):
+            arguments = entry.setdefault("args", {})
+            arguments["methods"] = list(dict.fromkeys([*arguments.get("methods", ()), *(methods or ())]))
+        written.append(write_json(local / PRIVACY, policy))
     return written
 
 
@@ -190,8 +193,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--method",
         action="append",
         metavar="NAME",
-        help="whose jobs may run here; may be repeated (default: those that local/privacy.json lists; without that "
-        f"file those that come with this package: {', '.join(own_names())})",
+        help="add a method to those that local/privacy.json lists; may be repeated. Without that file: the methods it "
+        f"is to list (default: those of this package: {', '.join(own_names())})",
     )
     parser.add_argument(
         "--flare-classes", action="store_true", help="leave FLARE's own classes allowed, for jobs of other plugins"

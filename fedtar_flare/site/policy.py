@@ -56,6 +56,12 @@ def filters_of(scope: Mapping[str, Any], kind: str) -> list[dict[str, Any]]:
     return [entry for entry in scope.get(kind) or [] if isinstance(entry, dict)]
 
 
+def guards_of(policy: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Every guard of every scope, on what comes and on what leaves."""
+    entries = (e for s in scopes_of(policy) for kind in (RESULT_FILTERS, DATA_FILTERS) for e in filters_of(s, kind))
+    return [entry for entry in entries if class_of(entry) == GUARD]
+
+
 def class_of(entry: Mapping[str, Any]) -> str:
     """The full name of a filter's class."""
     return str(entry.get("path") or entry.get("name"))

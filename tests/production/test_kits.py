@@ -22,10 +22,8 @@ from fedtar_flare.provision.storage import KitJobManager, KitStorage
 from fedtar_flare.registry import own_names
 from fedtar_flare.site.policy import (
     GUARD,
-    RECEIVER,
     SERVER_CLASSES,
     SITE_CLASSES,
-    TO_SERVER,
     allowed_methods,
 )
 from fedtar_flare.site.rights import rights, too_wide
@@ -88,7 +86,7 @@ def test_every_kit_of_every_project_is_complete(provisioned, repository, project
             local = place / name / "local"
             resources = json.loads((local / "resources.json.default").read_text())
             assert resources["class_list_enforcement_mode"] == "enforce"
-            assert resources["class_allow_list"] == wanted
+            assert resources["class_allow_list"] == list(wanted)
             rights = json.loads((local / "authorization.json.default").read_text())
             assert too_wide(rights) == [] and rights["permissions"]["lead"]["submit_job"] == "any"
             assert "/tmp" not in json.dumps(resources)
@@ -216,23 +214,30 @@ def test_completing_a_kit_twice_changes_nothing_and_keeps_the_site_s_own_policy(
     assert json.loads((kit / "local" / "privacy.json").read_text())["mine"] is True
 
 
-@pytest.mark.parametrize(("listed", "named"), [(["fedavg"], None), (None, ["fedavg"]), (["fedprox"], ["fedavg"])])
-def test_the_classes_of_a_kit_are_those_of_the_methods_that_its_guard_lists_or_that_are_named(
-    tmp_path, listed, named, madeup
-):
-    (tmp_path / "local").mkdir()
-    (tmp_path / "startup").mkdir()
+@pytest.mark.parametrize(
+    ("listed", "named", "allowed"),
+    [
+        (["fedavg"], None, ["fedavg"]),
+        ([], None, []),
+        (["fedprox"], ["madeup"], ["fedprox", "madeup"]),
+        (None, ["madeup"], ["madeup"]),
+        (None, None, own_names()),
+    ],
+)
+def test_a_method_is_listed_by_a_name_that_is_given_and_by_nothing_else(tmp_path, madeup, listed, named, allowed):
+    for folder in ("local", "startup"):
+        (tmp_path / folder).mkdir()
     (tmp_path / "local" / "resources.json.default").write_text(json.dumps(RESOURCES))
     (tmp_path / "local" / "authorization.json.default").write_text(json.dumps(rights()))
     (tmp_path / "startup" / "sub_start.sh").write_text("#!/bin/sh\n")
     (tmp_path / "startup" / "fed_client.json").write_text("{}")
     policy = tmp_path / "local" / "privacy.json"
-    if listed:
+    if listed is not None:
         policy.write_text(json.dumps(kits.site_policy(listed)))
     kits.complete_kit(tmp_path, named)
-    assert allowed_methods(json.loads(policy.read_text())) == (listed or named)
-    resources = json.loads((tmp_path / "local" / "resources.json").read_text())
-    assert resources["class_allow_list"] == list(SITE_CLASSES)
+    assert allowed_methods(json.loads(policy.read_text())) == list(allowed)
+    with pytest.raises(ConfigError, match="did you mean 'madeup'"):
+        kits.complete_kit(tmp_path, ["madeupp"])
 
 
 def test_completing_a_kit_closes_a_policy_that_is_too_wide_and_keeps_the_earlier_one(provisioned, tmp_path):
@@ -256,27 +261,21 @@ def test_a_folder_that_is_no_kit_is_named(tmp_path):
 RESOURCES = {"components": [], "class_allow_list": [], "snapshot_persistor": {"args": {}}}
 
 
-def test_a_kit_for_some_methods_has_their_classes_alone(madeup):
-    for methods, wanted in ((["madeup"], ["made.up.Executor", GUARD, TO_SERVER]), ([], [GUARD, TO_SERVER])):
-        assert kits.complete(RESOURCES, server=False, methods=methods)["class_allow_list"] == wanted
-    allowed = kits.complete(RESOURCES, server=True, methods=["madeup"])["class_allow_list"]
-    assert allowed == ["made.up.Controller", RECEIVER]
+def test_flare_s_own_classes_go_unless_they_are_kept(madeup):
     before = {**RESOURCES, "class_allow_list": [DEFAULT_CLASS_ALLOW_LIST[0], "the.hospital.s.Own"]}
     for keeps, first in ((False, ["the.hospital.s.Own"]), (True, before["class_allow_list"])):
-        allowed = kits.complete(before, server=False, methods=["madeup"], flare_classes=keeps)["class_allow_list"]
-        assert allowed == [*first, "made.up.Executor", GUARD, TO_SERVER]
+        allowed = kits.complete(before, server=False, flare_classes=keeps)["class_allow_list"]
+        assert allowed == [*first, *SITE_CLASSES]
     (scope,) = kits.site_policy(["madeup"], ["projection.weight"])["scopes"]
     assert scope["task_result_filters"] == scope["task_data_filters"]
     assert scope["task_result_filters"][0]["args"] == {"methods": ["madeup"], "extra_names": ["projection.weight"]}
-    with pytest.raises(ConfigError, match="did you mean 'madeup'"):
-        kits.complete(RESOURCES, server=False, methods=["madeupp"])
 
 
 @pytest.mark.parametrize("path", ["fedtar_flare.", "fedtar_flare.fedtar", "*", "Executor", "a..B"])
 def test_no_package_can_be_put_on_the_allow_list(provisioned, path):
     file = provisioned["project-localhost.yml"] / "hospital-a" / "local" / "resources.json.default"
     with pytest.raises(ConfigError, match="one class"):
-        kits.complete(json.loads(file.read_text()), server=False, methods=[], extra_classes=[path])
+        kits.complete(json.loads(file.read_text()), server=False, extra_classes=[path])
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,7 @@ COMPLETE = "python -m fedtar_flare.provision.kit KIT"
 
 
 def allow_list(kit: Path) -> list[Finding]:
-    """Whether the classes of the allowed methods' jobs may be built here, and whether the list is enforced."""
+    """Whether the classes of this package's jobs may be built here, and whether the list is enforced."""
     files = [kit / "local" / RESOURCES, kit / "local" / f"{RESOURCES}.default"]
     file = next((file for file in files if file.is_file()), None)
     if file is None:
@@ -46,13 +46,12 @@ def allow_list(kit: Path) -> list[Finding]:
     except ConfigError as error:
         return [Finding(FAIL, "allow-list", str(error), "correct the file")]
     allowed = content.get("class_allow_list") or []
-    wanted = SITE_CLASSES
-    missing = [path for path in wanted if not any(_allows(str(entry), path) for entry in allowed)]
+    missing = [path for path in SITE_CLASSES if not any(_allows(str(entry), path) for entry in allowed)]
     if missing:
         return [Finding(FAIL, "allow-list", f"{file}: {', '.join(missing)} may not be built here", f"run '{COMPLETE}'")]
-    findings = [Finding(OK, "allow-list", f"{file.name}: the classes of the allowed methods may be built")]
-    if other := [str(entry) for entry in allowed if entry in DEFAULT_CLASS_ALLOW_LIST and entry not in wanted]:
-        text = f"{file.name}: {len(other)} classes of FLARE may be built that no job of the allowed methods needs"
+    findings = [Finding(OK, "allow-list", f"{file.name}: the classes of this package's jobs may be built")]
+    if other := [str(entry) for entry in allowed if entry in DEFAULT_CLASS_ALLOW_LIST and entry not in SITE_CLASSES]:
+        text = f"{file.name}: {len(other)} classes of FLARE may be built that no job of this package needs"
         findings.append(Finding(WARN, "allow-list", text, f"run '{COMPLETE}', unless jobs of other plugins run here"))
     if content.get("class_list_enforcement_mode") != "enforce":
         cure = 'set "class_list_enforcement_mode": "enforce"'
@@ -155,34 +154,18 @@ def _guard(scope: str, arguments: dict[str, Any]) -> list[Finding]:
     return []
 
 
-def _methods(kit: Path) -> list[str]:
-    """Methods that some scope's guards allow; none where the policy cannot be read, which is a finding of its own."""
-    try:
-        return allowed_methods(read_json(kit / "local" / PRIVACY))
-    except ConfigError:
-        return []
-
-
 def _allowed(content: dict[str, Any]) -> list[Finding]:
     """Which methods the site allows, and names among them that are no method here."""
     allowed, cure = allowed_methods(content), f"correct 'methods' of both guards in {PRIVACY}"
     if not allowed:
         return [Finding(FAIL, "methods", "this site allows no method, so every task is declined", cure)]
     findings = [Finding(OK, "methods", f"this site takes part in {', '.join(allowed)}")]
-    cure += ", or install the package that brings it"
-    return [*findings, *(Finding(WARN, "methods", reason, cure) for reason in _installed(allowed)[1])]
-
-
-def _installed(names: list[str]) -> tuple[list[str], list[str]]:
-    """Those of the methods that are installed here, and why the others are none."""
-    there, unknown = [], []
-    for name in names:
+    for name in allowed:
         try:
             contract_of(name)
-            there.append(name)
         except ConfigError as error:
-            unknown.append(str(error))
-    return there, unknown
+            findings.append(Finding(WARN, "methods", str(error), f"{cure}, or install the package that brings it"))
+    return findings
 
 
 def _differential_privacy(kit: Path, config: SiteConfig | None, arguments: dict[str, Any]) -> list[Finding]:
