@@ -50,7 +50,7 @@ class TrainingConfig(Settings):
     focus: float = Field(
         0.0,
         ge=0,
-        le=5,
+        le=2,
         description="exponent of the focal loss: tokens that are predicted well count less; 0 is the plain token loss",
     )
     augment: bool = Field(False, description="small random changes of training images (MONAI; never mirrored)")
