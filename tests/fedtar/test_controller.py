@@ -104,7 +104,9 @@ def test_a_run_equals_an_independent_reference(tmp_path, alpha_form, weighting, 
     w, alphas = reference(local, 3, weighting, alpha_form, 0.1)
     for name, expected in zip(NAMES, w, strict=True):
         torch.testing.assert_close(final_weights(controller).weights[name].double(), expected, rtol=1e-5, atol=1e-6)
-    torch.testing.assert_close(controller.policy.alphas().detach().double(), alphas.double(), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(
+        controller.strategy.policy.alphas().detach().double(), alphas.double(), rtol=1e-5, atol=1e-6
+    )
     assert [e.skipped for e in events["step"]] == ([False, True, False] if skip else [False] * 3) * 3
     assert events["end"][0].status == "completed" and not controller.panics
 

@@ -96,6 +96,6 @@ def test_without_the_patient_part_there_is_no_other_adapter(tmp_path):
 def test_it_is_refused_where_nothing_is_shared_and_is_the_small_preset_s_alone():
     with pytest.raises(ConfigError, match=r"patient\.local_adapter: with method 'local_patient' there is no other"):
         executor_of("local_patient", preset="tiny", patient=KEPT)
-    presets = {name: FedTARRecipe(preset=name).executor for name in ("small", "paper")}
-    assert presets["small"].patient_config.local_adapter and not presets["paper"].patient_config.local_adapter
+    presets = {name: FedTARRecipe(preset=name).executor.resolved.patient for name in ("small", "paper")}
+    assert presets["small"].local_adapter and not presets["paper"].local_adapter
     assert executor_of("fedtar", preset="tiny").resolved.patient.local_adapter is False

@@ -25,7 +25,6 @@ from fedtar_flare.learning.site_diagnosis import OWN_RATE, SHARED_RATE, Diagnosi
 from fedtar_flare.models.config import CVT_TARGETS, preset
 from fedtar_flare.models.report_generator import report_loss
 from fedtar_flare.protocol.contract import HEAD_NAMES
-from fedtar_flare.settings import digest
 from fedtar_flare.synthetic.cohort import synthetic_cohort
 
 MODEL = preset("tiny", max_length=16)
@@ -205,15 +204,15 @@ def test_a_real_hospital_s_reports_are_not_read_by_the_synthetic_rules(home, tmp
 @pytest.mark.parametrize(("source", "decided"), [("synthetic", "synthetic"), ("manifest", "none")])
 def test_left_to_the_data_real_reports_are_not_labelled_and_sites_that_differ_disagree(source, decided):
     executor = executor_of("fedtar", preset="tiny", diagnosis={"labeler": "auto"})
-    before = digest(*executor.method_settings())
+    before = executor.settings_digest()
     executor.site_config = type("Config", (), {"source": source})
     executor.strategy.at_source(executor.site_config.source)
     assert executor.resolved.diagnosis.labeler == decided
-    assert (digest(*executor.method_settings()) == before) == (source == "synthetic")
+    assert (executor.settings_digest() == before) == (source == "synthetic")
     _, more = executor.strategy.shared_learner(source)
     assert more["diagnosis"].on == (source == "synthetic")
     with pytest.raises(ConfigError, match="has not been decided"):
-        assert executor.diagnosis_config.on
+        assert executor.strategy.given.diagnosis.on
 
 
 @pytest.mark.parametrize(
