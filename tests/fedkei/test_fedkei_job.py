@@ -18,9 +18,10 @@ from fedtar_flare.record.log import of_kind, read_events
 from fedtar_flare.suite.engine import run_in_process
 
 SETTINGS = {
-    "preset": "tiny", "training": {"epochs": 2, "batch_size": 8}, "data": {"synthetic_patients": 20},
+    "training": {"epochs": 2, "batch_size": 8},
+    "data": {"synthetic_patients": 20},
     "model": {"slices": 2},
-}  # fmt: skip
+}
 
 
 @pytest.mark.slow
@@ -29,7 +30,8 @@ def test_the_shipped_job_runs_to_its_page_and_to_the_bits_of_one_process(tmp_pat
     job = shutil.copytree(repository / "jobs" / "fedkei", tmp_path / "fedkei")
     file = job / "app" / "config" / "config_fed_client.json"
     config = json.loads(file.read_text())
-    config["executors"][0]["executor"]["args"] |= SETTINGS
+    arguments = config["executors"][0]["executor"]["args"]
+    arguments |= {"preset": "tiny", "settings": arguments["settings"] | SETTINGS}
     file.write_text(json.dumps(config))
     process, results = run_simulator(job, tmp_path / "ws", "-n", "2", "-t", "2", home=tmp_path / "home")
     assert process.returncode == 0, process.stdout[-4000:]
@@ -43,7 +45,7 @@ def test_the_shipped_job_runs_to_its_page_and_to_the_bits_of_one_process(tmp_pat
     assert 'id="tasks"' in page and 'id="curves"' in page and 'id="clusters"' in page
 
     monkeypatch.setenv("FEDTAR_HOME", str(tmp_path / "home"))
-    recipe = MethodRecipe("fedkei", **SETTINGS, fedkei={"rand_baseline": True})
+    recipe = MethodRecipe("fedkei", preset="tiny", **SETTINGS, fedkei={"rand_baseline": True})
     one, other = (
         CheckpointFolder(folder / "checkpoint").last()[0]
         for folder in (results, run_in_process(recipe, 2, tmp_path / "here"))

@@ -19,9 +19,7 @@ def test_every_method_has_its_job(repository):
 
 @pytest.mark.parametrize("name", names())
 def test_a_shipped_job_is_its_method_s_export(tmp_path, repository, name):
-    MethodRecipe(
-        name,
-    ).export(str(tmp_path))
+    MethodRecipe(name).export(str(tmp_path))
     shipped, made = repository / "jobs" / name, tmp_path / name
     files = sorted(p.relative_to(made) for p in made.rglob("*") if p.is_file())
     assert files == sorted(p.relative_to(shipped) for p in shipped.rglob("*") if p.is_file())
@@ -38,15 +36,18 @@ def shorter(job, folder):
             "executors",
             {
                 "preset": "tiny",
-                "training": {"local_steps": 2, "batch_size": 4},
-                "data": {"synthetic_patients": 12},
+                "settings": {
+                    "training": {"local_steps": 2, "batch_size": 4},
+                    "data": {"synthetic_patients": 12},
+                },
             },
         ),
     }.items():
         file = copy / "app" / "config" / f"config_fed_{side}.json"
         config = json.loads(file.read_text())
         component = config[entry][0].get("executor", config[entry][0])
-        component["args"] |= arguments
+        settings = component["args"].get("settings", {}) | arguments.pop("settings", {})
+        component["args"] |= arguments | {"settings": settings}
         file.write_text(json.dumps(config))
     return copy
 
