@@ -10,7 +10,7 @@ from federation import NAMES, LocalFederation, QuadraticSite, pair
 
 from fedtar_flare import tensor_file
 from fedtar_flare.errors import ConfigError
-from fedtar_flare.fedtar.controller import TemporalResidualController
+from fedtar_flare.fedtar.controller import TemporalResidualController, TemporalResidualServer
 from fedtar_flare.fedtar.events import EVENTS
 from fedtar_flare.fedtar.policy import ALPHA_FLOOR, AlphaPolicy, OuterOptimizer
 from fedtar_flare.flare.aggregation import SpilledUpdates
@@ -188,7 +188,7 @@ DEATHS = {
     "before an aggregation": (SpilledUpdates, "mean", 5, False),
     "after an aggregation": (SpilledUpdates, "mean", 5, True),
     "between steps": (Results, "step", 4, True),
-    "before the outer step": (TemporalResidualController, "_outer_step", 2, False),
+    "before the outer step": (TemporalResidualServer, "_outer_step", 2, False),
     "during the outer step": (OuterOptimizer, "step", 2, True),
     "before a checkpoint": (CheckpointFolder, "save", 2, False),
     "while a checkpoint is written": (tensor_file, "save_file", 2, True),
@@ -441,8 +441,8 @@ def test_a_checkpoint_can_be_the_start(tmp_path):
         {"num_rounds": 0},
         {"time_steps": 0},
         {"weighting": "median"},
-        {"alpha_form": "linear"},
-        {"eta": -1.0},
+        {"settings": {"server": {"alpha_form": "linear"}}},
+        {"settings": {"server": {"eta": -1.0}}},
         {"min_sites": 0},
         {"step_time_limit": -1},
         {"evaluate_every": 0},

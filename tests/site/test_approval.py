@@ -183,7 +183,9 @@ def test_what_a_lead_wrote_does_not_steer_the_terminal(kit, job):
         (job / "meta.json", lambda content: content.update(name=f"study{spoof}", submitter_name=spoof)),
         (
             job / "app" / "config" / "config_fed_client.json",
-            lambda content: content["executors"][0]["executor"]["args"]["settings"].update(model={"weights": f"/w{spoof}"}),
+            lambda content: content["executors"][0]["executor"]["args"]["settings"].update(
+                model={"weights": f"/w{spoof}"}
+            ),
         ),
     ):
         content = json.loads(file.read_text())

@@ -177,7 +177,9 @@ def dangers(tree):
             yield node.lineno, called
         if called.endswith("np.load") and given.get("allow_pickle", "False") != "False":
             yield node.lineno, called
-        if called in ("eval", "exec", "yaml.load", "yaml.unsafe_load", "yaml.full_load", "os.system"):
+        if called in ("eval", "exec", "yaml.unsafe_load", "yaml.full_load", "os.system"):
+            yield node.lineno, called
+        if called == "yaml.load" and given.get("Loader") not in ("SafeLoader", "yaml.SafeLoader", "yaml.CSafeLoader"):
             yield node.lineno, called
         if given.get("shell") == "True":
             yield node.lineno, "shell=True"
