@@ -44,7 +44,7 @@ START: dict[str, Any] = {
 }
 """What the weights are for, as :func:`fedtar_flare.learning.diagnosis.extend` names it."""
 AT_ONCE, BATCH, STEPS, LEARNING_RATE = 16, 32, 2000, 3e-3
-PROMPT_BATCH, PROMPT_STEPS, PROMPT_RATE, FOCUS = 16, 400, 3e-2, 2.0
+PROMPT_BATCH, PROMPT_STEPS, PROMPT_RATE, FOCAL_GAMMA = 16, 400, 3e-2, 2.0
 OTHER_IMAGE = 0.5
 """Share of the reports that come with another phantom's image."""
 
@@ -137,7 +137,7 @@ def fit_prompts(
             texts = [draw.choice((pairs.reports, pairs.styled))[one] for one in chosen]
             ids, labels = tokenizer.batch(texts)
             logits, _ = model.decode(*phantoms.memory(images), ids, branch.prompts_of(phantoms.truth[chosen]))
-            yield report_loss(logits, labels, FOCUS).mean()
+            yield report_loss(logits, labels, FOCAL_GAMMA).mean()
 
     descend([branch.embeddings], PROMPT_RATE, 0.0, losses(), steps, say)
 

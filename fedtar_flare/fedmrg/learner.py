@@ -189,7 +189,7 @@ class FedMRGLearner(ReportLearner):
                 student, teacher = teacher, student
             with student(self.model):
                 logits, states = base.decode(memory, mask, ids, prompts)
-            found = {f"language_{self._half}": report_loss(logits, labels, self.training.focus)}
+            found = {f"language_{self._half}": report_loss(logits, labels)}
             losses = found[f"language_{self._half}"]
             taught = self._half in TEACHES.get(settings.distillation, HALVES)
             if settings.specialised and settings.distill_weight and taught:

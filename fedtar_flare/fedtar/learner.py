@@ -110,7 +110,7 @@ class PatientLearner(ReportLearner):
             return super().training_losses(samples, images, seed)
         told = self.findings.told(samples, images.prior)
         with self._reading_once():
-            losses = self.report_losses(samples, images, focus=self.training.focus, prompts=told)
+            losses = self.report_losses(samples, images, prompts=told)
             head = self.findings.losses(samples, self.tokens(samples, images), images.slice_mask)
         return losses + head - head.detach()
 

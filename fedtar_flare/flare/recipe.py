@@ -37,7 +37,7 @@ PAPER: dict[str, Any] = {
 
 SMALL: dict[str, Any] = {
     "model": {"lora_targets": DECODER_TARGETS},
-    "training": {"local_steps": 48, "schedule": "cosine", "focus": 2.0},
+    "training": {"local_steps": 48, "schedule": "cosine"},
     "data": {"synthetic_patients": 96},
 }
 """What the shipped preset ``small`` sets for every method: found by experiment (docs/experiments.md).

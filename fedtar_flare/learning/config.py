@@ -47,12 +47,6 @@ class TrainingConfig(Settings):
         "constant", description="of the learning rates of both, over rounds: 'cosine' begins at 1 and ends near 0"
     )
     weight_decay: float = Field(0.01, ge=0, description="AdamW weight decay of both")
-    focus: float = Field(
-        0.0,
-        ge=0,
-        le=2,
-        description="exponent of the focal loss: tokens that are predicted well count less; 0 is the plain token loss",
-    )
     augment: bool = Field(False, description="small random changes of training images (MONAI; never mirrored)")
     max_grad_norm: float = Field(1.0, ge=0, description="gradient norm limit; 0 switches it off")
     prior_dropout: float = Field(

@@ -56,7 +56,7 @@ class ReportLearner(ReportWriter):
     # ------------------------------------------------------------------ hooks
     def training_losses(self, samples: Sequence[Sample], images: ImageBatch, seed: str) -> Tensor:
         """Losses that a local update is made of, shape (B,); ``seed`` is of this update, for what is random in it."""
-        return self.report_losses(samples, images, focus=self.training.focus)
+        return self.report_losses(samples, images)
 
     def local_update(
         self, samples: Sequence[Sample], seed: str, optimizer: torch.optim.Optimizer, start: Mapping[str, Tensor]

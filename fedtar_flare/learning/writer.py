@@ -137,18 +137,17 @@ class ReportWriter:
         samples: Sequence[Sample],
         images: ImageBatch,
         personal: bool = True,
-        focus: float = 0.0,
         prompts: Tensor | None = None,
     ) -> Tensor:
         """Mean token loss of each of the B reports, shape (B,), float32.
 
-        ``focus`` and ``prompts``, of :meth:`ReportGenerator.forward`, are for training, not for losses that are told.
+        ``prompts``, of :meth:`ReportGenerator.forward`, are for training, not for losses that are told.
         """
         input_ids, labels = self.tokenizer.batch([sample.visit.report for sample in samples])
         with self._computing(samples, personal):
             tokens = self.tokens(samples, images)
             ids, labels = input_ids.to(self.device), labels.to(self.device)
-            return self.generator(images, ids, labels, focus, tokens=tokens, prompts=prompts)
+            return self.generator(images, ids, labels, tokens=tokens, prompts=prompts)
 
     def describe(self) -> dict[str, Any]:
         """Name and sizes of the model, for the record."""

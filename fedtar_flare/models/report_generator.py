@@ -25,19 +25,19 @@ if TYPE_CHECKING:
     from fedtar_flare.models.config import ModelConfig
 
 
-def report_loss(logits: Tensor, labels: Tensor, focus: float = 0.0) -> Tensor:
+def report_loss(logits: Tensor, labels: Tensor, focal_gamma: float = 0.0) -> Tensor:
     """Mean token loss of each report, shape (B,), float32.
 
     ``logits`` (B, L, V) at position i predict the token at i + 1; ``labels`` (B, L) are -100 where no loss is taken.
-    With ``focus`` above 0 each token counts ``(1 - p)^focus``, p its probability (focal loss, Lin et al., ICCV 2017,
-    Eq. 4): the sentences that every report has, once learnt, leave the rest to what the image shows.
+    With ``focal_gamma`` above 0 each token counts ``(1 - p)^gamma``, p its probability (focal loss, Lin et al., ICCV
+    2017, Eq. 4), as when the shipped prompts were made.
     """
     targets = labels[:, 1:]
     tokens = F.cross_entropy(
         logits[:, :-1].float().flatten(0, 1), targets.flatten(), ignore_index=IGNORED, reduction="none"
     ).view(targets.shape)
-    if focus:
-        tokens = tokens * (-torch.expm1(-tokens)).clamp(min=1e-6) ** focus
+    if focal_gamma:
+        tokens = tokens * (-torch.expm1(-tokens)).clamp(min=1e-6) ** focal_gamma
     return tokens.sum(1) / (targets != IGNORED).sum(1).clamp(min=1)
 
 
@@ -142,21 +142,19 @@ class ReportGenerator(nn.Module):
         batch: ImageBatch,
         input_ids: Tensor,
         labels: Tensor,
-        focus: float = 0.0,
         tokens: Tensor | None = None,
         prompts: Tensor | None = None,
     ) -> Tensor:
         """Mean token loss of each report, (B,), float32, from what :meth:`ReportTokenizer.batch` returns.
 
-        ``focus``: of :func:`report_loss`; ``tokens`` as in :meth:`encode`; ``prompts`` (B, D, E): what the decoder is
-        told, instead of what :attr:`diagnosis` reads off the image.
+        ``tokens`` as in :meth:`encode`; ``prompts`` (B, D, E) stand for those that :attr:`diagnosis` would read off it.
         """
         tokens = self.tokens(batch) if tokens is None else tokens
         before = self.prior_tokens(batch)
         memory, mask = self.memory(batch, tokens, before)
         prompts = self.prompts(batch, tokens, before) if prompts is None else prompts
         logits, _ = self.decode(memory, mask, input_ids, prompts)
-        return report_loss(logits, labels, focus)
+        return report_loss(logits, labels)
 
     def prompts(self, batch: ImageBatch, tokens: Tensor, prior_tokens: Tensor | None = None) -> Tensor | None:
         """What :attr:`diagnosis` tells the decoder of these tokens, (B, D, E); None without one."""

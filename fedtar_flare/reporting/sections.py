@@ -56,9 +56,8 @@ def losses(run: Run) -> Section:
     absent = left_out([(one.round, one.left_out) for one in run.validations])
     lead = (
         "Training: mean over a site's local updates at one step; the line breaks where the site sent nothing. "
-        "With a focal loss (training.focus) it is smaller than the token loss. Validation: mean over the reports of "
-        "validation patients after the round's last step. The best round is chosen by it; two rounds are compared on "
-        "the sites that both have."
+        "Validation: mean over the reports of validation patients after the round's last step, which chooses the best "
+        "round; two rounds are compared on the sites that both have."
     )
     return Section("loss", "Loss", lead, charts(figures) + rounds + absent)
 

@@ -341,9 +341,9 @@ def test_a_batch_with_nan_is_skipped_and_counted_and_spoils_nothing(tmp_path, mo
     _, w = site.handshake()
     whole, calls = PatientLearner.report_losses, []
 
-    def spoiled(learner, samples, images, personal=True, focus=0.0, **told):
+    def spoiled(learner, samples, images, personal=True, **told):
         calls.append(1)
-        return whole(learner, samples, images, personal, focus, **told) * (float("nan") if len(calls) == 1 else 1.0)
+        return whole(learner, samples, images, personal, **told) * (float("nan") if len(calls) == 1 else 1.0)
 
     monkeypatch.setattr(PatientLearner, "report_losses", spoiled)
     reply, update = site.train(w, 1, 1)

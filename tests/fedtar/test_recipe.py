@@ -30,7 +30,7 @@ def test_the_paper_s_preset_is_the_whole_setting(tmp_path):
     assert executor.resolved.patient.scale == executor.resolved.lora.alpha / executor.resolved.lora.rank == 32.0
     assert executor.resolved.patient.time_conditioned is False
     assert executor.resolved.temporal.replay == there.temporal.replay == "none"
-    assert (executor.resolved.training.schedule, executor.resolved.training.focus) == ("constant", 0.0)
+    assert executor.resolved.training.schedule == "constant"
     assert executor.resolved.patient.common_start is False
     assert executor.resolved.patient.profile == ("hash", "age", "sex")
     assert executor.resolved.training.lr == executor.resolved.patient.lr == 1e-5

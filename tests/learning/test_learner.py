@@ -158,12 +158,6 @@ def test_a_tasks_rate_multiplies_the_learning_rates_of_both_parts(learner_of, ki
         torch.testing.assert_close(near, far / 2, rtol=1e-3, atol=1e-6)
 
 
-def test_focus_changes_what_is_trained_on_and_not_the_losses_that_are_told(learner_of):
-    plain, focused = learner_of(), learner_of(focus=2.0)
-    assert focused.validate().loss == plain.validate().loss
-    assert focused.train(1, 11).first_loss < plain.train(1, 11).first_loss
-
-
 # --------------------------------------------------------------------------- hooks
 def test_gradients_can_be_changed_before_they_are_clipped(learner_of):
     class Proximal(ReportLearner):
@@ -190,8 +184,8 @@ def test_context_loss_and_personal_parameters_are_the_methods_own(learner_of):
             self.calls.append((len(samples), personal))
             yield
 
-        def report_losses(self, samples, images, personal=True, focus=0.0, **told):
-            losses = super().report_losses(samples, images, personal, focus, **told)
+        def report_losses(self, samples, images, personal=True, **told):
+            losses = super().report_losses(samples, images, personal, **told)
             return losses + self.bias**2 - self.bias if personal else losses
 
         def personal_parameters(self):
@@ -247,8 +241,8 @@ def spoiled(kind, bad):
     class Spoiled(kind):
         batch = 0
 
-        def report_losses(self, samples, images, personal=True, focus=0.0, **told):
-            losses = super().report_losses(samples, images, personal, focus, **told)
+        def report_losses(self, samples, images, personal=True, **told):
+            losses = super().report_losses(samples, images, personal, **told)
             self.batch += 1
             return losses * float("nan") if self.batch in bad else losses
 

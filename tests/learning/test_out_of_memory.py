@@ -21,9 +21,9 @@ class SmallMemory(ReportLearner):
 
     most, late = 10**6, False
 
-    def report_losses(self, samples, images, personal=True, focus=0.0, **told):
+    def report_losses(self, samples, images, personal=True, **told):
         self._require(samples, self.late)
-        return super().report_losses(samples, images, personal, focus, **told)
+        return super().report_losses(samples, images, personal, **told)
 
     def generate(self, samples, images, personal=True):
         self._require(samples, False)

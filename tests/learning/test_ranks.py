@@ -45,11 +45,11 @@ class PlainProximal(Plain, ProximalLearner):
 class SmallMemory(Plain, ReportLearner):
     """Rank 1 runs out of memory with more than one report at once."""
 
-    def report_losses(self, samples, images, personal=True, focus=0.0, **told):
+    def report_losses(self, samples, images, personal=True, **told):
         self.sizes = [*getattr(self, "sizes", []), len(samples)]
         if self.ranks.rank == 1 and len(samples) > 1:
             raise torch.OutOfMemoryError("CUDA out of memory (injected)")
-        return super().report_losses(samples, images, personal, focus, **told)
+        return super().report_losses(samples, images, personal, **told)
 
 
 class OneBadReport(PatientLearner):

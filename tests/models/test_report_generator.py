@@ -71,16 +71,16 @@ def test_loss_of_each_report_is_the_mean_over_its_tokens(model, tokenizer):
         torch.testing.assert_close(loss[i], -chosen.mean(), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("focus", [0.5, 1.0, 2.0])
-def test_focal_loss_is_that_of_its_paper(focus):
+@pytest.mark.parametrize("focal_gamma", [0.5, 1.0, 2.0])
+def test_focal_loss_is_that_of_its_paper(focal_gamma):
     generator = torch.Generator().manual_seed(1)
     logits = torch.randn(4, 6, 9, generator=generator, dtype=torch.float64, requires_grad=True)
     labels = torch.randint(0, 9, (4, 6), generator=generator)
     labels[0, 3:] = IGNORED
     chosen = logits[:, :-1].softmax(-1).gather(-1, labels[:, 1:].clamp(min=0).unsqueeze(-1)).squeeze(-1)
     counted = labels[:, 1:] != IGNORED
-    expected = (-((1 - chosen) ** focus) * chosen.log() * counted).sum(1) / counted.sum(1)
-    found = report_loss(logits, labels, focus)
+    expected = (-((1 - chosen) ** focal_gamma) * chosen.log() * counted).sum(1) / counted.sum(1)
+    found = report_loss(logits, labels, focal_gamma)
     torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-6)
     slopes = [torch.autograd.grad(loss.sum(), logits, retain_graph=True)[0] for loss in (found, expected)]
     torch.testing.assert_close(slopes[0], slopes[1], rtol=1e-4, atol=1e-6)
