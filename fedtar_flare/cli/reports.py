@@ -150,7 +150,7 @@ def warmstart(arguments: argparse.Namespace) -> None:
             tuple((cohort, cache_folder(config) / "prepared") for cohort, config in sites),
             read_texts(arguments.texts) if arguments.texts else (),
         ),
-        PretrainingConfig(warmup=min(100, arguments.steps // 10), **training),
+        PretrainingConfig(**training),
         arguments.out,
         transforms=data.transforms,
         device=choose_device(arguments.device, "float32")[0],

@@ -131,9 +131,10 @@ def warm_start(
         PreparedImages(samples),
         reports,
         texts,
-        settings.replace(batch_norm=any(name.startswith("encoder.") for name in new)),
+        settings,
         on_progress=lambda progress: say(str(progress)),
         only=new if train == "new" else None,
+        batch_norm=any(name.startswith("encoder.") for name in new),
     )
     save_weights(model, out / WEIGHTS)
     about = {

@@ -49,13 +49,6 @@ class TrainingConfig(Settings):
     weight_decay: float = Field(0.01, ge=0, description="AdamW weight decay of both")
     augment: bool = Field(False, description="small random changes of training images (MONAI; never mirrored)")
     max_grad_norm: float = Field(1.0, ge=0, description="gradient norm limit; 0 switches it off")
-    prior_dropout: float = Field(
-        0.25,
-        ge=0,
-        le=1,
-        description="chance that a training sample is shown nothing of its previous visit, and for the report and the "
-        "image each; for data.prior",
-    )
 
     def rate_of(self, round_: int, rounds: int) -> float:
         """What the learning rates of round ``round_`` (from 1) of ``rounds`` are multiplied by, in (0, 1].

@@ -31,28 +31,19 @@ if TYPE_CHECKING:
 GENERATION_BATCH = 20
 
 
+TEXT_BATCH, TEXT_WEIGHT = 8, 0.3
+"""Reports without image per update, and the weight of their loss beside the paired one's."""
+FINDING_WEIGHT = 0.5
+"""Of the finding loss beside the paired one, after the updates that learn findings alone."""
+WEIGHT_DECAY, MAX_GRAD_NORM = 0.05, 1.0
+
+
 class PretrainingConfig(Settings):
     """Settings of a warm start."""
 
     steps: int = Field(1500, ge=1, description="optimiser updates")
     batch_size: int = Field(8, ge=1, description="paired reports per update")
-    text_batch: int = Field(8, ge=0, description="reports without image per update; 0 for paired training alone")
-    text_weight: float = Field(0.3, ge=0, description="weight of the text part's loss beside the paired one's")
-    finding_steps: int = Field(
-        600, ge=0, description="first updates that learn findings alone, where findings are given"
-    )
-    finding_weight: float = Field(0.5, ge=0, description="weight of the finding loss beside the paired one afterwards")
-    lr: float = Field(
-        1.5e-3, gt=0, description="highest learning rate; linear warm-up, then a cosine down to a twentieth"
-    )
-    warmup: int = Field(100, ge=0, description="updates of warm-up")
-    weight_decay: float = Field(0.05, ge=0, description="AdamW's, on matrices")
-    max_grad_norm: float = Field(1.0, gt=0, description="gradient norm is clipped to it")
-    batch_norm: bool = Field(
-        True,
-        description="let the encoder's BatchNorm layers learn their statistics; only for an encoder that starts from "
-        "random weights",
-    )
+    lr: float = Field(1.5e-3, gt=0, description="highest AdamW learning rate")
     seed: int = Field(0, description="of the order of the samples")
 
 
@@ -109,22 +100,40 @@ def pretrain(
     on_progress: Callable[[Progress], None] = lambda progress: None,
     every: int = 25,
     only: Collection[str] | None = None,
+    *,
+    finding_steps: int = 0,
+    warmup: int | None = None,
+    batch_norm: bool = True,
 ) -> None:
     """Train ``model`` in place, on its own device; it ends in eval mode.
 
-    Args:
-        images, reports: the pairs, in the same order; both empty to train the decoder on texts alone.
-        texts: reports without images; may be empty beside pairs.
-        findings: what each image shows, where it is known; the encoder then learns that first.
-        on_progress: called every ``every`` updates and at the end.
-        only: names of the parameters to train; None: all.
+    Parameters
+    ----------
+    images, reports : sequences of equal length
+        The pairs; both empty to train the decoder on texts alone.
+    texts : sequence of str
+        Reports without images; may be empty beside pairs.
+    findings : sequence of frozenset of str, optional
+        What each image shows, where it is known; a head beside the encoder then learns it.
+    on_progress : callable
+        Called every ``every`` updates and at the end.
+    only : collection of str, optional
+        Names of the parameters to train; None: all.
+    finding_steps : int, default 0
+        First updates that learn findings alone.
+    warmup : int, optional
+        Updates of linear warm-up; None: 100, at most a tenth of all. A cosine then ends at a twentieth of the rate.
+    batch_norm : bool, default True
+        Whether the encoder's BatchNorm layers learn their statistics; only for one that starts from random weights.
 
-    Raises:
-        ConfigError: neither pairs nor texts, or different numbers of images, reports and findings.
+    Raises
+    ------
+    ConfigError
+        Neither pairs nor texts, or different numbers of images, reports and findings.
     """
     if len(images) != len(reports):
         raise ConfigError(f"a warm start needs pairs: there are {len(images)} images and {len(reports)} reports")
-    if not images and not (texts and config.text_batch):
+    if not images and not texts:
         raise ConfigError("a warm start needs pairs of images and reports, or reports alone: there are neither")
     if findings is not None and len(findings) != len(images):
         raise ConfigError(f"a warm start needs the findings of every image: {len(findings)} for {len(images)} images")
@@ -139,18 +148,19 @@ def pretrain(
     frozen = [p for n, p in model.named_parameters() if p.requires_grad and only is not None and n not in only]
     for parameter in frozen:
         parameter.requires_grad_(False)
-    optimizer = torch.optim.AdamW(_groups(trained, config.weight_decay), lr=config.lr, betas=(0.9, 0.98))
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: _share_of_lr(step, config))
+    optimizer = torch.optim.AdamW(_groups(trained), lr=config.lr, betas=(0.9, 0.98))
+    warm = min(100, config.steps // 10) if warmup is None else warmup
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: _share_of_lr(step, config.steps, warm))
     pairs = _endless(len(reports), config.batch_size, config.seed) if reports else None
-    alone = _endless(len(texts), config.text_batch, config.seed + 1) if texts and config.text_batch else None
+    alone = _endless(len(texts), TEXT_BATCH, config.seed + 1) if texts else None
     losses: list[tuple[float, float, float]] = []
     model.train()
-    _statistics(model, config.batch_norm)
+    _statistics(model, batch_norm)
     started = time.monotonic()
     for step in range(1, config.steps + 1):
         if step > 0.8 * config.steps:
             _statistics(model, False)  # the last updates fit the weights to the statistics that will stay
-        seeing_only = head is not None and step <= config.finding_steps
+        seeing_only = head is not None and step <= finding_steps
         paired, finding, text = torch.zeros(()), torch.zeros(()), torch.zeros(())
         if pairs is not None:
             chosen = next(pairs)
@@ -162,11 +172,11 @@ def pretrain(
                 paired = _mean_loss(model, tokenizer, [reports[i] for i in chosen], **seen)
             if head is not None and findings is not None:
                 finding = head.loss(head(memory, mask), [findings[i] for i in chosen])
-            (paired + (1.0 if seeing_only else config.finding_weight) * finding).backward()
+            (paired + (1.0 if seeing_only else FINDING_WEIGHT) * finding).backward()
         if alone is not None and not seeing_only:
             text = _mean_loss(model, tokenizer, [texts[i] for i in next(alone)])
-            ((config.text_weight if pairs is not None else 1.0) * text).backward()
-        torch.nn.utils.clip_grad_norm_(trained.parameters(), config.max_grad_norm)
+            ((TEXT_WEIGHT if pairs is not None else 1.0) * text).backward()
+        torch.nn.utils.clip_grad_norm_(trained.parameters(), MAX_GRAD_NORM)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         schedule.step()
@@ -206,18 +216,18 @@ def _statistics(model: ReportGenerator, learn: bool) -> None:
             module.train(learn)
 
 
-def _groups(model: torch.nn.Module, weight_decay: float) -> list[dict[str, object]]:
+def _groups(model: torch.nn.Module) -> list[dict[str, object]]:
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     return [
-        {"params": [p for p in parameters if p.dim() > 1], "weight_decay": weight_decay},
+        {"params": [p for p in parameters if p.dim() > 1], "weight_decay": WEIGHT_DECAY},
         {"params": [p for p in parameters if p.dim() <= 1], "weight_decay": 0.0},
     ]
 
 
-def _share_of_lr(step: int, config: PretrainingConfig) -> float:
-    if step < config.warmup:
-        return (step + 1) / (config.warmup + 1)
-    done = (step - config.warmup) / max(1, config.steps - config.warmup)
+def _share_of_lr(step: int, steps: int, warmup: int) -> float:
+    if step < warmup:
+        return (step + 1) / (warmup + 1)
+    done = (step - warmup) / max(1, steps - warmup)
     return 0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * done))
 
 

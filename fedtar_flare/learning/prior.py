@@ -18,6 +18,8 @@ from fedtar_flare.learning.training import augmented
 from fedtar_flare.models.tokenizer import IGNORED, ReportTokenizer
 
 REPORT, IMAGE = "report", "image"
+PRIOR_DROPOUT = 0.25
+"""Chance that a training sample is shown nothing of its previous visit, and for the report and the image each."""
 
 
 def shown(samples: Sequence[Sample], kinds: Collection[str]) -> list[frozenset[str]]:

@@ -147,15 +147,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         for names in (KNOWN_FINDINGS, FINDINGS)
     }
     texts, reports = text_corpus(TEXTS, arguments.seed), pairs.reports + pairs.styled
-    settings = PretrainingConfig(steps=arguments.steps, finding_steps=2 * arguments.steps // 5, seed=arguments.seed)
+    settings = PretrainingConfig(steps=arguments.steps, seed=arguments.seed)
+    more: dict[str, Any] = {"finding_steps": 2 * arguments.steps // 5}
     folder.mkdir(parents=True, exist_ok=True)
     config = with_tokenizer(config, texts + reports, VOCABULARY, folder)
     model, tokenizer = build_model(config), build_tokenizer(config)
     findings: list[frozenset[str]] | None = pairs.findings * 2
     if arguments.start is not None:  # without a new finding head
         take_over(model, tokenizer, arguments.start)
-        settings, findings = settings.replace(finding_steps=0, lr=5e-4, warmup=20, batch_norm=False), None
-    pretrain(model, tokenizer, pairs.images * 2, reports, texts, settings, findings, say, every=25)
+        settings, findings = settings.replace(lr=5e-4), None
+        more = {"warmup": 20, "batch_norm": False}
+    pretrain(model, tokenizer, pairs.images * 2, reports, texts, settings, findings, say, **more)
     save_weights(model, folder / WEIGHTS)  # in float16
     made = config.replace(weights=str(folder / WEIGHTS))
     model = build_model(made)

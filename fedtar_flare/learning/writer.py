@@ -20,7 +20,7 @@ from fedtar_flare.imaging.transform_list import Spec, deterministic, random_for_
 from fedtar_flare.learning.config import LoRAConfig, TrainingConfig
 from fedtar_flare.learning.evaluation import Evaluated, cells, report_rows
 from fedtar_flare.learning.frozen import FrozenStages
-from fedtar_flare.learning.prior import masked, prior_batch, shown, turns
+from fedtar_flare.learning.prior import PRIOR_DROPOUT, masked, prior_batch, shown, turns
 from fedtar_flare.learning.ranks import ALONE, Ranks
 from fedtar_flare.learning.training import augmented, retry_smaller_batch
 from fedtar_flare.models.adapters.lora import (
@@ -65,6 +65,7 @@ class ReportWriter:
     """What makes the images of a simulated site its own; those of earlier visits stay as they are."""
     transforms: Sequence[Spec] = ()
     """``data.transforms`` of the job."""
+    prior_dropout: float = PRIOR_DROPOUT
     ranks: Ranks = ALONE
     """The processes that share a batch, or the reports to write; may be replaced between tasks."""
 
@@ -206,7 +207,7 @@ class ReportWriter:
         """What is shown of the visits before; ``texts`` by visit stand for their reports. None for nothing."""
         kinds = shown(samples, self.cohort.timeline.prior_kinds)
         if training_seed is not None:
-            kinds = masked(samples, kinds, self.training.prior_dropout, training_seed)
+            kinds = masked(samples, kinds, self.prior_dropout, training_seed)
         changes = self.random_transforms()
         batch = prior_batch(
             samples, kinds, self.tokenizer, texts=texts, training_seed=training_seed, transforms=changes

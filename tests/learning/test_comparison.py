@@ -151,12 +151,14 @@ def cohort_of(tmp_path_factory):
     return make
 
 
-def learner_of(cohort, changes, **training):
-    return PatientLearner(
-        model=MODEL, lora=LoRAConfig(), training=TrainingConfig(batch_size=4, **training), cohort=cohort, seed=3,
+def learner_of(cohort, changes, prior_dropout=0.25):
+    learner = PatientLearner(
+        model=MODEL, lora=LoRAConfig(), training=TrainingConfig(batch_size=4), cohort=cohort, seed=3,
         patient=PatientConfig(enabled=False), mixture=None,
         diagnosis=DiagnosisConfig(labeler="synthetic", changes=changes),
     )  # fmt: skip
+    learner.prior_dropout = prior_dropout
+    return learner
 
 
 def losses(cohort, changes, **training):

@@ -30,9 +30,10 @@ def pictures() -> list[Prepared]:
 
 def trained(**settings):
     model, seen = build_model(CONFIG), []
-    config = PretrainingConfig(**{"steps": 60, "batch_size": 4, "text_batch": 2, "warmup": 5, **settings})
+    more = {name: settings.pop(name) for name in ("finding_steps", "batch_norm") if name in settings}
+    config, texts = PretrainingConfig(**{"batch_size": 4} | settings), ["other words", "clear"]
     pretrain(
-        model, build_tokenizer(CONFIG), pictures(), REPORTS, ["other words", "clear"], config, FINDINGS, seen.append, 40
+        model, build_tokenizer(CONFIG), pictures(), REPORTS, texts, config, FINDINGS, seen.append, 40, warmup=5, **more
     )
     return model, seen
 
@@ -115,8 +116,8 @@ def test_only_the_named_parameters_move_and_all_can_be_trained_again():
     model, tokenizer, images, reports = build_model(CONFIG), build_tokenizer(CONFIG), pictures(), REPORTS
     before = {name: value.clone() for name, value in model.state_dict().items()}
     only = [name for name, _ in model.named_parameters() if "crossattention" in name]
-    settings = PretrainingConfig(steps=2, batch_size=2, text_batch=0, warmup=0, batch_norm=False)
-    pretrain(model, tokenizer, images, reports, [], settings, only=only)
+    settings = PretrainingConfig(steps=2, batch_size=2)
+    pretrain(model, tokenizer, images, reports, [], settings, only=only, batch_norm=False)
     moved = {name for name, value in model.state_dict().items() if not torch.equal(value, before[name])}
     assert moved and moved <= set(only)
     assert all(parameter.requires_grad for parameter in model.parameters())
@@ -126,7 +127,7 @@ def test_reports_alone_train_the_decoder_alone():
     model, tokenizer, reports = build_model(CONFIG), build_tokenizer(CONFIG), REPORTS
     before = {name: value.clone() for name, value in model.state_dict().items()}
     losses = []
-    settings = PretrainingConfig(steps=12, text_batch=4, warmup=0, lr=3e-3)
+    settings = PretrainingConfig(steps=12, lr=3e-3)
     pretrain(model, tokenizer, [], [], reports, settings, on_progress=lambda p: losses.append(p.text_loss), every=4)
     assert losses[-1] < losses[0]
     moved = {name for name, value in model.state_dict().items() if not torch.equal(value, before[name])}

@@ -51,9 +51,10 @@ def cohort_of(tmp_path_factory):
     return make
 
 
-def learner_of(cohort, **training):
+def learner_of(cohort, prior_dropout=0.25, **training):
     settings = TrainingConfig(**{"local_steps": 1, "batch_size": 4, **training})
     made = ReportLearner(model=MODEL, lora=LoRAConfig(), training=settings, cohort=cohort, seed=1)
+    made.prior_dropout = prior_dropout
     with torch.no_grad():  # sharper than an untrained decoder, so that reports differ
         for parameter in made.model.get_base_model().decoder.parameters():
             parameter.mul_(4.0)
