@@ -57,8 +57,8 @@ class Method:
         Whole settings by name: arguments of the recipe, by group.
     events, sections : tuple
         Record events, and sections of the run page, beside the shared ones.
-    private_part : type, optional
-        Restores what a site keeps, for drafting.
+    kept : callable, optional
+        Reads what a site keeps of a run, for drafting (:class:`~fedtar_flare.learning.drafting.Kept`).
     extend : callable, optional
         Adds to a base model what the adapter needs beside it, given the model and the learner's description of it.
     reports : bool
@@ -82,7 +82,7 @@ class Method:
     presets: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     events: tuple[Any, ...] = ()
     sections: tuple[Any, ...] = ()
-    private_part: type[Any] | None = None
+    kept: Callable[..., Any] | None = None
     extend: Callable[[Any, Any], None] | None = None
     reports: bool = True
     simulation_only: bool = False

@@ -43,6 +43,7 @@ from fedtar_flare.imaging.transform_list import built_in
 from fedtar_flare.learning.diagnosis import DiagnosisBranch, diagnosis_losses, extend
 from fedtar_flare.learning.labels import POSITIVE, Labeler, labeler
 from fedtar_flare.learning.learner import ReportLearner
+from fedtar_flare.learning.site_model import EVALUATION_BATCH
 from fedtar_flare.learning.training import (
     Trained,
     Validated,
@@ -51,7 +52,6 @@ from fedtar_flare.learning.training import (
     optimizer_state,
     parts,
 )
-from fedtar_flare.learning.writer import EVALUATION_BATCH
 from fedtar_flare.models.adapters.lora import shared_parameters
 from fedtar_flare.models.config import ModelConfig
 from fedtar_flare.models.report_generator import ReportGenerator, report_loss

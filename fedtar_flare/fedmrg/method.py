@@ -9,7 +9,7 @@ from fedtar_flare.fedmrg.contract import CONTRACT
 from fedtar_flare.fedmrg.controller import FedMRGServer
 from fedtar_flare.fedmrg.events import EVENTS
 from fedtar_flare.fedmrg.learner import FedMRGLearner
-from fedtar_flare.fedmrg.personal import SpecialisedPart
+from fedtar_flare.fedmrg.personal import kept
 from fedtar_flare.fedmrg.section import SECTIONS
 from fedtar_flare.fedmrg.site import FedMRGSite
 from fedtar_flare.flare.recipe import PAPER
@@ -57,6 +57,6 @@ METHOD = Method(
     presets=PRESETS,
     events=EVENTS,
     sections=SECTIONS,
-    private_part=SpecialisedPart,
+    kept=kept,
     extend=extend,
 )

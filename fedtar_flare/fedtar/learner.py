@@ -23,7 +23,6 @@ from fedtar_flare.learning.diagnosis import extend
 from fedtar_flare.learning.learner import ReportLearner
 from fedtar_flare.learning.site_diagnosis import DiagnosisConfig, SiteDiagnosis, load_head
 from fedtar_flare.learning.training import Trained, load_optimizer_state, optimizer_state
-from fedtar_flare.learning.writer import Evaluated
 from fedtar_flare.models.adapters.lora import swapped_weights
 from fedtar_flare.models.report_generator import ReportGenerator
 from fedtar_flare.protocol.contract import HEAD_NAMES
@@ -49,9 +48,9 @@ class PatientLearner(ReportLearner):
         lora, training, others: of :class:`ReportLearner`.
     """
 
+    knows_patients = True
     local: Mapping[str, Tensor] | None = None
     """The shared factors as the last task left them beside the patient part, without a head that travels with them."""
-    _writes = False
 
     def __init__(
         self,
@@ -125,7 +124,7 @@ class PatientLearner(ReportLearner):
                 q = memberships(samples, self._mixture, self.cohort.key, self._median_age, self._profile_fields)
                 steps = torch.tensor([sample.time_step for sample in samples])
                 stack.enter_context(self.patient.adapt(q, steps))
-                if self._writes and self.local is not None:
+                if self.writes and self.local is not None:
                     stack.enter_context(swapped_weights(self.model, self.local, self.adapter))
             if not personal and self._own_head is not None:
                 stack.enter_context(self._own_head.with_initial_head())
@@ -157,14 +156,6 @@ class PatientLearner(ReportLearner):
         samples = self.cohort.samples("train", steps, self.min_cell)
         return replace(trained, update=self.findings.mask_rare_findings(trained.update, samples, self.min_cell))
 
-    def evaluate(self, *args: Any, **kwargs: Any) -> Evaluated:
-        """As of :class:`ReportWriter`; beside the patient part :attr:`local` acts, where it is kept."""
-        self._writes = True
-        try:
-            return super().evaluate(*args, **kwargs)
-        finally:
-            self._writes = False
-
     def personal_parameters(self) -> Sequence[nn.Parameter]:
         return tuple(self._own_parameters().values())
 
@@ -186,11 +177,15 @@ class PatientLearner(ReportLearner):
     def load_private(self, state: Mapping[str, Tensor]) -> None:
         if self.personal_optimizer is None:
             return
-        if self.patient is not None:
-            load_patient_part(self.patient, state)
-        self.local = local_adapter(state)
-        load_head(self.generator, state)
+        self.load_for_writing(state)
         load_optimizer_state(self.personal_optimizer, self._own_parameters(), state)
+
+    def load_for_writing(self, state: Mapping[str, Tensor]) -> None:
+        """The patient part, the head, and the shared factors as the site last trained them."""
+        if self.patient is not None:
+            self.patient.load_state_dict(_named(state, _PREFIX))
+        self.local = _named(state, _LOCAL) or None
+        load_head(self.generator, state)
 
     def describe(self) -> dict[str, Any]:
         told = {} if self.findings is None else {"extension": self._extension}
@@ -198,11 +193,6 @@ class PatientLearner(ReportLearner):
         return super().describe() | told | {"patient_parameters": sum(p.numel() for p in patient)}
 
 
-def load_patient_part(part: PatientLoRA, state: Mapping[str, Tensor]) -> None:
-    """Load the patient part of what :meth:`PatientLearner.private` gave, without its optimiser's state."""
-    part.load_state_dict({k.removeprefix(_PREFIX): v for k, v in state.items() if k.startswith(_PREFIX)})
-
-
-def local_adapter(state: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
-    """The shared factors as the site last trained them, of what :meth:`PatientLearner.private` gave; None without."""
-    return {k.removeprefix(_LOCAL): v for k, v in state.items() if k.startswith(_LOCAL)} or None
+def _named(state: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    """The tensors whose names begin so, without that."""
+    return {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}

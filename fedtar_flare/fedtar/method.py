@@ -7,7 +7,7 @@ from fedtar_flare.fedtar.controller import TemporalResidualController, TemporalR
 from fedtar_flare.fedtar.events import EVENTS
 from fedtar_flare.fedtar.executor import PatientAdaptiveExecutor
 from fedtar_flare.fedtar.learner import PatientLearner
-from fedtar_flare.fedtar.personal import PersonalPart
+from fedtar_flare.fedtar.personal import kept
 from fedtar_flare.fedtar.section import SECTIONS
 from fedtar_flare.fedtar.site import FedTARSite
 from fedtar_flare.flare.recipe import PAPER, SMALL
@@ -92,6 +92,6 @@ METHOD = Method(
     presets=PRESETS,
     events=EVENTS,
     sections=SECTIONS,
-    private_part=PersonalPart,
+    kept=kept,
     extend=extend,
 )

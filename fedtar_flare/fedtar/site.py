@@ -13,6 +13,7 @@ from fedtar_flare.data.splits import key_check
 from fedtar_flare.errors import ConfigError
 from fedtar_flare.fedtar.config import EMBEDDING_DIM
 from fedtar_flare.fedtar.learner import PatientLearner
+from fedtar_flare.fedtar.personal import read_mixture
 from fedtar_flare.fedtar.release import most_numbers, released_t_numbers, require_spread
 from fedtar_flare.flare.executor import Tensors
 from fedtar_flare.flare.report_site import ReportSite
@@ -79,11 +80,8 @@ class PatientSite(ReportSite):
         """The patient part, and the mixture that the handshake fitted."""
         mixture, median_age = None, None
         if self.settings.patient.enabled:
-            from fedtar_flare.fedtar.demographics import DemographicMixture
-
-            arrays, info = state.read("mixture")
-            median_age = info["median_age"]
-            mixture = DemographicMixture.from_state({name: value.numpy() for name, value in arrays.items()})
+            mixture, about = read_mixture(state)
+            median_age = about["median_age"]
         return {
             "patient": self.settings.patient,
             "mixture": mixture,

@@ -8,23 +8,26 @@ from __future__ import annotations
 import math
 import re
 import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext, suppress
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Protocol, Self, cast
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from fedtar_flare import registry
-from fedtar_flare.data.cohort import Modality, Sex, Visit
+from fedtar_flare.data.cohort import Cohort, Modality, Patient, Sample, Sex, Visit
 from fedtar_flare.data.timeline import Timeline
 from fedtar_flare.errors import ConfigError, DataError
 from fedtar_flare.imaging.batch import ImageBatch, PriorBatch, collate
 from fedtar_flare.imaging.pipeline import prepare
+from fedtar_flare.learning.config import LoRAConfig, TrainingConfig
 from fedtar_flare.learning.device import choose_device
 from fedtar_flare.learning.prior import IMAGE, REPORT, show_reports
+from fedtar_flare.learning.site_model import SiteModel
 from fedtar_flare.models.adapters.kinds import add_like
 from fedtar_flare.models.adapters.lora import load_shared_state
 from fedtar_flare.models.adapters.peft_file import (
@@ -34,14 +37,14 @@ from fedtar_flare.models.adapters.peft_file import (
     read_adapter_config,
     read_adapter_info,
 )
-from fedtar_flare.models.build import build_model, build_tokenizer
 from fedtar_flare.models.config import ModelConfig
 from fedtar_flare.models.config import preset as model_preset
+from fedtar_flare.models.report_generator import ReportGenerator
 from fedtar_flare.models.weights import fingerprint
 from fedtar_flare.version import __version__
 
 DISCLAIMER = "DRAFT, not for clinical use"
-_UNWRITTEN = "(to be written)"
+_UNWRITTEN, _UNKNOWN = "(to be written)", "-"
 
 
 @dataclass(frozen=True)
@@ -109,25 +112,26 @@ class Draft:
         )
 
 
-class PersonalPart(Protocol):
-    """What a method keeps at a site, restored for drafting; a method names its class as ``private_part``."""
+@dataclass(frozen=True)
+class Kept:
+    """What a site's state holds of a run, read for drafting by the function that a method names as ``kept``.
 
-    @classmethod
-    def load(cls, model: Any, folder: Path, key: bytes | None, *, run_id: str, round_: int) -> Self:
-        """Restore it around ``model``, the PEFT model with the shared adapter, on its device.
+    Its arguments are the state's folder, the site's hash key (None for a simulated site), and run id and round of the
+    adapter; a state that does not belong to them is a ConfigError, a damaged one a StateError.
 
-        Args:
-            folder: the site's state of the run.
-            key: the site's hash key; None for a simulated site.
-            run_id, round_: of the adapter; a part that does not belong to them is refused.
+    Args:
+        learner: class of the site's model.
+        settings: arguments of it beside those of every site model.
+        private: what its ``load_for_writing`` takes.
+        time_steps: T of the run.
+        key: of the site, where the model knows patients.
+    """
 
-        Raises:
-            ConfigError: the state is of another run or round, or the key is missing or wrong.
-            StateError: the state is missing or damaged.
-        """
-
-    def context(self, study: Study) -> AbstractContextManager[Any]:
-        """What must be in force while the model writes; ConfigError where the study tells too little of the patient."""
+    learner: type[SiteModel] = SiteModel
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    private: Mapping[str, Tensor] = field(default_factory=dict)
+    time_steps: int = 1
+    key: bytes = bytes(16)
 
 
 class Drafter:
@@ -153,41 +157,53 @@ class Drafter:
         model: Mapping[str, Any] | None = None,
         device: str = "auto",
     ):
-        self.info = read_adapter_info(adapter)
+        self.info, self._adapter = read_adapter_info(adapter), adapter
         settings = {name: value for name, value in self.info["model"].items() if name != "preset"}
         self._config: ModelConfig = model_preset(self.info["model"]["preset"], **{**settings, **(model or {})})
-        self.tokenizer = build_tokenizer(self._config)
-        base = build_model(self._config)
+        self._method = self.info.get("method", registry.DEFAULT)
+        self.personal = state is not None
+        kept = Kept() if state is None else self._kept(state, key)
+        self.time_steps = kept.time_steps
+        timeline = Timeline(kept.time_steps, prior=self.info.get("prior", "none"))
+        nobody = Patient(_UNKNOWN, None, (visit_of(Study(adapter, "ct")),))
+        arguments: dict[str, Any] = {"lora": LoRAConfig(), "training": TrainingConfig(), "seed": 0, **kept.settings}
+        self.site_model: SiteModel = kept.learner(
+            model=self._config,
+            cohort=Cohort("draft", [nobody], key=kept.key, timeline=timeline),
+            device=choose_device(device, "float32")[0],
+            restored=self._restored,
+            **arguments,
+        )
+        if self.personal:
+            self.site_model.load_for_writing(kept.private)
+
+    def _kept(self, state: Path, key: bytes | None) -> Kept:
+        read: Callable[..., Kept] | None = registry.method(self._method).kept
+        if read is None:
+            raise ConfigError(
+                f"a run of method '{self._method}' leaves no personal part at a site; draft without --state"
+            )
+        return read(state, key, str(self.info["run_id"]), int(self.info["round"]))
+
+    def _restored(self, base: ReportGenerator) -> Any:
+        """The base model with what the method adds to it, and the adapter; ConfigError where it is another base."""
         if (mine := fingerprint(base)) != self.info["fingerprint"]:
             raise ConfigError(
-                f"{adapter} was trained on another base model: its weights have the fingerprint "
+                f"{self._adapter} was trained on another base model: its weights have the fingerprint "
                 f"{self.info['fingerprint']}, those of preset '{self._config.preset}' here {mine}. Name the weights "
                 "that the run used (--model weights=PATH)"
             )
         extension = self.info.get("extension")
-        if extension and (extend := registry.method(self.info["method"]).extend) is not None:
+        if extension and (extend := registry.method(self._method).extend) is not None:
             extend(base, extension)
-        self.device = torch.device(choose_device(device, "float32")[0])
         name = self.info.get("adapter", DEFAULT_ADAPTER)
-        weights = read_adapter(adapter, name)
-        self.model = add_like(
-            base,
-            read_adapter_config(adapter),
-            targets=self._config.lora_targets,
-            extra=[re.escape(name) for name in weights if adapter_of(name) is None],
-            name=name,
-        ).to(self.device)
-        load_shared_state(self.model, weights, name)
-        self.personal: PersonalPart | None = None if state is None else self._personal_part(state, key)
+        weights = read_adapter(self._adapter, name)
+        extra = [re.escape(name) for name in weights if adapter_of(name) is None]
+        config = read_adapter_config(self._adapter)
+        model = add_like(base, config, targets=self._config.lora_targets, extra=extra, name=name)
+        load_shared_state(model, weights, name)
+        return model
 
-    def _personal_part(self, state: Path, key: bytes | None) -> PersonalPart:
-        method = self.info.get("method", registry.DEFAULT)
-        kind: type[PersonalPart] | None = registry.method(method).private_part
-        if kind is None:
-            raise ConfigError(f"a run of method '{method}' leaves no personal part at a site; draft without --state")
-        return kind.load(self.model, state, key, run_id=str(self.info["run_id"]), round_=int(self.info["round"]))
-
-    @torch.no_grad()
     def draft(self, study: Study) -> Draft:
         """Write a draft by beam search.
 
@@ -195,17 +211,28 @@ class Drafter:
         not trained with; DataError where the images cannot be used.
         """
         self._check_prior(study)
-        with nullcontext() if self.personal is None else self.personal.context(study):
-            ids = cast(Any, self.model.get_base_model()).generate(self._images(study))
+        if self.personal and self.site_model.knows_patients:
+            self._check_patient(study)
+        step = min(study.time_step or 1, self.time_steps)
+        sample = Sample(visit_of(study), None, study.sex, step, "test")
         return Draft(
-            text=self.tokenizer.decode(ids[0].tolist()),
+            text=self.site_model.write(sample, self._images(study)),
             run_id=str(self.info["run_id"]),
             round=int(self.info["round"]),
             model=f"fedtar_flare preset '{self._config.preset}'",
-            personal=self.personal is not None,
+            personal=self.personal,
             prior=study.prior,
             created=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
         )
+
+    def _check_patient(self, study: Study) -> None:
+        if study.patient_id is None:
+            raise ConfigError("the patient part needs the patient's id as the site knows it (--patient-id)")
+        if study.time_step is None or study.time_step < 1:
+            raise ConfigError(
+                "the patient part needs to know which of the patient's visits this is (--time-step, 1 to "
+                f"{self.time_steps}; a later one counts as {self.time_steps})"
+            )
 
     def _check_prior(self, study: Study) -> None:
         trained = self.info.get("prior", "none")
@@ -229,8 +256,8 @@ class Drafter:
             if study.prior_image is not None:
                 batch.prior.images = self._image(replace(study, image=study.prior_image))
             if study.prior_report is not None:
-                show_reports(batch.prior, [study.prior_report], self.tokenizer)
-        return batch.to(self.device)
+                show_reports(batch.prior, [study.prior_report], self.site_model.tokenizer)
+        return batch.to(self.site_model.device)
 
     def _image(self, study: Study) -> ImageBatch:
         with tempfile.TemporaryDirectory() as cache:
@@ -240,8 +267,8 @@ class Drafter:
 def visit_of(study: Study) -> Visit:
     """The study as a visit whose report is yet to be written."""
     return Visit(
-        patient_id=study.patient_id or "-",
-        visit_id="-",
+        patient_id=study.patient_id or _UNKNOWN,
+        visit_id=_UNKNOWN,
         acquired=datetime(1900, 1, 1),
         image=study.image,
         report=_UNWRITTEN,

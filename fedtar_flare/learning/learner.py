@@ -15,22 +15,22 @@ from fedtar_flare.data.cohort import Sample
 from fedtar_flare.errors import DataError
 from fedtar_flare.imaging.batch import ImageBatch
 from fedtar_flare.learning.config import TrainingConfig
+from fedtar_flare.learning.site_model import SiteModel
 from fedtar_flare.learning.training import Trained, Validated, batches, limit_norm, parts, retry_smaller_batch
-from fedtar_flare.learning.writer import ReportWriter
 from fedtar_flare.models.adapters.lora import shared_parameters
 
 logger = logging.getLogger(__name__)
 
 
-class ReportLearner(ReportWriter):
-    """A :class:`ReportWriter` that learns; by itself it is local training for FedAvg.
+class ReportLearner(SiteModel):
+    """A :class:`SiteModel` that learns; by itself it is local training for FedAvg.
 
     The hooks are what a method overrides; all have a default. :attr:`personal_optimizer` steps the personal parameters,
     whose gradient norm is limited by itself.
 
     Args:
         training: settings of :class:`TrainingConfig`.
-        others: of :class:`ReportWriter`.
+        others: of :class:`SiteModel`.
     """
 
     min_cell: int = 1
@@ -95,9 +95,6 @@ class ReportLearner(ReportWriter):
     def private(self) -> dict[str, Tensor]:
         """What persists at the site between tasks."""
         return {}
-
-    def load_private(self, state: Mapping[str, Tensor]) -> None:
-        """Load what :meth:`private` gave."""
 
     # ------------------------------------------------------------------ training
     def train(

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ from pydantic import Field
 from fedtar_flare.data.cohort import Sample
 from fedtar_flare.errors import ConfigError
 from fedtar_flare.flare.site_executor import seed_of
-from fedtar_flare.learning.drafting import Study
+from fedtar_flare.learning.drafting import Kept
 from fedtar_flare.learning.learner import ReportLearner
 from fedtar_flare.learning.training import Trained, Validated
 from fedtar_flare.methods.fedavg import METHOD as FEDAVG
@@ -30,6 +29,7 @@ from fedtar_flare.protocol.messages import TaskHeader, version
 from fedtar_flare.settings import Settings
 from fedtar_flare.site.place import Site
 from fedtar_flare.site.state import SiteState
+from fedtar_flare.site.trained import state_of_run
 
 
 class FineTuneConfig(Settings):
@@ -95,36 +95,20 @@ class FineTuneSite(PooledSite):
         return ReportLearner, {}
 
 
-@dataclass(frozen=True)
-class TunedPart:
-    """A :class:`~fedtar_flare.learning.drafting.PersonalPart`: an adapter that takes the place of the run's."""
+def kept(folder: Path, key: bytes | None, run_id: str, round_: int) -> Kept:
+    """The adapter that the site fine-tuned after the last round; it needs neither key nor the best round's adapter.
 
-    model: Any
-    weights: Mapping[str, torch.Tensor]
-
-    @classmethod
-    def load(cls, model: Any, folder: Path, key: bytes | None, *, run_id: str, round_: int) -> TunedPart:
-        """The adapter that the site fine-tuned after the last round; it needs neither key nor the best round's adapter.
-
-        Raises:
-            ConfigError: the state is of another run, or holds no fine-tuned adapter.
-            StateError: the state is missing or damaged.
-        """
-        if folder.parent.name != run_id:
-            raise ConfigError(f"{folder} is the state of run {folder.parent.name}, the adapter is of run {run_id}")
-        state = SiteState(folder.parent.parent, run_id, folder.name)
-        versions = state.versions()
-        weights = state.read(versions[-1])[0] if versions else {}
-        if not weights:
-            raise ConfigError(
-                f"{folder} holds no fine-tuned adapter: the run did not end, or the site had too few training visits. "
-                "Draft with the shared adapter alone (without --state)"
-            )
-        return cls(model, weights)
-
-    def context(self, study: Study) -> AbstractContextManager[Any]:
-        """The fine-tuned adapter, the same for every patient."""
-        return swapped_weights(self.model, self.weights)
+    Raises ConfigError where the state is of another run, or holds no such adapter; StateError where it is damaged.
+    """
+    state = state_of_run(folder, run_id, "fine-tuned adapter")
+    versions = state.versions()
+    weights = state.read(versions[-1])[0] if versions else {}
+    if not weights:
+        raise ConfigError(
+            f"{folder} holds no fine-tuned adapter: the run did not end, or the site had too few training visits. "
+            "Draft with the shared adapter alone (without --state)"
+        )
+    return Kept(FineTuneLearner, {"finetune": FineTuneConfig()}, weights)
 
 
 METHOD = FEDAVG.derive(
@@ -134,6 +118,6 @@ METHOD = FEDAVG.derive(
     site=FineTuneSite,
     learner=FineTuneLearner,
     settings={"finetune": FineTuneConfig},
-    private_part=TunedPart,
+    kept=kept,
     paper="",
 )

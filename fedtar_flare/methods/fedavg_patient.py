@@ -29,6 +29,6 @@ METHOD = FEDAVG.derive(
     learner=PatientLearner,
     settings=PATIENT_SETTINGS,
     presets=PATIENT_PRESETS,
-    private_part=FEDTAR.private_part,
+    kept=FEDTAR.kept,
     extend=FEDTAR.extend,
 )

@@ -234,11 +234,8 @@ def test_a_member_drafts_with_both_adapters_and_a_stranger_with_the_generic_one(
         drafter = Drafter(adapter, state=folder, device="cpu")
         assert drafter.draft(study).text == learner.generate([sample], images, personal)[0]
         with torch.no_grad():
-            context = drafter.personal.context(study) if personal else learner.context([sample], False)
-            ids, labels = learner.tokenizer.batch([sample.visit.report])
-            with context:
-                loss = drafter.model.get_base_model()(images, ids, labels)
-            torch.testing.assert_close(loss, learner.report_losses([sample], images, personal), rtol=1e-5, atol=1e-6)
+            losses = [one.report_losses([sample], images, personal) for one in (drafter.site_model, learner)]
+        torch.testing.assert_close(*losses, rtol=1e-5, atol=1e-6)
     with pytest.raises(ConfigError, match="has no specialised adapter"):
         Drafter(adapter, state=state_of(federation, UNSEEN).folder, device="cpu")
 

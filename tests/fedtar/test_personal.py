@@ -12,19 +12,16 @@ import numpy as np
 import pytest
 import torch
 
-from fedtar_flare import methods
 from fedtar_flare.data.splits import key_check
 from fedtar_flare.data.timeline import Timeline
 from fedtar_flare.errors import ConfigError
 from fedtar_flare.fedtar.config import PatientConfig
 from fedtar_flare.fedtar.learner import PatientLearner
-from fedtar_flare.fedtar.personal import PersonalPart
 from fedtar_flare.fedtar.profiles import fit_mixture, training_median_age
 from fedtar_flare.imaging.pipeline import prepare_cohort
 from fedtar_flare.learning.config import LoRAConfig, TrainingConfig
 from fedtar_flare.learning.drafting import Drafter, Study
 from fedtar_flare.learning.site_diagnosis import DiagnosisConfig
-from fedtar_flare.models.adapters.lora import shared_state
 from fedtar_flare.models.adapters.peft_file import ADAPTER_INFO, write_adapter
 from fedtar_flare.models.config import preset
 from fedtar_flare.protocol.messages import version
@@ -102,7 +99,7 @@ def test_a_draft_is_told_the_findings_by_the_site_s_own_head_and_without_its_sta
     mine = Drafter(run.adapter, state=run.state.folder, device="cpu")
     assert mine.draft(run.study).text == personal
     assert Drafter(run.adapter, device="cpu").draft(run.study).text == generic
-    for one, other in zip(mine.model.get_base_model().diagnosis.parameters(),
+    for one, other in zip(mine.site_model.generator.diagnosis.parameters(),
                           run.learner.generator.diagnosis.parameters(), strict=True):  # fmt: skip
         torch.testing.assert_close(one, other, rtol=0, atol=0)
 
@@ -115,18 +112,16 @@ def test_a_draft_is_written_beside_the_adapter_as_the_site_trained_it_where_it_k
     own = run.learner.generate([run.sample], images)[0]
     mine = Drafter(run.adapter, state=run.state.folder, device="cpu")
     assert mine.draft(run.study).text == own != beside_the_server_s
-    assert all(torch.equal(value, shared[name]) for name, value in shared_state(mine.model).items())
+    assert all(torch.equal(value, shared[name]) for name, value in mine.site_model.shared().items())
 
 
-def test_an_adapter_names_its_method_and_one_without_a_personal_part_is_told(run, tmp_path, monkeypatch):
-    assert methods.load(methods.names()["fedtar"].personal) is PersonalPart
+def test_an_adapter_names_its_method_and_one_without_a_personal_part_is_told(run, tmp_path):
     named = Drafter(with_info(run, tmp_path / "named", method="fedtar"), state=run.state.folder, device="cpu")
-    assert isinstance(named.personal, PersonalPart)
+    assert named.personal and isinstance(named.site_model, PatientLearner)
     with pytest.raises(ConfigError, match="method 'fedtra' is unknown; did you mean 'fedtar'"):
         Drafter(with_info(run, tmp_path / "unknown", method="fedtra"), state=run.state.folder, device="cpu")
-    monkeypatch.setitem(methods.names(), "plain", replace(methods.names()["fedtar"], personal=""))
-    plain = with_info(run, tmp_path / "plain", method="plain")
-    with pytest.raises(ConfigError, match=r"'plain' leaves no personal part .* without --state"):
+    plain = with_info(run, tmp_path / "plain", method="fedavg")
+    with pytest.raises(ConfigError, match=r"'fedavg' leaves no personal part .* without --state"):
         Drafter(plain, state=run.state.folder, device="cpu")
 
 

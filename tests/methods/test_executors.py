@@ -10,7 +10,7 @@ from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
 from fedtar_flare.errors import ConfigError, ExchangeError
 from fedtar_flare.flare.executor import ok
-from fedtar_flare.methods.fedavg_finetune import TunedPart
+from fedtar_flare.methods.fedavg_finetune import kept
 from fedtar_flare.methods.fedprox import ProximalLearner
 from fedtar_flare.models.adapters.lora import shared_parameters
 from fedtar_flare.protocol.messages import version
@@ -144,13 +144,11 @@ def test_a_site_fine_tunes_once_after_the_last_round_and_keeps_the_outcome_besid
     again, _ = site.close(w, 9, evaluate=True)
     assert again.payload["scores"] == first.payload["scores"], "done again, it starts from the shared adapter"
 
-    part = TunedPart.load(learner.model, tmp_path / "state" / "run" / "site-1", None, run_id="run", round_=2)
-    with part.context(None):
-        assert all(torch.equal(value, tuned[name]) for name, value in learner.shared().items())
-    assert all(torch.equal(value, w[name]) for name, value in learner.shared().items())
+    found = kept(tmp_path / "state" / "run" / "site-1", None, "run", 2).private
+    assert found.keys() == tuned.keys() and all(torch.equal(value, tuned[name]) for name, value in found.items())
     for folder, message in (("run/site-2", "no fine-tuned adapter"), ("other/site-1", "run other")):
         with pytest.raises(ConfigError, match=message):
-            TunedPart.load(learner.model, tmp_path / "state" / folder, None, run_id="run", round_=2)
+            kept(tmp_path / "state" / folder, None, "run", 2)
 
 
 # --------------------------------------------------------------------------- centralised

@@ -44,23 +44,38 @@ logger = logging.getLogger(__name__)
 EVALUATION_BATCH = 32
 
 
-class ReportWriter:
-    """What a site's model does beside learning. The hooks are what a method overrides; all have a default.
+class SiteModel:
+    """A report generator with the adapter that travels and what a site keeps beside it: losses, reports, scores.
 
-    :attr:`adapter` names the set of factors that travels.
+    Learners are site models that train; ``fedtar generate`` builds the same class again from what a run left. The hooks
+    are what a method overrides; all have a default. :attr:`adapter` names the set of factors that travels.
 
-    Args:
-        cohort: the site's patients, prepared by ``prepare_cohort``; may be replaced between tasks.
-        seed: of the adapter's initial values, the same at every site.
-        autocast: whether to compute in bfloat16 autocast.
-        checkpoint: called between batches; raises to stop (an aborted job).
-        places: where the parts lie that ``model`` names (see ``ModelConfig.located``); no message tells them.
+    Parameters
+    ----------
+    cohort : Cohort
+        The site's patients, prepared by ``prepare_cohort``; may be replaced between tasks.
+    seed : int
+        Of the adapter's initial values, the same at every site.
+    autocast : bool, default False
+        Whether to compute in bfloat16 autocast.
+    checkpoint : callable
+        Called between batches; raises to stop (an aborted job).
+    places : mapping of str to Path, optional
+        Where the parts lie that ``model`` names (see ``ModelConfig.located``); no message says them.
+    restored : callable, optional
+        Makes of the base model one with an adapter that a run left, instead of a new one.
 
-    Raises:
-        ConfigError: the model cannot be built, or parts of it would stay at random values.
+    Raises
+    ------
+    ConfigError
+        The model cannot be built, or parts of it would stay at random values.
     """
 
     adapter: ClassVar[str] = DEFAULT_ADAPTER
+    knows_patients: ClassVar[bool] = False
+    """Whether :meth:`context` depends on the patient, beside the image."""
+    writes = False
+    """Whether reports are being written or scored, not trained on or validated."""
     image_change: Callable[[Prepared], Prepared] | None = None
     """What makes the images of a simulated site its own; those of earlier visits stay as they are."""
     transforms: Sequence[Spec] = ()
@@ -81,6 +96,7 @@ class ReportWriter:
         autocast: bool = False,
         checkpoint: Callable[[], None] = lambda: None,
         places: Mapping[str, Path | None] | None = None,
+        restored: Callable[[ReportGenerator], PeftModel] | None = None,
     ):
         self.cohort, self.training = cohort, training
         self.device = torch.device(device)
@@ -93,9 +109,12 @@ class ReportWriter:
         self.tokenizer = build_tokenizer(located)
         generator = build_model(located)
         self.fingerprint = fingerprint(generator)
-        self.extend(generator)
-        require_trained(generator, model, extra_names(generator, lora.exchange))
-        self.model = self.adapt(generator, lora, seed).to(self.device)
+        if restored is None:
+            self.extend(generator)
+            require_trained(generator, model, extra_names(generator, lora.exchange))
+            self.model = self.adapt(generator, lora, seed).to(self.device)
+        else:
+            self.model = restored(generator).to(self.device)
         self.generator = generator
         self._frozen = FrozenStages(generator)
 
@@ -174,6 +193,13 @@ class ReportWriter:
         """Load the shared part; raises :class:`ExchangeError` naming a tensor that does not fit."""
         load_shared_state(self.model, weights, self.adapter)
 
+    def load_private(self, state: Mapping[str, Tensor]) -> None:
+        """Load what the site keeps between tasks."""
+
+    def load_for_writing(self, state: Mapping[str, Tensor]) -> None:
+        """Load of it what acts when reports are written."""
+        self.load_private(state)
+
     def adapter_config(self) -> dict[str, Any]:
         """PEFT's configuration of the shared part, without any path of the site."""
         return adapter_config(self.model, self.adapter)
@@ -245,12 +271,28 @@ class ReportWriter:
             )
         return [self.tokenizer.decode(row) for row in ids.tolist()]
 
-    @torch.no_grad()
+    def write(self, sample: Sample, images: ImageBatch) -> str:
+        """A report for one study, with what the site keeps beside the adapter."""
+        with self._writing():
+            return self.generate([sample], images)[0]
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        self.writes = True
+        try:
+            yield
+        finally:
+            self.writes = False
+
     def evaluate(self, min_cell: int, split: Split | None = "test") -> Evaluated:
         """Scores of the reports written for a split's patients, or (None) for all (:func:`cells`).
 
         Each pass reuses the loaded images. Of several processes each writes its share, and all end with every report.
         """
+        with torch.no_grad(), self._writing():
+            return self._evaluate(min_cell, split)
+
+    def _evaluate(self, min_cell: int, split: Split | None) -> Evaluated:
         samples = self.cohort.samples(split)
         apart = self.has_personal_part and self.personal_part_acts
         kinds = (True, False) if apart else (True,)
