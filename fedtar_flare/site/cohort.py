@@ -6,7 +6,7 @@ import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedtar_flare.data.cohort import EXCLUDED, Cohort
+from fedtar_flare.data.cohort import EXCLUDED, Cohort, Visit
 from fedtar_flare.data.sources import read_source
 from fedtar_flare.data.timeline import Timeline
 from fedtar_flare.errors import ConfigError
@@ -39,35 +39,9 @@ def load_cohort(
     site keeps its key in ``workspace``, its FLARE workspace, unless ``key`` gives it. Raises ConfigError for a wrong
     setting, DataError if nothing is usable.
     """
-    if config.source == "synthetic":
-        from fedtar_flare.synthetic.cohort import synthetic_cohort
-        from fedtar_flare.synthetic.course import CohortOptions
-
-        cohort = synthetic_cohort(
-            site_name,
-            folder=config.path or cache_folder(config) / "synthetic",
-            patients=synthetic_patients,
-            timeline=timeline,
-            seed=seed,
-            options=build(CohortOptions, config.options, f"{config.origin or 'synthetic cohort'}: options"),
-        )
-    else:
-        assert config.path is not None  # a SiteConfig of these sources has one
-        reading = read_source(config.source, config.path, config.options)
-        if key is None:
-            key = derived_key(seed, site_name) if config.simulated else site_key(_key_folder(config, workspace))
-        cohort = Cohort(
-            site_name,
-            reading.patients(),
-            key=key,
-            timeline=timeline,
-            rejected=reading.rejected(),
-        )
-    excluded = excluded_patients(config)
-    absent = len(excluded - {patient.patient_id for patient in cohort.patients})
-    if absent:
-        logger.warning("%d id(s) of the exclusion list %s are no patients of this site", absent, config.exclude)
-    return cohort.leaving_out(lambda v: EXCLUDED if v.patient_id in excluded else None) if excluded else cohort
+    whole = _read(config, site_name, timeline, seed, synthetic_patients, workspace, key)
+    excluded = _excluded_visits(config, whole)
+    return whole.leaving_out(excluded.get) if excluded else whole
 
 
 def prepare_site(
@@ -84,24 +58,58 @@ def prepare_site(
 ) -> tuple[Cohort, Preparation]:
     """As :func:`load_cohort`, with every image prepared as a task of a job opens it; also says what there was to do.
 
-    With ``reports``, visits without one are left out. ``options`` are ``workers``, ``say`` and ``every`` of
+    With ``reports``, visits without one are left out. What is left out for any reason is left out at once, so a task
+    has one cohort. ``options`` are ``workers``, ``say`` and ``every`` of
     :func:`fedtar_flare.imaging.pipeline.prepare_visits`.
     """
     from fedtar_flare.imaging.pipeline import prepare_visits
 
-    cohort = load_cohort(
-        config,
-        site_name,
-        timeline=data.timeline(time_steps),
-        seed=seed,
-        synthetic_patients=data.synthetic_patients,
-        workspace=workspace,
-    )
-    if reports and not all(visit.report for visit in cohort.visits):
-        cohort = cohort.leaving_out(lambda visit: None if visit.report else "empty-report")
+    whole = _read(config, site_name, data.timeline(time_steps), seed, data.synthetic_patients, workspace)
+    without = {visit: "empty-report" for visit in whole.visits if reports and not visit.report}
+    without |= _excluded_visits(config, whole)
+    kept = [visit for visit in whole.visits if visit not in without]
     place, limits = cache_folder(config) / "prepared", config.limits
-    done = prepare_visits(cohort.visits, model, place, data.transforms, limits=limits, **options)
-    return done.cohort(cohort), done
+    done = prepare_visits(kept, model, place, data.transforms, limits=limits, **options)
+    without |= {visit: error.reason for visit, error in done.errors.items()}
+    return whole.leaving_out(without.get, prepared=done.entries), done
+
+
+def _read(
+    config: SiteConfig,
+    site_name: str,
+    timeline: Timeline,
+    seed: int,
+    synthetic_patients: int,
+    workspace: Path | None,
+    key: bytes | None = None,
+) -> Cohort:
+    """All of the site's patients; arguments as of :func:`load_cohort`."""
+    if config.source == "synthetic":
+        from fedtar_flare.synthetic.cohort import synthetic_cohort
+        from fedtar_flare.synthetic.course import CohortOptions
+
+        return synthetic_cohort(
+            site_name,
+            folder=config.path or cache_folder(config) / "synthetic",
+            patients=synthetic_patients,
+            timeline=timeline,
+            seed=seed,
+            options=build(CohortOptions, config.options, f"{config.origin or 'synthetic cohort'}: options"),
+        )
+    assert config.path is not None  # a SiteConfig of these sources has one
+    reading = read_source(config.source, config.path, config.options)
+    if key is None:
+        key = derived_key(seed, site_name) if config.simulated else site_key(_key_folder(config, workspace))
+    return Cohort(site_name, reading.patients(), key=key, timeline=timeline, rejected=reading.rejected())
+
+
+def _excluded_visits(config: SiteConfig, cohort: Cohort) -> dict[Visit, str]:
+    """Visits of patients on the exclusion list, with the reason."""
+    excluded = excluded_patients(config)
+    absent = len(excluded - {patient.patient_id for patient in cohort.patients})
+    if absent:
+        logger.warning("%d id(s) of the exclusion list %s are no patients of this site", absent, config.exclude)
+    return {visit: EXCLUDED for visit in cohort.visits if visit.patient_id in excluded}
 
 
 def excluded_patients(config: SiteConfig) -> frozenset[str]:
