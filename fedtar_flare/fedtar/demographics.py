@@ -27,15 +27,27 @@ def profile_vector(
 ) -> np.ndarray:
     """``v_p = [hash(id), age / 100, sex]`` (Eq. 2), float64, or those of its fields that are ``wanted``.
 
-    Args:
-        identity: keyed hash of the identifier in [0, 1].
-        age: years at the visit; None takes ``median_age``.
-        sex: ``F`` is 0, ``M`` is 1, anything else 0.5.
-        median_age: of the site's training patients; None when no age is known.
-        wanted: one of :data:`PROFILES`.
+    Parameters
+    ----------
+    identity : float
+        Keyed hash of the identifier, in [0, 1].
+    age : float or None
+        Years at the visit; None takes ``median_age``.
+    sex : str or None
+        ``F`` is 0, ``M`` is 1, anything else 0.5.
+    median_age : float or None
+        Of the site's training patients; None when no age is known.
+    wanted : sequence of str
+        One of :data:`PROFILES`.
 
-    Raises:
-        DataError: an age outside 0 to 130 (``age-out-of-range``).
+    Raises
+    ------
+    DataError
+        An age outside 0 to 130 years (``age-out-of-range``).
+
+    References
+    ----------
+    FedTAR, Eq. 2.
     """
     age = median_age if age is None else age
     if age is not None and not 0 <= age <= 130:

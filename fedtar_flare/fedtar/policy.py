@@ -33,13 +33,27 @@ Much smaller ones would change some float32 values and not others: sites refuse 
 class AlphaPolicy(nn.Module):
     """alpha_1..alpha_T from psi: a learnable table of time embeddings and one hidden ReLU layer (Eq. 8), in float64.
 
-    Args:
-        alpha_form: ``softmax`` over the steps (the paper: the alphas of a round sum to one) or ``sigmoid`` of each.
-        initial_alpha: start of every alpha_t under ``sigmoid``; under ``softmax`` they start near 1/T.
-        embedding_dim: d_psi, width of the time embeddings and of the hidden layer.
-        seed: of psi; the global random state is neither read nor changed.
+    Parameters
+    ----------
+    time_steps : int
+        T.
+    alpha_form : {"softmax", "sigmoid"}, default "softmax"
+        Over the steps (the paper: the alphas of a round sum to one), or of each.
+    initial_alpha : float in (0, 1), default 0.7
+        Start of every alpha_t under ``sigmoid``; under ``softmax`` they start near 1/T.
+    embedding_dim : int, default 32
+        d_psi, width of the time embeddings and of the hidden layer.
+    seed : int, default 0
+        Of psi; the global random state is neither read nor changed.
 
-    Raises ConfigError for a value that is not allowed.
+    Raises
+    ------
+    ConfigError
+        A value is not allowed.
+
+    References
+    ----------
+    FedTAR, Eq. 8.
     """
 
     def __init__(
@@ -80,11 +94,17 @@ class AlphaPolicy(nn.Module):
 def t_numbers(gradient: Tensors, broadcasts: Sequence[Tensors]) -> list[float]:
     """What a site sends: ``<g, w_t - w_{t-1}>`` for t = 1..T, in float64.
 
-    Args:
-        gradient: g, gradient of the site's validation loss at w_T, by tensor name.
-        broadcasts: w_0..w_T, as the site received them, with g's names and shapes.
+    Parameters
+    ----------
+    gradient : mapping of str to Tensor
+        g, gradient of the site's validation loss at w_T.
+    broadcasts : sequence of T + 1 mappings of str to Tensor
+        w_0..w_T, as the site received them, with g's names and shapes.
 
-    Raises ExchangeError naming the tensor (and the step) that is missing, unknown, of another shape, or not finite.
+    Raises
+    ------
+    ExchangeError
+        Names the tensor (and the step) that is missing, unknown, of another shape, or not finite.
     """
     for t, w in enumerate(broadcasts):
         for name in sorted({*gradient, *w}):
@@ -121,13 +141,23 @@ def pool_t_numbers(numbers: Mapping[str, Sequence[float]], reports: Mapping[str,
 def hypergradient(numbers: torch.Tensor, alphas: torch.Tensor, taken: torch.Tensor) -> torch.Tensor:
     """dL/dalpha from the T numbers (see the head of this file), exact in float64.
 
-    Args:
-        numbers: (T,) ``<g, w_t - w_{t-1}>``.
-        alphas: (T,) within [0, 1] that the round was run with.
-        taken: (T,) bool; a skipped step's factor is left out of the products.
+    Parameters
+    ----------
+    numbers : Tensor (T,)
+        ``<g, w_t - w_{t-1}>``.
+    alphas : Tensor (T,)
+        Those that the round was run with, in [0, 1].
+    taken : Tensor (T,), bool
+        A skipped step's factor is left out of the products.
 
-    Returns:
-        (T,) float64; 0 where a step was skipped, and at the steps that :func:`floored_steps` names.
+    Returns
+    -------
+    Tensor (T,), float64
+        0 where a step was skipped, and at the steps that :func:`floored_steps` names.
+
+    References
+    ----------
+    FedTAR, Eq. 7 and 8; supplement, Eq. 16 to 19, whose S it needs no more.
     """
     alphas, numbers = alphas.detach().double(), numbers.detach().double()
     floored = floored_steps(alphas, taken)

@@ -13,20 +13,33 @@ Tensors = Mapping[str, torch.Tensor]
 
 
 def residual_step(w: Tensors, mean: Tensors, alpha: float) -> tuple[dict[str, torch.Tensor], float]:
-    """Eq. 7: ``w_t = w_{t-1} + alpha_t (wbar_t - w_{t-1})``, in float64, rounded once to float32.
+    """One residual step of the server: ``w_t = w_{t-1} + alpha_t (wbar_t - w_{t-1})``, in float64.
 
-    Args:
-        w: w_{t-1}, the float32 master.
-        mean: ``wbar_t - w_{t-1}``, by the same names and shapes.
-        alpha: alpha_t in [0, 1].
+    Parameters
+    ----------
+    w : mapping of str to Tensor, float32
+        The master w_{t-1}.
+    mean : mapping of str to Tensor
+        ``wbar_t - w_{t-1}`` (Eq. 6), by the same names and shapes.
+    alpha : float
+        alpha_t, in [0, 1].
 
-    Returns:
-        w_t (float32) and ``||w_t - w_{t-1}||``. The norm is measured on the master, so it is alpha_t times that of the
-        mean (Theorem 2) up to float32's rounding. Where the two differ clearly, alpha_t times the mean is close to the
-        resolution of float32 beside w, and part of it is lost.
+    Returns
+    -------
+    dict of str to Tensor, float32
+        w_t, rounded once.
+    float
+        ``||w_t - w_{t-1}||`` of the master: alpha_t times that of the mean (Theorem 2) up to float32's rounding. Where
+        the two differ clearly, part of the step is lost.
 
-    Raises:
-        ExchangeError: names the tensor that is not finite after the step.
+    Raises
+    ------
+    ExchangeError
+        Names the tensor that is not finite after the step.
+
+    References
+    ----------
+    FedTAR, Eq. 7.
     """
     moved: dict[str, torch.Tensor] = {}
     squares = []

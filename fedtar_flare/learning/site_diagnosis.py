@@ -110,11 +110,6 @@ class DiagnosisConfig(Settings):
         """Whether there are findings to tell; ``auto`` must have been decided (:meth:`of`)."""
         return bool(self._labeler.findings)
 
-    @property
-    def findings(self) -> tuple[str, ...]:
-        """Their names, in the order of the classes."""
-        return self._labeler.findings
-
     def label(self, report: str) -> tuple[int, ...]:
         """Class of each finding in a report."""
         return self._labeler.label(report)

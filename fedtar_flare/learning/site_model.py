@@ -19,7 +19,7 @@ from fedtar_flare.imaging.pipeline import images_of
 from fedtar_flare.imaging.transform_list import Spec, deterministic, random_for_training
 from fedtar_flare.learning.config import LoRAConfig, TrainingConfig
 from fedtar_flare.learning.evaluation import Evaluated, cells, report_rows
-from fedtar_flare.learning.frozen import FrozenStages
+from fedtar_flare.learning.frozen import KEPT_BYTES, FrozenStages
 from fedtar_flare.learning.prior import PRIOR_DROPOUT, masked, prior_batch, shown, turns
 from fedtar_flare.learning.ranks import ALONE, Ranks
 from fedtar_flare.learning.training import augmented, retry_smaller_batch
@@ -116,7 +116,7 @@ class SiteModel:
         else:
             self.model = restored(generator).to(self.device)
         self.generator = generator
-        self._frozen = FrozenStages(generator)
+        self._frozen = FrozenStages(generator, KEPT_BYTES if restored is None else 0)
 
     # ------------------------------------------------------------------ hooks
     def extend(self, generator: ReportGenerator) -> None:

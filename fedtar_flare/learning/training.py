@@ -84,20 +84,15 @@ def retry_smaller_batch(size: int, run: Callable[[int], _Result]) -> _Result:
             return run(size)
         except torch.OutOfMemoryError:
             pass  # until here the exception's frames keep the tensors of the failed attempt
-        size = halved(size)
-
-
-def halved(micro_batch: int) -> int:
-    """The next smaller micro-batch after the GPU ran out of memory; DataError (``out-of-memory``) from one report."""
-    if micro_batch == 1:
-        raise DataError(
-            "the GPU's memory does not hold one report; take a smaller model or input, or write device: cpu in "
-            "the site file",
-            reason="out-of-memory",
-        )
-    torch.cuda.empty_cache()
-    logger.warning("out of GPU memory: going on with micro-batches of %d reports (same result)", micro_batch // 2)
-    return micro_batch // 2
+        if size == 1:
+            raise DataError(
+                "the GPU's memory does not hold one report; take a smaller model or input, or write device: cpu in "
+                "the site file",
+                reason="out-of-memory",
+            )
+        torch.cuda.empty_cache()
+        size //= 2
+        logger.warning("out of GPU memory: going on with micro-batches of %d reports (same result)", size)
 
 
 def limit_norm(parameters: Sequence[nn.Parameter], limit: float) -> float:
