@@ -99,11 +99,20 @@ class DemographicMixture:
 
         The same profiles, in any order, and the same seed give the same mixture. Components are ordered by their means.
 
-        Args:
-            profiles: (N, P), float64, one row per training patient, at least one.
-            components: length of q.
-            fitted: K wanted, at most ``components``, which None stands for; with fewer distinct profiles, as many as
-                those.
+        Parameters
+        ----------
+        profiles : array (N, P), float64
+            One row per training patient, at least one.
+        components : int, default 16
+            Length of q.
+        fitted : int, optional
+            K wanted, at most ``components``, which None stands for; with fewer distinct profiles, as many as those.
+        seed : int, default 0
+            Of scikit-learn's start.
+
+        References
+        ----------
+        FedTAR, Eq. 3.
         """
         profiles = profiles[_by_column(profiles)]  # the fit depends on the order of rows; the patients have none
         distinct = len(np.unique(profiles, axis=0))

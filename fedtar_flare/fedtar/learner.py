@@ -39,13 +39,23 @@ class PatientLearner(ReportLearner):
     task, a federated model adapted at the site (`Yu et al., 2020 <https://arxiv.org/abs/2002.04758>`_); what travels
     and is validated is the server's.
 
-    Args:
-        mixture: fitted at this site; None when the patient part is off, else ConfigError.
-        median_age: of the training patients when it was fitted.
-        diagnosis: of the findings that the decoder is told; their head is the site's own, like the patient part, unless
-            it is shared: then it is trained beside the adapter, at its own rate.
-        seed: of the shared and patient parts' initial values, the same at every site.
-        lora, training, others: of :class:`ReportLearner`.
+    Parameters
+    ----------
+    mixture : DemographicMixture or None
+        Fitted at this site; None when the patient part is off, else ConfigError.
+    median_age : float, optional
+        Of the training patients when it was fitted, in years.
+    diagnosis : DiagnosisConfig, optional
+        Of the findings that become prompts; their head is the site's own, like the patient part, unless it is shared:
+        then it is trained with the shared adapter, at its own rate.
+    seed : int
+        Of the shared and patient parts' initial values, the same at every site.
+    lora, training, others
+        Of :class:`ReportLearner`.
+
+    References
+    ----------
+    FedTAR, Algorithm 1 and Eq. 4.
     """
 
     knows_patients = True

@@ -172,14 +172,20 @@ class PatientLoRA(nn.Module):
         backward pass (:mod:`fedtar_flare.models.recomputation`), a context opened with gradients on is good for one
         forward and backward pass; the latter may come after the context was left.
 
-        Args:
-            q: (B, components), floating point, on any device.
-            time_step: (B,), integer, 1..T; checked even where the embedding does not depend on it.
+        Parameters
+        ----------
+        q : Tensor (B, components), floating point
+            On any device.
+        time_step : Tensor (B,), integer
+            1..T; checked even where the embedding does not depend on it.
 
-        Raises:
-            DataError: ``q`` or ``time_step`` has another shape or range, or (in a layer's forward) the rows of an input
-                are no multiple of B; names the layer.
-            ConfigError: the shared LoRA is merged into the base weights.
+        Raises
+        ------
+        DataError
+            ``q`` or ``time_step`` has another shape or range, or (in a layer's forward) the rows of an input are no
+            multiple of B; names the layer.
+        ConfigError
+            The shared LoRA is merged into the base weights.
         """
         self._check(q, time_step)
         weight = self.projection.weight

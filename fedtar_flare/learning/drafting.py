@@ -119,12 +119,18 @@ class Kept:
     Its arguments are the state's folder, the site's hash key (None for a simulated site), and run id and round of the
     adapter; a state that does not belong to them is a ConfigError, a damaged one a StateError.
 
-    Args:
-        learner: class of the site's model.
-        settings: arguments of it beside those of every site model.
-        private: what its ``load_for_writing`` takes.
-        time_steps: T of the run.
-        key: of the site, where the model knows patients.
+    Parameters
+    ----------
+    learner : class
+        Of the site's model.
+    settings : mapping of str to Any
+        Arguments of it beside those of every site model.
+    private : mapping of str to Tensor
+        What its ``load_for_writing`` takes.
+    time_steps : int, default 1
+        T of the run.
+    key : bytes
+        Of the site, where the model knows patients.
     """
 
     learner: type[SiteModel] = SiteModel
@@ -137,15 +143,23 @@ class Kept:
 class Drafter:
     """A trained model, ready to draft.
 
-    Args:
-        adapter: the ``adapter`` folder that a run left.
-        state: the site's state of that run, ``<state folder>/<run_id>/<site>``; None: the shared adapter alone.
-        key: the site's hash key (``fedtar.key``); a simulated site's derives from its seed and needs none.
-        model: settings of the base model to override, such as ``weights`` or ``encoder_name`` by a local path.
+    Parameters
+    ----------
+    adapter : Path
+        The ``adapter`` folder that a run left.
+    state : Path, optional
+        The site's state of that run, ``<state folder>/<run_id>/<site>``; None: the shared adapter alone.
+    key : bytes, optional
+        The site's hash key (``fedtar.key``); a simulated site's derives from its seed and needs none.
+    model : mapping of str to Any, optional
+        Settings of the base model to override, such as ``weights`` or ``encoder_name`` by a local path.
 
-    Raises:
-        ConfigError: not an adapter of this package, another base model, a state of another run, or no or a wrong key.
-        StateError: the site's state is missing or damaged.
+    Raises
+    ------
+    ConfigError
+        Not an adapter of this package, another base model, a state of another run, or no or a wrong key.
+    StateError
+        The site's state is missing or damaged.
     """
 
     def __init__(
