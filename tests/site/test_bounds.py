@@ -241,7 +241,7 @@ FREE = {
     LoRAConfig: {"dtype_up": "one of two"},
     TrainingConfig: {
         "micro_batch": "at most the batch",
-        "augment": "yes or no", "prior_dropout": "what is hidden of a visit",
+        "augment": "yes or no",
         "schedule": "only lowers the rates", "gradient_checkpointing": "yes or no",
     },
     DataConfig: {
