@@ -24,22 +24,34 @@ class KitBuilder(Builder):
 
     The kits get the classes of this package's jobs on the allow-list (enforced), the server's storage inside its kit,
     the supervised process launcher, the site policy ``local/privacy.json`` with the guard, no log streaming from
-    sites, and a policy under which no administrator reads a site's files or brings code. Raises ConfigError for a
-    setting that is not allowed or a site that the project does not have.
+    sites, and a policy under which no administrator reads a site's files or brings code.
 
-    Args:
-        methods: whose jobs may run, which the kits list by name (empty: none); None: those that come with this package,
-            whatever else is installed where the kits are made.
-        extra_classes: full class paths that jobs may use besides those of this package.
-        extra_names: regular expressions; a base-model parameter may leave a site whole only if one matches its whole
-            name.
-        filters: result filters of every site, such as differential privacy, that run before the guard, in FLARE's form
-            (``path``, ``args``).
-        flare_classes: whether FLARE's own list of classes stays allowed, for jobs of other plugins.
-        lead_byoc: whether a lead may submit a job with code of its own (FLARE's default; not ours).
-        max_restarts: of a site's job process that a signal ended.
-        gpus: site name to ``{"count": 1, "memory": 40}`` (GiB), which a job asks for with its ``resource_spec``. Other
-            sites manage none (a job then uses what the site file says).
+    Parameters
+    ----------
+    methods : sequence of str, optional
+        Whose jobs may run, which the kits list by name (empty: none). None: those that come with this package, whatever
+        else is installed where the kits are made.
+    extra_classes : sequence of str
+        Full class paths that jobs may use besides those of this package.
+    extra_names : sequence of str
+        Regular expressions; a base-model parameter may leave a site whole only if one matches its whole name.
+    filters : sequence of Mapping
+        Result filters of every site, such as differential privacy, that run before the guard, in FLARE's form
+        (``path``, ``args``).
+    flare_classes : bool
+        Whether FLARE's own list of classes stays allowed, for jobs of other plugins.
+    lead_byoc : bool
+        Whether a lead may submit a job with code of its own (FLARE's default; not ours).
+    max_restarts : int
+        Of a site's job process that a signal ended.
+    gpus : Mapping, optional
+        Site name to ``{"count": 1, "memory": 40}`` (GiB), which a job asks for with its ``resource_spec``. Other sites
+        manage none (a job then uses what the site file says).
+
+    Raises
+    ------
+    ConfigError
+        A setting is not allowed, a method not installed, or a site not the project's.
     """
 
     def __init__(

@@ -52,16 +52,25 @@ def complete(
 ) -> dict[str, Any]:
     """FLARE's resources of a kit with what this plugin needs; complete ones come back unchanged.
 
-    Args:
-        resources: content of ``local/resources.json.default``.
-        extra_classes: full class paths that jobs may use besides those of this package.
-        gpus, gpu_memory: what a job may ask a site for with ``resource_spec`` (number, GiB each).
-        byoc: whether a site starts jobs with code of their own.
-        flare_classes: whether FLARE's own list of classes stays, for other jobs than those of this plugin.
-        sites: of the project; a server refuses jobs for others. Empty: any.
+    Parameters
+    ----------
+    resources : Mapping
+        Content of ``local/resources.json.default``.
+    extra_classes : sequence of str
+        Full class paths that jobs may use besides those of this package.
+    gpus, gpu_memory : number
+        What a job may ask a site for with ``resource_spec`` (number, GiB each).
+    byoc : bool
+        Whether a site starts jobs with code of their own.
+    flare_classes : bool
+        Whether FLARE's own list of classes stays, for other jobs than those of this plugin.
+    sites : sequence of str
+        Of the project; a server refuses jobs for others. Empty: any.
 
-    Raises:
-        ConfigError: the resources are not FLARE's, or a class path is a whole package.
+    Raises
+    ------
+    ConfigError
+        the resources are not FLARE's, or a class path is a whole package.
     """
     result = deepcopy(dict(resources))
     components = result.get("components")

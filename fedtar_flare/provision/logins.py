@@ -76,14 +76,14 @@ class LoginAlarm(FLComponent):
         AuditService.add_event(user=site, action="fedtar.second_login", msg="two processes use one kit")
 
 
-def watch_connections(told: Callable[[str], object]) -> None:
-    """Call ``told`` with the name of a peer whose connection a new one takes over; FLARE has no event for it."""
+def watch_connections(taken_over: Callable[[str], object]) -> None:
+    """Call ``taken_over`` with the name of a peer whose connection a new one takes over; FLARE has no event for it."""
     add = SfmEndpoint.add_connection
 
     def adding(self: SfmEndpoint, connection: SfmConnection) -> None:
         before = bool(self.connections)
         add(self, connection)
         if before:
-            told(str(self.endpoint.name))
+            taken_over(str(self.endpoint.name))
 
     SfmEndpoint.add_connection = adding

@@ -17,9 +17,9 @@ from typing import Any
 from fedtar_flare.errors import ConfigError, FedTARError
 from fedtar_flare.files import read_json, write_json
 from fedtar_flare.provision.status import FINISHED, open_session
+from fedtar_flare.site.approval import SIGNATURES
 
 SERVER_CONFIG = "config_fed_server.json"
-SIGNATURES = (".__nvfl_sig.json", ".__nvfl_submitter.crt")
 
 
 def resume(
@@ -27,17 +27,25 @@ def resume(
 ) -> str:
     """Submit the job that goes on with ``job_id``; returns the new job's id.
 
-    Args:
-        kit: startup kit of an admin user who may submit.
-        job_folder: the job as it was submitted; None: it is downloaded from the server.
-        rounds: more rounds than the run had; None: as before.
-        force: resume although FLARE says that the job has not ended: a killed server leaves its job at RUNNING for ever
-            if its kit was made without this plugin's builder. Needs ``job_folder``, since FLARE refuses downloads of a
-            running job. Never use it while the job really runs: two jobs would write the same site state.
+    Parameters
+    ----------
+    kit : Path
+        Startup kit of an admin user who may submit.
+    job_folder : Path, optional
+        The job as it was submitted; None: it is downloaded from the server.
+    rounds : int, optional
+        More rounds than the run had; None: as before.
+    force : bool
+        Resume although FLARE says that the job has not ended: a killed server leaves its job at RUNNING for ever if its
+        kit was made without this plugin's builder. Needs ``job_folder``, since FLARE refuses downloads of a running
+        job. Never use it while the job really runs: two jobs would write the same site state.
 
-    Raises:
-        FedTARError: the job has not ended, or the server refuses.
-        ConfigError: the folder holds no job of this plugin, or ``force`` has no folder.
+    Raises
+    ------
+    FedTARError
+        The job has not ended, or the server refuses.
+    ConfigError
+        The folder holds no job of this plugin, or ``force`` has no folder.
     """
     if force and job_folder is None:
         raise ConfigError("--force needs --job: FLARE gives nobody the files of a job that it takes for running")

@@ -48,7 +48,7 @@ register_tensors()
 
 
 class GaussianPrivacy(Filter):
-    """Result filter of a site's own ``privacy.json``, before the outbound guard. Raises ConfigError for a bad setting.
+    """Result filter of a site's own ``privacy.json``, before the outbound guard.
 
     The method's contract says which fields are public or noisy and which tensors an update holds. All tensors of a
     difference together are clipped to the L2 norm ``clip_norm`` = C and get Gaussian noise of standard deviation
@@ -57,16 +57,33 @@ class GaussianPrivacy(Filter):
     m noisy fields that a task declares are one vector of sensitivity ``2 sqrt(m)`` and one release, with
     ``closing_noise_multiplier``. Noise is added in float32 or better, before the cast to the wire's number format.
 
-    Args:
-        clip_norm: C. Noise grows with it: take the norm that updates have (the audit lists it), not more.
-        noise_multiplier: z of an update: standard deviation of the noise over the sensitivity.
-        delta: of the guarantee; well under one over the number of the site's patients.
-        max_epsilon: the budget over all runs on this site's data. The site abstains rather than send a message that
-            would exceed it.
-        closing_noise_multiplier: z of the noisy fields; 0: they are not sent (the server then has only the other sites'
-            numbers).
-        noise_seed: for tests in the simulator only; a real site refuses it, because whoever knows it can remove the
-            noise. Without it the noise comes from the operating system's cryptographic generator.
+    Parameters
+    ----------
+    clip_norm : float
+        C, L2. Noise grows with it: take the norm that updates have (the audit lists it), not more.
+    noise_multiplier : float
+        z of an update: standard deviation of the noise over the sensitivity.
+    delta : float
+        Of the guarantee; well under one over the number of the site's patients.
+    max_epsilon : float
+        The budget over all runs on this site's data. The site abstains rather than send a message that would exceed it.
+    vector_clip, loss_clip : float
+        L2 norm of a noisy list of numbers, and largest noisy number.
+    closing_noise_multiplier : float
+        z of the noisy fields; 0: they are not sent (the server then has only the other sites' numbers).
+    noise_seed : int, optional
+        For tests in the simulator only; a real site refuses it, because whoever knows it can remove the noise. Without
+        it the noise comes from the operating system's cryptographic generator.
+
+    Raises
+    ------
+    ConfigError
+        A setting is not allowed.
+
+    References
+    ----------
+    Dwork and Roth, *The Algorithmic Foundations of Differential Privacy*, 2014, A.1 (the Gaussian mechanism); the
+    account is that of :mod:`.accountant`.
     """
 
     def __init__(

@@ -1,7 +1,6 @@
 """A site's veto: read at every task, recorded at the server, and the job goes on without it."""
 
 import pytest
-import torch
 from command import fedtar_here
 from federation import LocalFederation, QuadraticSite, pair
 from flare_context import context
@@ -11,8 +10,8 @@ from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
 from fedtar_flare.errors import FedTARError
 from fedtar_flare.fedtar.method import CONTRACT
-from fedtar_flare.flare.executor import MethodExecutor, ok
-from fedtar_flare.protocol.messages import Reply, TaskHeader, version
+from fedtar_flare.flare.executor import MethodExecutor
+from fedtar_flare.protocol.messages import Reply
 from fedtar_flare.record.events import Start, Step
 from fedtar_flare.record.log import of_kind, read_events
 from fedtar_flare.site.participation import FILE, Participation, decide, participation
@@ -137,9 +136,3 @@ def test_the_commands_write_the_decision(tmp_path):
     fedtar_here("site", "pause", "--simulated", "site-1", FEDTAR_HOME=str(tmp_path / "home"))
     assert participation(tmp_path / "home" / "state" / "sites" / "site-1") is Participation.PAUSED
     assert fedtar_here("site", "pause", "--simulated", "../x", FEDTAR_HOME=str(tmp_path / "home"))[0] == 1
-
-
-def test_ok_replies_need_no_tensor(tmp_path):
-    site = Behind(lambda task, header, weights: (ok(header), None), tmp_path)
-    reply, params = site("close_round", TaskHeader("fedtar", "run", 1, 2, 2, 2, version(1, 2)), {"x": torch.ones(1)})
-    assert reply.status == "ok" and not params
