@@ -34,6 +34,13 @@ THREADS = os.environ.get("FEDTAR_TEST_THREADS") or ("1" if "PYTEST_XDIST_WORKER"
 """Of torch; one where tests run side by side, since threads that wait for another's core cost more than they save."""
 
 
+def pytest_addoption(parser, pluginmanager):
+    if not pluginmanager.hasplugin("xdist"):  # pytest -p no:xdist: the options in pyproject.toml then say nothing
+        for name in ("-n", "--dist"):
+            parser.getgroup("xdist")._addoption(name)
+        parser.addoption("--no-loadscope-reorder", action="store_true")
+
+
 def pytest_collection_modifyitems(items):
     place = {name: number for number, name in enumerate(LONGEST)}
     items.sort(key=lambda item: place.get(item.path.name, len(place)))
