@@ -19,10 +19,10 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import TYPE_CHECKING, Any
 
 from fedtar_flare.errors import ConfigError
-from fedtar_flare.settings import Settings, nearest
 
 if TYPE_CHECKING:
     from fedtar_flare.protocol.contract import Contract
+    from fedtar_flare.settings import Settings
 
 GROUP = "fedtar_flare.methods"
 DEFAULT = "fedtar"
@@ -146,6 +146,8 @@ def method(name: str) -> Method:
     """
     points = _announced()
     if name not in points:
+        from fedtar_flare.settings import nearest  # the list of methods needs no settings
+
         known = ", ".join(points) or "none: install the package, pip install fedtar_flare"
         raise ConfigError(f"method '{name!s:.80}' is unknown{nearest(str(name), points)} (known: {known})")
     try:

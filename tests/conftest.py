@@ -68,6 +68,18 @@ def home(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def cohort(home):
+    """Sixteen synthetic patients of two visits at one site, prepared for the preset ``tiny``; nobody changes it."""
+    from fedtar_flare.data.timeline import Timeline
+    from fedtar_flare.imaging.pipeline import prepare_cohort
+    from fedtar_flare.models.config import preset
+    from fedtar_flare.synthetic.cohort import synthetic_cohort
+
+    made = synthetic_cohort("site-1", folder=home / "synthetic", patients=16, timeline=Timeline(2), seed=0)
+    return prepare_cohort(made, preset("tiny"), home / "prepared")
+
+
+@pytest.fixture(scope="session")
 def shared_data() -> Path:
     """Folder of the real public data; the test is skipped, with the reason, where it is absent."""
     folder = Path(os.environ.get("FEDTAR_SHARED_DATA", REPOSITORY.parent / "shared" / "data"))

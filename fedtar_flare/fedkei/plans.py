@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -24,8 +24,13 @@ from fedtar_flare.fedkei.objectives import PLAIN, Local
 from fedtar_flare.fedkei.pool import Module, Pool
 from fedtar_flare.settings import nearest
 
-if TYPE_CHECKING:
-    from fedtar_flare.fedkei.config import FedKEIConfig
+
+class Clustering(Protocol):
+    """What a mixture is made by, of :class:`fedtar_flare.fedkei.config.FedKEIConfig`."""
+
+    clusters: int
+    min_cluster_sites: int
+    eta_out: float
 
 
 @dataclass(frozen=True)
@@ -51,7 +56,7 @@ class Plan:
     probe: Literal["none", "bilevel", "direct"] = "none"
     local: Local = PLAIN
 
-    def mixture(self, pool: Pool, task: int, settings: FedKEIConfig) -> Mixture:
+    def mixture(self, pool: Pool, task: int, settings: Clustering) -> Mixture:
         """The mixture for a task (counted from 1) of modules of the tasks before it.
 
         It is the common start alone where there is no such module, or where all of them together are of fewer sites

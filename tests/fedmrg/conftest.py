@@ -3,23 +3,14 @@
 import pytest
 import torch
 
-from fedtar_flare.data.timeline import Timeline
 from fedtar_flare.fedmrg.config import FedMRGConfig
 from fedtar_flare.fedmrg.dual_adapter import decoder_targets
 from fedtar_flare.fedmrg.learner import FedMRGLearner
-from fedtar_flare.imaging.pipeline import prepare_cohort
 from fedtar_flare.learning.config import LoRAConfig, TrainingConfig
 from fedtar_flare.models.config import preset
-from fedtar_flare.synthetic.cohort import synthetic_cohort
 
 MODEL = preset("tiny", max_length=24, num_beams=1)
 EXCHANGED = (r"(?:encoder|pooling|projection|diagnosis)\..+",)
-
-
-@pytest.fixture(scope="session")
-def cohort(home):
-    cohort = synthetic_cohort("site-1", folder=home / "synthetic", patients=16, timeline=Timeline(2), seed=0)
-    return prepare_cohort(cohort, MODEL, home / "prepared")
 
 
 @pytest.fixture

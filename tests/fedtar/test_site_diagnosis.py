@@ -8,7 +8,6 @@ import pytest
 import torch
 from hospital_site import HospitalSite, executor_of, write_site_files
 
-from fedtar_flare.data.timeline import Timeline
 from fedtar_flare.errors import ConfigError, ExchangeError
 from fedtar_flare.fedtar.config import PatientConfig
 from fedtar_flare.fedtar.learner import PatientLearner
@@ -16,7 +15,6 @@ from fedtar_flare.fedtar.method import CONTRACT
 from fedtar_flare.fedtar.profiles import fit_mixture
 from fedtar_flare.fedtar.recipe import FedTARRecipe
 from fedtar_flare.flare.recipe import MethodRecipe
-from fedtar_flare.imaging.pipeline import prepare_cohort
 from fedtar_flare.learning import labels
 from fedtar_flare.learning.config import LoRAConfig, TrainingConfig
 from fedtar_flare.learning.diagnosis import FIXED_RMS, DiagnosisBranch, fix_prompts
@@ -25,17 +23,9 @@ from fedtar_flare.learning.site_diagnosis import OWN_RATE, SHARED_RATE, Diagnosi
 from fedtar_flare.models.config import CVT_TARGETS, preset
 from fedtar_flare.models.report_generator import report_loss
 from fedtar_flare.protocol.contract import HEAD_NAMES
-from fedtar_flare.synthetic.cohort import synthetic_cohort
 
 MODEL = preset("tiny", max_length=16)
 TOLD = DiagnosisConfig(labeler="synthetic")
-
-
-@pytest.fixture(scope="module")
-def cohort(tmp_path_factory):
-    place = tmp_path_factory.mktemp("cohort")
-    made = synthetic_cohort("site-1", folder=place, patients=12, timeline=Timeline(2), seed=0)
-    return prepare_cohort(made, MODEL, place / "prepared")
 
 
 @pytest.fixture
@@ -244,8 +234,8 @@ def test_a_site_does_all_tasks_and_sends_no_head(home, tmp_path, monkeypatch):
 
 
 def test_what_is_trained_beside_the_adapter_is_told_to_the_site_s_bounds():
-    asked = executor_of("fedtar", preset="tiny", diagnosis={"labeler": "synthetic", "lr": 0.05}).strategy.request(3, 2)
-    assert asked.learning_rate["diagnosis.lr"] == 0.05 and asked.beams["diagnosis.candidates"] > 1
+    asked = executor_of("fedtar", preset="tiny", diagnosis={"labeler": "synthetic", "lr": 0.05, "candidates": 8}).strategy.request(3, 2)
+    assert asked.learning_rate["diagnosis.lr"] == 0.05 and asked.beams["diagnosis.candidates"] == 8
     off = executor_of("fedtar", preset="tiny", patient={"enabled": False}).strategy.request(3, 2)
     assert not {"diagnosis.lr", "patient.lr"} & set(off.learning_rate)
 

@@ -9,7 +9,6 @@ import torch
 from saved_tensors import kept_bytes
 from tiny_llama import write_llama
 
-from fedtar_flare.data.timeline import Timeline
 from fedtar_flare.errors import ConfigError, DataError
 from fedtar_flare.fedmrg.config import FedMRGConfig
 from fedtar_flare.fedmrg.dual_adapter import copy_broadcast
@@ -17,22 +16,14 @@ from fedtar_flare.fedmrg.learner import FedMRGLearner
 from fedtar_flare.fedtar.config import PatientConfig
 from fedtar_flare.fedtar.learner import PatientLearner
 from fedtar_flare.fedtar.profiles import fit_mixture, memberships, training_median_age
-from fedtar_flare.imaging.pipeline import prepare_cohort
 from fedtar_flare.learning.config import LoRAConfig, TrainingConfig
 from fedtar_flare.learning.learner import ReportLearner
 from fedtar_flare.methods.fedpeft import PEFTConfig, PEFTLearner
 from fedtar_flare.models.adapters.lora import lora_layers
 from fedtar_flare.models.config import preset
-from fedtar_flare.synthetic.cohort import synthetic_cohort
 
 SEED, ROWS = 3, 4
 MODEL = preset("tiny", max_length=16)
-
-
-@pytest.fixture(scope="module")
-def cohort(home):
-    whole = synthetic_cohort("site-1", folder=home / "synthetic", patients=16, timeline=Timeline(2), seed=0)
-    return prepare_cohort(whole, MODEL, home / "prepared")
 
 
 @pytest.fixture(scope="module")

@@ -5,13 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fedtar_flare.data.timeline import Timeline
 from fedtar_flare.errors import DataError
-from fedtar_flare.imaging.pipeline import prepare_cohort
 from fedtar_flare.learning.config import LoRAConfig, TrainingConfig
 from fedtar_flare.learning.learner import ReportLearner
 from fedtar_flare.models.config import preset
-from fedtar_flare.synthetic.cohort import synthetic_cohort
 
 MODEL = preset("tiny", max_length=16)
 
@@ -33,13 +30,6 @@ class SmallMemory(ReportLearner):
         self.sizes = [*getattr(self, "sizes", []), len(samples)]
         if len(samples) > self.most and not spared:
             raise torch.OutOfMemoryError("CUDA out of memory (injected)")
-
-
-@pytest.fixture(scope="module")
-def cohort(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("cohort")
-    whole = synthetic_cohort("site-1", folder=folder, patients=16, timeline=Timeline(2), seed=0)
-    return prepare_cohort(whole, MODEL, folder / "prepared")
 
 
 @pytest.fixture
