@@ -4,7 +4,7 @@ Karimireddy et al., "SCAFFOLD: Stochastic Controlled Averaging for Federated Lea
 adds c - c_i to each local gradient, and afterwards sets c_i to the mean of its K uncorrected local gradients::
 
     c_i+ = (1 / K) sum_j g_i(y_j)          which under plain SGD is option II: c_i - c + (x - y_i) / (K lr)
-    x <- x + server_lr sum_i p_i (y_i - x)
+    x <- x + sum_i p_i (y_i - x)           the paper's eta_g is 1
     c <- c + sum_i p_i (c_i+ - c_i)        over the sites that answered
 
 p_i are the shares by ``weighting`` of all sites (1 / N, the paper's, with ``uniform``). c_i is private and stays at the
@@ -52,12 +52,6 @@ class ScaffoldConfig(Settings):
     optimizer: Literal["adamw", "sgd"] = Field("adamw", description="local optimiser of the shared part")
 
 
-class ScaffoldServerConfig(Settings):
-    """SCAFFOLD at the server."""
-
-    server_lr: float = Field(1.0, gt=0, description="the paper's eta_g")
-
-
 class ScaffoldServer(FedAvgServer):
     """SCAFFOLD at the server, with c (float64) in the checkpoint."""
 
@@ -78,8 +72,7 @@ class ScaffoldServer(FedAvgServer):
         shares = self.shares_of({site: n for site, n in counts.items() if n})
         answered = math.fsum(shares[site] for site in answers.replies)
         self.control = {name: c + answered * mean[name] for name, c in self.control.items()}
-        rate = self.settings.server.server_lr
-        return super().merge(w, {name: rate * mean[name] for name in w}, answers)
+        return super().merge(w, mean, answers)
 
     def state(self) -> dict[str, torch.Tensor]:
         """c."""
@@ -167,7 +160,6 @@ METHOD = FEDAVG.derive(
         "stays": "patients, images, reports, the site's own control variate",
     },
     server=ScaffoldServer,
-    server_settings=ScaffoldServerConfig,
     site=ScaffoldSite,
     learner=ScaffoldLearner,
     settings={"scaffold": ScaffoldConfig},

@@ -157,7 +157,7 @@ def drifting():
     return {f"site-{i}": Drifting(f"site-{i}", i, n) for i, n in enumerate((3, 5, 2))}
 
 
-def scaffold(local, p, server_lr, exchanges):
+def scaffold(local, p, exchanges):
     """Karimireddy et al., Algorithm 1 with option II, in float64."""
     curvature = {name: flat(site.curvature.values()) for name, site in local.items()}
     target = {name: flat(site.plain.targets[0]) for name, site in local.items()}
@@ -172,7 +172,7 @@ def scaffold(local, p, server_lr, exchanges):
             fresh = own[name] - c + (x - y) / (K * LR)
             steps[name], changes[name] = y - x, fresh - own[name]
             own[name] = fresh
-        x = x + server_lr * sum(p[name] * steps[name] for name in local)
+        x = x + sum(p[name] * steps[name] for name in local)
         c = c + sum(p[name] * changes[name] for name in local)
     return x, c
 
@@ -180,9 +180,9 @@ def scaffold(local, p, server_lr, exchanges):
 @pytest.mark.parametrize("weighting", ["samples", "uniform"])
 def test_scaffold_s_server_follows_the_paper_s_algorithm(tmp_path, weighting):
     local = drifting()
-    _, checkpoint, w = run(Scaffold, tmp_path, local, weighting=weighting, server_lr=0.8)
+    _, checkpoint, w = run(Scaffold, tmp_path, local, weighting=weighting)
     p = {"samples": {"site-0": 0.3, "site-1": 0.5, "site-2": 0.2}, "uniform": dict.fromkeys(local, 1 / 3)}[weighting]
-    x, c = scaffold(drifting(), p, 0.8, ROUNDS * T)
+    x, c = scaffold(drifting(), p, ROUNDS * T)
     np.testing.assert_allclose(w, x, rtol=1e-6, atol=1e-6)
     np.testing.assert_allclose(flat(checkpoint.method[f"control.{n}"] for n in NAMES), c, rtol=1e-6, atol=2e-6)
 
@@ -307,7 +307,6 @@ def test_drfa_goes_on_to_the_same_bits(tmp_path):
     assert all(torch.equal(whole.method[n], again.method[n]) for n in whole.method)
 
 
-@pytest.mark.parametrize(("kind", "name", "value"), [("drfa", "lambda_lr", -1.0), ("scaffold", "server_lr", 0.0)])
-def test_a_server_s_step_that_cannot_be_fails_when_built(kind, name, value):
-    with pytest.raises(ConfigError, match=name):
-        FederatedController(kind, settings={"server": {name: value}})
+def test_a_step_of_lambda_that_cannot_be_fails_when_built():
+    with pytest.raises(ConfigError, match="lambda_lr"):
+        FederatedController("drfa", settings={"server": {"lambda_lr": -1.0}})
