@@ -234,7 +234,8 @@ def test_a_site_does_all_tasks_and_sends_no_head(home, tmp_path, monkeypatch):
 
 
 def test_what_is_trained_beside_the_adapter_is_told_to_the_site_s_bounds():
-    asked = executor_of("fedtar", preset="tiny", diagnosis={"labeler": "synthetic", "lr": 0.05, "candidates": 8}).strategy.request(3, 2)
+    diagnosis = {"labeler": "synthetic", "lr": 0.05, "candidates": 8}
+    asked = executor_of("fedtar", preset="tiny", diagnosis=diagnosis).strategy.request(3, 2)
     assert asked.learning_rate["diagnosis.lr"] == 0.05 and asked.beams["diagnosis.candidates"] == 8
     off = executor_of("fedtar", preset="tiny", patient={"enabled": False}).strategy.request(3, 2)
     assert not {"diagnosis.lr", "patient.lr"} & set(off.learning_rate)
