@@ -22,7 +22,9 @@ from tests.textures import task_data
 
 SIZES = (64, 16, 96)
 LEARNING = LearnerSettings(epochs=10, batch_size=16, lr=0.05, momentum=0.9)
-VIT = ClassifierConfig(encoder="vit", image_size=32, slices=1, width=32, depth=2, heads=2, patch=8)
+VIT = ClassifierConfig(
+    encoder="vit", image_size=32, slices=1, encoder_config={"embed_dim": 32, "depth": 2, "num_heads": 2}
+)
 
 
 def fedmrg(quick: bool) -> Result:

@@ -56,7 +56,7 @@ def test_every_argument_is_monais_and_none_but_the_needed_lacks_a_default(name):
         ({"name": "SaveImaged", "output_dir": "/tmp"}, "not 'SaveImaged'"),
         ({"name": "Spacing", "pixdim": 1}, "did you mean 'Spacingd'?"),
         ({"pixdim": 1}, "not None"),
-        ({"name": ["Spacingd"]}, "not ["),
+        ({"name": ["Spacingd"]}, "not ('Spacingd',)"),
         ({"name": "Spacingd"}, "'Spacingd' with pixdim"),
         ({"name": "Spacingd", "pixdim": [1, 1], "keys": "report"}, "not 'keys'"),
         ({"name": "Spacingd", "pixdim": 0.001}, "from 0.2 to 20"),
