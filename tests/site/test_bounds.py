@@ -29,10 +29,10 @@ NO_EMBEDDING = "never the output layer or an embedding"
 
 
 def asked(name="tiny", rounds=3, time_steps=3, candidates=1, **groups):
-    """What a job of FedTAR without a patient part asks."""
-    groups = {"diagnosis": {"labeler": "synthetic", "candidates": candidates}} | groups
-    executor = executor_of("fedtar", preset=name, patient={"enabled": False}, **groups)
-    return executor.strategy.request(rounds, time_steps)
+    """What a job of FedTAR with neither a patient part nor a diagnosis asks, and so many candidates."""
+    groups = {"diagnosis": {"labeler": "none"}, "patient": {"enabled": False}} | groups
+    request = executor_of("fedtar", preset=name, **groups).strategy.request(rounds, time_steps)
+    return replace(request, beams={**request.beams, "diagnosis.candidates": candidates})
 
 
 def only(found, words):
