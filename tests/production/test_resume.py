@@ -139,7 +139,7 @@ def test_the_resuming_job_is_the_same_job_but_for_what_it_starts_from(tmp_path):
     changed = [path.name for path, text in before.items() if path.read_text() != text]
     assert changed == ["config_fed_server.json"]
     (workflow,) = json.loads((job / "app" / "config" / "config_fed_server.json").read_text())["workflows"]
-    assert workflow["args"] == {"num_rounds": 6, "resume_from": "job-1"}
+    assert workflow["args"] == {"method": "fedtar", "num_rounds": 6, "resume_from": "job-1"}
     assert TemporalResidualController(**workflow["args"]).resume_from == "job-1"
 
 

@@ -29,7 +29,7 @@ DOWN = {A: torch.ones(2, 3), B: torch.ones(3, 2)}
 def scope(tmp_path):
     for folder in ("local", "startup"):
         (tmp_path / folder).mkdir()
-    (tmp_path / "local" / "privacy.json").write_text(json.dumps(site_policy()))
+    (tmp_path / "local" / "privacy.json").write_text(json.dumps(site_policy(["fedtar"])))
     return create_privacy_manager(Workspace(str(tmp_path), "hospital-a"), names_only=False).default_scope
 
 
