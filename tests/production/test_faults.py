@@ -257,8 +257,8 @@ def test_a_run_of_fedkei_killed_at_probe_and_at_adapt_and_a_site_s_process_too_e
 ):
     settings = {"method": partial(MethodRecipe, "fedkei"), "rounds": 2, "server": {"step_time_limit": LIMIT}}
     settings |= {"fedkei": {"tasks": ["effusion", "nodule"], "base": ["none", "cardiomegaly", "emphysema"]}}
-    # many inner epochs, so that PROBE and ADAPT last seconds and the kill falls within them
-    settings |= {"training": {"epochs": 2, "batch_size": 8, "inner_epochs": 40}, "data": {"synthetic_patients": 24}}
+    # batches of one image, so that PROBE and ADAPT last seconds and the kill falls within them
+    settings |= {"training": {"epochs": 8, "batch_size": 1}, "data": {"synthetic_patients": 48}}
     whole = federation.submit(exported("fedkei_quiet", **settings))
     assert federation.finished(whole, 400) == "FINISHED:COMPLETED", federation.tail(whole)
     running = federation.submit(exported("fedkei_killed", **settings))
