@@ -28,9 +28,11 @@ SETTINGS = {
 
 def executor_of(method, preset="small", seed=0, torch_threads=1, **settings):
     """The executor of a method's job, with its groups of settings by name."""
-    if method == "fedtar":
-        return PatientAdaptiveExecutor(preset, settings, seed, torch_threads)
-    return SiteExecutor(method, preset, settings, seed, torch_threads)
+    own = {} if method == "fedtar" else {"method": method}
+    kind = SiteExecutor if own else PatientAdaptiveExecutor
+    executor = kind(**own, preset=preset, settings=settings, seed=seed, torch_threads=torch_threads)
+    assert executor.strategy, "wrong settings are refused here, as in a recipe"
+    return executor
 
 
 class Engine:

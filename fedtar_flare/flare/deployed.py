@@ -140,6 +140,8 @@ def _build(entry: Mapping[str, Any], classes: Sequence[str], base: type, app: Pa
     if not issubclass(kind, base):
         raise ConfigError(f"{app}: '{path:.80}' is no {base.__name__}")
     try:
-        return kind(**(entry.get("args") or {}))
+        built = kind(**(entry.get("args") or {}))
+        _ = built.strategy  # a method that is not installed, or a wrong setting, is said here
+        return built
     except TypeError as error:
         raise ConfigError(f"{app}: {name}: {error}") from error

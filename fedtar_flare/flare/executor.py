@@ -39,7 +39,6 @@ Tensors = Mapping[str, torch.Tensor]
 class MethodExecutor(Executor):
     """What happens to a task whatever it is; a subclass has the ``contract`` and implements :meth:`perform`."""
 
-    contract: Contract
     scalars_to: Callable[[str, float, int], None] | None = None
     """Where :meth:`send_scalar` gives its points; None: to the server."""
     opened: Callable[[], None] | None = None
@@ -55,8 +54,8 @@ class MethodExecutor(Executor):
             fl_ctx.set_prop(audit.HEADER_PROP, header, private=True, sticky=False)
             if reason := not_allowed(fl_ctx):
                 raise ExchangeError(reason)
-            if header.method != self.contract.method:
-                raise ExchangeError(f"the task is of method '{header.method}', this job's is '{self.contract.method}'")
+            if header.method != self.method_name:
+                raise ExchangeError(f"the task is of method '{header.method}', this job's is '{self.method_name}'")
             site = Site(fl_ctx, abort_signal)
             audit.require_writable(site, fl_ctx)
             check_inbound(model.params)
@@ -84,6 +83,16 @@ class MethodExecutor(Executor):
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
         """Keep the site's audit of what leaves (see :mod:`fedtar_flare.site.audit`)."""
         audit.record_event(event_type, fl_ctx)
+
+    @property
+    @abstractmethod
+    def contract(self) -> Contract:
+        """What the method exchanges."""
+
+    @property
+    def method_name(self) -> str:
+        """Name of the method whose tasks are done."""
+        return self.contract.method
 
     @abstractmethod
     def perform(self, task: str, header: TaskHeader, weights: Tensors, site: Site) -> tuple[Reply, Tensors | None]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,6 +39,9 @@ PRODUCTION_MIN_CELL = 5
 class SiteExecutor(MethodExecutor):
     """Runs the tasks of one method at a site; what is learnt is the business of the method's :class:`SiteStrategy`.
 
+    The method is looked up when it is first needed: at a site, once its guard has let a task of it pass, so that no job
+    imports a package that the site has not allowed. Recipes, and whoever describes a job, need it at once.
+
     What one task needs of another is on disk (:class:`SiteState`), because each may run in a new process.
 
     Parameters
@@ -57,7 +60,8 @@ class SiteExecutor(MethodExecutor):
     Raises
     ------
     ConfigError
-        The method is not installed, or a setting is unknown or not allowed.
+        ``torch_threads`` is not allowed; from :attr:`strategy` on: the method is not installed, or a setting is unknown
+        or not allowed.
     """
 
     ranks: Ranks = ALONE
@@ -79,11 +83,23 @@ class SiteExecutor(MethodExecutor):
             raise ConfigError(f"torch_threads must be a whole number from 1 to 256, not {torch_threads!r}")
         self.method, self.preset, self.settings = method, preset, settings
         self.seed, self.torch_threads = seed, torch_threads
-        self.definition = registry.method(method)
-        self.strategy = self.definition.site(self)
 
     @property
-    def contract(self) -> Contract:  # type: ignore[override]
+    def method_name(self) -> str:
+        return self.method
+
+    @cached_property
+    def definition(self) -> registry.Method:
+        """The method, as installed here."""
+        return registry.method(self.method)
+
+    @cached_property
+    def strategy(self) -> Any:
+        """What the method does at a site: its :class:`SiteStrategy`, with all settings checked."""
+        return self.definition.site(self)
+
+    @property
+    def contract(self) -> Contract:
         """Of the method, as installed here."""
         return self.definition.contract
 

@@ -7,6 +7,7 @@ unless a study lead adds a transform that does.
 from __future__ import annotations
 
 import json
+from abc import abstractmethod
 from collections.abc import Hashable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple, Protocol
@@ -125,9 +126,9 @@ class _Changes(MapTransform):
             self.change(out, key)
         return out
 
+    @abstractmethod
     def change(self, out: dict[Hashable, Any], key: Hashable) -> None:
         """Replace what lies under ``key``."""
-        raise NotImplementedError
 
 
 class ReadStudyd(_Changes):

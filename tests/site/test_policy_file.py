@@ -1,11 +1,23 @@
 """What a site's policy file says of streamed scalars and of classes; what cannot be read allows nothing."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
+from nvflare.apis.filter import FilterChainType, FilterContextKey
+from nvflare.apis.fl_constant import FLContextKey
+from nvflare.apis.fl_context import FLContext
+from nvflare.apis.signal import Signal
+from nvflare.app_common.abstract.fl_model import FLModel
+from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
+from fedtar_flare import registry
+from fedtar_flare.errors import ConfigError
+from fedtar_flare.flare.site_executor import SiteExecutor
+from fedtar_flare.protocol.messages import Reply, TaskHeader, version
 from fedtar_flare.provision.kit import site_policy
 from fedtar_flare.registry import own_names
+from fedtar_flare.site.guard import OutboundGuard
 from fedtar_flare.site.policy import (
     GUARD,
     PRIVACY_FILTER,
@@ -83,3 +95,23 @@ def _guards(results, tasks):
 )
 def test_the_allowed_methods_are_those_that_both_guards_list(scopes, allowed):
     assert allowed_methods({"scopes": scopes}) == allowed
+
+
+def test_a_method_that_the_site_does_not_allow_is_not_even_imported(monkeypatch):
+    """FLARE builds a job's executor before any filter of the site runs."""
+    loaded = []
+    point = SimpleNamespace(name="unlisted", value="evil:METHOD", dist=None, load=lambda: loaded.append(1))
+    monkeypatch.setitem(registry._announced(), "unlisted", point)
+    executor = SiteExecutor("unlisted")
+    context, header = FLContext(), TaskHeader("unlisted", "run", 0, 0, 1, 1, version(0, 0))
+    task = FLModelUtils.to_shareable(FLModel(metrics={}, meta=header.to_meta()))
+    guard = OutboundGuard(["fedtar"])
+    guard.set_prop(FilterContextKey.CHAIN_TYPE, FilterChainType.TASK_DATA_CHAIN)
+    context.set_prop(FLContextKey.TASK_NAME, "handshake", private=True, sticky=False)
+    context.set_prop(FLContextKey.TASK_DATA, task, private=True, sticky=False)
+    guard.process(task, context)
+    reply = Reply.from_meta(FLModelUtils.from_shareable(executor.execute("handshake", task, context, Signal())).meta)
+    assert reply.status == "error" and "unlisted" in reply.reason and not loaded
+    with pytest.raises(ConfigError, match="unlisted"):
+        _ = executor.strategy
+    assert loaded
