@@ -17,6 +17,7 @@ from fedtar_flare.flare.site_executor import SiteExecutor
 from fedtar_flare.protocol.messages import Reply, TaskHeader, version
 from fedtar_flare.protocol.tasks import CLOSE_ROUND, HANDSHAKE, TRAIN
 from fedtar_flare.site.guard import OutboundGuard
+from fedtar_flare.site.state import SiteState
 
 T = 2
 SETTINGS = {
@@ -28,9 +29,8 @@ SETTINGS = {
 
 def executor_of(method, preset="small", seed=0, torch_threads=1, **settings):
     """The executor of a method's job, with its groups of settings by name."""
-    own = {} if method == "fedtar" else {"method": method}
-    kind = SiteExecutor if own else PatientAdaptiveExecutor
-    executor = kind(**own, preset=preset, settings=settings, seed=seed, torch_threads=torch_threads)
+    kind = PatientAdaptiveExecutor if method == "fedtar" else SiteExecutor
+    executor = kind(method, preset, settings, seed, torch_threads)
     assert executor.strategy, "wrong settings are refused here, as in a recipe"
     return executor
 
@@ -123,3 +123,18 @@ def write_site_files(folder, home, monkeypatch):
     for name in ("site-1", "hospital"):
         (sites / f"{name}.yaml").write_text(f"source: synthetic\nstate_dir: {folder / 'state'}\n")
     monkeypatch.setenv("FEDTAR_SITES", str(sites))
+
+
+def a_round(site, w, r=1, run_id="run"):
+    """One round at one site with alpha 0.5; returns w_T and the updates."""
+    updates = []
+    for t in range(1, T + 1):
+        reply, update = site.train(w, r, t, run_id)
+        assert reply.status == "ok", reply.reason
+        updates.append(update)
+        w = {name: w[name] + 0.5 * update[name] for name in w}
+    return w, updates
+
+
+def state_of(tmp_path, run_id="run"):
+    return SiteState(tmp_path / "state", run_id, "site-1")

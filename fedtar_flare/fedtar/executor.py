@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
+from fedtar_flare.errors import ConfigError
 from fedtar_flare.flare.site_executor import SiteExecutor
 
 
 class PatientAdaptiveExecutor(SiteExecutor):
     """Patient-adaptive LoRA at one site, visit by visit; arguments as :class:`SiteExecutor`."""
 
-    def __init__(
-        self, preset: str = "small", settings: dict[str, Any] | None = None, seed: int = 0, torch_threads: int = 1
-    ):
-        super().__init__("fedtar", preset, settings, seed, torch_threads)
+    # FLARE's export finds the base's parameters by the names args and kwargs
+    def __init__(self, method: Literal["fedtar"] = "fedtar", *args: Any, **kwargs: Any):
+        if method != "fedtar":
+            raise ConfigError(f"method is '{method}': a PatientAdaptiveExecutor runs 'fedtar'")
+        super().__init__(method, *args, **kwargs)

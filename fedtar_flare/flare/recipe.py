@@ -131,23 +131,19 @@ class MethodRecipe(Recipe):
         job = FedJob(name=name or method, min_clients=min_sites)
         job.set_app_packages(["fedtar_flare"])  # the sites have the package installed; its code is not put in the job
         common: dict[str, Any] = {"num_rounds": rounds, "time_steps": steps, "min_sites": min_sites, "seed": seed}
+        if twice := sorted(common.keys() & at_server.keys()):
+            raise ConfigError(f"server: {twice[0]} is an argument of the recipe itself")
         own = {name: at_server.pop(name) for name in [*at_server] if name not in _CONTROLLER_ARGUMENTS}
         groups_there = {name: settings[name] for name in self.definition.server_groups if name in settings}
         if own and self.definition.server_settings is None:
             raise ConfigError(f"server: unknown setting '{min(own)}'{nearest(min(own), _CONTROLLER_ARGUMENTS)}")
         groups_there |= {"server": own} if own else {}
-        self.controller_arguments = common | at_server | {"settings": groups_there or None}
-        self.controller: FederatedController = self._made(
-            self.definition.controller or FederatedController, **self.controller_arguments
-        )
+        self.controller_arguments = {"method": method} | common | at_server | {"settings": groups_there or None}
+        controller_class: type[FederatedController] = self.definition.controller or FederatedController
+        self.controller = controller_class(**self.controller_arguments)
         job.to_server(self.controller)
-        self.executor: SiteExecutor = self._made(
-            self.definition.executor or SiteExecutor,
-            preset=preset,
-            settings=settings or None,
-            seed=seed,
-            torch_threads=torch_threads,
-        )
+        executor_class: type[SiteExecutor] = self.definition.executor or SiteExecutor
+        self.executor = executor_class(method, preset, settings or None, seed, torch_threads)
         self.executor.resolved.data.timeline(steps)  # periods and T must fit: said here, not at a hospital
         tasks = list(self.contract.task_names)
         job.to_clients(self.executor, tasks=tasks)
@@ -158,11 +154,6 @@ class MethodRecipe(Recipe):
         add_tensorboard(job)
         super().__init__(job)
         self._interval(SIMULATOR_REQUEST_INTERVAL)
-
-    def _made(self, kind: type[Any], **arguments: Any) -> Any:
-        """A component; FedTAR's own two classes have their method's name in themselves."""
-        named = {"method": self.contract.method} if "method" in inspect.signature(kind).parameters else {}
-        return kind(**named, **arguments)
 
     def resolved(self) -> dict[str, Any]:
         """What decides about a run's numbers, defaults filled in: a digest of the sites' settings, and the server's.

@@ -6,6 +6,7 @@ import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from fedtar_flare.metrics.registry import SCORES
@@ -29,7 +30,9 @@ def figures(results: Sequence[Done], arms: Sequence[Summary], reference: str) ->
     colours = arm_colours(arms, reference)
 
     def lines(of: Callable[[dict[str, Any]], Iterable[tuple[float, float | None]]]) -> list[Series]:
-        found = {name: _collected(results, of) for name, results in by_arm.items()}
+        found = {
+            name: _collected(pair for result in results for pair in of(result)) for name, results in by_arm.items()
+        }
         return gaps([arm_series(name, labels, colours, points) for name, points in found.items() if points])
 
     made = [_per_hospital(by_arm, lines), _scores(lines), _validation(lines), *_curves(by_arm, labels), _costs(arms)]
@@ -88,11 +91,10 @@ def gaps(lines: Sequence[Series]) -> list[Series]:
     return found
 
 
-def _collected(
-    results: Sequence[dict[str, Any]], of: Callable[[dict[str, Any]], Iterable[tuple[float, Any]]]
-) -> Points:
+def _collected(pairs: Iterable[tuple[float, Any]]) -> Points:
+    """The values at each place, without those that are not known."""
     found: dict[float, list[float]] = {}
-    for x, y in (pair for result in results for pair in of(result)):
+    for x, y in pairs:
         if y is not None:
             found.setdefault(x, []).append(y)
     return found
@@ -111,7 +113,7 @@ def _per_hospital(by_arm: Mapping[str, Any], lines: Lines) -> Figure:
         values = [(event["round"], event["sites"][site]["all"].get("cider")) for event in events]
         return [(r, None if v is None else v * scale) for r, v in values]
 
-    drawn = {site: lines(lambda result, site=site: of(result, site)) for site in sites[:MOST_CHARTS]}  # type: ignore[misc]
+    drawn = {site: lines(partial(of, site=site)) for site in sites[:MOST_CHARTS]}
     charts = [
         Chart(site, of_site, (), "round", "CIDEr × 100", size=SMALL) for site, of_site in drawn.items() if of_site
     ]
@@ -169,7 +171,7 @@ def _curves(by_arm: Mapping[str, Sequence[dict[str, Any]]], labels: Mapping[str,
             rows = [row for result in results for row in result["curves"].get(title, ())]
             lines = []
             for t in range(1, max(map(len, rows), default=1)):
-                points = _collected([{}], lambda _, t=t: [(row[0], row[t]) for row in rows])  # type: ignore[misc] # noqa: B023
+                points = _collected((row[0], row[t]) for row in rows)
                 lines.append(arm_series(name, {name: f"step {t}"}, {name: t - 1}, points))
             if lines:
                 charts.append(Chart(labels[name], lines, (), "round", title, size=SMALL))

@@ -24,6 +24,7 @@ from nvflare.app_common.abstract.fl_model import FLModel
 from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
 from fedtar_flare.errors import FedTARError
+from fedtar_flare.flare.controller import FederatedController
 from fedtar_flare.flare.recipe import MethodRecipe
 from fedtar_flare.flare.simulation import run_status, site_names
 from fedtar_flare.flare.site_executor import SiteExecutor
@@ -33,8 +34,8 @@ LocalSite = Callable[[str, Shareable], "Shareable | None"]
 """A site as a function of a task's name and message; None when it never answers."""
 
 
-class InThisProcess:
-    """Delivers a controller's messages in this process; stands before the controller among a class's bases.
+class InThisProcess(FederatedController):
+    """The controller, which delivers its messages in this process.
 
     Args:
         folder: stands for the server's run folder.
@@ -43,8 +44,6 @@ class InThisProcess:
         joins: round in which a site connects, of those that are not there from the start.
         settings: of the controller.
     """
-
-    contract: Any
 
     def __init__(
         self,
@@ -70,7 +69,7 @@ class InThisProcess:
     def admit_late_sites(self, w: Any, r: int) -> None:
         """Sites that begin with round r are connected from now on, and the controller lets them in."""
         self.running_round = r
-        super().admit_late_sites(w, r)  # type: ignore[misc]
+        super().admit_late_sites(w, r)
 
     def get_run_dir(self) -> str:
         return str(self.folder)
@@ -109,12 +108,12 @@ class InThisProcess:
             try:
                 answer = self.deliver(site, task_name, FLModelUtils.to_shareable(data))
             except Exception as error:
-                self.exception(f"task '{task_name}' raised at {site}: {error}")  # type: ignore[attr-defined]
+                self.exception(f"task '{task_name}' raised at {site}: {error}")
                 answer = make_reply(ReturnCode.EXECUTION_EXCEPTION)
             if answer is None:
                 silent = True
             elif answer.get_return_code() not in (None, ReturnCode.OK):
-                self._accept_train_result(site, answer, self.fl_ctx)  # type: ignore[attr-defined]
+                self._accept_train_result(site, answer, self.fl_ctx)
             else:
                 model = FLModelUtils.from_shareable(answer)
                 model.meta["client_name"] = site
@@ -176,9 +175,7 @@ def run_in_process(
     }
     for place in places.values():
         place.workspace.mkdir(parents=True, exist_ok=True)
-    kind = type("Controller", (InThisProcess, type(recipe.controller)), {})
-    named = {} if recipe.definition.controller else {"method": recipe.contract.method}
-    controller = kind(folder=folder, sites=places, joins=joins, **named, **recipe.controller_arguments)
+    controller = InThisProcess(folder, places, joins=joins, **recipe.controller_arguments)
     controller.run()
     if (status := run_status(controller.results_folder)) != "completed":
         raise FedTARError(f"the run in {folder} did not complete ({status})")

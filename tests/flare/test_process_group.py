@@ -102,12 +102,12 @@ def test_the_page_names_the_methods_that_cannot(repository):
 # ---------------------------------------------------------------------- whole tasks
 def put(app, **training):
     """An app as FLARE puts it at a site, as far as the processes read it; gives the executor's settings."""
-    settings = {"preset": "tiny", "data": {"synthetic_patients": 16}}
-    settings["training"] = {"local_steps": 3, "batch_size": 5} | training
+    training = {"local_steps": 3, "batch_size": 5} | training
+    settings = {"data": {"synthetic_patients": 16}, "training": training}
     (app / "config").mkdir(parents=True, exist_ok=True)
-    entry = {"tasks": ["*"], "executor": {"path": PATH, "args": settings}}
+    entry = {"tasks": ["*"], "executor": {"path": PATH, "args": {"preset": "tiny", "settings": settings}}}
     (app / CLIENT_CONFIG).write_text(json.dumps({"format_version": 2, "executors": [entry]}))
-    return settings
+    return {"preset": "tiny"} | settings
 
 
 @pytest.fixture

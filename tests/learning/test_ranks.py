@@ -16,8 +16,8 @@ from fedtar_flare.imaging.pipeline import prepare_cohort
 from fedtar_flare.learning.config import LoRAConfig, TrainingConfig
 from fedtar_flare.learning.learner import ReportLearner
 from fedtar_flare.learning.ranks import ALONE, Ranks
-from fedtar_flare.methods.fedprox import ProximalLearner
-from fedtar_flare.methods.scaffold import PREFIX, ScaffoldLearner
+from fedtar_flare.methods.fedprox import ProximalConfig, ProximalLearner
+from fedtar_flare.methods.scaffold import PREFIX, ScaffoldConfig, ScaffoldLearner
 from fedtar_flare.models.config import preset
 from fedtar_flare.synthetic.cohort import synthetic_cohort
 from fedtar_flare.tensor_file import checksum
@@ -72,9 +72,9 @@ def learner_of(folder, kind, ranks=ALONE, device="cpu", **training):
         more = {"patient": patient, "mixture": fit_mixture(cohort, patient, 5)}
         more["median_age"] = training_median_age(cohort)
     if issubclass(kind, ProximalLearner):
-        more = {"mu": 0.5}
+        more = {"proximal": ProximalConfig(mu=0.5)}
     if issubclass(kind, ScaffoldLearner):
-        more = {"optimizer": "sgd"}
+        more = {"scaffold": ScaffoldConfig(optimizer="sgd")}
     settings = TrainingConfig(**{"local_steps": 3, "batch_size": 5, **training})
     learner = kind(model=MODEL, lora=LoRAConfig(), training=settings, cohort=cohort, seed=0, device=device, **more)
     learner.ranks = ranks
