@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedtar_flare.fedtar.config import PatientConfig
-from fedtar_flare.fedtar.patient_lora import PatientLoRA
+from fedtar_flare.methods.fedtar.config import PatientConfig
+from fedtar_flare.methods.fedtar.patient_lora import PatientLoRA
 from fedtar_flare.models.adapters.lora import add_lora
 
 COMPONENTS, STEPS, RANK, ALPHA, SCALE = 5, 4, 2, 6, 0.7

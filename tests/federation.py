@@ -7,13 +7,13 @@ from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
 from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
 from fedtar_flare import registry
-from fedtar_flare.fedtar.controller import TemporalResidualController
-from fedtar_flare.fedtar.policy import t_numbers
-from fedtar_flare.flare.controller import FederatedController
-from fedtar_flare.flare.executor import abstain, ok
+from fedtar_flare.methods.fedtar.controller import TemporalResidualController
+from fedtar_flare.methods.fedtar.policy import t_numbers
 from fedtar_flare.protocol.exchange import ExchangeSchema
 from fedtar_flare.protocol.messages import TaskHeader
 from fedtar_flare.protocol.tasks import CLOSE_ROUND, HANDSHAKE, TRAIN
+from fedtar_flare.runtime.controller import FederatedController
+from fedtar_flare.runtime.executor import abstain, ok
 from fedtar_flare.suite import engine as suite
 from fedtar_flare.version import __version__
 

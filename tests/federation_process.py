@@ -22,10 +22,10 @@ from typing import Any, TypeVar
 import yaml
 from nvflare.fuel.flare_api.flare_api import Session, new_secure_session
 
-from fedtar_flare.fedtar.recipe import FedTARRecipe
-from fedtar_flare.flare.recipe import MethodRecipe
+from fedtar_flare.methods.fedtar.recipe import FedTARRecipe
 from fedtar_flare.record.events import Event
 from fedtar_flare.record.log import ROUNDS_FILE, read_events
+from fedtar_flare.runtime.recipe import MethodRecipe
 
 BIN = Path(sys.executable).parent
 MARK = "FEDTAR_TEST_FEDERATION"

@@ -9,9 +9,9 @@ from nvflare.apis.fl_context import FLContext
 from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
 from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
-from fedtar_flare.fedtar.method import CONTRACT
-from fedtar_flare.flare.executor import MethodExecutor, ok
+from fedtar_flare.methods.fedtar.method import CONTRACT
 from fedtar_flare.protocol.messages import OK, Reply, TaskHeader, version
+from fedtar_flare.runtime.executor import MethodExecutor, ok
 from fedtar_flare.site.audit import HEADER_PROP
 
 A, B = "base_model.model.x.lora_A.weight", "base_model.model.x.lora_B.weight"

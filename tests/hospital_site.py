@@ -12,10 +12,10 @@ from nvflare.apis.signal import Signal
 from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
 from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
-from fedtar_flare.fedtar.executor import PatientAdaptiveExecutor
-from fedtar_flare.flare.site_executor import SiteExecutor
+from fedtar_flare.methods.fedtar.executor import PatientAdaptiveExecutor
 from fedtar_flare.protocol.messages import Reply, TaskHeader, version
 from fedtar_flare.protocol.tasks import CLOSE_ROUND, HANDSHAKE, TRAIN
+from fedtar_flare.runtime.site_executor import SiteExecutor
 from fedtar_flare.site.guard import OutboundGuard
 from fedtar_flare.site.state import SiteState
 

@@ -11,7 +11,7 @@ import math
 import random
 from pathlib import Path
 
-from fedtar_flare.fedtar.events import Alphas, Outer, Residual
+from fedtar_flare.methods.fedtar.events import Alphas, Outer, Residual
 from fedtar_flare.record.events import (
     Cell,
     End,

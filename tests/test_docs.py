@@ -13,13 +13,13 @@ import yaml
 
 from fedtar_flare.data.sources import READERS
 from fedtar_flare.data.sources.reading import COMMON_OPTIONS
-from fedtar_flare.flare.report_site import ReportSite
-from fedtar_flare.flare.requirements import leaving
-from fedtar_flare.flare.server_strategy import ServerStrategy
 from fedtar_flare.imaging.limits import Limits
 from fedtar_flare.learning.learner import ReportLearner
 from fedtar_flare.protocol.messages import Reply
 from fedtar_flare.registry import contract_of, names
+from fedtar_flare.runtime.report_site import ReportSite
+from fedtar_flare.runtime.requirements import leaving
+from fedtar_flare.runtime.server_strategy import ServerStrategy
 from fedtar_flare.settings import Settings
 from fedtar_flare.site.bounds import Bounds
 from fedtar_flare.site.site_file import SiteConfig
@@ -110,9 +110,9 @@ def test_the_page_of_the_site_file_has_every_key_with_its_default(repository):
 
 
 def test_the_page_of_what_leaves_has_every_field_in_its_table_and_the_numbers_of_the_code(repository):
-    from fedtar_flare.fedtar import release
-    from fedtar_flare.flare.site_executor import PRODUCTION_MIN_CELL
     from fedtar_flare.learning.config import LEAST_PERIOD
+    from fedtar_flare.methods.fedtar import release
+    from fedtar_flare.runtime.site_executor import PRODUCTION_MIN_CELL
 
     text = read(repository, "docs/what-leaves.md")
     rows = [line.split("|") for line in text.splitlines() if line.startswith("| ")]

@@ -10,8 +10,8 @@ import pytest
 from pydantic import Field
 
 from fedtar_flare.errors import ConfigError
-from fedtar_flare.fedtar.config import PatientConfig
 from fedtar_flare.learning.config import DataConfig, LoRAConfig, TrainingConfig
+from fedtar_flare.methods.fedtar.config import PatientConfig
 from fedtar_flare.settings import Settings, build, digest
 
 

@@ -2,10 +2,10 @@
 
 from federation import LocalFederation, QuadraticSite, pair
 
-from fedtar_flare.fedtar.events import EVENTS
-from fedtar_flare.flare.checkpoint import CheckpointFolder
+from fedtar_flare.methods.fedtar.events import EVENTS
 from fedtar_flare.record.events import SHARED
 from fedtar_flare.record.log import read_events
+from fedtar_flare.runtime.checkpoint import CheckpointFolder
 
 T = 3
 

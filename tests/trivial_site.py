@@ -11,10 +11,10 @@ import hashlib
 import torch
 
 from fedtar_flare.data.splits import SPLITS
-from fedtar_flare.fedtar.method import CONTRACT
-from fedtar_flare.flare.executor import MethodExecutor, ok
+from fedtar_flare.methods.fedtar.method import CONTRACT
 from fedtar_flare.protocol.exchange import ExchangeSchema
 from fedtar_flare.protocol.tasks import HANDSHAKE, TRAIN
+from fedtar_flare.runtime.executor import MethodExecutor, ok
 from fedtar_flare.version import __version__
 
 VALUES = 77_568

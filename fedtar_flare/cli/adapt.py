@@ -37,9 +37,9 @@ def adapt(arguments: argparse.Namespace) -> None:
     each epoch, beside the same tuning from the common start. Nothing leaves this machine.
     """
     from fedtar_flare.errors import ConfigError
-    from fedtar_flare.fedkei.knowledge import read_knowledge
-    from fedtar_flare.fedkei.outside import adapt_outside
-    from fedtar_flare.fedkei.tuning import LearnerSettings
+    from fedtar_flare.methods.fedkei.knowledge import read_knowledge
+    from fedtar_flare.methods.fedkei.outside import adapt_outside
+    from fedtar_flare.methods.fedkei.tuning import LearnerSettings
     from fedtar_flare.settings import build
     from fedtar_flare.site.site_file import read_site_file
     from fedtar_flare.tensor_file import write_tensors

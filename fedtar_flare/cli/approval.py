@@ -11,7 +11,7 @@ from fedtar_flare.cli.commands import Commands, add_command, add_place
 from fedtar_flare.errors import ConfigError, FedTARError
 
 if TYPE_CHECKING:
-    from fedtar_flare.flare.deployed import DeployedJob
+    from fedtar_flare.runtime.deployed import DeployedJob
     from fedtar_flare.site.place import Site
 
 JOB = "folder of the job, as the study lead has it, or the id of a job that this site was sent"
@@ -103,7 +103,7 @@ def _site(arguments: argparse.Namespace) -> Site:
 
 
 def _job(text: str, site: Site) -> DeployedJob:
-    from fedtar_flare.flare.deployed import app_of, read_job
+    from fedtar_flare.runtime.deployed import app_of, read_job
 
     for folder in (Path(text).expanduser(), site.workspace / text):
         if folder.is_dir():

@@ -12,7 +12,7 @@ from fedtar_flare.errors import ConfigError
 from fedtar_flare.files import read_yaml
 
 if TYPE_CHECKING:
-    from fedtar_flare.flare.recipe import MethodRecipe
+    from fedtar_flare.runtime.recipe import MethodRecipe
 
 GROUPS = ("server", "model", "lora", "training", "data")
 _OF_RECIPE = {"rounds": "num_rounds"} | {name: name for name in ("time_steps", "preset", "min_sites", "seed")}
@@ -80,7 +80,7 @@ def simulate(arguments: argparse.Namespace) -> None:
 
     Without FEDTAR_SITES they train on the synthetic CT cohort; with it each has a site file in the folder it names.
     """
-    from fedtar_flare.flare.simulation import simulate, site_names
+    from fedtar_flare.runtime.simulation import simulate, site_names
 
     names = site_names(arguments.clients or arguments.sites)
     results = simulate(_recipe(arguments), names, workspace=arguments.workspace, threads=arguments.threads)
@@ -93,7 +93,7 @@ def export(arguments: argparse.Namespace) -> None:
 
     For hospitals, use --no-byoc: a job with a custom folder switches their class allow-list off.
     """
-    from fedtar_flare.flare.requirements import describe, requirements
+    from fedtar_flare.runtime.requirements import describe, requirements
 
     recipe = _recipe(arguments, name=arguments.name)
     if arguments.describe:
@@ -143,8 +143,8 @@ def _add_job_options(command: argparse.ArgumentParser) -> None:
 
 def _recipe(arguments: argparse.Namespace, **more: Any) -> MethodRecipe:
     """The recipe that the options describe. Raises ConfigError for an unknown method or setting, or a wrong value."""
-    from fedtar_flare.flare.recipe import MethodRecipe
     from fedtar_flare.registry import method
+    from fedtar_flare.runtime.recipe import MethodRecipe
 
     found = method(arguments.method)
     settings: dict[str, Any] = {}

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 
-from fedtar_flare.flare.recipe import PRESETS
-from fedtar_flare.flare.report_site import ReportSite
-from fedtar_flare.flare.server_strategy import ServerStrategy
-from fedtar_flare.flare.tasking import Answers, Tensors
 from fedtar_flare.protocol.contract import Contract
 from fedtar_flare.protocol.messages import TaskHeader
 from fedtar_flare.protocol.tasks import ADAPTER, PARAMETERS, close_round, handshake, train
 from fedtar_flare.registry import Method
+from fedtar_flare.runtime.recipe import PRESETS
+from fedtar_flare.runtime.report_site import ReportSite
+from fedtar_flare.runtime.server_strategy import ServerStrategy
+from fedtar_flare.runtime.tasking import Answers, Tensors
 
 
 class FedAvgServer(ServerStrategy):

@@ -18,7 +18,6 @@ from pydantic import Field
 
 from fedtar_flare.data.cohort import Sample
 from fedtar_flare.errors import ConfigError
-from fedtar_flare.flare.site_executor import seed_of
 from fedtar_flare.learning.drafting import Kept
 from fedtar_flare.learning.learner import ReportLearner
 from fedtar_flare.learning.training import Trained, Validated
@@ -26,6 +25,7 @@ from fedtar_flare.methods.fedavg import METHOD as FEDAVG
 from fedtar_flare.methods.fedavg import PooledSite
 from fedtar_flare.models.adapters.lora import swapped_weights
 from fedtar_flare.protocol.messages import TaskHeader, version
+from fedtar_flare.runtime.site_executor import seed_of
 from fedtar_flare.settings import Settings
 from fedtar_flare.site.place import Site
 from fedtar_flare.site.state import SiteState

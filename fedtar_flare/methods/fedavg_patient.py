@@ -8,12 +8,12 @@ altogether.
 
 from __future__ import annotations
 
-from fedtar_flare.fedtar.learner import PatientLearner
-from fedtar_flare.fedtar.method import METHOD as FEDTAR
-from fedtar_flare.fedtar.method import PATIENT_PRESETS, PATIENT_SETTINGS
-from fedtar_flare.fedtar.site import PatientSite
 from fedtar_flare.methods.fedavg import METHOD as FEDAVG
 from fedtar_flare.methods.fedavg import PooledSite
+from fedtar_flare.methods.fedtar.learner import PatientLearner
+from fedtar_flare.methods.fedtar.method import METHOD as FEDTAR
+from fedtar_flare.methods.fedtar.method import PATIENT_PRESETS, PATIENT_SETTINGS
+from fedtar_flare.methods.fedtar.site import PatientSite
 
 
 class FedAvgPatientSite(PooledSite, PatientSite):

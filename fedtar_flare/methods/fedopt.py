@@ -19,10 +19,10 @@ from abc import abstractmethod
 import torch
 from pydantic import Field
 
-from fedtar_flare.flare.controller import FederatedController
-from fedtar_flare.flare.tasking import Answers, Tensors
 from fedtar_flare.methods.fedavg import METHOD as FEDAVG
 from fedtar_flare.methods.fedavg import FedAvgServer
+from fedtar_flare.runtime.controller import FederatedController
+from fedtar_flare.runtime.tasking import Answers, Tensors
 from fedtar_flare.settings import Settings
 
 

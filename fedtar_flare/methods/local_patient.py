@@ -5,11 +5,11 @@ It decides whether a site needs the others once it has the patient part; see :mo
 
 from __future__ import annotations
 
-from fedtar_flare.fedtar.learner import PatientLearner
-from fedtar_flare.fedtar.method import ALONE_PRESETS, PATIENT_SETTINGS
-from fedtar_flare.fedtar.site import PatientSite
 from fedtar_flare.learning.diagnosis import extend
 from fedtar_flare.methods.fedavg import PooledSite
+from fedtar_flare.methods.fedtar.learner import PatientLearner
+from fedtar_flare.methods.fedtar.method import ALONE_PRESETS, PATIENT_SETTINGS
+from fedtar_flare.methods.fedtar.site import PatientSite
 from fedtar_flare.methods.local import METHOD as LOCAL
 from fedtar_flare.methods.local import LocalLearner
 

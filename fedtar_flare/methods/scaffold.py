@@ -31,14 +31,14 @@ from pydantic import Field
 from torch import nn
 
 from fedtar_flare.errors import ConfigError
-from fedtar_flare.flare.controller import FederatedController
-from fedtar_flare.flare.tasking import Answers, Tensors
 from fedtar_flare.learning.learner import ReportLearner
 from fedtar_flare.learning.training import Trained
 from fedtar_flare.methods.fedavg import METHOD as FEDAVG
 from fedtar_flare.methods.fedavg import FedAvgServer, PooledSite
 from fedtar_flare.protocol.contract import LORA_NAMES, Group
 from fedtar_flare.protocol.tasks import TRAIN
+from fedtar_flare.runtime.controller import FederatedController
+from fedtar_flare.runtime.tasking import Answers, Tensors
 from fedtar_flare.settings import Settings
 
 PREFIX = "control."

@@ -22,7 +22,7 @@ from nvflare.fuel.f3.sfm.sfm_conn import SfmConnection
 from nvflare.fuel.f3.sfm.sfm_endpoint import SfmEndpoint
 from nvflare.fuel.sec.audit import AuditService
 
-from fedtar_flare.flare.alarms import raise_alarm
+from fedtar_flare.runtime.alarms import raise_alarm
 
 AGAIN_AFTER = 600.0
 """Seconds until the same site's alarm is raised again."""

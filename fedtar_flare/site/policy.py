@@ -21,13 +21,13 @@ TO_SERVER = "fedtar_flare.site.streaming.ScalarsToServer"
 """Curves at the server, and their way from a site."""
 
 SERVER_CLASSES = (
-    "fedtar_flare.flare.controller.FederatedController",
-    "fedtar_flare.fedtar.controller.TemporalResidualController",
+    "fedtar_flare.runtime.controller.FederatedController",
+    "fedtar_flare.methods.fedtar.controller.TemporalResidualController",
     RECEIVER,
 )
 SITE_CLASSES = (
-    "fedtar_flare.flare.site_executor.SiteExecutor",
-    "fedtar_flare.fedtar.executor.PatientAdaptiveExecutor",
+    "fedtar_flare.runtime.site_executor.SiteExecutor",
+    "fedtar_flare.methods.fedtar.executor.PatientAdaptiveExecutor",
     GUARD,
     TO_SERVER,
 )

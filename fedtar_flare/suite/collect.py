@@ -10,7 +10,6 @@ from importlib.metadata import version as installed
 from pathlib import Path
 from typing import Any
 
-from fedtar_flare.flare.recipe import MethodRecipe
 from fedtar_flare.record.best import best_round
 from fedtar_flare.record.events import (
     SHARED,
@@ -25,6 +24,7 @@ from fedtar_flare.record.events import (
 )
 from fedtar_flare.record.log import of_kind, read_events
 from fedtar_flare.registry import method
+from fedtar_flare.runtime.recipe import MethodRecipe
 from fedtar_flare.site.place import home
 from fedtar_flare.site.state import SiteState, task_scores
 from fedtar_flare.suite.hospitals import site_config

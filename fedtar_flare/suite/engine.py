@@ -24,10 +24,10 @@ from nvflare.app_common.abstract.fl_model import FLModel
 from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
 from fedtar_flare.errors import FedTARError
-from fedtar_flare.flare.controller import FederatedController
-from fedtar_flare.flare.recipe import MethodRecipe
-from fedtar_flare.flare.simulation import run_status, site_names
-from fedtar_flare.flare.site_executor import SiteExecutor
+from fedtar_flare.runtime.controller import FederatedController
+from fedtar_flare.runtime.recipe import MethodRecipe
+from fedtar_flare.runtime.simulation import run_status, site_names
+from fedtar_flare.runtime.site_executor import SiteExecutor
 from fedtar_flare.site.guard import OutboundGuard
 
 LocalSite = Callable[[str, Shareable], "Shareable | None"]

@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 
 import torch
 
-from fedtar_flare.flare.checkpoint import BEST, load
-from fedtar_flare.flare.recipe import MethodRecipe
-from fedtar_flare.flare.report_site import ReportSite
 from fedtar_flare.learning.device import choose_device
 from fedtar_flare.learning.learner import ReportLearner
+from fedtar_flare.runtime.checkpoint import BEST, load
+from fedtar_flare.runtime.recipe import MethodRecipe
+from fedtar_flare.runtime.report_site import ReportSite
 from fedtar_flare.site.cohort import prepare_site
 from fedtar_flare.suite.hospitals import site_config
 

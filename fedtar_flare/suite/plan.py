@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from fedtar_flare.errors import ConfigError
-from fedtar_flare.flare.recipe import MethodRecipe
-from fedtar_flare.flare.simulation import site_names
 from fedtar_flare.registry import contract_of, method
+from fedtar_flare.runtime.recipe import MethodRecipe
+from fedtar_flare.runtime.simulation import site_names
 from fedtar_flare.settings import build
 from fedtar_flare.suite.file import Arm, Suite
 from fedtar_flare.suite.variants import Variant, variants

@@ -23,7 +23,7 @@ SITES = 2
 
 def _ours(folder: Path, exchanges: int) -> Path:
     """One round of FedTAR with as many steps, and an executor that answers at once."""
-    from fedtar_flare.fedtar.recipe import FedTARRecipe
+    from fedtar_flare.methods.fedtar.recipe import FedTARRecipe
 
     FedTARRecipe(name="exchange", num_rounds=1, time_steps=exchanges).export(str(folder))
     app = folder / "exchange" / "app"
@@ -118,7 +118,7 @@ def exchange(quick: bool) -> Result:
 
 def one_update(quick: bool) -> Result:
     """As :func:`exchange`, with one update of the small preset and a process for each task; seconds by site."""
-    from fedtar_flare.fedtar.recipe import FedTARRecipe
+    from fedtar_flare.methods.fedtar.recipe import FedTARRecipe
     from fedtar_flare.models.adapters.lora import add_lora, shared_state
     from fedtar_flare.models.build import build_model
     from fedtar_flare.record.events import Step

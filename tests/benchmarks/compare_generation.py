@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from fedtar_flare.fedtar.config import PatientConfig
-from fedtar_flare.fedtar.patient_lora import PatientLoRA
 from fedtar_flare.imaging.batch import ImageBatch, PriorBatch
+from fedtar_flare.methods.fedtar.config import PatientConfig
+from fedtar_flare.methods.fedtar.patient_lora import PatientLoRA
 from fedtar_flare.models.adapters.lora import add_lora
 from fedtar_flare.models.build import build_model, build_tokenizer
 from fedtar_flare.models.config import preset

@@ -9,13 +9,13 @@ from pathlib import Path
 import torch
 
 from fedtar_flare.data.timeline import Timeline
-from fedtar_flare.fedkei.learner import TaskLearner
-from fedtar_flare.fedkei.tuning import LearnerSettings
-from fedtar_flare.fedmrg.learner import FedMRGLearner
-from fedtar_flare.flare.recipe import MethodRecipe
 from fedtar_flare.imaging.pipeline import prepare_cohort
 from fedtar_flare.learning.learner import ReportLearner
+from fedtar_flare.methods.fedkei.learner import TaskLearner
+from fedtar_flare.methods.fedkei.tuning import LearnerSettings
+from fedtar_flare.methods.fedmrg.learner import FedMRGLearner
 from fedtar_flare.models.classifier import ClassifierConfig
+from fedtar_flare.runtime.recipe import MethodRecipe
 from fedtar_flare.synthetic.cohort import synthetic_cohort
 from tests.benchmarks.result import Result, alternated
 from tests.textures import task_data

@@ -9,8 +9,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from fedtar_flare.flare.aggregation import SpilledUpdates
 from fedtar_flare.models.config import preset
+from fedtar_flare.runtime.aggregation import SpilledUpdates
 from tests.benchmarks.result import Asked, Result, alternated, peak_bytes
 
 PUBLISHED = {

@@ -7,8 +7,8 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
-from fedtar_flare.fedtar.config import PatientConfig
-from fedtar_flare.fedtar.patient_lora import PatientLoRA
+from fedtar_flare.methods.fedtar.config import PatientConfig
+from fedtar_flare.methods.fedtar.patient_lora import PatientLoRA
 from fedtar_flare.models.adapters.lora import add_lora
 from tests.benchmarks.result import Asked, Result, alternated
 

@@ -11,8 +11,8 @@ from command import fedtar_here as here
 
 from fedtar_flare.data.timeline import Timeline
 from fedtar_flare.errors import ConfigError
-from fedtar_flare.flare.recipe import MethodRecipe
 from fedtar_flare.models.adapters.peft_file import ADAPTER_WEIGHTS, read_adapter_info, write_adapter
+from fedtar_flare.runtime.recipe import MethodRecipe
 from fedtar_flare.suite.engine import run_in_process
 from fedtar_flare.synthetic.cohort import synthetic_cohort
 

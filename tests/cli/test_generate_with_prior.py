@@ -9,7 +9,7 @@ import pytest
 from command import fedtar_here as here
 
 from fedtar_flare.data.timeline import Timeline
-from fedtar_flare.fedtar.recipe import FedTARRecipe
+from fedtar_flare.methods.fedtar.recipe import FedTARRecipe
 from fedtar_flare.models.adapters.peft_file import ADAPTER_INFO, read_adapter_info
 from fedtar_flare.suite.engine import run_in_process
 from fedtar_flare.synthetic.cohort import synthetic_cohort

@@ -5,11 +5,11 @@ import pytest
 import torch
 from simulator import run_simulator
 
-from fedtar_flare.fedtar.events import EVENTS, Outer
-from fedtar_flare.fedtar.recipe import FedTARRecipe
-from fedtar_flare.flare.checkpoint import CheckpointFolder
+from fedtar_flare.methods.fedtar.events import EVENTS, Outer
+from fedtar_flare.methods.fedtar.recipe import FedTARRecipe
 from fedtar_flare.record.events import SHARED, End, Evaluation, Start, Step, Validation
 from fedtar_flare.record.log import of_kind, read_events
+from fedtar_flare.runtime.checkpoint import CheckpointFolder
 from fedtar_flare.suite.engine import run_in_process
 
 TINY = {
@@ -115,10 +115,10 @@ def test_examples_of_the_synthetic_cohort_are_on_the_page(finished):
 def test_the_adapter_loads_with_peft_and_is_the_best_round_s(finished):
     from peft import PeftModel
 
-    from fedtar_flare.flare.checkpoint import load
     from fedtar_flare.models.adapters.lora import shared_state
     from fedtar_flare.models.build import build_model
     from fedtar_flare.models.config import preset
+    from fedtar_flare.runtime.checkpoint import load
 
     _, results = finished
     model = PeftModel.from_pretrained(build_model(preset("tiny")), str(results / "adapter"))

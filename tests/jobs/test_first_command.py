@@ -5,7 +5,7 @@ import json
 import pytest
 from simulator import run_simulator
 
-from fedtar_flare.fedtar.events import EVENTS, Alphas, Outer
+from fedtar_flare.methods.fedtar.events import EVENTS, Alphas, Outer
 from fedtar_flare.record.events import SHARED, Validation
 from fedtar_flare.record.log import of_kind, read_events
 

@@ -7,8 +7,8 @@ import pytest
 from simulator import run_simulator
 
 from fedtar_flare.data.cohort import Visit
-from fedtar_flare.fedtar.events import EVENTS
-from fedtar_flare.fedtar.recipe import FedTARRecipe
+from fedtar_flare.methods.fedtar.events import EVENTS
+from fedtar_flare.methods.fedtar.recipe import FedTARRecipe
 from fedtar_flare.record.events import SHARED, Evaluation, Start, Validation
 from fedtar_flare.record.log import of_kind, read_events
 

@@ -7,10 +7,10 @@ import shutil
 import pytest
 from simulator import run_simulator
 
-from fedtar_flare.flare.recipe import MethodRecipe
 from fedtar_flare.record.events import End, Step, Validation
 from fedtar_flare.record.log import of_kind, read_events
 from fedtar_flare.registry import names
+from fedtar_flare.runtime.recipe import MethodRecipe
 
 
 def test_every_method_has_its_job(repository):

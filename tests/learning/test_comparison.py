@@ -8,8 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedtar_flare.data.timeline import Timeline
-from fedtar_flare.fedtar.config import PatientConfig
-from fedtar_flare.fedtar.learner import PatientLearner
 from fedtar_flare.imaging.batch import ImageBatch, PriorBatch
 from fedtar_flare.imaging.pipeline import prepare_cohort
 from fedtar_flare.learning import comparison
@@ -19,6 +17,8 @@ from fedtar_flare.learning.diagnosis import extend
 from fedtar_flare.learning.labels import labeler
 from fedtar_flare.learning.prior import show_reports
 from fedtar_flare.learning.site_diagnosis import DiagnosisConfig
+from fedtar_flare.methods.fedtar.config import PatientConfig
+from fedtar_flare.methods.fedtar.learner import PatientLearner
 from fedtar_flare.models.build import build_model, build_tokenizer
 from fedtar_flare.models.config import preset
 from fedtar_flare.synthetic.cohort import synthetic_cohort

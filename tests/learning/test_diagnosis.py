@@ -7,12 +7,12 @@ import torch
 from hospital_site import executor_of
 
 from fedtar_flare.errors import ConfigError
-from fedtar_flare.fedmrg.head_start import Phantoms, fit_prompts, written_of
 from fedtar_flare.imaging.batch import ImageBatch
 from fedtar_flare.imaging.cache import Prepared
 from fedtar_flare.learning.diagnosis import AttentionHead, DiagnosisBranch, diagnosis_losses, extend, load_start
 from fedtar_flare.learning.labels import CLASSES, labeler
 from fedtar_flare.learning.warm_start import Pairs
+from fedtar_flare.methods.fedmrg.head_start import Phantoms, fit_prompts, written_of
 from fedtar_flare.models import learned_prompts
 from fedtar_flare.models.build import build_model, build_tokenizer
 from fedtar_flare.models.config import preset

@@ -10,15 +10,15 @@ from saved_tensors import kept_bytes
 from tiny_llama import write_llama
 
 from fedtar_flare.errors import ConfigError, DataError
-from fedtar_flare.fedmrg.config import FedMRGConfig
-from fedtar_flare.fedmrg.dual_adapter import copy_broadcast
-from fedtar_flare.fedmrg.learner import FedMRGLearner
-from fedtar_flare.fedtar.config import PatientConfig
-from fedtar_flare.fedtar.learner import PatientLearner
-from fedtar_flare.fedtar.profiles import fit_mixture, memberships, training_median_age
 from fedtar_flare.learning.config import LoRAConfig, TrainingConfig
 from fedtar_flare.learning.learner import ReportLearner
+from fedtar_flare.methods.fedmrg.config import FedMRGConfig
+from fedtar_flare.methods.fedmrg.dual_adapter import copy_broadcast
+from fedtar_flare.methods.fedmrg.learner import FedMRGLearner
 from fedtar_flare.methods.fedpeft import PEFTConfig, PEFTLearner
+from fedtar_flare.methods.fedtar.config import PatientConfig
+from fedtar_flare.methods.fedtar.learner import PatientLearner
+from fedtar_flare.methods.fedtar.profiles import fit_mixture, memberships, training_median_age
 from fedtar_flare.models.adapters.lora import lora_layers
 from fedtar_flare.models.config import preset
 

@@ -7,10 +7,10 @@ import pytest
 import torch
 from federation import NAMES, QuadraticSite, federation_of, pair
 
-from fedtar_flare.flare.checkpoint import CheckpointFolder
 from fedtar_flare.protocol.tasks import HANDSHAKE, TRAIN
 from fedtar_flare.record.events import End, Start, Step
 from fedtar_flare.record.log import of_kind, read_events
+from fedtar_flare.runtime.checkpoint import CheckpointFolder
 
 T = 2
 

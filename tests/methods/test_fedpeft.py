@@ -7,13 +7,13 @@ import torch
 from hospital_site import HospitalSite, executor_of, write_site_files
 
 from fedtar_flare.errors import ConfigError
-from fedtar_flare.flare.recipe import MethodRecipe
 from fedtar_flare.imaging.batch import ImageBatch
 from fedtar_flare.methods.fedpeft import METHOD, extend
 from fedtar_flare.models.adapters.kinds import add_adapter
 from fedtar_flare.models.adapters.lora import shared_parameters
 from fedtar_flare.models.build import build_model
 from fedtar_flare.models.config import preset
+from fedtar_flare.runtime.recipe import MethodRecipe
 
 KINDS = ("adalora", "vera", "loha", "prompt", "prefix", "none")
 MAPS = [r"(?:encoder|pooling|projection)\.(?!.*embedding).+"]

@@ -8,10 +8,10 @@ import torch
 from federation import federation_of
 from hospital_site import HospitalSite
 
-from fedtar_flare.flare.checkpoint import CheckpointFolder
 from fedtar_flare.record.events import End, Evaluation, Start, Step, Validation
 from fedtar_flare.record.log import of_kind, read_events
 from fedtar_flare.registry import contract_of, names
+from fedtar_flare.runtime.checkpoint import CheckpointFolder
 
 T = 2
 SITES = ("site-1", "site-2")

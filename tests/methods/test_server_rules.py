@@ -9,11 +9,11 @@ from federation import NAMES, QuadraticSite, federation_of, pair
 from scipy.optimize import minimize
 
 from fedtar_flare.errors import ConfigError
-from fedtar_flare.flare.checkpoint import CheckpointFolder
-from fedtar_flare.flare.controller import FederatedController
-from fedtar_flare.flare.executor import abstain, ok
 from fedtar_flare.methods.drfa import onto_simplex
 from fedtar_flare.protocol.tasks import TRAIN
+from fedtar_flare.runtime.checkpoint import CheckpointFolder
+from fedtar_flare.runtime.controller import FederatedController
+from fedtar_flare.runtime.executor import abstain, ok
 
 T, ROUNDS = 2, 4
 

@@ -233,7 +233,7 @@ import json, sys
 from pathlib import Path
 for heavy in ("peft", "transformers", "timm", "nvflare"):
     sys.modules[heavy] = None  # an import of it now fails
-import fedtar_flare.fedtar.patient_lora, fedtar_flare.models.adapters.lora  # these stay light too
+import fedtar_flare.methods.fedtar.patient_lora, fedtar_flare.models.adapters.lora  # these stay light too
 from safetensors.torch import load_file
 from fedtar_flare.models.adapters.peft_file import write_adapter
 from fedtar_flare.protocol.contract import LORA_NAMES

@@ -105,7 +105,7 @@ def test_proj_too_can_be_adapted_and_the_seed_gives_every_bit():
 
 
 def test_what_a_site_is_told_of_its_size_holds():
-    from fedtar_flare.fedkei.asked import adapted_model, head_values
+    from fedtar_flare.methods.fedkei.asked import adapted_model, head_values
 
     config = TINY.replace(encoder_config={"feature_size": 12})
     model = build_classifier(config)

@@ -9,7 +9,7 @@ import subprocess
 import pytest
 from federation_process import SITES, wait_for
 
-from fedtar_flare.flare.alarms import alarms
+from fedtar_flare.runtime.alarms import alarms
 
 pytestmark = [pytest.mark.production, pytest.mark.timeout(900)]
 ADMIN, STAFF, LEAD, MEMBER = "admin@hub.org", "it@hospital-a.org", "lead@hub.org", "member@hospital-b.org"

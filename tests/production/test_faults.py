@@ -12,10 +12,10 @@ from command import fedtar
 from federation_process import SITES, recipe, wait_for
 
 from fedtar_flare.files import read_json
-from fedtar_flare.flare.checkpoint import CheckpointFolder
-from fedtar_flare.flare.recipe import MethodRecipe
 from fedtar_flare.record.events import Start, Step, Validation
 from fedtar_flare.record.log import of_kind, read_events
+from fedtar_flare.runtime.checkpoint import CheckpointFolder
+from fedtar_flare.runtime.recipe import MethodRecipe
 from fedtar_flare.site.place import state_of
 from fedtar_flare.site.state import RUN
 from fedtar_flare.tensor_file import read_tensors

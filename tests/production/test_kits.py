@@ -15,7 +15,7 @@ import yaml
 from nvflare.app_common.default_component_policy import DEFAULT_CLASS_ALLOW_LIST
 
 from fedtar_flare.errors import ConfigError
-from fedtar_flare.fedtar.recipe import FedTARRecipe
+from fedtar_flare.methods.fedtar.recipe import FedTARRecipe
 from fedtar_flare.provision import kit as kits
 from fedtar_flare.provision.builder import KitBuilder
 from fedtar_flare.provision.storage import KitJobManager, KitStorage
@@ -62,8 +62,8 @@ def classes(config) -> set[str]:
 
 
 GENERIC = {
-    "server": "fedtar_flare.flare.controller.FederatedController",
-    "client": "fedtar_flare.flare.site_executor.SiteExecutor",
+    "server": "fedtar_flare.runtime.controller.FederatedController",
+    "client": "fedtar_flare.runtime.site_executor.SiteExecutor",
 }
 """What jobs of the other methods name in the place of FedTAR's two classes."""
 
@@ -271,7 +271,7 @@ def test_flare_s_own_classes_go_unless_they_are_kept(madeup):
     assert scope["task_result_filters"][0]["args"] == {"methods": ["madeup"], "extra_names": ["projection.weight"]}
 
 
-@pytest.mark.parametrize("path", ["fedtar_flare.", "fedtar_flare.fedtar", "*", "Executor", "a..B"])
+@pytest.mark.parametrize("path", ["fedtar_flare.", "fedtar_flare.methods.fedtar", "*", "Executor", "a..B"])
 def test_no_package_can_be_put_on_the_allow_list(provisioned, path):
     file = provisioned["project-localhost.yml"] / "hospital-a" / "local" / "resources.json.default"
     with pytest.raises(ConfigError, match="one class"):

@@ -13,12 +13,12 @@ from nvflare.apis.fl_context import FLContext
 from nvflare.widgets.info_collector import GroupInfoCollector, InfoCollector
 
 from fedtar_flare.errors import ConfigError
-from fedtar_flare.fedtar.controller import TemporalResidualController
-from fedtar_flare.fedtar.recipe import FedTARRecipe
-from fedtar_flare.flare.checkpoint import CheckpointFolder
+from fedtar_flare.methods.fedtar.controller import TemporalResidualController
+from fedtar_flare.methods.fedtar.recipe import FedTARRecipe
 from fedtar_flare.provision.resume import resumed_job
 from fedtar_flare.provision.status import line
 from fedtar_flare.record.log import read_events
+from fedtar_flare.runtime.checkpoint import CheckpointFolder
 
 
 def local(root, job, submitter="lead@hub.org", **settings):

@@ -16,8 +16,8 @@ from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 from nvflare.private.fed.app.fl_conf import create_privacy_manager
 from nvflare.private.privacy_manager import Scope
 
-from fedtar_flare.fedtar.method import CONTRACT
-from fedtar_flare.fedtar.recipe import FedTARRecipe
+from fedtar_flare.methods.fedtar.method import CONTRACT
+from fedtar_flare.methods.fedtar.recipe import FedTARRecipe
 from fedtar_flare.protocol.messages import ERROR, OK, Reply, TaskHeader, version
 from fedtar_flare.provision.kit import site_policy
 

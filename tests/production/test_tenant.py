@@ -9,10 +9,10 @@ import pytest
 from command import fedtar
 from federation_process import SITES, wait_for
 
-from fedtar_flare.flare.checkpoint import CheckpointFolder
-from fedtar_flare.flare.recipe import MethodRecipe
 from fedtar_flare.record.events import Start, Step
 from fedtar_flare.record.log import of_kind, read_events
+from fedtar_flare.runtime.checkpoint import CheckpointFolder
+from fedtar_flare.runtime.recipe import MethodRecipe
 
 pytestmark = [pytest.mark.production, pytest.mark.timeout(900)]
 

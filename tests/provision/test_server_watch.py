@@ -12,10 +12,10 @@ from nvflare.apis.fl_constant import FLContextKey
 from nvflare.apis.fl_context import FLContext
 from nvflare.fuel.f3.sfm.sfm_endpoint import SfmEndpoint
 
-from fedtar_flare.flare.alarms import FILE, SHOWN, alarms, raise_alarm
 from fedtar_flare.provision.logins import AGAIN_AFTER, TAKEN_OVER, WITHIN, LoginAlarm
 from fedtar_flare.provision.status import line
 from fedtar_flare.provision.storage import KitJobManager
+from fedtar_flare.runtime.alarms import FILE, SHOWN, alarms, raise_alarm
 
 SITES = ["hospital-a", "hospital-b"]
 

@@ -5,7 +5,7 @@ from xml.etree import ElementTree
 import pytest
 from recorded_runs import EAST, NORTH, RUN_ID, SITES, SOUTH, edit, write_run
 
-from fedtar_flare.fedtar.events import Outer, Residual
+from fedtar_flare.methods.fedtar.events import Outer, Residual
 from fedtar_flare.metrics.registry import SCORES
 from fedtar_flare.record.events import End
 from fedtar_flare.record.log import RunRecord

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from recorded_runs import NORTH, RUN_ID, SITES, SOUTH, WEST, edit, write_run
 
 from fedtar_flare.errors import FedTARError
-from fedtar_flare.fedtar.events import Alphas, Outer, Residual
+from fedtar_flare.methods.fedtar.events import Alphas, Outer, Residual
 from fedtar_flare.record.events import End, Evaluation, Late, SiteScores, Start
 from fedtar_flare.record.log import RunRecord
 from fedtar_flare.reporting.page import page

@@ -10,10 +10,10 @@ from command import fedtar_here
 from hospital_site import SETTINGS, HospitalSite
 
 from fedtar_flare.errors import ConfigError
-from fedtar_flare.fedtar.recipe import FedTARRecipe
-from fedtar_flare.flare.report_site import ReportSite
-from fedtar_flare.flare.site_executor import SiteExecutor
+from fedtar_flare.methods.fedtar.recipe import FedTARRecipe
 from fedtar_flare.protocol.messages import ERROR, OK
+from fedtar_flare.runtime.report_site import ReportSite
+from fedtar_flare.runtime.site_executor import SiteExecutor
 from fedtar_flare.site.approval import SIGNATURES, approve, digest_of, is_approved, withdraw
 from fedtar_flare.site.audit import read_audit
 
@@ -132,7 +132,7 @@ def test_a_held_job_reads_nothing_and_an_approved_one_goes_on_until_something_ch
 
 
 def _answer(header):
-    from fedtar_flare.flare.executor import ok
+    from fedtar_flare.runtime.executor import ok
 
     counts = {split: [1, 1] for split in ("train", "validation", "test")}
     return ok(header, payload={"settings": "same", "counts": counts})

@@ -109,7 +109,7 @@ def test_streamed_scalars_are_recorded(tmp_path):
     from nvflare.apis.analytix import ANALYTIC_EVENT_TYPE
     from nvflare.app_common.widgets.streaming import create_analytic_dxo
 
-    from fedtar_flare.flare.scalars import AnalyticsDataType, LogWriterName
+    from fedtar_flare.runtime.scalars import AnalyticsDataType, LogWriterName
 
     ctx = context(tmp_path)
     dxo = create_analytic_dxo("loss", 0.5, AnalyticsDataType.SCALAR, writer=LogWriterName.TORCH_TB, global_step=1)

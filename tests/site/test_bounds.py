@@ -10,17 +10,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedtar_flare.errors import ConfigError
-from fedtar_flare.fedtar.config import PatientConfig
-from fedtar_flare.fedtar.patient_lora import PatientLoRA
-from fedtar_flare.flare.recipe import MethodRecipe
-from fedtar_flare.flare.request import AdaptedModel
 from fedtar_flare.learning.config import DataConfig, LoRAConfig, TrainingConfig
+from fedtar_flare.methods.fedtar.config import PatientConfig
+from fedtar_flare.methods.fedtar.patient_lora import PatientLoRA
 from fedtar_flare.models.adapters.lora import add_lora, shared_state
 from fedtar_flare.models.build import build_model
 from fedtar_flare.models.config import TIMM_TARGETS, ModelConfig, asset, preset
 from fedtar_flare.models.outline import outline
 from fedtar_flare.protocol.fields import MAX_TEXT
 from fedtar_flare.registry import names
+from fedtar_flare.runtime.recipe import MethodRecipe
+from fedtar_flare.runtime.request import AdaptedModel
 from fedtar_flare.site.admission import breaches, declined
 from fedtar_flare.site.bounds import Bounds, default_bounds
 

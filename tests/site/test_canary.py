@@ -14,7 +14,7 @@ import pytest
 from canary import DATE, MARK, marks_in, plant
 from simulator import run_simulator
 
-from fedtar_flare.fedtar.recipe import FedTARRecipe
+from fedtar_flare.methods.fedtar.recipe import FedTARRecipe
 from fedtar_flare.record.events import Start
 from fedtar_flare.record.log import of_kind, read_events
 

@@ -9,11 +9,11 @@ from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
 from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
 from fedtar_flare.errors import FedTARError
-from fedtar_flare.fedtar.method import CONTRACT
-from fedtar_flare.flare.executor import MethodExecutor
+from fedtar_flare.methods.fedtar.method import CONTRACT
 from fedtar_flare.protocol.messages import Reply
 from fedtar_flare.record.events import Start, Step
 from fedtar_flare.record.log import of_kind, read_events
+from fedtar_flare.runtime.executor import MethodExecutor
 from fedtar_flare.site.participation import FILE, Participation, decide, participation
 from fedtar_flare.site.place import state_of
 

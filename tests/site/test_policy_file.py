@@ -13,10 +13,10 @@ from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
 from fedtar_flare import registry
 from fedtar_flare.errors import ConfigError
-from fedtar_flare.flare.site_executor import SiteExecutor
 from fedtar_flare.protocol.messages import Reply, TaskHeader, version
 from fedtar_flare.provision.kit import site_policy
 from fedtar_flare.registry import own_names
+from fedtar_flare.runtime.site_executor import SiteExecutor
 from fedtar_flare.site.guard import OutboundGuard
 from fedtar_flare.site.policy import (
     GUARD,

@@ -14,8 +14,8 @@ from federation import QuadraticSite, federation_of, pair
 from federation_process import Federation, wait_for
 
 from fedtar_flare import registry
-from fedtar_flare.flare.checkpoint import load
 from fedtar_flare.provision.resume import resumed_job
+from fedtar_flare.runtime.checkpoint import load
 
 SETTINGS = ("--method", "fedmedian", "--preset", "tiny", "-r", "2", "-T", "1", "--patients", "12")
 SETTINGS += ("--set", "server.step_size=0.5", "--set", "training.local_steps=2", "--set", "training.batch_size=4")
@@ -36,7 +36,7 @@ def test_its_job_is_described_and_its_settings_are_checked(command, tmp_path):
     assert "step_size" in wrong and "at most 2" in wrong
     command("export", *SETTINGS, "-o", tmp_path)
     server = json.loads((tmp_path / "fedmedian/app/config/config_fed_server.json").read_text())["workflows"][0]
-    assert server["path"] == "fedtar_flare.flare.controller.FederatedController"
+    assert server["path"] == "fedtar_flare.runtime.controller.FederatedController"
     assert server["args"]["method"] == "fedmedian" and server["args"]["settings"] == {"server": {"step_size": 0.5}}
 
 

@@ -7,11 +7,11 @@ from pathlib import Path
 import nvflare.client as flare
 import torch
 
-from fedtar_flare.flare.recipe import SMALL
 from fedtar_flare.imaging.batch import ImageBatch
 from fedtar_flare.models.adapters.lora import add_lora, load_shared_state, shared_state
 from fedtar_flare.models.build import build_model, build_tokenizer
 from fedtar_flare.models.config import preset
+from fedtar_flare.runtime.recipe import SMALL
 
 REPORTS = 8
 torch.set_num_threads(1)

@@ -11,8 +11,6 @@ from typing import ClassVar
 import torch
 from pydantic import Field
 
-from fedtar_flare.flare.aggregation import SpilledUpdates
-from fedtar_flare.flare.tasking import Answers, Tensors
 from fedtar_flare.methods.fedavg import METHOD as FEDAVG
 from fedtar_flare.methods.fedavg import FedAvgServer
 from fedtar_flare.protocol.exchange import euclidean_norm
@@ -20,6 +18,8 @@ from fedtar_flare.record.events import Event
 from fedtar_flare.reporting.format import significant
 from fedtar_flare.reporting.run import Run
 from fedtar_flare.reporting.section import Section, table
+from fedtar_flare.runtime.aggregation import SpilledUpdates
+from fedtar_flare.runtime.tasking import Answers, Tensors
 from fedtar_flare.settings import Settings
 
 

@@ -1,0 +1,102 @@
+"""Settings of what is FedKEI's own: the tasks, the plan, and how starts are mixed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Literal
+
+from pydantic import Field
+
+from fedtar_flare.data.task_stream import NOTHING, Order, TaskStream
+from fedtar_flare.errors import ConfigError
+from fedtar_flare.methods.fedkei.plans import PLANS
+from fedtar_flare.metrics.report_labels import RuleLabels, report_labels
+from fedtar_flare.models.classifier import ClassifierConfig
+from fedtar_flare.settings import Settings, build, nearest
+
+STEPS = 2
+"""Steps of a task (a round of the run): PROBE and ADAPT."""
+
+CLASSIFIERS: dict[str, dict[str, Any]] = {
+    "small": {},
+    "tiny": {"encoder": "tiny", "image_size": 32, "slices": 4},
+    "paper": {
+        "encoder": "timm",
+        "encoder_name": "vit_base_patch16_224",
+        "image_size": 224,
+        "slices": 1,
+        "image_statistics": "imagenet",
+    },
+}
+"""Presets of the classifier: the shipped encoder slice by slice, a random one (tests), the paper's ViT."""
+
+
+TASKS = ("effusion", "nodule", "consolidation")
+BASE = (NOTHING, "cardiomegaly", "emphysema", "lymphadenopathy")
+"""Tasks of the synthetic cohort, and their negatives: few of its images show nothing."""
+
+
+class FedKEIConfig(Settings):
+    """The tasks in sequence, the plan, and how the server mixes starts; site and server hold the same."""
+
+    plan: str = Field("fedkei", description=f"one of {', '.join(PLANS)}")
+    tasks: tuple[str, ...] = Field(
+        TASKS,
+        description="diseases in sequence, each 'name', or 'name=label|label' where several labels count as it",
+    )
+    base: tuple[str, ...] | None = Field(
+        None,
+        description="labels of the images that are negatives from the start; 'none': those without a label, which is "
+        "the default unless the tasks are the default ones, of the synthetic cohort",
+    )
+    order: Order = Field(
+        "synchronous",
+        description="of the tasks at a site: as listed, 'reversed', or 'shuffled' by seed and site",
+    )
+    labeler: RuleLabels | Literal["none"] = Field(
+        "none",
+        description="rules that read labels from the reports of images whose source gives none: 'chexpert-rules' "
+        "(radiographs) or 'ctrate-rules' (CT); 'none': such images are left out",
+    )
+    rand_baseline: bool = Field(
+        False, description="each site also tunes from the common start, for comparison: twice the work"
+    )
+    clusters: int = Field(
+        3, ge=1, description="K of adapters and of heads; fewer where the pool has fewer distinct modules"
+    )
+    eta_out: float = Field(0.05, ge=0, description="step size of the outer step (Eq. 8); 0: none, as in Variant B")
+    min_cluster_sites: int = Field(
+        1, ge=1, description="sites that a cluster must stem from, smaller ones merge; production: at least 2"
+    )
+
+    def validation_errors(self) -> Iterator[tuple[str, str]]:
+        if self.plan not in PLANS:
+            yield "plan", f"one of {', '.join(PLANS)}{nearest(self.plan, PLANS)}"
+        try:
+            TaskStream(self.tasks, self.negatives)
+        except ConfigError as error:
+            yield "tasks", f"a list of diseases ({error})"
+
+    @property
+    def negatives(self) -> tuple[str, ...]:
+        """``base``, or its default."""
+        return self.base or (BASE if self.tasks == TASKS else (NOTHING,))
+
+    def stream(self, site: str, seed: int) -> TaskStream:
+        """The tasks in a site's order."""
+        rules = None if self.labeler == "none" else report_labels(self.labeler)
+        return TaskStream(self.tasks, self.negatives, self.order, site, seed, rules)
+
+
+def classifier_of(preset: str, settings: dict[str, Any] | None, seed: int) -> ClassifierConfig:
+    """The named preset with some settings replaced; the common start is by the job's seed.
+
+    Raises:
+        ConfigError: an unknown preset or setting, or a value that is not allowed.
+    """
+    if preset not in CLASSIFIERS:
+        raise ConfigError(
+            f"preset '{preset}' is unknown to fedkei: it must be one of {', '.join(CLASSIFIERS)}"
+            f"{nearest(preset, CLASSIFIERS)}"
+        )
+    return build(ClassifierConfig, {"seed": seed, **CLASSIFIERS[preset], **(settings or {})}, "model")

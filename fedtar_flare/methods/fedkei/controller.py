@@ -1,0 +1,264 @@
+"""FedKEI at the server: a pool of modules, its mixture for each task, PROBE and ADAPT (Eq. 3 to 11)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from statistics import fmean
+from typing import Any
+
+import torch
+from pydantic import ValidationError
+
+from fedtar_flare.data.task_stream import DiseaseTask
+from fedtar_flare.errors import ConfigError, ExchangeError, FedTARError
+from fedtar_flare.methods.fedkei.config import STEPS
+from fedtar_flare.methods.fedkei.contract import ADAPT, PROBE
+from fedtar_flare.methods.fedkei.events import Learnt, Mixed, SiteTask, Stream
+from fedtar_flare.methods.fedkei.knowledge import write_knowledge
+from fedtar_flare.methods.fedkei.mixture import Mixture
+from fedtar_flare.methods.fedkei.objectives import IMPORTANCE, PULL
+from fedtar_flare.methods.fedkei.plans import plan
+from fedtar_flare.methods.fedkei.pool import Pool
+from fedtar_flare.protocol.exchange import MASTER_DTYPE, check_update_size
+from fedtar_flare.protocol.messages import Reply, version
+from fedtar_flare.runtime.aggregation import SpilledUpdates
+from fedtar_flare.runtime.checkpoint import SIMULATED_JOB
+from fedtar_flare.runtime.controller import FederatedController
+from fedtar_flare.runtime.executor import LEFT
+from fedtar_flare.runtime.server_strategy import ServerStrategy
+from fedtar_flare.runtime.tasking import Answers, OnReply, Tensors
+
+PRODUCTION_CLUSTER_SITES = 2
+"""Fewest sites that a cluster stems from in production; a cluster of one is that site's module, sent to all."""
+
+
+class FedKEIServer(ServerStrategy):
+    """Knowledge-enhanced initialisation for federated adapter tuning (FedKEI), its rivals and controls.
+
+    A round is a task. In each, the server clusters the modules of all earlier tasks and sends the clusters' means down;
+    where the plan says so, the sites first answer with the gradient in them (PROBE), by which the means' weights move;
+    then each site learns its own mixture, tunes its module from it and hands it in (ADAPT). ``num_rounds`` is the
+    number of tasks; ``time_steps`` is always 2.
+
+    Raises
+    ------
+    ConfigError
+        A setting is not allowed, or there are more rounds than tasks.
+    """
+
+    def __init__(self, run: FederatedController):
+        super().__init__(run)
+        self.config = self.settings.fedkei
+        self.plan = plan(self.config.plan)
+        self.pool: Pool | None = None
+        self._restored: Tensors = {}
+        self._owners: list[dict[str, Any]] = []
+        self._final: dict[int, float] = {}
+        if run.time_steps != STEPS:
+            raise ConfigError(
+                f"time_steps is {run.time_steps}: a task of fedkei has {STEPS} steps, PROBE and ADAPT; the number of "
+                "tasks is num_rounds"
+            )
+        if run.num_rounds > len(self.config.tasks):
+            raise ConfigError(f"num_rounds is {run.num_rounds}, but fedkei.tasks lists {len(self.config.tasks)}")
+        if run.initial_checkpoint:
+            raise ConfigError("initial_checkpoint: fedkei's common start is by the seed")
+
+    def one_round(self, w: Tensors, r: int) -> Tensors:
+        """Task r: mix, PROBE, step beta, ADAPT, pool; w is the common start and stays."""
+        pool = self._pool_of(w)
+        mixture, probed = self._mixture(pool, r), Answers()
+        if mixture.probes:
+            gradients, probed = self._probe(mixture, r)
+            if left := self._forget(pool, probed):
+                self.run.info(f"task {r}: {', '.join(left)} left: their modules are out of the pool")
+                mixture = self._mixture(pool, r)
+            elif gradients is not None:
+                mixture = mixture.step(gradients, self.config.eta_out)
+        self._record_mixture(mixture, probed, r, len(pool.before(r)))
+        self._forget(pool, self._adapt(mixture, pool, r))
+        after = self._mixture(pool, r + 1)
+        learnt = {self.config.stream(m.site, self.run.seed).task(m.task).name for m in pool.modules}
+        write_knowledge(self.run.results_folder, after, self.run.described, self.run.run_id, sorted(learnt))
+        return w
+
+    @property
+    def _curved(self) -> bool:
+        """Whether Fisher information travels beside the modules (FedCurv)."""
+        return self.plan.local.objective == "fisher"
+
+    # ------------------------------------------------------------------ the two steps
+    def _mixture(self, pool: Pool, task: int) -> Mixture:
+        """Clusters of the modules of earlier tasks; in production of at least two sites each."""
+        return self.plan.mixture(pool, task, self._mixing)
+
+    def _probe(self, mixture: Mixture, r: int) -> tuple[dict[str, torch.Tensor] | None, Answers]:
+        """The sum of the sites' gradients in the centres (float64), and the answers; None without any."""
+        centres = mixture.centres()
+
+        def accept(site: str, reply: Reply, tensors: Tensors) -> None:
+            self._check(PROBE, tensors, centres, one=False)
+            updates.add(site, tensors)
+
+        with SpilledUpdates(self.run.results_folder / "updates", sorted(centres)) as updates:
+            answers = self._ask(PROBE, mixture, r, 1, accept)
+            total = updates.mean(dict.fromkeys(sorted(answers.replies), 1.0)) if answers.replies else None
+        self.run.results.step(r, 1, answers, None)
+        return total, answers
+
+    def _adapt(self, mixture: Mixture, pool: Pool, r: int) -> Answers:
+        """Every site tunes its module, which goes into the pool."""
+
+        more: Tensors = {}
+        if self._curved:  # where the pool may not be mixed yet, nothing of it is told this way either
+            more = pool.curvature(r if mixture.parts is not None else 0).tensors()
+
+        def accept(site: str, reply: Reply, tensors: Tensors) -> None:
+            self._check(ADAPT, tensors, {**mixture.centres(site), **more}, one=True)
+            found = self._site_task(reply)
+            module = {name: value for name, value in tensors.items() if name in pool.start}
+            importance = {n.removeprefix(IMPORTANCE): v for n, v in tensors.items() if n.startswith(IMPORTANCE)}
+            check_update_size(module, pool.start, self.run.update_norm_limit)
+            pool.add(site, r, module, gap=found.gap, importance=importance)
+
+        answers = self._ask(ADAPT, mixture, r, 2, accept, more)
+        self.run.results.step(r, 2, answers, None)
+        learnt = {site: self._site_task(reply) for site, reply in sorted(answers.replies.items())}
+        self.run.record.write(Learnt(round=r, sites=learnt))
+        last = {site: one.auc[-1] for site, one in learnt.items() if one.auc}
+        for site, value in last.items():
+            self.run.scalar(f"AUC/{site}", value, r)
+        if last:
+            self._final[r] = fmean(last.values())
+        shown = " ".join(f"{site} {value:.3f}" for site, value in last.items())
+        self.run.info(f"task {r}: AUC of test images {shown or 'not told by any site'}")
+        return answers
+
+    def _ask(
+        self, task: str, mixture: Mixture, r: int, step: int, accept: OnReply, more: Tensors | None = None
+    ) -> Answers:
+        """Send each site its centres: one message to all, and one to each site that a plan mixes for apart.
+
+        ``more`` goes down beside them.
+        """
+        header = self.run.header(r, step, after=version(r - 1, STEPS if r > 1 else 0))
+        apart = [site for site in self.run.sites if site in mixture.own]
+        if not apart:
+            return self.run.ask(task, header, {**mixture.centres(), **(more or {})}, self.run.sites, accept)
+        groups: list[Sequence[str]] = [[site] for site in apart]
+        groups += [[site for site in self.run.sites if site not in mixture.own]]
+        answers = Answers()
+        for group in filter(None, groups):
+            answers.add(self.run.ask(task, header, mixture.centres(group[0]), group, accept, min_sites=0))
+        if answers.heard < self.run.min_sites:
+            raise FedTARError(f"task {r}: {answers.heard} site(s) took part, min_sites is {self.run.min_sites}")
+        return answers
+
+    def _check(self, task: str, tensors: Tensors, centres: Tensors, *, one: bool) -> None:
+        """Refuse (:class:`ExchangeError`) what is not of the centres' names, and of their shapes (``one``: of one)."""
+        shapes = {name: tuple(value.shape) for name, value in centres.items() if not name.startswith(PULL)}
+        self.run._wire.check_tensors(task, tensors, shapes, sends="difference", dtypes=MASTER_DTYPE)
+        for name, shape in sorted(shapes.items()):
+            if name not in tensors:
+                raise ExchangeError(f"tensor '{name}' is missing")
+            if tuple(tensors[name].shape) != (shape[1:] if one else shape):
+                raise ExchangeError(f"tensor '{name}' has shape {tuple(tensors[name].shape)} in task '{task}'")
+
+    # ------------------------------------------------------------------ the pool
+    def _pool_of(self, w: Tensors) -> Pool:
+        """The pool, with the modules of the run that is resumed."""
+        if self.pool is None:
+            self.pool = Pool(w)
+            self.pool.load(self._restored, self._owners)
+        return self.pool
+
+    def _forget(self, pool: Pool, answers: Answers) -> list[str]:
+        """Take the modules of sites that left out of the pool; their names."""
+        left = [site for site, why in sorted(answers.absent.items()) if why == LEFT]
+        return [site for site in left if pool.leave(site)]
+
+    def state(self) -> dict[str, torch.Tensor]:
+        """The pool's modules; whose they are is in :meth:`info`."""
+        return {} if self.pool is None else self.pool.state()[0]
+
+    def load_state(self, state: Tensors) -> None:
+        self._restored = dict(state)
+
+    def info(self) -> Any:
+        return None if self.pool is None else {"modules": self.pool.state()[1], "auc": self._final}
+
+    def load_info(self, info: Any) -> None:
+        self._owners = list(info["modules"])
+        self._final = {int(r): float(value) for r, value in info["auc"].items()}
+
+    def fixed_settings(self) -> dict[str, Any]:
+        return {"fedkei": json.loads(json.dumps(self.config.to_dict()))}
+
+    def numbers(self) -> dict[str, list[float]]:
+        """Mean AUC of the sites after each task."""
+        return {"auc": [self._final[r] for r in sorted(self._final)]}
+
+    # ------------------------------------------------------------------ start, record, checks
+    def on_start(self) -> None:
+        simulated = self.run.fl_ctx.get_job_id() in (None, "", SIMULATED_JOB)
+        least = max(self.config.min_cluster_sites, 1 if simulated else PRODUCTION_CLUSTER_SITES)
+        self._mixing = self.config.replace(min_cluster_sites=least)
+        if not simulated and self.plan.weights == "similarity":
+            raise FedTARError(f"plan '{self.plan.name}' sends single hospitals' modules: it is for simulations")
+        if least < 3 and len(self.run.sites) > 1:
+            self.run.info(f"a cluster may stem from {least} site(s): each module in it can be told from the others")
+        orders = {site: self.config.stream(site, self.run.seed) for site in self.run.sites}
+        self.run.record.write(
+            Stream(
+                plan=self.plan.name,
+                tasks=list(self.config.tasks),
+                base=list(self.config.negatives),
+                order=self.config.order,
+                orders={s: [one.task(t).name for t in range(1, self.run.num_rounds + 1)] for s, one in orders.items()},
+                min_cluster_sites=least,
+            )
+        )
+
+    def largest_message(self) -> int:
+        """G: K times the values of a module; without k-means, K may be the number of modules."""
+        many = self.run.num_rounds * len(self.run.sites)
+        if self.plan.groups == "kmeans":
+            many = self.config.clusters
+        return self.run.schema.parameters * max(many, 2 if self._curved else 1)
+
+    def _record_mixture(self, mixture: Mixture, probed: Answers, r: int, modules: int) -> None:
+        self.run.record.write(
+            Mixed(
+                round=r,
+                modules=modules,
+                clusters=mixture.report(),
+                probed={site: int(reply.numbers["samples"]) for site, reply in sorted(probed.replies.items())},
+                clustering_seconds=round(mixture.seconds, 3),
+                probe_seconds=max(probed.seconds.values(), default=0.0),
+                probe_took={site: reply.numbers.get("seconds", 0.0) for site, reply in sorted(probed.replies.items())},
+                left=[site for site, why in sorted(probed.absent.items()) if why == LEFT],
+            )
+        )
+
+    def check_content(self, reply: Reply) -> None:
+        """Refuse scores that the record could not hold, and a task that the job does not list."""
+        if not {"scores", "counts"} & set(reply.payload) or "versions" in reply.payload:
+            super().check_content(reply)
+            return
+        self._site_task(reply)
+
+    def _site_task(self, reply: Reply) -> SiteTask:
+        counts, scores = dict(reply.payload.get("counts") or {}), dict(reply.payload.get("scores") or {})
+        place = counts.pop("task", None)
+        if not isinstance(place, int) or not 1 <= place <= len(self.config.tasks):
+            raise ExchangeError("the field 'counts' names no task of the job")
+        name = DiseaseTask.parse(self.config.tasks[place - 1]).name
+        try:
+            found = SiteTask(task=name, counts=counts, **scores)
+        except (ValidationError, TypeError) as error:
+            raise ExchangeError("the field 'scores' or 'counts' is not what a task gives") from error
+        told = [] if found.membership is None else [found.membership]
+        if not all(0 <= value <= 1 for value in (*found.auc, *found.rand_auc, *told)):
+            raise ExchangeError("the field 'scores' holds an AUC beyond 0 to 1")
+        return found

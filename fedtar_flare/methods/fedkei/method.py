@@ -1,0 +1,45 @@
+"""FedKEI as one object: its presets, and where its algorithm runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from fedtar_flare.methods.fedkei.config import STEPS, FedKEIConfig
+from fedtar_flare.methods.fedkei.contract import CONTRACT
+from fedtar_flare.methods.fedkei.controller import FedKEIServer
+from fedtar_flare.methods.fedkei.events import EVENTS
+from fedtar_flare.methods.fedkei.section import SECTIONS
+from fedtar_flare.methods.fedkei.site import FedKEISite
+from fedtar_flare.registry import Method
+from fedtar_flare.settings import build
+
+PRESETS: dict[str, dict[str, Any]] = {
+    "small": {
+        "model": {"slices": 8},
+        "data": {"synthetic_patients": 64},
+        "fedkei": {"rand_baseline": True},
+    },
+    "paper": {"training": {"epochs": 30, "batch_size": 64, "lr": 0.005, "momentum": 0.0}},
+}
+"""``small``: a few minutes on two cores, each start beside the common one; ``paper``: ViT-B/16, 30 epochs."""
+
+
+def rounds(groups: Mapping[str, Any]) -> tuple[int, int]:
+    """As many rounds as the job lists tasks, of two steps each."""
+    return len(build(FedKEIConfig, groups.get("fedkei"), "fedkei").tasks), STEPS
+
+
+METHOD = Method(
+    contract=CONTRACT,
+    server=FedKEIServer,
+    site=FedKEISite,
+    settings={"fedkei": FedKEIConfig},
+    paper="Knowledge-Enhanced Initialization for Federated Adapter Tuning",
+    server_groups=("fedkei",),
+    presets=PRESETS,
+    events=EVENTS,
+    sections=SECTIONS,
+    reports=False,
+    rounds=rounds,
+)

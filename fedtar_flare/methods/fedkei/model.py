@@ -1,0 +1,157 @@
+"""A site's classifier as a function of its module: losses and gradients on examples."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from fedtar_flare.learning.training import parts
+from fedtar_flare.methods.fedkei.examples import Examples
+from fedtar_flare.methods.fedkei.hypergradient import Vectors
+from fedtar_flare.methods.fedkei.mixing import Kind, Layout
+from fedtar_flare.models.adapters.lora import load_shared_state, shared_parameters, shared_state
+from fedtar_flare.models.classifier import ClassifierConfig, build_classifier
+from fedtar_flare.models.weights import fingerprint
+
+EVALUATION_BATCH = 64
+
+
+class TaskModel:
+    """The classifier, with whatever module was loaded last.
+
+    :attr:`start` is w0 by wire name, float32 on the CPU, the same bits at all sites of a job; :attr:`fingerprint` is of
+    the frozen encoder and of w0.
+
+    Parameters
+    ----------
+    config : ClassifierConfig
+    checkpoint : callable
+        Called before each batch; may raise to stop.
+    places : mapping, optional
+        Local paths of what the classifier takes by name.
+
+    Raises
+    ------
+    ConfigError
+        As :func:`~fedtar_flare.models.classifier.build_classifier`.
+    """
+
+    def __init__(
+        self,
+        config: ClassifierConfig,
+        *,
+        device: str = "cpu",
+        autocast: bool = False,
+        checkpoint: Callable[[], None] = lambda: None,
+        places: Mapping[str, Path | None] | None = None,
+    ):
+        self.config, self.device = config, torch.device(device)
+        self._checkpoint, self._autocast = checkpoint, autocast
+        self.classifier = build_classifier(config, places)
+        self.start = shared_state(self.classifier)
+        self.layout = Layout.of(self.start)
+        self.fingerprint = fingerprint(self.classifier)
+        self.classifier.to(self.device)
+        self._parameters = shared_parameters(self.classifier)
+
+    def parameters(self) -> dict[str, torch.nn.Parameter]:
+        """The module's own tensors, no copies."""
+        return dict(self._parameters)
+
+    def state(self) -> dict[str, Tensor]:
+        """The module that is loaded, float32 on the CPU."""
+        return shared_state(self.classifier)
+
+    def load(self, module: Mapping[str, Tensor]) -> None:
+        """Load a module; :class:`ExchangeError` names a tensor that does not fit."""
+        load_shared_state(self.classifier, module)
+
+    def describe(self) -> dict[str, Any]:
+        """Name and sizes, for the record."""
+        trained = sum(value.numel() for value in self.start.values())
+        return {
+            "base_model": self.config.encoder_name or f"fedtar_flare classifier '{self.config.encoder}'",
+            "adapter": self.config.adapter,
+            "parameters": sum(p.numel() for p in self.classifier.parameters()) - trained,
+            "trained": trained,
+            "fingerprint": self.fingerprint,
+            "config": self.config.to_dict(),
+        }
+
+    # ------------------------------------------------------------------ of what is loaded
+    def logits(self, examples: Examples, indices: Sequence[int]) -> Tensor:
+        """Logits (B, 2), float32 or finer."""
+        self._checkpoint()
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self._autocast):
+            found: Tensor = self.classifier(examples.batch(indices).to(self.device))
+        return found.float() if found.dtype == torch.bfloat16 else found
+
+    def loss(self, examples: Examples, indices: Sequence[int]) -> Tensor:
+        """Mean cross-entropy."""
+        return F.cross_entropy(self.logits(examples, indices), examples.labels[list(indices)].to(self.device))
+
+    def gradients(
+        self, examples: Examples, indices: Sequence[int], names: Sequence[str] | None = None
+    ) -> tuple[float, dict[str, Tensor]]:
+        """Mean loss, and its gradient in the tensors of these names (None: all)."""
+        own = {name: p for name, p in self.parameters().items() if names is None or name in names}
+        loss = self.loss(examples, indices)
+        return float(loss.detach()), dict(zip(own, torch.autograd.grad(loss, list(own.values())), strict=True))
+
+    def fisher(self, examples: Examples) -> dict[str, Tensor]:
+        """Diagonal of the empirical Fisher information: mean of examples' squared gradients; float32, on the CPU."""
+        found = {name: torch.zeros_like(value) for name, value in self.parameters().items()}
+        for i in range(len(examples.labels)):
+            for name, gradient in self.gradients(examples, [i])[1].items():
+                found[name].addcmul_(gradient, gradient, value=1 / len(examples.labels))
+        return {name: value.float().cpu() for name, value in sorted(found.items())}
+
+    @torch.no_grad()
+    def scores(self, examples: Examples) -> Tensor:
+        """Scores (n,) of the new disease in 0..1, float64, on the CPU."""
+        everything = range(len(examples.labels))
+        logits = [self.logits(examples, part).double().cpu() for part in parts(everything, EVALUATION_BATCH)]
+        return torch.cat([one.softmax(1)[:, 1] for one in logits] or [torch.zeros(0, dtype=torch.float64)])
+
+    # ------------------------------------------------------------------ as functions of theta (d,) by kind
+    def vectors(self, module: Mapping[str, Tensor]) -> dict[Kind, Tensor]:
+        """A module as vectors in the classifier's own format and on its device."""
+        some = next(iter(self.parameters().values()))
+        return {kind: value.to(some) for kind, value in self.layout.vectors(module).items()}
+
+    def load_vectors(self, theta: Vectors) -> None:
+        """Load theta as it is."""
+        tensors = self.layout.tensors(theta)
+        with torch.no_grad():
+            for name, parameter in self.parameters().items():
+                parameter.copy_(tensors[name])
+
+    def gradient(self, theta: Vectors, examples: Examples, indices: Sequence[int]) -> dict[Kind, Tensor]:
+        """Gradient of a batch's mean loss."""
+        self.load_vectors(theta)
+        return self.layout.vectors(self.gradients(examples, indices)[1])
+
+    def whole_gradient(
+        self, theta: Vectors, examples: Examples, indices: Sequence[int], size: int
+    ) -> tuple[float, dict[Kind, Tensor]]:
+        """Mean loss of all these examples and its gradient, ``size`` at a time."""
+        self.load_vectors(theta)
+        total, found = 0.0, {kind: torch.zeros_like(value) for kind, value in theta.items()}
+        for chosen in parts(indices, size):
+            loss, gradients = self.gradients(examples, chosen)
+            total += loss * len(chosen)
+            for kind, value in self.layout.vectors(gradients).items():
+                found[kind] += value * (len(chosen) / len(indices))
+        return total / len(indices), found
+
+    @torch.no_grad()
+    def mean_loss(self, theta: Vectors, examples: Examples, indices: Sequence[int]) -> float:
+        """Mean loss of all these examples."""
+        self.load_vectors(theta)
+        losses = [float(self.loss(examples, part)) * len(part) for part in parts(indices, EVALUATION_BATCH)]
+        return sum(losses) / len(indices)

@@ -1,0 +1,259 @@
+"""FedKEI's sections of the run page: AUC and LCA beside Rand, learning curves, clusters, and what a start costs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from statistics import fmean
+from typing import Any
+
+from fedtar_flare.methods.fedkei.events import Learnt, Mixed, SiteTask, Stream
+from fedtar_flare.metrics.classification import best_epoch, epochs_to, lca
+from fedtar_flare.reporting.format import NOTHING, duration, number, size
+from fedtar_flare.reporting.plots import Guide, Series, line_chart
+from fedtar_flare.reporting.run import Run
+from fedtar_flare.reporting.section import Section, charts, table
+
+SMALL = (300, 190)
+READINGS = ("AUC at start", "AUC tuned", "LCA")
+RAND = ("Rand at start", "Rand tuned", "Rand LCA")
+_KNOWN = (
+    "Of the phantoms' findings the shipped encoder has seen six in its warm start, as reports: where the images are "
+    "phantoms, those are new to the head and the adapter, not to the encoder."
+)
+
+
+def tasks(run: Run) -> Section | None:
+    """AUC at the start and after tuning, and LCA, of each task and site, beside those from the common start."""
+    found = list(_learnt(run))
+    if not found:
+        return None
+    beside, fell_back = (any(getattr(one, name) for *_, one in found) for name in ("rand_auc", "fell_back"))
+    rows = [
+        (str(step), site, _said(one.task), str(one.n) if one.n else NOTHING, *readings_of(one.auc))
+        + (
+            (*readings_of(one.rand_auc), _reached(one))
+            if beside
+            else (str(best_epoch(one.auc)) if one.auc else NOTHING,)
+        )
+        + (("yes" if one.fell_back else "",) if fell_back else ())
+        for step, site, one in found
+    ]
+    last = [*RAND, "epochs to Rand's"] if beside else ["best epoch"]
+    head = ("task", "site", "disease", "test images", *READINGS, *last, *(["fell back"] if fell_back else []))
+    rand = (
+        " Rand is the same tuning from the common start; 'epochs to Rand's' says after how many epochs the AUC is as "
+        "high as Rand's is when tuned (and which epoch was best)."
+        if beside
+        else ""
+    )
+    lead = (
+        f"{_title(run)}. The new disease of each task against all before it: AUC of test images at the start (before "
+        f"the first epoch) and tuned (after the last), and LCA, its mean over the epochs.{rand}"
+        + (" 'Fell back': the safeguard took the common start." if fell_back else "")
+        + f" Cells are blank where a class has too few test patients.{_of_phantoms(run)}"
+    )
+    return Section("tasks", "Diseases", lead, table(head, rows, left={1, 2}), _lines(run, [one for *_, one in found]))
+
+
+def curves(run: Run) -> Section | None:
+    """Per task a chart of AUC over epochs: the sites, their mean, and the mean from the common start with its range."""
+    figures = []
+    everything = [auc for *_, one in _learnt(run) for auc in (*one.auc, *one.rand_auc)]
+    lowest = min([0.5, *everything]) - 0.05
+    for event in run.events(Learnt):
+        known = {site: one for site, one in sorted(event.sites.items()) if one.auc}
+        if not known:
+            continue
+        diseases = {one.task for one in known.values()}
+        lines = [
+            Series(
+                site if len(diseases) == 1 else f"{site}: {_said(one.task)}",
+                [(e, auc, f"{site}, {one.task}, epoch {e}: {number(auc)}") for e, auc in enumerate(one.auc)],
+                "site",
+                i,
+            )
+            for i, (site, one) in enumerate(known.items())
+        ]
+        lines.append(_mean("mean of sites", [one.auc for one in known.values()], "ink"))
+        if rand := [one.rand_auc for one in known.values() if one.rand_auc]:
+            lines.append(_mean("Rand, mean", rand, "site", 6))
+        title = f"Task {event.round}" + (f": {_said(*diseases)}" if len(diseases) == 1 else "")
+        figures.append(
+            line_chart(
+                title,
+                lines,
+                x_label="epoch",
+                y_label="AUC",
+                y_range=(lowest, 1.0),
+                guides=[Guide(0.5, "a guess")],
+                size=SMALL,
+            )
+        )
+    lead = (
+        "AUC of test images over the epochs of tuning; epoch 0 is the start itself. A band is the range of the sites "
+        "around their mean. Few test images make steps. All charts have one scale."
+    )
+    return Section("curves", "Learning curves", lead, charts(figures, "small")) if figures else None
+
+
+def clusters(run: Run) -> Section | None:
+    """Which modules made which centre of a task, with their weights."""
+    rows = []
+    learnt = {(step, site): one.task for step, site, one in _learnt(run)}
+    for event in run.events(Mixed):
+        for one in event.clusters:
+            members = sorted(one["members"], key=lambda m: (m["task"], m["site"]))
+            said = "; ".join(_member(m, learnt) for m in members)
+            whose = f" for {one['for']}" if one.get("for") else ""
+            moved = NOTHING if one.get("distance") is None else f"{one['distance']:.2g}"
+            rows.append((str(event.round), f"{one['kind']}{whose}", str(one["cluster"] + 1), said, moved))
+    if not rows:
+        return None
+    lead = (
+        "Before each task the server clusters all modules of the tasks before it, adapters and heads apart. A member "
+        "is a site's module of a disease, with its weight in the centre (before → after the outer step, where that "
+        "moved it); 'moved' is how far the step took all weights of the centre from the mean (Euclidean). A centre of "
+        "one site is that site's module, which all others get."
+    )
+    head = ("before task", "of", "centre", "members and weights", "moved")
+    return Section("clusters", "Clusters", lead, table(head, rows, left={1, 3}))
+
+
+def cost(run: Run) -> Section | None:
+    """Seconds and bytes of the start and of tuning, task by task."""
+    mixed = {event.round: event for event in run.events(Mixed)}
+    if not mixed:
+        return None
+    learnt = {event.round: event.sites.values() for event in run.events(Learnt)}
+    rows = []
+    for step, event in sorted(mixed.items()):
+        sites = list(learnt.get(step, ()))
+        moved = [one for one in run.steps if one.round == step]
+        longest = [
+            duration(max((one.seconds[phase] for one in sites if phase in one.seconds), default=None))
+            for phase in ("alpha", "tuning", "evaluation")
+        ]
+        rows.append(
+            (
+                str(step),
+                duration(event.clustering_seconds),
+                duration(event.probe_seconds) if event.probed else NOTHING,
+                *longest,
+                size(sum(one.bytes_down for one in moved)),
+                size(sum(one.bytes_up for one in moved)),
+                str(sum(one.fell_back for one in sites)),
+                *(_losses(sites, name) for name in ("mixture_loss", "start_loss")),
+            )
+        )
+    phases = ("clustering", "PROBE", "alpha", "tuning", "scoring")
+    head = ("task", *phases, "to sites", "from sites", "fell back", "mixture's loss", "common start's")
+    lead = (
+        "What an informed start costs beside tuning: clustering at the server, PROBE (until the last site's answer, "
+        "with the start of its process), the inner epoch for alpha, each at the slowest site; bytes to and from all "
+        "sites, and how many fell back to the common start. The losses are means over the sites' validation images "
+        "before any tuning, of the mixture and of the common start."
+    )
+    return Section("cost", "What a start costs", lead, table(head, rows))
+
+
+def membership(run: Run) -> Section | None:
+    """How well the modules in the pool give away whose images they were tuned on."""
+    found = [(step, site, one) for step, site, one in _learnt(run) if one.membership is not None]
+    if not found:
+        return None
+    lines = []
+    for i, site in enumerate(dict.fromkeys(sorted(site for _, site, _ in found))):
+        points: list[tuple[float, float | None, str]] = [
+            (step, one.membership, f"{site}, task {step}, {one.task}: {number(one.membership)}")
+            for step, own, one in found
+            if own == site
+        ]
+        lines.append(Series(site, points, "site", i))
+    chart = line_chart(
+        "Membership by the module", lines, x_label="task", y_label="AUC", guides=[Guide(0.5, "a guess")], size=SMALL
+    )
+    lead = (
+        "Whoever has a hospital's module and an image with its label can ask whether the module was tuned on it: the "
+        "surer the module is of the label, the likelier. Each site tried that on its own training and test images; the "
+        "AUC of the attempt is 0.5 for a guess and 1 where every training image is known. The server has every module, "
+        "and other hospitals have the module of a centre of one site. It is one simple attack: a stronger one, with "
+        "models trained on similar images, finds more."
+    )
+    return Section("membership", "What a module tells of its images", lead, charts([chart], "small"))
+
+
+SECTIONS = (tasks, curves, clusters, cost, membership)
+
+
+def _learnt(run: Run) -> Iterator[tuple[int, str, SiteTask]]:
+    for event in run.events(Learnt):
+        for site, one in sorted(event.sites.items()):
+            yield event.round, site, one
+
+
+def _title(run: Run) -> str:
+    streams = run.events(Stream)
+    return f"Plan '{streams[-1].plan}', order '{streams[-1].order}'" if streams else "Tasks"
+
+
+def _of_phantoms(run: Run) -> str:
+    config = run.start.model.get("base_model", "")
+    return f" {_KNOWN}" if "'small'" in str(config) else ""
+
+
+def _lines(run: Run, found: Sequence[SiteTask]) -> tuple[tuple[str, str], ...]:
+    """Means over sites and tasks after the first (which no start can inform), for tiles and closing table."""
+    later = [one for step, _, one in _learnt(run) if step > 1 and one.auc] or list(found)
+    shown = []
+    readings: dict[str, Callable[[list[float]], float | None]] = {
+        "AUC at the start": lambda curve: curve[0],
+        "AUC after tuning": lambda curve: curve[-1],
+        "LCA": lca,
+    }
+    for label, read in readings.items():
+        own = [value for one in later if one.auc and (value := read(one.auc)) is not None]
+        rand = [value for one in later if one.rand_auc and (value := read(one.rand_auc)) is not None]
+        if own:
+            beside = f", Rand {fmean(rand):.3f}, tasks after the first" if rand else ", tasks after the first"
+            shown.append((label, f"{fmean(own):.3f}{beside}"))
+    return tuple(shown)
+
+
+def _said(disease: str) -> str:
+    return disease.replace("_", " ")
+
+
+def readings_of(auc: Sequence[float | None]) -> tuple[str, str, str]:
+    """What :data:`READINGS` names, of the AUC at epoch 0..E; blank where it is not known."""
+    known = [value for value in auc if value is not None]
+    return (number(known[0]), number(known[-1]), number(lca(known))) if known else (NOTHING,) * 3
+
+
+def _reached(one: SiteTask) -> str:
+    """Epochs until Rand's final AUC, and in brackets the best epoch."""
+    if not one.auc:
+        return NOTHING
+    reached = epochs_to(one.auc, one.rand_auc[-1]) if one.rand_auc else None
+    return f"{'not reached' if reached is None else reached} (best {best_epoch(one.auc)})"
+
+
+def _mean(name: str, found: Sequence[Sequence[float]], palette: str, index: int = 0) -> Series:
+    points, band = [], []
+    for e in range(min(map(len, found))):
+        values = [curve[e] for curve in found]
+        points.append((e, fmean(values), f"{name}, epoch {e}: {number(fmean(values))}"))
+        band.append((e, min(values), max(values)))
+    return Series(name, points, palette, index, band if len(found) > 1 else ())  # type: ignore[arg-type]
+
+
+def _member(member: dict[str, Any], learnt: dict[tuple[int, str], str]) -> str:
+    """A module by its disease, or by the task's number where the record does not tell it, and its weight."""
+    disease = learnt.get((member["task"], member["site"]), f"task {member['task']}")
+    before, after = member["beta0"], member["beta"]
+    weight = f"{after:.3f}" if abs(after - before) < 5e-4 else f"{before:.3f} → {after:.3f}"
+    return f"{member['site']}, {_said(disease)}: {weight}"
+
+
+def _losses(sites: Iterable[SiteTask], name: str) -> str:
+    known = [value for one in sites if (value := getattr(one, name)) is not None]
+    return number(fmean(known)) if known else NOTHING

@@ -1,0 +1,78 @@
+"""A task's images at one site: who takes part in it, whether they suffice, and what may be told of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedtar_flare.data.cohort import Cohort
+from fedtar_flare.data.minimum_cell import enough, round_to_cell
+from fedtar_flare.data.splits import SPLITS, Split
+from fedtar_flare.data.task_stream import Labeled, TaskStream
+from fedtar_flare.imaging.batch import ImageBatch, collate
+from fedtar_flare.imaging.pipeline import images_of
+from fedtar_flare.methods.fedkei.examples import TaskData
+from fedtar_flare.models.classifier import ClassifierConfig
+from fedtar_flare.models.volume_encoder import check_volumes
+
+
+def require_fitting(cohort: Cohort, classifier: ClassifierConfig) -> None:
+    """Refuse (:class:`DataError` ``no-volume``) pictures where the encoder sees whole volumes."""
+    if classifier.whole_volumes:
+        check_volumes({visit.modality for visit in cohort.visits})
+
+
+class PreparedExamples:
+    """A split's images from the cache of prepared studies."""
+
+    def __init__(self, found: Labeled):
+        self._samples = found.samples
+        self.labels: Tensor = torch.tensor(found.labels, dtype=torch.int64)
+
+    def batch(self, indices: Sequence[int]) -> ImageBatch:
+        return collate(images_of([self._samples[i] for i in indices]))
+
+
+@dataclass(frozen=True)
+class SiteTaskData:
+    """A task's images by split, and the fewest distinct patients of whom anything is learnt or told."""
+
+    splits: Mapping[Split, Labeled]
+    least: int
+
+    @classmethod
+    def of(cls, cohort: Cohort, stream: TaskStream, step: int, least: int) -> SiteTaskData:
+        return cls({split: stream.labeled(cohort.samples(split), step) for split in SPLITS}, least)
+
+    @property
+    def shortage(self) -> str:
+        """Why nothing can be learnt, in public words; empty where it can."""
+        if self.splits["train"].enough(self.least):
+            return ""
+        few = "no training image" if self.least == 1 else f"under {self.least} patients with a training image"
+        return f"{few} with, or without, the task's disease"
+
+    def examples(self) -> TaskData:
+        """As the learner reads them; no validation images of too few patients."""
+        validation = self.splits["validation"]
+        if not enough(validation.patients(), self.least):
+            validation = Labeled((), ())
+        return TaskData(*(PreparedExamples(one) for one in (self.splits["train"], validation, self.splits["test"])))
+
+    @property
+    def samples(self) -> int:
+        """Training images, as they may be told."""
+        return round_to_cell(len(self.splits["train"].labels), self.least)
+
+    @property
+    def scored(self) -> int:
+        """Test images, as they may be told; 0 where a class has too few patients for an AUC."""
+        test = self.splits["test"]
+        return round_to_cell(len(test.labels), self.least) if test.enough(self.least) else 0
+
+    def counts(self) -> dict[str, list[int]]:
+        """Negatives and positives by split, as they may be told."""
+        return {split: found.counts(self.least) for split, found in self.splits.items()}

@@ -1,0 +1,81 @@
+"""Settings of what is FedMRG's own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Literal
+
+from pydantic import Field
+
+from fedtar_flare.learning.labels import LabelerName
+from fedtar_flare.methods.fedmrg.bank import MOST_ROWS
+from fedtar_flare.methods.fedmrg.distill import Distillation
+from fedtar_flare.methods.fedmrg.dual_adapter import Backbone
+from fedtar_flare.settings import Settings
+
+Prompts = Literal["paper", "memory"]
+
+PROMPTS: dict[Prompts, dict[str, Any]] = {
+    "paper": {"prompt_place": "last", "prompt_classes": "all", "head": "mean"},
+    "memory": {"prompt_place": "memory", "prompt_classes": "positive", "head": "attention"},
+}
+"""What :func:`fedtar_flare.learning.diagnosis.extend` is to make of the diagnosis branch."""
+
+
+class FedMRGConfig(Settings):
+    """Dual adapters, mutual distillation, contrast of images, and diagnoses as prompts (Che et al.).
+
+    Where the paper gives no value, the default is a decision: its curves of the two weights have no numbers. Adapters
+    and the diagnosis branch learn at ``training.lr``.
+    """
+
+    mix: float = Field(
+        0.5, ge=0, le=1, description="mu of Eq. 6, at inference: 1 the generic adapter alone, 0 the specialised whole"
+    )
+    specialised: bool = Field(
+        True, description="train the specialised adapter; False: one generic adapter, without distillation"
+    )
+    distill_weight: float = Field(0.5, ge=0, description="weight of the distillation (Eq. 4 and 5); 0 leaves it out")
+    distillation: Distillation = Field(
+        "mutual",
+        description="which adapter teaches: 'mutual' both; 'l2g' the specialised the generic alone (Eq. 4), 'g2l' the "
+        "other way round (Eq. 5); 'logits': both, by the next token's probabilities alone (FedDAT)",
+    )
+    contrast_weight: float = Field(0.1, ge=0, description="weight of the contrast of images (Eq. 3); 0 leaves it out")
+    temperature: float = Field(0.07, gt=0, description="tau of the contrast")
+    bank_rows: int = Field(
+        16, ge=0, le=MOST_ROWS, description="rows that a site may add to the feature bank in a round; 0: no bank"
+    )
+    bank_group: int = Field(
+        1,
+        ge=1,
+        description="training patients whose features a row is the mean of; the paper's is 1, for simulations: a real "
+        "site takes at least 5",
+    )
+    labeler: LabelerName = Field(
+        "synthetic", description="what reads the findings of a report; the same at all sites; 'none': no prompts"
+    )
+    prompts: Prompts = Field(
+        "paper",
+        description="'paper': all four classes of each finding at the decoder's last positions, predicted from the "
+        "mean of the image's tokens; 'memory': only whether each finding is present, among the image's tokens, where "
+        "a trained decoder heeds them soonest, predicted by a query for each finding",
+    )
+    head_weights: Literal["small"] | None = Field(
+        None,
+        description="'small': the diagnosis branch that was warm-started with the preset small (findings of the "
+        "synthetic cohort), for prompts 'memory'",
+    )
+    backbone: Backbone = Field(
+        "whole", description="of the encoder, its pooling and its map: trained and exchanged whole, by LoRA, or frozen"
+    )
+    lr_encoder: float = Field(1e-4, gt=0, description="AdamW learning rate of what travels whole of the base model")
+
+    def validation_errors(self) -> Iterator[tuple[str, str]]:
+        if self.head_weights and self.labeler != "none" and (self.labeler, self.prompts) != ("synthetic", "memory"):
+            yield "head_weights", "none, unless labeler is synthetic and prompts is memory"
+
+    def extension(self, slices: int, seed: int) -> dict[str, Any]:
+        """What :func:`fedtar_flare.learning.diagnosis.extend` needs to know."""
+        own = {"labeler": self.labeler, "head_weights": self.head_weights}
+        return own | PROMPTS[self.prompts] | {"slices": slices, "seed": seed}

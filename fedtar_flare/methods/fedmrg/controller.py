@@ -1,0 +1,91 @@
+"""FedMRG at the server: one exchange a round, a weighted mean, and scores at hospitals that train and that do not."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from pydantic import ValidationError
+
+from fedtar_flare.errors import ExchangeError
+from fedtar_flare.methods.fedavg import FedAvgServer
+from fedtar_flare.methods.fedmrg.bank import FEATURES, FeatureBank
+from fedtar_flare.methods.fedmrg.events import Bank, Diagnoses, LossParts, Outside
+from fedtar_flare.protocol.messages import Reply
+from fedtar_flare.runtime.controller import FederatedController
+from fedtar_flare.runtime.tasking import Answers, Tensors
+
+
+class FedMRGServer(FedAvgServer):
+    """Communication-efficient heterogeneous federated report generation (FedMRG, Che et al., Algorithm 1).
+
+    In each round every member trains on all of its visits and sends the change of the generic adapter, of the encoder
+    and of the diagnosis branch; their mean by visits is added. What the paper's Algorithm 1 uploads beside it, the
+    specialised adapter, stays at the site, as its text and figure say.
+    """
+
+    def __init__(self, run: FederatedController):
+        super().__init__(run)
+        self.bank = FeatureBank(run.seed)
+        self._round = 0
+        self._rows: torch.Tensor | None = None
+
+    def one_round(self, w: Tensors, r: int) -> Tensors:
+        """One exchange of updates, their mean by numbers of visits, and scores (Algorithm 1)."""
+        self._round, self._rows = r, self.bank.rows(r)
+        ages = self.bank.ages(r)
+        mean, answers = self.run.train(w, r, 1)
+        if mean is not None:
+            w = self.merge(w, mean, answers)
+        self.run.record.write(LossParts(round=r, sites=_of_replies(answers, "loss_parts")))
+        if use := _of_replies(answers, "bank"):
+            down = 0 if self._rows is None else len(self._rows)
+            self.run.record.write(Bank(round=r, rows=down, oldest=max(ages, default=None), sites=use))
+        closing = self.run.close_round(w, r)
+        if diagnoses := _of_replies(closing, "diagnoses"):
+            self.run.record.write(Diagnoses(round=r, sites=diagnoses))
+        return w
+
+    # ------------------------------------------------------------------ the bank
+    def extra_tensors(self, w: Tensors) -> Tensors:
+        """The bank, unless it is empty."""
+        return {} if self._rows is None else {FEATURES: self._rows}
+
+    def collect(self, site: str, rows: Tensors) -> None:
+        """A site's rows, of the width that most sites' encoders have."""
+        if FEATURES not in rows or not len(rows[FEATURES]):
+            return
+        widths = Counter(self.run.described[member].get("feature_width") for member in self.trainers())
+        width, _ = widths.most_common(1)[0]
+        if rows[FEATURES].shape[1] != width:
+            raise ExchangeError(
+                f"tensor '{FEATURES}' has rows of {rows[FEATURES].shape[1]}; those of all are of {width}"
+            )
+        self.bank.put(site, self._round, rows[FEATURES])
+
+    def state(self) -> dict[str, torch.Tensor]:
+        """The bank."""
+        return self.bank.state()
+
+    def load_state(self, state: Tensors) -> None:
+        self.bank.load(state)
+
+    # ------------------------------------------------------------------ record and checks
+    def on_start(self) -> None:
+        if outside := [site for site in self.run.sites if site not in self.run.members]:
+            self.run.record.write(Outside(sites=outside))
+
+    def check_content(self, reply: Reply) -> None:
+        """Parts of losses and predicted prompts are numbers by name."""
+        super().check_content(reply)
+        for name, kind in (("loss_parts", LossParts), ("diagnoses", Diagnoses), ("bank", Bank)):
+            try:
+                kind(round=0, sites={"site": reply.payload.get(name) or {}})
+            except ValidationError as error:
+                raise ExchangeError(f"the field '{name}' does not hold numbers by name") from error
+
+
+def _of_replies(answers: Answers, field: str) -> dict[str, Mapping[str, Any]]:
+    return {site: reply.payload[field] for site, reply in sorted(answers.replies.items()) if reply.payload.get(field)}

@@ -1,0 +1,311 @@
+"""FedMRG at one site: each local update has two halves, in which one adapter learns from the other.
+
+::
+
+    L1 = L_LM(generic)     + L_CE + a L_HCL + b KD(generic, specialised)     moves Theta and G
+    L2 = L_LM(specialised) + L_CE + a L_HCL + b KD(specialised, generic)     moves Theta and S
+
+Theta is the encoder with its pooling and map, and the diagnosis branch. The AdamW of Theta and G is made afresh in each
+task and shared by both halves; that of S is kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
+from functools import partial
+from statistics import fmean
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from fedtar_flare.data.cohort import Sample, Visit
+from fedtar_flare.data.minimum_cell import enough, round_to_cell
+from fedtar_flare.imaging.batch import ImageBatch, collate
+from fedtar_flare.imaging.transform_list import built_in
+from fedtar_flare.learning.diagnosis import DiagnosisBranch, diagnosis_losses, extend
+from fedtar_flare.learning.labels import POSITIVE, Labeler, labeler
+from fedtar_flare.learning.learner import ReportLearner
+from fedtar_flare.learning.site_model import EVALUATION_BATCH
+from fedtar_flare.learning.training import (
+    Trained,
+    Validated,
+    augmented,
+    load_optimizer_state,
+    optimizer_state,
+    parts,
+)
+from fedtar_flare.methods.fedmrg.bank import FEATURES, SiteBank
+from fedtar_flare.methods.fedmrg.config import PROMPTS, FedMRGConfig
+from fedtar_flare.methods.fedmrg.contrast import BatchContrast, contrast_losses, features
+from fedtar_flare.methods.fedmrg.distill import TEACHES, distill_losses
+from fedtar_flare.methods.fedmrg.dual_adapter import (
+    GENERIC,
+    add_specialised,
+    copy_broadcast,
+    generic_model,
+    load_specialised,
+    mixed_model,
+    specialised_model,
+    specialised_parameters,
+    specialised_state,
+)
+from fedtar_flare.models.adapters.lora import shared_parameters
+from fedtar_flare.models.config import ModelConfig
+from fedtar_flare.models.report_generator import ReportGenerator, report_loss
+
+HALVES = ("generic", "specialised")
+
+
+class FedMRGLearner(ReportLearner):
+    """The two halves of every local update; arguments beside ``fedmrg`` as :class:`ReportLearner`."""
+
+    adapter = GENERIC
+
+    def __init__(self, *, fedmrg: FedMRGConfig, model: ModelConfig, seed: int, **others: Any):
+        self._fedmrg, self._seed = fedmrg, seed
+        super().__init__(model=model, seed=seed, **others)
+        add_specialised(self.model, model.lora_targets, seed)
+        self.model.to(self.device)
+        self.personal_optimizer = torch.optim.AdamW(
+            self.personal_parameters(), lr=self.training.lr, weight_decay=self.training.weight_decay
+        )
+        self.bank = SiteBank(self.feature_width)
+        self._personal = True
+        self._half = HALVES[0]
+        self._parts: dict[str, dict[Visit, float]] = {}
+
+    @classmethod
+    def shares_batches(cls) -> bool:
+        """Each rank contrasts its share of a batch with the whole of it (:class:`BatchContrast`)."""
+        return True
+
+    # ------------------------------------------------------------------ what it is
+    @property
+    def _branch(self) -> DiagnosisBranch | None:
+        return cast(DiagnosisBranch | None, self.generator.diagnosis)
+
+    @property
+    def feature_width(self) -> int:
+        """C, of a feature."""
+        return int(self.generator.encoder.width)
+
+    @property
+    def extension(self) -> dict[str, Any]:
+        """What :func:`fedtar_flare.learning.diagnosis.extend` needs to know."""
+        return self._fedmrg.extension(self._config.slices, self._seed)
+
+    def extend(self, generator: ReportGenerator) -> None:
+        """The diagnosis branch."""
+        extend(generator, self.extension)
+
+    def describe(self) -> dict[str, Any]:
+        own = sum(parameter.numel() for parameter in self.personal_parameters())
+        mine = {"extension": self.extension, "specialised_parameters": own, "feature_width": self.feature_width}
+        return super().describe() | mine
+
+    def load_shared(self, weights: Mapping[str, Tensor]) -> None:
+        """Also takes the bank, which comes down with the weights of a training task unless it is empty."""
+        self.bank.receive(weights.get(FEATURES))
+        super().load_shared({name: value for name, value in weights.items() if name != FEATURES})
+
+    @property
+    def has_personal_part(self) -> bool:
+        return True
+
+    @property
+    def personal_part_acts(self) -> bool:
+        """Whether the specialised adapter has been trained."""
+        return any(bool(p.any()) for name, p in specialised_parameters(self.model).items() if ".lora_B." in name)
+
+    def context(self, samples: Sequence[Sample], personal: bool) -> AbstractContextManager[Any]:
+        """Both adapters (Eq. 6), or the generic one alone."""
+        both = personal and self._personal and self.personal_part_acts
+        return mixed_model(self.model, self._fedmrg.mix) if both else generic_model(self.model)
+
+    def validate(self) -> Validated | None:
+        """Of the generic model: it is what travels, and what the best round is chosen by."""
+        self._personal = False
+        try:
+            return super().validate()
+        finally:
+            self._personal = True
+
+    # ------------------------------------------------------------------ training
+    def personal_parameters(self) -> Sequence[nn.Parameter]:
+        return tuple(specialised_parameters(self.model).values())
+
+    def shared_optimizer(self, parameters: Sequence[nn.Parameter], epochs: float) -> torch.optim.Optimizer:
+        """G and the branch at ``training.lr``, the rest of Theta at ``fedmrg.lr_encoder``."""
+        groups: dict[float, list[nn.Parameter]] = {}
+        for name, parameter in shared_parameters(self.model, self.adapter).items():
+            own = name.startswith(("base_model.", "diagnosis."))
+            rate = self.training.lr if own else self._fedmrg.lr_encoder
+            groups.setdefault(self.rate * rate, []).append(parameter)
+        return torch.optim.AdamW(
+            [{"params": members, "lr": rate} for rate, members in groups.items()],
+            weight_decay=self.training.weight_decay,
+        )
+
+    def train(self, *args: Any, **kwargs: Any) -> Trained:
+        """As :meth:`ReportLearner.train`, from Q = G; the losses that it names are the generic model's token losses."""
+        copy_broadcast(self.model)
+        self._sums: dict[str, list[float]] = {}
+        trained = super().train(*args, **kwargs)
+        parts = {"loss_parts": {name: fmean(v) for name, v in sorted(self._sums.items())}}
+        return replace(trained, parts=parts | ({"bank": self.bank.use} if self.bank.use else {}))
+
+    def local_update(
+        self, samples: Sequence[Sample], seed: str, optimizer: torch.optim.Optimizer, start: Mapping[str, Tensor]
+    ) -> float | None:
+        """Both halves; a second half that is not finite leaves the first one's step."""
+        self._parts = {}
+        for half in HALVES if self._fedmrg.specialised else HALVES[:1]:
+            self._half = half
+            if super().local_update(samples, seed, optimizer, start) is None:
+                return None
+        found = self.ranks.gather({name: list(values.values()) for name, values in self._parts.items()})
+        names = dict.fromkeys(name for one in found for name in one)
+        means = {name: fmean(value for one in found for value in one.get(name, ())) for name in names}
+        for name, mean in means.items():
+            self._sums.setdefault(name, []).append(mean)
+        return means["language_generic"]
+
+    def training_losses(self, samples: Sequence[Sample], images: ImageBatch, seed: str) -> Tensor:
+        """Loss of each report in the running half, (B,); the teacher and what it reads have no gradient."""
+        base, settings = self.generator, self._fedmrg
+        ids, labels = (part.to(self.device) for part in self.tokenizer.batch([s.visit.report for s in samples]))
+        classes = self._classes(samples)
+        with self._autocasting():
+            tokens = self.tokens(samples, images)
+            memory, mask = base.memory(images, tokens)
+            branch = self._branch
+            seen = None if branch is None else branch(tokens, images.slice_mask)
+            prompts = None if branch is None else branch.prompts_of(classes)
+            student, teacher = generic_model, specialised_model
+            if self._half == HALVES[1]:
+                student, teacher = teacher, student
+            with student(self.model):
+                logits, states = base.decode(memory, mask, ids, prompts)
+            found = {f"language_{self._half}": report_loss(logits, labels)}
+            losses = found[f"language_{self._half}"]
+            taught = self._half in TEACHES.get(settings.distillation, HALVES)
+            if settings.specialised and settings.distill_weight and taught:
+                with torch.no_grad(), teacher(self.model):
+                    target, teaching = base.decode(memory, mask, ids, prompts)
+                kd = distill_losses(states, logits, teaching, target, labels, settings.distillation != "logits")
+                found[f"distillation_{self._half}"] = kd
+                losses = losses + settings.distill_weight * kd
+        if seen is not None:
+            found["diagnosis"] = diagnosis_losses(seen, classes)
+            losses = losses + found["diagnosis"]
+        if settings.contrast_weight and self._encoder_learns:
+            found["contrast"] = self._contrast(samples, features(tokens, images.slice_mask))
+            losses = losses + settings.contrast_weight * found["contrast"]
+        for name, values in found.items():
+            kept = self._parts.setdefault(name, {})
+            kept |= {s.visit: value for s, value in zip(samples, values.tolist(), strict=True)}
+        return losses
+
+    @property
+    def _encoder_learns(self) -> bool:
+        return any(parameter.requires_grad for parameter in self.generator.encoder.parameters())
+
+    @contextmanager
+    def _autocasting(self) -> Iterator[None]:
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self._autocast):
+            yield
+
+    @property
+    def _labeler(self) -> Labeler:
+        return labeler(self._fedmrg.labeler, PROMPTS[self._fedmrg.prompts]["prompt_classes"])
+
+    def _classes(self, samples: Sequence[Sample]) -> Tensor:
+        """Classes (B, D) of the reports' findings."""
+        label = self._labeler.label
+        return torch.tensor([label(s.visit.report) for s in samples], dtype=torch.long, device=self.device)
+
+    def _accumulate(self, samples: Sequence[Sample], training_seed: str | None = None) -> float:
+        """As :meth:`ReportLearner._accumulate`; the contrast is of the whole batch, whatever its parts."""
+        if training_seed is not None:
+            losses = partial(contrast_losses, bank=self.bank.rows, temperature=self._fedmrg.temperature)
+            self._contrast = BatchContrast(samples, partial(self._see, training_seed), losses, self._micro_batch)
+        return super()._accumulate(samples, training_seed)
+
+    def _see(self, seed: str, samples: Sequence[Sample], second: bool) -> Tensor:
+        """Unit features (B, C) of the images that an update trains on, or of their second view, changed at random."""
+        if second:
+            changes = built_in(self._config.image_size)
+            images = collate(augmented(self.prepared(samples), samples, f"{seed}/view", changes)).to(self.device)
+        else:
+            images = self.images(samples, seed)
+        return self._features(images)
+
+    def _features(self, images: ImageBatch) -> Tensor:
+        with self._autocasting():
+            return features(self.generator.tokens(images), images.slice_mask)
+
+    # ------------------------------------------------------------------ the bank
+    @torch.no_grad()
+    def features_of(self, samples: Sequence[Sample]) -> Tensor:
+        """Unit features (B, C) of the samples' plain images by the encoder as it is, on the CPU."""
+        return torch.cat([self._features(self.images(p, prior=False)).cpu() for p in parts(samples, EVALUATION_BATCH)])
+
+    def share_rows(self, rows: Sequence[Sequence[Sample]], round_: int, min_cell: int) -> Tensor | None:
+        """The unit rows (M, C) of these groups of samples, kept as sent; None without any.
+
+        They are made by the encoder that came down, which is one space for all sites and has no trace of this one. How
+        well they give away who is in them is measured against the site's validation and test patients, where at least
+        ``min_cell`` patients are on either side.
+        """
+        self.bank.begin(round_)
+        if not rows:
+            return None
+        inside = self.features_of([sample for row in rows for sample in row])
+        shared = self.bank.share(inside, len(rows[0]), round_)
+        outside = {s.visit.patient_id: s for split in ("validation", "test") for s in self.cohort.samples(split)}
+        if min(len(inside), len(outside)) >= min_cell:
+            self.bank.measure_membership(shared, inside, self.features_of(list(outside.values())))
+        return shared
+
+    # ------------------------------------------------------------------ diagnoses
+    @torch.no_grad()
+    def diagnoses(self, samples: Sequence[Sample], min_cell: int) -> dict[str, dict[str, float]]:
+        """How well prompts are predicted, finding by finding that at least ``min_cell`` distinct patients have: reports
+        that state it (``n``, down to a multiple of ``min_cell``), recall and accuracy. Empty without a branch.
+        """
+        branch, known = self._branch, self._labeler
+        if branch is None or not samples:
+            return {}
+        predicted = []
+        for part in parts(samples, EVALUATION_BATCH):
+            images = self.images(part, prior=False)
+            with self._autocasting():
+                predicted.append(branch(self.tokens(part, images), images.slice_mask).argmax(-1).cpu())
+        said, truth = torch.cat(predicted), self._classes(samples).cpu()
+        found = {}
+        for i, finding in enumerate(known.findings):
+            there = truth[:, i] == POSITIVE
+            having = {s.visit.patient_id for s, states in zip(samples, there.tolist(), strict=True) if states}
+            if enough(having, min_cell):
+                found[finding.replace(" ", "_")] = {
+                    "n": round_to_cell(int(there.sum()), min_cell),
+                    "recall": float((said[there, i] == POSITIVE).float().mean()),
+                    "accuracy": float((said[:, i] == truth[:, i]).float().mean()),
+                }
+        return found
+
+    # ------------------------------------------------------------------ what stays
+    def private(self) -> dict[str, Tensor]:
+        """The specialised adapter and its optimiser, and the rows sent in the last rounds."""
+        assert self.personal_optimizer is not None
+        optimizer = optimizer_state(self.personal_optimizer, specialised_parameters(self.model))
+        return specialised_state(self.model) | self.bank.state() | optimizer
+
+    def load_private(self, state: Mapping[str, Tensor]) -> None:
+        assert self.personal_optimizer is not None
+        load_specialised(self.model, state)
+        self.bank.load(state)
+        load_optimizer_state(self.personal_optimizer, specialised_parameters(self.model), state)

@@ -1,0 +1,155 @@
+"""FedMRG's sections of the run page: members and unseen hospitals, the two halves of training, prompts, the bank."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from statistics import fmean
+
+from fedtar_flare.methods.fedmrg.events import Bank, Diagnoses, LossParts, Outside
+from fedtar_flare.metrics.registry import SCORES
+from fedtar_flare.record.events import SiteScores
+from fedtar_flare.reporting.format import NOTHING, number, score
+from fedtar_flare.reporting.plots import Series, line_chart
+from fedtar_flare.reporting.run import Run
+from fedtar_flare.reporting.section import Section, charts, round_axis, table
+
+SHOWN = ("bleu_4", "rouge_l", "cider", "token_loss", "finding_f1_known", "finding_f1_new", "ctrate_rules_f1")
+"""Scores by which generic and personal model are compared, where the run has them."""
+
+PARTS = {
+    "language_generic": "language, generic",
+    "language_specialised": "language, specialised",
+    "distillation_generic": "KD to generic",
+    "distillation_specialised": "KD to specialised",
+    "diagnosis": "diagnosis",
+    "contrast": "contrast",
+}
+"""Parts of the training loss, as they are named for people."""
+
+
+def members(run: Run) -> Section | None:
+    """Scores of the generic and of the personal model at the members, and of the generic one at unseen hospitals."""
+    if run.final is None:
+        return None
+    unseen = {site for one in run.events(Outside) for site in one.sites}
+    before = run.warm_start.sites if run.warm_start is not None else {}
+    groups = [
+        ("before training", "members, before training", before.keys() - unseen, before),
+        ("both adapters", "members, both adapters", run.final.sites.keys() - unseen, run.final.sites),
+        ("generic alone", "members, generic adapter alone", run.final.generic.keys() - unseen, run.final.generic),
+        ("unseen", "unseen hospitals", run.final.sites.keys() & unseen, run.final.sites),
+    ]
+    shown = [(short, long, len(sites), _means(of, sites)) for short, long, sites, of in groups if sites]
+    names = [name for name in SHOWN if any(name in found for *_, found in shown)]
+    rows = [(f"{short} ({n})", *(score(name, found.get(name)) for name in names)) for short, _, n, found in shown]
+    lead = (
+        f"Means over hospitals, before training and after round {run.final.round}: members with both adapters and with "
+        "the generic one alone, and unseen hospitals; how many in brackets. The generic adapter travels; the "
+        "specialised one stays at its hospital and writes along there (Eq. 6). An unseen hospital never trains: all of "
+        "its patients are scored, with the generic adapter."
+    )
+    said = (", ".join(map(_cell, names, row[1:])) for row in rows)
+    lines = tuple((long, text) for (_, long, *_), text in zip(shown, said, strict=True))
+    content = table(("", *(SCORES[name].label for name in names)), rows)
+    return Section("fedmrg", "Generic and personal", lead, content, lines)
+
+
+def halves(run: Run) -> Section | None:
+    """Parts of the training loss over rounds, mean of the sites, and of the last round site by site."""
+    events = run.events(LossParts)
+    known = [part for part in PARTS if any(part in own for one in events for own in one.sites.values())]
+    if not known:
+        return None
+    series = [
+        Series(
+            PARTS[part],
+            [(one.round, value, f"{PARTS[part]}, round {one.round}: {number(value)}") for one in events
+             for value in [_mean(own.get(part) for own in one.sites.values())]],
+            "site",
+            i,
+        )
+        for i, part in enumerate(known)
+    ]  # fmt: skip
+    figure = line_chart(
+        "Parts of the training loss, mean of sites", series, x_label="round", y_label="loss", x_range=round_axis(run)
+    )
+    last = events[-1]
+    rows = [(site, *(number(own.get(part)) for part in known)) for site, own in sorted(last.sites.items())]
+    below_0 = ""
+    if "contrast" in known:
+        below_0 = "The contrast leaves its positive out of the sum, so that it may fall below 0. "
+    lead = (
+        "Each local update has two halves: the generic adapter learns from reports and from the specialised one, then "
+        "the other way round. Language is the mean token loss; distillation (KD) is one minus the cosine of the hidden "
+        f"states plus the divergence of the next token (Eq. 4 and 5). {below_0}The table is of round {last.round}."
+    )
+    return Section("halves", "Two halves", lead, charts([figure]) + table(("", *(PARTS[part] for part in known)), rows))
+
+
+def prompts(run: Run) -> Section | None:
+    """Per finding, how well its prompt was predicted after the last scored round; over all sites' reports."""
+    events = run.events(Diagnoses)
+    if not events:
+        return None
+    last = events[-1]
+    rows = []
+    for finding in sorted({finding for own in last.sites.values() for finding in own}):
+        cells = [own[finding] for own in last.sites.values() if finding in own]
+        total = sum(cell["n"] for cell in cells)
+        pooled = [sum(cell["n"] * cell[name] for cell in cells) / total for name in ("recall", "accuracy")]
+        rows.append((finding.replace("_", " "), str(int(total)), *(f"{100 * value:.1f}" for value in pooled)))
+    lead = (
+        "Before it writes, the decoder reads what the diagnosis branch predicts of each finding. After round "
+        f"{last.round}, over the scored reports of all hospitals: n of them state the finding; recall is the share of "
+        "those whose prompt says so, accuracy the share of all reports whose prompt has the class that the report "
+        "has (x 100; hospitals weighted by n)."
+    )
+    return Section("prompts", "Diagnosis prompts", lead, table(("finding", "n", "recall", "accuracy"), rows))
+
+
+def bank(run: Run) -> Section | None:
+    """The feature bank over rounds, and how well each site's rows give away who is in them."""
+    events = run.events(Bank)
+    if not any(own.get("sent") for one in events for own in one.sites.values()):
+        return None
+    rows = [
+        (
+            str(one.round),
+            str(one.rows),
+            NOTHING if one.oldest is None else str(one.oldest),
+            site,
+            *(NOTHING if (value := own.get(name)) is None else f"{value:g}" for name in _COUNTS),
+            number(own.get("membership_auc")),
+        )
+        for one in events
+        for site, own in sorted(one.sites.items())
+    ]
+    aucs = [own["membership_auc"] for one in events for own in one.sites.values() if "membership_auc" in own]
+    lead = (
+        "Each member sends rows of image features, which the others contrast their images with. They are personal "
+        "data: who has a patient's image and the encoder can compare it with them. Membership is how well that works: "
+        "the area under the ROC curve of the largest cosine to any of a site's rows, of patients who are in them "
+        "against the site's validation and test patients (1: who is in the rows is certain; 0.5: nothing can be told)."
+    )
+    head = ("round", "rows sent down", "oldest", "site", "sent", "received", "patients a row", "membership")
+    lines = (("feature bank", f"membership by cosine, AUC {min(aucs):.3f} to {max(aucs):.3f}"),) if aucs else ()
+    return Section("bank", "Feature bank", lead, table(head, rows, left={3}), lines)
+
+
+_COUNTS = ("sent", "received", "patients_a_row")
+
+SECTIONS = (members, halves, prompts, bank)
+
+
+def _means(scores: Mapping[str, SiteScores], sites: Collection[str]) -> dict[str, float]:
+    found = {name: _mean(scores[site].all.get(name) for site in sites) for name in SHOWN}
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return fmean(known) if known else None
+
+
+def _cell(name: str, value: str) -> str:
+    return f"{SCORES[name].label} {value}"

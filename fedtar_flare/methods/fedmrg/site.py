@@ -1,0 +1,135 @@
+"""FedMRG at a site: all visits together, a specialised adapter that stays, and a diagnosis branch."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+
+from fedtar_flare.errors import ConfigError
+from fedtar_flare.learning.diagnosis import extend, require_positions
+from fedtar_flare.learning.labels import labeler, require_labeler
+from fedtar_flare.methods.fedavg import PooledSite
+from fedtar_flare.methods.fedmrg.bank import FEATURES, rows_of_round
+from fedtar_flare.methods.fedmrg.contract import BRANCH
+from fedtar_flare.methods.fedmrg.dual_adapter import generic_targets
+from fedtar_flare.protocol.exchange import WIRE_DTYPES
+from fedtar_flare.protocol.messages import TaskHeader
+from fedtar_flare.runtime.request import AdaptedModel
+from fedtar_flare.runtime.site_executor import PRODUCTION_MIN_CELL, seed_of
+from fedtar_flare.settings import RunSettings
+from fedtar_flare.site.place import Site
+from fedtar_flare.site.policy import streaming_allowed
+from fedtar_flare.site.state import SiteState
+
+if TYPE_CHECKING:
+    from fedtar_flare.data.cohort import Cohort, Sample
+    from fedtar_flare.learning.learner import ReportLearner
+    from fedtar_flare.methods.fedmrg.learner import FedMRGLearner
+    from fedtar_flare.models.report_generator import ReportGenerator
+
+WHOLE = r"(?:encoder|pooling|projection)\.(?!.*embed)(?!backbone\.conv1\.).+"
+"""Parameters of the base model that travel whole with ``backbone: whole``.
+
+The layers that take the pixels stay as they are: their change would tell of single images, and no hospital lets it out.
+"""
+
+ABOUT = "about"
+"""Name of what is kept beside the versions of the site's state: what it takes to use them without the job."""
+
+
+class FedMRGSite(PooledSite):
+    """FedMRG at one site.
+
+    The adapter that travels is of the decoder (with ``backbone: lora`` of the encoder too); what else the method trains
+    and sends is added to ``lora.exchange``. A site's guard must let it pass.
+    """
+
+    def resolve(self, given: RunSettings, source: str) -> RunSettings:
+        """With the adapted layers, and what travels whole, that ``fedmrg`` says."""
+        config = given.fedmrg
+        targets = generic_targets(given.model.lora_targets, config.backbone)
+        more = [WHOLE] if config.backbone == "whole" else []
+        more += BRANCH.names if labeler(config.labeler).findings else ()
+        lora = given.lora.replace(exchange=(*given.lora.exchange, *more))
+        return given.replace(model=given.model.replace(lora_targets=targets), lora=lora)
+
+    def check(self) -> None:
+        """Refuse what FedMRG cannot do, and prompts for which the decoder has no room."""
+        config, model = self.settings.fedmrg, self.settings.model
+        if self.settings.training.gradient_checkpointing:
+            # the same bits, but where memory runs out within the second pass, what the first one made stays
+            raise ConfigError("training.gradient_checkpointing: not with FedMRG; training.micro_batch saves memory too")
+        if model.decoder_name is None and config.prompts == "paper":
+            require_positions(len(labeler(config.labeler).findings), model.max_length, model.decoder_positions)
+
+    def extend(self, model: ReportGenerator) -> None:
+        extend(model, self._extension)
+
+    @property
+    def _extension(self) -> dict[str, Any]:
+        return self.settings.fedmrg.extension(self.settings.model.slices, self.executor.seed)
+
+    def adapted_model(self, time_steps: int) -> AdaptedModel:
+        """With the specialised adapter, which is as large as the generic one."""
+        return replace(super().adapted_model(time_steps), own_parameters=lambda shared: shared)
+
+    def own_rates(self) -> dict[str, float]:
+        return {"fedmrg.lr_encoder": self.settings.fedmrg.lr_encoder}
+
+    def shared_learner(self, source: str) -> tuple[type[ReportLearner], dict[str, Any]]:
+        """The same learner: with its specialised adapter untrained, it is the generic model."""
+        return self.learner_class, {"fedmrg": self.settings.fedmrg}
+
+    def at_handshake(self, header: TaskHeader, site: Site, state: SiteState, cohort: Cohort) -> None:
+        """Raises :class:`ConfigError` where a real hospital's reports would be read by the synthetic cohort's rules."""
+        require_labeler(self.settings.fedmrg.labeler, "fedmrg.labeler", self.executor.site_config.source)
+        state.write(ABOUT, {}, {"mix": self.settings.fedmrg.mix, "time_steps": header.time_steps})
+
+    def before_training(
+        self, header: TaskHeader, site: Site, state: SiteState, learner: ReportLearner
+    ) -> dict[str, torch.Tensor]:
+        """The site's rows for the bank, rounded as they travel."""
+        mine = cast("FedMRGLearner", learner)
+        if not self.contrasts:
+            return {}
+        chosen: list[list[Sample]] = []
+        if self.shares_features(site):
+            seed = seed_of(self.executor.seed, site.name, 0, 0, "bank")
+            group = self.patients_a_row(site)
+            samples = learner.cohort.samples("train")
+            chosen = rows_of_round(samples, header.round, self.settings.fedmrg.bank_rows, group, seed)
+        rows = mine.share_rows(chosen, header.round, self.executor.min_cell)
+        if rows is None:
+            return {}
+        mine.bank.sent[header.round] = rows.to(WIRE_DTYPES[self.settings.lora.dtype_up]).float()
+        return {FEATURES: rows}
+
+    @property
+    def contrasts(self) -> bool:
+        """Whether anybody learns from rows: there is a bank, the contrast counts, and the encoder is trained."""
+        config = self.settings.fedmrg
+        return bool(config.bank_rows and config.contrast_weight) and config.backbone != "frozen"
+
+    def shares_features(self, site: Site) -> bool:
+        """Whether rows may leave: as the site file says, else only from synthetic data or a simulated site.
+
+        Never where the site's policy has a filter beside the guard: a privacy filter would refuse the whole update.
+        """
+        return self.executor.site_config.lets_out("features") and streaming_allowed(site.workspace)
+
+    def patients_a_row(self, site: Site) -> int:
+        """As the job says, but at a real site at least its smallest cell, and at least 5."""
+        config = self.executor.site_config
+        least = 1 if config.without_patients else max(self.executor.min_cell, PRODUCTION_MIN_CELL)
+        return max(self.settings.fedmrg.bank_group, least)
+
+    def evaluate(self, learner: ReportLearner, header: TaskHeader, site: Site, state: SiteState) -> dict[str, Any]:
+        """Also how well the prompts of the scored patients are predicted, once the branch has been trained."""
+        payload = super().evaluate(learner, header, site, state)
+        if header.round:
+            least = self.executor.min_cell
+            samples = learner.cohort.samples("test" if header.score == "test" else None, least=least)
+            payload["diagnoses"] = cast("FedMRGLearner", learner).diagnoses(samples, least)
+        return payload

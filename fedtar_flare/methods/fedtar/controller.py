@@ -1,0 +1,130 @@
+"""FedTAR at the server: rounds of time steps with residual aggregation."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any, Literal
+
+import torch
+
+from fedtar_flare.errors import ConfigError, ExchangeError
+from fedtar_flare.methods.fedtar.events import Alphas, Outer, Residual
+from fedtar_flare.methods.fedtar.policy import (
+    ALPHA_FLOOR,
+    AlphaPolicy,
+    OuterOptimizer,
+    floored_steps,
+    hypergradient,
+    pool_t_numbers,
+)
+from fedtar_flare.methods.fedtar.residual import residual_step
+from fedtar_flare.protocol.messages import Reply
+from fedtar_flare.runtime.controller import FederatedController
+from fedtar_flare.runtime.server_strategy import ServerStrategy
+from fedtar_flare.runtime.tasking import Answers, Tensors
+
+
+class TemporalResidualServer(ServerStrategy):
+    """Federated temporal adaptation by residual aggregation with a meta-learned alpha (FedTAR, CVPR 2026).
+
+    In each round the server walks through the time steps t = 1..T. At each step every live site trains on its visit-t
+    data from w_{t-1}; the mean of their updates (Eq. 6) enters as a residual weighted by alpha_t (Eq. 7). After step T
+    the outer step moves psi along the gradient of the validation loss at w_T (Eq. 8), from T numbers per site.
+    """
+
+    def __init__(self, run: FederatedController):
+        super().__init__(run)
+        server = self.settings.server
+        self.policy = AlphaPolicy(
+            run.time_steps, alpha_form=server.alpha_form, initial_alpha=server.initial_alpha, seed=run.seed
+        )
+        self.outer = OuterOptimizer(self.policy, eta=server.eta)
+
+    def one_round(self, w: Tensors, r: int) -> Tensors:
+        """T residual steps and one outer step (FedTAR, Algorithm 1)."""
+        alphas = self.policy.alphas().detach()
+        taken = torch.zeros(self.run.time_steps, dtype=torch.bool)
+        for t in range(1, self.run.time_steps + 1):
+            alpha, residual = float(alphas[t - 1]), 0.0
+            mean, _ = self.run.train(w, r, t)  # Eq. 6
+            if mean is not None:  # a step that nobody answered is skipped: w stays
+                w, residual = residual_step(w, mean, alpha if alpha >= ALPHA_FLOOR else 0.0)  # Eq. 7
+                taken[t - 1] = True
+            self.run.record.write(Residual(round=r, step=t, alpha=alpha, residual_norm=residual))
+            self.run.scalar(f"alpha/step {t}", alpha, r)
+            self.run.scalar(f"norm of the residual/step {t}", residual, r)
+        closing = self.run.close_round(w, r)
+        self._outer_step(closing, alphas, taken, r)  # Eq. 8
+        return w
+
+    def _outer_step(self, closing: Answers, alphas: torch.Tensor, taken: torch.Tensor, r: int) -> None:
+        """psi <- psi - eta grad_psi L_val(w_T(psi)) from the sites' T numbers (first order, exact)."""
+        start = time.monotonic()
+        replies = dict(sorted(closing.replies.items()))
+        validated = {site: reply for site, reply in replies.items() if "validation_loss" in reply.numbers}
+        numbers = {site: reply.payload.get("t_numbers") for site, reply in validated.items()}
+        sent = {site: values for site, values in numbers.items() if values is not None}
+        left_out = closing.missing | dict.fromkeys(replies.keys() - validated.keys(), "no validation patient")
+        left_out |= dict.fromkeys(
+            numbers.keys() - sent.keys(), "it trained at no step, or did not receive every step of this round"
+        )
+        gradient_norm: float | None = None
+        floored: list[int] = []
+        if sent and bool(taken.any()):
+            reports = {site: int(validated[site].numbers["reports"]) for site in sent}
+            gradient = hypergradient(pool_t_numbers(sent, reports), alphas, taken)
+            gradient_norm, floored = self.outer.step(gradient), floored_steps(alphas, taken)
+        moved = self.policy.alphas().detach().tolist()
+        self.run.record.write(
+            Outer(
+                round=r,
+                t_numbers=numbers,
+                left_out=left_out,
+                psi_grad_norm=gradient_norm,
+                floored_steps=floored,
+                alpha_before=alphas.tolist(),
+                alpha_after=moved,
+                seconds=round(time.monotonic() - start, 4),
+            )
+        )
+        self.run.info(f"round {r}: alpha " + " ".join(f"{alpha:.3f}" for alpha in moved))
+
+    def trained_visits(self, r: int, t: int) -> Callable[[list[int]], int]:
+        """Those of step t, with those that are replayed."""
+        steps = self.settings.temporal.steps(r, t, self.run.time_steps)
+        return super().trained_visits(r, t) if isinstance(steps, int) else lambda counts: sum(counts[: max(steps)])
+
+    def check_content(self, reply: Reply) -> None:
+        """T numbers come with a validation loss, and there are T of them."""
+        super().check_content(reply)
+        numbers = reply.payload.get("t_numbers")
+        if numbers is None:
+            return  # it missed a step of the round, trained at none, or has no validation patient
+        if "validation_loss" not in reply.numbers or len(numbers) != self.run.time_steps:
+            raise ExchangeError(f"it did not send {self.run.time_steps} T numbers with a validation loss")
+
+    # ------------------------------------------------------------------ state and record
+    def on_start(self) -> None:
+        self.run.record.write(Alphas(alpha=self.policy.alphas().tolist(), first_round=self.run.first_round))
+
+    def state(self) -> dict[str, torch.Tensor]:
+        """psi and its optimiser."""
+        return {**self.policy.state_dict(), **{f"outer.{k}": v for k, v in self.outer.state_tensors().items()}}
+
+    def load_state(self, state: Tensors) -> None:
+        self.policy.load_state_dict({k: v for k, v in state.items() if not k.startswith("outer.")})
+        self.outer.load_state_tensors({k.removeprefix("outer."): v for k, v in state.items() if k.startswith("outer.")})
+
+    def numbers(self) -> dict[str, list[float]]:
+        return {"alpha": [round(float(alpha), 6) for alpha in self.policy.alphas().detach()]}
+
+
+class TemporalResidualController(FederatedController):
+    """The controller that FedTAR's jobs name; arguments as :class:`FederatedController`."""
+
+    # FLARE's export finds the base's parameters by the names args and kwargs
+    def __init__(self, method: Literal["fedtar"] = "fedtar", *args: Any, **kwargs: Any):
+        if method != "fedtar":
+            raise ConfigError(f"method is '{method}': a TemporalResidualController runs 'fedtar'")
+        super().__init__(method, *args, **kwargs)

@@ -1,0 +1,208 @@
+"""FedTAR at one site: a report learner with the patient-adaptive part, its optimiser and the demographic mixture."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedtar_flare.data.cohort import Sample
+from fedtar_flare.errors import ConfigError
+from fedtar_flare.imaging.batch import ImageBatch
+from fedtar_flare.learning.config import LoRAConfig, TrainingConfig
+from fedtar_flare.learning.diagnosis import extend
+from fedtar_flare.learning.learner import ReportLearner
+from fedtar_flare.learning.site_diagnosis import DiagnosisConfig, SiteDiagnosis, load_head
+from fedtar_flare.learning.training import Trained, load_optimizer_state, optimizer_state
+from fedtar_flare.methods.fedtar.config import PatientConfig
+from fedtar_flare.methods.fedtar.demographics import DemographicMixture
+from fedtar_flare.methods.fedtar.patient_lora import PatientLoRA
+from fedtar_flare.methods.fedtar.profiles import memberships
+from fedtar_flare.models.adapters.lora import swapped_weights
+from fedtar_flare.models.report_generator import ReportGenerator
+from fedtar_flare.protocol.contract import HEAD_NAMES
+
+_PREFIX = "patient/"
+_LOCAL = "local/"
+_HEAD = re.compile(HEAD_NAMES)
+
+
+class PatientLearner(ReportLearner):
+    """Algorithm 1 of FedTAR: local updates of the shared and of the patient part together.
+
+    With ``patient.local_adapter`` reports are written with :attr:`local`, which is w_{t-1} + Delta_k of the site's last
+    task, a federated model adapted at the site (`Yu et al., 2020 <https://arxiv.org/abs/2002.04758>`_); what travels
+    and is validated is the server's.
+
+    Parameters
+    ----------
+    mixture : DemographicMixture or None
+        Fitted at this site; None when the patient part is off, else ConfigError.
+    median_age : float, optional
+        Of the training patients when it was fitted, in years.
+    diagnosis : DiagnosisConfig, optional
+        Of the findings that become prompts; their head is the site's own, like the patient part, unless it is shared:
+        then it is trained with the shared adapter, at its own rate.
+    seed : int
+        Of the shared and patient parts' initial values, the same at every site.
+    lora, training, others
+        Of :class:`ReportLearner`.
+
+    References
+    ----------
+    FedTAR, Algorithm 1 and Eq. 4.
+    """
+
+    knows_patients = True
+    local: Mapping[str, Tensor] | None = None
+    """The shared factors as the last task left them beside the patient part, without a head that travels with them."""
+
+    def __init__(
+        self,
+        *,
+        lora: LoRAConfig,
+        patient: PatientConfig,
+        training: TrainingConfig,
+        mixture: DemographicMixture | None,
+        median_age: float | None = None,
+        diagnosis: DiagnosisConfig | None = None,
+        seed: int,
+        **others: Any,
+    ):
+        if patient.enabled and mixture is None:
+            raise ConfigError("the patient part is on and needs the site's demographic mixture; none was given")
+        self._diagnosis, self._seed = diagnosis or DiagnosisConfig(), seed
+        super().__init__(lora=lora, training=training, seed=seed, **others)
+        self._mixture = mixture
+        self._median_age = median_age
+        self._profile_fields = patient.profile
+        self.patient: PatientLoRA | None = None
+        self.findings = SiteDiagnosis(self._diagnosis, self.generator) if self._diagnosis.on else None
+        self._head_is_shared = self.findings is not None and self._diagnosis.shared
+        self._own_head = None if self._head_is_shared else self.findings
+        groups = []
+        if patient.enabled:
+            steps = self.cohort.time_steps
+            self.patient = PatientLoRA(self.model, patient, rank=lora.rank, time_steps=steps, seed=seed)
+            groups.append({"params": list(self.patient.parameters()), "lr": patient.lr})
+        if self._own_head is not None:
+            groups.append({"params": list(self._own_head.parameters.values()), "lr": self._diagnosis.rate})
+        if groups:
+            self.personal_optimizer = torch.optim.AdamW(groups, weight_decay=training.weight_decay)
+        self._keeps_local = patient.enabled and patient.local_adapter
+
+    def extend(self, generator: ReportGenerator) -> None:
+        """The diagnosis branch, where the decoder is told of findings."""
+        extend(generator, self._extension)
+
+    @property
+    def _extension(self) -> dict[str, Any]:
+        return self._diagnosis.extension(self._config, self._seed)
+
+    @property
+    def has_personal_part(self) -> bool:
+        return self.patient is not None or self._own_head is not None
+
+    @property
+    def personal_part_acts(self) -> bool:
+        head = self._own_head is not None and self._own_head.learnt
+        return head or (self.patient is not None and self.patient.acts)
+
+    def training_losses(self, samples: Sequence[Sample], images: ImageBatch, seed: str) -> Tensor:
+        """With the reports' findings as prompts; the head's loss adds its gradient, not its value."""
+        if self.findings is None:
+            return super().training_losses(samples, images, seed)
+        told = self.findings.told(samples, images.prior)
+        with self._reading_once():
+            losses = self.report_losses(samples, images, prompts=told)
+            head = self.findings.losses(samples, self.tokens(samples, images), images.slice_mask)
+        return losses + head - head.detach()
+
+    @contextmanager
+    def context(self, samples: Sequence[Sample], personal: bool) -> Iterator[None]:
+        """The patients' adapters at their visits, and the site's head; without the personal part, the first head.
+
+        A head that is shared is no personal part. When reports are scored, :attr:`local` acts too, where it is kept.
+        """
+        with ExitStack() as stack:
+            if personal and self.patient is not None and self._mixture is not None:
+                q = memberships(samples, self._mixture, self.cohort.key, self._median_age, self._profile_fields)
+                steps = torch.tensor([sample.time_step for sample in samples])
+                stack.enter_context(self.patient.adapt(q, steps))
+                if self.writes and self.local is not None:
+                    stack.enter_context(swapped_weights(self.model, self.local, self.adapter))
+            if not personal and self._own_head is not None:
+                stack.enter_context(self._own_head.with_initial_head())
+            yield
+
+    def shared_optimizer(self, parameters: Sequence[nn.Parameter], epochs: float) -> torch.optim.Optimizer:
+        """As of :class:`ReportLearner`, with a head that is shared at its own rate."""
+        if not self._head_is_shared:
+            return super().shared_optimizer(parameters, epochs)
+        assert self.findings is not None
+        head = set(self.findings.parameters.values())
+        groups = [
+            {"params": [p for p in parameters if p not in head], "lr": self.rate * self.training.lr},
+            {"params": [p for p in parameters if p in head], "lr": self.rate * self._diagnosis.rate_of(epochs)},
+        ]
+        return torch.optim.AdamW(groups, weight_decay=self.training.weight_decay)
+
+    def train(self, steps: int | Collection[int] | None, *args: Any, **kwargs: Any) -> Trained:
+        """As of :class:`ReportLearner`.
+
+        Where the head travels, however it came to, the update says nothing of findings that too few of their patients
+        have.
+        """
+        trained = super().train(steps, *args, **kwargs)
+        if self._keeps_local:
+            self.local = {name: value for name, value in self.shared().items() if not _HEAD.fullmatch(name)}
+        if self.findings is None:
+            return trained
+        samples = self.cohort.samples("train", steps, self.min_cell)
+        return replace(trained, update=self.findings.mask_rare_findings(trained.update, samples, self.min_cell))
+
+    def personal_parameters(self) -> Sequence[nn.Parameter]:
+        return tuple(self._own_parameters().values())
+
+    def _own_parameters(self) -> dict[str, nn.Parameter]:
+        """What is trained beside the adapter, by the name that its optimiser's state has."""
+        patient = {} if self.patient is None else dict(self.patient.named_parameters())
+        return patient | ({} if self._own_head is None else self._own_head.parameters)
+
+    def private(self) -> dict[str, Tensor]:
+        """The patient part, the head, and their optimiser."""
+        if self.personal_optimizer is None:
+            return {}
+        patient = {} if self.patient is None else self.patient.state_dict()
+        state = {f"{_PREFIX}{name}": value for name, value in patient.items()}
+        state |= {f"{_LOCAL}{name}": value for name, value in (self.local or {}).items()}
+        state |= {} if self._own_head is None else self._own_head.state()
+        return state | optimizer_state(self.personal_optimizer, self._own_parameters())
+
+    def load_private(self, state: Mapping[str, Tensor]) -> None:
+        if self.personal_optimizer is None:
+            return
+        self.load_for_writing(state)
+        load_optimizer_state(self.personal_optimizer, self._own_parameters(), state)
+
+    def load_for_writing(self, state: Mapping[str, Tensor]) -> None:
+        """The patient part, the head, and the shared factors as the site last trained them."""
+        if self.patient is not None:
+            self.patient.load_state_dict(_named(state, _PREFIX))
+        self.local = _named(state, _LOCAL) or None
+        load_head(self.generator, state)
+
+    def describe(self) -> dict[str, Any]:
+        told = {} if self.findings is None else {"extension": self._extension}
+        patient = () if self.patient is None else self.patient.parameters()
+        return super().describe() | told | {"patient_parameters": sum(p.numel() for p in patient)}
+
+
+def _named(state: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    """The tensors whose names begin so, without that."""
+    return {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}

@@ -1,0 +1,213 @@
+"""The meta-learned alpha and its hypergradient from T numbers, as pure tensor functions (FedTAR, Eq. 8).
+
+The paper's outer gradient uses ``S = dw/dpsi``, a matrix of (size of w) x (size of psi). Eq. 7 telescopes, so the same
+gradient is, exactly and with wbar_t held fixed,
+
+    dL/dalpha_t = prod_{y > t, y taken} (1 - alpha_y) * <g, Delta_t>,    Delta_t = (w_t - w_{t-1}) / alpha_t,
+
+with g the gradient of the validation loss at w_T. A site knows w_0..w_T from the broadcasts, so it sends the T numbers
+``<g, w_t - w_{t-1}>``; neither the gradient nor any data leaves it. autograd carries dL/dalpha on into psi.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+
+import torch
+from torch import nn
+
+from fedtar_flare.errors import ConfigError, ExchangeError
+
+Tensors = Mapping[str, torch.Tensor]
+ALPHA_FORMS = ("softmax", "sigmoid")
+ALPHA_FLOOR = 1e-5
+"""A step whose alpha_t is below this leaves w as it is, and its gradient is 0.
+
+Much smaller ones would change some float32 values and not others: sites refuse such a broadcast
+(:func:`~fedtar_flare.methods.fedtar.release.require_spread`).
+"""
+
+
+class AlphaPolicy(nn.Module):
+    """alpha_1..alpha_T from psi: a learnable table of time embeddings and one hidden ReLU layer (Eq. 8), in float64.
+
+    Parameters
+    ----------
+    time_steps : int
+        T.
+    alpha_form : {"softmax", "sigmoid"}, default "softmax"
+        Over the steps (the paper: the alphas of a round sum to one), or of each.
+    initial_alpha : float in (0, 1), default 0.7
+        Start of every alpha_t under ``sigmoid``; under ``softmax`` they start near 1/T.
+    embedding_dim : int, default 32
+        d_psi, width of the time embeddings and of the hidden layer.
+    seed : int, default 0
+        Of psi; the global random state is neither read nor changed.
+
+    Raises
+    ------
+    ConfigError
+        A value is not allowed.
+
+    References
+    ----------
+    FedTAR, Eq. 8.
+    """
+
+    def __init__(
+        self,
+        time_steps: int,
+        *,
+        alpha_form: str = "softmax",
+        initial_alpha: float = 0.7,
+        embedding_dim: int = 32,
+        seed: int = 0,
+    ):
+        super().__init__()
+        if alpha_form not in ALPHA_FORMS:
+            raise ConfigError(f"alpha_form '{alpha_form}' is not one of {', '.join(ALPHA_FORMS)}")
+        if not 0 < initial_alpha < 1:
+            raise ConfigError(f"initial_alpha must lie between 0 and 1, not {initial_alpha}")
+        self.alpha_form = alpha_form
+        generator = torch.Generator().manual_seed(seed)
+
+        def draw(*shape: int, scale: float) -> nn.Parameter:
+            return nn.Parameter(torch.randn(*shape, generator=generator, dtype=torch.float64) * scale)
+
+        d = embedding_dim
+        self.embedding = draw(time_steps, d, scale=1.0)
+        self.hidden_weight = draw(d, d, scale=math.sqrt(2 / d))
+        self.hidden_bias = nn.Parameter(torch.zeros(d, dtype=torch.float64))
+        self.output_weight = draw(d, scale=0.01 / math.sqrt(d))  # small: the alphas start near equal
+        start = math.log(initial_alpha / (1 - initial_alpha)) if alpha_form == "sigmoid" else 0.0
+        self.output_bias = nn.Parameter(torch.tensor(start, dtype=torch.float64))
+
+    def alphas(self) -> torch.Tensor:
+        """alpha_1..alpha_T, shape (T,), float64, differentiable in psi."""
+        hidden = torch.relu(self.embedding @ self.hidden_weight.T + self.hidden_bias)
+        logits = hidden @ self.output_weight + self.output_bias
+        return torch.softmax(logits, 0) if self.alpha_form == "softmax" else torch.sigmoid(logits)
+
+
+def t_numbers(gradient: Tensors, broadcasts: Sequence[Tensors]) -> list[float]:
+    """What a site sends: ``<g, w_t - w_{t-1}>`` for t = 1..T, in float64.
+
+    Parameters
+    ----------
+    gradient : mapping of str to Tensor
+        g, gradient of the site's validation loss at w_T.
+    broadcasts : sequence of T + 1 mappings of str to Tensor
+        w_0..w_T, as the site received them, with g's names and shapes.
+
+    Raises
+    ------
+    ExchangeError
+        Names the tensor (and the step) that is missing, unknown, of another shape, or not finite.
+    """
+    for t, w in enumerate(broadcasts):
+        for name in sorted({*gradient, *w}):
+            if name not in w or name not in gradient:
+                raise ExchangeError(f"tensor '{name}' is not in both the gradient and w_{t}")
+            if w[name].shape != gradient[name].shape:
+                raise ExchangeError(
+                    f"tensor '{name}' has shape {tuple(w[name].shape)} in w_{t}, {tuple(gradient[name].shape)} in the "
+                    "gradient"
+                )
+    numbers = []
+    for t, (before, after) in enumerate(pairwise(broadcasts), start=1):
+        parts = []
+        for name in sorted(gradient):
+            parts.append(float((gradient[name].double() * (after[name].double() - before[name].double())).sum()))
+            if not math.isfinite(parts[-1]):
+                raise ExchangeError(f"tensor '{name}': its part of the T number of step {t} is not finite")
+        numbers.append(math.fsum(parts))
+    return numbers
+
+
+def pool_t_numbers(numbers: Mapping[str, Sequence[float]], reports: Mapping[str, int]) -> torch.Tensor:
+    """Mean of the sites' T numbers (T of each), weighted by their counts of validation reports: (T,), float64.
+
+    Sites are summed in sorted order.
+    """
+    total = sum(reports[site] for site in numbers)
+    pooled = torch.zeros(len(numbers[min(numbers)]), dtype=torch.float64)
+    for site in sorted(numbers):
+        pooled += torch.tensor(numbers[site], dtype=torch.float64) * (reports[site] / total)
+    return pooled
+
+
+def hypergradient(numbers: torch.Tensor, alphas: torch.Tensor, taken: torch.Tensor) -> torch.Tensor:
+    """dL/dalpha from the T numbers (see the head of this file), exact in float64.
+
+    Parameters
+    ----------
+    numbers : Tensor (T,)
+        ``<g, w_t - w_{t-1}>``.
+    alphas : Tensor (T,)
+        Those that the round was run with, in [0, 1].
+    taken : Tensor (T,), bool
+        A skipped step's factor is left out of the products.
+
+    Returns
+    -------
+    Tensor (T,), float64
+        0 where a step was skipped, and at the steps that :func:`floored_steps` names.
+
+    References
+    ----------
+    FedTAR, Eq. 7 and 8; supplement, Eq. 16 to 19, whose S it needs no more.
+    """
+    alphas, numbers = alphas.detach().double(), numbers.detach().double()
+    floored = floored_steps(alphas, taken)
+    gradient = torch.zeros_like(alphas)
+    rest = 1.0
+    for t in range(len(alphas), 0, -1):
+        if taken[t - 1] and t not in floored:
+            gradient[t - 1] = rest * numbers[t - 1] / alphas[t - 1]
+            rest *= 1.0 - float(alphas[t - 1])
+    return gradient
+
+
+def floored_steps(alphas: torch.Tensor, taken: torch.Tensor) -> list[int]:
+    """Steps t (1-based) that were taken with an alpha below :data:`ALPHA_FLOOR`: their gradient is set to 0."""
+    pairs = zip(alphas.tolist(), taken.tolist(), strict=True)
+    return [t for t, (alpha, took) in enumerate(pairs, start=1) if took and alpha < ALPHA_FLOOR]
+
+
+class OuterOptimizer:
+    """AdamW on psi (weight decay .01), one step a round at eta.
+
+    Raises ConfigError for a value that is not allowed.
+    """
+
+    def __init__(self, policy: AlphaPolicy, *, eta: float = 1e-2):
+        if not eta > 0 or not math.isfinite(eta):
+            raise ConfigError(f"eta must be positive, not {eta}")
+        self.policy = policy
+        self._named = dict(policy.named_parameters())
+        self._adamw = torch.optim.AdamW(self._named.values(), lr=eta)
+
+    def step(self, gradient: torch.Tensor) -> float:
+        """psi <- psi - eta grad_psi L; ``gradient``: dL/dalpha (T,), float64. Returns the norm of grad_psi L."""
+        self._adamw.zero_grad()
+        self.policy.alphas().backward(gradient.double())
+        norm = math.sqrt(math.fsum(float(p.grad.square().sum()) for p in self._named.values() if p.grad is not None))
+        self._adamw.step()
+        return norm
+
+    def state_tensors(self) -> dict[str, torch.Tensor]:
+        """AdamW's state by name (``<field>.<parameter>``), for a checkpoint; empty before the first step."""
+        return {
+            f"{key}.{name}": value.detach().clone()
+            for name, parameter in self._named.items()
+            for key, value in self._adamw.state.get(parameter, {}).items()
+        }
+
+    def load_state_tensors(self, state: Tensors) -> None:
+        """Restore :meth:`state_tensors`; the next step is then the same to the bit."""
+        self._adamw.state.clear()
+        for key, value in state.items():
+            field, name = key.split(".", 1)
+            self._adamw.state[self._named[name]][field] = value.clone()

@@ -1,0 +1,117 @@
+"""FedTAR's sections of the run page: alpha over rounds with its outer steps, and the residual steps."""
+
+from __future__ import annotations
+
+from markupsafe import Markup
+
+from fedtar_flare.methods.fedtar.events import Alphas, Outer, Residual
+from fedtar_flare.reporting.format import number, significant
+from fedtar_flare.reporting.plots import Guide, Series, line_chart
+from fedtar_flare.reporting.run import Run
+from fedtar_flare.reporting.section import Section, charts, left_out, place, round_axis, skipped_steps, table
+
+
+def alpha(run: Run) -> Section:
+    """Alpha over rounds and steps with the bounds of its form, and one row per outer step."""
+    alphas = _alphas(run)
+    sigmoid = run.start.settings.get("alpha_form") == "sigmoid"
+    bounds = "each between 0 and 1 (sigmoid)" if sigmoid else "between 0 and 1, sum 1 (softmax)"
+    form = (
+        "Under a sigmoid each step's alpha moves freely between 0 and 1."
+        if sigmoid
+        else "Under a softmax the alphas of a round sum to one: where one rises, another falls."
+    )
+    steps = run.start.time_steps
+    uniform = [] if sigmoid or not steps else [Guide(1 / steps, "1/T")]
+    figures = [
+        line_chart(
+            f"Alpha per time step, {bounds}",
+            [_line(alphas, t) for t in range(steps)],
+            x_label="round",
+            y_label="alpha",
+            y_range=(0.0, 1.0),
+            guides=[*uniform, Guide(1.0, "upper bound")],
+        ),
+        line_chart(
+            "Change of alpha since the start",
+            [_line(alphas, t, since_start=True) for t in range(steps)],
+            x_label="round",
+            y_label="alpha − initial alpha",
+            guides=[Guide(0.0, "")],
+        ),
+    ]
+    lead = (
+        f"How much of each visit step's residual enters the shared adapter (Eq. 7 and 8). {form} Once per round alpha "
+        "moves along the gradient of the validation loss, from T numbers that each site sends."
+    )
+    lines = (("alpha, steps 1 to T", f"{_text(alphas[0][1])} -> {_text(alphas[-1][1])}"),) if alphas else ()
+    return Section("alpha", "Alpha", lead, charts(figures) + _outer_steps(run), lines)
+
+
+def residual(run: Run) -> Section:
+    """Norms of the step taken at each time step, and of the gradient of psi in each round."""
+    crosses = skipped_steps(run)
+    skipped = {(one.round, one.step) for one in run.steps if one.skipped}
+    name = "step taken, alpha times the mean update"
+    taken = [
+        (
+            place(run, one.round, one.step),
+            None if (one.round, one.step) in skipped else one.residual_norm,
+            f"{name}, round {one.round}, step {one.step}: {significant(one.residual_norm)}",
+        )
+        for one in run.events(Residual)
+    ]
+    gradient = [
+        (one.round, one.psi_grad_norm, f"round {one.round}: {significant(one.psi_grad_norm)}")
+        for one in run.events(Outer)
+    ]
+    figures = [
+        line_chart(
+            "Step taken, Euclidean norm over the shared adapter",
+            [Series(name, taken, "site", 1)],
+            x_label="round (a point per time step)",
+            y_label="norm",
+            x_range=round_axis(run),
+            crosses=crosses,
+        ),
+        line_chart(
+            "Gradient of the validation loss in psi, Euclidean norm",
+            [Series("gradient", gradient, "site", 2)],
+            x_label="round",
+            y_label="norm",
+            x_range=round_axis(run),
+        ),
+    ]
+    lead = "Alpha times the sites' mean update (Eq. 6) enters the shared adapter as the step's residual (Eq. 7)."
+    lead += " A cross on the axis is a step that was skipped." if crosses else ""
+    return Section("residual", "Residual steps", lead, charts(figures))
+
+
+SECTIONS = (alpha, residual)
+
+
+def _alphas(run: Run) -> list[tuple[int, list[float]]]:
+    """(round, alphas after it), beginning with the initial ones."""
+    start = [(one.first_round - 1, one.alpha) for one in run.events(Alphas)[:1]]
+    return start + [(one.round, one.alpha_after) for one in run.events(Outer)]
+
+
+def _line(alphas: list[tuple[int, list[float]]], t: int, since_start: bool = False) -> Series:
+    points = [
+        (r, values[t] - (alphas[0][1][t] if since_start else 0.0), f"step {t + 1} after round {r}: {values[t]:.4f}")
+        for r, values in alphas
+    ]
+    return Series(f"step {t + 1}", points, "step", t)
+
+
+def _outer_steps(run: Run) -> Markup:
+    outers = run.events(Outer)
+    rows = [(str(one.round), significant(one.psi_grad_norm), _text(one.alpha_after)) for one in outers]
+    head = ("round", "‖gradient of psi‖", "alpha after it, steps 1 to T")
+    return table(head, rows, left={2}, empty="No round is complete.") + left_out(
+        [(one.round, one.left_out) for one in outers]
+    )
+
+
+def _text(values: list[float]) -> str:
+    return " ".join(map(number, values))

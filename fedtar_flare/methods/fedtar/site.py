@@ -1,0 +1,182 @@
+"""What sites with the patient-adaptive part do, and FedTAR's: three tasks, one of which is one visit step."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from fedtar_flare.data.splits import key_check
+from fedtar_flare.errors import ConfigError
+from fedtar_flare.learning.config import LoRAConfig
+from fedtar_flare.learning.diagnosis import extend
+from fedtar_flare.learning.labels import require_labeler
+from fedtar_flare.learning.site_diagnosis import DiagnosisConfig
+from fedtar_flare.methods.fedtar.config import EMBEDDING_DIM
+from fedtar_flare.methods.fedtar.learner import PatientLearner
+from fedtar_flare.methods.fedtar.personal import read_mixture
+from fedtar_flare.methods.fedtar.release import most_numbers, released_t_numbers, require_spread
+from fedtar_flare.protocol.contract import HEAD_NAMES
+from fedtar_flare.protocol.messages import TaskHeader
+from fedtar_flare.runtime.executor import Tensors
+from fedtar_flare.runtime.report_site import ReportSite
+from fedtar_flare.runtime.request import AdaptedModel
+from fedtar_flare.runtime.site_executor import seed_of
+from fedtar_flare.settings import RunSettings
+from fedtar_flare.site.admission import JobRequest
+from fedtar_flare.site.place import Site
+from fedtar_flare.site.state import SiteState
+from fedtar_flare.tensor_file import checksum
+
+if TYPE_CHECKING:
+    from fedtar_flare.data.cohort import Cohort
+    from fedtar_flare.learning.learner import ReportLearner, Validated
+    from fedtar_flare.models.report_generator import ReportGenerator
+
+
+class PatientSite(ReportSite):
+    """Trains a report generator with the patient-adaptive part of one site, whose mixture it fits at the handshake."""
+
+    def resolve(self, given: RunSettings, source: str) -> RunSettings:
+        """With the diagnosis as it is at this source, and the head exchanged where it is shared."""
+        diagnosis = given.diagnosis.of(source)
+        return given.replace(diagnosis=diagnosis, lora=with_head(given.lora, diagnosis))
+
+    def check(self) -> None:
+        """Refuse what needs an exchange where nothing is shared."""
+        if self.executor.contract.shares:
+            return
+        if self.given.diagnosis.shared:
+            raise ConfigError(f"diagnosis.shared: with method '{self.executor.method}' nothing is shared")
+        if self.given.patient.local_adapter:
+            raise ConfigError(f"patient.local_adapter: with method '{self.executor.method}' there is no other adapter")
+
+    def extend(self, model: ReportGenerator) -> None:
+        extend(model, self.settings.diagnosis.extension(self.settings.model, self.executor.seed))
+
+    def adapted_model(self, time_steps: int) -> AdaptedModel:
+        """With the hypernetworks (a weight vector and a bias for each shared value), the projection and e_t."""
+        model, patient = super().adapted_model(time_steps), self.settings.patient
+        if not patient.enabled:
+            return model
+        width, rest = EMBEDDING_DIM, patient.components + 1 + time_steps
+        return replace(model, own_parameters=lambda shared: (width + 1) * shared + width * rest)
+
+    def own_rates(self) -> dict[str, float]:
+        patient, diagnosis = self.settings.patient, self.settings.diagnosis
+        rates = {"patient.lr": patient.lr} if patient.enabled else {}
+        return rates | ({"diagnosis.lr": diagnosis.rate} if diagnosis.on else {})
+
+    def asks(self, rounds: int, time_steps: int) -> JobRequest:
+        """With the reports among which the diagnosis chooses."""
+        request, diagnosis = super().asks(rounds, time_steps), self.settings.diagnosis
+        beams = {"diagnosis.candidates": diagnosis.candidates} if diagnosis.on else {}
+        return replace(request, beams={**request.beams, **beams})
+
+    def learner_settings(self, header: TaskHeader, state: SiteState) -> dict[str, Any]:
+        """The patient part, and the mixture that the handshake fitted."""
+        mixture, median_age = None, None
+        if self.settings.patient.enabled:
+            mixture, about = read_mixture(state)
+            median_age = about["median_age"]
+        return {
+            "patient": self.settings.patient,
+            "mixture": mixture,
+            "median_age": median_age,
+            "diagnosis": self.settings.diagnosis,
+        }
+
+    def shared_learner(self, source: str) -> tuple[type[ReportLearner], dict[str, Any]]:
+        """Without the patient part, and with the head that all sites began with, or that they share."""
+        alone, there = self.settings.patient.replace(enabled=False), self.resolve(self.given, source)
+        lora, diagnosis = there.lora, there.diagnosis
+        return PatientLearner, {"lora": lora, "patient": alone, "mixture": None, "diagnosis": diagnosis}
+
+    def at_handshake(self, header: TaskHeader, site: Site, state: SiteState, cohort: Cohort) -> None:
+        """Fit the demographic mixture on the training patients."""
+        from fedtar_flare.methods.fedtar.profiles import fit_mixture, training_median_age
+
+        require_labeler(self.settings.diagnosis.labeler, "diagnosis.labeler", self.executor.site_config.source)
+        if self.settings.diagnosis.shared and not self.settings.diagnosis.on:
+            text = "diagnosis.shared: there is no head to share, since diagnosis.labeler is none for this site's data"
+            raise ConfigError(text, public=text)
+        if not self.settings.patient.enabled or state.has("mixture"):
+            return
+        mixture = fit_mixture(cohort, self.settings.patient, seed_of(self.executor.seed, site.name, 0, 0, "mixture"))
+        if mixture.note:
+            self.executor.logger.warning(f"site {site.name}: {mixture.note}")
+        arrays = {name: torch.from_numpy(np.atleast_1d(value)) for name, value in mixture.state().items()}
+        about = {  # what it takes to use this site's state later, without the job
+            "median_age": training_median_age(cohort),
+            "patient": self.settings.patient.to_dict(),
+            "rank": self.settings.lora.rank,
+            "time_steps": header.time_steps,
+            "seed": self.executor.seed,
+            "site": cohort.site,
+            "key": key_check(cohort.key),
+        }
+        state.write("mixture", arrays, about)
+
+
+def with_head(lora: LoRAConfig, diagnosis: DiagnosisConfig) -> LoRAConfig:
+    """What is exchanged, with the diagnosis head where it is shared; ``diagnosis``: as it is at the site."""
+    return lora.replace(exchange=(*lora.exchange, HEAD_NAMES)) if diagnosis.shared else lora
+
+
+class FedTARSite(PatientSite):
+    """FedTAR at one site (Algorithm 1).
+
+    It trains on the visits of one time step at a time, and closes a round with the T numbers of the hypergradient
+    (Eq. 8).
+    """
+
+    def visits_of(self, header: TaskHeader) -> int | Collection[int] | None:
+        """Those of step t, with those that are replayed."""
+        return self.settings.temporal.steps(header.round, header.step, header.time_steps)
+
+    def on_broadcast(self, header: TaskHeader, state: SiteState, weights: Tensors) -> None:
+        """Keep w_{t-1} for the T numbers; what is left of other rounds goes (not earlier: a task may be repeated)."""
+        before = _broadcast(header.round, header.step - 2)
+        if state.has(before):
+            require_spread(state.read(before)[0], weights)
+        for name in state.names("broadcast-"):
+            if not name.startswith(f"broadcast-{header.round:04d}-"):
+                state.remove(name)
+        state.write(_broadcast(header.round, header.step - 1), weights, {})
+
+    def close(
+        self, header: TaskHeader, state: SiteState, weights: Tensors, validated: Validated | None
+    ) -> tuple[dict[str, float], dict[str, Any]]:
+        """The T numbers ``<g, w_t - w_{t-1}>``, as they may be told.
+
+        None where this site did not get every step of the round, trained at none, or has told as many as it may.
+        """
+        if validated is None:
+            return {}, {}
+        received = self._received(header, state)
+        values = sum(value.numel() for value in weights.values())
+        whole = len(received) == header.time_steps
+        trained = any(name.startswith(f"{header.round:04d}-") for name in state.versions())
+        if not whole or not trained or header.round * header.time_steps > most_numbers(values):
+            return {}, {"t_numbers": None}
+        return {}, {"t_numbers": released_t_numbers(validated.gradient, [*received, dict(weights)])}
+
+    def closed_from(self, header: TaskHeader, state: SiteState, weights: Tensors) -> str:
+        """The T numbers follow from all broadcasts of the round, which must differ in many values."""
+        received = self._received(header, state)
+        if len(received) == header.time_steps:
+            require_spread(received[-1], weights)
+        return " ".join(map(checksum, [*received, weights]))
+
+    @staticmethod
+    def _received(header: TaskHeader, state: SiteState) -> list[Mapping[str, torch.Tensor]]:
+        """w_0..w_{T-1} of the round, those that came."""
+        names = [_broadcast(header.round, t) for t in range(header.time_steps)]
+        return [state.read(name)[0] for name in names if state.has(name)]
+
+
+def _broadcast(round_: int, step: int) -> str:
+    return f"broadcast-{round_:04d}-{step:02d}"

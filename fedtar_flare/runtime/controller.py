@@ -1,0 +1,366 @@
+"""``FederatedController``: a run of any method: handshake, initial weights, rounds, checkpoints, resume, record."""
+
+from __future__ import annotations
+
+import math
+import time
+import uuid
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fedtar_flare import registry
+from fedtar_flare.data.splits import SPLITS
+from fedtar_flare.errors import ConfigError, ExchangeError, FedTARError
+from fedtar_flare.files import read_json
+from fedtar_flare.protocol.exchange import (
+    WIRE_DTYPES,
+    check_update_size,
+    euclidean_norm,
+)
+from fedtar_flare.protocol.messages import Reply, TaskHeader, version
+from fedtar_flare.protocol.tasks import CLOSE_ROUND, TRAIN
+from fedtar_flare.protocol.tensors import expect_at_most
+from fedtar_flare.record.events import End
+from fedtar_flare.record.log import RunRecord
+from fedtar_flare.runtime.aggregation import WEIGHTINGS, SpilledUpdates
+from fedtar_flare.runtime.alarms import alarms
+from fedtar_flare.runtime.checkpoint import Checkpoint, RunCheckpoints
+from fedtar_flare.runtime.handshaking import HandshakeController
+from fedtar_flare.runtime.results import Results, check_scores
+from fedtar_flare.runtime.scalars import send_scalar
+from fedtar_flare.runtime.tasking import Answers, OnReply, RunAborted, Tensors, now
+
+
+class FederatedController(HandshakeController):
+    """Runs any method at the server: what is learnt from whom is the business of its :class:`ServerStrategy`.
+
+    Parameters
+    ----------
+    method : str
+        Name of an installed method (:mod:`fedtar_flare.registry`).
+    num_rounds, time_steps : int
+        R and T.
+    weighting : {"samples", "uniform", "inverse"}
+        Of the sites in a mean; ``samples`` is n_k / N.
+    min_sites : int
+        Fewer sites taking part in a task stop the job.
+    step_time_limit : int
+        Seconds a site has for one task; 0 waits for ever.
+    handshake_time_limit : int
+        The same for the handshake, in which a site prepares its data; a site that misses it joins at the round after
+        its answer.
+    evaluate_every : int
+        Rounds between scorings of test patients, which also happen at the start and at the end.
+    update_norm_limit : float
+        An update whose norm is larger than this times the weights' norm is refused.
+    initial_site : str
+        The site that gives the common initial weights; empty: the first by name.
+    initial_checkpoint : str
+        Weights to start from instead: a name under which the server's operator offers a checkpoint file (in the
+        simulator: its path).
+    resume_from : str
+        Id of a job of the same submitter (in the simulator: a checkpoint folder).
+    seed : int
+        Of the method's own random state at the server.
+    unseen : list of str, optional
+        Sites that never train: they get the handshake, and all of their patients are scored.
+    settings : dict, optional
+        Groups of the method's settings at the server, by name: ``server``, and those that it shares with the sites.
+
+    Raises
+    ------
+    ConfigError
+        The method is not installed, or a value is not allowed.
+    """
+
+    def __init__(
+        self,
+        method: str,
+        num_rounds: int = 3,
+        time_steps: int = 3,
+        weighting: str = "samples",
+        min_sites: int = 1,
+        step_time_limit: int = 3600,
+        handshake_time_limit: int = 7200,
+        evaluate_every: int = 1,
+        update_norm_limit: float = 10.0,
+        initial_site: str = "",
+        initial_checkpoint: str = "",
+        resume_from: str = "",
+        keep_checkpoints: int = 3,
+        seed: int = 0,
+        unseen: Sequence[str] | None = None,
+        settings: dict[str, Any] | None = None,
+    ):
+        self.method, self.definition = method, registry.method(method)
+        self.contract = self.definition.contract
+        super().__init__(min_sites, step_time_limit, handshake_time_limit, initial_site)
+        whole = {"num_rounds": num_rounds, "time_steps": time_steps, "evaluate_every": evaluate_every}
+        for name, value in (whole | {"keep_checkpoints": keep_checkpoints}).items():
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise ConfigError(f"{name} must be a whole number of at least 1, not {value!r}")
+        if weighting not in WEIGHTINGS:
+            raise ConfigError(f"weighting '{weighting}' is not one of {', '.join(WEIGHTINGS)}")
+        if not (math.isfinite(update_norm_limit) and update_norm_limit > 0):
+            raise ConfigError(f"update_norm_limit must be a positive number, not {update_norm_limit}")
+        if resume_from and initial_checkpoint:
+            raise ConfigError("give either resume_from or initial_checkpoint, not both")
+        if isinstance(unseen, str) or not all(isinstance(name, str) for name in unseen or ()):
+            raise ConfigError(f"unseen must be a list of sites' names, not {unseen!r}")
+        if initial_site and initial_site in (unseen or ()):
+            raise ConfigError(f"initial_site '{initial_site}' is one of the unseen sites")
+        self.unseen = list(unseen) if unseen else None
+        self.num_rounds, self.time_steps, self.weighting = num_rounds, time_steps, weighting
+        self.evaluate_every, self.update_norm_limit = evaluate_every, update_norm_limit
+        self.initial_checkpoint, self.resume_from = initial_checkpoint, resume_from
+        self.keep_checkpoints, self.seed, self.settings = keep_checkpoints, seed, settings
+        self._shares = self.contract.shares
+        self.strategy = self.definition.server(self)
+
+    # ------------------------------------------------------------------ a run
+    def run(self) -> None:
+        """Handshake, R rounds of the method's algorithm with a checkpoint after each, closing page."""
+        self.record = RunRecord(self.results_folder)
+        self.results = Results(self.results_folder, self.record, self.scalar)
+        run_dir, job = Path(self.get_run_dir()), self.fl_ctx.get_job_id()
+        self._checkpoints = RunCheckpoints(
+            self.results_folder, run_dir, job, self.resume_from, self.keep_checkpoints, _submitter(run_dir)
+        )
+        with self._recorded():
+            w = self._begin()
+            for r in range(self.first_round, self.num_rounds + 1):
+                self.admit_late_sites(w, r)
+                w = self.strategy.one_round(w, r)
+                self._save(w, r)
+        try:
+            self.results.finish(self.strategy.numbers())
+        except Exception as error:  # the run is whole and saved: a page that cannot be written must not fail it
+            self.exception(f"the closing page or table could not be written: {error}")
+
+    def train(self, w: Tensors, r: int, t: int) -> tuple[dict[str, torch.Tensor] | None, Answers]:
+        """Every live site trains from w; returns the weighted mean of the differences (float64) and the answers.
+
+        The mean has the tensors of w and the strategy's extra ones. It is None when no site had anything to add, or
+        where the contract lets no weights leave.
+        """
+        down = {**w, **self.strategy.extra_tensors(w)}
+        visits, shapes = self.strategy.trained_visits(r, t), {name: tuple(value.shape) for name, value in down.items()}
+        dtypes = {self.schema.dtype_up: WIRE_DTYPES[self.schema.dtype_up]}
+
+        def accept(site: str, reply: Reply, update: Tensors) -> None:
+            if not self._shares:
+                return
+            self._wire.check_tensors(TRAIN, update, shapes, sends="difference", dtypes=dtypes)
+            rows = {name: value.float() for name, value in update.items() if self.contract.is_collected(name)}
+            update = {name: value.float() for name, value in update.items() if name not in rows}
+            check_update_size(update, w, self.update_norm_limit)
+            self.strategy.collect(site, rows)
+            updates.add(site, update)
+
+        averaged = [name for name in shapes if not self.contract.is_collected(name)]
+        by_rows = [name for name in averaged if shapes[name] and self.contract.is_by_rows(name)]
+        with SpilledUpdates(self.results_folder / "updates", averaged, by_rows) as updates:
+            header = self.header(r, t, after=version(r, t - 1))
+            answers = self.ask(TRAIN, header, down, self.strategy.trainers(), accept)
+            counts = {}
+            for site, reply in answers.replies.items():  # a site weighs no more than the visits it announced
+                counts[site] = min(int(reply.numbers["samples"]), max(1, visits(self.visits[site]["train"])))
+            mean = self.strategy.combine(updates, self.strategy.shares_of(counts)) if counts and self._shares else None
+        norm = euclidean_norm({name: mean[name] for name in w}) if mean else None
+        self.results.step(r, t, answers, norm)
+        return mean, answers
+
+    @property
+    def members(self) -> list[str]:
+        """The sites that take part and are not named in ``unseen``."""
+        return [site for site in self.sites if site not in (self.unseen or ())]
+
+    def ask(
+        self,
+        task: str,
+        header: TaskHeader,
+        weights: Tensors | None,
+        sites: Sequence[str],
+        on_reply: OnReply,
+        time_limit: int | None = None,
+        min_sites: int | None = None,
+    ) -> Answers:
+        """As :class:`TaskController`; unseen sites are asked after the members, for scores of all of their patients."""
+        unseen = [site for site in sites if site in (self.unseen or ())]
+        members = [site for site in sites if site not in unseen]
+        answers = super().ask(task, header, weights, members, on_reply, time_limit, min_sites)
+        if unseen and (task != CLOSE_ROUND or header.evaluate):
+            everyone = replace(header, score="all")
+            answers.add(super().ask(task, everyone, weights, unseen, on_reply, time_limit, min_sites=0))
+        return answers
+
+    def close_round(self, w: Tensors, r: int) -> Answers:
+        """Ask for the validation loss at w, what the method adds, and scores when due."""
+        evaluate = r % self.evaluate_every == 0 or r == self.num_rounds
+
+        def accept(site: str, reply: Reply, tensors: Tensors) -> None:
+            if "validation_loss" in reply.numbers:
+                reports = int(reply.numbers.get("reports", 0))
+                reply.numbers["reports"] = min(reports, max(1, sum(self.visits[site]["validation"])))
+
+        header = self.header(r, self.time_steps, after=version(r, self.time_steps), evaluate=evaluate)
+        answers = self.ask(CLOSE_ROUND, header, w, self.sites, accept)
+        self.results.validation(r, answers)
+        self.results.evaluation(r, answers)
+        return answers
+
+    def check_content(self, reply: Reply) -> None:
+        """Refuse what the strategy refuses."""
+        self.strategy.check_content(reply)
+
+    def check_shared_content(self, reply: Reply) -> None:
+        """Refuse counts that are not T whole numbers per split, malformed scores, and a loss without reports."""
+        check_scores(reply)
+        if (counts := reply.payload.get("counts")) is not None:
+            lists = [counts.get(split) for split in SPLITS]
+            whole = all(isinstance(n, int) and n >= 0 for values in lists for n in values or ())
+            if not whole or any(not isinstance(v, list | tuple) or len(v) != self.time_steps for v in lists):
+                raise ExchangeError(f"the field 'counts' is not {self.time_steps} whole numbers for each split")
+        if "validation_loss" in reply.numbers and reply.numbers.get("reports", 0) < 1:
+            raise ExchangeError("it sends a validation loss without a number of reports")
+
+    def header(self, r: int, t: int, after: str, evaluate: bool = False) -> TaskHeader:
+        best = self.results.best()
+        return TaskHeader(
+            method=self.method,
+            run_id=self.run_id,
+            round=r,
+            step=t,
+            rounds=self.num_rounds,
+            time_steps=self.time_steps,
+            after=after,
+            evaluate=evaluate,
+            keep=version(best, self.time_steps) if best else "",
+        )
+
+    # ------------------------------------------------------------------ begin
+    def _begin(self) -> Tensors:
+        """Handshake: agree on the exchange and return the weights to start from."""
+        resumed = self._resumed()
+        self.run_id = resumed.info["run_id"] if resumed else f"{time.strftime('%Y%m%d-%H%M%S')}-{uuid.uuid4().hex[:8]}"
+        self.first_round = resumed.round + 1 if resumed else 1
+        w = resumed.weights if resumed else None
+        if self.initial_checkpoint:
+            w = self._checkpoints.initial(self.initial_checkpoint)
+        self._members = set(resumed.info.get("members", ())) if resumed else set()
+        w, answers = self.gather(w)
+        expect_at_most(self.strategy.largest_message())
+        self.results.start(
+            self.schema,
+            answers,
+            method=self.method,
+            run_id=self.run_id,
+            first_round=self.first_round,
+            rounds=self.num_rounds,
+            time_steps=self.time_steps,
+            settings=self.fixed_settings() | {"min_sites": self.min_sites},
+        )
+        if not self.members:
+            raise FedTARError("every site that takes part is named in server.unseen: there is nobody to train")
+        self.strategy.on_start()
+        self.results.evaluation(self.first_round - 1, answers)
+        if resumed:
+            best = self._checkpoints.carry_over(resumed, is_best=self.results.is_best(resumed.round))
+            if best and self._shares:
+                self.results.adapter(best.weights, best.round)
+        return w
+
+    # ------------------------------------------------------------------ save and resume
+    def fixed_settings(self) -> dict[str, Any]:
+        """Settings that a resumed run must share."""
+        names = ("method", "num_rounds", "time_steps", "weighting", "seed")
+        fixed = {name: getattr(self, name) for name in names} | self.strategy.fixed_settings()
+        return fixed | ({"unseen": self.unseen} if self.unseen else {})
+
+    def _save(self, w: Tensors, r: int) -> None:
+        """Checkpoint after a whole round; the best one by validation loss also becomes ``adapter/``."""
+        best = self.results.is_best(r)
+        info = {
+            "run_id": self.run_id,
+            "schema": self.schema.to_dict(),
+            "settings": self.fixed_settings(),
+            "members": sorted({*self._members, *self.sites}),
+        }
+        if (own := self.strategy.info()) is not None:
+            info["method"] = own
+        self._checkpoints.save(Checkpoint(r, w, self.strategy.state(), info | self.results.progress()), best=best)
+        if best and self._shares:
+            self.results.adapter(w, r)
+
+    def _resumed(self) -> Checkpoint | None:
+        """The checkpoint to go on from, with the method's state restored; None in a fresh run."""
+        if not self.resume_from:
+            return None
+        checkpoint, problems = self._checkpoints.resumed(self.fixed_settings(), may_differ=("num_rounds",))
+        for problem in problems:
+            self.warning(f"passed over: {problem}")
+        self.strategy.load_info(checkpoint.info.get("method"))
+        self.strategy.load_state(checkpoint.method)
+        self.results.restore(checkpoint.info)
+        return checkpoint
+
+    # ------------------------------------------------------------------ record
+    @property
+    def results_folder(self) -> Path:
+        """``<server run folder>/fedtar``."""
+        return Path(self.get_run_dir()) / "fedtar"
+
+    def scalar(self, tag: str, value: float | None, step: int) -> None:
+        """One point of a curve in the server's TensorBoard."""
+        send_scalar(self, self.fl_ctx, tag, value, step)
+
+    def progress(self) -> dict[str, Any]:
+        """Place in the run, validation loss by round, the method's numbers, and the server's alarms."""
+        losses = self.results.losses() if hasattr(self, "results") else {}
+        more = {"validation_loss": losses, "numbers": self.strategy.numbers()}
+        return super().progress() | more | {"alarms": alarms(Path(self.get_run_dir()).parent)}
+
+    @contextmanager
+    def _recorded(self) -> Iterator[None]:
+        """Always write the ``end`` event; an error of this package ends the job with its one-line reason."""
+        start = time.monotonic()
+
+        def end(status: Any, reason: str = "") -> None:
+            seconds = round(time.monotonic() - start, 1)
+            with suppress(OSError):  # on a full disk the log still has the reason
+                self.record.write(End(time=now(), seconds=seconds, status=status, reason=reason))
+
+        try:
+            yield
+        except RunAborted:
+            end("aborted", "the job was aborted")
+            self.warning("the job was aborted: stopped without saving the running round")
+        except FedTARError as error:
+            end("failed", str(error))
+            for line in str(error).splitlines():
+                self.error(line)
+            self.panic(str(error))
+        except OSError as error:
+            reason = (
+                f"the server could not write its results ({error.strerror or error}). The last whole checkpoint stays; "
+                "make room or mend the disk, then resume the job"
+            )
+            end("failed", reason)
+            self.error(f"{reason}: {error}")
+            self.panic(reason)
+        except Exception as error:
+            end("failed", f"unexpected {type(error).__name__}")
+            raise
+        else:
+            end("completed")
+
+
+def _submitter(run_dir: Path) -> str:
+    """Who submitted the job, as the server wrote it beside the job; empty in the simulator."""
+    file = run_dir / "meta.json"
+    return str(read_json(file).get("submitter_name") or "") if file.is_file() else ""

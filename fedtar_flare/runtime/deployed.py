@@ -1,0 +1,147 @@
+"""A job as it lies in a folder, exported or put at a site by FLARE, read back into what it asks of a site."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from fedtar_flare.errors import ConfigError
+from fedtar_flare.files import read_json
+from fedtar_flare.protocol.contract import Contract
+from fedtar_flare.reporting.format import plain
+from fedtar_flare.runtime.controller import FederatedController
+from fedtar_flare.runtime.requirements import describe, requirements
+from fedtar_flare.runtime.site_executor import SiteExecutor
+from fedtar_flare.site.admission import breaches
+from fedtar_flare.site.approval import CLIENT_CONFIG, digest_of
+from fedtar_flare.site.bounds import Bounds
+from fedtar_flare.site.policy import SERVER_CLASSES, SITE_CLASSES
+
+SERVER_CONFIG = Path("config", "config_fed_server.json")
+META = "meta.json"
+
+
+@dataclass(frozen=True)
+class DeployedJob:
+    """A job of this package.
+
+    Args:
+        name: of the job; that of its folder where nothing else says one.
+        settings: what it gives the executor and the controller, beside defaults.
+        submitter: who submitted it, as the server says; empty for a job that was not submitted.
+        foreign: classes that it builds at a site and that are not of its method: FLARE's own, or others.
+        brings_code: whether it has a ``custom`` folder.
+    """
+
+    name: str
+    settings: Mapping[str, Any]
+    submitter: str
+    executor: SiteExecutor
+    controller: FederatedController
+    digest: str
+    foreign: tuple[str, ...]
+    brings_code: bool
+
+    @property
+    def contract(self) -> Contract:
+        """Of its method."""
+        return self.executor.contract
+
+    def breaches(self, bounds: Bounds) -> list[str]:
+        """Which of a site's bounds it is beyond (see :func:`fedtar_flare.site.admission.breaches`)."""
+        return breaches(self.executor.strategy.request(self.controller.num_rounds, self.controller.time_steps), bounds)
+
+    def describe(self) -> str:
+        """What it asks of a site and what will leave, as text for people."""
+        lines = [
+            describe(requirements(self)),
+            "",
+            f"settings beside defaults: {json.dumps(self.settings)}",
+            f"what it builds here beside its method: {', '.join(self.foreign) or 'nothing'}",
+        ]
+        if self.submitter:
+            lines.append(f"submitted by {self.submitter}, as the server says")
+        if self.brings_code:
+            lines.append(
+                "IT HAS A 'custom' FOLDER: it may bring code of its own, and this site's list of classes is off"
+            )
+        return "\n".join(map(plain, "\n".join(lines).split("\n")))
+
+
+def app_of(job: Path, site: str = "") -> Path:
+    """The app within a job's folder that goes to a site; the folder itself if it is one.
+
+    Raises ConfigError if there is none, or ``site`` does not say which.
+    """
+    if (job / CLIENT_CONFIG).is_file():
+        return job
+    found = [app for app in sorted(job.iterdir()) if (app / CLIENT_CONFIG).is_file()] if job.is_dir() else []
+    if len(found) > 1:
+        names = read_json(job / META).get("deploy_map") or {}
+        found = [app for app in found if {site, "@ALL"} & set(names.get(app.name) or ())]
+    if len(found) != 1:
+        raise ConfigError(f"{job}: {len(found)} apps of a job for this site; one folder must have {CLIENT_CONFIG}")
+    return found[0]
+
+
+def read_job(app: Path) -> DeployedJob:
+    """Read an app. No class is imported but those of the installed methods.
+
+    Raises ConfigError for a job of something else than this package, or with a setting that is not allowed.
+    """
+    site, server = read_json(app / CLIENT_CONFIG), read_json(app / SERVER_CONFIG)
+    executors = _executors(site)
+    meta = read_json(app.parent / META) if (app.parent / META).is_file() else {}
+    workflows = list(server.get("workflows") or [])
+    if len(executors) != 1 or len(workflows) != 1:
+        raise ConfigError(
+            f"{app}: a job of this package has one executor and one workflow, not {len(executors)} and {len(workflows)}"
+        )
+    others = [entry for key in ("task_data_filters", "task_result_filters") for entry in site.get(key) or []]
+    built = [*(site.get("components") or []), *(one for entry in others for one in entry.get("filters") or [])]
+    paths = dict.fromkeys(plain(str(entry.get("path") or entry.get("name"))) for entry in built)
+    executor: SiteExecutor = _build(executors[0], SITE_CLASSES, SiteExecutor, app)
+    return DeployedJob(
+        name=plain(str(meta.get("name") or app.parent.name)),
+        settings={part: one.get("args") or {} for part, one in (("site", executors[0]), ("server", workflows[0]))},
+        submitter=plain(str(meta.get("submitter_name") or "")),
+        executor=executor,
+        controller=_build(workflows[0], SERVER_CLASSES, FederatedController, app),
+        digest=digest_of(app),
+        foreign=tuple(path for path in paths if path not in SITE_CLASSES),
+        brings_code=(app / "custom").is_dir(),
+    )
+
+
+def executor_of(app: Path) -> SiteExecutor:
+    """The executor of an app; raises ConfigError as :func:`read_job` does."""
+    executors = _executors(read_json(app / CLIENT_CONFIG))
+    if len(executors) != 1:
+        raise ConfigError(f"{app}: a job of this package has one executor, not {len(executors)}")
+    built: SiteExecutor = _build(executors[0], SITE_CLASSES, SiteExecutor, app)
+    return built
+
+
+def _executors(site: Mapping[str, Any]) -> list[dict[str, Any]]:
+    return [entry.get("executor") or {} for entry in site.get("executors") or []]
+
+
+def _build(entry: Mapping[str, Any], classes: Sequence[str], base: type, app: Path) -> Any:
+    """The component that a configuration names, if it is one of this package's."""
+    path = str(entry.get("path"))
+    if path not in classes:
+        raise ConfigError(f"{app}: '{path:.80}' is no class of fedtar_flare that a job may build here")
+    module, _, name = path.rpartition(".")
+    kind = getattr(import_module(module), name)
+    if not issubclass(kind, base):
+        raise ConfigError(f"{app}: '{path:.80}' is no {base.__name__}")
+    try:
+        built = kind(**(entry.get("args") or {}))
+        _ = built.strategy  # a method that is not installed, or a wrong setting, is said here
+        return built
+    except TypeError as error:
+        raise ConfigError(f"{app}: {name}: {error}") from error

@@ -1,0 +1,134 @@
+"""Tasks of FLARE's simulator in copies of one process that has imported what tasks need.
+
+With fewer threads than sites, the simulator starts a process per site and task, and half of such a process's seconds
+are imports. Here the first task starts one more process, the *template* (:mod:`fedtar_flare.runtime.template`), which
+imports and then waits. Each later task's process connects to it; the template forks, its copy builds the executor from
+the job's own configuration and does the task, and the task's own process passes on logs and scalars and sends the
+answer. A copy has what a new process has, and nothing of an earlier task: the same bits come out.
+
+What goes between the two is JSON and safetensors (:mod:`fedtar_flare.runtime.handed`): nothing is unpickled.
+
+The template ends with the simulator. There is none at a real site, beside a GPU (whose driver forbids copies), for
+classes outside this package, and on other systems than Linux; a task that finds none is done where it is.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from contextlib import suppress
+from multiprocessing.connection import Client, Connection
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from nvflare.apis.fl_constant import FLContextKey
+from nvflare.apis.job_def import JobMetaKey
+
+from fedtar_flare.errors import FedTARError
+from fedtar_flare.runtime.handed import (
+    POLL_SECONDS,
+    Answer,
+    Scalar,
+    Tensors,
+    environment,
+    heard,
+    order_of,
+    receive,
+    send,
+)
+
+if TYPE_CHECKING:
+    from nvflare.apis.fl_context import FLContext
+    from nvflare.apis.signal import Signal
+
+    from fedtar_flare.protocol.messages import TaskHeader
+    from fedtar_flare.site.place import Site
+
+PACKAGE = "fedtar_flare."
+TEMPLATE = "fedtar_flare.runtime.template"
+SOCKET = "socket"
+
+
+def is_swapped(fl_ctx: FLContext) -> bool:
+    """Whether the simulator ends this process after its task, to let another site's run."""
+    arguments = getattr(getattr(fl_ctx.get_engine(), "client", None), "args", None)
+    threads = getattr(arguments, "threads", None)
+    sites = (fl_ctx.get_prop(FLContextKey.JOB_META) or {}).get(JobMetaKey.JOB_CLIENTS.value, ())
+    return threads is not None and threads < len(sites)
+
+
+def may_fork(executor: object) -> bool:
+    """Whether copies of a process may do this executor's tasks here."""
+    ours = type(executor).__module__.startswith(PACKAGE)
+    return ours and sys.platform == "linux" and hasattr(os, "pidfd_open") and not torch.cuda.is_available()
+
+
+def connect(app: Path, simulator: int) -> Connection | None:
+    """A fresh copy of the template of this simulator (a process id); starts the template where there is none.
+
+    ``app`` is the folder of the job's app, whose executor the template gets ready for. None while there is no template
+    to be had.
+    """
+    folder = template_folder(simulator)
+    try:
+        folder.mkdir(mode=0o700)
+    except FileExistsError:
+        if folder.lstat().st_uid != os.getuid() or folder.lstat().st_mode & 0o077:
+            return None  # somebody else's
+        with suppress(OSError):
+            return Client(str(folder / SOCKET), "AF_UNIX")
+        return None
+    except OSError:
+        return None
+    with suppress(OSError):
+        subprocess.Popen(
+            [sys.executable, "-P", "-W", "ignore", "-m", TEMPLATE, str(simulator), str(app)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            start_new_session=True,
+            env=environment(),
+        )
+    return None
+
+
+def template_folder(simulator: int) -> Path:
+    """Where the template of a simulator is reached."""
+    started = Path(f"/proc/{simulator}/stat").read_text().rpartition(")")[2].split()[19]
+    return Path(tempfile.gettempdir()) / f"fedtar-{os.getuid()}-{simulator}-{started}"
+
+
+def perform(
+    connection: Connection,
+    task: str,
+    header: TaskHeader,
+    weights: Tensors,
+    site: Site,
+    abort_signal: Signal,
+    scalar: Scalar,
+) -> Answer:
+    """As ``executor.perform(task, header, weights, site)``, in a copy of the template; raises what that raises.
+
+    ``scalar`` takes the points of curves (tag, value, step) that the copy would send to the server.
+
+    Raises:
+        FedTARError: also when the copy ends without an answer.
+    """
+    with connection:
+        send(connection, order_of(task, header, site), weights)
+        told, answer = False, None
+        while answer is None:
+            if abort_signal.triggered and not told:
+                connection.send_bytes(b"abort")
+                told = True
+            try:
+                if not connection.poll(POLL_SECONDS):
+                    continue
+                said, tensors = receive(connection)
+            except (EOFError, OSError) as error:
+                text = "the process that did the task ended without an answer (too little memory?)"
+                raise FedTARError(text, public=text) from error
+            answer = heard(said, tensors, scalar)
+    return answer

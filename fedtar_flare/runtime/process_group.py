@@ -1,0 +1,191 @@
+"""A site's tasks in several processes that train together, one per GPU where there are GPUs.
+
+Where the site file says ``processes: N`` above 1, the executor starts N processes of this package
+(:mod:`.rank`) and hands them every task. Each builds the job's executor as FLARE did; rank 0 does all
+of a task, writes the site's state and gives the answer; the others do their share of what a task trains, validates and
+scores (:mod:`fedtar_flare.learning.ranks`), and write nothing. They stay for the run's next task, so that imports and
+the model are paid for once. No job can ask for them, or say what is started.
+
+They are what ``torchrun`` starts for a script, but are not started by it: its rendezvous listens on every network
+interface of the machine and unpickles what it is sent; its processes inherit no pipe, so that orders would have to be
+found under a name; and they stay when it is killed. Here
+
+- orders and answers go through a pair of sockets that one process inherits, as JSON and safetensors;
+- the processes find each other through a file in a folder of this account alone, and talk over the loopback interface;
+- a process ends when its pipe does, so none outlives the executor's process, however that ends.
+"""
+
+from __future__ import annotations
+
+import math
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterable
+from contextlib import suppress
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedtar_flare.errors import FedTARError
+from fedtar_flare.learning.ranks import LostRank
+from fedtar_flare.runtime.handed import (
+    DONE,
+    OPENED,
+    POLL_SECONDS,
+    RAISED,
+    Answer,
+    Scalar,
+    Tensors,
+    environment,
+    error_of,
+    heard,
+    order_of,
+    receive,
+    send,
+)
+
+if TYPE_CHECKING:
+    from fedtar_flare.protocol.messages import TaskHeader
+    from fedtar_flare.site.place import Site
+
+RANK = "fedtar_flare.runtime.rank"
+GRACE_SECONDS = 5.0
+"""How long a process that is told to end may take, and how long one is waited for that another has lost."""
+
+
+class ProcessGroup:
+    """``size`` processes that do tasks together, until :meth:`close`.
+
+    Args:
+        size: how many, at least 2.
+        device: ``cpu``, or ``cuda``: rank r then computes on the GPU of that number.
+    """
+
+    def __init__(self, size: int, device: str):
+        self.size, self.device = size, device
+        self._folder = tempfile.TemporaryDirectory(prefix="fedtar-", ignore_cleanup_errors=True)  # 0700
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self._connections: list[Connection] = []
+        try:
+            for rank in range(size):
+                self._start(rank)
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def alive(self) -> bool:
+        """Whether it can take a task: it was not closed, and no process has ended."""
+        return bool(self._processes) and all(process.poll() is None for process in self._processes)
+
+    @property
+    def pids(self) -> list[int]:
+        """Process ids, by rank."""
+        return [process.pid for process in self._processes]
+
+    def perform(self, task: str, header: TaskHeader, weights: Tensors, site: Site, scalar: Scalar) -> Answer:
+        """As ``executor.perform(task, header, weights, site)``; raises what that raises, on whichever rank.
+
+        ``scalar`` takes the points of curves (tag, value, step) that rank 0 would send to the server. After anything
+        that is raised the group is closed.
+
+        Raises:
+            TaskAborted, FedTARError: as ``site.stop_if_aborted``, which is asked while the group works.
+            FedTARError: a process ended, or lost another.
+        """
+        try:
+            return self._perform(order_of(task, header, site), weights, site, scalar)
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """End every process; none is left when this returns."""
+        for process in self._processes:
+            process.terminate()
+        end = time.monotonic() + GRACE_SECONDS
+        for process in self._processes:
+            try:
+                process.wait(max(0.0, end - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        for connection in self._connections:
+            connection.close()
+        self._processes, self._connections = [], []
+        self._folder.cleanup()
+
+    # ------------------------------------------------------------------ pieces
+    def _start(self, rank: int) -> None:
+        ours, theirs = socket.socketpair()
+        with ours, theirs, self._words(rank).open("wb") as words:
+            arguments = [theirs.fileno(), rank, self.size, self.device, self._folder.name]
+            process = subprocess.Popen(
+                [sys.executable, "-P", "-W", "ignore", "-m", RANK, *map(str, arguments)],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=words,
+                pass_fds=[theirs.fileno()],
+                env=environment(),
+            )
+            self._processes.append(process)
+            self._connections.append(Connection(ours.detach()))
+
+    def _words(self, rank: int) -> Path:
+        """What a process says on standard error."""
+        return Path(self._folder.name, f"{rank}.txt")
+
+    def _perform(self, order: dict[str, Any], weights: Tensors, site: Site, scalar: Scalar) -> Answer:
+        rank_of = {connection: rank for rank, connection in enumerate(self._connections)}
+        answers: dict[int, Answer] = {}
+        lost: Exception | None = None
+        end = math.inf
+        working = self._ask([0], order, weights)
+        while working and time.monotonic() < end:
+            site.stop_if_aborted()
+            for connection in wait(list(rank_of), POLL_SECONDS):  # also one that is not asked yet may end
+                assert isinstance(connection, Connection)
+                rank = rank_of[connection]
+                try:
+                    said, tensors = receive(connection)
+                except (EOFError, OSError) as error:
+                    raise self._ended(rank) from error
+                kind = said["kind"]
+                if kind in (DONE, RAISED):
+                    working.remove(rank)
+                if kind == OPENED:
+                    working |= self._ask(range(1, self.size), order, weights)
+                elif kind == RAISED and said["types"][0] == LostRank.__name__:
+                    # another has ended, or stands still: which one, and why, is soon known from itself, if ever
+                    lost, end = error_of(said), min(end, time.monotonic() + GRACE_SECONDS)
+                elif (answer := heard(said, tensors, scalar)) is not None:
+                    answers[rank] = answer
+        if lost is not None:
+            raise lost
+        return answers[0]
+
+    def _ask(self, ranks: Iterable[int], order: dict[str, Any], weights: Tensors) -> set[int]:
+        """Hand the task to these ranks, and return them."""
+        asked = set(ranks)
+        for rank in asked:
+            try:
+                send(self._connections[rank], order, weights)
+            except OSError as error:
+                raise self._ended(rank) from error
+        return asked
+
+    def _ended(self, rank: int) -> FedTARError:
+        """The error of a process that ended without an answer."""
+        process = self._processes[rank]
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(GRACE_SECONDS)
+        code = process.returncode
+        how = f"signal {signal.Signals(-code).name}" if code is not None and code < 0 else f"exit code {code}"
+        text = f"one of the {self.size} processes that do this site's tasks together ended without an answer"
+        words = self._words(rank).read_text(errors="replace").strip().rpartition("\n")[2]
+        said = f": {words}" if words else " (too little memory?)"
+        return FedTARError(f"{text}: rank {rank}, {how}{said}", public=text)

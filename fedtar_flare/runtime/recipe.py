@@ -1,0 +1,197 @@
+"""``MethodRecipe``: the job of any method as code."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from nvflare.job_config.api import FedJob
+from nvflare.job_config.defs import FilterType
+from nvflare.recipe.spec import Recipe
+
+from fedtar_flare import registry
+from fedtar_flare.errors import ConfigError
+from fedtar_flare.models.config import DECODER_TARGETS
+from fedtar_flare.protocol.contract import Contract
+from fedtar_flare.runtime.controller import FederatedController
+from fedtar_flare.runtime.scalars import add_tensorboard
+from fedtar_flare.runtime.site_executor import SiteExecutor
+from fedtar_flare.settings import nearest
+from fedtar_flare.site.guard import OutboundGuard
+
+SIMULATOR_REQUEST_INTERVAL = 0.05
+"""Seconds between a site's requests for a task; FLARE's own 2 s would be most of a short simulated step."""
+
+PRODUCTION_REQUEST_INTERVAL = 2.0
+"""The same between hospitals, where a step takes minutes and each request is traffic."""
+
+PAPER: dict[str, Any] = {
+    "time_steps": 5,
+    "lora": {"rank": 4, "alpha": 128.0},
+    "training": {"lr": 1e-5},
+}
+"""What the preset ``paper`` sets for every method beside the model: T, the shared adapter and its learning rate."""
+
+SMALL: dict[str, Any] = {
+    "model": {"lora_targets": DECODER_TARGETS},
+    "training": {"local_steps": 48, "schedule": "cosine"},
+    "data": {"synthetic_patients": 96},
+}
+"""What the shipped preset ``small`` sets for every method: found by experiment (docs/experiments.md).
+
+The encoder stays as it is, so that each image is seen by it once. The paper's form adapts both.
+"""
+
+PRESETS: Mapping[str, Mapping[str, Any]] = {"small": SMALL, "paper": PAPER}
+"""Presets of every method that trains a report generator and has none of its own."""
+
+_CONTROLLER_ARGUMENTS = tuple(
+    name for name in inspect.signature(FederatedController).parameters if name not in ("method", "settings")
+)
+
+CUSTOM_NOTE = """\
+This folder is here on purpose. A job that has a `custom` folder may use classes of an installed package without an
+entry in each site's class allow-list, which is what `nvflare simulator` on a researcher's own machine needs.
+
+A hospital should not run it: there, the classes of `fedtar_flare` are put on the site's allow-list once, and the job
+is exported without this folder.
+"""
+
+
+class MethodRecipe(Recipe):
+    """The job of a method.
+
+    Parameters
+    ----------
+    method : str
+        Name of an installed method (:mod:`fedtar_flare.registry`).
+    name : str
+        Of the job; the method's name by default.
+    preset : str
+        A whole setting, over which the other arguments win.
+    num_rounds, time_steps : int, optional
+        R and T; None: the preset's, else the method's, else 3.
+    min_sites : int
+        Fewer sites taking part stop the job.
+    seed : int
+        Of everything random.
+    torch_threads : int
+        Threads of one task at a site.
+    server : dict, optional
+        Arguments of :class:`FederatedController`, and settings of the method's algorithm at the server.
+    **groups
+        Settings at a site, a dictionary for each group: ``model``, ``lora``, ``training``, ``data`` and the method's
+        own.
+
+    Raises
+    ------
+    ConfigError
+        A setting is unknown or not allowed; raised before anything is exported or run.
+
+    Examples
+    --------
+    ::
+
+        from nvflare.recipe import SimEnv
+        run = MethodRecipe("fedavg", num_rounds=3, time_steps=3).run(SimEnv(num_clients=3))
+    """
+
+    def __init__(
+        self,
+        method: str,
+        *,
+        name: str = "",
+        preset: str = "small",
+        num_rounds: int | None = None,
+        time_steps: int | None = None,
+        min_sites: int = 1,
+        seed: int = 0,
+        torch_threads: int = 1,
+        server: Mapping[str, Any] | None = None,
+        **groups: Mapping[str, Any] | None,
+    ):
+        self.definition = registry.method(method)
+        self.contract = self.definition.contract
+        known = {*self.definition.site.shared_groups, *self.definition.settings}
+        if unknown := sorted(set(groups) - known):
+            raise ConfigError(f"{unknown[0]}: method '{method}' has no such group of settings")
+        preset_of = self.definition.presets.get(preset, {})
+        merged = {
+            group: {**preset_of.get(group, {}), **(given or {})}
+            for group, given in {"server": server, **dict.fromkeys(sorted(known)), **groups}.items()
+        }
+        at_server = merged.pop("server")
+        settings = {group: values for group, values in merged.items() if values}
+        default = self.definition.rounds(settings) if self.definition.rounds else (3, 3)
+        rounds = num_rounds if num_rounds is not None else preset_of.get("num_rounds", default[0])
+        steps = time_steps if time_steps is not None else preset_of.get("time_steps", default[1])
+        job = FedJob(name=name or method, min_clients=min_sites)
+        job.set_app_packages(["fedtar_flare"])  # the sites have the package installed; its code is not put in the job
+        common: dict[str, Any] = {"num_rounds": rounds, "time_steps": steps, "min_sites": min_sites, "seed": seed}
+        if twice := sorted(common.keys() & at_server.keys()):
+            raise ConfigError(f"server: {twice[0]} is an argument of the recipe itself")
+        own = {name: at_server.pop(name) for name in [*at_server] if name not in _CONTROLLER_ARGUMENTS}
+        groups_there = {name: settings[name] for name in self.definition.server_groups if name in settings}
+        if own and self.definition.server_settings is None:
+            raise ConfigError(f"server: unknown setting '{min(own)}'{nearest(min(own), _CONTROLLER_ARGUMENTS)}")
+        groups_there |= {"server": own} if own else {}
+        self.controller_arguments = {"method": method} | common | at_server | {"settings": groups_there or None}
+        controller_class: type[FederatedController] = self.definition.controller or FederatedController
+        self.controller = controller_class(**self.controller_arguments)
+        job.to_server(self.controller)
+        executor_class: type[SiteExecutor] = self.definition.executor or SiteExecutor
+        self.executor = executor_class(method, preset, settings or None, seed, torch_threads)
+        self.executor.resolved.data.timeline(steps)  # periods and T must fit: said here, not at a hospital
+        tasks = list(self.contract.task_names)
+        job.to_clients(self.executor, tasks=tasks)
+        extra_names = list(self.executor.resolved.lora.exchange)
+        for filter_type in (FilterType.TASK_DATA, FilterType.TASK_RESULT):  # FLARE knows no "*": each task by its name
+            guard = OutboundGuard(methods=[method], extra_names=extra_names)
+            job.to_clients(guard, filter_type=filter_type, tasks=tasks)
+        add_tensorboard(job)
+        super().__init__(job)
+        self._interval(SIMULATOR_REQUEST_INTERVAL)
+
+    def resolved(self) -> dict[str, Any]:
+        """What decides about a run's numbers, defaults filled in: a digest of the sites' settings, and the server's.
+
+        Two recipes whose results may be compared as the same arm have equal ones; a default that changes in a later
+        release changes it too, which the arguments that were given do not.
+        """
+        server = {name: getattr(self.controller, name) for name in _CONTROLLER_ARGUMENTS}
+        return {
+            "sites": self.executor.settings_digest(),
+            "server": server | {"strategy": self.controller.strategy.settings.to_dict()},
+        }
+
+    def _interval(self, seconds: float) -> None:
+        self.add_server_config({"server": {"task_request_interval": seconds}})
+
+    def export(self, job_dir: str, *args: Any, byoc: bool = True, **kwargs: Any) -> None:
+        """Write the job to ``<job_dir>/<name>``.
+
+        With ``byoc`` it is for the simulator: it has the ``custom`` note that the plain simulator needs, and sites ask
+        for tasks many times a second. Without it, the job is for production: the class allow-list stays in force and
+        sites ask every two seconds.
+        """
+        if self.definition.simulation_only and not byoc:
+            raise ConfigError(f"method '{self.contract.method}' runs in a simulation only: it has no job for hospitals")
+        self._interval(SIMULATOR_REQUEST_INTERVAL if byoc else PRODUCTION_REQUEST_INTERVAL)
+        super().export(job_dir, *args, **kwargs)
+        _order_filter_tasks(Path(job_dir) / self.name / "app" / "config" / "config_fed_client.json", self.contract)
+        if byoc:
+            note = Path(job_dir) / self.name / "app" / "custom" / "README.md"
+            note.parent.mkdir(parents=True, exist_ok=True)
+            note.write_text(CUSTOM_NOTE, encoding="utf-8")
+
+
+def _order_filter_tasks(file: Path, contract: Contract) -> None:
+    """Sort each filter's tasks, which FLARE keeps as a set, so that equal recipes give equal files."""
+    config = json.loads(file.read_text(encoding="utf-8"))
+    for key in ("task_data_filters", "task_result_filters"):
+        for entry in config.get(key, []):
+            entry["tasks"].sort(key=contract.task_names.index)
+    file.write_text(json.dumps(config, indent=4), encoding="utf-8")

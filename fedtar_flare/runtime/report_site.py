@@ -1,0 +1,323 @@
+"""``ReportSite``: a site that trains a report generator, and does the three shared tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from fedtar_flare.errors import ConfigError
+from fedtar_flare.learning.config import DataConfig, LoRAConfig, TrainingConfig
+from fedtar_flare.learning.learner import ReportLearner
+from fedtar_flare.models.config import preset as model_preset
+from fedtar_flare.progress import Progress
+from fedtar_flare.protocol.exchange import WIRE_DTYPES
+from fedtar_flare.protocol.messages import Reply, TaskHeader, version
+from fedtar_flare.protocol.tasks import CLOSE_ROUND, HANDSHAKE, TRAIN
+from fedtar_flare.runtime.executor import Tensors, abstain, ok
+from fedtar_flare.runtime.request import AdaptedModel, request_of
+from fedtar_flare.runtime.run_rules import require_exchange, require_start, told_of
+from fedtar_flare.runtime.site_executor import SiteExecutor, no_state, seed_of
+from fedtar_flare.runtime.site_strategy import Handler, SiteStrategy
+from fedtar_flare.settings import Settings, build
+from fedtar_flare.site.admission import JobRequest
+from fedtar_flare.site.place import Site
+from fedtar_flare.site.policy import streaming_allowed
+from fedtar_flare.site.state import SiteState
+from fedtar_flare.tensor_file import checksum
+
+if TYPE_CHECKING:
+    from fedtar_flare.data.cohort import Cohort
+    from fedtar_flare.imaging.cache import Prepared
+    from fedtar_flare.learning.learner import Validated
+    from fedtar_flare.models.report_generator import ReportGenerator
+
+
+class ReportSite(SiteStrategy):
+    """Handshake, training and closing of a round at a site; a method overrides the hooks."""
+
+    def __init__(self, executor: SiteExecutor):
+        super().__init__(executor)
+        self.learner: ReportLearner | None = None
+        self._learner_key: tuple[str, str] | None = None
+
+    def build_shared(self, preset: str, given: Mapping[str, Mapping[str, Any] | None]) -> dict[str, Settings]:
+        kinds: dict[str, type[Settings]] = {"lora": LoRAConfig, "training": TrainingConfig, "data": DataConfig}
+        model = model_preset(preset, **(given["model"] or {}))
+        return {"model": model} | {name: build(kind, given[name], name) for name, kind in kinds.items()}
+
+    # ------------------------------------------------------------------ what a method may change
+    def load_libraries(self) -> None:
+        """The model's, the learner's and those that score its reports."""
+        from fedtar_flare.learning import device, evaluation  # noqa: F401
+        from fedtar_flare.models.libraries import load_libraries
+        from fedtar_flare.reporting import examples  # noqa: F401
+        from fedtar_flare.site import cohort, site_file  # noqa: F401
+
+        load_libraries()
+
+    @property
+    def learner_class(self) -> type[ReportLearner]:
+        """Class of the site's learner."""
+        return self.executor.definition.learner or ReportLearner
+
+    def shares_batches(self) -> bool:
+        """A learner whose batches can be shared can share all else."""
+        return self.learner_class.shares_batches()
+
+    def learner_settings(self, header: TaskHeader, state: SiteState) -> dict[str, Any]:
+        """Further arguments of :attr:`learner_class`; by default the method's own groups of settings."""
+        return {name: self.settings[name] for name in self.executor.definition.settings}
+
+    def extend(self, model: ReportGenerator) -> None:
+        """Add to the base model what the learner adds, so that the sizes of an exchange can be told without data."""
+
+    def work(self) -> str:
+        """How many updates, of how many reports."""
+        training = self.settings.training
+        return f"{training.local_steps} updates of {training.batch_size} reports a training task"
+
+    def adapted_model(self, time_steps: int) -> AdaptedModel:
+        """The report generator; a method adds what it trains for itself."""
+        return AdaptedModel(self.settings.model, self.settings.lora, self.extend)
+
+    def own_rates(self) -> dict[str, float]:
+        """Learning rates of what the method trains for itself, by setting."""
+        return {}
+
+    def asks(self, rounds: int, time_steps: int) -> JobRequest:
+        """What the method asks of a site, for its bounds."""
+        training = self.settings.training
+        decay = {"training.lr x weight_decay": training.lr * training.weight_decay}
+        return request_of(
+            self.adapted_model(time_steps),
+            rounds,
+            time_steps,
+            local_steps={"training.local_steps": training.local_steps},
+            batch_size={"training.batch_size": training.batch_size},
+            learning_rate={"training.lr": training.lr} | decay | self.own_rates(),
+            clip={"training.max_grad_norm": training.max_grad_norm},
+            beams={"model.num_beams": self.settings.model.num_beams},
+        )
+
+    def shared_learner(self, source: str) -> tuple[type[ReportLearner], dict[str, Any]]:
+        """Class, and further arguments, of the learner of a hospital outside, which has the shared part alone.
+
+        ``source``: of its data.
+        """
+        return ReportLearner, {}
+
+    def at_handshake(self, header: TaskHeader, site: Site, state: SiteState, cohort: Cohort) -> None:
+        """Fit what the learner needs, once per run, before it is built."""
+
+    def visits_of(self, header: TaskHeader) -> int | Collection[int] | None:
+        """The time step that a task trains on, or several; None: the visits of all steps together."""
+        return header.step
+
+    def training_cohort(self, header: TaskHeader, site: Site, state: SiteState, cohort: Cohort) -> Cohort:
+        """The patients that a training task learns from; the site's own."""
+        return cohort
+
+    def before_training(
+        self, header: TaskHeader, site: Site, state: SiteState, learner: ReportLearner
+    ) -> dict[str, torch.Tensor]:
+        """Called with what came down loaded; gives tensors to be sent beside the update."""
+        return {}
+
+    def on_broadcast(self, header: TaskHeader, state: SiteState, weights: Tensors) -> None:
+        """Called with what a ``train`` task sent down, before anything else."""
+
+    def closed_from(self, header: TaskHeader, state: SiteState, weights: Tensors) -> str:
+        """Digest of all that a closing reply follows from; a round is closed from one such set, and no other."""
+        return checksum(weights)
+
+    def close(
+        self, header: TaskHeader, state: SiteState, weights: Tensors, validated: Validated | None
+    ) -> tuple[dict[str, float], dict[str, Any]]:
+        """Numbers and payload that the method adds to a closing reply."""
+        return {}, {}
+
+    def personalise(self, header: TaskHeader, site: Site, state: SiteState, learner: ReportLearner) -> None:
+        """Called in a closing task between validation and scoring, to train what this site keeps for itself."""
+
+    # ------------------------------------------------------------------ the three tasks
+    def handlers(self) -> Mapping[str, Handler]:
+        return {HANDSHAKE: self._handshake, TRAIN: self._train, CLOSE_ROUND: self._close_round}
+
+    def _handshake(
+        self, header: TaskHeader, weights: Tensors, site: Site, state: SiteState, cohort: Cohort
+    ) -> tuple[Reply, Tensors | None]:
+        asked_for_weights = header.initial_site == site.name
+        if asked_for_weights:
+            require_start(header, weights, state)
+            self.learner = None  # one of this process may be trained although its task failed: build it from the seed
+        if header.member and state.latest(header.after) is None:
+            raise no_state(state, header.after)
+        for name in state.names("broadcast-"):  # of a job that ended in the middle of a round
+            state.remove(name)
+        self.at_handshake(header, site, state, cohort)
+        learner = self.learner_of(header, site, state, cohort)
+        if weights:
+            learner.load_shared(weights)
+        if state.latest(header.after) is None:
+            self.save_private(state, version(0, 0), learner, header)
+        self.executor.let_others_begin()
+        shared = learner.shared()
+        reply = self.agreement(header, site, state, cohort, shared)
+        reply.payload.update(adapter_config=learner.adapter_config(), model=learner.describe())
+        if header.evaluate and not state.may_answer(f"scores after {header.after}", checksum(shared)):
+            self.executor.logger.warning(f"scores after {header.after} were asked for again, of others: kept back")
+        elif header.evaluate:
+            self._load_private(learner, state, header.after)
+            reply.payload.update(self.evaluate(learner, header, site, state))
+        return reply, shared if asked_for_weights else None
+
+    def _train(
+        self, header: TaskHeader, weights: Tensors, site: Site, state: SiteState, cohort: Cohort
+    ) -> tuple[Reply, Tensors | None]:
+        cohort = self.training_cohort(header, site, state, cohort)
+        require_exchange(self.executor.contract, TRAIN, state, weights)
+        self.on_broadcast(header, state, weights)
+        step, least = self.visits_of(header), self.executor.min_cell
+        if not cohort.samples("train", step, least):
+            where = (
+                "at all" if step is None else f"at step {step}" if isinstance(step, int) else f"up to step {max(step)}"
+            )
+            few = "no training visit" if least == 1 else f"fewer than {least} patients with a training visit"
+            return abstain(header, f"{few} {where}"), None
+        settings = self.settings.training
+        if settings.local_steps * settings.batch_size < least:
+            return abstain(header, f"the task's updates would be made from fewer than {least} patients"), None
+        learner = self.learner_of(header, site, state, cohort)
+        self._load_broadcast(TRAIN, learner, weights)
+        self._load_private(learner, state, header.after)
+        beside = self.before_training(header, site, state, learner)
+        seed = seed_of(self.executor.seed, site.name, header.round, header.step, TRAIN)
+        result = learner.train(step, seed, self._on_update(header, site))
+        site.stop_if_aborted()
+        if result.patients < least:
+            return abstain(header, f"the updates were made from fewer than {least} patients"), None
+        self.save_private(state, version(header.round, header.step), learner, header)
+        numbers = told_of(result, cohort.counts(least)["train"], step, least)
+        payload = dict(result.parts)
+        if not self.executor.contract.task(TRAIN).up:
+            return ok(header, numbers, payload), None
+        wire = WIRE_DTYPES[self.settings.lora.dtype_up]
+        return ok(header, numbers, payload), {n: value.to(wire) for n, value in (result.update | beside).items()}
+
+    def _close_round(
+        self, header: TaskHeader, weights: Tensors, site: Site, state: SiteState, cohort: Cohort
+    ) -> tuple[Reply, Tensors | None]:
+        require_exchange(self.executor.contract, CLOSE_ROUND, state, weights)
+        if not state.may_answer(f"close {header.round}", self.closed_from(header, state, weights)):
+            return abstain(header, f"round {header.round} was closed already, with other weights"), None
+        learner = self.learner_of(header, site, state, cohort)
+        self._load_broadcast(CLOSE_ROUND, learner, weights)
+        self._load_private(learner, state, header.after)
+        numbers: dict[str, float] = {}
+        validated = learner.validate() if header.score == "test" else None  # a site outside chooses no round
+        if validated is not None:
+            reports = sum(cohort.counts(learner.min_cell)["validation"])
+            numbers |= {"validation_loss": validated.loss, "reports": float(reports)}
+        more, payload = self.close(header, state, weights, validated)
+        self.personalise(header, site, state, learner)
+        if header.evaluate:
+            payload |= self.evaluate(learner, header, site, state)
+        return ok(header, numbers | more, payload), None
+
+    # ------------------------------------------------------------------ what the tasks share
+    def learner_of(self, header: TaskHeader, site: Site, state: SiteState, cohort: Cohort) -> ReportLearner:
+        """The site's learner, built once per process and run."""
+        from fedtar_flare.learning.device import choose_device
+
+        if self.learner is None or self._learner_key != (header.run_id, site.name):
+            device, autocast = choose_device(self.executor.site_config.device, self.executor.site_config.precision)
+            self.learner = self.learner_class(
+                model=self.settings.model,
+                lora=self.settings.lora,
+                training=self.settings.training,
+                cohort=cohort,
+                seed=self.executor.seed,
+                device=device,
+                autocast=autocast,
+                checkpoint=site.stop_if_aborted,
+                places=self.executor.site_config.policy.models,
+                **self.learner_settings(header, state),
+            )
+            self._learner_key = (header.run_id, site.name)
+        self.learner.ranks = self.executor.ranks
+        self.learner.min_cell = self.executor.min_cell
+        self.learner.cohort = cohort  # a visit added or withdrawn since counts from this task on
+        self.learner.checkpoint = site.stop_if_aborted
+        self.learner.image_change = self._image_change(site)
+        self.learner.transforms = self.settings.data.transforms
+        self.learner.rate = self.settings.training.rate_of(max(1, header.round), header.rounds)
+        return self.learner
+
+    def _image_change(self, site: Site) -> Callable[[Prepared], Prepared] | None:
+        """What makes a simulated site's images its own; :class:`ConfigError` where a real site is asked for it."""
+        if not (strength := self.settings.data.image_changes):
+            return None
+        if not site.simulated:
+            raise ConfigError(
+                "data.image_changes changes images at random, for simulations: between hospitals, leave it out",
+                public="data.image_changes is for simulations",
+            )
+        from fedtar_flare.imaging.site_changes import change_of
+
+        return change_of(site.name, self.executor.seed, strength)
+
+    def _on_update(self, header: TaskHeader, site: Site) -> Callable[[int, float], None]:
+        """What runs after each local update: a progress line, and the loss to TensorBoard where allowed."""
+        count = self.settings.training.local_steps
+        progress = Progress(f"round {header.round}, step {header.step}: update", count, self.executor.logger.info)
+        # what streams passes no filter
+        allowed = self.executor.site_config.lets_out("losses") and streaming_allowed(site.workspace)
+        before = ((header.round - 1) * header.time_steps + header.step - 1) * count
+
+        def on_update(number: int, loss: float) -> None:
+            progress(number)
+            if allowed:
+                self.executor.send_scalar(site, "loss of local updates", loss, before + number)
+
+        return on_update
+
+    def evaluate(self, learner: ReportLearner, header: TaskHeader, site: Site, state: SiteState) -> dict[str, Any]:
+        """Scores of the patients that the task names. Those of single reports, and texts beside references, stay."""
+        from fedtar_flare.learning.evaluation import write_report_scores
+        from fedtar_flare.reporting.examples import SiteExamples, choose, write_examples
+
+        scored = learner.evaluate(self.executor.min_cell, "test" if header.score == "test" else None)
+        if self.executor.ranks.rank:
+            return {}
+        steps, visits = [s.time_step for s in scored.samples], [s.visit for s in scored.samples]
+        chosen = choose(steps, scored.texts, [v.report for v in visits], [v.findings for v in visits])
+        synthetic = self.executor.site_config.source == "synthetic"
+        page = write_examples(state.folder, SiteExamples(site.name, header.round, synthetic, chosen))
+        write_report_scores(state.folder, header.round, scored.rows)
+        self.executor.logger.info(f"generated beside reference reports, for this site's eyes: {page}")
+        payload = {"scores": scored.scores}
+        return payload | ({"scores_generic": scored.scores_generic} if scored.scores_generic else {})
+
+    def _load_broadcast(self, task: str, learner: ReportLearner, weights: Tensors) -> None:
+        """Load what came down, which must be whole; nothing where the contract sends none."""
+        if self.executor.contract.task(task).down:
+            learner.load_shared(weights)
+
+    @staticmethod
+    def _load_private(learner: ReportLearner, state: SiteState, after: str) -> None:
+        """Load the newest private state that is not later than ``after``."""
+        newest = state.latest(after)
+        if newest is None:
+            raise no_state(state, after)
+        learner.load_private(state.read(newest)[0])
+
+    @staticmethod
+    def save_private(state: SiteState, name: str, learner: ReportLearner, header: TaskHeader) -> None:
+        """Save the private state; a non-finite one is never saved, so that the version before stays good."""
+        from fedtar_flare.learning.training import require_finite
+
+        private = learner.private()
+        require_finite(private)
+        state.save(name, private, {"round": header.round, "step": header.step}, keep=header.keep)

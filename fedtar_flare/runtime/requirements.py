@@ -1,0 +1,159 @@
+"""What a job asks of a site before it joins: data, model, licence, computer, and what will leave."""
+
+from __future__ import annotations
+
+import textwrap
+from pathlib import Path
+from typing import Any
+
+from fedtar_flare.errors import ConfigError
+from fedtar_flare.models.config import ModelConfig
+from fedtar_flare.protocol.contract import Contract
+from fedtar_flare.runtime.request import AdaptedModel
+from fedtar_flare.version import __version__
+
+LICENSES = {"microsoft/cvt-21-384-22k": "Apache-2.0", "distilgpt2": "Apache-2.0"}
+"""As their model cards state; for other models see theirs."""
+
+
+def requirements(recipe: Any) -> dict[str, Any]:
+    """What the job of a recipe needs, as primitives.
+
+    Sizes that only the model itself tells (parameters, exchange) are None where its parts are not on this machine.
+    """
+    executor, controller = recipe.executor, recipe.controller
+    strategy = executor.strategy
+    adapted = strategy.adapted_model(controller.time_steps)
+    model = adapted.config
+    sizes = _sizes(adapted, strategy.extra_values())
+    if (own := strategy.model_values()) is not None:
+        sizes["parameters"] = own
+    exchanged = sizes.get("exchanged") if recipe.contract.shares else 0
+    half = adapted.lora.dtype_up == "bfloat16"
+    return {
+        "job": recipe.name,
+        "fedtar_flare": __version__,
+        "data": {
+            "studies": "radiographs" if model.slices == 1 else "chest CT series",
+            "reports": strategy.reads_reports,
+            "unit": "time step" if strategy.reads_reports else "task",
+            "columns": ["patient_id", "study_datetime", "image", *strategy.columns],
+            "time_steps": controller.time_steps,
+            "alignment": strategy.settings.data.alignment,
+            "least_patients_per_split_and_step": max(5, strategy.settings.data.min_cell),
+            "input": f"{model.slices} x {model.image_size} x {model.image_size}",
+            "cache_bytes_per_study": 3 * model.slices * model.image_size**2,
+        },
+        "model": {
+            "preset": model.preset,
+            "parts": _parts(model),
+            "weights": model.weights,
+            "parameters": sizes.get("parameters"),
+            "memory_of_weights_bytes": 4 * sizes["parameters"] if sizes else None,
+        },
+        "computer": {
+            "gpu": "not needed" if model.preset in ("small", "tiny") else "strongly advised",
+            "python": "3.11 to 3.13",
+        },
+        "work": {
+            "rounds": controller.num_rounds,
+            "time_steps": controller.time_steps,
+            "training": strategy.settings.training.to_dict(),
+            "a_task": strategy.work(),
+            "seconds_per_task_limit": controller.step_time_limit,
+        },
+        "leaves_the_site": {
+            "values_per_exchange": exchanged,
+            "bytes_up_per_step": None if exchanged is None else exchanged * (2 if half else 4),
+            **leaving(recipe.contract),
+        },
+    }
+
+
+def leaving(contract: Contract) -> dict[str, Any]:
+    """What may leave a site by a method's contract, as primitives: tasks, their tensors and fields, and what stays."""
+    return {
+        "method": contract.method,
+        "title": contract.title,
+        "tasks": [
+            {
+                "task": task.name,
+                "about": task.about,
+                "sends": task.sends,
+                "tensors": [
+                    {"group": group.name, "form": group.form, "about": group.about, "personal": group.personal}
+                    for group in map(contract.group, task.up)
+                ],
+                "fields": {field.name: field.about for field in task.fields},
+            }
+            for task in contract.tasks
+        ],
+        "stays": contract.stays,
+    }
+
+
+def describe(needs: dict[str, Any]) -> str:
+    """What :func:`requirements` gives, as text for people."""
+    data, model, work, leaves = needs["data"], needs["model"], needs["work"], needs["leaves_the_site"]
+    parts = "; ".join(f"{name} (licence: {licence})" for name, licence in model["parts"].items())
+    lines = [
+        f"Job {needs['job']}, fedtar_flare {needs['fedtar_flare']}. A site that joins needs:",
+        "",
+        f"data: {data['studies']} of patients {_material(data)}, as a manifest with the columns "
+        f"{', '.join(data['columns'])}. It trains at a {data['unit']} where it has at least "
+        f"{data['least_patients_per_split_and_step']} patients with training visits, and is passed over at the others.",
+        f"model: {parts}. Weights: {model['weights'] or 'those of the parts'}; "
+        + (
+            f"{model['parameters']:,} parameters, {model['memory_of_weights_bytes']:,} bytes in memory before training."
+            if model["parameters"]
+            else "its size is told where its parts are local folders."
+        ),
+        f"computer: a GPU is {needs['computer']['gpu']}; Python {needs['computer']['python']}; a cache of "
+        f"{data['cache_bytes_per_study']} bytes a study.",
+        f"work: {work['rounds']} rounds, {work['time_steps']} time steps, {work['a_task']}, at most "
+        f"{work['seconds_per_task_limit']} s a task.",
+        "",
+        f"{leaves['title']}: what leaves the site, and in which task. Nothing else can.",
+        *(line for task in leaves["tasks"] for line in _task_lines(task)),
+        f"at each exchange: {leaves['values_per_exchange']:,} values ({leaves['bytes_up_per_step']:,} bytes)."
+        if leaves["values_per_exchange"]
+        else "",
+        f"stays at the site: {leaves['stays']}, and whatever is not named above.",
+    ]
+    return "\n".join(textwrap.fill(line, 110, subsequent_indent="  ") for line in lines)
+
+
+def _material(data: dict[str, Any]) -> str:
+    return f"over up to {data['time_steps']} time steps, with reports" if data["reports"] else "with labels"
+
+
+def _task_lines(task: dict[str, Any]) -> list[str]:
+    sends = {"initial": "full weights, of the one site that is asked for them", "difference": "what changed"}
+    lines = [f"{task['task']} ({task['about']}):"]
+    for group in task["tensors"]:
+        what = sends[task["sends"]] if group["form"] == "averaged" else group["form"]
+        personal = "; PERSONAL DATA" if group["personal"] else ""
+        lines.append(f"  tensors {group['group']}: {group['about']} ({what}){personal}")
+    return lines + [f"  {name}: {about}" for name, about in task["fields"].items()]
+
+
+def _parts(model: ModelConfig) -> dict[str, str]:
+    if model.weights == "small" or not (model.encoder_name or model.decoder_name):
+        return {"shipped with fedtar_flare" if model.weights == "small" else "made by the job": "Apache-2.0"}
+    names = [name for name in (model.encoder_name, model.decoder_name) if name]
+    return {name: LICENSES.get(name, "see its model card") for name in names}
+
+
+def _sizes(adapted: AdaptedModel, extra: int) -> dict[str, int]:
+    """Parameters of the model and of one exchange; empty where the model's parts are not here."""
+    from fedtar_flare.models.outline import outline
+
+    config, lora = adapted.config, adapted.lora
+    if any(name and not Path(name).expanduser().is_dir() for name in (config.encoder_name, config.decoder_name)):
+        return {}  # on a hub: nothing is fetched to describe a job
+    try:
+        model = outline(config, adapted.extend)
+    except ConfigError:
+        return {}
+    whole = extra + sum(model.tensors[name] for name in model.exchanged(lora.exchange))
+    return {"parameters": model.parameters, "exchanged": model.lora_values(config.lora_targets, lora.rank) + whole}

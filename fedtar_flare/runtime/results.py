@@ -1,0 +1,248 @@
+"""Results of a run at the server: the record, the scores, the adapter, the page and the closing table."""
+
+from __future__ import annotations
+
+import logging
+import platform
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from pydantic import ValidationError
+
+from fedtar_flare.errors import ExchangeError
+from fedtar_flare.files import write_json
+from fedtar_flare.metrics.registry import SCORES
+from fedtar_flare.models.adapters.peft_file import DEFAULT_ADAPTER, adapter_of, write_adapter
+from fedtar_flare.protocol.exchange import ExchangeSchema
+from fedtar_flare.protocol.messages import Reply
+from fedtar_flare.record.best import best_round
+from fedtar_flare.record.events import (
+    Evaluation,
+    Exchange,
+    Joined,
+    SiteScores,
+    SiteUpdate,
+    SiteValidation,
+    Start,
+    Step,
+    Validation,
+)
+from fedtar_flare.record.log import METRICS_FILE, RunRecord
+from fedtar_flare.reporting.examples import EXAMPLES_FILE, EXAMPLES_FOLDER, read_examples
+from fedtar_flare.runtime.tasking import Answers, Tensors, now
+from fedtar_flare.site.place import home
+from fedtar_flare.version import __version__
+
+logger = logging.getLogger(__name__)
+
+
+def check_scores(reply: Reply) -> None:
+    """Refuse scores and counts of left-out studies that the record could not hold; the error names the field."""
+    for name in ("scores", "scores_generic"):
+        try:
+            SiteScores.model_validate(reply.payload.get(name) or {})
+        except ValidationError as error:
+            raise ExchangeError(f"the field '{name}' does not hold scores per time step") from error
+    skipped = reply.payload.get("skipped_studies") or {}
+    if not all(isinstance(number, int) and number >= 0 for number in skipped.values()):
+        raise ExchangeError("the field 'skipped_studies' is not numbers of studies by reason")
+
+
+class Results:
+    """Writes ``<server run folder>/fedtar/`` as the run goes; ``scalar`` takes (tag, value, place) for TensorBoard."""
+
+    def __init__(
+        self, folder: Path, record: RunRecord, scalar: Callable[[str, float | None, int], None] = lambda *point: None
+    ):
+        self.folder = folder
+        self.record = record
+        self.scalar = scalar
+        self.turned_away: set[str] = set()
+        """Sites whose settings differ: they are not asked again."""
+        self._adapter_config: dict[str, Any] = {}
+        self._base_model: dict[str, Any] = {}
+        self._validations: list[Validation] = []
+        self._metrics: dict[str, Any] = {}
+        self._first_round = 1
+
+    def start(self, schema: ExchangeSchema, answers: Answers, **plan: Any) -> None:
+        """Record who takes part, with what, after the handshake; ``plan`` has the fields of :class:`Start` to come."""
+        replies = dict(sorted(answers.replies.items()))
+        first = next(iter(replies.values()))
+        model = dict(first.payload.get("model") or {})
+        self._base_model = {
+            "model": model.pop("config", {}),
+            "fingerprint": model.get("fingerprint"),
+            "prior": model.get("prior", "none"),
+            **({"transforms": model.pop("transforms")} if "transforms" in model else {}),
+            **({"extension": model["extension"]} if model.get("extension") else {}),
+        }
+        self._adapter_config = dict(first.payload.get("adapter_config") or {})
+        self._first_round = plan["first_round"]
+        self.turned_away = set(answers.refused)
+        self._metrics |= {name: plan[name] for name in ("method", "run_id", "rounds", "time_steps")}
+        self.record.write(
+            Start(
+                **plan,
+                time=now(),
+                min_cell=max(int(reply.numbers.get("min_cell", 1)) for reply in replies.values()),
+                model=model,
+                versions={"fedtar_flare": __version__, "torch": torch.__version__, "python": platform.python_version()},
+                sites=list(replies),
+                absent=answers.absent | answers.refused,
+                counts={site: reply.payload["counts"] for site, reply in replies.items()},
+                skipped_studies={site: reply.payload.get("skipped_studies") or {} for site, reply in replies.items()},
+                exchange=Exchange(
+                    tensors=len(schema.shapes),
+                    parameters=schema.parameters,
+                    bytes=4 * schema.parameters,
+                    full_parameters=int(model.get("parameters") or 0),
+                    full_bytes=4 * int(model.get("parameters") or 0),
+                    dtype_up=schema.dtype_up,
+                ),
+            )
+        )
+
+    def joined(self, r: int, answers: Answers) -> None:
+        """Record the sites that came in at the start of round r."""
+        self.turned_away |= set(answers.refused)
+        counts = {site: reply.payload["counts"] for site, reply in sorted(answers.replies.items())}
+        self.record.write(Joined(round=r, sites=sorted(counts), counts=counts, absent=answers.absent | answers.refused))
+        logger.info(f"round {r}: joined: {', '.join(sorted(counts)) or 'nobody'}")
+
+    def step(self, r: int, t: int, answers: Answers, update_norm: float | None) -> None:
+        """Record one exchange of updates: who sent what."""
+        sites = {
+            site: SiteUpdate.model_validate({**reply.numbers, "bytes_up": answers.bytes_up[site]})
+            for site, reply in sorted(answers.replies.items())
+        }
+        self.record.write(
+            Step(
+                round=r,
+                step=t,
+                update_norm=update_norm,
+                skipped=not sites,
+                sites=sites,
+                abstained=answers.abstained,
+                absent=answers.absent,
+                refused=answers.refused,
+                seconds=max(answers.seconds.values(), default=0.0),
+                bytes_down=answers.bytes_down,
+                bytes_up=sum(answers.bytes_up.values()),
+            )
+        )
+        for site, values in sites.items():
+            self.scalar(f"training loss at step {t}/{site}", values.train_loss, r)
+        losses = " ".join(f"{s} {v.train_loss:.3f}" for s, v in sites.items() if v.train_loss is not None)
+        answered = f"loss {losses}" if losses else f"answers of {', '.join(sites)}"
+        logger.info(f"round {r}, step {t}: " + (answered if sites else "skipped, nobody had data"))
+
+    def validation(self, r: int, answers: Answers) -> None:
+        """Record the validation loss after round r, the mean over the reports of all sites that have any."""
+        sites = {
+            site: SiteValidation(validation_loss=reply.numbers["validation_loss"], n=int(reply.numbers["reports"]))
+            for site, reply in sorted(answers.replies.items())
+            if "validation_loss" in reply.numbers
+        }
+        left_out = answers.missing | dict.fromkeys(set(answers.replies) - set(sites), "no validation patient")
+        reports = sum(site.n for site in sites.values())
+        total = sum((site.validation_loss or 0.0) * site.n for site in sites.values())
+        event = Validation(round=r, loss=total / reports if reports else None, sites=sites, left_out=left_out)
+        self._validations.append(event)
+        self.record.write(event)
+        self.scalar("validation loss/all sites", event.loss, r)
+        for name, site in sites.items():
+            self.scalar(f"validation loss/{name}", site.validation_loss, r)
+        shown = "none (no validation patient)" if event.loss is None else f"{event.loss:.4f}"
+        logger.info(f"round {r}: validation loss {shown}")
+
+    def evaluation(self, r: int, answers: Answers) -> None:
+        """Record the scores that came with the answers, if any."""
+        replies = sorted(answers.replies.items())
+        scores, generic = (
+            {site: reply.payload[name] for site, reply in replies if reply.payload.get(name)}
+            for name in ("scores", "scores_generic")
+        )
+        if not scores:
+            return
+        event = Evaluation.model_validate({"round": r, "sites": scores, "generic": generic})
+        self.record.write(event)
+        for site, cells in event.sites.items():
+            for name, score in SCORES.items():
+                if score.curve:
+                    self.scalar(f"{name}/{site}", cells.all.get(name), r)
+        key = "final" if r >= self._first_round else "warm_start"
+        if key == "final" or key not in self._metrics:
+            self._metrics[key] = scores
+
+    def losses(self) -> dict[str, float | None]:
+        """Validation loss by round."""
+        return {str(event.round): event.loss for event in self._validations}
+
+    def best(self) -> int | None:
+        """The best round so far; see :func:`fedtar_flare.record.best.best_round`."""
+        return best_round(self._validations)
+
+    def is_best(self, r: int) -> bool:
+        """Whether round r is the best so far; without any validation patient the last round is."""
+        return self.best() in (None, r)
+
+    def adapter(self, w: Tensors, r: int) -> None:
+        """Write ``adapter/`` in PEFT's format, with what it belongs to.
+
+        Nothing where the sites gave no configuration of an adapter that travels, as classifiers' sites do not.
+        """
+        extras_alone = bool(w) and self._base_model.get("fingerprint") and not any(map(adapter_of, w))
+        if not self._adapter_config and not extras_alone:
+            return
+        run = {name: self._metrics[name] for name in ("method", "run_id", "time_steps")} | {"round": r}
+        run |= {"adapter": next((name for name in map(adapter_of, sorted(w)) if name), DEFAULT_ADAPTER)}
+        info = {"format": 1, "fedtar_flare": __version__, **run, **self._base_model}
+        write_adapter(self.folder / "adapter", w, self._adapter_config, info)
+
+    def progress(self) -> dict[str, Any]:
+        """What a resumed run must know of the rounds before."""
+        return {"validations": [event.model_dump() for event in self._validations], "metrics": self._metrics}
+
+    def restore(self, info: Mapping[str, Any]) -> None:
+        """Restore what :meth:`progress` gave in the run that is resumed."""
+        self._validations = [Validation.model_validate(entry) for entry in info.get("validations", ())]
+        self._metrics = dict(info.get("metrics", {}))
+
+    def finish(self, numbers: Mapping[str, list[float]]) -> None:
+        """Write metrics (with the method's ``numbers``), model card and page, and log the table, if a run began."""
+        if "run_id" not in self._metrics:
+            return
+        from fedtar_flare.reporting.console import final_table
+        from fedtar_flare.reporting.model_card import write_model_card
+        from fedtar_flare.reporting.page import write_report
+        from fedtar_flare.reporting.run import read_run
+
+        self._examples()
+        best = self.best()
+        losses = [event.loss for event in self._validations]
+        write_json(
+            self.folder / METRICS_FILE,
+            self._metrics | {"validation_loss": losses, "best_round": best, "numbers": dict(numbers)},
+        )
+        run = read_run(self.folder)
+        adapter = self.folder / "adapter"
+        if adapter.is_dir():
+            write_model_card(run, adapter)
+        page = write_report(self.folder)
+        for line in final_table(run).splitlines():
+            logger.info(line)
+        logger.info(f"report:  {page}")
+        logger.info(f"record:  {self.record.path}")
+        if adapter.is_dir():
+            logger.info(f"adapter: {adapter} (best round by validation loss: {best or 'last'})")
+
+    def _examples(self) -> None:
+        """Copy reports generated at synthetic sites, which a simulation keeps on this machine, for the page."""
+        for path in sorted((home() / "state" / self._metrics["run_id"]).glob(f"*/{EXAMPLES_FILE}")):
+            examples = read_examples(path)
+            if examples.synthetic:
+                write_json(self.folder / EXAMPLES_FOLDER / f"{examples.site}.json", asdict(examples))

@@ -1,0 +1,110 @@
+"""``ServerStrategy``: a method's algorithm at the server."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from fedtar_flare.errors import ConfigError
+from fedtar_flare.protocol.messages import Reply
+from fedtar_flare.runtime.aggregation import SpilledUpdates, aggregation_weights
+from fedtar_flare.runtime.tasking import Tensors
+from fedtar_flare.settings import RunSettings, build
+
+if TYPE_CHECKING:
+    from fedtar_flare.runtime.controller import FederatedController
+
+
+class ServerStrategy(ABC):
+    """A method at the server; it writes :meth:`one_round`, and overrides what of the rest differs.
+
+    Parameters
+    ----------
+    run : FederatedController
+        The run, with ``train``, ``close_round`` and ``ask`` for what the sites do, ``sites``, ``visits`` and
+        ``record``.
+
+    Raises
+    ------
+    ConfigError
+        A group or a setting is unknown or not allowed.
+    """
+
+    def __init__(self, run: FederatedController):
+        self.run = run
+        method = run.definition
+        kinds = {} if method.server_settings is None else {"server": method.server_settings}
+        kinds |= {name: method.settings[name] for name in method.server_groups}
+        given = dict(run.settings or {})
+        if unknown := sorted(set(given) - set(kinds)):
+            raise ConfigError(f"{unknown[0]}: method '{run.method}' has no such group of settings at the server")
+        self.settings = RunSettings(**{name: build(kind, given.get(name), name) for name, kind in kinds.items()})
+
+    @abstractmethod
+    def one_round(self, w: Tensors, r: int) -> Tensors:
+        """The algorithm: run round r from the weights w, and return the weights after it."""
+
+    def on_start(self) -> None:
+        """Called once after the handshake, to write the method's own events."""
+
+    # ------------------------------------------------------------------ an exchange
+    def extra_tensors(self, w: Tensors) -> Tensors:
+        """Further tensors that go down with w in a training task; their mean difference comes back with that of w.
+
+        Rows of a group that the contract collects may be among them; what comes back of these goes to :meth:`collect`.
+        """
+        return {}
+
+    def collect(self, site: str, rows: Tensors) -> None:
+        """Take the collected rows of a site's update; :class:`ExchangeError` refuses them, and the update with them."""
+
+    def combine(self, updates: SpilledUpdates, shares: Mapping[str, float]) -> dict[str, torch.Tensor]:
+        """One update of the sites' updates, float64, given each site's share; by default their mean (Eq. 6)."""
+        return updates.mean(shares)
+
+    def shares_of(self, counts: Mapping[str, int]) -> dict[str, float]:
+        """Weights of the sites in a mean, which sum to one, given the visits n_k of those that are in it."""
+        return aggregation_weights(counts, self.run.weighting)
+
+    def trainers(self) -> list[str]:
+        """The sites that are asked to train; by default all but those outside."""
+        return self.run.members
+
+    def trained_visits(self, r: int, t: int) -> Callable[[list[int]], int]:
+        """How many visits a site trains on at step t of round r, given its counts per step; by default those of t."""
+        return lambda counts: counts[t - 1]
+
+    def largest_message(self) -> int:
+        """Most values that a site's answer to a task of a round may hold; more are not fetched."""
+        return self.run.schema.parameters * max(len(task.up) for task in self.run.contract.tasks)
+
+    def check_content(self, reply: Reply) -> None:
+        """Raise :class:`ExchangeError` for an answer whose fields are not what the method can use."""
+        self.run.check_shared_content(reply)
+
+    # ------------------------------------------------------------------ what a resumed run needs
+    def fixed_settings(self) -> dict[str, Any]:
+        """Settings of the method that a resumed run must share, those of ``server`` without their group's name."""
+        settings = self.settings.to_dict()
+        return {**settings.pop("server", {}), **settings}
+
+    def state(self) -> dict[str, torch.Tensor]:
+        """Tensors, beside w, for the checkpoint."""
+        return {}
+
+    def load_state(self, state: Tensors) -> None:
+        """Restore what :meth:`state` gave."""
+
+    def info(self) -> Any:
+        """What of the state is no tensor, as JSON primitives; None: nothing."""
+        return None
+
+    def load_info(self, info: Any) -> None:
+        """Restore what :meth:`info` gave; called before :meth:`load_state`."""
+
+    def numbers(self) -> dict[str, list[float]]:
+        """Numbers to show beside a run's progress."""
+        return {}

@@ -1,0 +1,252 @@
+"""``SiteExecutor``: opens a site for a task of any method, in the order in which a site may refuse."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from functools import cached_property, partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from nvflare.apis.event_type import EventType
+from nvflare.apis.fl_context import FLContext
+from nvflare.apis.signal import Signal
+
+from fedtar_flare import registry
+from fedtar_flare.errors import ConfigError, DataError, ExchangeError
+from fedtar_flare.learning.ranks import ALONE, Ranks
+from fedtar_flare.protocol.contract import Contract
+from fedtar_flare.protocol.messages import Reply, TaskHeader, version
+from fedtar_flare.protocol.tasks import HANDSHAKE
+from fedtar_flare.runtime.executor import MethodExecutor, Tensors
+from fedtar_flare.runtime.process_group import ProcessGroup
+from fedtar_flare.runtime.run_rules import timeline_of
+from fedtar_flare.settings import RunSettings, digest
+from fedtar_flare.site.admission import admit
+from fedtar_flare.site.approval import require_approval
+from fedtar_flare.site.place import Site
+from fedtar_flare.site.state import SiteState, StateOfAnother
+
+if TYPE_CHECKING:
+    from fedtar_flare.data.cohort import Cohort
+    from fedtar_flare.site.site_file import SiteConfig
+
+PRODUCTION_MIN_CELL = 5
+"""Fewest distinct patients of a split at a step, at a real site whose policy sets no ``min_patients``."""
+
+
+class SiteExecutor(MethodExecutor):
+    """Runs the tasks of one method at a site; what is learnt is the business of the method's :class:`SiteStrategy`.
+
+    The method is looked up when it is first needed: at a site, once its guard has let a task of it pass, so that no job
+    imports a package that the site has not allowed. Recipes, and whoever describes a job, need it at once.
+
+    What one task needs of another is on disk (:class:`SiteState`), because each may run in a new process.
+
+    Parameters
+    ----------
+    method : str
+        Name of an installed method (:mod:`fedtar_flare.registry`).
+    preset : str
+        Of the model; the method's own presets have been resolved by the recipe.
+    settings : dict, optional
+        Groups of settings by name, each a dictionary.
+    seed : int
+        All randomness derives from it, the site's name, the round, the step and the task.
+    torch_threads : int
+        Threads of one task; equal threads give equal bits.
+
+    Raises
+    ------
+    ConfigError
+        ``torch_threads`` is not allowed; from :attr:`strategy` on: the method is not installed, or a setting is unknown
+        or not allowed.
+    """
+
+    ranks: Ranks = ALONE
+    """The processes that do the tasks together, this one among them."""
+    site_config: SiteConfig
+    """What the site's own file says; known from the first task on."""
+    _group: ProcessGroup | None = None
+
+    def __init__(
+        self,
+        method: str,
+        preset: str = "small",
+        settings: dict[str, Any] | None = None,
+        seed: int = 0,
+        torch_threads: int = 1,
+    ):
+        super().__init__()
+        if isinstance(torch_threads, bool) or not isinstance(torch_threads, int) or not 1 <= torch_threads <= 256:
+            raise ConfigError(f"torch_threads must be a whole number from 1 to 256, not {torch_threads!r}")
+        self.method, self.preset, self.settings = method, preset, settings
+        self.seed, self.torch_threads = seed, torch_threads
+
+    @property
+    def method_name(self) -> str:
+        return self.method
+
+    @cached_property
+    def definition(self) -> registry.Method:
+        """The method, as installed here."""
+        return registry.method(self.method)
+
+    @cached_property
+    def strategy(self) -> Any:
+        """What the method does at a site: its :class:`SiteStrategy`, with all settings checked."""
+        return self.definition.site(self)
+
+    @property
+    def contract(self) -> Contract:
+        """Of the method, as installed here."""
+        return self.definition.contract
+
+    @property
+    def resolved(self) -> RunSettings:
+        """All settings by group, defaults filled in, as they are at this site."""
+        return self.strategy.settings
+
+    def load_libraries(self) -> None:
+        """Import what a task needs beside this class; called before a process is copied for each task."""
+        self.strategy.load_libraries()
+
+    def require_sharing(self) -> None:
+        """Raise :class:`ConfigError` where several processes cannot do the tasks together."""
+        if not self.strategy.shares_batches():
+            raise ConfigError(
+                f"processes in the site file: the tasks of method '{self.method}' are done by one process. Write "
+                "processes: 1 for its runs; docs/site-file.md names the methods that can use more",
+                public=f"the site file asks for several processes, which method '{self.method}' cannot use",
+            )
+
+    def perform(self, task: str, header: TaskHeader, weights: Tensors, site: Site) -> tuple[Reply, Tensors | None]:
+        """Route a task (see :class:`MethodExecutor`)."""
+        if self.definition.simulation_only and not site.simulated:
+            text = f"method '{self.method}' runs in a simulation only: it is no method for hospitals"
+            raise ConfigError(text, public=text)
+        handlers = self.strategy.handlers()
+        if task not in handlers:
+            raise ConfigError(f"task '{task}' is unknown; this executor does {', '.join(handlers)}")
+        if weights and not self.contract.task(task).down:
+            raise ExchangeError(f"the server sent tensors in task '{task}', in which none come down")
+        torch.set_num_threads(self.torch_threads)
+        state, cohort = self._open(task, header, site)
+        if task != HANDSHAKE:
+            self.let_others_begin()
+        answer = handlers[task](header, weights, site, state, cohort)
+        state.add_answered(task, version(header.round, header.step))
+        return answer
+
+    def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
+        """As :class:`MethodExecutor`; at the run's end the processes end that did the tasks together."""
+        super().handle_event(event_type, fl_ctx)
+        if event_type == EventType.END_RUN and self._group is not None:
+            self._group.close()
+
+    def let_others_begin(self) -> None:
+        """Called by the first of several processes once what the others need is on disk."""
+        if self.opened is not None:
+            self.opened()
+
+    def _performed(
+        self, task: str, header: TaskHeader, weights: Tensors, site: Site, fl_ctx: FLContext, abort_signal: Signal
+    ) -> tuple[Reply, Tensors | None]:
+        """By as many processes as the site file says."""
+        group = self._group_of(site)
+        if group is None:
+            return super()._performed(task, header, weights, site, fl_ctx, abort_signal)
+        return group.perform(task, header, weights, site, partial(self.send_scalar, site))
+
+    def _group_of(self, site: Site) -> ProcessGroup | None:
+        """The processes that do the site's tasks together, started where there are none; None for this one alone."""
+        from fedtar_flare.learning.device import device_of_each
+        from fedtar_flare.site.site_file import load_site_config
+
+        config = load_site_config(site.name, workspace=site.workspace, simulator=site.simulated)
+        device = device_of_each(config.device, config.processes) if config.processes > 1 else "cpu"
+        group, self._group = self._group, None
+        if group is not None and not (group.alive and (group.size, group.device) == (config.processes, device)):
+            group.close()
+            group = None
+        if config.processes > 1:
+            site.limit(config.policy.max_seconds)
+            self._group = group or ProcessGroup(config.processes, device)
+        return self._group
+
+    # ------------------------------------------------------------------ opening a site
+    def _open(self, task: str, header: TaskHeader, site: Site) -> tuple[SiteState, Cohort]:
+        """The site's state of this run and its patients; no data is read for a job or a task that may not come."""
+        from fedtar_flare.site.site_file import load_site_config
+
+        self.site_config = load_site_config(site.name, workspace=site.workspace, simulator=site.simulated)
+        self.strategy.at_source(self.site_config.source)
+        self._admit(header, site)
+        kind = StateOfAnother if self.ranks.rank else SiteState
+        state = kind(site.state_root(self.site_config.state_dir), header.run_id, site.name)
+        if not site.simulated:
+            state.require_place()
+        if task != HANDSHAKE and not state.versions():
+            raise no_state(state, header.after)
+        self.contract.check_place(task, header.round, state.answered())
+        state.check_run(header.time_steps, timeline_of(self.resolved.data, header))
+        return state, self.patients(self.site_config, site.name, header, site.workspace)
+
+    def _admit(self, header: TaskHeader, site: Site) -> None:
+        """Raise Declined for a job that is beyond the site's bounds, or not approved where it must be."""
+        bounds = self.site_config.policy
+        site.limit(bounds.max_seconds)
+        admit(self.strategy.request(header.rounds, header.time_steps), bounds)
+        if bounds.approval == "required":
+            require_approval(site.records, site.app, type(self), self._is_made_by)
+
+    def _is_made_by(self, arguments: Mapping[str, Any]) -> bool:
+        """Whether an executor of these arguments does what this one does."""
+        other = type(self)(**arguments)
+        other.strategy.at_source(self.site_config.source)
+        return other.method == self.method and other.settings_digest() == self.settings_digest()
+
+    def patients(self, config: SiteConfig, name: str, header: TaskHeader, workspace: Path | None = None) -> Cohort:
+        """A site's patients, prepared for the model."""
+        from fedtar_flare.site.cohort import prepare_site
+
+        cohort, _ = prepare_site(
+            config,
+            name,
+            model=self.resolved.model,
+            data=self.resolved.data,
+            time_steps=header.time_steps,
+            seed=self.seed,
+            workspace=workspace,
+            reports=self.strategy.reads_reports,
+        )
+        return cohort
+
+    def settings_digest(self) -> str:
+        """Digest of the settings that must be the same at every site."""
+        return f"{digest(*self.resolved.values())}-{self.seed}"
+
+    @property
+    def min_cell(self) -> int:
+        """The larger of the job's and the site's; a real site without one of its own has 5."""
+        return max(self.resolved.data.min_cell, self.site_config.policy.min_patients)
+
+
+def seed_of(seed: int, site: str, round_: int, step: int, task: str) -> int:
+    """Seed of one task: the same in every process, independent of what ran before.
+
+    >>> seed_of(0, "site-1", 1, 2, "train") == seed_of(0, "site-1", 1, 2, "train")
+    True
+    """
+    text = f"{seed}/{site}/{round_}/{step}/{task}"
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "big")
+
+
+def no_state(state: SiteState, after: str) -> DataError:
+    """The error of a site whose state of the run is missing."""
+    return DataError(
+        f"{state.folder} has no state of this run at or before version {after}; it was deleted, or the run began on "
+        "another machine. Restore the folder from a backup, or submit the job anew",
+        reason="no-site-state",
+    )

@@ -1,0 +1,127 @@
+"""``SiteStrategy``: what a method does at a site; base of those that train a report generator and of all others."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from fedtar_flare.errors import ConfigError
+from fedtar_flare.imaging.transform_list import names_of
+from fedtar_flare.protocol.exchange import ExchangeSchema
+from fedtar_flare.protocol.messages import Reply, TaskHeader
+from fedtar_flare.runtime.executor import Tensors, ok
+from fedtar_flare.runtime.request import AdaptedModel
+from fedtar_flare.runtime.run_rules import timeline_of
+from fedtar_flare.settings import RunSettings, Settings, build
+from fedtar_flare.site.admission import JobRequest
+from fedtar_flare.site.place import Site
+from fedtar_flare.site.state import SiteState
+from fedtar_flare.version import __version__
+
+if TYPE_CHECKING:
+    from fedtar_flare.data.cohort import Cohort
+    from fedtar_flare.runtime.site_executor import SiteExecutor
+
+Handler = Callable[[TaskHeader, Tensors, Site, SiteState, "Cohort"], tuple[Reply, "Tensors | None"]]
+"""Does one task: its header, what came down, the site, its state of the run and its patients."""
+
+
+class SiteStrategy(ABC):
+    """A method at a site.
+
+    Parameters
+    ----------
+    executor : SiteExecutor
+        Whose tasks it does; gives preset, settings and seed, and in a task the site's file and smallest cell.
+
+    Raises
+    ------
+    ConfigError
+        A group or a setting is unknown or not allowed.
+    """
+
+    shared_groups: ClassVar[tuple[str, ...]] = ("model", "lora", "training", "data")
+    """Groups of settings beside the method's own."""
+    reads_reports: ClassVar[bool] = True
+    columns: ClassVar[tuple[str, ...]] = ("report or report_path", "age or birth_date", "sex")
+    """What a table of studies needs beside patient, date and image."""
+
+    def __init__(self, executor: SiteExecutor):
+        self.executor = executor
+        given = dict(executor.settings or {})
+        own = executor.definition.settings
+        if unknown := sorted(set(given) - {*self.shared_groups, *own}):
+            raise ConfigError(f"{unknown[0]}: method '{executor.method}' has no such group of settings")
+        shared = self.build_shared(executor.preset, {group: given.get(group) for group in self.shared_groups})
+        self.given = RunSettings(**shared, **{name: build(kind, given.get(name), name) for name, kind in own.items()})
+        self.settings: RunSettings
+        self.at_source("synthetic")
+        self.check()
+
+    def at_source(self, source: str) -> None:
+        """Take the settings as they are where a site's data comes from this source."""
+        self.settings = self.resolve(self.given, source)
+
+    def request(self, rounds: int, time_steps: int) -> JobRequest:
+        """What the job asks of a site: what the method does, and the transforms that any job may add."""
+        return replace(self.asks(rounds, time_steps), transforms=names_of(self.settings.data.transforms))
+
+    # ------------------------------------------------------------------ what a method may change
+    @abstractmethod
+    def build_shared(self, preset: str, given: Mapping[str, Mapping[str, Any] | None]) -> dict[str, Settings]:
+        """The shared groups of settings from what the job gives for each."""
+
+    def resolve(self, given: RunSettings, source: str) -> RunSettings:
+        """The settings in full, given those of the job and the source of a site's data."""
+        return given
+
+    def check(self) -> None:
+        """Raise :class:`ConfigError` where settings do not fit each other."""
+
+    def load_libraries(self) -> None:
+        """Import what a task needs."""
+
+    def shares_batches(self) -> bool:
+        """Whether several processes can do the tasks together."""
+        return False
+
+    def extra_values(self) -> int:
+        """Values of one exchange beside the adapter's and those of ``lora.exchange``."""
+        return 0
+
+    def model_values(self) -> int | None:
+        """Parameters of the model where it is another than the report generator of :meth:`adapted_model`."""
+        return None
+
+    @abstractmethod
+    def work(self) -> str:
+        """What a training task does, in words, for the description of a job."""
+
+    @abstractmethod
+    def adapted_model(self, time_steps: int) -> AdaptedModel:
+        """The job's model and its adapter, for its size and for what the job changes of it."""
+
+    @abstractmethod
+    def asks(self, rounds: int, time_steps: int) -> JobRequest:
+        """What the method asks of a site, for its bounds."""
+
+    @abstractmethod
+    def handlers(self) -> Mapping[str, Handler]:
+        """What does each task, by the task's name."""
+
+    # ------------------------------------------------------------------ what the tasks share
+    def agreement(self, header: TaskHeader, site: Site, state: SiteState, cohort: Cohort, shared: Tensors) -> Reply:
+        """Fix what the run exchanges and its time steps; the reply that every handshake begins with."""
+        schema = ExchangeSchema.of(shared, self.settings.lora.dtype_up)
+        state.fix_run(header.time_steps, timeline_of(self.settings.data, header), schema)
+        least = self.executor.min_cell
+        payload = {
+            "schema": schema.to_dict(),
+            "versions": {"fedtar_flare": __version__},
+            "settings": self.executor.settings_digest(),
+            "counts": cohort.counts(least),
+            "skipped_studies": cohort.left_out(least),
+        }
+        return ok(header, {"min_cell": float(least)}, payload)

@@ -1,0 +1,331 @@
+"""FedKEI's server with sites that are plain functions: its pool, messages, resume, sites that leave or misbehave."""
+
+import random
+import shutil
+
+import pytest
+import torch
+from federation import InThisProcess, federation_of
+
+from fedtar_flare.errors import ConfigError
+from fedtar_flare.methods.fedkei.contract import ADAPT, PROBE
+from fedtar_flare.methods.fedkei.events import EVENTS, Learnt, Mixed, Stream
+from fedtar_flare.methods.fedkei.knowledge import KNOWLEDGE_FILE, read_knowledge
+from fedtar_flare.methods.fedkei.mixing import Layout
+from fedtar_flare.methods.fedkei.objectives import IMPORTANCE, PULL
+from fedtar_flare.methods.fedkei.plans import PLANS
+from fedtar_flare.protocol.exchange import ExchangeSchema
+from fedtar_flare.protocol.messages import ERROR, Reply
+from fedtar_flare.protocol.tasks import HANDSHAKE
+from fedtar_flare.record.events import SHARED, Joined, Step
+from fedtar_flare.record.log import of_kind, read_events
+from fedtar_flare.runtime.checkpoint import CheckpointFolder
+from fedtar_flare.runtime.controller import FederatedController
+from fedtar_flare.runtime.executor import LEFT, abstain, ok
+from fedtar_flare.tensor_file import checksum
+from fedtar_flare.version import __version__
+
+SHAPES = {
+    "base_model.model.x.lora_A.weight": (2, 3),
+    "base_model.model.x.lora_B.weight": (3, 2),
+    "head.bias": (2,),
+    "head.weight": (2, 3),
+}
+TASKS = ["one", "two", "three", "four"]
+SITES = ("site-1", "site-2", "site-3")
+
+
+Here = federation_of("fedkei")
+
+
+def drawn(*seed, shapes=SHAPES):
+    generator = torch.Generator().manual_seed(hash(seed) % 2**31)
+    return {name: torch.randn(shape, generator=generator) for name, shape in sorted(shapes.items())}
+
+
+START = drawn(7)
+
+
+class Site:
+    """Answers with numbers that its name, the task and what came down decide; keeps what came down."""
+
+    def __init__(self, name, without=(), leaves_at=99, spoil=lambda task, r, tensors: tensors):
+        self.name, self.without, self.leaves_at, self.spoil = name, without, leaves_at, spoil
+        self.received = {}
+
+    def __call__(self, task, header, weights):
+        number = int(self.name[-1])
+        if task == HANDSHAKE:
+            payload = {
+                "schema": ExchangeSchema.of(START).to_dict(),
+                "versions": {"fedtar_flare": __version__},
+                "settings": "same",
+                "counts": {split: [3, 4] for split in ("train", "validation", "test")},
+                "model": {"parameters": 100, "fingerprint": "f", "config": {"encoder": "tiny"}},
+            }
+            return ok(header, payload=payload), dict(START) if header.initial_site == self.name else None
+        if header.round >= self.leaves_at:
+            return Reply(ERROR, header.round, header.step, LEFT, method="fedkei"), None
+        if header.round in self.without:
+            return abstain(header, "no training image"), None
+        self.received[task, header.round] = {name: value.clone() for name, value in weights.items()}
+        shapes = {name: tuple(value.shape[0 if task == PROBE else 1 :]) for name, value in weights.items()}
+        shapes = {name: shape for name, shape in shapes.items() if not name.startswith(PULL)}
+        tensors = drawn(number, header.round, task == PROBE, shapes=shapes)
+        tensors = {name: value + 0.1 * weights[name].mean() for name, value in tensors.items()}
+        tensors = {name: value.abs() if name.startswith(IMPORTANCE) else value for name, value in tensors.items()}
+        numbers, payload = {"samples": 8}, {}
+        if task == ADAPT:
+            payload = {
+                "counts": {"task": header.round, "train": [4, 4]},
+                "scores": {"n": 4, "auc": [0.5, 0.6 + 0.1 * number], "rand_auc": [0.5, 0.6], "fell_back": 0},
+            }
+        return ok(header, numbers, payload), self.spoil(task, header.round, tensors)
+
+
+def run(folder, sites, rounds=3, fedkei=None, order=sorted, **more):
+    folder.mkdir(parents=True, exist_ok=True)
+    settings = {"tasks": TASKS, "clusters": 2, **(fedkei or {})}
+    sites = {site.name: site for site in sites}
+    more = {"num_rounds": rounds, "time_steps": 2, "fedkei": settings, **more}
+    controller = Here(folder, sites, order, **more)
+    controller.run()
+    return controller, read_events(controller.results_folder, (*SHARED, *EVENTS))
+
+
+def pool_of(controller):
+    return {
+        f"{m.task}/{m.site}/{name}": value
+        for m in controller.strategy.pool.modules
+        for name, value in m.tensors.items()
+    }
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("whole")
+    sites = [Site(name) for name in SITES]
+    controller, events = run(folder, sites)
+    assert not controller.panics, controller.panics
+    return folder, sites, controller, events
+
+
+def test_the_first_task_starts_from_the_common_start_and_later_ones_from_probed_clusters(whole):
+    _, sites, controller, events = whole
+    asked = [(task, r) for task, site, r, _ in controller.sent if site == "site-1"]
+    assert asked == [(HANDSHAKE, 0), (ADAPT, 1), (PROBE, 2), (ADAPT, 2), (PROBE, 3), (ADAPT, 3)]
+    first = sites[0].received[ADAPT, 1]
+    assert all(torch.equal(first[name], START[name][None]) for name in START)
+    before, adapted = (sites[1].received[task, 3] for task in (PROBE, ADAPT))
+    assert all(value.shape == (2, *SHAPES[name]) for name, value in before.items())
+    assert any(not torch.equal(before[name], adapted[name]) for name in before), "the outer step moved the centres"
+    mixed = of_kind(events, Mixed)
+    probed = [(one.round, one.modules, sorted(one.probed)) for one in mixed]
+    assert probed == [(1, 0, []), (2, 3, [*SITES]), (3, 6, [*SITES])]
+    assert not mixed[0].clusters and len(mixed[2].clusters) == 4, "two centres of adapters, two of heads"
+    assert of_kind(events, Stream)[0].orders["site-2"] == TASKS[:3]
+    learnt = of_kind(events, Learnt)
+    assert [one.sites["site-3"].task for one in learnt] == TASKS[:3]
+    assert controller.strategy.numbers()["auc"] == [pytest.approx(0.8)] * 3
+    steps = [(one.round, one.step, one.bytes_up > 0) for one in of_kind(events, Step)]
+    assert steps == [(1, 2, True), (2, 1, True), (2, 2, True), (3, 1, True), (3, 2, True)]
+
+
+def test_the_same_is_sent_and_kept_whatever_the_order_of_arrival(whole, tmp_path):
+    _, sites, controller, _ = whole
+    shuffled = random.Random(1)
+    again = [Site(name) for name in SITES]
+    other, _ = run(tmp_path, again, order=lambda names: shuffled.sample(sorted(names), len(names)))
+    assert checksum(pool_of(other)) == checksum(pool_of(controller))
+    for one, two in zip(sites, again, strict=True):
+        assert {key: checksum(sent) for key, sent in one.received.items()} == {
+            key: checksum(sent) for key, sent in two.received.items()
+        }
+
+
+@pytest.mark.parametrize("killed_at", [PROBE, ADAPT])
+def test_a_run_killed_at_either_step_and_resumed_ends_at_the_same_bits(whole, tmp_path, killed_at):
+    _, _, controller, _ = whole
+
+    class Dying(Here):
+        def deliver(self, site, task, message):
+            if task == killed_at and site == "site-2" and self._open_task[1].round == 3:
+                self.abort_signal.trigger("killed")
+            return super().deliver(site, task, message)
+
+    settings = {"tasks": TASKS, "clusters": 2}
+    more = {"num_rounds": 3, "time_steps": 2, "fedkei": settings}
+    killed = Dying(tmp_path / "a", {name: Site(name) for name in SITES}, **more)
+    (tmp_path / "a").mkdir()
+    killed.run()
+    folder = killed.results_folder / "checkpoint"
+    assert CheckpointFolder(folder).last()[0].round == 2
+    again, events = run(tmp_path / "b", [Site(name) for name in SITES], resume_from=str(folder))
+    assert not again.panics, again.panics
+    assert checksum(pool_of(again)) == checksum(pool_of(controller))
+    assert [one.round for one in of_kind(events, Learnt)] == [3]
+
+
+def test_a_resumed_run_may_have_more_tasks_and_no_other_settings(whole, tmp_path):
+    folder, *_ = whole
+    kept = shutil.copytree(folder / "fedtar" / "checkpoint", tmp_path / "kept")
+    longer, events = run(tmp_path / "b", [Site(name) for name in SITES], rounds=4, resume_from=str(kept))
+    assert not longer.panics and [one.round for one in of_kind(events, Learnt)] == [4]
+    other, _ = run(tmp_path / "c", [Site(name) for name in SITES], fedkei={"eta_out": 0.5}, resume_from=str(kept))
+    assert "other settings" in other.panics[0]
+
+
+def test_a_site_that_leaves_takes_its_modules_with_it(tmp_path):
+    sites = [Site("site-1"), Site("site-2", leaves_at=3), Site("site-3")]
+    controller, events = run(tmp_path, sites)
+    assert not controller.panics and controller.strategy.pool.sites == ("site-1", "site-3")
+    mixed = of_kind(events, Mixed)[2]
+    members = {member["site"] for cluster in mixed.clusters for member in cluster["members"]}
+    assert mixed.left == ["site-2"] and members == {"site-1", "site-3"} and mixed.modules == 4
+    knowledge = read_knowledge(controller.results_folder / KNOWLEDGE_FILE)
+    assert knowledge.modules == 6 and knowledge.tasks == ("one", "three", "two")
+
+
+def test_a_site_without_a_task_abstains_and_gets_the_pool_at_the_next(tmp_path):
+    sites = [Site("site-1"), Site("site-2", without=(1,))]
+    controller, events = run(tmp_path, sites, rounds=2)
+    assert not controller.panics and [one.modules for one in of_kind(events, Mixed)] == [0, 1]
+    assert all(len(value) == 1 for value in sites[1].received[ADAPT, 2].values()), "a pool of one is one centre"
+    alone, _ = run(tmp_path / "alone", [Site("site-1", without=(1, 2, 3))])
+    assert not alone.panics and not len(alone.strategy.pool) and not (alone.results_folder / KNOWLEDGE_FILE).exists()
+
+
+def test_a_late_joiner_just_gets_the_centres(tmp_path):
+    sites = [Site("site-1"), Site("site-2"), Site("site-3")]
+    controller, events = run(tmp_path, sites, joins={"site-3": 2})
+    assert not controller.panics and of_kind(events, Joined)[0].sites == ["site-3"]
+    assert (ADAPT, 1) not in sites[2].received and sites[2].received[PROBE, 2]
+
+
+def test_clusters_of_fewer_sites_than_the_minimum_are_merged(tmp_path):
+    controller, events = run(tmp_path, [Site(name) for name in SITES], fedkei={"min_cluster_sites": 2, "clusters": 3})
+    assert not controller.panics
+    clusters = [cluster for one in of_kind(events, Mixed) for cluster in one.clusters]
+    assert clusters and all(len({m["site"] for m in cluster["members"]}) >= 2 for cluster in clusters)
+
+
+SPOILED = {
+    "not finite": lambda tensors: {name: value / 0 for name, value in tensors.items()},
+    "missing": lambda tensors: {name: tensors[name] for name in list(tensors)[1:]},
+    "has shape": lambda tensors: {name: value[:1] for name, value in tensors.items()},
+    "not allowed": lambda tensors: tensors | {"encoder.weight": torch.zeros(2)},
+    "times that of the weights": lambda tensors: {name: 1e6 * value for name, value in tensors.items()},
+}
+
+
+@pytest.mark.parametrize("words", SPOILED)
+def test_a_module_that_does_not_fit_is_refused_and_the_task_goes_on(tmp_path, words):
+    bad = Site("site-2", spoil=lambda task, r, tensors: SPOILED[words](tensors) if task == ADAPT else tensors)
+    controller, events = run(tmp_path, [Site("site-1"), bad, Site("site-3")], rounds=1)
+    assert not controller.panics and controller.strategy.pool.sites == ("site-1", "site-3")
+    assert words in of_kind(events, Step)[0].refused["site-2"]
+
+
+def test_a_gradient_of_one_item_is_refused(tmp_path):
+    bad = Site(
+        "site-2",
+        spoil=lambda task, r, tensors: {n: v[0] for n, v in tensors.items()} if task == PROBE else tensors,
+    )
+    _, events = run(tmp_path, [Site("site-1"), bad], rounds=2)
+    assert "has shape" in of_kind(events, Step)[1].refused["site-2"]
+    assert list(of_kind(events, Mixed)[1].probed) == ["site-1"]
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_every_plan_runs_and_its_centres_are_those_of_its_mixture(tmp_path, name):
+    sites = [Site(site) for site in SITES]
+    controller, events = run(tmp_path, sites, fedkei={"plan": name})
+    assert not controller.panics and len(controller.strategy.pool) == 9
+    layout = Layout.of(START)
+    probes = [one.step for one in of_kind(events, Step) if one.step == 1]
+    assert bool(probes) is (PLANS[name].probe != "none")
+    for site in sites:
+        down = site.received[ADAPT, 3]
+        layout.columns({n: value for n, value in down.items() if not n.startswith((IMPORTANCE, PULL))})
+        assert (len(down) > len(START)) is (name == "fedcurv")
+    if name in ("rand", "head_only", "rand_3"):
+        assert torch.equal(sites[0].received[ADAPT, 3]["head.bias"], START["head.bias"][None])
+    if name == "own_last":
+        own = next(m for m in controller.strategy.pool.modules if (m.site, m.task) == ("site-2", 2))
+        assert torch.equal(sites[1].received[ADAPT, 3]["head.bias"][0], own.tensors["head.bias"])
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"time_steps": 3}, "PROBE and ADAPT"),
+        ({"num_rounds": 9}, "lists 3"),
+        ({"fedkei": {"plan": "fedkie"}}, "did you mean 'fedkei'"),
+        ({"fedkei": {"tasks": ["a", "a"]}}, "is there twice"),
+        ({"initial_checkpoint": "x"}, "by the seed"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused_when_the_job_is_made(settings, words):
+    with pytest.raises(ConfigError, match=words):
+        fedkei = settings.pop("fedkei", {})
+        FederatedController("fedkei", **{"time_steps": 2, **settings}, settings={"fedkei": fedkei})
+
+
+def test_knowledge_is_read_back_and_a_damaged_file_is_refused(whole, tmp_path):
+    folder, _, controller, _ = whole
+    file = folder / "fedtar" / KNOWLEDGE_FILE
+    found = read_knowledge(file)
+    assert found.modules == 9 and found.tasks == ("one", "three", "two")
+    assert all(torch.equal(found.start[name], START[name]) for name in START)
+    assert {value.shape[0] for value in found.centres.values()} == {2}
+    after = PLANS["fedkei"].mixture(controller.strategy.pool, 4, controller.strategy.config).centres()
+    assert checksum(found.centres) == checksum(after)
+    broken = bytearray(file.read_bytes())
+    broken[-1] ^= 1
+    (tmp_path / KNOWLEDGE_FILE).write_bytes(broken)
+    with pytest.raises(ConfigError, match="no whole knowledge"):
+        read_knowledge(tmp_path / KNOWLEDGE_FILE)
+
+
+def test_centres_go_down_in_a_form_that_can_be_sent(tmp_path, monkeypatch):
+    """FLARE fetches tensors by safetensors, which refuses slices and transposes; a site then asks again for ever."""
+    sent = []
+
+    def send_model(self, task_name, data, **more):
+        sent.extend((data.params or {}).values())
+        InThisProcess.send_model(self, task_name, data, **more)
+
+    monkeypatch.setattr(Here, "send_model", send_model)
+    controller, _ = run(tmp_path, [Site(name) for name in SITES])
+    assert not controller.panics and sent and all(value.is_contiguous() for value in sent)
+
+
+def test_fedcurv_s_sums_are_those_of_the_latest_modules_and_survive_a_restart(tmp_path):
+    sites = [Site(name) for name in SITES]
+    controller, _ = run(tmp_path / "a", sites, rounds=2, fedkei={"plan": "fedcurv"})
+    assert not controller.panics
+    again, _ = run(
+        tmp_path / "b",
+        sites,
+        fedkei={"plan": "fedcurv"},
+        resume_from=str(controller.results_folder / "checkpoint"),
+    )
+    assert not again.panics
+    down, modules = sites[0].received[ADAPT, 3], controller.strategy.pool.last(3)
+    assert len(modules) == 3
+    for name in START:
+        total = sum(m.importance[name] for m in modules)
+        pull = sum(m.importance[name] * m.tensors[name] for m in modules)
+        torch.testing.assert_close(down[IMPORTANCE + name][0], total)
+        torch.testing.assert_close(down[PULL + name][0], pull)
+    first = sites[0].received[ADAPT, 1]
+    assert not any(first[prefix + name].any() for name in START for prefix in (IMPORTANCE, PULL))
+    assert again.strategy.pool.state()[0].keys() > controller.strategy.pool.state()[0].keys()
+
+
+def test_a_negative_importance_is_refused(tmp_path):
+    def negative(task, r, tensors):
+        return {name: -value if name.startswith(IMPORTANCE) else value for name, value in tensors.items()}
+
+    _, events = run(tmp_path, [Site("site-1"), Site("site-2", spoil=negative)], rounds=1, fedkei={"plan": "fedcurv"})
+    assert "importance" in of_kind(events, Step)[0].refused["site-2"]

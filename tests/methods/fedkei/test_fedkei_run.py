@@ -1,0 +1,207 @@
+"""FedKEI of two made-up hospitals in one process, from the handshake to the page and what stays at a site."""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+
+import pytest
+import torch
+from hospital_site import executor_of
+from nvflare.app_common.utils.fl_model_utils import FLModelUtils
+
+from fedtar_flare.cli.main import main
+from fedtar_flare.errors import ConfigError, ExchangeError
+from fedtar_flare.methods.fedkei.contract import ADAPT, CONTRACT, PROBE
+from fedtar_flare.methods.fedkei.events import EVENTS, Learnt, Mixed
+from fedtar_flare.methods.fedkei.knowledge import KNOWLEDGE_FILE, read_knowledge
+from fedtar_flare.methods.fedkei.objectives import IMPORTANCE, PULL
+from fedtar_flare.protocol.messages import Reply, TaskHeader, version
+from fedtar_flare.record.events import SHARED, Start, Step
+from fedtar_flare.record.log import of_kind, read_events
+from fedtar_flare.runtime.recipe import MethodRecipe
+from fedtar_flare.runtime.requirements import describe, requirements
+from fedtar_flare.site.admission import breaches
+from fedtar_flare.site.bounds import Bounds
+from fedtar_flare.site.place import home as cache_home
+from fedtar_flare.site.state import SiteState
+from fedtar_flare.suite import engine
+from fedtar_flare.tensor_file import read_tensors
+
+SITES = ("site-1", "site-2")
+SETTINGS = {
+    "preset": "tiny",
+    "training": {"epochs": 2, "batch_size": 8},
+    "data": {"synthetic_patients": 20, "transforms": [{"name": "GaussianSmoothd", "sigma": 1}]},
+    "fedkei": {"tasks": ["effusion", "nodule"], "base": ["none", "cardiomegaly"], "rand_baseline": True},
+}
+
+
+@pytest.fixture(scope="module")
+def run(home, tmp_path_factory):
+    patch = pytest.MonkeyPatch()
+    patch.setenv("FEDTAR_HOME", str(home))
+    patch.delenv("FEDTAR_SITES", raising=False)
+    torch.set_num_threads(1)
+    messages = []
+    deliver = engine.InThisProcess.deliver
+
+    def recording(self, site, task, message):
+        answer = deliver(self, site, task, message)
+        down, up = FLModelUtils.from_shareable(message), FLModelUtils.from_shareable(answer)
+        header, reply = TaskHeader.from_meta(down.meta), Reply.from_meta(up.meta)
+        messages.append(SimpleNamespace(task=task, site=site, header=header, reply=reply, up=up.params or {}))
+        return answer
+
+    patch.setattr(engine.InThisProcess, "deliver", recording)
+    results = engine.run_in_process(MethodRecipe("fedkei", **SETTINGS), list(SITES), tmp_path_factory.mktemp("run"))
+    yield SimpleNamespace(results=results, events=read_events(results, (*SHARED, *EVENTS)), messages=messages)
+    patch.undo()
+
+
+def test_every_site_learns_every_task_and_the_second_from_the_pool(run):
+    learnt = of_kind(run.events, Learnt)
+    assert [sorted(one.sites) for one in learnt] == [list(SITES)] * 2
+    assert [one.sites["site-1"].task for one in learnt] == ["effusion", "nodule"]
+    for event in learnt:
+        for one in event.sites.values():
+            assert set(one.counts) == {"train", "validation", "test"} and min(one.counts["train"]) >= 1
+            assert not one.n or len(one.auc) == len(one.rand_auc) == len(one.at_epoch) == 3
+    first, second = (event.sites.values() for event in learnt)
+    assert all(one.auc == one.rand_auc for one in first), "the common start is where the first task begins"
+    assert [one.modules for one in of_kind(run.events, Mixed)] == [0, 2]
+    assert [(one.round, one.step) for one in of_kind(run.events, Step)] == [(1, 2), (2, 1), (2, 2)]
+    assert all(one.mixture_loss != one.start_loss for one in second if one.mixture_loss is not None)
+
+
+def test_the_page_has_its_sections_and_none_of_reports(run):
+    page = (run.results / "report.html").read_text()
+    for part in ('id="tasks"', 'id="clusters"', 'id="cost"', 'id="membership"', 'class="band"', "LCA", "Rand"):
+        assert part in page
+    assert "BLEU" not in page and 'id="scores"' not in page and "nats per token" not in page
+
+
+def test_alpha_labels_and_scores_of_images_stay(run):
+    fields = {
+        "handshake": {"schema", "versions", "settings", "counts", "skipped_studies", "model"},
+        "probe": set(),
+        "adapt": {"counts", "scores"},
+    }
+    for message in run.messages:
+        assert set(message.reply.payload) == fields[message.task]
+        assert "alpha" not in str(message.reply.payload.get("scores", {}).keys())
+    kept = state_of(run, "site-1")
+    module, about = kept.read("module-0002")
+    assert about["task"] == "nodule"
+    scores, whose = kept.read("scores-0002")
+    assert scores["scores"].shape == scores["rand_scores"].shape == (3, len(whose["labels"]))
+    assert len(whose["patients"]) == len(whose["labels"])
+    assert all(len(values) >= 1 for values in about["alpha"].values())
+    assert kept.latest("9999-99") == version(2, 2) and kept.has("module-0001")
+    assert "alpha of adapters" in (kept.folder / "modules.html").read_text()
+    sent = next(m.up for m in run.messages if (m.task, m.site, m.header.round) == ("adapt", "site-1", 2))
+    start, _ = kept.read(version(0, 0)) if kept.has(version(0, 0)) else (None, None)
+    assert start is None or all(torch.equal(module[n], start[n] + sent[n]) for n in sent)
+
+
+def state_of(run, site):
+    return SiteState(cache_home() / "state", of_kind(run.events, Start)[0].run_id, site)
+
+
+def test_the_exchange_is_the_adapter_and_the_head_alone(run):
+    start = of_kind(run.events, Start)[0]
+    described = requirements(MethodRecipe("fedkei", **SETTINGS))
+    assert described["leaves_the_site"]["values_per_exchange"] == start.exchange.parameters
+    assert described["model"]["parameters"] == start.model["parameters"]
+    said = describe(described)
+    assert "labels" in said and "PROBE" not in said and "reports a training task" not in said
+    sent = {name for message in run.messages for name in message.up}
+    assert all(name.startswith("head.") or ".lora_" in name for name in sent)
+
+
+def test_a_job_is_held_against_the_bounds_of_a_site():
+    job = {"fedkei": SETTINGS["fedkei"]}
+
+    def found(**changes):
+        request = executor_of("fedkei", **(job | changes)).strategy.request(3, 2)
+        return " ".join(breaches(request, Bounds()))
+
+    assert not found()
+    few = found(training={"epochs": 2, "batch_size": 2, "lr": 0.5})
+    for words in ("training.epochs 2", "batch_size 2", "reports of an update 4", "training.lr 0.5"):
+        assert words in few
+    assert "vit_base_patch16_224" in found(preset="paper")
+    assert "lora_targets" in found(model={"targets": r"encoder\..*embed.*"})
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"preset": "huge"}, "unknown to fedkei"),
+        ({"training": {"epochs": 100}}, "at most 99"),
+        ({"training": {"local_steps": 3}}, "local_steps"),
+        ({"data": {"prior": "image"}}, "prior is for reports"),
+        ({"model": {"rank": 0}}, "rank"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused(settings, words):
+    with pytest.raises(ConfigError, match=words):
+        executor_of("fedkei", **settings)
+
+
+def test_the_recipe_takes_as_many_tasks_as_are_listed_and_no_lora():
+    recipe = MethodRecipe(
+        "fedkei", preset="tiny", fedkei={"tasks": ["effusion", "nodule", "emphysema", "cardiomegaly"]}
+    )
+    assert recipe.controller.num_rounds == 4 and recipe.controller.strategy.config == recipe.executor.resolved.fedkei
+    with pytest.raises(ConfigError, match="no such group"):
+        MethodRecipe("fedkei", lora={"rank": 2})
+
+
+def test_a_hospital_outside_learns_from_what_the_run_left(run, tmp_path, capsys):
+    site = tmp_path / "site-1.yaml"
+    site.write_text("source: synthetic\n")
+    arguments = ["--site-file", str(site), "--patients", "20", "--set", "training.epochs=2"]
+    arguments += ["-o", str(tmp_path / "out")]
+    prepared = set((cache_home() / "prepared").rglob("*.npy"))
+    assert list(read_knowledge(run.results / KNOWLEDGE_FILE).transforms) == SETTINGS["data"]["transforms"]
+    tasks = ["--task", "effusion", "--task", "consolidation", "--base", "none", "--base", "cardiomegaly"]
+    assert main(["adapt", str(run.results / KNOWLEDGE_FILE), *arguments, *tasks]) == 0
+    said = capsys.readouterr().out
+    assert "consolidation: AUC of test images" in said and "from the common start" in said
+    result = json.loads((tmp_path / "out" / "adaptation.json").read_text())
+    assert set((cache_home() / "prepared").rglob("*.npy")) == prepared, "it sees what the run's site-1 saw"
+    assert len(result["auc"]) == len(result["rand_auc"]) == 3 and result["knowledge"]["modules"] == 4
+    module, _ = read_tensors(tmp_path / "out" / "module.safetensors")
+    assert set(module) == set(read_knowledge(run.results / KNOWLEDGE_FILE).start)
+    assert main(["adapt", str(run.results / "rounds.jsonl"), *arguments, *tasks]) == 1
+    assert main(["adapt", str(run.results / KNOWLEDGE_FILE), *arguments, "--task", "scoliosis"]) == 1
+    assert "no training image with, or without, the task's disease" in capsys.readouterr().err
+
+
+def test_fisher_information_leaves_only_where_the_server_sent_its_sum():
+    name = "head.bias"
+    sent = {name: torch.zeros(2), IMPORTANCE + name: torch.zeros(2)}
+    down = {name: (1, 2), IMPORTANCE + name: (1, 2), PULL + name: (1, 2)}
+    CONTRACT.check_tensors(ADAPT, sent, down, sends="difference")
+    for tensors, agreed, words in (
+        (sent, {name: (1, 2)}, "was not agreed on"),
+        ({**sent, PULL + name: torch.zeros(2)}, down, "not allowed to leave"),
+    ):
+        with pytest.raises(ExchangeError, match=words):
+            CONTRACT.check_tensors(ADAPT, tensors, agreed, sends="difference")
+    with pytest.raises(ExchangeError, match="not allowed to leave"):
+        CONTRACT.check_tensors(PROBE, sent, down, sends="difference")
+
+
+@pytest.mark.slow
+def test_fedcurv_runs_through_the_sites_guards(home, tmp_path, monkeypatch):
+    monkeypatch.setenv("FEDTAR_HOME", str(home))
+    settings = SETTINGS | {"training": {"epochs": 1, "batch_size": 8}}
+    plan = {"plan": "fedcurv", "rand_baseline": False}
+    recipe = MethodRecipe("fedkei", **settings | {"fedkei": SETTINGS["fedkei"] | plan})
+    events = read_events(engine.run_in_process(recipe, list(SITES), tmp_path), (*SHARED, *EVENTS))
+    assert [sorted(one.sites) for one in of_kind(events, Learnt)] == [list(SITES)] * 2
+    up = [step.bytes_up for step in of_kind(events, Step)]
+    module = 4 * of_kind(events, Start)[0].exchange.parameters
+    assert all(sent == pytest.approx(2 * 2 * module, rel=0.1) for sent in up), "a module and its importance, twice"

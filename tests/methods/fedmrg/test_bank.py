@@ -1,0 +1,236 @@
+"""The feature bank: whose rows, how many, for how long, in which order; and how well it gives patients away."""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from hospital_site import executor_of
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedtar_flare.data.cohort import Sample, Visit
+from fedtar_flare.errors import ConfigError, ExchangeError
+from fedtar_flare.methods.fedmrg.bank import (
+    MOST_ROWS,
+    ROUNDS,
+    FeatureBank,
+    check_down,
+    membership_auc,
+    rows_of_round,
+    without_own,
+)
+from fedtar_flare.methods.fedmrg.contract import CONTRACT
+from fedtar_flare.methods.fedmrg.contrast import unit
+from fedtar_flare.site.bounds import Bounds
+from fedtar_flare.site.policy import GUARD, PRIVACY_FILTER
+from fedtar_flare.site.site_file import SiteConfig
+
+
+def samples(patients, visits=2):
+    def sample(p, v):
+        visit = Visit(f"p{p}", f"v{v}", datetime(2020, 1, 1 + v), Path("x"), "text", "ct")
+        return Sample(visit, None, None, 1, "train")
+
+    return [sample(p, v) for p in range(patients) for v in range(visits)]
+
+
+def normal(*shape, seed=0):
+    return unit(torch.randn(*shape, generator=torch.Generator().manual_seed(seed)))
+
+
+# --------------------------------------------------------------------------- at the site
+@given(
+    patients=st.integers(0, 23), rows=st.integers(1, 7), group=st.integers(1, 6), seed=st.integers(0, 2**56),
+    rounds=st.integers(1, 12),
+)  # fmt: skip
+def test_rows_of_distinct_patients_who_stay_together_and_come_again_after_all_others(
+    patients, rows, group, seed, rounds
+):
+    pool = samples(patients)
+    told = [rows_of_round(pool, r, rows, group, seed) for r in range(1, rounds + 1)]
+    groups = patients // group
+    together = {}
+    for round_ in told:
+        names = [[s.visit.patient_id for s in row] for row in round_]
+        assert len(round_) == min(rows, groups) and all(len(row) == group for row in names)
+        flat = [name for row in names for name in row]
+        assert len(set(flat)) == len(flat), "no patient is in two rows of a round"
+        for row in names:
+            for name in row:
+                assert together.setdefault(name, row) == row, "the patients of a row stay together"
+    if groups:
+        cycle = groups // min(rows, groups)
+        for start in range(0, rounds - cycle + 1, cycle):
+            flat = [row[0].visit.patient_id for round_ in told[start : start + cycle] for row in round_]
+            assert len(set(flat)) == len(flat), "each row comes once before any comes again"
+    assert told == [rows_of_round(pool, r, rows, group, seed) for r in range(1, rounds + 1)]
+
+
+def test_a_patient_who_comes_again_comes_with_another_visit():
+    first, second = (rows_of_round(samples(2), r, 2, 1, seed=1) for r in (1, 2))
+    assert {row[0].visit.visit_id for row in first} == {"v0"} and {row[0].visit.visit_id for row in second} == {"v1"}
+
+
+def test_fewer_patients_than_a_row_needs_give_no_row():
+    assert rows_of_round(samples(4), 1, 16, 5, seed=0) == []
+
+
+def test_a_site_leaves_its_own_rows_out_and_no_others():
+    own, foreign = normal(3, 4), normal(5, 4, seed=1)
+    together = torch.cat([foreign[:2], own[:1], foreign[2:], own[1:]])
+    assert torch.equal(without_own(together, [own[:2], own[2:]]), foreign)
+    assert torch.equal(without_own(foreign, []), foreign)
+
+
+def test_features_rows_and_what_is_kept(learner_of):
+    learner = learner_of()
+    pool = learner.cohort.samples("train")
+    chosen = rows_of_round(pool, 1, 3, 2, seed=0)
+    rows = learner.share_rows(chosen, 1, min_cell=1)
+    by_hand = []
+    for row in chosen:
+        each = [learner.features_of([s])[0] for s in row]
+        mean = torch.stack(each).mean(0)
+        by_hand.append(mean / mean.norm())
+    torch.testing.assert_close(rows, torch.stack(by_hand), rtol=1e-5, atol=1e-6)
+    learner.bank.rows = torch.cat([rows, normal(2, 32)])
+    learner.share_rows([], 2, min_cell=1)
+    assert len(learner.bank.rows) == 2 and learner.bank.use == {"sent": 0.0, "received": 2.0}
+    again = learner_of()
+    again.load_private(learner.private())
+    assert torch.equal(again.bank.sent[1], rows), "what was sent is part of the site's state"
+    again.share_rows([], 2 + ROUNDS, min_cell=1)
+    assert not again.bank.sent, "and is forgotten when the server has forgotten it"
+    assert learner.share_rows(chosen, 1, 1) is not None and torch.equal(learner.bank.sent[1], rows)
+
+
+def test_the_bank_comes_down_with_the_weights_and_is_checked(learner_of):
+    learner = learner_of()
+    w = learner.shared()
+    learner.load_shared({**w, "bank.features": normal(4, 32)})
+    assert torch.equal(learner.bank.rows, normal(4, 32)) and learner.shared().keys() == w.keys()
+    learner.load_shared(w)
+    assert learner.bank.rows.shape == (0, 32)
+    for bad in (normal(4, 31), normal(4), 2 * normal(4, 32), torch.zeros(1, 32)):
+        with pytest.raises(ExchangeError, match="bank"):
+            learner.load_shared({**w, "bank.features": bad})
+    with pytest.raises(ExchangeError, match="not rows of 3"):
+        check_down(torch.zeros(100_001, 3), 3)
+
+
+# --------------------------------------------------------------------------- what a site lets leave
+def executor_at(source="manifest", share=None, simulated=False, workspace=None, min_patients=5, **fedmrg):
+    executor = executor_of("fedmrg", fedmrg={"labeler": "none", **fedmrg})
+    shares = None if share is None else ["features"] * share
+    policy = Bounds(min_patients=1 if simulated or source == "synthetic" else min_patients)
+    about = {"path": Path("m.csv"), "simulated": simulated, "policy": policy}
+    executor.site_config = SiteConfig(source=source, shares=shares, **about)
+    return executor, SimpleNamespace(simulated=simulated, workspace=workspace)
+
+
+@pytest.mark.parametrize(
+    ("source", "simulated", "share", "expected"),
+    [("manifest", False, None, False), ("manifest", False, True, True), ("manifest", True, None, True),
+     ("synthetic", False, None, True), ("synthetic", False, False, False), ("manifest", True, False, False)],
+)  # fmt: skip
+def test_a_real_site_shares_no_row_unless_its_own_file_says_so(tmp_path, source, simulated, share, expected):
+    executor, site = executor_at(source, share, simulated, tmp_path)
+    assert executor.strategy.shares_features(site) is expected
+
+
+def test_no_row_leaves_a_site_whose_policy_has_a_privacy_filter(tmp_path):
+    (tmp_path / "local").mkdir()
+    policy = tmp_path / "local" / "privacy.json"
+    for path, expected in ((GUARD, True), (PRIVACY_FILTER, False)):
+        policy.write_text(json.dumps({"scopes": [{"task_result_filters": [{"path": path}]}]}))
+        executor, site = executor_at(share=True, workspace=tmp_path)
+        assert executor.strategy.shares_features(site) is expected
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [({}, 5), ({"bank_group": 3}, 5), ({"bank_group": 8}, 8), ({"min_patients": 9}, 9), ({"simulated": True}, 1),
+     ({"source": "synthetic", "bank_group": 2}, 2), ({"min_patients": 1}, 5)],
+)  # fmt: skip
+def test_a_row_of_a_real_site_is_of_at_least_five_patients_whatever_the_job_says(settings, expected):
+    executor, site = executor_at(share=True, **settings)
+    assert executor.strategy.patients_a_row(site) == expected
+
+
+@pytest.mark.parametrize("setting", [{"bank_rows": MOST_ROWS + 1}, {"bank_rows": -1}, {"bank_group": 0}])
+def test_a_bank_that_cannot_be_fails_when_built(setting):
+    with pytest.raises(ConfigError, match=next(iter(setting))):
+        executor_of("fedmrg", fedmrg=setting)
+
+
+@pytest.mark.parametrize("setting", [{"bank_rows": 0}, {"contrast_weight": 0.0}, {"backbone": "frozen"}])
+def test_rows_are_made_only_where_somebody_learns_from_them(setting):
+    assert executor_of("fedmrg").strategy.contrasts and not executor_of("fedmrg", fedmrg=setting).strategy.contrasts
+
+
+# --------------------------------------------------------------------------- on the wire
+@pytest.mark.parametrize(
+    ("rows", "problem"),
+    [(normal(MOST_ROWS + 1, 8), "at most 64 rows of at most 4096"), (normal(1, 4097), "at most 64 rows"),
+     (normal(8), "at most 64 rows"), (1.03 * normal(2, 8), "norm is not 1"),
+     (torch.full((1, 4), torch.nan), "not finite"), (torch.ones(1, 4, dtype=torch.int64), "dtype"),
+     (torch.zeros(1, 4), "norm is not 1")],
+)  # fmt: skip
+def test_rows_of_another_form_are_refused_by_name(rows, problem):
+    with pytest.raises(ExchangeError, match=rf"'bank.features'.*{problem}"):
+        CONTRACT.check_tensors("train", {"bank.features": rows}, {}, sends="difference")
+
+
+def test_rows_leave_in_training_alone_and_are_told_to_be_personal():
+    CONTRACT.check_tensors("train", {"bank.features": normal(3, 8)}, {}, sends="difference")
+    CONTRACT.check_tensors("train", {"bank.features": normal(3, 8).bfloat16()}, {}, sends="difference")
+    assert CONTRACT.is_collected("bank.features") and CONTRACT.group("bank").personal
+    with pytest.raises(ExchangeError, match="not allowed to leave"):
+        CONTRACT.check_tensors("handshake", {"bank.features": normal(3, 8)}, {}, sends="initial")
+
+
+# --------------------------------------------------------------------------- at the server
+def test_the_server_keeps_the_last_rows_of_each_site_for_three_rounds():
+    bank = FeatureBank(seed=1)
+    assert bank.rows(1) is None
+    bank.put("a", 1, normal(2, 4, seed=1))
+    bank.put("b", 1, normal(2, 4, seed=2))
+    assert bank.rows(2).shape == (4, 4)
+    bank.put("a", 2, normal(1, 4, seed=3))
+    assert bank.rows(3).shape == (3, 4) and bank.ages(3) == [1, 2], "new rows take the place of the site's old ones"
+    assert bank.rows(1 + ROUNDS).shape == (3, 4)
+    assert torch.equal(bank.rows(2 + ROUNDS), normal(1, 4, seed=3)), "those of round 1 have expired"
+    assert bank.rows(3 + ROUNDS) is None
+
+
+def test_rows_go_down_in_another_order_each_round_and_the_same_after_a_resume():
+    bank, late = FeatureBank(seed=1), FeatureBank(seed=1)
+    for site, seed in (("a", 1), ("b", 2), ("c", 3)):
+        bank.put(site, 1, normal(8, 4, seed=seed))
+    for site, seed in (("c", 3), ("a", 1), ("b", 2)):
+        late.put(site, 1, normal(8, 4, seed=seed))
+    restored = FeatureBank(seed=1)
+    restored.load(bank.state())
+    orders = [bank.rows(r) for r in (2, 3)]
+    for other in (late, restored):
+        assert all(torch.equal(other.rows(r), rows) for r, rows in zip((2, 3), orders, strict=True))
+    assert not torch.equal(*orders) and torch.equal(*(rows.sort(0).values for rows in orders))
+    assert not torch.equal(
+        FeatureBank(seed=1).rows(2) or orders[0], torch.cat([normal(8, 4, seed=s) for s in (1, 2, 3)])
+    )
+
+
+# --------------------------------------------------------------------------- who is in the rows
+def test_a_row_of_one_patient_gives_the_patient_away_and_one_of_five_is_no_anonymity(capsys):
+    """Features of 80 patients around a common mean, else without order; the attacker has image, encoder and rows."""
+    features = unit(normal(1, 64, seed=9) + 0.6 * normal(80, 64))
+    inside, outside = features[:40], features[40:]
+    found = {g: membership_auc(unit(inside.view(40 // g, g, 64).mean(1)), inside, outside) for g in (1, 5, 20)}
+    with capsys.disabled():
+        print("\nmembership by cosine: " + ", ".join(f"{g} patient(s) a row: AUC {v:.3f}" for g, v in found.items()))
+    assert found[1] == 1.0 and 0.9 < found[5] < 1.0 and 0.5 < found[20] < found[5]

@@ -1,0 +1,81 @@
+"""The contrast against a double loop, its closed gradient, its bound, and what must not change it."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedtar_flare.methods.fedmrg.contrast import contrast_losses, features, unit
+
+
+def normal(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def case(n, m, patients, seed=0):
+    return unit(normal(n, 5, seed=seed)), unit(normal(n, 5, seed=seed + 1)), torch.tensor(patients), unit(normal(m, 5))
+
+
+def by_loops(u, v, patients, bank, tau):
+    losses = []
+    for i in range(len(u)):
+        others = [a for a in range(len(u)) if patients[a] != patients[i]]
+        against = [u[a] for a in others] + [v[a] for a in others] + list(bank)
+        if not against:
+            losses.append(torch.zeros((), dtype=u.dtype))
+            continue
+        total = sum(math.exp(float(u[i] @ z) / tau) for z in against)
+        losses.append(-(u[i] @ v[i]) / tau + math.log(total))
+    return torch.stack(losses)
+
+
+CASES = [(4, 3, [0, 1, 2, 3]), (5, 0, [0, 0, 1, 1, 2]), (3, 2, [7, 7, 7]), (1, 4, [0]), (1, 0, [0]), (2, 0, [3, 3])]
+
+
+@pytest.mark.parametrize(("n", "m", "patients"), CASES)
+def test_it_is_the_double_loop_and_finite_with_its_gradient(n, m, patients):
+    u, v, ids, bank = case(n, m, patients)
+    u.requires_grad_()
+    losses = contrast_losses(u, v, ids, bank, temperature=0.3)
+    expected = by_loops(u.detach(), v, patients, bank, 0.3)
+    torch.testing.assert_close(losses.detach(), expected, rtol=0, atol=1e-12)
+    losses.sum().backward()
+    assert torch.isfinite(u.grad).all()
+
+
+def test_its_gradient_is_the_closed_form():
+    """``dl_i/du_i = (sum_z p_z z - v_i) / tau`` and ``dl_i/dz = p_z u_i / tau``, with p the softmax over A(i)."""
+    u, v, ids, bank = case(4, 3, [0, 0, 1, 2])
+    u.requires_grad_()
+    bank.requires_grad_()
+    contrast_losses(u, v, ids, bank, temperature=0.5)[0].backward()
+    with torch.no_grad():
+        against = torch.cat([u[2:], v[2:], bank])
+        p = torch.softmax(against @ u[0] / 0.5, 0)
+        torch.testing.assert_close(u.grad[0], (p @ against - v[0]) / 0.5, rtol=0, atol=1e-12)
+        torch.testing.assert_close(u.grad[2:], p[:2, None] * u[0] / 0.5, rtol=0, atol=1e-12)
+        torch.testing.assert_close(bank.grad, p[4:, None] * u[0] / 0.5, rtol=0, atol=1e-12)
+        assert not u.grad[1].any(), "another visit of the same patient has no part in it"
+
+
+@given(seed=st.integers(0, 1000), n=st.integers(2, 5), m=st.integers(0, 4), tau=st.floats(0.05, 2))
+def test_it_is_bounded_and_knows_no_order(seed, n, m, tau):
+    u, v, ids, bank = case(n, m, list(range(n)), seed)
+    losses = contrast_losses(u, v, ids, bank, temperature=tau)
+    assert (losses - math.log(2 * (n - 1) + m)).abs().max() <= 2 / tau + 1e-9
+    order = torch.randperm(n, generator=torch.Generator().manual_seed(seed))
+    rows = torch.randperm(m, generator=torch.Generator().manual_seed(seed))
+    moved = contrast_losses(u[order], v[order], ids[order], bank[rows], temperature=tau)
+    torch.testing.assert_close(moved, losses[order], rtol=0, atol=1e-9)
+
+
+def test_features_are_unit_means_over_tokens_and_slices_that_are_there():
+    tokens, mask = normal(2, 3, 4, 5), torch.tensor([[True, True, False], [True, True, True]])
+    found = features(tokens, mask)
+    by_hand = [tokens[0, :2].reshape(-1, 5).mean(0), tokens[1].reshape(-1, 5).mean(0)]
+    for row, mean in zip(found, by_hand, strict=True):
+        torch.testing.assert_close(row, (mean / mean.norm()).float(), rtol=1e-6, atol=1e-7)

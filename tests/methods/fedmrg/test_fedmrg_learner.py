@@ -1,0 +1,279 @@
+"""One local update written out by hand, without PEFT; which half moves what; micro-batches; hooks."""
+
+from __future__ import annotations
+
+import copy
+from itertools import pairwise
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from fedtar_flare.imaging.batch import collate
+from fedtar_flare.imaging.pipeline import images_of
+from fedtar_flare.imaging.site_changes import change_of
+from fedtar_flare.imaging.transform_list import built_in
+from fedtar_flare.learning.labels import POSITIVE, labeler
+from fedtar_flare.learning.training import augmented
+from fedtar_flare.methods.fedmrg.dual_adapter import BROADCAST, GENERIC, SPECIALISED, copy_broadcast
+from fedtar_flare.methods.fedmrg.section import PARTS
+from fedtar_flare.models.adapters.lora import shared_parameters
+
+SCALE = 32.0  # alpha 128 by rank 4
+
+
+def sets_of(learner, name):
+    return {n: p.detach().clone() for n, p in shared_parameters(learner.model, name).items()}
+
+
+class ByHand:
+    """The losses of one batch from plain tensors: a copy of the base model whose adapted weights are written in."""
+
+    def __init__(self, learner, samples, seed):
+        self.learner, self.samples = learner, samples
+        self.settings = learner._fedmrg
+        self.images = learner.images(samples, seed)
+        changes = built_in(learner._config.image_size)
+        self.view = collate(augmented(learner.prepared(samples), samples, f"{seed}/view", changes))
+        self.ids, self.labels = learner.tokenizer.batch([s.visit.report for s in samples])
+        self.classes = torch.tensor([labeler("synthetic").label(s.visit.report) for s in samples])
+
+    def model(self, deltas):
+        """The base model as a function of the sets that act, each ``name of set: share``."""
+        base = copy.deepcopy(self.learner.model).get_base_model()
+        layers = {n: m for n, m in base.named_modules() if hasattr(m, "lora_A")}
+        leaves = {}
+        for name, layer in layers.items():
+            parent = base.get_submodule(name.rpartition(".")[0])
+            plain = layer.base_layer
+            weight = plain.weight.detach()
+            for adapter in deltas:
+                a = layer.lora_A[adapter].weight.detach().clone().requires_grad_()
+                b = layer.lora_B[adapter].weight.detach().clone().requires_grad_()
+                leaves[adapter, name] = (a, b)
+                delta = SCALE * (b @ a)
+                weight = weight + (delta.T if type(plain).__name__ == "Conv1D" else delta)
+            del plain.weight
+            plain.weight = weight
+            setattr(parent, name.rpartition(".")[2], plain)
+        return base, leaves
+
+    def unit_features(self, base, images):
+        tokens = base.tokens(images)
+        rows = [tokens[b][images.slice_mask[b]].reshape(-1, tokens.shape[-1]).mean(0) for b in range(len(tokens))]
+        return tokens, torch.stack([row / row.norm() for row in rows])
+
+    def run(self, base, tokens, truth=True):
+        memory, mask = base.memory(self.images, tokens)
+        return base.decode(memory, mask, self.ids, base.diagnosis.prompts_of(self.classes))
+
+    def token_mean(self, values):
+        """Of (B, L - 1) values: the mean over each report's tokens, then over reports."""
+        rows = [values[b][self.labels[b, 1:] != -100].mean() for b in range(len(values))]
+        return torch.stack(rows).mean()
+
+    def loss(self, student, teacher):
+        base, leaves = self.model(student)
+        tokens, u = self.unit_features(base, self.images)
+        logits, states = self.run(base, tokens)
+        with torch.no_grad():
+            taught, teaching = self.run(self.model(teacher)[0], tokens.detach())
+        entropy = F.cross_entropy(logits[:, :-1].flatten(0, 1), self.labels[:, 1:].flatten(), reduction="none").view(
+            len(logits), -1
+        )
+        cosine = F.cosine_similarity(states, teaching, dim=-1)[:, :-1]
+        kl = F.kl_div(logits.log_softmax(-1), taught.log_softmax(-1), log_target=True, reduction="none").sum(-1)[:, :-1]
+        language, distillation = self.token_mean(entropy), self.token_mean(1 - cosine + kl)
+        head = base.diagnosis(tokens, self.images.slice_mask)
+        diagnosis = F.cross_entropy(head.flatten(0, 1), self.classes.flatten())
+        _, v = self.unit_features(base, self.view)
+        contrast = []
+        patients = [s.visit.patient_id for s in self.samples]
+        for i in range(len(u)):
+            others = [a for a in range(len(u)) if patients[a] != patients[i]]
+            against = torch.stack([u[a] for a in others] + [v[a] for a in others] + list(self.learner.bank.rows))
+            contrast.append(torch.logsumexp(against @ u[i] / 0.07, 0) - u[i] @ v[i] / 0.07)
+        s = self.settings
+        total = (
+            language + diagnosis + s.contrast_weight * torch.stack(contrast).mean() + s.distill_weight * distillation
+        )
+        return total, base, leaves
+
+
+@pytest.mark.parametrize("half", ["generic", "specialised"])
+def test_loss_and_gradients_of_a_half_are_those_written_out_by_hand(shaken, learner_of, half):
+    learner = shaken(learner_of(contrast_weight=0.1, distill_weight=0.5))
+    copy_broadcast(learner.model)
+    learner.bank.rows = F.normalize(torch.randn(3, 32, generator=torch.Generator().manual_seed(4)), dim=1)
+    shaken(learner, 0.01)  # Q is not G any more
+    samples = learner.cohort.samples("train")[:4]
+    learner._half = half
+    loss = learner._accumulate(samples, "s")
+    own = ([GENERIC], [BROADCAST, SPECIALISED])
+    student, teacher = own if half == "generic" else own[::-1]
+    expected, base, leaves = ByHand(learner, samples, "s").loss(student, teacher)
+    assert loss == pytest.approx(expected.item(), rel=1e-5)
+    expected.backward()
+    moved = GENERIC if half == "generic" else SPECIALISED
+    still = SPECIALISED if half == "generic" else GENERIC
+    for name, parameter in learner.model.get_base_model().named_parameters():
+        if f".{moved}." in name and ".lora_" in name:
+            path, _, rest = name.partition(".lora_")
+            wanted = leaves[moved, path][rest[0] == "B"].grad
+        elif ".lora_" in name:
+            assert parameter.grad is None, f"{name}: {still} and Q are not moved in this half"
+            continue
+        elif name.startswith(("encoder.", "pooling.", "projection.", "diagnosis.")):
+            wanted = dict(base.named_parameters())[name].grad
+        else:
+            assert parameter.grad is None, f"{name} is frozen"
+            continue
+        torch.testing.assert_close(parameter.grad, wanted, rtol=2e-3, atol=1e-5, msg=lambda m, n=name: f"{n}: {m}")
+
+
+def test_a_batch_in_parts_has_the_whole_batch_s_gradient(shaken, learner_of):
+    gradients = []
+    for micro_batch in (0, 3, 1):
+        learner = shaken(learner_of(training={"micro_batch": micro_batch}, contrast_weight=1.0))
+        samples = learner.cohort.samples("train")[:4]
+        loss = learner._accumulate(samples, "s")
+        gradients.append((loss, {n: p.grad.clone() for n, p in learner.model.named_parameters() if p.grad is not None}))
+    for loss, found in gradients[1:]:
+        assert loss == pytest.approx(gradients[0][0], rel=1e-5)
+        assert found.keys() == gradients[0][1].keys()
+        for name, gradient in found.items():
+            torch.testing.assert_close(gradient, gradients[0][1][name], rtol=1e-3, atol=2e-6)
+
+
+def test_each_half_moves_its_own_adapter_and_nothing_else_to_the_bit(shaken, learner_of):
+    learner = shaken(learner_of())
+    copy_broadcast(learner.model)
+    learner._sums = {}
+    seen = []
+
+    class Watched(type(learner)):
+        def _accumulate(self, samples, training_seed=None):
+            seen.append({n: p.detach().clone() for n, p in self.model.named_parameters()})
+            return super()._accumulate(samples, training_seed)
+
+    learner.__class__ = Watched
+    optimizer = learner.shared_optimizer([], 1.0)
+    learner.local_update(learner.cohort.samples("train")[:4], "s", optimizer, {})
+    seen.append({n: p.detach() for n, p in learner.model.named_parameters()})
+    moved = [{n for n in a if not torch.equal(a[n], b[n])} for a, b in pairwise(seen)]
+    kinds = [{_kind(name) for name in names} for names in moved]
+    assert kinds == [{GENERIC, "theta"}, {SPECIALISED, "theta"}]
+
+
+def _kind(name):
+    for kind in (GENERIC, BROADCAST, SPECIALISED):
+        if f".{kind}." in name:
+            return kind
+    part = name.removeprefix("base_model.model.").split(".")[0]
+    return "theta" if part in ("encoder", "pooling", "projection", "diagnosis") else name
+
+
+def test_a_task_done_again_gives_the_same_bits_and_its_state_is_all_that_it_needs(learner_of):
+    learner = learner_of()
+    start, state = learner.shared(), {n: v.clone() for n, v in learner.private().items()}
+    first = learner.train(None, 7)
+    end = {n: v.clone() for n, v in learner.private().items()}
+    for again in (learner, learner_of()):
+        again.load_shared(start)
+        again.load_private(state)
+        second = again.train(None, 7)
+        assert all(torch.equal(v, second.update[n]) for n, v in first.update.items())
+        assert all(torch.equal(v, again.private()[n]) for n, v in end.items())
+    assert set(first.parts["loss_parts"]) == {
+        "contrast", "diagnosis", "distillation_generic", "distillation_specialised", "language_generic",
+        "language_specialised",
+    }  # fmt: skip
+    assert first.loss == pytest.approx(first.parts["loss_parts"]["language_generic"])
+    assert not any(SPECIALISED in name or BROADCAST in name for name in first.update)
+    assert learner.personal_part_acts and not learner_of().personal_part_acts
+
+
+def test_validation_is_of_the_generic_model_and_scores_are_of_both(shaken, learner_of):
+    learner = shaken(learner_of())
+    generic = learner.validate().loss
+    samples = learner.cohort.samples("validation")
+    with torch.no_grad():
+        losses = {p: learner.report_losses(samples, learner.images(samples), p).mean() for p in (True, False)}
+    assert generic == pytest.approx(float(losses[False])) and generic != pytest.approx(float(losses[True]))
+
+
+def test_an_untrained_specialised_adapter_s_scores_are_the_generic_model_s(learner_of):
+    scored = learner_of().evaluate(1)
+    assert scored.scores_generic == scored.scores
+    personal, generic = ([{**r, "personal": None} for r in scored.rows if r["personal"] is p] for p in (True, False))
+    assert personal == generic
+
+
+def test_the_rates_are_those_of_their_parts(learner_of):
+    learner = learner_of(lr_encoder=2e-5, training={"lr": 4e-3})
+    learner.rate = 0.5
+    named = {id(p): n for n, p in shared_parameters(learner.model, GENERIC).items()}
+    rates = {
+        named[id(p)]: group["lr"] for group in learner.shared_optimizer([], 1.0).param_groups for p in group["params"]
+    }
+    assert len(rates) == len(named)
+    for name, rate in rates.items():
+        assert rate == (2e-3 if name.startswith(("base_model", "diagnosis")) else 1e-5), name
+    assert [group["lr"] for group in learner.personal_optimizer.param_groups] == [4e-3]
+
+
+def test_a_frozen_backbone_sends_adapter_and_branch_alone_and_has_no_contrast(learner_of):
+    learner = learner_of(exchange=(r"diagnosis\..+",), backbone="frozen")
+    trained = learner.train(None, 1, updates=1)
+    assert all(name.startswith(("base_model.", "diagnosis.")) for name in trained.update)
+    assert "contrast" not in trained.parts["loss_parts"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "left_out"),
+    [({"specialised": False}, {"language_specialised", "distillation_generic", "distillation_specialised"}),
+     ({"distill_weight": 0.0}, {"distillation_generic", "distillation_specialised"}),
+     ({"distillation": "g2l"}, {"distillation_generic"}), ({"distillation": "l2g"}, {"distillation_specialised"}),
+     ({"contrast_weight": 0.0}, {"contrast"}), ({"labeler": "none"}, {"diagnosis"}),
+     ({"distillation": "logits"}, set())],
+)  # fmt: skip
+def test_each_part_of_table_iv_is_taken_out_alone(learner_of, settings, left_out):
+    parts = "encoder|pooling|projection" + ("" if "labeler" in settings else "|diagnosis")
+    learner = learner_of(exchange=(rf"(?:{parts})\..+",), **settings)
+    parts = learner.train(None, 1, updates=1).parts["loss_parts"]
+    assert {*PARTS} - {*parts} == left_out
+    assert learner.personal_part_acts is settings.get("specialised", True)
+
+
+def test_a_simulated_site_s_own_change_reaches_images_views_and_tokens_and_is_not_kept_for_others(learner_of):
+    settings = {"exchange": (r"diagnosis\..+",), "backbone": "frozen"}
+    plain, changed = learner_of(**settings), learner_of(**settings)
+    changed.image_change = change_of("site-2", 0, 1.0)
+    samples = plain.cohort.samples("train")[:2]
+    before, after = plain.images(samples), changed.images(samples)
+    assert not torch.equal(before.images, after.images)
+    by_hand = collate([changed.image_change(one) for one in images_of(samples)])
+    assert torch.equal(after.images, by_hand.images)
+    with torch.no_grad():
+        plain.tokens(samples, before)
+        torch.testing.assert_close(changed.tokens(samples, after), changed.generator.tokens(after))
+        assert not torch.allclose(changed._see("s", samples, True), plain._see("s", samples, True))
+        there = before.slice_mask
+        torch.testing.assert_close(plain.tokens(samples, before)[there], plain.generator.tokens(before)[there])
+
+
+def test_diagnoses_count_distinct_patients_and_are_told_in_multiples(learner_of):
+    learner = learner_of()
+    samples = learner.cohort.samples("train")
+    one = [s for s in samples if s.visit.patient_id == samples[0].visit.patient_id]
+    assert len(one) > 1 and learner.diagnoses(one, 1) and learner.diagnoses(one, 2) == {}
+    for least in (2, 3):
+        for finding, cell in learner.diagnoses(samples, least).items():
+            patients = {s.visit.patient_id for s in samples if finding.replace("_", " ") in _named(learner, s)}
+            assert len(patients) >= least and cell["n"] % least == 0
+
+
+def _named(learner, sample):
+    known = labeler("synthetic")
+    classes = known.label(sample.visit.report)
+    return {name.replace("_", " ") for name, kind in zip(known.findings, classes, strict=True) if kind == POSITIVE}

@@ -1,0 +1,306 @@
+"""A federation of two members and an unseen hospital in one process, from the handshake to drafts of both."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from types import SimpleNamespace
+
+import pytest
+import torch
+from federation import federation_of
+from hospital_site import HospitalSite, executor_of
+
+from fedtar_flare.errors import ConfigError, ExchangeError
+from fedtar_flare.learning.drafting import Drafter, Study
+from fedtar_flare.methods.fedmrg.contract import CONTRACT
+from fedtar_flare.methods.fedmrg.events import EVENTS, Bank, Diagnoses, LossParts, Outside
+from fedtar_flare.protocol.messages import version
+from fedtar_flare.record.events import SHARED, End, Evaluation, Start, Step, Validation
+from fedtar_flare.record.log import of_kind, read_events
+from fedtar_flare.runtime.checkpoint import CheckpointFolder, load
+from fedtar_flare.runtime.controller import FederatedController
+from fedtar_flare.runtime.executor import ok
+from fedtar_flare.runtime.recipe import MethodRecipe
+from fedtar_flare.site import audit
+from fedtar_flare.site.place import home as cache_home
+from fedtar_flare.site.state import SiteState
+from fedtar_flare.suite.outside import shared_alone
+
+T, SEED = 2, 0
+MEMBERS, UNSEEN = ("site-1", "site-2"), "site-3"
+SITES = (*MEMBERS, UNSEEN)
+SETTINGS = {
+    "model": {"max_length": 10, "num_beams": 1},
+    "training": {"local_steps": 2, "batch_size": 4, "lr": 1e-2},
+    "data": {"synthetic_patients": 12},
+}
+
+
+@pytest.fixture(scope="module")
+def place(home, tmp_path_factory):
+    """Environment of the module's one federation."""
+    patch = pytest.MonkeyPatch()
+    patch.setenv("FEDTAR_HOME", str(home))
+    patch.delenv("FEDTAR_SITES", raising=False)
+    torch.set_num_threads(1)
+    yield tmp_path_factory.mktemp("run")
+    patch.undo()
+
+
+class Recording:
+    """A hospital that keeps what it sent and was sent."""
+
+    def __init__(self, folder, name):
+        self.site = HospitalSite(folder, name, fresh=False, method="fedmrg", **SETTINGS)
+        self.messages = []
+
+    def __call__(self, task, header, weights):
+        reply, tensors = self.site.run(task, header, weights)
+        self.messages.append(SimpleNamespace(task=task, header=header, down=dict(weights), reply=reply, up=tensors))
+        return reply, tensors
+
+
+def run(folder, sites, **server):
+    kind = federation_of("fedmrg")
+    controller = kind(folder, sites, num_rounds=2, time_steps=T, evaluate_every=2, unseen=[UNSEEN], **server)
+    controller.run()
+    assert not controller.panics, controller.panics
+    return controller
+
+
+@pytest.fixture(scope="module")
+def federation(place):
+    sites = {name: Recording(place, name) for name in SITES}
+    controller = run(place / "whole", sites)
+    events = read_events(controller.results_folder, (*SHARED, *EVENTS))
+    return SimpleNamespace(sites=sites, controller=controller, events=events, results=controller.results_folder)
+
+
+def state_of(federation, site):
+    return SiteState(cache_home() / "state", federation.controller.run_id, site)
+
+
+def last(controller):
+    return CheckpointFolder(controller.results_folder / "checkpoint").last()[0]
+
+
+def test_one_exchange_a_round_of_the_members_alone_and_an_unseen_hospital_is_only_scored(federation):
+    events = federation.events
+    assert of_kind(events, End)[-1].status == "completed"
+    assert [(step.round, step.step, tuple(step.sites)) for step in of_kind(events, Step)] == [
+        (1, 1, MEMBERS), (2, 1, MEMBERS)
+    ]  # fmt: skip
+    asked = [(m.task, m.header.round, m.header.score) for m in federation.sites[UNSEEN].messages]
+    assert asked == [("handshake", 0, "all"), ("close_round", 2, "all")], "in a round without scores it is left alone"
+    assert all(m.header.score == "test" for name in MEMBERS for m in federation.sites[name].messages)
+    counts = of_kind(events, Start)[0].counts
+    final = of_kind(events, Evaluation)[-1]
+    for name in SITES:
+        splits = counts[name].values() if name == UNSEEN else [counts[name]["test"]]
+        assert final.sites[name].all["n"] == sum(sum(values) for values in splits)
+    assert final.sites[UNSEEN] == final.generic[UNSEEN], "personal equals generic where nothing personal was trained"
+    assert final.sites[MEMBERS[0]] != final.generic[MEMBERS[0]]
+    for validation in of_kind(events, Validation):
+        assert set(validation.sites) == set(MEMBERS)
+    assert of_kind(events, Outside) == [Outside(sites=[UNSEEN])]
+    assert state_of(federation, UNSEEN).versions() == [version(0, 0)]
+
+
+def test_the_weights_are_the_float64_mean_by_visits(federation):
+    first = {name: federation.sites[name].messages[1] for name in MEMBERS}
+    assert {m.task for m in first.values()} == {"train"}
+    visits = {name: m.reply.numbers["samples"] for name, m in first.items()}
+    after = load(federation.results / "checkpoint" / "round-0001.safetensors").weights
+    start = first[MEMBERS[0]].down
+    assert after.keys() == start.keys()
+    for name, value in after.items():
+        mean = sum(visits[s] / sum(visits.values()) * first[s].up[name].double() for s in MEMBERS)
+        assert torch.equal(value, (start[name].double() + mean).float()), name
+
+
+def test_encoder_branch_and_generic_adapter_travel_and_the_specialised_one_never_does(federation):
+    travelled = {name for site in federation.sites.values() for m in site.messages for name in (m.up or {})}
+    kinds = {"generic" if ".generic." in name else name.partition(".")[0] for name in travelled}
+    assert kinds == {"generic", "encoder", "pooling", "projection", "diagnosis", "bank"}
+    own = state_of(federation, MEMBERS[0]).read(version(2, 1))[0]
+    specialised = {n: v for n, v in own.items() if n.startswith("specialised/")}
+    assert all(".specialised." in name for name in specialised)
+    outside = b"".join(path.read_bytes() for path in sorted(federation.results.rglob("*")) if path.is_file())
+    outside += b"".join(
+        v.contiguous().numpy().tobytes() for s in federation.sites.values() for m in s.messages
+        for v in (m.up or {}).values()
+    )  # fmt: skip
+    for name, value in specialised.items():
+        if ".lora_B." in name:
+            assert value.any() and value.contiguous().numpy().tobytes() not in outside, name
+
+
+def test_the_contract_lets_no_specialised_factor_pass():
+    shape = (2, 3)
+    task = CONTRACT.task("train")
+    layer = "base_model.model.decoder.transformer.h.0.mlp.c_fc.lora_A"
+    CONTRACT.check_names(task, {f"{layer}.generic.weight": shape})
+    for name in (f"{layer}.specialised.weight", f"{layer}.broadcast.weight", f"{layer}.weight", "encoder.x"):
+        with pytest.raises(ExchangeError, match="not allowed to leave"):
+            CONTRACT.check_names(task, {name: shape})
+
+
+def test_loss_parts_and_diagnoses_are_recorded_and_shown(federation):
+    parts = of_kind(federation.events, LossParts)
+    assert [one.round for one in parts] == [1, 2] and all(set(one.sites) == set(MEMBERS) for one in parts)
+    (found,) = of_kind(federation.events, Diagnoses)
+    assert found.round == 2 and set(found.sites) == set(SITES)
+    for cells in found.sites.values():
+        assert cells and all(set(cell) == {"n", "recall", "accuracy"} and cell["n"] >= 1 for cell in cells.values())
+    page = (federation.results / "report.html").read_text()
+    assert all(f'id="{name}"' in page for name in ("fedmrg", "halves", "prompts", "bank"))
+    for row in ("before training (2)", "both adapters (2)", "generic alone (2)", "unseen (1)"):
+        assert row in page
+    card = (federation.results / "adapter" / "README.md").read_text()
+    assert CONTRACT.title in card and "unseen hospitals" in card
+
+
+def test_rows_go_up_bounded_and_down_to_all_members_without_their_origin(federation):
+    """In round 1 there is none to send down; in round 2 all get the same rows, and leave out their own."""
+    of_round = [[federation.sites[name].messages[i] for name in MEMBERS] for i in (1, 3)]
+    up = [[m.up["bank.features"] for m in messages] for messages in of_round]
+    assert all(m.task == "train" and m.header.round == r for r, ms in zip((1, 2), of_round, strict=True) for m in ms)
+    assert all("bank.features" not in m.down for m in of_round[0])
+    down = [m.down["bank.features"] for m in of_round[1]]
+    assert torch.equal(*down) and len(down[0]) == sum(map(len, up[0]))
+    assert torch.equal(down[0].sort(0).values, torch.cat(up[0]).sort(0).values) and not torch.equal(
+        down[0], torch.cat(up[0])
+    )
+    assert not any("bank.features" in m.down for m in federation.sites[UNSEEN].messages)
+    assert not any("bank.features" in m.down for name in MEMBERS for m in federation.sites[name].messages[2:3])
+    events = of_kind(federation.events, Bank)
+    assert [(one.round, one.rows, one.oldest) for one in events] == [(1, 0, None), (2, len(down[0]), 1)]
+    for one, rows in zip(events, up, strict=True):
+        for i, name in enumerate(MEMBERS):
+            told = one.sites[name]
+            received = 0 if one.round == 1 else len(up[0][1 - i])
+            assert (told["sent"], told["received"], told["patients_a_row"]) == (len(rows[i]), received, 1)
+            assert told["membership_auc"] == 1.0, "the paper's row of one patient gives the patient away"
+    assert audit._tensor("bank.features", down[0], CONTRACT)["personal"] is True
+
+
+def test_rows_of_another_width_than_most_sites_have_are_refused():
+    one = controller()
+    one.sites, one.strategy._round = ["a", "b", "c"], 1
+    one.described = {"a": {"feature_width": 4}, "b": {"feature_width": 4}, "c": {"feature_width": 3}}
+    row = torch.eye(4)[:1]
+    one.strategy.collect("a", {"bank.features": row})
+    with pytest.raises(ExchangeError, match=r"'bank.features' has rows of 3; those of all are of 4"):
+        one.strategy.collect("c", {"bank.features": row[:, :3]})
+    assert torch.equal(one.strategy.bank.rows(2), row)
+
+
+def test_a_site_that_shares_no_row_still_uses_those_of_others(place):
+    site = Recording(place / "other", "site-1").site
+    site.executor.strategy.shares_features = lambda site: False
+    _, w = site.handshake("no-rows")
+    rows = torch.eye(32)[:5]
+    reply, update = site.train({**w, "bank.features": rows}, 2, 1, "no-rows")
+    assert reply.status == "ok" and "bank.features" not in update
+    assert reply.payload["bank"] == {"sent": 0.0, "received": 5.0}
+    assert torch.equal(site.executor.strategy.learner.bank.rows, rows)
+
+
+def test_a_resumed_run_ends_with_the_same_bits(federation, place):
+    kept = shutil.copytree(federation.results / "checkpoint", place / "kept")
+    (kept / "round-0002.safetensors").unlink()
+    again = run(place / "again", federation.sites, resume_from=str(kept))
+    end, resumed = last(federation.controller), last(again)
+    assert all(torch.equal(value, resumed.weights[n]) for n, value in end.weights.items())
+    assert end.method.keys() == resumed.method.keys() and len(end.method) == len(MEMBERS)
+    assert all(torch.equal(value, resumed.method[n]) for n, value in end.method.items())
+    events = read_events(again.results_folder)
+    assert of_kind(events, Evaluation)[-1] == of_kind(federation.events, Evaluation)[-1]
+
+
+def test_a_member_drafts_with_both_adapters_and_a_stranger_with_the_generic_one(federation):
+    adapter = federation.results / "adapter"
+    info = json.loads((adapter / "fedtar.json").read_text())
+    assert info["adapter"] == "generic" and info["extension"]["labeler"] == "synthetic"
+    learner = federation.sites[MEMBERS[0]].site.executor.strategy.learner
+    learner.load_shared(load(federation.results / "checkpoint" / "best.safetensors").weights)
+    state = state_of(federation, MEMBERS[0])
+    learner.load_private(state.read(version(info["round"], 1))[0])
+    sample = learner.cohort.samples("test")[0]
+    images = learner.images([sample])
+    study = Study(sample.visit.image, "ct")
+    for folder, personal in ((None, False), (state.folder, True)):
+        drafter = Drafter(adapter, state=folder, device="cpu")
+        assert drafter.draft(study).text == learner.generate([sample], images, personal)[0]
+        with torch.no_grad():
+            losses = [one.report_losses([sample], images, personal) for one in (drafter.site_model, learner)]
+        torch.testing.assert_close(*losses, rtol=1e-5, atol=1e-6)
+    with pytest.raises(ConfigError, match="has no specialised adapter"):
+        Drafter(adapter, state=state_of(federation, UNSEEN).folder, device="cpu")
+
+
+def test_peft_loads_the_adapter(federation):
+    from peft import PeftModel
+
+    from fedtar_flare.models.build import build_model
+    from fedtar_flare.models.config import preset
+
+    info = json.loads((federation.results / "adapter" / "fedtar.json").read_text())
+    model = {name: value for name, value in info["model"].items() if name != "preset"}
+    loaded = PeftModel.from_pretrained(build_model(preset("tiny", **model)), federation.results / "adapter")
+    weights = load(federation.results / "checkpoint" / "best.safetensors").weights
+    factors = {n: p for n, p in loaded.named_parameters() if ".lora_" in n}
+    assert factors and len(factors) == sum(".generic." in name for name in weights)
+    for name, value in factors.items():
+        assert torch.equal(value, weights[name.replace(".default.", ".generic.")])
+
+
+def test_a_hospital_outside_a_comparison_gets_the_generic_model(federation):
+    recipe = MethodRecipe("fedmrg", preset="tiny", num_rounds=2, time_steps=T, **SETTINGS)
+    outside = shared_alone(recipe, federation.results, ["site-4"], federation.controller.results.best())
+    assert set(outside.scores["site-4"]) == {"start", "end"}
+    losses = [outside.scores["site-4"][when]["all"]["token_loss"] for when in ("start", "end")]
+    assert losses[0] != losses[1]
+
+
+# --------------------------------------------------------------------------- what is refused
+def controller(**settings):
+    return FederatedController("fedmrg", num_rounds=1, time_steps=T, **settings)
+
+
+@pytest.mark.parametrize("unseen", ["site-1", [1], [None]])
+def test_unseen_sites_are_a_list_of_names(unseen):
+    with pytest.raises(ConfigError, match="unseen must be a list"):
+        controller(unseen=unseen)
+
+
+def test_an_unseen_site_gives_no_initial_weights():
+    with pytest.raises(ConfigError, match="initial_site 'site-1' is one of the unseen"):
+        controller(unseen=["site-1"], initial_site="site-1")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("loss_parts", {"language": [1.0, 2.0]}), ("loss_parts", {"a": {"b": 1.0}}), ("diagnoses", {"nodule": 0.5})],
+)
+def test_malformed_parts_and_diagnoses_are_refused_by_name(name, value):
+    reply = ok(SimpleNamespace(round=1, step=1, method="fedmrg"), payload={name: value})
+    with pytest.raises(ExchangeError, match=name):
+        controller().check_content(reply)
+
+
+def test_a_real_hospital_refuses_the_synthetic_cohort_s_labeler(tmp_path):
+    executor = executor_of("fedmrg")
+    executor.site_config = SimpleNamespace(source="manifest")
+    with pytest.raises(ConfigError, match="chexpert-rules, ctrate-rules or none") as refused:
+        executor.strategy.at_handshake(None, None, None, None)
+    assert "synthetic sites alone" in refused.value.public
+
+
+def test_sites_with_other_findings_do_not_agree():
+    digests = {
+        executor_of("fedmrg", fedmrg={"labeler": name}).settings_digest()
+        for name in ("synthetic", "ctrate-rules", "none")
+    }
+    assert len(digests) == 3

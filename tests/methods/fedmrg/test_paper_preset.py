@@ -1,0 +1,100 @@
+"""The paper's models without their weights: ResNet-101 and Llama-2-7B's sizes on the meta device."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+from fedtar_flare.errors import ConfigError
+from fedtar_flare.models.build import build_tokenizer
+from fedtar_flare.models.outline import outline
+from fedtar_flare.models.report_generator import ReportGenerator
+from fedtar_flare.runtime.recipe import MethodRecipe
+
+LLAMA_2_7B = {
+    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 4096, "intermediate_size": 11008,
+    "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 32, "vocab_size": 32000,
+    "max_position_embeddings": 4096, "rms_norm_eps": 1e-5, "tie_word_embeddings": False, "bos_token_id": 1,
+    "eos_token_id": 2, "pad_token_id": 0,
+}  # fmt: skip
+DECODER = 6_738_415_616
+
+
+@pytest.fixture(scope="module")
+def executor(tmp_path_factory):
+    """The job's executor, where a folder has the decoder's sizes; the tokenizer is another's."""
+    folder = tmp_path_factory.mktemp("llama")
+    (folder / "config.json").write_text(json.dumps(LLAMA_2_7B))
+    model = {"decoder_name": str(folder), "tokenizer": "small", "weights": "random"}
+    return MethodRecipe("fedmrg", preset="fedmrg-paper", model=model).executor
+
+
+@pytest.fixture(scope="module")
+def model(executor):
+    tokenizer = build_tokenizer(executor.resolved.model)
+    with torch.device("meta"):
+        return ReportGenerator(executor.resolved.model, tokenizer, load_pretrained=False)
+
+
+def bytes_of(parameters):
+    return sum(p.numel() * p.element_size() for p in parameters)
+
+
+def test_the_models_have_the_paper_s_sizes_and_take_its_tokens(model):
+    assert sum(p.numel() for p in model.decoder.parameters()) == DECODER
+    assert sum(p.numel() for p in model.encoder.parameters()) == 42_500_160, "ResNet-101 without its last layer"
+    assert model.projection.weight.shape == (4096, 2048)
+    assert bytes_of(model.decoder.parameters()) == 2 * DECODER, "bfloat16: 13.5 GB"
+    with torch.device("meta"):
+        tokens = model.encoder(torch.zeros(1, 3, 224, 224, dtype=torch.uint8))
+    assert tokens.shape == (1, 49, 2048)
+
+
+def test_what_travels_is_the_paper_s_59_million_values(executor):
+    """4.7 TB for 10 sites over 1,000 rounds both ways, as the paper's communication cost; the bank apart."""
+    made_of = outline(executor.resolved.model, executor.strategy.extend)
+    factors = made_of.lora_values(executor.resolved.model.lora_targets, executor.resolved.lora.rank)
+    whole = made_of.exchanged(executor.resolved.lora.exchange)
+    values = dict.fromkeys(("encoder", "projection", "diagnosis"), 0)
+    for name in whole:
+        values[name.partition(".")[0]] += made_of.tensors[name]
+    assert factors == 2 * 32 * 16 * (4096 + 4096) == 8_388_608
+    assert values == {"encoder": 42_500_160 - 9_408, "projection": 8_388_608, "diagnosis": 56 * 2049 + 4 * 4096}
+    total = factors + sum(values.values())
+    assert total == 59_399_096 and round(4 * total / 1e6) == 238
+    assert round(2 * 10 * 1000 * 4 * total / 1e12, 1) == 4.8
+    assert not [name for name in whole if name in made_of.barred], "neither pixels nor words one by one"
+
+
+def test_nothing_of_the_decoder_is_trained_but_its_query_and_value_maps(executor):
+    made_of = outline(executor.resolved.model, executor.strategy.extend)
+    layers = made_of.targeted(executor.resolved.model.lora_targets)
+    assert len(layers) == 64 and {name.rpartition(".")[2] for name in layers} == {"q_proj", "v_proj"}
+    assert not [name for name in made_of.exchanged(executor.resolved.lora.exchange) if name.startswith("decoder.")]
+    assert executor.resolved.lora.alpha / executor.resolved.lora.rank == 1.0
+
+
+def test_memory_is_told_by_weights_gradients_and_adamw(executor, model):
+    """What a site's GPU holds beside activations: 15.0 GB, of which the decoder is 13.5."""
+    made_of = outline(executor.resolved.model, executor.strategy.extend)
+    factors = made_of.lora_values(executor.resolved.model.lora_targets, executor.resolved.lora.rank)
+    whole = sum(made_of.tensors[name] for name in made_of.exchanged(executor.resolved.lora.exchange))
+    branch = sum(made_of.tensors[n] for n in made_of.tensors if n.startswith("diagnosis."))
+    frozen = bytes_of(model.parameters()) + 4 * branch
+    sets = 4 * 3 * factors  # G, its copy Q, and S
+    learnt = whole + 2 * factors
+    assert round((frozen + sets + 12 * learnt) / 1e9, 1) == 14.6  # gradient and AdamW's two moments: 12 bytes a value
+
+
+def test_where_the_folder_is_absent_it_is_said_what_to_do(tmp_path):
+    absent = MethodRecipe("fedmrg", preset="fedmrg-paper", model={"decoder_name": str(tmp_path / "llama")}).executor
+    with pytest.raises(ConfigError, match=r"there is no folder .*llama: name an existing model folder"):
+        build_tokenizer(absent.resolved.model)
+    named = MethodRecipe("fedmrg", preset="fedmrg-paper").executor.resolved.model
+    assert named.named()["decoder_name"] == "meta-llama/Llama-2-7b-chat-hf", "a site's policy names its folder"
+    (tmp_path / "empty").mkdir()
+    located = named.located({"meta-llama/Llama-2-7b-chat-hf": tmp_path / "empty"})
+    with pytest.raises(ConfigError, match=r"decoder folder .*empty cannot be loaded .*It must hold config.json"):
+        build_tokenizer(located)

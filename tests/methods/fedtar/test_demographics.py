@@ -1,0 +1,201 @@
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedtar_flare.errors import DataError
+from fedtar_flare.methods.fedtar.config import PatientConfig
+from fedtar_flare.methods.fedtar.demographics import DemographicMixture, profile_vector
+
+
+def profiles(n, seed=0):
+    """Hash, age in whole years, sex."""
+    rng = np.random.default_rng(seed)
+    return np.column_stack([rng.uniform(size=n), rng.integers(20, 90, n) / 100, rng.integers(0, 2, n)])
+
+
+def exact(mixture, rows):
+    """Responsibilities by Bayes' rule, one density after the other, in extended precision."""
+    wide = np.longdouble
+    joint = np.zeros((len(rows), len(mixture.weights)), dtype=wide)
+    for i, row in enumerate(rows.astype(wide)):
+        for k, (weight, mean, variance) in enumerate(
+            zip(mixture.weights, mixture.means, mixture.variances, strict=True)
+        ):
+            joint[i, k] = np.log(wide(weight))
+            for x, m, v in zip(row, mean, variance.astype(wide), strict=True):
+                joint[i, k] += -(np.log(2 * wide(np.pi) * v) + (x - m) ** 2 / v) / 2
+    q = np.exp(joint - joint.max(1, keepdims=True))
+    return q / q.sum(1, keepdims=True)
+
+
+@pytest.fixture(scope="module")
+def fitted():
+    return DemographicMixture.fit(profiles(40), seed=2)
+
+
+# ------------------------------------------------------------------ Equation 2
+def test_profile_is_equation_2_with_its_fallbacks():
+    assert profile_vector(0.25, 40, "M", 70).tolist() == [0.25, 0.4, 1.0]
+    assert profile_vector(0.25, 0, "F", 70).tolist() == [0.25, 0.0, 0.0]
+    assert profile_vector(0.25, None, "F", 70).tolist() == [0.25, 0.7, 0.0]
+    assert profile_vector(0.25, None, None, None).tolist() == [0.25, 0.5, 0.5]
+    assert profile_vector(0.25, 130, "O", None).tolist() == [0.25, 1.3, 0.5]
+    assert profile_vector(0.25, 40, "M", None, ("age", "sex")).tolist() == [0.4, 1.0]
+
+
+@pytest.mark.parametrize("age", [430, -1, 130.5, float("nan"), float("inf")])
+def test_an_age_out_of_range_is_refused_and_stays_at_the_site(age):
+    with pytest.raises(DataError, match="0 to 130 years") as caught:
+        profile_vector(0.1, age, "M", 50)
+    assert caught.value.reason == "age-out-of-range" and str(age) not in caught.value.public
+    with pytest.raises(DataError):
+        profile_vector(0.1, None, "M", age)
+
+
+# ------------------------------------------------------------------ Equation 3
+@pytest.mark.parametrize("n", [20, 60, 300])
+@pytest.mark.parametrize("components", [1, 4, 16])
+@pytest.mark.parametrize("columns", [slice(0, 3), slice(1, 3)])
+def test_responsibilities_equal_scikit_learn_and_the_exact_ones(n, components, columns):
+    from sklearn.mixture import GaussianMixture
+
+    mixture = DemographicMixture.fit(profiles(n)[:, columns], components=components, seed=3)
+    reference = GaussianMixture(len(mixture.weights), covariance_type="diag")
+    reference.weights_, reference.means_, reference.covariances_ = mixture.weights, mixture.means, mixture.variances
+    reference.precisions_cholesky_ = 1 / np.sqrt(mixture.variances)
+    unseen = profiles(50, seed=9)[:, columns]  # patients that the fit has not seen
+    q = mixture.responsibilities(unseen)
+    np.testing.assert_allclose(q, reference.predict_proba(unseen), rtol=0, atol=1e-10)
+    np.testing.assert_allclose(q, exact(mixture, unseen).astype(float), rtol=0, atol=1e-13)
+    padded = mixture.assign(unseen)
+    assert padded.shape == (50, components) and padded.dtype == np.float32
+    assert np.array_equal(padded[:, : q.shape[1]], q.astype(np.float32)) and not padded[:, q.shape[1] :].any()
+
+
+def test_the_fit_is_scikit_learns():
+    from sklearn.mixture import GaussianMixture
+
+    data = profiles(100)
+    data = data[np.lexsort(data.T[::-1])]
+    reference = GaussianMixture(4, covariance_type="diag", reg_covar=1e-6, tol=1e-6, max_iter=500, random_state=5)
+    reference.fit(data)
+    mixture = DemographicMixture.fit(data, components=4, seed=5)
+    assert np.array_equal(mixture.means, reference.means_[np.argsort(reference.means_[:, 0])])
+    assert mixture.converged == reference.converged_
+
+
+@settings(max_examples=50, deadline=None)
+@given(rows=st.lists(st.tuples(*[st.floats(-1e100, 1e100)] * 3), min_size=1, max_size=5))
+def test_rows_sum_to_one_however_far_away(fitted, rows):
+    q = fitted.assign(np.array(rows))
+    assert np.isfinite(q).all() and (q >= 0).all()
+    np.testing.assert_allclose(q.sum(1), 1, atol=1e-6)
+
+
+# ------------------------------------------------------------------ small and degenerate sites
+def test_one_patient():
+    one = DemographicMixture.fit(np.array([[0.3, 0.5, 1.0]]))
+    assert one.assign(profiles(4)).tolist() == [[1.0] + [0.0] * 15] * 4
+    assert one.note.startswith("1 distinct profiles allow 1 of 16")
+    same = DemographicMixture.fit(np.full((9, 3), 0.5))  # nine patients that look alike
+    assert same.assign(profiles(4)).tolist() == [[1.0] + [0.0] * 15] * 4
+    assert DemographicMixture.fit(np.array([[0.3, 0.5, 1.0]]), components=1).note == ""
+
+
+@pytest.mark.parametrize("distinct", [2, 3, 15])
+def test_fewer_profiles_than_components_fit_what_they_allow_and_say_so(distinct):
+    few = DemographicMixture.fit(np.repeat(profiles(distinct), 5, axis=0))
+    q = few.assign(profiles(10))
+    assert q.shape == (10, 16) and not q[:, distinct:].any() and f"{distinct} distinct" in few.note
+    np.testing.assert_allclose(q.sum(1), 1, atol=1e-6)
+    own = few.assign(profiles(distinct))
+    assert sorted(own.argmax(1).tolist()) == list(range(distinct))  # each patient has a component
+    assert DemographicMixture.fit(profiles(40)).note == ""
+
+
+def test_a_component_needs_patients():
+    few = DemographicMixture.fit(profiles(40), fitted=4)
+    q = few.assign(profiles(40))
+    assert q.shape == (40, 16) and not q[:, 4:].any() and q[:, :4].any(0).all()
+    assert few.note == ""  # as many as were wanted
+    np.testing.assert_array_equal(q[:, :4], DemographicMixture.fit(profiles(40), components=4).assign(profiles(40)))
+
+
+def test_a_state_of_an_older_release_is_read():
+    state = DemographicMixture.fit(profiles(5)).state()
+    del state["short"]
+    assert DemographicMixture.from_state(state).note == ""
+
+
+@given(patients=st.integers(0, 10**6), components=st.integers(1, 64), each=st.integers(1, 100))
+def test_components_grow_with_the_patients_up_to_those_of_the_job(patients, components, each):
+    config = PatientConfig(components=components, patients_per_component=each)
+    number = config.components_for(patients)
+    assert 1 <= number <= components and number <= config.components_for(patients + 1)
+    if patients >= components * each:
+        assert number == components
+    elif number > 1:
+        assert abs(number * each - patients) <= each / 2
+
+
+def test_constant_columns():
+    unknown = np.array([profile_vector(h, None, None, None) for h in profiles(30)[:, 0]])  # neither age nor sex known
+    for data in (unknown, unknown[:, 1:]):
+        mixture = DemographicMixture.fit(data)
+        q = mixture.assign(data)
+        assert np.isfinite(q).all() and (mixture.variances > 0).all()
+        np.testing.assert_allclose(q.sum(1), 1, atol=1e-6)
+    known_later = mixture.assign(np.array([[0.9, 1.0]]))  # far from what the site has seen
+    assert known_later.sum() == 1
+
+
+def test_a_fit_that_did_not_converge_says_so(monkeypatch):
+    import sklearn.mixture
+
+    class Hasty(sklearn.mixture.GaussianMixture):
+        def fit(self, rows):
+            return self.set_params(max_iter=1) and super().fit(rows)
+
+    monkeypatch.setattr(sklearn.mixture, "GaussianMixture", Hasty)
+    hasty = DemographicMixture.fit(profiles(200))
+    assert not hasty.converged and "stopped before its tolerance" in hasty.note
+    assert "tolerance" in DemographicMixture.from_state(hasty.state()).note
+
+
+# ------------------------------------------------------------------ reproducible, storable
+@pytest.mark.parametrize("n", [5, 60, 300])
+def test_the_fit_depends_on_the_seed_and_the_profiles_but_not_on_their_order(n):
+    data = profiles(n)
+    first = DemographicMixture.fit(data, seed=1)
+    for seed in range(3):
+        shuffled = np.random.default_rng(seed).permutation(data)
+        again = DemographicMixture.fit(shuffled, seed=1)
+        assert all(np.array_equal(v, again.state()[k]) for k, v in first.state().items())
+    assert (np.diff(first.means[:, 0]) >= 0).all()
+
+
+@pytest.mark.parametrize("n", [1, 3, 60])
+def test_the_state_round_trips_through_a_file(n, tmp_path):
+    first = DemographicMixture.fit(profiles(n), seed=1)
+    np.savez(tmp_path / "mixture.npz", **first.state())
+    with np.load(tmp_path / "mixture.npz") as stored:
+        again = DemographicMixture.from_state(dict(stored))
+    assert np.array_equal(first.assign(profiles(20, 4)), again.assign(profiles(20, 4)))
+    assert (again.note, again.components, again.converged) == (first.note, 16, first.converged)
+
+
+def test_assigning_from_a_state_imports_no_scikit_learn(tmp_path, fitted):
+    np.savez(tmp_path / "mixture.npz", **fitted.state())
+    program = (
+        "import sys, numpy as np\n"
+        "from fedtar_flare.methods.fedtar.demographics import DemographicMixture\n"
+        f"mixture = DemographicMixture.from_state(dict(np.load({str(tmp_path / 'mixture.npz')!r})))\n"
+        "assert abs(mixture.assign(np.full((2, 3), 0.5)).sum() - 2) < 1e-6\n"
+        "print([m for m in ('sklearn', 'scipy', 'torch', 'nvflare') if m in sys.modules])\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

@@ -1,0 +1,230 @@
+"""The patient part's context, precision, state and construction, mostly on one layer."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from adapted_models import (
+    COMPONENTS,
+    GPT2_TARGETS,
+    STEPS,
+    One,
+    adapted,
+    gpt2_case,
+    gpt2_model,
+    normal,
+    one_layer,
+    patients,
+    shake,
+    written_out_weights,
+)
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from fedtar_flare.errors import ConfigError, DataError
+from fedtar_flare.methods.fedtar.config import PatientConfig
+from fedtar_flare.methods.fedtar.patient_lora import PatientLoRA
+from fedtar_flare.models.adapters.lora import add_lora, shared_parameters
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    samples=st.integers(1, 4),
+    group=st.integers(1, 3),
+    middle=st.lists(st.integers(1, 3), max_size=2),
+    sizes=st.tuples(st.integers(1, 7), st.integers(1, 7)),
+    rank=st.integers(1, 3),
+)
+def test_rows_of_any_shape_belong_to_samples_in_adjacent_groups(
+    samples: int, group: int, middle: list[int], sizes: tuple[int, int], rank: int
+) -> None:
+    peft_model, patient = one_layer(*sizes, rank=rank)
+    x = normal(samples * group, *middle, sizes[0], seed=9)
+    q, steps = patients(samples)
+    with torch.no_grad(), patient.adapt(q, steps):
+        y = peft_model(x)
+    base = peft_model.get_base_model().layer.base_layer
+    for row in range(samples * group):
+        p = row // group
+        weights = written_out_weights(nn.ModuleDict({"layer": base}), peft_model, patient, q[p], steps[p])
+        torch.testing.assert_close(
+            y[row], nn.functional.linear(x[row], weights["layer.weight"], base.bias), rtol=1e-10, atol=1e-10
+        )
+
+
+def test_rows_that_do_not_divide_into_samples_are_refused_by_layer_name() -> None:
+    peft_model, patient = one_layer()
+    with patient.adapt(*patients(2)):
+        for shape in ((3, 4, 6), (1, 6), (6,)):
+            with pytest.raises(DataError, match=r"layer layer: .*\b2 samples"):
+                peft_model(normal(*shape))
+
+
+@pytest.mark.parametrize(
+    ("q", "steps"),
+    [
+        (torch.rand(2, COMPONENTS + 1), torch.tensor([1, 1])),
+        (torch.rand(COMPONENTS), torch.tensor([1])),
+        (torch.ones(2, COMPONENTS, dtype=torch.long), torch.tensor([1, 1])),
+        (torch.rand(0, COMPONENTS), torch.zeros(0, dtype=torch.long)),
+        (torch.rand(2, COMPONENTS), torch.tensor([1])),
+        (torch.rand(2, COMPONENTS), torch.tensor([1.0, 1.0])),
+        (torch.rand(2, COMPONENTS), torch.tensor([0, 1])),
+        (torch.rand(2, COMPONENTS), torch.tensor([1, STEPS + 1])),
+    ],
+)
+def test_a_wrong_batch_is_refused_before_any_layer_changes(q: Tensor, steps: Tensor) -> None:
+    peft_model, patient = one_layer()
+    x = normal(2, 6)
+    shared = peft_model(x)
+    with pytest.raises(DataError), patient.adapt(q, steps):
+        raise AssertionError("must not be entered")
+    assert torch.equal(peft_model(x), shared)
+
+
+def test_layers_are_given_back_after_an_exception_and_contexts_nest() -> None:
+    peft_model, patient = one_layer()
+    layer = peft_model.get_base_model().layer
+    x = normal(2, 6)
+    shared = peft_model(x)
+    q, steps = patients(2)
+    with pytest.raises(KeyError), patient.adapt(q, steps):
+        raise KeyError
+    assert "forward" not in layer.__dict__ and torch.equal(peft_model(x), shared)
+
+    with patient.adapt(q, steps):
+        outer = peft_model(x)
+        with pytest.raises(KeyError), patient.adapt(q.flip(0), steps.flip(0)):
+            assert not torch.allclose(peft_model(x), outer)
+            raise KeyError
+        assert torch.equal(peft_model(x), outer)
+    assert "forward" not in layer.__dict__ and torch.equal(peft_model(x), shared)
+
+
+def test_training_steps_and_evaluation_may_alternate_inside_one_context() -> None:
+    peft_model, patient = one_layer()
+    optimizer = torch.optim.SGD([*shared_parameters(peft_model).values(), *patient.parameters()], lr=0.1)
+    x, (q, steps) = normal(2, 6), patients(2)
+    outputs = []
+    with patient.adapt(q, steps):
+        for _ in range(3):
+            optimizer.zero_grad()
+            peft_model(x).square().sum().backward()
+            optimizer.step()
+            with torch.no_grad():
+                outputs.append(peft_model(x))
+                with patient.adapt(q, steps):
+                    assert torch.equal(outputs[-1], peft_model(x))
+    assert not torch.equal(outputs[0], outputs[1]) and not torch.equal(outputs[1], outputs[2])
+
+
+def test_gradients_flow_where_the_context_was_opened_without_them() -> None:
+    peft_model, patient = one_layer()
+    x, (q, steps) = normal(2, 6), patients(2)
+    with torch.no_grad(), patient.adapt(q, steps):
+        quiet = peft_model(x)
+        with torch.enable_grad():
+            peft_model(x).sum().backward()
+    assert torch.isfinite(quiet).all() and patient.projection.weight.grad.abs().max() > 0
+
+
+# --------------------------------------------------------------------------- precision, device, state
+def test_bfloat16_autocast_is_close_to_float32_and_keeps_float32_gradients() -> None:
+    peft_model, patient = adapted(One(32, 16), "layer")
+    shake(peft_model)
+    shake(patient)
+    x, (q, steps) = normal(4, 10, 32).float(), patients(2)
+    with patient.adapt(q.float(), steps):
+        full = peft_model(x)
+    for grad in (True, False):
+        with torch.set_grad_enabled(grad), patient.adapt(q, steps):
+            with torch.autocast("cpu", torch.bfloat16):
+                half = peft_model(x)
+            assert half.dtype == torch.bfloat16
+            torch.testing.assert_close(half.float(), full, rtol=0.03, atol=0.03 * float(full.detach().abs().max()))
+            torch.testing.assert_close(peft_model(x), full)  # the same context outside of autocast
+            if grad:
+                half.float().sum().backward()
+    for parameter in [*shared_parameters(peft_model).values(), *patient.parameters()]:
+        assert (
+            parameter.grad is not None
+            and parameter.grad.dtype == torch.float32
+            and torch.isfinite(parameter.grad).all()
+        )
+
+
+def test_a_bfloat16_base_model_keeps_its_precision_outside() -> None:
+    peft_model, patient = adapted(One(8, 4).bfloat16(), "layer")
+    shake(patient)
+    x = normal(2, 3, 8).bfloat16()
+    with patient.adapt(*patients(2)):
+        y = peft_model(x)
+    assert y.dtype == peft_model(x).dtype == torch.bfloat16
+    assert patient.projection.weight.dtype == torch.float32  # as PEFT's own factors
+
+
+def test_the_seed_alone_makes_the_parameters_and_the_global_generator_is_left_alone() -> None:
+    states = []
+    for noise, seed in ((0, 5), (1, 5), (0, 6)):
+        torch.manual_seed(noise)
+        peft_model = add_lora(gpt2_model(), targets=GPT2_TARGETS, seed=4)
+        before = torch.get_rng_state()
+        patient = PatientLoRA(peft_model, PatientConfig(), time_steps=STEPS, seed=seed)
+        assert torch.equal(torch.get_rng_state(), before)
+        states.append(patient.state_dict())
+    first, same, other = states
+    assert list(first) == list(same) and all(torch.equal(first[name], same[name]) for name in first)
+    assert any(not torch.equal(first[name], other[name]) for name in first)
+
+
+def test_the_state_names_its_layers_holds_nothing_shared_and_round_trips() -> None:
+    peft_model, patient = adapted(gpt2_model().double().eval(), GPT2_TARGETS)
+    shake(patient)
+    state = patient.state_dict()
+    assert "hypernetworks.transformer/h/1/crossattention/q_attn.b_weight" in state
+    assert {name.split(".")[0] for name in state} == {"projection", "time_embedding", "hypernetworks"}
+    assert len(state) == 3 + 4 * len(patient.hypernetworks) == 3 + 4 * 2 * 7
+    assert not any("hypernetwork" in name for name in peft_model.state_dict())
+
+    settings = {"rank": patient.rank, "time_steps": STEPS, "embedding_dim": patient.projection.out_features}
+    fresh = PatientLoRA(peft_model, patient.config, seed=6, **settings)
+    fresh.load_state_dict({name: value.clone() for name, value in state.items()})
+    case = gpt2_case()
+    outputs = []
+    for module in (patient, fresh):
+        with torch.no_grad(), module.adapt(*patients()):
+            outputs.append(case.outputs(peft_model.get_base_model(), case.inputs))
+    assert torch.equal(*outputs)
+
+
+def test_steps_start_equal_and_without_conditioning_stay_so() -> None:
+    q, _ = patients(1)
+    for conditioned in (True, False):
+        _, patient = adapted(One(6, 4).double(), "layer", time_conditioned=conditioned)
+        first, last = torch.tensor([1]), torch.tensor([STEPS])
+        assert torch.equal(patient.embed(q, first), patient.embed(q, last))
+        shake(patient)
+        assert torch.equal(patient.embed(q, first), patient.embed(q, last)) is not conditioned
+
+
+# --------------------------------------------------------------------------- construction
+def test_models_that_the_pass_cannot_adapt_are_refused_by_layer() -> None:
+    from peft import LoraConfig, get_peft_model
+
+    for layer, changes, message in (
+        (nn.Linear(4, 4), {"lora_dropout": 0.1}, "layer 0 has LoRA with dropout"),
+        (nn.Linear(4, 4), {"use_dora": True}, "layer 0 has LoRA with dropout, a bias or a variant"),
+        (nn.Linear(4, 4), {"lora_bias": True}, "layer 0 has LoRA with dropout, a bias or a variant"),
+        (nn.Conv2d(4, 4, 1), {}, "layer 0 is .*Conv2d"),
+    ):
+        peft_model = get_peft_model(nn.Sequential(layer), LoraConfig(target_modules=["0"], **changes))
+        with pytest.raises(ConfigError, match=message):
+            PatientLoRA(peft_model, PatientConfig(), time_steps=3, seed=0)
+    peft_model, patient = one_layer()
+    peft_model.merge_adapter()
+    with pytest.raises(ConfigError, match="layer layer: the shared LoRA is merged"), patient.adapt(*patients(2)):
+        raise AssertionError("must not be entered")
+    peft_model.unmerge_adapter()
+    with patient.adapt(*patients(2)):
+        peft_model(normal(2, 6))

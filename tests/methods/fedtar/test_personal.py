@@ -1,0 +1,166 @@
+"""Drafting with FedTAR's personal part: the site's own, of the adapter's run and round, or a refusal."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from fedtar_flare.data.splits import key_check
+from fedtar_flare.data.timeline import Timeline
+from fedtar_flare.errors import ConfigError
+from fedtar_flare.imaging.pipeline import prepare_cohort
+from fedtar_flare.learning.config import LoRAConfig, TrainingConfig
+from fedtar_flare.learning.drafting import Drafter, Study
+from fedtar_flare.learning.site_diagnosis import DiagnosisConfig
+from fedtar_flare.methods.fedtar.config import PatientConfig
+from fedtar_flare.methods.fedtar.learner import PatientLearner
+from fedtar_flare.methods.fedtar.profiles import fit_mixture, training_median_age
+from fedtar_flare.models.adapters.peft_file import ADAPTER_INFO, write_adapter
+from fedtar_flare.models.config import preset
+from fedtar_flare.protocol.messages import version
+from fedtar_flare.site.state import SiteState
+from fedtar_flare.synthetic.cohort import synthetic_cohort
+
+T, SEED, ROUND = 2, 0, 3
+MODEL = preset("tiny", max_length=16)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """What a run leaves: the adapter of round 3 and one site's state, with a personal part that changes the text."""
+    return left_by(tmp_path_factory.mktemp("run"))
+
+
+def left_by(place, diagnosis=None, **patient_settings):
+    cohort = synthetic_cohort("site-1", folder=place / "cohorts", patients=8, timeline=Timeline(T), seed=SEED)
+    cohort = prepare_cohort(cohort, MODEL, place / "cache")
+    patient, median = PatientConfig(patients_per_component=1, **patient_settings), training_median_age(cohort)
+    mixture = fit_mixture(cohort, patient, 5)
+    learner = PatientLearner(
+        model=MODEL, lora=LoRAConfig(), training=TrainingConfig(), cohort=cohort, seed=SEED,
+        patient=patient, mixture=mixture, median_age=median, diagnosis=diagnosis,
+    )  # fmt: skip
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in learner.personal_parameters():
+            parameter += 0.05 * torch.randn(parameter.shape, generator=generator)
+    if patient.local_adapter:
+        learner.local = {n: v + 0.05 * torch.randn(v.shape, generator=generator) for n, v in learner.shared().items()}
+    state = SiteState(place / "state", "run-1", "site-1")
+    about = {
+        "median_age": median, "patient": patient.to_dict(), "rank": 4, "time_steps": T, "seed": SEED, "site": "site-1",
+        "key": key_check(cohort.key),
+    }  # fmt: skip
+    arrays = {name: torch.from_numpy(np.atleast_1d(value)) for name, value in mixture.state().items()}
+    state.write("mixture", arrays, about)
+    state.save(version(ROUND, T), learner.private(), {})
+    info = {"run_id": "run-1", "round": ROUND, "model": MODEL.to_dict(), "fingerprint": learner.fingerprint}
+    if extension := learner.describe().get("extension"):
+        info |= {"method": "fedtar", "extension": extension}
+    write_adapter(place / "adapter", learner.shared(), learner.adapter_config(), info)
+    sample = cohort.samples("test")[0]
+    study = Study(
+        sample.visit.image, "ct", sample.visit.patient_id, sample.visit.age, sample.sex, time_step=sample.time_step
+    )
+    return SimpleNamespace(adapter=place / "adapter", state=state, learner=learner, sample=sample, study=study)
+
+
+def with_info(run, folder, **changes):
+    """The adapter with other words about itself."""
+    info = json.loads((run.adapter / ADAPTER_INFO).read_text())
+    folder.mkdir()
+    for path in run.adapter.iterdir():
+        (folder / path.name).write_bytes(path.read_bytes())
+    (folder / ADAPTER_INFO).write_text(json.dumps(info | changes))
+    return folder
+
+
+def test_a_draft_is_what_the_site_s_own_learner_writes(run):
+    images = run.learner.images([run.sample])
+    personal, generic = (run.learner.generate([run.sample], images, on)[0] for on in (True, False))
+    assert personal != generic
+    draft = Drafter(run.adapter, state=run.state.folder, device="cpu").draft(run.study)
+    assert draft.text == personal and draft.personal and draft.to_dict()["personal_part"] is True
+    draft = Drafter(run.adapter, device="cpu").draft(run.study)
+    assert draft.text == generic and not draft.personal and "shared adapter alone" in draft.to_text()
+
+
+def test_a_draft_is_told_the_findings_by_the_site_s_own_head_and_without_its_state_by_the_first_one(tmp_path):
+    run = left_by(tmp_path, DiagnosisConfig(labeler="synthetic"))
+    images = run.learner.images([run.sample])
+    personal, generic = (run.learner.generate([run.sample], images, on)[0] for on in (True, False))
+    mine = Drafter(run.adapter, state=run.state.folder, device="cpu")
+    assert mine.draft(run.study).text == personal
+    assert Drafter(run.adapter, device="cpu").draft(run.study).text == generic
+    for one, other in zip(mine.site_model.generator.diagnosis.parameters(),
+                          run.learner.generator.diagnosis.parameters(), strict=True):  # fmt: skip
+        torch.testing.assert_close(one, other, rtol=0, atol=0)
+
+
+def test_a_draft_is_written_beside_the_adapter_as_the_site_trained_it_where_it_kept_that(tmp_path):
+    run = left_by(tmp_path, local_adapter=True)
+    shared, images = run.learner.shared(), run.learner.images([run.sample])
+    beside_the_server_s = run.learner.generate([run.sample], images)[0]
+    run.learner.load_shared(run.learner.local)
+    own = run.learner.generate([run.sample], images)[0]
+    mine = Drafter(run.adapter, state=run.state.folder, device="cpu")
+    assert mine.draft(run.study).text == own != beside_the_server_s
+    assert all(torch.equal(value, shared[name]) for name, value in mine.site_model.shared().items())
+
+
+def test_an_adapter_names_its_method_and_one_without_a_personal_part_is_told(run, tmp_path):
+    named = Drafter(with_info(run, tmp_path / "named", method="fedtar"), state=run.state.folder, device="cpu")
+    assert named.personal and isinstance(named.site_model, PatientLearner)
+    with pytest.raises(ConfigError, match="method 'fedtra' is unknown; did you mean 'fedtar'"):
+        Drafter(with_info(run, tmp_path / "unknown", method="fedtra"), state=run.state.folder, device="cpu")
+    plain = with_info(run, tmp_path / "plain", method="fedavg")
+    with pytest.raises(ConfigError, match=r"'fedavg' leaves no personal part .* without --state"):
+        Drafter(plain, state=run.state.folder, device="cpu")
+
+
+def test_a_personal_part_of_another_round_or_run_is_refused(run, tmp_path, caplog):
+    early = with_info(run, tmp_path / "early", round=ROUND - 1)
+    with pytest.raises(ConfigError, match=rf"no patient part of round {ROUND - 1}.*versions there: 0003-02"):
+        Drafter(early, state=run.state.folder, device="cpu")
+    other = with_info(run, tmp_path / "other", run_id="run-2")
+    with pytest.raises(ConfigError, match="is the state of run run-1, the adapter is of run run-2"):
+        Drafter(other, state=run.state.folder, device="cpu")
+    assert not caplog.records
+
+
+def test_a_personal_part_of_an_earlier_round_serves_only_a_site_that_was_absent_in_between(run, tmp_path, caplog):
+    late = with_info(run, tmp_path / "late", round=ROUND + 1)
+    place = tmp_path / "run-1" / "site-1"
+    shutil.copytree(run.state.folder, place)
+    state = SiteState(tmp_path, "run-1", "site-1")
+    state.add_answered("train", version(ROUND, T))
+    state.add_answered("close_round", version(ROUND, T))
+    with pytest.raises(ConfigError, match=r"part of round 3 and ends with round 3; the adapter is of round 4.*--state"):
+        Drafter(late, state=place, device="cpu")  # a copy of the state from before, or the site left
+    state.add_answered("close_round", version(ROUND + 1, T))  # it was there, without a visit to train on
+    assert Drafter(late, state=place, device="cpu").draft(run.study).personal
+    assert "did not train in round 4; its patient part is of round 3" in caplog.text
+    untrained = version(ROUND, T)
+    state.save(version(0, 0), *state.read(untrained))
+    state.remove(untrained)
+    with pytest.raises(ConfigError, match=r"no patient part of round 4.*versions there: 0000-00"):
+        Drafter(late, state=place, device="cpu")
+
+
+def test_the_key_must_be_the_site_s(run):
+    with pytest.raises(ConfigError, match="not the key"):
+        Drafter(run.adapter, state=run.state.folder, key=b"another key of 16", device="cpu")
+
+
+@pytest.mark.parametrize(("change", "word"), [({"patient_id": None}, "--patient-id"), ({"time_step": None}, "1 to 2")])
+def test_what_the_personal_part_must_know_is_named(run, change, word):
+    drafter = Drafter(run.adapter, state=Path(run.state.folder), device="cpu")
+    with pytest.raises(ConfigError, match=word):
+        drafter.draft(replace(run.study, **change))

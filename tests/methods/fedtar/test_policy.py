@@ -1,0 +1,268 @@
+import math
+import random
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import load, save
+
+from fedtar_flare.errors import ConfigError, ExchangeError
+from fedtar_flare.methods.fedtar.policy import (
+    ALPHA_FLOOR,
+    ALPHA_FORMS,
+    AlphaPolicy,
+    OuterOptimizer,
+    floored_steps,
+    hypergradient,
+    pool_t_numbers,
+    t_numbers,
+)
+
+forms = st.sampled_from(ALPHA_FORMS)
+D = 7
+
+
+def moved(policy, seed, scale=0.5):
+    """The policy with its psi moved away from the start, so that its alphas differ from each other."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in policy.parameters():
+            parameter += scale * torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+    return policy
+
+
+class Round:
+    """One round in float64: step means that are held fixed, and a quadratic validation loss (dense Hessian)."""
+
+    def __init__(self, taken, seed):
+        generator = torch.Generator().manual_seed(seed)
+        draw = lambda *shape: torch.randn(*shape, generator=generator, dtype=torch.float64)  # noqa: E731
+        self.taken, self.w0, self.means = taken, draw(D), [draw(D) for _ in taken]
+        self.hessian, self.linear = draw(D, D), draw(D)
+
+    def broadcasts(self, alphas):
+        """w_0..w_T by Eq. 7."""
+        path = [self.w0]
+        for alpha, took, mean in zip(alphas, self.taken, self.means, strict=True):
+            path.append(path[-1] + alpha * (mean - path[-1]) if took else path[-1])
+        return path
+
+    def loss(self, w):
+        return 0.5 * (self.hessian @ w).square().sum() + self.linear @ w
+
+    def gradient(self, w):
+        return self.hessian.T @ (self.hessian @ w) + self.linear
+
+    def t_numbers(self, alphas):
+        path = self.broadcasts(alphas)
+        return t_numbers(split(self.gradient(path[-1])), [split(w) for w in path])
+
+    def by_autograd(self, policy):
+        """grad_psi of the loss, straight through Eq. 7."""
+        return torch.autograd.grad(self.loss(self.broadcasts(policy.alphas())[-1]), tuple(policy.parameters()))
+
+    def by_recursion(self, policy):
+        """``S_t = (1 - alpha_t) S_{t-1} + Delta_t (grad_psi alpha_t)^T`` and ``grad = S_T^T g``."""
+        alphas = policy.alphas()
+        size = sum(p.numel() for p in policy.parameters())
+        s = torch.zeros(D, size, dtype=torch.float64)
+        w = self.w0
+        for t, took in enumerate(self.taken):
+            if took:
+                slope = torch.autograd.grad(alphas[t], tuple(policy.parameters()), retain_graph=True)
+                delta = self.means[t] - w
+                alpha = alphas[t].detach()
+                s = (1 - alpha) * s + torch.outer(delta, torch.cat([g.flatten() for g in slope]))
+                w = w + alpha * delta
+        return s.T @ self.gradient(w)
+
+
+def split(vector):
+    return {"x": vector[:3].reshape(3, 1), "y": vector[3:]}
+
+
+# ------------------------------------------------------------------ alpha(psi)
+@settings(max_examples=60, deadline=None)
+@given(forms, st.integers(1, 9), st.integers(0, 2**31), st.floats(0, 3))
+def test_alphas_keep_within_the_bounds_of_their_form(form, time_steps, seed, scale):
+    alphas = moved(AlphaPolicy(time_steps, alpha_form=form, seed=seed), seed, scale).alphas().detach()
+    assert alphas.shape == (time_steps,) and alphas.dtype == torch.float64
+    assert ((alphas >= 0) & (alphas <= 1)).all()
+    if form == "softmax":
+        assert float(alphas.sum()) == pytest.approx(1, abs=1e-12)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_alphas_start_near_equal(seed):
+    softmax = AlphaPolicy(5, seed=seed).alphas()
+    assert torch.allclose(softmax, torch.full((5,), 0.2, dtype=torch.float64), atol=0.02)
+    assert len(set(softmax.tolist())) == 5  # near, not equal: the steps can part
+    for start in (0.1, 0.7):
+        sigmoid = AlphaPolicy(5, alpha_form="sigmoid", initial_alpha=start, seed=seed).alphas()
+        assert torch.allclose(sigmoid, torch.full((5,), start, dtype=torch.float64), atol=0.02)
+
+
+def test_a_seed_gives_the_same_psi_and_leaves_the_global_state_alone():
+    before = torch.get_rng_state()
+    first, second, other = AlphaPolicy(4, seed=3), AlphaPolicy(4, seed=3), AlphaPolicy(4, seed=4)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert all(torch.equal(a, b) for a, b in zip(first.parameters(), second.parameters(), strict=True))
+    assert not torch.equal(first.embedding, other.embedding)
+    third = AlphaPolicy(4, seed=9)
+    third.load_state_dict(load(save(first.state_dict())))
+    assert torch.equal(first.alphas(), third.alphas())
+
+
+@pytest.mark.parametrize("settings_", [{"alpha_form": "tanh"}, {"initial_alpha": 1.0}])
+def test_a_policy_refuses_what_is_not_allowed(settings_):
+    with pytest.raises(ConfigError, match=next(iter(settings_))):
+        AlphaPolicy(**({"time_steps": 3} | settings_))
+
+
+# ------------------------------------------------------------------ hypergradient
+@settings(max_examples=120, deadline=None)
+@given(forms, st.lists(st.booleans(), min_size=1, max_size=6), st.integers(0, 2**31))
+def test_hypergradient_equals_autograd_and_the_recursion(form, taken, seed):
+    policy = moved(AlphaPolicy(len(taken), alpha_form=form, embedding_dim=5, seed=seed), seed + 1)
+    round_ = Round(taken, seed)
+    alphas = policy.alphas()
+    numbers = torch.tensor(round_.t_numbers(alphas.detach()), dtype=torch.float64)
+    slope = hypergradient(numbers, alphas.detach(), torch.tensor(taken))
+
+    free = alphas.detach().clone().requires_grad_()
+    direct = torch.zeros_like(free)
+    if any(taken):
+        (direct,) = torch.autograd.grad(round_.loss(round_.broadcasts(free)[-1]), free)
+    scale = 1 + float(direct.abs().max())
+    # w_t - w_{t-1} has lost digits to cancellation in proportion to 1 / alpha_t, so a tiny alpha weighs its own error
+    error = (slope - direct).abs()
+    assert (error * alphas.detach() <= 1e-10 * scale).all()
+    assert (error <= 1e-10 * scale)[alphas >= 1e-3].all()
+
+    if any(taken):
+        ours = torch.cat([g.flatten() for g in torch.autograd.grad(alphas, tuple(policy.parameters()), slope)])
+        autograd = torch.cat([g.flatten() for g in round_.by_autograd(policy)])
+        scale = 1 + float(autograd.abs().max())
+        torch.testing.assert_close(ours, autograd, rtol=1e-10, atol=1e-10 * scale)
+        torch.testing.assert_close(ours, round_.by_recursion(policy), rtol=1e-10, atol=1e-10 * scale)
+    assert all(slope[t] == 0 for t, took in enumerate(taken) if not took)
+
+
+def test_hypergradient_when_a_later_alpha_is_one_or_zero():
+    round_ = Round([True, True, True], 4)
+    for alphas in ([0.3, 1.0, 0.4], [0.3, 1.0, 1.0], [0.2, 0.5, 2e-5]):
+        free = torch.tensor(alphas, dtype=torch.float64, requires_grad=True)
+        (direct,) = torch.autograd.grad(round_.loss(round_.broadcasts(free)[-1]), free)
+        numbers = torch.tensor(round_.t_numbers(free.detach()), dtype=torch.float64)
+        slope = hypergradient(numbers, free, torch.ones(3, dtype=torch.bool))
+        torch.testing.assert_close(slope, direct, rtol=1e-8, atol=1e-10)
+
+
+def test_a_step_with_hardly_any_alpha_gets_no_gradient_and_is_named():
+    alphas = torch.tensor([0.5, ALPHA_FLOOR / 2, 0.25, 0.0], dtype=torch.float64)
+    taken = torch.tensor([True, True, True, False])
+    slope = hypergradient(torch.tensor([1.0, 1.0, 1.0, 0.0]), alphas, taken)
+    assert floored_steps(alphas, taken) == [2]
+    assert slope.tolist() == pytest.approx([0.75 / 0.5, 0, 4, 0], rel=1e-15)
+    assert floored_steps(torch.tensor([0.5]), torch.tensor([True])) == []
+
+
+def test_pooled_numbers_are_those_of_the_pooled_loss():
+    rounds = {"site-b": Round([True, True, False], 1), "site-a": Round([True, True, False], 2)}
+    reports = {"site-a": 3, "site-b": 5}
+    shared = rounds["site-a"]
+    for other in rounds.values():
+        other.w0, other.means = shared.w0, shared.means  # the same broadcasts, another validation loss
+    policy = moved(AlphaPolicy(3, alpha_form="sigmoid", embedding_dim=4), 0)
+    alphas = policy.alphas()
+    pooled = pool_t_numbers({s: r.t_numbers(alphas.detach()) for s, r in rounds.items()}, reports)
+    slope = hypergradient(pooled, alphas, torch.tensor(shared.taken))
+    loss = sum(reports[s] / 8 * r.loss(shared.broadcasts(alphas)[-1]) for s, r in rounds.items())
+    expected = torch.autograd.grad(loss, tuple(policy.parameters()), retain_graph=True)
+    ours = torch.autograd.grad(alphas, tuple(policy.parameters()), slope)
+    for a, b in zip(ours, expected, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-10)
+    backwards = {s: rounds[s].t_numbers(alphas.detach()) for s in sorted(rounds)}
+    assert torch.equal(pool_t_numbers(backwards, reports), pooled)
+
+
+def test_pooling_does_not_depend_on_the_order_of_the_sites():
+    generator = torch.Generator().manual_seed(0)
+    numbers = {f"site-{k}": (torch.randn(4, generator=generator) * 10.0**k).tolist() for k in range(6)}
+    reports = {site: 3 + k for k, site in enumerate(numbers)}
+    pooled = pool_t_numbers(numbers, reports)
+    for seed in range(5):
+        order = random.Random(seed).sample(sorted(numbers), len(numbers))
+        assert torch.equal(pool_t_numbers({site: numbers[site] for site in order}, reports), pooled)
+
+
+def test_t_numbers_take_the_difference_of_float32_broadcasts_in_float64():
+    generator = torch.Generator().manual_seed(0)
+    before, after, gradient = ({"x": torch.randn(1000, generator=generator) * size} for size in (1.0, 1e-4, 1.0))
+    terms = zip(gradient["x"].tolist(), before["x"].tolist(), after["x"].tolist(), strict=True)
+    exact = math.fsum(g * (b - a) for g, a, b in terms)
+    assert t_numbers(gradient, [before, after]) == [pytest.approx(exact, rel=1e-12)]
+
+
+# ------------------------------------------------------------------ the outer step
+@pytest.mark.parametrize("form", ALPHA_FORMS)
+def test_outer_steps_lower_the_validation_loss(form):
+    policy = AlphaPolicy(3, alpha_form=form)
+    outer = OuterOptimizer(policy, eta=1e-2)
+    round_ = Round([True, False, True], 8)
+    losses = []
+    for _ in range(40):
+        alphas = policy.alphas().detach()
+        losses.append(float(round_.loss(round_.broadcasts(alphas)[-1])))
+        numbers = torch.tensor(round_.t_numbers(alphas), dtype=torch.float64)
+        assert outer.step(hypergradient(numbers, alphas, torch.tensor(round_.taken))) > 0
+    assert losses[-1] < losses[0] - 1e-3
+
+
+@pytest.mark.parametrize("after", [0, 1, 4])
+def test_the_state_goes_through_a_file_and_the_next_steps_are_the_same_to_the_bit(after):
+    generator = torch.Generator().manual_seed(1)
+    slopes = torch.randn(8, 3, generator=generator, dtype=torch.float64)
+    policy = AlphaPolicy(3, seed=2)
+    outer = OuterOptimizer(policy, eta=3e-2)
+    for slope in slopes[:after]:
+        outer.step(slope)
+    state = outer.state_tensors()
+    saved = load(save(state)) if state else {}
+    resumed = AlphaPolicy(3, seed=7)
+    resumed.load_state_dict(policy.state_dict())
+    again = OuterOptimizer(resumed, eta=3e-2)
+    again.load_state_tensors(saved)
+    for slope in slopes[after:]:
+        assert outer.step(slope) == again.step(slope)
+        assert torch.equal(policy.alphas(), resumed.alphas())
+    assert all(torch.equal(v, again.state_tensors()[k]) for k, v in outer.state_tensors().items())
+
+
+def test_the_norm_is_that_of_the_gradient_in_psi():
+    slope = torch.tensor([1.0, -1.0], dtype=torch.float64)
+    policy = AlphaPolicy(2, alpha_form="sigmoid", seed=1)
+    gradient = torch.autograd.grad(policy.alphas(), tuple(policy.parameters()), slope)
+    norm = OuterOptimizer(policy, eta=1e-3).step(slope)
+    assert norm == pytest.approx(float(torch.cat([g.flatten() for g in gradient]).norm()), rel=1e-12)
+
+
+# ------------------------------------------------------------------ refusals
+def test_t_numbers_refuse_what_does_not_fit_and_name_it():
+    good = {"x": torch.ones(3), "y": torch.ones(2)}
+    for gradient, path, words in (
+        (good, [good, {"x": good["x"]}], "'y'.*w_1"),
+        (good, [good | {"z": torch.ones(1)}, good], "'z'.*w_0"),
+        (good, [good, good | {"x": torch.ones(1)}], r"'x' has shape \(1,\) in w_1"),
+        (good | {"x": torch.full((3,), math.nan)}, [good, good], "'x'.*step 1"),
+        (good, [good, good, good | {"y": torch.full((2,), math.inf)}], "'y'.*step 2"),
+    ):
+        with pytest.raises(ExchangeError, match=words):
+            t_numbers(gradient, path)
+
+
+@pytest.mark.parametrize("wrong", [{"eta": 0.0}, {"eta": math.inf}])
+def test_the_outer_optimiser_refuses_what_is_not_allowed(wrong):
+    with pytest.raises(ConfigError, match="eta"):
+        OuterOptimizer(AlphaPolicy(2), **wrong)

@@ -1,0 +1,87 @@
+"""The recipe: a preset is the whole setting, what is given wins, and what cannot fit fails before anything runs."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from fedtar_flare.errors import ConfigError
+from fedtar_flare.methods.fedtar.recipe import FedTARRecipe
+
+
+def exported(recipe, folder):
+    """Arguments of the controller and of the executor, as the job carries them; defaults are left out."""
+    recipe.export(str(folder))
+    config = folder / recipe.name / "app" / "config"
+    server, client = (json.loads((config / f"config_fed_{side}.json").read_text()) for side in ("server", "client"))
+    return server["workflows"][0]["args"], client["executors"][0]["executor"]["args"]
+
+
+def test_the_paper_s_preset_is_the_whole_setting(tmp_path):
+    recipe = FedTARRecipe(preset="paper")
+    executor, controller = recipe.executor, recipe.controller
+    there = controller.strategy.settings
+    assert (
+        controller.time_steps == 5
+        and controller.strategy.settings.server.eta == 1e-4
+        and controller.strategy.settings.server.alpha_form == "softmax"
+    )
+    assert executor.resolved.patient.scale == executor.resolved.lora.alpha / executor.resolved.lora.rank == 32.0
+    assert executor.resolved.patient.time_conditioned is False
+    assert executor.resolved.temporal.replay == there.temporal.replay == "none"
+    assert executor.resolved.training.schedule == "constant"
+    assert executor.resolved.patient.common_start is False
+    assert executor.resolved.patient.profile == ("hash", "age", "sex")
+    assert executor.resolved.training.lr == executor.resolved.patient.lr == 1e-5
+    assert executor.resolved.model.encoder_name == "microsoft/cvt-21-384-22k"
+    server, site = exported(recipe, tmp_path)
+    assert server["time_steps"] == 5 and server["settings"]["server"]["eta"] == 1e-4 and site["preset"] == "paper"
+    site = site["settings"]
+    assert site["patient"]["scale"] == 32.0 and site["patient"]["time_conditioned"] is False
+    assert site["training"]["lr"] == site["patient"]["lr"] == 1e-5
+
+
+def test_explicit_settings_win_over_the_preset_s_and_leave_its_others():
+    recipe = FedTARRecipe(
+        preset="paper",
+        time_steps=3,
+        server={"eta": 5e-3},
+        patient={"scale": 2.0},
+        training={"lr": 3e-4},
+    )
+    executor, controller = recipe.executor, recipe.controller
+    there = controller.strategy.settings
+    assert (controller.time_steps, there.server.eta) == (3, 5e-3)
+    assert (executor.resolved.patient.scale, executor.resolved.patient.time_conditioned) == (2.0, False)
+    assert (executor.resolved.training.lr, executor.resolved.patient.lr) == (3e-4, 1e-5)
+    small = FedTARRecipe()
+    there = small.controller.strategy.settings
+    assert small.controller.time_steps == 3 and small.executor.resolved.patient.scale == 1.0, "no preset leaks"
+    assert there.server.alpha_form == "sigmoid" and small.executor.resolved.patient.profile == ("age", "sex")
+    assert there.temporal.replay == small.executor.resolved.temporal.replay == "seen"
+    assert FedTARRecipe(temporal={"replay": "none"}).controller.strategy.settings.temporal.replay == "none", (
+        "the server follows the sites"
+    )
+
+
+@pytest.mark.parametrize("periods", [[], ["2020-01-01"], ["2020-01-01", "2021-01-01", "2022-01-01"]])
+def test_periods_that_do_not_bound_the_steps_fail_when_the_recipe_is_built(periods):
+    with pytest.raises(ConfigError, match="needs 2 rising dates"):
+        FedTARRecipe(time_steps=3, data={"alignment": "period", "periods": periods})
+    FedTARRecipe(time_steps=3, data={"alignment": "period", "periods": ["2020-01-01", "2021-01-01"]})
+
+
+@pytest.mark.parametrize(
+    ("wrong", "word"),
+    [
+        ({"server": {"etta": 1}}, "etta"),
+        ({"patients": {"scale": 1.0}}, "patients"),
+        ({"patient": {"scal": 1.0}}, "did you mean 'scale'"),
+        ({"training": {"lr": float("inf")}}, "lr"),
+        ({"training": {"local_steps": 2.5}}, "local_steps"),
+    ],
+)
+def test_a_wrong_setting_fails_when_the_recipe_is_built(wrong, word):
+    with pytest.raises(ConfigError, match=word):
+        FedTARRecipe(**wrong)

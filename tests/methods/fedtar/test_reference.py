@@ -1,0 +1,136 @@
+"""A whole run on the tiny preset, with real sites: its numbers are those of ``reference.json``, kept with the code.
+
+Where torch, numpy and the processor's instructions are those that the numbers were made with, they are equal to the
+bit; elsewhere within 1e-4. A change that is meant to move them replaces the file, and says why:
+``python tests/methods/fedtar/test_reference.py`` prints the new one.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+import tempfile
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from hospital_site import executor_of
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # pytest has it already
+
+from federation import LocalFederation
+
+from fedtar_flare.methods.fedtar.events import EVENTS, Outer
+from fedtar_flare.metrics import registry
+from fedtar_flare.metrics.registry import SCORES
+from fedtar_flare.record.events import SHARED, Evaluation, Step, Validation
+from fedtar_flare.record.log import of_kind, read_events
+from fedtar_flare.runtime.checkpoint import CheckpointFolder
+
+CONTENT = [name for name, score in SCORES.items() if score.group == registry.CONTENT]
+REFERENCE = Path(__file__).with_name("reference.json")
+SEED = 3
+SETTINGS = {
+    "preset": "tiny",
+    "training": {"local_steps": 2, "batch_size": 4},
+    "patient": {"lr": 1e-3, "patients_per_component": 1},
+    "data": {"synthetic_patients": 10},
+    "seed": SEED,
+}
+
+
+def site(name, folder):
+    """A real executor as a function for :class:`LocalFederation`."""
+    executor = executor_of("fedtar", **SETTINGS)
+    place = SimpleNamespace(
+        name=name, simulated=True, workspace=folder, engine=None, stop_if_aborted=lambda: None,
+        limit=lambda seconds: None, state_root=lambda configured: folder / "state",
+    )  # fmt: skip
+    return lambda task, header, weights: executor.perform(task, header, weights, place)
+
+
+def numbers_of(folder):
+    """One round of two steps at two sites: what it leaves, as numbers by name."""
+    (folder / "sites").mkdir(parents=True)
+    names = ("site-1", "site-2")
+    for name in names:
+        (folder / "sites" / f"{name}.yaml").write_text("source: synthetic\nshares: []\n")
+    sites = {name: site(name, folder) for name in names}
+    controller = LocalFederation(folder / "server", sites, num_rounds=1, time_steps=2, seed=SEED)
+    controller.run()
+    assert not controller.panics
+    events = read_events(controller.results_folder, (*SHARED, *EVENTS))
+    weights = CheckpointFolder(controller.results_folder / "checkpoint").last()[0].weights
+    outer, validation = of_kind(events, Outer)[0], of_kind(events, Validation)[0]
+    return {
+        "norms": {name: float(value.double().norm()) for name, value in sorted(weights.items())},
+        "values": {name: weights[name].flatten()[:3].tolist() for name in sorted(weights)[:: len(weights) // 6]},
+        "alpha": [outer.alpha_before, outer.alpha_after],
+        "psi_grad_norm": outer.psi_grad_norm,
+        "t_numbers": outer.t_numbers,
+        "train_loss": [{n: one.train_loss for n, one in step.sites.items()} for step in of_kind(events, Step)],
+        "validation_loss": {n: one.validation_loss for n, one in validation.sites.items()},
+        "token_loss": [
+            {n: [one.all["token_loss"], *(cell.get("token_loss") for cell in one.steps.values())]
+             for n, one in event.sites.items()}
+            for event in of_kind(events, Evaluation)
+        ],
+        "content": [
+            {n: {"all": {name: one.all[name] for name in CONTENT if name in one.all}, "findings": one.findings,
+                 "references": one.references} for n, one in event.sites.items()}
+            for event in of_kind(events, Evaluation)
+        ],
+    }  # fmt: skip
+
+
+def made_with():
+    """What the bits depend on."""
+    return {
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+        "processor": processor(),  # of the same capability, two may still be given other kernels
+    }
+
+
+def processor():
+    """Maker, family and model, as Linux numbers them; empty elsewhere."""
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().split("\n\n")[0].splitlines() if info.is_file() else []
+    fields = dict(line.replace("\t", "").split(":", 1) for line in lines if ":" in line)
+    return " ".join(fields.get(name, "").strip() for name in ("vendor_id", "cpu family", "model")).strip()
+
+
+def flat(value, path=""):
+    """Numbers by their path."""
+    if isinstance(value, dict | list):
+        items = value.items() if isinstance(value, dict) else enumerate(value)
+        return {name: number for key, item in items for name, number in flat(item, f"{path}/{key}").items()}
+    return {path: value}
+
+
+def test_a_run_gives_the_numbers_that_are_kept(tmp_path, monkeypatch):
+    monkeypatch.setenv("FEDTAR_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("FEDTAR_SITES", str(tmp_path / "sites"))
+    torch.set_num_threads(1)
+    kept = json.loads(REFERENCE.read_text())
+    expected, got = flat(kept["numbers"]), flat(numbers_of(tmp_path))
+    assert got.keys() == expected.keys() and all(v is None or math.isfinite(v) for v in got.values())
+    if kept["made_with"] == made_with():
+        assert got == expected
+    else:
+        assert [name for name, value in got.items() if value is None] == [n for n, v in expected.items() if v is None]
+        numbers = {name: value for name, value in expected.items() if value is not None}
+        assert {name: got[name] for name in numbers} == pytest.approx(numbers, rel=1e-4, abs=1e-7)
+
+
+if __name__ == "__main__":
+    import os
+
+    with tempfile.TemporaryDirectory() as scratch:
+        os.environ |= {"FEDTAR_HOME": f"{scratch}/home", "FEDTAR_SITES": f"{scratch}/sites"}
+        torch.set_num_threads(1)
+        print(json.dumps({"made_with": made_with(), "numbers": numbers_of(Path(scratch))}, indent=1))

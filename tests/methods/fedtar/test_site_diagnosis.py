@@ -1,0 +1,372 @@
+"""Findings that the decoder is told: fixed prompts, and a head that learns and stays at its site."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from hospital_site import HospitalSite, executor_of, write_site_files
+
+from fedtar_flare.errors import ConfigError, ExchangeError
+from fedtar_flare.learning import labels
+from fedtar_flare.learning.config import LoRAConfig, TrainingConfig
+from fedtar_flare.learning.diagnosis import FIXED_RMS, DiagnosisBranch, fix_prompts
+from fedtar_flare.learning.labels import labeler
+from fedtar_flare.learning.site_diagnosis import OWN_RATE, SHARED_RATE, DiagnosisConfig
+from fedtar_flare.methods.fedtar.config import PatientConfig
+from fedtar_flare.methods.fedtar.learner import PatientLearner
+from fedtar_flare.methods.fedtar.method import CONTRACT
+from fedtar_flare.methods.fedtar.profiles import fit_mixture
+from fedtar_flare.methods.fedtar.recipe import FedTARRecipe
+from fedtar_flare.models.config import CVT_TARGETS, preset
+from fedtar_flare.models.report_generator import report_loss
+from fedtar_flare.protocol.contract import HEAD_NAMES
+from fedtar_flare.runtime.recipe import MethodRecipe
+
+MODEL = preset("tiny", max_length=16)
+TOLD = DiagnosisConfig(labeler="synthetic")
+
+
+@pytest.fixture
+def learner_of(cohort):
+    def make(model=MODEL, enabled=True, diagnosis=TOLD, **training):
+        patient = PatientConfig(enabled=enabled)
+        return PatientLearner(
+            model=model, lora=LoRAConfig(), training=TrainingConfig(**training), cohort=cohort, seed=3,
+            patient=patient, mixture=fit_mixture(cohort, patient, 0) if enabled else None, diagnosis=diagnosis,
+        )  # fmt: skip
+
+    return make
+
+
+def branch_of(seed=0, findings=5):
+    return DiagnosisBranch(findings, 2, 8, 4, torch.randn(20, 16), seed, "attention", "memory")
+
+
+def test_prompts_that_nobody_trained_are_fixed_ones_and_trained_ones_stay():
+    one, other = branch_of(), branch_of()
+    trained = torch.full((2, 16), 2.0)
+    for branch in (one, other):
+        with torch.no_grad():
+            branch.embeddings[2] = trained
+            branch.embeddings[3, 0] = trained[0]  # a finding that the warm start never met: absent all the time
+        fix_prompts(branch, 7)
+    assert torch.equal(one.embeddings, other.embeddings)
+    assert torch.equal(one.embeddings[2], trained) and torch.equal(one.embeddings[3, 0], trained[0])
+    rest = one.embeddings[[0, 1, 3, 4]]
+    assert not one.embeddings[[0, 1, 4], 0].any()
+    torch.testing.assert_close(rest[:, 1].square().mean(1).sqrt(), torch.full((4,), FIXED_RMS))
+    cosines = torch.nn.functional.cosine_similarity(rest[:, None, 1], rest[None, :, 1], dim=-1)
+    assert cosines.fill_diagonal_(0).abs().max() < 0.9
+
+
+def test_nothing_more_travels_and_the_head_is_kept_by_the_site(learner_of):
+    plain, told = learner_of(diagnosis=None), learner_of()
+    assert set(told.shared()) == set(plain.shared()) and "extension" not in plain.describe()
+    own = set(told.private()) - set(plain.private())
+    assert own == {"diagnosis/queries", "diagnosis/weight", "diagnosis/bias"}
+    assert not told.generator.diagnosis.embeddings.requires_grad
+    assert told.describe()["patient_parameters"] == plain.describe()["patient_parameters"]
+
+
+def test_a_task_trains_the_head_and_another_learner_takes_it_over_with_its_optimiser(learner_of):
+    one, again = learner_of(local_steps=2, batch_size=2), learner_of(local_steps=2, batch_size=2)
+    prompts = one.generator.diagnosis.embeddings.clone()
+    assert not one.personal_part_acts
+    one.train(None, 5)
+    assert one.personal_part_acts and one.findings.learnt
+    assert torch.equal(one.generator.diagnosis.embeddings, prompts)
+    again.load_private(one.private())
+    again.load_shared(one.shared())
+    for learner in (one, again):
+        learner.train(None, 6)
+    for name, value in one.private().items():
+        assert torch.equal(value, again.private()[name]), name
+
+
+def test_without_the_personal_part_the_head_is_the_one_all_sites_began_with(learner_of):
+    learner = learner_of(enabled=False, local_steps=2, batch_size=2)
+    samples = learner.cohort.samples("test")
+    images = learner.images(samples)
+    before = learner.report_losses(samples, images, personal=False)
+    shared = learner.shared()
+    learner.train(None, 1)
+    learner.load_shared(shared)
+    with torch.no_grad():  # so that it tells other findings
+        learner.generator.diagnosis.head.bias += torch.tensor([-9.0, 9.0])
+    assert torch.equal(learner.report_losses(samples, images, personal=False), before)
+    assert not torch.equal(learner.report_losses(samples, images, personal=True), before)
+
+
+def test_in_training_the_decoder_is_told_what_the_report_says(learner_of):
+    learner = learner_of(model=MODEL.replace(lora_targets=CVT_TARGETS), enabled=False)
+    samples = learner.cohort.samples("train")[:4]
+    label, images = labeler("synthetic", "positive").label, learner.images(samples)
+    classes = torch.tensor([label(s.visit.report) for s in samples])
+    assert classes.any() and torch.equal(learner.findings.classes(samples), classes)
+    ids, labels = learner.tokenizer.batch([s.visit.report for s in samples])
+    branch = learner.generator.diagnosis
+    memory, mask = learner.generator.memory(images)
+    logits, _ = learner.generator.decode(memory, mask, ids, branch.prompts_of(classes))
+    losses = learner.training_losses(samples, images, "seed")
+    torch.testing.assert_close(losses, report_loss(logits, labels))  # the head's loss is not in what is told
+
+    learner.findings.losses(samples, learner.tokens(samples, images), images.slice_mask).sum().backward()
+    moved = {name for name, p in learner.model.named_parameters() if p.grad is not None and p.grad.any()}
+    assert moved and all(".diagnosis.head." in name for name in moved)
+
+
+def test_a_report_that_is_searched_for_again_is_written_with_its_own_patient_s_adapter(learner_of):
+    learner = learner_of(diagnosis=TOLD.replace(candidates=4))
+    assert learner.generator.choice.candidates == 4
+    with torch.no_grad():  # so that each patient's adapter is another, and acts
+        for parameter in learner.patient.parameters():
+            parameter.normal_(0, 0.5, generator=torch.Generator().manual_seed(1))
+    samples = learner.cohort.samples("train")[:6]
+    plain = learner_of(diagnosis=TOLD)
+    plain.load_private(learner.private())
+    first = plain.generate(samples, plain.images(samples))
+    odd = {text: number % 2 for number, text in enumerate(first)}  # every other report does not say what it was told
+    learner.generator.choice = SimpleNamespace(
+        candidates=4,
+        told=lambda tokens, *others: [0] * len(tokens),
+        differing=lambda text, told: odd.get(text, -len(text)),
+        completed=lambda text, told: text,
+    )
+    assert len(odd) == len(samples)
+    together = learner.generate(samples, learner.images(samples))
+    apart = [learner.generate([sample], learner.images([sample]))[0] for sample in samples]
+    assert together == apart
+    assert [a == b for a, b in zip(together, first, strict=True)] == [True, False] * 3
+
+
+def test_a_completed_report_states_all_that_the_head_reads_and_what_it_stated(cohort):
+    completing = TOLD.replace(complete=True)
+    model = preset("small", max_length=128)
+    learner = PatientLearner(
+        model=model, lora=LoRAConfig(), training=TrainingConfig(), cohort=cohort, seed=3,
+        patient=PatientConfig(enabled=False), mixture=None, diagnosis=completing,
+    )  # fmt: skip
+    branch, label = learner.generator.diagnosis, labeler("synthetic", "positive").label
+    with torch.no_grad():  # so that it reads a finding of which the decoder has no words
+        branch.head.bias[-2] += torch.tensor([-99.0, 99.0])
+    samples = learner.cohort.samples("test")
+    images = learner.images(samples)
+    texts = learner.generate(samples, images)
+    read = branch.read(learner.tokens(samples, images), images.slice_mask, None, None)[0]
+    assert read[:, -2].all()
+    for text, classes in zip(texts, read.tolist(), strict=True):
+        assert all(said >= there for said, there in zip(label(text), classes, strict=True)), text
+    learner.generator.choice = None
+    for text, before in zip(texts, learner.generate(samples, images), strict=True):
+        assert all(now >= then for now, then in zip(label(text), label(before), strict=True))
+
+
+@pytest.mark.parametrize("name", ["chexpert-rules", "ctrate-rules"])
+def test_the_rules_read_a_report_once(name, monkeypatch):
+    read = []
+    whole = labels.rule_labeler(name)
+
+    class Counting:
+        names, no_finding = whole.names, whole.no_finding
+
+        def __call__(self, text):
+            read.append(text)
+            return whole(text)
+
+    monkeypatch.setattr(labels, "rule_labeler", lambda name: Counting())
+    found = labels.labeler.__wrapped__(name)
+    text = "There is a small left pleural effusion. No pneumothorax."
+    assert found.label(text) == found.label(text) and read == [text]
+    assert found.label("The heart is enlarged.") != found.label(text)
+
+
+def test_a_real_hospital_s_reports_are_not_read_by_the_synthetic_rules(home, tmp_path, monkeypatch):
+    write_site_files(tmp_path, home, monkeypatch)
+    executor = executor_of("fedtar", preset="tiny", diagnosis={"labeler": "synthetic"})
+    executor.site_config = type("Config", (), {"source": "manifest"})
+    executor.strategy.at_source(executor.site_config.source)
+    with pytest.raises(ConfigError, match=r"diagnosis\.labeler is 'synthetic'.*chexpert-rules"):
+        executor.strategy.at_handshake(None, None, None, None)
+
+
+@pytest.mark.parametrize(("source", "decided"), [("synthetic", "synthetic"), ("manifest", "none")])
+def test_left_to_the_data_real_reports_are_not_labelled_and_sites_that_differ_disagree(source, decided):
+    executor = executor_of("fedtar", preset="tiny", diagnosis={"labeler": "auto"})
+    before = executor.settings_digest()
+    executor.site_config = type("Config", (), {"source": source})
+    executor.strategy.at_source(executor.site_config.source)
+    assert executor.resolved.diagnosis.labeler == decided
+    assert (executor.settings_digest() == before) == (source == "synthetic")
+    _, more = executor.strategy.shared_learner(source)
+    assert more["diagnosis"].on == (source == "synthetic")
+    with pytest.raises(ConfigError, match="has not been decided"):
+        assert executor.strategy.given.diagnosis.on
+
+
+@pytest.mark.parametrize(
+    ("name", "model", "weights"),
+    [
+        ("synthetic", preset("small"), "small"),
+        ("synthetic", preset("small", weights="mine.safetensors"), None),
+        ("chexpert-rules", preset("small"), None),
+        ("none", preset("small"), None),
+    ],
+)
+def test_the_warm_start_is_of_the_synthetic_findings_and_the_shipped_model_alone(name, model, weights):
+    config = DiagnosisConfig(labeler=name)
+    assert config.extension(model, 0)["head_weights"] == weights and config.on == (name != "none")
+
+
+def test_a_site_does_all_tasks_and_sends_no_head(home, tmp_path, monkeypatch):
+    write_site_files(tmp_path, home, monkeypatch)
+    site = HospitalSite(tmp_path, diagnosis={"labeler": "synthetic"})
+    reply, w = site.handshake()
+    assert reply.payload["model"]["extension"]["fixed_prompts"] is True
+    for t in (1, 2):
+        reply, update = site.train(w, 1, t)
+        assert reply.status == "ok", reply.reason
+        assert set(update) == set(w) and not any("diagnosis" in name for name in w)
+        w = {name: w[name] + update[name] for name in w}
+    reply, _ = site.close(w, 1, evaluate=True)
+    assert reply.status == "ok" and reply.payload["scores_generic"] and len(reply.payload["t_numbers"]) == 2
+
+
+def test_what_is_trained_beside_the_adapter_is_told_to_the_site_s_bounds():
+    diagnosis = {"labeler": "synthetic", "lr": 0.05, "candidates": 8}
+    asked = executor_of("fedtar", preset="tiny", diagnosis=diagnosis).strategy.request(3, 2)
+    assert asked.learning_rate["diagnosis.lr"] == 0.05 and asked.beams["diagnosis.candidates"] == 8
+    off = executor_of("fedtar", preset="tiny", patient={"enabled": False}).strategy.request(3, 2)
+    assert not {"diagnosis.lr", "patient.lr"} & set(off.learning_rate)
+
+
+# ------------------------------------------------------------------ a head that is shared
+SHARED = TOLD.replace(shared=True, lr=0.02)
+
+
+@pytest.fixture
+def sharing(cohort):
+    def make(min_cell=1, diagnosis=SHARED, **training):
+        executor = executor_of("fedtar", diagnosis=diagnosis.to_dict(), patient={"enabled": False})
+        learner = PatientLearner(
+            model=MODEL, lora=executor.resolved.lora, training=TrainingConfig(**training), cohort=cohort, seed=3,
+            patient=executor.resolved.patient, mixture=None, diagnosis=diagnosis,
+        )  # fmt: skip
+        learner.min_cell = min_cell
+        return learner
+
+    return make
+
+
+def test_a_shared_head_travels_with_the_adapter_and_is_no_personal_part(sharing, learner_of):
+    learner, plain = sharing(local_steps=2, batch_size=2), learner_of()
+    head = {"diagnosis.head.queries", "diagnosis.head.weight", "diagnosis.head.bias"}
+    assert set(learner.shared()) - set(plain.shared()) == head
+    assert all(CONTRACT.is_by_rows(name) == (name in head) for name in learner.shared())
+    assert not learner.has_personal_part and learner.private() == {}
+    learner.train(None, 1)
+    moved = learner.shared()
+    again = sharing()
+    again.load_shared(moved)
+    samples = learner.cohort.samples("test")
+    images = learner.images(samples)
+    for personal in (True, False):
+        assert torch.equal(
+            learner.report_losses(samples, images, personal=personal),
+            again.report_losses(samples, images, personal=personal),
+        )
+    with torch.no_grad():
+        start = sharing().report_losses(samples, images, personal=False)
+    assert not torch.equal(learner.report_losses(samples, images, personal=False), start)
+
+
+@pytest.mark.parametrize("min_cell", [1, 3])
+def test_a_site_says_nothing_of_findings_that_too_few_of_its_patients_have(sharing, min_cell):
+    learner = sharing(min_cell, local_steps=3, batch_size=4)
+    samples = learner.cohort.samples("train", None, min_cell)
+    patients = [set() for _ in labeler("synthetic", "positive").findings]
+    for sample in samples:
+        for finding, found in enumerate(labeler("synthetic", "positive").label(sample.visit.report)):
+            if found:
+                patients[finding].add(sample.visit.patient_id)
+    enough = torch.tensor([len(those) >= max(2, min_cell) for those in patients])
+    assert enough.any() and not enough.all()
+    before = learner.shared()
+    update = learner.train(None, 1).update
+    for name in ("queries", "weight", "bias"):
+        value = update[f"diagnosis.head.{name}"]
+        assert torch.equal(value.flatten(1).any(1), enough), name
+    other = [name for name in update if not name.startswith("diagnosis.head.")]
+    after = learner.shared()
+    assert all(torch.allclose(update[name], after[name] - before[name], atol=1e-6) for name in other)
+
+
+def test_a_head_that_a_job_exchanges_by_name_says_nothing_of_them_either(cohort):
+    learner = PatientLearner(
+        model=MODEL, lora=LoRAConfig(exchange=[r"diagnosis\.head\..+"]), training=TrainingConfig(local_steps=2),
+        cohort=cohort, seed=3, patient=PatientConfig(enabled=False), mixture=None, diagnosis=TOLD,
+    )  # fmt: skip
+    update = learner.train(None, 1).update
+    said = update["diagnosis.head.bias"].any(1)
+    assert said.any() and not said.all()
+
+
+@pytest.mark.parametrize(("epochs", "share"), [(None, 1.0), (6.0, 1.0), (3.0, 1.0), (2.0, 2 / 3), (0.3, 0.1)])
+def test_a_shared_head_has_its_own_rate_lower_where_a_task_goes_through_its_visits_too_often(sharing, epochs, share):
+    learner = sharing(diagnosis=SHARED.replace(epochs=epochs))
+    groups = learner.shared_optimizer([p for p in learner.model.parameters() if p.requires_grad], 3.0).param_groups
+    assert [group["lr"] for group in groups] == pytest.approx([learner.training.lr, SHARED.lr * share])
+
+
+def test_a_task_says_how_often_it_goes_through_its_visits(sharing, monkeypatch):
+    learner, seen = sharing(local_steps=3), []
+    make = learner.shared_optimizer
+    monkeypatch.setattr(learner, "shared_optimizer", lambda those, epochs: seen.append(epochs) or make(those, epochs))
+    for steps, updates in ((None, None), (1, None), (None, 5)):
+        trained = learner.train(steps, 1, updates=updates)
+        assert seen.pop() == (updates or 3) * learner.training.batch_size / trained.samples
+
+
+def test_a_head_is_shared_only_where_there_is_one_and_somebody_to_share_it_with(cohort):
+    with pytest.raises(ConfigError, match=r"diagnosis\.shared.*local_patient.*nothing is shared"):
+        executor_of("local_patient", diagnosis={"labeler": "synthetic", "shared": True})
+    executor = executor_of("fedtar", diagnosis={"labeler": "none", "shared": True})
+    with pytest.raises(ConfigError, match=r"diagnosis\.shared.*no head"):
+        executor.site_config = SimpleNamespace(source="synthetic")
+        executor.strategy.at_handshake(SimpleNamespace(time_steps=2), SimpleNamespace(name="site-1"), None, cohort)
+
+
+@pytest.mark.parametrize(
+    ("source", "settings", "shared", "rate"),
+    [
+        ("synthetic", {"labeler": "auto", "shared": "auto"}, True, SHARED_RATE),
+        ("synthetic", {"labeler": "auto", "shared": "auto", "lr": 0.001}, True, 0.001),
+        ("synthetic", {"labeler": "none", "shared": "auto"}, False, OWN_RATE),
+        ("synthetic", {"labeler": "auto", "shared": False}, False, OWN_RATE),
+        ("manifest", {"labeler": "auto", "shared": "auto"}, False, OWN_RATE),
+        ("manifest", {"labeler": "ctrate-rules", "shared": "auto"}, False, OWN_RATE),
+        ("manifest", {"labeler": "ctrate-rules", "shared": True}, True, SHARED_RATE),
+    ],
+)
+def test_left_to_the_data_the_head_of_synthetic_data_alone_is_shared(source, settings, shared, rate):
+    executor = executor_of("fedtar", preset="tiny", diagnosis=settings, lora={"exchange": ["a"]})
+    executor.site_config = SimpleNamespace(source=source)
+    executor.strategy.at_source(executor.site_config.source)
+    _, outside = executor.strategy.shared_learner(source)
+    assert (executor.resolved.diagnosis.shared, executor.resolved.diagnosis.lr) == (shared, rate)
+    assert executor.resolved.lora.exchange == outside["lora"].exchange == (("a", HEAD_NAMES) if shared else ("a",))
+
+
+def test_the_small_preset_shares_the_head_of_synthetic_data_where_anything_is_shared():
+    assert FedTARRecipe().executor.resolved.lora.exchange == (HEAD_NAMES,)
+    assert FedTARRecipe().executor.resolved.diagnosis.epochs == 3
+    assert MethodRecipe("fedavg_patient").executor.resolved.lora.exchange == (HEAD_NAMES,)
+    assert MethodRecipe("local_patient").executor.resolved.lora.exchange == ()
+
+
+def test_the_head_leaves_only_where_the_site_s_guard_names_it():
+    train, tensors = CONTRACT.task("train"), {"diagnosis.head.bias": torch.zeros(2, 2)}
+    with pytest.raises(ExchangeError, match=r"diagnosis\.head\.bias.*not allowed to leave.*extra_names"):
+        CONTRACT.check_names(train, tensors)
+    CONTRACT.allowing([r"diagnosis\.head\..+"]).check_names(train, tensors)

@@ -1,0 +1,181 @@
+"""Weights of the sites, and the mean of their updates: order, memory, disk."""
+
+import gc
+import math
+import random
+import weakref
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedtar_flare.runtime import aggregation
+from fedtar_flare.runtime.aggregation import WEIGHTINGS, SpilledUpdates, aggregation_weights
+
+SHAPES = {"a": (4, 3), "b": (5,), "c": ()}
+
+
+def tensors(seed, dtype=torch.float32):
+    generator = torch.Generator().manual_seed(seed)
+    made = {n: torch.randn(s, generator=generator, dtype=torch.float64) for n, s in SHAPES.items()}
+    return {name: value.to(dtype) for name, value in made.items()}
+
+
+def mean_in_memory(updates, weights):
+    """Equation 6 of updates that are all there, added up in sorted site order."""
+    total = {}
+    for site in sorted(weights):
+        for name, value in updates[site].items():
+            total[name] = total.get(name, 0.0) + value.double() * weights[site]
+    return total
+
+
+# ------------------------------------------------------------------ weights
+@settings(max_examples=100, deadline=None)
+@given(
+    st.dictionaries(st.text(min_size=1, max_size=5), st.integers(1, 10**9), min_size=1, max_size=8),
+    st.sampled_from(WEIGHTINGS),
+)
+def test_weights_are_normalised(counts, weighting):
+    weights = aggregation_weights(counts, weighting)
+    assert list(weights) == sorted(counts) and math.fsum(weights.values()) == pytest.approx(1, abs=1e-12)
+    sizes = {"samples": 1, "uniform": 0, "inverse": -1}
+    first = min(counts)
+    for site in counts:  # any two sites stand in the ratio that the weighting says
+        expected = (counts[site] / counts[first]) ** sizes[weighting]
+        assert weights[site] / weights[first] == pytest.approx(expected, rel=1e-12)
+
+
+# ------------------------------------------------------------------ means
+@pytest.mark.parametrize("block", [5, aggregation.BLOCK])
+@pytest.mark.parametrize("on_disk", ["none", "some", "all"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_mean_is_the_same_to_the_bit_in_any_order_of_arrival_and_place(
+    tmp_path, monkeypatch, dtype, on_disk, block
+):
+    monkeypatch.setattr(aggregation, "BLOCK", block)
+    bytes_of_one = sum(value.numel() * value.element_size() for value in tensors(0, dtype).values())
+    monkeypatch.setattr(aggregation, "IN_MEMORY", {"none": 7, "some": 3, "all": 0}[on_disk] * bytes_of_one)
+    updates = {f"site-{k}": {n: v * 10.0 ** (k - 3) for n, v in tensors(k, dtype).items()} for k in range(7)}
+    weights = aggregation_weights({site: k + 1 for k, site in enumerate(updates)})
+    in_memory = mean_in_memory(updates, weights)
+    for seed in range(5):
+        order = random.Random(seed).sample(sorted(updates), len(updates))
+        with SpilledUpdates(tmp_path / "updates", SHAPES) as spilled:
+            for site in order:
+                spilled.add(site, updates[site])
+            assert len(list((tmp_path / "updates").iterdir())) == {"none": 0, "some": 4, "all": 7}[on_disk]
+            mean = spilled.mean({site: weights[site] for site in reversed(order)})
+        for name in SHAPES:
+            assert mean[name].dtype == torch.float64
+            assert torch.equal(mean[name], in_memory[name])
+    for name in SHAPES:
+        stack = torch.stack([updates[s][name].double() for s in sorted(updates)])
+        expected = torch.tensordot(torch.tensor([weights[s] for s in sorted(updates)], dtype=torch.float64), stack, 1)
+        torch.testing.assert_close(in_memory[name], expected, rtol=1e-12, atol=1e-12)
+
+
+def test_only_the_weighted_sites_enter(tmp_path):
+    with SpilledUpdates(tmp_path / "updates", SHAPES) as spilled:
+        for k in range(3):
+            spilled.add(str(k), tensors(k))
+        mean = spilled.mean({"1": 1.0})
+    assert all(torch.equal(mean[n], tensors(1)[n].double()) for n in SHAPES)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.lists(st.booleans(), min_size=4, max_size=4), min_size=1, max_size=5),
+    st.lists(st.integers(1, 50), min_size=5, max_size=5),
+    st.booleans(),
+)
+def test_a_row_is_the_mean_of_those_who_say_something_in_it(tmp_path_factory, said, counts, on_disk):
+    says = {f"site-{k}": torch.tensor(row) for k, row in enumerate(said)}
+    updates = {site: tensors(k) for k, site in enumerate(says)}
+    for site, row in says.items():
+        updates[site]["a"][~row] = 0
+    weights = aggregation_weights(dict(zip(says, counts, strict=False)))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(aggregation, "IN_MEMORY", 0 if on_disk else 2**20)
+        with SpilledUpdates(tmp_path_factory.mktemp("updates"), SHAPES, by_rows=["a"]) as spilled:
+            for site, update in updates.items():
+                spilled.add(site, update)
+            mean = spilled.mean(weights)
+    for row in range(4):
+        heard = [site for site in says if says[site][row]]
+        total = sum(weights[site] for site in heard)
+        expected = sum((weights[s] / total * updates[s]["a"][row].double() for s in heard), torch.zeros(3).double())
+        torch.testing.assert_close(mean["a"][row], expected, rtol=1e-12, atol=1e-12)
+    plain = mean_in_memory(updates, weights)
+    assert all(torch.equal(mean[name], plain[name]) for name in ("b", "c"))
+
+
+def test_rows_of_one_value_each(tmp_path):
+    with SpilledUpdates(tmp_path / "updates", ["a"], by_rows=["a"]) as spilled:
+        spilled.add("x", {"a": torch.tensor([2.0, 0.0, 0.0])})
+        spilled.add("y", {"a": torch.tensor([4.0, 6.0, 0.0])})
+        assert spilled.mean({"x": 0.5, "y": 0.5})["a"].tolist() == [3.0, 6.0, 0.0]
+
+
+def test_updates_beyond_what_memory_may_hold_wait_on_disk_and_the_folder_goes(tmp_path, monkeypatch):
+    monkeypatch.setattr(aggregation, "IN_MEMORY", 0)
+    folder = tmp_path / "run" / "updates"
+    folder.mkdir(parents=True)
+    (folder / "left-over.safetensors").write_bytes(b"of a killed run")
+    with pytest.raises(RuntimeError), SpilledUpdates(folder, SHAPES) as spilled:
+        assert not list(folder.iterdir())
+        update = tensors(0)
+        alive = [weakref.ref(v) for v in update.values()]
+        spilled.add("site", update)
+        del update
+        gc.collect()
+        assert not any(ref() is not None for ref in alive) and len(list(folder.iterdir())) == 1
+        raise RuntimeError
+    assert not folder.exists() and folder.parent.exists()
+
+
+def test_any_site_name_and_tensors_that_share_memory(tmp_path):
+    shared = torch.arange(6.0)
+    update = {"a": shared, "b": shared.view(2, 3), "c": shared.view(2, 3).T}
+    with SpilledUpdates(tmp_path / "updates", update) as spilled:
+        spilled.add("../a/..", update)
+        spilled.add("", {n: 3 * v for n, v in update.items()})
+        mean = spilled.mean({"../a/..": 0.5, "": 0.5})
+        assert torch.equal(spilled.mean({"../a/..": 0.5, "": 0.5})["b"], mean["b"])  # summing changes nothing on disk
+    assert torch.equal(mean["a"], 2 * shared.double()) and torch.equal(mean["b"], 2 * update["b"].double())
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_half_written_update_is_never_summed(tmp_path, monkeypatch):
+    monkeypatch.setattr(aggregation, "IN_MEMORY", 0)
+
+    whole = aggregation._bytes_of
+
+    def full_disk(tensor):
+        if patch.calls:
+            raise OSError("no space left")
+        patch.calls += 1
+        return whole(tensor)
+
+    with SpilledUpdates(tmp_path / "updates", SHAPES) as spilled:
+        with monkeypatch.context() as patch:
+            patch.calls = 0
+            patch.setattr(aggregation, "_bytes_of", full_disk)
+            with pytest.raises(OSError, match="no space"):
+                spilled.add("site-a", tensors(0))
+        with pytest.raises(KeyError):
+            spilled.mean({"site-a": 1.0})
+        spilled.add("site-a", tensors(1))
+        assert torch.equal(spilled.mean({"site-a": 1.0})["a"], tensors(1)["a"].double())
+
+
+def test_an_update_that_lost_its_end_on_disk_is_never_summed(tmp_path, monkeypatch):
+    monkeypatch.setattr(aggregation, "IN_MEMORY", 0)
+    with SpilledUpdates(tmp_path / "updates", SHAPES) as spilled:
+        spilled.add("site-a", tensors(0))
+        (file,) = (tmp_path / "updates").iterdir()
+        assert file.stat().st_mode & 0o777 == 0o600
+        file.write_bytes(file.read_bytes()[:-1])
+        with pytest.raises(OSError, match="no longer whole"):
+            spilled.mean({"site-a": 1.0})

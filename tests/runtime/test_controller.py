@@ -1,0 +1,207 @@
+import errno
+import json
+import os
+import random
+
+import pytest
+import torch
+from federation import NAMES
+from three_sites import T, federation, final_weights, run, sites
+
+from fedtar_flare import tensor_file
+from fedtar_flare.methods.fedtar.controller import TemporalResidualServer
+from fedtar_flare.methods.fedtar.policy import ALPHA_FLOOR, AlphaPolicy, OuterOptimizer
+from fedtar_flare.record.log import read_events
+from fedtar_flare.runtime.aggregation import SpilledUpdates
+from fedtar_flare.runtime.checkpoint import CheckpointFolder
+from fedtar_flare.runtime.results import Results
+
+
+def reference(local, num_rounds, weighting, alpha_form, eta):
+    """FedTAR written down once more, by autograd through Eq. 7 with the step means held fixed."""
+    policy = AlphaPolicy(T, alpha_form=alpha_form, initial_alpha=0.7, seed=0)
+    optimizer = torch.optim.AdamW(policy.parameters(), lr=eta)
+    w = [v.double() for v in next(iter(local.values())).start().values()]
+    for _ in range(num_rounds):
+        alphas = policy.alphas()
+        start, means = w, []
+        current = [v.clone() for v in w]
+        for t in range(T):
+            have = [s for s in local.values() if s.targets[t] is not None]
+            if not have or alphas[t] < ALPHA_FLOOR:
+                means.append(None)
+                continue
+            size = {"samples": lambda s: s.samples, "uniform": lambda s: 1, "inverse": lambda s: 1 / s.samples}[
+                weighting
+            ]
+            total = sum(size(s) for s in have)
+            mean = [
+                sum(size(s) / total * (v - s.lr * (v - s.targets[t][i].double())) for s in have)
+                for i, v in enumerate(current)
+            ]
+            means.append(mean)
+            current = [v + float(alphas[t]) * (m - v) for v, m in zip(current, mean, strict=True)]
+        through = [v.clone() for v in start]
+        for t in range(T):
+            if means[t] is not None:
+                through = [v + alphas[t] * (m - v) for v, m in zip(through, means[t], strict=True)]
+        judges = [s for s in local.values() if s.validation is not None]
+        reports = sum(s.samples for s in judges)
+        loss = sum(
+            s.samples / reports * 0.5 * (v - s.validation[i].double()).square().sum()
+            for s in judges
+            for i, v in enumerate(through)
+        )
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        w = current
+    return w, policy.alphas().detach()
+
+
+@pytest.mark.parametrize("alpha_form", ["softmax", "sigmoid"])
+@pytest.mark.parametrize("weighting", ["samples", "uniform", "inverse"])
+@pytest.mark.parametrize("skip", [False, True])
+def test_a_run_equals_an_independent_reference(tmp_path, alpha_form, weighting, skip):
+    local = sites()
+    if skip:
+        local["site-a"].targets[1] = None  # nobody has a visit at step 2
+    controller = federation(tmp_path, local, alpha_form=alpha_form, weighting=weighting)
+    events = run(controller)
+    w, alphas = reference(local, 3, weighting, alpha_form, 0.1)
+    for name, expected in zip(NAMES, w, strict=True):
+        torch.testing.assert_close(final_weights(controller).weights[name].double(), expected, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(
+        controller.strategy.policy.alphas().detach().double(), alphas.double(), rtol=1e-5, atol=1e-6
+    )
+    assert [e.skipped for e in events["step"]] == ([False, True, False] if skip else [False] * 3) * 3
+    assert events["end"][0].status == "completed" and not controller.panics
+
+
+def test_theorem_2_in_the_record_and_every_site_is_accounted_for(tmp_path):
+    events = run(federation(tmp_path))
+    for step, residual in zip(events["step"], events["residual"], strict=True):
+        expected = residual.alpha * (step.update_norm or 0)
+        assert residual.residual_norm == pytest.approx(expected, rel=1e-5, abs=1e-6)
+        assert {*step.sites, *step.abstained, *step.absent, *step.refused} == {"site-a", "site-b", "site-c"}
+    for outer in events["outer"]:
+        assert set(outer.t_numbers) == {"site-a", "site-b"} and set(outer.left_out) == {"site-c"}
+        assert all(len(numbers) == T for numbers in outer.t_numbers.values())
+        assert sum(outer.alpha_after) == pytest.approx(1)
+    metrics = json.loads((tmp_path / "fedtar" / "metrics.json").read_text())
+    assert len(metrics["validation_loss"]) == 3 and metrics["best_round"] in (1, 2, 3)
+
+
+def test_a_step_with_hardly_any_alpha_leaves_the_weights_as_they_are(tmp_path):
+    controller = federation(tmp_path, alpha_form="sigmoid", initial_alpha=1e-7, eta=1e-9)
+    events = run(controller)
+    assert {e.residual_norm for e in events["residual"]} == {0.0}
+    assert [e.floored_steps for e in events["outer"]] == [[1, 2, 3]] * 3
+    start = next(iter(sites().values())).start()
+    weights = final_weights(controller).weights
+    assert all(torch.equal(weights[name], start[name]) for name in start)
+
+
+def test_the_order_of_arrival_does_not_change_a_bit(tmp_path):
+    def shuffled(seed):
+        return lambda names: random.Random(seed).sample(sorted(names), len(names))
+
+    results = []
+    for seed in range(4):
+        controller = federation(tmp_path / str(seed))
+        controller.order_of_arrival = shuffled(seed)
+        run(controller)
+        results.append(final_weights(controller))
+    for other in results[1:]:
+        assert all(torch.equal(results[0].weights[n], other.weights[n]) for n in NAMES)
+        assert all(torch.equal(results[0].method[n], other.method[n]) for n in results[0].method)
+
+
+@pytest.mark.parametrize("after", [1, 2])
+def test_a_resumed_run_equals_the_uninterrupted_one(tmp_path, after):
+    whole = federation(tmp_path / "whole", num_rounds=4)
+    run(whole)
+    first = federation(tmp_path / "first", num_rounds=after)
+    run(first)
+    second = federation(tmp_path / "second", num_rounds=4, resume_from=str(first.results_folder / "checkpoint"))
+    events = run(second)
+    assert events["start"][0].run_id == read_events(first.results_folder)[0].run_id
+    assert [e.round for e in events["outer"]] == list(range(after + 1, 5))
+    a, b = final_weights(whole), final_weights(second)
+    assert all(torch.equal(a.weights[n], b.weights[n]) for n in NAMES)
+    assert all(torch.equal(a.method[n], b.method[n]) for n in a.method)
+
+
+class Killed(BaseException):
+    """The server's process dies here."""
+
+
+def dying(monkeypatch, where, name, at, after=False):
+    """Make the ``at``-th call of ``where.name`` end the process, before or after its work."""
+    original, calls = getattr(where, name), []
+
+    def call(*args, **kwargs):
+        calls.append(1)
+        if len(calls) != at:
+            return original(*args, **kwargs)
+        if after:
+            original(*args, **kwargs)
+        raise Killed
+
+    monkeypatch.setattr(where, name, call)
+
+
+DEATHS = {
+    "before an aggregation": (SpilledUpdates, "mean", 5, False),
+    "after an aggregation": (SpilledUpdates, "mean", 5, True),
+    "between steps": (Results, "step", 4, True),
+    "before the outer step": (TemporalResidualServer, "_outer_step", 2, False),
+    "during the outer step": (OuterOptimizer, "step", 2, True),
+    "before a checkpoint": (CheckpointFolder, "save", 2, False),
+    "while a checkpoint is written": (tensor_file, "save_file", 2, True),
+    "after a checkpoint": (CheckpointFolder, "save", 2, True),
+}
+
+
+@pytest.mark.parametrize("death", DEATHS)
+def test_a_run_whose_server_dies_anywhere_is_resumed_to_the_same_end(tmp_path, death):
+    whole = federation(tmp_path / "whole")
+    run(whole)
+    first = federation(tmp_path / "first")
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(Killed):
+        where, name, at, after = DEATHS[death]
+        dying(patch, where, name, at, after)
+        run(first)
+    second = federation(tmp_path / "second", resume_from=str(first.results_folder / "checkpoint"))
+    run(second)
+    a, b = final_weights(whole), final_weights(second)
+    assert a.round == b.round
+    assert all(torch.equal(a.weights[n], b.weights[n]) for n in NAMES)
+    assert all(torch.equal(a.method[n], b.method[n]) for n in a.method)
+
+
+def test_a_full_disk_stops_the_run_with_the_reason_and_keeps_the_last_checkpoint(tmp_path, monkeypatch):
+    controller = federation(tmp_path, num_rounds=3)
+    original, calls = tensor_file.save_file, []
+
+    def full(*args, **kwargs):
+        calls.append(1)
+        if len(calls) > 2:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return original(*args, **kwargs)
+
+    monkeypatch.setattr(tensor_file, "save_file", full)
+    end = run(controller)["end"][0]
+    assert end.status == "failed" and "No space left" in end.reason and "resume" in end.reason
+    assert "No space left" in controller.panics[0]
+    folder = controller.results_folder / "checkpoint"
+    assert CheckpointFolder(folder).last()[0].round < 3
+    assert not [path for path in folder.rglob("*") if path.name.startswith(".")], "nothing half-written stays"
+
+
+def test_a_resume_with_other_settings_is_refused(tmp_path):
+    first = federation(tmp_path / "first", num_rounds=1)
+    run(first)
+    second = federation(tmp_path / "b", resume_from=str(first.results_folder / "checkpoint"), weighting="uniform")
+    assert run(second)["end"][0].status == "failed"
+    assert "weighting" in second.panics[0]

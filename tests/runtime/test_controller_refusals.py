@@ -1,0 +1,262 @@
+"""What the controller refuses, records and goes on from: bad answers, absent sites, settings that cannot be."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from federation import NAMES, LocalFederation, QuadraticSite, pair
+from three_sites import T, federation, final_weights, run, sites
+
+from fedtar_flare.errors import ConfigError
+from fedtar_flare.methods.fedtar.controller import TemporalResidualController
+from fedtar_flare.protocol.messages import ABSTAIN, ERROR, Reply
+from fedtar_flare.protocol.tasks import CLOSE_ROUND, HANDSHAKE, TRAIN
+from fedtar_flare.runtime.executor import ok
+
+
+class Broken(QuadraticSite):
+    """Does one thing wrong at round 2, step 1."""
+
+    def __init__(self, spoil, task=TRAIN, **kwargs):
+        super().__init__(**kwargs)
+        self.spoil, self.task = spoil, task
+
+    def __call__(self, task, order, weights):
+        answer = super().__call__(task, order, weights)
+        if task == self.task and (order.round, order.step) in ((2, 1), (2, T)):
+            return self.spoil(order, *answer)
+        return answer
+
+
+def changed(name, value):
+    return lambda order, reply, tensors: (reply, {**(tensors or {}), name: value})
+
+
+NAN = torch.full((3, 2), float("nan"))
+REFUSED = {
+    "NaN": (changed(NAMES[0], NAN), "not finite"),
+    "infinity": (changed(NAMES[1], -NAN / 0), "not finite"),
+    "a wrong shape": (changed(NAMES[0], torch.ones(2, 2)), "shape"),
+    "a wrong dtype": (changed(NAMES[0], torch.ones(3, 2, dtype=torch.float64)), "dtype"),
+    "an unknown name": (changed("other", torch.ones(1)), "other"),
+    "a missing tensor": (lambda o, r, t: (r, {NAMES[0]: t[NAMES[0]]}), "missing"),
+    "another step": (lambda o, r, t: (replace(r, step=o.step + 1), t), "not the open task"),
+    "1,000 times too large": (lambda o, r, t: (r, {n: v * 1000 for n, v in t.items()}), "times"),
+    "no samples": (lambda o, r, t: (ok(o, {"samples": 0}), t), "samples"),
+    "half a sample": (lambda o, r, t: (ok(o, {"samples": 0.5}), t), "samples"),
+}
+
+
+def broken(spoil, **kwargs):
+    return Broken(spoil, name="site-b", targets=[pair(4), None, pair(5)], samples=5, validation=pair(10), **kwargs)
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_a_bad_update_is_refused_by_name_and_the_step_goes_on(tmp_path, case):
+    spoil, word = REFUSED[case]
+    controller = federation(tmp_path, sites(**{"site-b": broken(spoil)}))
+    events = run(controller)
+    step = next(e for e in events["step"] if (e.round, e.step) == (2, 1))
+    assert word in step.refused["site-b"] and set(step.sites) == {"site-a", "site-c"}
+    assert events["end"][0].status == "completed"
+    assert all(torch.isfinite(v).all() for v in final_weights(controller).weights.values())
+
+
+@pytest.mark.parametrize("task", [TRAIN, CLOSE_ROUND])
+def test_a_site_that_raises_or_reports_an_error_is_recorded_and_left_out(tmp_path, task):
+    def raises(order, reply, tensors):
+        raise RuntimeError("patient 17 is unreadable")
+
+    for number, spoil in enumerate((raises, lambda o, r, t: (Reply(ERROR, o.round, o.step, "no disk"), None))):
+        controller = federation(tmp_path / str(number), sites(**{"site-b": broken(spoil, task=task)}))
+        events = run(controller)
+        kind, field, step = ("step", "absent", 1) if task == TRAIN else ("outer", "left_out", None)
+        event = next(e for e in events[kind] if e.round == 2 and (step is None or e.step == step))
+        assert "site-b" in getattr(event, field)
+        assert events["end"][0].status == "completed"
+        assert "patient 17" not in controller.record.path.read_text()
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda o, r, t: (ok(o, r.numbers, {"t_numbers": [1.0]}), None),
+        lambda o, r, t: (ok(o, r.numbers, {"t_numbers": [1.0, float("nan"), 0.0]}), None),
+        lambda o, r, t: (ok(o, r.numbers, {"t_numbers": "many"}), None),
+        lambda o, r, t: (ok(o, {"validation_loss": float("nan"), "reports": 3}, r.payload), None),
+        lambda o, r, t: (ok(o, {"validation_loss": 1.0, "reports": -3}, r.payload), None),
+        lambda o, r, t: (ok(o, {"validation_loss": 1.0}, r.payload), None),
+        lambda o, r, t: (r, {NAMES[0]: torch.ones(3, 2)}),
+    ],
+)
+def test_bad_numbers_of_the_outer_step_are_refused(tmp_path, spoil):
+    controller = federation(tmp_path, sites(**{"site-b": broken(spoil, task=CLOSE_ROUND)}))
+    events = run(controller)
+    outer = next(e for e in events["outer"] if e.round == 2)
+    assert set(outer.t_numbers) == {"site-a"} and "site-b" in outer.left_out
+    assert events["end"][0].status == "completed"
+
+
+def test_a_site_that_never_answers_costs_its_time_limit_once(tmp_path):
+    silent = {
+        "site-b": lambda task, order, weights: sites()["site-b"](task, order, weights) if task == HANDSHAKE else None
+    }
+    controller = federation(tmp_path, sites(**silent), num_rounds=1)
+    events = run(controller)
+    reasons = [e.absent["site-b"] for e in events["step"]]
+    assert "no answer within 1 s" in reasons[0] and all("not waited for" in r for r in reasons[1:])
+    assert events["end"][0].status == "completed" and events["end"][0].seconds < 3
+
+
+def test_a_disconnected_site_is_not_asked_and_comes_back(tmp_path):
+    controller = federation(tmp_path)
+    original = controller.send_model
+
+    def send(task_name, data, **kwargs):
+        original(task_name=task_name, data=data, **kwargs)
+        controller.disconnected = {"site-b"} if controller.sent[-1][2:] == (1, 1) else controller.disconnected
+        controller.disconnected = set() if controller.sent[-1][2:] == (2, 1) else controller.disconnected
+
+    controller.send_model = send
+    events = run(controller)
+    asked = {(r, t) for task, site, r, t in controller.sent if site == "site-b" and task == TRAIN}
+    assert (1, 1) in asked and (1, 2) not in asked and (2, 1) not in asked and (2, 2) in asked
+    left_out = {e.round: e.left_out for e in events["outer"]}
+    assert "every step" in left_out[2]["site-b"] and "site-b" not in left_out[3]
+
+
+def test_fewer_than_min_sites_stops_the_job_with_the_reason(tmp_path):
+    bad = broken(lambda o, r, t: (Reply(ERROR, o.round, o.step, "no disk"), None))
+    controller = federation(tmp_path, sites(**{"site-b": bad}), min_sites=3)
+    events = run(controller)
+    assert events["end"][0].status == "failed" and "no disk" in events["end"][0].reason
+    assert controller.panics and final_weights(controller).round == 1
+
+
+def test_abstaining_counts_as_taking_part(tmp_path):
+    events = run(federation(tmp_path, min_sites=3))
+    assert events["end"][0].status == "completed"
+    assert events["step"][1].abstained["site-b"] == "no visit"
+    assert Reply(ABSTAIN, 1, 2, "no visit").status == ABSTAIN
+
+
+@pytest.mark.parametrize("at", [(HANDSHAKE, 0, 0), (TRAIN, 1, 1), (TRAIN, 2, 2), (CLOSE_ROUND, 2, T)])
+def test_an_abort_stops_at_once_and_saves_nothing_of_the_running_round(tmp_path, at):
+    controller = federation(tmp_path)
+    inner = controller.local_sites["site-b"]
+
+    def aborting(task, order, weights):
+        if (task, order.round, order.step) == at:
+            controller.abort_signal.trigger(True)
+        return inner(task, order, weights)
+
+    controller.local_sites["site-b"] = aborting
+    events = run(controller)
+    assert events["end"][0].status == "aborted" and not controller.panics
+    whole = [p.name for p in (controller.results_folder / "checkpoint").glob("round-*")]
+    assert whole == ([] if at[1] < 2 else ["round-0001.safetensors"])
+    assert not list(controller.results_folder.rglob("*.part")) and not (controller.results_folder / "updates").exists()
+    assert all(sent[2:] <= at[1:] for sent in controller.sent)
+
+
+class Other(QuadraticSite):
+    """A site of an earlier release, with another model."""
+
+    def __call__(self, task, order, weights):
+        reply, tensors = super().__call__(task, order, weights)
+        if task == HANDSHAKE:
+            reply.payload["versions"] = {"fedtar_flare": "0.0.1"}
+            reply.payload["schema"]["shapes"][NAMES[0]] = [9, 9]
+        return reply, tensors
+
+
+def test_a_site_that_differs_is_left_out_when_enough_others_agree(tmp_path):
+    events = run(federation(tmp_path, sites(**{"site-c": Other("site-c", [None] * 3)}), num_rounds=1))
+    start = events["start"][0]
+    assert start.sites == ["site-a", "site-b"] and events["end"][0].status == "completed"
+    assert "fedtar_flare" in start.absent["site-c"] and NAMES[0] in start.absent["site-c"]
+
+
+def test_too_few_that_agree_stop_the_job_with_a_table(tmp_path):
+    controller = federation(tmp_path, sites(**{"site-b": Other("site-b", [None] * 3)}), min_sites=3)
+    end = run(controller)["end"][0]
+    assert end.status == "failed"
+    for word in ("site-a", "site-b", "0.0.1", NAMES[0], "[9, 9]"):
+        assert word in end.reason
+
+
+def test_the_start_comes_from_the_named_site_or_the_next_that_can(tmp_path):
+    controller = federation(tmp_path / "a", initial_site="site-c", num_rounds=1)
+    run(controller)
+    assert not controller.panics
+    failing = {"site-a": lambda task, order, weights: (Reply(ERROR, order.round, order.step, "no site file"), None)}
+    controller = federation(tmp_path / "b", sites(**failing), num_rounds=1)
+    events = run(controller)
+    assert events["start"][0].sites == ["site-b", "site-c"]
+    assert events["start"][0].absent == {"site-a": "no site file"}
+    assert events["end"][0].status == "completed"
+    controller = federation(tmp_path / "c", initial_site="site-x")
+    assert "site-x" in run(controller)["end"][0].reason
+
+
+def test_a_checkpoint_can_be_the_start(tmp_path):
+    first = federation(tmp_path / "a", num_rounds=1)
+    run(first)
+    path = first.results_folder / "checkpoint" / "round-0001.safetensors"
+    second = federation(tmp_path / "b", num_rounds=1, initial_checkpoint=str(path))
+    run(second)
+    assert not any(task == HANDSHAKE and r for task, _, r, _ in second.sent)
+    assert not torch.equal(final_weights(first).weights[NAMES[0]], final_weights(second).weights[NAMES[0]])
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"num_rounds": 0},
+        {"time_steps": 0},
+        {"weighting": "median"},
+        {"settings": {"server": {"alpha_form": "linear"}}},
+        {"settings": {"server": {"eta": -1.0}}},
+        {"min_sites": 0},
+        {"step_time_limit": -1},
+        {"evaluate_every": 0},
+        {"update_norm_limit": 0.0},
+        {"resume_from": "a", "initial_checkpoint": "b"},
+    ],
+)
+def test_bad_settings_fail_when_built(bad):
+    with pytest.raises(ConfigError):
+        TemporalResidualController(**bad)
+
+
+# ------------------------------------------------------------------ a head that is shared
+HEAD = "diagnosis.head.weight"
+
+
+class HeadSite(QuadraticSite):
+    """A site that shares a head too, whose update says something in the given rows alone."""
+
+    def __init__(self, name, rows, samples):
+        super().__init__(name, [pair(1)], samples, validation=pair(2))
+        self.rows = torch.tensor(rows)
+
+    def start(self):
+        return super().start() | {HEAD: torch.zeros(3, 2)}
+
+    def __call__(self, task, order, weights):
+        reply, tensors = super().__call__(task, order, weights)
+        if task == TRAIN:
+            tensors[HEAD] = torch.full((3, 2), float(self.samples)).masked_fill(~self.rows[:, None], 0)
+        return reply, tensors
+
+
+def test_each_row_of_a_shared_head_is_the_mean_of_the_sites_that_say_something_in_it(tmp_path):
+    sites = {"a": HeadSite("a", [True, True, False], 1), "b": HeadSite("b", [False, True, False], 3)}
+    controller = LocalFederation(tmp_path, sites, num_rounds=1, time_steps=1, step_time_limit=5)
+    controller.run()
+    moved = sites["a"].received[1, 1][HEAD][:, 0]  # alpha of the one step is 1
+    torch.testing.assert_close(moved, torch.tensor([1.0, (1 * 1 + 3 * 3) / 4, 0.0]))
+    plain = {"a": QuadraticSite("a", [pair(1)], 1, pair(2)), "b": QuadraticSite("b", [pair(1)], 3, pair(2))}
+    LocalFederation(tmp_path / "plain", plain, num_rounds=1, time_steps=1, step_time_limit=5).run()
+    for name, value in plain["a"].received[1, 1].items():  # the adapter is averaged as ever
+        assert torch.equal(sites["a"].received[1, 1][name], value)

@@ -1,0 +1,118 @@
+"""Transforms that a lead adds to a job: training, scoring and drafting see what they make of images."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hospital_site import SETTINGS, HospitalSite, executor_of, write_site_files
+
+from fedtar_flare.errors import ConfigError
+from fedtar_flare.imaging.transforms import preparation
+from fedtar_flare.learning.drafting import Drafter, study_of
+from fedtar_flare.methods.fedtar.recipe import FedTARRecipe
+from fedtar_flare.models.adapters.peft_file import read_adapter_info
+from fedtar_flare.suite.engine import run_in_process
+
+SMOOTH = {"name": "GaussianSmoothd", "sigma": 3.0}
+NOISE = {"name": "RandGaussianNoised", "prob": 1.0, "std": 0.2}
+TRAINING = {**SETTINGS["training"], "local_steps": 1}
+
+
+@pytest.fixture(autouse=True)
+def site_files(tmp_path, home, monkeypatch):
+    write_site_files(tmp_path, home, monkeypatch)
+    return tmp_path / "sites" / "site-1.yaml"
+
+
+def site_with(tmp_path, *transforms):
+    return HospitalSite(
+        tmp_path, fresh=False, training=TRAINING, data={**SETTINGS["data"], "transforms": list(transforms)}
+    )
+
+
+def test_a_transform_that_the_site_allows_changes_what_training_sees_and_a_random_one_training_alone(tmp_path):
+    loss, validation = {}, {}
+    cases = {"plain": (), "smooth": (SMOOTH,), "noise": (NOISE,), "again": (NOISE,), "both": (SMOOTH, NOISE)}
+    _, w = site_with(tmp_path).handshake("start")
+    for name, transforms in cases.items():
+        site = site_with(tmp_path, *transforms)
+        assert site.handshake(name)[0].status == "ok"
+        loss[name] = site.train(w, 1, 1, name)[0].numbers["train_loss"]
+        site = site_with(tmp_path, *transforms)
+        site.handshake(f"{name}-fresh")
+        validation[name] = site.close(w, 1, run_id=f"{name}-fresh")[0].numbers["validation_loss"]
+    assert loss["noise"] == loss["again"] and len(set(loss.values())) == 4
+    assert validation["plain"] == validation["noise"] == validation["again"] != validation["smooth"]
+    assert validation["smooth"] == validation["both"]
+
+
+def test_a_task_trains_on_what_the_compose_makes_of_a_study(tmp_path):
+    site = site_with(tmp_path, SMOOTH)
+    site.handshake()
+    learner = site.executor.strategy.learner
+    sample = learner.cohort.samples("train")[0]
+    made = preparation("ct", site.executor.resolved.model, [SMOOTH])({"image": str(sample.visit.image)})
+    assert np.array_equal(learner.images([sample]).images[0].numpy(), made["image"])
+    without = preparation("ct", site.executor.resolved.model)({"image": str(sample.visit.image)})
+    assert not np.array_equal(made["image"], without["image"])
+
+
+@pytest.mark.parametrize("allowed", [[], ["Spacingd"]])
+def test_a_site_declines_a_transform_that_it_does_not_allow_and_prepares_nothing(tmp_path, site_files, allowed):
+    site_files.write_text(
+        site_files.read_text() + f"cache_dir: {tmp_path / 'cache'}\npolicy: {{transforms: {allowed}}}\n"
+    )
+    reply, weights = site_with(tmp_path, SMOOTH).handshake()
+    assert reply.status == "error" and weights is None and not (tmp_path / "cache").exists()
+    assert "declined by the site's policy: data.transforms GaussianSmoothd (not among this site's" in reply.reason
+
+
+def test_a_task_that_finds_all_images_prepared_imports_no_monai(tmp_path):
+    site = site_with(tmp_path, SMOOTH)
+    site.handshake()
+    code = f"""
+        import sys
+        from pathlib import Path
+        sys.path.insert(0, {str(Path(__file__).parents[1])!r})
+        from hospital_site import SETTINGS, HospitalSite
+        site = HospitalSite(Path({str(tmp_path)!r}), training={TRAINING!r},
+            data={{**SETTINGS["data"], "transforms": [{SMOOTH!r}]}})
+        reply, w = site.handshake("other")
+        assert reply.status == "ok", reply.reason
+        assert site.train(w, 1, 1, "other")[0].status == "ok"
+        print("monai" in sys.modules)
+    """
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", textwrap.dedent(code)], capture_output=True, text=True, env=environment
+    )
+    assert done.stdout.split()[-1:] == ["False"], done.stderr[-2000:]
+
+
+def test_a_draft_is_written_of_what_training_saw(tmp_path):
+    recipe = FedTARRecipe(
+        preset="tiny", num_rounds=1, time_steps=1, model={"max_length": 16, "num_beams": 1}, training=TRAINING,
+        data={"synthetic_patients": 6, "transforms": [SMOOTH, NOISE]},
+    )  # fmt: skip
+    adapter = run_in_process(recipe, ["site-1"], tmp_path / "run") / "adapter"
+    assert read_adapter_info(adapter)["transforms"] == [SMOOTH]
+    site = site_with(tmp_path)
+    site.handshake()
+    study = study_of(site.executor.strategy.learner.cohort.visits[0].image)
+    drafter = Drafter(adapter)
+    made = preparation("ct", recipe.executor.resolved.model, [SMOOTH])({"image": str(study.image)})
+    assert np.array_equal(drafter._image(study).images[0].numpy(), made["image"])
+    drafter.info["transforms"] = [{"name": "Lambdad"}]
+    with pytest.raises(ConfigError, match="not 'Lambdad'"):
+        drafter._image(study)
+
+
+def test_fedkei_takes_no_random_ones():
+    with pytest.raises(ConfigError, match="RandGaussianNoised is random"):
+        executor_of("fedkei", data={"transforms": [SMOOTH, NOISE]}, fedkei={"tasks": ["effusion"]})

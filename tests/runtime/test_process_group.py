@@ -1,0 +1,206 @@
+"""A site whose file says ``processes: 2``: its tasks give what one process gives, and no process is left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from hospital_site import HospitalSite, executor_of, write_site_files
+from nvflare.apis.event_type import EventType
+from nvflare.apis.fl_constant import ReturnCode
+from nvflare.apis.fl_context import FLContext
+
+from fedtar_flare.errors import ConfigError, FedTARError
+from fedtar_flare.methods.fedtar.executor import PatientAdaptiveExecutor
+from fedtar_flare.protocol.messages import TaskHeader, version
+from fedtar_flare.protocol.tasks import HANDSHAKE
+from fedtar_flare.registry import names
+from fedtar_flare.runtime.process_group import ProcessGroup
+from fedtar_flare.site.approval import CLIENT_CONFIG
+from fedtar_flare.site.state import StateOfAnother
+
+PATH = f"{PatientAdaptiveExecutor.__module__}.{PatientAdaptiveExecutor.__qualname__}"
+NOBODY = SimpleNamespace(
+    name="site-1", simulated=True, job="", workspace=Path(), app=Path("nowhere"), stop_if_aborted=lambda: None
+)
+
+
+def until(condition, what, seconds=240):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, f"within {seconds} s: {what}"
+        time.sleep(0.05)
+
+
+def is_running(pid):
+    """Whether a process is there and not waiting to be buried."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+# ---------------------------------------------------------------------- the processes by themselves
+@pytest.mark.slow
+def test_a_process_that_ends_ends_the_task_and_the_group():
+    group = ProcessGroup(2, "cpu")
+    pids, folder = group.pids, Path(group._folder.name)
+    assert group.alive and folder.stat().st_mode & 0o777 == 0o700
+    os.kill(pids[1], signal.SIGKILL)
+    header = TaskHeader("fedtar", "run", 0, 0, 1, 2, version(0, 0))
+    with pytest.raises(FedTARError, match="rank 1, signal SIGKILL") as error:
+        group.perform(HANDSHAKE, header, {}, NOBODY, lambda *point: None)
+    assert error.value.public.endswith("ended without an answer")
+    assert not group.alive and not folder.exists() and not any(map(is_running, pids))
+    group.close()  # once more does nothing
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="looks at processes in /proc")
+def test_no_process_outlives_the_executors():
+    code = "\n".join(
+        [
+            "from fedtar_flare.runtime.process_group import ProcessGroup",
+            "group = ProcessGroup(2, 'cpu')",
+            "print(*group.pids, group._folder.name, flush=True)",
+            "input()",
+        ]
+    )
+    parent = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    try:
+        *pids, folder = parent.stdout.readline().split()
+    finally:
+        parent.kill()
+        parent.communicate()
+    until(lambda: not any(map(is_running, pids)), "the processes have ended with the executor's")
+    shutil.rmtree(folder)
+
+
+# ---------------------------------------------------------------------- which methods
+def test_the_page_names_the_methods_that_cannot(repository):
+    text = (repository / "docs" / "site-file.md").read_text()
+    named = " ".join(text.partition("cannot use more than one process: ")[2].partition(".")[0].split())
+    cannot = []
+    for name in names():
+        try:
+            executor_of(name).require_sharing()
+        except ConfigError as error:
+            assert f"method '{name}'" in str(error) and "processes: 1" in str(error)
+            cannot.append(f"`{name}`")
+    assert named == " and ".join(cannot)
+
+
+# ---------------------------------------------------------------------- whole tasks
+def put(app, **training):
+    """An app as FLARE puts it at a site, as far as the processes read it; gives the executor's settings."""
+    training = {"local_steps": 3, "batch_size": 5} | training
+    settings = {"data": {"synthetic_patients": 16}, "training": training}
+    (app / "config").mkdir(parents=True, exist_ok=True)
+    entry = {"tasks": ["*"], "executor": {"path": PATH, "args": {"preset": "tiny", "settings": settings}}}
+    (app / CLIENT_CONFIG).write_text(json.dumps({"format_version": 2, "executors": [entry]}))
+    return {"preset": "tiny"} | settings
+
+
+@pytest.fixture
+def site_of(tmp_path, home, monkeypatch):
+    write_site_files(tmp_path, home, monkeypatch)
+    made = []
+
+    def make(processes, **training):
+        file = tmp_path / "sites" / "site-1.yaml"
+        file.write_text(f"source: synthetic\nstate_dir: {tmp_path / f'state-{processes}'}\nprocesses: {processes}\n")
+        settings = put(tmp_path / "app", **training)
+        made.append(HospitalSite(tmp_path / "kit", fresh=False, app=tmp_path / "app", **settings))
+        return made[-1]
+
+    yield make
+    for site in made:
+        site.executor.handle_event(EventType.END_RUN, FLContext())
+
+
+def a_round(site):
+    """Everything that a site sends in one round, and what it keeps."""
+    answers = [site.handshake(evaluate=True)]
+    w = answers[0][1]
+    for t in (1, 2):
+        reply, update = site.train(w, 1, t)
+        answers.append((reply, update))
+        w = {name: value + update[name].float() for name, value in w.items()}
+    answers.append(site.close(w, 1, evaluate=True))
+    return answers
+
+
+def numbers_of(value):
+    """All numbers within JSON-able content, by place."""
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list | tuple) else ()
+    found = {(key, *place): number for key, item in items for place, number in numbers_of(item).items()}
+    return found | ({(): float(value)} if isinstance(value, int | float) else {})
+
+
+@pytest.mark.slow
+def test_a_round_of_two_processes_is_that_of_one(site_of):
+    one = a_round(site_of(1))
+    site = site_of(2)
+    two = a_round(site)
+    for (expected, tensors), (found, mine) in zip(one, two, strict=True):
+        assert (found.status, found.reason) == (expected.status, expected.reason)
+        for part in ("numbers", "payload"):
+            right, said = numbers_of(getattr(expected, part)), numbers_of(getattr(found, part))
+            assert said.keys() == right.keys()
+            for place, number in right.items():
+                if "seconds" not in place:
+                    assert said[place] == pytest.approx(number, rel=1e-3, abs=1e-5), place
+        assert (mine or {}).keys() == (tensors or {}).keys()
+        for name, value in (tensors or {}).items():
+            # AdamW's first steps have the size of the rate whatever the gradient's, so rounding shows where it is tiny
+            np.testing.assert_allclose(mine[name].float(), value.float(), rtol=1e-2, atol=2e-4)
+    pids = site.executor._group.pids
+    site.executor.handle_event(EventType.END_RUN, FLContext())
+    assert not any(map(is_running, pids))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["killed", "stopped"])
+def test_a_task_ends_with_one_of_its_processes(site_of, how, monkeypatch, caplog):
+    site = site_of(2)
+    _, w = site.handshake()
+    site_of(2, local_steps=10**6)
+    group, begun = site.executor._group, []
+    site.executor._group.close()  # the next task begins with the longer training
+    pids = []
+
+    def after_an_update(place, tag, value, step):
+        if not begun:
+            begun.append(step)
+            pids[:] = site.executor._group.pids
+            os.kill(pids[1], signal.SIGKILL if how == "killed" else signal.SIGSTOP)
+            if how == "stopped":
+                site.signal.trigger(True)
+
+    monkeypatch.setattr(site.executor, "send_scalar", after_an_update)
+    answer, tensors = site.train(w, 1, 1)
+    assert begun and tensors is None and group is not site.executor._group
+    if how == "stopped":
+        assert answer == ReturnCode.TASK_ABORTED
+    else:
+        assert answer.reason == "one of the 2 processes that do this site's tasks together ended without an answer"
+        assert "rank 1, signal SIGKILL" in caplog.text and "Traceback" not in caplog.text
+    assert not any(map(is_running, pids))
+
+
+def test_what_another_process_keeps_is_not_written(tmp_path):
+    state = StateOfAnother(tmp_path, "run", "site-1")
+    state.save(version(1, 1), {"x": np.ones(1)}, {})
+    state.add_answered("train", version(1, 1))
+    assert state.may_answer("scores", "x") and state.may_answer("scores", "y")
+    state.remove(version(1, 1))
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,140 @@
+"""Many sites: the server's memory does not grow with them, and the order of their replies does not matter."""
+
+import random
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from federation import LocalFederation
+from torch.profiler import ProfilerActivity, profile
+from trivial_site import VALUES, TrivialSite
+
+from fedtar_flare.methods.fedtar import controller as fedtar_controller
+from fedtar_flare.methods.fedtar.residual import residual_step
+from fedtar_flare.record.events import Step
+from fedtar_flare.record.log import read_events
+from fedtar_flare.runtime import aggregation
+from fedtar_flare.runtime import controller as base_controller
+from fedtar_flare.runtime.aggregation import SpilledUpdates
+from fedtar_flare.runtime.checkpoint import CheckpointFolder
+
+FEW, MANY = 8, 63
+UPDATE = 4 * VALUES
+"""Bytes of one update."""
+
+
+@pytest.fixture(autouse=True)
+def two_updates_fit_in_memory(monkeypatch):
+    """What is small waits in memory: these updates stand for large ones."""
+    monkeypatch.setattr(aggregation, "IN_MEMORY", 2 * UPDATE)
+
+
+class FromThreads(LocalFederation):
+    """Replies come shuffled and several at once, each in a thread of its own, as FLARE's server takes them."""
+
+    def send_model(self, task_name, data, targets, min_responses, timeout, callback):
+        models = []
+        super().send_model(task_name, data, targets, min_responses, timeout, models.append)
+        random.Random(5).shuffle(models)
+        with ThreadPoolExecutor(8) as pool:
+            assert all(pool.map(callback, models))
+
+
+class Hoard(SpilledUpdates):
+    """What the server must not do: all updates of a step in memory."""
+
+    def __enter__(self):
+        self.updates = {}
+        return super().__enter__()
+
+    def add(self, site, update):
+        super().add(site, update)
+        self.updates[site] = {name: value.clone() for name, value in update.items()}
+
+    def mean(self, weights):
+        total = {}
+        for site, weight in weights.items():
+            for name, value in self.updates[site].items():
+                total[name] = total.get(name, 0.0) + value.double() * weight
+        return total
+
+
+class AsTheyCome(SpilledUpdates):
+    """What the server must not do either: add up in the order of arrival."""
+
+    def mean(self, weights):
+        total = 0.0
+        for site in [*self._kept, *self._files]:
+            total = total + torch.cat([block.double() for block in self._blocks(site)]) * weights[site]
+        sizes = [shape.numel() for shape in self._shapes]
+        parts = zip(self.names, self._shapes, total.split(sizes), strict=True)
+        return {name: part.view(shape) for name, shape, part in parts}
+
+
+def federation(folder, number, kind=LocalFederation, **settings):
+    sites = {name: TrivialSite(name, layers=4) for name in (f"site-{i:03d}" for i in range(number))}
+    return kind(folder, sites, **({"num_rounds": 1, "time_steps": 2, "step_time_limit": 60} | settings))
+
+
+def peak_of_tensors(controller):
+    """Largest number of bytes of tensors that live at the same time during a run, as torch's allocator reports them."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        controller.run()
+    assert not controller.panics
+    live = peak = 0
+    for event in profiler.profiler.kineto_results.events():
+        if event.name() == "[memory]":
+            live += event.nbytes()
+            peak = max(peak, live)
+    return peak
+
+
+def test_the_servers_memory_does_not_grow_with_the_sites(tmp_path, monkeypatch):
+    few = peak_of_tensors(federation(tmp_path / "few", FEW))
+    many = peak_of_tensors(federation(tmp_path / "many", MANY))
+    assert few > 2 * UPDATE  # the weights and one update at the least: the measure sees them
+    assert many <= 1.2 * few
+    steps = [event for event in read_events(tmp_path / "many" / "fedtar") if isinstance(event, Step)]
+    assert [len(step.sites) for step in steps] == [MANY, MANY]
+    assert not (tmp_path / "many" / "fedtar" / "updates").exists()  # nor does the disk keep them
+    monkeypatch.setattr(base_controller, "SpilledUpdates", Hoard)
+    assert peak_of_tensors(federation(tmp_path / "hoard", MANY)) > few + (MANY - FEW) * UPDATE  # and it sees a hoard
+
+
+def means_of(controller, monkeypatch):
+    """The mean update of each step in float64, before it is rounded into the weights, and the last checkpoint."""
+    means = []
+
+    def recorded(w, mean, alpha):
+        means.append({name: value.clone() for name, value in mean.items()})
+        return residual_step(w, mean, alpha)
+
+    monkeypatch.setattr(fedtar_controller, "residual_step", recorded)
+    controller.run()
+    assert not controller.panics
+    return means, CheckpointFolder(controller.results_folder / "checkpoint").last()[0]
+
+
+def same(means, others):
+    pairs = [(one[name], other[name]) for one, other in zip(means, others, strict=True) for name in one]
+    return all(torch.equal(one, other) for one, other in pairs)
+
+
+def shuffled(names):
+    return random.Random(1).sample(sorted(names), len(names))
+
+
+def test_the_result_of_many_sites_does_not_depend_on_the_order_of_arrival(tmp_path, monkeypatch):
+    settings = {"number": MANY, "time_steps": 1}
+    means, first = means_of(federation(tmp_path / "sorted", **settings), monkeypatch)
+    for controller in (
+        federation(tmp_path / "shuffled", order_of_arrival=shuffled, **settings),
+        federation(tmp_path / "threads", kind=FromThreads, **settings),
+    ):
+        others, last = means_of(controller, monkeypatch)
+        assert same(means, others)
+        assert same([first.weights, first.method], [last.weights, last.method])
+    monkeypatch.setattr(base_controller, "SpilledUpdates", AsTheyCome)  # this one does depend on it, and it is seen
+    one, _ = means_of(federation(tmp_path / "a", **settings), monkeypatch)
+    other, _ = means_of(federation(tmp_path / "b", order_of_arrival=shuffled, **settings), monkeypatch)
+    assert not same(one, other)

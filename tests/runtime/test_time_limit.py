@@ -1,0 +1,33 @@
+import doctest
+import math
+
+import pytest
+
+from fedtar_flare.runtime import time_limit
+from fedtar_flare.runtime.time_limit import advice
+
+
+def test_the_examples_in_the_docstring():
+    result = doctest.testmod(time_limit)
+    assert result.attempted >= 2 and result.failed == 0
+
+
+@pytest.mark.parametrize("slowest", [None, 0.1, 10.0, 59.0])
+def test_no_limit_and_no_answers_give_no_advice(slowest):
+    assert advice(0, slowest, 3) is None
+    assert advice(60, None, 0) is None
+
+
+@pytest.mark.parametrize(("limit", "slowest"), [(60, None), (60, 5.0), (60, 100.0), (7, 6.9)])
+def test_what_is_advised_after_a_miss_gives_the_site_more_time(limit, slowest):
+    line = advice(limit, slowest, 2)
+    assert line.startswith("2 site(s)")
+    advised = int(line.rsplit("try ", 1)[1].removesuffix(" s"))
+    assert advised >= 2 * limit and (slowest is None or advised >= slowest)
+
+
+def test_a_close_call_and_a_wasteful_limit_are_told_and_what_lies_between_is_not():
+    limit = 600
+    told = [slowest for slowest in range(1, limit) if advice(limit, float(slowest), 0)]
+    assert told == [s for s in range(1, limit) if s > 0.8 * limit or limit > 20 * s]
+    assert math.isclose(float(advice(100, 90.0, 0).split("; ")[1].split(" s")[0]), 270)
