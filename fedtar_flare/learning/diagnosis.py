@@ -176,8 +176,8 @@ def extend(generator: ReportGenerator, settings: Mapping[str, Any]) -> None:
     """Give a base model its diagnosis branch; none for the labeler ``none``.
 
     ``settings`` has ``labeler``, ``slices`` and ``seed``, and may have ``prompt_classes``, ``prompt_place``, ``head``
-    and ``head_weights``, as :class:`~fedtar_flare.methods.fedmrg.config.FedMRGConfig` names them, ``fixed_prompts``, for
-    prompts that are not to be trained (:func:`fix_prompts`), ``candidates``, the beams of a second search
+    and ``head_weights``, named as in FedMRG's settings, ``fixed_prompts``, for prompts that are not to be trained
+    (:func:`fix_prompts`), ``candidates``, the beams of a second search
     (:class:`~fedtar_flare.learning.choice.FindingsChoice`), ``complete``, whether a report
     is completed, and ``changes``, whether prompts tell what became of a finding
     (:class:`~fedtar_flare.learning.comparison.Comparison`). Raises :class:`ConfigError` where the decoder
