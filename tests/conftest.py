@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -16,7 +17,7 @@ settings.register_profile("wide", max_examples=1000, derandomize=False, deadline
 settings.load_profile("fixed")  # the same examples in every run
 
 REPOSITORY = Path(__file__).resolve().parent.parent
-
+sys.path.append(str(REPOSITORY))  # for `tools` and the bench; last, since the installed package comes first
 
 LONGEST = (
     "test_first_command.py",  # of the slow tests

@@ -1,8 +1,6 @@
-"""Training a whole report generator before any federation: findings, paired images and reports, reports alone.
+"""Train a whole report generator before any federation, on pairs of image and report and, mixed in, reports alone.
 
-The encoder first learns to name the findings of an image, through a head that is thrown away afterwards: they tell it
-far more per image than the words of a report do. Then come paired reports (that head still beside them) and, mixed in,
-reports without images, which widen the decoder's language beyond the paired reports' style.
+The latter widen the decoder's language beyond the style of the pairs.
 """
 
 from __future__ import annotations
@@ -11,12 +9,10 @@ import math
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from pydantic import Field
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from fedtar_flare.errors import ConfigError
 from fedtar_flare.imaging.batch import collate
@@ -25,12 +21,7 @@ from fedtar_flare.models.report_generator import ReportGenerator, report_loss
 from fedtar_flare.models.tokenizer import ReportTokenizer
 from fedtar_flare.settings import Settings
 
-if TYPE_CHECKING:
-    from fedtar_flare.imaging.batch import ImageBatch
-
 GENERATION_BATCH = 20
-
-
 TEXT_BATCH, TEXT_WEIGHT = 8, 0.3
 """Reports without image per update, and the weight of their loss beside the paired one's."""
 FINDING_WEIGHT = 0.5
@@ -66,29 +57,6 @@ class Progress:
         )
 
 
-class FindingHead(nn.Module):
-    """Which findings an image shows, from the decoder's memory (width E); used in the warm start alone."""
-
-    def __init__(self, width: int, names: Sequence[str]):
-        super().__init__()
-        self.names = list(names)
-        self.norm = nn.LayerNorm(width)
-        self.queries = nn.Parameter(torch.randn(len(self.names), width))
-        self.weight = nn.Parameter(torch.randn(len(self.names), width) * width**-0.5)
-        self.bias = nn.Parameter(torch.zeros(len(self.names)))
-
-    def forward(self, memory: Tensor, mask: Tensor) -> Tensor:
-        """Logits (B, F) of memory (B, M, E) with mask (B, M)."""
-        x = self.norm(memory)
-        scores = torch.einsum("fe,bme->bfm", self.queries, x) * x.shape[-1] ** -0.5
-        found = scores.masked_fill(~mask[:, None], -torch.inf).softmax(-1) @ x
-        return (found * self.weight).sum(-1) + self.bias
-
-    def loss(self, logits: Tensor, findings: Sequence[frozenset[str]]) -> Tensor:
-        truth = torch.tensor([[float(name in shown) for name in self.names] for shown in findings])
-        return F.binary_cross_entropy_with_logits(logits.float(), truth.to(logits.device))
-
-
 def pretrain(
     model: ReportGenerator,
     tokenizer: ReportTokenizer,
@@ -96,11 +64,11 @@ def pretrain(
     reports: Sequence[str],
     texts: Sequence[str],
     config: PretrainingConfig,
-    findings: Sequence[frozenset[str]] | None = None,
+    *,
     on_progress: Callable[[Progress], None] = lambda progress: None,
     every: int = 25,
     only: Collection[str] | None = None,
-    *,
+    findings: nn.Module | None = None,
     finding_steps: int = 0,
     warmup: int | None = None,
     batch_norm: bool = True,
@@ -113,14 +81,15 @@ def pretrain(
         The pairs; both empty to train the decoder on texts alone.
     texts : sequence of str
         Reports without images; may be empty beside pairs.
-    findings : sequence of frozenset of str, optional
-        What each image shows, where it is known; a head beside the encoder then learns it.
-    on_progress : callable
-        Called every ``every`` updates and at the end.
+    every : int, default 25
+        Updates between two calls of ``on_progress``, which is also called at the end.
     only : collection of str, optional
         Names of the parameters to train; None: all.
+    findings : Module, optional
+        A head that is trained too; it gives its loss from the decoder's memory (B, M, E), its mask (B, M) and the
+        indices (B) of the pairs.
     finding_steps : int, default 0
-        First updates that learn findings alone.
+        First updates that learn by the head's loss alone.
     warmup : int, optional
         Updates of linear warm-up; None: 100, at most a tenth of all. A cosine then ends at a twentieth of the rate.
     batch_norm : bool, default True
@@ -129,22 +98,14 @@ def pretrain(
     Raises
     ------
     ConfigError
-        Neither pairs nor texts, or different numbers of images, reports and findings.
+        Neither pairs nor texts, or different numbers of images and reports.
     """
     if len(images) != len(reports):
         raise ConfigError(f"a warm start needs pairs: there are {len(images)} images and {len(reports)} reports")
     if not images and not texts:
         raise ConfigError("a warm start needs pairs of images and reports, or reports alone: there are neither")
-    if findings is not None and len(findings) != len(images):
-        raise ConfigError(f"a warm start needs the findings of every image: {len(findings)} for {len(images)} images")
     device = next(model.parameters()).device
-    names = sorted(set().union(*findings)) if findings is not None else []
-    head: FindingHead | None = None
-    if names:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(config.seed)
-            head = FindingHead(model.projection.out_features, names).to(device)
-    trained = nn.ModuleList([model] if head is None else [model, head])
+    trained = nn.ModuleList([model] if findings is None else [model, findings.to(device)])
     frozen = [p for n, p in model.named_parameters() if p.requires_grad and only is not None and n not in only]
     for parameter in frozen:
         parameter.requires_grad_(False)
@@ -160,7 +121,7 @@ def pretrain(
     for step in range(1, config.steps + 1):
         if step > 0.8 * config.steps:
             _statistics(model, False)  # the last updates fit the weights to the statistics that will stay
-        seeing_only = head is not None and step <= finding_steps
+        seeing_only = findings is not None and step <= finding_steps
         paired, finding, text = torch.zeros(()), torch.zeros(()), torch.zeros(())
         if pairs is not None:
             chosen = next(pairs)
@@ -170,8 +131,8 @@ def pretrain(
             if not seeing_only:
                 seen = {"encoder_hidden_states": memory, "encoder_attention_mask": mask}
                 paired = _mean_loss(model, tokenizer, [reports[i] for i in chosen], **seen)
-            if head is not None and findings is not None:
-                finding = head.loss(head(memory, mask), [findings[i] for i in chosen])
+            if findings is not None:
+                finding = findings(memory, mask, chosen)
             (paired + (1.0 if seeing_only else FINDING_WEIGHT) * finding).backward()
         if alone is not None and not seeing_only:
             text = _mean_loss(model, tokenizer, [texts[i] for i in next(alone)])
@@ -196,7 +157,7 @@ def write_reports(model: ReportGenerator, tokenizer: ReportTokenizer, images: Se
     device = next(model.parameters()).device
     written = []
     for start in range(0, len(images), GENERATION_BATCH):
-        batch: ImageBatch = collate(images[start : start + GENERATION_BATCH]).to(device)
+        batch = collate(images[start : start + GENERATION_BATCH]).to(device)
         written += [tokenizer.decode(row) for row in model.generate(batch).tolist()]
     return written
 

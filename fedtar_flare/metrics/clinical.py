@@ -69,8 +69,3 @@ def finding_counts(
     there = Counter(name for findings in truth for name in findings)
     named = Counter(name for t, p in zip(truth, predicted, strict=True) for name in t & p)
     return {name: (there[name], named[name]) for name in sorted(there)}
-
-
-def finding_recalls(truth: Sequence[AbstractSet[str]], predicted: Sequence[AbstractSet[str]]) -> dict[str, float]:
-    """Share of the reports with a finding that name it, for every finding that any report has, sorted."""
-    return {name: named / there for name, (there, named) in finding_counts(truth, predicted).items()}

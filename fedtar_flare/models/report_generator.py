@@ -25,19 +25,15 @@ if TYPE_CHECKING:
     from fedtar_flare.models.config import ModelConfig
 
 
-def report_loss(logits: Tensor, labels: Tensor, focal_gamma: float = 0.0) -> Tensor:
+def report_loss(logits: Tensor, labels: Tensor) -> Tensor:
     """Mean token loss of each report, shape (B,), float32.
 
     ``logits`` (B, L, V) at position i predict the token at i + 1; ``labels`` (B, L) are -100 where no loss is taken.
-    With ``focal_gamma`` above 0 each token counts ``(1 - p)^gamma``, p its probability (focal loss, Lin et al., ICCV
-    2017, Eq. 4), as when the shipped prompts were made.
     """
     targets = labels[:, 1:]
     tokens = F.cross_entropy(
         logits[:, :-1].float().flatten(0, 1), targets.flatten(), ignore_index=IGNORED, reduction="none"
     ).view(targets.shape)
-    if focal_gamma:
-        tokens = tokens * (-torch.expm1(-tokens)).clamp(min=1e-6) ** focal_gamma
     return tokens.sum(1) / (targets != IGNORED).sum(1).clamp(min=1)
 
 

@@ -94,14 +94,6 @@ class ReportTokenizer:
         special = {self.bos_id, self.pad_id}
         return str(self._tokenizer.decode([i for i in body if i not in special], skip_special_tokens=False))
 
-    def spelled_by(self, other: ReportTokenizer) -> list[list[int]]:
-        """For each of this tokenizer's ids, the ids by which ``other`` writes the same token."""
-        spelled = []
-        for number in range(self.vocab_size):
-            same = other._tokenizer.token_to_id(str(self._tokenizer.id_to_token(number)))
-            spelled.append(other.encode(self.decode([number]))[1:-1] if same is None else [same])
-        return spelled
-
     def batch(self, texts: Sequence[str]) -> tuple[torch.Tensor, torch.Tensor]:
         """``input_ids`` (B, L), padded on the right, and ``labels``: the ids unshifted, -100 at padding (int64)."""
         import torch

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
-
 from fedtar_flare.errors import ConfigError
 
 
@@ -28,7 +26,7 @@ class Scanner:
 
 
 # (smoothing, noise): sharp and noisy to soft and smooth
-_KERNELS = {"SHARP": (0.0, 34.0), "MEDIUM": (0.06, 26.0), "STANDARD": (0.12, 20.0), "SOFT": (0.2, 13.0)}
+KERNELS = {"SHARP": (0.0, 34.0), "MEDIUM": (0.06, 26.0), "STANDARD": (0.12, 20.0), "SOFT": (0.2, 13.0)}
 _COVERAGE_MM = 252.0
 # field of view in mm, slices, kernel, offset, contrast; one line per reporting style
 _SITES: tuple[tuple[float, int, str, float, float], ...] = (
@@ -41,8 +39,9 @@ _SITES: tuple[tuple[float, int, str, float, float], ...] = (
 )
 
 
-def _scanner(view_mm: float, slices: int, kernel: str, offset: float, contrast: float) -> Scanner:
-    smoothing, noise = _KERNELS[kernel]
+def scanner_of(view_mm: float, slices: int, kernel: str, offset: float, contrast: float) -> Scanner:
+    """The scanner with this field of view, whose kernel is one of :data:`KERNELS`; offset and contrast in HU."""
+    smoothing, noise = KERNELS[kernel]
     matrix = Scanner.matrix
     pixel = round(view_mm / matrix, 4)
     spacing = (round(_COVERAGE_MM / slices, 4), pixel, pixel)
@@ -51,15 +50,4 @@ def _scanner(view_mm: float, slices: int, kernel: str, offset: float, contrast: 
 
 def site_scanner(style: int) -> Scanner:
     """The scanner of the sites with a reporting style (1, 2, ...): six different ones, then again from the first."""
-    return _scanner(*_SITES[(style - 1) % len(_SITES)])
-
-
-def random_scanner(rng: np.random.Generator) -> Scanner:
-    """A scanner from ranges that enclose all those of the sites; for the warm start."""
-    return _scanner(
-        view_mm=float(rng.uniform(340, 392)),
-        slices=int(rng.integers(22, 27)),
-        kernel=str(rng.choice(sorted(_KERNELS))),
-        offset=float(rng.uniform(-14, 14)),
-        contrast=float(rng.uniform(110, 165)),
-    )
+    return scanner_of(*_SITES[(style - 1) % len(_SITES)])

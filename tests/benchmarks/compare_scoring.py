@@ -8,8 +8,8 @@ import numpy as np
 
 from fedtar_flare.metrics.language import clean, language_scores, language_statistics
 from fedtar_flare.metrics.significance import REPLICATES, bleu_score, bootstrap
-from fedtar_flare.synthetic.corpus import text_corpus
 from tests.benchmarks.result import Absent, Result, alternated
+from tools.corpus import text_corpus
 
 
 def _reports(count: int) -> tuple[list[str], list[str]]:

@@ -20,8 +20,8 @@ from PIL import Image
 from fedtar_flare.data.sources.manifest import write_rows
 from fedtar_flare.models.config import CVT_TARGETS, DECODER_TARGETS
 from fedtar_flare.site.site_file import SITES_VARIABLE
-from fedtar_flare.synthetic.corpus import text_corpus
 from tests.benchmarks.compare_server import PUBLISHED
+from tools.corpus import text_corpus
 
 SITE = "site-1"
 BATCH = 8

@@ -8,15 +8,11 @@ from hospital_site import executor_of
 
 from fedtar_flare.errors import ConfigError
 from fedtar_flare.imaging.batch import ImageBatch
-from fedtar_flare.imaging.cache import Prepared
 from fedtar_flare.learning.diagnosis import AttentionHead, DiagnosisBranch, diagnosis_losses, extend, load_start
 from fedtar_flare.learning.labels import CLASSES, labeler
-from fedtar_flare.learning.warm_start import Pairs
-from fedtar_flare.methods.fedmrg.head_start import Phantoms, fit_prompts, written_of
 from fedtar_flare.models import learned_prompts
 from fedtar_flare.models.build import build_model, build_tokenizer
 from fedtar_flare.models.config import preset
-from fedtar_flare.models.report_generator import report_loss
 from fedtar_flare.models.weights import fingerprint
 from fedtar_flare.synthetic.vocabulary import FINDINGS, KNOWN_FINDINGS
 
@@ -142,32 +138,6 @@ def test_the_shipped_prompts_are_for_the_memory_alone_and_tell_each_finding_s_tw
     assert shipped("last").embeddings.shape == (2, 128), "there they are of the classes, and none is shipped"
     with pytest.raises(ConfigError, match=r"have the shape \(14, 2, 128\), the model wants \(14, 2, 64\)"):
         shipped(width=64)
-
-
-def test_prompts_are_taught_to_be_heeded_and_nothing_else_changes():
-    """The loss of reports beside other images falls, by the prompts alone."""
-    model, tokenizer = extended(prompt_place="memory", prompt_classes="positive"), build_tokenizer(MODEL)
-    before = {n: p.clone() for n, p in model.named_parameters()}
-    texts = ["Small right pleural effusion.", "The lungs are clear."]
-    images = [Prepared(image.numpy(), torch.ones(4).numpy()) for image in batch().images]
-    pairs = Pairs(images, texts, texts, [frozenset({"effusion_right"}), frozenset()])
-    phantoms = Phantoms(model, pairs)
-    truth = torch.tensor([[int(name == "effusion_right") for name in FINDINGS], [0] * 14])
-    assert torch.equal(phantoms.truth, truth)
-    ids, labels = tokenizer.batch(texts)
-
-    def loss():
-        with torch.no_grad():
-            logits, _ = model.decode(*phantoms.memory([1, 0]), ids, model.diagnosis.prompts_of(truth))
-            return float(report_loss(logits, labels).mean())
-
-    start = loss()
-    fit_prompts(phantoms, tokenizer, pairs, seed=0, steps=20)
-    assert loss() < start
-    moved = [n for n, p in model.named_parameters() if not torch.equal(p, before[n])]
-    assert moved == ["diagnosis.embeddings"]
-    own = model.diagnosis
-    assert len(written_of(phantoms, tokenizer, [1, 0])) == 2 and model.diagnosis is own
 
 
 def test_prompts_stand_before_the_begin_token_at_the_last_positions_and_bear_no_loss():

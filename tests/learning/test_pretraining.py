@@ -8,10 +8,11 @@ import torch
 
 from fedtar_flare.errors import ConfigError
 from fedtar_flare.imaging.cache import Prepared
-from fedtar_flare.learning.pretraining import FindingHead, PretrainingConfig, Progress, pretrain, write_reports
+from fedtar_flare.learning.pretraining import PretrainingConfig, Progress, pretrain, write_reports
 from fedtar_flare.models.build import build_model, build_tokenizer
 from fedtar_flare.models.config import preset
 from fedtar_flare.models.weights import own_state
+from tools.make_small_model import FindingHead
 
 CONFIG = preset("tiny")
 WORDS = {frozenset({"dark"}): "the lung is dark", frozenset({"bright"}): "a bright nodule"}
@@ -32,9 +33,9 @@ def trained(**settings):
     model, seen = build_model(CONFIG), []
     more = {name: settings.pop(name) for name in ("finding_steps", "batch_norm") if name in settings}
     config, texts = PretrainingConfig(**{"batch_size": 4} | settings), ["other words", "clear"]
-    pretrain(
-        model, build_tokenizer(CONFIG), pictures(), REPORTS, texts, config, FINDINGS, seen.append, 40, warmup=5, **more
-    )
+    head = FindingHead(model.projection.out_features, FINDINGS, config.seed)
+    more |= {"findings": head, "on_progress": seen.append, "every": 40, "warmup": 5}
+    pretrain(model, build_tokenizer(CONFIG), pictures(), REPORTS, texts, config, **more)
     return model, seen
 
 
@@ -75,36 +76,20 @@ def test_the_same_settings_give_the_same_bits():
     assert torch.equal(before, torch.random.get_rng_state())
 
 
-@pytest.mark.parametrize("findings", [None, [frozenset()] * 12])
-def test_findings_and_texts_are_optional(findings):
+def test_findings_and_texts_are_optional():
     seen = []
     pretrain(
         build_model(CONFIG), build_tokenizer(CONFIG), pictures(), REPORTS, [],
-        PretrainingConfig(steps=2, batch_size=2), findings, seen.append,
+        PretrainingConfig(steps=2, batch_size=2), on_progress=seen.append,
     )  # fmt: skip
     assert seen[-1].text_loss == seen[-1].finding_loss == 0 and seen[-1].paired_loss > 0
 
 
 def test_pairs_must_be_pairs():
     model, tokenizer = build_model(CONFIG), build_tokenizer(CONFIG)
-    for images, reports, findings, said in (
-        (pictures(), REPORTS[:5], None, "12 images and 5 reports"),
-        ([], REPORTS, None, "0 images"),
-        (pictures(), REPORTS, FINDINGS[:3], "3 for 12 images"),
-    ):
+    for images, reports, said in ((pictures(), REPORTS[:5], "12 images and 5 reports"), ([], REPORTS, "0 images")):
         with pytest.raises(ConfigError, match=said):
-            pretrain(model, tokenizer, images, reports, [], PretrainingConfig(steps=1), findings)
-
-
-def test_the_finding_head_does_not_look_at_padding():
-    head = FindingHead(8, ["a", "b", "c"])
-    memory = torch.randn(2, 6, 8)
-    mask = torch.ones(2, 6, dtype=torch.bool)
-    mask[:, 4:] = False
-    changed = memory.clone()
-    changed[:, 4:] = 50.0
-    torch.testing.assert_close(head(memory, mask), head(changed, mask))
-    torch.testing.assert_close(head(memory, mask), head(memory[:, :4], mask[:, :4]))
+            pretrain(model, tokenizer, images, reports, [], PretrainingConfig(steps=1))
 
 
 def test_progress_says_steps_rate_and_time_left():

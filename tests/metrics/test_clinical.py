@@ -3,7 +3,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedtar_flare.errors import DataError
-from fedtar_flare.metrics.clinical import finding_f1, finding_recalls, known_and_new
+from fedtar_flare.metrics.clinical import finding_counts, finding_f1, known_and_new
 
 FINDINGS = ["nodule", "effusion", "emphysema", "cardiomegaly"]
 SETS = st.frozensets(st.sampled_from(FINDINGS))
@@ -66,4 +66,4 @@ def test_known_and_new_findings_are_scored_apart():
     }
     nothing_new = known_and_new([{"nodule"}], [{"nodule"}], {"nodule"})
     assert nothing_new["finding_f1_new"] is None and nothing_new["finding_recall_new"] is None
-    assert finding_recalls(truth, predicted) == {"cavity": 0.5, "nodule": 1.0}
+    assert finding_counts(truth, predicted) == {"cavity": (2, 1), "nodule": (2, 2)}

@@ -8,8 +8,6 @@ import torch
 from fedtar_flare.imaging.batch import ImageBatch
 from fedtar_flare.models.build import build_model, build_tokenizer
 from fedtar_flare.models.config import preset
-from fedtar_flare.models.report_generator import report_loss
-from fedtar_flare.models.tokenizer import IGNORED
 
 CONFIG = preset("tiny")
 REPORTS = ["lungs are clear", "nodule of 7 mm in the right upper lobe, new", "effusion"]
@@ -69,30 +67,6 @@ def test_loss_of_each_report_is_the_mean_over_its_tokens(model, tokenizer):
         logits = model.decoder(input_ids=ids, encoder_hidden_states=memory).logits[0]
         chosen = logits.log_softmax(-1)[torch.arange(ids.shape[1] - 1), ids[0, 1:]]
         torch.testing.assert_close(loss[i], -chosen.mean(), rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.parametrize("focal_gamma", [0.5, 1.0, 2.0])
-def test_focal_loss_is_that_of_its_paper(focal_gamma):
-    generator = torch.Generator().manual_seed(1)
-    logits = torch.randn(4, 6, 9, generator=generator, dtype=torch.float64, requires_grad=True)
-    labels = torch.randint(0, 9, (4, 6), generator=generator)
-    labels[0, 3:] = IGNORED
-    chosen = logits[:, :-1].softmax(-1).gather(-1, labels[:, 1:].clamp(min=0).unsqueeze(-1)).squeeze(-1)
-    counted = labels[:, 1:] != IGNORED
-    expected = (-((1 - chosen) ** focal_gamma) * chosen.log() * counted).sum(1) / counted.sum(1)
-    found = report_loss(logits, labels, focal_gamma)
-    torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-6)
-    slopes = [torch.autograd.grad(loss.sum(), logits, retain_graph=True)[0] for loss in (found, expected)]
-    torch.testing.assert_close(slopes[0], slopes[1], rtol=1e-4, atol=1e-6)
-
-
-def test_focal_loss_of_a_token_that_is_certain_has_a_finite_gradient():
-    logits = torch.zeros(1, 3, 4)
-    logits[..., 2] = 1e4
-    logits.requires_grad_()
-    loss = report_loss(logits, torch.full((1, 3), 2), 0.5)
-    loss.sum().backward()
-    assert loss.item() == 0 and logits.grad.isfinite().all()
 
 
 def test_loss_stays_float32_under_autocast(model, tokenizer):

@@ -8,7 +8,7 @@ import pytest
 
 from fedtar_flare.errors import ConfigError
 from fedtar_flare.synthetic.phantom import draw_anatomy, render
-from fedtar_flare.synthetic.scanner import Scanner, random_scanner, site_scanner
+from fedtar_flare.synthetic.scanner import Scanner, site_scanner
 from fedtar_flare.synthetic.vocabulary import FINDINGS, NEW_FINDINGS, side_of
 
 CLEAN = Scanner(noise_hu=0.0)
@@ -137,14 +137,9 @@ def test_a_patient_keeps_anatomy_and_place_over_visits():
     assert other.chest != anatomy.chest and other.places != anatomy.places
 
 
-def test_scanners_differ_and_random_ones_enclose_them():
+def test_scanners_differ():
     sites = [site_scanner(style) for style in range(1, 7)]
     assert len(set(sites)) == 6 and site_scanner(7) == sites[0]
-    drawn = [random_scanner(np.random.default_rng(i)) for i in range(300)]
-    for field in ("slices", "smoothing", "noise_hu", "offset_hu", "contrast_hu"):
-        mine, theirs = ([getattr(s, field) for s in group] for group in (sites, drawn))
-        assert min(theirs) <= min(mine) and max(mine) <= max(theirs), field
-    assert {s.kernel for s in sites} <= {s.kernel for s in drawn}
     air = [draw({}, scanner=replace(CLEAN, noise_hu=noise))[:, :3, :3].std() for noise in (10.0, 30.0)]
     assert air[1] > 1.5 * air[0]
 

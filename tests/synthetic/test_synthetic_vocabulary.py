@@ -4,8 +4,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedtar_flare.synthetic.corpus import corpus_report
-from fedtar_flare.synthetic.course import stream
 from fedtar_flare.synthetic.reports import State, write_report
 from fedtar_flare.synthetic.styles import GENERIC, STYLES
 from fedtar_flare.synthetic.vocabulary import FINDINGS, findings_in, kind_of, side_of
@@ -27,13 +25,6 @@ def test_reads_the_truth_back_in_every_style(wording, findings, gone, follow_up,
     report = write_report(wording, findings, resolved=resolved, follow_up=follow_up, older=older)
     assert findings_in(report) == findings.keys()
     assert findings_in(report.lower()) == findings.keys()
-
-
-@settings(max_examples=150, deadline=None)
-@given(st.integers(0, 10**9))
-def test_reads_the_truth_back_in_the_corpus(seed):
-    report, findings = corpus_report(stream("test", seed))
-    assert findings_in(report) == findings
 
 
 @pytest.mark.parametrize("wording", WORDINGS)

@@ -12,13 +12,6 @@ from fedtar_flare.data.cohort import Visit
 from fedtar_flare.imaging.batch import collate
 from fedtar_flare.imaging.pipeline import Size, prepare
 from fedtar_flare.learning.pretraining import write_reports
-from fedtar_flare.learning.warm_start import (
-    HELD_OUT_SEED_STEP,
-    main,
-    phantom_pairs,
-    take_over,
-    volume_preparation,
-)
 from fedtar_flare.metrics.clinical import finding_f1
 from fedtar_flare.metrics.language import language_scores
 from fedtar_flare.models.build import build_model, build_tokenizer, require_trained
@@ -26,6 +19,16 @@ from fedtar_flare.models.config import ASSETS, preset
 from fedtar_flare.models.tokenizer import ReportTokenizer
 from fedtar_flare.models.weights import own_state
 from fedtar_flare.synthetic.vocabulary import KNOWN_FINDINGS, KNOWN_KINDS, NEW_FINDINGS, NEW_KINDS, findings_in
+from tools.make_small_model import (
+    HELD_OUT_SEED_STEP,
+    FindingHead,
+    main,
+    phantom_pairs,
+    spelled_by,
+    take_over,
+    volume_preparation,
+)
+from tools.phantom_pairs import generic_pairs
 
 SMALL = preset("small")
 
@@ -49,7 +52,6 @@ def written(small, held_out):
 
 def test_a_volume_in_memory_is_prepared_like_a_series_on_disk(tmp_path):
     from fedtar_flare.synthetic.dicom_writer import write_ct_series
-    from fedtar_flare.synthetic.warm_start import generic_pairs
 
     hu, spacing_mm, report, *_ = next(iter(generic_pairs(1, 3)))
     write_ct_series(tmp_path / "ct", hu, spacing_mm, patient_id="p", study_datetime=datetime(2020, 1, 1))
@@ -74,7 +76,7 @@ def test_the_shipped_assets_are_small_and_complete():
     sizes = {path.name: path.stat().st_size for path in (ASSETS / "small").iterdir()}
     assert {"tokenizer.json", "model.safetensors", "diagnosis.safetensors", "README.md"} == set(sizes)
     assert sum(sizes.values()) < 8_000_000
-    assert "python -m fedtar_flare.learning.warm_start --preset small" in (ASSETS / "small" / "README.md").read_text()
+    assert "python -m tools.make_small_model --preset small" in (ASSETS / "small" / "README.md").read_text()
 
 
 def test_the_small_model_has_about_two_million_parameters_all_of_them_trained(small):
@@ -101,7 +103,7 @@ def test_the_small_model_has_seen_no_new_finding_and_its_card_says_so(small):
 def test_earlier_weights_with_another_tokenizer_say_the_same_at_first(small):
     tokenizer = build_tokenizer(SMALL)
     other = ReportTokenizer.train(["There is a small right pleural effusion."] * 3, 270, SMALL.max_length)
-    assert [other.decode(ids) for ids in tokenizer.spelled_by(other)[3:]] == [
+    assert [other.decode(ids) for ids in spelled_by(tokenizer, other)[3:]] == [
         tokenizer.decode([i]) for i in range(3, tokenizer.vocab_size)
     ]
     again = build_model(SMALL.replace(weights="random"))
@@ -135,3 +137,14 @@ def test_the_small_model_knows_no_reporting_style(written):
 
     openings = {opening for style in STYLES for wording in style for opening in wording.opening}
     assert not any(text.startswith(tuple(openings)) for text in written)
+
+
+def test_the_finding_head_does_not_look_at_padding():
+    head = FindingHead(8, [frozenset("abc")], seed=0)
+    memory = torch.randn(2, 6, 8)
+    mask = torch.ones(2, 6, dtype=torch.bool)
+    mask[:, 4:] = False
+    changed = memory.clone()
+    changed[:, 4:] = 50.0
+    torch.testing.assert_close(head.logits(memory, mask), head.logits(changed, mask))
+    torch.testing.assert_close(head.logits(memory, mask), head.logits(memory[:, :4], mask[:, :4]))

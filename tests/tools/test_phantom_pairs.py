@@ -1,15 +1,20 @@
+"""Phantoms and texts of the warm start: what they show and say, and that they are no site's."""
+
 from __future__ import annotations
 
 import re
 
 import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from fedtar_flare.data.timeline import Timeline
 from fedtar_flare.synthetic.build import report_of
-from fedtar_flare.synthetic.corpus import text_corpus
-from fedtar_flare.synthetic.course import CohortOptions, plan_patient
+from fedtar_flare.synthetic.course import CohortOptions, plan_patient, stream
+from fedtar_flare.synthetic.scanner import site_scanner
 from fedtar_flare.synthetic.vocabulary import KNOWN_FINDINGS, NEW_FINDINGS, findings_in
-from fedtar_flare.synthetic.warm_start import generic_pairs
+from tools.corpus import corpus_report, text_corpus
+from tools.phantom_pairs import generic_pairs, random_scanner
 
 
 def site_reports():
@@ -78,3 +83,21 @@ def test_corpus_hardly_shares_phrases_with_a_site():
     known = {gram for text in text_corpus(1000, seed=0) for gram in grams(text)}
     site = [gram for text in site_reports() for gram in grams(text)]
     assert sum(gram in known for gram in site) / len(site) < 0.1
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.integers(0, 10**9))
+def test_reads_the_truth_back_in_the_corpus(seed):
+    report, findings = corpus_report(stream("test", seed))
+    assert findings_in(report) == findings
+
+
+def test_random_scanners_enclose_those_of_the_sites():
+    sites, drawn = (
+        [site_scanner(style) for style in range(1, 7)],
+        [random_scanner(np.random.default_rng(i)) for i in range(300)],
+    )
+    for field in ("slices", "smoothing", "noise_hu", "offset_hu", "contrast_hu"):
+        mine, theirs = ([getattr(s, field) for s in group] for group in (sites, drawn))
+        assert min(theirs) <= min(mine) and max(mine) <= max(theirs), field
+    assert {s.kernel for s in sites} <= {s.kernel for s in drawn}

@@ -1,6 +1,6 @@
 """Make the shipped start of the diagnosis branch again: its head and its prompts.
 
-``python -m fedtar_flare.methods.fedmrg.head_start --out FOLDER --seed 2``
+``python -m tools.make_diagnosis_head --out FOLDER --seed 2``
 
 The preset small has seen the known findings, but the head that taught them to it was thrown away. This one reads them
 off the shipped encoder, which stays as it is, on phantoms of the warm start's kind: no site's patients, scanners or
@@ -28,13 +28,13 @@ from fedtar_flare.imaging.batch import ImageBatch, collate
 from fedtar_flare.learning.diagnosis import PROMPTS, DiagnosisBranch, extend, head_file
 from fedtar_flare.learning.labels import POSITIVE
 from fedtar_flare.learning.training import batches, parts
-from fedtar_flare.learning.warm_start import HELD_OUT_SEED_STEP, Pairs, phantom_pairs
 from fedtar_flare.metrics.clinical import finding_f1
 from fedtar_flare.models.build import build_model, build_tokenizer
 from fedtar_flare.models.config import preset
-from fedtar_flare.models.report_generator import ReportGenerator, report_loss
-from fedtar_flare.models.tokenizer import ReportTokenizer
+from fedtar_flare.models.report_generator import ReportGenerator
+from fedtar_flare.models.tokenizer import IGNORED, ReportTokenizer
 from fedtar_flare.synthetic.vocabulary import FINDINGS, KNOWN_FINDINGS, findings_in
+from tools.make_small_model import HELD_OUT_SEED_STEP, Pairs, phantom_pairs
 
 START: dict[str, Any] = {
     "labeler": "synthetic",
@@ -47,6 +47,19 @@ AT_ONCE, BATCH, STEPS, LEARNING_RATE = 16, 32, 2000, 3e-3
 PROMPT_BATCH, PROMPT_STEPS, PROMPT_RATE, FOCAL_GAMMA = 16, 400, 3e-2, 2.0
 OTHER_IMAGE = 0.5
 """Share of the reports that come with another phantom's image."""
+
+
+def focal_loss(logits: Tensor, labels: Tensor, gamma: float) -> Tensor:
+    """As :func:`~fedtar_flare.models.report_generator.report_loss`, (B,), but each token counts ``(1 - p)^gamma``.
+
+    p is its probability (focal loss, Lin et al., ICCV 2017, Eq. 4).
+    """
+    targets = labels[:, 1:]
+    tokens = F.cross_entropy(
+        logits[:, :-1].float().flatten(0, 1), targets.flatten(), ignore_index=IGNORED, reduction="none"
+    ).view(targets.shape)
+    tokens = tokens * (-torch.expm1(-tokens)).clamp(min=1e-6) ** gamma
+    return tokens.sum(1) / (targets != IGNORED).sum(1).clamp(min=1)
 
 
 class Phantoms:
@@ -137,7 +150,7 @@ def fit_prompts(
             texts = [draw.choice((pairs.reports, pairs.styled))[one] for one in chosen]
             ids, labels = tokenizer.batch(texts)
             logits, _ = model.decode(*phantoms.memory(images), ids, branch.prompts_of(phantoms.truth[chosen]))
-            yield report_loss(logits, labels, FOCAL_GAMMA).mean()
+            yield focal_loss(logits, labels, FOCAL_GAMMA).mean()
 
     descend([branch.embeddings], PROMPT_RATE, 0.0, losses(), steps, say)
 
@@ -157,7 +170,7 @@ def written_of(phantoms: Phantoms, tokenizer: ReportTokenizer, images: Sequence[
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The command (see the head of this file)."""
-    parser = argparse.ArgumentParser(prog="python -m fedtar_flare.methods.fedmrg.head_start", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m tools.make_diagnosis_head", description=__doc__)
     parser.add_argument("--out", type=Path, default=Path(head_file("small")).parent, help="folder of the weights")
     parser.add_argument("--seed", type=int, default=2, help="of phantoms and order (default 2)")
     parser.add_argument("--phantoms", type=int, default=1500, help="to train on (default 1500)")

@@ -17,13 +17,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedtar_flare.synthetic.corpus import styled_report
 from fedtar_flare.synthetic.course import MOST_FINDINGS, stream
 from fedtar_flare.synthetic.phantom import draw_anatomy, render
 from fedtar_flare.synthetic.reports import State, write_report
-from fedtar_flare.synthetic.scanner import random_scanner
+from fedtar_flare.synthetic.scanner import KERNELS, Scanner, scanner_of
 from fedtar_flare.synthetic.styles import GENERIC
 from fedtar_flare.synthetic.vocabulary import KNOWN_FINDINGS, SIZES
+from tools.corpus import styled_report
 
 
 class Pair(NamedTuple):
@@ -34,6 +34,17 @@ class Pair(NamedTuple):
     report: str
     styled: str
     findings: frozenset[str]
+
+
+def random_scanner(rng: np.random.Generator) -> Scanner:
+    """A scanner from ranges that enclose all those of the sites."""
+    return scanner_of(
+        view_mm=float(rng.uniform(340, 392)),
+        slices=int(rng.integers(22, 27)),
+        kernel=str(rng.choice(sorted(KERNELS))),
+        offset=float(rng.uniform(-14, 14)),
+        contrast=float(rng.uniform(110, 165)),
+    )
 
 
 def generic_pairs(n: int, seed: int, names: Sequence[str] = KNOWN_FINDINGS) -> Iterator[Pair]:
