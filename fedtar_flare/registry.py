@@ -1,13 +1,11 @@
 """Methods: how one is declared, and how those that are installed are found.
 
-A method is one object, a :class:`Method`. A package announces its own by an entry point of the group
-``fedtar_flare.methods``, from the method's name to the object::
+A method is one object, a :class:`Method`, which its package announces by an entry point::
 
     [project.entry-points."fedtar_flare.methods"]
     fedmedian = "fedmedian:METHOD"
 
-This package's own methods come in by the same door. Installing a package lets nothing leave a hospital: a site's guard
-lists the methods that it allows (:mod:`fedtar_flare.site.guard`).
+Installing a package lets nothing leave a hospital: a site's guard lists the methods that it allows.
 """
 
 from __future__ import annotations
@@ -90,19 +88,10 @@ class Method:
 
     @property
     def name(self) -> str:
-        """As jobs and site policies write it."""
         return self.contract.method
 
     def derive(self, name: str, title: str, *, contract: Mapping[str, Any] | None = None, **changes: Any) -> Method:
-        """A method that differs from this one in name, title and what is given here.
-
-        Parameters
-        ----------
-        contract : Mapping, optional
-            Fields of the contract that change.
-        changes
-            Fields of the method that change.
-        """
+        """A method that differs from this one in name, title, these fields of its contract and these of its own."""
         contract_ = replace(self.contract, method=name, title=title, **(contract or {}))
         return replace(self, contract=contract_, **changes)
 
@@ -137,13 +126,7 @@ def package_of(name: str) -> str:
 
 @cache
 def method(name: str) -> Method:
-    """The installed method of that name.
-
-    Raises
-    ------
-    ConfigError
-        No package announces it, or what is announced is no :class:`Method` of that name.
-    """
+    """The installed method of that name; ConfigError where none, or something else, is announced under it."""
     points = _announced()
     if name not in points:
         from fedtar_flare.settings import nearest  # the list of methods needs no settings

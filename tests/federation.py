@@ -10,10 +10,9 @@ from fedtar_flare import registry
 from fedtar_flare.methods.fedtar.controller import TemporalResidualController
 from fedtar_flare.methods.fedtar.policy import t_numbers
 from fedtar_flare.protocol.exchange import ExchangeSchema
-from fedtar_flare.protocol.messages import TaskHeader
+from fedtar_flare.protocol.messages import TaskHeader, abstain, ok
 from fedtar_flare.protocol.tasks import CLOSE_ROUND, HANDSHAKE, TRAIN
 from fedtar_flare.runtime.controller import FederatedController
-from fedtar_flare.runtime.executor import abstain, ok
 from fedtar_flare.suite import engine as suite
 from fedtar_flare.version import __version__
 

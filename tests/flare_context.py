@@ -9,9 +9,8 @@ from nvflare.apis.fl_context import FLContext
 from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
 from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
-from fedtar_flare.methods.fedtar.method import CONTRACT
-from fedtar_flare.protocol.messages import OK, Reply, TaskHeader, version
-from fedtar_flare.runtime.executor import MethodExecutor, ok
+from fedtar_flare.protocol.messages import OK, Reply, TaskHeader, ok, version
+from fedtar_flare.runtime.site_executor import SiteExecutor
 from fedtar_flare.site.audit import HEADER_PROP
 
 A, B = "base_model.model.x.lora_A.weight", "base_model.model.x.lora_B.weight"
@@ -56,15 +55,13 @@ def read(shareable):
     return Reply.from_meta(model.meta), model.params or {}
 
 
-class Recorder(MethodExecutor):
-    """The executor base with nothing to do: it keeps the tasks' headers and sends back the weights that came."""
-
-    contract = CONTRACT
+class Recorder(SiteExecutor):
+    """The executor with nothing to do: it keeps the tasks' headers and sends back the weights that came."""
 
     def __init__(self):
-        super().__init__()
+        super().__init__("fedtar")
         self.headers = []
 
-    def perform(self, task, header, weights, site):
+    def carry_out(self, task, header, weights, *place):
         self.headers.append(header)
         return ok(header, {"samples": 1} if weights else {}), dict(weights) if weights else None

@@ -11,10 +11,10 @@ import hashlib
 import torch
 
 from fedtar_flare.data.splits import SPLITS
-from fedtar_flare.methods.fedtar.method import CONTRACT
 from fedtar_flare.protocol.exchange import ExchangeSchema
+from fedtar_flare.protocol.messages import ok
 from fedtar_flare.protocol.tasks import HANDSHAKE, TRAIN
-from fedtar_flare.runtime.executor import MethodExecutor, ok
+from fedtar_flare.runtime.site_executor import SiteExecutor
 from fedtar_flare.version import __version__
 
 VALUES = 77_568
@@ -62,10 +62,8 @@ class TrivialSite:
         return ok(header, numbers, {"t_numbers": [0.1 * t for t in range(1, header.time_steps + 1)]}), None
 
 
-class TrivialExecutor(MethodExecutor):
-    """The same in a job."""
-
-    contract = CONTRACT
+class TrivialExecutor(SiteExecutor):
+    """The same in a job of FedTAR."""
 
     def perform(self, task, header, weights, site):
         return TrivialSite(site.name)(task, header, weights)

@@ -45,9 +45,8 @@ class Group:
             that came down or with one item of it, without the leading axis.
         names: regular expressions that must match a tensor's whole name.
         about: what ``--describe`` and the audit say of it.
-        personal: its rows are personal data (one row can stem from one patient).
-        max_rows, width: bounds of a ``collected`` group, which is refused (:class:`ConfigError`) without them.
-        narrower: ``width`` is the largest; the run's model decides.
+        personal: one row can stem from one patient.
+        max_rows, width: bounds of a ``collected`` group (without them: ConfigError); ``narrower``: the model decides.
         unit_rows: the rows must have norm 1, within 0.02.
     """
 
@@ -70,10 +69,7 @@ class Group:
         return any(re.fullmatch(pattern, tensor) for pattern in self.names)
 
     def check_shape(self, tensor: str, shape: tuple[int, ...], agreed: tuple[int, ...] | None) -> None:
-        """Refuse a tensor whose shape the group's form does not allow; the :class:`ExchangeError` names it.
-
-        ``agreed`` is the shape that was agreed or came down under this name; None where there is none.
-        """
+        """Refuse (:class:`ExchangeError`) a shape that the form does not allow; ``agreed``: that which came down."""
         if self.form == "collected":
             wide = len(shape) == 2 and (shape[1] <= self.width if self.narrower else shape[1] == self.width)
             if not wide or shape[0] > self.max_rows:
@@ -94,7 +90,7 @@ class Task:
     """One kind of task.
 
     Args:
-        name: FLARE's task name.
+        name: FLARE's.
         about: what a site does, for ``--describe``.
         fields: all that its reply's header may hold.
         at: ``start``: once, before round 1 (round 0); ``round``: within a round.
@@ -125,7 +121,7 @@ class Task:
 
 @dataclass(frozen=True)
 class Contract:
-    """What a method exchanges.
+    """What a method exchanges; :class:`ConfigError` where the parts contradict each other.
 
     Args:
         method: its name, as jobs and site policies write it.
@@ -134,10 +130,6 @@ class Contract:
         stays: what never leaves a site, for ``--describe``.
         by_rows: regular expressions of tensors with a row for each of several things, where a site says nothing of
             those whose row is zero: the mean of a row is over the sites that say something.
-
-    Raises:
-        ConfigError: a name is declared twice, a task names an unknown group or task, or its ``up`` contradicts
-            ``sends``.
     """
 
     method: str
@@ -193,11 +185,7 @@ class Contract:
         return any(re.fullmatch(pattern, tensor) for pattern in self.by_rows)
 
     def allowing(self, extra_names: Sequence[str]) -> Contract:
-        """A copy whose group of whole parameters also has these names (regular expressions).
-
-        A site's guard allows what its policy names. The server allows any name (``exchange.TENSOR_NAME``): which
-        parameters travel is for the sites to say.
-        """
+        """A copy whose group of whole parameters also has these names (regular expressions)."""
         widened = (
             replace(group, names=(*group.names, *extra_names)) if group.name == WHOLE_PARAMETERS else group
             for group in self.groups
@@ -213,10 +201,7 @@ class Contract:
                 raise ExchangeError(f"tensor '{name}' is not allowed to leave in task '{task.name}'{hint}")
 
     def check_place(self, task_name: str, round_: int, done: Collection[str]) -> None:
-        """Refuse (:class:`ExchangeError`) a task that may not come at this point of a run. Runs at the site.
-
-        ``done`` holds the names of the tasks that this site has answered in this run.
-        """
+        """Refuse (:class:`ExchangeError`) a task that may not come at a site that has answered the tasks ``done``."""
         task = self.task(task_name)
         if (task.at == "start") is not (round_ == 0):
             raise ExchangeError(f"task '{task_name}' may not be asked for in round {round_}")
@@ -224,10 +209,7 @@ class Contract:
             raise ExchangeError(f"task '{task_name}' may only follow {' or '.join(task.follows)}, and none was done")
 
     def check_reply(self, task_name: str, reply: Reply) -> None:
-        """Refuse a header that this contract does not describe. Runs at the site and at the server.
-
-        The :class:`ExchangeError` names the field, never its value.
-        """
+        """Refuse a header that is not described here; the :class:`ExchangeError` names the field, never its value."""
         task = self.task(task_name)
         if reply.status == ERROR:
             check_error(reply)
@@ -257,16 +239,10 @@ class Contract:
         sends: Sends,
         dtypes: Mapping[str, torch.dtype] = WIRE_DTYPES,
     ) -> None:
-        """Refuse tensors that this contract does not let pass. Runs at the site and at the server.
+        """Refuse tensors that may not pass; the :class:`ExchangeError` names the tensor, never its values.
 
-        Args:
-            tensors: what the site sends, by name; never empty.
-            agreed: names and shapes that came down in this task (``difference``), or of the schema in the same reply
-                (``initial``).
-            sends: what the message claims to be.
-
-        Raises:
-            ExchangeError: names the tensor, never its values.
+        ``agreed`` has the names and shapes that came down in this task (``difference``), or those of the schema in the
+        same reply (``initial``); ``sends`` is what the message claims to be.
         """
         task = self.task(task_name)
         if not isinstance(tensors, Mapping):

@@ -1,4 +1,8 @@
-"""The exchange: which tensors travel, agreed in the handshake and then enforced in both directions."""
+"""The exchange: which tensors travel, agreed in the handshake and then enforced in both directions.
+
+A job that sends torch tensors without their registration at FLARE's serialiser hangs for ever, so every module that
+sends or receives any calls :func:`register_tensors` on import.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +14,8 @@ from typing import Any
 import torch
 
 from fedtar_flare.errors import ExchangeError
+
+Tensors = Mapping[str, torch.Tensor]
 
 WIRE_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 """Number formats an update may travel in; the server's master copy is always float32."""
@@ -24,6 +30,8 @@ MAX_TENSORS = 20_000
 
 UNIT_TOLERANCE = 0.02
 """By what the norm of a unit row may be off: bfloat16 rounds to three digits."""
+
+_most_bytes = 4 * MAX_VALUES
 
 TENSOR_NAME = r"[A-Za-z0-9_.-]{1,300}"
 """Every tensor's name must match this whole: no sentence, no path."""
@@ -45,7 +53,7 @@ class ExchangeSchema:
             raise ExchangeError("the exchange schema must be sorted by tensor name")
 
     @classmethod
-    def of(cls, state: Mapping[str, torch.Tensor], dtype_up: str = "float32") -> ExchangeSchema:
+    def of(cls, state: Tensors, dtype_up: str = "float32") -> ExchangeSchema:
         """Schema of a state dictionary."""
         return cls(tuple(sorted((name, tuple(value.shape)) for name, value in state.items())), dtype_up)
 
@@ -73,7 +81,7 @@ class ExchangeSchema:
         check_tensor_names(shapes)
         return cls(tuple(sorted((name, tuple(shape)) for name, shape in shapes.items())), dtype_up)
 
-    def check(self, state: Mapping[str, torch.Tensor]) -> None:
+    def check(self, state: Tensors) -> None:
         """Refuse weights that are not exactly this exchange: names, shapes, float32, finite values.
 
         The :class:`ExchangeError` names the first tensor at fault, never its values.
@@ -108,10 +116,7 @@ def check_unit_rows(name: str, rows: torch.Tensor) -> None:
 
 
 def check_tensor_names(names: Iterable[Any]) -> None:
-    """Refuse a name that a person could have written as a sentence, or that could become a path.
-
-    The :class:`ExchangeError` does not repeat the name.
-    """
+    """Refuse a name that could be a sentence or a path; the :class:`ExchangeError` does not repeat it."""
     for name in names:
         if not isinstance(name, str) or not re.fullmatch(TENSOR_NAME, name):
             raise ExchangeError("a tensor's name is not letters, digits, '.', '_' and '-' only")
@@ -124,10 +129,7 @@ def check_number(tensors: Mapping[Any, Any]) -> None:
 
 
 def check_inbound(tensors: Any, max_values: int = MAX_VALUES) -> None:
-    """Refuse what no server of this package sends, before anything is loaded or written (None and {} pass).
-
-    The method checks names and shapes by its schema. The :class:`ExchangeError` names the tensor.
-    """
+    """Refuse what no server of this package sends (None and {} pass); names and shapes are the method's to check."""
     if tensors is None:
         return
     if not isinstance(tensors, Mapping):
@@ -144,11 +146,8 @@ def _is_size(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= 2**31
 
 
-def check_update_size(update: Mapping[str, torch.Tensor], reference: Mapping[str, torch.Tensor], limit: float) -> float:
-    """Return an update's Euclidean norm; refuse one above ``limit`` times that of the weights it is added to.
-
-    The :class:`ExchangeError` names the ratio.
-    """
+def check_update_size(update: Tensors, reference: Tensors, limit: float) -> float:
+    """Return an update's Euclidean norm; refuse one above ``limit`` times that of the weights it is added to."""
     norm, base = euclidean_norm(update), euclidean_norm(reference)
     if norm > limit * base:
         raise ExchangeError(
@@ -157,18 +156,48 @@ def check_update_size(update: Mapping[str, torch.Tensor], reference: Mapping[str
     return norm
 
 
-def euclidean_norm(state: Mapping[str, torch.Tensor]) -> float:
+def euclidean_norm(state: Tensors) -> float:
     """Euclidean norm over all tensors, summed in float64 in sorted order."""
     return sum(float(state[name].double().square().sum()) for name in sorted(state)) ** 0.5
 
 
-def disagreement_table(values: Mapping[str, Mapping[str, Any]]) -> str | None:
-    """Who differs in what (site to field to value), as a plain-text table; None when all sites agree."""
-    sites = sorted(values)
-    fields = sorted({key for fields_of_site in values.values() for key in fields_of_site})
-    differing = [key for key in fields if len({str(values[site].get(key, "(missing)")) for site in sites}) > 1]
-    if not differing:
-        return None
-    rows = [["", *sites]] + [[key, *(str(values[site].get(key, "(missing)")) for site in sites)] for key in differing]
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
+# ---------------------------------------------------------------------- fetching
+def register_tensors() -> None:
+    """Let FLARE send ``torch.Tensor`` as it is (float32 and bfloat16, no numpy in between), and fetch bounded many."""
+    from nvflare.app_opt.pt.decomposers import TensorDecomposer
+    from nvflare.fuel.utils import fobs
+
+    decomposer = TensorDecomposer()
+    decomposer._download = _bounded_download
+    fobs.register(decomposer)
+
+
+def expect_at_most(values: int) -> None:
+    """Fetch at most so many float32 values in one message from now on, in this process."""
+    global _most_bytes
+    _most_bytes = 4 * values
+
+
+class Counted:
+    """Adds up what is fetched of one message; raises :class:`ExchangeError` beyond the limits.
+
+    FLARE holds one chunk in memory before it can be counted, and has no limit for its size, the sender's choice.
+    """
+
+    def __init__(self) -> None:
+        self.tensors = self.bytes = 0
+
+    def __call__(self, tensors: Tensors) -> dict[str, torch.Tensor]:
+        """Take in the tensors of one chunk; returns them."""
+        self.tensors += len(tensors)
+        self.bytes += sum(tensor.nbytes for tensor in tensors.values())
+        if self.tensors > MAX_TENSORS or self.bytes > _most_bytes:
+            raise ExchangeError(f"a message of more than {MAX_TENSORS} tensors or {_most_bytes} bytes is not fetched")
+        return dict(tensors)
+
+
+def _bounded_download(*, use_disk: bool, root_dir: str | None = None, **settings: Any) -> tuple[str, Any]:
+    """In place of FLARE's own; tensors are never fetched to disk, which this package does not ask for."""
+    from nvflare.app_opt.pt.tensor_downloader import download_tensors
+
+    return download_tensors(**settings, tensors_received_cb=Counted())

@@ -30,7 +30,6 @@ Kind = Literal["number", "count", "numbers", "tree", "word", "words", "schema", 
 NUMBER_KINDS = ("number", "count")
 """Kinds of field that travel in ``Reply.numbers``; the others travel in ``Reply.payload``."""
 
-
 MOST = 1e15
 """No number of a header is larger: a finite one near the end of float64 overflows in what the server makes of it."""
 
@@ -46,13 +45,9 @@ class Field:
         about: what ``--describe`` and the audit say of it.
         length: most values (``numbers``, ``words``), or characters of JSON (``tree``, ``settings``).
         least, most: bounds of every number in it.
-        public: it holds no patient data beyond numbers of visits; a privacy filter lets it pass as it is.
-        noisy: a privacy filter may release it with noise (``number`` and ``numbers`` only). A field that is neither
-            public nor noisy does not leave a site with a privacy filter.
+        public, noisy: a privacy filter lets it pass as it is (no patient data beyond numbers of visits), or with noise
+            (a ``number`` or ``numbers`` that is not public; else ConfigError). Other fields it keeps.
         required: an ``ok`` reply without it is refused.
-
-    Raises:
-        ConfigError: a field is both public and noisy, or noise is not defined for its kind.
     """
 
     name: str
@@ -101,7 +96,7 @@ def check_texts(reply: Reply) -> None:
 
 
 def _number(field: Field, value: Any) -> None:
-    if isinstance(value, int) and not isinstance(value, bool):
+    if type(value) is int:
         field.require(abs(value) <= MAX_WHOLE, "holds a number beyond 2^53")
     else:
         field.require(isinstance(value, float) and math.isfinite(value), "is not a finite number")
@@ -152,10 +147,6 @@ def _words(field: Field, value: Any) -> None:
         _word(field, item)
 
 
-def _schema(field: Field, value: Any) -> None:
-    ExchangeSchema.from_dict(value)
-
-
 def _settings(field: Field, value: Any) -> None:
     field.require(isinstance(value, Mapping), "is not a dictionary")
     _primitives(field, value, 0)
@@ -185,13 +176,13 @@ def _size(field: Field, value: Any) -> None:
     field.require(length <= field.length, f"has {length} characters; the limit is {field.length}")
 
 
-_CHECKS: dict[str, Callable[[Field, Any], None]] = {
+_CHECKS: dict[str, Callable[[Field, Any], object]] = {
     "number": _number,
     "count": _count,
     "numbers": _numbers,
     "tree": _tree,
     "word": _word,
     "words": _words,
-    "schema": _schema,
+    "schema": lambda field, value: ExchangeSchema.from_dict(value),
     "settings": _settings,
 }

@@ -21,6 +21,8 @@ OK = "ok"
 ABSTAIN = "abstain"
 ERROR = "error"
 STATUSES = (OK, ABSTAIN, ERROR)
+LEFT = "the site has left the federation"
+"""Public reason of a site that takes part no more."""
 
 SCORED = ("test", "all")
 """Whose reports a task may have scored."""
@@ -38,7 +40,13 @@ _VERSION = re.compile(r"\d{4}-\d{2}")
 
 
 @dataclass(frozen=True)
-class TaskHeader:
+class _Header:
+    def to_meta(self) -> dict[str, Any]:
+        return {HEADER: asdict(self)}
+
+
+@dataclass(frozen=True)
+class TaskHeader(_Header):
     """What the server asks for.
 
     Args:
@@ -50,8 +58,8 @@ class TaskHeader:
         evaluate: whether test patients are scored within this task.
         initial_site: the site that answers the handshake with its initial shared weights; empty: none.
         member: the site took part in an earlier job of this run, so it must have its state.
-        score: which patients are scored: ``test``, or ``all`` of a site that never trains.
         keep: state version of the best round so far, which the site does not prune; empty: none.
+        score: which patients are scored: ``test``, or ``all`` of a site that never trains.
         plugin: the sender's version of fedtar_flare.
 
     Raises:
@@ -73,34 +81,23 @@ class TaskHeader:
     plugin: str = __version__
 
     def __post_init__(self) -> None:
-        if not isinstance(self.method, str) or not WORD.fullmatch(self.method):
-            raise ExchangeError("the task's method is not a short word")
-        whole = {"rounds": MAX_ROUNDS, "round": MAX_ROUNDS, "time_steps": MAX_STEPS, "step": MAX_STEPS}
-        for name, limit in whole.items():
-            value = getattr(self, name)
-            least = 1 if name in ("rounds", "time_steps") else 0
-            if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= limit:
-                raise ExchangeError(f"the task's {name} is not a whole number from {least} to {limit}")
-        if self.round > self.rounds:
-            raise ExchangeError(f"the task's round {self.round} is beyond its {self.rounds} rounds")
-        if self.step > self.time_steps:
-            raise ExchangeError(f"the task's step {self.step} is beyond its {self.time_steps} time steps")
-        if not isinstance(self.run_id, str) or not RUN_ID.fullmatch(self.run_id) or self.run_id in RESERVED_RUNS:
-            raise ExchangeError("the task's run_id is none that a server makes (at most 64 letters, digits and '-')")
-        if not isinstance(self.after, str) or not _VERSION.fullmatch(self.after):
-            raise ExchangeError("the task's state version is not of the form 0001-02")
-        if self.keep and (not isinstance(self.keep, str) or not _VERSION.fullmatch(self.keep)):
-            raise ExchangeError("the task's state version to keep is not of the form 0001-02")
-        for name in ("evaluate", "member"):
-            if not isinstance(getattr(self, name), bool):
-                raise ExchangeError(f"the task's '{name}' is neither true nor false")
-        if self.score not in SCORED:
-            raise ExchangeError(f"the task's 'score' is not one of {', '.join(SCORED)}")
-        if not isinstance(self.initial_site, str) or len(self.initial_site) > 256:
-            raise ExchangeError("the task's initial_site is not a name")
-
-    def to_meta(self) -> dict[str, Any]:
-        return {HEADER: asdict(self)}
+        limits = {"rounds": (1, MAX_ROUNDS), "round": (0, MAX_ROUNDS)}
+        limits |= {"time_steps": (1, MAX_STEPS), "step": (0, MAX_STEPS)}
+        for name, (least, most) in limits.items():
+            whole = type(getattr(self, name)) is int and least <= getattr(self, name) <= most
+            _require(whole, name, f"is not a whole number from {least} to {most}")
+        run_id = _is(RUN_ID, self.run_id) and self.run_id not in RESERVED_RUNS
+        site = isinstance(self.initial_site, str) and len(self.initial_site) <= 256
+        _require(_is(WORD, self.method), "method", "is not a short word")
+        _require(self.round <= self.rounds, "round", f"{self.round} is beyond its {self.rounds} rounds")
+        _require(self.step <= self.time_steps, "step", f"{self.step} is beyond its {self.time_steps} time steps")
+        _require(run_id, "run_id", "is none that a server makes (at most 64 letters, digits and '-')")
+        _require(_is(_VERSION, self.after), "state version", "is not of the form 0001-02")
+        _require(self.keep == "" or _is(_VERSION, self.keep), "state version to keep", "is not of the form 0001-02")
+        _require(isinstance(self.evaluate, bool), "'evaluate'", "is neither true nor false")
+        _require(isinstance(self.member, bool), "'member'", "is neither true nor false")
+        _require(self.score in SCORED, "'score'", f"is not one of {', '.join(SCORED)}")
+        _require(site, "initial_site", "is not a name")
 
     @classmethod
     def from_meta(cls, meta: dict[str, Any] | None) -> TaskHeader:
@@ -112,7 +109,7 @@ class TaskHeader:
 
 
 @dataclass(frozen=True)
-class Reply:
+class Reply(_Header):
     """What a site answers beside its tensors: numbers and short words only.
 
     Args:
@@ -137,17 +134,14 @@ class Reply:
     def __post_init__(self) -> None:
         if not isinstance(self.status, str) or self.status not in STATUSES:
             raise ExchangeError(f"the status of a reply is not one of {', '.join(STATUSES)}")
-        if not isinstance(self.method, str) or not (WORD.fullmatch(self.method) or self.method == ""):
+        if self.method != "" and not _is(WORD, self.method):
             raise ExchangeError("the method of a reply is not a short word")
-        for name, kind in (("round", int), ("step", int), ("reason", str), ("numbers", dict), ("payload", dict)):
-            if isinstance(getattr(self, name), bool) or not isinstance(getattr(self, name), kind):
+        for name, kind in (("reason", str), ("numbers", dict), ("payload", dict)):
+            if not isinstance(getattr(self, name), kind):
                 raise ExchangeError(f"the field '{name}' of a reply is not of type {kind.__name__}")
         for name, limit in (("round", MAX_ROUNDS), ("step", MAX_STEPS)):
-            if not -1 <= getattr(self, name) <= limit:
+            if type(getattr(self, name)) is not int or not -1 <= getattr(self, name) <= limit:
                 raise ExchangeError(f"the field '{name}' of a reply is not a number from -1 to {limit}")
-
-    def to_meta(self) -> dict[str, Any]:
-        return {HEADER: asdict(self)}
 
     @classmethod
     def from_meta(cls, meta: dict[str, Any] | None) -> Reply:
@@ -160,19 +154,35 @@ class Reply:
         return _read(cls, header, "site")
 
 
+def ok(header: TaskHeader, numbers: dict[str, float] | None = None, payload: dict[str, Any] | None = None) -> Reply:
+    """A good answer to this task."""
+    return Reply(OK, header.round, header.step, numbers=numbers or {}, payload=payload or {}, method=header.method)
+
+
+def abstain(header: TaskHeader, reason: str) -> Reply:
+    """No update from this site at this step."""
+    return Reply(ABSTAIN, header.round, header.step, reason, method=header.method)
+
+
+def failure(header: TaskHeader | None, reason: str) -> Reply:
+    """The task failed at this site; None for a task whose header could not be read."""
+    place = (header.round, header.step) if header else (-1, -1)
+    return Reply(ERROR, *place, reason, method=header.method if header else "")
+
+
+def _is(pattern: re.Pattern[str], value: Any) -> bool:
+    return isinstance(value, str) and pattern.fullmatch(value) is not None
+
+
+def _require(holds: bool, name: str, problem: str) -> None:
+    if not holds:
+        raise ExchangeError(f"the task's {name} {problem}")
+
+
 def compatible(other: Any) -> bool:
-    """Whether the other version has this one's major and minor number.
-
-    >>> compatible(__version__)
-    True
-    """
-    return release(other) == release(__version__) and release(other) != ""
-
-
-def release(version_: Any) -> str:
-    """Major and minor number of a version, ``0.1`` of ``0.1.3``; empty when it is not a version."""
-    match = re.match(r"(\d{1,6}\.\d{1,6})(\D|$)", version_) if isinstance(version_, str) else None
-    return match.group(1) if match else ""
+    """Whether the other version has this one's major and minor number."""
+    ours, theirs = (re.match(r"\d{1,6}\.\d{1,6}(?!\d)", str(plugin)) for plugin in (__version__, other))
+    return isinstance(other, str) and ours is not None and theirs is not None and ours[0] == theirs[0]
 
 
 def _read(cls: Any, header: Mapping[str, Any], sender: str) -> Any:

@@ -24,7 +24,8 @@ class KitBuilder(Builder):
 
     The kits get the classes of this package's jobs on the allow-list (enforced), the server's storage inside its kit,
     the supervised process launcher, the site policy ``local/privacy.json`` with the guard, no log streaming from
-    sites, and a policy under which no administrator reads a site's files or brings code.
+    sites, and a policy under which no administrator reads a site's files or brings code. :class:`ConfigError` for a
+    setting that is not allowed, a method that is not installed, or a site that is not the project's.
 
     Parameters
     ----------
@@ -47,11 +48,6 @@ class KitBuilder(Builder):
     gpus : Mapping, optional
         Site name to ``{"count": 1, "memory": 40}`` (GiB), which a job asks for with its ``resource_spec``. Other sites
         manage none (a job then uses what the site file says).
-
-    Raises
-    ------
-    ConfigError
-        A setting is not allowed, a method not installed, or a site not the project's.
     """
 
     def __init__(

@@ -50,27 +50,11 @@ def complete(
     sites: Sequence[str] = (),
     flare_classes: bool = False,
 ) -> dict[str, Any]:
-    """FLARE's resources of a kit with what this plugin needs; complete ones come back unchanged.
+    """FLARE's ``resources`` of a kit with what this plugin needs; complete ones come back unchanged.
 
-    Parameters
-    ----------
-    resources : Mapping
-        Content of ``local/resources.json.default``.
-    extra_classes : sequence of str
-        Full class paths that jobs may use besides those of this package.
-    gpus, gpu_memory : number
-        What a job may ask a site for with ``resource_spec`` (number, GiB each).
-    byoc : bool
-        Whether a site starts jobs with code of their own.
-    flare_classes : bool
-        Whether FLARE's own list of classes stays, for other jobs than those of this plugin.
-    sites : sequence of str
-        Of the project; a server refuses jobs for others. Empty: any.
-
-    Raises
-    ------
-    ConfigError
-        the resources are not FLARE's, or a class path is a whole package.
+    The settings are those of :class:`~fedtar_flare.provision.builder.KitBuilder`, with ``gpu_memory`` in GiB each;
+    ``byoc``: whether a site starts jobs with code of their own; ``sites``: of the project (a server refuses jobs for
+    others; empty: any). :class:`ConfigError` for resources that are not FLARE's, or a class path that is a package.
     """
     result = deepcopy(dict(resources))
     components = result.get("components")
@@ -100,10 +84,10 @@ def complete(
 def site_policy(
     methods: Sequence[str], extra_names: Sequence[str] = (), filters: Sequence[Mapping[str, Any]] = ()
 ) -> dict[str, Any]:
-    """``local/privacy.json``: the site's own filters, which run with every job.
+    """``local/privacy.json``: the site's own filters, which run with every job; the guard has the last word.
 
     ``methods`` are those that the site allows (empty: none), so that one that is installed later needs the site's own
-    decision. ``filters`` and ``extra_names`` are those of ``KitBuilder``; the guard has the last word.
+    decision. ``filters`` and ``extra_names`` are those of ``KitBuilder``.
     """
     names = {"extra_names": list(extra_names)} if extra_names else {}
     guard = {"path": GUARD, "args": {"methods": list(methods), **names}}
@@ -143,13 +127,12 @@ def prepare_start(startup: Path, *, server: bool) -> bool:
 def complete_kit(kit: Path, methods: Sequence[str] | None = None, **settings: Any) -> list[Path]:
     """Write what is missing into a kit that was provisioned without the builder; returns the files that were written.
 
-    FLARE reads them in place of its ``*.default`` files. A privacy policy that the site has written itself stays, and
-    so does an authorization policy, unless it lets an administrator read files or bring code: then ours takes its
-    place, and the earlier one is kept beside it. ``settings`` are further ones of :func:`complete`.
+    FLARE reads them in place of its ``*.default`` files. An authorization policy that the site has written itself
+    stays, unless it lets an administrator read files or bring code: then ours takes its place, and the earlier one is
+    kept beside it. A site without a privacy policy gets one that lists ``methods`` (None: those that come with this
+    package); to one that it has, the methods given are added. ``settings`` are further ones of :func:`complete`.
 
-    A site without a privacy policy gets one that lists ``methods`` (None: those that come with this package); where it
-    has one, the methods given are added to both guards. Raises ConfigError if it is no kit of a server or site, or a
-    method is not installed.
+    Raises ConfigError if it is no kit of a server or site, or a method is not installed.
     """
     local, startup = kit / "local", kit / "startup"
     server = (startup / "fed_server.json").is_file()

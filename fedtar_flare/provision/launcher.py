@@ -29,13 +29,10 @@ from fedtar_flare.provision.retention import Retention
 
 
 class SupervisedHandle(JobHandleSpec):
-    """Handle of a job process that is started again when a signal ends it.
+    """Handle of a job process that ``launch`` starts again when a signal ends it.
 
-    Args:
-        launch: starts the process anew and returns its FLARE handle.
-        max_restarts: how often within ``window`` seconds; a process that dies more often is in a crash loop.
-        say: takes a line for the log.
-        clock: monotonic seconds.
+    A process that dies more than ``max_restarts`` times within ``window`` seconds is in a crash loop. ``say`` takes a
+    line for the log; ``clock`` tells monotonic seconds.
     """
 
     def __init__(
@@ -101,12 +98,9 @@ class SupervisedHandle(JobHandleSpec):
 class SupervisedProcessLauncher(ClientProcessJobLauncher):
     """Replaces FLARE's ``ClientProcessJobLauncher`` as ``process_launcher`` in a site's resources.
 
-    A job process that a signal ended is started again at most ``max_restarts`` times within ``window`` seconds. A job
-    that brings code is not started, whoever signed it, unless ``byoc``: the policy alone would let in whoever holds the
-    project's root key, from which FLARE takes every role.
-
-    It is the one component of ours in every site's process, so it also closes the site's doors when that starts, and
-    sees to its retention, in kits of earlier releases too.
+    A job that brings code is not started, whoever signed it, unless ``byoc``: the policy alone would let in whoever
+    holds the project's root key, from which FLARE takes every role. As the one component of ours in every site's
+    process it also closes the site's doors when that starts, and sees to its retention.
     """
 
     def __init__(self, max_restarts: int = 3, window: float = 900.0, byoc: bool = False):

@@ -43,9 +43,7 @@ def resume(
     Raises
     ------
     FedTARError
-        The job has not ended, or the server refuses.
-    ConfigError
-        The folder holds no job of this plugin, or ``force`` has no folder.
+        The job has not ended, the server refuses, or (ConfigError) the folder holds no job of this plugin.
     """
     if force and job_folder is None:
         raise ConfigError("--force needs --job: FLARE gives nobody the files of a job that it takes for running")

@@ -24,10 +24,7 @@ class Retention:
     """Starts ``python -m fedtar_flare.provision.retention KIT`` at the first call and then once a day.
 
     The site's own process stays small: reading the site file and deleting need libraries that it has not loaded.
-
-    Args:
-        start: starts a process with this command line.
-        clock: monotonic seconds.
+    ``start`` starts a process with a command line; ``clock`` tells monotonic seconds.
     """
 
     def __init__(

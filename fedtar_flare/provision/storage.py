@@ -40,10 +40,8 @@ class KitJobManager(SimpleJobDefManager):
     downloads of its files. Here the job becomes ``FINISHED:ABNORMAL`` and can be resumed.
 
     A job is refused at its submission that names its own id (FLARE would take it and replace the folder of that name in
-    the server's kit, such as ``local``) or sites that the project does not have (FLARE would wait for them for ever).
-
-    Args:
-        sites: of the project; one that is connected counts as well. Empty: not known, any name is taken.
+    the server's kit, such as ``local``) or a site that is neither among ``sites`` of the project nor connected (FLARE
+    would wait for it for ever; empty: any name is taken).
     """
 
     def __init__(

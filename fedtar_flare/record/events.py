@@ -1,8 +1,4 @@
-"""Events of a run, each declared once: the controller writes them; resume, report, status and tests read them.
-
-An event is one JSON object a line of ``rounds.jsonl``. A method adds its own (see
-:attr:`fedtar_flare.methods.Method.events`); a reader skips events it does not know, and fields of later versions.
-"""
+"""Events of a run: one JSON object a line of ``rounds.jsonl``. A reader skips those, and fields, it does not know."""
 
 from __future__ import annotations
 
@@ -41,18 +37,9 @@ class Exchange(Part):
 
 
 class Start(Event):
-    """After the handshake: who takes part, with what.
+    """After the handshake: who takes part, with what, and why others do not (``absent``). Times are ISO 8601, UTC.
 
-    Parameters
-    ----------
-    time : str
-        ISO 8601, UTC.
-    absent : dict
-        Site that does not take part to the reason.
-    counts : dict
-        Site to split to visits per time step.
-    first_round : int
-        1; in a resumed run the round it goes on with.
+    ``counts`` has each site's visits per split and time step; a resumed run goes on with ``first_round``.
     """
 
     kind: ClassVar[str] = "start"
@@ -97,14 +84,8 @@ class SiteUpdate(Part):
 class Step(Event):
     """One exchange of updates; every site that was asked is in exactly one of the four dictionaries.
 
-    Parameters
-    ----------
-    update_norm : float or None
-        Euclidean norm of the mean update; None where nothing is averaged.
-    skipped : bool
-        Nobody had anything to add; the weights stay.
-    seconds : float
-        Until the last answer.
+    ``update_norm`` is the Euclidean norm of the mean update (None where nothing is averaged), ``seconds`` the time
+    until the last answer; ``skipped``: nobody had anything to add, and the weights stay.
     """
 
     kind: ClassVar[str] = "step"
@@ -143,15 +124,10 @@ Cell = dict[str, float | None]
 
 
 class SiteScores(Part):
-    """Scores of one site: per time step, and over all steps shown.
+    """Scores of one site: per time step, over all steps shown, and of the reference reports themselves.
 
-    Parameters
-    ----------
-    findings : dict
-        Kind (``known`` and ``new`` to the warm start, or ``stated``: classes in the references) to finding to ``n``,
-        the reports that have it, and ``recall``; those under the minimum are not in it.
-    references : dict
-        Scores of the reference reports themselves.
+    ``findings``: kind (``known`` and ``new`` to the warm start, or ``stated``: classes in the references) to finding to
+    ``n``, the reports that have it, and ``recall``; those under the minimum are not in it.
     """
 
     steps: dict[int, Cell] = {}
@@ -170,18 +146,10 @@ class Evaluation(Event):
 
 
 class TaskOutcome(Part):
-    """What one site learnt in a task of classification; a method adds to it.
+    """What one site learnt in a task of classification (a new class), on ``n`` test images; a method adds to it.
 
-    Parameters
-    ----------
-    task : str
-        The new class.
-    n : int
-        Test images.
-    at_epoch : list of float, (E + 1,)
-        Seconds of the site's own work until e = 0..E.
-    membership : float or None
-        AUC of separating training images from test images by what was learnt.
+    ``at_epoch`` has the seconds of the site's own work until e = 0..E, (E + 1,); ``membership`` is the AUC of
+    separating training images from test images by what was learnt.
     """
 
     task: str

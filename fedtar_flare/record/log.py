@@ -38,10 +38,7 @@ class RunRecord:
 def read_events(folder: Path, kinds: Iterable[type[Event]] = SHARED) -> list[Event]:
     """All whole events of the given kinds, in order; a last line cut off by a kill is left out.
 
-    Raises
-    ------
-    FedTARError
-        There is no record, or a line of it is not a valid event; names the line.
+    FedTARError where there is no record, or (with its number) a line is not a valid event.
     """
     known = {kind.kind: kind for kind in kinds}
     path = folder / ROUNDS_FILE

@@ -22,13 +22,10 @@ BLOCK = 2**20
 
 
 def aggregation_weights(counts: Mapping[str, int], weighting: str = "samples") -> dict[str, float]:
-    """Weights c_k of the sites in Eq. 6, normalised to sum to one, in sorted site order.
+    """Weights c_k of the sites in Eq. 6, normalised to sum to one, in sorted site order, given each site's n_k >= 1.
 
-    The paper's 1/n_k does not sum to one and contradicts its Theorem 1; here ``inverse`` is 1/n_k normalised.
-
-    Args:
-        counts: site to n_k, its samples at this step, from 1.
-        weighting: one of :data:`WEIGHTINGS`: ``samples`` (n_k / N), ``uniform`` or ``inverse``.
+    ``samples`` is n_k / N. The paper's 1/n_k does not sum to one and contradicts its Theorem 1; here ``inverse`` is
+    1/n_k normalised.
     """
     size = {"samples": float, "uniform": lambda n: 1.0, "inverse": lambda n: 1.0 / n}[weighting]
     raw = {site: size(counts[site]) for site in sorted(counts)}
@@ -43,8 +40,8 @@ class SpilledUpdates:
     bits whatever the order of arrival, and wherever an update waited. A context manager: ``folder`` is its own, emptied
     at the start and removed at the end. One call at a time.
 
-    ``names`` are the tensors that every update has. Updates are checked before they come here. Of those in ``by_rows``
-    an update says nothing in a row that is zero: the mean of a row is over the sites whose row is not.
+    ``names`` are the tensors that every (already checked) update has. Of those in ``by_rows`` an update says nothing in
+    a row that is zero: the mean of a row is over the sites whose row is not.
     """
 
     def __init__(self, folder: Path | str, names: Iterable[str], by_rows: Iterable[str] = ()):
@@ -84,12 +81,10 @@ class SpilledUpdates:
         self._files[site] = path, dtype
 
     def mean(self, weights: Mapping[str, float]) -> dict[str, torch.Tensor]:
-        """``sum_k c_k (w_k - w)`` in float64, by tensor name (Eq. 6); the tensors are views of one.
+        """``sum_k c_k (w_k - w)`` in float64, by tensor name (Eq. 6), given site to c_k; the tensors are views of one.
 
         Of a tensor in ``by_rows`` the c_k of each row are those of the sites that say something in it, scaled to the
         sum of all; a row in which nobody does stays zero.
-
-        ``weights`` maps site to c_k (see :func:`aggregation_weights`).
         """
         if not weights:
             return {}
@@ -114,10 +109,7 @@ class SpilledUpdates:
     def reduced(self, reduce: Callable[[torch.Tensor], torch.Tensor]) -> dict[str, torch.Tensor]:
         """The updates put together value by value in float64, by tensor name, such as their coordinate-wise median.
 
-        Parameters
-        ----------
-        reduce : callable
-            Given a block of all sites' updates, shape (sites, values), in sorted order of the sites; returns (values,).
+        ``reduce`` makes (values,) of a block of all sites' updates, (sites, values), in sorted order of the sites.
         """
         sites, sizes = sorted(self._said), [shape.numel() for shape in self._shapes]
         blocks = zip(*map(self._blocks, sites), strict=True)

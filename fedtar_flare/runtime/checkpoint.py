@@ -1,7 +1,6 @@
 """The server's checkpoints: weights, the method's state and the place in the run, in one file each.
 
-Files are written whole or not at all, with a checksum that is verified on reading. ``last()`` takes the newest whole
-checkpoint, so a damaged file costs one round, never the run.
+Files are written whole or not at all, with a checksum, so a damaged file costs one round, never the run.
 """
 
 from __future__ import annotations
@@ -13,15 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from fedtar_flare.errors import ConfigError, FedTARError
 from fedtar_flare.files import PRIVATE, read_json, replacing, write_json
+from fedtar_flare.protocol.exchange import Tensors
 from fedtar_flare.tensor_file import StateError, checksum, read_tensors, write_tensors
 
 _FILE = re.compile(r"^round-(\d{4})\.safetensors$")
 FORMAT = 2
-"""Of the file. 2: the method's tensors are named ``method.``; format 1 had FedTAR's under ``psi.``."""
 BEST = "best.safetensors"
 SIMULATED_JOB = "simulate_job"
 """FLARE's id of every job in the simulator."""
@@ -36,28 +33,22 @@ _NAME = re.compile(r"[0-9A-Za-z][0-9A-Za-z_-]{0,99}")
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """State of the server after a whole round; round 0 is the initial weights.
-
-    Args:
-        weights: the shared weights w, float32.
-        method: further tensors of the method at the server.
-        info: JSON-able: run_id, settings that must not change, schema, members and progress.
-    """
+    """State of the server after a whole round."""
 
     round: int
-    weights: Mapping[str, torch.Tensor]
-    method: Mapping[str, torch.Tensor]
+    weights: Tensors
+    """The shared weights w, float32."""
+    method: Tensors
+    """Further tensors of the method at the server."""
     info: Mapping[str, Any]
+    """JSON-able: run_id, settings that must not change, schema, members and progress."""
 
 
 class CheckpointFolder:
     """Checkpoints of one run; the ``keep`` newest stay, and ``best.safetensors`` beside them."""
 
     def __init__(self, folder: Path | str, keep: int = 3):
-        if keep < 1:
-            raise ConfigError(f"keep must be at least 1, not {keep}")
-        self.folder = Path(folder)
-        self.keep = keep
+        self.folder, self.keep = Path(folder), keep
 
     def save(self, checkpoint: Checkpoint, *, best: bool = False) -> Path:
         """Write a checkpoint, and ``best.safetensors`` when it is the best so far; then drop the oldest."""
@@ -70,11 +61,7 @@ class CheckpointFolder:
         return path
 
     def last(self) -> tuple[Checkpoint, list[str]]:
-        """The newest whole checkpoint, and a line for each damaged one that was passed over.
-
-        Raises:
-            FedTARError: none is whole.
-        """
+        """The newest whole checkpoint, and a line for each damaged one; FedTARError where none is whole."""
         problems: list[str] = []
         for _, path in reversed(self._files()):
             try:
@@ -102,15 +89,11 @@ class RunCheckpoints:
     """Where a job writes its checkpoints, and those of the job that it resumes.
 
     They go to the results, and to the server's kit by the job's id, where they stay: FLARE removes the run folder when
-    a job ends, and a killed server leaves no results to download. The simulator has no kit.
+    a job ends, and a killed server leaves no results to download.
 
     A job finds the checkpoints of its own submitter's jobs alone, and names no paths: whoever may submit must not read
-    the server's files or another's weights, nor learn what is there. In the simulator, which keeps nothing by id, both
-    are paths.
-
-    Args:
-        resume_from: id of a job that ran at this server; empty: nothing is resumed.
-        submitter: who submitted this job, as the server knows it.
+    the server's files or another's weights, nor learn what is there. In the simulator, which keeps nothing by id,
+    ``resume_from`` and the name of initial weights are paths.
     """
 
     def __init__(self, results: Path, run_dir: Path, job: str | None, resume_from: str, keep: int, submitter: str = ""):
@@ -122,11 +105,8 @@ class RunCheckpoints:
             places.append(self._kit / KEPT / job)
         self._own = [CheckpointFolder(place, keep) for place in places]
 
-    def initial(self, name: str) -> Mapping[str, torch.Tensor]:
-        """Weights of a checkpoint file that the server's operator offers under this name; in the simulator, of a path.
-
-        Raises FedTARError if there is none.
-        """
+    def initial(self, name: str) -> Tensors:
+        """Weights of a checkpoint file that the server's operator offers under this name; FedTARError without one."""
         if self._simulated:
             return load(Path(name)).weights
         file = self._kit / INITIAL / f"{name}.safetensors"
@@ -146,8 +126,7 @@ class RunCheckpoints:
     def resumed(self, settings: Mapping[str, Any], may_differ: Collection[str]) -> tuple[Checkpoint, list[str]]:
         """The checkpoint to resume, and a line for each damaged one that was passed over.
 
-        Raises:
-            FedTARError: there is none of this submitter's, or it was made with other settings (``may_differ`` apart).
+        FedTARError: there is none of this submitter's, or it was made with other settings (``may_differ`` apart).
         """
         checkpoint, problems = self._source().last()
         before = checkpoint.info["settings"]

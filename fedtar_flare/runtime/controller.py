@@ -17,14 +17,9 @@ from fedtar_flare import registry
 from fedtar_flare.data.splits import SPLITS
 from fedtar_flare.errors import ConfigError, ExchangeError, FedTARError
 from fedtar_flare.files import read_json
-from fedtar_flare.protocol.exchange import (
-    WIRE_DTYPES,
-    check_update_size,
-    euclidean_norm,
-)
+from fedtar_flare.protocol.exchange import WIRE_DTYPES, Tensors, check_update_size, euclidean_norm, expect_at_most
 from fedtar_flare.protocol.messages import Reply, TaskHeader, version
 from fedtar_flare.protocol.tasks import CLOSE_ROUND, TRAIN
-from fedtar_flare.protocol.tensors import expect_at_most
 from fedtar_flare.record.events import End
 from fedtar_flare.record.log import RunRecord
 from fedtar_flare.runtime.aggregation import WEIGHTINGS, SpilledUpdates
@@ -33,7 +28,7 @@ from fedtar_flare.runtime.checkpoint import Checkpoint, RunCheckpoints
 from fedtar_flare.runtime.handshaking import HandshakeController
 from fedtar_flare.runtime.results import Results, check_scores
 from fedtar_flare.runtime.scalars import send_scalar
-from fedtar_flare.runtime.tasking import Answers, OnReply, RunAborted, Tensors, now
+from fedtar_flare.runtime.tasking import Answers, OnReply, RunAborted, now
 
 
 class FederatedController(HandshakeController):
@@ -143,7 +138,7 @@ class FederatedController(HandshakeController):
             self.exception(f"the closing page or table could not be written: {error}")
 
     def train(self, w: Tensors, r: int, t: int) -> tuple[dict[str, torch.Tensor] | None, Answers]:
-        """Every live site trains from w; returns the weighted mean of the differences (float64) and the answers.
+        """The trainers train from w; returns the weighted mean of the differences (float64) and the answers.
 
         The mean has the tensors of w and the strategy's extra ones. It is None when no site had anything to add, or
         where the contract lets no weights leave.
@@ -215,7 +210,6 @@ class FederatedController(HandshakeController):
         return answers
 
     def check_content(self, reply: Reply) -> None:
-        """Refuse what the strategy refuses."""
         self.strategy.check_content(reply)
 
     def check_shared_content(self, reply: Reply) -> None:
@@ -346,10 +340,8 @@ class FederatedController(HandshakeController):
                 self.error(line)
             self.panic(str(error))
         except OSError as error:
-            reason = (
-                f"the server could not write its results ({error.strerror or error}). The last whole checkpoint stays; "
-                "make room or mend the disk, then resume the job"
-            )
+            reason = f"the server could not write its results ({error.strerror or error}). The last whole checkpoint "
+            reason += "stays; make room or mend the disk, then resume the job"
             end("failed", reason)
             self.error(f"{reason}: {error}")
             self.panic(reason)

@@ -27,28 +27,23 @@ META = "meta.json"
 
 @dataclass(frozen=True)
 class DeployedJob:
-    """A job of this package.
-
-    Args:
-        name: of the job; that of its folder where nothing else says one.
-        settings: what it gives the executor and the controller, beside defaults.
-        submitter: who submitted it, as the server says; empty for a job that was not submitted.
-        foreign: classes that it builds at a site and that are not of its method: FLARE's own, or others.
-        brings_code: whether it has a ``custom`` folder.
-    """
+    """A job of this package."""
 
     name: str
     settings: Mapping[str, Any]
+    """What it gives the executor and the controller, beside defaults."""
     submitter: str
+    """As the server says; empty for a job that was not submitted."""
     executor: SiteExecutor
     controller: FederatedController
     digest: str
     foreign: tuple[str, ...]
+    """Classes that it builds at a site and that are not of its method: FLARE's own, or others."""
     brings_code: bool
+    """Whether it has a ``custom`` folder."""
 
     @property
     def contract(self) -> Contract:
-        """Of its method."""
         return self.executor.contract
 
     def breaches(self, bounds: Bounds) -> list[str]:
@@ -73,10 +68,7 @@ class DeployedJob:
 
 
 def app_of(job: Path, site: str = "") -> Path:
-    """The app within a job's folder that goes to a site; the folder itself if it is one.
-
-    Raises ConfigError if there is none, or ``site`` does not say which.
-    """
+    """The one app within a job's folder that goes to a site, or the folder itself; ConfigError unless there is one."""
     if (job / CLIENT_CONFIG).is_file():
         return job
     found = [app for app in sorted(job.iterdir()) if (app / CLIENT_CONFIG).is_file()] if job.is_dir() else []
@@ -93,24 +85,18 @@ def read_job(app: Path) -> DeployedJob:
 
     Raises ConfigError for a job of something else than this package, or with a setting that is not allowed.
     """
-    site, server = read_json(app / CLIENT_CONFIG), read_json(app / SERVER_CONFIG)
-    executors = _executors(site)
+    site = read_json(app / CLIENT_CONFIG)
     meta = read_json(app.parent / META) if (app.parent / META).is_file() else {}
-    workflows = list(server.get("workflows") or [])
-    if len(executors) != 1 or len(workflows) != 1:
-        raise ConfigError(
-            f"{app}: a job of this package has one executor and one workflow, not {len(executors)} and {len(workflows)}"
-        )
+    entry, workflow = _executor_entry(app), _only(read_json(app / SERVER_CONFIG).get("workflows"), "workflow", app)
     others = [entry for key in ("task_data_filters", "task_result_filters") for entry in site.get(key) or []]
     built = [*(site.get("components") or []), *(one for entry in others for one in entry.get("filters") or [])]
     paths = dict.fromkeys(plain(str(entry.get("path") or entry.get("name"))) for entry in built)
-    executor: SiteExecutor = _build(executors[0], SITE_CLASSES, SiteExecutor, app)
     return DeployedJob(
         name=plain(str(meta.get("name") or app.parent.name)),
-        settings={part: one.get("args") or {} for part, one in (("site", executors[0]), ("server", workflows[0]))},
+        settings={part: one.get("args") or {} for part, one in (("site", entry), ("server", workflow))},
         submitter=plain(str(meta.get("submitter_name") or "")),
-        executor=executor,
-        controller=_build(workflows[0], SERVER_CLASSES, FederatedController, app),
+        executor=executor_of(app),
+        controller=_build(workflow, SERVER_CLASSES, FederatedController, app),
         digest=digest_of(app),
         foreign=tuple(path for path in paths if path not in SITE_CLASSES),
         brings_code=(app / "custom").is_dir(),
@@ -119,15 +105,19 @@ def read_job(app: Path) -> DeployedJob:
 
 def executor_of(app: Path) -> SiteExecutor:
     """The executor of an app; raises ConfigError as :func:`read_job` does."""
-    executors = _executors(read_json(app / CLIENT_CONFIG))
-    if len(executors) != 1:
-        raise ConfigError(f"{app}: a job of this package has one executor, not {len(executors)}")
-    built: SiteExecutor = _build(executors[0], SITE_CLASSES, SiteExecutor, app)
+    built: SiteExecutor = _build(_executor_entry(app), SITE_CLASSES, SiteExecutor, app)
     return built
 
 
-def _executors(site: Mapping[str, Any]) -> list[dict[str, Any]]:
-    return [entry.get("executor") or {} for entry in site.get("executors") or []]
+def _executor_entry(app: Path) -> dict[str, Any]:
+    return _only(read_json(app / CLIENT_CONFIG).get("executors"), "executor", app).get("executor") or {}
+
+
+def _only(entries: Any, kind: str, app: Path) -> dict[str, Any]:
+    if len(entries or ()) != 1:
+        raise ConfigError(f"{app}: a job of this package has one {kind}, not {len(entries or ())}")
+    only: dict[str, Any] = entries[0]
+    return only
 
 
 def _build(entry: Mapping[str, Any], classes: Sequence[str], base: type, app: Path) -> Any:

@@ -1,12 +1,10 @@
 """Tasks of FLARE's simulator in copies of one process that has imported what tasks need.
 
 With fewer threads than sites, the simulator starts a process per site and task, and half of such a process's seconds
-are imports. Here the first task starts one more process, the *template* (:mod:`fedtar_flare.runtime.template`), which
+are imports. Here the first task starts one more process, the *template* (:mod:`fedtar_flare.runtime.worker`), which
 imports and then waits. Each later task's process connects to it; the template forks, its copy builds the executor from
 the job's own configuration and does the task, and the task's own process passes on logs and scalars and sends the
 answer. A copy has what a new process has, and nothing of an earlier task: the same bits come out.
-
-What goes between the two is JSON and safetensors (:mod:`fedtar_flare.runtime.handed`): nothing is unpickled.
 
 The template ends with the simulator. There is none at a real site, beside a GPU (whose driver forbids copies), for
 classes outside this package, and on other systems than Linux; a task that finds none is done where it is.
@@ -28,17 +26,8 @@ from nvflare.apis.fl_constant import FLContextKey
 from nvflare.apis.job_def import JobMetaKey
 
 from fedtar_flare.errors import FedTARError
-from fedtar_flare.runtime.handed import (
-    POLL_SECONDS,
-    Answer,
-    Scalar,
-    Tensors,
-    environment,
-    heard,
-    order_of,
-    receive,
-    send,
-)
+from fedtar_flare.protocol.exchange import Tensors
+from fedtar_flare.runtime.handed import POLL_SECONDS, Answer, Scalar, environment, order_of, receive, send, take
 
 if TYPE_CHECKING:
     from nvflare.apis.fl_context import FLContext
@@ -48,7 +37,7 @@ if TYPE_CHECKING:
     from fedtar_flare.site.place import Site
 
 PACKAGE = "fedtar_flare."
-TEMPLATE = "fedtar_flare.runtime.template"
+WORKER = "fedtar_flare.runtime.worker"
 SOCKET = "socket"
 
 
@@ -67,10 +56,9 @@ def may_fork(executor: object) -> bool:
 
 
 def connect(app: Path, simulator: int) -> Connection | None:
-    """A fresh copy of the template of this simulator (a process id); starts the template where there is none.
+    """A fresh copy of the template of this simulator (a process id), ready for this app's executor.
 
-    ``app`` is the folder of the job's app, whose executor the template gets ready for. None while there is no template
-    to be had.
+    None while there is no template; the first call starts it.
     """
     folder = template_folder(simulator)
     try:
@@ -85,7 +73,7 @@ def connect(app: Path, simulator: int) -> Connection | None:
         return None
     with suppress(OSError):
         subprocess.Popen(
-            [sys.executable, "-P", "-W", "ignore", "-m", TEMPLATE, str(simulator), str(app)],
+            [sys.executable, "-P", "-W", "ignore", "-m", WORKER, "template", str(simulator), str(app)],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             start_new_session=True,
@@ -111,10 +99,7 @@ def perform(
 ) -> Answer:
     """As ``executor.perform(task, header, weights, site)``, in a copy of the template; raises what that raises.
 
-    ``scalar`` takes the points of curves (tag, value, step) that the copy would send to the server.
-
-    Raises:
-        FedTARError: also when the copy ends without an answer.
+    FedTARError also when the copy ends without an answer.
     """
     with connection:
         send(connection, order_of(task, header, site), weights)
@@ -130,5 +115,5 @@ def perform(
             except (EOFError, OSError) as error:
                 text = "the process that did the task ended without an answer (too little memory?)"
                 raise FedTARError(text, public=text) from error
-            answer = heard(said, tensors, scalar)
+            answer = take(said, tensors, scalar)
     return answer

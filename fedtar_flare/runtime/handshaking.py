@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from fedtar_flare.errors import ConfigError, ExchangeError, FedTARError
-from fedtar_flare.protocol.exchange import MASTER_DTYPE, TENSOR_NAME, ExchangeSchema
-from fedtar_flare.protocol.messages import Reply, TaskHeader, version
+from fedtar_flare.protocol.exchange import MASTER_DTYPE, TENSOR_NAME, ExchangeSchema, Tensors
+from fedtar_flare.protocol.messages import Reply, TaskHeader, compatible, version
 from fedtar_flare.protocol.tasks import HANDSHAKE
-from fedtar_flare.runtime.agreement import Row, agree
 from fedtar_flare.runtime.results import Results
-from fedtar_flare.runtime.tasking import Answers, TaskController, Tensors
+from fedtar_flare.runtime.tasking import Answers, TaskController
+from fedtar_flare.version import __version__
+
+Row = Mapping[str, Any]
+"""What of a site must be as at the others (model, adapter, settings), by name."""
 
 
 class HandshakeController(TaskController):
     """The handshake of every method. What it finds: the ``sites`` that take part, their agreed ``schema``, their
-    visits (``visits``) and how each describes its model (``described``).
-
-    Args:
-        min_sites, step_time_limit: of :class:`TaskController`.
-        handshake_time_limit, initial_site: of :class:`FederatedController`.
+    visits (``visits``) and how each describes its model (``described``). Arguments as :class:`FederatedController`.
     """
 
     results: Results
@@ -50,8 +50,7 @@ class HandshakeController(TaskController):
         """Greet all that are connected; the weights to start from (``w``, else one site's initial ones), the answers.
 
         Raises:
-            FedTARError: fewer than ``min_sites`` take part, or nobody gives initial weights.
-            ExchangeError: the sites do not agree.
+            FedTARError: fewer than ``min_sites`` take part or agree, or nobody gives initial weights.
         """
         live = self.live_sites()
         source = self.initial_site or (live[0] if live else "")
@@ -59,7 +58,7 @@ class HandshakeController(TaskController):
             raise FedTARError(f"initial_site '{source}' is not connected; connected: {', '.join(live) or 'none'}")
         initial: dict[str, Tensors] = {}
         answers = self._greet(live, w, "" if w is not None else source, initial, least=self.min_sites)
-        if not answers.replies:  # all were heard, and all abstained
+        if not answers.replies:  # all abstained
             raise FedTARError("no site takes part: " + "; ".join(f"{s}: {why}" for s, why in answers.abstained.items()))
         self._agreed = agree(answers, self.min_sites)
         self.sites = sorted(answers.replies)
@@ -115,8 +114,7 @@ class HandshakeController(TaskController):
                 continue
             needed = least if len(asked) == len(sites) else 0
             limit = self.handshake_time_limit if before is None else self.step_time_limit  # the others wait meanwhile
-            more = self.ask(HANDSHAKE, replace(header, member=member), w, asked, accept, limit, needed)
-            answers.add(more)
+            answers.add(self.ask(HANDSHAKE, replace(header, member=member), w, asked, accept, limit, needed))
         if answers.heard < least:
             raise FedTARError(f"handshake: {answers.heard} site(s) took part, min_sites is {least}")
         return answers
@@ -131,3 +129,58 @@ class HandshakeController(TaskController):
         self._remember(answers)
         self.sites = sorted({*self.sites, *answers.replies})
         self.results.joined(r, answers)
+
+
+def agree(answers: Answers, min_sites: int, like: Row | None = None) -> Row:
+    """Keep the sites that agree; the others move from ``replies`` to ``refused`` and the run goes on without them.
+
+    Without ``like`` the largest group of sites that agree among themselves and run the server's version stays; of equal
+    groups, the one with the first site by name. With ``like``, what a run has agreed on, each site must match it.
+    Returns what those that stay share; with fewer than ``min_sites`` raises FedTARError, with who differs in what.
+    """
+    rows = {site: _row(reply) for site, reply in sorted(answers.replies.items())}
+    if like is None:
+        usable = [site for site in rows if rows[site]["fedtar_flare"] == __version__] or list(rows)
+        groups = [[other for other in usable if rows[other] == rows[site]] for site in usable]
+        kept = max(groups, key=len, default=[])
+        row: Row = rows[kept[0]] if kept else {}
+    else:
+        row = like
+        kept = [site for site in rows if rows[site] == row]
+    if len(kept) < min_sites:
+        table = disagreement_table({**rows, "(server)": {**next(iter(rows.values()), {}), "fedtar_flare": __version__}})
+        raise FedTARError(
+            "too few sites agree on what is exchanged; install the same fedtar_flare everywhere and give all sites "
+            f"the same model and adapter settings. Who differs in what:\n{table}"
+        )
+    for site in sorted(set(rows) - set(kept)):
+        differing = sorted(key for key in {*row, *rows[site]} if row.get(key) != rows[site].get(key))
+        answers.refused[site] = f"it differs from the other sites in: {', '.join(differing[:5])}"
+        del answers.replies[site]
+    return row
+
+
+def _row(reply: Reply) -> dict[str, Any]:
+    schema = ExchangeSchema.from_dict(reply.payload["schema"])
+    release = (reply.payload.get("versions") or {}).get("fedtar_flare")
+    return {
+        "fedtar_flare": __version__ if compatible(release) else str(release),
+        "settings": reply.payload.get("settings"),
+        "base weights": (reply.payload.get("model") or {}).get("fingerprint"),
+        "updates in": schema.dtype_up,
+        "tensors": len(schema.shapes),
+        "parameters": schema.parameters,
+        **{f"tensor {name}": list(shape) for name, shape in schema.shapes},
+    }
+
+
+def disagreement_table(values: Mapping[str, Row]) -> str:
+    """Who differs in what (site to field to value), as a plain-text table of the fields that differ."""
+    sites = sorted(values)
+    rows = [["", *sites]]
+    for name in sorted({name for row in values.values() for name in row}):
+        found = [str(values[site].get(name, "(missing)")) for site in sites]
+        if len(set(found)) > 1:
+            rows.append([name, *found])
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)

@@ -1,7 +1,7 @@
 """A site's tasks in several processes that train together, one per GPU where there are GPUs.
 
 Where the site file says ``processes: N`` above 1, the executor starts N processes of this package
-(:mod:`.rank`) and hands them every task. Each builds the job's executor as FLARE did; rank 0 does all
+(:mod:`.worker`) and hands them every task. Each builds the job's executor as FLARE did; rank 0 does all
 of a task, writes the site's state and gives the answer; the others do their share of what a task trains, validates and
 scores (:mod:`fedtar_flare.learning.ranks`), and write nothing. They stay for the run's next task, so that imports and
 the model are paid for once. No job can ask for them, or say what is started.
@@ -32,37 +32,23 @@ from typing import TYPE_CHECKING, Any
 
 from fedtar_flare.errors import FedTARError
 from fedtar_flare.learning.ranks import LostRank
-from fedtar_flare.runtime.handed import (
-    DONE,
-    OPENED,
-    POLL_SECONDS,
-    RAISED,
-    Answer,
-    Scalar,
-    Tensors,
-    environment,
-    error_of,
-    heard,
-    order_of,
-    receive,
-    send,
-)
+from fedtar_flare.protocol.exchange import Tensors
+from fedtar_flare.runtime import handed
+from fedtar_flare.runtime.handed import DONE, OPENED, POLL_SECONDS, RAISED, Answer, Scalar, order_of, receive
 
 if TYPE_CHECKING:
     from fedtar_flare.protocol.messages import TaskHeader
     from fedtar_flare.site.place import Site
 
-RANK = "fedtar_flare.runtime.rank"
+WORKER = "fedtar_flare.runtime.worker"
 GRACE_SECONDS = 5.0
 """How long a process that is told to end may take, and how long one is waited for that another has lost."""
 
 
 class ProcessGroup:
-    """``size`` processes that do tasks together, until :meth:`close`.
+    """``size`` processes (at least 2) that do tasks together, until :meth:`close`.
 
-    Args:
-        size: how many, at least 2.
-        device: ``cpu``, or ``cuda``: rank r then computes on the GPU of that number.
+    ``device`` is ``cpu``, or ``cuda``: rank r then computes on the GPU of that number.
     """
 
     def __init__(self, size: int, device: str):
@@ -90,12 +76,8 @@ class ProcessGroup:
     def perform(self, task: str, header: TaskHeader, weights: Tensors, site: Site, scalar: Scalar) -> Answer:
         """As ``executor.perform(task, header, weights, site)``; raises what that raises, on whichever rank.
 
-        ``scalar`` takes the points of curves (tag, value, step) that rank 0 would send to the server. After anything
-        that is raised the group is closed.
-
-        Raises:
-            TaskAborted, FedTARError: as ``site.stop_if_aborted``, which is asked while the group works.
-            FedTARError: a process ended, or lost another.
+        Also what ``site.stop_if_aborted`` raises, and FedTARError where a process ended, or lost another. After
+        anything that is raised the group is closed.
         """
         try:
             return self._perform(order_of(task, header, site), weights, site, scalar)
@@ -125,12 +107,12 @@ class ProcessGroup:
         with ours, theirs, self._words(rank).open("wb") as words:
             arguments = [theirs.fileno(), rank, self.size, self.device, self._folder.name]
             process = subprocess.Popen(
-                [sys.executable, "-P", "-W", "ignore", "-m", RANK, *map(str, arguments)],
+                [sys.executable, "-P", "-W", "ignore", "-m", WORKER, "rank", *map(str, arguments)],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=words,
                 pass_fds=[theirs.fileno()],
-                env=environment(),
+                env=handed.environment(),
             )
             self._processes.append(process)
             self._connections.append(Connection(ours.detach()))
@@ -161,8 +143,8 @@ class ProcessGroup:
                     working |= self._ask(range(1, self.size), order, weights)
                 elif kind == RAISED and said["types"][0] == LostRank.__name__:
                     # another has ended, or stands still: which one, and why, is soon known from itself, if ever
-                    lost, end = error_of(said), min(end, time.monotonic() + GRACE_SECONDS)
-                elif (answer := heard(said, tensors, scalar)) is not None:
+                    lost, end = handed.error_of(said), min(end, time.monotonic() + GRACE_SECONDS)
+                elif (answer := handed.take(said, tensors, scalar)) is not None:
                     answers[rank] = answer
         if lost is not None:
             raise lost
@@ -173,7 +155,7 @@ class ProcessGroup:
         asked = set(ranks)
         for rank in asked:
             try:
-                send(self._connections[rank], order, weights)
+                handed.send(self._connections[rank], order, weights)
             except OSError as error:
                 raise self._ended(rank) from error
         return asked

@@ -12,14 +12,12 @@ from fedtar_flare.learning.config import DataConfig, LoRAConfig, TrainingConfig
 from fedtar_flare.learning.learner import ReportLearner
 from fedtar_flare.models.config import preset as model_preset
 from fedtar_flare.progress import Progress
-from fedtar_flare.protocol.exchange import WIRE_DTYPES
-from fedtar_flare.protocol.messages import Reply, TaskHeader, version
+from fedtar_flare.protocol.exchange import WIRE_DTYPES, Tensors
+from fedtar_flare.protocol.messages import Reply, TaskHeader, abstain, ok, version
 from fedtar_flare.protocol.tasks import CLOSE_ROUND, HANDSHAKE, TRAIN
-from fedtar_flare.runtime.executor import Tensors, abstain, ok
-from fedtar_flare.runtime.request import AdaptedModel, request_of
-from fedtar_flare.runtime.run_rules import require_exchange, require_start, told_of
+from fedtar_flare.runtime.requirements import AdaptedModel, request_of
 from fedtar_flare.runtime.site_executor import SiteExecutor, no_state, seed_of
-from fedtar_flare.runtime.site_strategy import Handler, SiteStrategy
+from fedtar_flare.runtime.site_strategy import Handler, SiteStrategy, require_exchange, require_start
 from fedtar_flare.settings import Settings, build
 from fedtar_flare.site.admission import JobRequest
 from fedtar_flare.site.place import Site
@@ -102,10 +100,7 @@ class ReportSite(SiteStrategy):
         )
 
     def shared_learner(self, source: str) -> tuple[type[ReportLearner], dict[str, Any]]:
-        """Class, and further arguments, of the learner of a hospital outside, which has the shared part alone.
-
-        ``source``: of its data.
-        """
+        """Class and further arguments of the learner of a hospital outside, whose data has this source."""
         return ReportLearner, {}
 
     def at_handshake(self, header: TaskHeader, site: Site, state: SiteState, cohort: Cohort) -> None:
@@ -199,7 +194,17 @@ class ReportSite(SiteStrategy):
         if result.patients < least:
             return abstain(header, f"the updates were made from fewer than {least} patients"), None
         self.save_private(state, version(header.round, header.step), learner, header)
-        numbers = told_of(result, cohort.counts(least)["train"], step, least)
+        counts = cohort.counts(least)["train"]
+        steps = range(1, len(counts) + 1) if step is None else [step] if isinstance(step, int) else step
+        numbers = {
+            "samples": float(sum(counts[t - 1] for t in steps)),
+            "train_loss": result.loss,
+            "skipped_updates": float(result.skipped_updates),
+        }
+        if result.first_patients >= least:
+            numbers["first_loss"] = result.first_loss
+        if result.last_patients >= least:
+            numbers["last_loss"] = result.last_loss
         payload = dict(result.parts)
         if not self.executor.contract.task(TRAIN).up:
             return ok(header, numbers, payload), None

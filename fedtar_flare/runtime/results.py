@@ -179,11 +179,10 @@ class Results:
             self._metrics[key] = scores
 
     def losses(self) -> dict[str, float | None]:
-        """Validation loss by round."""
         return {str(event.round): event.loss for event in self._validations}
 
     def best(self) -> int | None:
-        """The best round so far; see :func:`fedtar_flare.record.best.best_round`."""
+        """The best round so far, by validation loss."""
         return best_round(self._validations)
 
     def is_best(self, r: int) -> bool:

@@ -21,16 +21,8 @@ if TYPE_CHECKING:
 class ServerStrategy(ABC):
     """A method at the server; it writes :meth:`one_round`, and overrides what of the rest differs.
 
-    Parameters
-    ----------
-    run : FederatedController
-        The run, with ``train``, ``close_round`` and ``ask`` for what the sites do, ``sites``, ``visits`` and
-        ``record``.
-
-    Raises
-    ------
-    ConfigError
-        A group or a setting is unknown or not allowed.
+    ``run`` has ``train``, ``close_round`` and ``ask`` for what the sites do, ``sites``, ``visits`` and ``record``. A
+    setting that is unknown or not allowed is a :class:`ConfigError`.
     """
 
     def __init__(self, run: FederatedController):
@@ -54,7 +46,7 @@ class ServerStrategy(ABC):
     def extra_tensors(self, w: Tensors) -> Tensors:
         """Further tensors that go down with w in a training task; their mean difference comes back with that of w.
 
-        Rows of a group that the contract collects may be among them; what comes back of these goes to :meth:`collect`.
+        Rows of a collected group may be among them; what comes back of these goes to :meth:`collect`.
         """
         return {}
 

@@ -29,13 +29,10 @@ def simulate(
 ) -> Path:
     """Run a recipe in the simulator; returns the results folder, ``<workspace>/<name>/server/simulate_job/fedtar``.
 
-    Args:
-        sites: how many (named site-1, site-2, ...), or their names.
-        workspace: an earlier run of the recipe's name there is replaced.
-        threads: how many sites run at the same time; all by default.
+    An earlier run of the recipe's name in the workspace is replaced. ``sites`` as for :func:`site_names`; ``threads``
+    is how many of them run at the same time, all by default.
 
     Raises:
-        ConfigError: the number or a name of the sites is not allowed.
         FedTARError: the run failed; names the server's log.
     """
     names = site_names(sites)
@@ -64,8 +61,7 @@ def simulate(
 def site_names(sites: int | str | Sequence[str]) -> list[str]:
     """Names of simulated sites: a number gives site-1, site-2, ...; a text is split at its commas.
 
-    Raises:
-        ConfigError: there is none, or one is empty or given twice.
+    :class:`ConfigError` where there is none, or one is empty or given twice.
     """
     if isinstance(sites, int):
         names = [f"site-{i}" for i in range(1, sites + 1)]

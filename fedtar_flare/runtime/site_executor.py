@@ -1,48 +1,61 @@
-"""``SiteExecutor``: opens a site for a task of any method, in the order in which a site may refuse."""
+"""``SiteExecutor``: a site for the tasks of any method, in the order in which it may refuse; state is on disk."""
 
 from __future__ import annotations
 
+import errno
 import hashlib
-from collections.abc import Mapping
+import os
+import time
+from collections.abc import Callable, Mapping
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from nvflare.apis.event_type import EventType
+from nvflare.apis.executor import Executor
+from nvflare.apis.fl_constant import ReturnCode
 from nvflare.apis.fl_context import FLContext
+from nvflare.apis.shareable import Shareable, make_reply
 from nvflare.apis.signal import Signal
+from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
+from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
 from fedtar_flare import registry
-from fedtar_flare.errors import ConfigError, DataError, ExchangeError
+from fedtar_flare.errors import DISK_FULL, ConfigError, DataError, ExchangeError, FedTARError
 from fedtar_flare.learning.ranks import ALONE, Ranks
 from fedtar_flare.protocol.contract import Contract
-from fedtar_flare.protocol.messages import Reply, TaskHeader, version
+from fedtar_flare.protocol.exchange import Tensors, check_inbound, register_tensors
+from fedtar_flare.protocol.messages import ABSTAIN, LEFT, Reply, TaskHeader, abstain, failure, version
 from fedtar_flare.protocol.tasks import HANDSHAKE
-from fedtar_flare.runtime.executor import MethodExecutor, Tensors
+from fedtar_flare.runtime import forked
 from fedtar_flare.runtime.process_group import ProcessGroup
-from fedtar_flare.runtime.run_rules import timeline_of
+from fedtar_flare.runtime.scalars import send_scalar
 from fedtar_flare.settings import RunSettings, digest
+from fedtar_flare.site import audit
 from fedtar_flare.site.admission import admit
 from fedtar_flare.site.approval import require_approval
-from fedtar_flare.site.place import Site
+from fedtar_flare.site.guard import not_allowed
+from fedtar_flare.site.participation import Participation, participation
+from fedtar_flare.site.place import Site, TaskAborted
 from fedtar_flare.site.state import SiteState, StateOfAnother
 
 if TYPE_CHECKING:
     from fedtar_flare.data.cohort import Cohort
     from fedtar_flare.site.site_file import SiteConfig
 
+register_tensors()
+
 PRODUCTION_MIN_CELL = 5
 """Fewest distinct patients of a split at a step, at a real site whose policy sets no ``min_patients``."""
 
 
-class SiteExecutor(MethodExecutor):
+class SiteExecutor(Executor):
     """Runs the tasks of one method at a site; what is learnt is the business of the method's :class:`SiteStrategy`.
 
     The method is looked up when it is first needed: at a site, once its guard has let a task of it pass, so that no job
-    imports a package that the site has not allowed. Recipes, and whoever describes a job, need it at once.
-
-    What one task needs of another is on disk (:class:`SiteState`), because each may run in a new process.
+    imports a package that the site has not allowed. What one task needs of another is on disk (:class:`SiteState`),
+    because each may run in a new process.
 
     Parameters
     ----------
@@ -68,6 +81,10 @@ class SiteExecutor(MethodExecutor):
     """The processes that do the tasks together, this one among them."""
     site_config: SiteConfig
     """What the site's own file says; known from the first task on."""
+    scalars_to: Callable[[str, float, int], None] | None = None
+    """Where :meth:`send_scalar` gives its points; None: to the server."""
+    opened: Callable[[], None] | None = None
+    """Lets the other processes begin that do a task together with this one; None: there are none."""
     _group: ProcessGroup | None = None
 
     def __init__(
@@ -84,10 +101,7 @@ class SiteExecutor(MethodExecutor):
         self.method, self.preset, self.settings = method, preset, settings
         self.seed, self.torch_threads = seed, torch_threads
 
-    @property
-    def method_name(self) -> str:
-        return self.method
-
+    # ------------------------------------------------------------------ the method and its settings
     @cached_property
     def definition(self) -> registry.Method:
         """The method, as installed here."""
@@ -100,7 +114,6 @@ class SiteExecutor(MethodExecutor):
 
     @property
     def contract(self) -> Contract:
-        """Of the method, as installed here."""
         return self.definition.contract
 
     @property
@@ -108,21 +121,75 @@ class SiteExecutor(MethodExecutor):
         """All settings by group, defaults filled in, as they are at this site."""
         return self.strategy.settings
 
-    def load_libraries(self) -> None:
-        """Import what a task needs beside this class; called before a process is copied for each task."""
-        self.strategy.load_libraries()
+    def settings_digest(self) -> str:
+        """Digest of the settings that must be the same at every site."""
+        return f"{digest(*self.resolved.values())}-{self.seed}"
 
-    def require_sharing(self) -> None:
-        """Raise :class:`ConfigError` where several processes cannot do the tasks together."""
-        if not self.strategy.shares_batches():
-            raise ConfigError(
-                f"processes in the site file: the tasks of method '{self.method}' are done by one process. Write "
-                "processes: 1 for its runs; docs/site-file.md names the methods that can use more",
-                public=f"the site file asks for several processes, which method '{self.method}' cannot use",
-            )
+    @property
+    def min_cell(self) -> int:
+        """The larger of the job's and the site's; a real site without one of its own has 5."""
+        return max(self.resolved.data.min_cell, self.site_config.policy.min_patients)
+
+    def timeline(self, header: TaskHeader) -> str:
+        """How visits become time steps, as one text."""
+        timeline = self.resolved.data.timeline(header.time_steps)
+        return " ".join([timeline.alignment, *(date.isoformat() for date in timeline.periods)])
+
+    # ------------------------------------------------------------------ a task, from FLARE to its answer
+    def execute(self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal) -> Shareable:
+        """Run one task. A site's failure is an answer with a public reason, never an exception that ends the job."""
+        start = time.monotonic()
+        header: TaskHeader | None = None
+        try:
+            model = FLModelUtils.from_shareable(shareable)
+            header = TaskHeader.from_meta(model.meta)
+            fl_ctx.set_prop(audit.HEADER_PROP, header, private=True, sticky=False)
+            if reason := not_allowed(fl_ctx):
+                raise ExchangeError(reason)
+            if header.method != self.method:
+                raise ExchangeError(f"the task is of method '{header.method}', this job's is '{self.method}'")
+            site = Site(fl_ctx, abort_signal)
+            audit.require_writable(site, fl_ctx)
+            check_inbound(model.params)
+            reply, tensors = _veto(header, site), None
+            if reply is None:
+                reply, tensors = self.carry_out(task_name, header, model.params or {}, site, fl_ctx, abort_signal)
+                if late := _veto(header, site):  # the site changed its mind while the task ran
+                    reply, tensors = late, None
+        except TaskAborted:
+            return make_reply(ReturnCode.TASK_ABORTED)
+        except Exception as error:
+            reply, tensors = failure(header, self._public_reason(task_name, error)), None
+        if reply.status == ABSTAIN:
+            self.logger.info(f"task '{task_name}': no update from here: {reply.reason}")
+        reply.numbers["seconds"] = round(time.monotonic() - start, 3)
+        if not tensors:
+            return FLModelUtils.to_shareable(FLModel(metrics={}, meta=reply.to_meta()))
+        kind = ParamsType.DIFF if self.contract.task(task_name).sends == "difference" else ParamsType.FULL
+        return FLModelUtils.to_shareable(FLModel(params=dict(tensors), params_type=kind, meta=reply.to_meta()))
+
+    def carry_out(
+        self, task: str, header: TaskHeader, weights: Tensors, site: Site, fl_ctx: FLContext, abort_signal: Signal
+    ) -> tuple[Reply, Tensors | None]:
+        """:meth:`perform`, here; by as many processes as the site file says; or in a copy of one that has imported all.
+
+        Raises:
+            FedTARError: its ``public`` text goes to the server, its full text to the site's own log.
+        """
+        scalar = partial(self.send_scalar, site)
+        if group := self._group_of(site):
+            return group.perform(task, header, weights, site, scalar)
+        if site.simulated and forked.is_swapped(fl_ctx) and forked.may_fork(self):
+            connection = forked.connect(site.app, os.getppid())
+            if connection is not None:
+                return forked.perform(connection, task, header, weights, site, abort_signal, scalar)
+        return self.perform(task, header, weights, site)
 
     def perform(self, task: str, header: TaskHeader, weights: Tensors, site: Site) -> tuple[Reply, Tensors | None]:
-        """Route a task (see :class:`MethodExecutor`)."""
+        """Do a task in this process; return the reply and the tensors that go up with it, or None.
+
+        ``weights`` holds the float32 tensors that the server sent; it is empty when it sent none.
+        """
         if self.definition.simulation_only and not site.simulated:
             text = f"method '{self.method}' runs in a simulation only: it is no method for hospitals"
             raise ConfigError(text, public=text)
@@ -140,24 +207,48 @@ class SiteExecutor(MethodExecutor):
         return answer
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
-        """As :class:`MethodExecutor`; at the run's end the processes end that did the tasks together."""
-        super().handle_event(event_type, fl_ctx)
+        """Keep the site's audit of what leaves; at the run's end the processes end that did the tasks together."""
+        audit.record_event(event_type, fl_ctx)
         if event_type == EventType.END_RUN and self._group is not None:
             self._group.close()
+
+    def send_scalar(self, site: Site, tag: str, value: float, step: int) -> None:
+        """Send one point of the curve ``tag`` at ``step`` to the server, where the site's audit can be written."""
+        if self.scalars_to is not None:
+            self.scalars_to(tag, value, step)
+            return
+        with site.engine.new_context() as context:
+            audit.require_writable(site, context)  # the listener that sends it may come before the audit's
+            send_scalar(self, context, tag, value, step)
+
+    def _public_reason(self, task: str, error: Exception) -> str:
+        """Log an error, and return what of it the server is told."""
+        if isinstance(error, FedTARError):
+            self.logger.error(f"task '{task}': {error}")  # the logger alone: FLARE's log_error fires events
+            return error.public
+        self.logger.exception(f"task '{task}' failed: {error}")
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            return DISK_FULL
+        return f"unexpected {type(error).__name__} (see the site's own log)"
+
+    # ------------------------------------------------------------------ several processes
+    def load_libraries(self) -> None:
+        """Import what a task needs beside this class; called before a process is copied for each task."""
+        self.strategy.load_libraries()
+
+    def require_sharing(self) -> None:
+        """Raise :class:`ConfigError` where several processes cannot do the tasks together."""
+        if not self.strategy.shares_batches():
+            raise ConfigError(
+                f"processes in the site file: the tasks of method '{self.method}' are done by one process. Write "
+                "processes: 1 for its runs; docs/site-file.md names the methods that can use more",
+                public=f"the site file asks for several processes, which method '{self.method}' cannot use",
+            )
 
     def let_others_begin(self) -> None:
         """Called by the first of several processes once what the others need is on disk."""
         if self.opened is not None:
             self.opened()
-
-    def _performed(
-        self, task: str, header: TaskHeader, weights: Tensors, site: Site, fl_ctx: FLContext, abort_signal: Signal
-    ) -> tuple[Reply, Tensors | None]:
-        """By as many processes as the site file says."""
-        group = self._group_of(site)
-        if group is None:
-            return super()._performed(task, header, weights, site, fl_ctx, abort_signal)
-        return group.perform(task, header, weights, site, partial(self.send_scalar, site))
 
     def _group_of(self, site: Site) -> ProcessGroup | None:
         """The processes that do the site's tasks together, started where there are none; None for this one alone."""
@@ -190,7 +281,7 @@ class SiteExecutor(MethodExecutor):
         if task != HANDSHAKE and not state.versions():
             raise no_state(state, header.after)
         self.contract.check_place(task, header.round, state.answered())
-        state.check_run(header.time_steps, timeline_of(self.resolved.data, header))
+        state.check_run(header.time_steps, self.timeline(header))
         return state, self.patients(self.site_config, site.name, header, site.workspace)
 
     def _admit(self, header: TaskHeader, site: Site) -> None:
@@ -223,22 +314,17 @@ class SiteExecutor(MethodExecutor):
         )
         return cohort
 
-    def settings_digest(self) -> str:
-        """Digest of the settings that must be the same at every site."""
-        return f"{digest(*self.resolved.values())}-{self.seed}"
 
-    @property
-    def min_cell(self) -> int:
-        """The larger of the job's and the site's; a real site without one of its own has 5."""
-        return max(self.resolved.data.min_cell, self.site_config.policy.min_patients)
+def _veto(header: TaskHeader, site: Site) -> Reply | None:
+    """The answer of a site that does not take part now; None when it does."""
+    state = participation(site.records)
+    if state is Participation.PAUSED:
+        return abstain(header, "paused by the site")
+    return failure(header, LEFT) if state is Participation.LEFT else None
 
 
 def seed_of(seed: int, site: str, round_: int, step: int, task: str) -> int:
-    """Seed of one task: the same in every process, independent of what ran before.
-
-    >>> seed_of(0, "site-1", 1, 2, "train") == seed_of(0, "site-1", 1, 2, "train")
-    True
-    """
+    """Seed of one task: the same in every process, independent of what ran before."""
     text = f"{seed}/{site}/{round_}/{step}/{task}"
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "big")
 

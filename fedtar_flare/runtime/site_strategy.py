@@ -1,4 +1,4 @@
-"""``SiteStrategy``: what a method does at a site; base of those that train a report generator and of all others."""
+"""``SiteStrategy``: what a method does at a site, and what a site holds every run to."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from fedtar_flare.errors import ConfigError
+from fedtar_flare.errors import ConfigError, ExchangeError
 from fedtar_flare.imaging.transform_list import names_of
-from fedtar_flare.protocol.exchange import ExchangeSchema
-from fedtar_flare.protocol.messages import Reply, TaskHeader
-from fedtar_flare.runtime.executor import Tensors, ok
-from fedtar_flare.runtime.request import AdaptedModel
-from fedtar_flare.runtime.run_rules import timeline_of
+from fedtar_flare.protocol.contract import Contract
+from fedtar_flare.protocol.exchange import ExchangeSchema, Tensors
+from fedtar_flare.protocol.messages import MAX_ROUNDS, MAX_STEPS, Reply, TaskHeader, ok, version
+from fedtar_flare.protocol.tasks import ADAPTER, HANDSHAKE, PARAMETERS
+from fedtar_flare.runtime.requirements import AdaptedModel
 from fedtar_flare.settings import RunSettings, Settings, build
 from fedtar_flare.site.admission import JobRequest
 from fedtar_flare.site.place import Site
@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 
 Handler = Callable[[TaskHeader, Tensors, Site, SiteState, "Cohort"], tuple[Reply, "Tensors | None"]]
 """Does one task: its header, what came down, the site, its state of the run and its patients."""
+
+LAST = version(MAX_ROUNDS, MAX_STEPS)
+"""Later than any version of a site's state."""
 
 
 class SiteStrategy(ABC):
@@ -115,7 +118,7 @@ class SiteStrategy(ABC):
     def agreement(self, header: TaskHeader, site: Site, state: SiteState, cohort: Cohort, shared: Tensors) -> Reply:
         """Fix what the run exchanges and its time steps; the reply that every handshake begins with."""
         schema = ExchangeSchema.of(shared, self.settings.lora.dtype_up)
-        state.fix_run(header.time_steps, timeline_of(self.settings.data, header), schema)
+        state.fix_run(header.time_steps, self.executor.timeline(header), schema)
         least = self.executor.min_cell
         payload = {
             "schema": schema.to_dict(),
@@ -125,3 +128,25 @@ class SiteStrategy(ABC):
             "skipped_studies": cohort.left_out(least),
         }
         return ok(header, {"min_cell": float(least)}, payload)
+
+
+def require_start(header: TaskHeader, weights: Tensors, state: SiteState) -> None:
+    """Refuse (:class:`ExchangeError`) to give initial weights anywhere but at the start of a run."""
+    begun = state.latest(LAST) not in (None, version(0, 0)) or set(state.answered()) - {HANDSHAKE}
+    if begun or header.member or header.after != version(0, 0):
+        raise ExchangeError("initial weights are asked for in the middle of a run; only untrained ones leave")
+    if weights:
+        raise ExchangeError("weights came down with the wish for initial ones; only those of the seed leave")
+
+
+def require_exchange(contract: Contract, task: str, state: SiteState, weights: Tensors) -> None:
+    """Refuse (:class:`ExchangeError`) weights that are not the run's exchange, before any of them is kept.
+
+    Tensors of a method's other groups are left to its learner, which loads them or refuses them.
+    """
+    groups = [contract.group(name) for name in contract.task(task).down]
+    others = [group for group in groups if group.name not in (ADAPTER.name, PARAMETERS.name)]
+    if groups and (schema := state.schema()) is not None:
+        agreed = dict(schema.shapes)
+        names = [n for n in weights if n in agreed or not any(group.holds(n) for group in others)]
+        schema.check({name: weights[name] for name in names})

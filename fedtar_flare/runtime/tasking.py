@@ -7,13 +7,13 @@ memory must not grow with the number of sites.
 
 from __future__ import annotations
 
+import math
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
 from nvflare.apis.fl_constant import ReturnCode
 from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
 from nvflare.app_common.workflows.model_controller import ModelController
@@ -21,18 +21,17 @@ from nvflare.widgets.info_collector import InfoCollector
 
 from fedtar_flare.errors import ConfigError, ExchangeError, FedTARError
 from fedtar_flare.protocol.contract import Contract
+from fedtar_flare.protocol.exchange import Tensors, register_tensors
 from fedtar_flare.protocol.messages import ABSTAIN, ERROR, Reply, TaskHeader
-from fedtar_flare.protocol.tensors import register_tensors
 from fedtar_flare.record.events import Late
 from fedtar_flare.record.log import STATS_GROUP, RunRecord
-from fedtar_flare.runtime.time_limit import advice
 
 register_tensors()
 
-Tensors = Mapping[str, torch.Tensor]
-
 POLL_SECONDS = 0.02
 """Interval at which standing tasks and the abort signal are checked."""
+CLOSE, ROOM, WASTEFUL = 0.8, 3.0, 20.0
+"""A slowest answer above CLOSE times the limit is nearly lost, ROOM times it is safe; WASTEFUL times it costs time."""
 
 
 class RunAborted(Exception):
@@ -45,11 +44,9 @@ class Answers:
 
     Args:
         replies: sites that answered ``ok`` and were accepted.
-        abstained: site to its reason for adding nothing at this step.
-        refused: site to the reason why its answer was not accepted.
-        absent: site to the reason why there is no answer (error at the site, time limit, disconnected).
-        seconds: site to the time until its answer came.
-        bytes_up: site to the bytes of its tensors.
+        abstained, refused, absent: site to the reason why it adds nothing, why its answer was not accepted, or why
+            there is none (error at the site, time limit, disconnected).
+        seconds, bytes_up: site to the time until its answer came, and to the bytes of its tensors.
         bytes_down: bytes of the tensors that all sites were sent.
         closed: the account is settled; every further answer is late.
     """
@@ -92,11 +89,8 @@ class TaskController(ModelController):
     """Sends tasks and keeps the account of answers.
 
     A malformed answer of any kind is refused and recorded; a fault of the server itself (a full disk) stops the job. A
-    site that missed a time limit is not waited for again until it has answered something.
-
-    Args:
-        min_sites: a task that fewer sites answer (abstaining counts) stops the job.
-        step_time_limit: seconds that a site has for one task; 0 waits for ever.
+    site that missed a time limit is not waited for again until it has answered something. Arguments as
+    :class:`FederatedController`.
     """
 
     contract: Contract
@@ -320,6 +314,29 @@ class TaskController(ModelController):
             "seconds": round(time.monotonic() - since, 1),
             "sites": dict(sorted(word.items())),
         }
+
+
+def advice(limit: float, slowest: float | None, missed: int) -> str | None:
+    """One line for the log, or None when the limit (seconds; 0 waits for ever) is fine.
+
+    ``slowest`` is the time to the slowest answer to this kind of task so far, None without any; ``missed`` is how many
+    sites did not answer in time.
+    """
+    if not limit or (slowest is None and not missed):
+        return None
+    took = f"the slowest answer took {slowest or 0:.0f} s"
+    better = math.ceil(ROOM * (slowest or 0))
+    if missed:
+        known = f"; {took}" if slowest is not None else ""
+        return (
+            f"{missed} site(s) did not answer within step_time_limit = {limit:g} s{known}. If such a site only works "
+            f"slowly, try {max(math.ceil(2 * limit), better)} s"
+        )
+    if slowest and slowest > CLOSE * limit:
+        return f"{took} of step_time_limit = {limit:g} s; {better} s would be safe"
+    if limit > WASTEFUL * max(slowest or 0, 1):
+        return f"{took} of step_time_limit = {limit:g} s; with {max(better, 60)} s a lost site would cost less"
+    return None
 
 
 def place(header: TaskHeader) -> str:

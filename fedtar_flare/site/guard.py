@@ -23,10 +23,9 @@ from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
 from fedtar_flare.errors import ConfigError, ExchangeError
 from fedtar_flare.protocol.contract import Contract, Sends
-from fedtar_flare.protocol.exchange import ExchangeSchema
+from fedtar_flare.protocol.exchange import ExchangeSchema, register_tensors
 from fedtar_flare.protocol.fields import MAX_TEXT, check_error
 from fedtar_flare.protocol.messages import ERROR, HEADER, MAX_ROUNDS, WORD, Reply, TaskHeader
-from fedtar_flare.protocol.tensors import register_tensors
 from fedtar_flare.registry import contract_of
 from fedtar_flare.site.audit import REFUSED_PROP
 

@@ -34,10 +34,9 @@ from nvflare.apis.shareable import Shareable
 
 from fedtar_flare.errors import ConfigError, ExchangeError, FedTARError
 from fedtar_flare.protocol.contract import Contract, Task
-from fedtar_flare.protocol.exchange import WIRE_DTYPES, check_tensor, euclidean_norm
+from fedtar_flare.protocol.exchange import WIRE_DTYPES, check_tensor, euclidean_norm, register_tensors
 from fedtar_flare.protocol.fields import Field
 from fedtar_flare.protocol.messages import ABSTAIN, HEADER, OK, Reply, TaskHeader
-from fedtar_flare.protocol.tensors import register_tensors
 from fedtar_flare.registry import contract_of
 from fedtar_flare.site.accountant import FILE, Ledger, Spent, locked
 from fedtar_flare.site.audit import HEADER_PROP, REFUSED_PROP

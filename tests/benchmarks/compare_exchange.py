@@ -30,7 +30,7 @@ def _ours(folder: Path, exchanges: int) -> Path:
     (app / "custom").mkdir(exist_ok=True)
     config = app / "config" / "config_fed_client.json"
     client = json.loads(config.read_text())
-    client["executors"][0]["executor"] = {"path": "stamped_site.StampedExecutor", "args": {}}
+    client["executors"][0]["executor"] = {"path": "stamped_site.StampedExecutor", "args": {"method": "fedtar"}}
     config.write_text(json.dumps(client))
     for file in (TESTS / "trivial_site.py", OWN / "stamped_site.py"):
         shutil.copy(file, app / "custom")

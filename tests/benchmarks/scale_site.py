@@ -20,9 +20,9 @@ from fedtar_flare.methods.fedtar.config import PatientConfig
 from fedtar_flare.methods.fedtar.learner import PatientLearner
 from fedtar_flare.methods.fedtar.profiles import fit_mixture
 from fedtar_flare.models.config import preset
+from fedtar_flare.protocol.exchange import Tensors
 from fedtar_flare.protocol.messages import OK, TaskHeader, version
 from fedtar_flare.protocol.tasks import CLOSE_ROUND
-from fedtar_flare.runtime.executor import Tensors
 from fedtar_flare.site.cohort import prepare_site
 from fedtar_flare.site.site_file import load_site_config
 from tests.benchmarks.compare_server import on_the_wire

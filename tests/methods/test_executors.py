@@ -12,8 +12,7 @@ from fedtar_flare.errors import ConfigError, ExchangeError
 from fedtar_flare.methods.fedavg_finetune import kept
 from fedtar_flare.methods.fedprox import ProximalLearner
 from fedtar_flare.models.adapters.lora import shared_parameters
-from fedtar_flare.protocol.messages import version
-from fedtar_flare.runtime.executor import ok
+from fedtar_flare.protocol.messages import ok, version
 from fedtar_flare.site.guard import InboundTask, OutboundGuard
 from fedtar_flare.site.state import SiteState
 

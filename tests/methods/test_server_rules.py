@@ -10,10 +10,10 @@ from scipy.optimize import minimize
 
 from fedtar_flare.errors import ConfigError
 from fedtar_flare.methods.drfa import onto_simplex
+from fedtar_flare.protocol.messages import abstain, ok
 from fedtar_flare.protocol.tasks import TRAIN
 from fedtar_flare.runtime.checkpoint import CheckpointFolder
 from fedtar_flare.runtime.controller import FederatedController
-from fedtar_flare.runtime.executor import abstain, ok
 
 T, ROUNDS = 2, 4
 

@@ -9,9 +9,8 @@ from three_sites import T, federation, final_weights, run, sites
 
 from fedtar_flare.errors import ConfigError
 from fedtar_flare.methods.fedtar.controller import TemporalResidualController
-from fedtar_flare.protocol.messages import ABSTAIN, ERROR, Reply
+from fedtar_flare.protocol.messages import ABSTAIN, ERROR, Reply, ok
 from fedtar_flare.protocol.tasks import CLOSE_ROUND, HANDSHAKE, TRAIN
-from fedtar_flare.runtime.executor import ok
 
 
 class Broken(QuadraticSite):

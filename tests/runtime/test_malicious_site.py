@@ -8,7 +8,7 @@ from federation import NAMES, QuadraticSite, pair
 from test_controller_faults import Spoilt, federation, numbers, payload, run, weights
 
 from fedtar_flare.errors import ExchangeError
-from fedtar_flare.protocol import tensors as wire
+from fedtar_flare.protocol import exchange as wire
 from fedtar_flare.protocol.tasks import CLOSE_ROUND, HANDSHAKE, TRAIN
 from fedtar_flare.record.events import End, Start, Step, Validation
 from fedtar_flare.record.log import of_kind

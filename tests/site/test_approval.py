@@ -132,7 +132,7 @@ def test_a_held_job_reads_nothing_and_an_approved_one_goes_on_until_something_ch
 
 
 def _answer(header):
-    from fedtar_flare.runtime.executor import ok
+    from fedtar_flare.protocol.messages import ok
 
     counts = {split: [1, 1] for split in ("train", "validation", "test")}
     return ok(header, payload={"settings": "same", "counts": counts})

@@ -20,7 +20,7 @@ from fedtar_flare.models.outline import outline
 from fedtar_flare.protocol.fields import MAX_TEXT
 from fedtar_flare.registry import names
 from fedtar_flare.runtime.recipe import MethodRecipe
-from fedtar_flare.runtime.request import AdaptedModel
+from fedtar_flare.runtime.requirements import AdaptedModel
 from fedtar_flare.site.admission import breaches, declined
 from fedtar_flare.site.bounds import Bounds, default_bounds
 

@@ -9,25 +9,22 @@ from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
 from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
 from fedtar_flare.errors import FedTARError
-from fedtar_flare.methods.fedtar.method import CONTRACT
 from fedtar_flare.protocol.messages import Reply
 from fedtar_flare.record.events import Start, Step
 from fedtar_flare.record.log import of_kind, read_events
-from fedtar_flare.runtime.executor import MethodExecutor
+from fedtar_flare.runtime.site_executor import SiteExecutor
 from fedtar_flare.site.participation import FILE, Participation, decide, participation
 from fedtar_flare.site.place import state_of
 
 
-class Behind(MethodExecutor):
-    """The real executor base in front of a plain function."""
-
-    contract = CONTRACT
+class Behind(SiteExecutor):
+    """The real executor in front of a plain function."""
 
     def __init__(self, site, kit):
-        super().__init__()
+        super().__init__("fedtar")
         self.site, self.kit, self.done = site, kit, []
 
-    def perform(self, task, header, weights, site):
+    def carry_out(self, task, header, weights, *place):
         self.done.append((task, header.round, header.step))
         return self.site(task, header, weights)
 

@@ -9,7 +9,7 @@ from fedtar_flare.methods.fedkei.tuning import LearnerSettings
 from fedtar_flare.models.adapters.lora import shared_parameters
 from fedtar_flare.models.classifier import CLASSES, ClassifierConfig, build_classifier
 from fedtar_flare.models.config import ModelConfig, preset
-from fedtar_flare.runtime.request import AdaptedModel, request_of
+from fedtar_flare.runtime.requirements import AdaptedModel, request_of
 from fedtar_flare.site.admission import JobRequest
 
 

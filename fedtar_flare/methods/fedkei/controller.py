@@ -21,11 +21,10 @@ from fedtar_flare.methods.fedkei.objectives import IMPORTANCE, PULL
 from fedtar_flare.methods.fedkei.plans import plan
 from fedtar_flare.methods.fedkei.pool import Pool
 from fedtar_flare.protocol.exchange import MASTER_DTYPE, check_update_size
-from fedtar_flare.protocol.messages import Reply, version
+from fedtar_flare.protocol.messages import LEFT, Reply, version
 from fedtar_flare.runtime.aggregation import SpilledUpdates
 from fedtar_flare.runtime.checkpoint import SIMULATED_JOB
 from fedtar_flare.runtime.controller import FederatedController
-from fedtar_flare.runtime.executor import LEFT
 from fedtar_flare.runtime.server_strategy import ServerStrategy
 from fedtar_flare.runtime.tasking import Answers, OnReply, Tensors
 

@@ -20,13 +20,12 @@ from fedtar_flare.methods.fedkei.site_data import SiteTaskData, require_fitting
 from fedtar_flare.methods.fedkei.site_page import module_name, write_modules_page
 from fedtar_flare.methods.fedkei.tuning import LearnerSettings
 from fedtar_flare.progress import Progress
-from fedtar_flare.protocol.messages import Reply, TaskHeader, version
+from fedtar_flare.protocol.exchange import Tensors
+from fedtar_flare.protocol.messages import Reply, TaskHeader, abstain, ok, version
 from fedtar_flare.protocol.tasks import HANDSHAKE
-from fedtar_flare.runtime.executor import Tensors, abstain, ok
-from fedtar_flare.runtime.request import AdaptedModel
-from fedtar_flare.runtime.run_rules import require_start
+from fedtar_flare.runtime.requirements import AdaptedModel
 from fedtar_flare.runtime.site_executor import SiteExecutor, no_state, seed_of
-from fedtar_flare.runtime.site_strategy import Handler, SiteStrategy
+from fedtar_flare.runtime.site_strategy import Handler, SiteStrategy, require_start
 from fedtar_flare.settings import Settings, build
 from fedtar_flare.site.admission import JobRequest
 from fedtar_flare.site.place import Site

@@ -16,7 +16,7 @@ from fedtar_flare.methods.fedmrg.contract import BRANCH
 from fedtar_flare.methods.fedmrg.dual_adapter import generic_targets
 from fedtar_flare.protocol.exchange import WIRE_DTYPES
 from fedtar_flare.protocol.messages import TaskHeader
-from fedtar_flare.runtime.request import AdaptedModel
+from fedtar_flare.runtime.requirements import AdaptedModel
 from fedtar_flare.runtime.site_executor import PRODUCTION_MIN_CELL, seed_of
 from fedtar_flare.settings import RunSettings
 from fedtar_flare.site.place import Site

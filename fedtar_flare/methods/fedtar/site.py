@@ -20,10 +20,10 @@ from fedtar_flare.methods.fedtar.learner import PatientLearner
 from fedtar_flare.methods.fedtar.personal import read_mixture
 from fedtar_flare.methods.fedtar.release import most_numbers, released_t_numbers, require_spread
 from fedtar_flare.protocol.contract import HEAD_NAMES
+from fedtar_flare.protocol.exchange import Tensors
 from fedtar_flare.protocol.messages import TaskHeader
-from fedtar_flare.runtime.executor import Tensors
 from fedtar_flare.runtime.report_site import ReportSite
-from fedtar_flare.runtime.request import AdaptedModel
+from fedtar_flare.runtime.requirements import AdaptedModel
 from fedtar_flare.runtime.site_executor import seed_of
 from fedtar_flare.settings import RunSettings
 from fedtar_flare.site.admission import JobRequest

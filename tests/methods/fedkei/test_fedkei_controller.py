@@ -15,13 +15,12 @@ from fedtar_flare.methods.fedkei.mixing import Layout
 from fedtar_flare.methods.fedkei.objectives import IMPORTANCE, PULL
 from fedtar_flare.methods.fedkei.plans import PLANS
 from fedtar_flare.protocol.exchange import ExchangeSchema
-from fedtar_flare.protocol.messages import ERROR, Reply
+from fedtar_flare.protocol.messages import ERROR, LEFT, Reply, abstain, ok
 from fedtar_flare.protocol.tasks import HANDSHAKE
 from fedtar_flare.record.events import SHARED, Joined, Step
 from fedtar_flare.record.log import of_kind, read_events
 from fedtar_flare.runtime.checkpoint import CheckpointFolder
 from fedtar_flare.runtime.controller import FederatedController
-from fedtar_flare.runtime.executor import LEFT, abstain, ok
 from fedtar_flare.tensor_file import checksum
 from fedtar_flare.version import __version__
 

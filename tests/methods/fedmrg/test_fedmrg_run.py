@@ -15,12 +15,11 @@ from fedtar_flare.errors import ConfigError, ExchangeError
 from fedtar_flare.learning.drafting import Drafter, Study
 from fedtar_flare.methods.fedmrg.contract import CONTRACT
 from fedtar_flare.methods.fedmrg.events import EVENTS, Bank, Diagnoses, LossParts, Outside
-from fedtar_flare.protocol.messages import version
+from fedtar_flare.protocol.messages import ok, version
 from fedtar_flare.record.events import SHARED, End, Evaluation, Start, Step, Validation
 from fedtar_flare.record.log import of_kind, read_events
 from fedtar_flare.runtime.checkpoint import CheckpointFolder, load
 from fedtar_flare.runtime.controller import FederatedController
-from fedtar_flare.runtime.executor import ok
 from fedtar_flare.runtime.recipe import MethodRecipe
 from fedtar_flare.site import audit
 from fedtar_flare.site.place import home as cache_home
