@@ -52,8 +52,7 @@ def read_headers(paths: list[str]) -> Read:
     """Headers of DICOM files, also in zips (a worker's task)."""
     from pydicom.tag import Tag
 
-    from fedtar_flare.imaging.readers.dicom_files import read_header, sources
-    from fedtar_flare.imaging.readers.stray_files import is_companion
+    from fedtar_flare.imaging.readers.dicom_files import is_companion, read_header, sources
 
     tags = [Tag(keyword) for keyword in KEYWORDS.split()]
     read = Read([], [], [], [])

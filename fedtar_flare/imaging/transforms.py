@@ -7,6 +7,7 @@ unless a study lead adds a transform that does.
 from __future__ import annotations
 
 import json
+import logging
 from abc import abstractmethod
 from collections.abc import Hashable, Mapping, Sequence
 from functools import lru_cache
@@ -25,10 +26,13 @@ from fedtar_flare.data.cohort import Modality
 from fedtar_flare.errors import ConfigError, DataError
 from fedtar_flare.imaging.limits import check_size
 from fedtar_flare.imaging.lungs import lung_range, sample_slices
-from fedtar_flare.imaging.readers.monai_readers import CTSeriesReader, PhotographReader, RadiographReader
+from fedtar_flare.imaging.readers.ct import read_ct
+from fedtar_flare.imaging.readers.pictures import read_photograph
+from fedtar_flare.imaging.readers.radiograph import read_radiograph
 from fedtar_flare.imaging.readers.volume import to_int16
 from fedtar_flare.imaging.transform_list import CT_ONLY, LISTED, Spec, checked, deterministic, split
 
+logger = logging.getLogger(__name__)
 WINDOWS = ((-600.0, 1500.0), (40.0, 400.0), (400.0, 1800.0))
 """(level, width) in HU of the three channels: lung, mediastinum, bone."""
 PLANES_AT_ONCE = 6
@@ -132,21 +136,26 @@ class _Changes(MapTransform):
 
 
 class ReadStudyd(_Changes):
-    """Read a study by its path: a CT as int16 (1, X, Y, Z) in HU with its affine, a picture as uint8 (1 or 3, H, W).
+    """Read a study by its path: a CT as int16 (1, X, Y, Z) in HU with its RAS affine, a picture as uint8 (1 or 3, H, W).
 
-    Raises :class:`DataError` as :func:`.readers.ct.read_ct` and its neighbours do. MONAI's ``LoadImaged`` with the same
-    readers gives the same, but sets up all of its own readers as well, one of which changes how pydicom decodes.
+    Raises :class:`DataError` as :func:`.readers.ct.read_ct` and its neighbours do. MONAI's ``LoadImaged`` would hand
+    what they refuse to its other readers, which return a silently wrong image.
     """
 
     def __init__(self, keys: KeysCollection, modality: Modality):
         super().__init__(keys)
-        readers = {"ct": CTSeriesReader(as_tensor=True), "radiograph": RadiographReader()}
-        self._reader = (readers | {"photograph": PhotographReader()})[modality]
-        self._channel_first = monai.transforms.EnsureChannelFirst()
+        self.modality = modality
 
     def change(self, out: dict[Hashable, Any], key: Hashable) -> None:
-        read = MetaTensor.ensure_torch_and_prune_meta(*self._reader.get_data(self._reader.read(out[key])))
-        out[key] = self._channel_first(read)
+        if self.modality == "ct":
+            volume = read_ct(out[key])
+            for note in volume.warnings:
+                logger.warning("%s: %s: %s", out[key], note.reason, note.text)
+            hu = torch.from_numpy(volume.hu).permute(2, 1, 0)[None]  # a view
+            out[key] = MetaTensor(hu, affine=torch.from_numpy(volume.affine), meta={"space": "RAS"})
+        else:
+            pixels = read_photograph(out[key]) if self.modality == "photograph" else read_radiograph(out[key])[None]
+            out[key] = MetaTensor(torch.from_numpy(pixels))
 
 
 class VoxelLimitd(_Changes):

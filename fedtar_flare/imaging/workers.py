@@ -1,10 +1,9 @@
 """Process many studies in parallel. Workers are processes, since reading headers and decoding hold Python's lock
 (measured: eight studies of 150 slices took 2.7 s in one thread and 2.9 s in two).
 
-They are loky's, which start afresh: safe beside running threads, and never running their parent's main module again.
-A process that dies (out of memory, a decoder that crashes) is replaced and its item tried once more; an item that
-kills two is refused by name and the others go on. So is an item that takes longer than it may, and one that meets a
-fault of the code (its traceback is in the log).
+Each is an executor of loky's, whose processes never run their parent's main module again. A process that dies (out of
+memory, a decoder that crashes) is replaced and its item tried once more; an item that kills two is refused by name and
+the others go on. So is an item that takes longer than it may, and one that meets a fault of the code.
 """
 
 from __future__ import annotations
@@ -16,11 +15,11 @@ import time
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
-from multiprocessing.connection import Connection, wait
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from importlib import import_module
 from typing import Any
 
-from loky.backend import get_context
+from loky import ProcessPoolExecutor
 
 from fedtar_flare.errors import ConfigError, DataError
 from fedtar_flare.imaging.limits import too_slow
@@ -31,8 +30,6 @@ ALONE_SECONDS = 5.0
 """Work begins in this process; workers take seconds to start and are not started for less than this."""
 WORTH_SECONDS = 20.0
 """Estimated remaining time from which workers are started."""
-STOP_SECONDS = 5.0
-"""How long a process that was ended is waited for: one that hangs in a file system may not end."""
 MOST = 4
 """Default limit of workers: each holds one volume in memory."""
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
@@ -110,89 +107,58 @@ def _in_processes(
     task: Task, items: Sequence[dict[str, Any]], workers: int, seconds: float = math.inf
 ) -> Iterator[tuple[int, Outcome]]:
     waiting, tried = deque(range(len(items))), set()
-    team: list[_Worker] = []
+    idle: list[ProcessPoolExecutor] = []
+    going: dict[Future[Outcome], tuple[int, ProcessPoolExecutor, float]] = {}
     try:
-        while waiting or team:
-            while waiting and len(team) < workers:
+        while waiting or going:
+            while waiting and len(going) < workers:
                 try:
-                    team.append(_Worker(task))
-                except OSError:  # no further process can be started: those that are there go on, or this one
-                    workers = len(team)
+                    process = idle.pop() if idle else _process(task)
+                except (OSError, RuntimeError):  # none can be started: those that are there go on, or this process
+                    workers = len(going)
                     break
-                team[-1].begin(index := waiting.popleft(), items[index])
-            if not team:
+                index = waiting.popleft()
+                future = process.submit(attempt, task, items[index])
+                going[future] = index, process, time.monotonic() + seconds
+            if not going:
                 yield (index := waiting.popleft()), attempt(task, items[index])
                 continue
-            nearest = min(worker.end for worker in team) - time.monotonic()
-            ready = wait([worker.pipe for worker in team], None if nearest == math.inf else max(0.0, nearest))
-            for worker in [*team]:
-                index, outcome = worker.item, None
-                if worker.pipe in ready:
+            nearest = min(end for _, _, end in going.values()) - time.monotonic()
+            done, _ = wait(going, None if nearest == math.inf else max(0.0, nearest), FIRST_COMPLETED)
+            for future, (index, process, end) in [*going.items()]:
+                if future in done:
+                    del going[future]
                     try:
-                        outcome = worker.pipe.recv()
-                    except (EOFError, OSError):
-                        code = worker.stop()
-                        team.remove(worker)
+                        outcome = future.result()
+                        idle.append(process)
+                    except Exception as error:
                         if index not in tried:
                             tried.add(index)
                             waiting.append(index)
                             continue
-                        text = f"reading it ended two worker processes (exit code {code}); out of memory?"
-                        outcome = DataError(f"{_what(items[index])}: {text}", reason="worker-died")
-                    if outcome is BEGUN:
-                        worker.end = time.monotonic() + seconds
-                        continue
-                elif time.monotonic() > worker.end:
-                    worker.stop()
-                    team.remove(worker)
+                        why = " ".join(str(error).split())
+                        text = f"{_what(items[index])}: reading it ended two worker processes ({why})"
+                        outcome = DataError(text, reason="worker-died")
+                elif time.monotonic() > end:
+                    del going[future]
+                    process.shutdown(wait=False, kill_workers=True)
                     outcome = too_slow(_what(items[index]), seconds)
                 else:
                     continue
-                if worker in team and waiting:
-                    worker.begin(later := waiting.popleft(), items[later])
-                elif worker in team:
-                    worker.stop()
-                    team.remove(worker)
                 yield index, outcome
-    finally:
-        for worker in team:
-            worker.stop()
+    finally:  # without waiting: a process that hangs in a file system may not end
+        for process in [*idle, *(process for _, process, _ in going.values())]:
+            process.shutdown(wait=False, kill_workers=True)
 
 
-BEGUN = ...
-"""What a worker says before it does an item: its time runs from there."""
+def _process(task: Task) -> ProcessPoolExecutor:
+    """An executor of one process that has imported what the task needs."""
+    process = ProcessPoolExecutor(1, initializer=_quiet, env=ONE_THREAD)
+    process.submit(import_module, task.__module__).result()
+    return process
 
 
-class _Worker:
-    """A process, the item that it does, and when it must have done it."""
-
-    def __init__(self, task: Task):
-        context = get_context("loky")
-        self.pipe, inner = context.Pipe()
-        self.item, self.end = -1, math.inf
-        self._process = context.Process(target=_serve, args=(inner, task), daemon=True, env=ONE_THREAD)
-        self._process.start()
-        inner.close()
-
-    def begin(self, item: int, arguments: dict[str, Any]) -> None:
-        self.item, self.end = item, math.inf
-        with suppress(OSError):  # it has died, as its pipe will say
-            self.pipe.send(arguments)
-
-    def stop(self) -> int | None:
-        """End the process, if it has not ended itself, and return its exit code."""
-        self._process.terminate()
-        self._process.join(STOP_SECONDS)
-        self.pipe.close()
-        return self._process.exitcode
-
-
-def _serve(pipe: Connection, task: Task) -> None:
-    """Do one item after another, until the pipe closes; what libraries print goes to standard error."""
+def _quiet() -> None:
+    """What libraries print goes to standard error."""
     os.dup2(2, 1)
     warnings.simplefilter("ignore")
-    with suppress(EOFError, OSError):
-        while True:
-            arguments = pipe.recv()
-            pipe.send(BEGUN)
-            pipe.send(attempt(task, arguments))

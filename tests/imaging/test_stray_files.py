@@ -13,7 +13,7 @@ from refused import refused
 
 from fedtar_flare.imaging.pipeline import NOT_REMEMBERED
 from fedtar_flare.imaging.readers.ct import read_ct
-from fedtar_flare.imaging.readers.stray_files import is_companion
+from fedtar_flare.imaging.readers.dicom_files import is_companion
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 DAMAGE: dict[str, tuple[Callable[[bytes], bytes], str]] = {

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +12,7 @@ from fedtar_flare.imaging.readers.volume import MIN_SLICES, CTVolume, check_air,
 LPS_TO_RAS = np.diag([-1.0, -1.0, 1.0, 1.0])
 
 
-def read_ct(path: Path | str | Sequence[Path | str], min_slices: int = MIN_SLICES) -> CTVolume:
+def read_ct(path: Path | str, min_slices: int = MIN_SLICES) -> CTVolume:
     """Read one CT volume; its slices ascend along their normal (towards the head for an ordinary axial series).
 
     Of a study with several series, :mod:`.dicom_series` chooses which to read; when that one is refused, the next is
@@ -21,8 +20,8 @@ def read_ct(path: Path | str | Sequence[Path | str], min_slices: int = MIN_SLICE
 
     Parameters
     ----------
-    path : path, or sequence of paths
-        A folder (searched recursively), file, zip or DICOMDIR, or the files of one study.
+    path : path
+        A folder (searched recursively), file, zip or DICOMDIR.
     min_slices : int, default 8
         A series with fewer is refused.
 
@@ -31,23 +30,18 @@ def read_ct(path: Path | str | Sequence[Path | str], min_slices: int = MIN_SLICE
     DataError
         With a reason for each kind of trouble (``docs/images.md``); nothing is guessed in silence.
     """
-    paths = [Path(path)] if isinstance(path, str | Path) else [Path(p) for p in path]
-    if len(paths) == 1 and paths[0].name.lower().endswith((".nii", ".nii.gz")):
+    path = Path(path)
+    if path.name.lower().endswith((".nii", ".nii.gz")):
         from fedtar_flare.imaging.readers.nifti import read_nifti
 
-        return read_nifti(paths[0], min_slices)
-    return _read_series(paths, min_slices)
-
-
-def _read_series(paths: list[Path], min_slices: int) -> CTVolume:
+        return read_nifti(path, min_slices)
     from fedtar_flare.imaging.readers.dicom_files import sources
     from fedtar_flare.imaging.readers.dicom_pixels import read_hu
     from fedtar_flare.imaging.readers.dicom_series import notes_of, scan
     from fedtar_flare.imaging.readers.dicom_stack import build_stack
 
-    where = str(paths[0]) if len(paths) == 1 else f"{len(paths)} files beside {paths[0]}"
-    with sources(paths) as files:
-        series, left_out = scan(files, where)
+    with sources(path) as files:
+        series, left_out = scan(files, str(path))
         refused = []
         for one in series:
             try:

@@ -94,7 +94,9 @@ def decoded(
     name, size = source.name, (layout.rows, layout.columns)
     with decoding(f"{name}: the pixels cannot be read", "undecodable"), source.open() as file:
         dataset = read_partial(file, stop_when=_after_pixels, specific_tags=PIXEL_TAGS, force=True)
-    if "PixelData" not in dataset:
+    native = not syntax.is_encapsulated
+    frame_bytes = layout.rows * layout.columns * layout.bits_allocated // 8
+    if "PixelData" not in dataset or (native and len(dataset.PixelData) < (max(frames) + 1) * frame_bytes):
         raise DataError(f"{name}: the file ends within its pixels; copy it again", reason="truncated")
     options: dict[str, Any] = {"decoding_plugin": "pydicom"} if syntax.is_encapsulated else {}
     by_pydicom = iter_pixels(dataset, raw=True, indices=list(frames), correct_unused_bits=masked, **options)

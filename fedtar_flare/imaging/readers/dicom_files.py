@@ -1,6 +1,7 @@
-"""Where DICOM bytes lie (folder, file, zip, DICOMDIR), and their headers.
+"""Where DICOM bytes lie (folder, file, zip, DICOMDIR), and their headers, which are read without the pixels.
 
-Reading a header only locates the pixel data in the file, so that memory holds a volume once.
+Each file among slices that cannot be read may be a lost slice, so none is passed over in silence; what usually lies
+beside slices (a licence, a directory, thumbnails, reports) is known by its name.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import BinaryIO
 from zipfile import ZipFile
 
@@ -19,7 +20,6 @@ from pydicom.dataset import Dataset
 from pydicom.filereader import read_dataset, read_partial
 from pydicom.tag import BaseTag, Tag
 from pydicom.uid import UID, DeflatedExplicitVRLittleEndian, ImplicitVRLittleEndian
-from pydicom.valuerep import EXPLICIT_VR_LENGTH_32
 
 from fedtar_flare.errors import DataError, decoding
 from fedtar_flare.imaging.limits import LONG_ELEMENT, check_size, check_time
@@ -38,6 +38,18 @@ KEYWORDS = """
 """
 TAGS: list[BaseTag | int] = [Tag(keyword) for keyword in KEYWORDS.split()]
 UNDEFINED = 0xFFFFFFFF
+NAMES = """
+    autorun changelog checksums copying desktop dicomdir index licence license lockfile manifest md5sums notes notice
+    readme sha1sums sha256sums thumbs version
+"""
+SUFFIXES = """
+    bat bmp cab cfg css csv db dll doc docx exe gif htm html icns ico inf ini jar jpeg jpg js json lnk log mat
+    md md5 mha mhd mp4 nii npy npz nrrd ods odt pdf png pptx ps1 py rst rtf sh sha1 sha256 svg sys tif tiff toml
+    tsv ttf txt url webp woff xls xlsx xml xsd xsl yaml yml
+"""
+COMPANIONS = frozenset(NAMES.split()), frozenset(SUFFIXES.split())
+PACKED = {".gz", ".bz2", ".xz", ".zip", ".7z", ".rar", ".tar", ".tgz"}
+SLICES = {"", ".dcm", ".dicom", ".ima", ".img"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +96,7 @@ class Header:
     dataset: Dataset  # the tags of TAGS
     syntax: UID
     has_pixels: bool
-    offset: int | None  # of the pixel values in the file; None when they cannot be read in place (deflated, zip)
+    place: int | None  # of the pixel data in the file; None when the file is deflated
     size: int  # bytes of the file
     length: int | None = None  # bytes that the pixel data claims; None when absent or unstated (compressed)
     vr: str | None = None  # of the pixel data; None when absent or not stated (implicit VR)
@@ -103,7 +115,7 @@ class Header:
                 text = f"{name}: compressed pixel data must not state a length, and states {self.length} bytes"
                 raise DataError(text, reason="wrong-pixel-count")
             return
-        if self.offset is not None and self.offset + expected > self.size:
+        if self.place is not None and self.place + 8 + expected > self.size:  # 8 bytes of header, or 12
             raise DataError(f"{name}: the file ends within its pixels; copy it again", reason="truncated")
         if self.length not in (expected, expected + expected % 2):  # an odd number is padded by one byte
             held = "compressed values" if self.length is None else f"{self.length} bytes"
@@ -112,30 +124,25 @@ class Header:
 
 
 @contextmanager
-def sources(path: Path | list[Path]) -> Iterator[list[Source]]:
-    """All files below a folder, in a zip, named by a DICOMDIR, or the given file(s) themselves, sorted by name.
+def sources(path: Path) -> Iterator[list[Source]]:
+    """All files below a folder, in a zip, named by a DICOMDIR, or the given file itself, sorted by name.
 
-    Those that a DICOMDIR names and that are not there are among them, marked as such.
-
-    Raises :class:`DataError` ``no-image`` when a path does not exist, ``unreadable`` for a broken zip, ``too-large``
-    for one beyond the limits.
+    Those that a DICOMDIR names and that are not there are among them, marked as such. Raises :class:`DataError`
+    ``no-image`` for no such path, ``unreadable`` for a broken zip, ``too-large`` for one beyond the limits.
     """
     with ExitStack() as stack:
-        found: list[Source] = []
-        for item in path if isinstance(path, list) else [path]:
-            if not item.exists():
-                raise DataError(f"{item}: there is no such file or folder", reason="no-image")
-            if item.is_dir():
-                files = files_below(item)
-                found += [Source(file) for file in files]
-                found += _lost(item / "DICOMDIR", files)
-            elif item.suffix.lower() == ".zip":
-                archive = stack.enter_context(open_archive(item))
-                found += [Source(item, archive, info.filename) for info in archive.infolist() if not info.is_dir()]
-            elif item.name.upper().startswith("DICOMDIR"):
-                found += [Source(file, lost_from=None if there else of) for file, of, there in _entries(item)]
-            else:
-                found.append(Source(item))
+        if not path.exists():
+            raise DataError(f"{path}: there is no such file or folder", reason="no-image")
+        if path.is_dir():
+            files = files_below(path)
+            found = [Source(file) for file in files] + _lost(path / "DICOMDIR", files)
+        elif path.suffix.lower() == ".zip":
+            archive = stack.enter_context(open_archive(path))
+            found = [Source(path, archive, info.filename) for info in archive.infolist() if not info.is_dir()]
+        elif path.name.upper().startswith("DICOMDIR"):
+            found = [Source(file, lost_from=None if there else of) for file, of, there in _entries(path)]
+        else:
+            found = [Source(path)]
         files_ = [s for s in found if not Path(s.member or s.path).name.upper().startswith("DICOMDIR")]
         yield sorted(files_, key=lambda s: s.name)
 
@@ -177,8 +184,7 @@ def _entries(directory: Path) -> list[tuple[Path, str, bool]]:
 def _lost(directory: Path, files: Sequence[Path]) -> list[Source]:
     """The files that a folder has lost of the series that its DICOMDIR names.
 
-    Series whose files were all renamed, or left behind, are not meant; nor are names that a file system wrote in lower
-    case.
+    Not those of a series whose files were all renamed or left behind, nor names written in lower case.
     """
     named: list[tuple[Path, str, bool]] = []
     with suppress(DataError):  # the files are there, whatever their directory is worth
@@ -194,7 +200,8 @@ def read_header(source: Source, tags: Sequence[BaseTag | int] = TAGS) -> Header 
 
     Raises :class:`DataError` ``truncated``, ``too-large``, ``unsupported-transfer-syntax`` or ``unreadable``.
     """
-    check_time(source.name)
+    name, syntax = source.name, UID("")
+    check_time(name)
     pixels: list[tuple[str | None, int]] = []
 
     def at_pixels(tag: BaseTag, vr: str | None, length: int) -> bool:
@@ -208,55 +215,50 @@ def read_header(source: Source, tags: Sequence[BaseTag | int] = TAGS) -> Header 
         return None
     with source.open(LONG_ELEMENT) as file:
         size = held = file.seek(0, io.SEEK_END)
-        file.seek(0)
         if source.archive is not None:
             size = source.archive.getinfo(source.member).file_size
-        check_size(source.name, "file_bytes", size)
+        check_size(name, "file_bytes", size)
         try:
-            dataset, syntax = _read_tags(metered(file, source.name, size), start, at_pixels, tags, source.name)
+            checked = metered(file, name, size)
+            stop: StopWhen = at_pixels
+            if start[128:] == b"DICM":
+                checked.seek(132)
+                meta = read_dataset(checked, False, True, stop_when=lambda tag, vr, length: int(tag) >> 16 != 2)
+                syntax = UID(text(meta, "TransferSyntaxUID"))
+                if syntax == DeflatedExplicitVRLittleEndian:
+                    check_deflated(checked, name)
+                    stop = counted(at_pixels, name)
+            checked.seek(0)
+            dataset = read_partial(checked, stop_when=stop, specific_tags=list(tags), force=True)
             place = file.tell()
             if not pixels and held < size:
-                text = f"{source.name}: no pixels within its first {held:,} bytes; unpack the archive"
-                raise DataError(text, reason="too-large")
+                text_ = f"{name}: no pixels within its first {held:,} bytes; unpack the archive"
+                raise DataError(text_, reason="too-large")
             cut = not pixels and (place > size or _ends_short(dataset))
         except (DataError, MemoryError):
             raise
         except Exception as error:  # pydicom raises whatever the broken bytes lead to
-            raise _unreadable(source, error) from error
+            if syntax and (syntax.is_private or not syntax.is_transfer_syntax):  # the usual cause
+                unknown = f"{name}: transfer syntax {syntax} is not known"
+                raise DataError(unknown, reason="unsupported-transfer-syntax") from error
+            broken = f"{name}: not readable as DICOM ({type(error).__name__}: {error})"
+            raise DataError(broken, reason="unreadable") from error
     if start[128:] != b"DICM" and "SOPClassUID" not in dataset:
         return None
     if cut:
-        raise DataError(f"{source.name}: the file ends within its header; copy it again", reason="truncated")
-    offset = None
-    if pixels and syntax != DeflatedExplicitVRLittleEndian and source.archive is None:
-        offset = place + (12 if pixels[0][0] in EXPLICIT_VR_LENGTH_32 else 8)
-    length = pixels[0][1] if pixels and pixels[0][1] != UNDEFINED else None
-    return Header(source, dataset, syntax, bool(pixels), offset, size, length, pixels[0][0] if pixels else None)
-
-
-def _read_tags(
-    file: BinaryIO, start: bytes, at_pixels: StopWhen, tags: Sequence[BaseTag | int], name: str
-) -> tuple[Dataset, UID]:
-    """The tags before the pixels, and the transfer syntax.
-
-    pydicom's ``read_dataset`` reads standard files in half the time of ``read_partial``, which handles all others.
-    """
-    if start[128:] == b"DICM":
-        file.seek(132)
-        meta = read_dataset(file, False, True, stop_when=lambda tag, vr, length: int(tag) >> 16 != 2)
-        syntax = UID(text(meta, "TransferSyntaxUID"))
-        known = syntax.is_transfer_syntax and not syntax.is_private and syntax != DeflatedExplicitVRLittleEndian
-        group = file.read(2)
-        file.seek(-len(group), io.SEEK_CUR)
-        if known and group not in (b"", b"\0\0", b"\2\0"):
-            order = (syntax.is_implicit_VR, syntax.is_little_endian)
-            return read_dataset(file, *order, stop_when=at_pixels, specific_tags=list(tags)), syntax
-        if syntax == DeflatedExplicitVRLittleEndian:
-            check_deflated(file, name)
-            at_pixels = counted(at_pixels, name)
-        file.seek(0)
-    dataset = read_partial(file, stop_when=at_pixels, specific_tags=list(tags), force=True)
-    return dataset, UID(str(getattr(dataset.file_meta, "TransferSyntaxUID", "") or ImplicitVRLittleEndian))
+        raise DataError(f"{name}: the file ends within its header; copy it again", reason="truncated")
+    syntax = UID(str(getattr(dataset.file_meta, "TransferSyntaxUID", "") or ImplicitVRLittleEndian))
+    vr, length = pixels[0] if pixels else (None, UNDEFINED)
+    return Header(
+        source,
+        dataset,
+        syntax,
+        bool(pixels),
+        None if syntax == DeflatedExplicitVRLittleEndian else place,
+        size,
+        None if length == UNDEFINED else length,
+        vr,
+    )
 
 
 def _ends_short(dataset: Dataset) -> bool:
@@ -264,18 +266,26 @@ def _ends_short(dataset: Dataset) -> bool:
     for tag in dataset.keys():  # noqa: SIM118 - iterating the dataset itself would decode every element
         item = dataset.get_item(tag)
         value = getattr(item, "value", None)
-        if isinstance(value, bytes) and len(value) < getattr(item, "length", 0) < 0xFFFFFFFF:
+        if isinstance(value, bytes) and len(value) < getattr(item, "length", 0) < UNDEFINED:
             return True
     return False
 
 
-def _unreadable(source: Source, error: Exception) -> DataError:
-    """Names the transfer syntax when it is unknown, the usual cause."""
-    try:
-        with source.open() as file:
-            syntax = UID(str(read_partial(file, stop_when=lambda *_: True, force=True).file_meta.TransferSyntaxUID))
-    except Exception:
-        syntax = UID("")
-    if syntax and (syntax.is_private or not syntax.is_transfer_syntax):
-        return DataError(f"{source.name}: transfer syntax {syntax} is not known", reason="unsupported-transfer-syntax")
-    return DataError(f"{source.name}: not readable as DICOM ({type(error).__name__}: {error})", reason="unreadable")
+def is_companion(name: str) -> bool:
+    """Whether a file of this name is no slice, whatever it holds."""
+    path = PurePath(name.lower())
+    if path.name.startswith("."):
+        return True
+    if path.suffix in PACKED:  # a packed slice is a slice
+        inner = PurePath(path.stem).suffix
+        return inner not in SLICES or (inner == "" and not path.stem.isdigit())
+    names, suffixes = COMPANIONS
+    return path.suffix[1:] in suffixes or path.name.split(".")[0] in names
+
+
+def not_dicom(source: Source) -> DataError:
+    """The refusal of a file without the marks of DICOM; its text says what it holds instead."""
+    with source.open(1024) as file:
+        start = file.read(1024)
+    what = "empty" if not start else "zeros" if not any(start) else "not DICOM"
+    return DataError(f"{source.name}: {what}", reason="unreadable")

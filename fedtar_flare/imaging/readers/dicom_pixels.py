@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
-from pydicom.uid import ExplicitVRBigEndian
 
 from fedtar_flare.errors import DataError
 from fedtar_flare.imaging.limits import check_size, check_time
@@ -29,23 +28,20 @@ def read_hu(slices: Sequence[Slice]) -> tuple[np.ndarray, list[Note]]:
     check_size(slices[0].source.name, "voxels", len(slices) * rows * columns)
     volume = np.empty((len(slices), *slices[0].size), np.int16)
     seen: Counter[str] = Counter()
-    compressed: dict[str, list[int]] = {}
+    files: dict[str, list[int]] = {}  # one may hold many slices
     for i, slice_ in enumerate(slices):
-        check_time(slice_.source.name)
-        if slice_.storage.offset is not None:
-            seen.update(_to_hu(_in_place(slice_), slice_, volume[i]))
-        else:
-            compressed.setdefault(slice_.source.name, []).append(i)
-    for places in compressed.values():  # file by file: one may hold many slices
+        files.setdefault(slice_.source.name, []).append(i)
+    for name, places in files.items():
         one, frames = slices[places[0]], [slices[i].frame for i in places]
         pixels = decoded(one.source, one.storage.syntax, one.storage.layout, frames, masked=False)
         for i, raw in zip(places, pixels, strict=True):
-            check_time(slices[i].source.name)
+            check_time(name)
             seen.update(_to_hu(raw, slices[i], volume[i]))
     notes = [Note(reason, f"{TEXTS[reason]} in {n} of {len(slices)} slices") for reason, n in seen.items()]
     pairs = {(slice_.slope, slice_.intercept) for slice_ in slices}
     if len(pairs) > 1:
         notes.append(Note("mixed-rescale", f"{len(pairs)} pairs of RescaleSlope and RescaleIntercept in one series"))
+    compressed = any(slice_.storage.syntax.is_encapsulated for slice_ in slices)
     if compressed and (unlike := unlike_neighbours(volume)):
         names = ", ".join(slices[i].source.name for i in unlike[:5])
         text = f"{len(unlike)} slice(s) unlike both neighbours, damaged when compressed or copied? {names}"
@@ -63,22 +59,15 @@ TEXTS = {
 }
 
 
-def _in_place(slice_: Slice) -> np.ndarray:
-    store, layout = slice_.storage, slice_.storage.layout
-    order = ">" if store.syntax == ExplicitVRBigEndian else "<"
-    dtype = np.dtype(f"{order}{'i' if layout.signed else 'u'}{layout.bits_allocated // 8}")
-    count = slice_.size[0] * slice_.size[1]
-    offset = (store.offset or 0) + slice_.frame * count * dtype.itemsize
-    raw = np.fromfile(slice_.source.path, dtype, count, offset=offset)
-    if raw.size < count:
-        raise DataError(f"{slice_.source.name}: the file ends within its pixels; copy it again", reason="truncated")
-    return raw.reshape(slice_.size)
-
-
 def _to_hu(raw: np.ndarray, slice_: Slice, out: np.ndarray) -> list[str]:
     """Fill ``out`` and return each kind of finding once (a key of ``TEXTS``)."""
     store, layout, met = slice_.storage, slice_.storage.layout, []
-    slope, intercept = _rescale(slice_)
+    slope, intercept = slice_.slope, slice_.intercept
+    if slope is None or intercept is None:
+        text = f"{slice_.source.name}: no RescaleSlope and RescaleIntercept, so that the values' unit is unknown"
+        raise DataError(text, reason="no-rescale")
+    if slope == 0:
+        raise DataError(f"{slice_.source.name}: RescaleSlope is 0", reason="no-rescale")
     if slice_.rescale_type not in ("", "HU"):
         met.append("rescale-type")
     if store.lossy:
@@ -111,12 +100,3 @@ def _to_hu(raw: np.ndarray, slice_: Slice, out: np.ndarray) -> list[str]:
     if padding is not None:
         out[padding] = AIR_HU
     return met
-
-
-def _rescale(slice_: Slice) -> tuple[float, float]:
-    if slice_.slope is None or slice_.intercept is None:
-        text = f"{slice_.source.name}: no RescaleSlope and RescaleIntercept, so that the values' unit is unknown"
-        raise DataError(text, reason="no-rescale")
-    if slice_.slope == 0:
-        raise DataError(f"{slice_.source.name}: RescaleSlope is 0", reason="no-rescale")
-    return slice_.slope, slice_.intercept

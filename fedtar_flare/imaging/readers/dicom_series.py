@@ -14,10 +14,9 @@ from pathlib import Path
 
 from fedtar_flare.data.sources.reading import by_reason
 from fedtar_flare.errors import DataError, decoding
-from fedtar_flare.imaging.readers.dicom_files import Source, read_header
+from fedtar_flare.imaging.readers.dicom_files import Source, is_companion, not_dicom, read_header
 from fedtar_flare.imaging.readers.dicom_slices import PROJECTIONS, NotASlice, Slice, slices_of
 from fedtar_flare.imaging.readers.dicom_tags import first
-from fedtar_flare.imaging.readers.stray_files import is_companion, not_dicom
 from fedtar_flare.imaging.readers.volume import Note
 
 AXIAL = 0.85

@@ -35,7 +35,6 @@ class Storage:
     """How the pixel values of a slice lie in its file."""
 
     syntax: UID
-    offset: int | None  # of the first value in the file; None when the file has to be decoded
     layout: Layout
     padding: tuple[int, int] | None  # lowest and highest stored value that mark "no image here"
     lossy: bool
@@ -126,9 +125,8 @@ def _storage(header: Header, frames: int) -> Storage:
         raise DataError(f"{name}: {layout.bits_stored}-bit values cannot hold Hounsfield units", reason="lossy-8bit")
     if layout.bits_allocated not in (16, 32):
         raise DataError(f"{name}: values of {layout.bits_allocated} bits, not 16 or 32", reason="bad-header")
-    offset = None if syntax.is_encapsulated else header.offset
     lossy = first(dataset, "LossyImageCompression") == "01" or (syntax.is_encapsulated and syntax not in LOSSLESS)
-    return Storage(syntax, offset, layout, _padding(dataset, name, layout), lossy)
+    return Storage(syntax, layout, _padding(dataset, name, layout), lossy)
 
 
 def _padding(dataset: Dataset, name: str, layout: Layout) -> tuple[int, int] | None:

@@ -13,7 +13,6 @@ from fedtar_flare.errors import DataError, collecting
 from fedtar_flare.imaging.readers.dicom_pixels import read_hu
 from fedtar_flare.imaging.readers.dicom_series import AXIAL, Series
 from fedtar_flare.imaging.readers.dicom_slices import Slice
-from fedtar_flare.imaging.readers.stray_files import unread_text
 from fedtar_flare.imaging.readers.volume import TILT_TOLERANCE_DEG, Note, check_spacing
 
 SAME_PLACE_MM = 0.01
@@ -25,6 +24,8 @@ LEAST_SLICES = 5
 """Fewer tell no order from its opposite."""
 FEW = 10
 """One in so many slices (at least two) may contradict the others; when more do, the field means something else."""
+NAMED = 5
+"""Unreadable files that a message names; the others are counted."""
 GAP = 1.5
 """Distance between slices, in stated distances, from which some may be missing."""
 
@@ -40,7 +41,9 @@ def build_stack(series: Series, min_slices: int) -> tuple[list[Slice], float, li
         raise DataError(f"{error} ({len(series.damage)} such file(s) in the series)", reason=error.reason)
     where = series.describe()
     if series.unread:
-        text = f"{where}; {unread_text(series.unread)}; copy them again, or take away what is no slice"
+        named = "; ".join(map(str, series.unread[:NAMED])) + ("; ..." if len(series.unread) > NAMED else "")
+        text = f"{where}; {len(series.unread)} file(s) beside its slices cannot be read ({named}); copy them again, or "
+        text += "take away what is no slice"
         raise DataError(text, reason=series.unread[0].reason)
     slices, notes = _without_copies(series.slices)
     with _scouts_in_mind(slices, min_slices):

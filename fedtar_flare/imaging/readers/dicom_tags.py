@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from functools import cache
-from typing import Literal, overload
+from typing import overload
 
 from pydicom.dataset import Dataset
 from pydicom.tag import BaseTag, Tag
@@ -71,12 +71,6 @@ def integer(dataset: Dataset, keyword: str, name: str, default: None) -> int | N
 def integer(dataset: Dataset, keyword: str, name: str, default: int | None) -> int | None:
     """A whole number, or ``default`` when absent or empty; raises :class:`DataError` ``bad-header``."""
     try:
-        item = dataset.get_item(tag(keyword))
-        if item is None:
-            return default
-        if isinstance(item.value, bytes) and len(item.value) == 2 and item.VR in ("US", "SS"):
-            order: Literal["little", "big"] = "little" if getattr(item, "is_little_endian", True) else "big"
-            return int.from_bytes(item.value, order, signed=item.VR == "SS")
         value = dataset.get(keyword)
         if value is None or value == "" or value == b"":
             return default
