@@ -30,7 +30,6 @@ from fedtar_flare.files import PRIVATE, replacing, write_text
 
 PREPARATION_VERSION = 3
 """Raised whenever the same files and settings come to give other numbers."""
-
 Identity = list[tuple[str, int, int]]
 """Path, size and time of change of every file of a study."""
 _DAMAGED = (OSError, ValueError, KeyError, IndexError, EOFError)
@@ -46,10 +45,7 @@ class Prepared:
 
 
 def file_identity(path: Path) -> Identity:
-    """Path, size and modification time (ns) of a file, or of every regular file below a folder.
-
-    Raises :class:`DataError` ``no-image`` when there is none.
-    """
+    """Path, size and modification time (ns) of a file, or of every file below a folder; ``no-image`` without any."""
     path, identity = path.absolute(), []
     if path.is_dir():
         identity = sorted(_files_below(str(path)))
@@ -72,11 +68,7 @@ def _files_below(folder: str) -> Iterator[tuple[str, int, int]]:
 
 
 def entry_path(folder: Path, files: Identity, settings: Mapping[str, Any]) -> Path:
-    """The cache entry of these files, these settings and this version of the preparation.
-
-    It is named by a digest of the files and one of the rest, so that all entries of a study are found without knowing
-    by which settings they were prepared (:func:`files_of`).
-    """
+    """The cache entry of these files, these settings and this version of the preparation: a digest of each."""
     study = _digest(files)[:40]
     return folder / study[:2] / f"{study}.{_digest([PREPARATION_VERSION, settings])[:16]}.npy"
 

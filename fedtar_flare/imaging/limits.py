@@ -1,7 +1,6 @@
 """How much one study may ask of this machine. What a file states is held against these limits before memory is taken.
 
-The site file raises them (``limits: {voxels: 2147483648}``); a job cannot. Readers ask :func:`check_size` and
-:func:`check_time`; whoever opens a study says by :func:`applied` which limits hold for it.
+The site file raises them (``limits: {voxels: 2147483648}``); a job cannot.
 """
 
 from __future__ import annotations
@@ -35,7 +34,6 @@ PACKED_AT_MOST = 200
 """Unpacked bytes per packed byte; images pack to a quarter, empty slices to a hundredth."""
 ELEMENT_READS = 500_000
 """Reads within one DICOM header; an enhanced CT of 2,000 frames takes about 200,000."""
-
 LONG_ELEMENT = 64 << 20
 """Bytes of one element of a header that is wanted, and of a whole header within an archive."""
 

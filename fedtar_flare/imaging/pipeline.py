@@ -43,8 +43,7 @@ class Size(NamedTuple):
 def prepare(visit: Visit, size: InputSize, cache_dir: Path, transforms: Sequence[Spec] = ()) -> Prepared:
     """Model input of a single visit, from the cache or made by :func:`.transforms.preparation` and stored there.
 
-    Several processes may prepare the same visit at once. Raises :class:`DataError` when the study cannot be used; its
-    ``reason`` says why.
+    Several processes may prepare the same visit at once. Raises :class:`DataError` when the study cannot be used.
     """
     entry = entry_of(visit, size, cache_dir, transforms)
     return _look_up(entry) or _compute(visit.image, visit.modality, size, transforms, entry)
@@ -59,11 +58,7 @@ class Preparation:
     computed: int  # images prepared just now; the others were cached
 
     def cohort(self, cohort: Cohort) -> Cohort:
-        """The cohort with its cache entries, without the visits that cannot be read.
-
-        Those are counted by reason and keep their place in time. Raises :class:`DataError` ``no-patient`` when nothing
-        is left.
-        """
+        """The cohort with its cache entries, without the visits that cannot be read (:meth:`Cohort.leaving_out`)."""
         reasons = {visit: error.reason for visit, error in self.errors.items()}
         return cohort.leaving_out(reasons.get, prepared=self.entries)
 
@@ -81,19 +76,9 @@ def prepare_visits(
 ) -> Preparation:
     """Prepare every visit; all are of one modality.
 
-    Earlier results and refusals are only looked up. The rest is computed in parallel processes when it takes long; the
-    result does not depend on their number. Each worker holds one volume at a time.
-
-    Parameters
-    ----------
-    size, transforms
-        As in :func:`.transforms.preparation`; raises its :class:`ConfigError`.
-    limits : Limits, optional
-        Beyond which a study is refused.
-    workers : int, optional
-        Processes; by default one per processor, at most four.
-    say : callable
-        Takes the lines of progress (rate and time left), one every ``every`` seconds.
+    Earlier results and refusals are only looked up; the rest is computed, in ``workers`` processes when it takes long
+    (by default one per processor, at most four), on whose number nothing depends. ``say`` takes a line of progress
+    every ``every`` seconds. Raises :class:`ConfigError` as :func:`.transforms.preparation` does.
     """
     from fedtar_flare.imaging.workers import each, worker_count
 

@@ -1,8 +1,7 @@
-"""What makes a simulated site's images unlike another's: a blur, a contrast and a brightness of the site's own.
+"""A blur, a contrast and a brightness of a simulated site's own, the same for all of its images.
 
-For collections that are divided over simulated sites (``fedtar data partition``), whose images all come from the same
-machines; FedMRG's paper gives each of its clients such a change. A site's is drawn once from the seed and its name, and
-is the same for all of its images, in training and in scoring.
+For collections that are divided over sites (``fedtar data partition``), whose images come from the same machines;
+FedMRG's paper gives each of its clients such a change.
 """
 
 from __future__ import annotations
@@ -21,17 +20,11 @@ BLUR, CONTRAST, BRIGHTNESS = 1.0, 0.4, 0.15
 
 @dataclass(frozen=True)
 class SiteChange:
-    """``clip(mean + contrast * (blurred - mean) + brightness)``, with the mean of the whole image.
+    """``clip(mean + contrast * (blurred - mean) + brightness)``, with the mean of the whole image."""
 
-    Args:
-        blur: sigma in pixels, within a slice.
-        contrast: factor, above 0.
-        brightness: of pixels in [0, 1].
-    """
-
-    blur: float
-    contrast: float
-    brightness: float
+    blur: float  # sigma in pixels, within a slice
+    contrast: float  # factor, above 0
+    brightness: float  # of pixels in [0, 1]
 
     def __call__(self, prepared: Prepared) -> Prepared:
         """The same image (uint8, S, 3, H, W) as this site's machine shows it."""

@@ -1,7 +1,7 @@
 """MONAI transforms that a study lead may add to the preparation of images (``data.transforms``), with their arguments.
 
 The list is closed: none reads or writes a file, calls a function, names a path or a device, or makes an image larger
-than the site's limits. Keys are set by the preparation. Nothing here imports MONAI, so that settings are checked fast.
+than the site's limits. Nothing here imports MONAI, so that settings are checked fast.
 """
 
 from __future__ import annotations
@@ -83,17 +83,13 @@ DETERMINISTIC: dict[str, Listed] = {
 CT_ONLY = ("Orientationd", "Spacingd")
 """They need the geometry of a volume; a picture has none, and would only be mirrored or stretched."""
 
+_AFFINE = {"rotate_range": Numbers(0.0, math.pi), "translate_range": Numbers(0.0, 512, 2)}
+_AFFINE |= dict.fromkeys(("shear_range", "scale_range"), Numbers(0.0, 0.5, 2))
 RANDOM: dict[str, Listed] = {
     "RandAffined": Listed(
         "Turn (radians), shear, shift (pixels) and scale in plane",
         {},
-        _PROB
-        | {
-            "rotate_range": Numbers(0.0, math.pi),
-            "shear_range": Numbers(0.0, 0.5, 2),
-            "translate_range": Numbers(0.0, 512, 2),
-        }
-        | {"scale_range": Numbers(0.0, 0.5, 2), "mode": _BLEND, "padding_mode": _BORDER},
+        _PROB | _AFFINE | {"mode": _BLEND, "padding_mode": _BORDER},
     ),
     "RandShiftIntensityd": Listed("Shift brightness", {"offsets": _SHARE}, _PROB),
     "RandScaleIntensityd": Listed("Scale brightness", {"factors": _SHARE}, _PROB),
@@ -161,11 +157,7 @@ def random_for_training(specs: Sequence[Spec], *, augment: bool, image_size: int
 
 
 def built_in(image_size: int) -> list[Spec]:
-    """What ``training.augment`` does: small changes, each with probability 0.8; nothing is mirrored.
-
-    A turn of 5 degrees and a shift of 4 % of the side at most, 5 % of size and brightness, 10 % of gamma, and noise of
-    2 % of the range.
-    """
+    """What ``training.augment`` does: small changes, each with probability 0.8; nothing is mirrored."""
     affine = {"rotate_range": math.radians(5), "translate_range": [0.04 * image_size] * 2, "scale_range": [0.05] * 2}
     return [
         {"name": "RandAffined", "prob": 0.8, **affine, "mode": "bilinear", "padding_mode": "zeros"},

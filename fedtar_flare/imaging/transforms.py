@@ -42,12 +42,12 @@ DISPLAY_AXES = ("S", "P", "L")
 
 
 class InputSize(Protocol):
-    """What of a model's settings decides how images are prepared."""
+    """What of a model's settings decides how images are prepared: pixels of a side, and S of a CT volume."""
 
     @property
-    def image_size(self) -> int: ...  # height and width of a slice or picture, pixels
+    def image_size(self) -> int: ...
     @property
-    def slices(self) -> int: ...  # S of a CT volume; a picture has one
+    def slices(self) -> int: ...
 
 
 class Step(NamedTuple):
@@ -71,7 +71,9 @@ def steps(modality: Modality, size: InputSize, transforms: Sequence[Spec] = ()) 
     if ct:
         made += [("LungSlicesd", {"slices": size.slices}), ("HUWindowsd", {"windows": WINDOWS})]
     made += [("SquareResized", {"size": size.image_size}), *([] if ct else [("PictureToSliced", {})])]
-    return [Step(n, given, LISTED[n].what if n in LISTED else _first_line(globals()[n])) for n, given in made]
+    what = {name: listed.what for name, listed in LISTED.items()}
+    what |= {name: globals()[name].__doc__.partition("\n")[0].rstrip(".") for name, _ in made if name not in what}
+    return [Step(name, given, what[name]) for name, given in made]
 
 
 def preparation(modality: Modality, size: InputSize, transforms: Sequence[Spec] = ()) -> Compose:
@@ -117,10 +119,6 @@ def _made(name: str, arguments: dict[str, Any]) -> Any:
         raise ConfigError(f"data: transforms: {name} cannot be made: {error}") from error
 
 
-def _first_line(kind: type) -> str:
-    return str(kind.__doc__).partition("\n")[0].rstrip(".")
-
-
 class _Changes(MapTransform):
     """Changes a copy of the dictionary, key by key."""
 
@@ -136,7 +134,7 @@ class _Changes(MapTransform):
 
 
 class ReadStudyd(_Changes):
-    """Read a study by its path: a CT as int16 (1, X, Y, Z) in HU with its RAS affine, a picture as uint8 (1 or 3, H, W).
+    """Read a study by its path: a CT as int16 (1, X, Y, Z) in HU with its affine, a picture as uint8 (1 or 3, H, W).
 
     Raises :class:`DataError` as :func:`.readers.ct.read_ct` and its neighbours do. MONAI's ``LoadImaged`` would hand
     what they refuse to its other readers, which return a silently wrong image.
@@ -159,10 +157,7 @@ class ReadStudyd(_Changes):
 
 
 class VoxelLimitd(_Changes):
-    """Refuse a volume that would have more voxels at this spacing than the site's limits allow.
-
-    Raises :class:`DataError` ``too-large``.
-    """
+    """Refuse (``too-large``) a volume that would have more voxels at this spacing than the site's limits allow."""
 
     def __init__(self, keys: KeysCollection, pixdim: Sequence[float] | float):
         super().__init__(keys)

@@ -47,8 +47,7 @@ def test_a_damaged_slice_is_named_wherever_it_lies(tmp_path, kind, at):
 
 
 def test_half_a_stack_without_content(tmp_path):
-    files = series(tmp_path / "s", 24)
-    for file in files[12:]:
+    for file in series(tmp_path / "s", 24)[12:]:
         file.write_bytes(b"")
     with refused("unreadable", r"12 file\(s\) beside its slices.*012\.dcm: empty"):
         read_ct(tmp_path / "s")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gzip
 import math
 import struct
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from io import IOBase
 from pathlib import Path
 from typing import Any, BinaryIO, cast
@@ -29,19 +29,19 @@ def read_nifti(path: Path, min_slices: int) -> CTVolume:
 
     Raises :class:`DataError` with a reason for each kind of trouble (``docs/images.md``).
     """
-    if not path.is_file():
-        raise DataError(f"{path}: there is no such file", reason="no-image")
-    with _reading(path):
-        _check_stated(path)
-    with _opened(path) as file:
-        return _read(file, path, min_slices)
-
-
-def _read(file: BinaryIO, path: Path, min_slices: int) -> CTVolume:
     import nibabel
 
-    with _reading(path):
-        image: Any = nibabel.Nifti1Image.from_stream(cast(IOBase, file))  # compressed: unpacked once, front to back
+    if not path.is_file():
+        raise DataError(f"{path}: there is no such file", reason="no-image")
+    with ExitStack() as stack:
+        with _reading(path):
+            _check_stated(path)
+            file = stack.enter_context(_opened(path))
+            image: Any = nibabel.Nifti1Image.from_stream(cast(IOBase, file))  # compressed: unpacked once, front to back
+        return _volume(image, file, path, min_slices)
+
+
+def _volume(image: Any, file: BinaryIO, path: Path, min_slices: int) -> CTVolume:
     header, shape = image.header, tuple(image.shape)
     if header.get_data_dtype().kind not in "iuf":
         raise DataError(f"{path}: values of type {header.get_data_dtype()} are no CT", reason="not-a-volume")
@@ -66,9 +66,7 @@ def _read(file: BinaryIO, path: Path, min_slices: int) -> CTVolume:
 
 
 def _opened(path: Path) -> BinaryIO:
-    packed = path.name.lower().endswith(".gz")
-    with _reading(path):
-        return cast(BinaryIO, gzip.open(path)) if packed else path.open("rb")
+    return cast(BinaryIO, gzip.open(path)) if path.name.lower().endswith(".gz") else path.open("rb")
 
 
 def _reading(path: Path) -> AbstractContextManager[None]:
