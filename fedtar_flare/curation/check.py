@@ -30,8 +30,7 @@ EXAMPLES = 3
 """Rejected studies listed for each reason."""
 
 
-@dataclass(frozen=True)
-class Thumbnail:
+class Thumbnail(NamedTuple):
     """A study in small: PNG pictures as data addresses, from feet to head, or the one radiograph."""
 
     visit_id: str
@@ -41,40 +40,20 @@ class Thumbnail:
 
 @dataclass
 class Check:
-    """What was found.
-
-    Parameters
-    ----------
-    modality : str
-        ``ct``, ``radiograph``, ``photograph``, or empty when nothing can be used.
-    patients : list of Patient
-        With at least one usable study, and these studies only.
-    rejected : dict of str to list of str
-        By reason, the texts of all studies that cannot be used.
-    excluded : int
-        Studies of patients on the site's exclusion list; not looked at.
-    notes : dict of str to list of str
-        By reason, what readers met and could live with.
-    shapes, spacings : list of tuple
-        Of each image (slices, rows, columns), a radiograph with one slice; of each CT, between those, in mm.
-    identifiers : dict of str to list of str
-        By kind of likely identifier, the visits whose report holds one.
-    seconds, images : float, int
-        How long reading took, and how many images were opened.
-    """
+    """What was found."""
 
     source: str
-    modality: str = ""
-    patients: list[Patient] = field(default_factory=list)
-    rejected: dict[str, list[str]] = field(default_factory=dict)
-    excluded: int = 0
-    notes: dict[str, list[str]] = field(default_factory=dict)
-    shapes: list[tuple[int, ...]] = field(default_factory=list)
-    spacings: list[tuple[float, ...]] = field(default_factory=list)
-    identifiers: dict[str, list[str]] = field(default_factory=dict)
+    modality: str = ""  # empty when nothing can be used
+    patients: list[Patient] = field(default_factory=list)  # with at least one usable study, and these studies only
+    rejected: dict[str, list[str]] = field(default_factory=dict)  # by reason, the texts of studies that cannot be used
+    excluded: int = 0  # studies of patients on the site's exclusion list; not looked at
+    notes: dict[str, list[str]] = field(default_factory=dict)  # by reason, what readers met and could live with
+    shapes: list[tuple[int, ...]] = field(default_factory=list)  # (slices, rows, columns); a picture has one slice
+    spacings: list[tuple[float, ...]] = field(default_factory=list)  # of each CT, between those, mm
+    identifiers: dict[str, list[str]] = field(default_factory=dict)  # by kind, visits whose report seems to hold one
     thumbnails: list[Thumbnail] = field(default_factory=list)
-    seconds: float = 0.0
-    images: int = 0
+    seconds: float = 0.0  # of reading images
+    images: int = 0  # opened
 
     @property
     def visits(self) -> list[Visit]:
@@ -149,6 +128,8 @@ def check(target: Path, *, workers: int = 1, thumbnails: int = 24, say: Any = No
     ``thumbnails`` studies are shown, spread evenly over time; ``say`` takes progress lines, at most one every ``every``
     seconds. Raises ConfigError if the target is nothing of the kind.
     """
+    from fedtar_flare.imaging.workers import each
+
     reading, excluded, limits = read_target(target)
     found = Check(str(target))
     try:
@@ -161,7 +142,17 @@ def check(target: Path, *, workers: int = 1, thumbnails: int = 24, say: Any = No
     patients = [patient for patient in patients if patient.patient_id not in excluded]
     visits = sorted((v for p in patients for v in p.visits), key=lambda v: (v.acquired, v.visit_id))
     shown = {round(i) for i in np.linspace(0, len(visits) - 1, max(0, min(thumbnails, len(visits))))}
-    opened = _open_all(found, visits, shown, limits, workers, say, every)
+    items = [
+        {"image": str(v.image), "modality": v.modality, "thumbnail": i in shown, "limits": limits}
+        for i, v in enumerate(visits)
+    ]
+    progress = Progress("image", len(items), say or (lambda line: None), every)
+    start, outcomes = time.monotonic(), dict[int, Any]()
+    for i, outcome in each(check_task, items, workers, limits.seconds_per_study):
+        outcomes[i] = outcome
+        progress(len(outcomes))
+    found.seconds, found.images = time.monotonic() - start, len(items)
+    opened = {id(visit) for i, visit in enumerate(visits) if _noted(found, visit, outcomes[i])}
     for patient in patients:
         good = tuple(visit for visit in patient.visits if id(visit) in opened)
         if good:
@@ -220,39 +211,20 @@ def check_task(image: str, modality: str, thumbnail: bool, limits: Limits) -> Op
         return Opened((1, *pixels.shape[:2]), (), (), [_png(pixels)] if thumbnail else [])
 
 
-def _open_all(
-    found: Check, visits: Sequence[Visit], shown: set[int], limits: Limits, workers: int, say: Any, every: float
-) -> set[int]:
-    """Open every image; the visits whose image can be used, by their ``id``."""
-    from fedtar_flare.imaging.workers import each
-
-    items = [
-        {"image": str(v.image), "modality": v.modality, "thumbnail": i in shown, "limits": limits}
-        for i, v in enumerate(visits)
-    ]
-    progress = Progress("image", len(items), say or (lambda line: None), every)
-    start = time.monotonic()
-    outcomes: dict[int, Any] = {}
-    for i, outcome in each(check_task, items, workers, limits.seconds_per_study):
-        outcomes[i] = outcome
-        progress(len(outcomes))
-    found.seconds, found.images = time.monotonic() - start, len(items)
-    opened = set()
-    for i, visit in enumerate(visits):
-        outcome = outcomes[i]
-        where = f"{visit.visit_id} ({visit.acquired:%Y-%m-%d})"
-        if isinstance(outcome, DataError):
-            found.rejected.setdefault(outcome.reason, []).append(f"{where}: {outcome}")
-            continue
-        opened.add(id(visit))
-        found.shapes.append(outcome.shape)
-        if outcome.spacing_mm:
-            found.spacings.append(outcome.spacing_mm)
-        for reason, text in outcome.notes:
-            found.notes.setdefault(reason, []).append(f"{where}: {text}")
-        if outcome.pictures:
-            found.thumbnails.append(Thumbnail(visit.visit_id, f"{visit.acquired:%Y-%m-%d}", tuple(outcome.pictures)))
-    return opened
+def _noted(found: Check, visit: Visit, outcome: Opened | DataError) -> bool:
+    """Whether an image can be used; what it is like, or why not, is noted."""
+    where = f"{visit.visit_id} ({visit.acquired:%Y-%m-%d})"
+    if isinstance(outcome, DataError):
+        found.rejected.setdefault(outcome.reason, []).append(f"{where}: {outcome}")
+        return False
+    found.shapes.append(outcome.shape)
+    if outcome.spacing_mm:
+        found.spacings.append(outcome.spacing_mm)
+    for reason, text in outcome.notes:
+        found.notes.setdefault(reason, []).append(f"{where}: {text}")
+    if outcome.pictures:
+        found.thumbnails.append(Thumbnail(visit.visit_id, f"{visit.acquired:%Y-%m-%d}", tuple(outcome.pictures)))
+    return True
 
 
 def _slices(volume: CTVolume) -> list[str]:

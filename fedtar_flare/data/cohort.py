@@ -1,7 +1,6 @@
-"""Patients, visits and the cohort of one site.
+"""Patients, visits and the cohort of one site, in the order of acquisition dates, never of an identifier.
 
-Physical time orders everything: visits are sorted by acquisition date, never by an identifier. A patient with fewer
-than T visits, a step without anybody at a site, and irregular gaps are normal, never an error.
+A patient with fewer than T visits, a step without anybody at a site, and irregular gaps are normal, never an error.
 """
 
 from __future__ import annotations
@@ -51,9 +50,8 @@ class Visit:
     def __post_init__(self) -> None:
         where = f"patient {self.patient_id}, visit {self.visit_id}"
         if not isinstance(self.acquired, datetime):
-            raise DataError(
-                f"{where}: no acquisition date; a visit cannot be put in order without one", reason="no-date"
-            )
+            text = f"{where}: no acquisition date; a visit cannot be put in order without one"
+            raise DataError(text, reason="no-date")
         if self.acquired.tzinfo is not None:
             object.__setattr__(self, "acquired", self.acquired.astimezone(UTC).replace(tzinfo=None))
         if not self.report.strip() and self.labels is None:
@@ -64,9 +62,8 @@ class Visit:
             known = ", ".join(get_args(Modality))
             raise DataError(f"{where}: modality '{self.modality}' is not one of {known}", reason="unknown-modality")
         if self.age is not None and not (math.isfinite(self.age) and 0 <= self.age <= MAX_AGE):
-            raise DataError(
-                f"{where}: age {self.age:g} is not within 0 to {MAX_AGE:g} years", reason="age-out-of-range"
-            )
+            text = f"{where}: age {self.age:g} is not within 0 to {MAX_AGE:g} years"
+            raise DataError(text, reason="age-out-of-range")
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,10 +88,8 @@ class Patient:
             raise DataError(f"patient {self.patient_id} holds a visit of another patient", reason="mixed-patients")
         twice = [key for key, n in Counter((v.acquired, v.image) for v in self.visits).items() if n > 1]
         if twice:
-            raise DataError(
-                f"patient {self.patient_id}: two visits on {twice[0][0]} with the same image {twice[0][1]}",
-                reason="duplicate-visit",
-            )
+            text = f"patient {self.patient_id}: two visits on {twice[0][0]} with the same image {twice[0][1]}"
+            raise DataError(text, reason="duplicate-visit")
         object.__setattr__(self, "visits", tuple(sorted(self.visits, key=order_in_time)))
 
     def places(self) -> list[int]:
@@ -106,15 +101,6 @@ class Patient:
 def order_in_time(visit: Visit) -> tuple[datetime, str, str]:
     """The sort key of a patient's visits."""
     return visit.acquired, visit.report, str(visit.image)
-
-
-def _before(visit: Visit, earlier: Sequence[Visit]) -> Visit | None:
-    """The last of the ``earlier`` visits, sorted in time, whose moment is not the visit's own.
-
-    Of two visits at one moment (dates without a time of day) neither came before the other, and their reports may be
-    one text.
-    """
-    return next((one for one in reversed(earlier) if one.acquired < visit.acquired), None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,7 +176,9 @@ class Cohort:
         earlier: list[Visit] = []
         for visit, place in zip(patient.visits, patient.places(), strict=True):
             step = self.timeline.step_of(place, visit.acquired)
-            prior = _before(visit, earlier) if self.timeline.prior_kinds else None
+            prior = None
+            if self.timeline.prior_kinds:  # of two visits at one moment, neither came before the other
+                prior = next((one for one in reversed(earlier) if one.acquired < visit.acquired), None)
             before = None if prior is None else prepared.get(prior)
             yield Sample(visit, prior, patient.sex, step, split, prepared.get(visit), before)
             earlier.append(visit)
@@ -206,9 +194,9 @@ class Cohort:
         return [visit for patient in self.patients for visit in patient.visits]
 
     def samples(self, split: Split | None, steps: int | Collection[int] | None = None, least: int = 1) -> list[Sample]:
-        """Samples of one split (and step, or several) by patient in hash order, then by date: so in every process.
+        """Samples of one split (and step, or several; None: all) by patient in hash order, then by date.
 
-        Only of cells (a split at a step) with at least ``least`` distinct patients. None takes all splits, or steps.
+        Only of cells (a split at a step) with at least ``least`` distinct patients.
         """
         full = self._cells(least)
         among = range(1, self.time_steps + 1) if steps is None else [steps] if isinstance(steps, int) else steps
@@ -220,9 +208,8 @@ class Cohort:
     ) -> Cohort:
         """The cohort without the visits for which ``reason_of`` gives a reason; they are counted in ``rejected``.
 
-        A visit left out keeps its place in time, so that a study which becomes unreadable during a run does not move
-        the patient's later visits to another step. The next visit's prior is the last one remaining. Raises
-        :class:`DataError` ``no-patient`` when nobody is left.
+        A visit left out keeps its place in time, so that later visits stay at their step; the next visit's prior is the
+        last one remaining. Raises :class:`DataError` ``no-patient`` when nobody is left.
         """
         rejected, left_out = Counter(self.rejected), {reason: set(ids) for reason, ids in self._left_out.items()}
         patients = []
@@ -244,10 +231,7 @@ class Cohort:
         return joined
 
     def counts(self, least: int = 1) -> dict[Split, list[int]]:
-        """Visits per split and step, lists of length T, as they may leave the site (:mod:`.minimum_cell`).
-
-        A cell with fewer than ``least`` distinct patients counts 0.
-        """
+        """Visits per split and step, lists of length T, as they may leave the site (:mod:`.minimum_cell`)."""
         full = self._cells(least)
         seen = Counter((s.split, s.time_step) for s in self._samples)
         cells = {split: [(split, t) for t in range(1, self.time_steps + 1)] for split in SPLITS}

@@ -76,22 +76,11 @@ class Labeled:
 class TaskStream:
     """The tasks of one site, in the site's order; steps are counted from 1.
 
-    Parameters
-    ----------
-    tasks : sequence of str
-        As :meth:`DiseaseTask.parse` reads them.
-    base : sequence of str
-        Labels of the images that are negatives from the first step on; :data:`NOTHING` stands for no label.
-    order, site, seed
-        See :func:`order_of`.
-    from_report : callable, optional
-        Labels that a report states and those of which it is unsure, for images whose source gives none; without it,
-        these are left out.
-
-    Raises
-    ------
-    ConfigError
-        There is no task, a name is given twice, or a label is of two tasks, or of a task and the base.
+    ``tasks`` are as :meth:`DiseaseTask.parse` reads them, ``order``, ``site`` and ``seed`` as in :func:`order_of`.
+    Images with a label of ``base`` (:data:`NOTHING`: no label) are negatives from the first step on. ``from_report``
+    gives the labels that a report states, and those of which it is unsure, where the source gives none; without it,
+    such images are left out. Raises :class:`ConfigError` for no task, a name given twice, or a label of two tasks, or
+    of a task and the base.
     """
 
     def __init__(

@@ -16,28 +16,15 @@ PRIORS = ("none", "report", "image", "report+image", "generated", "generated+ima
 class Timeline:
     """The time steps 1 to T of a run.
 
-    Parameters
-    ----------
-    time_steps : int
-        T.
-    alignment : {"visit", "period"}
-        A patient's t-th visit by date, and all beyond T in step T; or calendar bins.
-    periods : tuple of datetime
-        T - 1 rising dates between the bins, for ``period``; each date belongs to the bin it begins.
-    prior : str
-        What a sample includes of the patient's previous visit, one of ``PRIORS``. ``generated`` is the report in
-        training and in the validation loss, and the model's own text of that visit when reports are written.
-
-    Raises
-    ------
-    ConfigError
-        Names the field and the allowed values.
+    ``prior`` is what a sample includes of the patient's previous visit; ``generated`` is the report in training and in
+    the validation loss, and the model's own text of that visit when reports are written. Raises :class:`ConfigError`
+    with the field and the allowed values.
     """
 
-    time_steps: int
-    alignment: str = "visit"
-    periods: tuple[datetime, ...] = ()
-    prior: str = "none"
+    time_steps: int  # T
+    alignment: str = "visit"  # a patient's t-th visit by date, and all beyond T in step T; "period": calendar bins
+    periods: tuple[datetime, ...] = ()  # T - 1 rising dates, each in the bin it begins
+    prior: str = "none"  # of PRIORS
 
     def __post_init__(self) -> None:
         whole = isinstance(self.time_steps, int) and not isinstance(self.time_steps, bool)

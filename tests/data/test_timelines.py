@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from refused import refused
 
 from fedtar_flare.data.cohort import Visit
-from fedtar_flare.data.sources.reading import Reading, Rules, log_left_out
+from fedtar_flare.data.sources.reading import Reading, log_left_out
 from fedtar_flare.errors import DataError
 
 IMAGES = sorted(Path(__file__).parent.glob("test_*.py"))  # any files will do: none is opened
@@ -40,7 +40,7 @@ CROWDED = studies_of("ab", EPOCHS[:1], [0, 1], [0, 6], REPORTS[:2], range(5))  #
 
 
 def read(studies, same_day="keep", rename=None, cleaning="none"):
-    reading = Reading("test", Rules(same_day=same_day, cleaning=cleaning))
+    reading = Reading("test", same_day=same_day, cleaning=cleaning)
     for number, (patient, epoch, day, hour, report, image, age) in enumerate(studies):
         patient = (rename or {}).get(patient, patient)
         acquired = epoch + timedelta(days=day, hours=hour)
@@ -87,14 +87,14 @@ def test_merged_and_cleaned_reports_stay_in_one_line(studies):
 
 def test_a_day_is_the_days_of_the_stored_time():
     late, early = datetime(2020, 1, 1, 23, 59), datetime(2020, 1, 2, 0, 1)
-    reading = Reading("test", Rules(same_day="merge"))
+    reading = Reading("test", same_day="merge")
     for n, when in enumerate((late, early)):
         reading.add(Visit("a", f"{n}", when, IMAGES[n], "x", "ct"), None)
     assert len(reading.patients()[0].visits) == 2
 
 
 def test_a_report_that_cleaning_empties_is_left_out_by_reason():
-    reading = Reading("test", Rules(cleaning="r2gen-v1"))
+    reading = Reading("test", cleaning="r2gen-v1")
     with refused("empty-report", "patient a, study s"):
         reading.add(Visit("a", "s", EPOCHS[0], Path("i"), "... ___ .", "ct"), None)
 

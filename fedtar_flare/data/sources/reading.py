@@ -26,48 +26,16 @@ COMMON_OPTIONS = ("same_day", "sections", "cleaning")
 SAME_DAY = ("keep", "merge")
 
 
-@dataclass(frozen=True)
-class Rules:
-    """What is done with every study, whatever its source (options of ``docs/site-file.md``)."""
-
-    same_day: str = "keep"
-    sections: tuple[str, ...] = ()  # empty: all of the report
-    cleaning: str = "none"
-
-    @classmethod
-    def of(cls, options: Mapping[str, Any], source: str, sections: tuple[str, ...] = ()) -> Rules:
-        """From the options of a source, which may have default ``sections`` of its own.
-
-        Raises :class:`ConfigError` with the option, its value and what is allowed.
-        """
-        where = f"source '{source}'"
-        same_day, cleaning = options.get("same_day", "keep"), options.get("cleaning", "none")
-        for name, value, known in (("same_day", same_day, SAME_DAY), ("cleaning", cleaning, CLEANINGS)):
-            if value not in known:
-                hint = nearest(str(value), known)
-                raise ConfigError(f"{where}: {name} '{value}' is not one of {', '.join(known)}{hint}")
-        wanted = check_sections(options["sections"], where) if "sections" in options else sections
-        return cls(same_day, wanted, cleaning)
-
-    def report(self, text: str) -> str:
-        """The part of a report used for training.
-
-        Raises :class:`DataError` ``no-section``, or ``empty-report`` when cleaning leaves no word.
-        """
-        text = clean_report(select_sections(text, self.sections), self.cleaning).strip()
-        if not any(character.isalnum() for character in text):
-            raise DataError("the report is empty", reason="empty-report")
-        return text
-
-
 @dataclass
 class Reading:
-    """Studies of one source as they come in."""
+    """Studies of one source as they come in, and what is done with each (options of ``docs/site-file.md``)."""
 
     where: str  # name of the source for messages
-    rules: Rules = field(default_factory=Rules)
+    same_day: str = "keep"
+    sections: tuple[str, ...] = ()  # of a report; empty: all of it
+    cleaning: str = "none"
     problems: list[DataError] = field(default_factory=list)  # one for each study left out
-    institutions: dict[str, str] = field(default_factory=dict)  # patient to the first one told, where known
+    institutions: dict[str, str] = field(default_factory=dict)  # patient to the first one stated, where known
     _visits: dict[str, list[Visit]] = field(default_factory=lambda: defaultdict(list))
     _unreadable: dict[str, list[Visit]] = field(default_factory=lambda: defaultdict(list))
     _sexes: dict[str, set[Sex]] = field(default_factory=lambda: defaultdict(set))
@@ -75,29 +43,38 @@ class Reading:
 
     @classmethod
     def of(
-        cls, where: Path, options: Mapping[str, Any], source: str, own: Sequence[str], sections: tuple[str, ...] = ()
+        cls, path: Path, options: Mapping[str, Any], source: str, own: Sequence[str], sections: tuple[str, ...] = ()
     ) -> Reading:
-        """An empty reading of a source that has options of its ``own``; for the others see :meth:`Rules.of`.
+        """An empty reading of a source that has options of its ``own``, and default ``sections``.
 
         Raises :class:`ConfigError` for an unknown option, with the nearest known one, or a value that is not allowed.
         """
-        known = [*own, *COMMON_OPTIONS]
+        where, known = f"source '{source}'", [*own, *COMMON_OPTIONS]
         for name in options:
             if name not in known:
                 hint = f"{nearest(str(name), known)} (known: {', '.join(sorted(known))})"
-                raise ConfigError(f"source '{source}': unknown option '{name}'{hint}")
-        return cls(str(where), Rules.of(options, source, sections))
+                raise ConfigError(f"{where}: unknown option '{name}'{hint}")
+        same_day, cleaning = options.get("same_day", "keep"), options.get("cleaning", "none")
+        for name, value, allowed in (("same_day", same_day, SAME_DAY), ("cleaning", cleaning, CLEANINGS)):
+            if value not in allowed:
+                hint = nearest(str(value), allowed)
+                raise ConfigError(f"{where}: {name} '{value}' is not one of {', '.join(allowed)}{hint}")
+        wanted = check_sections(options["sections"], where) if "sections" in options else sections
+        return cls(str(path), same_day, wanted, cleaning)
 
     def add(self, visit: Visit, sex: Sex | None, institution: str = "", where: str = "") -> None:
         """Take a study in; one whose image is missing counts as a problem and keeps its place in time.
 
-        ``where`` says in messages where the source names the image. Raises :class:`DataError` when the rules leave
-        nothing of the report.
+        ``where`` says in messages where the source names the image. Raises :class:`DataError` ``no-section``, or
+        ``empty-report`` when cleaning leaves no word.
         """
         study = f"{self.where}: patient {visit.patient_id}, study {visit.visit_id}"
-        with within(study):
-            if visit.report or visit.labels is None:
-                visit = replace(visit, report=self.rules.report(visit.report))
+        if visit.report or visit.labels is None:
+            with within(study):
+                report = clean_report(select_sections(visit.report, self.sections), self.cleaning).strip()
+                if not any(character.isalnum() for character in report):
+                    raise DataError("the report is empty", reason="empty-report")
+                visit = replace(visit, report=report)
         if not visit.image.exists():
             self.problems.append(DataError(f"{where or study}: {visit.image} is not there", reason="no-image"))
             self._unreadable[visit.patient_id].append(visit)
@@ -111,8 +88,8 @@ class Reading:
         """Patients with their visits in order of date, without duplicates and contradictions.
 
         The same study twice (same moment and image) counts once. Studies of different sex under one id belong to
-        different people, so none of them is used. The first call ends the reading and logs the problems; later calls
-        return the same patients. Raises :class:`DataError` ``no-patient`` with the reasons when nothing is left.
+        different people, so none of them is used. The first call ends the reading and logs the problems. Raises
+        :class:`DataError` ``no-patient`` with the reasons when nothing is left.
         """
         if self._patients is None:
             found = (self._patient(patient_id, visits) for patient_id, visits in self._visits.items())
@@ -132,10 +109,10 @@ class Reading:
         text = f"{self.where}: patient {patient_id}: the same study twice"
         self.problems += [DataError(text, reason="duplicate-visit") for _ in range(len(visits) - len(kept))]
         gone = _once(self._unreadable.get(patient_id, []))
-        if self.rules.same_day == "merge":
-            kept = merged_days(kept, self.rules.cleaning)
+        if self.same_day == "merge":
+            kept = merged_days(kept, self.cleaning)
             days = {visit.acquired.date() for visit in kept}
-            gone = [v for v in merged_days(gone, self.rules.cleaning) if v.acquired.date() not in days]
+            gone = [v for v in merged_days(gone, self.cleaning) if v.acquired.date() not in days]
         return Patient(patient_id, next(iter(self._sexes[patient_id]), None), tuple(kept), tuple(gone))
 
     def rejected(self) -> dict[str, int]:
@@ -153,8 +130,7 @@ def _once(visits: Sequence[Visit]) -> list[Visit]:
 
 def merged_days(visits: Sequence[Visit], cleaning: str = "none") -> list[Visit]:
     """One visit per calendar day from a patient's visits in order: the first study's image and moment, the first known
-    age, and every report of the day in order, each text once; cleaned reports stay in one line. Labels are joined; what
-    one study is sure of is sure.
+    age, every report of the day once (cleaned ones in one line), and all labels; what one study is sure of is sure.
     """
     merged = []
     for _, day in groupby(visits, key=lambda visit: visit.acquired.date()):
@@ -177,10 +153,9 @@ def merged_days(visits: Sequence[Visit], cleaning: str = "none") -> list[Visit]:
 
 
 def log_left_out(problems: Sequence[DataError]) -> None:
-    """Warn with the count of each reason, and the same studies once in a process, however many tasks read them.
+    """Warn with the count of each reason, once in a process for the same studies.
 
-    Which studies these are, with their files and rows, goes to the debug level alone: a site's log is read by others
-    than those who may see that, and ``fedtar data check`` names them.
+    Their files and rows go to the debug level alone: a site's log is read by others than those who may see that.
     """
     key = hash(tuple(sorted(map(str, problems))))
     if key in _LOGGED:

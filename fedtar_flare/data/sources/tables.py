@@ -25,8 +25,7 @@ def place_of(path: Path, options: Mapping[str, Any], name: str) -> Path | None:
 def rows_of(
     table: Path, columns: Sequence[str], optional: Sequence[str] = (), *, strict: bool = True, others: bool = False
 ) -> Iterator[Row]:
-    """The rows of a UTF-8 ``.csv`` or ``.csv.gz`` by column, values trimmed; only the columns asked for, with
-    ``others`` all.
+    """The rows of a UTF-8 ``.csv`` or ``.csv.gz``, values trimmed, with the columns asked for (``others``: with all).
 
     ``optional`` columns are empty where absent. Unless ``strict``, bytes that are not UTF-8 are replaced, not refused.
     Raises :class:`ConfigError` when the table cannot be read or lacks a column.
@@ -37,9 +36,8 @@ def rows_of(
             reader = csv.DictReader(io.TextIOWrapper(raw, encoding="utf-8-sig", errors=errors, newline=""))
             missing = [name for name in columns if name not in (reader.fieldnames or [])]
             if missing:
-                raise ConfigError(
-                    f"{table}: column(s) {', '.join(missing)} missing (there is: {', '.join(reader.fieldnames or [])})"
-                )
+                there = ", ".join(reader.fieldnames or [])
+                raise ConfigError(f"{table}: column(s) {', '.join(missing)} missing (there is: {there})")
             for row in reader:
                 names = [name for name in row if isinstance(name, str)] if others else (*columns, *optional)
                 yield {name: (row.get(name) or "").strip() for name in names}
