@@ -104,7 +104,7 @@ def _visit(row: Row, number: int, image: Path, modality: Modality, folder: Path,
     if not text.strip() and labels is None:
         raise DataError(f"{where} '{column}': the report is empty", reason="empty-report")
     with within(f"{where} '{LABELS}'"):
-        known = {"age": age, "labels": labels, "uncertain": uncertain}
+        known: dict[str, Any] = {"age": age, "labels": labels, "uncertain": uncertain}
         return Visit(row["patient_id"], f"row-{number}", acquired, image, text.strip(), modality, **known)
 
 
