@@ -13,85 +13,169 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
-from multiprocessing import get_context
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import median
 from typing import Any
 
-from tests.benchmarks.__main__ import machine
-from tests.benchmarks.scale_charts import AXES, draw_charts, tables
+from fedtar_flare.reporting.plots import Chart, Figure, Series
+from tests.benchmarks.harness import machine, short
 
 Found = dict[str, float]
-Measure = Callable[[Any, Path, bool], Found]
-STEPS = 3
-"""Time steps of the server's run."""
-QUICK = {"updates": 2, "warm": False}
-"""Settings of a hospital with ``--quick``."""
+Measured = Mapping[str, Mapping[str, Sequence[Found]]]
+"""By axis and place on it, the measurements there."""
+LEAST_MB = 0.01
+"""What is less is drawn as this: pages of memory are counted, and a logarithmic axis has no zero."""
+LINES = {
+    "task": "training task",
+    "scored closing": "closing with scores",
+    "round": "round without scores",
+    "state": "state on disk",
+    "update": "local update",
+    "exchange": "exchange, one way",
+    "private": "private state",
+    "handshake": "handshake, builds the model",
+    "whole": "process beyond its start",
+    "step": "time step",
+    "run": "whole run",
+}
+"""What is measured, in a legend; by its own name otherwise."""
 
 
 @dataclass(frozen=True)
-class Points:
-    """Where an axis is measured.
+class Axis:
+    """What grows, and what is drawn against it.
 
-    Args:
-        values, quick: places, by default and with ``--quick``.
-        measure: what is found at one of them, in an empty folder; the last argument is whether it is quick.
+    Parameters
+    ----------
+    title, label : str
+        Of the chart and of its axis.
+    values, quick : sequence
+        Where it is measured, by default and with ``--quick``; a place whose name is no number is drawn at its millions
+        of parameters.
+    seconds, megabytes : sequence of str
+        Names of what is drawn: ``<name>.seconds``, ``<name>.bytes``.
+    grows : str
+        Setting of the hospital that takes the value; of the server where empty.
+    hospital : dict
+        Its other settings.
     """
 
+    title: str
+    label: str
     values: Sequence[Any]
     quick: Sequence[Any]
-    measure: Measure
+    seconds: Sequence[str]
+    megabytes: Sequence[str]
+    grows: str = ""
+    hospital: Mapping[str, Any] = field(default_factory=dict)
+
+    def measure(self, value: Any, folder: Path, quick: bool) -> Found:
+        """What is found at one place, in an empty folder."""
+        from tests.benchmarks.scale_points import hospital, server
+
+        if not self.grows:
+            return server(value, 1 if quick else 3, folder)
+        return hospital({**self.hospital, self.grows: value}, folder, quick)
 
 
-def apart(work: Callable[..., Found], *arguments: Any) -> Found:
-    """``work(*arguments)`` in a process of its own, a copy of this one, which has the imports and has computed nothing.
-
-    Raises BrokenProcessPool where it ended without an answer (too little memory).
-    """
-    with ProcessPoolExecutor(1, mp_context=get_context("fork")) as pool:
-        return pool.submit(work, *arguments).result()
-
-
-def _site(**settings: Any) -> Callable[[Any, Path, bool], Found]:
-    """A measurement of one hospital; settings that are functions get the place on the axis."""
-
-    def measure(value: Any, folder: Path, quick: bool) -> Found:
-        from fedtar_flare.models.libraries import load_libraries
-        from tests.benchmarks.scale_cohort import Hospital
-        from tests.benchmarks.scale_site import opening, round_of
-
-        load_libraries()
-        chosen = {name: made(value) if callable(made) else made for name, made in settings.items()}
-        size = Hospital(**chosen | (QUICK if quick else {}))
-        first = apart(opening, size, folder)
-        return first | apart(round_of, size, folder)
-
-    return measure
-
-
-def _server(value: int, folder: Path, quick: bool) -> Found:
-    from tests.benchmarks.scale_server import controller
-
-    return apart(controller, value, 1 if quick else STEPS, folder)
-
-
-POINTS: Mapping[str, Points] = {
-    "patients": Points((50, 200, 800, 3200), (30, 40), _site(patients=int, visits=2)),
-    "visits": Points((1, 2, 4, 8), (1,), _site(patients=200, visits=int)),
-    "rank": Points((1, 2, 4, 8, 16, 32), (2,), _site(patients=48, rank=int, model="small", scored=False)),
-    "model": Points(
+PHASES = ("opening", "task", "closing", "scored closing")
+AXES: Mapping[str, Axis] = {
+    "patients": Axis(
+        "patients",
+        "patients, two visits each",
+        (50, 200, 800, 3200),
+        (30, 40),
+        (*PHASES, "first opening", "mixture"),
+        PHASES,
+        "patients",
+        {"visits": 2},
+    ),
+    "visits": Axis(
+        "visits",
+        "visits of each of 200 patients, and time steps T",
+        (1, 2, 4, 8),
+        (1,),
+        (*PHASES, "round"),
+        (*PHASES, "state"),
+        "visits",
+        {"patients": 200},
+    ),
+    "rank": Axis(
+        "rank",
+        "rank",
+        (1, 2, 4, 8, 16, 32),
+        (2,),
+        ("update", "task"),
+        ("exchange", "private", "task"),
+        "rank",
+        {"patients": 48, "model": "small", "scored": False},
+    ),
+    "model": Axis(
+        "model size",
+        "parameters, millions",
         ("tiny, both", "small, both", "decoder of 256", "decoder of 512", "cvt-21 and distilgpt2"),
         ("tiny, both",),
-        _site(patients=48, model=str, updates=4, scored=False),
+        ("update", "handshake", "closing"),
+        ("exchange", "private", "whole"),
+        "model",
+        {"patients": 48, "updates": 4, "scored": False},
     ),
-    "sites": Points((10, 50, 100, 250, 500), (2, 4), _server),
+    "sites": Axis("sites", "sites", (10, 50, 100, 250, 500), (2, 4), ("step",), ("run",)),
 }
 
 
-def _load(file: Path | None) -> dict[str, Any]:
-    return json.loads(file.read_text(encoding="utf-8")) if file is not None and file.is_file() else {}
+def at(places: Mapping[str, Sequence[Found]]) -> list[tuple[float, Found]]:
+    """What grows, and the median of each field there, in order."""
+    rows = []
+    for place, measured in places.items():
+        fields = {name: median(one[name] for one in measured) for name in measured[0]}
+        rows.append((float(place) if place.isdigit() else float(f"{fields['parameters'] / 1e6:.3g}"), fields))
+    return sorted(rows, key=lambda row: row[0])
+
+
+def tables(measured: Measured) -> str:
+    """One Markdown table for each axis that was measured."""
+    made = []
+    for axis, places in ((AXES[name], measured[name]) for name in AXES if name in measured):
+        columns = {f"{LINES.get(name, name)}, s": (f"{name}.seconds", 1.0) for name in axis.seconds}
+        columns |= {f"{LINES.get(name, name)}, MB": (f"{name}.bytes", 1e6) for name in axis.megabytes}
+        lines = [f"| {axis.label} | {' | '.join(columns)} |", "|---:" * (len(columns) + 1) + "|"]
+        for x, fields in at(places):
+            cells = [short(x), *(short(fields[name] / unit) for name, unit in columns.values())]
+            lines.append(f"| {' | '.join(cells)} |")
+        made.append("\n".join(lines))
+    return "\n\n".join(made)
+
+
+def draw_charts(measured: Measured, folder: Path) -> None:
+    """Write ``scale-<axis>.svg``, time and memory side by side, for each axis that was measured."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, axis in ((name, AXES[name]) for name in AXES if name in measured):
+        rows = at(measured[name])
+        charts = [
+            Chart(f"Time against {axis.title}", _lines(rows, axis, "seconds", 1.0, 0.0), (), axis.label,
+                  "processor seconds", log="xy"),
+            Chart(f"Memory and bytes against {axis.title}", _lines(rows, axis, "bytes", 1e6, LEAST_MB), (), axis.label,
+                  "MB", log="xy"),
+        ]  # fmt: skip
+        Figure(f"scale-{name}", "", "", charts).write(folder, columns=2)
+
+
+def _lines(rows: list[tuple[float, Found]], axis: Axis, kind: str, unit: float, least: float) -> list[Series]:
+    """One for each name, and what grows in proportion, ending at the largest of them."""
+    colours = list(dict.fromkeys([*axis.seconds, *axis.megabytes]))
+    made = [
+        Series(
+            LINES.get(name, name),
+            [(x, max(fields[f"{name}.{kind}"] / unit, least), "") for x, fields in rows],
+            index=colours.index(name),
+        )
+        for name in (axis.seconds if kind == "seconds" else axis.megabytes)
+    ]
+    last, end = rows[-1][0], max(one.points[-1][1] or 0.0 for one in made)
+    return [*made, Series("in proportion", [(x, end * x / last, "") for x, _ in rows], "faded", dashed=True)]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -105,19 +189,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if sys.platform != "linux":
         parser.error("memory is read from Linux' /proc, which is not here")
     os.environ["OMP_NUM_THREADS"] = "1"  # before numpy and torch are imported
-    stored = _load(options.json)
+    stored: dict[str, Any] = {}
+    if options.json and options.json.is_file():
+        stored = json.loads(options.json.read_text(encoding="utf-8"))
     found: dict[str, dict[str, list[Found]]] = stored.get("measured", {})
     about = {"machine": stored.get("machine") or machine(1), "quick": options.quick}
     for turn in range(1 if options.quick else options.repeat):
-        for axis in options.only or AXES:
-            points = POINTS[axis]
-            for value in points.quick if options.quick else points.values:
-                measured = found.setdefault(axis, {}).setdefault(str(value), [])
+        for name in options.only or AXES:
+            for value in AXES[name].quick if options.quick else AXES[name].values:
+                measured = found.setdefault(name, {}).setdefault(str(value), [])
                 if len(measured) > turn:
                     continue
                 with tempfile.TemporaryDirectory() as folder:
-                    measured.append(points.measure(value, Path(folder), options.quick))
-                print(f"{axis} {value}: {len(measured)}", file=sys.stderr, flush=True)
+                    measured.append(AXES[name].measure(value, Path(folder), options.quick))
+                print(f"{name} {value}: {len(measured)}", file=sys.stderr, flush=True)
                 if options.json:
                     options.json.write_text(json.dumps(about | {"measured": found}, indent=1), encoding="utf-8")
     print(tables(found))

@@ -1,13 +1,17 @@
-"""The bench command lists its comparisons, runs one at a tiny size, keeps its results and renders them."""
+"""The bench lists its comparisons, runs one at a tiny size, keeps its results and renders them; so does the scale."""
 
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 
 import pytest
 
 from tests.benchmarks.__main__ import comparisons, main
-from tests.benchmarks.result import Absent, Result, alternated, table
+from tests.benchmarks.harness import Absent, Comparison, alternated
+from tests.benchmarks.scale import AXES, LINES, at, draw_charts, tables
 
 
 def test_the_command_lists_runs_one_and_goes_on_where_it_stopped(tmp_path, capsys, monkeypatch):
@@ -15,38 +19,48 @@ def test_the_command_lists_runs_one_and_goes_on_where_it_stopped(tmp_path, capsy
     names = capsys.readouterr().out.split()
     assert names == list(comparisons()) and {"step-shared-8", "generation", "mean-5", "wire-float32"} <= set(names)
 
-    file, written = tmp_path / "bench.json", tmp_path / "table.md"
-    call = ["--quick", "--json", str(file), "--table", str(written)]
-    assert main(["--only", "mean-5", *call]) == 0
-    found = json.loads(file.read_text())
-    assert found["quick"] and list(found["results"]) == ["mean-5"] and "torch" in found["machine"]["versions"]
-    one = Result.from_dict(found["results"]["mean-5"])
-    assert len(one.ours) == len(one.theirs) == 2 and one.spread[0] <= one.median <= one.spread[1]
-    assert written.read_text().count("\n") == 3 and one.rival in written.read_text()
+    file = tmp_path / "bench.json"
+    call = ["--quick", "--json", str(file), "--only", "mean-5"]
+    assert main(call) == 0
+    said, found = capsys.readouterr().out, json.loads(file.read_text())
+    assert found["quick"] and "torch" in found["machine"]["versions"]
+    assert {side: len(values) for side, values in found["results"]["mean-5"].items()} == {"ours": 2, "theirs": 2}
+    assert said.count("\n") == 3 and "WeightedAggregationHelper" in said
 
-    monkeypatch.setattr("tests.benchmarks.compare_server._mean_of", lambda *_: pytest.fail("measured again"))
-    assert main(["--only", "mean-5", *call]) == 0
+    monkeypatch.setattr(Comparison, "measure", lambda *_: pytest.fail("measured again"))
+    assert main(call) == 0
     with pytest.raises(SystemExit):
         main(["--only", "nothing of this name"])
 
 
+@pytest.mark.parametrize("name", ["step-shared-8", "step-loop-8", "wire-bfloat16", "fedkei-flops", "bootstraps"])
+def test_a_comparison_runs_at_a_tiny_size(name):
+    one = comparisons()[name]
+    assert one.what in one.row(one.measure(quick=True))
+
+
 def test_a_comparison_that_cannot_be_made_says_why(tmp_path, capsys, monkeypatch):
-    def absent(quick):
+    def absent(quick, folder):
         raise Absent("no such package")
 
-    monkeypatch.setattr("tests.benchmarks.__main__.comparisons", lambda: {"gone": absent})
+    monkeypatch.setattr("tests.benchmarks.__main__.comparisons", lambda: {"gone": Comparison("gone", absent, "a")})
     assert main(["--json", str(tmp_path / "bench.json")]) == 0
     assert "| gone | | | not measured: no such package" in capsys.readouterr().out
 
 
-def test_ratios_point_the_way_of_their_goal():
-    slower = Result("a", "a", "b", "s", (2.0, 3.0, 4.0), (1.0, 1.0, 1.0), ("at most", 1.5))
-    faster = Result("a", "a", "b", "s", (1.0, 1.0, 1.0), (2.0, 3.0, 4.0), ("at least", 1.5))
-    assert slower.ratios == faster.ratios == (2.0, 3.0, 4.0) and faster.met and slower.met is False
-    alone = Result("a", "a", "", "s", (1.0, 2.0), asked=("at most", 5.0))
-    assert alone.met and alone.median == 1.5 and Result("a", "a", "b", "s", (1.0,), (1.0,)).met is None
-    rows = table([slower, alone], {}).splitlines()
-    assert "3x (2 to 4) **missed**" in rows[2] and "at most 5 s" in rows[3]
+@pytest.mark.parametrize(
+    ("goal", "measured", "cells"),
+    [
+        (("at most", 1.5), {"ours": [2.0, 3.0, 4.0], "theirs": [1.0] * 3}, ["at most 1.5x", "3x (2 to 4) **missed**"]),
+        (("at least", 1.5), {"ours": [1.0] * 3, "theirs": [2.0, 3.0, 4.0]}, ["at least 1.5x", "3x (2 to 4)"]),
+        (("at most", 5.0), {"ours": [1.0, 2.0]}, ["at most 5 s", "1.5 s (1 to 2)"]),
+        (("", 0.0), {"ours": [1.0], "theirs": [2.0]}, ["reported", "0.5x (0.5 to 0.5)"]),
+    ],
+    ids=["slower", "faster", "without a rival", "without a goal"],
+)
+def test_ratios_point_the_way_of_their_goal(goal, measured, cells):
+    row = Comparison("a", print, "a", "b", goal).row(measured)
+    assert [cell.strip() for cell in row.split("|")][3:5] == cells
 
 
 def test_cases_take_turns():
@@ -54,4 +68,44 @@ def test_cases_take_turns():
     ticks = iter(range(100))
     cases = {name: lambda name=name: order.append(name) for name in "ab"}
     found = alternated(cases, 2, clock=lambda: float(next(ticks)))
-    assert order == ["a", "b"] * 3 and found == {"a": (1.0, 1.0), "b": (1.0, 1.0)}
+    assert order == ["a", "b"] * 3 and found == {"a": [1.0, 1.0], "b": [1.0, 1.0]}
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="memory is read from Linux' /proc")
+def test_the_scale_command_measures_keeps_and_draws(tmp_path, repository):
+    file, charts = tmp_path / "scale.json", tmp_path / "charts"
+    command = [sys.executable, "-W", "ignore", "-m", "tests.benchmarks.scale", "--quick", "--json", str(file)]
+    command += ["--charts", str(charts), "--only", "rank", "--only", "sites"]
+    packages = os.pathsep.join(filter(None, (str(repository), os.environ.get("PYTHONPATH"))))
+    environment = {**os.environ, "PYTHONPATH": packages}
+    done = subprocess.run(command, cwd=repository, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(file.read_text())
+    assert found["quick"] and found["machine"]["threads"] == 1
+    assert {name: list(places) for name, places in found["measured"].items()} == {"rank": ["2"], "sites": ["2", "4"]}
+    (one,) = found["measured"]["rank"]["2"]
+    assert one["private.bytes"] > one["exchange.bytes"] and one["first opening.seconds"] > 0
+    assert {chart.name for chart in charts.iterdir()} == {"scale-rank.svg", "scale-sites.svg"}
+    assert done.stdout.count("| sites |") == 1
+
+
+def test_charts_and_tables_of_the_scale(tmp_path):
+    fields = {"parameters"}
+    for axis in AXES.values():
+        fields |= {f"{name}.seconds" for name in axis.seconds} | {f"{name}.bytes" for name in axis.megabytes}
+    places = {
+        name: {str(value): [dict.fromkeys(fields, 1e6 * (i + 1))] for i, value in enumerate(axis.values)}
+        for name, axis in AXES.items()
+    }
+    draw_charts({name: places[name] for name in ("visits", "model")}, tmp_path)
+    assert {file.stem for file in tmp_path.iterdir()} == {"scale-visits", "scale-model"}
+    for name in ("visits", "model"):
+        text = (tmp_path / f"scale-{name}.svg").read_text()
+        drawn = (LINES.get(line, line) for line in (*AXES[name].seconds, *AXES[name].megabytes))
+        assert all(word in text for word in (AXES[name].label, "in proportion", "processor seconds", *drawn))
+    assert tables(places).count("|---:") == sum(1 + len(one.seconds) + len(one.megabytes) for one in AXES.values())
+    assert at({"50": [{"a": 5.0}], "10": [{"a": 1.0}, {"a": 9.0}, {"a": 2.0}]}) == [
+        (10.0, {"a": 2.0}),
+        (50.0, {"a": 5.0}),
+    ]

@@ -1,11 +1,7 @@
 """FLARE's side: a script with the small preset's model and PEFT's LoRA; one update on random images a task."""
 
-import os
-import time
-from pathlib import Path
-
-import nvflare.client as flare
 import torch
+from stamped_model import flare, models
 
 from fedtar_flare.imaging.batch import ImageBatch
 from fedtar_flare.models.adapters.lora import add_lora, load_shared_state, shared_state
@@ -15,9 +11,7 @@ from fedtar_flare.runtime.recipe import SMALL
 
 REPORTS = 8
 torch.set_num_threads(1)
-flare.init()
 config = preset("small", **SMALL["model"])
-tokenizer = build_tokenizer(config)
 model = add_lora(build_model(config), targets=config.lora_targets, seed=0)
 names = sorted(shared_state(model))
 generator = torch.Generator().manual_seed(0)
@@ -27,15 +21,9 @@ images = ImageBatch(
     torch.arange(float(config.slices)).repeat(REPORTS, 1),
     torch.ones(REPORTS, config.slices, dtype=torch.bool),
 )
-texts = tokenizer.batch(
-    ["The lungs are clear. The heart is of normal size. No effusion is seen on either side."] * REPORTS
-)
-while flare.is_running():
-    received = flare.receive()
-    if received is None:
-        break
-    with Path(os.environ["EXCHANGE_STAMPS"], flare.get_site_name()).open("a") as file:
-        file.write(f"{time.monotonic()}\n")
+text = "The lungs are clear. The heart is of normal size. No effusion is seen on either side."
+texts = build_tokenizer(config).batch([text] * REPORTS)
+for received in models():
     load_shared_state(model, {name: received.params[f"values.{i}"] for i, name in enumerate(names)})
     trained = [p for p in model.parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW(trained, lr=1e-3)

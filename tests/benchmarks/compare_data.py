@@ -1,0 +1,118 @@
+"""Data and scores: a CT to model input beside MONAI's transforms; scoring reports beside pycocoevalcap."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedtar_flare.data.cohort import Visit
+from fedtar_flare.imaging.pipeline import Size, prepare
+from fedtar_flare.imaging.transforms import preparation
+from fedtar_flare.metrics.language import clean, language_scores, language_statistics
+from fedtar_flare.metrics.significance import REPLICATES, bleu_score, bootstrap
+from tools.corpus import text_corpus
+from tests.benchmarks.harness import Absent, comparison
+from tests.make_dicom import write_series
+
+Cases = tuple[Callable[[], Any], Callable[[], Any] | None]
+CONFIG = Size(224, 24)
+STUDY = (300, 512)
+REPORTS = 5000
+
+
+def write_study(folder: Path, slices: int, size: int) -> Path:
+    """A round body with two lungs and noise, uncompressed."""
+    y, x = np.mgrid[:size, :size] / (size - 1) * 2 - 1
+    plane = np.where((x / 0.9) ** 2 + (y / 0.7) ** 2 < 1, 40, -1000)
+    lungs = np.where(((abs(x) - 0.4) / 0.3) ** 2 + (y / 0.45) ** 2 < 1, -850, plane)
+    noise = np.random.default_rng(0).integers(-20, 20, (slices, size, size), dtype=np.int16)
+    inside = range(int(0.13 * slices), int(0.87 * slices))
+    hu = np.stack([lungs if z in inside else plane for z in range(slices)]).astype(np.int16) + noise
+
+    def number(ds: Any, i: int) -> None:
+        ds.InstanceNumber = i + 1
+
+    write_series(folder, hu, edit=number, spacing=(1.0, 0.7, 0.7))
+    return folder
+
+
+def monai_chain() -> Any:
+    """To one orientation, spacing and range; the slices are then still to be chosen."""
+    from monai.transforms import Compose, LoadImaged, Orientationd, ScaleIntensityRanged, Spacingd
+
+    return Compose(
+        [
+            LoadImaged("image", ensure_channel_first=True, reader="PydicomReader"),
+            Orientationd("image", "RAS", labels=None),
+            Spacingd("image", (0.75, 0.75, 1.5)),
+            ScaleIntensityRanged("image", -1000, 1000, -1, 1, clip=True),
+        ]
+    )
+
+
+@comparison("model-input", "MONAI's chain with Spacingd", ("at least", 20.0))
+def model_input(quick: bool, folder: Path) -> Cases:
+    """DICOM folder of 512 x 512 x 300 to model input."""
+    study = {"image": str(write_study(folder / "study", *((12, 64) if quick else STUDY)))}
+    chain, ours = monai_chain(), preparation("ct", CONFIG)
+    return lambda: ours(dict(study)), lambda: chain(dict(study))
+
+
+@comparison(
+    "second-epoch", "MONAI's PersistentDataset", ("at least", 1.0), note="ours has chosen its slices", repetitions=5
+)
+def second_epoch(quick: bool, folder: Path) -> Cases:
+    """A CT of 512 x 512 x 300 to model input, second epoch."""
+    from monai.data import PersistentDataset
+
+    study = write_study(folder / "study", *((12, 64) if quick else STUDY))
+    visit = Visit("p", "v", datetime(2020, 1, 1), study, "Clear.", "ct")
+    kept = PersistentDataset([{"image": str(study)}], monai_chain(), cache_dir=folder / "monai")
+    return lambda: np.array(prepare(visit, CONFIG, folder / "ours").image), lambda: kept[0]
+
+
+def _reports(count: int) -> tuple[list[str], list[str]]:
+    """References of the warm start's words, and as generated ones the same with a tenth of the words changed."""
+    draw = random.Random(0)
+    references = text_corpus(count, 0)
+    words = sorted({word for text in references for word in text.split()})
+    return references, [
+        " ".join(draw.choice(words) if draw.random() < 0.1 else word for word in text.split()) for text in references
+    ]
+
+
+@comparison("scores", "pycocoevalcap", ("at least", 3.0), note="ours cleans the texts too", warm=0)
+def scores(quick: bool, folder: Path) -> Cases:
+    """BLEU-1 to 4, ROUGE-L and CIDEr of 5,000 reports."""
+    try:
+        from pycocoevalcap.bleu.bleu import Bleu
+        from pycocoevalcap.cider.cider import Cider
+        from pycocoevalcap.rouge.rouge import Rouge
+    except ImportError:
+        raise Absent("pycocoevalcap is not installed") from None
+    texts = _reports(20 if quick else REPORTS)
+    truth, said = ({i: [clean(text)] for i, text in enumerate(side)} for side in texts)
+
+    def theirs() -> list[float]:
+        bleu = Bleu(4).compute_score(truth, said, verbose=0)[0]
+        return [*bleu, Rouge().compute_score(truth, said)[0], Cider().compute_score(truth, said)[0]]
+
+    def ours() -> list[float]:
+        return list(language_scores(*texts).values())
+
+    np.testing.assert_allclose(ours(), theirs(), rtol=1e-9)
+    return ours, theirs
+
+
+@comparison("bootstraps", goal=("at most", 5.0), warm=0)
+def bootstraps(quick: bool, folder: Path) -> Cases:
+    """5,000 bootstraps of BLEU-4, 5,000 reports of 2,500 patients."""
+    references, written = _reports(20 if quick else REPORTS)
+    statistics = language_statistics([[clean(t).split()] for t in references], [clean(t).split() for t in written])
+    sums = bleu_score([i // 2 for i in range(len(written))], statistics)
+    return lambda: bootstrap(sums, replicates=50 if quick else REPLICATES), None
