@@ -27,6 +27,13 @@ RECALL_LOSS = 0.02
 MOST_REFERENCES = 500
 """Reports and references compared with each other, at most; spread evenly over those given."""
 
+_MEANING = {
+    "identical_share": "reports repeat each other word for word",
+    "mismatched_share": "reports fit other patients nearly as well as their own",
+    "length_ratio": "reports are much shorter or longer than the references",
+    "finding_recall": "findings that the warm start reported are missed now",
+}
+
 
 @dataclass(frozen=True)
 class Alarm:
@@ -52,37 +59,18 @@ def identical_share(texts: Sequence[str]) -> float:
 def mismatched_share(patients: Sequence[str], references: Sequence[str], generated: Sequence[str]) -> float | None:
     """Mean share of other patients' references that a generated report fits better than its own reference.
 
-    Parameters
-    ----------
-    patients, references, generated : sequence of str
-        Of N reports; at most :data:`MOST_REFERENCES` of them, spread evenly, are compared.
-
-    Returns
-    -------
-    float or None
-        0 is perfect, 0.5 is chance; None where there is one patient only. Fit is the Dice overlap of words and word
-        pairs; a tie counts half.
-
-    Raises
-    ------
-    DataError
-        ``no-reports``, or ``unequal-lengths``.
+    0 is perfect, 0.5 is chance; None where there is one patient only. Fit is the Dice overlap of words and word pairs;
+    a tie counts half. DataError: ``no-reports``, or ``unequal-lengths``.
     """
     require_pairs(references, generated)
     require_pairs(patients, generated)
     chosen = np.unique(np.linspace(0, len(generated) - 1, min(len(generated), MOST_REFERENCES)).astype(int))
-    grams: dict[tuple[str, ...], int] = {}
-    sides = []
-    for texts in (generated, references):
-        rows = [_grams(texts[i]) for i in chosen]
-        for row in rows:
-            for gram in row:
-                grams.setdefault(gram, len(grams))
-        sides.append(rows)
-    hypothesis, reference = (np.zeros((len(chosen), len(grams)), dtype=np.float32) for _ in range(2))
-    for matrix, rows in zip((hypothesis, reference), sides, strict=True):
-        for i, row in enumerate(rows):
-            matrix[i, [grams[gram] for gram in row]] = 1
+    rows = [_grams(texts[i]) for texts in (generated, references) for i in chosen]
+    column = {gram: k for k, gram in enumerate(set().union(*rows))}
+    matrix = np.zeros((len(rows), len(column)), dtype=np.float32)
+    for i, row in enumerate(rows):
+        matrix[i, [column[gram] for gram in row]] = 1
+    hypothesis, reference = np.split(matrix, 2)
     fit = 2 * (hypothesis @ reference.T) / np.maximum(hypothesis.sum(1)[:, None] + reference.sum(1)[None], 1)
     own = np.diagonal(fit)[:, None]
     names = np.array([str(patients[i]) for i in chosen])
@@ -95,13 +83,7 @@ def mismatched_share(patients: Sequence[str], references: Sequence[str], generat
 
 
 def length_ratio(references: Sequence[str], generated: Sequence[str]) -> float:
-    """Words of all generated reports, per word of the references.
-
-    Raises
-    ------
-    DataError
-        ``no-reports``, ``unequal-lengths``, or ``empty-references`` where no reference has a word.
-    """
+    """Words of all generated reports, per word of the references; DataError ``empty-references`` without any."""
     require_pairs(references, generated)
     words = sum(len(clean(text).split()) for text in references)
     if not words:
@@ -126,22 +108,20 @@ def alarms(
     recall : pair of float or None
         Of the findings that the warm start knows: the warm start's, and now.
     """
-    found = []
-    identical, of_references = scores.get("identical_share"), references.get("identical_share")
-    if identical is not None and of_references is not None:
-        limits = (0.0, min(1.0, of_references + IDENTICAL_EXCESS))
-        found.append(Alarm("identical_share", identical, limits, "reports repeat each other word for word"))
-    for name, limits, meaning in (
-        ("mismatched_share", (0.0, MISMATCHED), "reports fit other patients nearly as well as their own"),
-        ("length_ratio", LENGTH_RATIO, "reports are much shorter or longer than the references"),
-    ):
-        if (value := scores.get(name)) is not None:
-            found.append(Alarm(name, value, limits, meaning))
-    start, now = recall
-    if start is not None and now is not None:
-        limits = (max(0.0, start - RECALL_LOSS), 1.0)
-        found.append(Alarm("finding_recall", now, limits, "findings that the warm start reported are missed now"))
-    return found
+    alike, (start, now) = references.get("identical_share"), recall
+    values = scores if alike is not None else {**scores, "identical_share": None}
+    values = {**values, "finding_recall": now if start is not None else None}
+    limits = {
+        "identical_share": (0.0, min(1.0, (alike or 0.0) + IDENTICAL_EXCESS)),
+        "mismatched_share": (0.0, MISMATCHED),
+        "length_ratio": LENGTH_RATIO,
+        "finding_recall": (max(0.0, (start or 0.0) - RECALL_LOSS), 1.0),
+    }
+    return [
+        Alarm(name, value, limits[name], meaning)
+        for name, meaning in _MEANING.items()
+        if (value := values.get(name)) is not None
+    ]
 
 
 def _grams(text: str) -> set[tuple[str, ...]]:

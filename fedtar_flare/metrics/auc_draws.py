@@ -18,17 +18,9 @@ def auc_of_draws(labels: Sequence[int], scores: Array, places: Sequence[int], dr
 
         AUC_r = sum_pq w_rp A_pq w_rq / (sum_p w_rp n+_p)(sum_q w_rq n-_q)
 
-    with A_pq the pairs of patients p and q in which the positive image scores higher, ties half.
-
-    Parameters
-    ----------
-    labels : sequence of int (n,)
-        0 or 1.
-    scores : float array (n, C)
-    places : sequence of int (n,)
-        Index of each image's patient among the P columns of ``draws``.
-    draws : float array (R, P)
-        How often each patient is drawn.
+    with A_pq the pairs of patients p and q in which the positive image scores higher, ties half. Of n images there are
+    ``labels`` (n,), 0 or 1, ``scores`` (n, C), and ``places`` (n,), the column of each image's patient in ``draws``
+    (R, P), which says how often each patient is drawn.
     """
     truth, whose = np.asarray(labels).astype(bool), np.asarray(places)
     patients = np.eye(draws.shape[1])

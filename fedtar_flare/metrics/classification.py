@@ -18,21 +18,8 @@ Curve = Sequence[float | None]
 def auc(labels: ArrayLike, scores: ArrayLike) -> float | None:
     """Probability that a positive example scores above a negative one, ties half; None with one class.
 
-    Parameters
-    ----------
-    labels : array (n,)
-        0 or 1.
-    scores : array (n,)
-        The higher, the more likely 1.
-
-    Raises
-    ------
-    DataError
-        ``unequal-lengths``, or ``non-finite-score``.
-
-    References
-    ----------
-    Hanley and McNeil, Radiology 1982.
+    Of labels (n,), 0 or 1, and scores (n,): Hanley and McNeil, Radiology 1982. DataError: ``unequal-lengths``, or
+    ``non-finite-score``.
     """
     truth, value = np.asarray(labels).astype(bool), np.asarray(scores, dtype=np.float64)
     if truth.shape != value.shape or truth.ndim != 1:
@@ -81,16 +68,7 @@ class Welch(NamedTuple):
 def welch(a: ArrayLike, b: ArrayLike, confidence: float = 0.95) -> Welch:
     """Welch's test of two samples of unequal variance (Biometrika 1947), such as one score a seed.
 
-    Parameters
-    ----------
-    a, b : array (n,), array (m,)
-    confidence : float, default 0.95
-        Of the interval.
-
-    Raises
-    ------
-    DataError
-        ``too-few-seeds`` with fewer than two numbers in either.
+    DataError ``too-few-seeds`` with fewer than two numbers in either.
     """
     from scipy import stats
 

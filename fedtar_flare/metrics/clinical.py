@@ -10,12 +10,7 @@ from fedtar_flare.metrics.pairs import require_pairs
 
 
 def finding_f1(truth: Sequence[AbstractSet[str]], predicted: Sequence[AbstractSet[str]]) -> dict[str, float | None]:
-    """F1 of findings in both usual averages.
-
-    Parameters
-    ----------
-    truth, predicted : sequence of set of str
-        Findings of each of N reports.
+    """F1 of the findings of each of N reports, in both usual averages.
 
     Returns
     -------

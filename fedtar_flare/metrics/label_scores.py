@@ -24,14 +24,9 @@ CERTAIN_OR_NOT = frozenset({"positive", "uncertain"})
 
 @dataclass(frozen=True)
 class LabelCounts:
-    """Hits of K classes in N reports; their sums over reports are all that precision, recall and F1 need.
+    """Arrays (N, K) of N reports and K classes, whose sums are all that precision, recall and F1 need.
 
-    Parameters
-    ----------
-    classes : tuple of str
-        K names.
-    hits, named, there : float array (N, K)
-        1 where a class is positive on both sides, in the prediction, in the truth.
+    1 where a class is positive on both sides, in the prediction, in the truth.
     """
 
     classes: tuple[str, ...]
@@ -74,19 +69,9 @@ class LabelCounts:
 def label_counts(
     truth: Sequence[Labels], predicted: Sequence[Labels], *, positive: AbstractSet[str] = CERTAIN
 ) -> LabelCounts:
-    """Counts of agreement.
+    """Counts of agreement of N reports' labels; ``positive`` is :data:`CERTAIN` or :data:`CERTAIN_OR_NOT`.
 
-    Parameters
-    ----------
-    truth, predicted : sequence of dict
-        Class to label, of each of N reports.
-    positive : set of str, default CERTAIN
-        Labels that count as positive: :data:`CERTAIN` or :data:`CERTAIN_OR_NOT`.
-
-    Raises
-    ------
-    DataError
-        ``no-reports``, ``unequal-lengths``, or ``unequal-classes``.
+    DataError: ``no-reports``, ``unequal-lengths``, or ``unequal-classes``.
     """
     require_pairs(truth, predicted)
     classes = tuple(truth[0])

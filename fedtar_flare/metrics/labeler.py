@@ -6,7 +6,7 @@ neural labeler and its labels are not CheXbert's or RadBERT's.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from functools import lru_cache
@@ -21,30 +21,19 @@ _STRENGTH: dict[Label, int] = {"blank": 0, "negative": 1, "uncertain": 2, "posit
 
 @dataclass(frozen=True)
 class Observation:
-    """One class of a labeler, as tables of phrases separated by commas (see :class:`.Phrasebook`).
-
-    Parameters
-    ----------
-    name : str
-        Of the class.
-    present : str
-        Phrases that state it, unless denied or doubted.
-    absent : str
-        Phrases that deny it by themselves ("heart size is normal"); denied, they state it.
-    unsure : str
-        Phrases that leave it open by themselves ("heart size is top normal").
-    ignore : str
-        Phrases that say something else; what they cover is no mention ("pericardial effusion").
-    elsewhere, here : str
-        Words of another organ: a sentence with one of them has no mention, unless one of ``here`` is in it.
-    """
+    """One class of a labeler, as tables of phrases separated by commas (see :class:`.Phrasebook`)."""
 
     name: str
     present: str
+    """Phrases that state it, unless denied or doubted."""
     absent: str = ""
+    """Phrases that deny it by themselves ("heart size is normal"); denied, they state it."""
     unsure: str = ""
+    """Phrases that leave it open by themselves ("heart size is top normal")."""
     ignore: str = ""
+    """Phrases that say something else; what they cover is no mention ("pericardial effusion")."""
     elsewhere: str = ""
+    """Words of another organ: a sentence with one of them has no mention, unless one of ``here`` is in it."""
     here: str = ""
 
 
@@ -60,14 +49,8 @@ class Mention(NamedTuple):
 class RuleLabeler:
     """Labels of reports by rules; equal for equal texts, in linear time.
 
-    Parameters
-    ----------
-    observations : sequence of Observation
-        The classes, in their order.
-    no_finding : str
-        Name of the class that is positive where no other is positive or uncertain; "" for none.
-    beside : set of str
-        Classes that may be positive beside it.
+    ``no_finding`` names the class that is positive where no other is positive or uncertain, except those of ``beside``,
+    which may stand with it; "" for none.
     """
 
     def __init__(
@@ -100,7 +83,8 @@ class RuleLabeler:
             for mention in self.mentions(words):
                 if _STRENGTH[mention.label] > _STRENGTH[labels[mention.name]]:
                     labels[mention.name] = mention.label
-        if self.no_finding and not empty and not self._found(labels):
+        found = {name for name, label in labels.items() if label in ("positive", "uncertain")}
+        if self.no_finding and not empty and found <= self.beside:
             labels[self.no_finding] = "positive"
         return tuple(labels.items())
 
@@ -119,13 +103,9 @@ class RuleLabeler:
                 continue
             for start, end, kind in _longest(spans):
                 if kind != "ignore":
-                    found.append(
-                        Mention(start, end, name, _label(kind, reach.denied(start, end), reach.doubted(start, end)))
-                    )
+                    label = _label(kind, reach.denied(start, end), reach.doubted(start, end))
+                    found.append(Mention(start, end, name, label))
         return sorted(found)
-
-    def _found(self, labels: Mapping[str, Label]) -> bool:
-        return any(label in ("positive", "uncertain") for name, label in labels.items() if name not in self.beside)
 
 
 _KINDS = ("present", "absent", "unsure", "ignore", "elsewhere", "here")
@@ -134,19 +114,13 @@ _KINDS = ("present", "absent", "unsure", "ignore", "elsewhere", "here")
 def _longest(spans: Sequence[tuple[int, int, str]]) -> list[tuple[int, int, str]]:
     """Spans of one class that do not overlap: the longest first, then from the left; words of organs are no spans."""
     kept: list[tuple[int, int, str]] = []
-    reached = 0
-    # a span that begins later but within the one before is dropped, unless it is longer
     for start, end, kind in sorted(spans, key=lambda span: (span[0], -span[1], -_KINDS.index(span[2]))):
         if kind in ("elsewhere", "here"):
             continue
-        if kept and start < reached:
-            last = kept[-1]
-            if end - start > last[1] - last[0]:
-                kept[-1] = (start, end, kind)
-                reached = end
-            continue
-        kept.append((start, end, kind))
-        reached = end
+        if not kept or start >= kept[-1][1]:
+            kept.append((start, end, kind))
+        elif end - start > kept[-1][1] - kept[-1][0]:  # within the one before, and longer
+            kept[-1] = (start, end, kind)
     return kept
 
 

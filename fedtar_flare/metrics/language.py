@@ -11,7 +11,9 @@ clipping and Gaussian penalty, as pycocoevalcap's ``Cider`` has them).
 
 from __future__ import annotations
 
+import functools
 import math
+import operator
 import re
 import unicodedata
 from collections import Counter
@@ -40,7 +42,7 @@ _JOINED = re.compile(r"['’‘`]")
 _SEPARATORS = re.compile(r"[_;:!?*%^&+()\[\]{}<>\"“”„«»/\\|=~#@$§•·]")
 _FULL_STOPS = re.compile(r"(\. )+")
 
-Counts = Mapping[tuple[str, ...], int]
+Counts = Counter[tuple[str, ...]]
 Array = NDArray[np.float64]
 
 
@@ -63,17 +65,9 @@ def clean(text: str) -> str:
 
 
 def language_scores(references: Sequence[str], hypotheses: Sequence[str]) -> dict[str, float]:
-    """Raw ``bleu_1`` to ``bleu_4``, ``rouge_l`` and ``cider`` of a corpus.
+    """Raw ``bleu_1`` to ``bleu_4``, ``rouge_l`` and ``cider`` of N texts, which are cleaned first (:func:`clean`).
 
-    Parameters
-    ----------
-    references, hypotheses : sequence of str
-        N texts each; both are cleaned first (:func:`clean`). An empty hypothesis scores 0; all scores are finite.
-
-    Raises
-    ------
-    DataError
-        ``no-reports``, or ``unequal-lengths``.
+    An empty hypothesis scores 0; all scores are finite. DataError: ``no-reports``, or ``unequal-lengths``.
     """
     return language_statistics(
         [[clean(text).split()] for text in references], [clean(text).split() for text in hypotheses]
@@ -82,26 +76,18 @@ def language_scores(references: Sequence[str], hypotheses: Sequence[str]) -> dic
 
 @dataclass(frozen=True)
 class LanguageStatistics:
-    """What each of N reports adds to the corpus scores.
-
-    Parameters
-    ----------
-    matches : float array (N, 4)
-        N-grams of the hypothesis that a reference has too, clipped, n = 1..4.
-    guesses : float array (N, 4)
-        N-grams of the hypothesis.
-    hypothesis_length, reference_length : float array (N,)
-        Tokens; of the reference nearest in length.
-    rouge_l, cider : float array (N,)
-        The report's own score; document frequencies are those of all N.
-    """
+    """What each of N reports adds to the corpus scores."""
 
     matches: Array
+    """(N, 4): n-grams of the hypothesis that a reference has too, clipped, n = 1..4."""
     guesses: Array
+    """(N, 4): n-grams of the hypothesis."""
     hypothesis_length: Array
     reference_length: Array
+    """(N,): tokens; of the reference nearest in length."""
     rouge_l: Array
     cider: Array
+    """(N,): the report's own score; document frequencies are those of all N."""
 
     def __len__(self) -> int:
         return len(self.cider)
@@ -113,15 +99,8 @@ class LanguageStatistics:
     def resampled(self, weights: ArrayLike) -> dict[str, Array]:
         """Scores, (R,) each, of R weighted corpora, such as bootstrap replicates or one time step's reports.
 
-        Parameters
-        ----------
-        weights : float array (R, N)
-            How often each report counts. CIDEr keeps the whole corpus's document frequencies.
-
-        Raises
-        ------
-        DataError
-            ``unusable-weights`` for another shape, a negative or non-finite weight, or a row of zeros.
+        Row r of ``weights`` (R, N) says how often each report counts. CIDEr keeps the whole corpus's document
+        frequencies. DataError ``unusable-weights``: another shape, a negative or non-finite weight, a row of zeros.
         """
         w = np.asarray(weights, dtype=np.float64)
         if w.ndim != 2 or w.shape[1] != len(self) or not np.isfinite(w).all() or (w < 0).any():
@@ -140,21 +119,16 @@ class LanguageStatistics:
 def language_statistics(
     references: Sequence[Sequence[Sequence[str]]], hypotheses: Sequence[Sequence[str]]
 ) -> LanguageStatistics:
-    """Per-report statistics of tokenised reports.
+    """Statistics of N tokenised reports, each with at least one reference.
 
-    Parameters
-    ----------
-    references : sequence of sequence of sequence of str
-        Tokens of the references of each of N reports, at least one.
-    hypotheses : sequence of sequence of str
-        Tokens of the generated reports.
-
-    Raises
-    ------
-    DataError
-        ``no-reports``, ``unequal-lengths``, ``no-reference``, or ``not-tokens`` (a text instead of tokens).
+    DataError: ``no-reports``, ``unequal-lengths``, ``no-reference``, or ``not-tokens`` (a text instead of tokens).
     """
-    _check(references, hypotheses)
+    require_pairs(references, hypotheses)
+    for i, (group, tokens) in enumerate(zip(references, hypotheses, strict=True)):
+        if isinstance(group, str) or isinstance(tokens, str) or any(isinstance(r, str) for r in group):
+            raise DataError(f"report {i}: a text where a list of tokens belongs; split it first", reason="not-tokens")
+        if not group:
+            raise DataError(f"report {i} has no reference", reason="no-reference")
     counted = [_ngrams(tokens) for tokens in hypotheses]
     counted_references = [[_ngrams(tokens) for tokens in group] for group in references]
     pairs = list(zip(counted, counted_references, strict=True))
@@ -186,15 +160,6 @@ def bleu_of_sums(matches: Array, guesses: Array, hypothesis_length: Array, refer
     return np.asarray(bleu * brevity[..., None], dtype=np.float64)
 
 
-def _check(references: Sequence[Sequence[Sequence[str]]], hypotheses: Sequence[Sequence[str]]) -> None:
-    require_pairs(references, hypotheses)
-    for i, (group, tokens) in enumerate(zip(references, hypotheses, strict=True)):
-        if isinstance(group, str) or isinstance(tokens, str) or any(isinstance(r, str) for r in group):
-            raise DataError(f"report {i}: a text where a list of tokens belongs; split it first", reason="not-tokens")
-        if not group:
-            raise DataError(f"report {i} has no reference", reason="no-reference")
-
-
 def _ngrams(tokens: Sequence[str]) -> list[Counts]:
     """Per n = 1..4, how often each n-gram occurs."""
     return [Counter(zip(*(tokens[i:] for i in range(n)), strict=False)) for n in range(1, _N + 1)]
@@ -202,20 +167,8 @@ def _ngrams(tokens: Sequence[str]) -> list[Counts]:
 
 def _matches(hypothesis: Sequence[Counts], references: Sequence[Sequence[Counts]]) -> list[int]:
     """Per n, the n-grams found in a reference, each at most as often as in the reference that has most of it."""
-    found = []
-    for n, own in enumerate(hypothesis):
-        others = [reference[n] for reference in references]
-        most = others[0] if len(others) == 1 else _most(others)
-        found.append(sum(min(own[gram], most[gram]) for gram in own.keys() & most.keys()))
-    return found
-
-
-def _most(counts: Sequence[Counts]) -> Counts:
-    most: dict[tuple[str, ...], int] = {}
-    for each in counts:
-        for gram, count in each.items():
-            most[gram] = max(count, most.get(gram, 0))
-    return most
+    most = (functools.reduce(operator.or_, counts) for counts in zip(*references, strict=True))
+    return [(own & others).total() for own, others in zip(hypothesis, most, strict=True)]
 
 
 def _rouge_l(hypothesis: Sequence[str], references: Sequence[Sequence[str]]) -> float:

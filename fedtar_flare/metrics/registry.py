@@ -15,41 +15,27 @@ LANGUAGE, FINDINGS, CONTENT = "Language", "Findings", "Classes, change and repet
 
 @dataclass(frozen=True)
 class Score:
-    """One score.
-
-    Parameters
-    ----------
-    name, label : str
-        For records, and for people.
-    function : callable
-        From reports to the raw value; None where it is not defined for them.
-    unit : str
-        Of the value as it is shown: raw times ``scale``, with ``decimals``.
-    higher_is_better : bool
-    by_step : bool
-        Whether it is computed at each time step too, not over all steps alone.
-    needs : str
-        What reports must have besides the texts: ``findings``, or the rule-based labeler of this name; "" for nothing.
-    concerned : callable, optional
-        Patients on whose reports the value rests, where these are not all: without a minimum cell of them it is None.
-    curve : bool
-        Whether a chart over rounds is drawn.
-    group : str
-        Scores of one group share a table.
-    """
+    """One score, by its name in records and its label for people."""
 
     name: str
     label: str
     function: Callable[[Reports], float | None]
+    """From reports to the raw value; None where it is not defined for them."""
     unit: str = "x 100"
+    """Of the value as it is shown: raw times ``scale``, with ``decimals``."""
     scale: float = 100.0
     higher_is_better: bool = True
     decimals: int = 1
     by_step: bool = False
+    """Computed at each time step too, not over all steps alone."""
     needs: str = ""
+    """What reports must have besides the texts: ``findings``, or the rule-based labeler of this name."""
     concerned: Callable[[Reports], AbstractSet[str]] | None = None
+    """Patients on whose reports the value rests, where these are not all: without a minimum cell of them it is None."""
     curve: bool = False
+    """A chart over rounds is drawn."""
     group: str = CONTENT
+    """Scores of one group share a table."""
 
 
 def _language(name: str, label: str, curve: bool = False) -> Score:
@@ -134,15 +120,9 @@ SCORES = {
 
 
 def scores_of(reports: Reports, *, min_cell: int = 1, by_step: bool = False) -> dict[str, float | None]:
-    """Every score that these reports can have, by name; None where one is not defined.
+    """Every score that these reports can have, by name; None where one is not defined, or rests on too few patients.
 
-    Parameters
-    ----------
-    reports : Reports
-    min_cell : int
-        Fewest distinct patients on whom a value may rest; None stands for one of fewer (``Score.concerned``).
-    by_step : bool
-        Only those of :attr:`Score.by_step`.
+    ``min_cell`` is the fewest distinct patients that a value may rest on; ``by_step`` selects :attr:`Score.by_step`.
     """
     available, found = {"", *reports.available}, {}
     for score in SCORES.values():

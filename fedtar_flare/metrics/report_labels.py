@@ -20,14 +20,10 @@ FromReport = Callable[[str], tuple[frozenset[str], frozenset[str]]]
 def rule_labeler(name: RuleLabels) -> RuleLabeler:
     """The labeler of this name, whose phrases are in the YAML file of the same name.
 
-    ``chexpert-rules``: the 14 CheXpert classes, of radiographs. ``No Finding`` is positive where no other class is
-    positive or uncertain, support devices aside, else blank. A heart or mediastinum that is only called stable, or at
-    the limit of normal, is uncertain. ``ctrate-rules``: the 18 CT-RATE classes, of chest CT; CT-RATE's own labels are 0
-    or 1.
-
-    References
-    ----------
-    Irvin et al., CheXpert, AAAI 2019. Hamamci et al., CT-RATE and CT-CLIP, 2024, arXiv:2403.17834.
+    ``chexpert-rules``: the 14 CheXpert classes, of radiographs (Irvin et al., AAAI 2019). ``No Finding`` is positive
+    where no other class is positive or uncertain, support devices aside, else blank. A heart or mediastinum that is
+    only called stable, or at the limit of normal, is uncertain. ``ctrate-rules``: the 18 CT-RATE classes, of chest CT
+    (Hamamci et al., CT-RATE and CT-CLIP, 2024, arXiv:2403.17834); CT-RATE's own labels are 0 or 1.
     """
     rules = read_yaml(Path(__file__).with_name(f"{name}.yaml"), "the phrases of observations")
     words, observations = rules["words"], rules["observations"].items()

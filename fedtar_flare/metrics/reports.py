@@ -17,44 +17,25 @@ from fedtar_flare.metrics.temporal import VisitReport, change_word_f1, claimants
 
 @dataclass(frozen=True)
 class Reports:
-    """N reports of one site; every sequence has an entry for each.
-
-    Parameters
-    ----------
-    patients : sequence of str
-        Whose report it is.
-    times : sequence of float
-        Moment of the visit, in any unit; orders a patient's visits.
-    references, generated : sequence of str
-        Texts.
-    rules : {"chexpert-rules", "ctrate-rules"}
-        The rule-based labeler whose classes are usual for such images.
-    losses : sequence of float
-        Mean negative log-likelihood of the reference's tokens, nats.
-    changes, claimed : sequence of set
-        Pairs of a finding and a direction since the visit before: true, and in the generated text.
-    findings, named : sequence of set
-        Findings that are there, and that the generated text states.
-    known : set of str or None
-        Findings that the warm start has seen; None where ``findings`` are what the references state, not the truth.
-
-    Raises
-    ------
-    DataError
-        ``no-reports``, or ``unequal-lengths``.
-    """
+    """N reports of one site; every sequence has an entry for each (DataError: ``no-reports``, ``unequal-lengths``)."""
 
     patients: Sequence[str]
     times: Sequence[float]
+    """Moment of the visit, in any unit; orders a patient's visits."""
     references: Sequence[str]
     generated: Sequence[str]
     rules: RuleLabels
+    """The rule-based labeler whose classes are usual for such images."""
     losses: Sequence[float]
+    """Mean negative log-likelihood of the reference's tokens, nats."""
     changes: Sequence[AbstractSet[tuple[str, str]]]
     claimed: Sequence[AbstractSet[tuple[str, str]]]
+    """Pairs of a finding and a direction since the visit before: true, and in the generated text."""
     findings: Sequence[AbstractSet[str]]
     named: Sequence[AbstractSet[str]]
+    """Findings that are there, and that the generated text states."""
     known: AbstractSet[str] | None = None
+    """Findings that the warm start has seen; None where ``findings`` are what the references state, not the truth."""
 
     def __post_init__(self) -> None:
         if not self.patients:
@@ -70,12 +51,10 @@ class Reports:
 
     @cached_property
     def language(self) -> dict[str, float]:
-        """BLEU-1 to 4, ROUGE-L and CIDEr."""
         return language_scores(self.references, self.generated)
 
     @cached_property
     def finding_agreement(self) -> dict[str, float | None]:
-        """F1 of all, known and new findings, and the recall of new ones."""
         return known_and_new(self.findings, self.named, self.known or frozenset())
 
     @cached_property
@@ -85,7 +64,6 @@ class Reports:
 
     @cached_property
     def change_agreement(self) -> dict[str, float | None]:
-        """Precision, recall and F1 of (finding, direction) pairs."""
         return finding_change_f1(self.changes, self.claimed)
 
     @cached_property
@@ -102,7 +80,6 @@ class Reports:
 
     @property
     def has_words(self) -> bool:
-        """Whether any reference has a word."""
         return any(map(clean, self.references))
 
     def claiming(self) -> set[str]:

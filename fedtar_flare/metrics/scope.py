@@ -1,9 +1,4 @@
-"""What is denied and what is doubted in a sentence: cues, and how far each of them reaches.
-
-References
-----------
-Cues before and after what they deny, and what ends their reach, follow NegEx (Chapman et al., J Biomed Inform 2001).
-"""
+"""What is denied and what is doubted in a sentence: cues and their reach, after NegEx (Chapman et al., 2001)."""
 
 from __future__ import annotations
 
@@ -124,11 +119,10 @@ class Scopes(NamedTuple):
     doubted_from_right: list[bool]
 
     def denied(self, start: int, end: int) -> bool:
-        """Whether a denial reaches the phrase ``words[start:end]``; a cue within it counts."""
+        """A denial reaches the phrase ``words[start:end]``; a cue within it counts."""
         return self.denied_from_left[end - 1] or self.denied_from_right[start]
 
     def doubted(self, start: int, end: int) -> bool:
-        """The same for doubt."""
         return self.doubted_from_left[end - 1] or self.doubted_from_right[start]
 
 

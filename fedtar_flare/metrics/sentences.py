@@ -76,7 +76,6 @@ class _Node(Generic[Tag]):
         return self.exact.setdefault(part, _Node())
 
     def after(self, word: str) -> Sequence[_Node[Tag]]:
-        """Nodes that a word leads to."""
         found = [self.exact[word]] if word in self.exact else []
         for length in self.lengths:
             if word[:length] in self.stems and len(word) >= length:
@@ -89,16 +88,7 @@ class Phrasebook(Generic[Tag]):
 
     A phrase is words separated by spaces: ``a|b`` is either, ``opacit*`` any word that begins so, ``_`` up to
     ``GAP`` words without punctuation or conjunction, ``__`` up to ``WIDE_GAP`` words and commas. The work per word is
-    bounded by the table, so it is linear in the text.
-
-    Parameters
-    ----------
-    entries : iterable of (str, tag)
-
-    Raises
-    ------
-    ConfigError
-        An empty phrase, or one that begins or ends with a gap.
+    bounded by the table, so it is linear in the text. ConfigError for a phrase that does not begin and end with a word.
     """
 
     def __init__(self, entries: Iterable[tuple[str, Tag]]):

@@ -34,20 +34,9 @@ _CELLS = 2_000_000  # numbers drawn at a time
 
 @dataclass(frozen=True)
 class PatientSums:
-    """What each of P patients adds to a corpus.
+    """What each of P patients adds to a corpus: ``sums`` (P, K).
 
-    Parameters
-    ----------
-    patients : tuple
-        P names.
-    sums : float array (P, K)
-    score : callable
-        From sums (R, K) to scores (R,); nan where one is not defined.
-
-    Raises
-    ------
-    DataError
-        ``no-reports`` without any patient; ``unusable-sums`` where a sum is not finite or the shape wrong.
+    DataError: ``no-reports`` without any patient; ``unusable-sums`` where a sum is not finite or the shape wrong.
     """
 
     patients: tuple[Any, ...]
@@ -76,13 +65,7 @@ class PatientSums:
 
 
 def patient_sums(patients: Sequence[Any], reports: ArrayLike, score: Score) -> PatientSums:
-    """Sums of ``reports`` (N, K) by patient; ``patients`` (N,) says whose each report is.
-
-    Raises
-    ------
-    DataError
-        ``unequal-lengths``, and what :class:`PatientSums` raises.
-    """
+    """Sums of ``reports`` (N, K) by patient; ``patients`` (N,) says whose each is. DataError ``unequal-lengths``."""
     rows = np.asarray(reports, dtype=np.float64)
     if rows.ndim != 2 or len(rows) != len(patients):
         raise DataError(
@@ -149,15 +132,7 @@ class Comparison(NamedTuple):
 
 
 def bootstrap(sums: PatientSums, *, replicates: int = REPLICATES, seed: int = SEED) -> Interval:
-    """Percentile interval of a score over patients drawn with replacement.
-
-    Parameters
-    ----------
-    sums : PatientSums
-    replicates : int, default 5000
-        One where the score is not defined is left out.
-    seed : int
-    """
+    """Percentile interval over patients drawn with replacement; a replicate without a defined score is left out."""
     values = [sums.score(weights @ sums.sums) for weights in _draws(len(sums), replicates, seed)]
     return _interval(sums.value(), np.concatenate(values))
 
@@ -169,22 +144,8 @@ def compare(
 
     ``p`` is that of a paired permutation test: under the null hypothesis each patient's results may be exchanged
     between the systems. All 2^P exchanges are tried where they are no more than ``replicates``; else as many random
-    ones, with p = (1 + at least as extreme) / (1 + replicates).
-
-    Parameters
-    ----------
-    a, b : PatientSums
-        Of the same patients.
-    replicates : int, default 5000
-        Of the bootstrap, and of the permutation.
-    seed : int
-    higher_is_better : bool
-        Decides which system wins a patient.
-
-    Raises
-    ------
-    DataError
-        ``unequal-patients`` where the systems did not report on the same patients.
+    ones, with p = (1 + at least as extreme) / (1 + replicates). ``higher_is_better`` decides which system wins a
+    patient. DataError ``unequal-patients`` where the systems did not report on the same patients.
     """
     if a.patients != b.patients:
         raise DataError("both systems must have reported on the same patients", reason="unequal-patients")
@@ -219,10 +180,7 @@ def _permutation_p(a: PatientSums, b: PatientSums, observed: float, replicates: 
 def holm(p_values: Mapping[str, float]) -> dict[str, float]:
     """p values of several tests, corrected after Holm: sorted upwards, the i-th of m is p (m - i + 1), never falling.
 
-    Raises
-    ------
-    DataError
-        ``unusable-p`` for a value outside 0..1.
+    DataError ``unusable-p`` for a value outside 0..1.
     """
     if not all(0 <= p <= 1 for p in p_values.values()):
         raise DataError(f"p values must lie in 0..1; got {dict(p_values)}", reason="unusable-p")
@@ -243,22 +201,8 @@ def over_seeds(
     """Mean score over seeds, or mean difference to the runs ``against`` (seed by seed), with a hierarchical interval.
 
     A replicate draws as many seeds as there are, with replacement, then patients. Seeds that share their patients share
-    the draw: patients that are hard are hard for all. Otherwise each drawn seed draws patients of its own.
-
-    Parameters
-    ----------
-    runs : sequence of PatientSums
-        One per seed.
-    against : sequence of PatientSums, optional
-        Another system's runs on the same patients, seed by seed.
-    replicates : int, default 5000
-    seed : int
-        Of the draws.
-
-    Raises
-    ------
-    DataError
-        ``no-reports`` without any run; ``unequal-lengths`` or ``unequal-patients`` for runs not in pairs.
+    the draw: patients that are hard are hard for all. Otherwise each drawn seed draws patients of its own. DataError:
+    ``no-reports`` without any run; ``unequal-lengths`` or ``unequal-patients`` for runs not in pairs.
     """
     if not runs:
         raise DataError("there is no run to combine", reason="no-reports")

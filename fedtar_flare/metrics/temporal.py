@@ -88,13 +88,7 @@ def change_words(text: str) -> Counter[Direction]:
 
 
 def change_word_f1(references: Sequence[str], hypotheses: Sequence[str]) -> list[float]:
-    """F1 of each report's change words, counted per sentence; 1 where neither text has any.
-
-    Raises
-    ------
-    DataError
-        ``no-reports``, or ``unequal-lengths``.
-    """
+    """F1 of each report's change words, counted per sentence; 1 where neither text has any."""
     require_pairs(references, hypotheses)
     scores = []
     for reference, hypothesis in zip(references, hypotheses, strict=True):
@@ -181,13 +175,8 @@ def contradictions(
 
     Unchanged, increased, decreased or resolved contradicts a report that denies the finding or does not mention it; new
     contradicts one that states it. A doubtful mention contradicts nothing. With ``references`` the references are
-    compared instead: their share is what is natural, as real reports also leave things out.
-
-    Returns
-    -------
-    found : list of Contradiction
-    claims : int
-        How many there were in reports that have one before them.
+    compared instead: their share is what is natural, as real reports also leave things out. The second result is how
+    many claims there were in reports that have one before them.
     """
     by_patient: dict[str, list[VisitReport]] = {}
     for row in rows:

@@ -7,14 +7,14 @@ from typing import NamedTuple
 
 from fedtar_flare.metrics.alarms import Alarm, alarms
 from fedtar_flare.metrics.registry import SCORES
-from fedtar_flare.record.events import SiteScores
+from fedtar_flare.record.events import Evaluation, SiteScores
 from fedtar_flare.reporting.format import NOTHING, number
 from fedtar_flare.reporting.render import render
 from fedtar_flare.reporting.run import Run
 from fedtar_flare.reporting.scores import start_name
 from fedtar_flare.reporting.section import Section
 
-_FINDING_RECALL = "finding recall"
+Sites = Mapping[str, SiteScores]
 _KINDS = {
     "known": "known to the warm start",
     "new": "new to the warm start",
@@ -23,11 +23,11 @@ _KINDS = {
 
 
 class Sign(NamedTuple):
-    """One row: an alarm of one site, each value with whether it is raised; the second: shared adapter alone."""
+    """An alarm of one site; each value with whether it is raised, the second of the shared adapter alone."""
 
     site: str
     label: str
-    values: tuple[tuple[str, bool], ...]
+    values: list[tuple[str, bool]]
     limits: str
     meaning: str
 
@@ -37,7 +37,7 @@ class Recall(NamedTuple):
 
     kind: str
     name: str
-    sites: tuple[tuple[str, str, str] | None, ...]
+    sites: list[tuple[str, str, str] | None]
 
 
 def alarm_section(run: Run) -> Section | None:
@@ -45,13 +45,11 @@ def alarm_section(run: Run) -> Section | None:
     last = run.final or run.warm_start
     if last is None:
         return None
-    both = [last.sites, *([last.generic] if last.generic else [])]
-    starts = (run.warm_start.sites, run.warm_start.generic) if run.warm_start and run.final else ({}, {})
+    pairs = _pairs(run.warm_start if run.final else None, last)
     signs: list[Sign] = []
     for site in sorted(last.sites):
         found = [
-            {one.name: one for one in _alarms(of_sites.get(site), start.get(site))}
-            for of_sites, start in zip(both, starts, strict=False)
+            {one.name: one for one in _alarms(after.get(site), before.get(site))} for before, after in pairs.values()
         ]
         signs += [_sign(site, [of_part.get(name) for of_part in found]) for name in found[0]]
     if not signs:
@@ -61,7 +59,7 @@ def alarm_section(run: Run) -> Section | None:
         f"Signs that reports do not come from the image, over all test reports of round {last.round}: "
         f"{raised} of {sum(len(sign.values) for sign in signs)} raised. The limits are chosen, not measured."
     )
-    return Section("alarms", "Alarms", lead, render("alarms.html", signs=signs, parts=_parts(len(both))))
+    return Section("alarms", "Alarms", lead, render("alarms.html", signs=signs, parts=list(pairs)))
 
 
 def finding_section(run: Run) -> Section | None:
@@ -69,15 +67,8 @@ def finding_section(run: Run) -> Section | None:
     last = run.final or run.warm_start
     if last is None:
         return None
-    start = run.warm_start
-    pairs = [(start.sites if start else {}, last.sites)]
-    if last.generic:
-        pairs.append((start.generic if start else {}, last.generic))
-    tables = [
-        (part, sorted(after), rows)
-        for part, (before, after) in zip(_parts(len(pairs)), pairs, strict=True)
-        if (rows := _recalls(before, after))
-    ]
+    pairs = _pairs(run.warm_start, last)
+    tables = [(part, sorted(after), rows) for part, (b, after) in pairs.items() if (rows := _recalls(b, after))]
     if not tables:
         return None
     few = f"fewer than {run.start.min_cell} such reports" if run.start.min_cell > 1 else "no such report"
@@ -89,8 +80,15 @@ def finding_section(run: Run) -> Section | None:
     return Section("findings", "Recall of each finding", lead, render("findings.html", tables=tables))
 
 
-def _parts(count: int) -> tuple[str, ...]:
-    return ("with the patient adapter", "shared adapter alone") if count > 1 else ("",)
+def _pairs(start: Evaluation | None, last: Evaluation) -> dict[str, tuple[Sites, Sites]]:
+    """By part of the model (unnamed where there is one only), the sites' scores before training and after."""
+    personal = (start.sites if start else {}, last.sites)
+    if not last.generic:
+        return {"": personal}
+    return {
+        "with the patient adapter": personal,
+        "shared adapter alone": (start.generic if start else {}, last.generic),
+    }
 
 
 def _alarms(now: SiteScores | None, start: SiteScores | None) -> list[Alarm]:
@@ -99,10 +97,7 @@ def _alarms(now: SiteScores | None, start: SiteScores | None) -> list[Alarm]:
 
 
 def _known_recall(scores: SiteScores) -> float | None:
-    """Share of named findings among those that are there and that the warm start knows; None without any.
-
-    Where nobody knows what the warm start knows, all classes count.
-    """
+    """Recall of the findings that the warm start knows (of all classes where nobody knows which); None without any."""
     counted = [one for kind in ("known", "stated") for one in scores.findings.get(kind, {}).values()]
     there = sum(one["n"] or 0 for one in counted)
     return sum((one["n"] or 0) * (one.get("recall") or 0) for one in counted) / there if there else None
@@ -112,8 +107,8 @@ def _sign(site: str, found: list[Alarm | None]) -> Sign:
     first = next(one for one in found if one is not None)
     return Sign(
         site=site,
-        label=SCORES[first.name].label if first.name in SCORES else _FINDING_RECALL,
-        values=tuple((_shown(one, one.value), one.raised) if one else (NOTHING, False) for one in found),
+        label=SCORES[first.name].label if first.name in SCORES else "finding recall",
+        values=[(_shown(one, one.value), one.raised) if one else (NOTHING, False) for one in found],
         limits=" / ".join(dict.fromkeys(_limits(one) for one in found if one)),
         meaning=first.meaning,
     )
@@ -124,14 +119,13 @@ def _shown(alarm: Alarm, value: float) -> str:
 
 
 def _limits(alarm: Alarm) -> str:
-    """When it is raised."""
     low, high = (_shown(alarm, limit) for limit in alarm.limits)
     if alarm.name == "finding_recall":
         return f"below {low}"
     return f"above {high}" if not alarm.limits[0] else f"below {low}, above {high}"
 
 
-def _recalls(before: Mapping[str, SiteScores], after: Mapping[str, SiteScores]) -> list[Recall]:
+def _recalls(before: Sites, after: Sites) -> list[Recall]:
     rows = []
     for kind, title in _KINDS.items():
         names = sorted({name for scores in after.values() for name in scores.findings.get(kind, {})})
@@ -142,7 +136,7 @@ def _recalls(before: Mapping[str, SiteScores], after: Mapping[str, SiteScores]) 
                 start = before[site].findings.get(kind, {}).get(name, {}) if site in before else {}
                 recall = now and (number(now.get("n"), 0), _percent(start.get("recall")), _percent(now.get("recall")))
                 cells.append(recall or None)
-            rows.append(Recall(title, name.replace("_", " "), tuple(cells)))
+            rows.append(Recall(title, name.replace("_", " "), cells))
     return rows
 
 

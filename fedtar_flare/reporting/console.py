@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from fedtar_flare.metrics.registry import CONTENT, SCORES
 from fedtar_flare.reporting.format import duration, plain, scaling, score
@@ -17,8 +17,8 @@ ACROSS = 4
 def final_table(run: Run) -> str:
     """Per site and time step: number of test reports, and each score from the warm start to the last evaluation.
 
-    Plain ASCII but for the sites' names. Cells with too few reports are blank; ``-`` is an unknown value. Scores
-    of the shared adapter alone follow if there are any, then the lines of the method's own sections.
+    Cells with too few reports are blank; ``-`` is an unknown value. Scores of the shared adapter alone and the lines of
+    the method's own sections follow.
     """
     parts = [] if run.status == "completed" else [_status(run)]
     own = [f"{plain(label)}: {plain(text)}" for section in own_sections(run) for label, text in section.lines]
@@ -41,15 +41,13 @@ def _status(run: Run) -> str:
 
 
 def _tables(rows: Sequence[Row]) -> list[str]:
-    """All scores, a few of them to a table."""
-    names, every = measured(rows), [row for row in rows if row.step is None]
-    parts: list[tuple[Sequence[Row], list[str]]] = [
-        (rows, [name for name in names if SCORES[name].group != CONTENT]),
-        (every, [name for name in names if SCORES[name].group == CONTENT]),
-    ]
-    return [
-        line for shown, own in parts for i in range(0, len(own), ACROSS) for line in _table(shown, own[i : i + ACROSS])
-    ] or _table(rows, ())
+    """All scores, a few of them to a table; those of the content are not given by step."""
+    lines = []
+    for content, shown in ((False, rows), (True, [row for row in rows if row.step is None])):
+        names = [name for name in measured(rows) if (SCORES[name].group == CONTENT) is content]
+        for i in range(0, len(names), ACROSS):
+            lines += _table(shown, names[i : i + ACROSS])
+    return lines or _table(rows, ())
 
 
 def _table(rows: Sequence[Row], names: Sequence[str]) -> list[str]:
@@ -69,14 +67,12 @@ def _column(head: str, cells: list[str], left: bool = False) -> list[str]:
 
 def _arrows(name: str, rows: Sequence[Row]) -> list[str]:
     """``before -> after`` of one score, with aligned arrows."""
-    before = [_value(name, row.before) for row in rows]
-    after = [_value(name, row.after) for row in rows]
+    before, after = (
+        [score(name, one[name]) if name in one else "-" for one in side]
+        for side in ([row.before for row in rows], [row.after for row in rows])
+    )
     wide = [max(map(len, side)) for side in (before, after)]
     return [
         f"{b.rjust(wide[0])} -> {a.rjust(wide[1])}" if row.before or row.after else " " * (sum(wide) + 4)
         for row, b, a in zip(rows, before, after, strict=True)
     ]
-
-
-def _value(name: str, scores: Mapping[str, float]) -> str:
-    return score(name, scores[name]) if name in scores else "-"

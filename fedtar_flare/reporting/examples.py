@@ -1,7 +1,6 @@
 """Generated reports next to the reference reports, with what is right and wrong marked.
 
-Such a page holds patients' reports: it is written into the site's own state and stays there. Only examples of a
-synthetic cohort may be shown elsewhere, since nobody is behind them.
+Such a page holds patients' reports and stays in the site's own state; only synthetic examples may be shown elsewhere.
 """
 
 from __future__ import annotations
@@ -62,19 +61,13 @@ def choose(
 ) -> tuple[Example, ...]:
     """The first reports of each time step, in the order given: not the best ones.
 
-    Parameters
-    ----------
-    time_steps, written, references, findings : sequences of one length
-        Of each report: its step from 1 on, the generated and the reference text, and the findings that are there (None
-        where only the report is known).
-    per_step : int, default 3
-        How many are taken.
+    The sequences have an entry for each report, as the fields of :class:`Example`.
     """
     chosen: dict[int, list[Example]] = {}
-    for t, text_, reference, known in zip(time_steps, written, references, findings, strict=True):
+    for t, text, reference, known in zip(time_steps, written, references, findings, strict=True):
         at = chosen.setdefault(t, [])
         if len(at) < per_step:
-            at.append(Example(t, text_, reference, None if known is None else tuple(sorted(known))))
+            at.append(Example(t, text, reference, None if known is None else tuple(sorted(known))))
     return tuple(example for t in sorted(chosen) for example in chosen[t])
 
 
@@ -112,7 +105,6 @@ def render_examples(sites: Sequence[SiteExamples], headed: bool) -> Markup:
 
 
 def _legend(site: SiteExamples) -> tuple[tuple[str, str], ...]:
-    """(mark, meaning) of each mark."""
     if any(example.findings is not None for example in site.examples):
         return (("right", "finding that is there"), ("wrong", "finding that is not there"))
     return (("same", "words of the reference report"), ("other", "other words"))
@@ -122,27 +114,19 @@ def _marked(example: Example) -> tuple[list[_Marked], list[_Marked] | None]:
     """The report in pieces, and an account of what is right, wrong and missed; None where no findings are known."""
     if example.findings is None:
         return _by_words(example.written, example.reference), None
-    return _by_findings(example.written, frozenset(example.findings))
-
-
-def _by_findings(written: str, truth: frozenset[str]) -> tuple[list[_Marked], list[_Marked]]:
-    """Sentences that state findings, marked right or wrong, and the account of them."""
     from fedtar_flare.learning.labels import labeler
 
-    findings_in = labeler("synthetic").stated
+    stated, truth = labeler("synthetic").stated, frozenset(example.findings)
     pieces = []
-    for sentence in _SENTENCES.findall(written):
-        stated = findings_in(sentence)
-        pieces.append(("wrong" if stated - truth else "right" if stated else "", sentence))
-    named = findings_in(written)
-    account = (
-        ("right", "right", named & truth),
-        ("wrong", "not there", named - truth),
-        ("missed", "missed", truth - named),
-    )
+    for sentence in _SENTENCES.findall(example.written):
+        named = stated(sentence)
+        pieces.append(("wrong" if named - truth else "right" if named else "", sentence))
+    named = stated(example.written)
+    account = {("right", "right"): named & truth, ("wrong", "not there"): named - truth}
+    account |= {("missed", "missed"): truth - named}
     return pieces, [
         (kind, f"{word}: {', '.join(sorted(f.replace('_', ' ') for f in group))}")
-        for kind, word, group in account
+        for (kind, word), group in account.items()
         if group
     ]
 

@@ -22,8 +22,7 @@ NOT_STATED = "not stated"
 def write_model_card(run: Run, folder: Path | str) -> Path:
     """Write ``README.md`` into the adapter's folder, which must exist; returns its path.
 
-    The card leaves the server with the adapter, so counts under ``min_cell`` are not given exactly. Base model and
-    licence are given as the run's record states them, else as not stated.
+    The card leaves the server with the adapter, so counts under ``min_cell`` are not given exactly.
     """
     return write_text(Path(folder) / CARD_FILE, model_card(run))
 

@@ -20,7 +20,7 @@ HEADLINE = "bleu_4"
 
 
 def write_report(run_folder: Path | str) -> Path:
-    """Write ``report.html`` into a run's folder, finished or not; returns its path. Errors: see :func:`read_run`."""
+    """Write ``report.html`` into a run's folder, finished or not; its path. Errors as of :func:`read_run`."""
     run = read_run(run_folder)
     return write_text(run.folder / REPORT_FILE, page(run))
 
@@ -35,47 +35,47 @@ def page(run: Run) -> str:
         "run.html",
         run=run,
         sections=[*own, *shared],
-        tiles=_tiles(run) if run.reports else _tiles_of_images(run, own),
+        tiles=_tiles(run, own),
         began=f"begun {time}" if time else "never began",
         time_steps=run.start.time_steps,
     )
 
 
-def _tiles_of_images(run: Run, own: Sequence[Section]) -> list[Tile]:
+def _tiles(run: Run, own: Sequence[Section]) -> list[Tile]:
     start, exchange = run.start, run.start.exchange
-    done = len({step.round for step in run.steps})
-    seconds = run.end.seconds if run.end else None
     missing = len(start.absent)
+    seconds = run.end.seconds if run.end else None
+    done = len({step.round for step in run.steps})
+    less = f"whole model {times(exchange.full_bytes, exchange.bytes)} as much" if exchange.full_bytes else ""
     return [
         Tile("Sites", str(len(start.sites)), f"{missing} did not join" if missing else "all that were asked"),
-        Tile("Tasks", f"{done} of {start.rounds}", "diseases in sequence"),
+        *(_progress(run) if run.reports else [Tile("Tasks", f"{done} of {start.rounds}", "diseases in sequence")]),
         Tile("Wall time", duration(seconds), "whole run" if run.end else "no end recorded"),
-        *(Tile(label, *text.split(", ", 1)) for section in own for label, text in section.lines),
-        Tile(
-            "One module",
-            size(exchange.bytes),
-            f"whole model {times(exchange.full_bytes, exchange.bytes)} as much" if exchange.full_bytes else "",
+        *(
+            _scores(run)
+            if run.reports
+            else [Tile(label, *text.split(", ", 1)) for section in own for label, text in section.lines]
         ),
+        Tile("One exchange" if run.reports else "One module", size(exchange.bytes), less),
     ]
 
 
-def _tiles(run: Run) -> list[Tile]:
-    start, exchange = run.start, run.start.exchange
-    missing = len(start.absent)
+def _progress(run: Run) -> list[Tile]:
+    start = run.start
+    asked = start.rounds - start.first_round + 1 if start.rounds else 0
+    best = f"best by validation: {run.best_round}" if run.best_round else ""
+    return [
+        Tile("Time steps", str(start.time_steps), "in each round"),
+        Tile("Rounds", f"{len(run.validations)} of {asked}", best),
+    ]
+
+
+def _scores(run: Run) -> list[Tile]:
     losses = [one.loss for one in run.validations if one.loss is not None]
     rows = score_rows(run, run.final)
     overall = mean_row(rows) or next((row for row in rows if row.step is None), None)
-    seconds = run.end.seconds if run.end else None
     parts = (overall.before, overall.after) if overall else ()
     return [
-        Tile("Sites", str(len(start.sites)), f"{missing} did not join" if missing else "all that were asked"),
-        Tile("Time steps", str(start.time_steps), "in each round"),
-        Tile(
-            "Rounds",
-            f"{len(run.validations)} of {start.rounds - start.first_round + 1 if start.rounds else 0}",
-            f"best by validation: {run.best_round}" if run.best_round else "",
-        ),
-        Tile("Wall time", duration(seconds), "whole run" if run.end else "no end recorded"),
         Tile(
             "Validation loss",
             " → ".join(number(loss, 2) for loss in losses[:: max(1, len(losses) - 1)]) or number(None),
@@ -85,10 +85,5 @@ def _tiles(run: Run) -> list[Tile]:
             f"{SCORES[HEADLINE].label} × 100",
             " → ".join(score(HEADLINE, part.get(HEADLINE)) for part in parts) or NOTHING,
             f"{overall.site}, from the {start_name(run)}" if overall else "not evaluated",
-        ),
-        Tile(
-            "One exchange",
-            size(exchange.bytes),
-            f"whole model {times(exchange.full_bytes, exchange.bytes)} as much" if exchange.full_bytes else "",
         ),
     ]

@@ -33,10 +33,7 @@ class Attendance:
 
 
 def participation(run: Run) -> Section:
-    """A grid with the number of visits, or a sign for why there was no update; the reasons stand below.
-
-    Of a method that classifies images a round is a task.
-    """
+    """A grid with the number of visits, or a sign for why there was no update; the reasons stand below."""
     numbers = sorted({step.round for step in run.steps})
     rounds = {r: [step for step in run.steps if step.round == r] for r in numbers}
     most = max((update.samples for step in run.steps for update in step.sites.values()), default=1)

@@ -42,28 +42,17 @@ Point = tuple[float, float | None, str]
 
 @dataclass(frozen=True)
 class Series:
-    """One line.
-
-    Parameters
-    ----------
-    name : str
-        In the legend.
-    points : sequence of (x, y, tooltip)
-        A y of None breaks the line; a point without a neighbour is a marker alone.
-    palette, index : str, int
-        Colour, and the place in the palette, from 0.
-    band : sequence of (x, low, high)
-        Shaded behind the line; a whisker at a point without a neighbour.
-    dashed : bool
-        A line for comparison, without markers.
-    """
+    """One line with its name in the legend, and its colour (place ``index`` in the palette)."""
 
     name: str
     points: Sequence[Point]
+    """(x, y, tooltip); a y of None breaks the line, and a point without a neighbour is a marker alone."""
     palette: Palette = "site"
     index: int = 0
     band: Sequence[tuple[float, float, float]] = ()
+    """(x, low, high): shaded behind the line; a whisker at a point without a neighbour."""
     dashed: bool = False
+    """A line for comparison, without markers."""
 
     @property
     def behind(self) -> bool:
@@ -100,10 +89,7 @@ class Guide:
 
 @dataclass(frozen=True)
 class Bar:
-    """A horizontal bar with its name before it and ``words`` (the value with its unit) after it.
-
-    ``ends`` is an interval around the value.
-    """
+    """A horizontal bar between its name and ``words``, the value with its unit; ``ends`` is an interval around it."""
 
     name: str
     value: float
@@ -113,7 +99,7 @@ class Bar:
 
 @dataclass(frozen=True)
 class Chart:
-    """Lines over axes, or bars; labels include units. See :func:`line_chart` for the parameters."""
+    """Lines over axes, or bars; labels include units. Means and what is faded are drawn behind other series."""
 
     title: str
     series: Sequence[Series] = ()
@@ -122,11 +108,16 @@ class Chart:
     y_label: str = ""
     y_range: tuple[float, float] | None = None
     x_range: tuple[float, float] | None = None
+    """From the data by default."""
     guides: Sequence[Guide] = ()
     crosses: Sequence[tuple[float, str]] = ()
+    """(x, tooltip) of events marked on the x axis."""
     whole: bool = True
+    """Only whole numbers are marked on the x axis."""
     log: Literal["", "x", "xy"] = ""
+    """Logarithmic axes; x is then marked at the points."""
     size: tuple[int, int] = (420, 240)
+    """In px; the drawing scales with the page."""
 
     @property
     def drawn(self) -> list[Series]:
@@ -228,31 +219,7 @@ class Figure:
 
 
 def line_chart(title: str, series: Sequence[Series], *, legend: bool = True, **options: Any) -> Markup:
-    """A chart with title, axes and legend as an HTML ``figure``; where no series has a value, one that says so.
-
-    Parameters
-    ----------
-    title : str
-        Above the chart.
-    series : sequence of Series
-        Drawn in this order, means and what is faded behind the others.
-    legend : bool
-        Whether several series have their names below the chart.
-    x_label, y_label : str
-        Of the axes, with the unit.
-    x_range, y_range : (float, float), optional
-        Of the axes; from the data by default.
-    guides : sequence of Guide
-        Horizontal lines for comparison.
-    crosses : sequence of (x, tooltip)
-        Events marked on the x axis.
-    whole : bool
-        Whether only whole numbers are marked on the x axis (default).
-    log : {"", "x", "xy"}
-        Logarithmic axes; x is then marked at the points.
-    size : (int, int)
-        In px; the drawing scales with the page.
-    """
+    """The HTML ``figure`` of a :class:`Chart` of lines; ``legend``: several series have their names below it."""
     return Chart(title, series, **options).figure(legend)
 
 

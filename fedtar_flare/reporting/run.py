@@ -23,34 +23,21 @@ SPLITS = ("train", "validation", "test")
 
 @dataclass(frozen=True)
 class Run:
-    """A run, as far as it went.
-
-    Parameters
-    ----------
-    folder : Path
-        With the record.
-    start : Start
-        Of a resumed run, with the first round of all its parts; without name and time steps where the run failed before
-        its start.
-    steps, validations, evaluations : tuple of events
-        In order; of a repeated one, the later. Evaluations hold known numbers alone, and of a cell under the minimum
-        only ``n``.
-    end : End or None
-        None while the run goes on, and when it was killed.
-    own : tuple of Event
-        The events of the run's method.
-    title : str
-        Of the method; its name where this version does not know it.
-    """
+    """A run, as far as it went; events are in order, of repeated ones the later."""
 
     folder: Path
     start: Start
+    """Of a resumed run, with the first round of all its parts; without a name where the run failed before its start."""
     steps: tuple[Step, ...]
     validations: tuple[Validation, ...]
     evaluations: tuple[Evaluation, ...]
+    """They hold known numbers alone, and of a cell under the minimum only ``n``."""
     end: End | None
+    """None while the run goes on, and when it was killed."""
     own: tuple[Event, ...]
+    """The events of the run's method."""
     title: str
+    """Of the method; its name where this version does not know it."""
 
     def events(self, kind: type[Kind]) -> list[Kind]:
         """The method's own events of one kind; of a repeated round or step, the later one."""
@@ -104,12 +91,8 @@ def find_run(folder: Path | str) -> Path:
 def read_run(folder: Path | str) -> Run:
     """Read the record in the ``fedtar`` folder of a run, or in the run folder around it.
 
-    For a method that this version does not know, only the events common to all methods are read.
-
-    Raises
-    ------
-    FedTARError
-        No record, one of another program or version, or a broken line other than the last.
+    For a method that this version does not know, only the events common to all methods are read. FedTARError: no
+    record, one of another program or version, or a broken line other than the last.
     """
     folder = Path(folder)
     if not (folder / ROUNDS_FILE).is_file() and (folder / "fedtar" / ROUNDS_FILE).is_file():

@@ -40,11 +40,11 @@ def score_rows(run: Run, after: Evaluation | None, generic: bool = False) -> lis
     parts: list[int] = []
     scored = 0
     for site in sorted({site for sites in both for site in sites}):
-        steps = sorted({t for sites in both if site in sites for t in sites[site].steps})
-        pairs = {t: [sites[site].steps.get(t, {}) if site in sites else {} for sites in both] for t in steps}
+        scores = [sites.get(site, SiteScores()) for sites in both]
+        pairs = {t: [one.steps.get(t, {}) for one in scores] for t in sorted({t for one in scores for t in one.steps})}
         counts = {t: _reports(*pair) for t, pair in pairs.items()}
         rows += [Row(site, t, visits(counts[t], min_cell), *map(_scores, pair)) for t, pair in pairs.items()]
-        every = [sites[site].all if site in sites else {} for sites in both]
+        every = [one.all for one in scores]
         n = _reports(*every)
         own = list(counts.values()) or [n]
         rows.append(Row(site, None, _total(own, n, min_cell), *map(_scores, every)))

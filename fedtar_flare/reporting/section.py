@@ -51,19 +51,7 @@ def table(
     left: Collection[int] = (),
     empty: str = "Not recorded.",
 ) -> Markup:
-    """A table whose first column names the rows.
-
-    Parameters
-    ----------
-    head, rows : sequences of text
-        Of equal length.
-    kind : str
-        CSS class.
-    left : collection of int
-        Columns that are flush left.
-    empty : str
-        What stands for no rows.
-    """
+    """A table whose first column names the rows; ``kind`` is its CSS class, ``left`` has the columns flush left."""
     return render("table.html", head=head, rows=rows, kind=kind, left=left, empty=empty)
 
 
@@ -96,7 +84,7 @@ def round_axis(run: Run) -> tuple[float, float]:
 
 
 def place(run: Run, round_: int, step: int) -> float:
-    """Place of a step on the axis of rounds; the last step of round r is at r."""
+    """A step on the axis of rounds; the last step of round r is at r."""
     return round(round_ - 1 + step / max(1, run.start.time_steps), 4)
 
 

@@ -38,8 +38,7 @@ class Difference:
 def differences(results: Sequence[Done], reference: str) -> list[Difference]:
     """All arms against the reference, on the seeds that both have; reports of the hospitals that took part.
 
-    Patients of all hospitals are drawn together. The interval is over patients and seeds (hierarchical bootstrap), p of
-    a permutation of the two arms' results patient by patient.
+    Patients of all hospitals are drawn together; p is of a permutation of the two arms' results patient by patient.
     """
     rows = {(one.experiment.name, one.experiment.seed): one.members() for one in results}
     both = [(name, seed) for name, seed in rows if name != reference and (reference, seed) in rows]
@@ -99,7 +98,7 @@ def _bleu(n: int) -> SumsOf:
 
 
 def _f1(there: str, named: str, names: Collection[str] | None = None) -> SumsOf:
-    """F1 of what is there and what a report names: two columns of a row, which results of earlier versions may lack."""
+    """F1 of what is there and what a report names, two columns of a row; None where no report has them."""
 
     def f1(rows: Sequence[Row]) -> PatientSums | None:
         known = [row for row in rows if row.get(there) is not None]

@@ -35,15 +35,12 @@ def figures(results: Sequence[Done], arms: Sequence[Summary], reference: str) ->
         }
         return gaps([arm_series(name, labels, colours, points) for name, points in found.items() if points])
 
-    made = [_per_hospital(by_arm, lines), _scores(lines), _validation(lines), *_curves(by_arm, labels), _costs(arms)]
+    made = [_per_hospital(results, lines), _scores(lines), _validation(lines), *_curves(by_arm, labels), _costs(arms)]
     return [figure for figure in made if figure.charts]
 
 
 def arm_colours(arms: Sequence[Summary], reference: str) -> dict[str, int]:
-    """A colour per arm. Of more arms than colours, the reference and those that are best have one.
-
-    These are the best in each score in which arms are compared, and then those with the best CIDEr.
-    """
+    """A colour per arm; of more arms than colours, the reference, the best in each compared score, and in CIDEr."""
     names = [arm.name for arm in arms]
     means = {score: {arm.name: arm.mean("members", score) or 0.0 for arm in arms} for score in COMPARED}
     leading = [max(names, key=lambda name, of=of: of[name]) for of in means.values()]  # type: ignore[misc]
@@ -59,17 +56,7 @@ def colours_of(names: Sequence[str], first: Sequence[str], best: Mapping[str, fl
 
 
 def arm_series(name: str, labels: Mapping[str, str], colours: Mapping[str, int], points: Points) -> Series:
-    """An arm's means over seeds, with the least and the largest of several seeds.
-
-    Parameters
-    ----------
-    name : str
-        Of the arm.
-    labels, colours : mapping
-        Its label and its place in the palette; faded, and one of :data:`OTHERS`, without a place.
-    points : mapping
-        Values of the seeds at each place on the x axis.
-    """
+    """An arm's means over seeds, with the range of several seeds; faded, as one of :data:`OTHERS`, without a colour."""
     several = any(len(values) > 1 for values in points.values())
     means = {x: statistics.fmean(points[x]) for x in sorted(points)}
     return Series(
@@ -103,9 +90,9 @@ def _collected(pairs: Iterable[tuple[float, Any]]) -> Points:
 Lines = Callable[[Callable[[dict[str, Any]], Iterable[tuple[float, float | None]]]], list[Series]]
 
 
-def _per_hospital(by_arm: Mapping[str, Any], lines: Lines) -> Figure:
+def _per_hospital(results: Sequence[Done], lines: Lines) -> Figure:
     """CIDEr of each hospital (FedTAR, Fig. 4 and 5)."""
-    sites = sorted({site for results in by_arm.values() for result in results for site in result["sites"]})
+    sites = sorted({site for one in results for site in one.result["sites"]})
     scale = SCORES["cider"].scale
 
     def of(result: dict[str, Any], site: str) -> list[tuple[float, float | None]]:
@@ -122,7 +109,6 @@ def _per_hospital(by_arm: Mapping[str, Any], lines: Lines) -> Figure:
 
 
 def _scores(lines: Lines) -> Figure:
-    """Means of the hospitals."""
     charts = []
     for name, kind in SCORES.items():
 
@@ -181,7 +167,6 @@ def _curves(by_arm: Mapping[str, Sequence[dict[str, Any]]], labels: Mapping[str,
 
 
 def _costs(arms: Sequence[Summary]) -> Figure:
-    """Bytes and seconds of a run."""
     times = [Bar(arm.label, arm.seconds, duration(arm.seconds), arm.seconds_range) for arm in arms]
     charts = [Chart("Time of a run", bars=times)]
     if any(arm.bytes for arm in arms):

@@ -8,7 +8,6 @@ import shutil
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version as installed
 from pathlib import Path
-from typing import Any
 
 from fedtar_flare.record.best import best_round
 from fedtar_flare.record.events import (
@@ -28,29 +27,17 @@ from fedtar_flare.runtime.recipe import MethodRecipe
 from fedtar_flare.site.place import home
 from fedtar_flare.site.state import SiteState, task_scores
 from fedtar_flare.suite.hospitals import site_config
-from fedtar_flare.suite.outside import shared_alone
+from fedtar_flare.suite.outside import Found, shared_alone
 from fedtar_flare.suite.plan import Experiment
 from fedtar_flare.version import __version__
 
 PACKAGES = ("torch", "transformers", "peft", "nvflare", "numpy")
-Found = tuple[dict[str, Any], list[dict[str, Any]]]
-"""A part of a result, and rows."""
 
 
 def collect(experiment: Experiment, recipe: MethodRecipe, results: Path) -> Found:
-    """The result of a run, and the scores of single reports or test images; removes the state of its sites.
+    """What is kept of the run whose record and checkpoints are in ``results``; removes the state of its sites.
 
-    Scores of reports are those of one round everywhere, at the hospitals that took part and outside
-    (:func:`scored_round`).
-
-    Parameters
-    ----------
-    experiment : Experiment
-        What was run.
-    recipe : MethodRecipe
-        With which it was run.
-    results : Path
-        The run's results folder, with its record and checkpoints.
+    Scores of reports are of one round everywhere, at the hospitals that took part and outside (:func:`scored_round`).
     """
     events = read_events(results, (*SHARED, *method(experiment.arm.method).events))
     start = of_kind(events, Start)[0]
@@ -121,8 +108,7 @@ def _of_reports(
 ) -> Found:
     evaluations, validations = of_kind(events, Evaluation), of_kind(events, Validation)
     chosen = scored_round(evaluations, best_round(validations))
-    outside = shared_alone(recipe, results, experiment.variant.outside, chosen)
-    rows = []
+    outside, rows = shared_alone(recipe, results, experiment.variant.outside, chosen)
     for site, state in states.items():
         for when, number in (("start", 0), ("end", chosen)):
             file = state.folder / f"report-scores-{number:04d}.jsonl"
@@ -132,8 +118,8 @@ def _of_reports(
         "scored_round": chosen,
         "validation": [event.model_dump(mode="json", include={"round", "loss", "sites"}) for event in validations],
         "evaluations": [event.model_dump(mode="json") for event in evaluations],
-        "outside": outside.scores,
-    }, rows + outside.rows
+        "outside": outside,
+    }, rows
 
 
 def _of_tasks(events: Sequence[Event], states: Mapping[str, SiteState], steps: int) -> Found:

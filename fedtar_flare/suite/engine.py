@@ -1,9 +1,7 @@
 """A federation in one process: the method's own controller and executors, without FLARE's processes and network.
 
-Every message still passes FLARE's ``FLModelUtils`` and the site's outbound guard, so that headers and tensors go the
-way they go in a job, and the numbers are those of the simulator. What is spared is the start of a process for each
-site and task, which in a small experiment is most of the time. What is missing is what only processes can show: time
-limits, lost connections, TensorBoard.
+Every message still passes FLARE's ``FLModelUtils`` and the site's outbound guard, so the numbers are those of the
+simulator. What only processes can show is missing: time limits, lost connections, TensorBoard.
 """
 
 from __future__ import annotations
@@ -35,14 +33,9 @@ LocalSite = Callable[[str, Shareable], "Shareable | None"]
 
 
 class InThisProcess(FederatedController):
-    """The controller, which delivers its messages in this process.
+    """The controller, which delivers its messages in this process; ``folder`` stands for the server's run folder.
 
-    Args:
-        folder: stands for the server's run folder.
-        sites: by name.
-        order_of_arrival: permutes the sites before they are asked.
-        joins: round in which a site connects, of those that are not there from the start.
-        settings: of the controller.
+    ``order_of_arrival`` permutes the sites before they are asked; ``joins`` has the round in which a late one connects.
     """
 
     def __init__(
@@ -67,7 +60,6 @@ class InThisProcess(FederatedController):
         return [Client(name, name) for name in self.local_sites if self.joins.get(name, 1) <= self.running_round]
 
     def admit_late_sites(self, w: Any, r: int) -> None:
-        """Sites that begin with round r are connected from now on, and the controller lets them in."""
         self.running_round = r
         super().admit_late_sites(w, r)
 
@@ -90,7 +82,6 @@ class InThisProcess(FederatedController):
         self.silent_until = 0.0
 
     def deliver(self, site: str, task: str, message: Shareable) -> Shareable | None:
-        """A site's answer to one task; None when it never answers."""
         return self.local_sites[site](task, message)
 
     def send_model(
@@ -122,16 +113,11 @@ class InThisProcess(FederatedController):
 
 
 class ExecutorSite:
-    """A site that runs its tasks in one executor, behind its outbound guard.
-
-    Args:
-        name: of the site.
-        executor: this site's own.
-        workspace: stands for its FLARE workspace.
-    """
+    """A site that runs its tasks in an executor of its own, behind its outbound guard."""
 
     def __init__(self, name: str, executor: SiteExecutor, workspace: Path):
-        self.name, self.executor, self.workspace = name, executor, workspace
+        self.name, self.executor = name, executor
+        workspace.mkdir(parents=True, exist_ok=True)
         names = list(executor.resolved.lora.exchange)
         self.guard = OutboundGuard(methods=[executor.contract.method], extra_names=names)
         self.engine = SimpleNamespace(
@@ -163,18 +149,13 @@ def run_in_process(
 ) -> Path:
     """Run a recipe in this process, its sites one after the other; returns the results folder, ``<folder>/fedtar``.
 
-    ``joins``: round in which a site begins, of those that come late, as one that connects to a running job does.
-
-    Raises:
-        ConfigError: the number or a name of the sites is not allowed.
-        FedTARError: the run failed, with its reason.
+    ``joins`` has the round in which a late site begins. ConfigError: the number or a name of the sites is not allowed;
+    FedTARError: the run failed.
     """
     folder.mkdir(parents=True, exist_ok=True)
     places = {
         name: ExecutorSite(name, copy.deepcopy(recipe.executor), folder / "sites" / name) for name in site_names(sites)
     }
-    for place in places.values():
-        place.workspace.mkdir(parents=True, exist_ok=True)
     controller = InThisProcess(folder, places, joins=joins, **recipe.controller_arguments)
     controller.run()
     if (status := run_status(controller.results_folder)) != "completed":

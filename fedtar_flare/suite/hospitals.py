@@ -20,10 +20,7 @@ from fedtar_flare.suite.variants import Variant
 def described(variant: Variant, folder: Path) -> Iterator[None]:
     """Site files of the variant's synthetic hospitals, in force within the context; none where it says nothing of them.
 
-    Raises
-    ------
-    ConfigError
-        The suite describes synthetic hospitals, and FEDTAR_SITES names others.
+    :class:`ConfigError` where FEDTAR_SITES names others.
     """
     if not variant.cohort:
         yield

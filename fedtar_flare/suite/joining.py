@@ -34,10 +34,9 @@ class Gain:
 
 
 def gains(results: Sequence[Done], reference: str) -> list[Gain]:
-    """All arms in all scenarios, at the hospitals that a scenario names.
+    """All arms in all scenarios, at the hospitals that a scenario names, or else at those that are in all its points.
 
-    Where it names none, they are those that are in all its points, so that points differ in nothing else. What shares
-    nothing was run with the fewest hospitals, for all numbers of them.
+    What shares nothing was run with the fewest hospitals, for all numbers of them.
     """
     several = [v for one in results if (v := one.experiment.variant).scenario and not v.left_out]
     found = []

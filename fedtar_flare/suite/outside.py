@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -16,31 +16,20 @@ from fedtar_flare.runtime.report_site import ReportSite
 from fedtar_flare.site.cohort import prepare_site
 from fedtar_flare.suite.hospitals import site_config
 
-
-class Outside(NamedTuple):
-    """Scores of the adapter before training (``start``) and of the round asked for (``end``), by hospital; and rows."""
-
-    scores: dict[str, dict[str, Any]]
-    rows: list[dict[str, Any]]
+Found = tuple[dict[str, Any], list[dict[str, Any]]]
+"""A part of a result, and rows."""
 
 
-def shared_alone(recipe: MethodRecipe, results: Path, hospitals: Sequence[str], round_: int) -> Outside:
-    """Score a finished run's shared adapter of a round (the best or the last) at hospitals outside.
+def shared_alone(recipe: MethodRecipe, results: Path, hospitals: Sequence[str], round_: int) -> Found:
+    """Score a finished run's shared adapter at hospitals outside; nothing where the method shares nothing.
 
-    Parameters
-    ----------
-    recipe : MethodRecipe
-        Of the run.
-    results : Path
-        Its results, with the checkpoints.
-    hospitals : sequence of str
-        Names; none of them is asked where the method shares nothing.
-    round_ : int
-        Whose adapter is scored.
+    Scores are by hospital: of the adapter before training (``start``) and of the given round, the best or the last
+    (``end``).
     """
-    found = Outside({}, [])
+    scores: dict[str, dict[str, Any]] = {}
+    rows: list[dict[str, Any]] = []
     if not recipe.contract.shares or not hospitals:
-        return found
+        return scores, rows
     checkpoint = load(results / "checkpoint" / BEST)
     if checkpoint.round != round_:
         checkpoint = load(results / "checkpoint" / f"round-{round_:04d}.safetensors")
@@ -50,9 +39,9 @@ def shared_alone(recipe: MethodRecipe, results: Path, hospitals: Sequence[str], 
         for when, weights in states.items():
             learner.load_shared(weights)
             evaluated = learner.evaluate(min_cell=1)
-            found.scores.setdefault(hospital, {})[when] = evaluated.scores
-            found.rows.extend({"site": hospital, "when": when, **row} for row in evaluated.rows)
-    return found
+            scores.setdefault(hospital, {})[when] = evaluated.scores
+            rows += [{"site": hospital, "when": when, **row} for row in evaluated.rows]
+    return scores, rows
 
 
 def _learner(recipe: MethodRecipe, hospital: str) -> ReportLearner:

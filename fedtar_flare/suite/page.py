@@ -26,22 +26,7 @@ PAGE, FIGURES = "comparison.html", "figures"
 
 
 def write_page(folder: Path, suite: Suite, experiments: Sequence[Experiment]) -> Path | None:
-    """Write the page of the runs that have results, and ``figures/``.
-
-    Parameters
-    ----------
-    folder : Path
-        Of the results.
-    suite : Suite
-        What is compared.
-    experiments : sequence of Experiment
-        Its runs, done or not.
-
-    Returns
-    -------
-    Path or None
-        The page; None without any result.
-    """
+    """Write the page of those of the suite's runs that have results, and ``figures/``; None without any result."""
     results = done(folder, experiments)
     if not results:
         return None
@@ -88,29 +73,15 @@ def _main(own: Sequence[Done], suite: Suite, labels: dict[str, str]) -> list[Tab
     """In the paper's shape: at the hospitals that took part, with and without the patient adapter, and outside."""
     against = {name: differences(own, name) for name in suite.compared_with}
     members, generic, outside = WHERE.values()
-    made = [
-        tables.scores(
-            members,
-            "With each hospital's patient adapter, or the adapter that it tuned for itself, where the method has one.",
-            own,
-            lambda one, when: one.members(when),
-            against[suite.compared_with[0]],
-        ),
-        tables.scores(
-            generic,
-            "What a method's shared adapter knows by itself, without any patient adapter.",
-            own,
-            lambda one, when: one.generic(when),
-        ),
-        tables.scores(
-            outside,
-            "Hospitals that never took part and get the shared adapter of the same round.",
-            own,
-            lambda one, when: one.outside(when),
-        ),
+    about = "With each hospital's patient adapter, or the adapter that it tuned for itself, where the method has one."
+    alone = "What a method's shared adapter knows by itself, without any patient adapter."
+    strangers = "Hospitals that never took part and get the shared adapter of the same round."
+    return [
+        tables.scores(members, about, own, Done.members, against[suite.compared_with[0]]),
+        *(tables.differences(found, labels, name) for name, found in against.items() if found),
+        tables.scores(generic, alone, own, Done.generic),
+        tables.scores(outside, strangers, own, Done.outside),
     ]
-    made[1:1] = [tables.differences(found, labels, name) for name, found in against.items() if found]
-    return made
 
 
 def _every(arms: Sequence[Summary]) -> list[Table]:
@@ -122,7 +93,6 @@ def _every(arms: Sequence[Summary]) -> list[Table]:
 
 
 def _rows(arms: Sequence[Summary], where: str, names: Sequence[str]) -> list[list[str]]:
-    """The warm start and then each arm, as mean and, over several seeds, standard deviation."""
     measured = [arm for arm in arms if arm.after[where]]
     if not measured:
         return []

@@ -26,24 +26,16 @@ _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 
 @dataclass(frozen=True)
 class Experiment:
-    """One run of the suite: an arm with a seed on a set of hospitals.
-
-    Parameters
-    ----------
-    name : str
-        Of the arm.
-    recipe : dict
-        Arguments of the recipe, seed included.
-    digest : str
-        Of all that decides about the result, with defaults; a result with it need not be made again.
-    """
+    """One run of the suite: an arm (by ``name``) with a seed on a set of hospitals."""
 
     name: str
     arm: Arm
     seed: int
     variant: Variant
     recipe: dict[str, Any]
+    """Arguments of the recipe, seed included."""
     digest: str
+    """Of all that decides about the result, with defaults; a result with it need not be made again."""
 
     @property
     def sites(self) -> tuple[str, ...]:
@@ -80,11 +72,7 @@ def experiments(suite: Suite) -> list[Experiment]:
     """All runs of a suite, seed by seed, so that every arm has a first result early; all recipes are tried at once.
 
     An arm whose method shares nothing is run only where its result is needed (:attr:`Variant.alone`).
-
-    Raises
-    ------
-    ConfigError
-        The name, method or settings of an arm, or an option of a hospital, do not fit; says which.
+    :class:`ConfigError` says which name, method or setting of an arm, or option of a hospital, does not fit.
     """
     site_names(suite.sites)
     arms = {name: build(Arm, values, f"arm '{name}'") for name, values in suite.arms.items()}

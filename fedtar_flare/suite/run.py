@@ -6,14 +6,13 @@ import json
 import logging
 import multiprocessing
 import os
-import queue
 import shutil
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from pathlib import Path
 
 from fedtar_flare.errors import FedTARError
@@ -43,14 +42,10 @@ def pending(folder: Path, experiments: Iterable[Experiment]) -> list[Experiment]
 def run_suite(
     folder: Path, experiments: Sequence[Experiment], *, processes: int = 1, say: Callable[[str], None] = print
 ) -> list[str]:
-    """Run what has no result yet; one that fails is said and left out, the others go on.
+    """Run what has no result in the folder yet; one that fails is left out, the others go on.
 
     Parameters
     ----------
-    folder : Path
-        Of the results; a second call there goes on where the first one stopped.
-    experiments : sequence of Experiment
-        All of the suite, or some of them.
     processes : int, default 1
         How many run at the same time, each in a process with its share of the cores.
     say : callable
@@ -81,29 +76,23 @@ def run_suite(
         for one in todo:
             finished(one, attempt(folder, one, threads))
         return failed
-    waiting: queue.SimpleQueue[Experiment] = queue.SimpleQueue()
-    for one in todo:
-        waiting.put(one)
+    waiting = iter(todo)  # the lanes take from one iterator, whose steps are atomic
+
+    def lane(_: int) -> None:
+        """Run what waits, one after the other, in one process; where it dies, the next experiment gets a new one."""
+        with ExitStack() as pools:
+            pool = None
+            for one in waiting:
+                pool = pool or pools.enter_context(one_worker())
+                try:
+                    problem = pool.submit(attempt, folder, one, threads).result()
+                except BrokenProcessPool:
+                    problem, pool = "its process died (killed, or out of memory)", None
+                finished(one, problem)
+
     with ThreadPoolExecutor(processes) as lanes:
-        for lane in [lanes.submit(_work, folder, waiting, threads, finished) for _ in range(processes)]:
-            lane.result()
+        list(lanes.map(lane, range(processes)))
     return failed
-
-
-def _work(
-    folder: Path, waiting: queue.SimpleQueue[Experiment], threads: int, finished: Callable[[Experiment, str], None]
-) -> None:
-    """Run what waits, one after the other, in one process; where it dies, the next experiment gets a new one."""
-    with ExitStack() as pools, suppress(queue.Empty):
-        pool = None
-        while True:
-            one = waiting.get_nowait()
-            pool = pool or pools.enter_context(one_worker())
-            try:
-                problem = pool.submit(attempt, folder, one, threads).result()
-            except BrokenProcessPool:
-                problem, pool = "its process died (killed, or out of memory)", None
-            finished(one, problem)
 
 
 def one_worker() -> ProcessPoolExecutor:
@@ -124,10 +113,7 @@ def _end_with_parent() -> None:
 
 
 def attempt(folder: Path, experiment: Experiment, threads: int) -> str:
-    """Run one experiment with so many torch threads; returns why it failed, empty when it did not.
-
-    The reason is a text, because not every exception can be handed to another process.
-    """
+    """Run one experiment; why it failed, or nothing: a text, since not every exception can be sent to a process."""
     try:
         run_experiment(folder, experiment, threads)
     except FedTARError as error:

@@ -21,25 +21,15 @@ Means = dict[str, dict[str, list[float]]]
 
 @dataclass(frozen=True)
 class Summary:
-    """One arm.
-
-    Parameters
-    ----------
-    before, after : dict
-        By a place of :data:`WHERE` and score, one mean over hospitals for each seed.
-    scored : tuple of int
-        Of each seed, the round whose scores are compared.
-    seconds, bytes : float
-        Mean of a run.
-    seconds_range : (float, float)
-        Over seeds.
-    """
+    """One arm; ``seconds`` and ``bytes`` are means of its runs."""
 
     name: str
     label: str
     before: Means
     after: Means
+    """By a place of :data:`WHERE` and score, one mean over hospitals for each seed."""
     scored: tuple[int, ...]
+    """Of each seed, the round whose scores are compared."""
     seconds: float
     seconds_range: tuple[float, float]
     bytes: float

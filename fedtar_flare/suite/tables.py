@@ -44,16 +44,8 @@ def scores(
 ) -> Table:
     """The warm start and then each arm, over all hospitals' patients together.
 
-    Parameters
-    ----------
-    title, about : str
-        Of the table.
-    results : sequence of Done
-        Of the suite's own hospitals.
-    rows_of : callable
-        Gives the reports of a run, ``start`` or ``end``; an arm that has none is left out.
-    against : sequence of Difference
-        Where one has p below 0.05, a star stands at the score.
+    ``rows_of`` gives the reports of a run, ``start`` or ``end``; an arm that has none is left out. Where a difference
+    in ``against`` has p below 0.05, a star stands at the score.
     """
     stars = {(one.arm, one.score): "∗" for one in against if one.p < 0.05}
     lines: list[tuple[str, str, dict[str, Interval | None]]] = []

@@ -19,6 +19,7 @@ from fedtar_flare.suite.task_scores import MEASURES, Run, Score, differences, va
 MOST_CHARTS = 9
 """Diseases that the learning curves show at most."""
 _LCA = list(MEASURES).index("lca")
+_HEAD = ["method", *(f"{label} ↑" for label, _ in MEASURES.values())]
 
 Arms = Mapping[str, Sequence[Run]]
 
@@ -52,7 +53,7 @@ def _scores(arms: Arms, labels: Mapping[str, str]) -> Table:
         "patients drawn whole)."
     )
     rows = [[labels[name], *(_cell(one) for one in values(runs).values())] for name, runs in arms.items()]
-    return Table("How well, and how fast, new diseases are learnt", about, _head(), rows)
+    return Table("How well, and how fast, new diseases are learnt", about, _HEAD, rows)
 
 
 def _differences(arms: Arms, labels: Mapping[str, str], reference: str) -> Table:
@@ -63,7 +64,7 @@ def _differences(arms: Arms, labels: Mapping[str, str], reference: str) -> Table
     )
     found = differences(arms, reference) if reference in arms else {}
     rows = [[labels[name], *(_cell(one) for one in scores.values())] for name, scores in found.items()]
-    return Table(f"Difference to {labels.get(reference, reference)}", about, _head(), rows)
+    return Table(f"Difference to {labels.get(reference, reference)}", about, _HEAD, rows)
 
 
 def _diseases(arms: Arms, labels: Mapping[str, str]) -> Table:
@@ -111,10 +112,6 @@ def _cost(arms: Arms, labels: Mapping[str, str], reference: str) -> Table:
     )
     head = ["method", "tasks", "epochs", "seconds", "of a start", "of a task", "bytes of a run", "a run", "membership"]
     return Table("What it costs, the start included", about, head, rows)
-
-
-def _head() -> list[str]:
-    return ["method", *(f"{label} ↑" for label, _ in MEASURES.values())]
 
 
 def _cell(one: Score) -> str:

@@ -109,7 +109,6 @@ class Run:
             )
         return found
 
-    # ------------------------------------------------------------------ what a start costs
     def reached(self, other: Run) -> list[tuple[int, float] | None]:
         """For each compared place of both, epochs and seconds until the other's last AUC; None: never."""
         mine, theirs = self.curves(), other.curves()

@@ -19,37 +19,24 @@ HOSPITALS = "hospitals"
 
 @dataclass(frozen=True)
 class Variant:
-    """Hospitals of a run.
-
-    Parameters
-    ----------
-    scenario : str
-        Its scenario; empty for the suite's own hospitals.
-    sites, outside : tuple of str
-        Who takes part, and who gets the shared adapter alone.
-    cohort : dict
-        Options of the synthetic cohorts, by hospital; empty where the suite says nothing of any.
-    joins : dict
-        Round in which a hospital begins, of those that do not from the start.
-    point : dict
-        What it takes from each list of its scenario: the number of hospitals, and options of the cohort.
-    compared : tuple of str
-        Hospitals whose gain is shown: those that the scenario names, else those that are in all its points.
-    left_out : tuple of str
-        Of the suite's hospitals, those that are outside.
-    alone : tuple of str
-        Hospitals on which an arm that shares nothing is run; what a hospital learns alone does not depend on others.
-    """
+    """Hospitals of a run: who takes part, and who is outside and gets the shared adapter alone."""
 
     scenario: str
+    """Empty for the suite's own hospitals."""
     sites: tuple[str, ...]
     outside: tuple[str, ...] = ()
     cohort: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """Options of the synthetic cohorts, by hospital; empty where the suite says nothing of any."""
     joins: dict[str, int] = field(default_factory=dict)
+    """Round in which a hospital begins, of those that do not from the start."""
     point: dict[str, Any] = field(default_factory=dict)
+    """What it takes from each list of its scenario: the number of hospitals, and options of the cohort."""
     compared: tuple[str, ...] = ()
+    """Hospitals whose gain is shown: those that the scenario names, else those that are in all its points."""
     left_out: tuple[str, ...] = ()
+    """Of the suite's hospitals, those that are outside."""
     alone: tuple[str, ...] = ()
+    """Where an arm that shares nothing is run; what a hospital learns alone does not depend on others."""
 
     @property
     def name(self) -> str:
@@ -65,13 +52,7 @@ class Variant:
 
 
 def variants(suite: Suite) -> list[Variant]:
-    """All of a suite, scenario by scenario.
-
-    Raises
-    ------
-    ConfigError
-        A scenario or an option of a cohort does not fit.
-    """
+    """All of a suite, scenario by scenario; :class:`ConfigError` where one or an option of a cohort does not fit."""
     several = {name: build(Scenario, given, f"scenario '{name}'") for name, given in suite.scenarios.items()}
     return [one for name, scenario in (several or {"": Scenario()}).items() for one in _expanded(suite, name, scenario)]
 
@@ -95,21 +76,24 @@ def _expanded(suite: Suite, name: str, scenario: Scenario) -> list[Variant]:
         compared = tuple(site for site in sites if site in named) or sites[: min(numbers)]
         joins = {site: r for site, r in scenario.joins.items() if r > 1}
         left_out = tuple(site for site in outside if site in suite.sites)
-        one = Variant(
-            scenario=name if scenario != Scenario() else "",
-            sites=sites,
-            outside=outside,
-            cohort=_cohorts(suite, scenario.cohort | point, (*sites, *outside)),
-            joins=joins,
-            point=({HOSPITALS: number} if len(numbers) > 1 else {}) | point,
-            compared=compared,
-            left_out=left_out,
-        )
+        alone: tuple[str, ...] = ()
         if number == min(numbers) and not left_out:
             # no run begins without a hospital that is there from the start
             first = [site for site in sites if site not in joins][:1] if set(compared) <= joins.keys() else []
-            one = replace(one, alone=tuple(site for site in sites if site in (*first, *compared)))
-        found.append(one)
+            alone = tuple(site for site in sites if site in (*first, *compared))
+        found.append(
+            Variant(
+                scenario=name if scenario != Scenario() else "",
+                sites=sites,
+                outside=outside,
+                cohort=_cohorts(suite, scenario.cohort | point, (*sites, *outside)),
+                joins=joins,
+                point=({HOSPITALS: number} if len(numbers) > 1 else {}) | point,
+                compared=compared,
+                left_out=left_out,
+                alone=alone,
+            )
+        )
     return found
 
 

@@ -31,23 +31,9 @@ from fedtar_flare.synthetic.vocabulary import NEW_KINDS
 def build_cohort(
     root: Path, settings: Mapping[str, Any], timeline: Timeline, options: CohortOptions
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Write all visits under a folder.
+    """Write all visits under an empty folder; index and truth, ready for JSON.
 
-    Parameters
-    ----------
-    root : Path
-        An empty folder; paths in the index are relative to it.
-    settings : dict
-        Site, patients and seed; all of them go into the truth.
-    timeline : Timeline
-        How visits become time steps.
-    options : CohortOptions
-        What the cohort contains.
-
-    Returns
-    -------
-    index, truth : dict
-        Ready for JSON.
+    ``settings`` (site, patients, seed and what else decides) go into the truth.
     """
     site, seed = settings["site"], settings["seed"]
     style = style_of(site)
@@ -122,7 +108,7 @@ def build_cohort(
 
 
 def phase_of(patient: PlannedPatient, visit: PlannedVisit, changed_from: int | None, options: CohortOptions) -> Phase:
-    """Wording of a visit: the second one from the planted step on, for the group that it concerns."""
+    """The second wording from the planted step on, for the group that it concerns."""
     concerned = options.change_group == "everyone" or patient.sex == "F"
     return "after" if concerned and changed_from is not None and visit.time_step >= changed_from else "before"
 

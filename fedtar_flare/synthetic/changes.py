@@ -23,12 +23,12 @@ _RESOLVED = re.compile(r"\b(?:no longer|not (?:present|seen) any more|resolved|r
 
 def planted_changes(visit: PlannedVisit) -> frozenset[FindingChange]:
     """True changes since the visit before, of which the reports speak: no style has a word for a stable finding."""
-    resolved: Direction = "resolved"
-    there = {(name, state.change) for name, state in visit.findings.items()}
-    return frozenset(
-        {FindingChange(name, _DIRECTIONS[change]) for name, change in there if change in _DIRECTIONS}
-        | {FindingChange(name, resolved) for name in visit.resolved}
-    )
+    changed = {
+        FindingChange(name, _DIRECTIONS[state.change])
+        for name, state in visit.findings.items()
+        if state.change in _DIRECTIONS
+    }
+    return frozenset(changed | {FindingChange(name, "resolved") for name in visit.resolved})
 
 
 def changes_in(text: str) -> frozenset[FindingChange]:

@@ -6,9 +6,8 @@ Layout of a cohort's folder::
     truth.json                     everything that was planted: sizes, directions, groups, effects
     patients/<patient>/<visit>/    ct/0001.dcm ... and report.txt
 
-A cohort is written into a hidden folder beside its place and moved there when it is whole, so a half-written one is
-never used, and processes that start together do not disturb each other: the first one wins, the others read its
-cohort.
+A cohort is written into a hidden folder beside its place and moved there when it is whole: a half-written one is never
+used, and of processes that start together the first one wins.
 """
 
 from __future__ import annotations
@@ -54,8 +53,7 @@ def synthetic_cohort(
     site : str
         Its name; decides about reporting style and scanner.
     folder : Path
-        Where cohorts are kept; each in a subfolder of its own, named by site and a key of all settings and of the code
-        that makes it.
+        Where cohorts are kept, each in a subfolder named by site and a key of all settings and of the code.
     patients : int
         Asked for; ``options.patients`` goes before it.
     timeline : Timeline
@@ -64,11 +62,6 @@ def synthetic_cohort(
         Of the whole simulation; sites with different names differ under one seed.
     options : CohortOptions, optional
         What the cohort contains.
-
-    Raises
-    ------
-    ConfigError
-        A setting does not fit.
     """
     options = options or CohortOptions()
     if patients < 1:

@@ -111,10 +111,7 @@ def stream(*parts: object) -> np.random.Generator:
 
 
 def change_step(options: CohortOptions, time_steps: int) -> int | None:
-    """First time step after the planted change: 2 when early, three quarters of the way when late.
-
-    None without a change, or when there is one time step only. Late: T = 2: 2, 3: 3, 4: 3, 5: 4.
-    """
+    """First time step after the planted change: 2 when early, at three quarters of T when late; None without any."""
     if options.change == "none" or time_steps < 2:
         return None
     return 2 if options.change == "early" else max(2, -(-3 * time_steps // 4))
@@ -126,19 +123,9 @@ def plan_patient(
     """The patient with a number (0, 1, ...) at a site: a pure function of the arguments.
 
     The identifier is drawn until the keyed hash puts the patient into the split planned for the number, 7 : 1 : 2
-    within any ten and one of each within the first three: small simulated sites can validate and test too.
-
-    Parameters
-    ----------
-    site, style, number : str, int, int
-        Which patient; the reporting style decides about the case mix.
-    timeline : Timeline
-        T, and the calendar bins that visits are drawn from, at most one from each; without bins the t-th visit is at
-        step t.
-    seed : int
-        Of the whole simulation.
-    options : CohortOptions
-        What the cohort contains.
+    within any ten and one of each within the first three: small simulated sites can validate and test too. The
+    reporting style decides about the case mix. Of each calendar bin of the timeline at most one visit is drawn; without
+    bins the t-th visit is at step t.
     """
     time_steps = timeline.time_steps
     rng = stream("patient", seed, site, number)

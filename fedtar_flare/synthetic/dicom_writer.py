@@ -49,34 +49,25 @@ def write_ct_series(
     kernel: str = "STANDARD",
     seed: int = 0,
 ) -> list[Path]:
-    """Write one axial series; returns its files, in the order of z.
+    """Write one axial series, ``0001.dcm`` and so on, from the feet to the head; returns its files in this order.
 
     Parameters
     ----------
-    folder : Path
-        Made if it is not there; files are named ``0001.dcm`` and so on, from the feet to the head.
     hu : int array (z, y, x)
         Hounsfield units within -1024 to 3071; z rises to the head, y to the back, x to the patient's left.
     spacing_mm : tuple of float
         (z, y, x); z is slice spacing and thickness.
     patient_id : str
         At most 64 characters, no backslash.
-    study_datetime : datetime
-        Of the acquisition.
-    age : float, optional
-        Written as whole years; unknown leaves it out.
-    sex : {"F", "M"}, optional
-        Unknown leaves it empty.
-    series_description, manufacturer, model_name, kernel : str
-        Written as they are.
+    age, sex : optional
+        Whole years are written; an unknown age is left out, an unknown sex empty.
     seed : int
         Enters the identifiers, to keep two cohorts apart.
 
     Raises
     ------
     DataError
-        ``wrong-volume`` for another shape, type or range, ``wrong-spacing``, ``wrong-patient-id`` or
-        ``age-out-of-range``.
+        ``wrong-volume`` (shape, type or range), ``wrong-spacing``, ``wrong-patient-id`` or ``age-out-of-range``.
     """
     from pydicom.filewriter import dcmwrite
     from pydicom.uid import UID

@@ -89,18 +89,10 @@ class Canvas:
         within: np.ndarray | None = None,
         bumps: np.ndarray | None = None,
     ) -> None:
-        """Blend an ellipsoid at (x, y, z) with half axes (x, y, z) mm, drawn in its bounding box only.
+        """Blend an ellipsoid of so many HU at (x, y, z) with half axes (x, y, z) mm, drawn in its bounding box only.
 
-        Parameters
-        ----------
-        center, radii : tuple of float
-            (x, y, z) in mm.
-        value : float
-            HU.
-        within : array, optional
-            Mask of the whole canvas that limits it.
-        bumps : array (n, 4), optional
-            Directions (x, y, z) and height that make the surface irregular.
+        ``within`` is a mask of the whole canvas that limits it; ``bumps`` (n, 4), directions (x, y, z) and heights,
+        make its surface irregular.
         """
         box = []
         for axis, middle, radius in zip((self.z, self.y, self.x), center[::-1], radii[::-1], strict=True):

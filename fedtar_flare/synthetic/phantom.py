@@ -1,12 +1,9 @@
 """Findings to a chest-CT volume: a schematic phantom in Hounsfield units, drawn with numpy in some ten milliseconds.
 
-Axes of a volume are (z, y, x), in DICOM's patient directions: z rises to the head, y to the back, x to the patient's
-left, so that row 0 of a slice is the front and column 0 the patient's right, as on a radiologist's screen. The
-origin of all lengths (millimetres) is the middle of the volume.
-
-A patient keeps the anatomy (size of chest and heart, vessel tree, places of the findings) from visit to visit; depth
-of breath, position on the table and noise are the visit's. Anatomy depends on neither age nor sex: what the planted
-effects do to a report is to be learned from the patient's profile, not read off the image.
+Axes are (z, y, x), in DICOM's patient directions: z rises to the head, y to the back, x to the patient's left. Lengths
+(mm) count from the middle of the volume. A patient keeps the anatomy from visit to visit; breath, position on the table
+and noise are the visit's. Anatomy depends on neither age nor sex: what the planted effects do to a report is to be
+learned from the patient's profile, not read off the image.
 """
 
 from __future__ import annotations
@@ -58,28 +55,10 @@ def draw_anatomy(rng: np.random.Generator) -> Anatomy:
 
 
 def render(anatomy: Anatomy, findings: Mapping[str, int], scanner: Scanner, rng: np.random.Generator) -> np.ndarray:
-    """Draw one visit.
+    """Draw one visit: int16 HU (slices, matrix, matrix) within [-1024, 3071].
 
-    Parameters
-    ----------
-    anatomy : Anatomy
-        The patient's.
-    findings : dict
-        Finding id to size 1 (small), 2 (moderate) or 3 (large).
-    scanner : Scanner
-        Geometry and image character.
-    rng : numpy.random.Generator
-        Of the visit: breath, position, noise.
-
-    Returns
-    -------
-    int16 array (slices, matrix, matrix)
-        HU, within [-1024, 3071].
-
-    Raises
-    ------
-    ConfigError
-        A finding or size is unknown.
+    ``findings`` are ids and sizes, 1 (small) to 3 (large), ConfigError for an unknown one; ``rng`` is the visit's, for
+    breath, position and noise.
     """
     for name, size in findings.items():
         if name not in FINDINGS or not 1 <= size <= len(SIZES):
@@ -162,7 +141,7 @@ def _draw_mediastinum(
         depth_mm = lesions.PERICARDIAL_MM[fluid - 1]
         canvas.ball(place, tuple(radius + depth_mm for radius in radii), lesions.FLUID)
     canvas.ball(place, radii, MUSCLE + 10)
-    canvas.ball(place, (radii[0] * 0.8, radii[1] * 0.8, radii[2] * 0.8), blood)
+    canvas.ball(place, tuple(radius * 0.8 for radius in radii), blood)
     z = canvas.z
     arch = anatomy.apex - lesions.ARCH_BELOW_APEX
     canvas.blend(canvas.oval(15, depth - 31, 11, 11, 2) * (z < arch), blood)  # descending aorta

@@ -24,45 +24,26 @@ class State:
 
 @dataclass(frozen=True)
 class Wording:
-    """Templates of one style. Nothing is drawn at random: the same visit always gives the same text.
-
-    Parameters
-    ----------
-    opening : pair of str
-        First words at a first visit, and at a later one.
-    sections : sequence of (kinds, sentence)
-        In the order of the report: kinds of finding, and the sentence when none of them is there;
-        ``(("bones",), "")`` places the sentence on bones.
-    found : dict of str
-        Per kind a sentence with ``{size}``, ``{side}`` and ``{change}``.
-    sizes : dict of str
-        Per kind three words for small, moderate and large, separated by ``|``.
-    changes : str
-        For new, larger and smaller, separated by ``|``; a stable finding gets no word.
-    resolved : str
-        Sentence with ``{names}``.
-    bones : pair of str
-        Sentence under 65 years, and from 65 years on.
-    impression : pair of str
-        Closing sentence with ``{names}``, and the one for a normal study; empty for none.
-    impression_first : bool
-        Whether it stands right after the opening.
-
-    Raises
-    ------
-    ConfigError
-        A kind or a part is missing.
-    """
+    """Templates of one style. Nothing is drawn at random: the same visit always gives the same text."""
 
     opening: Sequence[str]
+    """First words at a first visit, and at a later one."""
     sections: Sequence[tuple[Sequence[str], str]]
+    """Kinds of finding and the sentence when none of them is there; ``(("bones",), "")`` places that on bones."""
     found: Mapping[str, str]
+    """Per kind a sentence with ``{size}``, ``{side}`` and ``{change}``."""
     sizes: Mapping[str, str]
+    """Per kind three words for small, moderate and large, separated by ``|``."""
     changes: str
+    """For new, larger and smaller, separated by ``|``; a stable finding gets no word."""
     resolved: str
+    """Sentence with ``{names}``."""
     bones: Sequence[str]
+    """Sentence under 65 years, and from 65 years on."""
     impression: Sequence[str] = ("", "")
+    """Closing sentence with ``{names}``, and the one for a normal study."""
     impression_first: bool = False
+    """It stands right after the opening."""
 
     def __post_init__(self) -> None:
         covered = sorted(kind for kinds, _ in self.sections for kind in kinds)
@@ -83,20 +64,9 @@ def write_report(
     follow_up: bool = False,
     older: bool = False,
 ) -> str:
-    """Put a visit into words, one paragraph.
+    """Put a visit into words, one paragraph: findings by id, and those that have ``resolved`` since the visit before.
 
-    Parameters
-    ----------
-    wording : Wording
-        The style.
-    findings : dict
-        Finding id to its state.
-    resolved : sequence of str
-        Ids that were there at the visit before and are no longer.
-    follow_up : bool
-        Whether a visit came before.
-    older : bool
-        Whether the patient is 65 or more.
+    ``follow_up``: a visit came before; ``older``: the patient is 65 or more.
     """
     changes = dict(zip(("new", "larger", "smaller"), wording.changes.split("|"), strict=True))
     sentences = [wording.opening[follow_up]]

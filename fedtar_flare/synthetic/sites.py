@@ -33,21 +33,8 @@ def write_sites(
     """Write one synthetic cohort per site, each usable through a manifest like a hospital's own data.
 
     Layout: ``<out>/<site>/manifest.csv``, ``<out>/<site>/patients/<patient>/<visit>/{ct/,report.txt}``,
-    ``<out>/<site>/truth.json`` and ``<out>/sites/<site>.yaml``, the folder that ``FEDTAR_SITES`` may name.
-
-    Parameters
-    ----------
-    out : Path
-        A folder; sites that are there already are refused, so that nothing is overwritten.
-    names : list of str
-        Of the sites.
-    patients, timeline, seed, options
-        Of :func:`synthetic_cohort`.
-
-    Raises
-    ------
-    ConfigError
-        A site's folder is there already, or a setting does not fit.
+    ``<out>/<site>/truth.json`` and ``<out>/sites/<site>.yaml``, the folder that ``FEDTAR_SITES`` may name. A site that
+    is there already is refused (:class:`ConfigError`); the other parameters are those of :func:`synthetic_cohort`.
     """
     if len(set(names)) != len(names):
         raise ConfigError(f"a site is named twice: {', '.join(names)}")

@@ -44,22 +44,7 @@ def style_of(site: str) -> int:
 
 
 def wording_of(style: int, phase: Phase, own_words: float = 1.0) -> Wording:
-    """The wording of a style.
-
-    Parameters
-    ----------
-    style : int
-        1 to 6.
-    phase : {"before", "after"}
-        Of the planted change.
-    own_words : float, 0 to 1
-        Share of the kinds in the style's own words; the others are in style 1's.
-
-    Raises
-    ------
-    ConfigError
-        There is no such style.
-    """
+    """The wording of a style (1 to 6), with a share of the kinds in its own words and the others in style 1's."""
     if not 1 <= style <= len(STYLES):
         raise ConfigError(f"reporting style {style} does not exist; styles are 1 to {len(STYLES)}")
     own, common = STYLES[style - 1][phase == "after"], STYLES[0][phase == "after"]

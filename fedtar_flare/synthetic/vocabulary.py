@@ -32,6 +32,7 @@ SIZES = ("small", "moderate", "large")
 """Names of size 1, 2 and 3."""
 
 _TERMS = {kind: re.compile(one["term"]) for kind, one in KIND.items()}
+_SIDES = frozenset({"right", "left"})
 _SIDE = re.compile(r"\b(right|left|bilateral|both)\b")
 _SENTENCE = re.compile(r"[.;\n]+|\b(?:but|however|while|whereas)\b")
 _PIECE = re.compile(r",|\band\b|\bor\b|\bplus\b")
@@ -96,7 +97,7 @@ def stated_in(sentence: str) -> set[str]:
     pending: set[str] = set()  # sides that came before their finding ("right and left effusions")
     for piece in _PIECE.split(sentence):
         kinds = [kind for kind, term in _TERMS.items() if term.search(piece)]
-        sides = {side for word in _SIDE.findall(piece) for side in _sides(word)}
+        sides = {side for word in _SIDE.findall(piece) for side in (_SIDES & {word} or _SIDES)}
         found |= {kind for kind in kinds if kind not in SIDED}
         sided = [kind for kind in kinds if kind in SIDED]
         if sides:
@@ -116,7 +117,3 @@ def stated_in(sentence: str) -> set[str]:
     found |= {f"{kind}_{side}" for kind in waiting for side in last_sides}
     found |= {f"{kind}_{side}" for kind in last_kinds for side in pending}  # "nodules in the right and left lung"
     return found
-
-
-def _sides(word: str) -> tuple[str, ...]:
-    return (word,) if word in ("right", "left") else ("right", "left")

@@ -211,6 +211,6 @@ def exchange(quick: bool, folder: Path) -> tuple[list[float], list[float]]:
 def one_update(quick: bool, folder: Path) -> tuple[list[float], list[float]]:
     """One task of one update of 8 reports, small preset: from FLARE's start of a process for it to its answer."""
     own = {"training": {"local_steps": 1}, "data": {"synthetic_patients": 12}, "server": {"evaluate_every": 1}}
-    config = FedTARRecipe(name="exchange", **own).executor.model_config
+    config = FedTARRecipe(name="exchange", **own).executor.resolved.model
     state = shared_state(add_lora(build_model(config), targets=config.lora_targets, seed=0))
     return seconds_of(6, quick, folder, [list(state[name].shape) for name in sorted(state)], own)
