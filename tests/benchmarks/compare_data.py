@@ -15,9 +15,9 @@ from fedtar_flare.imaging.pipeline import Size, prepare
 from fedtar_flare.imaging.transforms import preparation
 from fedtar_flare.metrics.language import clean, language_scores, language_statistics
 from fedtar_flare.metrics.significance import REPLICATES, bleu_score, bootstrap
-from tools.corpus import text_corpus
 from tests.benchmarks.harness import Absent, comparison
 from tests.make_dicom import write_series
+from tools.corpus import text_corpus
 
 Cases = tuple[Callable[[], Any], Callable[[], Any] | None]
 CONFIG = Size(224, 24)

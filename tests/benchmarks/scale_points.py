@@ -38,12 +38,12 @@ from fedtar_flare.protocol.messages import OK, TaskHeader, version
 from fedtar_flare.protocol.tasks import CLOSE_ROUND
 from fedtar_flare.site.cohort import prepare_site
 from fedtar_flare.site.site_file import SITES_VARIABLE, load_site_config
-from tools.corpus import text_corpus
 from tests.benchmarks.compare_exchange import PUBLISHED, on_the_wire
 from tests.benchmarks.harness import memory, peak_bytes, settled_bytes
 from tests.federation import LocalFederation
 from tests.hospital_site import HospitalSite
 from tests.trivial_site import TrivialSite
+from tools.corpus import text_corpus
 
 Found = dict[str, float]
 SITE, BATCH = "site-1", 8
