@@ -37,9 +37,8 @@ def adapt(arguments: argparse.Namespace) -> None:
     each epoch, beside the same tuning from the common start. Nothing leaves this machine.
     """
     from fedtar_flare.errors import ConfigError
-    from fedtar_flare.methods.fedkei.knowledge import read_knowledge
-    from fedtar_flare.methods.fedkei.outside import adapt_outside
-    from fedtar_flare.methods.fedkei.tuning import LearnerSettings
+    from fedtar_flare.methods.fedkei.config import LearnerSettings
+    from fedtar_flare.methods.fedkei.outside import adapt_outside, read_knowledge
     from fedtar_flare.settings import build
     from fedtar_flare.site.site_file import read_site_file
     from fedtar_flare.tensor_file import write_tensors
@@ -62,9 +61,9 @@ def adapt(arguments: argparse.Namespace) -> None:
     result = {
         "task": found.task,
         "images": found.counts,
-        "auc": list(found.informed.curve),
-        "rand_auc": list(found.rand.curve),
-        "alpha": {kind: list(values) for kind, values in found.informed.alpha.items()},
+        "auc": found.informed.curve,
+        "rand_auc": found.rand.curve,
+        "alpha": found.informed.alpha,
         "fell_back": found.informed.fell_back,
         "knowledge": {"run_id": knowledge.run_id, "modules": knowledge.modules, "tasks": list(knowledge.tasks)},
     }

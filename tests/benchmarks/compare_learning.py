@@ -16,8 +16,8 @@ from fedtar_flare.data.timeline import Timeline
 from fedtar_flare.imaging.batch import ImageBatch, PriorBatch
 from fedtar_flare.imaging.pipeline import prepare_cohort
 from fedtar_flare.learning.learner import ReportLearner
+from fedtar_flare.methods.fedkei.config import LearnerSettings
 from fedtar_flare.methods.fedkei.learner import TaskLearner
-from fedtar_flare.methods.fedkei.tuning import LearnerSettings
 from fedtar_flare.methods.fedmrg.learner import FedMRGLearner
 from fedtar_flare.methods.fedtar.config import PatientConfig
 from fedtar_flare.methods.fedtar.patient_lora import PatientLoRA
@@ -174,7 +174,7 @@ def fedkei(quick: bool, folder: Path) -> Cases:
         learner.probe(several, data, 2)
         learner.adapt(several, data, 2)
 
-    return ours, lambda: learner.adapt(single, data, 2, alpha="fixed")
+    return ours, lambda: learner.adapt(single, data, 2)
 
 
 @comparison("fedkei-flops", "tuning alone", note="the paper: 1.078x", unit="GFLOP")

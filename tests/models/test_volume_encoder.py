@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from hospital_site import executor_of
 from refused import refused
 
 from fedtar_flare.errors import ConfigError
@@ -105,14 +106,13 @@ def test_proj_too_can_be_adapted_and_the_seed_gives_every_bit():
 
 
 def test_what_a_site_is_told_of_its_size_holds():
-    from fedtar_flare.methods.fedkei.asked import adapted_model, head_values
-
     config = TINY.replace(encoder_config={"feature_size": 12})
     model = build_classifier(config)
-    told = adapted_model(config).own_parameters(0)
+    site = executor_of("fedkei", preset="tiny", model=config.to_dict()).strategy
+    told = site.adapted_model(2).own_parameters(0)
     true = sum(parameter.numel() for parameter in model.parameters())
     assert true <= told <= 1.2 * true
-    assert head_values(config) == sum(parameter.numel() for parameter in shared_parameters(model).values())
+    assert site.extra_values() == sum(parameter.numel() for parameter in shared_parameters(model).values())
 
 
 # ------------------------------------------------------------------ weights

@@ -42,19 +42,9 @@ def coordinates(inner: Tensor) -> Tensor:
 
 
 def kmeans(inner: Tensor, clusters: int) -> list[int]:
-    """Clusters of N points by their inner products: k-means++, the best of ten starts, always the same ones.
+    """Each point's cluster of at most K by inner products (N, N): k-means++, the best of ten starts, always the same.
 
-    Parameters
-    ----------
-    inner : Tensor, (N, N)
-        As :func:`gram` gives it.
-    clusters : int
-        K; fewer where there are fewer distinct points. Equal points share a cluster.
-
-    Returns
-    -------
-    list of int
-        Each point's cluster, numbered by their earliest members from 0.
+    Equal points share a cluster; clusters are numbered from 0 by their earliest members.
     """
     from sklearn.cluster import KMeans
     from sklearn.exceptions import ConvergenceWarning
@@ -85,22 +75,17 @@ def renumbered(labels: Sequence[int]) -> list[int]:
     return [order.setdefault(label, len(order)) for label in labels]
 
 
-def merge_small(assignment: Sequence[int], sites: Sequence[str], inner: Tensor, least: int) -> list[int] | None:
+def merge_small(assignment: Sequence[int], sites: Sequence[str], inner: Tensor, least: int) -> list[int]:
     """Merge each cluster of fewer than ``least`` distinct sites with the one whose mean is nearest.
 
-    The cluster of the fewest sites goes first (the earliest of several), until all are large enough; None where all
-    modules together are of too few sites.
+    The cluster of the fewest sites goes first (the earliest of several), until all are large enough, or one is left.
     """
     labels = renumbered(assignment)
     while True:
-        counts = [
-            len({s for s, label in zip(sites, labels, strict=True) if label == k}) for k in range(max(labels) + 1)
-        ]
-        small = min(range(len(counts)), key=counts.__getitem__)
-        if counts[small] >= least:
+        members = [{s for s, label in zip(sites, labels, strict=True) if label == k} for k in sorted(set(labels))]
+        small = min(range(len(members)), key=lambda k: len(members[k]))
+        if len(members[small]) >= least or len(members) == 1:
             return labels
-        if len(counts) == 1:
-            return None
         means = torch.nn.functional.one_hot(torch.tensor(labels)).double()
         means = means / means.sum(0)
         apart = squared_distances(means.T @ inner @ means)[small]

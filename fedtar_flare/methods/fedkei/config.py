@@ -1,4 +1,4 @@
-"""Settings of what is FedKEI's own: the tasks, the plan, and how starts are mixed."""
+"""Settings of FedKEI: the tasks, the plan, how starts are mixed, and how a site learns."""
 
 from __future__ import annotations
 
@@ -30,10 +30,23 @@ CLASSIFIERS: dict[str, dict[str, Any]] = {
 }
 """Presets of the classifier: the shipped encoder slice by slice, a random one (tests), the paper's ViT."""
 
-
 TASKS = ("effusion", "nodule", "consolidation")
 BASE = (NOTHING, "cardiomegaly", "emphysema", "lymphadenopathy")
 """Tasks of the synthetic cohort, and their negatives: few of its images show nothing."""
+
+
+class LearnerSettings(Settings):
+    """How a site learns."""
+
+    epochs: int = Field(5, ge=1, description="E of tuning")
+    batch_size: int = Field(16, ge=1, le=1024, description="of tuning and of the inner loop")
+    lr: float = Field(0.05, gt=0, description="of SGD, tuning")
+    momentum: float = Field(0.9, ge=0, lt=1, description="of SGD, tuning")
+    eta_in: float = Field(0.05, gt=0, description="step size of alpha (Eq. 6)")
+    mu: float = Field(0.01, ge=0, description="weight of FedProx' term")
+    safeguard: Literal["off", "validation"] = Field(
+        "off", description="'validation': start from the common start where the mixture's validation loss is worse"
+    )
 
 
 class FedKEIConfig(Settings):
@@ -89,11 +102,7 @@ class FedKEIConfig(Settings):
 
 
 def classifier_of(preset: str, settings: dict[str, Any] | None, seed: int) -> ClassifierConfig:
-    """The named preset with some settings replaced; the common start is by the job's seed.
-
-    Raises:
-        ConfigError: an unknown preset or setting, or a value that is not allowed.
-    """
+    """The named preset with some settings replaced; the common start is by the job's seed. Raises ConfigError."""
     if preset not in CLASSIFIERS:
         raise ConfigError(
             f"preset '{preset}' is unknown to fedkei: it must be one of {', '.join(CLASSIFIERS)}"

@@ -14,12 +14,14 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
-from fedtar_flare.methods.fedkei.objectives import IMPORTANCE, PULL
 from fedtar_flare.protocol.contract import LORA_NAMES, Contract, Group, Task
 from fedtar_flare.protocol.fields import SECONDS, Field
 from fedtar_flare.protocol.tasks import HANDSHAKE, PRIVACY, SCORES, handshake
 
 PROBE, ADAPT = "probe", "adapt"
+
+IMPORTANCE, PULL = "importance.", "pull."
+"""Before a tensor's name on the wire: its Fisher information, and that times the tensor."""
 
 _ADAPTER = (LORA_NAMES, r"base_model\.model\..+\.ia3_l")
 _HEAD = (r"head\.(?:weight|bias)",)

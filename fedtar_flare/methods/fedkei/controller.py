@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from statistics import fmean
 from typing import Any
 
@@ -13,11 +12,10 @@ from pydantic import ValidationError
 from fedtar_flare.data.task_stream import DiseaseTask
 from fedtar_flare.errors import ConfigError, ExchangeError, FedTARError
 from fedtar_flare.methods.fedkei.config import STEPS
-from fedtar_flare.methods.fedkei.contract import ADAPT, PROBE
+from fedtar_flare.methods.fedkei.contract import ADAPT, IMPORTANCE, PROBE, PULL
 from fedtar_flare.methods.fedkei.events import Learnt, Mixed, SiteTask, Stream
-from fedtar_flare.methods.fedkei.knowledge import write_knowledge
-from fedtar_flare.methods.fedkei.mixture import Mixture
-from fedtar_flare.methods.fedkei.objectives import IMPORTANCE, PULL
+from fedtar_flare.methods.fedkei.mixture import Mixture, mixture_of
+from fedtar_flare.methods.fedkei.outside import write_knowledge
 from fedtar_flare.methods.fedkei.plans import plan
 from fedtar_flare.methods.fedkei.pool import Pool
 from fedtar_flare.protocol.exchange import MASTER_DTYPE, check_update_size
@@ -54,6 +52,8 @@ class FedKEIServer(ServerStrategy):
         self._restored: Tensors = {}
         self._owners: list[dict[str, Any]] = []
         self._final: dict[int, float] = {}
+        self._curved = self.plan.objective == "fisher"
+        """Whether Fisher information travels with the modules (FedCurv)."""
         if run.time_steps != STEPS:
             raise ConfigError(
                 f"time_steps is {run.time_steps}: a task of fedkei has {STEPS} steps, PROBE and ADAPT; the number of "
@@ -66,32 +66,26 @@ class FedKEIServer(ServerStrategy):
 
     def one_round(self, w: Tensors, r: int) -> Tensors:
         """Task r: mix, PROBE, step beta, ADAPT, pool; w is the common start and stays."""
-        pool = self._pool_of(w)
-        mixture, probed = self._mixture(pool, r), Answers()
+        if self.pool is None:
+            self.pool = Pool(w)
+            self.pool.load(self._restored, self._owners)  # of the run that is resumed
+        pool, probed = self.pool, Answers()
+        mixture = mixture_of(self.plan, pool, r, self._mixing)
         if mixture.probes:
             gradients, probed = self._probe(mixture, r)
             if left := self._forget(pool, probed):
                 self.run.info(f"task {r}: {', '.join(left)} left: their modules are out of the pool")
-                mixture = self._mixture(pool, r)
+                mixture = mixture_of(self.plan, pool, r, self._mixing)
             elif gradients is not None:
                 mixture = mixture.step(gradients, self.config.eta_out)
         self._record_mixture(mixture, probed, r, len(pool.before(r)))
         self._forget(pool, self._adapt(mixture, pool, r))
-        after = self._mixture(pool, r + 1)
+        after = mixture_of(self.plan, pool, r + 1, self._mixing)
         learnt = {self.config.stream(m.site, self.run.seed).task(m.task).name for m in pool.modules}
         write_knowledge(self.run.results_folder, after, self.run.described, self.run.run_id, sorted(learnt))
         return w
 
-    @property
-    def _curved(self) -> bool:
-        """Whether Fisher information travels beside the modules (FedCurv)."""
-        return self.plan.local.objective == "fisher"
-
     # ------------------------------------------------------------------ the two steps
-    def _mixture(self, pool: Pool, task: int) -> Mixture:
-        """Clusters of the modules of earlier tasks; in production of at least two sites each."""
-        return self.plan.mixture(pool, task, self._mixing)
-
     def _probe(self, mixture: Mixture, r: int) -> tuple[dict[str, torch.Tensor] | None, Answers]:
         """The sum of the sites' gradients in the centres (float64), and the answers; None without any."""
         centres = mixture.centres()
@@ -101,17 +95,16 @@ class FedKEIServer(ServerStrategy):
             updates.add(site, tensors)
 
         with SpilledUpdates(self.run.results_folder / "updates", sorted(centres)) as updates:
-            answers = self._ask(PROBE, mixture, r, 1, accept)
+            answers = self._ask(PROBE, mixture, r, 1, accept, {})
             total = updates.mean(dict.fromkeys(sorted(answers.replies), 1.0)) if answers.replies else None
         self.run.results.step(r, 1, answers, None)
         return total, answers
 
     def _adapt(self, mixture: Mixture, pool: Pool, r: int) -> Answers:
         """Every site tunes its module, which goes into the pool."""
-
         more: Tensors = {}
         if self._curved:  # where the pool may not be mixed yet, nothing of it is told this way either
-            more = pool.curvature(r if mixture.parts is not None else 0).tensors()
+            more = pool.curvature(r if mixture.parts is not None else 0)
 
         def accept(site: str, reply: Reply, tensors: Tensors) -> None:
             self._check(ADAPT, tensors, {**mixture.centres(site), **more}, one=True)
@@ -134,22 +127,15 @@ class FedKEIServer(ServerStrategy):
         self.run.info(f"task {r}: AUC of test images {shown or 'not told by any site'}")
         return answers
 
-    def _ask(
-        self, task: str, mixture: Mixture, r: int, step: int, accept: OnReply, more: Tensors | None = None
-    ) -> Answers:
-        """Send each site its centres: one message to all, and one to each site that a plan mixes for apart.
-
-        ``more`` goes down beside them.
-        """
+    def _ask(self, task: str, mixture: Mixture, r: int, step: int, accept: OnReply, more: Tensors) -> Answers:
+        """Send each site its centres and ``more``: a message to each that is mixed for apart, one to all others."""
         header = self.run.header(r, step, after=version(r - 1, STEPS if r > 1 else 0))
-        apart = [site for site in self.run.sites if site in mixture.own]
-        if not apart:
-            return self.run.ask(task, header, {**mixture.centres(), **(more or {})}, self.run.sites, accept)
-        groups: list[Sequence[str]] = [[site] for site in apart]
+        groups = [[site] for site in self.run.sites if site in mixture.own]
         groups += [[site for site in self.run.sites if site not in mixture.own]]
-        answers = Answers()
-        for group in filter(None, groups):
-            answers.add(self.run.ask(task, header, mixture.centres(group[0]), group, accept, min_sites=0))
+        groups, answers = [group for group in groups if group], Answers()
+        for group in groups:
+            down = {**mixture.centres(group[0]), **more}
+            answers.add(self.run.ask(task, header, down, group, accept, min_sites=None if len(groups) == 1 else 0))
         if answers.heard < self.run.min_sites:
             raise FedTARError(f"task {r}: {answers.heard} site(s) took part, min_sites is {self.run.min_sites}")
         return answers
@@ -165,13 +151,6 @@ class FedKEIServer(ServerStrategy):
                 raise ExchangeError(f"tensor '{name}' has shape {tuple(tensors[name].shape)} in task '{task}'")
 
     # ------------------------------------------------------------------ the pool
-    def _pool_of(self, w: Tensors) -> Pool:
-        """The pool, with the modules of the run that is resumed."""
-        if self.pool is None:
-            self.pool = Pool(w)
-            self.pool.load(self._restored, self._owners)
-        return self.pool
-
     def _forget(self, pool: Pool, answers: Answers) -> list[str]:
         """Take the modules of sites that left out of the pool; their names."""
         left = [site for site, why in sorted(answers.absent.items()) if why == LEFT]

@@ -20,15 +20,10 @@ class Stream(Event):
 
 
 class Mixed(TaskBegun):
-    """The mixture of a task.
+    """The mixture of a task: how many modules the pool held, and its clusters as :meth:`.mixture.Mixture.report` says.
 
-    Args:
-        modules: how many the pool held.
-        clusters: as :meth:`.mixture.Mixture.report` gives them; empty for the common start alone.
-        probed: site to the images behind its gradient.
-        clustering_seconds, probe_seconds: at the server, and until the last answer to PROBE.
-        probe_took: site to the seconds of its own work for PROBE.
-        left: sites that left; their modules were taken out of the pool.
+    ``probed``: site to the images behind its gradient; ``probe_seconds``: until the last answer to PROBE;
+    ``probe_took``: site to the seconds of its own work for it; ``left``: sites whose modules left the pool with them.
     """
 
     kind: ClassVar[str] = "mixed"
@@ -48,12 +43,8 @@ class Mixed(TaskBegun):
 class SiteTask(TaskOutcome):
     """What one site learnt in a task; nothing of a split in which a class has too few patients.
 
-    Args:
-        auc, rand_auc: on them at epoch 0..E, from the mixture and from the common start.
-        mixture_loss, start_loss, final_loss: of both starts and after tuning, on the validation images.
-        fell_back: whether the safeguard took the common start.
-        seconds: by phase; ``rand_at_epoch``: as ``at_epoch``, from the common start.
-        counts: split to negatives and positives.
+    ``auc`` is of the test images at epoch 0..E, the losses are of the validation images as in ``learner.Adapted``;
+    ``rand_auc`` and ``rand_at_epoch`` are the same from the common start; ``counts``: split to negatives and positives.
     """
 
     auc: list[float] = []

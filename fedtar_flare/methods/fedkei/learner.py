@@ -12,49 +12,84 @@ start from equal centres end at equal bits.
 
 from __future__ import annotations
 
+import logging
+import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from itertools import product
-from typing import Any
+from typing import Any, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedtar_flare.errors import DataError
-from fedtar_flare.learning.training import require_finite
-from fedtar_flare.methods.fedkei import hypergradient as hyper
-from fedtar_flare.methods.fedkei.answers import Adapted, Clock, Probe
-from fedtar_flare.methods.fedkei.examples import Examples, TaskData, require_both, shuffled
-from fedtar_flare.methods.fedkei.hypergradient import InnerPath, Vectors
-from fedtar_flare.methods.fedkei.mixing import Kind, origin_of
-from fedtar_flare.methods.fedkei.mixture import AlphaMode
-from fedtar_flare.methods.fedkei.model import TaskModel
-from fedtar_flare.methods.fedkei.objectives import PLAIN, Curvature, Local
-from fedtar_flare.methods.fedkei.tuning import LearnerSettings, Tuned, tune
+from fedtar_flare.learning.training import limit_norm, parts, require_finite
+from fedtar_flare.methods.fedkei.config import LearnerSettings
+from fedtar_flare.methods.fedkei.contract import IMPORTANCE, PULL
+from fedtar_flare.methods.fedkei.mixing import Kind, Vectors, combined, first_order, inner_steps, origin_of
+from fedtar_flare.methods.fedkei.model import EVALUATION_BATCH, TaskModel
+from fedtar_flare.methods.fedkei.plans import PLANS, Plan
+from fedtar_flare.methods.fedkei.task_data import Examples, TaskData, shuffled
 from fedtar_flare.metrics.classification import auc
-from fedtar_flare.models.adapters.lora import adapter_config
 from fedtar_flare.models.classifier import ClassifierConfig
+
+logger = logging.getLogger(__name__)
+
+TEMPERATURE = 2.0
+"""Of the distillation."""
+Timed = Callable[[str], AbstractContextManager[None]]
 
 
 @dataclass(frozen=True)
-class _Centres:
-    """C less the origin (d, K), and the origin (d,), by kind."""
+class Adapted:
+    """What ADAPT gave.
 
-    columns: Vectors
-    origin: Vectors
+    Parameters
+    ----------
+    difference : dict of str to Tensor
+        theta - w0, float32 by name: what is sent.
+    importance : dict of str to Tensor
+        The module's Fisher information by name, which is sent too (FedCurv); else empty.
+    curve : list of float or None, (E + 1,)
+        AUC on the test split at e = 0..E; None where it has one class.
+    losses : list of float, (E,)
+        Mean training loss of each tuning epoch.
+    skipped_updates : int
+        Left out because their loss or gradient was not finite.
+    mixture_loss, start_loss, final_loss : float or None
+        Mean validation loss of the mixture, of w0, and of theta after tuning; None without validation examples.
+    fell_back : bool
+        Whether tuning began from w0 after all (safeguard).
+    alpha : dict of kind to list of float
+        Stays at the site.
+    scores : Tensor (E + 1, n), float64
+        Of the new disease, of each test example at e = 0..E; stay at the site.
+    membership : float or None
+        AUC of telling the training images from the test images by the module's probability of their label.
+    seconds : dict of str to float
+        By phase: ``alpha``, ``safeguard``, ``tuning``, ``evaluation``.
+    at_epoch : list of float, (E + 1,)
+        Seconds of start and tuning, without evaluation, until e = 0..E.
+    """
 
-    def theta(self, alpha: Vectors) -> dict[Kind, Tensor]:
-        """Eq. 5."""
-        return self.shifted(hyper.combined(self.columns, alpha))
-
-    def shifted(self, at: Vectors) -> dict[Kind, Tensor]:
-        return {kind: self.origin[kind] + value for kind, value in at.items()}
-
-    def equal(self) -> dict[Kind, Tensor]:
-        """alpha0 = 1/K of each kind."""
-        return {kind: c.new_full((c.shape[1],), 1 / c.shape[1]) for kind, c in self.columns.items()}
+    difference: dict[str, Tensor]
+    importance: dict[str, Tensor]
+    curve: list[float | None]
+    losses: list[float]
+    skipped_updates: int
+    mixture_loss: float | None
+    start_loss: float | None
+    final_loss: float | None
+    fell_back: bool
+    alpha: dict[Kind, list[float]]
+    scores: Tensor
+    membership: float | None
+    seconds: dict[str, float]
+    at_epoch: list[float]
 
 
 class TaskLearner(TaskModel):
@@ -64,162 +99,260 @@ class TaskLearner(TaskModel):
         super().__init__(classifier, **others)
         self.settings, self.seed = settings, seed
 
-    def adapter_config(self) -> dict[str, Any]:
-        """PEFT's configuration of the adapter, without any path of the site."""
-        return adapter_config(self.classifier)
-
-    def scores_of(self, module: Mapping[str, Tensor], examples: Examples) -> Tensor:
-        """Scores (n,) of the new disease in 0..1 of a module, float64, on the CPU."""
-        self.load(module)
-        return self.scores(examples)
+    def is_start(self, centres: Mapping[str, Tensor]) -> bool:
+        """Whether these centres (K, *shape) are the common start alone."""
+        return all(len(centres[name]) == 1 and torch.equal(centres[name][0], v) for name, v in self.start.items())
 
     # ------------------------------------------------------------------ PROBE
-    def probe(self, centres: Mapping[str, Tensor], data: TaskData, task: int, *, direct: bool = False) -> Probe:
-        """G of these centres (Eq. 9), to first order; ``direct``: without inner steps (Variant C).
+    def probe(
+        self, centres: Mapping[str, Tensor], data: TaskData, task: int, *, direct: bool = False
+    ) -> tuple[float, dict[str, Tensor]]:
+        """Loss at C alpha', and G of these centres by name (Eq. 9), to first order; ``direct``: without inner steps.
 
-        Raises:
-            DataError: ``one-class`` in the training split; ``non-finite-gradient``.
-            ExchangeError: the centres do not fit the model.
+        Raises DataError ``one-class`` for the training split, ``non-finite-gradient``; ExchangeError where the centres
+        do not fit the model.
         """
-        began = time.monotonic()
         require_both(data.train)
-        c, everything = self._centres(centres), range(len(data.train.labels))
-        path = self._inner(c, data.train, [] if direct else self._inner_batches(everything, task, "probe"))
-        start_loss = self.mean_loss(c.theta(path.alphas[0]), data.train, everything)
-        loss, v = self.whole_gradient(c.theta(path.last), data.train, everything, self.settings.batch_size)
-        if direct:
-            found = hyper.direct(path.last, v)
-        else:
-            found = hyper.first_order(c.columns, path, v, self.settings.eta_in)
-        gradients = {n: value.float().cpu().contiguous() for n, value in self.layout.stacked(found).items()}
+        c = self._columns(centres)
+        alpha, gradient_sum = self._inner(c, data.train, task, None if direct else "probe")
+        everything = range(len(data.train.labels))
+        loss, v = self.gradient(self._theta(combined(c, alpha)), data.train, everything, self.settings.batch_size)
+        found = self.layout.stacked(first_order(c, alpha, gradient_sum, v, self.settings.eta_in))
+        gradients = {name: value.float().cpu().contiguous() for name, value in found.items()}
         if not all(torch.isfinite(value).all() for value in gradients.values()):
             raise DataError(
                 "the gradient of the start has values that are not finite (NaN or infinity); lower eta_in",
                 reason="non-finite-gradient",
             )
-        return Probe(gradients, len(everything), start_loss, loss, time.monotonic() - began)
+        return loss, gradients
 
     # ------------------------------------------------------------------ ADAPT
     def adapt(
         self,
-        centres: Mapping[str, Tensor],
+        received: Mapping[str, Tensor],
         data: TaskData,
         task: int,
-        *,
-        alpha: AlphaMode = "learnt",
-        local: Local = PLAIN,
-        curvature: Curvature | None = None,
-        on_epoch: Callable[[int, float | None], None] = lambda epoch, auc: None,
+        plan: Plan = PLANS["fedkei"],
+        on_epoch: Callable[[int], None] = lambda epoch: None,
     ) -> Adapted:
-        """Learn alpha, tune theta; ``on_epoch`` gets e = 0..E and its AUC. ``curvature``: for the objective ``fisher``.
+        """Learn alpha as the plan says (but of the common start, which has one centre) and tune theta.
 
-        An update whose loss or gradient is not finite is left out.
-
-        Raises:
-            DataError: ``one-class`` in the training split; ``non-finite-gradient`` where every update of an epoch was
-                left out, ``non-finite-state``.
-            ExchangeError: the centres do not fit the model.
+        ``received`` are the centres (K, *shape) by name, and for the objective ``fisher`` the pool's curvature
+        (:meth:`.pool.Pool.curvature`); ``on_epoch`` gets e = 0..E. Raises as :meth:`probe`, and DataError
+        ``non-finite-gradient`` where every update of an epoch was left out, ``non-finite-state``.
         """
         require_both(data.train)
-        clock, c = Clock(), self._centres(centres)
-        with clock("alpha"):
-            weights = self._weights(alpha, c, data.train, task)
-            theta = self.layout.tensors(c.theta(weights))
+        curvature = {name: value[0] for name, value in received.items() if name.startswith((IMPORTANCE, PULL))}
+        centres = {name: value for name, value in received.items() if name not in curvature}
+        seconds: dict[str, float] = {}
+        timed = partial(_timed, seconds)
+        c = self._columns(centres)
+        with timed("alpha"):
+            alpha = self._alpha("fixed" if self.is_start(centres) else plan.alpha, c, data.train, task)
+            theta = self.layout.tensors(self._theta(combined(c, alpha)))
             require_finite(theta)
-        with clock("safeguard"):
-            mixture_loss, start_loss = (self._loss(module, data.validation) for module in (theta, self.start))
-        fell_back = self.settings.safeguard == "validation" and _worse(mixture_loss, start_loss)
-        before = clock.seconds["alpha"] + (clock.seconds["safeguard"] if self.settings.safeguard != "off" else 0)
+        with timed("safeguard"):
+            mixture_loss, start_loss = (
+                self.mean_loss(self.vectors(module), data.validation) for module in (theta, self.start)
+            )
+        guarded = self.settings.safeguard == "validation"
+        fell_back = guarded and _worse(mixture_loss, start_loss)
+        before = seconds["alpha"] + (seconds["safeguard"] if guarded else 0)
         self.load(self.start if fell_back else theta)
 
         curve: list[float | None] = []
         at_epoch: list[float] = []
         scores: list[Tensor] = []
 
-        def evaluate(epoch: int) -> None:
-            at_epoch.append(before + clock.seconds.get("tuning", 0.0))
-            with clock("evaluation"):
+        def evaluate() -> None:
+            at_epoch.append(before + seconds.get("tuning", 0.0))
+            with timed("evaluation"):
                 scores.append(self.scores(data.test))
                 curve.append(auc(data.test.labels.numpy(), scores[-1].numpy()))
-            on_epoch(epoch, curve[-1])
+            on_epoch(len(curve) - 1)
 
-        tuned = Tuned()
-        evaluate(0)
-        key = (self.seed, task)
-        for epoch in tune(self, self.settings, data.train, local, tuned, clock, *key, curvature=curvature):
-            evaluate(epoch)
+        evaluate()
+        losses, skipped = [], 0
+        for loss, left_out in self._tune(data.train, plan, task, curvature, timed):
+            losses.append(loss)
+            skipped += left_out
+            evaluate()
+        if skipped:
+            logger.warning("%d local updates were left out: their loss or gradient was not finite", skipped)
         state = self.state()
         require_finite(state)
-        with clock("tuning"):
-            importance = self.fisher(data.train) if local.objective == "fisher" else {}
-        with clock("evaluation"):
-            final_loss = self._loss(state, data.validation)
-            membership = self._membership(state, data, scores[-1])
+        with timed("tuning"):
+            importance = self.fisher(data.train) if plan.objective == "fisher" else {}
+        with timed("evaluation"):
+            final_loss = self.mean_loss(self.vectors(state), data.validation)
+            self.load(state)
+            membership = _membership(data, self.scores(data.train), scores[-1])
         return Adapted(
             difference={name: value - self.start[name] for name, value in state.items()},
             importance=importance,
-            curve=tuple(curve),
-            losses=tuple(tuned.losses),
+            curve=curve,
+            losses=losses,
+            skipped_updates=skipped,
             mixture_loss=mixture_loss,
             start_loss=start_loss,
             final_loss=final_loss,
             fell_back=fell_back,
-            alpha={kind: tuple(value.tolist()) for kind, value in weights.items()},
+            alpha={kind: value.tolist() for kind, value in alpha.items()},
             scores=torch.stack(scores),
-            samples=len(data.train.labels),
-            skipped_updates=tuned.skipped,
             membership=membership,
-            seconds=clock.seconds,
-            at_epoch=tuple(at_epoch),
+            seconds=seconds,
+            at_epoch=at_epoch,
         )
 
-    def _weights(self, mode: AlphaMode, c: _Centres, examples: Examples, task: int) -> dict[Kind, Tensor]:
+    def _alpha(self, mode: str, c: Vectors, examples: Examples, task: int) -> Vectors:
         """alpha of each kind (K,)."""
-        everything = range(len(examples.labels))
-        if mode == "learnt":
-            return dict(self._inner(c, examples, self._inner_batches(everything, task, "alpha")).last)
-        best = c.equal()
-        if mode == "fixed":
-            return best
-        lowest = float("inf")
-        for choice in product(*(range(len(alpha)) for alpha in best.values())):
-            chosen = zip(choice, c.equal().items(), strict=True)
-            one = {kind: F.one_hot(torch.tensor(k), len(alpha)).to(alpha) for k, (kind, alpha) in chosen}
-            loss = self.mean_loss(c.theta(one), examples, everything)
-            if loss < lowest:
-                best, lowest = one, loss
-        return best
+        if mode != "best":
+            return self._inner(c, examples, task, "alpha" if mode == "learnt" else None)[0]
+        units = ([(kind, row) for row in torch.eye(one.shape[1]).to(one)] for kind, one in c.items())
+        choices = [dict(choice) for choice in product(*units)]
+        return min(choices, key=lambda one: cast(float, self.mean_loss(self._theta(combined(c, one)), examples)))
 
-    def _membership(self, module: Mapping[str, Tensor], data: TaskData, of_test: Tensor) -> float | None:
-        """How well whoever has the module and labelled images tells which of them it was tuned on.
+    def _tune(
+        self, examples: Examples, plan: Plan, task: int, curvature: Mapping[str, Tensor], timed: Timed
+    ) -> Iterator[tuple[float, int]]:
+        """Tune the module that is loaded by SGD; yields each epoch's mean loss and how many updates were left out."""
+        settings = self.settings
+        own = {name: p for name, p in self.parameters.items() if plan.trains(name)}
+        start = {name: parameter.detach().clone() for name, parameter in own.items()}
+        optimizer = torch.optim.SGD(own.values(), lr=settings.lr, momentum=settings.momentum)
+        with timed("tuning"):
+            taught = self._taught(examples) if plan.objective == "distil" else None
+        for epoch in range(1, settings.epochs + plan.extra_epochs + 1):
+            losses: list[float] = []
+            batches = shuffled(range(len(examples.labels)), settings.batch_size, self.seed, task, "tune", epoch)
+            with timed("tuning"):
+                for batch in batches:
+                    loss, gradients = self._gradients(examples, batch, own, plan, taught)
+                    if plan.objective == "proximal":
+                        for name, gradient in gradients.items():
+                            gradient.add_(own[name].detach() - start[name], alpha=settings.mu)
+                    elif plan.objective == "fisher":
+                        add_curvature(gradients, own, curvature)
+                    for name, parameter in own.items():
+                        parameter.grad = gradients[name]
+                    if math.isfinite(loss) and math.isfinite(limit_norm(list(own.values()), 0)):
+                        optimizer.step()
+                        losses.append(loss)
+                optimizer.zero_grad(set_to_none=True)
+                if not losses:
+                    raise DataError(
+                        f"no update of epoch {epoch} had a finite loss and gradient; lower the learning rate",
+                        reason="non-finite-gradient",
+                    )
+            yield sum(losses) / len(losses), len(batches) - len(losses)
 
-        The attack needs no shadow model: an image counts as the likelier member, the higher the module's probability of
-        its label (the lower its loss). 0.5 is a guess; None without test images, who stand for images of others.
-        """
-        known = ((self.scores_of(module, data.train), data.train.labels), (of_test, data.test.labels))
-        members, others = (torch.where(labels == 1, scores, 1 - scores) for scores, labels in known)
-        truth = torch.cat([torch.ones(len(members)), torch.zeros(len(others))])
-        return auc(truth.numpy(), torch.cat([members, others]).numpy())
+    def _gradients(
+        self,
+        examples: Examples,
+        batch: Sequence[int],
+        own: Mapping[str, nn.Parameter],
+        plan: Plan,
+        taught: Tensor | None,
+    ) -> tuple[float, dict[str, Tensor]]:
+        """Loss and gradient that an update takes, without terms of the distance to other modules."""
+        names = list(own)
+        if plan.objective == "maml" and len(batch) > 1:
+            half = (len(batch) + 1) // 2
+            _, first = self.gradients(examples, batch[:half], names)
+            before = {name: parameter.detach().clone() for name, parameter in own.items()}
+            with torch.no_grad():
+                for name, parameter in own.items():
+                    parameter.sub_(first[name], alpha=self.settings.lr)
+            found = self.gradients(examples, batch[half:], names)
+            with torch.no_grad():
+                for name, parameter in own.items():
+                    parameter.copy_(before[name])
+            return found
+        if taught is not None:
+            logits = self.logits(examples, batch)
+            truth = examples.labels[list(batch)].to(logits.device)
+            loss = F.cross_entropy(logits, truth) + distillation(logits, taught[list(batch)])
+            return float(loss.detach()), dict(zip(own, torch.autograd.grad(loss, list(own.values())), strict=True))
+        return self.gradients(examples, batch, names)
 
-    # ------------------------------------------------------------------ pieces
-    def _centres(self, centres: Mapping[str, Tensor]) -> _Centres:
-        origin = self.vectors(origin_of(self.start))
-        columns = self.layout.columns(centres)
-        return _Centres({kind: c.to(origin[kind]) - origin[kind][:, None] for kind, c in columns.items()}, origin)
+    @torch.no_grad()
+    def _taught(self, examples: Examples) -> Tensor | None:
+        """Logits (n, 2) of the examples by what is loaded; None of the common start, which has nothing to teach."""
+        if self.is_start({name: value[None] for name, value in self.state().items()}):
+            return None
+        return torch.cat([self.logits(examples, p) for p in parts(range(len(examples.labels)), EVALUATION_BATCH)])
 
-    def _inner_batches(self, indices: Sequence[int], task: int, phase: str) -> list[list[int]]:
-        return shuffled(indices, self.settings.batch_size, self.seed, task, phase, 0)
+    # ------------------------------------------------------------------ centres
+    @property
+    def _origin(self) -> dict[Kind, Tensor]:
+        return self.vectors(origin_of(self.start))
 
-    def _inner(self, c: _Centres, examples: Examples, steps: Sequence[Sequence[int]]) -> InnerPath:
+    def _columns(self, centres: Mapping[str, Tensor]) -> dict[Kind, Tensor]:
+        """C less the origin (d, K), by kind."""
+        origin, columns = self._origin, self.layout.columns(centres)
+        return {kind: c.to(origin[kind]) - origin[kind][:, None] for kind, c in columns.items()}
+
+    def _theta(self, at: Vectors) -> dict[Kind, Tensor]:
+        """Theta (d,) of what is less the origin."""
+        return {kind: origin + at[kind] for kind, origin in self._origin.items()}
+
+    def _inner(self, c: Vectors, examples: Examples, task: int, phase: str | None) -> tuple[Vectors, Vectors]:
+        """An epoch of :func:`.mixing.inner_steps` from alpha0 = 1/K; without a phase no step."""
+        equal: Vectors = {kind: one.new_full((one.shape[1],), 1 / one.shape[1]) for kind, one in c.items()}
+        size, everything = self.settings.batch_size, range(len(examples.labels))
+        steps = shuffled(everything, size, self.seed, task, phase, 0) if phase else []
+
         def gradient(s: int, at: Vectors) -> Vectors:
-            return self.gradient(c.shifted(at), examples, steps[s])
+            return self.gradient(self._theta(at), examples, steps[s], size)[1]
 
-        return hyper.inner_steps(c.columns, c.equal(), gradient, len(steps), self.settings.eta_in)
+        return inner_steps(c, equal, gradient, len(steps), self.settings.eta_in)
 
-    def _loss(self, module: Mapping[str, Tensor], examples: Examples) -> float | None:
-        """Mean loss of a module; None without examples."""
-        many = len(examples.labels)
-        return self.mean_loss(self.vectors(module), examples, range(many)) if many else None
+
+def require_both(examples: Examples) -> None:
+    """Refuse (:class:`DataError` ``one-class``) a training split without both classes."""
+    if set(examples.labels.tolist()) != {0, 1}:
+        raise DataError(
+            "the training split of this task has examples of one class only; give it the other class too, or leave "
+            "the task out at this site",
+            reason="one-class",
+        )
+
+
+def add_curvature(
+    gradients: Mapping[str, Tensor], theta: Mapping[str, Tensor], curvature: Mapping[str, Tensor]
+) -> None:
+    """``g += F theta - pull`` in place: the gradient of FedCurv's term, of weight 1::
+
+    1 / 2 sum_j (theta - theta_j)^T F_j (theta - theta_j)
+    """
+    for name, gradient in gradients.items():
+        importance, pull = (curvature[f"{prefix}{name}"].to(gradient) for prefix in (IMPORTANCE, PULL))
+        gradient.add_(importance * theta[name].detach() - pull)
+
+
+def distillation(logits: Tensor, taught: Tensor) -> Tensor:
+    """``tau^2 KL(teacher || student)``, mean over the batch, of logits (B, 2) at temperature tau = 2."""
+    student, teacher = (F.log_softmax(one / TEMPERATURE, dim=1) for one in (logits, taught))
+    return TEMPERATURE**2 * F.kl_div(student, teacher, reduction="batchmean", log_target=True)
+
+
+def _membership(data: TaskData, of_training: Tensor, of_test: Tensor) -> float | None:
+    """How well whoever has the module and labelled images tells which of them it was tuned on.
+
+    The attack needs no shadow model: an image counts as the likelier member, the higher the module's probability of
+    its label (the lower its loss). 0.5 is a guess; None without test images, who stand for images of others.
+    """
+    known = ((of_training, data.train.labels), (of_test, data.test.labels))
+    members, others = (torch.where(labels == 1, scores, 1 - scores) for scores, labels in known)
+    truth = torch.cat([torch.ones(len(members)), torch.zeros(len(others))])
+    return auc(truth.numpy(), torch.cat([members, others]).numpy())
+
+
+@contextmanager
+def _timed(seconds: dict[str, float], phase: str) -> Iterator[None]:
+    began = time.monotonic()
+    yield
+    seconds[phase] = seconds.get(phase, 0.0) + time.monotonic() - began
 
 
 def _worse(loss: float | None, than: float | None) -> bool:

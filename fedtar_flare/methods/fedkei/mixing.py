@@ -1,4 +1,4 @@
-"""Mixtures of modules: which weights there are, and what they give (Eq. 3 to 5, 8, 10, 11).
+"""The mathematics of mixtures (Eq. 3 to 11): weights of modules, inner steps, hypergradient and outer step.
 
 A module is the adapter and the head that one site learnt in one task. Adapter and head are two kinds, mixed apart: each
 has its own matrix M (d, N) of N modules as columns, its own weights ``beta`` (N, K) within K clusters, and at each site
@@ -7,12 +7,17 @@ its own weights ``alpha`` (K,) between clusters::
     C = o + (M - o) beta          o: the origin, 0 as in the paper (1 for factors of IA3)
     theta = o + (C - o) alpha
 
-In what follows matrices hold differences from the origin already.
+In functions matrices hold differences from the origin already. With batches s = 0..S-1 at a site::
+
+    alpha_{s+1} = alpha_s - eta_in C^T g_s        g_s = grad L_s(C alpha_s)
+    G = (d theta' / d C)^T v                      theta' = C alpha_S,  v = grad L(theta')
+
+Adapter and head meet in the loss (C is block-diagonal): gradients are by kind.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -22,6 +27,8 @@ from torch import Tensor
 from fedtar_flare.errors import ExchangeError
 
 Kind = Literal["adapter", "head"]
+Vectors = Mapping[Kind, Tensor]
+"""By kind, a vector (d,), a matrix (d, K) or weights (K,)."""
 
 KINDS: tuple[Kind, ...] = ("adapter", "head")
 """What is clustered and mixed apart."""
@@ -31,11 +38,7 @@ BETA_LIMIT = 1.0
 
 
 def kind_of(name: str) -> Kind:
-    """The kind of a tensor, by its name on the wire.
-
-    >>> kind_of("head.bias"), kind_of("base_model.model.encoder.backbone.blocks.0.attn.qkv.lora_A.weight")
-    ('head', 'adapter')
-    """
+    """The kind of a tensor, by its name on the wire."""
     return "head" if name.startswith("head.") else "adapter"
 
 
@@ -66,8 +69,8 @@ class Layout:
     def columns(self, stacked: Mapping[str, Tensor]) -> dict[Kind, Tensor]:
         """Tensors (K, *shape) as one matrix (d, K) of each kind.
 
-        Raises:
-            ExchangeError: a tensor is missing, unknown or misshapen, or the K of one kind differ; names the tensor.
+        Raises :class:`ExchangeError`, which names the tensor, where one is missing, unknown or misshapen, or the K of
+        one kind differ.
         """
         for name in sorted(stacked.keys() ^ dict(self.shapes).keys()):
             raise ExchangeError(f"tensor '{name}' is {'unknown' if name in stacked else 'missing'} in a mixture")
@@ -84,18 +87,17 @@ class Layout:
             found[kind] = torch.cat([stacked[name].flatten(1) for name, _ in parts], dim=1).T
         return found
 
-    def stacked(self, columns: Mapping[Kind, Tensor]) -> dict[str, Tensor]:
+    def stacked(self, columns: Vectors) -> dict[str, Tensor]:
         """Tensors (K, *shape) by name of one matrix (d, K) of each kind; undoes :meth:`columns`."""
         found = {}
         for kind in self.kinds:
-            rows, at = columns[kind].T, 0
-            for name, shape in self.parts(kind):
-                size = torch.Size(shape).numel()
-                found[name] = rows[:, at : at + size].reshape(len(rows), *shape)
-                at += size
+            parts, rows = self.parts(kind), columns[kind].T
+            sizes = [torch.Size(shape).numel() for _, shape in parts]
+            for (name, shape), values in zip(parts, rows.split(sizes, dim=1), strict=True):
+                found[name] = values.reshape(len(rows), *shape)
         return dict(sorted(found.items()))
 
-    def tensors(self, vectors: Mapping[Kind, Tensor]) -> dict[str, Tensor]:
+    def tensors(self, vectors: Vectors) -> dict[str, Tensor]:
         """A module's tensors of one vector (d,) of each kind; undoes :meth:`vectors`."""
         return {name: value[0] for name, value in self.stacked({k: v[:, None] for k, v in vectors.items()}).items()}
 
@@ -105,6 +107,7 @@ def origin_of(start: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: value if name.endswith("ia3_l") else torch.zeros_like(value) for name, value in start.items()}
 
 
+# ---------------------------------------------------------------------- at the server
 def initial_beta(assignment: Sequence[int]) -> Tensor:
     """``beta0 = Z diag(1 / n_k)`` (N, K), float64, of each module's cluster 0..K-1 (Eq. 3; the mean is our reading)."""
     members = torch.nn.functional.one_hot(torch.as_tensor(assignment)).double()
@@ -112,7 +115,7 @@ def initial_beta(assignment: Sequence[int]) -> Tensor:
 
 
 def mix(matrix: Tensor, weights: Tensor) -> Tensor:
-    """``M beta`` (d, K) or ``C alpha`` (d,) (Eq. 4, 5), summed in float64, in the matrix's number format."""
+    """``M beta`` (d, K) (Eq. 4), summed in float64, in the matrix's number format."""
     return (matrix.double() @ weights.double()).to(matrix.dtype)
 
 
@@ -121,24 +124,47 @@ def outer_step(
 ) -> tuple[Tensor, Tensor]:
     """``beta' = beta0 - eta_out mask * (M^T G)`` (Eq. 8); only weights within a module's own cluster move.
 
-    Parameters
-    ----------
-    beta0 : Tensor, (N, K), float64
-    matrix : Tensor, (d, N)
-        M.
-    gradient : Tensor, (d, K)
-        Sum over the sites of G.
-    limit : float
-        Farthest that a column may move.
-
-    Returns
-    -------
-    beta : Tensor, (N, K)
-    distance : Tensor, (K,)
-        That each column would have had from beta0 without the limit.
+    Takes beta0 (N, K) in float64, M (d, N), the sum over the sites of G (d, K), and the farthest that a column may
+    move. Gives beta' (N, K), and the distance (K,) that each column would have had from beta0 without the limit.
     """
     moved = beta0 - eta_out * ((beta0 > 0) * (matrix.double().T @ gradient.double()))
     change = moved - beta0
     distance = change.norm(dim=0)
     over = distance > limit
     return torch.where(over, beta0 + change * (limit / distance.clamp(min=limit)), moved), distance
+
+
+# ---------------------------------------------------------------------- at a site
+def inner_steps(
+    centres: Vectors, alpha: Vectors, gradient: Callable[[int, Vectors], Vectors], steps: int, eta_in: float
+) -> tuple[Vectors, Vectors]:
+    """``steps`` steps of Eq. 6 from ``alpha`` (K,) on centres (d, K); ``gradient(s, theta)`` gives g_s (d,).
+
+    Theta is less the origin. Returns alpha' = alpha_S, and the sum of the g_s (d,).
+    """
+    total = {kind: torch.zeros_like(c[:, 0]) for kind, c in centres.items()}
+    for s in range(steps):
+        g = gradient(s, combined(centres, alpha))
+        alpha = {kind: alpha[kind] - eta_in * (c.T @ g[kind]) for kind, c in centres.items()}
+        for kind in centres:
+            total[kind] += g[kind]
+    return alpha, total
+
+
+def combined(centres: Vectors, alpha: Vectors) -> dict[Kind, Tensor]:
+    """``theta = C alpha`` (Eq. 5), less the origin."""
+    return {kind: c @ alpha[kind] for kind, c in centres.items()}
+
+
+def first_order(
+    centres: Vectors, alpha: Vectors, gradient_sum: Vectors, v: Vectors, eta_in: float
+) -> dict[Kind, Tensor]:
+    """Eq. 9 without second derivatives: ``G = v alpha'^T - eta_in (sum_s g_s)(C^T v)^T``, (d, K).
+
+    ``alpha`` and ``gradient_sum`` are what :func:`inner_steps` gave, v (d,) the gradient of the outer loss at
+    ``C alpha'``. Without inner steps it is Variant C's ``v alpha0^T``.
+    """
+    return {
+        kind: torch.outer(v[kind], alpha[kind]) - eta_in * torch.outer(gradient_sum[kind], c.T @ v[kind])
+        for kind, c in centres.items()
+    }

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any
 
+import torch
 from torch import Tensor
 
-from fedtar_flare.errors import ExchangeError
-from fedtar_flare.methods.fedkei.mixing import Kind, mix, outer_step
+from fedtar_flare.methods.fedkei.clustering import gram, kmeans, merge_small, squared_distances
+from fedtar_flare.methods.fedkei.config import FedKEIConfig
+from fedtar_flare.methods.fedkei.mixing import Kind, initial_beta, mix, outer_step
+from fedtar_flare.methods.fedkei.plans import Plan
 from fedtar_flare.methods.fedkei.pool import Module, Pool
-
-AlphaMode = Literal["fixed", "learnt", "best"]
-"""What a site does with centres: ``fixed``: 1/K; ``learnt``: Eq. 6; ``best``: takes the one of the lowest training
-loss."""
-
-Parts = Mapping[Kind, "Part"]
 
 
 @dataclass(frozen=True)
@@ -34,64 +32,56 @@ class Part:
     origin: Tensor
     distance: Tensor | None = None
 
-    @property
-    def many(self) -> int:
-        """K."""
-        return self.beta.shape[1]
-
-    def columns(self) -> Tensor:
-        """C (d, K) = o + (M - o) beta (Eq. 4)."""
-        return self.origin + mix(self.matrix, self.beta)
+    @classmethod
+    def of(cls, pool: Pool, kind: Kind, modules: Sequence[Module], assignment: Sequence[int]) -> Part:
+        """The means of clusters (Eq. 3)."""
+        beta0 = initial_beta(assignment)
+        return cls(tuple(modules), tuple(assignment), pool.matrix(kind, modules), beta0, beta0, pool.origin(kind))
 
     def weighted(self, beta: Tensor) -> Part:
         """The same modules under other weights (N, K)."""
         return replace(self, beta=beta, beta0=beta)
 
 
+Parts = Mapping[Kind, Part]
+
+
 @dataclass(frozen=True)
 class Mixture:
     """What the server mixes for a task.
 
-    Args:
-        parts: the mixture of each kind; None: the common start alone.
-        own: for plans that mix for each site apart, by site; the others get ``parts``.
-        alpha: what the site does with the centres.
-        probes: whether PROBE is asked for before ADAPT.
-        seconds: that clustering took.
+    Parameters
+    ----------
+    pool : Pool
+    parts : mapping of kind to Part, or None
+        None: the common start alone.
+    own : mapping of site to such a mapping
+        For plans that mix for each site apart; the others get ``parts``.
+    probes : bool
+        Whether PROBE is asked for before ADAPT.
+    seconds : float
+        That clustering took.
     """
 
     pool: Pool
     parts: Parts | None
     own: Mapping[str, Parts] = field(default_factory=dict)
-    alpha: AlphaMode = "fixed"
     probes: bool = False
     seconds: float = 0.0
 
     def centres(self, site: str | None = None) -> dict[str, Tensor]:
-        """C (K, *shape) by tensor name, float32, to be sent to a site (None: to all alike); K may differ by kind."""
+        """C (K, *shape) by tensor name (Eq. 4), float32, to be sent to a site (None: to all alike); K is by kind."""
         parts = self.parts if site is None else self.own.get(site, self.parts)
         if parts is None:
             return {name: value[None].clone() for name, value in self.pool.start.items()}
-        return self.pool.layout.stacked({kind: part.columns() for kind, part in parts.items()})
+        return self.pool.layout.stacked({kind: p.origin + mix(p.matrix, p.beta) for kind, p in parts.items()})
 
     def step(self, gradients: Mapping[str, Tensor], eta_out: float) -> Mixture:
-        """The mixture after the outer step (Eq. 8).
-
-        Args:
-            gradients: sum over the sites of G (K, *shape), by name as :meth:`centres`.
-
-        Raises:
-            ExchangeError: they do not fit the centres; names the tensor or the kind.
-        """
+        """The mixture after the outer step (Eq. 8), given the sum over the sites of G (K, *shape), by name."""
         if self.parts is None:
             return self
-        columns = self.pool.layout.columns(gradients)
-        moved: dict[Kind, Part] = {}
+        columns, moved = self.pool.layout.columns(gradients), {}
         for kind, part in self.parts.items():
-            if columns[kind].shape[1] != part.many:
-                raise ExchangeError(
-                    f"the gradient of the {kind}s has {columns[kind].shape[1]} columns; the mixture has {part.many}"
-                )
             beta, distance = outer_step(part.beta0, part.matrix, columns[kind], eta_out)
             moved[kind] = replace(part, beta=beta, distance=distance)
         return replace(self, parts=moved)
@@ -120,5 +110,81 @@ class Mixture:
             }
             for site, parts in mixed.items()
             for kind, part in parts.items()
-            for k in range(part.many)
+            for k in range(part.beta.shape[1])
         ]
+
+
+def mixture_of(plan: Plan, pool: Pool, task: int, settings: FedKEIConfig) -> Mixture:
+    """A plan's mixture for a task (counted from 1) of modules of the tasks before it.
+
+    It is the common start alone where there is no such module, or where all of them together are of fewer sites than a
+    cluster must have.
+    """
+    began = time.monotonic()
+    modules = {"none": (), "all": pool.before(task)}.get(plan.members, pool.last(task))
+    kinds, sites = pool.layout.kinds, [module.site for module in modules]
+    if plan.members == "own":
+        # nobody but the site itself gets it, so a minimum of sites has no place here
+        return Mixture(
+            pool, None, own={m.site: {kind: Part.of(pool, kind, (m,), [0]) for kind in kinds} for m in modules}
+        )
+    if len(set(sites)) < settings.min_cluster_sites or not modules:
+        return Mixture(pool, None)
+    inner = {kind: gram(pool.matrix(kind, modules)) for kind in kinds}
+    parts: dict[Kind, Part] = {}
+    for kind, products in inner.items():
+        labels = merge_small(
+            _clusters(plan, sites, products, settings.clusters), sites, products, settings.min_cluster_sites
+        )
+        parts[kind] = Part.of(pool, kind, modules, labels)
+    own: dict[str, Parts] = {}
+    if plan.weights == "similarity":
+        for n, site in enumerate(sites):
+            own[site] = {kind: part.weighted(similarity(inner[kind], n)) for kind, part in parts.items()}
+    elif plan.weights == "gaps":
+        weights = gap_weights(pool, modules, task)
+        parts = {kind: part.weighted(weights) for kind, part in parts.items()}
+    probes = plan.probe != "none" and settings.eta_out > 0
+    return Mixture(pool, parts, own, probes, time.monotonic() - began)
+
+
+def _clusters(plan: Plan, sites: Sequence[str], inner: Tensor, many: int) -> list[int]:
+    if plan.groups == "kmeans":
+        return kmeans(inner, many)
+    if plan.groups == "site":
+        return [sorted(set(sites)).index(site) for site in sites]
+    return list(range(len(sites))) if plan.groups == "each" else [0] * len(sites)
+
+
+def similarity(inner: Tensor, own: int) -> Tensor:
+    """FedAMP's weights (N, 1), float64, of N modules for the one at ``own``: near ones count for more.
+
+    ``xi_j = exp(-d_j^2 / sigma) / N`` for the others, the rest for its own module. Sigma is the mean squared distance
+    of two modules (our choice: free of scale).
+    """
+    apart = squared_distances(inner)
+    many = len(apart)
+    mean = apart.sum() / max(many * (many - 1), 1)
+    weights = torch.exp(-apart[own] / mean.clamp(min=1e-300)) / many
+    weights[own] = 0
+    weights[own] = 1 - weights.sum()
+    return weights[:, None]
+
+
+def gap_weights(pool: Pool, modules: Sequence[Module], task: int) -> Tensor:
+    """FedGA's weights (N, 1), float64, of the latest modules: sites whom the shared start served badly count for more.
+
+    Task after task, ``a_i += d (g_i - mean g) / max_j |g_j - mean g|`` with the gaps g of the sites that told theirs
+    and d = 1 / (2 N) (our choice); none falls below a tenth of an equal one; then all are divided by their sum.
+    """
+    weights = {module.site: 1 / len(modules) for module in modules}
+    for past in sorted({module.task for module in pool.before(task)}):
+        gaps = {m.site: m.gap for m in pool.before(task) if m.task == past and m.gap is not None and m.site in weights}
+        mean = sum(gaps.values()) / max(len(gaps), 1)
+        most = max((abs(gap - mean) for gap in gaps.values()), default=0.0)
+        for site, gap in gaps.items():
+            if most > 0:
+                weights[site] = max(0.1 / len(modules), weights[site] + (gap - mean) / most / (2 * len(modules)))
+        total = sum(weights.values())
+        weights = {site: weight / total for site, weight in weights.items()}
+    return torch.tensor([weights[module.site] for module in modules], dtype=torch.float64)[:, None]

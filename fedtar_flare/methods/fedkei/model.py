@@ -11,10 +11,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fedtar_flare.learning.training import parts
-from fedtar_flare.methods.fedkei.examples import Examples
-from fedtar_flare.methods.fedkei.hypergradient import Vectors
-from fedtar_flare.methods.fedkei.mixing import Kind, Layout
-from fedtar_flare.models.adapters.lora import load_shared_state, shared_parameters, shared_state
+from fedtar_flare.methods.fedkei.mixing import Kind, Layout, Vectors
+from fedtar_flare.methods.fedkei.task_data import Examples
+from fedtar_flare.models.adapters.lora import adapter_config, load_shared_state, shared_parameters, shared_state
 from fedtar_flare.models.classifier import ClassifierConfig, build_classifier
 from fedtar_flare.models.weights import fingerprint
 
@@ -24,21 +23,11 @@ EVALUATION_BATCH = 64
 class TaskModel:
     """The classifier, with whatever module was loaded last.
 
-    :attr:`start` is w0 by wire name, float32 on the CPU, the same bits at all sites of a job; :attr:`fingerprint` is of
-    the frozen encoder and of w0.
+    :attr:`start` is w0 by wire name, float32 on the CPU, the same bits at all sites of a job; :attr:`parameters` are
+    the module's own tensors; :attr:`fingerprint` is of the frozen encoder and of w0.
 
-    Parameters
-    ----------
-    config : ClassifierConfig
-    checkpoint : callable
-        Called before each batch; may raise to stop.
-    places : mapping, optional
-        Local paths of what the classifier takes by name.
-
-    Raises
-    ------
-    ConfigError
-        As :func:`~fedtar_flare.models.classifier.build_classifier`.
+    ``checkpoint`` is called before each batch and may raise to stop; ``places`` are local paths of what the classifier
+    takes by name. Raises ConfigError as :func:`~fedtar_flare.models.classifier.build_classifier`.
     """
 
     def __init__(
@@ -57,11 +46,7 @@ class TaskModel:
         self.layout = Layout.of(self.start)
         self.fingerprint = fingerprint(self.classifier)
         self.classifier.to(self.device)
-        self._parameters = shared_parameters(self.classifier)
-
-    def parameters(self) -> dict[str, torch.nn.Parameter]:
-        """The module's own tensors, no copies."""
-        return dict(self._parameters)
+        self.parameters = shared_parameters(self.classifier)
 
     def state(self) -> dict[str, Tensor]:
         """The module that is loaded, float32 on the CPU."""
@@ -72,11 +57,12 @@ class TaskModel:
         load_shared_state(self.classifier, module)
 
     def describe(self) -> dict[str, Any]:
-        """Name and sizes, for the record."""
+        """Name, sizes and PEFT's configuration of the adapter, without any path of the site."""
         trained = sum(value.numel() for value in self.start.values())
         return {
             "base_model": self.config.encoder_name or f"fedtar_flare classifier '{self.config.encoder}'",
             "adapter": self.config.adapter,
+            "adapter_config": adapter_config(self.classifier),
             "parameters": sum(p.numel() for p in self.classifier.parameters()) - trained,
             "trained": trained,
             "fingerprint": self.fingerprint,
@@ -99,13 +85,13 @@ class TaskModel:
         self, examples: Examples, indices: Sequence[int], names: Sequence[str] | None = None
     ) -> tuple[float, dict[str, Tensor]]:
         """Mean loss, and its gradient in the tensors of these names (None: all)."""
-        own = {name: p for name, p in self.parameters().items() if names is None or name in names}
+        own = {name: p for name, p in self.parameters.items() if names is None or name in names}
         loss = self.loss(examples, indices)
         return float(loss.detach()), dict(zip(own, torch.autograd.grad(loss, list(own.values())), strict=True))
 
     def fisher(self, examples: Examples) -> dict[str, Tensor]:
         """Diagonal of the empirical Fisher information: mean of examples' squared gradients; float32, on the CPU."""
-        found = {name: torch.zeros_like(value) for name, value in self.parameters().items()}
+        found = {name: torch.zeros_like(value) for name, value in self.parameters.items()}
         for i in range(len(examples.labels)):
             for name, gradient in self.gradients(examples, [i])[1].items():
                 found[name].addcmul_(gradient, gradient, value=1 / len(examples.labels))
@@ -121,22 +107,17 @@ class TaskModel:
     # ------------------------------------------------------------------ as functions of theta (d,) by kind
     def vectors(self, module: Mapping[str, Tensor]) -> dict[Kind, Tensor]:
         """A module as vectors in the classifier's own format and on its device."""
-        some = next(iter(self.parameters().values()))
+        some = next(iter(self.parameters.values()))
         return {kind: value.to(some) for kind, value in self.layout.vectors(module).items()}
 
+    @torch.no_grad()
     def load_vectors(self, theta: Vectors) -> None:
         """Load theta as it is."""
         tensors = self.layout.tensors(theta)
-        with torch.no_grad():
-            for name, parameter in self.parameters().items():
-                parameter.copy_(tensors[name])
+        for name, parameter in self.parameters.items():
+            parameter.copy_(tensors[name])
 
-    def gradient(self, theta: Vectors, examples: Examples, indices: Sequence[int]) -> dict[Kind, Tensor]:
-        """Gradient of a batch's mean loss."""
-        self.load_vectors(theta)
-        return self.layout.vectors(self.gradients(examples, indices)[1])
-
-    def whole_gradient(
+    def gradient(
         self, theta: Vectors, examples: Examples, indices: Sequence[int], size: int
     ) -> tuple[float, dict[Kind, Tensor]]:
         """Mean loss of all these examples and its gradient, ``size`` at a time."""
@@ -150,8 +131,12 @@ class TaskModel:
         return total / len(indices), found
 
     @torch.no_grad()
-    def mean_loss(self, theta: Vectors, examples: Examples, indices: Sequence[int]) -> float:
-        """Mean loss of all these examples."""
+    def mean_loss(self, theta: Vectors, examples: Examples) -> float | None:
+        """Mean loss of all examples; None where there is none."""
+        count = len(examples.labels)
+        if not count:
+            return None
         self.load_vectors(theta)
-        losses = [float(self.loss(examples, part)) * len(part) for part in parts(indices, EVALUATION_BATCH)]
-        return sum(losses) / len(indices)
+        return (
+            sum(float(self.loss(examples, part)) * len(part) for part in parts(range(count), EVALUATION_BATCH)) / count
+        )

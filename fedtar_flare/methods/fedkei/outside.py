@@ -1,9 +1,11 @@
-"""A hospital outside of a run: it learns a disease of its own from the run's knowledge, beside the common start."""
+"""What a run has learnt, as one file, and a hospital outside that learns a disease of its own from it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
@@ -11,16 +13,98 @@ from fedtar_flare.data.task_stream import NOTHING, TaskStream
 from fedtar_flare.errors import ConfigError, DataError
 from fedtar_flare.learning.config import DataConfig
 from fedtar_flare.learning.device import choose_device
-from fedtar_flare.methods.fedkei.answers import Adapted
-from fedtar_flare.methods.fedkei.config import STEPS
-from fedtar_flare.methods.fedkei.knowledge import Knowledge
-from fedtar_flare.methods.fedkei.learner import TaskLearner
-from fedtar_flare.methods.fedkei.site_data import SiteTaskData, require_fitting
-from fedtar_flare.methods.fedkei.tuning import LearnerSettings
+from fedtar_flare.methods.fedkei.config import STEPS, LearnerSettings
+from fedtar_flare.methods.fedkei.mixing import Layout
+from fedtar_flare.methods.fedkei.mixture import Mixture
+from fedtar_flare.methods.fedkei.task_data import SiteTask, require_fitting
 from fedtar_flare.metrics.report_labels import RuleLabels, report_labels
+from fedtar_flare.models.classifier import ClassifierConfig
 from fedtar_flare.runtime.site_executor import seed_of
+from fedtar_flare.settings import build
 from fedtar_flare.site.cohort import prepare_site
 from fedtar_flare.site.site_file import SiteConfig
+from fedtar_flare.tensor_file import StateError, checksum, read_tensors, write_tensors
+from fedtar_flare.version import __version__
+
+if TYPE_CHECKING:
+    from fedtar_flare.methods.fedkei.learner import Adapted
+
+KNOWLEDGE_FILE = "knowledge.safetensors"
+FORMAT = 2
+_START, _CENTRE = "start.", "centre."
+
+
+@dataclass(frozen=True)
+class Knowledge:
+    """Centres C (K, *shape) by tensor name, which a hospital outside learns its own mixture of; w0; and what they are.
+
+    ``fingerprint`` is of the classifier's frozen encoder and w0, ``tasks`` are the diseases of the pool's modules,
+    ``transforms`` the run's ``data.transforms``, which prepare a hospital's images alike.
+    """
+
+    start: dict[str, Tensor]
+    centres: dict[str, Tensor]
+    classifier: ClassifierConfig
+    fingerprint: str
+    run_id: str
+    tasks: tuple[str, ...]
+    modules: int
+    transforms: tuple[dict[str, Any], ...] = ()
+
+
+def write_knowledge(
+    folder: Path,
+    mixture: Mixture,
+    described: Mapping[str, Mapping[str, Any]],
+    run_id: str,
+    tasks: Sequence[str],
+) -> Path | None:
+    """Write ``knowledge.safetensors`` of the clusters so far; None where there is none.
+
+    The pool may be empty, or the plan clusters nothing (Rand). The file names diseases (``tasks``), no hospital.
+    """
+    if mixture.parts is None:
+        return None
+    model = next(iter(described.values()), {})
+    info = {
+        "format": FORMAT,
+        "fedtar_flare": __version__,
+        "run_id": run_id,
+        "model": model.get("config", {}),
+        "fingerprint": model.get("fingerprint", ""),
+        "transforms": model.get("transforms", []),
+        "tasks": list(tasks),
+        "modules": len(next(iter(mixture.parts.values())).modules),
+    }
+    tensors = {f"{_START}{name}": value for name, value in mixture.pool.start.items()}
+    tensors |= {f"{_CENTRE}{name}": value.contiguous() for name, value in mixture.centres().items()}
+    path = folder / KNOWLEDGE_FILE
+    write_tensors(path, tensors, info | {"checksum": checksum(tensors)})
+    return path
+
+
+def read_knowledge(path: Path) -> Knowledge:
+    """Read what :func:`write_knowledge` wrote.
+
+    Raises ConfigError where it is missing, damaged or of another format, ExchangeError where its tensors do not fit
+    together.
+    """
+    try:
+        tensors, info = read_tensors(path)
+    except StateError as error:
+        raise ConfigError(f"{path}: no knowledge of a run of fedkei ({error})") from error
+    if info.get("format") != FORMAT or info.get("checksum") != checksum(tensors):
+        raise ConfigError(f"{path}: no whole knowledge file of format {FORMAT}")
+    start, centres = (
+        {name.removeprefix(part): value for name, value in tensors.items() if name.startswith(part)}
+        for part in (_START, _CENTRE)
+    )
+    Layout.of(start).columns(centres)
+    classifier = build(ClassifierConfig, info["model"], f"{path}: model")
+    tasks, transforms = tuple(info["tasks"]), tuple(info["transforms"])
+    return Knowledge(
+        start, centres, classifier, info["fingerprint"], info["run_id"], tasks, info["modules"], transforms
+    )
 
 
 @dataclass(frozen=True)
@@ -42,24 +126,31 @@ def adapt_outside(
     tasks: Sequence[str],
     base: Sequence[str] = (NOTHING,),
     labeler: RuleLabels | None = None,
-    training: LearnerSettings | None = None,
+    training: LearnerSettings,
     patients: int = 48,
     seed: int = 0,
-    on_epoch: Callable[[int, float | None], None] = lambda epoch, auc: None,
 ) -> Outside:
     """Learn the last of ``tasks`` at a site, once from the knowledge and once from the common start. Nothing is sent.
 
-    Args:
-        tasks, base: as a job's; the images of the tasks before the last are negatives.
-        labeler: rules that read labels from reports where the source gives none.
-        patients: of a synthetic site.
+    Parameters
+    ----------
+    tasks, base : sequence of str
+        As a job's; the images of the tasks before the last are negatives.
+    labeler : str, optional
+        Rules that read labels from reports where the source gives none.
+    patients : int
+        Of a synthetic site.
 
-    Raises:
-        ConfigError: the model that can be built here is not the one that the knowledge is of.
-        DataError: ``too-few-images`` of the disease, or of those without it; ``no-volume`` where the images are
-            pictures and the encoder takes volumes.
+    Raises
+    ------
+    ConfigError
+        The model that can be built here is not the one that the knowledge is of.
+    DataError
+        ``too-few-images`` of the disease, or of those without it; ``no-volume`` where the images are pictures and the
+        encoder takes volumes.
     """
-    training = training or LearnerSettings()
+    from fedtar_flare.methods.fedkei.learner import TaskLearner
+
     stream = TaskStream(tasks, base, from_report=report_labels(labeler) if labeler else None)
     cohort, _ = prepare_site(
         config,
@@ -71,9 +162,10 @@ def adapt_outside(
         reports=False,
     )
     require_fitting(cohort, knowledge.classifier)
-    data = SiteTaskData.of(cohort, stream, len(stream), 1)
+    step = len(stream)
+    data = SiteTask.of(cohort, stream, step, 1)
     if data.shortage:
-        raise DataError(f"{site}: {data.shortage} ({stream.task(len(stream)).name})", reason="too-few-images")
+        raise DataError(f"{site}: {data.shortage} ({data.name})", reason="too-few-images")
     device, autocast = choose_device(config.device, config.precision)
     learner = TaskLearner(
         knowledge.classifier,
@@ -88,9 +180,7 @@ def adapt_outside(
             "the classifier that is built here is not the one that this knowledge is of: another encoder, or another "
             "version of fedtar_flare"
         )
-    examples, step = data.examples(), len(stream)
-    informed = learner.adapt(knowledge.centres, examples, step, alpha="learnt", on_epoch=on_epoch)
-    start = {name: value[None] for name, value in knowledge.start.items()}
-    rand = learner.adapt(start, examples, step, alpha="fixed")
+    examples, start = data.examples(), {name: value[None] for name, value in knowledge.start.items()}
+    informed, rand = (learner.adapt(one, examples, step) for one in (knowledge.centres, start))
     module = {name: knowledge.start[name] + value for name, value in informed.difference.items()}
-    return Outside(stream.task(step).name, data.counts(), informed, rand, module)
+    return Outside(data.name, data.counts(), informed, rand, module)

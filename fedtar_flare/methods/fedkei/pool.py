@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from fedtar_flare.errors import ExchangeError
+from fedtar_flare.methods.fedkei.contract import IMPORTANCE, PULL
 from fedtar_flare.methods.fedkei.mixing import Kind, Layout, origin_of
-from fedtar_flare.methods.fedkei.objectives import IMPORTANCE, Curvature
 
 
 @dataclass(frozen=True)
@@ -32,8 +32,7 @@ class Module:
 class Pool:
     """Modules of all sites, ordered by task and site, whenever they arrived.
 
-    Args:
-        start: w0, the common start, float32 by name on the CPU; every module has its names and shapes.
+    Each has the names and shapes of ``start``, which is w0, float32 by name.
     """
 
     def __init__(self, start: Mapping[str, Tensor]):
@@ -41,18 +40,10 @@ class Pool:
         self.layout = Layout.of(self.start)
         self._modules: dict[tuple[int, str], Module] = {}
 
-    def __len__(self) -> int:
-        return len(self._modules)
-
     @property
     def modules(self) -> tuple[Module, ...]:
         """All, by task and site."""
         return tuple(self._modules[key] for key in sorted(self._modules))
-
-    @property
-    def sites(self) -> tuple[str, ...]:
-        """Sites with a module, sorted."""
-        return tuple(sorted({module.site for module in self.modules}))
 
     def add(
         self,
@@ -64,16 +55,14 @@ class Pool:
     ) -> None:
         """Keep theta = w0 + ``difference``, which ADAPT sent; a site's earlier module of the task is replaced.
 
-        Raises:
-            ExchangeError: a tensor is missing, unknown, misshapen or not finite, or an importance is negative; names
-                it, and keeps nothing.
+        Raises :class:`ExchangeError`, which names the tensor, where one is missing, unknown, misshapen or not finite,
+        or an importance is negative; nothing is kept then.
         """
         for name, value in sorted((importance or {}).items()):
             if not (torch.isfinite(value) & (value >= 0)).all():
                 raise ExchangeError(f"the importance of tensor '{name}' has values that are negative or not finite")
-        if importance:
-            self.layout.columns({name: value[None] for name, value in importance.items()})
-        self.layout.columns({name: value[None] for name, value in difference.items()})
+        for tensors in filter(None, (importance, difference)):
+            self.layout.vectors(tensors)
         for name, value in sorted(difference.items()):
             if not torch.isfinite(value).all():
                 raise ExchangeError(f"tensor '{name}' of a module has values that are not finite (NaN or infinity)")
@@ -97,14 +86,20 @@ class Pool:
         latest = {module.site: module for module in self.before(task)}
         return tuple(latest[site] for site in sorted(latest))
 
-    def curvature(self, task: int) -> Curvature:
-        """Of the sites' latest modules before this task (FedCurv); zero without any."""
-        total, pull = ({name: torch.zeros_like(value) for name, value in self.start.items()} for _ in range(2))
+    def curvature(self, task: int) -> dict[str, Tensor]:
+        """FedCurv's sums over the sites' latest modules before this task, as they go down: (1, *shape), 0 without any.
+
+        They are ``sum_j F_j`` under IMPORTANCE and ``sum_j F_j theta_j`` under PULL. FedCurv leaves a site's own module
+        out of its sum; here it is in, so that all sites get one message and need nothing of what they sent before.
+        """
+        sums = {
+            f"{prefix}{name}": torch.zeros_like(v) for prefix in (IMPORTANCE, PULL) for name, v in self.start.items()
+        }
         for module in self.last(task):
             for name, value in module.importance.items():
-                total[name] += value
-                pull[name] += value * module.tensors[name]
-        return Curvature(total, pull)
+                sums[f"{IMPORTANCE}{name}"] += value
+                sums[f"{PULL}{name}"] += value * module.tensors[name]
+        return {name: value[None] for name, value in sums.items()}
 
     def matrix(self, kind: Kind, modules: Sequence[Module]) -> Tensor:
         """M (d, N), float32: these modules of one kind as columns, less the origin."""
@@ -124,17 +119,12 @@ class Pool:
         return tensors, [{"site": m.site, "task": m.task, "gap": m.gap} for m in self.modules]
 
     def load(self, tensors: Mapping[str, Tensor], info: Sequence[Mapping[str, Any]]) -> None:
-        """Restore what :meth:`state` gave, bit by bit; tensors of other names are ignored.
-
-        Raises:
-            ExchangeError: a tensor is missing or misshapen.
-        """
+        """Restore what :meth:`state` gave; :class:`ExchangeError` where a tensor is missing or misshapen."""
         found: dict[tuple[int, str], Module] = {}
         for n, who in enumerate(info):
-            module = {name: tensors[f"{n}.{name}"] for name in self.start if f"{n}.{name}" in tensors}
-            self.layout.columns({name: value[None] for name, value in module.items()})
-            own = f"{n}.{IMPORTANCE}"
-            importance = {key.removeprefix(own): value for key, value in tensors.items() if key.startswith(own)}
-            site, task, gap = str(who["site"]), int(who["task"]), who.get("gap")
-            found[task, site] = Module(site, task, module, None if gap is None else float(gap), importance)
+            own = {key.removeprefix(f"{n}."): value for key, value in tensors.items() if key.startswith(f"{n}.")}
+            module = {name: value for name, value in own.items() if not name.startswith(IMPORTANCE)}
+            self.layout.vectors(module)
+            importance = {n.removeprefix(IMPORTANCE): v for n, v in own.items() if n.startswith(IMPORTANCE)}
+            found[who["task"], who["site"]] = Module(who["site"], who["task"], module, who["gap"], importance)
         self._modules = found

@@ -1,17 +1,22 @@
-"""FedKEI's sections of the run page: AUC and LCA beside Rand, learning curves, clusters, and what a start costs."""
+"""FedKEI's sections of the run page, and a site's own page of its modules."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from fedtar_flare.files import PRIVATE, write_text
 from fedtar_flare.methods.fedkei.events import Learnt, Mixed, SiteTask, Stream
+from fedtar_flare.methods.fedkei.mixing import KINDS
 from fedtar_flare.metrics.classification import best_epoch, epochs_to, lca
 from fedtar_flare.reporting.format import NOTHING, duration, number, size
 from fedtar_flare.reporting.plots import Guide, Series, line_chart
+from fedtar_flare.reporting.render import render
 from fedtar_flare.reporting.run import Run
 from fedtar_flare.reporting.section import Section, charts, table
+from fedtar_flare.site.state import SiteState
 
 SMALL = (300, 190)
 READINGS = ("AUC at start", "AUC tuned", "LCA")
@@ -27,31 +32,34 @@ def tasks(run: Run) -> Section | None:
     found = list(_learnt(run))
     if not found:
         return None
-    beside, fell_back = (any(getattr(one, name) for *_, one in found) for name in ("rand_auc", "fell_back"))
-    rows = [
-        (str(step), site, _said(one.task), str(one.n) if one.n else NOTHING, *readings_of(one.auc))
-        + (
-            (*readings_of(one.rand_auc), _reached(one))
-            if beside
-            else (str(best_epoch(one.auc)) if one.auc else NOTHING,)
-        )
-        + (("yes" if one.fell_back else "",) if fell_back else ())
-        for step, site, one in found
-    ]
-    last = [*RAND, "epochs to Rand's"] if beside else ["best epoch"]
-    head = ("task", "site", "disease", "test images", *READINGS, *last, *(["fell back"] if fell_back else []))
-    rand = (
-        " Rand is the same tuning from the common start; 'epochs to Rand's' says after how many epochs the AUC is as "
-        "high as Rand's is when tuned (and which epoch was best)."
-        if beside
-        else ""
-    )
+    with_rand, fell_back = (any(getattr(one, name) for *_, one in found) for name in ("rand_auc", "fell_back"))
+    head = ["task", "site", "disease", "test images", *READINGS]
+    head += [*RAND, "epochs to Rand's"] if with_rand else ["best epoch"]
+    head += ["fell back"] if fell_back else []
+    rows = []
+    for step, site, one in found:
+        row = [str(step), site, _said(one.task), str(one.n) if one.n else NOTHING, *_readings(one.auc)]
+        if with_rand:
+            row += [*_readings(one.rand_auc), _reached(one)]
+        else:
+            row.append(str(best_epoch(one.auc)) if one.auc else NOTHING)
+        rows.append(row + (["yes" if one.fell_back else ""] if fell_back else []))
+    streams = run.events(Stream)
+    title = f"Plan '{streams[-1].plan}', order '{streams[-1].order}'" if streams else "Tasks"
     lead = (
-        f"{_title(run)}. The new disease of each task against all before it: AUC of test images at the start (before "
-        f"the first epoch) and tuned (after the last), and LCA, its mean over the epochs.{rand}"
-        + (" 'Fell back': the safeguard took the common start." if fell_back else "")
-        + f" Cells are blank where a class has too few test patients.{_of_phantoms(run)}"
+        f"{title}. The new disease of each task against all before it: AUC of test images at the start (before the "
+        "first epoch) and tuned (after the last), and LCA, its mean over the epochs."
     )
+    if with_rand:
+        lead += (
+            " Rand is the same tuning from the common start; 'epochs to Rand's' says after how many epochs the AUC is "
+            "as high as Rand's is when tuned (and which epoch was best)."
+        )
+    if fell_back:
+        lead += " 'Fell back': the safeguard took the common start."
+    lead += " Cells are blank where a class has too few test patients."
+    if "'small'" in str(run.start.model.get("base_model", "")):
+        lead += f" {_KNOWN}"
     return Section("tasks", "Diseases", lead, table(head, rows, left={1, 2}), _lines(run, [one for *_, one in found]))
 
 
@@ -185,20 +193,26 @@ def membership(run: Run) -> Section | None:
 SECTIONS = (tasks, curves, clusters, cost, membership)
 
 
+def write_modules_page(state: SiteState, site: str) -> Path:
+    """Write ``modules.html`` into the site's state of a run: a line for each module, with alpha; returns its path."""
+    modules = {name: state.read(name)[1] for name in state.names("module-")}
+    fell_back = any(about["fell_back"] for about in modules.values())
+    head = ["task", "disease", *READINGS, *RAND, "alpha of adapters", "alpha of heads"]
+    rows = []
+    for name, about in modules.items():
+        alphas = (about["alpha"].get(kind, ()) for kind in KINDS)
+        row = [str(int(name.removeprefix("module-"))), about["task"], *_readings(about["auc"])]
+        row += [*_readings(about["rand_auc"] or ()), *(", ".join(f"{v:.3f}" for v in one) or NOTHING for one in alphas)]
+        rows.append(row + (["yes" if about["fell_back"] else ""] if fell_back else []))
+    content = table([*head, *(["fell back"] if fell_back else [])], rows, left={1, 8, 9})
+    page = render("modules_page.html", site=site, content=content, time_steps=1)
+    return write_text(state.folder / "modules.html", page, PRIVATE)
+
+
 def _learnt(run: Run) -> Iterator[tuple[int, str, SiteTask]]:
     for event in run.events(Learnt):
         for site, one in sorted(event.sites.items()):
             yield event.round, site, one
-
-
-def _title(run: Run) -> str:
-    streams = run.events(Stream)
-    return f"Plan '{streams[-1].plan}', order '{streams[-1].order}'" if streams else "Tasks"
-
-
-def _of_phantoms(run: Run) -> str:
-    config = run.start.model.get("base_model", "")
-    return f" {_KNOWN}" if "'small'" in str(config) else ""
 
 
 def _lines(run: Run, found: Sequence[SiteTask]) -> tuple[tuple[str, str], ...]:
@@ -211,11 +225,13 @@ def _lines(run: Run, found: Sequence[SiteTask]) -> tuple[tuple[str, str], ...]:
         "LCA": lca,
     }
     for label, read in readings.items():
-        own = [value for one in later if one.auc and (value := read(one.auc)) is not None]
-        rand = [value for one in later if one.rand_auc and (value := read(one.rand_auc)) is not None]
+        own, rand = (
+            [value for curve in curves if curve and (value := read(curve)) is not None]
+            for curves in ([one.auc for one in later], [one.rand_auc for one in later])
+        )
         if own:
-            beside = f", Rand {fmean(rand):.3f}, tasks after the first" if rand else ", tasks after the first"
-            shown.append((label, f"{fmean(own):.3f}{beside}"))
+            with_rand = f", Rand {fmean(rand):.3f}" if rand else ""
+            shown.append((label, f"{fmean(own):.3f}{with_rand}, tasks after the first"))
     return tuple(shown)
 
 
@@ -223,7 +239,7 @@ def _said(disease: str) -> str:
     return disease.replace("_", " ")
 
 
-def readings_of(auc: Sequence[float | None]) -> tuple[str, str, str]:
+def _readings(auc: Sequence[float | None]) -> tuple[str, str, str]:
     """What :data:`READINGS` names, of the AUC at epoch 0..E; blank where it is not known."""
     known = [value for value in auc if value is not None]
     return (number(known[0]), number(known[-1]), number(lca(known))) if known else (NOTHING,) * 3

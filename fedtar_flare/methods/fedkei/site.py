@@ -6,24 +6,23 @@ from collections.abc import Mapping
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from fedtar_flare.errors import ConfigError, ExchangeError
 from fedtar_flare.imaging.transform_list import RANDOM
 from fedtar_flare.learning.config import DataConfig, LoRAConfig
-from fedtar_flare.methods.fedkei.asked import adapted_model, frozen_values, head_values, request
-from fedtar_flare.methods.fedkei.config import STEPS, classifier_of
-from fedtar_flare.methods.fedkei.contract import ADAPT, PROBE
-from fedtar_flare.methods.fedkei.objectives import IMPORTANCE, split_curvature
+from fedtar_flare.methods.fedkei.config import STEPS, LearnerSettings, classifier_of
+from fedtar_flare.methods.fedkei.contract import ADAPT, IMPORTANCE, PROBE, PULL
 from fedtar_flare.methods.fedkei.plans import plan
-from fedtar_flare.methods.fedkei.site_data import SiteTaskData, require_fitting
-from fedtar_flare.methods.fedkei.site_page import module_name, write_modules_page
-from fedtar_flare.methods.fedkei.tuning import LearnerSettings
+from fedtar_flare.methods.fedkei.section import write_modules_page
+from fedtar_flare.methods.fedkei.task_data import SiteTask, require_fitting
+from fedtar_flare.models.adapters.lora import shared_parameters
+from fedtar_flare.models.classifier import CLASSES, build_classifier
+from fedtar_flare.models.config import ModelConfig
+from fedtar_flare.models.config import preset as generator_preset
 from fedtar_flare.progress import Progress
 from fedtar_flare.protocol.exchange import Tensors
 from fedtar_flare.protocol.messages import Reply, TaskHeader, abstain, ok, version
 from fedtar_flare.protocol.tasks import HANDSHAKE
-from fedtar_flare.runtime.requirements import AdaptedModel
+from fedtar_flare.runtime.requirements import AdaptedModel, request_of
 from fedtar_flare.runtime.site_executor import SiteExecutor, no_state, seed_of
 from fedtar_flare.runtime.site_strategy import Handler, SiteStrategy, require_start
 from fedtar_flare.settings import Settings, build
@@ -34,8 +33,7 @@ from fedtar_flare.tensor_file import checksum
 
 if TYPE_CHECKING:
     from fedtar_flare.data.cohort import Cohort
-    from fedtar_flare.methods.fedkei.answers import Adapted
-    from fedtar_flare.methods.fedkei.learner import TaskLearner
+    from fedtar_flare.methods.fedkei.learner import Adapted, TaskLearner
 
 MOST_EPOCHS = 99
 """Of tuning: what a list in a reply may hold, with epoch 0."""
@@ -45,8 +43,7 @@ class FedKEISite(SiteStrategy):
     """FedKEI, its rivals and controls at one site.
 
     Each task's module stays here as ``module-<t>``, for the disease that it was learnt on, with alpha; the scores of
-    single test images stay as ``scores-<t>``. ``preset`` is one of ``config.CLASSIFIERS``; ``training`` has the
-    settings of :class:`LearnerSettings`.
+    single test images stay as ``scores-<t>``. ``preset`` is one of ``config.CLASSIFIERS``.
     """
 
     shared_groups = ("model", "training", "data")
@@ -70,7 +67,7 @@ class FedKEISite(SiteStrategy):
         }
 
     def check(self) -> None:
-        """Refuse more epochs than a reply can tell of, and a previous visit."""
+        """Refuse more epochs than a reply can tell of, a previous visit, and random transforms."""
         if self.settings.training.epochs > MOST_EPOCHS:
             raise ConfigError(f"training: epochs is {self.settings.training.epochs}: it must be at most {MOST_EPOCHS}")
         if self.settings.data.prior != "none":
@@ -78,22 +75,72 @@ class FedKEISite(SiteStrategy):
         if changing := [spec["name"] for spec in self.settings.data.transforms if spec["name"] in RANDOM]:
             raise ConfigError(f"data: transforms: {changing[0]} is random, and fedkei trains on images as prepared")
 
-    # ------------------------------------------------------------------ what the base asks
+    # ------------------------------------------------------------------ what the job asks of a site
     def load_libraries(self) -> None:
         """The learner's."""
         from fedtar_flare.methods.fedkei import learner  # noqa: F401
 
     def adapted_model(self, time_steps: int) -> AdaptedModel:
-        return adapted_model(self.settings.model)
+        """The report generator with the classifier's encoder: its outline tells which layers an adapter reaches.
+
+        Its other parts count too, where a bound is on the number of parameters. A ``vit`` or ``swin_unetr`` has the
+        tiny encoder in its place, and counts beside it.
+        """
+        model, sizes, own = self.settings.model, self.settings.model.sizes, 0
+        if model.encoder == "vit":
+            own = 16 * sizes["depth"] * sizes["embed_dim"] ** 2
+        elif model.encoder == "swin_unetr":
+            own = 3600 * sizes["feature_size"] ** 2 + 250_000
+        return AdaptedModel(self._generator(), self.settings.lora, own_parameters=lambda values: own)
+
+    def _generator(self) -> ModelConfig:
+        model = self.settings.model
+        common: dict[str, Any] = {
+            "image_size": model.image_size,
+            "slices": model.slices,
+            "lora_targets": model.adapted_layers(),
+        }
+        if model.encoder_weights is not None:
+            common["weights"] = model.encoder_weights
+        if model.encoder != "timm":
+            return generator_preset("small" if model.encoder == "small" else "tiny", **common)
+        common |= {"encoder_name": model.encoder_name, "image_statistics": model.image_statistics}
+        return ModelConfig(preset="classifier", encoder="timm", **common)
 
     def asks(self, rounds: int, time_steps: int) -> JobRequest:
-        return request(self.settings.model, self.settings.training, rounds, time_steps)
+        """An epoch counts as one update, the least that it is made of."""
+        training = self.settings.training
+        return request_of(
+            self.adapted_model(time_steps),
+            rounds,
+            time_steps,
+            local_steps={"training.epochs": training.epochs},
+            batch_size={"training.batch_size": training.batch_size},
+            learning_rate={"training.lr": training.lr, "training.eta_in": training.eta_in},
+            clip={},
+            beams={},
+        )
+
+    def _sizes(self) -> tuple[int, int]:
+        """Values of the module, and parameters of the frozen encoder."""
+        made = build_classifier(self.settings.model.replace(encoder_weights=None))
+        shared = sum(value.numel() for value in shared_parameters(made).values())
+        return shared, sum(value.numel() for value in made.parameters()) - shared
 
     def extra_values(self) -> int:
-        return head_values(self.settings.model)
+        """Values of the head, or 0 for a named encoder, whose width only the encoder tells.
+
+        Of an encoder that the generator's outline has not, those of the adapter too.
+        """
+        if self.settings.model.encoder == "timm":
+            return 0
+        if self.settings.model.encoder in ("vit", "swin_unetr"):
+            return self._sizes()[0]
+        return CLASSES * (self._generator().encoder_config["embed_dim"][-1] + 1)
 
     def model_values(self) -> int | None:
-        return frozen_values(self.settings.model)
+        """Parameters of the frozen encoder; None for a named one, which is not made to describe a job."""
+        return None if self.settings.model.encoder == "timm" else self._sizes()[1]
 
     def work(self) -> str:
         training = self.settings.training
@@ -121,7 +168,7 @@ class FedKEISite(SiteStrategy):
         if state.latest(header.after) is None:
             state.save(version(0, 0), start, {"task": 0})
         reply = self.agreement(header, site, state, cohort, start)
-        reply.payload["model"] = learner.describe() | {"adapter_config": learner.adapter_config()}
+        reply.payload["model"] = learner.describe()
         if transforms := self.settings.data.transforms:
             reply.payload["model"]["transforms"] = list(transforms)
         return reply, start if asked_for_start else None
@@ -134,9 +181,9 @@ class FedKEISite(SiteStrategy):
         if refused := self._refused(PROBE, header, weights, state, data):
             return refused, None
         learner = self.learner_of(header, site)
-        found = learner.probe(weights, data.examples(), header.round, direct=self.plan.probe == "direct")
+        _, gradients = learner.probe(weights, data.examples(), header.round, direct=self.plan.probe == "direct")
         site.stop_if_aborted()
-        return ok(header, {"samples": float(data.samples)}), found.gradients
+        return ok(header, {"samples": float(data.samples)}), gradients
 
     def _adapt(
         self, header: TaskHeader, weights: Tensors, site: Site, state: SiteState, cohort: Cohort
@@ -146,53 +193,42 @@ class FedKEISite(SiteStrategy):
         if refused := self._refused(ADAPT, header, weights, state, data):
             return refused, None
         learner = self.learner_of(header, site)
-        epochs = self.settings.training.epochs
-        progress = Progress(f"task {header.round}: epoch", epochs, self.executor.logger.info)
-
-        def tell(epoch: int, auc: float | None) -> None:
-            if epoch:
-                progress(epoch)
-
-        start, examples = learner.start, data.examples()
-        weights, curvature = split_curvature(weights)
-        informed = any(not torch.equal(value[0], start[name]) or len(value) > 1 for name, value in weights.items())
-        alpha = self.plan.alpha if informed else "fixed"
-        local = self.plan.local
+        progress = Progress(f"task {header.round}: epoch", self.settings.training.epochs, self.executor.logger.info)
+        examples = data.examples()
         found = learner.adapt(
-            weights, examples, header.round, alpha=alpha, local=local, curvature=curvature, on_epoch=tell
+            weights, examples, header.round, self.plan, lambda epoch: progress(epoch) if epoch else None
         )
         rand: Adapted | None = None
         if self.settings.fedkei.rand_baseline:
-            plain = {name: value[None] for name, value in start.items()}
-            same = not informed and self.plan.local == plan("rand").local
-            rand = found if same else learner.adapt(plain, examples, header.round, alpha="fixed")
+            plain, start = plan("rand"), {name: value[None] for name, value in learner.start.items()}
+            same = learner.is_start(weights) and self.plan.tunes_as(plain)
+            rand = found if same else learner.adapt(start, examples, header.round, plain)
         site.stop_if_aborted()
-        self._keep(header, site, state, data, found, rand, start)
+        self._keep(header, site, state, data, found, rand, learner.start)
         sent = {f"{IMPORTANCE}{name}": value for name, value in found.importance.items()}
-        return self._reply(header, site, data, found, rand), found.difference | sent
+        return _reply(header, data, found, rand), found.difference | sent
 
     # ------------------------------------------------------------------ pieces
-    def _data(self, header: TaskHeader, site: Site, cohort: Cohort) -> SiteTaskData:
+    def _data(self, header: TaskHeader, site: Site, cohort: Cohort) -> SiteTask:
         stream = self.settings.fedkei.stream(site.name, self.executor.seed)
         if header.round > len(stream):
             raise ExchangeError(f"task {header.round} was asked for; the job lists {len(stream)}")
-        return SiteTaskData.of(cohort, stream, header.round, self.executor.min_cell)
+        return SiteTask.of(cohort, stream, header.round, self.executor.min_cell)
 
     def _refused(
-        self, task: str, header: TaskHeader, weights: Tensors, state: SiteState, data: SiteTaskData
+        self, task: str, header: TaskHeader, weights: Tensors, state: SiteState, data: SiteTask
     ) -> Reply | None:
         """An abstention where the site has too little of the task, or was asked it before with other centres.
 
-        Raises :class:`ExchangeError` for centres that do not fit the run's exchange.
+        Raises :class:`ExchangeError` for centres, or a curvature, that do not fit the run's exchange.
         """
         schema = state.schema()
         agreed = {} if schema is None else dict(schema.shapes)
-        centres, curvature = split_curvature(weights)
-        one = [] if curvature is None else [curvature.importance, curvature.pull]
-        for stacked in (centres, *({name: value[None] for name, value in part.items()} for part in one)):
-            for name in sorted(agreed.keys() | stacked.keys()):
-                if name not in stacked or name not in agreed or tuple(stacked[name].shape[1:]) != agreed[name]:
-                    raise ExchangeError(f"what came down does not fit the run's exchange at tensor '{name}'")
+        curved = any(name.startswith((IMPORTANCE, PULL)) for name in weights)
+        shapes = {f"{p}{n}": shape for p in ("", IMPORTANCE, PULL) if curved or not p for n, shape in agreed.items()}
+        for name in sorted(shapes.keys() | weights.keys()):
+            if name not in weights or name not in shapes or tuple(weights[name].shape[1:]) != shapes[name]:
+                raise ExchangeError(f"what came down does not fit the run's exchange at tensor '{name}'")
         if data.shortage:
             return abstain(header, data.shortage)
         if not state.may_answer(f"{task} {header.round}", checksum(weights)):
@@ -204,55 +240,29 @@ class FedKEISite(SiteStrategy):
         header: TaskHeader,
         site: Site,
         state: SiteState,
-        data: SiteTaskData,
+        data: SiteTask,
         found: Adapted,
         rand: Adapted | None,
         start: Tensors,
     ) -> None:
         """The module for its disease, and what of it stays at the site."""
-        stream = self.settings.fedkei.stream(site.name, self.executor.seed)
         module = {name: start[name] + difference for name, difference in found.difference.items()}
         about = {
-            "task": stream.task(header.round).name,
-            "alpha": {kind: list(values) for kind, values in found.alpha.items()},
+            "task": data.name,
+            "alpha": found.alpha,
             "fell_back": found.fell_back,
-            "auc": list(found.curve),
-            "rand_auc": None if rand is None else list(rand.curve),
+            "auc": found.curve,
+            "rand_auc": None if rand is None else rand.curve,
         }
-        state.write(module_name(header.round), module, about)
+        state.write(f"module-{header.round:04d}", module, about)
         scores = {"scores": found.scores} | ({} if rand is None else {"rand_scores": rand.scores})
         test = data.splits["test"]
         patients = [sample.visit.patient_id for sample in test.samples]
-        about = {"task": about["task"], "labels": list(test.labels), "patients": patients}
+        about = {"task": data.name, "labels": list(test.labels), "patients": patients}
         state.write(task_scores(header.round), scores, about)
         state.save(version(header.round, STEPS), module, {"task": header.round}, keep=header.keep)
-        self.executor.logger.info(
-            f"this site's modules and mixtures, for its eyes: {write_modules_page(state, site.name)}"
-        )
-
-    def _reply(self, header: TaskHeader, site: Site, data: SiteTaskData, found: Adapted, rand: Adapted | None) -> Reply:
-        numbers = {
-            "samples": float(data.samples),
-            "train_loss": fmean(found.losses),
-            "first_loss": found.losses[0],
-            "last_loss": found.losses[-1],
-            "skipped_updates": float(found.skipped_updates),
-        }
-        stream = self.settings.fedkei.stream(site.name, self.executor.seed)
-        scores: dict[str, Any] = {
-            "n": data.scored,
-            "fell_back": int(found.fell_back),
-            "seconds": found.seconds,
-            "at_epoch": list(found.at_epoch),
-        }
-        losses = {name: getattr(found, name) for name in ("mixture_loss", "start_loss", "final_loss")}
-        scores |= {name: loss for name, loss in losses.items() if loss is not None}
-        if data.scored:
-            scores |= {"auc": list(found.curve), "membership": found.membership}
-        if rand is not None and data.scored:
-            scores |= {"rand_auc": list(rand.curve), "rand_at_epoch": list(rand.at_epoch)}
-        counts = {"task": stream.places[header.round - 1] + 1, **data.counts()}
-        return ok(header, numbers, {"counts": counts, "scores": scores})
+        page = write_modules_page(state, site.name)
+        self.executor.logger.info(f"this site's modules and mixtures, for its eyes: {page}")
 
     def learner_of(self, header: TaskHeader, site: Site) -> TaskLearner:
         """The site's learner, built once per process and run."""
@@ -273,3 +283,25 @@ class FedKEISite(SiteStrategy):
             )
             self._learner_key = (header.run_id, site.name)
         return self.learner
+
+
+def _reply(header: TaskHeader, data: SiteTask, found: Adapted, rand: Adapted | None) -> Reply:
+    numbers = {
+        "samples": float(data.samples),
+        "train_loss": fmean(found.losses),
+        "first_loss": found.losses[0],
+        "last_loss": found.losses[-1],
+        "skipped_updates": float(found.skipped_updates),
+    }
+    scores: dict[str, Any] = {
+        "n": data.scored,
+        "fell_back": int(found.fell_back),
+        "seconds": found.seconds,
+        "at_epoch": found.at_epoch,
+    }
+    losses = {name: getattr(found, name) for name in ("mixture_loss", "start_loss", "final_loss")}
+    scores |= {name: loss for name, loss in losses.items() if loss is not None}
+    if data.scored:
+        scores |= {"auc": found.curve, "membership": found.membership}
+        scores |= {} if rand is None else {"rand_auc": rand.curve, "rand_at_epoch": rand.at_epoch}
+    return ok(header, numbers, {"counts": {"task": data.place, **data.counts()}, "scores": scores})

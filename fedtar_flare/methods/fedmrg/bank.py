@@ -36,24 +36,11 @@ MOST_ROWS, WIDEST, MOST_DOWN = 64, 4096, 100_000
 
 
 def rows_of_round(samples: Sequence[Sample], round_: int, rows: int, group: int, seed: int) -> list[list[Sample]]:
-    """The samples of each row of a round: at most ``rows`` of them, of ``group`` patients each.
+    """The samples of each row of a round (from 1): at most ``rows`` of them, of one visit each of ``group`` patients.
 
-    Parameters
-    ----------
-    samples : sequence of Sample
-        For training, patient by patient in the site's own secret order (``Cohort.samples``).
-    round_ : int
-        From 1.
-    rows, group : int
-        Most rows, and patients a row.
-    seed : int
-        Of the order in which rows come; each comes once before any comes again.
-
-    Returns
-    -------
-    list of list of Sample
-        For each row one sample a patient; every time a patient comes, it is the next of its visits. Empty where there
-        are fewer patients than ``group``.
+    ``samples`` are for training, patient by patient in the site's own secret order (``Cohort.samples``). In an order by
+    ``seed`` each row comes once before any comes again; every time a patient comes, it is with the next visit. Empty
+    where there are fewer patients than ``group``.
     """
     visits: dict[str, list[Sample]] = {}
     for sample in samples:
@@ -81,21 +68,6 @@ def membership_auc(rows: Tensor, inside: Tensor, outside: Tensor) -> float:
     return found
 
 
-def without_own(rows: Tensor, own: Sequence[Tensor]) -> Tensor:
-    """The rows (M, C) that are no row of ``own``, the rows that this site has sent."""
-    if not own or not len(rows):
-        return rows
-    sent = torch.cat(list(own))
-    return rows[~(rows[:, None] == sent[None]).all(-1).any(1)]
-
-
-def check_down(rows: Tensor, width: int) -> None:
-    """Refuse (:class:`ExchangeError`) rows from the server that are not at most 100,000 unit rows of this width."""
-    if rows.dim() != 2 or rows.shape[1] != width or len(rows) > MOST_DOWN:
-        raise ExchangeError(f"the server sent a bank of shape {tuple(rows.shape)}, not rows of {width}")
-    check_unit_rows(FEATURES, rows)
-
-
 class SiteBank:
     """The bank as one site has it.
 
@@ -110,15 +82,19 @@ class SiteBank:
         self.use: dict[str, float] = {}
 
     def receive(self, rows: Tensor | None) -> None:
-        """Take what came down, in place of what was there; :class:`ExchangeError` for what is no bank."""
-        if rows is not None:
-            check_down(rows, self.width)
-        self.rows = torch.zeros(0, self.width) if rows is None else rows.clone()
+        """Take what came down, in place of what was there; :class:`ExchangeError` where it is no bank of unit rows."""
+        rows = torch.zeros(0, self.width) if rows is None else rows
+        if rows.dim() != 2 or rows.shape[1] != self.width or len(rows) > MOST_DOWN:
+            raise ExchangeError(f"the server sent a bank of shape {tuple(rows.shape)}, not rows of {self.width}")
+        check_unit_rows(FEATURES, rows)
+        self.rows = rows.clone()
 
     def begin(self, round_: int) -> None:
         """Forget what was sent too long ago to be in the bank, and leave out of the bank what this site sent."""
         self.sent = {r: kept for r, kept in self.sent.items() if 0 < round_ - r <= ROUNDS}
-        self.rows = without_own(self.rows, list(self.sent.values()))
+        if self.sent and len(self.rows):
+            own = torch.cat(list(self.sent.values()))
+            self.rows = self.rows[~(self.rows[:, None] == own[None]).all(-1).any(1)]
         self.use = {"sent": 0.0, "received": float(len(self.rows))}
 
     def share(self, inside: Tensor, group: int, round_: int) -> Tensor:
@@ -127,10 +103,6 @@ class SiteBank:
         self.sent[round_] = shared
         self.use |= {"sent": float(len(shared)), "patients_a_row": float(group)}
         return shared
-
-    def measure_membership(self, shared: Tensor, inside: Tensor, outside: Tensor) -> None:
-        """How well the rows tell features of who is in them from features of others, for :attr:`use`."""
-        self.use["membership_auc"] = membership_auc(shared, inside, outside)
 
     def state(self) -> dict[str, Tensor]:
         """What persists at the site."""

@@ -9,11 +9,11 @@ from pydantic import Field
 
 from fedtar_flare.learning.labels import LabelerName
 from fedtar_flare.methods.fedmrg.bank import MOST_ROWS
-from fedtar_flare.methods.fedmrg.distill import Distillation
 from fedtar_flare.methods.fedmrg.dual_adapter import Backbone
 from fedtar_flare.settings import Settings
 
 Prompts = Literal["paper", "memory"]
+Distillation = Literal["mutual", "g2l", "l2g", "logits"]
 
 PROMPTS: dict[Prompts, dict[str, Any]] = {
     "paper": {"prompt_place": "last", "prompt_classes": "all", "head": "mean"},

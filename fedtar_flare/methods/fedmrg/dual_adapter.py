@@ -12,12 +12,9 @@ All three are PEFT's sets of factors, switched in the decoder alone: an encoder'
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Literal
-
-import torch
-from torch import Tensor, nn
 
 from fedtar_flare.models.adapters.lora import (
     active_adapters,
@@ -33,9 +30,6 @@ if TYPE_CHECKING:
 
 GENERIC, BROADCAST, SPECIALISED = "generic", "broadcast", "specialised"
 """Names of the sets G, Q and S; the first is on the wire, the last never."""
-
-PREFIX = "specialised/"
-"""Of the specialised factors' names in the site's private state."""
 
 Backbone = Literal["whole", "lora", "frozen"]
 
@@ -76,23 +70,6 @@ def copy_broadcast(model: PeftModel) -> None:
     """Set Q to G."""
     copied = {name.replace(f".{GENERIC}.", f".{BROADCAST}."): v for name, v in shared_state(model, GENERIC).items()}
     load_shared_state(model, {name: copied[name] for name in shared_parameters(model, BROADCAST)}, BROADCAST)
-
-
-def specialised_parameters(model: PeftModel) -> dict[str, nn.Parameter]:
-    """The factors S by name."""
-    return shared_parameters(model, SPECIALISED)
-
-
-def specialised_state(model: PeftModel) -> dict[str, Tensor]:
-    """The factors S by their names in a site's private state: no copies."""
-    return {f"{PREFIX}{name}": value.detach() for name, value in specialised_parameters(model).items()}
-
-
-def load_specialised(model: PeftModel, state: Mapping[str, Tensor]) -> None:
-    """Load what :func:`specialised_state` gave; other names are ignored."""
-    with torch.no_grad():
-        for name, parameter in specialised_parameters(model).items():
-            parameter.copy_(state[f"{PREFIX}{name}"])
 
 
 def generic_model(model: PeftModel) -> AbstractContextManager[None]:

@@ -37,26 +37,27 @@ from fedtar_flare.learning.training import (
     optimizer_state,
     parts,
 )
-from fedtar_flare.methods.fedmrg.bank import FEATURES, SiteBank
+from fedtar_flare.methods.fedmrg.bank import FEATURES, SiteBank, membership_auc
 from fedtar_flare.methods.fedmrg.config import PROMPTS, FedMRGConfig
-from fedtar_flare.methods.fedmrg.contrast import BatchContrast, contrast_losses, features
-from fedtar_flare.methods.fedmrg.distill import TEACHES, distill_losses
 from fedtar_flare.methods.fedmrg.dual_adapter import (
     GENERIC,
+    SPECIALISED,
     add_specialised,
     copy_broadcast,
     generic_model,
-    load_specialised,
     mixed_model,
     specialised_model,
-    specialised_parameters,
-    specialised_state,
 )
+from fedtar_flare.methods.fedmrg.losses import BatchContrast, contrast_losses, distill_losses, features
 from fedtar_flare.models.adapters.lora import shared_parameters
 from fedtar_flare.models.config import ModelConfig
 from fedtar_flare.models.report_generator import ReportGenerator, report_loss
 
 HALVES = ("generic", "specialised")
+TEACHES = {"g2l": HALVES[1:], "l2g": HALVES[:1]}
+"""Which adapters are taught, by ``fedmrg.distillation``; where it does not say, both are."""
+PREFIX = "specialised/"
+"""Of the specialised factors' names in the site's private state."""
 
 
 class FedMRGLearner(ReportLearner):
@@ -69,6 +70,7 @@ class FedMRGLearner(ReportLearner):
         super().__init__(model=model, seed=seed, **others)
         add_specialised(self.model, model.lora_targets, seed)
         self.model.to(self.device)
+        self._specialised = shared_parameters(self.model, SPECIALISED)
         self.personal_optimizer = torch.optim.AdamW(
             self.personal_parameters(), lr=self.training.lr, weight_decay=self.training.weight_decay
         )
@@ -118,7 +120,7 @@ class FedMRGLearner(ReportLearner):
     @property
     def personal_part_acts(self) -> bool:
         """Whether the specialised adapter has been trained."""
-        return any(bool(p.any()) for name, p in specialised_parameters(self.model).items() if ".lora_B." in name)
+        return any(bool(p.any()) for name, p in self._specialised.items() if ".lora_B." in name)
 
     def context(self, samples: Sequence[Sample], personal: bool) -> AbstractContextManager[Any]:
         """Both adapters (Eq. 6), or the generic one alone."""
@@ -135,7 +137,7 @@ class FedMRGLearner(ReportLearner):
 
     # ------------------------------------------------------------------ training
     def personal_parameters(self) -> Sequence[nn.Parameter]:
-        return tuple(specialised_parameters(self.model).values())
+        return tuple(self._specialised.values())
 
     def shared_optimizer(self, parameters: Sequence[nn.Parameter], epochs: float) -> torch.optim.Optimizer:
         """G and the branch at ``training.lr``, the rest of Theta at ``fedmrg.lr_encoder``."""
@@ -267,7 +269,7 @@ class FedMRGLearner(ReportLearner):
         shared = self.bank.share(inside, len(rows[0]), round_)
         outside = {s.visit.patient_id: s for split in ("validation", "test") for s in self.cohort.samples(split)}
         if min(len(inside), len(outside)) >= min_cell:
-            self.bank.measure_membership(shared, inside, self.features_of(list(outside.values())))
+            self.bank.use["membership_auc"] = membership_auc(shared, inside, self.features_of([*outside.values()]))
         return shared
 
     # ------------------------------------------------------------------ diagnoses
@@ -301,11 +303,13 @@ class FedMRGLearner(ReportLearner):
     def private(self) -> dict[str, Tensor]:
         """The specialised adapter and its optimiser, and the rows sent in the last rounds."""
         assert self.personal_optimizer is not None
-        optimizer = optimizer_state(self.personal_optimizer, specialised_parameters(self.model))
-        return specialised_state(self.model) | self.bank.state() | optimizer
+        own = {f"{PREFIX}{name}": value.detach() for name, value in self._specialised.items()}
+        return own | self.bank.state() | optimizer_state(self.personal_optimizer, self._specialised)
 
     def load_private(self, state: Mapping[str, Tensor]) -> None:
         assert self.personal_optimizer is not None
-        load_specialised(self.model, state)
+        with torch.no_grad():
+            for name, parameter in self._specialised.items():
+                parameter.copy_(state[f"{PREFIX}{name}"])
         self.bank.load(state)
-        load_optimizer_state(self.personal_optimizer, specialised_parameters(self.model), state)
+        load_optimizer_state(self.personal_optimizer, self._specialised, state)

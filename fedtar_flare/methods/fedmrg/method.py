@@ -2,32 +2,28 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from fedtar_flare.learning.diagnosis import extend
+from fedtar_flare.learning.drafting import Kept
 from fedtar_flare.methods.fedmrg.config import FedMRGConfig
 from fedtar_flare.methods.fedmrg.contract import CONTRACT
 from fedtar_flare.methods.fedmrg.controller import FedMRGServer
 from fedtar_flare.methods.fedmrg.events import EVENTS
 from fedtar_flare.methods.fedmrg.learner import FedMRGLearner
-from fedtar_flare.methods.fedmrg.personal import kept
 from fedtar_flare.methods.fedmrg.section import SECTIONS
-from fedtar_flare.methods.fedmrg.site import FedMRGSite
+from fedtar_flare.methods.fedmrg.site import ABOUT, FedMRGSite
 from fedtar_flare.registry import Method
 from fedtar_flare.runtime.recipe import PAPER
+from fedtar_flare.site.trained import state_of_run, trained_version
 
-SMALL: dict[str, Any] = {
-    "backbone": "frozen",
-    "prompts": "memory",
-    "head_weights": "small",
-    "mix": 0.0,
-}
 PRESETS: dict[str, dict[str, Any]] = {
     "small": {
         "training": {"local_steps": 96, "batch_size": 4, "schedule": "cosine"},
         "data": {"synthetic_patients": 96},
         "server": {"evaluate_every": 3},
-        "fedmrg": SMALL,
+        "fedmrg": {"backbone": "frozen", "prompts": "memory", "head_weights": "small", "mix": 0.0},
     },
     "tiny": {"model": {"max_length": 80}},
     "fedmrg-paper": {
@@ -45,6 +41,18 @@ The form of the paper is the settings' own default. ``tiny``: room for prompts. 
 and what it says of training; what it leaves open (docs/fedmrg.md) is the settings' default. The paper's 1,000 rounds
 and its 2 % of a site's data a round are for the job to say (``num_rounds``, ``training.local_steps``).
 """
+
+
+def kept(folder: Path, key: bytes | None, run_id: str, round_: int) -> Kept:
+    """The specialised adapter that a site had at the end of the round; it knows no patient and needs no key.
+
+    Raises ConfigError where the state is of another run, or has no specialised adapter of the round; StateError where
+    the state is missing or damaged.
+    """
+    state = state_of_run(folder, run_id, "specialised adapter")
+    _, about = state.read(ABOUT)
+    private = state.read(trained_version(state, round_, about["time_steps"], "specialised adapter"))[0]
+    return Kept(FedMRGLearner, {"fedmrg": FedMRGConfig(mix=about["mix"])}, private)
 
 
 METHOD = Method(

@@ -48,9 +48,10 @@ def members(run: Run) -> Section | None:
         "specialised one stays at its hospital and writes along there (Eq. 6). An unseen hospital never trains: all of "
         "its patients are scored, with the generic adapter."
     )
-    said = (", ".join(map(_cell, names, row[1:])) for row in rows)
+    labels = [SCORES[name].label for name in names]
+    said = (", ".join(map("{} {}".format, labels, row[1:])) for row in rows)
     lines = tuple((long, text) for (_, long, *_), text in zip(shown, said, strict=True))
-    content = table(("", *(SCORES[name].label for name in names)), rows)
+    content = table(("", *labels), rows)
     return Section("fedmrg", "Generic and personal", lead, content, lines)
 
 
@@ -75,9 +76,8 @@ def halves(run: Run) -> Section | None:
     )
     last = events[-1]
     rows = [(site, *(number(own.get(part)) for part in known)) for site, own in sorted(last.sites.items())]
-    below_0 = ""
-    if "contrast" in known:
-        below_0 = "The contrast leaves its positive out of the sum, so that it may fall below 0. "
+    contrast = "The contrast leaves its positive out of the sum, so that it may fall below 0. "
+    below_0 = contrast if "contrast" in known else ""
     lead = (
         "Each local update has two halves: the generic adapter learns from reports and from the specialised one, then "
         "the other way round. Language is the mean token loss; distillation (KD) is one minus the cosine of the hidden "
@@ -149,7 +149,3 @@ def _means(scores: Mapping[str, SiteScores], sites: Collection[str]) -> dict[str
 def _mean(values: Iterable[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     return fmean(known) if known else None
-
-
-def _cell(name: str, value: str) -> str:
-    return f"{SCORES[name].label} {value}"

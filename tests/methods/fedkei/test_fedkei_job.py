@@ -10,7 +10,7 @@ import torch
 from simulator import run_simulator
 
 from fedtar_flare.methods.fedkei.events import EVENTS, Learnt, Mixed
-from fedtar_flare.methods.fedkei.knowledge import KNOWLEDGE_FILE, read_knowledge
+from fedtar_flare.methods.fedkei.outside import KNOWLEDGE_FILE, read_knowledge
 from fedtar_flare.record.events import SHARED, End
 from fedtar_flare.record.log import of_kind, read_events
 from fedtar_flare.runtime.checkpoint import CheckpointFolder

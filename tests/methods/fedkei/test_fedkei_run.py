@@ -12,10 +12,9 @@ from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
 from fedtar_flare.cli.main import main
 from fedtar_flare.errors import ConfigError, ExchangeError
-from fedtar_flare.methods.fedkei.contract import ADAPT, CONTRACT, PROBE
+from fedtar_flare.methods.fedkei.contract import ADAPT, CONTRACT, IMPORTANCE, PROBE, PULL
 from fedtar_flare.methods.fedkei.events import EVENTS, Learnt, Mixed
-from fedtar_flare.methods.fedkei.knowledge import KNOWLEDGE_FILE, read_knowledge
-from fedtar_flare.methods.fedkei.objectives import IMPORTANCE, PULL
+from fedtar_flare.methods.fedkei.outside import KNOWLEDGE_FILE, read_knowledge
 from fedtar_flare.protocol.messages import Reply, TaskHeader, version
 from fedtar_flare.record.events import SHARED, Start, Step
 from fedtar_flare.record.log import of_kind, read_events

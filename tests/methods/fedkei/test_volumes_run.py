@@ -12,7 +12,7 @@ from PIL import Image
 from fedtar_flare.cli.main import main
 from fedtar_flare.data.sources.manifest import write_rows
 from fedtar_flare.methods.fedkei.events import EVENTS, Learnt, Mixed
-from fedtar_flare.methods.fedkei.knowledge import KNOWLEDGE_FILE, read_knowledge
+from fedtar_flare.methods.fedkei.outside import KNOWLEDGE_FILE, read_knowledge
 from fedtar_flare.record.events import SHARED, Start
 from fedtar_flare.record.log import of_kind, read_events
 from fedtar_flare.runtime.recipe import MethodRecipe

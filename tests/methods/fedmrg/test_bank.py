@@ -15,17 +15,8 @@ from hypothesis import strategies as st
 
 from fedtar_flare.data.cohort import Sample, Visit
 from fedtar_flare.errors import ConfigError, ExchangeError
-from fedtar_flare.methods.fedmrg.bank import (
-    MOST_ROWS,
-    ROUNDS,
-    FeatureBank,
-    check_down,
-    membership_auc,
-    rows_of_round,
-    without_own,
-)
+from fedtar_flare.methods.fedmrg.bank import MOST_ROWS, ROUNDS, FeatureBank, SiteBank, membership_auc, rows_of_round
 from fedtar_flare.methods.fedmrg.contract import CONTRACT
-from fedtar_flare.methods.fedmrg.contrast import unit
 from fedtar_flare.site.bounds import Bounds
 from fedtar_flare.site.policy import GUARD, PRIVACY_FILTER
 from fedtar_flare.site.site_file import SiteConfig
@@ -37,6 +28,10 @@ def samples(patients, visits=2):
         return Sample(visit, None, None, 1, "train")
 
     return [sample(p, v) for p in range(patients) for v in range(visits)]
+
+
+def unit(vectors):
+    return torch.nn.functional.normalize(vectors, dim=-1)
 
 
 def normal(*shape, seed=0):
@@ -81,10 +76,12 @@ def test_fewer_patients_than_a_row_needs_give_no_row():
 
 
 def test_a_site_leaves_its_own_rows_out_and_no_others():
-    own, foreign = normal(3, 4), normal(5, 4, seed=1)
-    together = torch.cat([foreign[:2], own[:1], foreign[2:], own[1:]])
-    assert torch.equal(without_own(together, [own[:2], own[2:]]), foreign)
-    assert torch.equal(without_own(foreign, []), foreign)
+    own, foreign, bank = normal(3, 4), normal(5, 4, seed=1), SiteBank(4)
+    bank.sent = {1: own[:2], 2: own[2:]}
+    for down in (torch.cat([foreign[:2], own[:1], foreign[2:], own[1:]]), foreign):
+        bank.receive(down)
+        bank.begin(3)
+        assert torch.equal(bank.rows, foreign)
 
 
 def test_features_rows_and_what_is_kept(learner_of):
@@ -120,7 +117,7 @@ def test_the_bank_comes_down_with_the_weights_and_is_checked(learner_of):
         with pytest.raises(ExchangeError, match="bank"):
             learner.load_shared({**w, "bank.features": bad})
     with pytest.raises(ExchangeError, match="not rows of 3"):
-        check_down(torch.zeros(100_001, 3), 3)
+        SiteBank(3).receive(torch.zeros(100_001, 3))
 
 
 # --------------------------------------------------------------------------- what a site lets leave
@@ -220,9 +217,7 @@ def test_rows_go_down_in_another_order_each_round_and_the_same_after_a_resume():
     for other in (late, restored):
         assert all(torch.equal(other.rows(r), rows) for r, rows in zip((2, 3), orders, strict=True))
     assert not torch.equal(*orders) and torch.equal(*(rows.sort(0).values for rows in orders))
-    assert not torch.equal(
-        FeatureBank(seed=1).rows(2) or orders[0], torch.cat([normal(8, 4, seed=s) for s in (1, 2, 3)])
-    )
+    assert not torch.equal(orders[0], torch.cat([normal(8, 4, seed=s) for s in (1, 2, 3)]))
 
 
 # --------------------------------------------------------------------------- who is in the rows

@@ -1,12 +1,16 @@
-"""Contrast of visits: two views of a visit agree, other patients' visits and other hospitals' rows do not (Eq. 3).
+"""FedMRG's losses beside language: the contrast of visits (Eq. 3), and what one adapter teaches the other (Eq. 4, 5).
 
-With unit features u_i and v_i of two views of visit i, and A(i) the features of all visits of *other patients* in the
-batch, both views, and all rows of the bank::
+**Contrast.** With unit features u_i and v_i of two views of visit i, and A(i) the features of all visits of *other
+patients* in the batch, both views, and all rows of the bank::
 
     l_i = -u_i . v_i / tau + log sum_{z in A(i)} exp(u_i . z / tau)
 
 As printed, A(i) leaves out the positive v_i, so that l_i may be negative. Visits of the same patient are left out,
 which the paper does not say: a stable patient's visits would be torn apart.
+
+**Distillation.** ``KD(student, teacher) = 1 - cos(h_st, h_te) + KL(teacher || student)``, without gradient in the
+teacher, over the positions that predict a token of the report. The paper prints KL(student || teacher), while the
+DistilBERT that it cites has the form used here.
 """
 
 from __future__ import annotations
@@ -15,10 +19,12 @@ from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from fedtar_flare.data.cohort import Sample, Visit
 from fedtar_flare.learning.diagnosis import slice_means
 from fedtar_flare.learning.training import parts
+from fedtar_flare.models.tokenizer import IGNORED
 
 See = Callable[[Sequence[Sample], bool], Tensor]
 """Unit features (B, C) of samples: of the training images, or (True) of their second view."""
@@ -26,39 +32,15 @@ See = Callable[[Sequence[Sample], bool], Tensor]
 
 def features(tokens: Tensor, slice_mask: Tensor) -> Tensor:
     """Unit features (B, C), float32: the mean of the tokens (B, S, N, C) over N and the slices of the mask (B, S)."""
-    return unit(slice_means(tokens, slice_mask).sum(1) / slice_mask.sum(1, keepdim=True).clamp(min=1))
+    means = slice_means(tokens, slice_mask).sum(1) / slice_mask.sum(1, keepdim=True).clamp(min=1)
+    return F.normalize(means, dim=-1)
 
 
-def unit(vectors: Tensor) -> Tensor:
-    """Rows of norm 1; a row of zeros stays one."""
-    return torch.nn.functional.normalize(vectors, dim=-1)
+def contrast_losses(u: Tensor, v: Tensor, patients: Tensor, bank: Tensor, *, temperature: float) -> Tensor:
+    """``l_i`` (N,) of each visit (Eq. 3); 0 where A(i) is empty.
 
-
-def contrast_losses(
-    u: Tensor,
-    v: Tensor,
-    patients: Tensor,
-    bank: Tensor,
-    *,
-    temperature: float,
-) -> Tensor:
-    """``l_i`` of each visit (Eq. 3).
-
-    Parameters
-    ----------
-    u, v : Tensor, (N, C)
-        Unit features of the two views.
-    patients : Tensor, (N,)
-        Equal numbers for visits of one patient.
-    bank : Tensor, (M, C)
-        Unit rows of other hospitals; M may be 0.
-    temperature : float
-        tau.
-
-    Returns
-    -------
-    Tensor, (N,)
-        0 where A(i) is empty.
+    Takes unit features u, v (N, C) of the two views, patients (N,) with equal numbers for visits of one patient, unit
+    rows (M, C) of other hospitals, of which there may be none, and tau.
     """
     others = patients[:, None] != patients[None, :]
     allowed = torch.cat([others, others, others.new_ones(len(u), len(bank))], dim=1)
@@ -71,21 +53,11 @@ def contrast_losses(
 
 
 class BatchContrast:
-    """Contrast of each visit of a part of the batch against the whole of it.
+    """Contrast of each visit of a part of the batch against the whole of it, by ``losses`` of (u, v, patients).
 
-    Where the batch comes in parts, the features of all of it are made without a graph, and each part adds
-    ``<u, dL/du> + <v, dL/dv>``: the exact gradient, under the loss's own value.
-
-    Parameters
-    ----------
-    batch : sequence of Sample
-        All of the local update.
-    see : See
-        The encoder as it is during this update.
-    losses
-        Of features u, v (N, C) and patients (N,), as :func:`contrast_losses`.
-    size : int
-        Samples that memory holds at once, for the features without a graph.
+    Where the batch comes in parts, the features of all of it are made without a graph, ``size`` samples at a time, and
+    each part adds ``<u, dL/du> + <v, dL/dv>``: the exact gradient, under the loss's own value. ``see`` is the encoder
+    as it is during this update.
     """
 
     def __init__(
@@ -98,7 +70,7 @@ class BatchContrast:
         """Loss (B,) of a part of the batch, with features u (B, C) of its training images."""
         v = self._see(samples, True)
         if len(samples) == len(self._batch):
-            return self._losses(u, v, patients_of(samples, u.device))
+            return self._losses(u, v, _patients(samples, u.device))
         if not self._of:
             self._of = self._gradients()
         losses, du, dv = (torch.stack(rows) for rows in zip(*(self._of[s.visit] for s in samples), strict=True))
@@ -108,19 +80,39 @@ class BatchContrast:
     def _gradients(self) -> dict[Visit, tuple[Tensor, Tensor, Tensor]]:
         """Loss of each visit of the batch, and the gradient of their sum in both of its features."""
         with torch.no_grad():
-            found = [
+            u, v = (
                 torch.cat([self._see(part, second) for part in parts(self._batch, self._size)])
                 for second in (False, True)
-            ]
-        u, v = (features.requires_grad_() for features in found)
+            )
         with torch.enable_grad():
-            losses = self._losses(u, v, patients_of(self._batch, u.device))
+            losses = self._losses(u.requires_grad_(), v.requires_grad_(), _patients(self._batch, u.device))
             du, dv = torch.autograd.grad(losses.sum(), (u, v))
         rows = zip(losses.detach(), du, dv, strict=True)
         return {sample.visit: row for sample, row in zip(self._batch, rows, strict=True)}
 
 
-def patients_of(samples: Sequence[Sample], device: torch.device) -> Tensor:
-    """(N,), equal numbers for visits of one patient."""
+def _patients(samples: Sequence[Sample], device: torch.device) -> Tensor:
     names = [sample.visit.patient_id for sample in samples]
     return torch.tensor([names.index(name) for name in names], device=device)
+
+
+def distill_losses(
+    states: Tensor,
+    logits: Tensor,
+    teacher_states: Tensor,
+    teacher_logits: Tensor,
+    labels: Tensor,
+    with_states: bool = True,
+) -> Tensor:
+    """Mean KD (B,), float32, over each report's tokens.
+
+    Takes last hidden states (B, L, E), and logits (B, L, V) of which position i predicts the token at i + 1; labels
+    (B, L) are -100 where no loss is taken. Without ``with_states`` there is no cosine: FedDAT's distillation.
+    """
+    counted = labels[:, 1:] != IGNORED
+    own = logits[:, :-1].float().log_softmax(-1)
+    taught = teacher_logits[:, :-1].detach().float().log_softmax(-1)
+    apart = (taught.exp() * (taught - own)).sum(-1)
+    if with_states:
+        apart = 1 - F.cosine_similarity(states[:, :-1].float(), teacher_states[:, :-1].detach().float(), dim=-1) + apart
+    return (apart * counted).sum(1) / counted.sum(1).clamp(min=1)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -14,15 +16,28 @@ from fedtar_flare.data.splits import SPLITS, Split
 from fedtar_flare.data.task_stream import Labeled, TaskStream
 from fedtar_flare.imaging.batch import ImageBatch, collate
 from fedtar_flare.imaging.pipeline import images_of
-from fedtar_flare.methods.fedkei.examples import TaskData
 from fedtar_flare.models.classifier import ClassifierConfig
 from fedtar_flare.models.volume_encoder import check_volumes
 
 
-def require_fitting(cohort: Cohort, classifier: ClassifierConfig) -> None:
-    """Refuse (:class:`DataError` ``no-volume``) pictures where the encoder sees whole volumes."""
-    if classifier.whole_volumes:
-        check_volumes({visit.modality for visit in cohort.visits})
+class Examples(Protocol):
+    """One split of a task at a site."""
+
+    @property
+    def labels(self) -> Tensor:
+        """(n,) int64, 1: the new disease."""
+
+    def batch(self, indices: Sequence[int]) -> ImageBatch:
+        """These examples' images."""
+
+
+@dataclass(frozen=True)
+class TaskData:
+    """A site's examples of one task. Only ``train`` must have both classes."""
+
+    train: Examples
+    validation: Examples
+    test: Examples
 
 
 class PreparedExamples:
@@ -37,15 +52,18 @@ class PreparedExamples:
 
 
 @dataclass(frozen=True)
-class SiteTaskData:
-    """A task's images by split, and the fewest distinct patients of whom anything is learnt or told."""
+class SiteTask:
+    """A task at a site: name and place in the job's list (from 1), images by split, and the smallest cell."""
 
+    name: str
+    place: int
     splits: Mapping[Split, Labeled]
     least: int
 
     @classmethod
-    def of(cls, cohort: Cohort, stream: TaskStream, step: int, least: int) -> SiteTaskData:
-        return cls({split: stream.labeled(cohort.samples(split), step) for split in SPLITS}, least)
+    def of(cls, cohort: Cohort, stream: TaskStream, step: int, least: int) -> SiteTask:
+        splits = {split: stream.labeled(cohort.samples(split), step) for split in SPLITS}
+        return cls(stream.task(step).name, stream.places[step - 1] + 1, splits, least)
 
     @property
     def shortage(self) -> str:
@@ -60,7 +78,7 @@ class SiteTaskData:
         validation = self.splits["validation"]
         if not enough(validation.patients(), self.least):
             validation = Labeled((), ())
-        return TaskData(*(PreparedExamples(one) for one in (self.splits["train"], validation, self.splits["test"])))
+        return TaskData(*map(PreparedExamples, (self.splits["train"], validation, self.splits["test"])))
 
     @property
     def samples(self) -> int:
@@ -76,3 +94,21 @@ class SiteTaskData:
     def counts(self) -> dict[str, list[int]]:
         """Negatives and positives by split, as they may be told."""
         return {split: found.counts(self.least) for split, found in self.splits.items()}
+
+
+def require_fitting(cohort: Cohort, classifier: ClassifierConfig) -> None:
+    """Refuse (:class:`DataError` ``no-volume``) pictures where the encoder sees whole volumes."""
+    if classifier.whole_volumes:
+        check_volumes({visit.modality for visit in cohort.visits})
+
+
+def keyed(*parts: object) -> torch.Generator:
+    """A generator that depends on these words and numbers alone."""
+    digest = hashlib.sha256("/".join(map(str, parts)).encode()).digest()
+    return torch.Generator().manual_seed(int.from_bytes(digest[:7], "big"))
+
+
+def shuffled(indices: Sequence[int], size: int, *key: object) -> list[list[int]]:
+    """The batches of one epoch, in an order that the key gives; the last may be smaller."""
+    order = torch.randperm(len(indices), generator=keyed(*key)).tolist()
+    return [[indices[i] for i in order[at : at + size]] for at in range(0, len(order), size)]

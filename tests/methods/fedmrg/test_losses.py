@@ -1,4 +1,4 @@
-"""The contrast against a double loop, its closed gradient, its bound, and what must not change it."""
+"""The contrast against a double loop and its closed gradient, the distillation against torch's own losses."""
 
 from __future__ import annotations
 
@@ -8,12 +8,19 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.nn import functional as F
 
-from fedtar_flare.methods.fedmrg.contrast import contrast_losses, features, unit
+from fedtar_flare.methods.fedmrg.losses import contrast_losses, distill_losses, features
+
+B, L, E, V = 3, 6, 4, 9
 
 
-def normal(*shape, seed=0):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+def normal(*shape, seed=0, dtype=torch.float64):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
+
+
+def unit(vectors):
+    return F.normalize(vectors, dim=-1)
 
 
 def case(n, m, patients, seed=0):
@@ -79,3 +86,43 @@ def test_features_are_unit_means_over_tokens_and_slices_that_are_there():
     by_hand = [tokens[0, :2].reshape(-1, 5).mean(0), tokens[1].reshape(-1, 5).mean(0)]
     for row, mean in zip(found, by_hand, strict=True):
         torch.testing.assert_close(row, (mean / mean.norm()).float(), rtol=1e-6, atol=1e-7)
+
+
+# ------------------------------------------------------------------ distillation
+def reports():
+    labels = torch.randint(0, V, (B, L), generator=torch.Generator().manual_seed(5))
+    labels[1, 4:] = -100
+    labels[2, 2:] = -100
+    shapes = ((B, L, E), (B, L, V), (B, L, E), (B, L, V))
+    return *(normal(*shape, seed=i, dtype=torch.float32) for i, shape in enumerate(shapes, 1)), labels
+
+
+@pytest.mark.parametrize("with_states", [True, False])
+def test_distillation_is_torch_s_cosine_and_divergence_token_by_token(with_states):
+    states, logits, t_states, t_logits, labels = reports()
+    found = distill_losses(states, logits, t_states, t_logits, labels, with_states)
+    for b in range(B):
+        tokens = []
+        for i in range(L - 1):
+            if labels[b, i + 1] == -100:
+                continue
+            cosine = F.cosine_embedding_loss(states[b, i][None], t_states[b, i][None], torch.ones(1))
+            own, taught = logits[b, i].log_softmax(0), t_logits[b, i].log_softmax(0)
+            tokens.append(with_states * cosine + F.kl_div(own, taught, log_target=True, reduction="sum"))
+        assert float(found[b]) == pytest.approx(float(sum(tokens) / len(tokens)), rel=1e-5)
+
+
+def test_equals_teach_nothing():
+    states, logits, _, _, labels = reports()
+    assert distill_losses(states, logits, states, logits, labels).abs().max() < 1e-6
+
+
+def test_neither_teacher_nor_padding_has_a_gradient():
+    states, logits, t_states, t_logits, labels = (part.clone() for part in reports())
+    learned = [part.requires_grad_() for part in (states, logits, t_states, t_logits)]
+    distill_losses(*learned, labels).sum().backward()
+    assert t_states.grad is None and t_logits.grad is None
+    for gradient in (states.grad, logits.grad):
+        there = (labels[:, 1:] != -100)[..., None].expand_as(gradient[:, :-1])
+        assert not gradient[:, :-1][~there].any() and not gradient[:, -1].any(), "nothing is predicted there"
+        assert gradient[:, :-1][there].any()

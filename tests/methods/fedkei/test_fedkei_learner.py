@@ -1,0 +1,279 @@
+"""PROBE and ADAPT at one site."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from textures import ArrayExamples
+from torch.func import functional_call
+from torch.nn.functional import cross_entropy
+
+from fedtar_flare.errors import DataError, ExchangeError
+from fedtar_flare.methods.fedkei.config import FedKEIConfig, LearnerSettings
+from fedtar_flare.methods.fedkei.contract import IMPORTANCE, PULL
+from fedtar_flare.methods.fedkei.learner import TaskLearner, add_curvature
+from fedtar_flare.methods.fedkei.mixture import mixture_of
+from fedtar_flare.methods.fedkei.plans import PLANS
+from fedtar_flare.methods.fedkei.pool import Pool
+from fedtar_flare.methods.fedkei.task_data import TaskData, shuffled
+from fedtar_flare.metrics.classification import auc
+from fedtar_flare.models.classifier import ClassifierConfig
+
+SIZES = {"embed_dim": 32, "depth": 2, "num_heads": 2}
+VIT = ClassifierConfig(encoder="vit", image_size=32, slices=1, encoder_config=SIZES)
+SETTINGS = LearnerSettings(epochs=2, batch_size=16)
+FEDAVG = PLANS["fedavg"]
+
+
+def easy(count, seed):
+    """Pictures that any encoder tells apart: the new disease's are brighter."""
+    g = torch.Generator().manual_seed(seed)
+    labels = torch.arange(count) % 2
+    light = 30 * (2 * labels - 1) + 20 * torch.randn(count, generator=g)
+    images = 128 + light[:, None, None, None] + 25 * torch.randn(count, 3, 32, 32, generator=g)
+    return ArrayExamples(images.clamp(0, 255).to(torch.uint8), labels)
+
+
+DATA = TaskData(easy(48, 1), easy(16, 2), easy(32, 3))
+
+
+def learner(config=VIT, seed=0, **changes):
+    return TaskLearner(config, SETTINGS.replace(**changes), seed=seed)
+
+
+def centres_of(one, count=3, scale=0.1):
+    g = torch.Generator().manual_seed(0)
+    return {
+        name: torch.stack([value + scale * torch.randn(value.shape, generator=g) for _ in range(count)])
+        for name, value in one.start.items()
+    }
+
+
+def start_of(one):
+    return {name: value[None] for name, value in one.start.items()}
+
+
+def module_of(one, found):
+    return {name: one.start[name] + value for name, value in found.difference.items()}
+
+
+def centre_of(one, found):
+    return {name: value[None] for name, value in module_of(one, found).items()}
+
+
+def same(a, b):
+    return list(a) == list(b) and all(torch.equal(a[name], b[name]) for name in a)
+
+
+def length(found):
+    return sum(float(value.square().sum()) for value in found.difference.values())
+
+
+def gradient_through_steps(one, stacked, train, task):
+    """Outer loss, and its gradient in the centres by name, by autograd; the inner gradients are constants."""
+    own, eta, everything = one.parameters, one.settings.eta_in, range(len(train.labels))
+    names = {id(p): name for name, p in one.classifier.named_parameters()}
+    like = next(iter(own.values()))
+    heads = {name: name.startswith("head.") for name in own}
+    centres = {name: value.to(like).requires_grad_() for name, value in stacked.items()}
+    many = len(next(iter(stacked.values())))
+
+    def loss(theta, indices):
+        parameters = {names[id(own[n])]: v for n, v in theta.items()}
+        logits = functional_call(one.classifier, parameters, (train.batch(indices).to(like.device),))
+        return cross_entropy(logits, train.labels[list(indices)])
+
+    def theta_of(alpha):
+        return {n: torch.tensordot(alpha[heads[n]], c, 1) for n, c in centres.items()}
+
+    alpha = dict.fromkeys((False, True), torch.full((many,), 1 / many, dtype=like.dtype))
+    for batch in shuffled(everything, one.settings.batch_size, one.seed, task, "probe", 0):
+        theta = theta_of(alpha)
+        gradients = torch.autograd.grad(loss(theta, batch), list(theta.values()))
+        moves = {False: 0.0, True: 0.0}
+        for (name, c), g in zip(centres.items(), gradients, strict=True):
+            moves[heads[name]] = moves[heads[name]] + (c * g[None]).flatten(1).sum(1)
+        alpha = {head: alpha[head] - eta * moves[head] for head in alpha}
+    whole = loss(theta_of(alpha), everything)
+    return float(whole.detach()), dict(zip(centres, torch.autograd.grad(whole, list(centres.values())), strict=True))
+
+
+# ------------------------------------------------------------------ PROBE
+def test_the_gradient_of_a_real_model_is_autograd_through_all_batches():
+    one = learner(batch_size=24)
+    one.classifier.double()
+    stacked = centres_of(one)
+    found_loss, found = one.probe(stacked, DATA, 2)
+    loss, wanted = gradient_through_steps(one, stacked, DATA.train, 2)
+    assert found_loss == pytest.approx(loss, abs=1e-9)
+    for name, value in wanted.items():
+        torch.testing.assert_close(found[name], value.float(), rtol=1e-5, atol=1e-9)
+
+
+def test_a_direct_probe_has_no_inner_steps_which_lower_the_loss():
+    one = learner(eta_in=0.3)
+    stacked = centres_of(one, 2, scale=0.2)
+    loss, found = one.probe(stacked, DATA, 2, direct=True)
+    assert same(found, one.probe(stacked, DATA, 7, direct=True)[1])
+    assert all(torch.equal(value[0], value[1]) for value in found.values())
+    assert one.probe(stacked, DATA, 2)[0] < loss
+
+
+# ------------------------------------------------------------------ ADAPT
+def test_tuning_is_reproducible_and_depends_on_the_seed_and_the_task():
+    one = learner()
+    first, again = (one.adapt(start_of(one), DATA, 1) for _ in range(2))
+    assert same(first.difference, again.difference) and first.curve == again.curve
+    assert torch.equal(first.scores, again.scores) and len(first.curve) == 3 == len(first.at_epoch)
+    assert not same(first.difference, one.adapt(start_of(one), DATA, 2).difference)
+    assert not same(first.difference, learner(seed=1).adapt(start_of(one), DATA, 1).difference)
+    # what was computed before leaves no trace
+    one.probe(centres_of(one), DATA, 3)
+    assert same(first.difference, one.adapt(start_of(one), DATA, 1).difference)
+
+
+def test_one_centre_of_fixed_weight_is_where_tuning_begins_to_the_bit():
+    one = learner()
+    centre = centres_of(one, 1)
+    found = one.adapt(centre, DATA, 2, FEDAVG)
+    one.load({name: value[0] for name, value in centre.items()})
+    assert found.curve[0] == auc(DATA.test.labels.numpy(), one.scores(DATA.test).numpy())
+    assert found.alpha == {"adapter": [1.0], "head": [1.0]}
+
+
+def test_local_objectives():
+    one = learner()
+    plain = one.adapt(start_of(one), DATA, 1)
+    more = one.adapt(start_of(one), DATA, 1, PLANS["rand_3"])
+    assert more.curve[:3] == plain.curve and len(more.curve) == 6
+    half = one.adapt(start_of(one), DATA, 1, PLANS["ffa_lora"]).difference
+    assert all(bool(value.any()) is (".lora_A." not in name) for name, value in half.items())
+    head = one.adapt(start_of(one), DATA, 1, PLANS["head_only"]).difference
+    assert all(bool(value.any()) is name.startswith("head.") for name, value in head.items())
+    assert length(learner(mu=5.0).adapt(start_of(one), DATA, 1, PLANS["fedprox"])) < length(plain)
+    assert same(learner(mu=0.0).adapt(start_of(one), DATA, 1, PLANS["fedprox"]).difference, plain.difference)
+    other = one.adapt(centres_of(one, 1), DATA, 2, FEDAVG).difference
+    for name in ("per_fedavg", "flwf"):
+        assert not same(one.adapt(centres_of(one, 1), DATA, 2, PLANS[name]).difference, other)
+    first = one.adapt(start_of(one), DATA, 1, PLANS["flwf"])
+    assert same(first.difference, plain.difference)  # the common start has nothing to teach
+
+
+def test_a_task_met_before_begins_where_its_module_ended():
+    one = learner(epochs=6)
+    old = one.adapt(start_of(one), DATA, 1)
+    module = centre_of(one, old)
+    assert old.curve[-1] > 0.7
+    found = one.adapt(module, DATA, 2)
+    assert found.curve[0] == pytest.approx(old.curve[-1], abs=0.02)
+    worst = {name: torch.cat([value, start_of(one)[name]]) for name, value in module.items()}
+    best = one.adapt(worst, DATA, 2, PLANS["best_cluster"])
+    assert best.alpha["adapter"] in ([1.0, 0.0], [0.0, 1.0]) and best.curve[0] > 0.7
+
+
+def test_the_safeguard_falls_back_from_modules_of_flipped_labels():
+    one, flipped = learner(epochs=6), replace(DATA, train=ArrayExamples(DATA.train.images, 1 - DATA.train.labels))
+    module = centre_of(one, one.adapt(start_of(one), flipped, 1))
+    guarded = learner(safeguard="validation")
+    found = guarded.adapt(module, DATA, 2, FEDAVG)
+    assert found.fell_back and found.mixture_loss > found.start_loss
+    plain = guarded.adapt(start_of(one), DATA, 2)
+    assert not plain.fell_back and same(found.difference, plain.difference)
+    assert not learner().adapt(module, DATA, 2, FEDAVG).fell_back
+
+
+def test_what_cannot_be_learnt_is_refused():
+    one = learner()
+    positive = replace(DATA, train=ArrayExamples(DATA.train.images[:4], torch.ones(4, dtype=torch.int64)))
+    broken = start_of(one) | {"head.bias": torch.full((1, 2), float("nan"))}
+    for call, reason in ((one.probe, "non-finite-gradient"), (one.adapt, "non-finite-state")):
+        with pytest.raises(DataError, match="one class only"):
+            call(start_of(one), positive, 1)
+        with pytest.raises(ExchangeError, match=r"head\.bias"):
+            call({name: value for name, value in centres_of(one).items() if name != "head.bias"}, DATA, 1)
+        with pytest.raises(DataError) as caught:
+            call(broken, DATA, 1)
+        assert caught.value.reason == reason
+
+
+def test_splits_may_be_empty():
+    nothing = ArrayExamples(torch.zeros(0, 3, 32, 32, dtype=torch.uint8), torch.zeros(0, dtype=torch.int64))
+    one = learner()
+    found = one.adapt(start_of(one), replace(DATA, validation=nothing, test=nothing), 1)
+    assert found.curve == [None, None, None] and found.mixture_loss is None and found.scores.shape == (3, 0)
+
+
+def test_scales_of_keys_and_values_are_tuned_and_those_of_queries_stay():
+    one = learner(VIT.replace(adapter="ia3"))
+    difference = one.adapt(start_of(one), DATA, 1).difference
+    moved = [value for name, value in difference.items() if name.endswith("ia3_l")]
+    assert moved and all(not value[:32].any() and value[32:].any() for value in moved)
+
+
+def test_slices_of_a_volume_are_one_example():
+    volumes = ArrayExamples(DATA.train.images.view(24, 2, 3, 32, 32), torch.arange(24) % 2)
+    one = learner(ClassifierConfig(encoder="tiny", image_size=32, slices=2))
+    found = one.adapt(start_of(one), TaskData(volumes, volumes, volumes), 1)
+    assert found.scores.shape == (3, 24) and all(value is not None for value in found.curve)
+
+
+def test_a_module_of_random_labels_does_bounded_harm():
+    one = learner(epochs=6)
+    pool = Pool(one.start)
+    noise = torch.randint(0, 2, (48,), generator=torch.Generator().manual_seed(3))
+    for site, labels in (("b", DATA.train.labels), ("c", noise)):
+        data = replace(DATA, train=ArrayExamples(easy(48, ord(site)).images, labels))
+        pool.add(site, 1, one.adapt(start_of(one), data, 1).difference)
+    rand = one.adapt(start_of(one), DATA, 2)
+    mixture = mixture_of(PLANS["fedkei"], pool, 2, FedKEIConfig(clusters=2))
+    moved = mixture.step(one.probe(mixture.centres(), DATA, 2)[1], 0.05)
+    assert all(part.distance.max() < 1 for part in moved.parts.values())
+    assert one.adapt(moved.centres(), DATA, 2).curve[-1] > rand.curve[-1] - 0.1
+
+
+# ------------------------------------------------------------------ FedCurv and membership
+def test_fisher_information_is_the_mean_of_each_example_s_squared_gradient():
+    one = learner()
+    rows = [one.gradients(DATA.validation, [i])[1] for i in range(16)]
+    for name, value in one.fisher(DATA.validation).items():
+        torch.testing.assert_close(value, torch.stack([row[name] for row in rows]).square().mean(0))
+
+
+def test_the_curvature_s_gradient_is_autograd_of_the_weighted_distances():
+    g = torch.Generator().manual_seed(0)
+    theta, *modules = (torch.randn(4, generator=g, dtype=torch.float64) for _ in range(4))
+    weights = [torch.rand(4, generator=g, dtype=torch.float64) for _ in modules]
+    theta.requires_grad_()
+    distance = sum((w * (theta - m) ** 2).sum() for w, m in zip(weights, modules, strict=True))
+    (wanted,) = torch.autograd.grad(distance / 2, theta)
+    found = {"a": torch.zeros(4, dtype=torch.float64)}
+    pull = sum(w * m for w, m in zip(weights, modules, strict=True))
+    add_curvature(found, {"a": theta}, {f"{IMPORTANCE}a": sum(weights), f"{PULL}a": pull})
+    torch.testing.assert_close(found["a"], wanted)
+
+
+def test_fedcurv_without_weight_is_plain_and_with_weight_stays_near():
+    one = learner()
+    start, plain = start_of(one), one.adapt(start_of(one), DATA, 1)
+
+    def adapted(weight):
+        pulled = {f"{PULL}{name}": weight * value for name, value in start.items()}
+        heavy = {f"{IMPORTANCE}{name}": torch.full_like(value, weight) for name, value in start.items()}
+        return one.adapt({**start, **heavy, **pulled}, DATA, 1, PLANS["fedcurv"])
+
+    free = adapted(0.0)
+    assert same(free.difference, plain.difference) and not plain.importance
+    assert set(free.importance) == set(one.start) and all((value >= 0).all() for value in free.importance.values())
+    assert length(adapted(5.0)) < length(plain)
+
+
+def test_membership_is_the_auc_of_training_against_test_images():
+    one = learner()
+    found = one.adapt(start_of(one), DATA, 1)
+    one.load(module_of(one, found))
+    right = [
+        torch.where(part.labels == 1, scores, 1 - scores)
+        for part, scores in ((DATA.train, one.scores(DATA.train)), (DATA.test, found.scores[-1]))
+    ]
+    assert found.membership == pytest.approx(auc([1] * 48 + [0] * 32, torch.cat(right).numpy()))
+    assert one.adapt(start_of(one), replace(DATA, test=DATA.train), 1).membership == pytest.approx(0.5)
