@@ -74,7 +74,7 @@ def generate(arguments: argparse.Namespace) -> None:
     With --state, the site's patient adapter of that run writes along; without, the shared adapter writes alone, as at a
     hospital outside the run. Every output is marked as a draft, not for clinical use.
     """
-    from fedtar_flare.models.libraries import without_collecting
+    from fedtar_flare.models.sources import without_collecting
 
     with without_collecting():
         from fedtar_flare.learning.dicom_sr import structured_report

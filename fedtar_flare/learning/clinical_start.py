@@ -34,14 +34,9 @@ WEIGHTS, TOKENIZER, ABOUT = "model.safetensors", "tokenizer.json", "warmstart.js
 
 @dataclass(frozen=True)
 class Corpus:
-    """What a warm start learns from: sites' visits, none for texts alone, and reports without images.
+    """What a warm start learns from: cohorts, each with the folder of its prepared images, and reports without images.
 
-    Args:
-        pairs: cohorts, each with the folder of its prepared images.
-        texts: further reports.
-
-    Raises:
-        ConfigError: the cohorts mix CT and radiographs.
+    Raises ConfigError where the cohorts mix CT and radiographs.
     """
 
     pairs: tuple[tuple[Cohort, Path], ...]
@@ -97,15 +92,20 @@ def warm_start(
     It learns from training patients and scores validation patients. Test patients are not touched, so that a federation
     that starts from the result can still be measured on them.
 
-    Args:
-        config: parts with pre-trained weights (hub name, local folder, ``weights``) start from those.
-        train: ``all`` weights, or only the ``new`` ones, which have no pre-trained values (cross-attention and
-            projection of the ``paper`` preset).
-        vocabulary: size of a tokenizer to learn from the training texts; None keeps the model's own.
-        transforms: ``data.transforms`` of the jobs to come; random ones are passed over.
+    Parameters
+    ----------
+    train : str
+        ``all`` weights, or only the ``new`` ones, which have no pre-trained values (cross-attention and projection of
+        the ``paper`` preset).
+    vocabulary : int, optional
+        Size of a tokenizer to learn from the training texts; None keeps the model's own.
+    transforms : sequence of dict
+        ``data.transforms`` of the jobs to come; random ones are passed over.
 
-    Raises:
-        ConfigError: nothing to learn from, nothing to train, or ``out`` holds a model already.
+    Raises
+    ------
+    ConfigError
+        Nothing to learn from, nothing to train, or ``out`` holds a model already.
     """
     if (out / WEIGHTS).exists():
         raise ConfigError(f"{out / WEIGHTS} is there already; name another folder, or delete it first")

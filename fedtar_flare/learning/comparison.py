@@ -1,9 +1,8 @@
 """Which findings are new or gone since the visit before, and the prompts that say so to the decoder.
 
-That follows from what is there now and what was there before; nobody has to learn it. Now is what the report says in
-training, and what the head reads off the image when reports are written. Before is what a labeler reads in the report
-before, where that is shown, else what the head reads off the image before; in training it is always what the report
-before says.
+That follows from what is there now and what was there before. Now is what the report says in training, and what the
+head reads off the image when reports are written. Before is what a labeler reads in the report before, where that is
+shown, else what the head reads off the image before; in training it is always what the report before says.
 
 The prompt of a finding that is new or gone is that of what it is now plus that of its change, a direction fixed at
 random, the same for every finding and at every site. That of a finding that is gone is the largest: the decoder has to
@@ -38,16 +37,9 @@ def changes_of(now: Tensor, before: Tensor) -> Tensor:
 
 
 class Comparison(nn.Module):
-    """Classes of the findings at the visits before, and the prompts of their change.
+    """Classes of the labeler's D findings at the visits before, and the prompts (width E) of their change.
 
-    Parameters
-    ----------
-    labeler : Labeler
-        Of D findings.
-    width : int
-        E, of a prompt.
-    seed : int
-        Of the directions that stand for the changes; the global random state is neither read nor changed.
+    The directions that stand for the changes depend on ``seed`` alone.
     """
 
     embeddings: Tensor

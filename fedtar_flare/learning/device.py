@@ -8,13 +8,9 @@ from fedtar_flare.errors import ConfigError
 
 
 def device_of_each(device: str, processes: int) -> str:
-    """``cuda`` where each of several processes computes on a GPU of its own, else ``cpu``.
+    """``cuda`` where each of several processes computes on a GPU of its own (rank r on ``cuda:r``), else ``cpu``.
 
-    Args:
-        device: ``auto``, ``cpu`` or ``cuda``; rank r of the processes takes ``cuda:r``.
-
-    Raises:
-        ConfigError: a GPU is asked for, or there, and not each of them has one.
+    ``device`` is ``auto``, ``cpu`` or ``cuda``. Raises ConfigError where there are GPUs to take, but not one for each.
     """
     kind, _ = choose_device(device)
     if kind == "cuda" and torch.cuda.device_count() < processes:
@@ -27,14 +23,10 @@ def device_of_each(device: str, processes: int) -> str:
 
 
 def choose_device(device: str = "auto", precision: str = "auto") -> tuple[str, bool]:
-    """The torch device, and whether to compute in bfloat16 autocast.
+    """The torch device, and whether to compute in bfloat16 autocast; ConfigError for a GPU that is not there.
 
-    Args:
-        device: ``auto``, ``cpu``, ``cuda`` or ``cuda:<i>``.
-        precision: ``auto`` (bfloat16 on a GPU that has it, else float32), ``float32`` or ``bfloat16``.
-
-    Raises:
-        ConfigError: a GPU that is not there, or an unknown word.
+    ``device`` is ``auto``, ``cpu``, ``cuda`` or ``cuda:<i>``; ``precision`` is ``auto`` (bfloat16 on a GPU that has it,
+    else float32), ``float32`` or ``bfloat16``.
     """
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"

@@ -1,44 +1,38 @@
-"""The diagnosis branch: it reads the findings off the image, and tells the decoder by prompt tokens.
+"""The diagnosis branch: it reads the findings off the image, and prompts the decoder with them.
 
 The decoder reads one prompt per finding. In training the prompts are what the report says, at inference what the branch
-predicts. Their embeddings T are a tensor of its own, no part of the vocabulary: no text can spell a prompt.
-
-Where prompts stand, and what they are at first, decides what becomes of a decoder that was trained without any:
+predicts. Their embeddings T are a tensor of its own, no part of the vocabulary: no text can spell a prompt. They stand
 
 ``last``
-    at the decoder's last positions, T (K, E) for K classes, from the mean of the words' embeddings on; its place tells
-    the finding. Untrained, it disturbs: before training, known findings F1 of 16 visits fell from 1.00 to .62, and to
-    .50 with the prompts between begin token and report at the positions of the words (greedy writing).
+    at the decoder's last positions, T (K, E) for K classes, from the mean of the words' embeddings on; the place tells
+    the finding. Untrained, they disturb a decoder that was trained without any.
 ``memory``
-    T (D, K, E) among the image's tokens, which the decoder reads by cross-attention, where it has learnt to look for
-    findings. All begin near zero. Trained alone for 400 updates, before a frozen decoder, they are heeded more than the
-    image is.
+    among the image's tokens, T (D, K, E), which the decoder reads by cross-attention, where it has learnt to look for
+    findings. All begin near zero.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Literal
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedtar_flare.errors import ConfigError
-from fedtar_flare.imaging.batch import PriorBatch
-from fedtar_flare.learning.choice import FindingsChoice
-from fedtar_flare.learning.comparison import FIXED_RMS, Comparison
-from fedtar_flare.learning.labels import labeler
+from fedtar_flare.learning.comparison import FIXED_RMS, UNKNOWN, Comparison, changes_of
+from fedtar_flare.learning.labels import POSITIVE, labeler
+from fedtar_flare.learning.plain_words import completed, is_none
 from fedtar_flare.models.config import ASSETS
-from fedtar_flare.models.prompting import Place
+from fedtar_flare.models.prompting import Place, Seen
 from fedtar_flare.models.report_generator import ReportGenerator
 
 HeadKind = Literal["mean", "attention"]
 
 NOISE = 0.01
-"""Standard deviation of T around its start in the places ``last`` and ``memory``; a word's has ten times it."""
-
-
+"""Standard deviation of T around its start; a word's has ten times it."""
 PROMPTS = "prompts"
 """Name of T in the file of a shipped head."""
 
@@ -49,10 +43,10 @@ def slice_means(tokens: Tensor, slice_mask: Tensor) -> Tensor:
 
 
 class MeanHead(nn.Module):
-    """The paper's: a linear map of the mean of the encoder's tokens.
+    """The paper's: a linear map of the mean of the encoder's tokens, C channels, to K classes of D findings.
 
     It reads the mean of the slices' means; of several slices their largest values too, since a small finding is in few
-    of them. ``findings`` D, ``classes`` K, ``channels`` C; what is random comes from ``generator``.
+    of them.
     """
 
     def __init__(self, findings: int, classes: int, channels: int, slices: int, generator: torch.Generator):
@@ -73,10 +67,7 @@ class MeanHead(nn.Module):
 
 
 class AttentionHead(nn.Module):
-    """A learned query for each finding looks where in the image it is; a linear map reads what is there.
-
-    Arguments as :class:`MeanHead`. The maps begin at zero.
-    """
+    """A learned query for each finding looks where in the image it is; a linear map, zero at first, reads it there."""
 
     def __init__(self, findings: int, classes: int, channels: int, generator: torch.Generator):
         super().__init__()
@@ -98,12 +89,16 @@ class DiagnosisBranch(nn.Module):
 
     With a :attr:`comparison`, the prompts tell what became of a finding too, where a visit before is shown.
 
-    Args:
-        findings, classes: D and K, their numbers.
-        channels: C, of the encoder.
-        slices: of an image.
-        words: the decoder's embeddings (V, E), around whose mean T begins in the place ``last``.
-        seed: of the initial values; the global random state is neither read nor changed.
+    Parameters
+    ----------
+    findings, classes : int
+        Their numbers D and K.
+    channels, slices : int
+        C of the encoder, and slices of an image.
+    words : Tensor
+        The decoder's embeddings (V, E), around whose mean T begins in the place ``last``.
+    seed : int
+        Of the initial values; the global random state is neither read nor changed.
     """
 
     def __init__(
@@ -137,26 +132,18 @@ class DiagnosisBranch(nn.Module):
         """Logits (B, D, K) of tokens (B, S, N, C) and mask (B, S), float32."""
         return self.head(tokens, slice_mask)
 
-    def prompts(
-        self,
-        tokens: Tensor,
-        slice_mask: Tensor,
-        prior: PriorBatch | None = None,
-        prior_tokens: Tensor | None = None,
-    ) -> Tensor:
-        """Prompts (B, D, E) of what the branch predicts; the rest as of the protocol ``Prompter``."""
-        return self.prompts_of(*self.read(tokens, slice_mask, prior, prior_tokens))
+    def prompts(self, seen: Seen) -> Tensor:
+        """Prompts (B, D, E) of what the branch predicts."""
+        return self.prompts_of(*self.read(seen))
 
-    def read(
-        self, tokens: Tensor, slice_mask: Tensor, prior: PriorBatch | None, prior_tokens: Tensor | None
-    ) -> tuple[Tensor, Tensor | None]:
+    def read(self, seen: Seen) -> tuple[Tensor, Tensor | None]:
         """Classes (B, D) that the branch predicts, and those before, (B, D); None without a comparison."""
-        classes = self(tokens, slice_mask).argmax(-1)
-        if self.comparison is None or prior is None:
+        classes = self(seen.tokens, seen.slice_mask).argmax(-1)
+        if self.comparison is None or seen.prior is None:
             return classes, None
-        images = prior.images
-        seen = None if prior_tokens is None or images is None else self(prior_tokens, images.slice_mask).argmax(-1)
-        return classes, self.comparison.before(prior, seen)
+        images, tokens = seen.prior.images, seen.prior_tokens
+        before = None if tokens is None or images is None else self(tokens, images.slice_mask).argmax(-1)
+        return classes, self.comparison.before(seen.prior, before)
 
     def prompts_of(self, classes: Tensor, before: Tensor | None = None) -> Tensor:
         """Prompts (B, D, E) of classes (B, D), compared with those before where they are given."""
@@ -167,6 +154,69 @@ class DiagnosisBranch(nn.Module):
         return self.embeddings[torch.arange(self.findings, device=classes.device), classes]
 
 
+class PromptedFindings(NamedTuple):
+    """Number of each finding's class, and of what became of it; None where nothing is known of the visit before."""
+
+    classes: list[int]
+    changes: list[int] | None = None
+
+
+@dataclass(frozen=True)
+class FindingsChoice:
+    """A :class:`~fedtar_flare.models.prompting.Choice` of the beam that says what the decoder was prompted with.
+
+    A decoder does not always write the findings of its prompts. Its beams differ in them, and the labeler that made the
+    prompts of training can read them.
+
+    Parameters
+    ----------
+    branch : DiagnosisBranch
+        Reads the findings off the images.
+    label : callable
+        Numbers of the classes of the D findings in a text.
+    candidates : int
+        Beams to choose from; 1: there is no choice.
+    names : tuple of str
+        Of the findings, where a report that leaves one out is to be completed by a plain sentence.
+    """
+
+    branch: DiagnosisBranch
+    label: Callable[[str], Sequence[int]]
+    candidates: int
+    names: tuple[str, ...] = ()
+
+    def prompted(self, seen: Seen) -> list[PromptedFindings]:
+        """For each of B images."""
+        now, before = self.branch.read(seen)
+        if before is None:
+            return [PromptedFindings(classes) for classes in now.tolist()]
+        shown = (before != UNKNOWN).any(1).tolist()
+        rows = zip(now.tolist(), changes_of(now, before).tolist(), shown, strict=True)
+        return [PromptedFindings(classes, changes if known else None) for classes, changes, known in rows]
+
+    def differing(self, text: str, prompted: PromptedFindings) -> int:
+        """Findings that are in another class in the text; of two texts with as many, the one that says of fewer
+        findings otherwise what became of them differs less.
+        """
+        found = sum(said != wanted for said, wanted in zip(self.label(text), prompted.classes, strict=True))
+        comparison = self.branch.comparison
+        if comparison is None or prompted.changes is None:
+            return found
+        return found * (1 + len(prompted.changes)) + comparison.differing(text, prompted.changes)
+
+    def completed(self, text: str, prompted: PromptedFindings) -> str:
+        """The text, with a plain sentence for each finding of the prompts that it does not state."""
+        for number, name in enumerate(self.names):
+            if prompted.classes[number] == POSITIVE and not is_none(name) and number not in self._stated(text):
+                text = completed(text, name, number, self._stated)
+        return text
+
+    def _stated(self, text: str) -> frozenset[int]:
+        """Numbers of the findings in a text, without the one that says that there is none."""
+        pairs = zip(self.label(text), self.names, strict=True)
+        return frozenset(i for i, (label, name) in enumerate(pairs) if label == POSITIVE and not is_none(name))
+
+
 def diagnosis_losses(logits: Tensor, classes: Tensor) -> Tensor:
     """Cross-entropy of each report, mean over its D findings, shape (B,)."""
     return F.cross_entropy(logits.flatten(0, 1), classes.flatten(), reduction="none").view(classes.shape).mean(1)
@@ -175,13 +225,11 @@ def diagnosis_losses(logits: Tensor, classes: Tensor) -> Tensor:
 def extend(generator: ReportGenerator, settings: Mapping[str, Any]) -> None:
     """Give a base model its diagnosis branch; none for the labeler ``none``.
 
-    ``settings`` has ``labeler``, ``slices`` and ``seed``, and may have ``prompt_classes``, ``prompt_place``, ``head``
-    and ``head_weights``, named as in FedMRG's settings, ``fixed_prompts``, for prompts that are not to be trained
-    (:func:`fix_prompts`), ``candidates``, the beams of a second search
-    (:class:`~fedtar_flare.learning.choice.FindingsChoice`), ``complete``, whether a report
-    is completed, and ``changes``, whether prompts tell what became of a finding
-    (:class:`~fedtar_flare.learning.comparison.Comparison`). Raises :class:`ConfigError` where the decoder
-    has too few positions for prompts and report, or the head's weights do not fit.
+    ``settings`` has ``labeler``, ``slices`` and ``seed``, and may have ``prompt_classes``, ``prompt_place``, ``head``,
+    ``head_weights``, ``fixed_prompts`` (prompts that are not to be trained, :func:`fix_prompts`), ``candidates`` and
+    ``complete`` (:class:`FindingsChoice`), and ``changes`` (prompts tell what became of a finding,
+    :class:`~fedtar_flare.learning.comparison.Comparison`). Raises :class:`ConfigError` where the decoder has too few
+    positions for prompts and report, or the head's weights do not fit.
     """
     found = labeler(settings["labeler"], settings.get("prompt_classes", "all"))
     if not found.findings:
@@ -217,7 +265,7 @@ def fix_prompts(branch: DiagnosisBranch, seed: int) -> None:
     """Fix every prompt that nobody trained: that of a finding's last class at a random direction, others at zero.
 
     Random directions of many dimensions are as good as orthogonal, and a decoder can learn to read them; prompts near
-    zero, from which a joint training would begin, it had not learnt to heed after 432 updates (docs/experiments.md).
+    zero it does not learn to heed (docs/experiments.md).
     """
     rows = branch.embeddings
     untrained = rows.square().mean(2, keepdim=True).sqrt() < 10 * NOISE
@@ -229,10 +277,7 @@ def fix_prompts(branch: DiagnosisBranch, seed: int) -> None:
 
 
 def load_start(branch: DiagnosisBranch, name: str) -> None:
-    """Load a shipped head, and the prompts that belong to it where their place is the memory.
-
-    Raises :class:`ConfigError` where they are for another shape.
-    """
+    """Load a shipped head and, in the place ``memory``, its prompts; :class:`ConfigError` where the shapes differ."""
     from safetensors.torch import load_file
 
     state = {key: value.float() for key, value in load_file(head_file(name)).items()}

@@ -49,25 +49,17 @@ _UNWRITTEN, _UNKNOWN = "(to be written)", "-"
 
 @dataclass(frozen=True)
 class Study:
-    """The study that a report is drafted for; what is known of the patient serves the personal part.
+    """The study that a report is drafted for; what is known of the patient serves the personal part."""
 
-    Args:
-        image: DICOM folder, file or zip, NIfTI, PNG, JPEG or DICOM radiograph.
-        age: in years at this study.
-        time_step: which visit of the patient it is, from 1.
-        prior_image, prior_report: of the patient's previous visit, for an adapter that was trained with it.
-        prior_days: days between the two visits, above 0; needed with either.
-    """
-
-    image: Path
+    image: Path  # DICOM folder, file or zip, NIfTI, PNG, JPEG or DICOM radiograph
     modality: Modality
     patient_id: str | None = None
-    age: float | None = None
+    age: float | None = None  # in years at this study
     sex: Sex | None = None
-    time_step: int | None = None
-    prior_image: Path | None = None
+    time_step: int | None = None  # which visit of the patient it is, from 1
+    prior_image: Path | None = None  # of the patient's previous visit, for an adapter that was trained with it
     prior_report: str | None = None
-    prior_days: float | None = None
+    prior_days: float | None = None  # between the two visits, above 0; needed with either
 
     @property
     def prior(self) -> tuple[str, ...]:
@@ -89,7 +81,6 @@ class Draft:
     prior: tuple[str, ...] = ()  # what was shown of the previous visit
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-ready, the disclaimer first."""
         return {
             "status": DISCLAIMER,
             "text": self.text,
@@ -118,26 +109,13 @@ class Kept:
 
     Its arguments are the state's folder, the site's hash key (None for a simulated site), and run id and round of the
     adapter; a state that does not belong to them is a ConfigError, a damaged one a StateError.
-
-    Parameters
-    ----------
-    learner : class
-        Of the site's model.
-    settings : mapping of str to Any
-        Arguments of it beside those of every site model.
-    private : mapping of str to Tensor
-        What its ``load_for_writing`` takes.
-    time_steps : int, default 1
-        T of the run.
-    key : bytes
-        Of the site, where the model knows patients.
     """
 
     learner: type[SiteModel] = SiteModel
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    private: Mapping[str, Tensor] = field(default_factory=dict)
-    time_steps: int = 1
-    key: bytes = bytes(16)
+    settings: Mapping[str, Any] = field(default_factory=dict)  # arguments of it beside those of every site model
+    private: Mapping[str, Tensor] = field(default_factory=dict)  # what its ``load_for_writing`` takes
+    time_steps: int = 1  # T of the run
+    key: bytes = bytes(16)  # of the site, where the model knows patients
 
 
 class Drafter:
@@ -219,10 +197,8 @@ class Drafter:
         return model
 
     def draft(self, study: Study) -> Draft:
-        """Write a draft by beam search.
-
-        Raises ConfigError where too little is known of the patient, or a previous visit is given that the adapter was
-        not trained with; DataError where the images cannot be used.
+        """Write a draft by beam search; ConfigError where too little is known of the patient, or a previous visit is
+        given that the adapter was not trained with; DataError where the images cannot be used.
         """
         self._check_prior(study)
         if self.personal and self.site_model.knows_patients:
@@ -299,8 +275,8 @@ def study_of(image: Path, modality: Modality | None = None, **patient: Any) -> S
     """
     from fedtar_flare.data.sources.fields import PICTURES, age_of, sex_of
 
-    told = {name: value for name, value in patient.items() if value is not None}
-    before: Path | None = told.get("prior_image")
+    given = {name: value for name, value in patient.items() if value is not None}
+    before: Path | None = given.get("prior_image")
     for path in (image, before):
         if path is not None and not path.exists():
             raise DataError(f"{path} is not there", reason="no-image")
@@ -314,16 +290,16 @@ def study_of(image: Path, modality: Modality | None = None, **patient: Any) -> S
             read["age"] = age_of(str(header.get("PatientAge", "")))
         except DataError:
             read["age"] = None
-        told = {**{name: value for name, value in read.items() if value}, **told}
+        given = {**{name: value for name, value in read.items() if value}, **given}
         modality = modality or ("radiograph" if header.get("Modality") in ("CR", "DX") else "ct")
     if modality is None:
         modality = "radiograph" if image.suffix.lower() in PICTURES else "ct"
-    if header is not None and before is not None and "prior_days" not in told:
+    if header is not None and before is not None and "prior_days" not in given:
         earlier = next(headers(before), None)
         dates = [None if one is None else _moment(one) for one in (earlier, header)]
         if dates[0] is not None and dates[1] is not None:
-            told["prior_days"] = (dates[1] - dates[0]).total_seconds() / 86_400
-    return Study(image, modality, **told)
+            given["prior_days"] = (dates[1] - dates[0]).total_seconds() / 86_400
+    return Study(image, modality, **given)
 
 
 def _moment(header: Any) -> datetime | None:

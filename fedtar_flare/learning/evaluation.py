@@ -23,21 +23,11 @@ from fedtar_flare.metrics.reports import Reports
 
 @dataclass(frozen=True)
 class Evaluated:
-    """What one evaluation gave; rows, samples and texts stay at the site.
+    """What one evaluation gave; rows, samples and texts stay at the site."""
 
-    Parameters
-    ----------
-    scores : dict
-        See :func:`cells`; with the patient adapter, as are the texts.
-    scores_generic : dict or None
-        The same without it; None for a method that has none.
-    rows : list of dict
-        See :func:`report_rows`; one per report, and one more without the patient adapter.
-    """
-
-    scores: dict[str, Any]
-    scores_generic: dict[str, Any] | None
-    rows: list[dict[str, Any]]
+    scores: dict[str, Any]  # of :func:`cells`; with the patient adapter, as are the texts
+    scores_generic: dict[str, Any] | None  # the same without it; None for a method that has none
+    rows: list[dict[str, Any]]  # of :func:`report_rows`; one per report, and one more without the patient adapter
     samples: list[Sample]
     texts: list[str]
 
@@ -52,16 +42,8 @@ def cells(
 
     Parameters
     ----------
-    samples : sequence of Sample
-        N visits.
-    texts : sequence of str
-        The reports that were generated for them.
-    losses : sequence of float
-        Mean token loss of each reference, nats.
-    time_steps : int
-        T.
-    min_cell : int
-        Distinct patients.
+    samples, texts, losses : sequences of equal length
+        Visits, the reports that were generated for them, and the mean token loss of each reference, nats.
 
     Returns
     -------

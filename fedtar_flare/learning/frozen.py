@@ -1,7 +1,4 @@
-"""What the encoder's frozen stages give of an image: it does not change while the adapters learn, so it is kept.
-
-It is kept in memory, and beside the prepared image on disk, where the next task's process finds it.
-"""
+"""What the encoder's frozen stages give of an image, kept in memory and, for the next process, on disk."""
 
 from __future__ import annotations
 
@@ -24,13 +21,10 @@ KEPT_BYTES = 256 << 20
 
 
 class FrozenStages:
-    """The encoder's first stages without any parameter that learns, each image seen by them once.
+    """The encoder's first stages without any parameter that learns (``requires_grad``), each image seen by them once.
 
-    A study goes through them by itself, so that what they give does not depend on the batch it came in, bit for bit.
-
-    Args:
-        generator: with its adapters, whose learning parameters are known by ``requires_grad``.
-        limit: bytes that are kept in memory at most.
+    A study goes through them by itself, so that what they give does not depend on the batch it came in, bit for bit. At
+    most ``limit`` bytes are kept in memory.
     """
 
     def __init__(self, generator: ReportGenerator, limit: int = KEPT_BYTES):

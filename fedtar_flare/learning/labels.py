@@ -21,7 +21,6 @@ POSITIVE = CLASSES.index("positive")
 """In both."""
 
 ClassSet = Literal["all", "positive"]
-
 LabelerName = Literal["synthetic", "chexpert-rules", "ctrate-rules", "none"]
 
 
@@ -29,20 +28,8 @@ LabelerName = Literal["synthetic", "chexpert-rules", "ctrate-rules", "none"]
 class Labeler:
     """Reads findings off a report.
 
-    Parameters
-    ----------
-    findings : tuple of str
-        All D findings, in the order of their labels.
-    label : callable
-        From a report to the D numbers of the findings' classes among ``classes``.
-    changes : callable
-        From a report to what it says became of findings since the visit before, pairs of a finding and a direction.
-    classes : tuple of str
-        Names of the classes.
-    known : frozenset of str or None
-        Findings that the shipped start has seen in images, of a source that knows the truth.
-    no_finding : str
-        The one that says that there is none; "" where the labeler has none.
+    ``label`` gives the D numbers of the findings' classes among ``classes``, ``changes`` what a report says became of
+    findings since the visit before: pairs of a finding and a direction.
     """
 
     findings: tuple[str, ...]
@@ -50,7 +37,9 @@ class Labeler:
     changes: Callable[[str], AbstractSet[tuple[str, str]]]
     classes: tuple[str, ...] = CLASSES
     known: frozenset[str] | None = None
+    """Findings that the shipped start has seen in images, of a source that knows the truth."""
     no_finding: str = ""
+    """The one that says that there is none; "" where the labeler has none."""
 
     def stated(self, text: str) -> frozenset[str]:
         """Findings that a report states as there."""
@@ -66,9 +55,8 @@ KEPT = 2**16
 def labeler(name: LabelerName, classes: ClassSet = "all") -> Labeler:
     """A labeler by its name; of classes ``positive`` it says only whether a finding is stated.
 
-    ``synthetic``: the findings of the synthetic cohort, by its own rules, for its texts alone; ``chexpert-rules`` and
-    ``ctrate-rules``: the rule-based labelers of the package, whose labels are not CheXbert's or RadBERT's; ``none``: no
-    finding at all.
+    ``synthetic`` reads the texts of the synthetic cohort alone; ``chexpert-rules`` and ``ctrate-rules`` are the
+    package's rules, whose labels are not CheXbert's or RadBERT's; ``none`` knows no finding.
     """
     if classes == "positive":
         whole = labeler(name)

@@ -27,10 +27,6 @@ class ReportLearner(SiteModel):
 
     The hooks are what a method overrides; all have a default. :attr:`personal_optimizer` steps the personal parameters,
     whose gradient norm is limited by itself.
-
-    Args:
-        training: settings of :class:`TrainingConfig`.
-        others: of :class:`SiteModel`.
     """
 
     min_cell: int = 1
@@ -47,10 +43,7 @@ class ReportLearner(SiteModel):
 
     @classmethod
     def shares_batches(cls) -> bool:
-        """Whether several processes may each take a share of its batches (:mod:`fedtar_flare.learning.ranks`).
-
-        A class that sums a batch in a way of its own cannot, unless it says so itself.
-        """
+        """Whether processes may share its batches: not where it sums a batch in its own way, unless it says so."""
         return cls._accumulate is ReportLearner._accumulate
 
     # ------------------------------------------------------------------ hooks
@@ -61,10 +54,9 @@ class ReportLearner(SiteModel):
     def local_update(
         self, samples: Sequence[Sample], seed: str, optimizer: torch.optim.Optimizer, start: Mapping[str, Tensor]
     ) -> float | None:
-        """One update of the shared and of the personal part on a batch; its loss.
+        """One update of the shared part (by ``optimizer``) and of the personal part on a batch; its loss.
 
-        None where its loss or gradient is not finite: it is then left out for both. ``optimizer`` is that of the shared
-        part, ``seed`` and ``start`` as in :meth:`training_losses` and :meth:`after_backward`.
+        None where its loss or gradient is not finite: it is then left out for both.
         """
         loss = self._accumulate(samples, seed)
         self.after_backward(start)
@@ -108,14 +100,21 @@ class ReportLearner(SiteModel):
 
         An update whose loss or gradient is not finite is skipped, for the shared and the personal part alike.
 
-        Args:
-            steps: t, or several together; None takes the visits of all steps.
-            seed: of the order of the samples.
-            on_update: called after each update that was made with its number (from 1, skipped ones counted) and loss.
-            updates: how many; None: ``training.local_steps``.
+        Parameters
+        ----------
+        steps : int, collection of int or None
+            The time step t, or several together; None takes the visits of all steps.
+        seed : int
+            Of the order of the samples.
+        on_update : callable
+            Called after each update that was made with its number (from 1, skipped ones counted) and loss.
+        updates : int, optional
+            How many; None: ``training.local_steps``.
 
-        Raises:
-            DataError: ``no-training-visit`` at this step; ``non-finite-gradient`` when every update was skipped.
+        Raises
+        ------
+        DataError
+            ``no-training-visit`` at this step; ``non-finite-gradient`` when every update was skipped.
         """
         samples = self.cohort.samples("train", steps, self.min_cell)
         if not samples:
@@ -160,10 +159,7 @@ class ReportLearner(SiteModel):
         )
 
     def _accumulate(self, samples: Sequence[Sample], training_seed: str | None = None) -> float:
-        """Loss and gradient of the mean report loss of one batch, in micro-batches that fit in memory.
-
-        Of several processes each takes its share of the batch, and all end with the sum.
-        """
+        """Loss and gradient of a batch's mean report loss, summed over the ranks, in parts that fit in memory."""
         share = self.ranks.share(samples)
 
         def run(size: int) -> float:
@@ -172,11 +168,10 @@ class ReportLearner(SiteModel):
             total = 0.0
             for part in parts(share, size):
                 images = self.images(part, training_seed)
-                losses = (
-                    self.report_losses(part, images)
-                    if training_seed is None
-                    else self.training_losses(part, images, training_seed)
-                )
+                if training_seed is None:
+                    losses = self.report_losses(part, images)
+                else:
+                    losses = self.training_losses(part, images, training_seed)
                 loss = losses.sum() / len(samples)
                 loss.backward()
                 total += loss.item()

@@ -52,12 +52,10 @@ def prior_batch(
     training_seed: str | None = None,
     transforms: Sequence[Spec] = (),
 ) -> PriorBatch | None:
-    """What each sample shows of the visit before; None where nobody shows anything.
+    """What each sample shows of the visit before, as its ``kinds`` say; None where nobody shows anything.
 
-    Args:
-        kinds: one set for each sample, a subset of ``report`` and ``image``.
-        texts: reports of the visits before that stand for the references; with them, no reference is read.
-        transforms: random ones, which change the images by ``training_seed``.
+    With ``texts``, which stand for the reports of the visits before, no reference is read. Random ``transforms`` change
+    the images by ``training_seed``.
     """
     if not any(kinds):
         return None

@@ -38,12 +38,7 @@ class LostRank(FedTARError):
 
 @dataclass(frozen=True)
 class Ranks:
-    """This process among those that train together; where there are several, torch's default process group is theirs.
-
-    Args:
-        rank: 0 .. size - 1.
-        size: how many processes; 1: this one is alone, and nothing here does anything.
-    """
+    """This process, 0 .. size - 1, among those that train together, whose group is torch's default one; or alone."""
 
     rank: int = 0
     size: int = 1
@@ -53,16 +48,15 @@ class Ranks:
         return items[self.rank :: self.size]
 
     def summed(self, loss: float, parameters: Sequence[nn.Parameter]) -> float:
-        """The loss summed over the ranks; every gradient is replaced by the sum over the ranks.
+        """The loss summed over the ranks; each gradient, in an order that is the same at all, becomes its sum.
 
-        A gradient that no rank has stays None, so that an optimiser passes over the parameter as it does in one
-        process. ``parameters`` are the same, in the same order, at every rank.
+        A gradient that no rank has stays None, so that an optimiser passes over the parameter as in one process.
         """
         if self.size == 1:
             return loss
         learnt = [parameter for parameter in dict.fromkeys(parameters) if parameter.requires_grad]
-        told = torch.tensor([loss, *(p.grad is not None for p in learnt)], dtype=torch.float64, device=_device())
-        total, *many = self._sum(told).tolist()
+        mine = torch.tensor([loss, *(p.grad is not None for p in learnt)], dtype=torch.float64, device=_device())
+        total, *many = self._sum(mine).tolist()
         moved = [parameter for parameter, count in zip(learnt, many, strict=True) if count]
         if moved:
             flat = torch.cat([_gradient(parameter) for parameter in moved])

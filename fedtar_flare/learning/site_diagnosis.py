@@ -1,13 +1,12 @@
-"""Findings as prompts of a site's own: a head reads them off the image, and the decoder is told.
+"""Findings as prompts of a site's own: a head reads them off the image, and the decoder is prompted with them.
 
-In training the decoder is told what a report says of each finding, so that it learns to write a sentence because of its
-prompt, not because it remembers the image; when reports are written it is told what the head reads off the image
-(PromptMRG, Jin et al., AAAI 2024, and FedMRG, which exchange or share the head). A report that does not say so can be
-searched for once more. The prompts are fixed and the same at all sites: the adapters learn to read them. The head
-stays at its site, or travels with the adapter (``shared``). Averaged as it is, it loses the findings that some
-hospitals hardly have; so a site's update says nothing of findings that too few of its patients have (the row is zero),
-and the server takes each row's mean over those alone that say something in it. That is federated learning with partial
-labels: a class's weights are learnt from the clients that have it.
+In training the prompts are what a report says of each finding, so that the decoder learns to write a sentence because
+of its prompt, not because it remembers the image; when reports are written they are what the head reads off the image
+(PromptMRG, Jin et al., AAAI 2024, and FedMRG). The prompts are fixed and the same at all sites: the adapters learn to
+read them. The head stays at its site, or travels with the adapter (``shared``). Averaged as it is, it loses the
+findings that some hospitals hardly have; so a site's update says nothing of findings that too few of its patients have
+(the row is zero), and the server takes each row's mean over the sites that say something in it (federated learning with
+partial labels).
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ import copy
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import torch
 from pydantic import Field
@@ -78,7 +77,6 @@ class DiagnosisConfig(Settings):
         description="beams of a second search, for a report that does not say the findings that the decoder was told; "
         "the one that agrees best is taken, if it agrees better; 1: no second search",
     )
-
     complete: bool = Field(
         False,
         description="a report that still leaves out a finding that the decoder was told gets a plain sentence of it",
@@ -140,11 +138,11 @@ class DiagnosisConfig(Settings):
 
 
 class SiteDiagnosis:
-    """The head of one site and what it began as; arguments as of the learner whose model has the branch."""
+    """The head of one site and what it began as."""
 
     def __init__(self, config: DiagnosisConfig, generator: ReportGenerator):
         self._label = config.label
-        self._branch = cast(DiagnosisBranch, generator.diagnosis)
+        self._branch: DiagnosisBranch = generator.diagnosis
         self._start = copy.deepcopy(self._branch.head).requires_grad_(False)
         self._branch.head.requires_grad_(True)
 
@@ -164,16 +162,15 @@ class SiteDiagnosis:
         found = [self._label(sample.visit.report) for sample in samples]
         return torch.tensor(found, dtype=torch.long, device=self._branch.embeddings.device)
 
-    def told(self, samples: Sequence[Sample], prior: PriorBatch | None = None) -> Tensor:
+    def prompts(self, samples: Sequence[Sample], prior: PriorBatch | None = None) -> Tensor:
         """Prompts (B, D, E) of what the reports say, compared with those before where ``prior`` shows something."""
         return self._branch.prompts_of(self.classes(samples), None if prior is None else self._before(samples, prior))
 
     def mask_rare_findings(
         self, update: Mapping[str, Tensor], samples: Sequence[Sample], least: int
     ) -> dict[str, Tensor]:
-        """An update whose head has moved for those findings alone that enough of the samples' patients have.
-
-        Enough are ``least`` patients, and at least :data:`FEWEST`. The rows of other findings are zero.
+        """The update with the head's row at zero for each finding that fewer than ``least`` of the samples' patients
+        have, or fewer than :data:`FEWEST`.
         """
         patients = [sample.visit.patient_id for sample in samples]
         classes = self.classes(samples).bool().cpu()
@@ -219,4 +216,4 @@ def load_head(generator: ReportGenerator, state: Mapping[str, Tensor]) -> None:
     """
     found = {k.removeprefix(_PREFIX): v for k, v in state.items() if k.startswith(_PREFIX)}
     if found and generator.diagnosis is not None:
-        cast(DiagnosisBranch, generator.diagnosis).head.load_state_dict(found)
+        generator.diagnosis.head.load_state_dict(found)

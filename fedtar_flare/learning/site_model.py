@@ -61,7 +61,7 @@ class SiteModel:
     checkpoint : callable
         Called between batches; raises to stop (an aborted job).
     places : mapping of str to Path, optional
-        Where the parts lie that ``model`` names (see ``ModelConfig.located``); no message says them.
+        Where the parts lie that ``model`` names (see ``ModelConfig.located``).
     restored : callable, optional
         Makes of the base model one with an adapter that a run left, instead of a new one.
 
@@ -159,10 +159,7 @@ class SiteModel:
         personal: bool = True,
         prompts: Tensor | None = None,
     ) -> Tensor:
-        """Mean token loss of each of the B reports, shape (B,), float32.
-
-        ``prompts``, of :meth:`ReportGenerator.forward`, are for training, not for losses that are told.
-        """
+        """Mean token loss of each of the B reports, shape (B,), float32; with ``prompts`` (B, D, E) in training."""
         input_ids, labels = self.tokenizer.batch([sample.visit.report for sample in samples])
         with self._computing(samples, personal):
             tokens = self.tokens(samples, images)
@@ -170,7 +167,6 @@ class SiteModel:
             return self.generator(images, ids, labels, tokens=tokens, prompts=prompts)
 
     def describe(self) -> dict[str, Any]:
-        """Name and sizes of the model, for the record."""
         return {
             "preset": self._config.preset,
             "base_model": f"fedtar_flare preset '{self._config.preset}'",
@@ -208,7 +204,7 @@ class SiteModel:
     def images(self, samples: Sequence[Sample], training_seed: str | None = None, prior: bool = True) -> ImageBatch:
         """The samples' images, and what is shown of the visits before where ``prior`` says so.
 
-        Images are augmented and visits before masked by ``training_seed``, where the settings say so.
+        With a ``training_seed``, images are augmented and visits before masked as the settings say.
         """
         prepared = self.prepared(samples)
         if training_seed is not None and (changes := self.random_transforms()):
@@ -323,9 +319,9 @@ class SiteModel:
                 left = left[self._evaluation_batch :]
             own = [[(i, loss_of[p][i], text_of[p][samples[i].visit]) for i in mine] for p in kinds]
             for found in self.ranks.gather(own):
-                for p, told in zip(kinds, found, strict=True):
-                    loss_of[p] |= {i: loss for i, loss, _ in told}
-                    text_of[p] |= {samples[i].visit: text for i, _, text in told}
+                for p, scored in zip(kinds, found, strict=True):
+                    loss_of[p] |= {i: loss for i, loss, _ in scored}
+                    text_of[p] |= {samples[i].visit: text for i, _, text in scored}
         passes = (True, False) if self.has_personal_part else (True,)
         if not apart:
             loss_of[False], text_of[False] = loss_of[True], text_of[True]

@@ -23,28 +23,18 @@ _PREFIX = "adamw/"
 
 @dataclass(frozen=True)
 class Trained:
-    """What one training task gave; losses are those of the local updates that were made.
+    """What one training task gave; losses are those of the local updates that were made."""
 
-    Args:
-        update: w_k - w_{t-1} by tensor name, float32.
-        samples: n_k, training visits of this site at this step.
-        loss: mean token loss over the updates.
-        skipped_updates: updates left out because their loss or gradient was not finite.
-        patients: how many distinct ones the updates were made from; ``first_patients``, ``last_patients`` how many the
-            first and the last of them.
-        parts: further numbers that the method's contract declares, by field.
-    """
-
-    update: dict[str, Tensor]
-    samples: int
-    loss: float
+    update: dict[str, Tensor]  # w_k - w_{t-1} by name, float32
+    samples: int  # n_k, training visits of this site at this step
+    loss: float  # mean token loss over the updates
     first_loss: float
     last_loss: float
-    skipped_updates: int = 0
-    patients: int = 0
+    skipped_updates: int = 0  # left out because their loss or gradient was not finite
+    patients: int = 0  # distinct ones that the updates were made from, and of the first and the last of them
     first_patients: int = 0
     last_patients: int = 0
-    parts: Mapping[str, Any] = field(default_factory=dict)
+    parts: Mapping[str, Any] = field(default_factory=dict)  # further numbers that the method's contract declares
 
 
 @dataclass(frozen=True)
@@ -76,8 +66,7 @@ def parts(items: Sequence[_Item], size: int) -> Iterator[Sequence[_Item]]:
 def retry_smaller_batch(size: int, run: Callable[[int], _Result]) -> _Result:
     """``run(size)``, again with half the size until the GPU's memory holds it.
 
-    Raises:
-        DataError: ``out-of-memory`` where it does not hold one report.
+    Raises DataError (``out-of-memory``) where it does not hold one report.
     """
     while True:
         try:
@@ -96,10 +85,7 @@ def retry_smaller_batch(size: int, run: Callable[[int], _Result]) -> _Result:
 
 
 def limit_norm(parameters: Sequence[nn.Parameter], limit: float) -> float:
-    """Scale the gradients so that their joint norm is at most ``limit`` (0: leave them).
-
-    Returns the norm before, not finite where any gradient is not.
-    """
+    """Scale the gradients to a joint norm of at most ``limit`` (0: leave them); the norm before, finite if they are."""
     if limit:
         return float(nn.utils.clip_grad_norm_(parameters, limit))
     return float(nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None]))

@@ -8,8 +8,8 @@ from collections.abc import Collection
 from fedtar_flare.errors import ConfigError
 from fedtar_flare.models.config import RANDOM, ModelConfig, asset
 from fedtar_flare.models.decoder import decoder_tokenizer
-from fedtar_flare.models.libraries import load_libraries
 from fedtar_flare.models.report_generator import ReportGenerator
+from fedtar_flare.models.sources import load_libraries
 from fedtar_flare.models.tokenizer import ReportTokenizer
 from fedtar_flare.models.weights import load_weights
 
@@ -26,9 +26,7 @@ def build_model(config: ModelConfig) -> ReportGenerator:
     """The report generator, on the CPU, float32, in eval mode; the same configuration gives the same bits.
 
     Weights that are not loaded depend on ``config.seed`` alone; the global random state is neither read nor changed.
-
-    Raises:
-        ConfigError: weights are missing or do not fit (names the tensor), a model cannot be fetched, or sizes clash.
+    Raises ConfigError where weights are missing or do not fit, a model cannot be fetched, or sizes clash.
     """
     load_libraries()
     tokenizer = build_tokenizer(config)
@@ -41,12 +39,9 @@ def build_model(config: ModelConfig) -> ReportGenerator:
 
 
 def require_trained(model: ReportGenerator, config: ModelConfig, exchanged: Collection[str]) -> None:
-    """Refuse to adapt a frozen model with random parts, unless the run trains them whole (``exchanged``, by name).
+    """Refuse (ConfigError) to adapt a frozen model with random parts, unless the run trains them whole (``exchanged``).
 
     ``weights: random`` switches the check off.
-
-    Raises:
-        ConfigError: names the parts and the ways out.
     """
     left = [name for name in model.untrained if name not in exchanged]
     if not left or config.weights == RANDOM:

@@ -16,7 +16,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedtar_flare.models.adapters.ia3 import add_ia3
+from fedtar_flare.models.adapters.kinds import add_ia3
 from fedtar_flare.models.adapters.lora import add_lora
 from fedtar_flare.models.build import build_model
 from fedtar_flare.models.config import RANDOM, STATISTICS, ModelConfig, Statistics, preset
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 
 CLASSES = 2
 """Logits of the head; index 1 stands for the new disease."""
-
 _HEADS = ("head", "fc", "classifier")
 """Classification heads that a published file may have."""
 _HEAD_STD = 0.02
@@ -43,8 +42,6 @@ _TARGETS = {
     ("other", "lora"): r"encoder\..*\bblocks\.\d+\..*\bqkv",
     ("other", "ia3"): r"encoder\..*\bblocks\.\d+\..*\bqkv",
 }
-
-
 SIZES: dict[str, dict[str, tuple[int, int, int]]] = {
     "vit": {
         "embed_dim": (64, 8, 1 << 16),
@@ -154,34 +151,24 @@ class Classifier(nn.Module):
         """Features (B, C)."""
         if isinstance(self.encoder, VolumeEncoder):
             return self.encoder(batch)
-        slices = self._pooled(self.encoder, batch.images.flatten(0, 1)).unflatten(0, batch.images.shape[:2])
+        slices = _pooled(self.encoder, batch.images.flatten(0, 1)).unflatten(0, batch.images.shape[:2])
         mask = batch.slice_mask[..., None].to(slices.dtype)
         return (slices * mask).sum(1) / mask.sum(1).clamp(min=1)
 
-    def _pooled(self, encoder: SliceEncoder, images: Tensor) -> Tensor:
-        if isinstance(encoder, TimmEncoder):
-            backbone: Any = encoder.backbone
-            return backbone.forward_head(backbone.forward_features(encoder.normalised(images)), pre_logits=True)
-        return F.layer_norm(encoder(images).mean(1), (encoder.width,))
+
+def _pooled(encoder: SliceEncoder, images: Tensor) -> Tensor:
+    if isinstance(encoder, TimmEncoder):
+        backbone: Any = encoder.backbone
+        return backbone.forward_head(backbone.forward_features(encoder.normalised(images)), pre_logits=True)
+    return F.layer_norm(encoder(images).mean(1), (encoder.width,))
 
 
 def build_classifier(config: ClassifierConfig, places: Mapping[str, Path | None] | None = None) -> PeftModel:
     """The classifier on the CPU, float32, in eval mode; its module is the common start w0.
 
     LoRA's A is random and its B zero, IA3's factors are 1, the head is small and random: all by ``config.seed`` alone.
-    ``shared_parameters``, ``shared_state`` and ``load_shared_state`` of ``models.adapters.lora`` work on it; calling it
-    with an :class:`ImageBatch` gives logits (B, 2).
-
-    Parameters
-    ----------
-    config : ClassifierConfig
-    places : mapping, optional
-        Local paths of what the classifier takes by name, as for ``ModelConfig.located``.
-
-    Raises
-    ------
-    ConfigError
-        The encoder cannot be had, its weights do not fit, or the targets match no layer.
+    Calling it with an :class:`ImageBatch` gives logits (B, 2). ``places`` are as for ``ModelConfig.located``. Raises
+    ConfigError where the encoder cannot be had, its weights do not fit, or the targets match no layer.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)

@@ -25,7 +25,6 @@ CVT_TARGETS = rf"(encoder\..*\.(projection_query|projection_key|projection_value
 TIMM_TARGETS = rf"(encoder\..*\bblocks\.\d+\..*\b(qkv|proj|fc1|fc2)|{DECODER_TARGETS})"
 MOST_LAYERS = 1000
 """Of the decoder, and of one stage of CvT."""
-
 RANDOM = "random"
 """As ``weights``: none are loaded, and frozen random ones are meant."""
 
@@ -219,29 +218,14 @@ PRESETS: dict[str, dict[str, Any]] = {
 }
 
 
-EARLIER = {
-    **dict.fromkeys(("image_mean", "image_std"), "image_statistics"),
-    **dict.fromkeys(("encoder_pretrained", "random_backbone"), "weights: random"),
-    **dict.fromkeys(("encoder_widths", "encoder_depths", "encoder_heads", "encoder_mlp_ratio"), "encoder_config"),
-    **dict.fromkeys(("decoder_width", "decoder_layers", "decoder_heads", "decoder_positions"), "decoder_config"),
-}
-"""Settings of earlier releases, and what took their place."""
-
-
 def preset(name: str, **overrides: Any) -> ModelConfig:
     """The named preset with some settings replaced; of ``encoder_config`` and ``decoder_config`` single sizes too.
 
-    Raises:
-        ConfigError: an unknown preset or setting (suggests the nearest one), or a value that is not allowed.
+    Raises ConfigError for an unknown preset or setting (suggests the nearest one), or a value that is not allowed.
     """
     if name not in PRESETS:
         raise ConfigError(
             f"model preset '{name}' is unknown: it must be one of {', '.join(PRESETS)}{nearest(name, PRESETS)}"
-        )
-    if old := sorted(EARLIER.keys() & overrides):
-        raise ConfigError(
-            f"model: '{old[0]}' is a setting of an earlier release: it is {EARLIER[old[0]]} now. An adapter whose "
-            "model is described so was made by that release, and is read by it"
         )
     values = {**PRESETS[name], **overrides, "preset": name}
     for part in ("encoder_config", "decoder_config"):

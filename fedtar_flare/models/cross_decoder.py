@@ -15,12 +15,8 @@ class CrossDecoder:
     """Decodes and writes with a GPT-2 of transformers, as :class:`~fedtar_flare.models.prefix_decoder.PrefixDecoder`
     does with a causal language model; it has no weights of its own.
 
-    Parameters
-    ----------
-    lm : GPT2LMHeadModel
-    at_begin : bool
-        Whether prompts stand at the begin token's position and share its weight; else they take the last positions.
-        Begin token and words keep the positions where a trained decoder has learnt them.
+    ``at_begin``: prompts stand at the begin token's position and share its weight; else they take the last positions.
+    Begin token and words keep the positions where a trained decoder has learnt them.
     """
 
     def __init__(self, lm: Any, at_begin: bool):
@@ -45,10 +41,7 @@ class CrossDecoder:
         return self.lm.lm_head(states), states
 
     def write(self, memory: Tensor, mask: Tensor, begin: Tensor, prompts: Tensor | None, settings: Any) -> Tensor:
-        """Token ids (B * R, L), begin token first, as transformers' generation ``settings`` say (R sequences for one).
-
-        ``begin`` (B, 1) holds the begin token.
-        """
+        """Token ids (B * R, L), from the begin token (B, 1) on, as generation ``settings`` say (R sequences each)."""
         inputs: dict[str, Tensor] = {"attention_mask": torch.ones_like(begin)}
         if prompts is not None:
             embedded = self._with_prompts(begin, prompts)

@@ -23,10 +23,8 @@ def build_decoder(
     """The decoder of a configuration, and the names of its parameters that stayed random.
 
     Published checkpoints have no cross-attention: those layers are added and start random. ``load_pretrained=False`` is
-    for a model whose whole checkpoint is loaded later.
-
-    Raises:
-        ConfigError: it cannot be fetched, is not of the GPT-2 family, or is too small for ``max_length`` or tokenizer.
+    for a model whose whole checkpoint is loaded later. Raises ConfigError where it cannot be fetched, is not of the
+    GPT-2 family, or is too small for ``max_length`` or tokenizer.
     """
     if config.decoder == "prefix":
         assert config.decoder_name is not None
@@ -61,10 +59,8 @@ def build_decoder(
 def decoder_tokenizer(name: str, max_length: int) -> ReportTokenizer:
     """The tokenizer of a named GPT-2-family decoder, from ``tokenizer.json`` or ``vocab.json`` and ``merges.txt``.
 
-    It keeps its own special tokens (GPT-2 has one for begin, end and padding), so the published embeddings fit.
-
-    Raises:
-        ConfigError: it cannot be fetched, or has no end token.
+    It keeps its own special tokens (GPT-2 has one for begin, end and padding), so the published embeddings fit. Raises
+    ConfigError where it cannot be fetched, or has no end token.
     """
     from tokenizers import Tokenizer
     from tokenizers.implementations import ByteLevelBPETokenizer

@@ -17,10 +17,7 @@ if TYPE_CHECKING:
 
 
 class StillEncoder(nn.Module):
-    """A backbone of ``width`` channels, always in eval mode; gradients flow as usual.
-
-    In train mode BatchNorm statistics would drift even with every parameter frozen, differently at each site.
-    """
+    """A backbone of ``width`` channels, always in eval mode, else BatchNorm statistics would drift at each site."""
 
     def __init__(self, backbone: nn.Module, width: int):
         super().__init__()
@@ -29,16 +26,11 @@ class StillEncoder(nn.Module):
         self.eval()
 
     def train(self, mode: bool = True) -> Self:
-        """Stay in eval mode, whatever ``mode`` says."""
-        super().train(False)
-        return self
+        return super().train(False)
 
 
 class SliceEncoder(StillEncoder):
-    """A backbone shared by all slices.
-
-    ``width`` is the channels of a token; ``mean`` and ``std`` are the backbone's own, per channel, of images in [0, 1].
-    """
+    """A backbone shared by all slices; ``mean`` and ``std`` are its own, per channel, of images in [0, 1]."""
 
     def __init__(self, backbone: nn.Module, width: int, mean: tuple[float, ...], std: tuple[float, ...]):
         super().__init__(backbone, width)
@@ -50,15 +42,11 @@ class SliceEncoder(StillEncoder):
 
     def forward(self, images: Tensor) -> Tensor:
         """Tokens (N, T, width) of uint8 images (N, 3, H, W), which are normalised here."""
-        return self.tokens(self.normalised(images))
+        return self.run(self.normalised(images))
 
     def normalised(self, images: Tensor) -> Tensor:
         """Images (N, 3, H, W) as the backbone expects them, of uint8."""
         return (images.float() / 127.5 - 1) * self.pixel_scale + self.pixel_shift
-
-    def tokens(self, images: Tensor) -> Tensor:
-        """Tokens (N, T, width) of normalised images (N, 3, H, W)."""
-        return self.run(images)
 
     def stage_modules(self) -> Sequence[nn.Module]:
         """The stages that :meth:`run` can be stopped between, in their order; the whole backbone where it has none."""
@@ -101,10 +89,8 @@ class TimmEncoder(SliceEncoder):
 def build_encoder(config: ModelConfig, load_pretrained: bool) -> tuple[SliceEncoder, tuple[str, ...]]:
     """The encoder of a configuration, and the names of its parameters that stayed random.
 
-    ``load_pretrained=False`` is for a model whose whole checkpoint is loaded later.
-
-    Raises:
-        ConfigError: it cannot be fetched, or is not of the configured family.
+    ``load_pretrained=False`` is for a model whose whole checkpoint is loaded later. Raises ConfigError where it cannot
+    be fetched, or is not of the configured family.
     """
     return (_timm if config.encoder == "timm" else _cvt)(config, load_pretrained)
 

@@ -7,18 +7,15 @@ ACL 2022), each layer's own maps make them from a learnt state: the words' state
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from fedtar_flare.errors import ConfigError
 from fedtar_flare.models.prefix_decoder import PrefixDecoder
-from fedtar_flare.models.prompting import Place
+from fedtar_flare.models.prompting import Place, Seen
 from fedtar_flare.models.report_generator import ReportGenerator
-
-if TYPE_CHECKING:
-    from fedtar_flare.imaging.batch import PriorBatch
 
 NOISE = 0.02
 """Standard deviation around where the vectors begin; equal ones would stay equal for ever."""
@@ -28,13 +25,9 @@ class LearnedPrompts(nn.Module):
     """A :class:`~fedtar_flare.models.prompting.Prompter` that looks at no image: the same words for all.
 
     They stand beside the begin token, begin as copies of it, and share its weight in the decoder's attention, so that
-    they change little before they have learnt.
-
-    Args:
-        begin: embedding (E,) of the begin token.
-        prompts: P, how many.
-        layers: whose states of the words are learnt too, from the second layer on; 1: prompt tuning.
-        seed: of the initial values; the global random state is neither read nor changed.
+    they change little before they have learnt. ``begin`` (E,) is the begin token's embedding, ``prompts`` their number
+    P; in prefix tuning their states in the layers from the second to ``layers`` are learnt too. ``seed`` alone gives
+    the initial values.
     """
 
     place: Place = "begin"
@@ -46,15 +39,9 @@ class LearnedPrompts(nn.Module):
         self.embeddings = nn.Parameter((begin + noise[0].to(begin)).detach())
         self.states = nn.Parameter(noise[1:].to(begin)) if layers > 1 else None
 
-    def prompts(
-        self,
-        tokens: Tensor,
-        slice_mask: Tensor,
-        prior: PriorBatch | None = None,
-        prior_tokens: Tensor | None = None,
-    ) -> Tensor:
+    def prompts(self, seen: Seen) -> Tensor:
         """(B, P, E), whatever the images' tokens are."""
-        return self.embeddings.expand(len(tokens), -1, -1)
+        return self.embeddings.expand(len(seen.tokens), -1, -1)
 
     def in_layer(self, layer: int, hidden: Tensor) -> Tensor:
         """The states (B, L, E) that go into a layer (from the second, 1), those of the prompts replaced.
@@ -72,8 +59,7 @@ class LearnedPrompts(nn.Module):
 def extend(generator: ReportGenerator, prompts: int, every_layer: bool, seed: int) -> None:
     """Give a base model learnt prompts, in its first layer or in every layer.
 
-    Raises:
-        ConfigError: the states of a decoder that is not of the GPT-2 family would have to be replaced.
+    Raises ConfigError where the states of a decoder that is not of the GPT-2 family would have to be replaced.
     """
     decoder: Any = generator.decoder
     if every_layer and isinstance(decoder, PrefixDecoder):

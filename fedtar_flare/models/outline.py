@@ -12,8 +12,8 @@ from torch import nn
 
 from fedtar_flare.models.build import build_tokenizer
 from fedtar_flare.models.config import ModelConfig
-from fedtar_flare.models.libraries import load_libraries
 from fedtar_flare.models.report_generator import ReportGenerator
+from fedtar_flare.models.sources import load_libraries
 
 _EMBEDDING = re.compile(r"(.*\.)?((patch_|pos_)?embed(ding)?s?|lm_head|wte|wpe)(\..*)?|encoder\.backbone\.conv1(\..*)?")
 """Layers that take words or pixels; of a ResNet, that is its first convolution."""
@@ -21,20 +21,16 @@ _EMBEDDING = re.compile(r"(.*\.)?((patch_|pos_)?embed(ding)?s?|lm_head|wte|wpe)(
 
 @dataclass(frozen=True)
 class Outline:
-    """Names and sizes of a model.
-
-    Args:
-        parameters: how many the model has, without any adapter.
-        linear: of each layer that LoRA can adapt, the sum of its inputs and outputs; LoRA of rank r adds r times it.
-        barred: modules and parameters of the output layer and of all embeddings, under every name of a tied weight:
-            their change tells the words of a report, or the pixels of an image, one by one.
-        tensors: of each parameter, its number of values; a tied weight has them under its first name, and 0 elsewhere.
-    """
+    """Names and sizes of a model without any adapter."""
 
     parameters: int
     linear: Mapping[str, int]
+    """Of each layer that LoRA can adapt, the sum of its inputs and outputs; LoRA of rank r adds r times it."""
     barred: frozenset[str]
+    """Modules and parameters of the output layer and of all embeddings, under every name of a tied weight: their change
+    tells the words of a report, or the pixels of an image, one by one."""
     tensors: Mapping[str, int]
+    """Of each parameter, its number of values; a tied weight has them under its first name, and 0 elsewhere."""
 
     def targeted(self, pattern: str) -> list[str]:
         """Layers that a regular expression on whole names picks for LoRA, barred ones among them, sorted."""
@@ -62,10 +58,8 @@ UNKNOWN = Outline(0, {}, frozenset(_EVERYWHERE + _WEIGHTS), dict.fromkeys(_WEIGH
 def outline(config: ModelConfig, extend: Callable[[ReportGenerator], None] = lambda model: None) -> Outline:
     """The outline of a model, in well under a second and without the memory of its weights.
 
-    Of a named part only its configuration and tokenizer are read. Raises ConfigError if they cannot be.
-
-    Args:
-        extend: adds what a method gives the model; none of that is barred.
+    Of a named part only its configuration and tokenizer are read; ConfigError if they cannot be. ``extend`` adds what a
+    method gives the model; none of that is barred.
     """
     load_libraries()
     from transformers.pytorch_utils import Conv1D

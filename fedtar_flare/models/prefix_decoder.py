@@ -21,10 +21,8 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 class PrefixDecoder(nn.Module):
     """Reads ``[image tokens (M), BOS, prompts (D), report]`` as one sequence.
 
-    Args:
-        lm: a causal language model of transformers, by embeddings and positions as Llama's.
-
-    Image tokens that are masked take no position and are attended to by nothing.
+    ``lm`` is a causal language model of transformers, by embeddings and positions as Llama's. Image tokens that are
+    masked take no position and are attended to by nothing.
     """
 
     def __init__(self, lm: Any):
@@ -49,10 +47,8 @@ class PrefixDecoder(nn.Module):
     def decode(self, memory: Tensor, mask: Tensor, input_ids: Tensor, prompts: Tensor | None) -> tuple[Tensor, Tensor]:
         """Logits (B, L, V) and last hidden states (B, L, E) that predict the token after each of ``input_ids``.
 
-        Args:
-            memory, mask: image tokens (B, M, E), and where they are there (B, M).
-            input_ids: (B, L), begin token first, padded on the right.
-            prompts: (B, D, E) or None; the last one takes the begin token's place in predicting the first word.
+        ``input_ids`` (B, L) are padded on the right and have the begin token first; of the prompts (B, D, E) the last
+        one takes its place in predicting the first word. ``mask`` (B, M) says which image tokens (B, M, E) are there.
         """
         inputs, attention, places = self._prefix(memory, mask, input_ids[:, :1], prompts)
         words = self.get_input_embeddings()(input_ids[:, 1:]).to(inputs.dtype)
@@ -67,10 +63,7 @@ class PrefixDecoder(nn.Module):
         return self.lm.lm_head(states), states
 
     def write(self, memory: Tensor, mask: Tensor, begin: Tensor, prompts: Tensor | None, settings: Any) -> Tensor:
-        """Token ids (B * R, L), begin token first, as transformers' generation ``settings`` say (R sequences for one).
-
-        ``begin`` (B, 1) holds the begin token.
-        """
+        """Token ids (B * R, L), from the begin token (B, 1) on, as generation ``settings`` say (R sequences each)."""
         inputs, attention, _ = self._prefix(memory, mask, begin, prompts)
         written: Tensor = self.lm.generate(inputs_embeds=inputs, attention_mask=attention, generation_config=settings)
         return torch.cat([begin.repeat_interleave(len(written) // len(begin), dim=0), written], dim=1)
@@ -98,11 +91,8 @@ def build_prefix_decoder(
 ) -> tuple[PrefixDecoder, tuple[str, ...]]:
     """The named causal language model, and the names of its parameters that stayed random.
 
-    ``load_pretrained=False`` is for a model whose whole checkpoint is loaded later, or that is only measured.
-
-    Raises:
-        ConfigError: it cannot be fetched, is no causal language model by its words' embeddings, or is too small for
-            ``length`` (tokens of a report) or the tokenizer.
+    ``load_pretrained=False`` is for a model whose whole checkpoint is loaded later, or that is only measured. Raises
+    ConfigError where it cannot be fetched, or is too small for ``length`` (tokens of a report) or the tokenizer.
     """
     from transformers import AutoConfig, AutoModelForCausalLM
 

@@ -1,9 +1,9 @@
-"""Parts that a method adds to a report generator: one that tells the decoder, and one that chooses a text by it."""
+"""Parts that a method adds to a report generator: one that prompts the decoder, and one that chooses a text by it."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 from torch import Tensor
 
@@ -13,8 +13,17 @@ if TYPE_CHECKING:
 Place = Literal["last", "begin", "memory"]
 
 
+class Seen(NamedTuple):
+    """What the encoder gives of B images, and what is shown of the visits before."""
+
+    tokens: Tensor  # (B, S, N, C)
+    slice_mask: Tensor  # (B, S)
+    prior: PriorBatch | None = None
+    prior_tokens: Tensor | None = None  # (B, S', N, C), of the images before
+
+
 class Prompter(Protocol):
-    """A part that a method adds: reads the image's tokens and tells the decoder, by embeddings.
+    """A part that a method adds: reads the image's tokens and prompts the decoder, by embeddings.
 
     ``place`` of the prompts: ``begin``, before the report, at the begin token's position, whose weight in the decoder's
     attention they share; ``last``, before the report, at the decoder's last positions, with a weight of their own; or
@@ -23,37 +32,22 @@ class Prompter(Protocol):
 
     place: Place
 
-    def prompts(
-        self,
-        tokens: Tensor,
-        slice_mask: Tensor,
-        prior: PriorBatch | None = None,
-        prior_tokens: Tensor | None = None,
-    ) -> Tensor:
-        """Embeddings (B, D, E) that the decoder reads; of tokens (B, S, N, C) and mask (B, S).
-
-        ``prior``: what is shown of the visits before; ``prior_tokens`` (B, S', N, C): those of its images.
-        """
+    def prompts(self, seen: Seen) -> Tensor:
+        """Embeddings (B, D, E) that the decoder reads."""
 
 
 class Choice(Protocol):
-    """Chooses among the beams of a report whose likeliest one does not say what the decoder was told."""
+    """Chooses among the beams of a report whose likeliest one does not say what the decoder was prompted with."""
 
     @property
     def candidates(self) -> int:
         """How many beams."""
 
-    def told(
-        self,
-        tokens: Tensor,
-        slice_mask: Tensor,
-        prior: PriorBatch | None = None,
-        prior_tokens: Tensor | None = None,
-    ) -> Sequence[Any]:
-        """What the decoder was told of each of the B images; arguments as of :class:`Prompter`."""
+    def prompted(self, seen: Seen) -> Sequence[Any]:
+        """What the decoder is prompted with for each of the B images."""
 
-    def differing(self, text: str, told: Any) -> int:
-        """In how much a text differs from what was told; 0 in nothing."""
+    def differing(self, text: str, prompted: Any) -> int:
+        """In how much a text differs from what was prompted; 0 in nothing."""
 
-    def completed(self, text: str, told: Any) -> str:
-        """The text, where it leaves out what was told with that added; else as it is."""
+    def completed(self, text: str, prompted: Any) -> str:
+        """The text, with what it leaves out of what was prompted added."""

@@ -30,11 +30,8 @@ class RecomputedLayers:
     each layer, and a ``forward`` that a method has put in the place of PEFT's. Whatever else such a forward reads, a
     batch's own factors say, must be the same in both passes, and nothing in a layer may be made at its first use there.
 
-    Args:
-        language_model: of transformers; its layers are changed in place, but act as before outside of :meth:`acting`.
-
-    Raises:
-        ConfigError: a kind of model that cannot compute its layers again.
+    The layers of ``language_model`` (transformers) are changed in place, but act as before outside of
+    :meth:`checkpointing`. Raises ConfigError for a kind of model that cannot compute its layers again.
     """
 
     def __init__(self, language_model: Any):
@@ -61,7 +58,7 @@ class RecomputedLayers:
         self._states: _States = ()
 
     @contextmanager
-    def acting(self) -> Iterator[None]:
+    def checkpointing(self) -> Iterator[None]:
         """Around a forward pass of the decoder: its layers keep their inputs alone, where a gradient is wanted."""
         if not torch.is_grad_enabled():
             yield

@@ -13,10 +13,9 @@ from torch.nn import functional as F
 from fedtar_flare.models.cross_decoder import CrossDecoder
 from fedtar_flare.models.decoder import build_decoder
 from fedtar_flare.models.encoders import build_encoder
-from fedtar_flare.models.pooling import NoPooling, SliceAttentionPooling
+from fedtar_flare.models.memory import NoPooling, PriorMarks, SliceAttentionPooling, root_mean_square
 from fedtar_flare.models.prefix_decoder import PrefixDecoder
-from fedtar_flare.models.prior import PriorMarks, root_mean_square
-from fedtar_flare.models.prompting import Choice, Prompter
+from fedtar_flare.models.prompting import Choice, Seen
 from fedtar_flare.models.recomputation import RecomputedLayers
 from fedtar_flare.models.tokenizer import IGNORED, ReportTokenizer
 
@@ -43,11 +42,11 @@ class ReportGenerator(nn.Module):
 
     Repeated rows keep the batch's order: slice row i belongs to sample ``i // S``, beam row i to ``i // beams``.
     ``max_length`` and ``num_beams`` are defaults of :meth:`generate`; ``untrained`` names the parameters without
-    pre-trained weights. ``diagnosis`` is None, or a :class:`Prompter` that a method sets; so is ``choice``, a
-    :class:`Choice`, without which the likeliest beam is the report.
+    pre-trained weights. ``diagnosis`` is None, or a :class:`~fedtar_flare.models.prompting.Prompter` that a method
+    sets; so is ``choice``, a :class:`Choice`, without which the likeliest beam is the report.
     """
 
-    diagnosis: nn.Module | None
+    diagnosis: Any
     choice: Choice | None = None
 
     def __init__(self, config: ModelConfig, tokenizer: ReportTokenizer, *, load_pretrained: bool):
@@ -74,10 +73,7 @@ class ReportGenerator(nn.Module):
         )
 
     def recompute_layers(self) -> None:
-        """From now on the decoder's layers keep their inputs alone where a gradient is wanted (gradient checkpointing).
-
-        Generation, and whatever else runs without gradients, is as before. ConfigError where the decoder cannot.
-        """
+        """From now on checkpoint the decoder's gradients (:class:`RecomputedLayers`); ConfigError where it cannot."""
         prefix = isinstance(self.decoder, PrefixDecoder)
         self._recomputed = RecomputedLayers(self.decoder.lm if prefix else self.decoder)
 
@@ -87,10 +83,7 @@ class ReportGenerator(nn.Module):
         return tokens.unflatten(0, batch.images.shape[:2])
 
     def encode(self, batch: ImageBatch, tokens: Tensor | None = None) -> Tensor:
-        """Decoder memory (B, M, E): M / S tokens for each slice, in the order of the slices.
-
-        ``tokens``: what :meth:`tokens` gave, where that is known.
-        """
+        """Decoder memory (B, M, E): M / S tokens for each slice, in their order; ``tokens`` as of :meth:`tokens`."""
         tokens = self.tokens(batch) if tokens is None else tokens
         return self.projection(self.pooling(tokens, batch.position_mm))
 
@@ -109,9 +102,8 @@ class ReportGenerator(nn.Module):
         """What the decoder attends to, (B, M, E) and its mask (B, M): the present image, then the visit before.
 
         Of the latter it gets the image's features and the decoder's own states over the report, scaled to the size of
-        the present image's features. No gradient flows back through them, so that a training step stays cheap.
-
-        ``prior_tokens``: what :meth:`prior_tokens` gave, where that is known.
+        the present image's features. No gradient flows back through them, so that a training step stays cheap. Tokens
+        are those of :meth:`tokens` and :meth:`prior_tokens`, where they are known.
         """
         memory = self.encode(batch, tokens)
         mask = self.memory_mask(batch, memory)
@@ -153,10 +145,11 @@ class ReportGenerator(nn.Module):
         return report_loss(logits, labels)
 
     def prompts(self, batch: ImageBatch, tokens: Tensor, prior_tokens: Tensor | None = None) -> Tensor | None:
-        """What :attr:`diagnosis` tells the decoder of these tokens, (B, D, E); None without one."""
+        """How :attr:`diagnosis` prompts the decoder, (B, D, E); None without one."""
         if self.diagnosis is None:
             return None
-        return _prompter(self.diagnosis).prompts(tokens, batch.slice_mask, batch.prior, prior_tokens)
+        prompts: Tensor = self.diagnosis.prompts(Seen(tokens, batch.slice_mask, batch.prior, prior_tokens))
+        return prompts
 
     def decode(
         self, memory: Tensor, mask: Tensor, input_ids: Tensor, prompts: Tensor | None = None
@@ -167,7 +160,7 @@ class ReportGenerator(nn.Module):
         that a trained decoder begins its report from. (A decoder that reads the image as a prefix has them after it.)
         """
         memory, mask, prompts = self._placed(memory, mask, prompts)
-        with nullcontext() if self._recomputed is None else self._recomputed.acting():
+        with nullcontext() if self._recomputed is None else self._recomputed.checkpointing():
             return self._text.decode(memory, mask, input_ids, prompts)
 
     @property
@@ -175,13 +168,13 @@ class ReportGenerator(nn.Module):
         """The decoder as what decodes and writes."""
         if isinstance(self.decoder, PrefixDecoder):
             return self.decoder
-        return CrossDecoder(self.decoder, self.diagnosis is not None and _prompter(self.diagnosis).place == "begin")
+        return CrossDecoder(self.decoder, self.diagnosis is not None and self.diagnosis.place == "begin")
 
     def _placed(self, memory: Tensor, mask: Tensor, prompts: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
         """Memory (B, M, E) and mask (B, M), with prompts whose place that is; and prompts that have another place."""
         if prompts is None or not prompts.shape[1]:
             return memory, mask, None
-        if self.diagnosis is None or _prompter(self.diagnosis).place != "memory":
+        if self.diagnosis is None or self.diagnosis.place != "memory":
             return memory, mask, prompts
         there = mask.new_ones(prompts.shape[:2])
         return torch.cat([memory, prompts.to(memory.dtype)], dim=1), torch.cat([mask, there], dim=1), None
@@ -197,11 +190,11 @@ class ReportGenerator(nn.Module):
     ) -> Tensor:
         """Token ids (B, L) of the likeliest beam, begin token first, padded after the end token (int64).
 
-        With a :attr:`choice`, a report that does not say what the decoder was told is searched for once more, among as
-        many beams as there are candidates, and completed. A report does not depend on the others of its batch.
+        With a :attr:`choice`, a report that does not say what the decoder was prompted with is searched for once more,
+        among as many beams as there are candidates, and completed. A report does not depend on the others of its batch.
 
-        ``tokens`` as in :meth:`encode`; ``context``: what must be in force for these rows of the batch alone, where
-        what is in force depends on the rows.
+        ``tokens`` as in :meth:`encode`; ``context(rows)`` must be in force while these rows of the batch are searched
+        for alone.
         """
         tokens = self.tokens(batch) if tokens is None else tokens
         before = self.prior_tokens(batch)
@@ -211,9 +204,9 @@ class ReportGenerator(nn.Module):
         ids = self._search(memory, mask, prompts, num_beams or self.num_beams, 1, length)[:, 0]
         if self.choice is None:
             return ids
-        told = self.choice.told(tokens, batch.slice_mask, batch.prior, before)
+        prompted = self.choice.prompted(Seen(tokens, batch.slice_mask, batch.prior, before))
         many = self.choice.candidates
-        wrong = [self._differing(*pair) for pair in zip(ids, told, strict=True)]
+        wrong = [self._differing(*pair) for pair in zip(ids, prompted, strict=True)]
         again = [i for i, differing in enumerate(wrong) if differing]
         if again and many > 1:
             with nullcontext() if context is None else context(again):
@@ -221,30 +214,22 @@ class ReportGenerator(nn.Module):
                 found = self._search(memory[again], mask[again], own, many, many, length)
             ids = F.pad(ids, (0, max(0, found.shape[2] - ids.shape[1])), value=self.pad_id)
             for i, beams in zip(again, found, strict=True):
-                differing, best = min((self._differing(beam, told[i]), k) for k, beam in enumerate(beams))
+                differing, best = min((self._differing(beam, prompted[i]), k) for k, beam in enumerate(beams))
                 if differing < wrong[i]:
                     ids[i] = self.pad_id
                     ids[i, : beams.shape[1]] = beams[best]
-        return self._completed(ids, told, again, length)
-
-    def _completed(self, ids: Tensor, told: Sequence[Any], again: Sequence[int], length: int) -> Tensor:
-        """Token ids (B, L') of the reports (B, L); those of ``again`` get what they leave out of what was told.
-
-        One that has no room for it within ``length`` tokens stays as it is.
-        """
-        assert self.choice is not None
         rows = list(ids)
         for i in again:
             text = self._text_of(ids[i].tolist())
-            longer = self.choice.completed(text, told[i])
+            longer = self.choice.completed(text, prompted[i])
             new = self._ids_of(longer) if longer != text else []
-            if new and new[-1] == self.eos_id and len(new) <= length:
+            if new and new[-1] == self.eos_id and len(new) <= length:  # else there is no room for what was left out
                 rows[i] = torch.tensor(new).to(ids)
         return nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=self.pad_id)
 
-    def _differing(self, ids: Tensor, told: Any) -> int:
+    def _differing(self, ids: Tensor, prompted: Any) -> int:
         assert self.choice is not None
-        return self.choice.differing(self._text_of(ids.tolist()), told)
+        return self.choice.differing(self._text_of(ids.tolist()), prompted)
 
     def _search(
         self, memory: Tensor, mask: Tensor, prompts: Tensor | None, beams: int, wanted: int, length: int
@@ -263,7 +248,3 @@ class ReportGenerator(nn.Module):
             pad_token_id=self.pad_id,
         )
         return self._text.write(memory, mask, start, prompts, settings).view(len(start), wanted, -1)
-
-
-def _prompter(module: Any) -> Prompter:
-    return module

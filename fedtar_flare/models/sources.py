@@ -1,7 +1,9 @@
-"""Where pre-trained parts come from: a local folder, else the Hugging Face hub."""
+"""The libraries that models are made of, and where pre-trained parts come from: a local folder, else the hub."""
 
 from __future__ import annotations
 
+import atexit
+import gc
 import os
 import sys
 from collections.abc import Iterator
@@ -12,11 +14,36 @@ from typing import Any
 from fedtar_flare.errors import ConfigError
 
 
-def stay_offline() -> None:
-    """Fetch nothing from a hub in this process and those that it starts, from now on; what is on this machine stays.
+@contextmanager
+def without_collecting() -> Iterator[None]:
+    """No garbage is collected inside, and what is there afterwards is looked at by no collection until the end.
 
-    Call it before a model is named to any library; whatever was imported earlier obeys as well.
+    Imports make a million objects that live as long as the process; collections among them are a sixth of their time.
     """
+    if not gc.isenabled():
+        yield
+        return
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
+        atexit.register(gc.unfreeze)  # else libraries find their objects alive at the end, and say so
+
+
+def load_libraries() -> None:
+    """Import what of transformers and PEFT every report generator needs; nothing where that was done."""
+    if "peft" in sys.modules and "transformers.models.gpt2.modeling_gpt2" in sys.modules:
+        return
+    with without_collecting():
+        import peft  # noqa: F401
+        import transformers.models.cvt.modeling_cvt
+        import transformers.models.gpt2.modeling_gpt2  # noqa: F401
+
+
+def stay_offline() -> None:
+    """Fetch nothing from a hub in this process and those that it starts, from now on; what is on this machine stays."""
     os.environ["HF_HUB_OFFLINE"] = "1"
     if (constants := sys.modules.get("huggingface_hub.constants")) is not None:
         constants.HF_HUB_OFFLINE = True  # type: ignore[attr-defined]
@@ -41,12 +68,9 @@ def is_folder(name: str) -> bool:
 
 @contextmanager
 def fetching(part: str, name: str, repository: str | None = None) -> Iterator[None]:
-    """Turn whatever a failed load raises into one error that says what to do.
+    """Turn whatever a failed load raises into a ConfigError: what a folder lacks, or for a hub name two ways out.
 
     ``part`` is ``encoder`` or ``decoder``; ``repository`` is the hub repository where it differs from ``name``.
-
-    Raises:
-        ConfigError: names two ways out for a hub name, or what a folder lacks.
     """
     folder = is_folder(name)
     try:
@@ -98,10 +122,7 @@ def quiet_loading() -> Iterator[None]:
 
 
 def load_or_make(kind: Any, config: Any, name: str | None) -> tuple[Any, tuple[str, ...]]:
-    """A transformers model of class ``kind``: the pre-trained one of this name, or (None) a random one.
-
-    Also returns the names of its parameters that stayed random.
-    """
+    """A transformers model of class ``kind``, pre-trained or (``name`` None) random, and its parameters left random."""
     if name is None:
         model = kind(config)
         return model, tuple(key for key, _ in model.named_parameters())

@@ -1,15 +1,12 @@
 """The encoder of MONAI's Swin UNETR (``swinViT``; VoCo's too), which sees a CT as one volume instead of slice by slice.
 
 The grid: what the cache holds of a CT is S slices (``model.slices``) that sample the lungs, each fitted into a square
-(``model.image_size``), with their positions in millimetres. Here the S slices become S evenly spaced planes from the
-lowest to the highest position, each interpolated linearly between the two slices around it. So uneven and repeated
-slices (a series with fewer than S) become even steps, and thick slices ramps. The volume spans the lungs by the field
-of view, whatever their size: the distance between planes differs between patients, and is not that within a plane.
-Published weights (Swin UNETR's self-supervised ones, VoCo) were trained without one distance in millimetres too, but on
-crops, in which the body is larger than here.
-
-Axes and values are theirs: axes to the right, the front and the head (MONAI's ``RAS``), one window of the prepared
-image from 0 to 1.
+(``model.image_size``), with their positions in millimetres. Here they become S evenly spaced planes from the lowest to
+the highest position, each interpolated linearly between the two slices around it. The volume spans the lungs by the
+field of view, whatever their size: the distance between planes differs between patients, and is not that within a
+plane. Published weights (Swin UNETR's self-supervised ones, VoCo) were trained without one distance in millimetres too,
+but on crops, in which the body is larger. Axes and values are theirs: to the right, the front and the head (MONAI's
+``RAS``), one window of the prepared image from 0 to 1.
 """
 
 from __future__ import annotations
@@ -42,7 +39,6 @@ _CHANNELS: Mapping[HUWindow, slice] = {
     "all": slice(0, 3),
 }
 """Channels of a prepared image (``imaging.transforms.WINDOWS``)."""
-
 _WITHIN = re.compile(r"(?:.*\.)?(?:swinViT|swin_vit)\.(.+)")
 _NAMES = ((re.compile(r"^module\."), ""), (re.compile(r"\.mlp\.fc([12])\."), r".mlp.linear\1."))
 
@@ -50,13 +46,9 @@ _NAMES = ((re.compile(r"^module\."), ""), (re.compile(r"\.mlp\.fc([12])\."), r".
 class VolumeEncoder(StillEncoder):
     """Features of whole volumes: the mean of the last feature map, normalised over channels to mean 0 and variance 1.
 
-    Args:
-        feature_size: channels of the first stage, a multiple of 12; the features are 16 times as many.
-        window_size: of attention, tokens along each axis; published weights have 7.
-        hu_window: what of the prepared image is seen; 'all': three channels.
-
-    Raises:
-        ConfigError: einops is not installed.
+    ``feature_size``, a multiple of 12, is the channels of the first stage: the features are 16 times as many.
+    ``window_size`` is attention's, in tokens along each axis (published weights have 7). Raises ConfigError where
+    einops is not installed.
     """
 
     def __init__(self, feature_size: int, window_size: int, hu_window: HUWindow):
@@ -90,8 +82,7 @@ class VolumeEncoder(StillEncoder):
 def volumes(batch: ImageBatch, hu_window: HUWindow) -> Tensor:
     """Volumes (B, C, W, H, S) in 0..1 of prepared CT images, evenly spaced; axes to the right, the front, the head.
 
-    Raises:
-        DataError: ``no-volume`` where an image has slices at fewer than two positions, such as a radiograph.
+    Raises DataError (``no-volume``) where an image has slices at fewer than two positions, such as a radiograph.
     """
     between = torch.from_numpy(interpolation(batch.position_mm.cpu().numpy(), batch.slice_mask.cpu().numpy()))
     seen = batch.images[:, :, _CHANNELS[hu_window]].float() / 255
@@ -102,11 +93,7 @@ def volumes(batch: ImageBatch, hu_window: HUWindow) -> Tensor:
 def interpolation(position_mm: np.ndarray, mask: np.ndarray) -> np.ndarray:
     """Weights (B, S, S), float32: each of S even planes (row) as a mean of the slices (column) around it.
 
-    Args:
-        position_mm, mask: (B, S) of an :class:`ImageBatch`; slices outside of the mask have no weight.
-
-    Raises:
-        DataError: as :func:`volumes`.
+    Positions and mask are (B, S); slices outside of the mask have no weight. DataError as :func:`volumes`.
     """
     count, planes = position_mm.shape
     found = np.zeros((count, planes, planes), np.float32)
@@ -132,10 +119,7 @@ def own_names(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """A published file's tensors under the names that MONAI's encoder has.
 
     Of a whole Swin UNETR (VoCo) the encoder is taken; ``module.`` in front is left out, and ``fc1`` of the
-    self-supervised weights is ``linear1``.
-
-    Raises:
-        ConfigError: the file has two encoders, as of a teacher and a student.
+    self-supervised weights is ``linear1``. ConfigError for a file of two encoders, as of a teacher and a student.
     """
     within = {name: match[1] for name in weights if (match := _WITHIN.fullmatch(name))}
     found: dict[str, Tensor] = {}
@@ -149,11 +133,7 @@ def own_names(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def check_volumes(modalities: set[str]) -> None:
-    """Refuse a site whose images are no volumes.
-
-    Raises:
-        DataError: ``no-volume``; its public text says what the encoder takes.
-    """
+    """Refuse a site whose images are no volumes: DataError (``no-volume``)."""
     if others := sorted(modalities - {"ct"}):
         raise DataError(
             f"this site's images are {' and '.join(f'{name}s' for name in others)}: model.encoder 'swin_unetr' takes "

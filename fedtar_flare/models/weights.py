@@ -23,19 +23,12 @@ def own_state(model: nn.Module) -> dict[str, Tensor]:
 
 
 def fingerprint(model: nn.Module) -> str:
-    """Short hash of all weights (names, shapes, bits): an adapter fits only the base model that it was trained on.
-
-    The model must be on the CPU and have no adapter yet.
-    """
+    """Short hash of all weights of a model on the CPU without adapter: an adapter fits only the base that it had."""
     return checksum(own_state(model))[:16]
 
 
 def save_weights(model: nn.Module, path: Path, dtype: torch.dtype = torch.float16) -> None:
-    """Write all parameters and buffers, floating-point ones in ``dtype``.
-
-    Raises:
-        ConfigError: a value is not finite in ``dtype``; names the tensor.
-    """
+    """Write all parameters and buffers, floating-point ones in ``dtype``; ConfigError where one is not finite in it."""
     from safetensors.torch import save
 
     state = {}
@@ -52,17 +45,9 @@ def save_weights(model: nn.Module, path: Path, dtype: torch.dtype = torch.float1
 def load_weights(model: nn.Module, path: Path, named: Named = dict, leave: Sequence[str] = ()) -> None:
     """Copy a weights file into the model, which keeps its precision and device.
 
-    Parameters
-    ----------
-    named
-        Gives the file's tensors the model's names.
-    leave
-        First parts of names (``head``) of tensors that the file may have beyond the model's; they are left out.
-
-    Raises
-    ------
-    ConfigError
-        The file is unreadable or does not fit (names the tensor), or holds a non-finite value; nothing changes.
+    ``named`` gives the file's tensors the model's names; ``leave`` are first parts of names (``head``) that the file
+    may have beyond the model's. Raises ConfigError, and changes nothing, where the file is unreadable, does not fit
+    (names the tensor) or holds a non-finite value.
     """
     from safetensors import SafetensorError
     from safetensors.torch import load_file

@@ -49,7 +49,7 @@ class ReportSite(SiteStrategy):
     def load_libraries(self) -> None:
         """The model's, the learner's and those that score its reports."""
         from fedtar_flare.learning import device, evaluation  # noqa: F401
-        from fedtar_flare.models.libraries import load_libraries
+        from fedtar_flare.models.sources import load_libraries
         from fedtar_flare.reporting import examples  # noqa: F401
         from fedtar_flare.site import cohort, site_file  # noqa: F401
 

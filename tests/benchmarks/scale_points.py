@@ -33,7 +33,7 @@ from fedtar_flare.methods.fedtar.config import PatientConfig
 from fedtar_flare.methods.fedtar.learner import PatientLearner
 from fedtar_flare.methods.fedtar.profiles import fit_mixture
 from fedtar_flare.models.config import CVT_TARGETS, DECODER_TARGETS, preset
-from fedtar_flare.models.libraries import load_libraries
+from fedtar_flare.models.sources import load_libraries
 from fedtar_flare.protocol.messages import OK, TaskHeader, version
 from fedtar_flare.protocol.tasks import CLOSE_ROUND
 from fedtar_flare.site.cohort import prepare_site

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from test_diagnosis import batch, extended
 
 from fedtar_flare.imaging.batch import ImageBatch
-from fedtar_flare.learning.choice import FindingsChoice
 from fedtar_flare.learning.comparison import UNKNOWN, Comparison
+from fedtar_flare.learning.diagnosis import FindingsChoice
 from fedtar_flare.learning.labels import Labeler, labeler
 from fedtar_flare.models.build import build_tokenizer
 from fedtar_flare.models.config import preset
@@ -35,14 +35,14 @@ class Sees:
     def __init__(self, now, before=None, comparison=None):
         self.now, self.before, self.comparison = torch.tensor(now), before, comparison
 
-    def read(self, tokens, slice_mask, prior, prior_tokens):
+    def read(self, seen):
         return self.now, None if self.before is None else torch.tensor(self.before)
 
 
 @given(st.sets(st.sampled_from(WORDS)), st.sets(st.sampled_from(WORDS)))
 def test_a_text_differs_by_the_findings_of_which_it_says_something_else(said, told):
     choice = FindingsChoice(Sees([[int(word in told) for word in WORDS]]), LABELER.label, 3)
-    [classes] = choice.told(torch.zeros(1), torch.zeros(1))
+    [classes] = choice.prompted(None)
     assert choice.differing(" ".join(said), classes) == len(said ^ told)
 
 
@@ -57,9 +57,9 @@ def test_of_texts_with_the_same_findings_the_one_that_tells_their_changes_differ
     missed = sum((a in there) != (b in there) for a, b in zip(said, true, strict=True))
     told = {one: one if one in ("new", "resolved") else "" for one in ("absent", "new", "resolved", "persistent")}
     misled = sum(told[a] != told[b] for a, b in zip(said, true, strict=True))
-    [known] = choice.told(None, None)
+    [known] = choice.prompted(None)
     assert choice.differing(text, known) == 4 * missed + misled
-    [unknown] = FindingsChoice(Sees(now, [[UNKNOWN] * 3], comparison), LABELER.label, 3).told(None, None)
+    [unknown] = FindingsChoice(Sees(now, [[UNKNOWN] * 3], comparison), LABELER.label, 3).prompted(None)
     assert choice.differing(text, unknown) == missed and unknown.changes is None
 
 
@@ -71,7 +71,7 @@ class Wanted:
     def __init__(self, *lengths):
         self.lengths, self.seen = lengths, []
 
-    def told(self, tokens, slice_mask, prior=None, prior_tokens=None):
+    def prompted(self, seen):
         return self.lengths
 
     def completed(self, text, told):
@@ -177,7 +177,7 @@ def stated(text):
 def test_a_report_is_completed_by_what_it_was_told_and_loses_nothing_that_it_stated(text, told, completed):
     names = ("effusion_right", "cavity", "nodule_left")
     choice = FindingsChoice(Sees([told]), stated, 1, names)
-    [was_told] = choice.told(None, None)
+    [was_told] = choice.prompted(None)
     assert choice.completed(text, was_told) == completed
     assert FindingsChoice(Sees([told]), stated, 1).completed(text, was_told) == text
 
@@ -186,11 +186,11 @@ def test_a_normal_report_is_completed_and_no_longer_normal():
     rules = labeler("chexpert-rules", "positive")
     told = [[int(name in ("No Finding", "Pneumothorax")) for name in rules.findings]]
     choice = FindingsChoice(Sees(told), rules.label, 1, rules.findings)
-    [was_told] = choice.told(None, None)
+    [was_told] = choice.prompted(None)
     text = choice.completed("No pneumothorax. The heart is normal.", was_told)
     assert text == "The heart is normal. There is pneumothorax."
     assert choice.completed(text, was_told) == text
-    nothing = choice.told(None, None)[0]._replace(classes=[int(name == "No Finding") for name in rules.findings])
+    nothing = choice.prompted(None)[0]._replace(classes=[int(name == "No Finding") for name in rules.findings])
     assert choice.completed("", nothing) == "" and choice.completed("A large effusion.", nothing) == "A large effusion."
 
 

@@ -185,12 +185,6 @@ def test_told_of_a_change_by_the_reports_as_by_the_image_that_says_the_same(coho
     branch = learner.generator.diagnosis
     truth = learner.findings.classes(samples)
     branch.forward = lambda tokens, mask: torch.nn.functional.one_hot(truth, 2).float()
-    told = learner.findings.told(samples, batch.prior)
+    told = learner.findings.prompts(samples, batch.prior)
     assert torch.equal(told, learner.generator.prompts(batch, learner.tokens(samples, batch)))
-    assert not torch.equal(told, learner.findings.told(samples))
-
-
-def test_an_older_run_s_description_has_no_comparison():
-    model = build_model(MODEL)
-    extend(model, {k: v for k, v in SETTINGS.items() if k != "changes"})
-    assert model.diagnosis.comparison is None
+    assert not torch.equal(told, learner.findings.prompts(samples))

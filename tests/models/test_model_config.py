@@ -38,7 +38,6 @@ def test_a_preset_is_valid_and_survives_json(name: str):
         ({"encoder_config": {"mlp_ratio": 0}}, r"mlp_ratio\] is 0: it must be above 0"),
         ({"encoder_config": {"embed": 3}}, r"encoder_config\[embed\]"),
         ({"encoder_config": 3}, "a mapping"),
-        ({"encoder_widths": (8, 16, 32)}, "'encoder_widths' is a setting of an earlier release: it is encoder_config"),
         ({"pooling": "mean"}, "pooling is 'mean': it must be 'attention' or 'none'"),
         ({"pooling": "none"}, "takes slices=1"),
         ({"decoder_config": {"n_head": 5}}, "a multiple of n_head"),

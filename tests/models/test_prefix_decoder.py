@@ -97,7 +97,7 @@ def test_of_a_second_search_the_chosen_beam_is_written(folder, number):
     model = build_model(config_of(folder))
     likeliest = model.generate(batch(), num_beams=3)
     text_of = build_tokenizer(config_of(folder)).decode
-    choice = SimpleNamespace(candidates=3, told=lambda tokens, *others: [0, 0], seen=[])
+    choice = SimpleNamespace(candidates=3, prompted=lambda seen: [0, 0], seen=[])
     choice.completed = lambda text, told: text
 
     def differing(text, told):

@@ -16,7 +16,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from functools import partial
 from statistics import fmean
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -87,7 +87,7 @@ class FedMRGLearner(ReportLearner):
     # ------------------------------------------------------------------ what it is
     @property
     def _branch(self) -> DiagnosisBranch | None:
-        return cast(DiagnosisBranch | None, self.generator.diagnosis)
+        return self.generator.diagnosis
 
     @property
     def feature_width(self) -> int:

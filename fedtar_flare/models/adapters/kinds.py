@@ -1,4 +1,4 @@
-"""Further kinds of adapters, made by PEFT: AdaLoRA, VeRA and LoHa; and none, where other parameters travel.
+"""Further kinds of adapters, made by PEFT: AdaLoRA, VeRA, LoHa and IA3; and none, where other parameters travel.
 
 Of a linear layer W (o, i), with scale ``s = alpha / rank``:
 
@@ -10,6 +10,9 @@ vera       ``W + diag(b) B diag(d) A``           b (o), d (r); A and B random, o
                                                  from the seed at every site: Kopiczko et al., ICLR 2024
 loha       ``W + s (C1 D1) * (C2 D2)``           C (o, r), D (r, i), twice; * by element: FedPara's update (Hyeon-Woo
                                                  et al., ICLR 2022), which has a rank up to r^2
+ia3        ``diag(l) W``                         l (o), learnt around 1, on attention's keys and values: Liu et al.,
+                                                 2022; on a layer that holds queries, keys and values in one
+                                                 (timm's ``qkv``) the queries' third stays at 1
 =========  ====================================  ==============================================================
 
 They travel under the names of PEFT's files, which :mod:`fedtar_flare.models.adapters.lora` reads and loads.
@@ -19,10 +22,10 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fedtar_flare.errors import ConfigError
 from fedtar_flare.models.adapters.lora import add_lora, extra_names, keep_extras, target_names
@@ -43,7 +46,6 @@ class Bare(nn.Module):
         self.peft_config: dict[str, Any] = {DEFAULT_ADAPTER: None}
 
     def get_base_model(self) -> nn.Module:
-        """The model."""
         return self.base_model
 
 
@@ -63,14 +65,21 @@ def add_adapter(
 
     The initial values depend on ``seed`` and the layers alone; the global random state is neither read nor changed.
 
-    Args:
-        targets, extra: regular expressions, as for :func:`~fedtar_flare.models.adapters.lora.add_lora`.
-        rank, alpha: VeRA has no alpha.
-        target_rank: of AdaLoRA, the mean rank of a layer after pruning, below ``rank``; half of it by default.
-        updates: of AdaLoRA, in how many updates the pruning is done.
+    Parameters
+    ----------
+    targets, extra : str, sequence of str
+        Regular expressions, as for :func:`~fedtar_flare.models.adapters.lora.add_lora`.
+    rank, alpha : int, float
+        VeRA has no alpha.
+    target_rank : int, optional
+        Of AdaLoRA, the mean rank of a layer after pruning, below ``rank``; half of it by default.
+    updates : int
+        Of AdaLoRA, in how many updates the pruning is done.
 
-    Raises:
-        ConfigError: an expression that cannot be used, or a target rank that is not below the rank.
+    Raises
+    ------
+    ConfigError
+        An expression that cannot be used, or a target rank that is not below the rank.
     """
     from peft import AdaLoraConfig, LoHaConfig, VeraConfig, get_peft_model
 
@@ -110,12 +119,30 @@ def add_adapter(
     return peft_model
 
 
-def without_adapter(model: nn.Module, extra: Sequence[str]) -> Bare:
-    """``model`` without any adapter: the extras are trained and travel, and nothing else.
+def add_ia3(model: nn.Module, *, targets: str, extra: Sequence[str] = ()) -> PeftModel:
+    """IA3's factors on the targeted layers of ``model`` (changed in place); arguments as of :func:`add_adapter`."""
+    from peft import IA3Config, get_peft_model
 
-    Raises:
-        ConfigError: there are no extras, or an expression that cannot be used.
-    """
+    names = target_names(model, targets)
+    extras = {name: model.get_parameter(name) for name in extra_names(model, extra)}
+    peft_model = get_peft_model(model, IA3Config(target_modules=targets, feedforward_modules=[]))
+    for name in names:
+        factor = peft_model.get_base_model().get_parameter(f"{name}.ia3_l.{DEFAULT_ADAPTER}")
+        if name.endswith("qkv"):
+            factor.register_hook(_without_queries)
+    keep_extras(peft_model, DEFAULT_ADAPTER, extras)
+    return peft_model
+
+
+def _without_queries(gradient: Tensor) -> Tensor:
+    """The gradient of a fused layer's factors (3 C, 1) with that of its first third, the queries, at 0."""
+    moved = torch.ones_like(gradient)
+    moved[: len(gradient) // 3] = 0
+    return gradient * moved
+
+
+def without_adapter(model: nn.Module, extra: Sequence[str]) -> Bare:
+    """``model`` without any adapter: the extras, of which there must be some, are trained and travel; nothing else."""
     if not extra:
         raise ConfigError("without an adapter, lora.exchange must name the parameters that are trained and travel")
     extras = {name: model.get_parameter(name) for name in extra_names(model, extra)}
@@ -129,10 +156,7 @@ def without_adapter(model: nn.Module, extra: Sequence[str]) -> Bare:
 def add_like(model: nn.Module, config: Mapping[str, Any], *, targets: str, extra: Sequence[str], name: str) -> Any:
     """Wrap ``model`` as ``adapter_config.json`` says, for weights that are loaded next (``load_shared_state``).
 
-    An empty ``config`` is that of extras without an adapter.
-
-    Raises:
-        ConfigError: a kind of adapter that is none of this package's.
+    An empty ``config`` is that of extras without an adapter. ConfigError for a kind that is none of this package's.
     """
     if not config:
         return without_adapter(model, extra)
@@ -140,17 +164,17 @@ def add_like(model: nn.Module, config: Mapping[str, Any], *, targets: str, extra
     if kind == "lora":
         rank, alpha = config["r"], config["lora_alpha"]
         return add_lora(model, targets=targets, rank=rank, alpha=alpha, seed=0, extra=extra, adapter=name)
-    if kind == "adalora":
-        return add_adapter(
-            model, "adalora", targets=targets, rank=config["init_r"], alpha=config["lora_alpha"], seed=0, extra=extra
-        )
-    if kind == "vera":
-        seed = config["projection_prng_key"]
-        return add_adapter(model, "vera", targets=targets, rank=config["r"], alpha=1, seed=seed, extra=extra)
-    if kind == "loha":
-        rank, alpha = config["r"], config["alpha"]
-        return add_adapter(model, "loha", targets=targets, rank=rank, alpha=alpha, seed=0, extra=extra)
-    raise ConfigError(f"adapter_config.json is of type {config.get('peft_type')!r}: not an adapter of this package")
+    if kind not in get_args(Kind):
+        raise ConfigError(f"adapter_config.json is of type {config.get('peft_type')!r}: not an adapter of this package")
+    return add_adapter(
+        model,
+        cast(Kind, kind),
+        targets=targets,
+        rank=config["init_r" if kind == "adalora" else "r"],
+        alpha=config.get("lora_alpha" if kind == "adalora" else "alpha", 1),
+        seed=config.get("projection_prng_key", 0),  # of VeRA
+        extra=extra,
+    )
 
 
 def take_linear(model: nn.Module, targets: str) -> None:

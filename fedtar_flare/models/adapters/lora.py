@@ -49,18 +49,22 @@ def add_lora(
     ``A`` is Kaiming uniform and ``B`` zero, so the model starts unchanged. Both depend only on ``seed`` and the layers'
     names and sizes; the global random state is neither read nor changed. No dropout.
 
-    Args:
-        model: any module, or what an earlier call returned.
-        targets: regular expression on whole module paths; may match ``nn.Linear`` and transformers' ``Conv1D`` alone.
-            LoRA has no effect on a layer whose ``weight`` the backbone reads without calling the layer (``qkv`` of
-            timm's BEiT, EVA, Swin V2): do not target one.
-        rank, alpha: above 0; the scale is ``alpha / rank``.
-        extra: regular expressions on whole parameter names of ``model`` as passed; these parameters are trained and
-            exchanged whole, with the first set. Buffers are never exchanged.
-        adapter: the set's name: at most 32 lower-case letters, digits and underscores.
+    Parameters
+    ----------
+    targets : str
+        Regular expression on whole module paths; may match ``nn.Linear`` and transformers' ``Conv1D`` alone. LoRA has
+        no effect on a layer whose ``weight`` the backbone reads without calling the layer (``qkv`` of timm's BEiT, EVA,
+        Swin V2): do not target one.
+    extra : sequence of str
+        Regular expressions on whole parameter names of ``model`` as passed; these parameters are trained and exchanged
+        whole, with the first set. Buffers are never exchanged.
+    adapter : str
+        The set's name: at most 32 lower-case letters, digits and underscores.
 
-    Raises:
-        ConfigError: a name or an expression that cannot be used, or ``extra`` with a further set.
+    Raises
+    ------
+    ConfigError
+        A name or an expression that cannot be used, or ``extra`` with a further set.
     """
     from peft import LoraConfig, PeftModel, get_peft_model
 
@@ -113,14 +117,9 @@ def active_adapters(peft_model: PeftModel, adapters: Sequence[str], layers: str 
     """Let exactly these sets act, added up, in the LoRA layers of these paths while the context is open.
 
     Unlike PEFT's ``set_adapter``, it does not change which parameters are trained. Contexts may be nested; each
-    restores what it found, also after an exception.
-
-    Args:
-        adapters: none switches the layers' LoRA off; a layer ignores a set that it does not have.
-        layers: regular expression on whole layer paths in the base model (``decoder\\..*``); others do not change.
-
-    Raises:
-        ConfigError: an unknown set, or an expression that is invalid or matches no LoRA layer.
+    restores what it found, also after an exception. No set switches the layers' LoRA off; a layer ignores a set that it
+    does not have. ``layers`` is a regular expression on whole layer paths in the base model; others do not change.
+    Raises ConfigError for an unknown set, or an expression that is invalid or matches no LoRA layer.
     """
     for adapter in adapters:
         _require_adapter(peft_model, adapter)
@@ -157,8 +156,7 @@ def swapped_weights(
 def extra_names(model: nn.Module, extra: Sequence[str]) -> tuple[str, ...]:
     """First name of every parameter that some expression matches under any of its names (tied weights have two).
 
-    Raises:
-        ConfigError: an expression is invalid or matches nothing.
+    Raises ConfigError where an expression is invalid or matches nothing.
     """
     first: dict[int, str] = {}
     names = set()
@@ -198,8 +196,7 @@ def shared_state(peft_model: PeftModel, adapter: str = DEFAULT_ADAPTER) -> dict[
 def load_shared_state(peft_model: PeftModel, state: Mapping[str, Tensor], adapter: str = DEFAULT_ADAPTER) -> None:
     """Copy ``state`` into one set's parameters, which stay the same objects, device and precision.
 
-    Raises:
-        ExchangeError: a tensor is missing, unknown, misshapen or not floating point; names it and changes nothing.
+    Raises ExchangeError, and changes nothing, where a tensor is missing, unknown, misshapen or not floating point.
     """
     parameters = shared_parameters(peft_model, adapter)
     missing, unknown = sorted(parameters.keys() - state.keys()), sorted(state.keys() - parameters.keys())
@@ -240,8 +237,7 @@ def adapter_config(peft_model: PeftModel, adapter: str = DEFAULT_ADAPTER) -> dic
 def lora_layers(peft_model: PeftModel) -> dict[str, Any]:
     """PEFT's LoRA layers by their path in the base model, sorted by it.
 
-    Raises:
-        ConfigError: there is none, or one that is not plain LoRA on ``nn.Linear`` or ``Conv1D``; names the layer.
+    Raises ConfigError where there is none, or one that is not plain LoRA on ``nn.Linear`` or ``Conv1D``.
     """
     from peft.tuners.lora import Linear, LoraLayer
 

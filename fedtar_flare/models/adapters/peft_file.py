@@ -112,8 +112,7 @@ def read_adapter_info(folder: Path | str) -> dict[str, Any]:
     """What ``fedtar.json`` says: ``model`` (settings of the base model), ``fingerprint``, ``prior`` (the run's
     ``data.prior``), ``run_id``, ``round``, ...
 
-    Raises:
-        ConfigError: the folder is no adapter, or has no readable ``fedtar.json`` (an older release, another program).
+    Raises ConfigError where the folder is no adapter, or has no readable ``fedtar.json`` (of another program).
     """
     folder = Path(folder)
     # extras alone are whole only where no adapter belongs to them
@@ -129,8 +128,7 @@ def read_adapter_info(folder: Path | str) -> dict[str, Any]:
         return dict(info)
     except FileNotFoundError as error:
         raise ConfigError(
-            f"{folder} has no {ADAPTER_INFO}: an adapter of an older release or of another program, whose base model "
-            "is not known"
+            f"{folder} has no {ADAPTER_INFO}: an adapter of another program, whose base model is not known"
         ) from error
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(f"{folder / ADAPTER_INFO} is damaged ({error})") from error
@@ -152,8 +150,7 @@ def read_adapter(folder: Path | str, adapter: str = DEFAULT_ADAPTER) -> dict[str
 def read_adapter_config(folder: Path | str) -> dict[str, Any]:
     """PEFT's configuration of the adapter of a folder that :func:`read_adapter_info` accepts; empty of extras alone.
 
-    Raises:
-        ConfigError: it is missing beside factors, or damaged.
+    Raises ConfigError where it is missing beside factors, or damaged.
     """
     file = Path(folder) / ADAPTER_CONFIG
     if not (Path(folder) / ADAPTER_WEIGHTS).is_file():
