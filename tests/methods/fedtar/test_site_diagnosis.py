@@ -130,7 +130,7 @@ def test_a_report_that_is_searched_for_again_is_written_with_its_own_patient_s_a
     odd = {text: number % 2 for number, text in enumerate(first)}  # every other report does not say what it was told
     learner.generator.choice = SimpleNamespace(
         candidates=4,
-        prompted=lambda seen: [0] * len(tokens),
+        prompted=lambda seen: [0] * len(seen.tokens),
         differing=lambda text, told: odd.get(text, -len(text)),
         completed=lambda text, told: text,
     )
