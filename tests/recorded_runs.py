@@ -46,11 +46,8 @@ def write_run(
 ) -> Path:
     """Write ``rounds.jsonl`` into ``folder``.
 
-    Args:
-        until: ``start``, ``warm-start``, ``step`` (in the middle of the last round), ``rounds`` (no end event) or
-            ``end``.
-        generic: whether the scores of the shared adapter alone are there too.
-        content: whether what the reports say is scored too, and each finding's recall.
+    ``until`` is ``start``, ``warm-start``, ``step`` (in the middle of the last round), ``rounds`` (no end event) or
+    ``end``; ``generic``: with scores of the shared adapter alone; ``content``: with scores of what the reports say.
     """
     drawn = random.Random(7)
     record = RunRecord(folder)
@@ -97,18 +94,13 @@ def write_run(
     return folder
 
 
-def edit(folder: Path, kind: str, **values: object) -> None:
-    """Set fields of all events of one kind in a record, also such that no writer would write."""
+def edit(folder: Path, kind: str, at: int | None = None, **values: object) -> None:
+    """Set fields of all events of one kind (of one round) in a record, also such that no writer would write."""
     path = folder / "rounds.jsonl"
     events = [json.loads(line) for line in path.read_text().splitlines()]
-    changed = [event | values if event["event"] == kind else event for event in events]
+    wanted = [event["event"] == kind and at in (None, event.get("round")) for event in events]
+    changed = [event | values if this else event for event, this in zip(events, wanted, strict=True)]
     path.write_text("".join(json.dumps(event) + "\n" for event in changed))
-
-
-def append(folder: Path, **event: object) -> None:
-    """Add an event of any form to a record."""
-    with (folder / "rounds.jsonl").open("a") as file:
-        file.write(json.dumps(event) + "\n")
 
 
 def _start(rounds, time_steps, alpha_form, sites, min_cell, first_round) -> Start:
@@ -116,16 +108,7 @@ def _start(rounds, time_steps, alpha_form, sites, min_cell, first_round) -> Star
         method="fedtar",
         run_id=RUN_ID,
         time="2026-03-01T10:15:00Z",
-        settings={
-            "num_rounds": rounds,
-            "time_steps": time_steps,
-            "weighting": "samples",
-            "alpha_form": alpha_form,
-            "initial_alpha": 0.7,
-            "eta": 0.01,
-            "seed": 0,
-            "min_sites": 1,
-        },
+        settings={"num_rounds": rounds, "time_steps": time_steps, "alpha_form": alpha_form, "min_sites": 1},
         min_cell=min_cell,
         model={"preset": "small", "parameters": 1_985_408, "license": "Apache-2.0"},
         versions={"fedtar_flare": "0.1.0", "torch": "2.15.0", "python": "3.11.7"},
@@ -205,19 +188,21 @@ def _step(record, drawn, r, t, alpha, sites, time_steps) -> None:
 
 def _evaluate(record, r, progress, sites, time_steps, min_cell, generic, content) -> None:
     def cell(n: int, good: float) -> Cell:
-        if n < min_cell:
-            return {"n": n}
-        return {
-            "n": n,
-            **{f"bleu_{k}": 0.08 + good * (0.9 - 0.05 * k) for k in range(1, 5)},
-            "rouge_l": 0.2 + 0.6 * good,
-            "cider": 0.4 + 7.5 * good,
-            "token_loss": 2.4 - 2.0 * good,
-            "finding_f1": 0.15 + 0.7 * good if good or n > 6 else None,
-            "finding_f1_known": 0.2 + 0.6 * good,
-            "finding_f1_new": 0.5 * good,
-            "finding_recall_new": 0.4 * good,
-        }
+        return (
+            {"n": n}
+            if n < min_cell
+            else {
+                "n": n,
+                **{f"bleu_{k}": 0.08 + good * (0.9 - 0.05 * k) for k in range(1, 5)},
+                "rouge_l": 0.2 + 0.6 * good,
+                "cider": 0.4 + 7.5 * good,
+                "token_loss": 2.4 - 2.0 * good,
+                "finding_f1": 0.15 + 0.7 * good if good or n > 6 else None,
+                "finding_f1_known": 0.2 + 0.6 * good,
+                "finding_f1_new": 0.5 * good,
+                "finding_recall_new": 0.4 * good,
+            }
+        )
 
     def said(good: float) -> Cell:
         return {
@@ -240,15 +225,9 @@ def _evaluate(record, r, progress, sites, time_steps, min_cell, generic, content
             counts = _test_reports(site, i, time_steps)
             good = personal * (0.95 - 0.12 * (i % 5)) * progress ** (0.5 + 0.3 * i)
             steps = {t: cell(n, good * (1 - 0.07 * t)) for t, n in enumerate(counts, 1)}
-            found[site] = SiteScores(steps=steps, all=cell(sum(n for n in counts if n >= min_cell), good * 0.88))
-            if content:
-                found[site] = found[site].model_copy(
-                    update={
-                        "all": found[site].all | said(good),
-                        "findings": recalls(i, good),
-                        "references": {"identical_share": 0.1},
-                    }
-                )
+            every = cell(sum(n for n in counts if n >= min_cell), good * 0.88)
+            more = {"findings": recalls(i, good), "references": {"identical_share": 0.1}} if content else {}
+            found[site] = SiteScores(steps=steps, all=every | (said(good) if content else {}), **more)
         return found
 
     record.write(Evaluation(round=r, sites=scores(1.0), generic=scores(0.8) if generic else {}))

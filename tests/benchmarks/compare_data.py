@@ -15,8 +15,8 @@ from fedtar_flare.imaging.pipeline import Size, prepare
 from fedtar_flare.imaging.transforms import preparation
 from fedtar_flare.metrics.language import clean, language_scores, language_statistics
 from fedtar_flare.metrics.significance import REPLICATES, bleu_score, bootstrap
+from fedtar_flare.synthetic.dicom_writer import write_ct_series
 from tests.benchmarks.harness import Absent, comparison
-from tests.make_dicom import write_series
 from tools.corpus import text_corpus
 
 Cases = tuple[Callable[[], Any], Callable[[], Any] | None]
@@ -25,19 +25,15 @@ STUDY = (300, 512)
 REPORTS = 5000
 
 
-def write_study(folder: Path, slices: int, size: int) -> Path:
+def write_study(folder: Path, quick: bool) -> Path:
     """A round body with two lungs and noise, uncompressed."""
+    slices, size = (12, 64) if quick else STUDY
     y, x = np.mgrid[:size, :size] / (size - 1) * 2 - 1
     plane = np.where((x / 0.9) ** 2 + (y / 0.7) ** 2 < 1, 40, -1000)
     lungs = np.where(((abs(x) - 0.4) / 0.3) ** 2 + (y / 0.45) ** 2 < 1, -850, plane)
-    noise = np.random.default_rng(0).integers(-20, 20, (slices, size, size), dtype=np.int16)
-    inside = range(int(0.13 * slices), int(0.87 * slices))
-    hu = np.stack([lungs if z in inside else plane for z in range(slices)]).astype(np.int16) + noise
-
-    def number(ds: Any, i: int) -> None:
-        ds.InstanceNumber = i + 1
-
-    write_series(folder, hu, edit=number, spacing=(1.0, 0.7, 0.7))
+    noise = np.random.default_rng(0).integers(-20, 20, (slices, size, size))
+    hu = np.stack([lungs if 0.13 * slices < z < 0.87 * slices else plane for z in range(slices)]) + noise
+    write_ct_series(folder, hu.clip(-1024), (1.0, 0.7, 0.7), patient_id="p", study_datetime=datetime(2020, 1, 1))
     return folder
 
 
@@ -58,7 +54,7 @@ def monai_chain() -> Any:
 @comparison("model-input", "MONAI's chain with Spacingd", ("at least", 20.0))
 def model_input(quick: bool, folder: Path) -> Cases:
     """DICOM folder of 512 x 512 x 300 to model input."""
-    study = {"image": str(write_study(folder / "study", *((12, 64) if quick else STUDY)))}
+    study = {"image": str(write_study(folder / "study", quick))}
     chain, ours = monai_chain(), preparation("ct", CONFIG)
     return lambda: ours(dict(study)), lambda: chain(dict(study))
 
@@ -70,7 +66,7 @@ def second_epoch(quick: bool, folder: Path) -> Cases:
     """A CT of 512 x 512 x 300 to model input, second epoch."""
     from monai.data import PersistentDataset
 
-    study = write_study(folder / "study", *((12, 64) if quick else STUDY))
+    study = write_study(folder / "study", quick)
     visit = Visit("p", "v", datetime(2020, 1, 1), study, "Clear.", "ct")
     kept = PersistentDataset([{"image": str(study)}], monai_chain(), cache_dir=folder / "monai")
     return lambda: np.array(prepare(visit, CONFIG, folder / "ours").image), lambda: kept[0]

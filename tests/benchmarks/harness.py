@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import date
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 from pathlib import Path
 from statistics import median
 from typing import Any, Literal
@@ -22,7 +22,7 @@ from typing import Any, Literal
 Goal = tuple[Literal["at most", "at least", ""], float]
 Measured = Mapping[str, list[float]]
 """``ours`` and ``theirs`` by repetition; the two of a repetition were measured one after the other."""
-PACKAGES = ("torch", "transformers", "peft", "nvflare", "monai", "scikit-learn", "numpy", "pycocoevalcap")
+PACKAGES = ("fedtar_flare", "torch", "transformers", "peft", "nvflare", "monai", "scikit-learn", "numpy")
 
 
 class Absent(Exception):
@@ -41,7 +41,7 @@ class Comparison:
     note: str = ""
     unit: str = "s"
     repetitions: int = 3
-    warm: int = 1
+    warm: int = 1  # rounds before that do not count
 
     def measure(self, quick: bool) -> Measured:
         """Processor seconds of this process, so that what runs beside it counts little; or the numbers of ``make``."""
@@ -77,18 +77,9 @@ ROWS: dict[str, Comparison] = {}
 def comparison(name: str, rival: str = "", goal: Goal = ("", 0.0), what: str = "", **more: Any) -> Callable[[Any], Any]:
     """Add a comparison to :data:`ROWS`: a function from ``quick`` and an empty folder to ours and theirs.
 
-    Both are functions to be timed, or numbers by repetition; theirs is None without a rival.
-
-    Parameters
-    ----------
-    name : str
-        As ``--only`` takes it.
-    rival, what : str
-        Against what is measured, and what: the function's docstring by default.
-    goal : (str, float)
-        ``at most`` is for ours / theirs, ``at least`` for theirs / ours; for ours itself without a rival.
-    **more
-        ``note`` (what a reader must know), ``unit``, ``repetitions``, and ``warm``: rounds before that do not count.
+    Both are functions to be timed, or numbers by repetition; theirs is None without a rival. ``what`` is measured: the
+    function's docstring by default. The goal is for ours / theirs (``at most``) or theirs / ours (``at least``), and
+    for ours itself without a rival; ``more`` are fields of :class:`Comparison`.
     """
 
     def add(make: Any) -> Any:
@@ -145,10 +136,7 @@ def machine(threads: int) -> dict[str, Any]:
     import psutil
     import torch
 
-    versions = {"python": platform.python_version()}
-    for package in ("fedtar_flare", *PACKAGES):
-        with suppress(PackageNotFoundError):
-            versions[package] = version(package)
+    versions = {"python": platform.python_version()} | {package: version(package) for package in PACKAGES}
     file = Path("/proc/cpuinfo")
     processor = re.search(r"model name\s*:\s*(.+)", file.read_text() if file.exists() else "")
     return {

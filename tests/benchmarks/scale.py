@@ -45,38 +45,27 @@ LINES = {
 
 @dataclass(frozen=True)
 class Axis:
-    """What grows, and what is drawn against it.
-
-    Parameters
-    ----------
-    title, label : str
-        Of the chart and of its axis.
-    values, quick : sequence
-        Where it is measured, by default and with ``--quick``; a place whose name is no number is drawn at its millions
-        of parameters.
-    seconds, megabytes : sequence of str
-        Names of what is drawn: ``<name>.seconds``, ``<name>.bytes``.
-    grows : str
-        Setting of the hospital that takes the value; of the server where empty.
-    hospital : dict
-        Its other settings.
-    """
+    """What grows, and what is drawn against it."""
 
     title: str
     label: str
     values: Sequence[Any]
+    """Where it is measured; a place whose name is no number is drawn at its millions of parameters."""
     quick: Sequence[Any]
     seconds: Sequence[str]
     megabytes: Sequence[str]
+    """Names of what is drawn: ``<name>.seconds``, ``<name>.bytes``."""
     grows: str = ""
+    """Setting of the hospital that takes the value; of the server where empty."""
     hospital: Mapping[str, Any] = field(default_factory=dict)
+    """Its other settings."""
 
     def measure(self, value: Any, folder: Path, quick: bool) -> Found:
         """What is found at one place, in an empty folder."""
-        from tests.benchmarks.scale_points import hospital, server
+        from tests.benchmarks.scale_points import apart, controller, hospital
 
         if not self.grows:
-            return server(value, 1 if quick else 3, folder)
+            return apart(controller, value, 1 if quick else 3, folder)
         return hospital({**self.hospital, self.grows: value}, folder, quick)
 
 

@@ -108,10 +108,6 @@ def hospital(settings: Mapping[str, Any], folder: Path, quick: bool) -> Found:
     return apart(opening, size, folder) | apart(round_of, size, folder)
 
 
-def server(sites: int, steps: int, folder: Path) -> Found:
-    return apart(controller, sites, steps, folder)
-
-
 # ---------------------------------------------------------------------- a hospital
 @contextmanager
 def alone(folder: Path) -> Iterator[None]:

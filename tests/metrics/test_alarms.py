@@ -3,14 +3,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedtar_flare.errors import DataError
-from fedtar_flare.metrics.alarms import (
-    MOST_REFERENCES,
-    alarms,
-    identical_share,
-    length_ratio,
-    mismatched_share,
-)
+from fedtar_flare.metrics.alarms import MOST_REFERENCES, alarms, identical_share, length_ratio, mismatched_share
 
 WORDS = ["lung", "heart", "effusion", "nodule", "clear", "small", "left", "right", "edema", "no", "mild", "stable"]
 
@@ -26,7 +19,7 @@ def test_shares_at_their_ends():
     assert mismatched_share(patients, texts, ["no effusion"] * 60) == pytest.approx(0.5)
     assert mismatched_share(patients, texts, reports(60, seed=1)) == pytest.approx(0.5, abs=0.1)
     assert identical_share(["No effusion.", "no  effusion .", "Nodule"]) == pytest.approx(2 / 3)
-    assert identical_share(["a", "b"]) == 0.0
+    assert identical_share(["a", "b"]) == 0.0 and length_ratio(["a b", "c d"], ["a", "b"]) == 0.5
 
 
 def test_other_reports_of_the_same_patient_do_not_count():
@@ -54,13 +47,8 @@ def test_large_sites_are_sampled_evenly():
     assert mismatched_share([str(i) for i in range(n)], texts, texts) == 0.0
 
 
-def test_length_ratio():
-    assert length_ratio(["a b", "c d"], ["a", "b"]) == 0.5
-    with pytest.raises(DataError, match="no reference has a word"):
-        length_ratio([""], ["a"])
-
-
-def raised(patients, references, generated, recall=(None, None)):
+def raised(references, generated, recall=(None, None)):
+    patients = [str(i) for i in range(len(references))]
     scores = {
         "identical_share": identical_share(generated),
         "mismatched_share": mismatched_share(patients, references, generated),
@@ -71,28 +59,16 @@ def raised(patients, references, generated, recall=(None, None)):
 
 
 def test_what_raises_which_alarm():
-    texts, patients = reports(60), [str(i) for i in range(60)]
-    assert raised(patients, texts, texts) == set()
-    assert raised(patients, texts, ["no effusion is seen today here or there"] * 60) == {
-        "identical_share",
-        "mismatched_share",
-    }
-    assert raised(patients, texts, [text * 2 for text in texts]) == {"length_ratio"}
-    assert raised(patients, texts, [text.split()[0] for text in texts]) >= {"length_ratio"}
+    texts = reports(60)
+    assert raised(texts, ["no effusion is seen today here or there"] * 60) == {"identical_share", "mismatched_share"}
+    assert raised(texts, [text * 2 for text in texts]) == {"length_ratio"}
+    assert raised(texts, [text.split()[0] for text in texts]) >= {"length_ratio"}
     same = ["no effusion"] * 60  # where the references are alike, so may the reports be
-    assert "identical_share" not in raised(patients, same, same)
-    assert raised(patients, texts, texts, recall=(0.9, 0.5)) == {"finding_recall"}
-    assert raised(patients, texts, texts, recall=(0.9, 0.89)) == set()
-    assert raised(patients, texts, texts, recall=(None, 0.5)) == set()
+    assert "identical_share" not in raised(same, same)
+    assert raised(texts, texts, recall=(0.9, 0.5)) == {"finding_recall"}
+    for recall in ((None, None), (0.9, 0.89), (None, 0.5)):
+        assert raised(texts, texts, recall=recall) == set()
 
 
 def test_an_alarm_without_its_numbers_is_left_out():
     assert alarms({"mismatched_share": None, "identical_share": 1.0}, {}) == []
-
-
-@pytest.mark.parametrize(("first", "second"), [([], []), (["a"], [])])
-def test_reports_that_do_not_go_in_pairs(first, second):
-    with pytest.raises(DataError):
-        length_ratio(first, second)
-    with pytest.raises(DataError):
-        mismatched_share(first, first, second)

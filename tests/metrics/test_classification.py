@@ -7,27 +7,18 @@ from hypothesis import strategies as st
 from scipy import stats
 from sklearn.metrics import roc_auc_score
 
-from fedtar_flare.errors import DataError
 from fedtar_flare.metrics.classification import auc, best_epoch, epochs_to, lca, welch, welch_against
 
 
 @settings(max_examples=100, deadline=None)
-@given(st.lists(st.tuples(st.booleans(), st.integers(-4, 4)), min_size=1, max_size=60))
+@given(st.lists(st.tuples(st.booleans(), st.integers(-4, 4)), max_size=60))
 def test_auc_is_scikit_learns_also_with_ties(pairs):
     labels, scores = [label for label, _ in pairs], [score / 3 for _, score in pairs]
-    if len(set(labels)) == 1:
+    if len(set(labels)) < 2:
         assert auc(labels, scores) is None
     else:
         assert auc(labels, scores) == pytest.approx(roc_auc_score(labels, scores), abs=1e-12)
         assert auc(labels, [-s for s in scores]) == pytest.approx(1 - auc(labels, scores), abs=1e-12)
-
-
-def test_auc_refuses_what_has_no_rank():
-    assert auc([], []) is None
-    with pytest.raises(DataError, match="not finite"):
-        auc([0, 1], [0.5, float("nan")])
-    with pytest.raises(DataError, match="labels"):
-        auc([0, 1, 1], [0.5, 0.1])
 
 
 def test_areas_under_curves_and_epochs():
@@ -51,10 +42,8 @@ def test_welch_is_scipys(a, b):
     assert (found.low, found.high) == pytest.approx((interval.low, interval.high), rel=1e-9, abs=1e-9)
 
 
-def test_welch_without_variance_and_with_one_seed():
+def test_welch_without_variance():
     assert welch([0.5, 0.5], [0.5, 0.5]).p == 1 and welch([0.6, 0.6], [0.5, 0.5]).p == 0
-    with pytest.raises(DataError, match="two seeds"):
-        welch([0.5], [0.5, 0.6])
 
 
 def test_several_methods_are_corrected_after_holm():

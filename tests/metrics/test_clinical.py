@@ -1,29 +1,17 @@
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sklearn import metrics
 
-from fedtar_flare.errors import DataError
 from fedtar_flare.metrics.clinical import finding_counts, finding_f1, known_and_new
 
 FINDINGS = ["nodule", "effusion", "emphysema", "cardiomegaly"]
 SETS = st.frozensets(st.sampled_from(FINDINGS))
 
 
-def test_both_averages_by_hand():
-    truth = [{"nodule", "effusion"}, {"emphysema"}, set()]
-    predicted = [{"nodule"}, {"emphysema", "nodule"}, set()]
-    assert finding_f1(truth, predicted) == {
-        "finding_precision": 2 / 3,
-        "finding_recall": 2 / 3,
-        "finding_f1": 2 / 3,
-        "finding_f1_example": pytest.approx((2 / 3 + 2 / 3 + 1) / 3),
-    }
-
-
 @settings(deadline=None)
 @given(st.lists(st.tuples(SETS, SETS), min_size=1, max_size=12))
 def test_equals_scikit_learn(pairs):
-    metrics = pytest.importorskip("sklearn.metrics")
     truth, predicted = [t for t, _ in pairs], [p for _, p in pairs]
     scores = finding_f1(truth, predicted)
     rows = [[[int(name in findings) for name in FINDINGS] for findings in side] for side in (truth, predicted)]
@@ -36,23 +24,11 @@ def test_equals_scikit_learn(pairs):
 
 def test_what_is_undefined_is_none_and_never_a_guess():
     nothing = finding_f1([set(), set()], [set(), set()])
-    assert nothing == {
-        "finding_precision": None,
-        "finding_recall": None,
-        "finding_f1": None,
-        "finding_f1_example": 1.0,
-    }
+    assert nothing.pop("finding_f1_example") == 1.0 and set(nothing.values()) == {None}
     missed = finding_f1([{"nodule"}], [set()])
     assert missed["finding_precision"] is None and missed["finding_recall"] == missed["finding_f1"] == 0.0
     invented = finding_f1([set()], [{"nodule"}])
     assert invented["finding_recall"] is None and invented["finding_f1_example"] == 0.0
-
-
-@pytest.mark.parametrize(("truth", "reason"), [([], "no-reports"), ([{"nodule"}], "unequal-lengths")])
-def test_lists_that_do_not_go_in_pairs(truth, reason):
-    with pytest.raises(DataError) as error:
-        finding_f1(truth, [])
-    assert error.value.reason == reason
 
 
 def test_known_and_new_findings_are_scored_apart():

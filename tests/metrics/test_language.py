@@ -6,13 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedtar_flare.errors import DataError
-from fedtar_flare.metrics.language import (
-    bleu_of_sums,
-    clean,
-    language_scores,
-    language_statistics,
-)
+from fedtar_flare.metrics.language import bleu_of_sums, clean, language_scores, language_statistics
 
 WORDS = ["lung", "clear", "no", "effusion", ".", "nodule", "1.5", "cm"]
 TOKENS = st.lists(st.sampled_from(WORDS), max_size=9)
@@ -88,12 +82,6 @@ def test_cider_of_a_corpus_of_one_is_zero():
     assert scores["cider"] == 0.0 and scores["bleu_4"] == pytest.approx(1.0, abs=1e-6)
 
 
-def test_repeated_words_do_not_raise_a_score():
-    statistics = language_statistics([[["lung", "clear"]]], [["lung", "lung", "lung", "lung"]])
-    assert statistics.matches[0].tolist() == [1, 0, 0, 0]
-    assert statistics.guesses[0].tolist() == [4, 3, 2, 1]
-
-
 def test_scores_of_a_part_and_of_sums_follow_from_the_statistics():
     generator = np.random.default_rng(0)
     draw = lambda: [[WORDS[i] for i in generator.integers(len(WORDS), size=7)] for _ in range(12)]  # noqa: E731
@@ -112,35 +100,13 @@ def test_scores_of_a_part_and_of_sums_follow_from_the_statistics():
     assert bleu_of_sums(*sums).tolist() == pytest.approx([whole.scores()[f"bleu_{n}"] for n in range(1, 5)])
 
 
-@pytest.mark.parametrize("weights", [[1.0, 1.0], [[1.0]], [[0.0, 0.0]], [[1.0, -1.0]], [[1.0, float("nan")]]])
-def test_weights_that_would_give_no_number_are_refused(weights):
-    statistics = language_statistics([[["lung"]], [["clear"]]], [["lung"], ["clear"]])
-    with pytest.raises(DataError) as error:
-        statistics.resampled(weights)
-    assert error.value.reason == "unusable-weights"
-
-
-@pytest.mark.parametrize(
-    ("references", "hypotheses", "reason"),
-    [
-        ([], [], "no-reports"),
-        ([[["a"]]], [], "unequal-lengths"),
-        ([[]], [["a"]], "no-reference"),
-        (["a b"], [["a"]], "not-tokens"),
-        ([["a b"]], [["a"]], "not-tokens"),
-        ([[["a"]]], ["a b"], "not-tokens"),
-    ],
-)
-def test_what_cannot_be_scored_is_refused_by_name(references, hypotheses, reason):
-    with pytest.raises(DataError) as error:
-        language_statistics(references, hypotheses)
-    assert error.value.reason == reason
-
-
 @pytest.mark.parametrize(
     ("text", "cleaned"),
     [
-        ("1. No   effusion.\n2. Nodule (1.5 cm), well-defined; follow-up!", None),
+        (
+            "1. No   effusion.\n2. Nodule (1.5 cm), well-defined; follow-up!",
+            "no effusion . nodule 1.5 cm well-defined follow-up",
+        ),
         ("FINDINGS: The lungs are clear.", "findings the lungs are clear ."),
         ("Knoten von 1,5 cm, glatt begrenzt.", "knoten von 1,5 cm glatt begrenzt ."),
         ("compared to ___, unchanged...", "compared to unchanged ."),
@@ -154,8 +120,6 @@ def test_what_cannot_be_scored_is_refused_by_name(references, hypotheses, reason
     ],
 )
 def test_cleaning(text, cleaned):
-    if cleaned is None:
-        cleaned = "no effusion . nodule 1.5 cm well-defined follow-up"
     assert clean(text) == cleaned
 
 

@@ -1,11 +1,9 @@
-import itertools
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy import stats
 
-from fedtar_flare.errors import DataError
 from fedtar_flare.metrics.language import language_statistics
 from fedtar_flare.metrics.significance import (
     Interval,
@@ -16,7 +14,6 @@ from fedtar_flare.metrics.significance import (
     holm,
     mean_score,
     over_seeds,
-    patient_sums,
 )
 
 
@@ -25,7 +22,6 @@ def values_of(n, shift=0.0, seed=1):
 
 
 def test_interval_of_a_mean_equals_scipy_and_the_normal_one():
-    stats = pytest.importorskip("scipy.stats")
     x = values_of(400)
     got = bootstrap(mean_score(range(400), x))
     expected = stats.bootstrap((x,), np.mean, n_resamples=5000, method="percentile", random_state=3)
@@ -36,7 +32,6 @@ def test_interval_of_a_mean_equals_scipy_and_the_normal_one():
 
 
 def test_a_share_has_the_binomial_distribution():
-    stats = pytest.importorskip("scipy.stats")
     got = bootstrap(mean_score(range(200), [1.0] * 60 + [0.0] * 140))
     low, high = stats.binom(200, 0.3).ppf([0.025, 0.975]) / 200
     assert got[1:] == pytest.approx((low, high), abs=0.0051)
@@ -73,7 +68,6 @@ def test_ratio_scores_are_those_of_the_drawn_corpus():
 
 
 def test_few_patients_are_permuted_exactly_as_scipy_does():
-    stats = pytest.importorskip("scipy.stats")
     a, b = values_of(9, 0.4, seed=5), values_of(9, 0.0, seed=6)
     got = compare(mean_score(range(9), a), mean_score(range(9), b))
     expected = stats.permutation_test(
@@ -84,14 +78,9 @@ def test_few_patients_are_permuted_exactly_as_scipy_does():
         vectorized=True,
     )
     assert got.p == pytest.approx(expected.pvalue)
-    by_hand = [
-        abs(sum(s * d for s, d in zip(signs, a - b, strict=True))) for signs in itertools.product((1, -1), repeat=9)
-    ]
-    assert got.p == pytest.approx(np.mean(np.array(by_hand) >= abs((a - b).sum()) - 1e-9))
 
 
 def test_many_patients_are_permuted_at_random():
-    stats = pytest.importorskip("scipy.stats")
     a, b = values_of(60, 0.25, seed=5), values_of(60, 0.0, seed=6)
     got = compare(mean_score(range(60), a), mean_score(range(60), b))
     assert got.p == pytest.approx(stats.ttest_rel(a, b).pvalue, abs=0.02)
@@ -119,14 +108,6 @@ def test_holm_by_its_definition(p_values):
         last = rank.index(p)  # of equal values all get the first one's
         assert corrected[name] == pytest.approx(max(steps[: last + 1]))
         assert p <= corrected[name] <= 1
-
-
-def test_holm_of_a_known_example():
-    assert holm({"a": 0.01, "b": 0.04, "c": 0.03, "d": 0.005}) == pytest.approx(
-        {"a": 0.03, "b": 0.06, "c": 0.06, "d": 0.02}
-    )
-    with pytest.raises(DataError):
-        holm({"a": float("nan")})
 
 
 def test_over_seeds_adds_the_spread_of_seeds_to_that_of_patients():
@@ -164,21 +145,3 @@ def test_parts_do_not_change_a_result(monkeypatch):
     whole = bootstrap(sums, replicates=300)
     monkeypatch.setattr("fedtar_flare.metrics.significance._CELLS", 1000)
     assert bootstrap(sums, replicates=300) == whole
-
-
-@pytest.mark.parametrize(
-    ("call", "reason"),
-    [
-        (lambda: mean_score([], []), "no-reports"),
-        (lambda: patient_sums(["a"], [[1.0], [2.0]], lambda sums: sums[:, 0]), "unequal-lengths"),
-        (lambda: mean_score(["a"], [float("nan")]), "unusable-sums"),
-        (lambda: compare(mean_score(["a"], [1.0]), mean_score(["b"], [1.0])), "unequal-patients"),
-        (lambda: over_seeds([]), "no-reports"),
-        (lambda: over_seeds([mean_score(["a"], [1.0])], []), "unequal-lengths"),
-        (lambda: over_seeds([mean_score(["a"], [1.0])], [mean_score(["b"], [1.0])]), "unequal-patients"),
-    ],
-)
-def test_what_cannot_be_compared_is_refused_by_name(call, reason):
-    with pytest.raises(DataError) as error:
-        call()
-    assert error.value.reason == reason

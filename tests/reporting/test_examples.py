@@ -68,11 +68,9 @@ def test_the_run_s_page_shows_synthetic_examples_and_no_others(tmp_path):
         (folder / EXAMPLES_FOLDER).mkdir(exist_ok=True)
         (folder / EXAMPLES_FOLDER / f"{site}.json").write_bytes(made.with_name(EXAMPLES_FILE).read_bytes())
     page = write_report(folder).read_text()
-    tree = ElementTree.fromstring(page)
     assert 'href="#examples"' in page
-    section = next(e for e in tree.iter("section") if e.get("id") == "examples")
-    heads = [e.text for e in section.iter("h3")]
-    assert heads == ["east, after round 2"]
+    section = next(e for e in ElementTree.fromstring(page).iter("section") if e.get("id") == "examples")
+    assert [e.text for e in section.iter("h3")] == ["east, after round 2"]
 
 
 def test_what_is_written_is_read_back_and_anything_else_refused(tmp_path):

@@ -1,8 +1,6 @@
-import json
-
 import pytest
 import yaml
-from recorded_runs import RUN_ID, SOUTH, edit, write_run
+from recorded_runs import RUN_ID, SITES, SOUTH, edit, write_run
 
 from fedtar_flare.reporting.model_card import base_model, model_card, write_model_card
 from fedtar_flare.reporting.run import read_run
@@ -54,15 +52,10 @@ def test_small_cells_are_blank_and_cannot_be_worked_out_from_totals(tmp_path):
 
 
 def test_scores_are_those_of_the_adapters_round(tmp_path):
-    path = write_run(tmp_path) / "rounds.jsonl"
-    lines = [json.loads(line) for line in path.read_text().splitlines()]
-    for event in lines:
-        if event["event"] == "validation" and event["round"] == 2:
-            event["sites"] = {site: {"validation_loss": 0.01, "n": 9} for site in event["sites"]}
-    path.write_text("\n".join(map(json.dumps, lines)))
+    write_run(tmp_path)
+    edit(tmp_path, "validation", at=2, sites={site: {"validation_loss": 0.01, "n": 9} for site in SITES})
     assert "warm start → round 2;" in model_card(read_run(tmp_path))
-    kept = [e for e in lines if not (e["event"] == "evaluation" and e["round"] == 2)]
-    path.write_text("\n".join(map(json.dumps, kept)))
+    edit(tmp_path, "evaluation", at=2, round=1)  # so that round 2 has none
     card = model_card(read_run(tmp_path))
     assert "warm start → round 3;" in card and "The adapter is that of round 2, which was not evaluated." in card
 

@@ -78,9 +78,8 @@ def test_the_numbers_of_the_run_are_on_it(tmp_path):
         assert " ".join(f"{alpha:.3f}" for alpha in outer.alpha_after) in said
     for said_too in ("4 min 12 s", "287 kB", "7.94 MB", "28 ×", "3 of 3", "min_cell", "2.15.0"):
         assert said_too in said
-    assert (
-        "The shared adapter alone" in said and "The shared adapter alone" not in page_of(write_run(tmp_path / "o"))[2]
-    )
+    alone = "The shared adapter alone"
+    assert alone in said and alone not in page_of(write_run(tmp_path / "o"))[2]
 
 
 def test_who_was_missing_is_told_with_the_reason(whole):

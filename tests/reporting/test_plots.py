@@ -29,10 +29,14 @@ def chart(*points, **settings):
     return ElementTree.fromstring(line_chart('A "title" & more', [series], **settings))
 
 
+def paths(figure, kind):
+    return [path.get("d") for path in figure.iter("path") if path.get("class") == kind]
+
+
 def test_a_band_is_shaded_behind_its_line_and_within_the_frame():
     series = Series("mean", [(0, 1.0, ""), (1, 2.0, "")], band=[(0, 0.5, 1.5), (1, -4.0, 9.0)])
     figure = ElementTree.fromstring(line_chart("t", [series], x_label="x", y_label="y", size=(300, 200)))
-    (band,) = (path.get("d") for path in figure.iter("path") if path.get("class") == "band")
+    (band,) = paths(figure, "band")
     corners = [tuple(map(float, pair)) for pair in re.findall(r"([-\d.]+) ([-\d.]+)", band)]
     assert len(corners) == 4 and all(0 <= x <= 300 and 0 <= y <= 200 for x, y in corners)
     heights = [y for _, y in corners]
@@ -57,9 +61,8 @@ def test_any_series_gives_well_formed_svg_inside_its_frame(points):
 
 def test_a_gap_breaks_the_line_and_a_lone_point_has_none():
     drawn = chart((0, 1.0), (1, 2.0), (2, None), (3, 1.0))
-    (line,) = [e.get("d") for e in drawn.iter("path") if e.get("class") == "line"]
-    assert line.count("M") == 1 and line.count("L") == 1
-    assert not [e for e in chart((0, 1.0)).iter("path") if e.get("class") == "line"]
+    (line,) = paths(drawn, "line")
+    assert line.count("M") == 1 and line.count("L") == 1 and not paths(chart((0, 1.0)), "line")
 
 
 def test_guides_and_crosses_say_what_they_are():
@@ -69,10 +72,10 @@ def test_guides_and_crosses_say_what_they_are():
     assert "skipped" in [e.text for e in drawn.iter("title")]
 
 
-@pytest.mark.parametrize(
-    ("low", "high"),
-    [(0.0071, 0.0184), (3.0, 3.00002), (1e-9, 5e-9), (0, 9e5), (0, 3e8), (1e6, 1e6 + 1), (-2e-4, 1e-4)],
-)
+RANGES = [(0.0071, 0.0184), (3.0, 3.00002), (1e-9, 5e-9), (0, 9e5), (0, 3e8), (1e6, 1e6 + 1), (-2e-4, 1e-4)]
+
+
+@pytest.mark.parametrize(("low", "high"), RANGES)
 def test_tick_labels_differ(low, high):
     words = [e.text for e in chart((0, low), (1, high)).iter("text") if e.get("class") == "end"]
     assert len(words) >= 2 and len(set(words)) == len(words)
@@ -81,8 +84,8 @@ def test_tick_labels_differ(low, high):
 def test_a_point_without_neighbours_shows_its_interval_too():
     ends = Series("a", [(0, 1.0, ""), (1, None, ""), (2, 3.0, "")], band=[(0, 0.5, 2.0), (2, 2.0, 4.0)])
     figure = ElementTree.fromstring(line_chart("t", [ends], x_label="x", y_label="y"))
-    (whiskers,) = (path.get("d") for path in figure.iter("path") if path.get("class") == "whisker")
-    assert whiskers.count("M") == 2 and not [e for e in figure.iter("path") if e.get("class") in ("band", "line")]
+    (whiskers,) = paths(figure, "whisker")
+    assert whiskers.count("M") == 2 and not paths(figure, "band") + paths(figure, "line")
 
 
 def test_bars_have_names_words_and_intervals_and_fit_in():
@@ -92,7 +95,7 @@ def test_bars_have_names_words_and_intervals_and_fit_in():
     words = [text.text for text in drawn.iter("text")]
     assert words == [word for bar in bars for word in (bar.name, bar.words)]
     width = float(drawn.find("svg").get("viewBox").split()[2])
-    ends = [path.get("d") for path in drawn.iter("path") if path.get("class") == "ends"]
+    ends = paths(drawn, "ends")
     assert len(ends) == 4 and all(float(re.split("[MH ]", end)[-1]) < width for end in ends)
 
 

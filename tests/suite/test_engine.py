@@ -35,5 +35,4 @@ def test_what_a_site_raises_is_logged_with_its_place(tmp_path, caplog):
         events = federation(tmp_path, {"a": good, "b": broken})
     lines = [record for record in caplog.records if "no such weight" in record.getMessage()]
     assert lines and lines[0].levelno == logging.ERROR and "at b" in lines[0].getMessage()
-    assert any("ZeroDivisionError" in record.getMessage() or record.exc_info for record in caplog.records)
     assert all("b" in step.absent for step in of_kind(events, Step))

@@ -74,12 +74,6 @@ def test_effusion_lies_at_the_back_and_base_and_consolidation_is_denser():
     assert 25 < np.median(dense) < 45
 
 
-def region(findings, where):
-    """Mean HU with the findings, and without, of what the prepared image keeps of a region (bounds in voxels)."""
-    z, y, x = (slice(*bounds) for bounds in where)
-    return [float(draw(one, seed=3, scanner=site_scanner(2))[z, y, x].mean()) for one in (findings, {})]
-
-
 @pytest.mark.parametrize(
     ("name", "where", "darker"),
     [
@@ -89,7 +83,8 @@ def region(findings, where):
     ],
 )
 def test_new_findings_change_their_region(name, where, darker):
-    here, without = region({name: 2}, where)
+    z, y, x = (slice(*bounds) for bounds in where)  # in voxels
+    here, without = (draw(one, seed=3, scanner=site_scanner(2))[z, y, x].mean() for one in ({name: 2}, {}))
     assert here < without - 60 if darker else here > without + 150
 
 
