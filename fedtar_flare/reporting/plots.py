@@ -164,8 +164,9 @@ class Chart:
         left = 22 + _LETTER * max(map(len, labels.values()), default=0)
         right = _RIGHT + _LETTER * max((len(guide.name) for guide in self.guides if guide.y < y_high), default=0)
         high = x_high if x_high > x_low else x_low + 1
-        frame = _Frame(x_low, high, y_low, y_high, *self.size, left, right, self.log)
         marks = sorted(set(xs)) if self.log else ticks(x_low, high, 5 if small else 8, whole=self.whole)
+        right = max(right, _LETTER * len(f"{marks[-1]:g}") / 2 + 1)  # half of the last label
+        frame = _Frame(x_low, high, y_low, y_high, *self.size, left, right, self.log)
         return render("lines.svg", chart=self, place=place, frame=frame, x_ticks=marks, y_labels=labels)
 
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from dataclasses import replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 import numpy as np
 import pytest
