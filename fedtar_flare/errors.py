@@ -12,15 +12,14 @@ DISK_FULL = "the site's disk is full"
 class FedTARError(Exception):
     """Base of every error that this package raises on purpose.
 
-    ``message`` stays where the error happened and may name a file or a patient's folder. ``public`` may leave a
-    hospital and never carries an identity; by default it is the class's general text.
+    ``message`` stays where the error happened and may name a file or a patient's folder; ``public`` never does.
     """
 
     default_public = "an error that the site keeps to itself (see the site's own log)"
 
     def __init__(self, message: str, *, public: str | None = None):
         super().__init__(message)
-        self.public = public if public is not None else self.default_public
+        self.public = self.default_public if public is None else public
 
 
 class ConfigError(FedTARError, ValueError):
@@ -35,7 +34,7 @@ class DataError(FedTARError):
     default_public = "data at the site cannot be used"
 
     def __init__(self, message: str, *, reason: str = "unusable", public: str | None = None):
-        super().__init__(message, public=public if public is not None else f"{self.default_public} ({reason})")
+        super().__init__(message, public=f"{self.default_public} ({reason})" if public is None else public)
         self.reason = reason
 
 

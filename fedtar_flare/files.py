@@ -22,7 +22,6 @@ def replacing(path: Path, mode: int = PRIVATE) -> Iterator[Path]:
     """Yield an empty file beside ``path``; when the block ends well it is flushed to disk and replaces ``path``.
 
     Missing folders are created. After an exception nothing is left behind and an earlier file stays as it was.
-    ``mode`` is subject to the umask.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")

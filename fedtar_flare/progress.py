@@ -9,13 +9,9 @@ EVERY_SECONDS = 15.0
 
 
 class Progress:
-    """Reports how far a piece of work is, at most once every ``every`` seconds; shorter work reports nothing.
+    """Reports to ``say`` how much is done of ``total`` units, at most once in ``every`` seconds: never of short work.
 
-    Args:
-        what: name of the work and its unit, such as ``round 1, step 2: update``.
-        total: number of units.
-        say: takes a line, such as a logger's ``info``.
-        clock: monotonic time in seconds.
+    ``what`` names the work and its unit, such as ``round 1, step 2: update``.
 
     >>> ticks = iter([0.0, 10.0, 20.0])
     >>> progress = Progress("image", 4, print, every=15, clock=lambda: next(ticks))
@@ -42,14 +38,7 @@ class Progress:
             return
         self._last = now
         rate = done / (now - self._start)
-        self._say(f"{self._what} {done} of {self._total}, {_rate(rate)}, {_duration((self._total - done) / rate)} left")
-
-
-def _rate(per_second: float) -> str:
-    return f"{per_second:.1f}/s" if per_second >= 0.1 else f"{per_second * 60:.1f}/min"
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+        speed = f"{rate:.1f}/s" if rate >= 0.1 else f"{rate * 60:.1f}/min"
+        left = (self._total - done) / rate
+        minutes = f"{left / 60:.0f} min" if left < 5400 else f"{left / 3600:.1f} h"
+        self._say(f"{self._what} {done} of {self._total}, {speed}, {minutes if left >= 90 else f'{left:.0f} s'} left")

@@ -38,13 +38,10 @@ _ALLOWED = {
 
 
 class Settings(BaseModel):
-    """Base of all settings: frozen, compared by value, checked when built.
+    """Base of all settings: frozen, compared by value, checked when built (ConfigError says what would be allowed).
 
     Types are strict (no 2.0 or True for a whole number, no infinity), but an int may stand for a float and a list for a
     tuple, so that settings read back from JSON equal those that were written.
-
-    Raises:
-        ConfigError: a setting is unknown, missing or not allowed; the message says what would be.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
@@ -53,7 +50,7 @@ class Settings(BaseModel):
         self._fill(values, type(self).__name__)
 
     def validation_errors(self) -> Iterator[tuple[str, str]]:
-        """Yield fields whose value does not fit, each with what it must be, where types and limits cannot say it.
+        """Fields whose value does not fit, each with what it must be, where types and limits cannot say it.
 
         Only the first is reported, so a check may rely on those before it.
         """
@@ -93,10 +90,7 @@ class Settings(BaseModel):
 
 
 def build(cls: type[_Settings], values: Mapping[str, Any] | None, where: str) -> _Settings:
-    """Build settings from a dictionary (None: the defaults); :class:`ConfigError` as in :class:`Settings`.
-
-    Messages begin with ``where``: the argument's name, or the file.
-    """
+    """Settings from a dictionary (None: the defaults); errors begin with ``where``: the argument's name or the file."""
     if not isinstance(values, Mapping | None):
         raise ConfigError(f"{where}: must hold settings by name, not {values!r}")
     settings = cls.__new__(cls)
@@ -104,7 +98,7 @@ def build(cls: type[_Settings], values: Mapping[str, Any] | None, where: str) ->
     return settings
 
 
-class RunSettings(Mapping[str, Settings]):
+class RunSettings(dict[str, Any]):
     """The settings of one run by group, handed from the recipe down to the learner: ``settings.lora.rank``.
 
     >>> class Lora(Settings):
@@ -113,30 +107,17 @@ class RunSettings(Mapping[str, Settings]):
     4
     """
 
-    def __init__(self, **groups: Settings):
-        self._groups = dict(groups)
-
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("_") or name not in self._groups:
+        if name not in self:
             raise AttributeError(f"there is no group of settings '{name}'")
-        return self._groups[name]
-
-    def __getitem__(self, name: str) -> Any:
-        return self._groups[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._groups)
-
-    def __len__(self) -> int:
-        return len(self._groups)
+        return self[name]
 
     def replace(self, **groups: Settings) -> RunSettings:
         """A copy with some groups changed."""
-        return RunSettings(**{**self._groups, **groups})
+        return RunSettings(self | groups)
 
     def to_dict(self) -> dict[str, Any]:
-        """All settings by group, as primitives."""
-        return {name: group.to_dict() for name, group in self._groups.items()}
+        return {name: group.to_dict() for name, group in self.items()}
 
 
 def check_names(names: Collection[Any], known: Collection[str], where: str) -> None:

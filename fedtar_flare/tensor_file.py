@@ -25,10 +25,7 @@ class StateError(FedTARError):
 
 
 def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor], info: Mapping[str, Any]) -> None:
-    """Write tensors of any device, and a JSON-able ``info`` as the file's header, whole or not at all.
-
-    Raises OSError if the disk is full, among others.
-    """
+    """Write tensors of any device, and a JSON-able ``info`` as the file's header, whole or not at all (OSError)."""
     data = {name: value.detach().to("cpu").contiguous().clone() for name, value in tensors.items()}
     with replacing(path) as temporary:
         try:

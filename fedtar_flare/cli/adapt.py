@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 
-from fedtar_flare.cli.commands import Commands, add_command, add_repeated, grouped
+from fedtar_flare.cli.commands import Commands, add_command, add_repeated, grouped, show
 from fedtar_flare.files import write_json
 
 MODULE_FILE, RESULT_FILE = "module.safetensors", "adaptation.json"
@@ -70,10 +69,7 @@ def adapt(arguments: argparse.Namespace) -> None:
     arguments.out.mkdir(parents=True, exist_ok=True)
     write_tensors(arguments.out / MODULE_FILE, found.module, {"task": found.task, "run_id": knowledge.run_id})
     write_json(arguments.out / RESULT_FILE, result)
-    if arguments.json:
-        print(json.dumps(result))
-        return
-    print(f"{found.task}: AUC of test images by epoch (0: before tuning); negatives, positives: {found.counts}")
+    lines = [f"{found.task}: AUC of test images by epoch (0: before tuning); negatives, positives: {found.counts}"]
     for name, curve in (("from the knowledge", found.informed.curve), ("from the common start", found.rand.curve)):
-        print(f"  {name:<22}" + "  ".join("-" if value is None else f"{value:.3f}" for value in curve))
-    print(f"module: {arguments.out / MODULE_FILE}")
+        lines.append(f"  {name:<22}" + "  ".join("-" if value is None else f"{value:.3f}" for value in curve))
+    show(arguments, result, *lines, f"module: {arguments.out / MODULE_FILE}")

@@ -1,16 +1,16 @@
-"""How a command is declared, and the texts that several commands read: ``NAME=VALUE`` and ``GROUP.NAME=VALUE``.
-
-Commands import heavy modules when they run.
-"""
+"""What commands share: how they are declared, read ``NAME=VALUE`` texts, and print; heavy modules wait for a run."""
 
 from __future__ import annotations
 
 import argparse
+import json
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from fedtar_flare.errors import ConfigError
+from fedtar_flare.progress import EVERY_SECONDS
 
 Commands = argparse._SubParsersAction
 
@@ -52,8 +52,13 @@ def given(arguments: argparse.Namespace, *names: str) -> dict[str, Any]:
     return {name: getattr(arguments, name) for name in names}
 
 
+def show(arguments: argparse.Namespace, data: Any, *lines: str) -> None:
+    """Print the data as JSON where the command has ``--json``, else the lines."""
+    print(json.dumps(data) if arguments.json else "\n".join(lines))
+
+
 def grouped(texts: Sequence[str], groups: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """``GROUP.NAME=VALUE`` texts of ``--set`` as settings by group. Raises ConfigError for another form or group."""
+    """``GROUP.NAME=VALUE`` texts of ``--set`` as settings by group; ConfigError for another form or group."""
     settings: dict[str, dict[str, Any]] = {}
     for key, value in pairs(texts, "--set").items():
         group, _, name = key.partition(".")
@@ -64,10 +69,7 @@ def grouped(texts: Sequence[str], groups: Sequence[str]) -> dict[str, dict[str, 
 
 
 def pairs(texts: Sequence[str], option: str) -> dict[str, Any]:
-    """``NAME=VALUE`` texts as a dictionary; values are read as YAML (numbers, true, lists, texts).
-
-    Raises ConfigError for a text without ``=`` or a value that is not YAML.
-    """
+    """``NAME=VALUE`` texts as a dictionary; values are read as YAML. Raises ConfigError for another form."""
     import yaml
 
     values = {}
@@ -85,3 +87,23 @@ def pairs(texts: Sequence[str], option: str) -> dict[str, Any]:
             except ValueError:
                 continue
     return values
+
+
+class ProgressLine:
+    """Shows progress on standard error: a line that rewrites itself on a terminal, plain lines now and then else."""
+
+    def __init__(self) -> None:
+        self._terminal, self._open = sys.stderr.isatty(), False
+        self.every = 0.2 if self._terminal else EVERY_SECONDS
+
+    def __call__(self, line: str) -> None:
+        start, end = ("\r", "\x1b[K") if self._terminal else ("", "\n")
+        print(f"{start}{line}", end=end, file=sys.stderr, flush=True)
+        self._open = self._terminal
+
+    def __enter__(self) -> ProgressLine:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._open:
+            print("\r\x1b[K", end="", file=sys.stderr, flush=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,8 +10,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from fedtar_flare.cli import simulated_data
-from fedtar_flare.cli.commands import Commands, add_command, add_group, add_repeated, given, grouped
-from fedtar_flare.cli.terminal import ProgressLine
+from fedtar_flare.cli.commands import Commands, ProgressLine, add_command, add_group, add_repeated, given, grouped, show
 
 if TYPE_CHECKING:
     from fedtar_flare.curation.check import Check
@@ -119,17 +117,15 @@ def unpack(arguments: argparse.Namespace) -> None:
 
     names = [name.strip() for name in arguments.names.split(",") if name.strip()]
     found = unpack(arguments.file, arguments.out, names, arguments.most)
-    if arguments.json:
-        told = {"manifest": str(found.manifest), "pictures": found.pictures, "labels": found.labels}
-        print(json.dumps(told | {"colour": found.colour}))
-        return
-    print(f"{found.manifest}: {found.pictures} pictures")
+    lines, option = [f"{found.manifest}: {found.pictures} pictures"], ""
     if found.colour:
-        print("  in colour: say so in the site file (options: {modality: photograph}), else they are read as grey")
-    for name, n in found.labels.items():
-        print(f"  {name}: {n}")
-    option = " --option modality=photograph" if found.colour else ""
-    print(f"Divide them: fedtar data partition manifest {found.manifest} --by random -n 3{option} --out parts")
+        lines.append(
+            "  in colour: say so in the site file (options: {modality: photograph}), else they are read as grey"
+        )
+        option = " --option modality=photograph"
+    lines += [f"  {name}: {n}" for name, n in found.labels.items()]
+    lines.append(f"Divide them: fedtar data partition manifest {found.manifest} --by random -n 3{option} --out parts")
+    show(arguments, vars(found) | {"manifest": str(found.manifest)}, *lines)
 
 
 def index(arguments: argparse.Namespace) -> None:
@@ -158,17 +154,12 @@ def index(arguments: argparse.Namespace) -> None:
         "passed_over": dict(sorted(index.notes.items())),
         "reports_without_study": spare,
     }
-    if arguments.json:
-        print(json.dumps(counts))
-        return
-    print(f"{arguments.out}: {rows} studies of {patients} patients ({index.dicom} DICOM files of {index.files})")
+    lines = [f"{arguments.out}: {rows} studies of {patients} patients ({index.dicom} DICOM files of {index.files})"]
     for reason, n in index.rejected().items():
-        print(f"  left out, {reason}: {n}, such as: {next(p for p in index.problems if p.reason == reason)}")
-    for reason, n in sorted(index.notes.items()):
-        print(f"  passed over within studies, {reason}: {n}")
-    if spare:
-        print(f"  reports that belong to no study: {spare}")
-    print(f"Look at it all: fedtar data check {arguments.out}")
+        lines.append(f"  left out, {reason}: {n}, such as: {next(p for p in index.problems if p.reason == reason)}")
+    lines += [f"  passed over within studies, {reason}: {n}" for reason, n in sorted(index.notes.items())]
+    lines += [f"  reports that belong to no study: {spare}"] if spare else []
+    show(arguments, counts, *lines, f"Look at it all: fedtar data check {arguments.out}")
 
 
 def check(arguments: argparse.Namespace) -> int:
@@ -184,11 +175,11 @@ def check(arguments: argparse.Namespace) -> int:
         found = check(arguments.target, workers=workers, thumbnails=arguments.thumbnails, say=line, every=line.every)
     page = write_data_page(found, arguments.page)
     summary = found.summary() | {"page": str(page)}
-    print(json.dumps(summary) if arguments.json else _text(found, summary))
+    show(arguments, summary, *_lines(found, summary))
     return 1 if found.rejected else 0
 
 
-def _text(found: Check, summary: dict[str, Any]) -> str:
+def _lines(found: Check, summary: dict[str, Any]) -> list[str]:
     sexes = ", ".join(f"{sex} {n}" for sex, n in found.sexes().items() if n)
     per_patient = ", ".join(f"{n}: {count}" for n, count in summary["visits_per_patient"].items())
     lines = [
@@ -212,8 +203,7 @@ def _text(found: Check, summary: dict[str, Any]) -> str:
         lines += [f"    {text}" for text in summary["examples"][reason]]
     rate = f", {found.images / found.seconds:.1f} a second" if found.seconds > 0 else ""
     lines.append(f"  {found.images} images opened{rate}")
-    lines.append(f"Page (patients' images: it stays at this site): {summary['page']}")
-    return "\n".join(lines)
+    return [*lines, f"Page (patients' images: it stays at this site): {summary['page']}"]
 
 
 def _spread(values: dict[str, Any]) -> str:
@@ -250,12 +240,9 @@ def prepare(arguments: argparse.Namespace) -> None:
     there = len(cohort.visits) - done.computed
     left_out = dict(sorted(cohort.rejected.items()))
     folder = cache_folder(config) / "prepared"
-    if arguments.json:
-        print(json.dumps({"prepared": done.computed, "there": there, "left_out": left_out, "folder": str(folder)}))
-        return
-    print(f"{file}: {done.computed} images prepared, {there} were there already ({folder})")
-    for reason, n in left_out.items():
-        print(f"  left out, {reason}: {n}")
+    data = {"prepared": done.computed, "there": there, "left_out": left_out, "folder": str(folder)}
+    text = f"{file}: {done.computed} images prepared, {there} were there already ({folder})"
+    show(arguments, data, text, *(f"  left out, {reason}: {n}" for reason, n in left_out.items()))
 
 
 def _site_file(arguments: argparse.Namespace) -> tuple[Path, str]:
@@ -297,13 +284,11 @@ def transforms(arguments: argparse.Namespace) -> int:
         with applied(config.limits):
             shown = _shown(visit, model, data.transforms, added)
     declined = [one for one in names_of(data.transforms) if one not in policy.transforms]
-    if arguments.json:
-        print(json.dumps({"study": visit.modality, "transforms": shown, "declined": declined}))
-        return int(bool(declined))
-    print(f"How a study ({visit.modality}) becomes model input:")
+    lines = [f"How a study ({visit.modality}) becomes model input:"]
     for number, step in enumerate(shown, start=1):
         given_as = ", ".join(f"{key}={value}" for key, value in step["arguments"].items())
-        print(f"{number:2d}. {step['name']}({given_as})\n    {step['what']}\n    -> {step['gives']}")
+        lines.append(f"{number:2d}. {step['name']}({given_as})\n    {step['what']}\n    -> {step['gives']}")
+    show(arguments, {"study": visit.modality, "transforms": shown, "declined": declined}, *lines)
     if declined:
         print(f"This site's policy does not allow {', '.join(declined)} (policy.transforms)", file=sys.stderr)
     return int(bool(declined))

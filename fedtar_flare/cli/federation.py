@@ -11,9 +11,7 @@ from fedtar_flare.cli.commands import Commands, add_command
 
 def add_commands(commands: Commands) -> None:
     """Add the commands."""
-    command = add_command(
-        commands, status, "jobs of a real federation: round, step, losses and sites of those that run"
-    )
+    command = add_command(commands, status, "round, step, losses and sites of the jobs of a real federation")
     command.add_argument("job_id", nargs="?", help="one job; without it the newest ones")
     command.add_argument("--startup-kit", type=Path, required=True, help="folder of the admin user's kit")
     command.add_argument("-n", "--limit", type=int, default=10, help="how many of the newest jobs (default 10)")

@@ -1,4 +1,4 @@
-"""``fedtar simulate``, ``export`` and ``report``: a method's job, run or written for FLARE, and the page of a run."""
+"""``fedtar simulate``, ``export``, ``compare``, ``methods`` and ``report``: jobs of methods, and the pages of runs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedtar_flare.cli.commands import Commands, add_command, add_repeated, grouped
+from fedtar_flare.cli.commands import Commands, add_command, add_repeated, grouped, show
 from fedtar_flare.errors import ConfigError
 from fedtar_flare.files import read_yaml
 
@@ -45,6 +45,13 @@ def add_commands(commands: Commands) -> None:
     _add_job_options(command)
     command.add_argument("--json", action="store_true", help="print the result as JSON")
 
+    command = add_command(commands, compare, "run several methods on the same hospitals and compare them on one page")
+    command.add_argument("suite", type=Path, help="suite file (YAML)")
+    command.add_argument("-o", "--output", type=Path, default=Path("comparison"), help="folder of the results")
+    command.add_argument("-j", "--processes", type=int, default=1, help="runs at the same time (default 1)")
+    command.add_argument("--only", action="append", default=[], metavar="ARM", help="this arm alone; may be repeated")
+    command.add_argument("--page", action="store_true", help="run nothing: write the page of what is done")
+
     command = add_command(commands, methods, "list the installed methods")
     command.add_argument("--json", action="store_true", help="print the list as JSON")
 
@@ -68,11 +75,8 @@ def methods(arguments: argparse.Namespace) -> None:
         {"name": name, "title": method(name).contract.title, "package": package_of(name), "paper": method(name).paper}
         for name in names()
     ]
-    if arguments.json:
-        print(json.dumps(found))
-        return
-    for one in found:
-        print(f"{one['name']:<16} {one['title']:<52} {one['package']:<20} {one['paper']}".rstrip())
+    lines = (f"{one['name']:<16} {one['title']:<52} {one['package']:<20} {one['paper']}".rstrip() for one in found)
+    show(arguments, found, *lines)
 
 
 def simulate(arguments: argparse.Namespace) -> None:
@@ -101,8 +105,8 @@ def export(arguments: argparse.Namespace) -> None:
         print(json.dumps(needs, indent=2) if arguments.json else describe(needs))
     else:
         recipe.export(str(arguments.out), byoc=not arguments.no_byoc)
-        folder = arguments.out / recipe.name
-        print(json.dumps({"job": str(folder), "byoc": not arguments.no_byoc}) if arguments.json else folder)
+        folder = str(arguments.out / recipe.name)
+        show(arguments, {"job": folder, "byoc": not arguments.no_byoc}, folder)
 
 
 def report(arguments: argparse.Namespace) -> None:
@@ -113,11 +117,36 @@ def report(arguments: argparse.Namespace) -> None:
 
     folder = find_run(arguments.run_folder)
     page, run = write_report(folder), read_run(folder)
-    if arguments.json:
-        found = {"report": str(page), "run_id": run.start.run_id, "status": run.status, "rounds": len(run.validations)}
-        print(json.dumps(found))
-    else:
-        print(f"{final_table(run)}\nreport: {page}")
+    found = {"report": str(page), "run_id": run.start.run_id, "status": run.status, "rounds": len(run.validations)}
+    show(arguments, found, final_table(run), f"report: {page}")
+
+
+def compare(arguments: argparse.Namespace) -> int:
+    """Run every arm of a suite with every seed, without FLARE's processes, and write comparison.html.
+
+    What has a result is not run again: the command goes on where it was stopped.
+    """
+    from fedtar_flare.suite.file import read_suite
+    from fedtar_flare.suite.hospitals import require_hospitals
+    from fedtar_flare.suite.page import write_page
+    from fedtar_flare.suite.plan import experiments
+    from fedtar_flare.suite.run import run_suite
+
+    if arguments.processes < 1:
+        raise ConfigError(f"--processes must be at least 1, not {arguments.processes}")
+    suite = read_suite(arguments.suite)
+    if odd := sorted(set(arguments.only) - set(suite.arms)):
+        raise ConfigError(f"--only {odd[0]}: the suite's arms are {', '.join(suite.arms)}")
+    planned = experiments(suite)
+    chosen = [one for one in planned if not arguments.only or one.name in arguments.only]
+    if not arguments.page:
+        require_hospitals(suite)
+    failed = [] if arguments.page else run_suite(arguments.output, chosen, processes=arguments.processes)
+    page = write_page(arguments.output, suite, planned)
+    print(f"page: {page}" if page else "no run is done yet: there is nothing to compare")
+    for line in failed:
+        print(f"failed: {line}")
+    return 1 if failed or page is None else 0
 
 
 def _add_job_options(command: argparse.ArgumentParser) -> None:

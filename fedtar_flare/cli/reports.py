@@ -7,7 +7,7 @@ import json
 import sys
 from pathlib import Path
 
-from fedtar_flare.cli.commands import Commands, add_command, add_repeated, given, pairs
+from fedtar_flare.cli.commands import Commands, add_command, add_repeated, given, pairs, show
 from fedtar_flare.errors import ConfigError
 
 
@@ -103,7 +103,6 @@ def generate(arguments: argparse.Namespace) -> None:
 
 
 def _text_of(path: Path) -> str:
-    """The text in a file; ConfigError where there is none."""
     try:
         text = path.read_text(encoding="utf-8-sig").strip()
     except (OSError, UnicodeDecodeError) as error:
@@ -127,7 +126,7 @@ def warmstart(arguments: argparse.Namespace) -> None:
     from fedtar_flare.learning.pretraining import PretrainingConfig
     from fedtar_flare.models.config import preset
     from fedtar_flare.settings import build
-    from fedtar_flare.site.patients import patients_of_manifest, patients_of_site_file
+    from fedtar_flare.site.cohort import patients_of_manifest, patients_of_site_file
     from fedtar_flare.site.site_file import cache_folder
 
     tables = len(arguments.manifest) + len(arguments.site_file)
@@ -141,7 +140,6 @@ def warmstart(arguments: argparse.Namespace) -> None:
     key = given(arguments, "job_seed", "key")
     sites = [patients_of_manifest(path, no_site=arguments.no_site, **key) for path in arguments.manifest]
     sites += [patients_of_site_file(path, **key) for path in arguments.site_file]
-    training = given(arguments, "steps", "batch_size", "lr", "seed")
     settings = {"seed": arguments.seed, **pairs(arguments.set, "--set")}
     data = build(DataConfig, {"transforms": settings.pop("data.transforms", ())}, "--set data")
     about = warm_start(
@@ -150,7 +148,7 @@ def warmstart(arguments: argparse.Namespace) -> None:
             tuple((cohort, cache_folder(config) / "prepared") for cohort, config in sites),
             read_texts(arguments.texts) if arguments.texts else (),
         ),
-        PretrainingConfig(**training),
+        PretrainingConfig(**given(arguments, "steps", "batch_size", "lr", "seed")),
         arguments.out,
         transforms=data.transforms,
         device=choose_device(arguments.device, "float32")[0],
@@ -158,9 +156,5 @@ def warmstart(arguments: argparse.Namespace) -> None:
         **given(arguments, "train", "vocabulary"),
     )
     weights = arguments.out / "model.safetensors"
-    if arguments.json:
-        print(json.dumps({"weights": str(weights), **about}, indent=2))
-        return
-    for name, value in about["validation"].items():
-        print(f"validation studies: {name} {value:.3f}")
-    print(f"Use it: --set model.weights={weights}")
+    lines = [f"validation studies: {name} {value:.3f}" for name, value in about["validation"].items()]
+    show(arguments, {"weights": str(weights), **about}, *lines, f"Use it: --set model.weights={weights}")

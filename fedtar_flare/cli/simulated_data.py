@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
-from typing import Any
 
-from fedtar_flare.cli.commands import Commands, add_command, add_repeated, given
+from fedtar_flare.cli.commands import Commands, add_command, add_repeated, given, pairs, show
 
 
 def add_commands(commands: Commands) -> None:
@@ -76,7 +74,7 @@ def add_commands(commands: Commands) -> None:
         "--labels", type=Path, help="of dirichlet: CSV with patient_id and label, instead of clusters of reports"
     )
     option = "an option of the source, as under 'options' in a site file (repeatable): --option same_day=merge"
-    add_repeated(command, "--option", "KEY=VALUE", option)
+    add_repeated(command, "--option", "NAME=VALUE", option)
     command.add_argument("--relative", action="store_true", help="image paths relative to the manifests")
     command.add_argument("--json", action="store_true", help="print what was written as JSON")
 
@@ -99,14 +97,12 @@ def synth(arguments: argparse.Namespace) -> None:
     names, timeline = site_names(arguments.clients or arguments.sites), Timeline(arguments.time_steps)
     size = given(arguments, "patients", "seed")
     written = write_sites(arguments.out, names, timeline=timeline, options=options, **size)
-    if arguments.json:
-        print(json.dumps([{k: v if isinstance(v, int) else str(v) for k, v in vars(w).items()} for w in written]))
-        return
-    for site in written:
-        print(
-            f"{site.site}: {site.patients} patients, {site.visits} visits: {site.manifest} (truth: {site.truth.name})"
-        )
-    _say_how_to_train(arguments.out, [site.site for site in written])
+    data = [{k: v if isinstance(v, int) else str(v) for k, v in vars(site).items()} for site in written]
+    lines = [
+        f"{site.site}: {site.patients} patients, {site.visits} visits: {site.manifest} (truth: {site.truth.name})"
+        for site in written
+    ]
+    show(arguments, data, *lines, _how_to_train(arguments.out, [site.site for site in written]))
 
 
 def partition(arguments: argparse.Namespace) -> None:
@@ -120,36 +116,19 @@ def partition(arguments: argparse.Namespace) -> None:
     if arguments.by != "institution" and arguments.sites is None:
         arguments.wrong_use(f"--by {arguments.by} needs -n, the number of sites")
     how = ("by", "sites", "seed", "time_steps", "concentration", "classes", "labels", "relative")
+    options = pairs(arguments.option, "--option")
     sites, left_out = partition_source(
-        arguments.source, arguments.path, arguments.out, options=_options(arguments), **given(arguments, *how)
+        arguments.source, arguments.path, arguments.out, options=options, **given(arguments, *how)
     )
-    if arguments.json:
-        rows = [{k: str(v) if isinstance(v, Path) else v for k, v in vars(site).items()} for site in sites]
-        print(json.dumps({"sites": rows, "left_out": left_out}))
-        return
-    width = max(len(site.site) for site in sites)
+    rows = [{k: str(v) if isinstance(v, Path) else v for k, v in vars(site).items()} for site in sites]
+    lines, width = [], max(len(site.site) for site in sites)
     for site in sites:
         steps = ", ".join(f"t={t}: {n}" for t, n in enumerate(site.visits_per_step, start=1))
-        print(f"{site.site:<{width}}  {site.patients} patients, {site.visits} visits ({steps})")
-    if left_out:
-        print("Left out: " + ", ".join(f"{reason} {n}" for reason, n in left_out.items()))
-    _say_how_to_train(arguments.out, [site.site for site in sites])
+        lines.append(f"{site.site:<{width}}  {site.patients} patients, {site.visits} visits ({steps})")
+    lines += ["Left out: " + ", ".join(f"{reason} {n}" for reason, n in left_out.items())] if left_out else []
+    how_to = _how_to_train(arguments.out, [site.site for site in sites])
+    show(arguments, {"sites": rows, "left_out": left_out}, *lines, how_to)
 
 
-def _options(arguments: argparse.Namespace) -> dict[str, Any]:
-    import yaml
-
-    options: dict[str, Any] = {}
-    for text in arguments.option:
-        key, equals, value = text.partition("=")
-        if not equals or not key:
-            arguments.wrong_use(f"--option '{text}' is not of the form KEY=VALUE")
-        try:
-            options[key.strip()] = yaml.safe_load(value)
-        except yaml.YAMLError:
-            arguments.wrong_use(f"--option {key}: '{value}' is not readable as YAML")
-    return options
-
-
-def _say_how_to_train(out: Path, sites: list[str]) -> None:
-    print(f"Train on them: FEDTAR_SITES={out / 'sites'} fedtar simulate -c {','.join(sites)}")
+def _how_to_train(out: Path, sites: list[str]) -> str:
+    return f"Train on them: FEDTAR_SITES={out / 'sites'} fedtar simulate -c {','.join(sites)}"

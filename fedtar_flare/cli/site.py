@@ -1,17 +1,21 @@
-"""``fedtar site``, ``audit`` and ``doctor``: what a hospital's staff does with its own state."""
+"""``fedtar site``, ``audit`` and ``doctor``: what a hospital's staff does with jobs and with its own state."""
 
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from fedtar_flare.cli import approval
-from fedtar_flare.cli.commands import Commands, add_command, add_group, add_place, given
+from fedtar_flare.cli.commands import Commands, add_command, add_group, add_place, given, show
+from fedtar_flare.errors import ConfigError, FedTARError
 from fedtar_flare.reporting.format import plain
 
+if TYPE_CHECKING:
+    from fedtar_flare.runtime.deployed import DeployedJob
+    from fedtar_flare.site.place import Site
+
+JOB = "folder of the job, as the study lead has it, or the id of a job that this site was sent"
 DECISIONS = {
     "pause": (
         "answer no task until 'fedtar site join'",
@@ -44,7 +48,19 @@ def add_commands(commands: Commands) -> None:
         command = group.add_parser(name, help=summary, description=text)
         add_place(command)
         command.set_defaults(run=decide)
-    approval.add_commands(group)
+
+    command = add_command(group, describe, "what a job asks of this site, what will leave, and whether it may come")
+    command.add_argument("job", help=JOB)
+    command.add_argument("--json", action="store_true", help="print digest, approval and what it is beyond, as JSON")
+    add_place(command)
+
+    command = add_command(group, approve, "let a job train here, where the site file says 'approval: required'")
+    what = command.add_mutually_exclusive_group(required=True)
+    what.add_argument("job", nargs="?", help=JOB)
+    what.add_argument("--list", action="store_true", help="approved jobs, and those at this site that are not")
+    what.add_argument("--withdraw", metavar="JOB", help="take an approval back, from the next task on; also by digest")
+    command.add_argument("--digest", help="approve only if the job still is the one that 'describe' showed")
+    add_place(command)
 
     command = add_command(
         group, purge, "delete what the site keeps of a run or a patient; shows first, deletes with --yes"
@@ -57,7 +73,10 @@ def add_commands(commands: Commands) -> None:
     )
     what.add_argument("--retention", action="store_true", help="what is older than the site file's retention_days")
     what.add_argument(
-        "--all", action="store_true", help="state of all runs, all folders of jobs, all prepared images, the audit"
+        "--all",
+        action="store_true",
+        dest="everything",
+        help="state of all runs, all folders of jobs, all prepared images, the audit",
     )
     what.add_argument("--cache", action="store_true", help="all prepared images; they are made anew when needed")
     command.add_argument("--yes", action="store_true", help="delete; without it nothing is touched")
@@ -94,12 +113,92 @@ def add_commands(commands: Commands) -> None:
 def decide(arguments: argparse.Namespace) -> None:
     """Write the site's own decision to pause, leave or join."""
     from fedtar_flare.site.participation import Participation, decide
-    from fedtar_flare.site.place import kit_of, simulated_records, state_of
 
     name = arguments.subcommand
     status = {"pause": Participation.PAUSED, "leave": Participation.LEFT, "join": Participation.TAKING_PART}
-    records = simulated_records(arguments.simulated) if arguments.simulated else state_of(kit_of(arguments.kit))
-    print(f"{DECISIONS[name][2]} ({decide(records, status[name])})")
+    print(f"{DECISIONS[name][2]} ({decide(_site(arguments).records, status[name])})")
+
+
+def describe(arguments: argparse.Namespace) -> None:
+    """Print what a job asks of this site, what will leave, which of the site's bounds it is beyond, and its digest.
+
+    Nothing is trained, sent or approved, and no class of the job is loaded but this package's own.
+    """
+    from fedtar_flare.site.approval import is_approved
+    from fedtar_flare.site.site_file import load_site_config
+
+    site = _site(arguments)
+    workspace = None if site.simulated else site.workspace
+    bounds = load_site_config(site.name, workspace=workspace, simulator=site.simulated).policy
+    job = _job(arguments.job, site)
+    beyond, approved = job.breaches(bounds), is_approved(site.records, job.digest)
+    verdict = "THIS SITE DECLINES IT, as it is beyond its bounds:" if beyond else "within the bounds of this site"
+    state = f"not approved here. To approve it: fedtar site approve {arguments.job} --digest {job.digest}"
+    if approved:
+        state = "approved here"
+    elif bounds.approval == "none":
+        state = "needs no approval here (site file, policy: {approval: none})"
+    data = {"job": job.name, "digest": job.digest, "approved": approved, "beyond": beyond}
+    reasons = [f"  {reason}" for reason in beyond]
+    show(arguments, data, job.describe(), "", verdict, *reasons, f"digest: {job.digest}", state)
+
+
+def approve(arguments: argparse.Namespace) -> None:
+    """Approve a job as it lies in its folder, list what is approved, or take an approval back.
+
+    The approval is bound to the job's content: a job that was changed in any way needs another one. Each approval is
+    written into the site's audit.
+    """
+    from fedtar_flare.site import approval
+
+    site = _site(arguments)
+    if arguments.list:
+        for entry in approval.approvals(site.records):
+            print(f"approved  {entry.time}  {entry.digest}  {entry.name}  (by {entry.by})")
+        sent = [] if site.simulated else sorted(site.workspace.glob(f"*/app_*/{approval.CLIENT_CONFIG}"))
+        for app in (config.parents[1] for config in sent):
+            if not approval.is_approved(site.records, digest := approval.digest_of(app)):
+                print(f"held      {'-':20}  {digest}  {app.parent.name}")
+        return
+    if arguments.withdraw:
+        digest = arguments.withdraw
+        if not approval.DIGEST.fullmatch(digest):
+            digest = _job(digest, site).digest
+        if not approval.withdraw(site.records, digest):
+            raise ConfigError(f"no job of digest {digest} is approved here; 'fedtar site approve --list' shows them")
+        _record(site, "withdrawn", digest)  # a withdrawal counts also where it cannot be written down
+        print(f"withdrawn: {digest}")
+        return
+    job = _job(arguments.job, site)
+    if arguments.digest not in (None, job.digest):
+        raise ConfigError(f"the job's digest is {job.digest}: it is not the one that you have seen. Describe it again")
+    _record(site, "approved", job.digest)
+    entry = approval.approve(site.records, job.digest, job.name)
+    print(f"approved: {entry.name}, digest {entry.digest}, by {entry.by}")
+
+
+def _site(arguments: argparse.Namespace) -> Site:
+    from fedtar_flare.site.place import Site
+
+    return Site.outside_of_jobs(arguments.kit, arguments.simulated)
+
+
+def _job(text: str, site: Site) -> DeployedJob:
+    from fedtar_flare.runtime.deployed import app_of, read_job
+
+    for folder in (Path(text).expanduser(), site.workspace / text):
+        if folder.is_dir():
+            return read_job(app_of(folder, site.name))
+    raise ConfigError(f"'{text}' is neither a folder nor the id of a job in {site.workspace}")
+
+
+def _record(site: Site, outcome: str, digest: str) -> None:
+    from fedtar_flare.site import audit
+
+    try:
+        audit.write(site, "approvals", {"task": "(approval)", "outcome": outcome, "reason": digest})
+    except OSError as error:
+        raise FedTARError(f"the audit cannot be written ({error}); free the disk or repair the rights") from error
 
 
 def purge(arguments: argparse.Namespace) -> None:
@@ -108,26 +207,19 @@ def purge(arguments: argparse.Namespace) -> None:
     Without this command only superseded state of a running job is deleted (three rounds stay), and, where the site file
     says 'retention_days', once a day what is older. Run it while no job runs here.
     """
-    from fedtar_flare.site import purge
+    from fedtar_flare.site.purge import plan
 
-    if arguments.simulated:
-        place = purge.place_of_simulated(arguments.simulated, arguments.site_file)
-    else:
-        place = purge.place_of_kit(arguments.kit)
-    what = given(arguments, "patient", "older_than", "retention", "cache")
-    plan = purge.plan(place, run=arguments.run_id, everything=arguments.all, **what)
+    what = given(arguments, "patient", "older_than", "retention", "everything", "cache")
+    found = plan(_site(arguments), arguments.site_file, run=arguments.run_id, **what)
     if arguments.yes:
-        plan.carry_out()
-    if arguments.json:
-        remove = [{"path": str(path), "what": what} for path, what in plan.remove]
-        print(json.dumps({"deleted": arguments.yes, "remove": remove, "kept": plan.kept}))
-        return
+        found.carry_out()
     done = "deleted" if arguments.yes else "would delete"
-    print("\n".join(f"{done}: {what}: {path}" for path, what in plan.remove) or "nothing to delete")
-    for line in plan.kept:
-        print(f"stays: {line}")
-    if plan.remove and not arguments.yes:
-        print("Nothing was touched. Add --yes to delete.")
+    lines = [f"{done}: {what}: {path}" for path, what in found.remove] or ["nothing to delete"]
+    lines += [f"stays: {line}" for line in found.kept]
+    if found.remove and not arguments.yes:
+        lines.append("Nothing was touched. Add --yes to delete.")
+    remove = [{"path": str(path), "what": what} for path, what in found.remove]
+    show(arguments, {"deleted": arguments.yes, "remove": remove, "kept": found.kept}, *lines)
 
 
 def audit(arguments: argparse.Namespace) -> int:
@@ -139,38 +231,32 @@ def audit(arguments: argparse.Namespace) -> int:
 
     files = audit_files(arguments.folder or home())
     if arguments.verify:
-        return _verify(files, arguments.json)
+        return _verify(arguments, files)
     entries = read_audit(files)
     sums = totals(entries)
-    if arguments.json:
-        print(json.dumps({"entries": entries, "totals": sums}))
-        return 0
-    if not arguments.totals:
-        print("\n".join(_audit_lines(entries, arguments.tensors)) + "\n")
-    for total in sums:
-        print(
-            f"{total['site']}, job {total['job']}, run {total['run']}: {total['messages']} messages "
-            f"({total['refused']} refused, {total['errors']} errors), {total['tensors']} tensors, "
-            f"{total['bytes'] / 1e6:.3f} MB; {total['streamed']} scalars streamed; last {total['last']}"
-        )
+    lines = [] if arguments.totals else [*_audit_lines(entries, arguments.tensors), ""]
+    lines += [
+        f"{total['site']}, job {total['job']}, run {total['run']}: {total['messages']} messages "
+        f"({total['refused']} refused, {total['errors']} errors), {total['tensors']} tensors, "
+        f"{total['bytes'] / 1e6:.3f} MB; {total['streamed']} scalars streamed; last {total['last']}"
+        for total in sums
+    ]
+    show(arguments, {"entries": entries, "totals": sums}, *lines)
     return 0
 
 
-def _verify(files: list[Path], as_json: bool) -> int:
+def _verify(arguments: argparse.Namespace, files: list[Path]) -> int:
     """Print what the chain of each file says; 1 where one is broken."""
     from dataclasses import asdict
 
     from fedtar_flare.site.audit_file import verify
 
     found = [verify(file) for file in files]
-    if as_json:
-        print(json.dumps([asdict(one) | {"file": str(one.file)} for one in found]))
-    for one in found if not as_json else ():
-        earlier = f", {one.unchained} lines of an earlier release before them" if one.unchained else ""
-        print(
-            f"{'BROKEN' if one.problem else 'whole '}  {one.file}: {one.lines} lines{earlier}; last {one.digest}"
-            + (f"\n        {one.problem}" if one.problem else "")
-        )
+    lines = []
+    for one in found:
+        lines.append(f"{'BROKEN' if one.problem else 'whole '}  {one.file}: {one.lines} lines; last {one.digest}")
+        lines += [f"        {one.problem}"] if one.problem else []
+    show(arguments, [asdict(one) | {"file": str(one.file)} for one in found], *lines)
     return int(any(one.problem for one in found))
 
 
@@ -216,23 +302,19 @@ def doctor(arguments: argparse.Namespace) -> int:
     """
     from dataclasses import asdict
 
-    from fedtar_flare.site.doctor import FAIL, WARN, diagnose
+    from fedtar_flare.files import write_text
+    from fedtar_flare.site.doctor import diagnose, metrics
+    from fedtar_flare.site.place import kit_of
 
     findings = diagnose(arguments.kit, arguments.site_file, arguments.time_steps)
     if arguments.prometheus:
-        from fedtar_flare.site.doctor.prometheus import write
-        from fedtar_flare.site.place import kit_of
-
-        write(arguments.prometheus, findings, kit_of(arguments.kit) if arguments.kit else None)
-    counts = {status: sum(finding.status == status for finding in findings) for status in (FAIL, WARN)}
-    if arguments.json:
-        print(json.dumps([asdict(finding) for finding in findings]))
-        return int(counts[FAIL] > 0)
-    colour = sys.stdout.isatty()
+        write_text(arguments.prometheus, metrics(findings, kit_of(arguments.kit) if arguments.kit else None))
+    lines, statuses = [], [finding.status for finding in findings]
     for finding in findings:
-        mark = f"{COLOURS[finding.status]}{finding.status:4}\033[0m" if colour else f"{finding.status:4}"
-        print(f"{mark}  {finding.check}: {finding.text}")
-        if finding.cure:
-            print(f"      -> {finding.cure}")
-    print(f"{counts[FAIL]} failed, {counts[WARN]} to look at, of {len(findings)} checks")
-    return int(counts[FAIL] > 0)
+        mark = f"{COLOURS[finding.status]}{finding.status:4}\033[0m" if sys.stdout.isatty() else f"{finding.status:4}"
+        lines.append(f"{mark}  {finding.check}: {finding.text}")
+        lines += [f"      -> {finding.cure}"] if finding.cure else []
+    failed, doubtful = statuses.count("FAIL"), statuses.count("WARN")
+    lines.append(f"{failed} failed, {doubtful} to look at, of {len(findings)} checks")
+    show(arguments, [asdict(finding) for finding in findings], *lines)
+    return int(failed > 0)

@@ -28,8 +28,7 @@ from fedtar_flare.protocol.messages import TaskHeader, version
 from fedtar_flare.runtime.site_executor import seed_of
 from fedtar_flare.settings import Settings
 from fedtar_flare.site.place import Site
-from fedtar_flare.site.state import SiteState
-from fedtar_flare.site.trained import state_of_run
+from fedtar_flare.site.state import SiteState, state_of_run
 
 
 class FineTuneConfig(Settings):

@@ -64,11 +64,12 @@ def _start(command: list[str]) -> subprocess.Popen[str]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Delete what is older than the kit's site file allows, as ``fedtar site purge --retention --yes`` does."""
-    from fedtar_flare.site.purge import place_of_kit, plan
+    from fedtar_flare.site.place import Site
+    from fedtar_flare.site.purge import plan
 
     (kit,) = sys.argv[1:] if argv is None else argv
     try:
-        due = plan(place_of_kit(Path(kit)), retention=True)
+        due = plan(Site.outside_of_jobs(Path(kit)), retention=True)
         due.carry_out()
     except (FedTARError, OSError) as error:
         print(error)

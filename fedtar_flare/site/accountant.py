@@ -11,17 +11,23 @@ from __future__ import annotations
 import json
 import math
 import os
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated
+
+from pydantic import Field, TypeAdapter
 
 from fedtar_flare.errors import ConfigError, FedTARError
 from fedtar_flare.files import write_json
 
 FILE = "privacy_ledger.json"
 FORMAT = 1
+_Multiplier = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+_RUNS = TypeAdapter(dict[str, dict[_Multiplier, Annotated[int, Field(ge=1, strict=True)]]])
+"""Releases by noise multiplier, of each run."""
 
 
 def composed_mu(releases: Mapping[float, int]) -> float:
@@ -40,10 +46,7 @@ def delta_of(epsilon: float, mu: float) -> float:
 
 
 def epsilon_of(mu: float, delta: float) -> float:
-    """The smallest epsilon with delta(epsilon) <= delta, rounded up by less than 1e-9 of it.
-
-    Raises ConfigError unless 0 < delta < 1.
-    """
+    """The smallest epsilon with delta(epsilon) <= delta in (0, 1), rounded up by less than 1e-9 of it."""
     if not 0 < delta < 1:
         raise ConfigError(f"delta must lie between 0 and 1, not {delta}")
     if delta_of(0.0, mu) <= delta:
@@ -69,9 +72,7 @@ class Spent:
 class Ledger:
     """The releases of one site in one JSON file, which is written atomically before each message leaves.
 
-    ``scope`` is the run whose releases count towards the budget (simulated sites); without it all runs count together,
-    since they all speak of the same patients.
-
+    All runs count together, as they speak of the same patients; at a simulated site only those of the run ``scope``.
     Raises FedTARError if the file cannot be read: nothing is released then, as an unreadable ledger is no fresh budget.
     """
 
@@ -82,11 +83,10 @@ class Ledger:
             content = json.loads(file.read_text(encoding="utf-8"))
             if content["format"] != FORMAT:
                 raise ValueError(f"format {content['format']!r}")
-            for run, releases in content["runs"].items():
-                self._runs[run] = {_multiplier(z): _count(count) for z, count in releases.items()}
+            self._runs = _RUNS.validate_python(content["runs"])
         except FileNotFoundError:
             pass
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        except (OSError, ValueError, KeyError, TypeError) as error:
             raise FedTARError(
                 f"{file}: the privacy ledger cannot be read ({error}); restore it from its backup. A new one would "
                 "forget what was spent",
@@ -95,22 +95,17 @@ class Ledger:
 
     def spent(self, delta: float, planned: Iterable[float] = ()) -> Spent:
         """What is spent, or would be after further releases with the noise multipliers ``planned``."""
-        releases: dict[float, int] = {}
+        releases = Counter(planned)
         for run, own in self._runs.items():
             if self.scope in (None, run):
-                for multiplier, count in own.items():
-                    releases[multiplier] = releases.get(multiplier, 0) + count
-        for multiplier in planned:
-            releases[multiplier] = releases.get(multiplier, 0) + 1
-        return Spent(epsilon_of(composed_mu(releases), delta), delta, sum(releases.values()))
+                releases.update(own)
+        return Spent(epsilon_of(composed_mu(releases), delta), delta, releases.total())
 
     def add(self, run: str, multiplier: float) -> None:
         """Count one release and write the file before returning."""
         own = self._runs.setdefault(run, {})
         own[multiplier] = own.get(multiplier, 0) + 1
-        runs: dict[str, Any] = {
-            name: {repr(z): count for z, count in sorted(releases.items())} for name, releases in self._runs.items()
-        }
+        runs = {name: {repr(z): count for z, count in sorted(of_run.items())} for name, of_run in self._runs.items()}
         try:
             write_json(self.file, {"format": FORMAT, "runs": runs})
         except OSError as error:
@@ -130,16 +125,3 @@ def locked(file: Path) -> Iterator[None]:
         os.chmod(handle.name, 0o600)  # noqa: PTH101
         fcntl.flock(handle, fcntl.LOCK_EX)
         yield
-
-
-def _multiplier(text: str) -> float:
-    value = float(text)
-    if not (math.isfinite(value) and value > 0):
-        raise ValueError(f"noise multiplier {text}")
-    return value
-
-
-def _count(value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ValueError(f"count {value!r}")
-    return value

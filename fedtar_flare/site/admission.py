@@ -18,16 +18,13 @@ from fedtar_flare.site.bounds import Bounds
 
 _TEXT = 48
 """Most characters of a single name in a reason."""
-_MORE = "; and {} more"
 
 Amounts = Mapping[str, float]
 """How much is asked, by the setting that asks it."""
 
 
 class Declined(FedTARError):
-    """The site does not do what a job asks; all of the message may leave, as it holds nothing but the job's own values
-    and the site's bounds.
-    """
+    """The site does not do what a job asks; the message may leave: it holds the job's values and the site's bounds."""
 
     def __init__(self, message: str):
         super().__init__(message, public=message)
@@ -70,12 +67,11 @@ class JobRequest:
     rank, pixels, tokens, beams, rounds, time_steps : Amounts
         Of an adapter, of a study, of a report or a study, of a report's search, and of the run.
     models : Mapping[str, str]
-        Models, paths or hub names that it takes from outside this package, by setting.
+        Models, paths or hub names from outside this package, by setting.
     reach : Callable
-        What it changes of the model, given where the site has the models that it names; None: of a model that nobody
-        may read.
+        What it changes of the model, given where the site has the models that it names (None: nobody may read them).
     transforms : Sequence[str]
-        Those that the job adds to the preparation of images, by name.
+        Names of those that the job adds to the preparation of images.
     """
 
     patients: Amounts
@@ -95,20 +91,24 @@ class JobRequest:
 
 
 def admit(request: JobRequest, bounds: Bounds) -> None:
-    """Decline a job that is beyond the site's bounds (:class:`Declined`), naming all of them.
-
-    From here on nothing is fetched from a hub, unless the site allows it. Raises ConfigError if a model that the site
-    allows cannot be read.
-    """
+    """Decline a job that is beyond the site's bounds (:class:`Declined`), naming all of them; see :func:`breaches`."""
     if found := breaches(request, bounds):
         raise declined(found)
 
 
 def breaches(request: JobRequest, bounds: Bounds) -> list[str]:
-    """Every bound that a job is beyond, as 'what is asked (what is allowed)'; empty where the job may come."""
+    """Every bound that a job is beyond, as 'what is asked (what is allowed)'; empty where the job may come.
+
+    From here on nothing is fetched from a hub, unless the site allows it. Raises ConfigError if a model that the site
+    allows cannot be read.
+    """
     if bounds.models_from == "list":
         stay_offline()
-    foreign = unknown_models(request, bounds)
+    foreign = [
+        f"{setting} {_short(name)} (not among this site's models)"
+        for setting, name in request.models.items()
+        if bounds.models_from != "anywhere" and name not in bounds.models
+    ]
     reach = request.reach(None if foreign else bounds.models)
     amounts = {**vars(request), "parameters": {"parameters": reach.parameters}}
     found = [*foreign, *_layers(reach, bounds)]
@@ -127,24 +127,15 @@ def breaches(request: JobRequest, bounds: Bounds) -> list[str]:
     return found
 
 
-def unknown_models(request: JobRequest, bounds: Bounds) -> list[str]:
-    """Models that a job names and the site does not, as reasons."""
-    return [
-        f"{setting} {_short(name)} (not among this site's models)"
-        for setting, name in request.models.items()
-        if bounds.models_from != "anywhere" and name not in bounds.models
-    ]
-
-
 def declined(found: Sequence[str]) -> Declined:
     """The answer to a job that is beyond these bounds: as many of them as a reply's reason holds."""
     text, left = f"declined by the site's policy: {found[0]}", len(found) - 1
     for reason in found[1:]:
-        room = MAX_TEXT - (len(_MORE.format(left)) if left > 1 else 0)
+        room = MAX_TEXT - (len(f"; and {left} more") if left > 1 else 0)
         if len(text) + len(reason) + 2 > room:
             break
         text, left = f"{text}; {reason}", left - 1
-    return Declined(text + (_MORE.format(left) if left else ""))
+    return Declined(text + (f"; and {left} more" if left else ""))
 
 
 def _layers(reach: Reach, bounds: Bounds) -> Iterator[str]:

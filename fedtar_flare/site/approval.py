@@ -23,7 +23,7 @@ CLIENT_CONFIG = Path("config", "config_fed_client.json")
 SIGNATURES = (".__nvfl_sig.json", ".__nvfl_submitter.crt")
 """Files that FLARE adds when a job is submitted: they differ from one submission to the next."""
 
-_DIGEST = re.compile(r"[0-9a-f]{64}")
+DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ def digest_of(app: Path) -> str:
 
 
 def approve(records: Path, digest: str, name: str) -> Approval:
-    """Write down that the site takes part in this job; ``records`` is the site's own folder."""
+    """Write into the site's own folder ``records`` that it takes part in this job."""
     entry = Approval(digest, name, time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), getpass.getuser())
     write_json(_file(records, digest), asdict(entry), PRIVATE)
     return entry
@@ -56,19 +56,14 @@ def approve(records: Path, digest: str, name: str) -> Approval:
 
 def withdraw(records: Path, digest: str) -> bool:
     """Take an approval back, from the next task on; returns whether there was one."""
-    there = _file(records, digest).is_file()
-    _file(records, digest).unlink(missing_ok=True)
+    there = (file := _file(records, digest)).is_file()
+    file.unlink(missing_ok=True)
     return there
-
-
-def is_digest(text: str) -> bool:
-    """Whether a text has the form of a digest."""
-    return _DIGEST.fullmatch(text) is not None
 
 
 def approvals(records: Path) -> list[Approval]:
     """All approvals, the latest last. Raises ConfigError if one cannot be read."""
-    found = [_read(file) for file in (records / FOLDER).glob("*.json") if is_digest(file.stem)]
+    found = [_read(file) for file in (records / FOLDER).glob("*.json") if DIGEST.fullmatch(file.stem)]
     return sorted(found, key=lambda entry: (entry.time, entry.digest))
 
 
@@ -101,7 +96,7 @@ def executors(app: Path) -> list[dict[str, Any]]:
 
 
 def _file(records: Path, digest: str) -> Path:
-    if not is_digest(digest):
+    if not DIGEST.fullmatch(digest):
         raise ConfigError(f"'{digest}' is no digest of a job: 64 digits, 0-9 and a-f")
     return records / FOLDER / f"{digest}.json"
 

@@ -14,7 +14,8 @@ import json
 import logging
 import re
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -48,10 +49,7 @@ _UNSAFE = re.compile(r"[^A-Za-z0-9._@-]")
 
 
 class AuditTrail(FLComponent):
-    """Records what leaves, whatever executor the job brings; what the executor recorded itself is not recorded twice.
-
-    It listens, and empties what it cannot record; it belongs among the ``components`` of the site's ``privacy.json``.
-    """
+    """Records what leaves, whatever executor the job brings, and nothing twice; a component of ``privacy.json``."""
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
         record_event(event_type, fl_ctx)
@@ -63,22 +61,18 @@ def record_event(event_type: str, fl_ctx: FLContext) -> None:
     FLARE goes on after whatever a listener raises, so the message itself is made empty.
     """
     if event_type == EventType.AFTER_TASK_RESULT_FILTER:
-        result = fl_ctx.get_prop(FLContextKey.TASK_RESULT)
-        task_id = fl_ctx.get_prop(FLContextKey.TASK_ID)
-        if isinstance(result, Shareable) and fl_ctx.get_prop(_RECORDED) != (task_id, id(result)):
-            fl_ctx.set_prop(_RECORDED, (task_id, id(result)), private=True, sticky=False)
-            _record(result, fl_ctx, lambda: describe(result, fl_ctx))
+        message, describing = fl_ctx.get_prop(FLContextKey.TASK_RESULT), describe
+        known = (fl_ctx.get_prop(FLContextKey.TASK_ID), id(message))
     elif event_type == ANALYTIC_EVENT_TYPE and fl_ctx.get_prop(FLContextKey.EVENT_SCOPE) != EventScope.FEDERATION:
-        data = fl_ctx.get_prop(FLContextKey.EVENT_DATA)
-        if isinstance(data, Shareable) and fl_ctx.get_prop(_RECORDED) != id(data):
-            fl_ctx.set_prop(_RECORDED, id(data), private=True, sticky=False)
-            _record(data, fl_ctx, lambda: {"task": "(stream)", "outcome": "streamed", "numbers": [_tag(data)]})
-
-
-def _record(message: Shareable, fl_ctx: FLContext, entry: Callable[[], Mapping[str, Any]]) -> None:
-    """No record, no message."""
+        message, describing = fl_ctx.get_prop(FLContextKey.EVENT_DATA), _describe_scalar
+        known = (None, id(message))
+    else:
+        return
+    if not isinstance(message, Shareable) or fl_ctx.get_prop(_RECORDED) == known:
+        return
+    fl_ctx.set_prop(_RECORDED, known, private=True, sticky=False)
     try:
-        write(Site(fl_ctx), _job(fl_ctx), entry())
+        write(Site(fl_ctx), _job(fl_ctx), describing(message, fl_ctx))
     except Exception as error:
         logger.error("the audit could not be written, so the message was not sent: %s", error)
         message.clear()
@@ -88,13 +82,10 @@ def _record(message: Shareable, fl_ctx: FLContext, entry: Callable[[], Mapping[s
 def describe(message: Shareable, fl_ctx: FLContext) -> dict[str, Any]:
     """One message as an audit entry, without any of its values.
 
-    Returns task, method, run, round, step, status, reason, outcome (``passed``, ``refused`` or ``error``), ``tensors``
-    (name, shape, dtype, bytes, L2 norm; the contract's group and whether it is personal data, None where the contract
-    does not say), their total bytes and norm, the names of the header's ``numbers`` and ``fields``, and ``other``:
-    names of anything that this package does not send.
+    Of each tensor it has the L2 norm, the contract's group, and whether that is personal data (None where the contract
+    does not say); ``other`` names anything that this package does not send.
     """
     asked = fl_ctx.get_prop(HEADER_PROP)
-    refused = fl_ctx.get_prop(REFUSED_PROP)
     known = asked if isinstance(asked, TaskHeader) else None
     entry: dict[str, Any] = {"task": str(fl_ctx.get_prop(FLContextKey.TASK_NAME))}
     for name, field in (("method", "method"), ("run", "run_id"), ("round", "round"), ("step", "step")):
@@ -110,12 +101,14 @@ def describe(message: Shareable, fl_ctx: FLContext) -> dict[str, Any]:
     found = meta.get(HEADER)
     header: Mapping[str, Any] = found if isinstance(found, Mapping) else {}
     data = dxo.data if isinstance(dxo.data, Mapping) else {}
-    contract = _contract(known.method) if known else None
+    contract = None
+    with suppress(FedTARError):
+        contract = contract_of(known.method) if known else None
     names = [name for name in sorted(data, key=str) if torch.is_tensor(data[name])]
     tensors = [_tensor(str(name), data[name], contract) for name in names]
     entry = {
         **entry,
-        "outcome": entry.get("outcome") or ("refused" if refused else "passed"),
+        "outcome": entry.get("outcome") or ("refused" if fl_ctx.get_prop(REFUSED_PROP) else "passed"),
         "status": header.get("status", entry.get("status")),
         "reason": str(header.get("reason") or "")[:512],
         "kind": str(getattr(dxo.data_kind, "value", dxo.data_kind)),
@@ -130,9 +123,9 @@ def describe(message: Shareable, fl_ctx: FLContext) -> dict[str, Any]:
 
 
 def write(site: Site, job: str, entry: Mapping[str, Any]) -> None:
-    """Append one entry to the job's file (see :mod:`.audit_file`), and tell the site's syslog of it.
+    """Append one entry to the job's file and send its digest to the site's syslog, if that can be reached.
 
-    Raises OSError where it is not on the disk; a syslog that cannot be reached is a warning.
+    Raises OSError where the entry is not on the disk.
     """
     line = {"time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "job": job, "site": site.name, **entry}
     digest = append(_file(site, job), line)
@@ -161,10 +154,7 @@ def require_writable(site: Site, fl_ctx: FLContext) -> None:
 
 
 def audit_files(folder: Path) -> list[Path]:
-    """Audit files below a kit, a state folder, an audit folder, or the simulator's home; a file stands for itself.
-
-    Raises FedTARError if there is none.
-    """
+    """Audit files below a kit, a state or audit folder, or the simulator's home; FedTARError where there is none."""
     if folder.is_file():
         return [folder]
     patterns = ("audit/*.jsonl", "*.jsonl", "state/sites/*/audit/*.jsonl")
@@ -200,10 +190,8 @@ def totals(entries: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
             continue
         where = str(entry.get("job")), str(entry.get("site"))
         run[where] = str(entry.get("run") or run.get(where, "-"))
-        total = sums.setdefault(
-            (*where, run[where]),
-            {"messages": 0, "refused": 0, "errors": 0, "streamed": 0, "tensors": 0, "bytes": 0, "last": ""},
-        )
+        none = dict.fromkeys(("messages", "refused", "errors", "streamed", "tensors", "bytes"), 0)
+        total = sums.setdefault((*where, run[where]), none | {"last": ""})
         outcome = entry.get("outcome")
         total["streamed" if outcome == "streamed" else "messages"] += 1
         total["refused"] += outcome == "refused"
@@ -222,25 +210,16 @@ def _job(fl_ctx: FLContext) -> str:
     return str(fl_ctx.get_job_id() or "job")
 
 
-def _contract(method: str) -> Contract | None:
-    try:
-        return contract_of(method)
-    except FedTARError:
-        return None
-
-
 def _tensor(name: str, value: torch.Tensor, contract: Contract | None) -> dict[str, Any]:
     group = next((group for group in contract.groups if group.holds(name)), None) if contract else None
-    norm = float(value.detach().double().square().sum()) ** 0.5 if value.numel() else 0.0
-    size = value.numel() * value.element_size()
     return {
         "name": name,
         "group": group.name if group else None,
         "personal": group.personal if group else None,
         "shape": list(value.shape),
         "dtype": str(value.dtype),
-        "bytes": size,
-        "norm": norm,
+        "bytes": value.numel() * value.element_size(),
+        "norm": float(value.detach().double().square().sum()) ** 0.5,
     }
 
 
@@ -248,8 +227,8 @@ def _names(names: Iterable[Any]) -> list[str]:
     return sorted(str(name)[:200] for name in names)
 
 
-def _tag(data: Shareable) -> str:
-    try:
-        return str(from_shareable(data).data.get("track_key", "?"))[:200]
-    except (ValueError, AttributeError):
-        return "?"
+def _describe_scalar(message: Shareable, fl_ctx: FLContext) -> dict[str, Any]:
+    tag = "?"
+    with suppress(ValueError, AttributeError):
+        tag = str(from_shareable(message).data.get("track_key", "?"))[:200]
+    return {"task": "(stream)", "outcome": "streamed", "numbers": [tag]}

@@ -27,7 +27,7 @@ LINK = "prev"
 TRIAL = 65536
 """Bytes that must find room before a task begins."""
 LARGEST_LINE = 16_000_000
-"""How far back the last line's beginning is looked for, in bytes; a message of 200,000 tensors takes less."""
+"""How far back the last line's beginning is looked for, in bytes: more than a message of 200,000 tensors takes."""
 
 
 def append(file: Path, entry: Mapping[str, Any]) -> str:
@@ -36,7 +36,6 @@ def append(file: Path, entry: Mapping[str, Any]) -> str:
     The file is made if need be, for its owner alone. A line that a kill cut off is taken away first: its message never
     left. Raises OSError, with the file as it was before, if the line is not on the disk whole.
     """
-    file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     new = not file.exists()
     with _locked(file) as handle:
         end, last = _last_line(handle)
@@ -51,13 +50,16 @@ def append(file: Path, entry: Mapping[str, Any]) -> str:
             os.ftruncate(handle, end)
             raise
     if new:
-        _sync_folder(file.parent)
+        folder = os.open(file.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
     return _digest(line[:-1])
 
 
 def try_to_write(file: Path) -> None:
     """Raise OSError if a line cannot be appended now; nothing is left of the trial."""
-    file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     with _locked(file) as handle:
         end = os.fstat(handle).st_size
         try:
@@ -71,36 +73,28 @@ def try_to_write(file: Path) -> None:
 
 @dataclass(frozen=True)
 class Verified:
-    """One file: how many lines are chained, how many of an earlier release come before them, and what is wrong.
-
-    ``problem`` is empty where the chain is whole; ``digest`` is the last line's, to compare with the syslog's.
-    """
+    """One file: its number of chained lines, the last one's digest (the syslog has it), and its first problem."""
 
     file: Path
     lines: int
-    unchained: int
     digest: str
     problem: str = ""
 
 
 def verify(file: Path) -> Verified:
     """Follow a file's chain from its first line. Raises OSError if the file cannot be read."""
-    lines, unchained, before = 0, 0, FIRST
+    before = FIRST
     *whole, rest = file.read_bytes().split(b"\n")
     for number, line in enumerate(whole, 1):
         try:
             link = json.loads(line).get(LINK)
         except (ValueError, AttributeError):
-            return Verified(file, lines, unchained, before, f"line {number} is not one of the audit")
-        if link is None and not lines:
-            unchained += 1
-        elif link != before:
-            return Verified(file, lines, unchained, before, f"line {number} does not follow the line before it")
-        else:
-            lines += 1
+            return Verified(file, number - 1, before, f"line {number} is not one of the audit")
+        if link != before:
+            return Verified(file, number - 1, before, f"line {number} does not follow the line before it")
         before = _digest(line)
     cut = f"line {len(whole) + 1} is cut off (its message did not leave)" if rest else ""
-    return Verified(file, lines, unchained, before, cut)
+    return Verified(file, len(whole), before, cut)
 
 
 def send_to_syslog(address: str, text: str) -> None:
@@ -118,6 +112,7 @@ def send_to_syslog(address: str, text: str) -> None:
 
 @contextmanager
 def _locked(file: Path) -> Iterator[int]:
+    file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     handle = os.open(file, os.O_CREAT | os.O_RDWR, 0o600)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX)
@@ -138,11 +133,3 @@ def _last_line(handle: int) -> tuple[int, bytes]:
 
 def _digest(line: bytes) -> str:
     return hashlib.sha256(line).hexdigest()
-
-
-def _sync_folder(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

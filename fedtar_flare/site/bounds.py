@@ -79,12 +79,11 @@ class Bounds(Settings):
 
     def looser(self) -> list[str]:
         """Names of the bounds that allow a job more than the defaults do, sorted."""
-        default = type(self)()
         found = []
-        for name, value in self:
-            usual = getattr(default, name)
-            more = value is None or (usual is not None and value > usual) if name.startswith("max_") else False
-            less = value < usual if name.startswith("min_") else False
+        for name, field in type(self).model_fields.items():
+            value, usual = getattr(self, name), field.default
+            more = name.startswith("max_") and (value is None or value > usual)
+            less = name.startswith("min_") and value < usual
             further = name == "transforms" and not set(value) <= set(usual)
             if more or less or further or (name == "models_from" and value != usual):
                 found.append(name)
@@ -99,31 +98,16 @@ class Bounds(Settings):
             yield "lora_targets", f"a valid regular expression ({error})"
 
 
-_NO_PATIENTS: dict[str, Any] = {
-    "min_patients": 1,
-    "min_local_steps": 1,
-    "min_batch_size": 1,
-    "min_gradient_scale": 0.0,
-    "max_learning_rate": None,
-}
-_OWN_MACHINE: dict[str, Any] = {
-    "transforms": tuple(LISTED),
-    "max_rank": None,
-    "max_parameters": None,
-    "max_pixels": None,
-    "max_tokens": None,
-    "max_beams": None,
-    "max_rounds": None,
-    "max_time_steps": None,
-    "max_seconds": None,
-    "models_from": "anywhere",
-}
-
-
 def default_bounds(*, simulated: bool, synthetic: bool) -> dict[str, Any]:
     """What differs from :class:`Bounds` where the site file says nothing.
 
     A site without patients needs no protection of theirs, and in a simulation the job is the user's own.
     """
-    patients = {} if not (simulated or synthetic) else _NO_PATIENTS
-    return patients | (_OWN_MACHINE if simulated else {})
+    differs: dict[str, Any] = {}
+    if simulated or synthetic:
+        differs = dict.fromkeys(("min_patients", "min_local_steps", "min_batch_size"), 1)
+        differs |= {"min_gradient_scale": 0.0, "max_learning_rate": None}
+    if simulated:
+        differs |= {name: None for name in Bounds.model_fields if name.startswith("max_")}
+        differs |= {"transforms": tuple(LISTED), "models_from": "anywhere"}
+    return differs

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,9 +11,11 @@ from fedtar_flare.data.cohort import EXCLUDED, Cohort, Visit
 from fedtar_flare.data.sources import read_source
 from fedtar_flare.data.timeline import Timeline
 from fedtar_flare.errors import ConfigError
+from fedtar_flare.files import read_yaml
 from fedtar_flare.settings import build
-from fedtar_flare.site.key import derived_key, site_key
-from fedtar_flare.site.site_file import SiteConfig, cache_folder
+from fedtar_flare.site.key import KEY_FILE, derived_key, read_key, site_key
+from fedtar_flare.site.place import kit_of
+from fedtar_flare.site.site_file import SiteConfig, cache_folder, read_site_file
 
 if TYPE_CHECKING:
     from fedtar_flare.imaging.pipeline import Preparation
@@ -58,8 +61,7 @@ def prepare_site(
 ) -> tuple[Cohort, Preparation]:
     """As :func:`load_cohort`, with every image prepared as a task of a job opens it; also says what there was to do.
 
-    With ``reports``, visits without one are left out. What is left out for any reason is left out at once, so a task
-    has one cohort. ``options`` are ``workers``, ``say`` and ``every`` of
+    With ``reports``, visits without one are left out. ``options`` are ``workers``, ``say`` and ``every`` of
     :func:`fedtar_flare.imaging.pipeline.prepare_visits`.
     """
     from fedtar_flare.imaging.pipeline import prepare_visits
@@ -68,8 +70,8 @@ def prepare_site(
     without = {visit: "empty-report" for visit in whole.visits if reports and not visit.report}
     without |= _excluded_visits(config, whole)
     kept = [visit for visit in whole.visits if visit not in without]
-    place, limits = cache_folder(config) / "prepared", config.limits
-    done = prepare_visits(kept, model, place, data.transforms, limits=limits, **options)
+    place = cache_folder(config) / "prepared"
+    done = prepare_visits(kept, model, place, data.transforms, limits=config.limits, **options)
     without |= {visit: error.reason for visit, error in done.errors.items()}
     return whole.leaving_out(without.get, prepared=done.entries), done
 
@@ -83,7 +85,6 @@ def _read(
     workspace: Path | None,
     key: bytes | None = None,
 ) -> Cohort:
-    """All of the site's patients; arguments as of :func:`load_cohort`."""
     if config.source == "synthetic":
         from fedtar_flare.synthetic.cohort import synthetic_cohort
         from fedtar_flare.synthetic.course import CohortOptions
@@ -98,13 +99,15 @@ def _read(
         )
     assert config.path is not None  # a SiteConfig of these sources has one
     reading = read_source(config.source, config.path, config.options)
-    if key is None:
-        key = derived_key(seed, site_name) if config.simulated else site_key(_key_folder(config, workspace))
+    if key is None and config.simulated:
+        key = derived_key(seed, site_name)
+    elif key is None:  # with the state, else in the kit, else beside the site file
+        beside = config.origin.parent if config.origin is not None else cache_folder(config)
+        key = site_key(config.state_dir or (workspace / "local" if workspace is not None else beside))
     return Cohort(site_name, reading.patients(), key=key, timeline=timeline, rejected=reading.rejected())
 
 
 def _excluded_visits(config: SiteConfig, cohort: Cohort) -> dict[Visit, str]:
-    """Visits of patients on the exclusion list, with the reason."""
     excluded = excluded_patients(config)
     absent = len(excluded - {patient.patient_id for patient in cohort.patients})
     if absent:
@@ -113,10 +116,7 @@ def _excluded_visits(config: SiteConfig, cohort: Cohort) -> dict[Visit, str]:
 
 
 def excluded_patients(config: SiteConfig) -> frozenset[str]:
-    """Patient ids of the exclusion list.
-
-    Raises ConfigError if it cannot be read: the site then trains on nothing rather than on those patients.
-    """
+    """Patient ids of the exclusion list; ConfigError if it cannot be read: then the site trains on nothing."""
     if config.exclude is None:
         return frozenset()
     try:
@@ -129,10 +129,68 @@ def excluded_patients(config: SiteConfig) -> frozenset[str]:
     return frozenset(line.strip() for line in lines if line.strip() and not line.lstrip().startswith("#"))
 
 
-def _key_folder(config: SiteConfig, workspace: Path | None) -> Path:
-    """Where a real site keeps its key: with its state, else in its kit, else beside its site file."""
-    if config.state_dir is not None:
-        return config.state_dir
-    if workspace is not None:
-        return workspace / "local"
-    return config.origin.parent if config.origin is not None else cache_folder(config)
+_NAME_IT = (
+    "name the key file of the real site with --key (local/fedtar.key in its startup kit), or the seed of the "
+    "simulated jobs with --job-seed"
+)
+
+
+def patients_of_site_file(
+    file: Path, *, job_seed: int | None = None, key: Path | None = None
+) -> tuple[Cohort, SiteConfig]:
+    """Patients of a site file outside a run, split with the key that its site has in a run; all at one time step.
+
+    A real site's key is in its startup kit, where ``file`` lies too, in the file's ``state_dir``, or in ``key``. A
+    simulated site's derives from its name, which is the file's, and the seed of the job. Raises ConfigError if the key
+    cannot be known, or ``job_seed`` or ``key`` do not go with this site; DataError if key file or data cannot be used.
+    """
+    kit, folder = None, file.expanduser().resolve().parent
+    if folder.name == "local":
+        with suppress(ConfigError):
+            kit = kit_of(folder)
+    if job_seed is not None and (kit is not None or key is not None):
+        raise ConfigError(f"{file}: --job-seed is for a simulated site, which has neither startup kit nor --key")
+    config = read_site_file(file, simulated=job_seed is not None)
+    if job_seed is None and config.source == "synthetic":
+        raise ConfigError(f"{file}: patients of a synthetic cohort are split by the seed of the job: give --job-seed")
+    with_state = config.state_dir is not None and (config.state_dir / KEY_FILE).is_file()
+    if job_seed is None and key is None and kit is None and not with_state:
+        raise ConfigError(f"{file} does not say which patients its site tests on: {_NAME_IT}")
+    secret = read_key(key) if key is not None else None
+    where: dict[str, Any] = {"seed": job_seed or 0, "workspace": kit, "key": secret}
+    return load_cohort(config, file.stem, timeline=Timeline(1), **where), config
+
+
+def patients_of_manifest(
+    manifest: Path, *, job_seed: int | None = None, key: Path | None = None, no_site: bool = False
+) -> tuple[Cohort, SiteConfig]:
+    """As :func:`patients_of_site_file`, of a manifest, with the key of the site that it belongs to.
+
+    With ``job_seed``, the site is the one in ``../sites/<site>.yaml`` that names this manifest, as ``fedtar data
+    synth`` and ``partition`` write them. ``no_site`` says that the manifest belongs to no site of any run.
+    """
+    if sum((job_seed is not None, key is not None, no_site)) > 1:
+        raise ConfigError(f"{manifest}: only one of --job-seed, --key and --no-site decides about the split")
+    if job_seed is not None:
+        return patients_of_site_file(_site_file_of(manifest), job_seed=job_seed)
+    if key is None and not no_site:
+        raise ConfigError(
+            f"{manifest} does not say which patients its site tests on: {_NAME_IT}; a collection that belongs to no "
+            "site of any run takes --no-site"
+        )
+    config = SiteConfig(source="manifest", path=manifest)
+    secret = read_key(key) if key is not None else derived_key(0, "no site")
+    return load_cohort(config, manifest.stem, timeline=Timeline(1), key=secret), config
+
+
+def _site_file_of(manifest: Path) -> Path:
+    """The simulated site's file beside this manifest's folder."""
+    sites = manifest.resolve().parent.parent / "sites"
+    paths = {file: read_yaml(file, "'key: value' lines").get("path") for file in sorted(sites.glob("*.yaml"))}
+    found = [f for f, path in paths.items() if path and (f.parent / str(path)).resolve() == manifest.resolve()]
+    if len(found) != 1:
+        raise ConfigError(
+            f"{manifest}: {len(found)} files in {sites} name this manifest, so its site's name is not known; give the "
+            "site file itself with --site-file"
+        )
+    return found[0]

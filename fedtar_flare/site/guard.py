@@ -71,16 +71,12 @@ class OutboundGuard(Filter):
     ----------
     methods : sequence of str
         Names of the methods that this site takes part in. A method that is not listed is refused even if it is
-        installed and the guard of a job names it; without a list none is allowed.
+        installed and the guard of a job names it; without a list none is allowed. One that is not installed is no
+        error: none of its tasks is done.
     extra_names : sequence of str
         Regular expressions; a base-model parameter may travel whole only if one matches its whole name.
     max_values : int, default 50,000,000
         Largest number of values in one message.
-
-    Raises
-    ------
-    ConfigError
-        A setting is of the wrong form. A listed method that is not installed is no error: none of its tasks is done.
     """
 
     def __init__(
@@ -111,9 +107,11 @@ class OutboundGuard(Filter):
         code = shareable.get_return_code()
         if code not in (None, ReturnCode.OK):  # nothing travels with an error but its code
             return make_reply(code if code in _CODES else ReturnCode.EXECUTION_EXCEPTION)
-        task = str(fl_ctx.get_prop(FLContextKey.TASK_NAME))
+        task, inbound = str(fl_ctx.get_prop(FLContextKey.TASK_NAME)), fl_ctx.get_prop(INBOUND_PROP)
+        if inbound is None and (sent := fl_ctx.get_prop(FLContextKey.TASK_DATA)) is not None:
+            inbound = _read_task(sent)
         try:
-            self.check(shareable, task, _inbound(fl_ctx), str(fl_ctx.get_identity_name()))
+            self.check(shareable, task, inbound, str(fl_ctx.get_identity_name()))
         except ExchangeError as error:
             self.logger.error(f"outbound guard: nothing was sent for task '{task:.80}': {error}")
             fl_ctx.set_prop(REFUSED_PROP, str(error), private=True, sticky=False)
@@ -225,13 +223,6 @@ def _read(shareable: Shareable) -> tuple[DXO, Reply]:
 def _nothing_else(names: set[Any]) -> None:
     if names:
         raise ExchangeError(f"the message carries '{sorted(map(str, names))[0]:.80}' besides its content")
-
-
-def _inbound(fl_ctx: FLContext) -> InboundTask | None:
-    inbound: InboundTask | None = fl_ctx.get_prop(INBOUND_PROP)
-    if inbound is None and (task := fl_ctx.get_prop(FLContextKey.TASK_DATA)) is not None:
-        inbound = _read_task(task)
-    return inbound
 
 
 def _read_task(task: Shareable) -> InboundTask:

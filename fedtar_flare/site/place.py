@@ -17,13 +17,11 @@ if TYPE_CHECKING:
 
 STATE = "fedtar_state"
 """Folder of a site for all that stays: state of runs by run id, ``audit/``, ``participation.json``, privacy ledger."""
-STATE_VARIABLE = "FEDTAR_STATE"
-"""Environment variable of a folder for the states of all sites that run there (for containers)."""
 
 JOB_ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 """FLARE's id of a job, and so the name of the job's folder in a kit."""
 
-_SITE_NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._@-]{0,127}$")
+SITE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,127}")
 
 
 class TaskAborted(Exception):
@@ -45,25 +43,34 @@ class Site:
         self._start, self._most_seconds = time.monotonic(), math.inf
 
     @classmethod
-    def outside_of_jobs(cls, name: str, workspace: Path, *, simulated: bool) -> Site:
-        """The site of this kit (or of the simulator, by name), for commands: it has no job and no engine."""
+    def outside_of_jobs(cls, kit: Path, simulated: str | None = None) -> Site:
+        """The site of a kit (or of the simulator, by name), for commands: it has no job and no engine.
+
+        Raises ConfigError if the folder is no kit's (see :func:`kit_of`).
+        """
         site = cls.__new__(cls)
-        site.name, site.workspace, site.simulated = name, workspace, simulated
+        site.workspace = Path() if simulated else kit_of(kit)
+        site.name, site.simulated = simulated or site.workspace.name, bool(simulated)
         return site
 
     @property
     def records(self) -> Path:
-        """Folder of what belongs to the site and to no single run: audit, participation, privacy ledger."""
-        return simulated_records(self.name) if self.simulated else state_of(self.workspace)
+        """Folder of what belongs to the site and to no single run: audit, participation, privacy ledger.
+
+        Raises ConfigError if a simulated site's name cannot name a folder.
+        """
+        if not self.simulated:
+            return state_of(self.workspace)
+        if not SITE_NAME.fullmatch(self.name):
+            raise ConfigError(f"site '{self.name}' cannot name a folder: letters, digits, '.', '_', '@', '-' only")
+        return home() / "state" / "sites" / self.name
 
     def state_root(self, configured: Path | None) -> Path:
         """Folder of the site state: the site file's, else the one beside the kit, else (simulator) the user's cache.
 
         It is never FLARE's run folder, which is deleted with the job and, in the simulator, at every start.
         """
-        if configured is not None:
-            return configured
-        return home() / "state" if self.simulated else state_of(self.workspace)
+        return configured or (home() / "state" if self.simulated else state_of(self.workspace))
 
     @property
     def app(self) -> Path:
@@ -96,22 +103,12 @@ def state_of(kit: Path) -> Path:
     kit = kit.resolve()
     if (earlier := kit / STATE).is_dir():
         return earlier
-    named = os.environ.get(STATE_VARIABLE)
+    named = os.environ.get("FEDTAR_STATE")  # for containers
     return Path(named) / kit.name if named else kit.with_name(f"{kit.name}.{STATE}")
 
 
-def simulated_records(site: str) -> Path:
-    """A simulated site's ``fedtar_state``. Raises ConfigError if the site's name cannot name a folder."""
-    if not _SITE_NAME.match(site):
-        raise ConfigError(f"site '{site}' cannot name a folder: letters, digits, '.', '_', '@', '-' only")
-    return home() / "state" / "sites" / site
-
-
 def kit_of(folder: Path) -> Path:
-    """The kit that a user means by this folder: the folder itself, or the one above ``startup`` or ``local``.
-
-    Raises ConfigError if it is no site's kit.
-    """
+    """The kit that a user means by this folder (or its ``startup`` or ``local``); ConfigError if it is none."""
     folder = folder.expanduser().resolve()
     for kit in (folder, folder.parent) if folder.name in ("startup", "local") else (folder,):
         if (kit / "startup" / "fed_client.json").is_file():

@@ -21,7 +21,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
@@ -31,6 +31,7 @@ from nvflare.apis.filter import Filter
 from nvflare.apis.fl_constant import FLContextKey, ReturnCode
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import Shareable
+from pydantic import Field as Setting
 
 from fedtar_flare.errors import ConfigError, ExchangeError, FedTARError
 from fedtar_flare.protocol.contract import Contract, Task
@@ -38,6 +39,7 @@ from fedtar_flare.protocol.exchange import WIRE_DTYPES, check_tensor, euclidean_
 from fedtar_flare.protocol.fields import Field
 from fedtar_flare.protocol.messages import ABSTAIN, HEADER, OK, Reply, TaskHeader
 from fedtar_flare.registry import contract_of
+from fedtar_flare.settings import Settings, build
 from fedtar_flare.site.accountant import FILE, Ledger, Spent, locked
 from fedtar_flare.site.audit import HEADER_PROP, REFUSED_PROP
 from fedtar_flare.site.guard import SENDS, refusal
@@ -46,8 +48,34 @@ from fedtar_flare.site.place import Site
 register_tensors()
 
 
+class PrivacySettings(Settings):
+    """Of :class:`GaussianPrivacy`."""
+
+    clip_norm: float = Setting(
+        1.0, gt=0, description="C, L2 norm of an update; noise grows with it: what updates have, by the audit, not more"
+    )
+    noise_multiplier: float = Setting(
+        1.0, gt=0, description="z of an update: standard deviation of the noise over the sensitivity"
+    )
+    delta: float = Setting(
+        1e-5, gt=0, lt=1, description="of the guarantee; well under one over the number of the site's patients"
+    )
+    max_epsilon: float = Setting(
+        10.0, gt=0, description="the budget over all runs on this site's data; with it spent, the site abstains"
+    )
+    vector_clip: float = Setting(1.0, gt=0, description="largest L2 norm of a noisy list of numbers")
+    loss_clip: float = Setting(10.0, gt=0, description="largest noisy number")
+    closing_noise_multiplier: float = Setting(
+        0.0, ge=0, description="z of the noisy fields; 0: they are not sent, and the server has only the other sites'"
+    )
+    noise_seed: int | None = Setting(
+        None,
+        description="for tests in the simulator; a real site refuses it, because whoever knows it can remove the noise",
+    )
+
+
 class GaussianPrivacy(Filter):
-    """Result filter of a site's own ``privacy.json``, before the outbound guard.
+    """Result filter of a site's own ``privacy.json``, before the outbound guard; settings: :class:`PrivacySettings`.
 
     The method's contract says which fields are public or noisy and which tensors an update holds. All tensors of a
     difference together are clipped to the L2 norm ``clip_norm`` = C and get Gaussian noise of standard deviation
@@ -56,62 +84,15 @@ class GaussianPrivacy(Filter):
     m noisy fields that a task declares are one vector of sensitivity ``2 sqrt(m)`` and one release, with
     ``closing_noise_multiplier``. Noise is added in float32 or better, before the cast to the wire's number format.
 
-    Parameters
-    ----------
-    clip_norm : float
-        C, L2. Noise grows with it: take the norm that updates have (the audit lists it), not more.
-    noise_multiplier : float
-        z of an update: standard deviation of the noise over the sensitivity.
-    delta : float
-        Of the guarantee; well under one over the number of the site's patients.
-    max_epsilon : float
-        The budget over all runs on this site's data. The site abstains rather than send a message that would exceed it.
-    vector_clip, loss_clip : float
-        L2 norm of a noisy list of numbers, and largest noisy number.
-    closing_noise_multiplier : float
-        z of the noisy fields; 0: they are not sent (the server then has only the other sites' numbers).
-    noise_seed : int, optional
-        For tests in the simulator only; a real site refuses it, because whoever knows it can remove the noise. Without
-        it the noise comes from the operating system's cryptographic generator.
-
-    Raises
-    ------
-    ConfigError
-        A setting is not allowed.
-
     References
     ----------
     Dwork and Roth, *The Algorithmic Foundations of Differential Privacy*, 2014, A.1 (the Gaussian mechanism); the
     account is that of :mod:`.accountant`.
     """
 
-    def __init__(
-        self,
-        clip_norm: float = 1.0,
-        noise_multiplier: float = 1.0,
-        delta: float = 1e-5,
-        max_epsilon: float = 10.0,
-        vector_clip: float = 1.0,
-        loss_clip: float = 10.0,
-        closing_noise_multiplier: float = 0.0,
-        noise_seed: int | None = None,
-    ):
+    def __init__(self, **settings: Any):
         super().__init__()
-        self.clip_norm, self.noise_multiplier = clip_norm, noise_multiplier
-        self.delta, self.max_epsilon = delta, max_epsilon
-        self.vector_clip, self.loss_clip = vector_clip, loss_clip
-        self.closing_noise_multiplier = closing_noise_multiplier
-        self.noise_seed = noise_seed
-        for name in ("clip_norm", "noise_multiplier", "max_epsilon", "vector_clip", "loss_clip"):
-            value = getattr(self, name)
-            if not (_is_number(value) and value > 0):
-                raise ConfigError(f"GaussianPrivacy: {name} must be a positive number, not {value!r}")
-        if not (_is_number(closing_noise_multiplier) and closing_noise_multiplier >= 0):
-            raise ConfigError(
-                f"GaussianPrivacy: closing_noise_multiplier must be 0 or positive, not {closing_noise_multiplier!r}"
-            )
-        if not (_is_number(delta) and 0 < delta < 1):
-            raise ConfigError(f"GaussianPrivacy: delta must lie between 0 and 1, not {delta!r}")
+        self.settings = build(PrivacySettings, settings, "GaussianPrivacy")
         self._drawn = 0
 
     def process(self, shareable: Shareable, fl_ctx: FLContext) -> Shareable:
@@ -121,7 +102,7 @@ class GaussianPrivacy(Filter):
         task = str(fl_ctx.get_prop(FLContextKey.TASK_NAME))
         try:
             site = Site(fl_ctx)
-            if self.noise_seed is not None and not site.simulated:
+            if self.settings.noise_seed is not None and not site.simulated:
                 raise ConfigError(
                     "GaussianPrivacy: noise_seed is for tests in the simulator; remove it from privacy.json",
                     public="the site's privacy filter is not set up",
@@ -148,12 +129,12 @@ class GaussianPrivacy(Filter):
         """
         for name in sorted(update):
             check_tensor(name, update[name], None, WIRE_DTYPES)
-        factor = min(1.0, self.clip_norm / max(euclidean_norm(update), 1e-300))
+        factor = min(1.0, self.settings.clip_norm / max(euclidean_norm(update), 1e-300))
         return {name: update[name].double() * factor for name in sorted(update)}
 
     def noisy_update(self, update: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Clip, add noise of standard deviation ``noise_multiplier * 2 clip_norm``, cast to the given number format."""
-        scale = self.noise_multiplier * 2 * self.clip_norm
+        scale = self.settings.noise_multiplier * 2 * self.settings.clip_norm
         return {
             name: (value + scale * self._noise(value.numel()).reshape(value.shape)).to(update[name].dtype)
             for name, value in self.clipped(update).items()
@@ -165,77 +146,67 @@ class GaussianPrivacy(Filter):
         ``declared`` is how many noisy fields the task declares; the sensitivity is ``2 sqrt(declared)``. A list of
         numbers may be None and stays so.
         """
-        unit: dict[Field, np.ndarray] = {}
+        of, unit = self.settings, dict[Field, np.ndarray]()
         for field, value in values.items():
             numbers = np.atleast_1d(np.asarray([] if value is None else value, np.float64))
             if field.kind == "number":
-                unit[field] = 2 * np.clip(numbers, 0.0, self.loss_clip) / self.loss_clip - 1
+                unit[field] = 2 * np.clip(numbers, 0.0, of.loss_clip) / of.loss_clip - 1
             else:
-                unit[field] = numbers / max(self.vector_clip, float(np.linalg.norm(numbers)))
+                unit[field] = numbers / max(of.vector_clip, float(np.linalg.norm(numbers)))
         whole = np.concatenate(list(unit.values()))
-        noise = self.closing_noise_multiplier * 2 * math.sqrt(declared) * self._noise(len(whole)).numpy()
+        noise = of.closing_noise_multiplier * 2 * math.sqrt(declared) * self._noise(len(whole)).numpy()
         released: dict[str, Any] = {}
         for field, vector in unit.items():
             noisy, noise = vector + noise[: len(vector)], noise[len(vector) :]
             if field.kind == "number":
-                released[field.name] = float((noisy[0] + 1) / 2 * self.loss_clip)
+                released[field.name] = float((noisy[0] + 1) / 2 * of.loss_clip)
             else:
-                released[field.name] = None if values[field] is None else [float(v) for v in noisy * self.vector_clip]
+                released[field.name] = None if values[field] is None else [float(v) for v in noisy * of.vector_clip]
         return released
 
     def _release(
         self, contract: Contract, task: Task, header: TaskHeader, dxo: DXO, reply: Reply, site: Site
     ) -> Shareable:
-        tensors = _covered(contract, task, dxo)
-        sent = reply.numbers | reply.payload
+        of, tensors, sent = self.settings, _covered(contract, task, dxo), reply.numbers | reply.payload
         noisy = [field for field in task.fields if field.noisy]
         values = {field: sent[field.name] for field in noisy if sent.get(field.name) is not None}
         for field, value in values.items():  # what cannot be released costs no budget
             field.check(value)
-        releasing = bool(values) and self.closing_noise_multiplier > 0
-        multipliers = [self.noise_multiplier] if tensors and task.sends == "difference" else []
-        multipliers += [self.closing_noise_multiplier] if releasing else []
+        releasing = bool(values) and of.closing_noise_multiplier > 0
+        updating = bool(tensors) and task.sends == "difference"
+        multipliers = [of.noise_multiplier] * updating + [of.closing_noise_multiplier] * releasing
         file = site.records / FILE
         with locked(file):
             ledger = Ledger(file, scope=header.run_id if site.simulated else None)
-            if multipliers and ledger.spent(self.delta, multipliers).epsilon > self.max_epsilon:
-                return self._abstain(reply, ledger.spent(self.delta))
+            if multipliers and ledger.spent(of.delta, multipliers).epsilon > of.max_epsilon:
+                spent = ledger.spent(of.delta)
+                reason = f"privacy budget spent (epsilon {spent.epsilon:.3g} of {of.max_epsilon:g}, delta {of.delta:g})"
+                nothing = replace(reply, status=ABSTAIN, reason=reason, numbers={}, payload=self._account(spent))
+                return _message(DXO(DataKind.METRICS, data={}), nothing)
             for multiplier in multipliers:  # before anything leaves: a crash costs budget, never privacy
                 ledger.add(header.run_id, multiplier)
-            spent = ledger.spent(self.delta)
-        if tensors and task.sends == "difference":
+            account = self._account(ledger.spent(of.delta))
+        if updating:
             dxo.data = self.noisy_update(tensors)
         # numbers of visits that belong to noisy fields are of no use without them
         public = [field for field in task.fields if field.public and (releasing or not noisy or field.required)]
         left = {field.name: sent[field.name] for field in public if field.name in sent}
         if releasing:
             left |= {field.name: None for field in noisy if field.name in sent} | self.noisy_fields(len(noisy), values)
-        left["privacy"] = self._account(spent)
+        left |= account
         numbers = {name: value for name, value in left.items() if name in reply.numbers}
         payload = {name: value for name, value in left.items() if name not in reply.numbers}
         return _message(dxo, replace(reply, numbers=numbers, payload=payload))
 
-    def _abstain(self, reply: Reply, spent: Spent) -> Shareable:
-        reason = f"privacy budget spent (epsilon {spent.epsilon:.3g} of {self.max_epsilon:g}, delta {spent.delta:g})"
-        payload = {"privacy": self._account(spent)}
-        return _message(
-            DXO(DataKind.METRICS, data={}), replace(reply, status=ABSTAIN, reason=reason, numbers={}, payload=payload)
-        )
-
     def _account(self, spent: Spent) -> dict[str, Any]:
-        return {
-            "epsilon": spent.epsilon,
-            "delta": spent.delta,
-            "max_epsilon": self.max_epsilon,
-            "releases": spent.releases,
-        }
+        return {"privacy": asdict(spent) | {"max_epsilon": self.settings.max_epsilon}}
 
     def _noise(self, count: int) -> torch.Tensor:
         """Standard normal values, float64."""
-        if self.noise_seed is not None:
-            self._drawn += 1
-            return torch.from_numpy(np.random.default_rng([self.noise_seed, self._drawn]).standard_normal(count))
-        return torch.from_numpy(secure_normals(count))
+        if (seed := self.settings.noise_seed) is None:
+            return torch.from_numpy(secure_normals(count))
+        self._drawn += 1
+        return torch.from_numpy(np.random.default_rng([seed, self._drawn]).standard_normal(count))
 
 
 def secure_normals(count: int) -> np.ndarray:
@@ -270,7 +241,3 @@ def _covered(contract: Contract, task: Task, dxo: DXO) -> Mapping[str, torch.Ten
 
 def _message(dxo: DXO, reply: Reply) -> Shareable:
     return DXO(dxo.data_kind, data=dxo.data, meta={HEADER: reply.to_meta()[HEADER]}).to_shareable()
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

@@ -21,41 +21,8 @@ from fedtar_flare.protocol.messages import RESERVED_RUNS
 from fedtar_flare.reporting.examples import EXAMPLES_FILE, EXAMPLES_PAGE
 from fedtar_flare.site.audit import FOLDER
 from fedtar_flare.site.cohort import load_cohort
-from fedtar_flare.site.place import JOB_ID, home, kit_of, simulated_records, state_of
+from fedtar_flare.site.place import JOB_ID, Site, home
 from fedtar_flare.site.site_file import SITE_FILE, SiteConfig, cache_folder, read_site_file
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where one site keeps things: audit, participation and ledger in ``records``, the state of runs in ``state_root``.
-
-    Without ``site`` every site below counts (a kit has one); ``config`` is the site file, if there is one. FLARE keeps
-    its folders of jobs in ``kit``; the simulator has none.
-    """
-
-    records: Path
-    state_root: Path
-    site: str | None = None
-    config: SiteConfig | None = None
-    kit: Path | None = None
-
-    def runs(self) -> dict[str, list[Path]]:
-        """Folders of state by run id."""
-        found: dict[str, list[Path]] = {}
-        for run in sorted(self.state_root.iterdir()) if self.state_root.is_dir() else ():
-            if run.is_dir() and not run.is_symlink() and run.name not in RESERVED_RUNS:
-                folders = [f for f in sorted(run.iterdir()) if f.is_dir() and self.site in (None, f.name)]
-                if folders:
-                    found[run.name] = folders
-        return found
-
-    def jobs(self) -> list[Path]:
-        """FLARE's folders of jobs in the kit: their configuration and their logs, which may name files and rows."""
-        return sorted(f for f in self.kit.iterdir() if f.is_dir() and JOB_ID.fullmatch(f.name)) if self.kit else []
-
-    @property
-    def prepared(self) -> Path:
-        return (cache_folder(self.config) if self.config else home()) / "prepared"
 
 
 @dataclass
@@ -65,8 +32,8 @@ class Plan:
     remove: list[tuple[Path, str]] = field(default_factory=list)
     kept: list[str] = field(default_factory=list)
 
-    def carry_out(self) -> int:
-        """Delete; returns the number of files and folders, including those that were gone already."""
+    def carry_out(self) -> None:
+        """Delete; what is gone already is no error."""
         for path, _ in self.remove:
             if path.is_dir() and not path.is_symlink():
                 shutil.rmtree(path)
@@ -75,30 +42,11 @@ class Plan:
         for folder in {path.parent for path, what in self.remove if what.startswith("state of run")}:
             if folder.is_dir() and not any(folder.iterdir()):
                 folder.rmdir()
-        return len(self.remove)
-
-
-def place_of_kit(folder: Path) -> Place:
-    """Where the site of this startup kit keeps things.
-
-    Raises ConfigError without a kit, or if its site file cannot be read (it may name another folder for the state).
-    """
-    kit = kit_of(folder)
-    file = kit / "local" / SITE_FILE
-    config = read_site_file(file) if file.is_file() else None
-    records = state_of(kit)
-    return Place(records, (config and config.state_dir) or records, None, config, kit)
-
-
-def place_of_simulated(site: str, config: Path | None = None) -> Place:
-    """Where a simulated site keeps things; ``config`` is its site file, if it has one."""
-    read = read_site_file(config, simulated=True) if config else None
-    state = read.state_dir if read and read.state_dir else home() / "state"
-    return Place(simulated_records(site), state, site, read)
 
 
 def plan(
-    place: Place,
+    site: Site,
+    site_file: Path | None = None,
     *,
     run: str | None = None,
     patient: str | None = None,
@@ -107,39 +55,50 @@ def plan(
     everything: bool = False,
     cache: bool = False,
 ) -> Plan:
-    """What to delete. Raises ConfigError for an unknown run or patient, a negative age, or a retention of no length.
+    """What to delete at a site, whose site file is the kit's, or ``site_file`` of a simulated one.
 
     ``patient`` takes this patient's prepared images and all example pages (they show reports); ``older_than`` takes
     state, folders of jobs and audit that nobody wrote to for this many days; ``retention`` takes the same but for the
     audit, after the days that the site file says; ``everything`` takes the state of all runs, all folders of jobs, all
     prepared images and the audit; ``cache`` takes all prepared images, which are made anew when needed.
+
+    Raises ConfigError for an unknown run or patient, a negative age, a retention of no length, or a site file that
+    cannot be read (it may name another folder for the state).
     """
-    result = Plan()
-    runs = place.runs()
+    file = site_file if site.simulated else site.workspace / "local" / SITE_FILE
+    config = None
+    if file is not None and (site.simulated or file.is_file()):
+        config = read_site_file(file, simulated=site.simulated)
+    state = site.state_root(config.state_dir if config else None)
+    prepared = (cache_folder(config) if config else home()) / "prepared"
+    runs = _runs(state, site.name if site.simulated else None)
     every = [(folder, f"state of run {name}") for name, folders in runs.items() for folder in folders]
-    every += [(folder, "FLARE's folder of a job") for folder in place.jobs()]
-    kept_for = every[:]
-    every += [(file, "audit of a job") for file in sorted((place.records / FOLDER).glob("*.jsonl"))]
+    if not site.simulated:
+        jobs = sorted(f for f in site.workspace.iterdir() if f.is_dir() and JOB_ID.fullmatch(f.name))
+        every += [(folder, "FLARE's folder of a job") for folder in jobs]
+    audits = [(file, "audit of a job") for file in sorted((site.records / FOLDER).glob("*.jsonl"))]
+    result = Plan()
     if run is not None:
         if run not in runs:
-            raise ConfigError(f"no run '{run}' below {place.state_root} (there: {', '.join(runs) or 'none'})")
+            raise ConfigError(f"no run '{run}' below {state} (there: {', '.join(runs) or 'none'})")
         result.remove += [(folder, f"state of run {run}") for folder in runs[run]]
         result.kept.append(f"the audit of run {run} (what left; no data): deleted with --older-than or --all")
     if older_than is not None:
         if older_than < 0:
             raise ConfigError(f"--older-than must be a number of days, not {older_than:g}")
-        result.remove += _older(every, older_than)
+        result.remove += _older(every + audits, older_than)
     if retention:
-        days = place.config.retention_days if place.config else None
-        if days is None:
+        if config is None or config.retention_days is None:
             raise ConfigError("the site file says no 'retention_days'")
-        result.remove += _older(kept_for, days)
+        result.remove += _older(every, config.retention_days)
     if everything:
-        result.remove += every
-    if (everything or cache) and place.prepared.is_dir():
-        result.remove.append((place.prepared, "prepared images of all patients"))
+        result.remove += every + audits
+    if (everything or cache) and prepared.is_dir():
+        result.remove.append((prepared, "prepared images of all patients"))
     if patient is not None:
-        _plan_patient(result, place, patient, runs)
+        if config is None:
+            raise ConfigError("a patient's images are found through the site file, and this site has none")
+        _plan_patient(result, config, site.name, patient, runs, prepared)
     result.kept += [
         "the shared model that left already: what it learnt here cannot be taken back from it",
         "FLARE's own log.txt of the kit and the files beside it: they tell of the site, not of its patients",
@@ -148,21 +107,28 @@ def plan(
     return result
 
 
-def _plan_patient(result: Plan, place: Place, patient: str, runs: dict[str, list[Path]]) -> None:
-    if place.config is None:
-        raise ConfigError("a patient's images are found through the site file, and this site has none")
-    config = place.config.replace(exclude=None, simulated=True)  # also one who is excluded; and no key is made
-    cohort = load_cohort(config, place.site or "site", timeline=Timeline(1))
-    visits = [visit for person in cohort.patients if person.patient_id == patient for visit in person.visits]
+def _runs(root: Path, site: str | None) -> dict[str, list[Path]]:
+    """Folders of state by run id, of one site or of all."""
+    found: dict[str, list[Path]] = {}
+    for run in sorted(root.iterdir()) if root.is_dir() else ():
+        if run.is_dir() and not run.is_symlink() and run.name not in RESERVED_RUNS:
+            found[run.name] = [f for f in sorted(run.iterdir()) if f.is_dir() and site in (None, f.name)]
+    return {name: folders for name, folders in found.items() if folders}
+
+
+def _plan_patient(
+    result: Plan, config: SiteConfig, site: str, patient: str, runs: dict[str, list[Path]], prepared: Path
+) -> None:
+    everyone = config.replace(exclude=None, simulated=True)  # also one who is excluded; and no key is made
+    visits = [v for v in load_cohort(everyone, site, timeline=Timeline(1)).visits if v.patient_id == patient]
     if not visits:
         raise ConfigError(
             f"no patient '{patient}' in {config.path or config.source}. If the patient's rows are gone already, the "
             "prepared images cannot be told apart any more: delete them all with --cache"
         )
-    result.remove += [(entry, f"prepared image of patient {patient}") for entry in _entries(visits, place.prepared)]
-    for folders in runs.values():
-        pages = (folder / name for folder in folders for name in (EXAMPLES_FILE, EXAMPLES_PAGE))
-        result.remove += [(page, "example page with reports") for page in pages if page.is_file()]
+    result.remove += [(entry, f"prepared image of patient {patient}") for entry in _entries(visits, prepared)]
+    pages = (f / name for folders in runs.values() for f in folders for name in (EXAMPLES_FILE, EXAMPLES_PAGE))
+    result.remove += [(page, "example page with reports") for page in pages if page.is_file()]
     result.kept += [
         "the patient's own images and reports, which are the hospital's: nothing here ever deletes those",
         "prepared images made from earlier versions of the patient's files, if these were changed: --cache finds all",
@@ -172,7 +138,7 @@ def _plan_patient(result: Plan, place: Place, patient: str, runs: dict[str, list
             f"the states of the runs {', '.join(runs)}, which may have been trained with this patient and cannot "
             "unlearn one: delete them with --run"
         )
-    if place.config.exclude is None:
+    if config.exclude is None:
         result.kept.append(
             "the patient in the coming runs: write the id into a file that the site file names as 'exclude'"
         )
@@ -191,8 +157,4 @@ def _entries(visits: list[Visit], prepared: Path) -> list[Path]:
 
 def _older(items: list[tuple[Path, str]], days: float) -> list[tuple[Path, str]]:
     limit = time.time() - days * 86400
-    return [(path, what) for path, what in items if _newest(path) < limit]
-
-
-def _newest(folder: Path) -> float:
-    return max((file.stat().st_mtime for file in [folder, *folder.rglob("*")]), default=0.0)
+    return [(path, what) for path, what in items if max(f.stat().st_mtime for f in [path, *path.rglob("*")]) < limit]

@@ -16,17 +16,11 @@ from fedtar_flare.files import read_yaml
 from fedtar_flare.imaging.limits import Limits
 from fedtar_flare.settings import Settings, build, check_names, nearest
 from fedtar_flare.site.bounds import Bounds, default_bounds
-from fedtar_flare.site.place import home
+from fedtar_flare.site.place import home, state_of
 
 SOURCES = ("synthetic", *READERS)
 SITES_VARIABLE = "FEDTAR_SITES"
 SITE_FILE = "fedtar.yaml"
-_MOVED = {
-    "min_cell": "policy: {min_patients: ...}",
-    "stream_losses": "shares: [losses]",
-    "share_features": "shares: [features]",
-}
-"""Keys of earlier releases, and how the same is written now."""
 
 
 class SiteConfig(Settings):
@@ -95,7 +89,6 @@ class SiteConfig(Settings):
         return self.without_patients if self.shares is None else what in self.shares
 
     def validation_errors(self) -> Iterator[tuple[str, str]]:
-        """An unknown source, a source without its path, an unknown device, one GPU for several processes."""
         if self.source not in SOURCES:
             yield "source", f"one of {', '.join(SOURCES)}{nearest(self.source, SOURCES)}"
         if self.source != "synthetic" and self.path is None:
@@ -111,21 +104,17 @@ class SiteConfig(Settings):
 def load_site_config(site_name: str, *, workspace: Path | None, simulator: bool) -> SiteConfig:
     """The site file's content, from ``<site>.yaml`` in FEDTAR_SITES, else ``local/fedtar.yaml`` in the FLARE workspace.
 
-    Without one, the simulator takes the synthetic cohort and any other site stops. Where FEDTAR_SITES is set, the
-    simulator wants a file for every site: a misspelt name must not put phantoms among real hospitals. Raises
-    ConfigError without a file that must be there, or for one that is not valid.
+    Without one the simulator takes the synthetic cohort, unless FEDTAR_SITES is set: a misspelt name must not put
+    phantoms among real hospitals. Raises ConfigError without a file that must be there, or for one that is not valid.
     """
-    places = []
     folder = sites_folder()
-    if folder:
-        places.append(Path(folder) / f"{site_name}.yaml")
-    if workspace is not None:
-        places.append(workspace / "local" / SITE_FILE)
+    places = [folder / f"{site_name}.yaml"] if folder else []
+    places += [workspace / "local" / SITE_FILE] if workspace is not None else []
     for place in places:
         if place.is_file():
             return read_site_file(place, simulated=simulator)
     if simulator and folder:
-        there = ", ".join(sorted(file.name for file in Path(folder).glob("*.yaml"))) or "none"
+        there = ", ".join(sorted(file.name for file in folder.glob("*.yaml"))) or "none"
         raise ConfigError(
             f"site {site_name}: {SITES_VARIABLE} names {folder}, which has no {site_name}.yaml (there: {there}). "
             f"Write it ('source: synthetic' for phantoms), or unset {SITES_VARIABLE}",
@@ -143,9 +132,9 @@ def load_site_config(site_name: str, *, workspace: Path | None, simulator: bool)
 
 
 def sites_folder() -> Path | None:
-    """The folder that FEDTAR_SITES names; None where it is not set.
+    """The folder that FEDTAR_SITES names, or None; a relative one starts where the command was started.
 
-    A relative one starts where the command was started, because the simulator runs its sites in folders of their own.
+    The simulator runs its sites in folders of their own.
     """
     named = os.environ.get(SITES_VARIABLE)
     if not named:
@@ -156,13 +145,8 @@ def sites_folder() -> Path | None:
 
 
 def read_site_file(place: Path, simulated: bool = False) -> SiteConfig:
-    """Read one site file; relative paths in it start at its folder.
-
-    Raises ConfigError with the file, the key and the nearest known one, or the value and what is allowed.
-    """
+    """Read one site file; relative paths in it start at its folder. Raises ConfigError for anything wrong in it."""
     content = read_yaml(place, "'key: value' lines, at least 'source: ...'")
-    for key in set(content) & set(_MOVED):
-        raise ConfigError(f"{place}: '{key}' is no longer a key; write '{_MOVED[key]}'")
     check_names(content, [name for name in SiteConfig.model_fields if name not in ("origin", "simulated")], str(place))
     content = {key: value for key, value in content.items() if value is not None}
     for key in ("path", "cache_dir", "state_dir", "exclude"):
@@ -170,24 +154,24 @@ def read_site_file(place: Path, simulated: bool = False) -> SiteConfig:
             content[key] = place.parent / Path(str(content[key])).expanduser()
     if "limits" in content:
         content["limits"] = build(Limits, content["limits"], f"{place}: limits")
-    defaults = default_bounds(simulated=simulated, synthetic=content.get("source") == "synthetic")
-    content["policy"] = _policy(content.get("policy", {}), defaults, place)
+    policy = content.get("policy", {})
+    if isinstance(policy, dict):
+        if isinstance(models := policy.get("models"), dict):
+            there = {name: path and place.parent / Path(str(path)).expanduser() for name, path in models.items()}
+            policy = policy | {"models": there}
+        policy = default_bounds(simulated=simulated, synthetic=content.get("source") == "synthetic") | policy
+    content["policy"] = build(Bounds, policy, f"{place}: policy")
     config = build(SiteConfig, {**content, "origin": place, "simulated": simulated}, str(place))
-    if config.source != "synthetic" and config.path is not None and not config.path.exists():
+    if config.source != "synthetic" and config.path and not config.path.exists():
         raise ConfigError(f"{place}: path {config.path} is not there", public="the site's data is not at its path")
     return config
-
-
-def _policy(given: Any, defaults: dict[str, Any], place: Path) -> Bounds:
-    """The bounds of a site file over the defaults of such a site; relative paths of models start at its folder."""
-    if not isinstance(given, dict):
-        return build(Bounds, given, f"{place}: policy")  # which refuses it
-    if isinstance(models := given.get("models"), dict):
-        there = {name: path and place.parent / Path(str(path)).expanduser() for name, path in models.items()}
-        given = given | {"models": there}
-    return build(Bounds, defaults | given, f"{place}: policy")
 
 
 def cache_folder(config: SiteConfig) -> Path:
     """Where prepared images and the synthetic cohort lie."""
     return config.cache_dir or home()
+
+
+def state_folder(kit: Path | None, config: SiteConfig | None) -> Path | None:
+    """Where the site of this kit and site file keeps the state of runs; None where neither is known."""
+    return (config and config.state_dir) or (kit and state_of(kit))

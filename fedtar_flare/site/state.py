@@ -7,6 +7,7 @@ its own JSON inside, renamed into place: a killed process leaves the old version
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import re
 import shutil
@@ -19,7 +20,8 @@ import torch
 from fedtar_flare.errors import DISK_FULL, ConfigError, DataError, ExchangeError
 from fedtar_flare.files import PRIVATE, read_json, write_json
 from fedtar_flare.protocol.exchange import ExchangeSchema
-from fedtar_flare.protocol.messages import RUN_ID
+from fedtar_flare.protocol.messages import RUN_ID, version
+from fedtar_flare.site.place import SITE_NAME
 from fedtar_flare.tensor_file import StateError, read_tensors, write_tensors
 
 ANSWERED = "tasks.json"
@@ -32,8 +34,12 @@ MAX_RUNS = 500
 RESERVE = 20_000_000
 """Bytes that a state leaves free on its disk."""
 
-_VERSION = re.compile(r"^(\d{4})-(\d{2})$")
-_NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._@-]{0,127}$")
+KEEP_ROUNDS = 3
+"""Rounds before the running one that keep their last version: a run may be resumed from the checkpoint before the last.
+"""
+
+_VERSION = re.compile(r"\d{4}-\d{2}")
+logger = logging.getLogger(__name__)
 
 
 def task_scores(step: int) -> str:
@@ -45,23 +51,18 @@ class SiteState:
     """Versions of one site's state in one run: ``<root>/<run_id>/<site>/<round>-<step>.safetensors``.
 
     ``root`` lies outside of FLARE's run folder; the server makes ``run_id`` and its checkpoints carry it.
-    ``keep_rounds`` rounds before the running one keep their last version, so that a run can be resumed from the
-    checkpoint before the last.
     """
 
-    def __init__(self, root: Path | str, run_id: str, site: str, keep_rounds: int = 3):
-        for what, name, form in (("run_id", run_id, RUN_ID), ("site", site, _NAME)):
+    def __init__(self, root: Path | str, run_id: str, site: str):
+        for what, name, form in (("run_id", run_id, RUN_ID), ("site", site, SITE_NAME)):
             if not form.fullmatch(name):
                 raise ConfigError(f"{what} '{name}' cannot name a folder: it must be of the form {form.pattern}")
-        if keep_rounds < 1:
-            raise ConfigError(f"keep_rounds must be at least 1, not {keep_rounds}")
         self.root = Path(root)
         self.folder = self.root / run_id / site
-        self.keep_rounds = keep_rounds
 
     def save(self, version: str, tensors: Mapping[str, torch.Tensor], info: Mapping[str, Any], keep: str = "") -> None:
         """Write the version ``<round>-<step>`` atomically and prune old ones, but not ``keep`` (the best round's)."""
-        if not _VERSION.match(version):
+        if not _VERSION.fullmatch(version):
             raise ConfigError(f"state version '{version}' is not of the form 0001-02")
         self.write(version, tensors, info)
         self._prune(version, keep)
@@ -72,9 +73,7 @@ class SiteState:
 
     def versions(self) -> list[str]:
         """All versions on disk, oldest first."""
-        if not self.folder.is_dir():
-            return []
-        return sorted(path.stem for path in self.folder.glob("*.safetensors") if _VERSION.match(path.stem))
+        return [name for name in self.names("") if _VERSION.fullmatch(name)]
 
     def write(self, name: str, tensors: Mapping[str, torch.Tensor], info: Mapping[str, Any]) -> None:
         """Write ``<name>.safetensors`` atomically, with ``info`` (JSON) inside."""
@@ -98,16 +97,8 @@ class SiteState:
         (self.folder / f"{name}.safetensors").unlink(missing_ok=True)
 
     def answered(self) -> dict[str, str]:
-        """Tasks that the site has answered in this run, each with the version that names its last round and step.
-
-        Raises StateError if the record is damaged.
-        """
-        if not (file := self.folder / ANSWERED).is_file():
-            return {}
-        try:
-            return read_json(file)
-        except ConfigError as error:
-            raise StateError(str(error)) from error
+        """Tasks that the site has answered in this run, each with the version that names its last round and step."""
+        return self._record(ANSWERED)
 
     def add_answered(self, task: str, version: str) -> None:
         """Record that the site has answered a task of this round and step."""
@@ -120,20 +111,19 @@ class SiteState:
         Counts of the same patients in other time steps would tell those of the cells that are left blank.
         """
         self.check_run(time_steps, timeline)
-        known = self.schema()
-        if known is not None and known != schema:
+        if self.schema() not in (None, schema):
             raise ExchangeError("the tensors that travel are others than at the run's first handshake")
         self._write_run({"time_steps": time_steps, "timeline": timeline, "schema": schema.to_dict()})
 
     def check_run(self, time_steps: int, timeline: str) -> None:
         """Refuse (:class:`ExchangeError`) other time steps than those that the run began with."""
-        run = self._run()
+        run = self._record(RUN)
         if run.get("time_steps", time_steps) != time_steps or run.get("timeline", timeline) != timeline:
             raise ExchangeError("the time steps are others than at the run's first handshake")
 
     def schema(self) -> ExchangeSchema | None:
         """What is exchanged in the run; None before its handshake."""
-        schema = self._run().get("schema")
+        schema = self._record(RUN).get("schema")
         return None if schema is None else ExchangeSchema.from_dict(schema)
 
     def may_answer(self, question: str, digest: str) -> bool:
@@ -141,14 +131,15 @@ class SiteState:
 
         A server that asks again from weights of its choice reads a gradient off the differences.
         """
-        asked: dict[str, str] = self._run().get("asked", {})
+        asked: dict[str, str] = self._record(RUN).get("asked", {})
         digest = hashlib.sha256(digest.encode()).hexdigest()
         if question not in asked:
             self._write_run({"asked": asked | {question: digest}})
         return asked.get(question, digest) == digest
 
-    def _run(self) -> dict[str, Any]:
-        if not (file := self.folder / RUN).is_file():
+    def _record(self, name: str) -> dict[str, Any]:
+        """A file of JSON, empty where it is missing. Raises StateError if it is damaged."""
+        if not (file := self.folder / name).is_file():
             return {}
         try:
             return read_json(file)
@@ -156,7 +147,7 @@ class SiteState:
             raise StateError(str(error)) from error
 
     def _write_run(self, changes: Mapping[str, Any]) -> None:
-        write_json(self.folder / RUN, self._run() | dict(changes), PRIVATE)
+        write_json(self.folder / RUN, self._record(RUN) | dict(changes), PRIVATE)
 
     def require_place(self) -> None:
         """Refuse (:class:`DataError`) a new run at a site that keeps as many as it may: a server can name any."""
@@ -182,14 +173,52 @@ class SiteState:
             )
 
     def _prune(self, current: str, keep: str) -> None:
-        """Keep the running round's last two versions and the last one of each of ``keep_rounds`` rounds before."""
+        """Keep the running round's last two versions and the last one of each of the rounds before."""
         versions = [v for v in self.versions() if v <= current]
         rounds = sorted({v[:4] for v in versions})
         kept = set(versions[-2:])
-        kept |= {max(v for v in versions if v[:4] == r) for r in rounds[-1 - self.keep_rounds :]}
+        kept |= {max(v for v in versions if v[:4] == r) for r in rounds[-1 - KEEP_ROUNDS :]}
         kept |= {max((v for v in versions if v <= keep), default="")} if keep else set()
         for v in set(versions) - kept:
             self.remove(v)
+
+
+def state_of_run(folder: Path, run_id: str, part: str) -> SiteState:
+    """The state in a folder ``<run id>/<site>``; :class:`ConfigError` where it is of another run.
+
+    ``part`` says what the site keeps, for messages.
+    """
+    if folder.parent.name != run_id:
+        raise ConfigError(
+            f"{folder} is the state of run {folder.parent.name}, the adapter is of run {run_id}; the {part} "
+            "fits only the run that it was trained in"
+        )
+    return SiteState(folder.parent.parent, folder.parent.name, folder.name)
+
+
+def trained_version(state: SiteState, round_: int, time_steps: int, part: str) -> str:
+    """The version that was the site's last trained one at the end of a round; ConfigError where it cannot be told.
+
+    It is of an earlier round where the site did not train in this one, and its state shows that it was there later: the
+    run then scored the site with this version too.
+    """
+    found = state.latest(version(round_, time_steps))
+    if found is None or found == version(0, 0):
+        raise ConfigError(
+            f"{state.folder} has no {part} of round {round_}, the adapter's (versions there: "
+            f"{', '.join(state.versions()) or 'none'}). Those of early rounds are deleted while a run goes on, and "
+            "one of another round does not fit. Draft with the shared adapter alone (without --state)"
+        )
+    trained, last = (int(name[:4]) for name in (found, max([found, *state.answered().values()])))
+    if last < round_:
+        raise ConfigError(
+            f"{state.folder} has the {part} of round {trained} and ends with round {last}; the adapter is of "
+            f"round {round_}. Either this is an older copy of the state, or the site left the run; the two do not fit. "
+            f"Name the state as it was after round {round_}, or draft with the shared adapter alone (without --state)"
+        )
+    if trained != round_:
+        logger.warning("the site did not train in round %d; its %s is of round %d", round_, part, trained)
+    return found
 
 
 class StateOfAnother(SiteState):

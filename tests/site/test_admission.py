@@ -16,6 +16,7 @@ from federation import LocalFederation, QuadraticSite, pair
 from flare_context import context
 from hospital_site import HospitalSite, executor_of
 from huggingface_hub import constants
+from kits import make_kit
 from nvflare.apis.event_type import EventType
 from nvflare.apis.fl_constant import FLContextKey
 from nvflare.apis.signal import Signal
@@ -82,12 +83,9 @@ def kit(tmp_path, monkeypatch, online):
     monkeypatch.delenv("FEDTAR_SITES", raising=False)
     monkeypatch.setenv("FEDTAR_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    kit, data = tmp_path / "kit", tmp_path / "secret-archive"
-    (kit / "local").mkdir(parents=True)
-    data.mkdir()
+    (data := tmp_path / "secret-archive").mkdir()
     (data / "manifest.csv").write_text("patient_id,study_datetime,image,report\np,2020-01-01,gone.png,Clear.\n")
-    (kit / "local" / "fedtar.yaml").write_text(f"source: manifest\npath: {data / 'manifest.csv'}\n")
-    return kit
+    return make_kit(tmp_path / "kit", f"source: manifest\npath: {data / 'manifest.csv'}\n")
 
 
 def test_the_attack_is_declined_with_all_reasons_and_no_file_of_the_data_is_opened(kit, opened):
@@ -189,7 +187,7 @@ def test_patients_are_counted_in_the_updates_that_were_made(trained, monkeypatch
 
 
 def test_time_is_up_for_a_task_but_an_abort_comes_first(monkeypatch):
-    site = Site.outside_of_jobs("hospital", None, simulated=False)
+    site = Site.outside_of_jobs(None, "site-1")
     signal = SimpleNamespace(triggered=False)
     site._abort_signal, site._start = signal, 100.0
     monkeypatch.setattr("fedtar_flare.site.place.time.monotonic", lambda: 160.0)
@@ -223,22 +221,18 @@ def test_a_job_names_a_model_and_the_site_says_where_it_is(tmp_path, home, monke
         assert reply.status == ERROR and "not among this site's models" in reply.reason and w is None
 
 
-class Hub(http.server.BaseHTTPRequestHandler):
-    calls = 0
-
-    def do_HEAD(self):
-        type(self).calls += 1
-        self.send_error(404)
-
-    do_GET = do_HEAD
-
-    def log_message(self, *_):
-        pass
-
-
 @pytest.fixture
-def hub(monkeypatch, tmp_path, online):
-    """A hub on this machine that has nothing and counts who calls."""
+def hub(monkeypatch, online):
+    """The calls that a hub on this machine gets, which has nothing."""
+    calls = []
+
+    class Hub(http.server.BaseHTTPRequestHandler):
+        def do_HEAD(self):
+            calls.append(self.path)
+            self.send_error(404)
+
+        do_GET = do_HEAD
+
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Hub)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     address = f"http://127.0.0.1:{server.server_port}"
@@ -246,8 +240,7 @@ def hub(monkeypatch, tmp_path, online):
     monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", address + "/{repo_id}/resolve/{revision}/{filename}")
     monkeypatch.setenv("HF_HUB_OFFLINE", "0")
     constants.HF_HUB_OFFLINE = False
-    Hub.calls = 0
-    yield Hub
+    yield calls
     server.shutdown()
     server.server_close()
 
@@ -260,7 +253,7 @@ def test_a_site_calls_no_hub_unless_it_has_said_so(hub, tmp_path, allowed):
     bounds = Bounds(models={names["decoder_name"]: None}, models_from="hub" if allowed else "list")
     with pytest.raises(ConfigError, match="could not be fetched"):
         admit(hospital.executor.strategy.request(3, 3), bounds)
-    assert (hub.calls > 0) is allowed
+    assert bool(hub) is allowed
 
 
 def test_weights_that_timm_has_at_an_address_of_its_own_are_not_fetched_either(monkeypatch, online):

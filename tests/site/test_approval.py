@@ -8,14 +8,18 @@ import shutil
 import pytest
 from command import fedtar_here
 from hospital_site import SETTINGS, HospitalSite
+from kits import make_kit
 
 from fedtar_flare.errors import ConfigError
 from fedtar_flare.methods.fedtar.recipe import FedTARRecipe
-from fedtar_flare.protocol.messages import ERROR, OK
+from fedtar_flare.protocol.messages import ERROR, OK, ok
 from fedtar_flare.runtime.report_site import ReportSite
 from fedtar_flare.runtime.site_executor import SiteExecutor
 from fedtar_flare.site.approval import SIGNATURES, approve, digest_of, is_approved, withdraw
 from fedtar_flare.site.audit import read_audit
+from fedtar_flare.site.policy import GUARD
+
+CLIENT = "app/config/config_fed_client.json"
 
 
 @pytest.fixture(scope="module")
@@ -35,12 +39,19 @@ def job(exported, tmp_path):
 def kit(tmp_path, monkeypatch):
     """A hospital's kit that asks for an approval."""
     monkeypatch.delenv("FEDTAR_SITES", raising=False)
-    kit = tmp_path / "hospital"
-    (kit / "startup").mkdir(parents=True)
-    (kit / "local").mkdir()
-    (kit / "startup" / "fed_client.json").write_text("{}")
-    (kit / "local" / "fedtar.yaml").write_text("source: synthetic\npolicy: {approval: required}\n")
-    return kit
+    return make_kit(tmp_path / "hospital", "source: synthetic\npolicy: {approval: required}\n")
+
+
+def edit(file, change):
+    content = json.loads(file.read_text())
+    change(content)
+    file.write_text(json.dumps(content))
+
+
+def described(job, *place):
+    code, out, err = fedtar_here("site", "describe", job, *place, "--json")
+    assert code == 0, err
+    return json.loads(out)
 
 
 def test_a_digest_changes_with_every_byte_name_and_file(job):
@@ -66,15 +77,12 @@ def test_a_digest_changes_with_every_byte_name_and_file(job):
     one = digest_of(app)
     (app / "ab").rename(app / "abc")
     (app / "abc").write_bytes(b"d")
-    assert digest_of(app) != one, "a name and a content cannot pass for another pair"
-
-
-def test_what_flare_adds_to_a_submitted_job_does_not_count(job):
-    before = digest_of(job / "app")
-    for name in SIGNATURES:
-        (job / "app" / name).write_text("{}")
-        (job / "app" / "config" / name).write_text("{}")
-    assert digest_of(job / "app") == before
+    before = digest_of(app)
+    assert before != one, "a name and a content cannot pass for another pair"
+    for name in SIGNATURES:  # what FLARE adds to a submitted job does not count
+        (app / name).write_text("{}")
+        (app / "config" / name).write_text("{}")
+    assert digest_of(app) == before
     with pytest.raises(ConfigError, match="no app of a job"):
         digest_of(job)
 
@@ -101,7 +109,8 @@ def test_a_held_job_reads_nothing_and_an_approved_one_goes_on_until_something_ch
     """Approved beforehand from the lead's folder, it counts for the app that FLARE puts at the site."""
     patients = []
     monkeypatch.setattr(SiteExecutor, "patients", lambda *_: patients.append(1))
-    monkeypatch.setattr(ReportSite, "_handshake", lambda self, header, *_: (_answer(header), None))
+    payload = {"settings": "same", "counts": {split: [1, 1] for split in ("train", "validation", "test")}}
+    monkeypatch.setattr(ReportSite, "_handshake", lambda self, header, *_: (ok(header, payload=payload), None))
     app = shutil.copytree(job / "app", kit / "job-1" / "app_hospital")
     hospital = HospitalSite(kit, name="hospital", simulated=False, app=app)
 
@@ -131,13 +140,6 @@ def test_a_held_job_reads_nothing_and_an_approved_one_goes_on_until_something_ch
     assert len(patients) == 1
 
 
-def _answer(header):
-    from fedtar_flare.protocol.messages import ok
-
-    counts = {split: [1, 1] for split in ("train", "validation", "test")}
-    return ok(header, payload={"settings": "same", "counts": counts})
-
-
 def test_staff_sees_a_job_approves_it_and_takes_it_back(kit, job):
     app = shutil.copytree(job / "app", kit / "0f3a-job" / "app_hospital")
     (app.parent / "meta.json").write_text(json.dumps({"name": "study", "submitter_name": "lead@hub.org"}))
@@ -150,18 +152,15 @@ def test_staff_sees_a_job_approves_it_and_takes_it_back(kit, job):
     code, out, _ = fedtar_here("site", "approve", "--list", "--kit", kit)
     assert out.split() == ["held", "-", digest, "0f3a-job"]
     assert fedtar_here("site", "approve", "0f3a-job", "--kit", kit)[0] == 0
-    code, out, _ = fedtar_here("site", "describe", job, "--kit", kit, "--json")
-    assert json.loads(out) == {"job": "study", "digest": digest, "approved": True, "beyond": []}
+    assert described(job, "--kit", kit) == {"job": "study", "digest": digest, "approved": True, "beyond": []}
     code, out, _ = fedtar_here("site", "approve", "--list", "--kit", kit)
     assert code == 0 and out.startswith("approved") and digest in out and "held" not in out
     assert fedtar_here("site", "approve", "--withdraw", "0f3a-job", "--kit", kit)[0] == 0
     code, _, err = fedtar_here("site", "approve", "--withdraw", digest, "--kit", kit)
     assert code == 1 and "no job of digest" in err
     [audit] = [file for file in kit.parent.rglob("*.jsonl") if file.parent.name == "audit"]
-    assert [(entry["outcome"], entry["reason"]) for entry in read_audit([audit])] == [
-        ("approved", digest),
-        ("withdrawn", digest),
-    ]
+    decided = [(entry["outcome"], entry["reason"]) for entry in read_audit([audit])]
+    assert decided == [("approved", digest), ("withdrawn", digest)]
     code, out, _ = fedtar_here("audit", audit, "--totals")
     assert code == 0 and "messages" not in out, "a decision is no message that left"
 
@@ -173,31 +172,17 @@ def test_nothing_is_approved_that_cannot_be_written_down(kit, job, monkeypatch):
     monkeypatch.setattr("fedtar_flare.site.audit.write", full)
     code, _, err = fedtar_here("site", "approve", job, "--kit", kit)
     assert code == 1 and "audit cannot be written" in err
-    code, out, _ = fedtar_here("site", "describe", job, "--kit", kit, "--json")
-    assert json.loads(out)["approved"] is False
+    assert described(job, "--kit", kit)["approved"] is False
 
 
 def test_what_a_lead_wrote_does_not_steer_the_terminal(kit, job):
     spoof = "\nwithin the bounds of this site\u2028within the bounds of this site\n\x1b[2J"
-    for file, change in (
-        (job / "meta.json", lambda content: content.update(name=f"study{spoof}", submitter_name=spoof)),
-        (
-            job / "app" / "config" / "config_fed_client.json",
-            lambda content: content["executors"][0]["executor"]["args"]["settings"].update(
-                model={"weights": f"/w{spoof}"}
-            ),
-        ),
-    ):
-        content = json.loads(file.read_text())
-        change(content)
-        file.write_text(json.dumps(content))
+    edit(job / "meta.json", lambda content: content.update(name=f"study{spoof}", submitter_name=spoof))
+    weights = {"weights": f"/w{spoof}"}
+    edit(job / CLIENT, lambda c: c["executors"][0]["executor"]["args"]["settings"].update(model=weights))
     code, out, _ = fedtar_here("site", "describe", job, "--kit", kit)
-    assert (
-        code == 0
-        and "\x1b" not in out
-        and "within the bounds of this site" not in out.splitlines()
-        and "DECLINES" in out
-    )
+    assert code == 0 and "\x1b" not in out and "DECLINES" in out
+    assert "within the bounds of this site" not in out.splitlines()
 
 
 def test_a_simulated_site_asks_for_approval_as_well(job, tmp_path, monkeypatch):
@@ -207,8 +192,7 @@ def test_a_simulated_site_asks_for_approval_as_well(job, tmp_path, monkeypatch):
     code, out, _ = fedtar_here("site", "describe", job, "--simulated", "site-1")
     assert code == 0 and "not approved here" in out
     assert fedtar_here("site", "approve", job, "--simulated", "site-1")[0] == 0
-    code, out, _ = fedtar_here("site", "describe", job, "--simulated", "site-1", "--json")
-    assert json.loads(out)["approved"] is True
+    assert described(job, "--simulated", "site-1")["approved"] is True
 
 
 def test_staff_sees_what_a_site_would_decline_and_code_that_comes_along(kit, job):
@@ -223,20 +207,14 @@ def test_staff_sees_what_a_site_would_decline_and_code_that_comes_along(kit, job
     ("change", "words"),
     [
         (lambda c: c["executors"][0]["executor"].update(path="os.system"), "no class of fedtar_flare"),
-        (
-            lambda c: c["executors"][0]["executor"].update(path="fedtar_flare.site.guard.OutboundGuard"),
-            "is no SiteExecutor",
-        ),
+        (lambda c: c["executors"][0]["executor"].update(path=GUARD), "is no SiteExecutor"),
         (lambda c: c["executors"].append(c["executors"][0]), "one executor and one workflow"),
         (lambda c: c["executors"][0]["executor"]["args"].update(nothing=1), "nothing"),
         (lambda c: c["executors"][0]["executor"]["args"]["settings"].update(training={"batch": 1}), "batch_size"),
     ],
 )
 def test_a_job_of_something_else_is_not_described(kit, job, change, words):
-    file = job / "app" / "config" / "config_fed_client.json"
-    config = json.loads(file.read_text())
-    change(config)
-    file.write_text(json.dumps(config))
+    edit(job / CLIENT, change)
     code, _, err = fedtar_here("site", "describe", job, "--kit", kit)
     assert code == 1 and words in err
 
@@ -246,8 +224,6 @@ def test_where_a_job_lies(kit, job):
         code, _, err = fedtar_here("site", "describe", wrong, "--kit", kit)
         assert code == 1 and str(wrong) in err
     shutil.copytree(job / "app", job / "other")
-    meta = json.loads((job / "meta.json").read_text())
-    (job / "meta.json").write_text(json.dumps(meta | {"deploy_map": {"app": ["server"], "other": ["hospital"]}}))
+    edit(job / "meta.json", lambda meta: meta.update(deploy_map={"app": ["server"], "other": ["hospital"]}))
     (job / "other" / "note.txt").write_text("for this hospital")
-    code, out, _ = fedtar_here("site", "describe", job, "--kit", kit, "--json")
-    assert code == 0 and json.loads(out)["digest"] == digest_of(job / "other")
+    assert described(job, "--kit", kit)["digest"] == digest_of(job / "other")

@@ -7,23 +7,25 @@ import threading
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 
-import numpy as np
 import pytest
 import trustme
 from command import fedtar_here
+from kits import make_kit, write_radiographs
 from nvflare.app_common.default_component_policy import DEFAULT_CLASS_ALLOW_LIST
-from PIL import Image
 
-from fedtar_flare.cli.main import main
 from fedtar_flare.provision.kit import LAUNCHER, site_policy
 from fedtar_flare.registry import own_names
 from fedtar_flare.site.doctor import FAIL, OK, WARN, diagnose, environment
 from fedtar_flare.site.doctor.connection import certificates, server
 from fedtar_flare.site.participation import Participation, decide
 from fedtar_flare.site.place import state_of
-from fedtar_flare.site.policy import GUARD, SITE_CLASSES
+from fedtar_flare.site.policy import GUARD, PRIVACY_FILTER, SITE_CLASSES
 from fedtar_flare.site.rights import rights
 from fedtar_flare.site.site_file import SiteConfig
+
+RESOURCES, RIGHTS = "local/resources.json.default", "local/authorization.json.default"
+PRIVACY = "local/privacy.json"
+TABLE = "patient_id,study_datetime,image,report\n"
 
 
 def test_as_many_gpus_as_processes(monkeypatch):
@@ -75,32 +77,26 @@ def listening(project):
 @pytest.fixture
 def kit(tmp_path, project, listening, monkeypatch):
     monkeypatch.setenv("FEDTAR_HOME", str(tmp_path / "home"))
-    kit = tmp_path / "hospital"
-    (kit / "startup").mkdir(parents=True)
-    local = kit / "local"
-    local.mkdir()
+    site_file = "source: manifest\npath: ../../data/manifest.csv\ncache_dir: ../../cache\n"
+    kit = make_kit(tmp_path / "hospital", site_file)
+    kit.chmod(0o700)
     for name in ("rootCA.pem", "client.crt", "client.key"):
         (kit / "startup" / name).write_bytes((project / name).read_bytes())
     (kit / "startup" / "client.key").chmod(0o600)
     service = {"target": f"127.0.0.1:{listening}", "scheme": "grpc"}
-    (kit / "startup" / "fed_client.json").write_text(json.dumps({"servers": [{"service": service, "identity": "s"}]}))
-    launcher = {"id": "process_launcher", "path": LAUNCHER, "args": {}}
     resources = {
         "class_allow_list": list(SITE_CLASSES),
         "class_list_enforcement_mode": "enforce",
-        "components": [launcher],
+        "components": [{"id": "process_launcher", "path": LAUNCHER, "args": {}}],
     }
-    (local / "resources.json.default").write_text(json.dumps(resources))
-    (local / "privacy.json").write_text(json.dumps(site_policy(own_names())))
-    (local / "authorization.json.default").write_text(json.dumps(rights()))
-    (data := tmp_path / "data").mkdir()
-    kit.chmod(0o700)
-    rows = ["patient_id,study_datetime,image,report"]
-    for number in range(8):
-        Image.fromarray(np.full((40, 40), 20 * number, np.uint8)).save(data / f"{number}.png")
-        rows.append(f"P{number // 2},2020-01-0{number + 1},{number}.png,No finding.")
-    (data / "manifest.csv").write_text("\n".join(rows))
-    (local / "fedtar.yaml").write_text("source: manifest\npath: ../../data/manifest.csv\ncache_dir: ../../cache\n")
+    for name, content in (
+        ("startup/fed_client.json", {"servers": [{"service": service, "identity": "s"}]}),
+        (RESOURCES, resources),
+        (PRIVACY, site_policy(own_names())),
+        (RIGHTS, rights()),
+    ):
+        (kit / name).write_text(json.dumps(content))
+    write_radiographs(tmp_path / "data", 8, visits=2)
     return kit
 
 
@@ -121,67 +117,61 @@ def test_a_healthy_kit_has_nothing_to_mend(kit):
     assert not (kit / "local" / "fedtar.key").exists() and not state_of(kit).exists()
 
 
-def edit(file, change):
-    content = json.loads(file.read_text())
-    change(content)
-    file.write_text(json.dumps(content))
+def _change(file, change):
+    def apply(kit):
+        content = json.loads((kit / file).read_text())
+        change(content)
+        (kit / file).write_text(json.dumps(content))
+
+    return apply
 
 
-def _privacy(change):
-    return lambda kit: edit(kit / "local" / "privacy.json", change)
-
-
-def _scope_without_guard(content):
-    content["scopes"].append({"name": "open", "task_result_filters": [], "task_data_filters": []})
-
-
-def _guard_not_last(content):
-    content["scopes"][0]["task_result_filters"].append({"path": "nvflare.app_common.filters.SVTPrivacy", "args": {}})
+def _result_filter(entry, place):
+    """A filter more in the first scope of the site's policy."""
+    return _change(PRIVACY, lambda content: content["scopes"][0]["task_result_filters"].insert(place, entry))
 
 
 def _guards(**arguments):
-    def change(content):
-        for name in ("task_result_filters", "task_data_filters"):
-            content["scopes"][0][name] = [{"path": GUARD, "args": arguments}]
-
-    return _privacy(change)
+    guard = [{"path": GUARD, "args": arguments}]
+    both = {"task_result_filters": guard, "task_data_filters": guard}
+    return _change(PRIVACY, lambda content: content["scopes"][0].update(both))
 
 
 def _noise(**arguments):
-    entry = {"path": "fedtar_flare.site.privacy.GaussianPrivacy", "args": arguments}
-    return _privacy(lambda content: content["scopes"][0]["task_result_filters"].insert(0, entry))
+    return _result_filter({"path": PRIVACY_FILTER, "args": arguments}, 0)
 
 
 def _resources(**values):
-    return lambda kit: edit(kit / "local" / "resources.json.default", lambda content: content.update(values))
+    return _change(RESOURCES, lambda content: content.update(values))
+
+
+def _rights(**roles):
+    return _change(RIGHTS, lambda content: content["permissions"].update(roles))
 
 
 def _write(name, text):
     return lambda kit: (kit / "local" / name).write_text(text)
 
 
-def _site(**values):
+def _remove(name):
+    return lambda kit: (kit / name).unlink()
+
+
+def _site(line, table=None):
+    """One line more in the site file, and a table beside it."""
+
     def change(kit):
-        for name, value in values.items():
-            if name in ("path", "exclude"):
-                (kit / "local" / value).write_text("patient_id,study_datetime,image,report\n")
-            with (kit / "local" / "fedtar.yaml").open("a") as file:
-                file.write(f"{name}: {value}\n")
-
-    return change
-
-
-def _rights(**roles):
-    def change(kit):
-        edit(kit / "local" / "authorization.json.default", lambda content: content["permissions"].update(roles))
+        if table:
+            (kit / "local" / table).write_text(TABLE)
+        with (kit / "local" / "fedtar.yaml").open("a") as file:
+            file.write(f"{line}\n")
 
     return change
 
 
 def _stream(kit):
     _noise()(kit)
-    file = kit / "local" / "fedtar.yaml"
-    file.write_text(file.read_text() + "shares: [losses]\n")
+    _site("shares: [losses]")(kit)
 
 
 def _open_key(kit):
@@ -189,44 +179,38 @@ def _open_key(kit):
     (kit / "local" / "fedtar.key").chmod(0o644)
 
 
+OPEN_SCOPE = {"name": "open", "task_result_filters": [], "task_data_filters": []}
+SVT = {"path": "nvflare.app_common.filters.SVTPrivacy", "args": {}}
 FAULTS = {
-    "no site file": (lambda kit: (kit / "local" / "fedtar.yaml").unlink(), "site file", FAIL),
+    "no site file": (_remove("local/fedtar.yaml"), "site file", FAIL),
     "a misspelt key": (_write("fedtar.yaml", "source: manifest\npaht: x\n"), "site file", FAIL),
-    "a GPU that is not there": (
-        _write("fedtar.yaml", "source: manifest\npath: ../../data/manifest.csv\ndevice: cuda:99\n"), "GPU", FAIL,
-    ),
+    "a GPU that is not there": (_site("device: cuda:99"), "GPU", FAIL),
     "synthetic data": (_write("fedtar.yaml", "source: synthetic\n"), "site file", WARN),
-    "an empty table": (_write("../../data/manifest.csv", "patient_id,study_datetime,image,report\n"), "data", FAIL),
+    "an empty table": (_write("../../data/manifest.csv", TABLE), "data", FAIL),
     "a study without a report": (
-        _write(
-            "../../data/manifest.csv",
-            "patient_id,study_datetime,image,report\na,2020-01-01,0.png,x\na,2020-01-02,1.png,\n",
-        ),
-        "data", WARN,
+        _write("../../data/manifest.csv", f"{TABLE}a,2020-01-01,0.png,x\na,2020-01-02,1.png,\n"), "data", WARN,
     ),
     "a readable key": (_open_key, "key", FAIL),
     "a class not allowed": (_resources(class_allow_list=["nvflare."]), "allow-list", FAIL),
     "FLARE's own list": (
-        lambda kit: edit(
-            kit / "local" / "resources.json.default",
-            lambda content: content.update(class_allow_list=[*SITE_CLASSES, *DEFAULT_CLASS_ALLOW_LIST]),
-        ),
-        "allow-list", WARN,
+        _resources(class_allow_list=[*SITE_CLASSES, *DEFAULT_CLASS_ALLOW_LIST]), "allow-list", WARN,
     ),
     "a list not enforced": (_resources(class_list_enforcement_mode="warn"), "allow-list", WARN),
-    "no resources": (lambda kit: (kit / "local" / "resources.json.default").unlink(), "allow-list", FAIL),
+    "no resources": (_remove(RESOURCES), "allow-list", FAIL),
     "logs streamed": (_resources(allow_log_streaming=True), "logs", WARN),
-    "no policy": (lambda kit: (kit / "local" / "privacy.json").unlink(), "site policy", FAIL),
+    "no policy": (_remove(PRIVACY), "site policy", FAIL),
     "a policy that is no JSON": (_write("privacy.json", "{"), "site policy", FAIL),
-    "a scope without a guard": (_privacy(_scope_without_guard), "site policy", FAIL),
-    "a filter behind the guard": (_privacy(_guard_not_last), "site policy", FAIL),
+    "a scope without a guard": (
+        _change(PRIVACY, lambda content: content["scopes"].append(OPEN_SCOPE)), "site policy", FAIL,
+    ),
+    "a filter behind the guard": (_result_filter(SVT, 9), "site policy", FAIL),
     "a method that is not installed": (_guards(methods=["fedtar", "fedtra"]), "methods", WARN),
     "no method": (_guards(methods=[]), "methods", FAIL),
     "no list of methods": (_guards(), "methods", FAIL),
     "a method that is no list": (_guards(methods="fedtar"), "site policy", FAIL),
     "a guard of an earlier release": (_guards(allowed_names=["lora"]), "site policy", FAIL),
     "a bad regular expression": (_guards(extra_names=["("]), "site policy", FAIL),
-    "no audit": (_privacy(lambda content: content.pop("components")), "audit", WARN),
+    "no audit": (_change(PRIVACY, lambda content: content.pop("components")), "audit", WARN),
     "streams past the noise": (_stream, "differential privacy", FAIL),
     "noise without a bound": (_noise(clip_norm=-1), "differential privacy", FAIL),
     "noise that can be removed": (_noise(noise_seed=1), "differential privacy", FAIL),
@@ -234,14 +218,14 @@ FAULTS = {
     "a project admin with every right": (_rights(project_admin="any"), "rights", FAIL),
     "a lead with code": (_rights(lead={"byoc": ["o:hub", "none"]}), "rights", FAIL),
     "a member who may read one kind of file": (_rights(member={"view": "any", "cat": "o:site"}), "rights", FAIL),
-    "no rights": (lambda kit: (kit / "local" / "authorization.json.default").unlink(), "rights", FAIL),
+    "no rights": (_remove(RIGHTS), "rights", FAIL),
     "rights of the site's own that are none": (_write("authorization.json", "{}"), "rights", FAIL),
     "another launcher": (_resources(components=[{"id": "process_launcher", "path": "a.b.C"}]), "shell", FAIL),
     "a launcher of code": (_resources(components=[{"path": LAUNCHER, "args": {"byoc": True}}]), "shell", WARN),
-    "a manifest inside the kit": (_site(path="manifest.csv"), "places", FAIL),
-    "the withdrawn inside the kit": (_site(exclude="../withdrawn.txt"), "places", FAIL),
-    "images inside the kit": (_site(cache_dir="."), "places", FAIL),
-    "state inside the kit, by the site file": (_site(state_dir="../state"), "places", FAIL),
+    "a manifest inside the kit": (_site("path: manifest.csv", "manifest.csv"), "places", FAIL),
+    "the withdrawn inside the kit": (_site("exclude: ../withdrawn.txt", "../withdrawn.txt"), "places", FAIL),
+    "images inside the kit": (_site("cache_dir: ."), "places", FAIL),
+    "state inside the kit, by the site file": (_site("state_dir: ../state"), "places", FAIL),
     "state of an earlier release": (lambda kit: (kit / "fedtar_state").mkdir(), "places", FAIL),
     "a kit that others read": (lambda kit: kit.chmod(0o750), "file modes", FAIL),
     "state that others read": (lambda kit: state_of(kit).mkdir(mode=0o755), "file modes", FAIL),
@@ -255,7 +239,9 @@ def test_each_fault_is_found_and_has_a_cure(kit, fault):
     assert worst(kit, check).status == status
 
 
-def test_the_allowed_methods_are_told(kit, madeup):
+def test_the_allowed_methods_are_told_and_the_budget(kit, madeup):
+    _noise(noise_multiplier=2.0)(kit)
+    assert "epsilon 0 of 10" in worst(kit, "differential privacy").text
     assert worst(kit, "methods").text == f"this site takes part in {', '.join(own_names())}"  # and not in madeup
     _guards(methods=["fedtar", "madeup"])(kit)
     assert worst(kit, "methods").text == "this site takes part in fedtar, madeup"
@@ -272,11 +258,6 @@ def test_the_bounds_of_jobs_are_told_and_what_is_looser_than_need_be(kit, tmp_pa
     file.write_text(f"{plain}policy: {{models: {{start: /nowhere/start}}}}\n")
     found = worst(kit, "job bounds")
     assert found.status == FAIL and "start" in found.text
-
-
-def test_privacy_well_set_up_tells_what_is_spent(kit):
-    _noise(noise_multiplier=2.0)(kit)
-    assert "epsilon 0 of 10" in worst(kit, "differential privacy").text
 
 
 def test_certificates_are_watched(kit, project):
@@ -306,17 +287,15 @@ def test_the_command(kit):
     code, out, err = fedtar_here("doctor", "--kit", kit)
     assert code == 0, out + err
     assert "0 failed" in out and "\033" not in out
-    (kit / "local" / "privacy.json").unlink()
-    code, out, _ = fedtar_here("doctor", "--kit", kit, "--json")
-    assert code == 1 and any(f["status"] == "FAIL" and f["cure"] for f in json.loads(out))
     code, _, err = fedtar_here("doctor", "--kit", kit / "nothing")
     assert code == 1 and "startup kit" in err
 
 
-def test_each_check_is_a_number_for_monitoring_and_no_text_goes_with_it(kit, tmp_path, capsys):
+def test_each_check_is_a_number_for_monitoring_and_no_text_goes_with_it(kit, tmp_path):
     (kit / "local" / "authorization.json").write_text("{}")
     file = tmp_path / "fedtar.prom"
-    assert main(["doctor", "--kit", str(kit), "--prometheus", str(file)]) == 1
+    code, out, _ = fedtar_here("doctor", "--kit", kit, "--json", "--prometheus", file)
+    assert code == 1 and any(f["status"] == "FAIL" and f["cure"] for f in json.loads(out))
     lines = file.read_text().splitlines()
     values = dict(line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
     assert values['fedtar_doctor_status{check="rights"}'] == "2"

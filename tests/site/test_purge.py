@@ -8,15 +8,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 from command import fedtar_here
-from PIL import Image
+from kits import make_kit, write_radiographs
 
 from fedtar_flare.data.timeline import Timeline
 from fedtar_flare.errors import ConfigError
 from fedtar_flare.imaging.cache import computed_path, store_computed
-from fedtar_flare.imaging.pipeline import Size, prepare
+from fedtar_flare.imaging.pipeline import Size, entry_of, prepare
 from fedtar_flare.provision.retention import main
 from fedtar_flare.site.cohort import load_cohort
-from fedtar_flare.site.purge import Place, place_of_kit, plan
+from fedtar_flare.site.place import Site
+from fedtar_flare.site.purge import plan
 from fedtar_flare.site.site_file import read_site_file
 from fedtar_flare.site.state import SiteState
 
@@ -27,18 +28,9 @@ RUNS = ("20260101-000000-aaaa", "20260202-000000-bbbb")
 def kit(tmp_path, monkeypatch):
     """A kit with the state of two runs, an audit, a ledger, and four patients' radiographs prepared in two sizes."""
     monkeypatch.setenv("FEDTAR_HOME", str(tmp_path / "home"))
-    kit = tmp_path / "hospital-a"
-    for folder in ("startup", "local", "fedtar_state/audit"):
-        (kit / folder).mkdir(parents=True)
-    (kit / "startup" / "fed_client.json").write_text("{}")
-    rows = ["patient_id,study_datetime,image,report"]
-    for number in range(4):
-        Image.fromarray((np.arange(64 * 64).reshape(64, 64) // (17 + number)).astype(np.uint8)).save(
-            kit / "local" / f"{number}.png"
-        )
-        rows.append(f"P{number},2020-01-0{number + 1},{number}.png,No finding.")
-    (kit / "local" / "manifest.csv").write_text("\n".join(rows))
-    (kit / "local" / "fedtar.yaml").write_text("source: manifest\npath: manifest.csv\ncache_dir: ../cache\n")
+    kit = make_kit(tmp_path / "hospital-a", "source: manifest\npath: manifest.csv\ncache_dir: ../cache\n")
+    write_radiographs(kit / "local", 4)
+    (kit / "fedtar_state" / "audit").mkdir(parents=True)
     for run in RUNS:
         SiteState(kit / "fedtar_state", run, "hospital-a").save("0001-01", {}, {})
         (kit / "fedtar_state" / run / "hospital-a" / "examples.html").write_text("report")
@@ -50,9 +42,13 @@ def kit(tmp_path, monkeypatch):
     return kit
 
 
-def visits(kit, config=None):
+def planned(kit, **what):
+    return plan(Site.outside_of_jobs(kit), **what)
+
+
+def visits(kit):
     config = read_site_file(kit / "local" / "fedtar.yaml").replace(simulated=True)
-    return [visit for patient in load_cohort(config, "site", timeline=Timeline(1)).patients for visit in patient.visits]
+    return load_cohort(config, "site", timeline=Timeline(1)).visits
 
 
 def files(folder):
@@ -61,7 +57,7 @@ def files(folder):
 
 def test_one_run_goes_and_all_else_stays(kit):
     before = files(kit)
-    steps = plan(place_of_kit(kit), run=RUNS[0])
+    steps = planned(kit, run=RUNS[0])
     assert files(kit) == before
     steps.carry_out()
     gone = before - files(kit)
@@ -69,43 +65,27 @@ def test_one_run_goes_and_all_else_stays(kit):
     assert not (kit / "fedtar_state" / RUNS[0]).exists()
 
 
-def test_one_patients_images_go_in_every_size_and_nobody_elses(kit):
-    before = files(kit)
-    assert len([f for f in before if f.endswith(".npy")]) == 8
-    plan(place_of_kit(kit), patient="P2").carry_out()
-    gone = before - files(kit)
-    assert len([f for f in gone if f.endswith(".npy")]) == 2
-    assert {f for f in gone if not f.endswith(".npy")} == {f"fedtar_state/{r}/hospital-a/examples.html" for r in RUNS}
-    for visit in visits(kit):
-        missing = [size for size in (32, 40) if not _prepared(visit, Size(size, 16), kit / "cache" / "prepared")]
-        assert missing == ([32, 40] if visit.patient_id == "P2" else [])
-    assert not (kit / "local" / "fedtar.key").exists()  # looking makes nothing
-
-
-def test_what_was_computed_from_a_patient_s_images_goes_with_them(kit):
-    entries = {file.stem: file for file in (kit / "cache" / "prepared").glob("*/*.npy")}
-    for entry in entries.values():
+def test_one_patients_images_and_what_was_computed_from_them_go_in_every_size_and_nobody_elses(kit):
+    for entry in (kit / "cache" / "prepared").glob("*/*.npy"):
         store_computed(computed_path(entry, "tokens"), np.zeros(3, np.float32))
     before = files(kit)
-    plan(place_of_kit(kit), patient="P2").carry_out()
-    gone = before - files(kit)
-    images, computed = (
-        {tuple(Path(f).name.split(".")[:2]) for f in gone if f.endswith(end)} for end in (".npy", ".computed")
-    )
+    planned(kit, patient="P2").carry_out()
+    gone = {Path(name) for name in before - files(kit)}
+    images, computed = ({(*p.name.split("."),)[:2] for p in gone if p.suffix == end} for end in (".npy", ".computed"))
     assert len(images) == 2 and computed == images
-
-
-def _prepared(visit, config, folder):
-    from fedtar_flare.imaging.pipeline import entry_of
-
-    return entry_of(visit, config, folder).is_file()
+    pages = {f"fedtar_state/{run}/hospital-a/examples.html" for run in RUNS}
+    assert {str(path) for path in gone if path.suffix not in (".npy", ".computed")} == pages
+    for visit in visits(kit):
+        there = [entry_of(visit, Size(size, 16), kit / "cache" / "prepared").is_file() for size in (32, 40)]
+        assert there == [visit.patient_id != "P2"] * 2
+    assert not (kit / "local" / "fedtar.key").exists()  # looking makes nothing
 
 
 def test_a_patient_who_withdrew_is_found_too(kit):
     (kit / "local" / "out.txt").write_text("P2\n")
     file = kit / "local" / "fedtar.yaml"
     file.write_text(file.read_text() + "exclude: out.txt\n")
-    steps = plan(place_of_kit(kit), patient="P2")
+    steps = planned(kit, patient="P2")
     assert len([1 for _, what in steps.remove if "P2" in what]) == 2
     assert not any("exclude" in line for line in steps.kept)
 
@@ -116,36 +96,28 @@ def test_a_patient_who_withdrew_is_found_too(kit):
 def test_what_is_not_there_is_said(kit, wrong):
     before = files(kit)
     with pytest.raises(ConfigError):
-        plan(place_of_kit(kit), **wrong)
+        planned(kit, **wrong)
     assert files(kit) == before
-
-
-def test_old_state_and_audit_go(kit):
-    old = time.time() - 100 * 86400
-    for path in [*(kit / "fedtar_state" / RUNS[0]).rglob("*"), kit / "fedtar_state" / "audit" / "job.jsonl"]:
-        os.utime(path, (old, old))
-    assert not plan(place_of_kit(kit), older_than=101).remove
-    removed = {Path(path).relative_to(kit).as_posix() for path, _ in plan(place_of_kit(kit), older_than=99).remove}
-    assert removed == {f"fedtar_state/{RUNS[0]}/hospital-a", "fedtar_state/audit/job.jsonl"}
 
 
 JOB = "0f3d1c1e-8a52-4d4e-9c11-2f6a0c3d5b7e"
 
 
-def test_retention_takes_state_and_folders_of_jobs_and_leaves_the_audit(kit, capsys):
+def test_what_is_old_goes_and_retention_leaves_the_audit(kit, capsys):
     for folder in (JOB, JOB.replace("0f", "1f"), "transfer"):
         (kit / folder / "app_hospital-a").mkdir(parents=True)
         (kit / folder / "log.txt").write_text("row 17")
-    old = time.time() - 100 * 86400
-    paths = [*(kit / "fedtar_state" / RUNS[0]).rglob("*"), kit / "fedtar_state" / "audit" / "job.jsonl"]
-    for path in [*paths, kit / JOB, *(kit / JOB).rglob("*"), kit / "transfer", *(kit / "transfer").rglob("*")]:
-        os.utime(path, (old, old))
+    run, log, old = kit / "fedtar_state" / RUNS[0], kit / "fedtar_state" / "audit" / "job.jsonl", time.time() - 8640000
+    for place in (run, log, kit / JOB, kit / "transfer"):
+        for path in (place, *place.rglob("*")):
+            os.utime(path, (old, old))
     with pytest.raises(ConfigError, match="retention_days"):
-        plan(place_of_kit(kit), retention=True)
+        planned(kit, retention=True)
     with (kit / "local" / "fedtar.yaml").open("a") as file:
         file.write("retention_days: 99\n")
-    removed = {Path(path).relative_to(kit).as_posix() for path, _ in plan(place_of_kit(kit), retention=True).remove}
-    assert removed == {f"fedtar_state/{RUNS[0]}/hospital-a", JOB}
+    assert not planned(kit, older_than=101).remove
+    assert {path for path, _ in planned(kit, older_than=99).remove} == {run / "hospital-a", kit / JOB, log}
+    assert {path for path, _ in planned(kit, retention=True).remove} == {run / "hospital-a", kit / JOB}
     before = {path.name for path in kit.iterdir()}
     assert main([str(kit)]) == 0 and capsys.readouterr().out.count("deleted: ") == 2
     assert {path.name for path in kit.iterdir()} == before - {JOB}
@@ -153,18 +125,19 @@ def test_retention_takes_state_and_folders_of_jobs_and_leaves_the_audit(kit, cap
 
 def test_all_leaves_the_source_the_key_and_the_ledger(kit):
     (kit / JOB).mkdir()
-    plan(place_of_kit(kit), everything=True).carry_out()
+    planned(kit, everything=True).carry_out()
     left = files(kit)
     assert not (kit / JOB).exists()
     assert "fedtar_state/privacy_ledger.json" in left and "local/manifest.csv" in left and "local/0.png" in left
     assert not [f for f in left if f.endswith((".npy", ".safetensors", ".jsonl", ".html"))]
 
 
-def test_another_simulated_sites_state_is_not_touched(tmp_path):
+def test_another_simulated_sites_state_is_not_touched(tmp_path, monkeypatch):
+    monkeypatch.setenv("FEDTAR_HOME", str(tmp_path))
     for site in ("site-1", "site-2"):
-        SiteState(tmp_path, "run", site).save("0001-01", {}, {})
-    plan(Place(tmp_path / "sites" / "site-1", tmp_path, "site-1"), run="run").carry_out()
-    assert files(tmp_path) == {"run/site-2/0001-01.safetensors"}
+        SiteState(tmp_path / "state", "run", site).save("0001-01", {}, {})
+    plan(Site.outside_of_jobs(tmp_path, "site-1"), run="run").carry_out()
+    assert files(tmp_path) == {"state/run/site-2/0001-01.safetensors"}
 
 
 def test_the_command_shows_first_and_deletes_with_yes(kit):

@@ -16,7 +16,7 @@ from fedtar_flare.methods.fedmrg.section import SECTIONS
 from fedtar_flare.methods.fedmrg.site import ABOUT, FedMRGSite
 from fedtar_flare.registry import Method
 from fedtar_flare.runtime.recipe import PAPER
-from fedtar_flare.site.trained import state_of_run, trained_version
+from fedtar_flare.site.state import state_of_run, trained_version
 
 PRESETS: dict[str, dict[str, Any]] = {
     "small": {

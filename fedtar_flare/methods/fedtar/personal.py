@@ -15,8 +15,7 @@ from fedtar_flare.methods.fedtar.demographics import DemographicMixture
 from fedtar_flare.methods.fedtar.learner import PatientLearner
 from fedtar_flare.settings import build
 from fedtar_flare.site.key import derived_key
-from fedtar_flare.site.state import SiteState
-from fedtar_flare.site.trained import state_of_run, trained_version
+from fedtar_flare.site.state import SiteState, state_of_run, trained_version
 
 MIXTURE = "mixture"
 """Name under which the handshake keeps the mixture, and what it takes to use the state without the job."""

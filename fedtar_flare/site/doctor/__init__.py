@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
-from fedtar_flare.site.doctor.finding import FAIL, OK, WARN, Finding
+OK, WARN, FAIL = LEVELS = "OK", "WARN", "FAIL"
+"""All is well; goes on, but look; a run cannot work."""
 
-__all__ = ["FAIL", "OK", "WARN", "Finding", "diagnose"]
+
+@dataclass(frozen=True)
+class Finding:
+    """What was looked at (``check``), what was found (``text``) and what to do (``cure``; empty when all is well)."""
+
+    status: str
+    check: str
+    text: str
+    cure: str = ""
 
 
 def diagnose(kit: Path | None = None, site_file: Path | None = None, time_steps: int = 3) -> list[Finding]:
@@ -15,31 +27,58 @@ def diagnose(kit: Path | None = None, site_file: Path | None = None, time_steps:
     Without ``kit`` its checks are skipped; without ``site_file`` the kit's ``local/fedtar.yaml`` counts. ``time_steps``
     is the job's T, for the counts of visits. Raises ConfigError if the folder is no kit.
     """
-    from fedtar_flare.site.doctor import access, connection, data, environment, policy
+    from fedtar_flare.site.doctor import connection, environment, policy
     from fedtar_flare.site.place import kit_of
     from fedtar_flare.site.site_file import SITE_FILE
 
     kit = kit_of(kit) if kit is not None else None
     place = site_file or (kit / "local" / SITE_FILE if kit else None)
     findings = environment.packages()
-    config = None
-    if place is not None:
-        config, found = data.site_file(place)
-        findings += found
-    findings.append(environment.gpu(config))
+    config, found = environment.site_file(place) if place is not None else (None, [])
+    findings += [*found, environment.gpu(config)]
+    studies = 0
     if config is not None:
-        findings += data.summary(config, time_steps)
-        findings += policy.bounds(kit, config)
-    findings += environment.disks(kit, config, data.studies(config) if config is not None else 0)
+        studies, found = environment.data(config, time_steps)
+        findings += [*found, *policy.bounds(kit, config)]
+    findings += environment.disks(kit, config, studies)
     if kit is not None:
-        findings += data.key(kit, config)
-        findings += policy.allow_list(kit)
-        findings += policy.privacy(kit, config)
-        findings.append(policy.participation(kit))
-        findings += access.rights(kit)
-        findings.append(access.doors(kit))
-        findings += access.places(kit, config)
-        findings += access.modes(kit, config)
-        findings += connection.certificates(kit)
-        findings.append(connection.server(kit))
+        findings += [
+            *environment.key(kit, config),
+            *policy.allow_list(kit),
+            *policy.privacy(kit, config),
+            policy.participation(kit),
+            policy.rights(kit),
+            policy.shell(kit),
+            *policy.places(kit, config),
+            *policy.modes(kit, config),
+            *connection.certificates(kit),
+            connection.server(kit),
+        ]
     return findings
+
+
+def metrics(findings: Iterable[Finding], kit: Path | None) -> str:
+    """A text file for Prometheus' node exporter (``--collector.textfile``), without any finding's text (file names).
+
+    It has the worst status of each check (0 OK, 1 WARN, 2 FAIL), when the doctor looked, and the ends of certificates.
+    """
+    from fedtar_flare.site.doctor.connection import valid_until
+
+    worst: dict[str, int] = {}
+    for finding in findings:
+        worst[finding.check] = max(worst.get(finding.check, 0), LEVELS.index(finding.status))
+    lines = [
+        "# HELP fedtar_doctor_status Worst finding of a check: 0 OK, 1 WARN, 2 FAIL.",
+        "# TYPE fedtar_doctor_status gauge",
+        *(f'fedtar_doctor_status{{check="{check}"}} {level}' for check, level in sorted(worst.items())),
+        "# HELP fedtar_doctor_time_seconds When the doctor looked.",
+        "# TYPE fedtar_doctor_time_seconds gauge",
+        f"fedtar_doctor_time_seconds {time.time():.0f}",
+    ]
+    if kit is not None and (ends := valid_until(kit)):
+        lines += [
+            "# HELP fedtar_certificate_end_seconds When a certificate of the kit ends.",
+            "# TYPE fedtar_certificate_end_seconds gauge",
+            *(f'fedtar_certificate_end_seconds{{file="{name}"}} {end.timestamp():.0f}' for name, end in ends.items()),
+        ]
+    return "\n".join(lines) + "\n"

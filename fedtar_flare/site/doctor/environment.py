@@ -1,4 +1,4 @@
-"""The doctor's look at Python, packages, GPU and disks."""
+"""The doctor's look at packages, GPU, site file, data, key and disks."""
 
 from __future__ import annotations
 
@@ -12,9 +12,13 @@ from pathlib import Path
 
 from packaging.requirements import Requirement
 
-from fedtar_flare.site.doctor.finding import FAIL, OK, WARN, Finding
-from fedtar_flare.site.place import home, state_of
-from fedtar_flare.site.site_file import SiteConfig, cache_folder
+from fedtar_flare.data.timeline import Timeline
+from fedtar_flare.errors import FedTARError
+from fedtar_flare.site.cohort import load_cohort
+from fedtar_flare.site.doctor import FAIL, OK, WARN, Finding
+from fedtar_flare.site.key import KEY_FILE
+from fedtar_flare.site.place import home
+from fedtar_flare.site.site_file import SiteConfig, cache_folder, read_site_file, state_folder
 from fedtar_flare.version import __version__
 
 A_RUN = 1_000_000_000
@@ -26,10 +30,8 @@ ROOM, LEAST = 10.0, 1.0
 def packages() -> list[Finding]:
     """Whether every required package is there in a supported version."""
     here = f"fedtar_flare {__version__}, Python {platform.python_version()} ({sys.executable})"
-    findings = [Finding(OK, "environment", here)]
     wrong, right = [], []
-    for text in requires("fedtar_flare") or []:
-        requirement = Requirement(text)
+    for requirement in map(Requirement, requires("fedtar_flare") or []):
         if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
             continue
         try:
@@ -42,8 +44,8 @@ def packages() -> list[Finding]:
         else:
             wrong.append(f"{requirement.name} {found} (wanted {requirement.specifier})")
     cure = "pip install fedtar_flare again in this environment, in a fresh one if other packages need other versions"
-    findings += [Finding(FAIL, "packages", text, cure) for text in wrong]
-    return [*findings, Finding(OK, "packages", ", ".join(right))]
+    findings = [Finding(FAIL, "packages", text, cure) for text in wrong]
+    return [Finding(OK, "environment", here), *findings, Finding(OK, "packages", ", ".join(right))]
 
 
 def gpu(config: SiteConfig | None = None) -> Finding:
@@ -79,34 +81,77 @@ def _has_driver() -> bool:
     return Path("/dev/kfd").exists()  # AMD
 
 
-def disks(kit: Path | None, config: SiteConfig | None, studies: int = 0) -> list[Finding]:
+def site_file(place: Path) -> tuple[SiteConfig | None, list[Finding]]:
+    """Whether the site file is there and valid."""
+    if not place.is_file():
+        cure = "write it with at least 'source: manifest' and 'path: <your manifest>'"
+        return None, [Finding(FAIL, "site file", f"{place} is not there", cure)]
+    try:
+        config = read_site_file(place)
+    except FedTARError as error:
+        return None, [Finding(FAIL, "site file", str(error), "correct the file")]
+    if config.source == "synthetic":
+        cure = "name the hospital's own data with 'source' and 'path', unless this is a trial"
+        return config, [Finding(WARN, "site file", f"{place}: synthetic data, no patient of this site", cure)]
+    return config, [Finding(OK, "site file", f"{place}: {config.source} {config.path}")]
+
+
+def data(config: SiteConfig, time_steps: int) -> tuple[int, list[Finding]]:
+    """How many studies there are; patients, visits per time step, and what is left out. No image is opened."""
+    if config.source == "synthetic":
+        return 0, []
+    try:
+        # as a simulated site: no key is made for this
+        cohort = load_cohort(config.replace(simulated=True), "site", timeline=Timeline(time_steps))
+    except FedTARError as error:
+        return 0, [Finding(FAIL, "data", str(error), "correct the table; 'fedtar data check' looks at every study")]
+    steps = [sum(counts) for counts in zip(*cohort.counts().values(), strict=True)]
+    text = f"{len(cohort.patients)} patients, visits at time steps 1 to {time_steps}: {', '.join(map(str, steps))}"
+    findings = [Finding(OK, "data", text)]
+    if not all(steps):
+        cure = "normal for a young cohort: the site has nothing to add at these steps"
+        findings = [Finding(WARN, "data", f"{text}; some steps have none", cure)]
+    if cohort.rejected:
+        left = ", ".join(f"{count} {reason}" for reason, count in sorted(cohort.rejected.items()))
+        cure = "'fedtar data check' names every study that is left out"
+        findings.append(Finding(WARN, "data", f"left out: {left}", cure))
+    return len(cohort.visits), findings
+
+
+def key(kit: Path, config: SiteConfig | None) -> list[Finding]:
+    """Whether the secret of the keyed hashes is readable by its owner alone, and a reminder to back it up."""
+    file = ((config and config.state_dir) or kit / "local") / KEY_FILE
+    if not file.is_file():
+        return [Finding(OK, "key", f"{file} is made by the first run; back it up then")]
+    cure = "copy it to a safe place inside the hospital: without it, patients change between training and test"
+    findings = [Finding(WARN, "key", f"{file}: no copy of it is known here", cure)]
+    if file.stat().st_mode & 0o077:
+        findings.append(Finding(FAIL, "key", f"{file} can be read by others", f"chmod 600 {file}"))
+    return findings
+
+
+def disks(kit: Path | None, config: SiteConfig | None, studies: int) -> list[Finding]:
     """Free space where state and prepared images lie, against what so many studies and one more run need."""
     from fedtar_flare.models.config import PRESETS, preset
 
-    cache = cache_folder(config) if config else home()
+    cache, state = cache_folder(config) if config else home(), state_folder(kit, config)
     largest = max(3 * model.slices * model.image_size**2 for model in map(preset, PRESETS))
-    needs = [("cache", cache, max(0, studies * largest - _size(cache / "prepared", "*.npy")))]
-    state = config.state_dir if config is not None and config.state_dir is not None else kit and state_of(kit)
+    needed = max(0, studies * largest - _size(cache / "prepared", "*.npy"))
+    findings = [_disk("cache", cache, needed, "to prepare all studies at the largest preset")]
     if state:
         runs = [_size(folder) for folder in state.iterdir() if folder.is_dir()] if state.is_dir() else []
-        needs.append(("state", state, max([A_RUN, *runs])))
-    return [_disk(*need) for need in needs]
+        findings.append(_disk("state", state, max([A_RUN, *runs]), "for one more run like the largest here"))
+    return findings
 
 
 def _size(folder: Path, names: str = "*") -> int:
     return sum(file.stat().st_size for file in folder.rglob(names) if file.is_file())
 
 
-def _disk(name: str, folder: Path, needed: int) -> Finding:
-    there = folder
-    while not there.exists() and there != there.parent:
-        there = there.parent
+def _disk(name: str, folder: Path, needed: int, use: str) -> Finding:
+    there = next(place for place in (folder, *folder.absolute().parents) if place.exists())
     free = shutil.disk_usage(there).free / 1e9
     status = FAIL if free < max(LEAST, needed / 1e9) else WARN if free < ROOM else OK
-    key = f"{name}_dir"
-    cure = "" if status == OK else f"free the disk ('fedtar site purge --cache'), or write {key} into the site file"
-    use = (
-        "to prepare all studies at the largest preset" if name == "cache" else "for one more run like the largest here"
-    )
+    cure = f"free the disk ('fedtar site purge --cache'), or write {name}_dir into the site file"
     text = f"{free:.1f} GB free for the {name} ({folder}); about {needed / 1e9:.1f} GB are needed {use}"
-    return Finding(status, "disk space", text, cure)
+    return Finding(status, "disk space", text, "" if status == OK else cure)

@@ -1,7 +1,8 @@
-"""The doctor's look at the kit's own policy: allow-list, site filters, privacy, participation."""
+"""The doctor's look at the kit's own policy (classes, filters, bounds, participation) and at who reaches its files."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +12,13 @@ from fedtar_flare.errors import ConfigError, FedTARError
 from fedtar_flare.files import read_json
 from fedtar_flare.registry import contract_of
 from fedtar_flare.site.approval import approvals
-from fedtar_flare.site.doctor.finding import FAIL, OK, WARN, Finding
+from fedtar_flare.site.doctor import FAIL, OK, WARN, Finding
 from fedtar_flare.site.participation import Participation
 from fedtar_flare.site.participation import participation as read_participation
-from fedtar_flare.site.place import Site, state_of
+from fedtar_flare.site.place import STATE, state_of
 from fedtar_flare.site.policy import (
     AUDIT,
+    AUTHORIZATION,
     DATA_FILTERS,
     GUARD,
     PRIVACY,
@@ -29,36 +31,44 @@ from fedtar_flare.site.policy import (
     filters_of,
     scopes_of,
 )
-from fedtar_flare.site.site_file import SiteConfig
+from fedtar_flare.site.rights import too_wide
+from fedtar_flare.site.site_file import SiteConfig, cache_folder, state_folder
 
 COMPLETE = "python -m fedtar_flare.provision.kit KIT"
+RESTART = f"run '{COMPLETE}' and start the site again"
+
+_OURS = re.compile(r"fedtar_flare\..+\.SupervisedProcessLauncher$")
+
+
+def _local(kit: Path, name: str) -> dict[str, Any]:
+    """A file of ``local/`` as FLARE takes it. Raises ConfigError if it is missing or cannot be read."""
+    for file in (kit / "local" / name, kit / "local" / f"{name}.default"):
+        if file.is_file():
+            return read_json(file)
+    raise ConfigError(f"{kit / 'local'} has no {name}")
 
 
 def allow_list(kit: Path) -> list[Finding]:
     """Whether the classes of this package's jobs may be built here, and whether the list is enforced."""
-    files = [kit / "local" / RESOURCES, kit / "local" / f"{RESOURCES}.default"]
-    file = next((file for file in files if file.is_file()), None)
-    if file is None:
-        cure = "provision the kit again, or take the file from its archive"
-        return [Finding(FAIL, "allow-list", f"{kit / 'local'} has no {RESOURCES}", cure)]
     try:
-        content = read_json(file)
+        content = _local(kit, RESOURCES)
     except ConfigError as error:
-        return [Finding(FAIL, "allow-list", str(error), "correct the file")]
-    allowed = content.get("class_allow_list") or []
-    missing = [path for path in SITE_CLASSES if not any(_allows(str(entry), path) for entry in allowed)]
+        return [Finding(FAIL, "allow-list", str(error), "correct the file, or provision the kit again")]
+    allowed = [str(entry) for entry in content.get("class_allow_list") or []]
+    missing = [path for path in SITE_CLASSES if not any(_allows(entry, path) for entry in allowed)]
     if missing:
-        return [Finding(FAIL, "allow-list", f"{file}: {', '.join(missing)} may not be built here", f"run '{COMPLETE}'")]
-    findings = [Finding(OK, "allow-list", f"{file.name}: the classes of this package's jobs may be built")]
-    if other := [str(entry) for entry in allowed if entry in DEFAULT_CLASS_ALLOW_LIST and entry not in SITE_CLASSES]:
-        text = f"{file.name}: {len(other)} classes of FLARE may be built that no job of this package needs"
+        text = f"{RESOURCES}: {', '.join(missing)} may not be built here"
+        return [Finding(FAIL, "allow-list", text, f"run '{COMPLETE}'")]
+    findings = [Finding(OK, "allow-list", f"{RESOURCES}: the classes of this package's jobs may be built")]
+    if other := [entry for entry in allowed if entry in DEFAULT_CLASS_ALLOW_LIST and entry not in SITE_CLASSES]:
+        text = f"{RESOURCES}: {len(other)} classes of FLARE may be built that no job of this package needs"
         findings.append(Finding(WARN, "allow-list", text, f"run '{COMPLETE}', unless jobs of other plugins run here"))
     if content.get("class_list_enforcement_mode") != "enforce":
         cure = 'set "class_list_enforcement_mode": "enforce"'
-        findings.append(Finding(WARN, "allow-list", f"{file.name}: the list is not enforced", cure))
+        findings.append(Finding(WARN, "allow-list", f"{RESOURCES}: the list is not enforced", cure))
     if content.get("allow_log_streaming"):
         cure = 'set "allow_log_streaming": false: a log may name files and rows'
-        findings.append(Finding(WARN, "logs", f"{file.name}: a job may stream this site's log to the server", cure))
+        findings.append(Finding(WARN, "logs", f"{RESOURCES}: a job may stream this site's log to the server", cure))
     return findings
 
 
@@ -84,16 +94,15 @@ def privacy(kit: Path, config: SiteConfig | None) -> list[Finding]:
         for entry in (*tasks, *results):
             if class_of(entry) == GUARD:
                 findings += _guard(name, entry.get("args") or {})
-        for path in map(class_of, results):
-            if path.endswith((".SVTPrivacy", ".PercentilePrivacy")):
+        for entry in results:
+            if (path := class_of(entry)).endswith((".SVTPrivacy", ".PercentilePrivacy")):
                 use = f"use {PRIVACY_FILTER}"
                 findings.append(Finding(WARN, "site policy", f"scope '{name}': {path} is no differential privacy", use))
-        for entry in results:
-            if class_of(entry) == PRIVACY_FILTER:
-                findings += _differential_privacy(kit, config, entry.get("args") or {})
+            elif path == PRIVACY_FILTER:
+                findings.append(_differential_privacy(kit, config, entry.get("args") or {}))
     if not any(finding.check == "site policy" for finding in findings):
         findings.append(Finding(OK, "site policy", f"the outbound guard has the last word in {', '.join(names)}"))
-        findings += _allowed(content)
+        findings += _methods(allowed_methods(content))
     components = [entry.get("path") for entry in content.get("components") or [] if isinstance(entry, dict)]
     if AUDIT not in components:
         add = f'add to {PRIVACY} "components": [{{"id": "audit", "path": "{AUDIT}", "args": {{}}}}]'
@@ -101,15 +110,57 @@ def privacy(kit: Path, config: SiteConfig | None) -> list[Finding]:
     return findings
 
 
+def _guard(scope: str, arguments: dict[str, Any]) -> list[Finding]:
+    from fedtar_flare.site.guard import OutboundGuard
+
+    try:
+        OutboundGuard(**arguments)
+    except (FedTARError, TypeError) as error:
+        return [Finding(FAIL, "site policy", f"scope '{scope}': {error}", f"correct the guard's args in {PRIVACY}")]
+    return []
+
+
+def _methods(allowed: list[str]) -> list[Finding]:
+    """Which methods the site allows, and names among them that are no method here."""
+    cure = f"correct 'methods' of both guards in {PRIVACY}"
+    if not allowed:
+        return [Finding(FAIL, "methods", "this site allows no method, so every task is declined", cure)]
+    findings = [Finding(OK, "methods", f"this site takes part in {', '.join(allowed)}")]
+    for name in allowed:
+        try:
+            contract_of(name)
+        except ConfigError as error:
+            findings.append(Finding(WARN, "methods", str(error), f"{cure}, or install the package that brings it"))
+    return findings
+
+
+def _differential_privacy(kit: Path, config: SiteConfig | None, arguments: dict[str, Any]) -> Finding:
+    from fedtar_flare.site.accountant import FILE, Ledger
+    from fedtar_flare.site.privacy import GaussianPrivacy
+
+    check = "differential privacy"
+    if config is not None and "losses" in (config.shares or ()):
+        cure = "remove losses from shares in the site file"
+        return Finding(FAIL, check, "shares sends losses past the privacy filter", cure)
+    try:
+        settings = GaussianPrivacy(**arguments).settings
+        spent = Ledger(state_of(kit) / FILE).spent(settings.delta)
+    except FedTARError as error:
+        return Finding(FAIL, check, str(error), "correct privacy.json, or restore the ledger")
+    if settings.noise_seed is not None:
+        return Finding(FAIL, check, "noise_seed is set: the noise could be taken away", "remove it from privacy.json")
+    text = f"epsilon {spent.epsilon:.3g} of {settings.max_epsilon:g} spent in {spent.releases} releases"
+    if spent.epsilon > 0.9 * settings.max_epsilon:
+        return Finding(WARN, check, text, "the site abstains soon; a larger max_epsilon is a decision of the site's")
+    return Finding(OK, check, f"{text} (delta {settings.delta:g})")
+
+
 def bounds(kit: Path | None, config: SiteConfig) -> list[Finding]:
     """What a job may ask here, where that is more than it need be, and whether the site's models are there."""
     policy = config.policy
-    shown = [
-        f"{name} {'no bound' if value is None else value}"
-        for name, value in policy
-        if name not in ("approval", "models")
-    ]
-    text = f"a job may ask: {', '.join(shown)}; models: {', '.join(['the shipped one', *policy.models])}"
+    amounts = {name: value for name, value in policy if name not in ("approval", "models")}
+    shown = ", ".join(f"{name} {'no bound' if value is None else value}" for name, value in amounts.items())
+    text = f"a job may ask: {shown}; models: {', '.join(['the shipped one', *policy.models])}"
     findings = [Finding(OK, "job bounds", text)]
     if config.source != "synthetic" and (looser := policy.looser()):
         cure = "remove them from policy in the site file, unless this is meant"
@@ -125,6 +176,14 @@ def bounds(kit: Path | None, config: SiteConfig) -> list[Finding]:
     return findings
 
 
+def _approvals(kit: Path) -> Finding:
+    try:
+        number = len(approvals(state_of(kit)))
+    except FedTARError as error:
+        return Finding(FAIL, "approval", str(error), "delete the file, and approve the job again")
+    return Finding(OK, "approval", f"required; {number} job(s) approved ('fedtar site approve --list')")
+
+
 def participation(kit: Path) -> Finding:
     """Whether the site takes part now."""
     try:
@@ -136,57 +195,60 @@ def participation(kit: Path) -> Finding:
     return Finding(OK, "participation", "this site takes part")
 
 
-def _approvals(kit: Path) -> Finding:
+def rights(kit: Path) -> Finding:
+    """Whether some role may read the site's files through FLARE's console, or bring code."""
     try:
-        number = len(approvals(Site.outside_of_jobs(kit.name, kit, simulated=False).records))
-    except FedTARError as error:
-        return Finding(FAIL, "approval", str(error), "delete the file, and approve the job again")
-    return Finding(OK, "approval", f"required; {number} job(s) approved ('fedtar site approve --list')")
+        found = too_wide(_local(kit, AUTHORIZATION))
+    except ConfigError as error:
+        return Finding(FAIL, "rights", str(error), RESTART)
+    if found:
+        text = f"the authorization policy lets administrators read files or bring code ({'; '.join(found)})"
+        return Finding(FAIL, "rights", text, RESTART)
+    return Finding(OK, "rights", "no administrator may read files here or bring code")
 
 
-def _guard(scope: str, arguments: dict[str, Any]) -> list[Finding]:
-    from fedtar_flare.site.guard import OutboundGuard
-
+def shell(kit: Path) -> Finding:
+    """Whether the site refuses the shell whatever the server says of a request's rights."""
     try:
-        OutboundGuard(**arguments)
-    except (FedTARError, TypeError) as error:
-        return [Finding(FAIL, "site policy", f"scope '{scope}': {error}", f"correct the guard's args in {PRIVACY}")]
-    return []
+        components = _local(kit, RESOURCES).get("components")
+    except ConfigError:  # the allow-list says so
+        components = None
+    entries = [entry for entry in components or [] if isinstance(entry, dict) and _OURS.match(str(entry.get("path")))]
+    if not entries:
+        text = f"{RESOURCES} does not have our launcher: the server can read this account's files by a shell"
+        return Finding(FAIL, "shell", text, RESTART)
+    if (entries[0].get("args") or {}).get("byoc"):
+        cure = f'remove "byoc" from the args of process_launcher in {RESOURCES}, unless the site wants it so'
+        return Finding(WARN, "shell", "refused, but jobs may bring code, which can do whatever this account can", cure)
+    return Finding(OK, "shell", "refused, whoever asks, and so are jobs with code of their own")
 
 
-def _allowed(content: dict[str, Any]) -> list[Finding]:
-    """Which methods the site allows, and names among them that are no method here."""
-    allowed, cure = allowed_methods(content), f"correct 'methods' of both guards in {PRIVACY}"
-    if not allowed:
-        return [Finding(FAIL, "methods", "this site allows no method, so every task is declined", cure)]
-    findings = [Finding(OK, "methods", f"this site takes part in {', '.join(allowed)}")]
-    for name in allowed:
-        try:
-            contract_of(name)
-        except ConfigError as error:
-            findings.append(Finding(WARN, "methods", str(error), f"{cure}, or install the package that brings it"))
-    return findings
+def places(kit: Path, config: SiteConfig | None) -> list[Finding]:
+    """Whether data, prepared images or state lie inside the kit, where FLARE's console reads text files."""
+    named = {"state": state_folder(kit, config)}
+    if config is not None:
+        named |= {"path": config.path, "exclude": config.exclude, "cache_dir": cache_folder(config)}
+    findings = []
+    for name, place in named.items():
+        if place is None or not place.resolve().is_relative_to(kit.resolve()):
+            continue
+        cure = f"move it out of the kit and change '{name}' in the site file"
+        if place == kit / STATE:
+            target = kit.with_name(f"{kit.name}.{STATE}")
+            cure = f"stop the site, 'mv {place} {target}', and start it again: nothing is lost"
+        findings.append(Finding(FAIL, "places", f"{name} lies inside the kit ({place})", cure))
+    return findings or [Finding(OK, "places", "neither data nor state lie inside the kit")]
 
 
-def _differential_privacy(kit: Path, config: SiteConfig | None, arguments: dict[str, Any]) -> list[Finding]:
-    from fedtar_flare.site.accountant import FILE, Ledger
-    from fedtar_flare.site.privacy import GaussianPrivacy
-
-    check = "differential privacy"
-    if config is not None and "losses" in (config.shares or ()):
-        cure = "remove losses from shares in the site file"
-        return [Finding(FAIL, check, "shares sends losses past the privacy filter", cure)]
-    try:
-        settings = GaussianPrivacy(**arguments)
-        spent = Ledger(state_of(kit) / FILE).spent(settings.delta)
-    except (FedTARError, TypeError) as error:
-        return [Finding(FAIL, check, str(error), "correct privacy.json, or restore the ledger")]
-    if settings.noise_seed is not None:
-        return [Finding(FAIL, check, "noise_seed is set: the noise could be taken away", "remove it from privacy.json")]
-    text = f"epsilon {spent.epsilon:.3g} of {settings.max_epsilon:g} spent in {spent.releases} releases"
-    if spent.epsilon > 0.9 * settings.max_epsilon:
-        return [Finding(WARN, check, text, "the site abstains soon; a larger max_epsilon is a decision of the site's")]
-    return [Finding(OK, check, f"{text} (delta {settings.delta:g})")]
+def modes(kit: Path, config: SiteConfig | None) -> list[Finding]:
+    """Whether other users of this machine can read the kit or the site's state."""
+    folders = [folder for folder in (kit, state_folder(kit, config)) if folder and folder.is_dir()]
+    findings = [
+        Finding(FAIL, "file modes", f"{folder} can be read by other users of this machine", f"chmod -R go= {folder}")
+        for folder in folders
+        if folder.stat().st_mode & 0o077
+    ]
+    return findings or [Finding(OK, "file modes", "kit and state belong to this account alone")]
 
 
 def _allows(entry: str, path: str) -> bool:

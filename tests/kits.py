@@ -1,0 +1,23 @@
+"""A hospital's startup kit, and a table of radiographs, as far as a site looks at them."""
+
+import numpy as np
+from PIL import Image
+
+
+def make_kit(folder, site_file="source: synthetic\n"):
+    for part in ("startup", "local"):
+        (folder / part).mkdir(parents=True)
+    (folder / "startup" / "fed_client.json").write_text("{}")
+    (folder / "local" / "fedtar.yaml").write_text(site_file)
+    return folder
+
+
+def write_radiographs(folder, number, visits=1):
+    """``manifest.csv`` of so many radiographs, one a day, with as many visits of each patient P0, P1 and so on."""
+    folder.mkdir(exist_ok=True)
+    rows = ["patient_id,study_datetime,image,report"]
+    for i in range(number):
+        picture = (np.arange(64 * 64).reshape(64, 64) // (17 + i)).astype(np.uint8)
+        Image.fromarray(picture).save(folder / f"{i}.png")
+        rows.append(f"P{i // visits},2020-01-0{i + 1},{i}.png,No finding.")
+    (folder / "manifest.csv").write_text("\n".join(rows))
