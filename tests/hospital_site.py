@@ -53,16 +53,9 @@ class Engine:
 
 
 class HospitalSite:
-    """Runs tasks in one executor, or in a new one each time.
+    """Runs tasks in one executor, or (``fresh``) in a new one each time, with ``settings`` over :data:`SETTINGS`.
 
-    Args:
-        workspace: its FLARE folder.
-        name: of the site.
-        fresh: a new executor for every task.
-        simulated: whether FLARE says that it is its simulator.
-        app: folder in which FLARE has put the job's app.
-        method: name of the method.
-        settings: of the executor, over :data:`SETTINGS`.
+    ``app`` is the folder in which FLARE has put the job's app.
     """
 
     def __init__(self, workspace, name="site-1", fresh=True, simulated=True, method="fedtar", app=None, **settings):
@@ -81,31 +74,24 @@ class HospitalSite:
         engine = Engine(workspace)
         self.streamed = engine.streamed
         ctx.get_engine = lambda: engine
-        model = (
-            FLModel(params=weights, params_type=ParamsType.FULL, meta=header.to_meta())
-            if weights
-            else FLModel(metrics={}, meta=header.to_meta())
-        )
-        shareable = FLModelUtils.to_shareable(model)
+        sent = {"params": weights, "params_type": ParamsType.FULL} if weights else {"metrics": {}}
+        shareable = FLModelUtils.to_shareable(FLModel(**sent, meta=header.to_meta()))
         ctx.set_prop(FLContextKey.TASK_NAME, task, private=True, sticky=False)
         ctx.set_prop(FLContextKey.TASK_DATA, shareable, private=True, sticky=False)
         answer = self.executor.execute(task, shareable, ctx, self.signal)
         if answer.get_return_code() not in (None, ReturnCode.OK):
             return answer.get_return_code(), None
-        result = FLModelUtils.from_shareable(self._guard().process(answer, ctx))
+        # the guard of a site that lets pass what the method exchanges whole of the base model
+        guard = OutboundGuard([self.method], extra_names=list(self.executor.resolved.lora.exchange))
+        result = FLModelUtils.from_shareable(guard.process(answer, ctx))
         return Reply.from_meta(result.meta), result.params
-
-    def _guard(self):
-        """The guard of a site that lets pass what the method exchanges whole of the base model."""
-        return OutboundGuard([self.method], extra_names=list(self.executor.resolved.lora.exchange))
 
     def header(self, run_id, r, t, **more):
         return TaskHeader(self.method, run_id, r, t, 9, T, **more)
 
     def handshake(self, run_id="run", **more):
-        return self.run(
-            HANDSHAKE, self.header(run_id, 0, 0, **{"after": version(0, 0), "initial_site": self.name, **more})
-        )
+        more = {"after": version(0, 0), "initial_site": self.name, **more}
+        return self.run(HANDSHAKE, self.header(run_id, 0, 0, **more))
 
     def train(self, w, r, t, run_id="run", **more):
         return self.run(TRAIN, self.header(run_id, r, t, after=version(r, t - 1), **more), w)

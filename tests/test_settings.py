@@ -65,19 +65,21 @@ def test_a_wrong_setting_is_named_with_what_is_allowed(values, said):
         Example().replace(**values)
 
 
-def test_names_that_are_no_text_and_what_is_no_mapping():
-    with pytest.raises(ConfigError, match="unknown setting '3'"):
-        build(Example, {3: 3}, "job")
-    with pytest.raises(ConfigError, match=r"job: must hold settings by name, not \['steps'\]"):
-        build(Example, ["steps"], "job")
+class Needed(Settings):
+    seed: int = Field(description="of everything")
 
 
-def test_a_setting_that_is_missing_is_named():
-    class Needed(Settings):
-        seed: int = Field(description="of everything")
-
-    with pytest.raises(ConfigError, match=r"job: 'seed' is missing \(of everything\)"):
-        build(Needed, None, "job")
+@pytest.mark.parametrize(
+    ("kind", "values", "said"),
+    [
+        (Example, {3: 3}, "unknown setting '3'"),
+        (Example, ["steps"], r"must hold settings by name, not \['steps'\]"),
+        (Needed, None, r"'seed' is missing \(of everything\)"),
+    ],
+)
+def test_names_that_are_no_text_what_is_no_mapping_and_what_is_missing(kind, values, said):
+    with pytest.raises(ConfigError, match=f"job: {said}"):
+        build(kind, values, "job")
 
 
 def test_lists_stand_for_tuples_and_whole_numbers_for_numbers():

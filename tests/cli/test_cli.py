@@ -14,9 +14,10 @@ def test_the_installed_command_says_its_version_and_what_is_wrong_with_a_setting
     assert (code, out) == (1, "") and "small" in err and "Traceback" not in err
 
 
-def test_help():
-    code, out, _ = fedtar_here("simulate", "--help")
-    assert code == 0 and "--time-steps" in out and "--patients" in out
+def test_every_command_has_help():
+    for command in (["simulate"], ["export"], ["report"], ["generate"], ["warmstart"], ["data", "synth"]):
+        code, out, _ = fedtar_here(*command, "--help")
+        assert code == 0 and len(out) > 300, command
 
 
 @pytest.mark.parametrize(

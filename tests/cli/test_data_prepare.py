@@ -3,10 +3,9 @@
 import json
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 from hospital_site import executor_of
-from PIL import Image
+from kits import make_kit, write_radiographs
 
 from fedtar_flare.cli.main import main
 from fedtar_flare.imaging import pipeline
@@ -19,13 +18,8 @@ def sites(tmp_path, monkeypatch):
     """Folder of site files with one hospital: five radiographs, one of which is no image."""
     monkeypatch.setenv("FEDTAR_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("FEDTAR_SITES", str(tmp_path))
-    rows = ["patient_id,study_datetime,image,report"]
-    picture = (np.arange(4096) // 32).astype(np.uint8).reshape(64, 64)
-    for number in range(5):
-        rows.append(f"P{number},2020-01-0{number + 1},{number}.png,No finding.")
-        Image.fromarray(picture // (number + 2)).save(tmp_path / f"{number}.png")
+    write_radiographs(tmp_path, 5)
     (tmp_path / "3.png").write_bytes(b"no image")
-    (tmp_path / "manifest.csv").write_text("\n".join(rows))
     (tmp_path / "hospital.yaml").write_text("source: manifest\npath: manifest.csv\ncache_dir: cache\n")
     return tmp_path
 
@@ -40,13 +34,13 @@ def opened_by_a_job(sites):
     return executor_of("fedtar", preset="tiny", model={"slices": 1})._open("handshake", header, site)[1]
 
 
-def prepare(sites, capsys, *more):
+def prepare(capsys, *more):
     code = main(["data", "prepare", *more, "--preset", "tiny", "--set", "model.slices=1", "--json"])
     return code, json.loads(capsys.readouterr().out)
 
 
 def test_the_handshake_computes_nothing_and_a_bad_study_is_counted(sites, capsys, monkeypatch):
-    code, counts = prepare(sites, capsys, "--site-file", str(sites / "hospital.yaml"))
+    code, counts = prepare(capsys, "--site-file", str(sites / "hospital.yaml"))
     (reason,) = counts["left_out"]
     assert code == 0 and counts["prepared"] == 4 and counts["there"] == 0 and counts["left_out"][reason] == 1
 
@@ -60,12 +54,9 @@ def test_the_handshake_computes_nothing_and_a_bad_study_is_counted(sites, capsys
 
 
 def test_a_kit_is_prepared_once(sites, capsys):
-    for folder in ("startup", "local"):
-        (sites / "kit" / folder).mkdir(parents=True)
-    (sites / "kit" / "startup" / "fed_client.json").write_text("{}")
-    (sites / "kit" / "local" / "fedtar.yaml").write_text("source: manifest\npath: ../../manifest.csv\n")
-    assert prepare(sites, capsys, "--kit", str(sites / "kit"))[1]["prepared"] == 4
-    again = prepare(sites, capsys, "--kit", str(sites / "kit"))[1]
+    kit = str(make_kit(sites / "kit", "source: manifest\npath: ../../manifest.csv\n"))
+    assert prepare(capsys, "--kit", kit)[1]["prepared"] == 4
+    again = prepare(capsys, "--kit", kit)[1]
     assert again["prepared"] == 0 and again["there"] == 4 and sum(again["left_out"].values()) == 1
 
 

@@ -34,13 +34,11 @@ SLOW = [pytest.param(kind, marks=pytest.mark.slow) for kind in ("adalora", "vera
 def test_the_text_is_that_of_the_run(tmp_path, monkeypatch, kind):
     monkeypatch.setenv("FEDTAR_HOME", str(tmp_path / "home"))
     own = {"lora": {"exchange": [r"(?:pooling|projection)\..+"]}} if kind == "none" else {}
-    adapter = (
-        run_in_process(MethodRecipe("fedpeft", **TINY, peft={"kind": kind}, **own), 1, tmp_path / "run") / "adapter"
-    )
+    recipe = MethodRecipe("fedpeft", **TINY, peft={"kind": kind}, **own)
+    adapter = run_in_process(recipe, 1, tmp_path / "run") / "adapter"
     (page,) = (tmp_path / "home").rglob("examples.html")
-    cohort = synthetic_cohort(
-        "site-1", folder=tmp_path / "home" / "synthetic", patients=10, timeline=Timeline(2), seed=0
-    )
+    folder = tmp_path / "home" / "synthetic"
+    cohort = synthetic_cohort("site-1", folder=folder, patients=10, timeline=Timeline(2), seed=0)
     drafts = []
     for sample in cohort.samples("test")[:2]:
         code, out, err = here("generate", sample.visit.image, "--adapter", adapter, "--format", "json")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import yaml
 from command import fedtar_here as here
+from kits import make_kit
 from PIL import Image
 
 from fedtar_flare.data.sources.manifest import write_rows
@@ -56,20 +56,16 @@ def out(tmp_path, image):
     (tmp_path / "sites").mkdir()
     for site in ("north", "south"):
         write_table(tmp_path / site, [f"{site}-{i}" for i in range(PATIENTS)] + ["moved"], image)
-        content = {"source": "manifest", "path": f"../{site}/manifest.csv", "options": {"modality": "radiograph"}}
-        (tmp_path / "sites" / f"{site}.yaml").write_text(yaml.safe_dump(content))
+        text = f"source: manifest\npath: ../{site}/manifest.csv\noptions: {{modality: radiograph}}\n"
+        (tmp_path / "sites" / f"{site}.yaml").write_text(text)
     return tmp_path
 
 
 @pytest.fixture
 def kit(tmp_path, image):
     """The startup kit of a real site."""
-    folder = tmp_path / "kit"
-    (folder / "startup").mkdir(parents=True)
-    (folder / "startup" / "fed_client.json").write_text("{}")
+    folder = make_kit(tmp_path / "kit", "source: manifest\npath: manifest.csv\noptions: {modality: radiograph}\n")
     write_table(folder / "local", map(str, range(PATIENTS)), image)
-    content = {"source": "manifest", "path": "manifest.csv", "options": {"modality": "radiograph"}}
-    (folder / "local" / "fedtar.yaml").write_text(yaml.safe_dump(content))
     return folder
 
 
@@ -80,20 +76,14 @@ def splits(name, *, workspace=None, seed=SEED):
     return {split: {s.visit.patient_id for s in cohort.samples(split)} for split in ("train", "validation", "test")}
 
 
-def warmstart(tmp_path, *arguments, **environment):
-    command = (
-        "warmstart",
-        *arguments,
-        "--preset",
-        "tiny",
-        "--set",
-        "slices=1",
-        "--threads",
-        1,
-        "-o",
-        tmp_path / "start",
-    )
-    return here(*command, FEDTAR_HOME=str(tmp_path / "home"), **environment)
+def warmstart(tmp_path, *arguments):
+    options = ("--preset", "tiny", "--set", "slices=1", "--threads", 1, "-o", tmp_path / "start")
+    return here("warmstart", *arguments, *options, FEDTAR_HOME=str(tmp_path / "home"))
+
+
+def learns(tmp_path, *arguments):
+    with pytest.raises(Reached):
+        warmstart(tmp_path, *arguments)
 
 
 @pytest.mark.parametrize("by", ["manifest", "site-file"])
@@ -102,8 +92,7 @@ def test_a_simulated_site(by, out, learned, monkeypatch):
     of_site = splits("north")
     assert of_site != splits("north", seed=0) and all(of_site.values())
     table = out / "north/manifest.csv" if by == "manifest" else out / "sites/north.yaml"
-    with pytest.raises(Reached):
-        warmstart(out, f"--{by}", table, "--job-seed", SEED, "--seed", 1)
+    learns(out, f"--{by}", table, "--job-seed", SEED, "--seed", 1)
     assert learned == of_site["train"] and not list(out.rglob("fedtar.key"))
 
 
@@ -112,8 +101,7 @@ def test_several_simulated_sites(out, learned, monkeypatch):
     seed = next(s for s in range(99) if "moved" in splits("north", seed=s)["train"] & splits("south", seed=s)["test"])
     of_sites = [splits(name, seed=seed) for name in ("north", "south")]
     tables = ("--manifest", out / "north/manifest.csv", "--site-file", out / "sites/south.yaml")
-    with pytest.raises(Reached):
-        warmstart(out, *tables, "--job-seed", seed)
+    learns(out, *tables, "--job-seed", seed)
     assert not learned & {name for site in of_sites for name in site["validation"] | site["test"]}
     assert learned == (of_sites[0]["train"] | of_sites[1]["train"]) - {"moved"}
 
@@ -121,8 +109,7 @@ def test_several_simulated_sites(out, learned, monkeypatch):
 @pytest.mark.parametrize("first", ["site", "warmstart"])
 def test_a_real_site_has_one_key_whoever_comes_first(first, kit, tmp_path, learned):
     of_site = splits("clinic", workspace=kit) if first == "site" else {}
-    with pytest.raises(Reached):
-        warmstart(tmp_path, "--site-file", kit / "local/fedtar.yaml")
+    learns(tmp_path, "--site-file", kit / "local/fedtar.yaml")
     assert learned == (of_site or splits("clinic", workspace=kit))["train"]
     assert [path.parent for path in kit.rglob("fedtar.key")] == [kit / "local"]
 
@@ -130,23 +117,19 @@ def test_a_real_site_has_one_key_whoever_comes_first(first, kit, tmp_path, learn
 def test_a_real_sites_key_by_name(kit, tmp_path, image, learned):
     of_site = splits("clinic", workspace=kit)
     elsewhere = write_table(tmp_path / "copy", map(str, range(PATIENTS)), image)
-    with pytest.raises(Reached):
-        warmstart(tmp_path, "--manifest", elsewhere, "--key", kit / "local/fedtar.key")
+    learns(tmp_path, "--manifest", elsewhere, "--key", kit / "local/fedtar.key")
     assert learned == of_site["train"]
 
 
 def test_a_key_in_the_state_folder_counts(kit, tmp_path, image, learned):
     table = write_table(tmp_path / "own", map(str, range(PATIENTS)), image)
     file, state = table.with_name("site.yaml"), tmp_path / "own" / "state"
-    file.write_text(yaml.safe_dump({"source": "manifest", "path": "manifest.csv", "state_dir": "state"}))
+    file.write_text("source: manifest\npath: manifest.csv\nstate_dir: state\n")
     code, _, err = warmstart(tmp_path, "--site-file", file)
     assert code == 1 and "--key" in err and not state.exists()
-    (kit / "local" / "fedtar.yaml").write_text(
-        yaml.safe_dump({"source": "manifest", "path": str(table), "state_dir": str(state)})
-    )
+    (kit / "local" / "fedtar.yaml").write_text(f"source: manifest\npath: {table}\nstate_dir: {state}\n")
     of_site = splits("clinic", workspace=kit)
-    with pytest.raises(Reached):
-        warmstart(tmp_path, "--site-file", file)
+    learns(tmp_path, "--site-file", file)
     assert learned == of_site["train"]
 
 
@@ -170,6 +153,5 @@ def test_no_key_no_start(out, kit, tmp_path, image, learned):
 
 def test_a_collection_of_no_site(tmp_path, image, learned):
     table = write_table(tmp_path / "public", map(str, range(PATIENTS)), image)
-    with pytest.raises(Reached):
-        warmstart(tmp_path, "--manifest", table, "--no-site")
+    learns(tmp_path, "--manifest", table, "--no-site")
     assert 0.5 * PATIENTS < len(learned) < 0.9 * PATIENTS

@@ -62,18 +62,19 @@ def test_the_ledger_outlives_a_restart_and_runs(tmp_path):
     assert Ledger(tmp_path / "none.json").spent(1e-5).epsilon == 0.0
 
 
+RUNS = (
+    [],
+    {"a": []},
+    {"a": {"2.0": -5}},
+    {"a": {"nan": 1}},
+    {"a": {"0": 1}},
+    {"a": {"2.0": 1.5}},
+    {"a": {"2.0": True}},
+)
+
+
 @pytest.mark.parametrize(
-    "content",
-    [
-        "",
-        "{",
-        "[]",
-        json.dumps({"format": 2, "runs": {}}),
-        json.dumps({"format": 1, "runs": {"a": {"2.0": -5}}}),
-        json.dumps({"format": 1, "runs": {"a": {"nan": 1}}}),
-        json.dumps({"format": 1, "runs": {"a": {"0": 1}}}),
-        json.dumps({"format": 1, "runs": {"a": {"2.0": 1.5}}}),
-    ],
+    "content", ["", "{", "[]", '{"format": 2, "runs": {}}', *(json.dumps({"format": 1, "runs": runs}) for runs in RUNS)]
 )
 def test_a_damaged_ledger_is_never_a_fresh_budget(tmp_path, content):
     file = tmp_path / "privacy_ledger.json"

@@ -7,6 +7,7 @@ import json
 import shutil
 import sys
 import threading
+from dataclasses import replace
 from types import SimpleNamespace
 
 import huggingface_hub
@@ -122,12 +123,12 @@ def test_a_decline_stands_in_the_audit_with_its_reasons(kit):
     assert entry["status"] == ERROR and "local_steps 1 (at least 4)" in entry["reason"] and not entry["tensors"]
 
 
-@pytest.mark.parametrize(("change", "words"), [({"rounds": 201}, "rounds 201"), ({"time_steps": 21}, "time steps 21")])
-def test_what_the_server_says_of_a_run_is_bounded_as_well(kit, change, words):
+@pytest.mark.parametrize(("name", "value"), [("rounds", 201), ("time_steps", 21)])
+def test_what_the_server_says_of_a_run_is_bounded_as_well(kit, name, value):
     hospital = HospitalSite(kit, name="hospital", simulated=False, **HARMLESS)
-    header = hospital.header("run", 0, 0, after="0000-00")
-    reply, _ = hospital.run("handshake", type(header)(**{**vars(header), **change}))
-    assert reply.status == ERROR and words in reply.reason and "at most" in reply.reason
+    header = replace(hospital.header("run", 0, 0, after="0000-00"), **{name: value})
+    reply, _ = hospital.run("handshake", header)
+    assert reply.status == ERROR and f"{name.replace('_', ' ')} {value} (at most" in reply.reason
 
 
 @pytest.fixture

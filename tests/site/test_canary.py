@@ -20,12 +20,7 @@ from fedtar_flare.record.log import of_kind, read_events
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 SITES = ("site-1", "site-2")
-TINY = {
-    "preset": "tiny",
-    "num_rounds": 1,
-    "time_steps": 2,
-    "training": {"local_steps": 1, "batch_size": 4},
-}
+TINY = {"preset": "tiny", "num_rounds": 1, "time_steps": 2, "training": {"local_steps": 1, "batch_size": 4}}
 
 
 @pytest.fixture(scope="module")
@@ -35,10 +30,8 @@ def planted(tmp_path_factory):
 
 def run(folder, planted, home, sites="2"):
     FedTARRecipe(name="canary", **TINY).export(str(folder))
-    number = ("-n", sites, "-t", sites)
-    return run_simulator(
-        folder / "canary", folder / "ws", *number, home=home, FEDTAR_SITES=str(planted), PYTHONHASHSEED="0"
-    )
+    environment = {"home": home, "FEDTAR_SITES": str(planted), "PYTHONHASHSEED": "0"}
+    return run_simulator(folder / "canary", folder / "ws", "-n", sites, "-t", sites, **environment)
 
 
 def check_server(folder):

@@ -6,10 +6,9 @@ from dataclasses import replace
 import pytest
 import torch
 from federation import LocalFederation, QuadraticSite, pair
-from flare_context import Recorder, context, shareable
+from flare_context import Recorder, context, read, shareable
 from nvflare.apis.signal import Signal
 from nvflare.app_common.abstract.fl_model import ParamsType
-from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
 from fedtar_flare.errors import ExchangeError
 from fedtar_flare.protocol.exchange import check_inbound
@@ -24,17 +23,12 @@ TASK = {"method": "fedtar", "run_id": "run", "round": 1, "step": 1, "rounds": 2,
 def answer(workspace, header, tensors=None):
     executor = Recorder()
     task = shareable(tensors, ParamsType.FULL, {HEADER: header})
-    reply = executor.execute("train", task, context(workspace), Signal())
-    return Reply.from_meta(FLModelUtils.from_shareable(reply).meta), executor.headers
+    reply, _ = read(executor.execute("train", task, context(workspace), Signal()))
+    return reply, executor.headers
 
 
 def current(**changes):
     return {**TASK, "plugin": __version__, **changes}
-
-
-def test_an_honest_task_is_done(tmp_path):
-    reply, headers = answer(tmp_path, current(), {"a.lora_A.weight": torch.ones(2)})
-    assert reply.status == "ok" and len(headers) == 1
 
 
 @pytest.mark.parametrize(
@@ -75,6 +69,8 @@ def test_hostile_tensors_are_refused_before_they_are_used(tensors, word):
 
 
 def test_the_executor_asks_for_the_check(tmp_path):
+    reply, headers = answer(tmp_path, current(), {"a.lora_A.weight": torch.ones(2)})
+    assert reply.status == "ok" and len(headers) == 1
     reply, headers = answer(tmp_path, current(), {"a": torch.full((2,), float("nan"))})
     assert reply.status == "error" and "finite" in reply.reason and not headers
     with pytest.raises(ExchangeError):
@@ -87,12 +83,8 @@ def test_another_minor_version_is_refused_with_both_named(tmp_path, plugin):
     reply, headers = answer(tmp_path, current(plugin=plugin))
     assert reply.status == "error" and not headers
     assert __version__ in reply.reason and len(reply.reason) < 512
-    if plugin in ("0.0.9", "1.0.0", "9.9.9"):
-        assert plugin in reply.reason
-
-
-def test_a_server_of_an_earlier_release_sends_no_version(tmp_path):
-    reply, headers = answer(tmp_path, TASK)
+    assert plugin not in ("0.0.9", "1.0.0", "9.9.9") or plugin in reply.reason
+    reply, headers = answer(tmp_path, TASK)  # which has none
     assert reply.status == "error" and "earlier release" in reply.reason and not headers
 
 
@@ -126,9 +118,6 @@ def test_the_server_refuses_a_site_of_another_version_and_goes_on(tmp_path):
 def test_an_error_of_another_version_is_still_readable():
     meta = {HEADER: {"status": "error", "round": 0, "step": 0, "reason": "needs 0.0.9", "numbers": {}, "payload": {}}}
     assert Reply.from_meta(meta).reason == "needs 0.0.9"
-
-
-def test_a_state_version_and_a_task_header_agree_in_their_limits():
     assert TaskHeader("fedtar", "run", 9999, 99, 9999, 99, version(9999, 99)).step == 99
 
 

@@ -1,6 +1,5 @@
 """What may be told of a cohort: cells of enough patients, numbers that hide one visit, nothing by subtraction."""
 
-from collections import Counter
 from datetime import datetime, timedelta
 from pathlib import Path
 
@@ -20,20 +19,13 @@ START = datetime(2020, 1, 1)
 TEXTS = ("Stable nodule.", "New effusion.", "The effusion has increased.", "Clear lungs.")
 
 
-def cohort(numbers, time_steps=3, timeline=None, rejected=None):
+def cohort(numbers, time_steps=3, rejected=None):
     """One patient for each number, with so many visits."""
-    patients = [
-        Patient(
-            f"p{i}",
-            None,
-            tuple(
-                Visit(f"p{i}", f"p{i}-{k}", START + timedelta(k), Path(f"{i}-{k}"), TEXTS[(i + k) % 4], "ct")
-                for k in range(n)
-            ),
-        )
-        for i, n in enumerate(numbers)
-    ]
-    return Cohort("a", patients, key=bytes(16), timeline=timeline or Timeline(time_steps), rejected=rejected)
+    patients = []
+    for i, n in enumerate(numbers):
+        dated = [(f"p{i}-{k}", START + timedelta(k), Path(f"{i}-{k}"), TEXTS[(i + k) % 4]) for k in range(n)]
+        patients.append(Patient(f"p{i}", None, tuple(Visit(f"p{i}", *visit, "ct") for visit in dated)))
+    return Cohort("a", patients, key=bytes(16), timeline=Timeline(time_steps), rejected=rejected)
 
 
 def patients_of(made, split, step):
@@ -52,13 +44,9 @@ def test_a_cell_counts_by_its_patients_and_is_told_in_multiples(numbers, least):
             assert n == (len(there) // least * least if enough else 0)
             assert made.samples(split, t, least) == (there if enough else [])
         pooled = made.samples(split, least=least)
-        assert Counter(s.time_step for s in pooled).keys() == {t for t, n in enumerate(counts[split], 1) if n}
-
-
-def test_nine_visits_of_one_patient_are_one_patient():
-    made = cohort([9], time_steps=1)
-    assert sum(map(sum, made.counts(1).values())) == 9
-    assert not any(map(sum, made.counts(2).values()))
+        assert {s.time_step for s in pooled} == {t for t, n in enumerate(counts[split], 1) if n}
+    nine = cohort([9], time_steps=1)  # visits of one patient
+    assert sum(map(sum, nine.counts(1).values())) == 9 and not any(map(sum, nine.counts(2).values()))
 
 
 @settings(max_examples=40)

@@ -4,42 +4,29 @@ import json
 from types import SimpleNamespace
 
 import pytest
+from flare_context import context, read
 from nvflare.apis.filter import FilterChainType, FilterContextKey
 from nvflare.apis.fl_constant import FLContextKey
-from nvflare.apis.fl_context import FLContext
 from nvflare.apis.signal import Signal
-from nvflare.app_common.abstract.fl_model import FLModel
-from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
 from fedtar_flare import registry
 from fedtar_flare.errors import ConfigError
-from fedtar_flare.protocol.messages import Reply, TaskHeader, version
+from fedtar_flare.protocol.messages import TaskHeader, version
 from fedtar_flare.provision.kit import site_policy
 from fedtar_flare.registry import own_names
 from fedtar_flare.runtime.site_executor import SiteExecutor
 from fedtar_flare.site.guard import OutboundGuard
-from fedtar_flare.site.policy import (
-    GUARD,
-    PRIVACY_FILTER,
-    allowed_methods,
-    streaming_allowed,
-)
+from fedtar_flare.site.policy import GUARD, PRIVACY_FILTER, allowed_methods, streaming_allowed
 
 
 def write(tmp_path, content):
     (tmp_path / "local").mkdir(exist_ok=True)
-    text = content if isinstance(content, str) else json.dumps(content)
-    (tmp_path / "local" / "privacy.json").write_text(text)
+    raw = content if isinstance(content, bytes) else json.dumps(content).encode()
+    (tmp_path / "local" / "privacy.json").write_bytes(raw)
 
 
 def policy(*filters):
     return site_policy(["fedtar"], filters=[{"path": path, "args": {}} for path in filters])
-
-
-def test_scalars_stream_where_the_guard_stands_alone(tmp_path):
-    assert streaming_allowed(tmp_path)  # no policy of its own, as in the simulator
-    write(tmp_path, policy())
-    assert streaming_allowed(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -56,17 +43,16 @@ def test_scalars_stream_where_the_guard_stands_alone(tmp_path):
         {"scopes": ""},
         {"task_result_filters": []},
         [],
-        "{",
-        "",
-        "\udcff",
+        b"{",
+        b"",
+        b"\xff",
     ],
 )
 def test_scalars_do_not_stream_past_a_filter_that_may_be_for_privacy(tmp_path, content):
-    if content == "\udcff":
-        write(tmp_path, "")
-        (tmp_path / "local" / "privacy.json").write_bytes(b"\xff")
-    else:
-        write(tmp_path, content)
+    assert streaming_allowed(tmp_path)  # no policy of its own, as in the simulator
+    write(tmp_path, policy())
+    assert streaming_allowed(tmp_path)  # the guard stands alone
+    write(tmp_path, content)
     assert not streaming_allowed(tmp_path)
 
 
@@ -97,20 +83,18 @@ def test_the_allowed_methods_are_those_that_both_guards_list(scopes, allowed):
     assert allowed_methods({"scopes": scopes}) == allowed
 
 
-def test_a_method_that_the_site_does_not_allow_is_not_even_imported(monkeypatch):
+def test_a_method_that_the_site_does_not_allow_is_not_even_imported(tmp_path, monkeypatch):
     """FLARE builds a job's executor before any filter of the site runs."""
     loaded = []
     point = SimpleNamespace(name="unlisted", value="evil:METHOD", dist=None, load=lambda: loaded.append(1))
     monkeypatch.setitem(registry._announced(), "unlisted", point)
-    executor = SiteExecutor("unlisted")
-    context, header = FLContext(), TaskHeader("unlisted", "run", 0, 0, 1, 1, version(0, 0))
-    task = FLModelUtils.to_shareable(FLModel(metrics={}, meta=header.to_meta()))
+    executor, header = SiteExecutor("unlisted"), TaskHeader("unlisted", "run", 0, 0, 1, 1, version(0, 0))
+    ctx = context(tmp_path, "handshake", header=header)
+    task = ctx.get_prop(FLContextKey.TASK_DATA)
     guard = OutboundGuard(["fedtar"])
     guard.set_prop(FilterContextKey.CHAIN_TYPE, FilterChainType.TASK_DATA_CHAIN)
-    context.set_prop(FLContextKey.TASK_NAME, "handshake", private=True, sticky=False)
-    context.set_prop(FLContextKey.TASK_DATA, task, private=True, sticky=False)
-    guard.process(task, context)
-    reply = Reply.from_meta(FLModelUtils.from_shareable(executor.execute("handshake", task, context, Signal())).meta)
+    guard.process(task, ctx)
+    reply, _ = read(executor.execute("handshake", task, ctx, Signal()))
     assert reply.status == "error" and "unlisted" in reply.reason and not loaded
     with pytest.raises(ConfigError, match="unlisted"):
         _ = executor.strategy

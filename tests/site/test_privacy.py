@@ -1,5 +1,7 @@
 """The filter: bound, noise, what else is taken out, account, budget."""
 
+import json
+
 import numpy as np
 import pytest
 import torch
@@ -12,7 +14,7 @@ from scipy import stats
 from fedtar_flare.errors import ConfigError
 from fedtar_flare.protocol.exchange import euclidean_norm
 from fedtar_flare.protocol.fields import Field
-from fedtar_flare.protocol.messages import ABSTAIN, ERROR, OK, TaskHeader, version
+from fedtar_flare.protocol.messages import ABSTAIN, ERROR, OK
 from fedtar_flare.record.events import Step
 from fedtar_flare.record.log import of_kind, read_events
 from fedtar_flare.site.accountant import epsilon_of
@@ -105,13 +107,6 @@ def test_only_covered_and_public_values_leave(tmp_path):
     assert set(reply.payload) == {"settings", "counts", "privacy"} and reply.payload["privacy"]["releases"] == 2
 
 
-def test_without_a_closing_multiplier_no_closing_number_leaves(tmp_path):
-    closing = message(numbers={"validation_loss": 2.0, "reports": 4}, payload={"t_numbers": [0.1]})
-    reply, _ = read(GaussianPrivacy().process(closing, context(tmp_path, "close_round")))
-    assert reply.status == OK and not reply.numbers and set(reply.payload) == {"privacy"}
-    assert reply.payload["privacy"]["epsilon"] == 0.0
-
-
 def test_the_account_is_right_outlives_a_restart_and_the_budget_ends_it(tmp_path):
     z, delta = 2.0, 1e-5
     allowed = 3
@@ -126,16 +121,18 @@ def test_the_account_is_right_outlives_a_restart_and_the_budget_ends_it(tmp_path
         else:
             assert reply.status == ABSTAIN and not tensors and "budget spent" in reply.reason
             assert reply.payload["privacy"]["releases"] == allowed and not reply.numbers
+    assert json.loads((state_of(tmp_path) / "privacy_ledger.json").read_text())["runs"] == {
+        "run-0": {"2.0": 1},
+        "run-1": {"2.0": 2},
+    }
 
 
 def test_a_simulated_site_has_a_budget_for_each_run(tmp_path, monkeypatch):
     monkeypatch.setenv("FEDTAR_HOME", str(tmp_path))
     privacy = GaussianPrivacy(noise_multiplier=2.0, max_epsilon=2.2)
-    for run in ("one", "two"):
+    for run, status in (("one", OK), ("two", OK), ("two", ABSTAIN)):
         ctx = context(tmp_path, run_id=run, simulated=True)
-        assert read(privacy.process(message(update(), numbers={"samples": 3}), ctx))[0].status == OK
-    ctx = context(tmp_path, run_id="two", simulated=True)
-    assert read(privacy.process(message(update(), numbers={"samples": 3}), ctx))[0].status == ABSTAIN
+        assert read(privacy.process(message(update(), numbers={"samples": 3}), ctx))[0].status == status
 
 
 def test_what_is_not_covered_does_not_leave(tmp_path):
@@ -183,6 +180,9 @@ def test_the_noise_seed_is_for_the_simulator_alone(tmp_path, monkeypatch):
         ({"max_epsilon": float("inf")}, "max_epsilon"),
         ({"closing_noise_multiplier": -0.1}, "closing"),
         ({"loss_clip": "1"}, "loss_clip"),
+        ({"noise_multiplier": True}, "noise_multiplier"),
+        ({"vector_clip": float("nan")}, "vector_clip"),
+        ({"epsilon": 1.0}, "unknown setting 'epsilon'; did you mean 'max_epsilon'"),
     ],
 )
 def test_bad_settings_fail_when_built(bad, word):
@@ -194,8 +194,8 @@ def test_a_site_with_privacy_and_one_without_finish_a_run_together(tmp_path):
     """The controller goes on with a noisy site, and with the other alone once that site's budget is spent."""
 
     def behind_the_filter(site):
-        # a budget for three updates of the run's four
-        privacy = GaussianPrivacy(0.05, 2.0, max_epsilon=(epsilon_of(3**0.5 / 2, 1e-5) + epsilon_of(1.0, 1e-5)) / 2)
+        three = (epsilon_of(3**0.5 / 2, 1e-5) + epsilon_of(1.0, 1e-5)) / 2  # of the run's four updates
+        privacy = GaussianPrivacy(clip_norm=0.05, noise_multiplier=2.0, max_epsilon=three)
 
         def answer(task, header, weights):
             reply, tensors = site(task, header, weights)
@@ -215,12 +215,6 @@ def test_a_site_with_privacy_and_one_without_finish_a_run_together(tmp_path):
     steps = of_kind(read_events(tmp_path / "server" / "fedtar"), Step)
     assert [sorted(step.sites) for step in steps] == [["a", "b"]] * 3 + [["b"]]
     assert "budget spent" in steps[-1].abstained["a"]
-
-
-def test_a_run_is_known_by_its_context(tmp_path):
-    ctx = context(tmp_path, header=TaskHeader("fedtar", "other", 2, 1, 2, 2, version(2, 0)))
-    read(GaussianPrivacy().process(message(update()), ctx))
-    assert '"other"' in (state_of(tmp_path) / "privacy_ledger.json").read_text()
 
 
 # ------------------------------------------------------------------ another method's contract

@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 import yaml
 from PIL import Image
+from refused import refused
 
 from fedtar_flare.data.cohort import Cohort, Patient, Visit
 from fedtar_flare.data.timeline import Timeline
-from fedtar_flare.errors import ConfigError, DataError
+from fedtar_flare.errors import ConfigError
 from fedtar_flare.imaging.limits import Limits
 from fedtar_flare.site.bounds import Bounds, default_bounds
 from fedtar_flare.site.cohort import load_cohort
@@ -46,29 +47,25 @@ def test_no_site_trains_on_phantoms_by_accident(tmp_path):
         load_site_config("hospital-1", workspace=tmp_path / "kit", simulator=False)
     assert str(tmp_path / "kit" / "local" / "fedtar.yaml") in str(error.value)
     assert "source: manifest" in str(error.value) and str(tmp_path) not in error.value.public
-
-
-def test_the_simulator_takes_the_synthetic_cohort(tmp_path):
-    config = load_site_config("site-1", workspace=tmp_path, simulator=True)
     policy = Bounds(**default_bounds(simulated=True, synthetic=True))
+    config = load_site_config("site-1", workspace=tmp_path, simulator=True)
     assert config == SiteConfig(source="synthetic", simulated=True, policy=policy)
 
 
-def test_a_misspelt_site_of_a_simulated_federation_stops(tmp_path, monkeypatch, manifest):
-    monkeypatch.setenv("FEDTAR_SITES", str(tmp_path / "sites"))
-    write(tmp_path / "sites" / "spain.yaml", source="manifest", path=str(manifest))
-    assert load_site_config("spain", workspace=None, simulator=True).source == "manifest"
-    with pytest.raises(ConfigError, match=r"spain\.yaml"):
-        load_site_config("spian", workspace=None, simulator=True)
-
-
-def test_the_sites_folder_comes_before_the_workspace(tmp_path, monkeypatch, manifest):
+def test_the_sites_folder_comes_before_the_workspace_and_a_misspelt_site_stops(tmp_path, monkeypatch):
     write(tmp_path / "kit" / "local" / "fedtar.yaml", source="synthetic", processes=7)
     assert load_site_config("a", workspace=tmp_path / "kit", simulator=False).processes == 7
     monkeypatch.setenv("FEDTAR_SITES", str(tmp_path / "sites"))
     assert load_site_config("a", workspace=tmp_path / "kit", simulator=False).processes == 7
-    write(tmp_path / "sites" / "a.yaml", source="synthetic", processes=9)
-    assert load_site_config("a", workspace=tmp_path / "kit", simulator=False).processes == 9
+    place = write(tmp_path / "sites" / "spain.yaml", source="synthetic", processes=9)
+    assert load_site_config("spain", workspace=tmp_path / "kit", simulator=False).processes == 9
+    with pytest.raises(ConfigError, match=r"spain\.yaml"):
+        load_site_config("spian", workspace=None, simulator=True)
+    (tmp_path / "run").mkdir()
+    monkeypatch.setenv("FEDTAR_SITES", "sites")
+    monkeypatch.setenv("PWD", str(tmp_path))
+    monkeypatch.chdir(tmp_path / "run")  # the simulator starts a site elsewhere than the command
+    assert load_site_config("spain", workspace=None, simulator=True).origin == place
 
 
 def test_paths_are_relative_to_the_file(manifest, tmp_path):
@@ -92,17 +89,9 @@ def test_paths_are_relative_to_the_file(manifest, tmp_path):
         ({"source": "manifest", "path": "nowhere.csv"}, "nowhere.csv"),
         ({"source": "synthetic", "device": "gpu"}, "device is 'gpu': it must be auto, cpu, cuda or"),
         ({"source": "synthetic", "processes": 0}, "processes is 0: it must be at least 1"),
-        (
-            {"source": "synthetic", "processes": 2, "device": "cuda:1"},
-            "processes is 2: it must be 1 with device",
-        ),
+        ({"source": "synthetic", "processes": 2, "device": "cuda:1"}, "processes is 2: it must be 1 with device"),
         ({"source": "synthetic", "precision": "half"}, "precision is 'half': it must be 'auto', 'float32'"),
         ({"source": "synthetic", "retention_days": 0}, "retention_days"),
-        ({"source": "synthetic", "retention_days": "five"}, "retention_days"),
-        ({"source": "synthetic", "retention_days": True}, "retention_days"),
-        ({"source": "synthetic", "min_cell": 9}, "min_patients"),
-        ({"source": "synthetic", "stream_losses": True}, "losses"),
-        ({"source": "synthetic", "share_features": True}, "features"),
         ({"source": "synthetic", "options": ["a"]}, "options is .'a'.: it must be a mapping"),
         ({"source": "synthetic", "shares": ["loss"]}, "shares"),
     ],
@@ -165,21 +154,18 @@ def test_excluded_patients_are_left_out_and_counted(manifest, tmp_path, caplog):
 
 
 def test_periods_reach_the_cohort(manifest, tmp_path):
-    made = cohort(
-        SiteConfig(source="manifest", path=manifest), tmp_path, timeline=Timeline(2, "period", (datetime(2020, 2, 15),))
-    )
+    timeline = Timeline(2, "period", (datetime(2020, 2, 15),))
+    made = cohort(SiteConfig(source="manifest", path=manifest), tmp_path, timeline=timeline)
     assert [sum(c) for c in zip(*made.counts().values(), strict=True)] == [40, 20]
 
 
 def test_the_synthetic_cohort_gets_the_sites_options(monkeypatch, tmp_path):
     seen = {}
-
-    def synthetic_cohort(site, **settings):
-        seen.update(settings, site=site)
-        visit = Visit("p", "v", datetime(2020, 1, 1), tmp_path, "Clear.", "ct")
-        return Cohort(site, [Patient("p", None, (visit,))], key=bytes(16), timeline=Timeline(2))
-
-    monkeypatch.setattr("fedtar_flare.synthetic.cohort.synthetic_cohort", synthetic_cohort)
+    visit = Visit("p", "v", datetime(2020, 1, 1), tmp_path, "Clear.", "ct")
+    made = Cohort("a", [Patient("p", None, (visit,))], key=bytes(16), timeline=Timeline(2))
+    monkeypatch.setattr(
+        "fedtar_flare.synthetic.cohort.synthetic_cohort", lambda site, **settings: seen.update(settings) or made
+    )
     cohort(SiteConfig(source="synthetic", options={"change": "none"}), tmp_path, seed=4, synthetic_patients=9)
     assert seen["patients"] == 9 and seen["seed"] == 4 and seen["options"].change == "none"
     assert seen["folder"] == tmp_path / "home" / "synthetic"
@@ -208,30 +194,16 @@ def test_the_key_is_secret_kept_and_checked(tmp_path):
     assert sorted(p.name for p in tmp_path.iterdir()) == ["fedtar.key", "other"]
     for wrong in ("no key", "00ff"):
         (tmp_path / "fedtar.key").write_text(wrong)
-        with pytest.raises(DataError) as error:
+        with refused("bad-key"):
             site_key(tmp_path)
-        assert error.value.reason == "bad-key"
-
-
-def test_processes_that_make_the_key_at_once_agree(tmp_path):
     with get_context("fork").Pool(4) as pool:
-        assert len(set(pool.map(site_key, [tmp_path] * 16))) == 1
+        assert len(set(pool.map(site_key, [tmp_path / "at once"] * 16))) == 1
 
 
 @pytest.mark.parametrize("state_dir, where", [(None, "kit/local"), ("state", "state")])
 def test_where_the_key_lies(manifest, tmp_path, state_dir, where):
     cohort(SiteConfig(source="manifest", path=manifest, state_dir=state_dir and tmp_path / state_dir), tmp_path)
     assert (tmp_path / where / "fedtar.key").is_file()
-
-
-def test_a_relative_folder_of_site_files_counts_from_where_the_command_was_started(tmp_path, monkeypatch):
-    (tmp_path / "sites").mkdir()
-    (tmp_path / "sites" / "a.yaml").write_text("source: synthetic\n")
-    (tmp_path / "run").mkdir()
-    monkeypatch.setenv("FEDTAR_SITES", "sites")
-    monkeypatch.setenv("PWD", str(tmp_path))
-    monkeypatch.chdir(tmp_path / "run")  # the simulator starts a site elsewhere
-    assert load_site_config("a", workspace=None, simulator=True).origin == tmp_path / "sites" / "a.yaml"
 
 
 def test_limits_of_a_site_file(tmp_path, manifest):
@@ -248,9 +220,8 @@ def test_the_policy_of_a_site_file_stands_over_the_defaults_of_such_a_site(tmp_p
     real, place = {"source": "manifest", "path": "manifest.csv"}, tmp_path / "site.yaml"
     assert read_site_file(write(place, **real)).policy == Bounds()
     assert read_site_file(write(place, **real), simulated=True).policy.models_from == "anywhere"
-    assert read_site_file(write(place, source="synthetic")).policy == Bounds(
-        **default_bounds(simulated=False, synthetic=True)
-    )
+    synthetic = Bounds(**default_bounds(simulated=False, synthetic=True))
+    assert read_site_file(write(place, source="synthetic")).policy == synthetic
     policy = {"min_patients": 9, "max_rounds": None, "models": {"a": "models/a", "b": "/b", "c": None}}
     config = read_site_file(write(place, **real, policy=policy))
     models = {"a": tmp_path / "models" / "a", "b": Path("/b"), "c": None}

@@ -13,49 +13,49 @@ from fedtar_flare.site.state import SiteState
 from fedtar_flare.tensor_file import StateError, read_tensors, write_tensors
 
 
-def test_versions_are_found_by_the_task_that_names_them(tmp_path):
-    state = SiteState(tmp_path, "run", "site-1")
+@pytest.fixture
+def state(tmp_path):
+    return SiteState(tmp_path, "run", "site-1")
+
+
+def save(state, *places, factor=1):
+    for r, t in places:
+        state.save(version(r, t), {"x": factor * torch.tensor([r, t])}, {"round": r})
+
+
+def test_versions_are_found_by_the_task_that_names_them(state, tmp_path):
     assert state.latest(version(9, 9)) is None
-    for r, t in ((0, 0), (1, 1), (1, 3)):
-        state.save(version(r, t), {"x": torch.tensor([r, t])}, {"round": r})
+    save(state, (0, 0), (1, 1), (1, 3))
     assert state.latest(version(1, 2)) == "0001-01"
-    state.save(version(2, 1), {"x": torch.tensor([2, 1])}, {"round": 2})
+    save(state, (2, 1))
     assert state.latest(version(1, 3)) == "0001-03"
     tensors, info = state.read("0002-01")
     assert tensors["x"].tolist() == [2, 1] and info == {"round": 2}
-
-
-def test_another_run_or_site_never_meets_it(tmp_path):
-    SiteState(tmp_path, "run", "site-1").save(version(1, 1), {"x": torch.ones(1)}, {})
-    assert SiteState(tmp_path, "run2", "site-1").versions() == []
-    assert SiteState(tmp_path, "run", "site-2").versions() == []
+    for other in (SiteState(tmp_path, "run2", "site-1"), SiteState(tmp_path, "run", "site-2")):
+        assert other.versions() == []
+    assert state.folder.stat().st_mode & 0o077 == 0
 
 
 @pytest.mark.parametrize("steps", [1, 3, 5])
-def test_old_versions_go_but_every_kept_round_can_be_resumed(tmp_path, steps):
-    state = SiteState(tmp_path, "run", "site-1", keep_rounds=2)
-    state.save(version(0, 0), {}, {})
+def test_old_versions_go_but_every_kept_round_can_be_resumed(state, steps):
+    save(state, (0, 0))
     for r in range(1, 6):
         for t in range(1, steps + 1):
-            state.save(version(r, t), {"x": torch.tensor([r, t])}, {})
+            save(state, (r, t))
             assert state.latest(version(r, t - 1)) is not None or (r, t) == (1, 1)
     kept = state.versions()
-    assert version(5, steps) in kept and version(4, steps) in kept and version(3, steps) in kept
-    assert len(kept) <= 4
+    assert {version(r, steps) for r in (2, 3, 4, 5)} <= set(kept) and len(kept) <= 5
 
 
-def test_going_back_to_an_older_version_keeps_the_later_ones_out_of_sight(tmp_path):
-    state = SiteState(tmp_path, "run", "site-1")
-    for t in (1, 2, 3):
-        state.save(version(1, t), {"x": torch.tensor([t])}, {})
-    state.save(version(1, 2), {"x": torch.tensor([20])}, {})
-    assert state.read(state.latest(version(1, 2)))[0]["x"].item() == 20
+def test_going_back_to_an_older_version_keeps_the_later_ones_out_of_sight(state):
+    save(state, (1, 1), (1, 2), (1, 3))
+    save(state, (1, 2), factor=10)
+    assert state.read(state.latest(version(1, 2)))[0]["x"].tolist() == [10, 20]
 
 
-def test_answered_tasks_outlive_the_process_and_the_last_place_counts(tmp_path):
-    state = SiteState(tmp_path, "run", "site-1")
+def test_answered_tasks_outlive_the_process_and_the_last_place_counts(state, tmp_path):
     assert state.answered() == {}
-    state.save(version(0, 0), {}, {})
+    save(state, (0, 0))
     for task, place in (("handshake", (0, 0)), ("train", (1, 1)), ("train", (1, 2))):
         SiteState(tmp_path, "run", "site-1").add_answered(task, version(*place))
     assert state.answered() == {"handshake": "0000-00", "train": "0001-02"} and state.versions() == ["0000-00"]
@@ -66,19 +66,12 @@ def test_answered_tasks_outlive_the_process_and_the_last_place_counts(tmp_path):
         state.answered()
 
 
-def test_bits_survive_and_shared_memory_is_copied(tmp_path):
-    base = torch.randn(4, 4)
-    write_tensors(
-        tmp_path / "x.safetensors", {"a": base, "b": base, "c": base.t(), "d": base.bfloat16()}, {"n": [1, None]}
-    )
-    tensors, info = read_tensors(tmp_path / "x.safetensors")
+def test_bits_survive_shared_memory_is_copied_and_damage_is_an_error_that_names_the_file(tmp_path):
+    base, path = torch.randn(4, 4), tmp_path / "x.safetensors"
+    write_tensors(path, {"a": base, "b": base, "c": base.t(), "d": base.bfloat16()}, {"n": [1, None]})
+    tensors, info = read_tensors(path)
     assert torch.equal(tensors["a"], base) and torch.equal(tensors["c"], base.t())
     assert tensors["d"].dtype == torch.bfloat16 and info == {"n": [1, None]}
-
-
-def test_damage_is_an_error_that_names_the_file(tmp_path):
-    path = tmp_path / "x.safetensors"
-    write_tensors(path, {"a": torch.randn(100)}, {})
     path.write_bytes(path.read_bytes()[:-30])
     with pytest.raises(StateError, match=r"x\.safetensors"):
         read_tensors(path)
@@ -92,12 +85,6 @@ def test_names_that_would_leave_the_folder_are_refused(tmp_path):
             SiteState(tmp_path, run_id, site)
     with pytest.raises(ConfigError):
         SiteState(tmp_path, "run", "s").save("latest", {}, {})
-
-
-def test_the_folder_is_private(tmp_path):
-    state = SiteState(tmp_path, "run", "site-1")
-    state.save(version(0, 0), {}, {})
-    assert state.folder.stat().st_mode & 0o077 == 0
 
 
 def test_a_process_killed_while_it_writes_leaves_the_version_before(tmp_path):
