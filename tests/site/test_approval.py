@@ -208,7 +208,7 @@ def test_staff_sees_what_a_site_would_decline_and_code_that_comes_along(kit, job
     [
         (lambda c: c["executors"][0]["executor"].update(path="os.system"), "no class of fedtar_flare"),
         (lambda c: c["executors"][0]["executor"].update(path=GUARD), "is no SiteExecutor"),
-        (lambda c: c["executors"].append(c["executors"][0]), "one executor and one workflow"),
+        (lambda c: c["executors"].append(c["executors"][0]), "one executor, not 2"),
         (lambda c: c["executors"][0]["executor"]["args"].update(nothing=1), "nothing"),
         (lambda c: c["executors"][0]["executor"]["args"]["settings"].update(training={"batch": 1}), "batch_size"),
     ],

@@ -4,21 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
 
-OK, WARN, FAIL = LEVELS = "OK", "WARN", "FAIL"
-"""All is well; goes on, but look; a run cannot work."""
+from fedtar_flare.site.doctor.finding import FAIL, LEVELS, OK, WARN, Finding
 
-
-@dataclass(frozen=True)
-class Finding:
-    """What was looked at (``check``), what was found (``text``) and what to do (``cure``; empty when all is well)."""
-
-    status: str
-    check: str
-    text: str
-    cure: str = ""
+__all__ = ["FAIL", "OK", "WARN", "Finding", "diagnose", "metrics"]
 
 
 def diagnose(kit: Path | None = None, site_file: Path | None = None, time_steps: int = 3) -> list[Finding]:

@@ -12,7 +12,7 @@ from fedtar_flare.errors import ConfigError, FedTARError
 from fedtar_flare.files import read_json
 from fedtar_flare.registry import contract_of
 from fedtar_flare.site.approval import approvals
-from fedtar_flare.site.doctor import FAIL, OK, WARN, Finding
+from fedtar_flare.site.doctor.finding import FAIL, OK, WARN, Finding
 from fedtar_flare.site.participation import Participation
 from fedtar_flare.site.participation import participation as read_participation
 from fedtar_flare.site.place import STATE, state_of
