@@ -14,8 +14,6 @@ The mean is weighted by ``weighting`` (the paper's is uniform); the local optimi
 
 from __future__ import annotations
 
-from abc import abstractmethod
-
 import torch
 from pydantic import Field
 
@@ -35,17 +33,18 @@ class AdaptiveConfig(Settings):
     tau: float = Field(1e-3, gt=0, description="degree of adaptivity")
 
 
-class AdaptiveServer(FedAvgServer):
-    """FedAvg with an adaptive optimiser at the server, whose m and v (float64) are in the checkpoint."""
+class FedAdamServer(FedAvgServer):
+    """FedAdam at the server, whose m and v (float64) are in the checkpoint."""
 
     def __init__(self, run: FederatedController):
         super().__init__(run)
         self.m: dict[str, torch.Tensor] = {}
         self.v: dict[str, torch.Tensor] = {}
 
-    @abstractmethod
     def second_moment(self, v: torch.Tensor, square: torch.Tensor) -> torch.Tensor:
         """v after an exchange, given Delta^2."""
+        beta2 = self.settings.server.beta2
+        return beta2 * v + (1 - beta2) * square
 
     def merge(self, w: Tensors, mean: Tensors, answers: Answers) -> Tensors:
         """One step of the server's optimiser."""
@@ -70,15 +69,7 @@ class AdaptiveServer(FedAvgServer):
         )
 
 
-class FedAdamServer(AdaptiveServer):
-    """FedAdam at the server."""
-
-    def second_moment(self, v: torch.Tensor, square: torch.Tensor) -> torch.Tensor:
-        beta2 = self.settings.server.beta2
-        return beta2 * v + (1 - beta2) * square
-
-
-class FedYogiServer(AdaptiveServer):
+class FedYogiServer(FedAdamServer):
     """FedYogi at the server."""
 
     def second_moment(self, v: torch.Tensor, square: torch.Tensor) -> torch.Tensor:

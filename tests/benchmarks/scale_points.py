@@ -30,8 +30,8 @@ from PIL import Image
 from fedtar_flare.data.sources.manifest import write_rows
 from fedtar_flare.learning.config import DataConfig
 from fedtar_flare.methods.fedtar.config import PatientConfig
+from fedtar_flare.methods.fedtar.demographics import fit_mixture
 from fedtar_flare.methods.fedtar.learner import PatientLearner
-from fedtar_flare.methods.fedtar.profiles import fit_mixture
 from fedtar_flare.models.config import CVT_TARGETS, DECODER_TARGETS, preset
 from fedtar_flare.models.sources import load_libraries
 from fedtar_flare.protocol.messages import OK, TaskHeader, version

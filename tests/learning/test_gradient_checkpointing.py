@@ -17,8 +17,8 @@ from fedtar_flare.methods.fedmrg.dual_adapter import copy_broadcast
 from fedtar_flare.methods.fedmrg.learner import FedMRGLearner
 from fedtar_flare.methods.fedpeft import PEFTConfig, PEFTLearner
 from fedtar_flare.methods.fedtar.config import PatientConfig
+from fedtar_flare.methods.fedtar.demographics import fit_mixture, memberships, training_median_age
 from fedtar_flare.methods.fedtar.learner import PatientLearner
-from fedtar_flare.methods.fedtar.profiles import fit_mixture, memberships, training_median_age
 from fedtar_flare.models.adapters.lora import lora_layers
 from fedtar_flare.models.config import preset
 

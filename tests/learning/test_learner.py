@@ -18,9 +18,9 @@ from fedtar_flare.learning.evaluation import write_report_scores
 from fedtar_flare.learning.learner import ReportLearner
 from fedtar_flare.learning.training import require_finite
 from fedtar_flare.methods.fedtar.config import PatientConfig
+from fedtar_flare.methods.fedtar.demographics import fit_mixture, memberships, training_median_age
 from fedtar_flare.methods.fedtar.learner import PatientLearner
 from fedtar_flare.methods.fedtar.patient_lora import PatientLoRA
-from fedtar_flare.methods.fedtar.profiles import fit_mixture, memberships, training_median_age
 from fedtar_flare.metrics.language import LanguageStatistics
 from fedtar_flare.models.adapters.lora import add_lora, shared_parameters, shared_state
 from fedtar_flare.models.build import build_model, build_tokenizer

@@ -15,8 +15,8 @@ from fedtar_flare.learning.learner import ReportLearner
 from fedtar_flare.learning.ranks import ALONE, Ranks
 from fedtar_flare.methods.fedprox import ProximalConfig, ProximalLearner
 from fedtar_flare.methods.fedtar.config import PatientConfig
+from fedtar_flare.methods.fedtar.demographics import fit_mixture, training_median_age
 from fedtar_flare.methods.fedtar.learner import PatientLearner
-from fedtar_flare.methods.fedtar.profiles import fit_mixture, training_median_age
 from fedtar_flare.methods.scaffold import PREFIX, ScaffoldConfig, ScaffoldLearner
 from fedtar_flare.models.config import preset
 from fedtar_flare.synthetic.cohort import synthetic_cohort

@@ -15,13 +15,7 @@ from fedtar_flare.runtime.checkpoint import CheckpointFolder
 T = 2
 
 
-FedAvg = federation_of("fedavg")
-
-
-FedProx = federation_of("fedprox")
-
-
-Local = federation_of("local")
+FedAvg, FedProx, Local = map(federation_of, ("fedavg", "fedprox", "local"))
 
 
 class Boastful(QuadraticSite):

@@ -15,10 +15,7 @@ from fedtar_flare.runtime.checkpoint import CheckpointFolder
 
 T = 2
 SITES = ("site-1", "site-2")
-SMALL = {
-    "model": {"max_length": 8, "num_beams": 1},
-    "training": {"local_steps": 2, "batch_size": 2, "lr": 1e-2},
-}
+SMALL = {"model": {"max_length": 8, "num_beams": 1}, "training": {"local_steps": 2, "batch_size": 2, "lr": 1e-2}}
 COVERED = ("fedavg", "fedprox", "local", "local_patient", "fedavg_finetune", "drfa", "fedadam", "fedyogi")
 """Methods whose controllers and executors have quick tests of their own, or run here as parts of another's."""
 RIVALS = [

@@ -18,19 +18,7 @@ from fedtar_flare.runtime.controller import FederatedController
 T, ROUNDS = 2, 4
 
 
-FedAdam = federation_of("fedadam")
-
-
-FedYogi = federation_of("fedyogi")
-
-
-Scaffold = federation_of("scaffold")
-
-
-DRFA = federation_of("drfa")
-
-
-FedAvg = federation_of("fedavg")
+FedAdam, FedYogi, Scaffold, DRFA, FedAvg = map(federation_of, ("fedadam", "fedyogi", "scaffold", "drfa", "fedavg"))
 
 
 def sites():
@@ -83,43 +71,6 @@ def adaptive(local, yogi, server_lr, beta1, beta2, tau):
 def test_adaptive_servers_follow_the_paper_s_algorithm(tmp_path, kind):
     w = run(kind, tmp_path, sites(), **SERVER)[2]
     np.testing.assert_allclose(w, adaptive(sites(), kind is FedYogi, **SERVER), rtol=1e-6, atol=1e-6)
-
-
-def test_fedadam_is_torch_s_adam_whose_bias_correction_has_died_out(tmp_path):
-    """FLARE's own FedOpt steps ``torch.optim.Adam`` with the negative mean update as the gradient."""
-    local = sites()
-    x = torch.nn.Parameter(torch.from_numpy(start(local)))
-    adam = torch.optim.Adam([x], lr=SERVER["server_lr"], betas=(SERVER["beta1"], SERVER["beta2"]), eps=SERVER["tau"])
-    begun = torch.zeros_like(x).detach()
-    # after ever so many steps 1 - beta^t is 1; v starts at tau^2
-    adam.state[x] = {"step": torch.tensor(1e6), "exp_avg": begun, "exp_avg_sq": torch.full_like(begun, 0.05**2)}
-    for _ in range(ROUNDS * T):
-        target = sum(p * targets(local)[name] for name, p in shares(local).items())
-        x.grad = 0.5 * (x.detach() - torch.from_numpy(target))
-        adam.step()
-    w = run(FedAdam, tmp_path, local, **SERVER)[2]
-    np.testing.assert_allclose(w, x.detach().numpy(), rtol=1e-6, atol=1e-6)
-
-
-@pytest.mark.parametrize("kind", [FedAdam, FedYogi])
-def test_an_adaptive_server_goes_on_to_the_same_bits(tmp_path, kind):
-    _, whole, _ = run(kind, tmp_path / "whole", sites())
-    first, half, _ = run(kind, tmp_path / "first", sites(), num_rounds=2)
-    again = {"resume_from": str(first.results_folder / "checkpoint")}
-    _, resumed, _ = run(kind, tmp_path / "second", sites(), **again)
-    assert {name.partition(".")[0] for name in half.method} == {"m", "v"}
-    for part in ("weights", "method"):
-        ends = getattr(whole, part), getattr(resumed, part)
-        assert ends[0].keys() == ends[1].keys() and all(torch.equal(ends[0][n], ends[1][n]) for n in ends[0])
-    other = kind(tmp_path / "third", sites(), num_rounds=ROUNDS, time_steps=T, beta1=0.5, **again)
-    other.run()
-    assert "beta1" in other.panics[0]
-
-
-@pytest.mark.parametrize(("name", "value"), [("server_lr", 0.0), ("tau", 0.0), ("beta1", 1.0), ("beta2", -0.1)])
-def test_settings_of_an_adaptive_server_that_cannot_be_fail_when_built(name, value):
-    with pytest.raises(ConfigError, match=name):
-        FederatedController("fedadam", settings={"server": {name: value}})
 
 
 # --------------------------------------------------------------------------- SCAFFOLD
@@ -185,19 +136,6 @@ def test_scaffold_s_server_follows_the_paper_s_algorithm(tmp_path, weighting):
     x, c = scaffold(drifting(), p, ROUNDS * T)
     np.testing.assert_allclose(w, x, rtol=1e-6, atol=1e-6)
     np.testing.assert_allclose(flat(checkpoint.method[f"control.{n}"] for n in NAMES), c, rtol=1e-6, atol=2e-6)
-
-
-def test_scaffold_ends_where_the_sites_common_loss_is_least_and_fedavg_does_not(tmp_path):
-    """The drift that it is made against: with unlike curvatures, FedAvg's fixed point is not the minimum."""
-    local = drifting()
-    curvature = {name: flat(site.curvature.values()) for name, site in local.items()}
-    target = {name: flat(site.plain.targets[0]) for name, site in local.items()}
-    p = {"site-0": 0.3, "site-1": 0.5, "site-2": 0.2}
-    least = sum(p[n] * curvature[n] * target[n] for n in local) / sum(p[n] * curvature[n] for n in local)
-    w = run(Scaffold, tmp_path, local, num_rounds=40)[2]
-    shrunk = {n: 1 - (1 - LR * curvature[n]) ** K for n in local}
-    fedavg = sum(p[n] * shrunk[n] * target[n] for n in local) / sum(p[n] * shrunk[n] for n in local)
-    assert np.abs(w - least).max() < 1e-4 < np.abs(fedavg - least).max() / 100
 
 
 def test_a_site_that_is_away_leaves_its_share_of_scaffold_s_control_alone(tmp_path):
@@ -283,9 +221,10 @@ def test_drfa_serves_the_worst_off_site_better_than_fedavg_and_without_its_step_
     def worst(w):
         return max(0.5 * np.sum((w - goal) ** 2) for goal in targets(honest()).values())
 
-    fedavg = run(FedAvg, tmp_path / "fedavg", honest(), num_rounds=20)[2]
-    robust = run(DRFA, tmp_path / "robust", honest(), num_rounds=20, lambda_lr=0.02)[2]
-    still = run(DRFA, tmp_path / "still", honest(), num_rounds=20, lambda_lr=0)[2]
+    fedavg, robust, still = (
+        run(kind, tmp_path / name, honest(), num_rounds=20, **settings)[2]
+        for name, kind, settings in (("a", FedAvg, {}), ("b", DRFA, {"lambda_lr": 0.02}), ("c", DRFA, {"lambda_lr": 0}))
+    )
     assert worst(robust) < worst(fedavg) - 0.1
     np.testing.assert_allclose(still, fedavg, rtol=1e-6, atol=1e-6)
 
@@ -299,14 +238,33 @@ def test_drfa_without_losses_leaves_lambda_and_an_absent_site_is_made_up_for(tmp
     assert sum(controller.strategy.numbers()["lambda"]) == pytest.approx(1, abs=1e-5)
 
 
-def test_drfa_goes_on_to_the_same_bits(tmp_path):
-    _, whole, _ = run(DRFA, tmp_path / "whole", honest())
-    first, _, _ = run(DRFA, tmp_path / "first", honest(), num_rounds=2)
-    _, again, _ = run(DRFA, tmp_path / "second", honest(), resume_from=str(first.results_folder / "checkpoint"))
-    assert all(torch.equal(whole.weights[n], again.weights[n]) for n in whole.weights)
-    assert all(torch.equal(whole.method[n], again.method[n]) for n in whole.method)
+# --------------------------------------------------------------------------- state and settings
+@pytest.mark.parametrize(("kind", "parts"), [(FedAdam, {"m", "v"}), (FedYogi, {"m", "v"}), (DRFA, {"lambda"})])
+def test_a_resumed_server_goes_on_to_the_same_bits(tmp_path, kind, parts):
+    _, whole, _ = run(kind, tmp_path / "whole", honest())
+    first, half, _ = run(kind, tmp_path / "first", honest(), num_rounds=2)
+    again = {"resume_from": str(first.results_folder / "checkpoint")}
+    _, resumed, _ = run(kind, tmp_path / "second", honest(), **again)
+    assert {name.partition(".")[0] for name in half.method} == parts
+    for part in ("weights", "method"):
+        ends = getattr(whole, part), getattr(resumed, part)
+        assert ends[0].keys() == ends[1].keys() and all(torch.equal(ends[0][n], ends[1][n]) for n in ends[0])
 
 
-def test_a_step_of_lambda_that_cannot_be_fails_when_built():
-    with pytest.raises(ConfigError, match="lambda_lr"):
-        FederatedController("drfa", settings={"server": {"lambda_lr": -1.0}})
+def test_a_server_is_not_resumed_with_other_settings(tmp_path):
+    first, *_ = run(FedAdam, tmp_path / "first", sites(), num_rounds=1)
+    other = FedAdam(
+        tmp_path / "b", sites(), time_steps=T, beta1=0.5, resume_from=str(first.results_folder / "checkpoint")
+    )
+    other.run()
+    assert "beta1" in other.panics[0]
+
+
+@pytest.mark.parametrize(
+    ("method", "name", "value"),
+    [("fedadam", "server_lr", 0.0), ("fedadam", "tau", 0.0), ("fedadam", "beta1", 1.0), ("fedadam", "beta2", -0.1),
+     ("drfa", "lambda_lr", -1.0)],
+)  # fmt: skip
+def test_server_settings_that_cannot_be_fail_when_built(method, name, value):
+    with pytest.raises(ConfigError, match=name):
+        FederatedController(method, settings={"server": {name: value}})

@@ -10,7 +10,7 @@ from torch.profiler import ProfilerActivity, profile
 from trivial_site import VALUES, TrivialSite
 
 from fedtar_flare.methods.fedtar import controller as fedtar_controller
-from fedtar_flare.methods.fedtar.residual import residual_step
+from fedtar_flare.methods.fedtar.policy import residual_step
 from fedtar_flare.record.events import Step
 from fedtar_flare.record.log import read_events
 from fedtar_flare.runtime import aggregation

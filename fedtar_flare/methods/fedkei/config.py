@@ -54,8 +54,7 @@ class FedKEIConfig(Settings):
 
     plan: str = Field("fedkei", description=f"one of {', '.join(PLANS)}")
     tasks: tuple[str, ...] = Field(
-        TASKS,
-        description="diseases in sequence, each 'name', or 'name=label|label' where several labels count as it",
+        TASKS, description="diseases in sequence, each 'name', or 'name=label|label' where several labels count as it"
     )
     base: tuple[str, ...] | None = Field(
         None,
@@ -63,8 +62,7 @@ class FedKEIConfig(Settings):
         "the default unless the tasks are the default ones, of the synthetic cohort",
     )
     order: Order = Field(
-        "synchronous",
-        description="of the tasks at a site: as listed, 'reversed', or 'shuffled' by seed and site",
+        "synchronous", description="of the tasks at a site: as listed, 'reversed', or 'shuffled' by seed and site"
     )
     labeler: RuleLabels | Literal["none"] = Field(
         "none",

@@ -153,8 +153,7 @@ class FedKEIServer(ServerStrategy):
     # ------------------------------------------------------------------ the pool
     def _forget(self, pool: Pool, answers: Answers) -> list[str]:
         """Take the modules of sites that left out of the pool; their names."""
-        left = [site for site, why in sorted(answers.absent.items()) if why == LEFT]
-        return [site for site in left if pool.leave(site)]
+        return [site for site, why in sorted(answers.absent.items()) if why == LEFT and pool.leave(site)]
 
     def state(self) -> dict[str, torch.Tensor]:
         """The pool's modules; whose they are is in :meth:`info`."""

@@ -46,34 +46,15 @@ Timed = Callable[[str], AbstractContextManager[None]]
 
 @dataclass(frozen=True)
 class Adapted:
-    """What ADAPT gave.
+    """What ADAPT gave; alpha and the scores stay at the site.
 
-    Parameters
-    ----------
-    difference : dict of str to Tensor
-        theta - w0, float32 by name: what is sent.
-    importance : dict of str to Tensor
-        The module's Fisher information by name, which is sent too (FedCurv); else empty.
-    curve : list of float or None, (E + 1,)
-        AUC on the test split at e = 0..E; None where it has one class.
-    losses : list of float, (E,)
-        Mean training loss of each tuning epoch.
-    skipped_updates : int
-        Left out because their loss or gradient was not finite.
-    mixture_loss, start_loss, final_loss : float or None
-        Mean validation loss of the mixture, of w0, and of theta after tuning; None without validation examples.
-    fell_back : bool
-        Whether tuning began from w0 after all (safeguard).
-    alpha : dict of kind to list of float
-        Stays at the site.
-    scores : Tensor (E + 1, n), float64
-        Of the new disease, of each test example at e = 0..E; stay at the site.
-    membership : float or None
-        AUC of telling the training images from the test images by the module's probability of their label.
-    seconds : dict of str to float
-        By phase: ``alpha``, ``safeguard``, ``tuning``, ``evaluation``.
-    at_epoch : list of float, (E + 1,)
-        Seconds of start and tuning, without evaluation, until e = 0..E.
+    ``difference`` is theta - w0, float32 by name: what is sent, for FedCurv with ``importance``, the module's Fisher
+    information. ``curve`` (E + 1,) is the AUC on the test split at e = 0..E, None where that has one class, of
+    ``scores`` (E + 1, n), float64; ``at_epoch`` (E + 1,) are the seconds of start and tuning, without evaluation, until
+    then. ``losses`` (E,) are mean training losses of the epochs; ``mixture_loss``, ``start_loss`` and ``final_loss``
+    mean validation losses of the mixture, of w0 and of theta, None without validation examples. ``fell_back``: tuning
+    began from w0 after all (safeguard). ``membership``: AUC of telling the training from the test images by the
+    module's probability of their label. ``seconds`` by phase: ``alpha``, ``safeguard``, ``tuning``, ``evaluation``.
     """
 
     difference: dict[str, Tensor]

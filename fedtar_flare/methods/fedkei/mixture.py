@@ -50,17 +50,8 @@ Parts = Mapping[Kind, Part]
 class Mixture:
     """What the server mixes for a task.
 
-    Parameters
-    ----------
-    pool : Pool
-    parts : mapping of kind to Part, or None
-        None: the common start alone.
-    own : mapping of site to such a mapping
-        For plans that mix for each site apart; the others get ``parts``.
-    probes : bool
-        Whether PROBE is asked for before ADAPT.
-    seconds : float
-        That clustering took.
+    Without ``parts`` it is the common start alone. ``own``: for plans that mix for each site apart, by site; the others
+    get ``parts``. ``probes``: whether PROBE is asked for before ADAPT; ``seconds``: of clustering.
     """
 
     pool: Pool

@@ -53,11 +53,7 @@ class Knowledge:
 
 
 def write_knowledge(
-    folder: Path,
-    mixture: Mixture,
-    described: Mapping[str, Mapping[str, Any]],
-    run_id: str,
-    tasks: Sequence[str],
+    folder: Path, mixture: Mixture, described: Mapping[str, Mapping[str, Any]], run_id: str, tasks: Sequence[str]
 ) -> Path | None:
     """Write ``knowledge.safetensors`` of the clusters so far; None where there is none.
 
@@ -84,11 +80,7 @@ def write_knowledge(
 
 
 def read_knowledge(path: Path) -> Knowledge:
-    """Read what :func:`write_knowledge` wrote.
-
-    Raises ConfigError where it is missing, damaged or of another format, ExchangeError where its tensors do not fit
-    together.
-    """
+    """What :func:`write_knowledge` wrote; ConfigError where it is missing, damaged or of another format."""
     try:
         tensors, info = read_tensors(path)
     except StateError as error:
@@ -132,22 +124,10 @@ def adapt_outside(
 ) -> Outside:
     """Learn the last of ``tasks`` at a site, once from the knowledge and once from the common start. Nothing is sent.
 
-    Parameters
-    ----------
-    tasks, base : sequence of str
-        As a job's; the images of the tasks before the last are negatives.
-    labeler : str, optional
-        Rules that read labels from reports where the source gives none.
-    patients : int
-        Of a synthetic site.
-
-    Raises
-    ------
-    ConfigError
-        The model that can be built here is not the one that the knowledge is of.
-    DataError
-        ``too-few-images`` of the disease, or of those without it; ``no-volume`` where the images are pictures and the
-        encoder takes volumes.
+    ``tasks`` and ``base`` are as a job's: the images of the tasks before the last are negatives. ``labeler`` names
+    rules that read labels from reports where the source gives none; ``patients`` are of a synthetic site. Raises
+    ConfigError where the model that can be built here is not the knowledge's; DataError ``too-few-images`` of the
+    disease, or of those without it, or ``no-volume`` where the images are pictures and the encoder takes volumes.
     """
     from fedtar_flare.methods.fedkei.learner import TaskLearner
 

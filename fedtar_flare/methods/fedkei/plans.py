@@ -17,30 +17,19 @@ from fedtar_flare.settings import nearest
 class Plan:
     """One row of the table of plans.
 
-    Parameters
-    ----------
-    name : str
-    members : str
-        Modules that are mixed: ``none``; ``last``: each site's latest; ``all``; ``own``: the site's latest, for that
-        site alone.
-    groups : str
-        Into which clusters: ``one``, ``each`` on its own, by ``site``, ``kmeans``.
-    weights : str
-        beta0: the ``mean`` of a cluster; by ``similarity`` to the site's own latest module (FedAMP); or moved towards
-        sites of large generalisation ``gaps`` (FedGA).
-    alpha : str
-        What a site does with the centres: ``fixed``: 1/K; ``learnt``: Eq. 6; ``best``: the one of the lowest training
-        loss.
-    probe : str
-        The outer step: ``none``, ``bilevel`` (through alpha's inner steps), ``direct`` (Variant C).
-    objective : str
-        What a site minimises: ``plain``: the cross-entropy; ``proximal``: plus mu / 2 times the squared distance to the
-        start (FedProx); ``frozen_a``: LoRA's A stays (FFA-LoRA); ``head_only``: the adapter stays; ``maml``: an update
-        takes the gradient of the second half of its batch after one plain step, of the same size, on the first
-        (first-order MAML, as in Per-FedAvg); ``distil``: plus the distillation of the start (FLwF); ``fisher``: plus
-        the distance to all sites' latest modules, weighted by their Fisher information (FedCurv).
-    extra_epochs : int
-        Of tuning, beyond the settings'.
+    - ``members``: modules that are mixed: ``none``; ``last``: each site's latest; ``all``; ``own``: the site's latest,
+      for that site alone. ``groups``: into which clusters: ``one``, ``each`` on its own, by ``site``, ``kmeans``.
+    - ``weights``: beta0: the ``mean`` of a cluster; by ``similarity`` to the site's own latest module (FedAMP); or
+      moved towards sites of large generalisation ``gaps`` (FedGA).
+    - ``alpha``: what a site does with the centres: ``fixed``: 1/K; ``learnt``: Eq. 6; ``best``: the one of the lowest
+      training loss.
+    - ``probe``: the outer step: ``none``, ``bilevel`` (through alpha's inner steps), ``direct`` (Variant C).
+    - ``objective``: what a site minimises: ``plain``: the cross-entropy; ``proximal``: plus mu / 2 times the squared
+      distance to the start (FedProx); ``frozen_a``: LoRA's A stays (FFA-LoRA); ``head_only``: the adapter stays;
+      ``maml``: an update takes the gradient of the second half of its batch after one plain step, of the same size, on
+      the first (first-order MAML, as in Per-FedAvg); ``distil``: plus the distillation of the start (FLwF); ``fisher``:
+      plus the distance to all sites' latest modules, weighted by their Fisher information (FedCurv).
+    - ``extra_epochs`` of tuning, beyond the settings'.
     """
 
     name: str

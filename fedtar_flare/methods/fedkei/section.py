@@ -66,6 +66,7 @@ def tasks(run: Run) -> Section | None:
 def curves(run: Run) -> Section | None:
     """Per task a chart of AUC over epochs: the sites, their mean, and the mean from the common start with its range."""
     figures = []
+    guess = [Guide(0.5, "a guess")]
     everything = [auc for *_, one in _learnt(run) for auc in (*one.auc, *one.rand_auc)]
     lowest = min([0.5, *everything]) - 0.05
     for event in run.events(Learnt):
@@ -86,16 +87,9 @@ def curves(run: Run) -> Section | None:
         if rand := [one.rand_auc for one in known.values() if one.rand_auc]:
             lines.append(_mean("Rand, mean", rand, "site", 6))
         title = f"Task {event.round}" + (f": {_said(*diseases)}" if len(diseases) == 1 else "")
+        scale = (lowest, 1.0)
         figures.append(
-            line_chart(
-                title,
-                lines,
-                x_label="epoch",
-                y_label="AUC",
-                y_range=(lowest, 1.0),
-                guides=[Guide(0.5, "a guess")],
-                size=SMALL,
-            )
+            line_chart(title, lines, x_label="epoch", y_label="AUC", y_range=scale, guides=guess, size=SMALL)
         )
     lead = (
         "AUC of test images over the epochs of tuning; epoch 0 is the start itself. A band is the range of the sites "
@@ -137,22 +131,13 @@ def cost(run: Run) -> Section | None:
     for step, event in sorted(mixed.items()):
         sites = list(learnt.get(step, ()))
         moved = [one for one in run.steps if one.round == step]
-        longest = [
-            duration(max((one.seconds[phase] for one in sites if phase in one.seconds), default=None))
-            for phase in ("alpha", "tuning", "evaluation")
-        ]
-        rows.append(
-            (
-                str(step),
-                duration(event.clustering_seconds),
-                duration(event.probe_seconds) if event.probed else NOTHING,
-                *longest,
-                size(sum(one.bytes_down for one in moved)),
-                size(sum(one.bytes_up for one in moved)),
-                str(sum(one.fell_back for one in sites)),
-                *(_losses(sites, name) for name in ("mixture_loss", "start_loss")),
-            )
-        )
+        row = [str(step), duration(event.clustering_seconds)]
+        row.append(duration(event.probe_seconds) if event.probed else NOTHING)
+        for phase in ("alpha", "tuning", "evaluation"):
+            row.append(duration(max((one.seconds[phase] for one in sites if phase in one.seconds), default=None)))
+        row += [size(sum(one.bytes_down for one in moved)), size(sum(one.bytes_up for one in moved))]
+        row += [str(sum(one.fell_back for one in sites)), *(_losses(sites, n) for n in ("mixture_loss", "start_loss"))]
+        rows.append(row)
     phases = ("clustering", "PROBE", "alpha", "tuning", "scoring")
     head = ("task", *phases, "to sites", "from sites", "fell back", "mixture's loss", "common start's")
     lead = (

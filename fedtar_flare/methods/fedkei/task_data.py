@@ -62,6 +62,7 @@ class SiteTask:
 
     @classmethod
     def of(cls, cohort: Cohort, stream: TaskStream, step: int, least: int) -> SiteTask:
+        """Of a step of the site's stream."""
         splits = {split: stream.labeled(cohort.samples(split), step) for split in SPLITS}
         return cls(stream.task(step).name, stream.places[step - 1] + 1, splits, least)
 

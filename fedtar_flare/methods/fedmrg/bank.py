@@ -1,8 +1,5 @@
 """The feature bank: rows of each hospital's image features, which all others contrast their own images with.
 
-At a site: which patients are in the rows of a round, and how well the rows give away who is in them. At the server: the
-rows of the last rounds, bounded, without their origin and in another order each round.
-
 A row is the unit mean of the features of g training patients, of one visit each. The patients of a row stay together
 for the whole run, so that no difference of two rows is one patient's.
 """
@@ -57,10 +54,10 @@ def rows_of_round(samples: Sequence[Sample], round_: int, rows: int, group: int,
 
 
 def membership_auc(rows: Tensor, inside: Tensor, outside: Tensor) -> float:
-    """Area under the ROC curve of the largest cosine to any row, of features (n, C) of patients in the rows against
-    features (m, C) of others: 1 where the rows give away who is in them, 0.5 where they tell nothing.
+    """AUC of the largest cosine to any row, of features (n, C) of patients in the rows against (m, C) of others.
 
-    It is what somebody can do who has the patient's image, the encoder and the rows.
+    It is what somebody can do who has the patient's image, the encoder and the rows: 1 where they give away who is in
+    them, 0.5 where they tell nothing.
     """
     scores = torch.cat([inside, outside]) @ rows.T
     found = auc(np.repeat([1, 0], [len(inside), len(outside)]), scores.amax(1).numpy())
@@ -69,10 +66,9 @@ def membership_auc(rows: Tensor, inside: Tensor, outside: Tensor) -> float:
 
 
 class SiteBank:
-    """The bank as one site has it.
+    """The bank as one site has it: :attr:`rows` (M, C), ``width`` C, are the other hospitals' unit rows.
 
-    :attr:`rows` (M, C) are the other hospitals' unit rows for the contrast, :attr:`sent` by round the rows that this
-    site sent, which are part of its state, :attr:`use` the numbers of both for the record. ``width`` is C.
+    :attr:`sent` by round are the rows that this site sent, part of its state, :attr:`use` numbers for the record.
     """
 
     def __init__(self, width: int):

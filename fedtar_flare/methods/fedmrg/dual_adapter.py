@@ -42,11 +42,7 @@ def generic_targets(targets: str, backbone: Backbone) -> str:
 
 
 def decoder_targets(targets: str) -> str:
-    """``targets`` within the decoder.
-
-    >>> decoder_targets("a|b")
-    '(?=decoder\\\\.)(?:a|b)'
-    """
+    """``targets`` within the decoder."""
     return targets if targets.startswith(r"(?=decoder\.)") else rf"(?=decoder\.)(?:{targets})"
 
 

@@ -29,14 +29,7 @@ from fedtar_flare.learning.diagnosis import DiagnosisBranch, diagnosis_losses, e
 from fedtar_flare.learning.labels import POSITIVE, Labeler, labeler
 from fedtar_flare.learning.learner import ReportLearner
 from fedtar_flare.learning.site_model import EVALUATION_BATCH
-from fedtar_flare.learning.training import (
-    Trained,
-    Validated,
-    augmented,
-    load_optimizer_state,
-    optimizer_state,
-    parts,
-)
+from fedtar_flare.learning.training import Trained, Validated, augmented, load_optimizer_state, optimizer_state, parts
 from fedtar_flare.methods.fedmrg.bank import FEATURES, SiteBank, membership_auc
 from fedtar_flare.methods.fedmrg.config import PROMPTS, FedMRGConfig
 from fedtar_flare.methods.fedmrg.dual_adapter import (
@@ -95,17 +88,16 @@ class FedMRGLearner(ReportLearner):
         return int(self.generator.encoder.width)
 
     @property
-    def extension(self) -> dict[str, Any]:
-        """What :func:`fedtar_flare.learning.diagnosis.extend` needs to know."""
+    def _extension(self) -> dict[str, Any]:
         return self._fedmrg.extension(self._config.slices, self._seed)
 
     def extend(self, generator: ReportGenerator) -> None:
         """The diagnosis branch."""
-        extend(generator, self.extension)
+        extend(generator, self._extension)
 
     def describe(self) -> dict[str, Any]:
         own = sum(parameter.numel() for parameter in self.personal_parameters())
-        mine = {"extension": self.extension, "specialised_parameters": own, "feature_width": self.feature_width}
+        mine = {"extension": self._extension, "specialised_parameters": own, "feature_width": self.feature_width}
         return super().describe() | mine
 
     def load_shared(self, weights: Mapping[str, Tensor]) -> None:

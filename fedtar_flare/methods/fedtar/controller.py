@@ -17,8 +17,8 @@ from fedtar_flare.methods.fedtar.policy import (
     floored_steps,
     hypergradient,
     pool_t_numbers,
+    residual_step,
 )
-from fedtar_flare.methods.fedtar.residual import residual_step
 from fedtar_flare.protocol.messages import Reply
 from fedtar_flare.runtime.controller import FederatedController
 from fedtar_flare.runtime.server_strategy import ServerStrategy

@@ -1,4 +1,4 @@
-"""Demographic profiles and their soft clusters (FedTAR, Eq. 2 and 3).
+"""From a cohort's samples to demographic profiles and their soft clusters (FedTAR, Eq. 2 and 3).
 
 A client process assigns in every task but fits once per run, and importing scikit-learn costs seconds: only the fit
 uses it, and the responsibilities are computed here, exactly, in numpy.
@@ -11,13 +11,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 
 import numpy as np
+import torch
 
+from fedtar_flare.data.cohort import Cohort, Sample
+from fedtar_flare.data.splits import identity_hash
 from fedtar_flare.errors import DataError
-from fedtar_flare.methods.fedtar.config import PROFILES
+from fedtar_flare.methods.fedtar.config import PROFILES, PatientConfig
 
-UNKNOWN_SEX = 0.5
-UNKNOWN_AGE = 0.5
-"""Stands for age / 100 where no training patient of the site has a known age."""
+UNKNOWN = 0.5
+"""Stands for sex, and for age / 100 where no training patient of the site has a known age."""
 REG_COVAR = TOLERANCE = 1e-6
 """Of scikit-learn's fit: small and strict, since profiles lie within [0, 1.3]."""
 
@@ -27,35 +29,17 @@ def profile_vector(
 ) -> np.ndarray:
     """``v_p = [hash(id), age / 100, sex]`` (Eq. 2), float64, or those of its fields that are ``wanted``.
 
-    Parameters
-    ----------
-    identity : float
-        Keyed hash of the identifier, in [0, 1].
-    age : float or None
-        Years at the visit; None takes ``median_age``.
-    sex : str or None
-        ``F`` is 0, ``M`` is 1, anything else 0.5.
-    median_age : float or None
-        Of the site's training patients; None when no age is known.
-    wanted : sequence of str
-        One of :data:`PROFILES`.
-
-    Raises
-    ------
-    DataError
-        An age outside 0 to 130 years (``age-out-of-range``).
-
-    References
-    ----------
-    FedTAR, Eq. 2.
+    ``identity`` is the keyed hash of the identifier, in [0, 1]. An unknown age is ``median_age``, that of the site's
+    training patients, if any is known. Sex ``F`` is 0, ``M`` 1, anything else 0.5. Raises DataError
+    ``age-out-of-range`` outside 0 to 130 years.
     """
     age = median_age if age is None else age
     if age is not None and not 0 <= age <= 130:
         raise DataError(f"age {age} is not within 0 to 130 years", reason="age-out-of-range")
     values = {
         "hash": identity,
-        "age": UNKNOWN_AGE if age is None else age / 100,
-        "sex": {"F": 0.0, "M": 1.0}.get(sex or "", UNKNOWN_SEX),
+        "age": UNKNOWN if age is None else age / 100,
+        "sex": {"F": 0.0, "M": 1.0}.get(sex or "", UNKNOWN),
     }
     return np.array([values[field] for field in wanted])
 
@@ -64,13 +48,9 @@ def profile_vector(
 class DemographicMixture:
     """A Gaussian mixture with diagonal covariances over profiles; stays at the site.
 
-    Args:
-        weights: (K,) of the fitted components, K <= ``components``, not negative, sum one.
-        means: (K, P).
-        variances: (K, P), positive.
-        components: length of q; q is padded with zeros beyond K.
-        converged: False when the fit stopped before its tolerance was met.
-        short: True when there were fewer distinct profiles than components to fit.
+    ``weights`` (K,), ``means`` and ``variances`` (K, P) are of the fitted components, K <= ``components``, which is the
+    length of q: it is padded with zeros. ``converged`` is False when the fit stopped before its tolerance was met,
+    ``short`` True when there were fewer distinct profiles than components to fit.
     """
 
     weights: np.ndarray
@@ -95,24 +75,11 @@ class DemographicMixture:
     def fit(
         cls, profiles: np.ndarray, *, components: int = 16, fitted: int | None = None, seed: int = 0
     ) -> DemographicMixture:
-        """Fit by expectation maximisation (scikit-learn's ``GaussianMixture``, diagonal covariances).
+        """Fit profiles (N, P), float64, by expectation maximisation (scikit-learn's, diagonal covariances; Eq. 3).
 
-        The same profiles, in any order, and the same seed give the same mixture. Components are ordered by their means.
-
-        Parameters
-        ----------
-        profiles : array (N, P), float64
-            One row per training patient, at least one.
-        components : int, default 16
-            Length of q.
-        fitted : int, optional
-            K wanted, at most ``components``, which None stands for; with fewer distinct profiles, as many as those.
-        seed : int, default 0
-            Of scikit-learn's start.
-
-        References
-        ----------
-        FedTAR, Eq. 3.
+        There is one row per training patient, at least one. The same profiles, in any order, and the same seed give the
+        same mixture; components are ordered by their means. ``fitted`` is the K that is wanted (None: ``components``);
+        with fewer distinct profiles, it is as many as those.
         """
         profiles = profiles[_by_column(profiles)]  # the fit depends on the order of rows; the patients have none
         distinct = len(np.unique(profiles, axis=0))
@@ -162,10 +129,40 @@ class DemographicMixture:
     @classmethod
     def from_state(cls, state: Mapping[str, np.ndarray]) -> DemographicMixture:
         """From :meth:`state`."""
-        components, converged = int(state["components"][0]), bool(state["converged"][0])
-        short = bool(state["short"][0]) if "short" in state else False  # states of older releases lack it
-        return cls(state["weights"], state["means"], state["variances"], components, converged, short)
+        single = int(state["components"][0]), bool(state["converged"][0]), bool(state["short"][0])
+        return cls(state["weights"], state["means"], state["variances"], *single)
 
 
 def _by_column(rows: np.ndarray) -> np.ndarray:
     return np.lexsort(rows.T[::-1])
+
+
+def fit_mixture(cohort: Cohort, config: PatientConfig, seed: int) -> DemographicMixture:
+    """Fit the mixture on one row per training patient, at the age of the first visit; DataError where there is none."""
+    rows = {s.visit.patient_id: s for s in reversed(cohort.samples("train"))}  # the first visit wins
+    if not rows:
+        raise DataError(f"site {cohort.site} has no training patient", reason="no-training-patient")
+    median = training_median_age(cohort)
+    profiles = [_profile(sample, cohort.key, median, config.profile) for sample in rows.values()]
+    fitted = config.components_for(len(rows))
+    return DemographicMixture.fit(np.stack(profiles), components=config.components, fitted=fitted, seed=seed)
+
+
+def memberships(
+    samples: Sequence[Sample], mixture: DemographicMixture, key: bytes, median_age: float | None, fields: Sequence[str]
+) -> torch.Tensor:
+    """q of each of B samples at the age of its visit, float32 (B, components).
+
+    ``median_age`` is :func:`training_median_age` at the time of the fit, so that a later visit moves nobody's q.
+    """
+    return torch.from_numpy(mixture.assign(np.stack([_profile(s, key, median_age, fields) for s in samples])))
+
+
+def training_median_age(cohort: Cohort) -> float | None:
+    """Median age of the training patients at their first visit with a known age; None when none is known."""
+    ages = {s.visit.patient_id: s.visit.age for s in reversed(cohort.samples("train")) if s.visit.age is not None}
+    return float(np.median(list(ages.values()))) if ages else None
+
+
+def _profile(sample: Sample, key: bytes, median: float | None, fields: Sequence[str]) -> np.ndarray:
+    return profile_vector(identity_hash(sample.visit.patient_id, key), sample.visit.age, sample.sex, median, fields)

@@ -34,12 +34,8 @@ class Residual(Event):
 class Outer(Event):
     """One outer step (Eq. 8), after all steps of a round.
 
-    Args:
-        t_numbers: site to its T inner products; None where it did not receive every step.
-        left_out: site to the reason why it had no part in this step.
-        psi_grad_norm: None where nobody sent T numbers.
-        floored_steps: steps whose alpha is too small for a gradient.
-        alpha_before, alpha_after: (T,).
+    ``t_numbers``: site to its T inner products, None where it did not receive every step; ``left_out``: site to the
+    reason why it had no part; ``floored_steps``: those whose alpha is too small for a gradient.
     """
 
     kind: ClassVar[str] = "outer"

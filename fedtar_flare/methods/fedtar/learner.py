@@ -20,9 +20,8 @@ from fedtar_flare.learning.learner import ReportLearner
 from fedtar_flare.learning.site_diagnosis import DiagnosisConfig, SiteDiagnosis, load_head
 from fedtar_flare.learning.training import Trained, load_optimizer_state, optimizer_state
 from fedtar_flare.methods.fedtar.config import PatientConfig
-from fedtar_flare.methods.fedtar.demographics import DemographicMixture
+from fedtar_flare.methods.fedtar.demographics import DemographicMixture, memberships
 from fedtar_flare.methods.fedtar.patient_lora import PatientLoRA
-from fedtar_flare.methods.fedtar.profiles import memberships
 from fedtar_flare.models.adapters.lora import swapped_weights
 from fedtar_flare.models.report_generator import ReportGenerator
 from fedtar_flare.protocol.contract import HEAD_NAMES
@@ -39,23 +38,10 @@ class PatientLearner(ReportLearner):
     task, a federated model adapted at the site (`Yu et al., 2020 <https://arxiv.org/abs/2002.04758>`_); what travels
     and is validated is the server's.
 
-    Parameters
-    ----------
-    mixture : DemographicMixture or None
-        Fitted at this site; None when the patient part is off, else ConfigError.
-    median_age : float, optional
-        Of the training patients when it was fitted, in years.
-    diagnosis : DiagnosisConfig, optional
-        Of the findings that become prompts; their head is the site's own, like the patient part, unless it is shared:
-        then it is trained with the shared adapter, at its own rate.
-    seed : int
-        Of the shared and patient parts' initial values, the same at every site.
-    lora, training, others
-        Of :class:`ReportLearner`.
-
-    References
-    ----------
-    FedTAR, Algorithm 1 and Eq. 4.
+    ``mixture`` was fitted at this site, when the training patients' median age was ``median_age``; ConfigError where
+    there is none and the patient part is on. The head of ``diagnosis``, whose findings become prompts, is the site's
+    own, like the patient part, unless it is shared: then it is trained with the shared adapter, at its own rate. The
+    other arguments are of :class:`ReportLearner`; the patient part begins by ``seed`` too.
     """
 
     knows_patients = True

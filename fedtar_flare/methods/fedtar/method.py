@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from fedtar_flare.data.splits import key_check, synthetic_key
+from fedtar_flare.errors import ConfigError
+from fedtar_flare.learning.config import LoRAConfig
 from fedtar_flare.learning.diagnosis import extend
+from fedtar_flare.learning.drafting import Kept
 from fedtar_flare.learning.site_diagnosis import DiagnosisConfig
 from fedtar_flare.methods.fedtar.config import PROFILES, AlphaConfig, PatientConfig, TemporalConfig
 from fedtar_flare.methods.fedtar.controller import TemporalResidualController, TemporalResidualServer
 from fedtar_flare.methods.fedtar.events import EVENTS
 from fedtar_flare.methods.fedtar.executor import PatientAdaptiveExecutor
 from fedtar_flare.methods.fedtar.learner import PatientLearner
-from fedtar_flare.methods.fedtar.personal import kept
 from fedtar_flare.methods.fedtar.section import SECTIONS
-from fedtar_flare.methods.fedtar.site import FedTARSite
+from fedtar_flare.methods.fedtar.site import FedTARSite, read_mixture
 from fedtar_flare.protocol.contract import HEAD_NAMES, Contract
 from fedtar_flare.protocol.fields import Field
 from fedtar_flare.protocol.tasks import ADAPTER, PARAMETERS, close_round, handshake, train
 from fedtar_flare.registry import Method
 from fedtar_flare.runtime.recipe import PAPER, SMALL
-from fedtar_flare.settings import Settings
+from fedtar_flare.settings import Settings, build
+from fedtar_flare.site.key import derived_key
+from fedtar_flare.site.state import state_of_run, trained_version
 
 CONTRACT = Contract(
     method="fedtar",
@@ -77,6 +86,36 @@ learns from the visits of other steps that the run has come to, too.
 
 PATIENT_SETTINGS: dict[str, type[Settings]] = {"patient": PatientConfig, "diagnosis": DiagnosisConfig}
 """Groups of settings of every method with the patient part."""
+
+
+def kept(folder: Path, key: bytes | None, run_id: str, round_: int) -> Kept:
+    """The part that the site had at the end of the round (see :class:`~fedtar_flare.learning.drafting.Kept`).
+
+    Raises ConfigError where the state is of another run or round, or the key is missing or wrong; StateError where the
+    state is missing or damaged.
+    """
+    state = state_of_run(folder, run_id, "patient part")
+    mixture, about = read_mixture(state)
+    private = state.read(trained_version(state, round_, about["time_steps"], "patient part"))[0]
+    settings = {
+        "patient": build(PatientConfig, about["patient"], "patient"),
+        "lora": LoRAConfig(rank=about["rank"]),
+        "mixture": mixture,
+        "median_age": about["median_age"],
+    }
+    return Kept(PatientLearner, settings, private, about["time_steps"], _matching_key(about, key))
+
+
+def _matching_key(about: Mapping[str, Any], key: bytes | None) -> bytes:
+    if key is not None:
+        if key_check(key) != about["key"]:
+            raise ConfigError("this is not the key with which the site's state was made; restore it from its backup")
+        return key
+    for simulated in (synthetic_key(about["seed"], about["site"]), derived_key(about["seed"], about["site"])):
+        if key_check(simulated) == about["key"]:
+            return simulated
+    raise ConfigError("the patient part of a real site needs the site's hash key (--key local/fedtar.key)")
+
 
 METHOD = Method(
     contract=CONTRACT,

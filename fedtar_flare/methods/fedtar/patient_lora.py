@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -58,8 +58,7 @@ class LayerHypernetwork(nn.Module):
         return a.view(len(phi), self.rank, -1), b.view(len(phi), self.rank, -1)
 
 
-@dataclass(frozen=True)
-class _AdaptedLayer:
+class _AdaptedLayer(NamedTuple):
     name: str
     layer: Any  # peft.tuners.lora.Linear over nn.Linear or Conv1D
     hypernetwork: LayerHypernetwork
@@ -85,29 +84,10 @@ class PatientLoRA(nn.Module):
     Inside :meth:`adapt` each PEFT LoRA layer runs one fused pass for the shared and the patient part; outside of it the
     layers run PEFT's own forward, the shared part alone.
 
-    Parameters
-    ----------
-    peft_model : PeftModel
-        With plain LoRA (no dropout, no variant such as DoRA) on ``nn.Linear`` or transformers' ``Conv1D``.
-    config : PatientConfig
-        Its scale is s_p of Eq. 4, its components the length of q.
-    rank : int
-        r of A_p and B_p.
-    time_steps : int
-        T; time steps are 1..T.
-    seed : int
-        Of the initial parameters; the global random state is neither read nor changed.
-    embedding_dim : int, default 32
-        d, length of phi.
-
-    Raises
-    ------
-    ConfigError
-        The model has no LoRA layer, or one that this pass cannot adapt; names the layer.
-
-    References
-    ----------
-    FedTAR, Eq. 2 to 4.
+    ``config.scale`` is s_p of Eq. 4, ``config.components`` the length of q, ``rank`` r of A_p and B_p,
+    ``embedding_dim`` d, the length of phi; the global random state is neither read nor changed. Raises ConfigError,
+    which names the layer, where the model has no LoRA layer or one that is not plain LoRA (dropout, a variant such as
+    DoRA) on ``nn.Linear`` or transformers' ``Conv1D``.
     """
 
     def __init__(
@@ -135,12 +115,9 @@ class PatientLoRA(nn.Module):
             self.projection.bias.copy_((BIAS_NORM if config.common_start else 0.0) * common / common.norm())
         if config.time_conditioned:
             self.time_embedding = nn.Parameter(torch.zeros(time_steps, embedding_dim))
+        sizes = (rank, embedding_dim, generator)
         self._adapted = tuple(
-            _AdaptedLayer(
-                name,
-                layer,
-                LayerHypernetwork(layer.in_features, layer.out_features, rank, embedding_dim, generator),
-            )
+            _AdaptedLayer(name, layer, LayerHypernetwork(layer.in_features, layer.out_features, *sizes))
             for name, layer in layers.items()
         )
         self.hypernetworks = nn.ModuleDict({item.name.replace(".", "/"): item.hypernetwork for item in self._adapted})
@@ -172,20 +149,9 @@ class PatientLoRA(nn.Module):
         backward pass (:mod:`fedtar_flare.models.recomputation`), a context opened with gradients on is good for one
         forward and backward pass; the latter may come after the context was left.
 
-        Parameters
-        ----------
-        q : Tensor (B, components), floating point
-            On any device.
-        time_step : Tensor (B,), integer
-            1..T; checked even where the embedding does not depend on it.
-
-        Raises
-        ------
-        DataError
-            ``q`` or ``time_step`` has another shape or range, or (in a layer's forward) the rows of an input are no
-            multiple of B; names the layer.
-        ConfigError
-            The shared LoRA is merged into the base weights.
+        Takes q (B, components), floating point, and time steps (B,), integers in 1..T, on any device. Raises DataError
+        where they have another shape or range, or (in a layer's forward) the rows of an input are no multiple of B;
+        ConfigError where the shared LoRA is merged into the base weights.
         """
         self._check(q, time_step)
         weight = self.projection.weight

@@ -1,4 +1,4 @@
-"""The meta-learned alpha and its hypergradient from T numbers, as pure tensor functions (FedTAR, Eq. 8).
+"""The server's residual step, and the meta-learned alpha with its hypergradient from T numbers (FedTAR, Eq. 7, 8).
 
 The paper's outer gradient uses ``S = dw/dpsi``, a matrix of (size of w) x (size of psi). Eq. 7 telescopes, so the same
 gradient is, exactly and with wbar_t held fixed,
@@ -18,10 +18,9 @@ from itertools import pairwise
 import torch
 from torch import nn
 
-from fedtar_flare.errors import ConfigError, ExchangeError
+from fedtar_flare.errors import ExchangeError
+from fedtar_flare.protocol.exchange import Tensors
 
-Tensors = Mapping[str, torch.Tensor]
-ALPHA_FORMS = ("softmax", "sigmoid")
 ALPHA_FLOOR = 1e-5
 """A step whose alpha_t is below this leaves w as it is, and its gradient is 0.
 
@@ -30,30 +29,31 @@ Much smaller ones would change some float32 values and not others: sites refuse 
 """
 
 
+def residual_step(w: Tensors, mean: Tensors, alpha: float) -> tuple[dict[str, torch.Tensor], float]:
+    """One residual step of the server (Eq. 7): ``w_t = w_{t-1} + alpha_t (wbar_t - w_{t-1})``, in float64.
+
+    Takes the master w_{t-1}, float32, and ``wbar_t - w_{t-1}`` (Eq. 6), by the same names and shapes. Gives w_t,
+    rounded once, and ``||w_t - w_{t-1}||`` of the master: alpha_t times that of the mean (Theorem 2) up to float32's
+    rounding. Where the two differ clearly, part of the step is lost. Raises :class:`ExchangeError`, which names the
+    tensor that is not finite after the step.
+    """
+    moved: dict[str, torch.Tensor] = {}
+    squares = []
+    for name in sorted(w):
+        before = w[name].double()
+        moved[name] = (before + alpha * mean[name].double()).float()
+        squares.append(float((moved[name].double() - before).square().sum()))
+        if not math.isfinite(squares[-1]):
+            raise ExchangeError(f"tensor '{name}' has values that are not finite after the step")
+    return moved, math.sqrt(math.fsum(squares))
+
+
 class AlphaPolicy(nn.Module):
     """alpha_1..alpha_T from psi: a learnable table of time embeddings and one hidden ReLU layer (Eq. 8), in float64.
 
-    Parameters
-    ----------
-    time_steps : int
-        T.
-    alpha_form : {"softmax", "sigmoid"}, default "softmax"
-        Over the steps (the paper: the alphas of a round sum to one), or of each.
-    initial_alpha : float in (0, 1), default 0.7
-        Start of every alpha_t under ``sigmoid``; under ``softmax`` they start near 1/T.
-    embedding_dim : int, default 32
-        d_psi, width of the time embeddings and of the hidden layer.
-    seed : int, default 0
-        Of psi; the global random state is neither read nor changed.
-
-    Raises
-    ------
-    ConfigError
-        A value is not allowed.
-
-    References
-    ----------
-    FedTAR, Eq. 8.
+    ``alpha_form`` is a ``softmax`` over the steps (the paper: the alphas of a round sum to one), or a ``sigmoid`` of
+    each, which starts at ``initial_alpha`` in (0, 1); ``embedding_dim`` is d_psi, the width of the time embeddings and
+    of the hidden layer. The global random state is neither read nor changed.
     """
 
     def __init__(
@@ -66,10 +66,6 @@ class AlphaPolicy(nn.Module):
         seed: int = 0,
     ):
         super().__init__()
-        if alpha_form not in ALPHA_FORMS:
-            raise ConfigError(f"alpha_form '{alpha_form}' is not one of {', '.join(ALPHA_FORMS)}")
-        if not 0 < initial_alpha < 1:
-            raise ConfigError(f"initial_alpha must lie between 0 and 1, not {initial_alpha}")
         self.alpha_form = alpha_form
         generator = torch.Generator().manual_seed(seed)
 
@@ -94,17 +90,9 @@ class AlphaPolicy(nn.Module):
 def t_numbers(gradient: Tensors, broadcasts: Sequence[Tensors]) -> list[float]:
     """What a site sends: ``<g, w_t - w_{t-1}>`` for t = 1..T, in float64.
 
-    Parameters
-    ----------
-    gradient : mapping of str to Tensor
-        g, gradient of the site's validation loss at w_T.
-    broadcasts : sequence of T + 1 mappings of str to Tensor
-        w_0..w_T, as the site received them, with g's names and shapes.
-
-    Raises
-    ------
-    ExchangeError
-        Names the tensor (and the step) that is missing, unknown, of another shape, or not finite.
+    g is the gradient of the site's validation loss at w_T; ``broadcasts`` are w_0..w_T, as the site received them, with
+    g's names and shapes. Raises :class:`ExchangeError`, which names the tensor (and the step) that is missing, unknown,
+    of another shape, or not finite.
     """
     for t, w in enumerate(broadcasts):
         for name in sorted({*gradient, *w}):
@@ -139,25 +127,11 @@ def pool_t_numbers(numbers: Mapping[str, Sequence[float]], reports: Mapping[str,
 
 
 def hypergradient(numbers: torch.Tensor, alphas: torch.Tensor, taken: torch.Tensor) -> torch.Tensor:
-    """dL/dalpha from the T numbers (see the head of this file), exact in float64.
+    """dL/dalpha (T,) from the T numbers (see the head of this file), exact in float64.
 
-    Parameters
-    ----------
-    numbers : Tensor (T,)
-        ``<g, w_t - w_{t-1}>``.
-    alphas : Tensor (T,)
-        Those that the round was run with, in [0, 1].
-    taken : Tensor (T,), bool
-        A skipped step's factor is left out of the products.
-
-    Returns
-    -------
-    Tensor (T,), float64
-        0 where a step was skipped, and at the steps that :func:`floored_steps` names.
-
-    References
-    ----------
-    FedTAR, Eq. 7 and 8; supplement, Eq. 16 to 19, whose S it needs no more.
+    ``alphas`` (T,) are those that the round was run with, ``taken`` (T,) tells which steps were; a skipped one's factor
+    is left out of the products. 0 where a step was skipped, and at the steps that :func:`floored_steps` names. FedTAR,
+    Eq. 7 and 8; supplement, Eq. 16 to 19, whose S it needs no more.
     """
     alphas, numbers = alphas.detach().double(), numbers.detach().double()
     floored = floored_steps(alphas, taken)
@@ -177,14 +151,9 @@ def floored_steps(alphas: torch.Tensor, taken: torch.Tensor) -> list[int]:
 
 
 class OuterOptimizer:
-    """AdamW on psi (weight decay .01), one step a round at eta.
-
-    Raises ConfigError for a value that is not allowed.
-    """
+    """AdamW on psi (weight decay .01), one step a round at eta."""
 
     def __init__(self, policy: AlphaPolicy, *, eta: float = 1e-2):
-        if not eta > 0 or not math.isfinite(eta):
-            raise ConfigError(f"eta must be positive, not {eta}")
         self.policy = policy
         self._named = dict(policy.named_parameters())
         self._adamw = torch.optim.AdamW(self._named.values(), lr=eta)

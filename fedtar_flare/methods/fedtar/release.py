@@ -11,16 +11,12 @@ digits.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
-
-import torch
 
 from fedtar_flare.errors import ExchangeError
 from fedtar_flare.methods.fedtar.policy import t_numbers
-from fedtar_flare.protocol.exchange import euclidean_norm
-
-Tensors = Mapping[str, torch.Tensor]
+from fedtar_flare.protocol.exchange import Tensors, euclidean_norm
 
 LEAST_SPREAD = 0.01
 """Share of the values that a step must at least change, counted by weight: ``(sum |d|)^2 / sum d^2`` over their number.
@@ -48,15 +44,9 @@ def require_spread(before: Tensors, after: Tensors) -> None:
         raise ExchangeError("the broadcast differs from the one before in few values: no server of FedTAR sends that")
 
 
-def most_numbers(values: int) -> int:
-    """How many T numbers a run may get, of an exchange with so many values."""
-    return int(MOST_SHARE * values)
-
-
 def released_t_numbers(gradient: Tensors, broadcasts: Sequence[Tensors]) -> list[float]:
-    """T numbers (see :func:`.policy.t_numbers`) to the nearest multiple of their resolution.
-
-    It is rounded down to a power of two, so that it tells the gradient's norm no finer than by a factor of two.
+    """T numbers (:func:`.policy.t_numbers`) to the nearest multiple of their resolution, which is rounded down to a
+    power of two, so that it tells the gradient's norm no finer than by a factor of two.
     """
     numbers, length = t_numbers(gradient, broadcasts), euclidean_norm(gradient)
     told = []

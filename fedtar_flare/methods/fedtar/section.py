@@ -14,14 +14,12 @@ from fedtar_flare.reporting.section import Section, charts, left_out, place, rou
 def alpha(run: Run) -> Section:
     """Alpha over rounds and steps with the bounds of its form, and one row per outer step."""
     alphas = _alphas(run)
-    sigmoid = run.start.settings.get("alpha_form") == "sigmoid"
-    bounds = "each between 0 and 1 (sigmoid)" if sigmoid else "between 0 and 1, sum 1 (softmax)"
-    form = (
-        "Under a sigmoid each step's alpha moves freely between 0 and 1."
-        if sigmoid
-        else "Under a softmax the alphas of a round sum to one: where one rises, another falls."
-    )
-    steps = run.start.time_steps
+    steps, sigmoid = run.start.time_steps, run.start.settings.get("alpha_form") == "sigmoid"
+    bounds = "between 0 and 1, sum 1 (softmax)"
+    form = "Under a softmax the alphas of a round sum to one: where one rises, another falls."
+    if sigmoid:
+        bounds = "each between 0 and 1 (sigmoid)"
+        form = "Under a sigmoid each step's alpha moves freely between 0 and 1."
     uniform = [] if sigmoid or not steps else [Guide(1 / steps, "1/T")]
     figures = [
         line_chart(

@@ -16,9 +16,9 @@ from fedtar_flare.learning.diagnosis import extend
 from fedtar_flare.learning.labels import require_labeler
 from fedtar_flare.learning.site_diagnosis import DiagnosisConfig
 from fedtar_flare.methods.fedtar.config import EMBEDDING_DIM
+from fedtar_flare.methods.fedtar.demographics import DemographicMixture, fit_mixture, training_median_age
 from fedtar_flare.methods.fedtar.learner import PatientLearner
-from fedtar_flare.methods.fedtar.personal import read_mixture
-from fedtar_flare.methods.fedtar.release import most_numbers, released_t_numbers, require_spread
+from fedtar_flare.methods.fedtar.release import MOST_SHARE, released_t_numbers, require_spread
 from fedtar_flare.protocol.contract import HEAD_NAMES
 from fedtar_flare.protocol.exchange import Tensors
 from fedtar_flare.protocol.messages import TaskHeader
@@ -97,8 +97,6 @@ class PatientSite(ReportSite):
 
     def at_handshake(self, header: TaskHeader, site: Site, state: SiteState, cohort: Cohort) -> None:
         """Fit the demographic mixture on the training patients."""
-        from fedtar_flare.methods.fedtar.profiles import fit_mixture, training_median_age
-
         require_labeler(self.settings.diagnosis.labeler, "diagnosis.labeler", self.executor.site_config.source)
         if self.settings.diagnosis.shared and not self.settings.diagnosis.on:
             text = "diagnosis.shared: there is no head to share, since diagnosis.labeler is none for this site's data"
@@ -119,6 +117,12 @@ class PatientSite(ReportSite):
             "key": key_check(cohort.key),
         }
         state.write("mixture", arrays, about)
+
+
+def read_mixture(state: SiteState) -> tuple[DemographicMixture, dict[str, Any]]:
+    """The mixture that the handshake fitted, and what it kept about the site."""
+    arrays, about = state.read("mixture")
+    return DemographicMixture.from_state({name: value.numpy() for name, value in arrays.items()}), about
 
 
 def with_head(lora: LoRAConfig, diagnosis: DiagnosisConfig) -> LoRAConfig:
@@ -160,7 +164,7 @@ class FedTARSite(PatientSite):
         values = sum(value.numel() for value in weights.values())
         whole = len(received) == header.time_steps
         trained = any(name.startswith(f"{header.round:04d}-") for name in state.versions())
-        if not whole or not trained or header.round * header.time_steps > most_numbers(values):
+        if not whole or not trained or header.round * header.time_steps > MOST_SHARE * values:
             return {}, {"t_numbers": None}
         return {}, {"t_numbers": released_t_numbers(validated.gradient, [*received, dict(weights)])}
 

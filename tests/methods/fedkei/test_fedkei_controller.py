@@ -313,10 +313,7 @@ def test_fedcurv_s_sums_are_those_of_the_latest_modules_and_survive_a_restart(tm
     controller, _ = run(tmp_path / "a", sites, rounds=2, fedkei={"plan": "fedcurv"})
     assert not controller.panics
     again, _ = run(
-        tmp_path / "b",
-        sites,
-        fedkei={"plan": "fedcurv"},
-        resume_from=str(controller.results_folder / "checkpoint"),
+        tmp_path / "b", sites, fedkei={"plan": "fedcurv"}, resume_from=str(controller.results_folder / "checkpoint")
     )
     assert not again.panics
     down, modules = sites[0].received[ADAPT, 3], controller.strategy.pool.last(3)

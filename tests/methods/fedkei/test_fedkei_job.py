@@ -17,11 +17,7 @@ from fedtar_flare.runtime.checkpoint import CheckpointFolder
 from fedtar_flare.runtime.recipe import MethodRecipe
 from fedtar_flare.suite.engine import run_in_process
 
-SETTINGS = {
-    "training": {"epochs": 2, "batch_size": 8},
-    "data": {"synthetic_patients": 20},
-    "model": {"slices": 2},
-}
+SETTINGS = {"training": {"epochs": 2, "batch_size": 8}, "data": {"synthetic_patients": 20}, "model": {"slices": 2}}
 
 
 @pytest.mark.slow

@@ -1,8 +1,7 @@
-"""FedKEI on real pictures: findings of chest radiographs, handwritten digits, and a MedMNIST file where one is."""
+"""FedKEI on real pictures: findings of chest radiographs, and handwritten digits."""
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import numpy as np
@@ -112,32 +111,3 @@ def test_digits_are_learnt(run, tmp_path):
     assert len(last) == 4 and all(one.n >= 5 for one in last.values())
     assert all(one.auc[-1] > 0.8 for one in last.values()), {key: one.auc for key, one in last.items()}
     assert all(0 <= one.membership <= 1 for one in last.values())
-
-
-def medmnist_files() -> list[Path]:
-    """Files that FEDTAR_MEDMNIST names, a file or a folder of them."""
-    named = os.environ.get("FEDTAR_MEDMNIST")
-    if not named:
-        return []
-    place = Path(named).expanduser()
-    return sorted(place.glob("*mnist*.npz")) if place.is_dir() else [place]
-
-
-@pytest.mark.slow
-def test_a_medmnist_file_is_unpacked_and_learnt(run, tmp_path):
-    """The two commonest classes of the first file; colour as the file has it."""
-    files = medmnist_files()
-    if not files:
-        pytest.skip("no MedMNIST file: set FEDTAR_MEDMNIST to one, or to their folder")
-    found = unpack(files[0], tmp_path / "pictures", most=200)
-    common = sorted(found.labels, key=lambda name: -found.labels[name])[:2]
-    base, new = (["none"], common[:1]) if len(common) == 1 else (common[1:], common[:1])
-    events = run(
-        {"site-1": found.manifest},
-        "photograph" if found.colour else "radiograph",
-        preset="tiny",
-        training={"epochs": 2, "batch_size": 16},
-        fedkei={"tasks": [f"new={new[0]}"], "base": base},
-    )
-    (learnt,) = of_kind(events, Learnt)
-    assert learnt.sites["site-1"].auc and len(learnt.sites["site-1"].auc) == 3

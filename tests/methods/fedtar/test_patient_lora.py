@@ -35,8 +35,7 @@ FORMS: list[dict[str, Any]] = [{"time_conditioned": True}, {"time_conditioned": 
 
 
 @pytest.mark.parametrize(
-    ("name", "form"),
-    [(name, form) for name in CASES for form in FORMS] + [(next(iter(CASES)), {"constant_q": True})],
+    ("name", "form"), [(name, form) for name in CASES for form in FORMS] + [(next(iter(CASES)), {"constant_q": True})]
 )
 def test_outputs_and_gradients_equal_a_loop_over_written_out_weights(name: str, form: dict[str, Any]) -> None:
     case = CASES[name]()

@@ -20,8 +20,8 @@ from fedtar_flare.learning.config import LoRAConfig, TrainingConfig
 from fedtar_flare.learning.drafting import Drafter, Study
 from fedtar_flare.learning.site_diagnosis import DiagnosisConfig
 from fedtar_flare.methods.fedtar.config import PatientConfig
+from fedtar_flare.methods.fedtar.demographics import fit_mixture, training_median_age
 from fedtar_flare.methods.fedtar.learner import PatientLearner
-from fedtar_flare.methods.fedtar.profiles import fit_mixture, training_median_age
 from fedtar_flare.models.adapters.peft_file import ADAPTER_INFO, write_adapter
 from fedtar_flare.models.config import preset
 from fedtar_flare.protocol.messages import version

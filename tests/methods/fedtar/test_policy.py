@@ -7,10 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load, save
 
-from fedtar_flare.errors import ConfigError, ExchangeError
+from fedtar_flare.errors import ExchangeError
 from fedtar_flare.methods.fedtar.policy import (
     ALPHA_FLOOR,
-    ALPHA_FORMS,
     AlphaPolicy,
     OuterOptimizer,
     floored_steps,
@@ -19,7 +18,7 @@ from fedtar_flare.methods.fedtar.policy import (
     t_numbers,
 )
 
-forms = st.sampled_from(ALPHA_FORMS)
+forms = st.sampled_from(("softmax", "sigmoid"))
 D = 7
 
 
@@ -114,12 +113,6 @@ def test_a_seed_gives_the_same_psi_and_leaves_the_global_state_alone():
     assert torch.equal(first.alphas(), third.alphas())
 
 
-@pytest.mark.parametrize("settings_", [{"alpha_form": "tanh"}, {"initial_alpha": 1.0}])
-def test_a_policy_refuses_what_is_not_allowed(settings_):
-    with pytest.raises(ConfigError, match=next(iter(settings_))):
-        AlphaPolicy(**({"time_steps": 3} | settings_))
-
-
 # ------------------------------------------------------------------ hypergradient
 @settings(max_examples=120, deadline=None)
 @given(forms, st.lists(st.booleans(), min_size=1, max_size=6), st.integers(0, 2**31))
@@ -183,8 +176,6 @@ def test_pooled_numbers_are_those_of_the_pooled_loss():
     ours = torch.autograd.grad(alphas, tuple(policy.parameters()), slope)
     for a, b in zip(ours, expected, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-10)
-    backwards = {s: rounds[s].t_numbers(alphas.detach()) for s in sorted(rounds)}
-    assert torch.equal(pool_t_numbers(backwards, reports), pooled)
 
 
 def test_pooling_does_not_depend_on_the_order_of_the_sites():
@@ -206,7 +197,7 @@ def test_t_numbers_take_the_difference_of_float32_broadcasts_in_float64():
 
 
 # ------------------------------------------------------------------ the outer step
-@pytest.mark.parametrize("form", ALPHA_FORMS)
+@pytest.mark.parametrize("form", ["softmax", "sigmoid"])
 def test_outer_steps_lower_the_validation_loss(form):
     policy = AlphaPolicy(3, alpha_form=form)
     outer = OuterOptimizer(policy, eta=1e-2)
@@ -260,9 +251,3 @@ def test_t_numbers_refuse_what_does_not_fit_and_name_it():
     ):
         with pytest.raises(ExchangeError, match=words):
             t_numbers(gradient, path)
-
-
-@pytest.mark.parametrize("wrong", [{"eta": 0.0}, {"eta": math.inf}])
-def test_the_outer_optimiser_refuses_what_is_not_allowed(wrong):
-    with pytest.raises(ConfigError, match="eta"):
-        OuterOptimizer(AlphaPolicy(2), **wrong)

@@ -21,20 +21,14 @@ def exported(recipe, folder):
 def test_the_paper_s_preset_is_the_whole_setting(tmp_path):
     recipe = FedTARRecipe(preset="paper")
     executor, controller = recipe.executor, recipe.controller
-    there = controller.strategy.settings
-    assert (
-        controller.time_steps == 5
-        and controller.strategy.settings.server.eta == 1e-4
-        and controller.strategy.settings.server.alpha_form == "softmax"
-    )
-    assert executor.resolved.patient.scale == executor.resolved.lora.alpha / executor.resolved.lora.rank == 32.0
-    assert executor.resolved.patient.time_conditioned is False
-    assert executor.resolved.temporal.replay == there.temporal.replay == "none"
-    assert executor.resolved.training.schedule == "constant"
-    assert executor.resolved.patient.common_start is False
-    assert executor.resolved.patient.profile == ("hash", "age", "sex")
-    assert executor.resolved.training.lr == executor.resolved.patient.lr == 1e-5
-    assert executor.resolved.model.encoder_name == "microsoft/cvt-21-384-22k"
+    there, here = controller.strategy.settings, executor.resolved
+    assert (controller.time_steps, there.server.eta, there.server.alpha_form) == (5, 1e-4, "softmax")
+    assert here.patient.scale == here.lora.alpha / here.lora.rank == 32.0
+    assert here.patient.time_conditioned is here.patient.common_start is False
+    assert here.temporal.replay == there.temporal.replay == "none" and here.training.schedule == "constant"
+    assert here.patient.profile == ("hash", "age", "sex")
+    assert here.training.lr == here.patient.lr == 1e-5
+    assert here.model.encoder_name == "microsoft/cvt-21-384-22k"
     server, site = exported(recipe, tmp_path)
     assert server["time_steps"] == 5 and server["settings"]["server"]["eta"] == 1e-4 and site["preset"] == "paper"
     site = site["settings"]
@@ -44,11 +38,7 @@ def test_the_paper_s_preset_is_the_whole_setting(tmp_path):
 
 def test_explicit_settings_win_over_the_preset_s_and_leave_its_others():
     recipe = FedTARRecipe(
-        preset="paper",
-        time_steps=3,
-        server={"eta": 5e-3},
-        patient={"scale": 2.0},
-        training={"lr": 3e-4},
+        preset="paper", time_steps=3, server={"eta": 5e-3}, patient={"scale": 2.0}, training={"lr": 3e-4}
     )
     executor, controller = recipe.executor, recipe.controller
     there = controller.strategy.settings
@@ -76,6 +66,10 @@ def test_periods_that_do_not_bound_the_steps_fail_when_the_recipe_is_built(perio
     ("wrong", "word"),
     [
         ({"server": {"etta": 1}}, "etta"),
+        ({"server": {"eta": 0.0}}, "eta"),
+        ({"server": {"eta": float("inf")}}, "eta"),
+        ({"server": {"alpha_form": "tanh"}}, "alpha_form"),
+        ({"server": {"initial_alpha": 1.0}}, "initial_alpha"),
         ({"patients": {"scale": 1.0}}, "patients"),
         ({"patient": {"scal": 1.0}}, "did you mean 'scale'"),
         ({"training": {"lr": float("inf")}}, "lr"),

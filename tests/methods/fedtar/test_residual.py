@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedtar_flare.errors import ExchangeError
-from fedtar_flare.methods.fedtar.residual import residual_step
+from fedtar_flare.methods.fedtar.policy import residual_step
 
 SHAPES = {"a": (4, 3), "b": (5,), "c": ()}
 FLOAT32 = torch.finfo(torch.float32).eps

@@ -9,15 +9,14 @@ import torch
 from hospital_site import HospitalSite, executor_of, write_site_files
 
 from fedtar_flare.errors import ConfigError, ExchangeError
-from fedtar_flare.learning import labels
 from fedtar_flare.learning.config import LoRAConfig, TrainingConfig
 from fedtar_flare.learning.diagnosis import FIXED_RMS, DiagnosisBranch, fix_prompts
 from fedtar_flare.learning.labels import labeler
 from fedtar_flare.learning.site_diagnosis import OWN_RATE, SHARED_RATE, DiagnosisConfig
 from fedtar_flare.methods.fedtar.config import PatientConfig
+from fedtar_flare.methods.fedtar.demographics import fit_mixture
 from fedtar_flare.methods.fedtar.learner import PatientLearner
 from fedtar_flare.methods.fedtar.method import CONTRACT
-from fedtar_flare.methods.fedtar.profiles import fit_mixture
 from fedtar_flare.methods.fedtar.recipe import FedTARRecipe
 from fedtar_flare.models.config import CVT_TARGETS, preset
 from fedtar_flare.models.report_generator import report_loss
@@ -26,14 +25,15 @@ from fedtar_flare.runtime.recipe import MethodRecipe
 
 MODEL = preset("tiny", max_length=16)
 TOLD = DiagnosisConfig(labeler="synthetic")
+PLAIN = LoRAConfig()
 
 
 @pytest.fixture
 def learner_of(cohort):
-    def make(model=MODEL, enabled=True, diagnosis=TOLD, **training):
+    def make(model=MODEL, enabled=True, diagnosis=TOLD, lora=PLAIN, **training):
         patient = PatientConfig(enabled=enabled)
         return PatientLearner(
-            model=model, lora=LoRAConfig(), training=TrainingConfig(**training), cohort=cohort, seed=3,
+            model=model, lora=lora, training=TrainingConfig(**training), cohort=cohort, seed=3,
             patient=patient, mixture=fit_mixture(cohort, patient, 0) if enabled else None, diagnosis=diagnosis,
         )  # fmt: skip
 
@@ -141,13 +141,8 @@ def test_a_report_that_is_searched_for_again_is_written_with_its_own_patient_s_a
     assert [a == b for a, b in zip(together, first, strict=True)] == [True, False] * 3
 
 
-def test_a_completed_report_states_all_that_the_head_reads_and_what_it_stated(cohort):
-    completing = TOLD.replace(complete=True)
-    model = preset("small", max_length=128)
-    learner = PatientLearner(
-        model=model, lora=LoRAConfig(), training=TrainingConfig(), cohort=cohort, seed=3,
-        patient=PatientConfig(enabled=False), mixture=None, diagnosis=completing,
-    )  # fmt: skip
+def test_a_completed_report_states_all_that_the_head_reads_and_what_it_stated(learner_of):
+    learner = learner_of(preset("small", max_length=128), enabled=False, diagnosis=TOLD.replace(complete=True))
     branch, label = learner.generator.diagnosis, labeler("synthetic", "positive").label
     with torch.no_grad():  # so that it reads a finding of which the decoder has no words
         branch.head.bias[-2] += torch.tensor([-99.0, 99.0])
@@ -161,25 +156,6 @@ def test_a_completed_report_states_all_that_the_head_reads_and_what_it_stated(co
     learner.generator.choice = None
     for text, before in zip(texts, learner.generate(samples, images), strict=True):
         assert all(now >= then for now, then in zip(label(text), label(before), strict=True))
-
-
-@pytest.mark.parametrize("name", ["chexpert-rules", "ctrate-rules"])
-def test_the_rules_read_a_report_once(name, monkeypatch):
-    read = []
-    whole = labels.rule_labeler(name)
-
-    class Counting:
-        names, no_finding = whole.names, whole.no_finding
-
-        def __call__(self, text):
-            read.append(text)
-            return whole(text)
-
-    monkeypatch.setattr(labels, "rule_labeler", lambda name: Counting())
-    found = labels.labeler.__wrapped__(name)
-    text = "There is a small left pleural effusion. No pneumothorax."
-    assert found.label(text) == found.label(text) and read == [text]
-    assert found.label("The heart is enlarged.") != found.label(text)
 
 
 def test_a_real_hospital_s_reports_are_not_read_by_the_synthetic_rules(home, tmp_path, monkeypatch):
@@ -246,13 +222,10 @@ SHARED = TOLD.replace(shared=True, lr=0.02)
 
 
 @pytest.fixture
-def sharing(cohort):
+def sharing(learner_of):
     def make(min_cell=1, diagnosis=SHARED, **training):
-        executor = executor_of("fedtar", diagnosis=diagnosis.to_dict(), patient={"enabled": False})
-        learner = PatientLearner(
-            model=MODEL, lora=executor.resolved.lora, training=TrainingConfig(**training), cohort=cohort, seed=3,
-            patient=executor.resolved.patient, mixture=None, diagnosis=diagnosis,
-        )  # fmt: skip
+        lora = executor_of("fedtar", diagnosis=diagnosis.to_dict()).resolved.lora
+        learner = learner_of(enabled=False, diagnosis=diagnosis, lora=lora, **training)
         learner.min_cell = min_cell
         return learner
 
@@ -302,11 +275,8 @@ def test_a_site_says_nothing_of_findings_that_too_few_of_its_patients_have(shari
     assert all(torch.allclose(update[name], after[name] - before[name], atol=1e-6) for name in other)
 
 
-def test_a_head_that_a_job_exchanges_by_name_says_nothing_of_them_either(cohort):
-    learner = PatientLearner(
-        model=MODEL, lora=LoRAConfig(exchange=[r"diagnosis\.head\..+"]), training=TrainingConfig(local_steps=2),
-        cohort=cohort, seed=3, patient=PatientConfig(enabled=False), mixture=None, diagnosis=TOLD,
-    )  # fmt: skip
+def test_a_head_that_a_job_exchanges_by_name_says_nothing_of_them_either(learner_of):
+    learner = learner_of(enabled=False, lora=LoRAConfig(exchange=[r"diagnosis\.head\..+"]), local_steps=2)
     update = learner.train(None, 1).update
     said = update["diagnosis.head.bias"].any(1)
     assert said.any() and not said.all()

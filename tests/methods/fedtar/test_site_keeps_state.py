@@ -58,25 +58,6 @@ def test_a_broadcast_too_large_to_learn_from_does_not_spoil_the_private_part(tmp
     assert all(torch.equal(update[name], expected[name]) for name in w), "as if it had never come"
 
 
-def test_a_batch_with_nan_is_skipped_and_counted_and_spoils_nothing(tmp_path, monkeypatch):
-    from fedtar_flare.methods.fedtar.learner import PatientLearner
-
-    site = HospitalSite(tmp_path)
-    _, w = site.handshake()
-    whole, calls = PatientLearner.report_losses, []
-
-    def spoiled(learner, samples, images, personal=True, **told):
-        calls.append(1)
-        return whole(learner, samples, images, personal, **told) * (float("nan") if len(calls) == 1 else 1.0)
-
-    monkeypatch.setattr(PatientLearner, "report_losses", spoiled)
-    reply, update = site.train(w, 1, 1)
-    assert reply.status == "ok", reply.reason
-    assert reply.numbers["skipped_updates"] == 1 and len(calls) == 2
-    assert all(torch.isfinite(value).all() for value in update.values()) and finite(state_of(tmp_path))
-    assert site.train(w, 1, 2)[0].status == "ok"
-
-
 def test_broadcasts_of_a_job_that_ended_in_mid_round_never_enter_the_t_numbers(tmp_path):
     site = HospitalSite(tmp_path)
     _, w = site.handshake()
