@@ -1,12 +1,7 @@
 """A hospital's DICOM export folder (any naming, any depth, zips, with or without DICOMDIR) to a manifest of studies.
 
 Headers alone tell the files apart: patients by PatientID, studies by StudyInstanceUID, dated by StudyDate, else
-AcquisitionDate, else SeriesDate; nothing is ordered by an identifier. A study that cannot stand in a manifest is left
-out and counted by reason; ``fedtar data check`` says whether its pixels can be read.
-
-``image`` names the folder (or zip, or file) that holds one study and no other, or the frontal one of a study's
-radiographs. Studies that share a folder are left out (``shared-folder``), unless ``links`` makes each a folder of its
-own, of symbolic links.
+AcquisitionDate, else SeriesDate. A study that cannot stand in a manifest is left out and counted by reason.
 """
 
 from __future__ import annotations
@@ -56,17 +51,13 @@ class Study:
 
 @dataclass
 class Index:
-    """What an export folder holds: studies by date that can stand in a manifest, and one problem for each that cannot.
+    """What an export folder holds."""
 
-    A file that belongs to no study can be a problem too. ``notes`` counts by reason what was passed over within
-    studies; ``files`` and ``dicom`` are the numbers of all files and of DICOM files.
-    """
-
-    studies: list[Study] = field(default_factory=list)
-    problems: list[DataError] = field(default_factory=list)
-    notes: Counter[str] = field(default_factory=Counter)
-    files: int = 0
-    dicom: int = 0
+    studies: list[Study] = field(default_factory=list)  # by date, those that can stand in a manifest
+    problems: list[DataError] = field(default_factory=list)  # one for each study that cannot, and for stray files
+    notes: Counter[str] = field(default_factory=Counter)  # by reason, what was passed over within studies
+    files: int = 0  # number of all files
+    dicom: int = 0  # and of DICOM files
 
     def rejected(self) -> dict[str, int]:
         """Reason to number."""
@@ -89,18 +80,11 @@ def index_folder(
     say: Any = None,
     every: float = 15.0,
 ) -> Index:
-    """Find the studies below a folder. Raises ConfigError if there is no such folder, DataError without a DICOM file.
+    """Find the studies below a folder, of one ``modality``: by default that of which there are more.
 
-    Parameters
-    ----------
-    modality : {"ct", "radiograph"}, optional
-        Take only these; by default the kind of which there are more studies (a site has one kind).
-    links : Path, optional
-        Where studies without a folder of their own get one, of symbolic links.
-    workers : int, default 1
-        Processes that read headers.
-    say, every : callable, float
-        Takes progress lines, at most one every ``every`` seconds.
+    Studies that share a folder are left out (``shared-folder``), unless ``links`` names a folder where each gets one of
+    its own, of symbolic links. ``workers`` processes read headers; ``say`` takes progress lines, at most one every
+    ``every`` seconds. Raises ConfigError if there is no such folder, DataError without a DICOM file.
     """
     from fedtar_flare.imaging.readers.dicom_files import files_below
 
@@ -133,9 +117,7 @@ def index_folder(
 def write_manifest(index: Index, manifest: Path) -> int:
     """Write the studies that have a report, count the others (``no-report``), and return the number of rows.
 
-    Paths below the manifest's folder are relative to it. ``index.studies`` keeps those that were written.
-
-    Raises DataError (``no-patient``) if no study is left.
+    ``index.studies`` keeps those that were written. Raises DataError (``no-patient``) if no study is left.
     """
     rows, kept = [], []
     folder = manifest.absolute().parent
@@ -263,10 +245,7 @@ def _place(uid: str, slices: list[File], holders: dict[Path, set[str]], links: L
 
 
 def _linked(uid: str, paths: Sequence[Path], links: Links) -> Path:
-    """A folder of symbolic links to the files, made whole or not at all.
-
-    The study's unreadable files are linked too, so that whoever reads it meets them as in its own folder.
-    """
+    """A folder of symbolic links to the files, unreadable ones too, made whole or not at all."""
     folder = links.folder / f"study-{hashlib.sha256(uid.encode()).hexdigest()[:16]}"
     temporary = folder.with_name(f".{folder.name}.part")
     shutil.rmtree(temporary, ignore_errors=True)

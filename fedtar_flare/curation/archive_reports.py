@@ -33,10 +33,8 @@ def join_reports(index: Index, reports: Path | None) -> int:
 
     ``reports`` is a CSV table with the column ``report`` and one of ``study_instance_uid``, ``accession_number``, or
     ``patient_id`` with ``study_date``; a folder with ``<AccessionNumber>.txt`` or ``<StudyInstanceUID>.txt``; or None:
-    such files, or ``report.txt``, beside each study. Returns how many reports of the table or folder belong to no
-    study.
-
-    Raises ConfigError without such a table or folder, or if a column is missing.
+    such files, or ``report.txt``, beside each study. Returns how many reports belong to no study. Raises ConfigError
+    without such a table or folder, or if a column is missing.
     """
     if reports is None:
         for study in index.studies:

@@ -1,11 +1,5 @@
 """Divide one collection into the sites of a simulated federation: every patient in exactly one site.
 
-- ``institution``: where the patient belongs, as the source tells it.
-- ``random``: equal sizes, by chance.
-- ``clusters``: patients with like reports share a site (TF-IDF and k-means), one cluster a site.
-- ``dirichlet``: a draw from a Dirichlet distribution spreads every class of patients over the sites; the smaller the
-  concentration, the more unlike the sites (Hsu et al. 2019). Classes are clusters of reports, or given labels.
-
 The same patients and seed give the same sites, in whatever order the patients come.
 """
 
@@ -31,10 +25,7 @@ def shuffled(ids: Iterable[str], seed: int, use: str = "partition") -> list[str]
 
 
 def by_institution(patients: Sequence[Patient], institutions: Mapping[str, str]) -> Assignment:
-    """One site for every institution, named after it.
-
-    Raises ConfigError if the source does not tell institutions, or two of them have the same name as a site.
-    """
+    """One site for every institution, named after it; raises ConfigError without institutions, or for a name twice."""
     if not any(patient.patient_id in institutions for patient in patients):
         raise ConfigError("this source does not tell institutions; divide it by random, clusters or dirichlet")
     names: dict[str, str] = {}
@@ -54,19 +45,16 @@ def by_random(patients: Sequence[Patient], sites: int, seed: int) -> Assignment:
 
 
 def by_clusters(patients: Sequence[Patient], sites: int, seed: int) -> Assignment:
-    """One cluster of reports a site, the largest first.
-
-    Raises ConfigError for fewer patients than sites, DataError (``too-few-texts``) for fewer different reports.
-    """
+    """One cluster of reports a site, the largest first; raises as :func:`report_clusters`."""
     _enough(patients, sites)
     return {patient_id: f"site-{cluster + 1}" for patient_id, cluster in report_clusters(patients, sites, seed).items()}
 
 
 def by_dirichlet(classes: Mapping[str, object], sites: int, concentration: float, seed: int) -> Assignment:
-    """Spread every class of patients (``classes``: patient id to class) over the sites; no site stays empty.
+    """Spread every class of patients (``classes``: patient id to class) over the sites by draws from a Dirichlet
+    distribution (Hsu et al. 2019): a ``concentration`` of 0.1 gives very unlike sites, 100 nearly equal mixtures.
 
-    A ``concentration`` of 0.1 gives very unlike sites, 100 nearly equal mixtures. Raises ConfigError for settings that
-    do not fit, or if 1,000 draws all leave a site empty.
+    Raises ConfigError for settings that do not fit, or if 1,000 draws all leave a site empty.
     """
     _enough(classes, sites)
     if not (np.isfinite(concentration) and concentration > 0):

@@ -22,17 +22,14 @@ from fedtar_flare.files import write_text
 
 @dataclass(frozen=True)
 class PartitionedSite:
-    """One site of the simulated federation.
-
-    ``visits_per_step`` counts a patient's t-th visit at step t, and later ones at the last step.
-    """
+    """One site of the simulated federation."""
 
     site: str
     manifest: Path
     site_file: Path
     patients: int
     visits: int
-    visits_per_step: tuple[int, ...]
+    visits_per_step: tuple[int, ...]  # a patient's t-th visit at step t, later ones at the last step
 
 
 def partition_source(
@@ -52,33 +49,13 @@ def partition_source(
 ) -> tuple[list[PartitionedSite], dict[str, int]]:
     """Divide a source into sites and write ``out/<site>/manifest.csv`` and ``out/sites/<site>.yaml``.
 
-    Parameters
-    ----------
-    source, path, options
-        Of :func:`read_source`. What the options do to the reports is done once, here: the manifests hold the result.
-    out : Path
-        A folder; a site that is there already is refused, so that nothing is overwritten.
-    by : str
-        Of ``partition.WAYS``.
-    sites : int, optional
-        Their number, for all ways but ``institution``.
-    time_steps : int, default 3
-        T of the counts.
-    concentration, classes, labels : float, int, Path
-        Of ``dirichlet``: concentration, number of report clusters, or instead of clusters a CSV table with the columns
-        ``patient_id`` and ``label``.
-    relative : bool, default False
-        Write image paths relative to the manifests' folders, for data and partition that move together.
+    What the source's ``options`` do to reports is done here, once. ``by`` is of ``partition.WAYS``; all but
+    ``institution`` need the number of ``sites``. ``dirichlet`` takes a ``concentration`` and ``classes``, the number of
+    report clusters, or instead ``labels``, a CSV table with the columns ``patient_id`` and ``label``. With ``relative``,
+    image paths are relative to the manifests' folders.
 
-    Returns
-    -------
-    list of PartitionedSite, dict of str to int
-        The sites by name, and by reason the number of the source's studies that were left out.
-
-    Raises
-    ------
-    ConfigError, DataError
-        Settings or data do not allow the partition.
+    Gives the sites by name, and by reason the number of studies left out. Raises ConfigError or DataError where
+    settings or data do not allow the partition, or a site is there already.
     """
     if by not in partition.WAYS:
         raise ConfigError(f"by '{by}' is not one of {', '.join(partition.WAYS)}")
@@ -105,21 +82,12 @@ def partition_source(
     if taken:
         raise ConfigError(f"{taken[0]} is there already; name another folder, or delete it first")
     members = {name: [p for p in patients if site_of[p.patient_id] == name] for name in names}
-    written = [
-        _write(name, out, members[name], reading.institutions, time_steps=time_steps, relative=relative)
-        for name in names
-    ]
+    written = [_write(name, out, members[name], reading.institutions, time_steps, relative) for name in names]
     return written, reading.rejected()
 
 
 def _write(
-    name: str,
-    out: Path,
-    patients: Sequence[Patient],
-    institutions: Mapping[str, str],
-    *,
-    time_steps: int,
-    relative: bool,
+    name: str, out: Path, patients: Sequence[Patient], institutions: Mapping[str, str], time_steps: int, relative: bool
 ) -> PartitionedSite:
     folder, site_file = out / name, out / "sites" / f"{name}.yaml"
     folder.mkdir(parents=True)
@@ -144,11 +112,8 @@ def _write(
             if all_labeled:
                 rows[-1]["labels"] = labels_text(visit.labels or frozenset(), visit.uncertain)
     write_rows(folder / "manifest.csv", rows)
-    content = {
-        "source": "manifest",
-        "path": f"../{name}/manifest.csv",
-        "options": {"modality": patients[0].visits[0].modality},
-    }
+    options = {"modality": patients[0].visits[0].modality}
+    content = {"source": "manifest", "path": f"../{name}/manifest.csv", "options": options}
     write_text(site_file, yaml.safe_dump(content, sort_keys=False))
     return PartitionedSite(name, folder / "manifest.csv", site_file, len(patients), sum(steps), tuple(steps))
 

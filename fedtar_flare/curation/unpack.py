@@ -44,27 +44,11 @@ class Unpacked:
 def unpack(file: Path, out: Path, names: Sequence[str] = (), most: int | None = None) -> Unpacked:
     """Write ``out/pictures/<part>-<n>.png`` and ``out/manifest.csv``, each picture a patient of its own.
 
-    The file's division into train, val and test is lost: a site splits its patients itself. Labels are one class a
-    picture, or a row of 0 and 1 (0 everywhere: no label). Arrays are unpacked on disk for a while, beside ``out``'s
-    pictures, as a file of the largest size holds more than memory does.
-
-    Parameters
-    ----------
-    file : Path
-        With ``train_images`` (n, H, W) or (n, H, W, 3) of uint8 and ``train_labels`` (n, 1) or (n, C); the same for
-        ``val`` and ``test``, as far as there are any.
-    out : Path
-        A folder that must not have a manifest yet.
-    names : sequence of str
-        Of the classes 0, 1, ...; by default ``class-0``, ``class-1``, ...
-    most : int, optional
-        Pictures of each part at most, the first ones; all by default.
-
-    Raises
-    ------
-    ConfigError
-        The file is no such data set, or a class has no name, or one that a manifest cannot hold; or ``out`` has a
-        manifest.
+    The file's division into train, val and test is lost: a site splits its patients itself. Its arrays lie unpacked in
+    ``out`` meanwhile, as those of the largest size hold more than memory does. ``names`` are of the classes 0, 1, ...
+    (by default ``class-0``, ``class-1``, ...); ``most`` takes the first pictures of each part. Raises
+    :class:`ConfigError` when the file is no such data set, a class has no name, or one that a manifest cannot hold, or
+    ``out`` has a manifest.
     """
     from PIL import Image
 

@@ -124,22 +124,9 @@ class Sample:
 class Cohort:
     """All patients of one site, split by patient and aligned to time steps.
 
-    Parameters
-    ----------
-    site : str
-    patients : sequence of Patient
-    key : bytes
-        Secret of the site for the keyed hashes.
-    timeline : Timeline
-    rejected : mapping of str to int
-        By reason, studies left out when the data was read.
-    prepared : mapping of Visit to Path
-        The file with its model input (see :func:`.imaging.pipeline.prepare_cohort`).
-
-    Raises
-    ------
-    DataError
-        ``duplicate-patient``, ``mixed-modality`` or ``no-patient``.
+    ``key`` is the site's secret for the keyed hashes, ``rejected`` counts by reason the studies left out when the data
+    was read, and ``prepared`` names the files with model input (:func:`.imaging.pipeline.prepare_cohort`). Raises
+    :class:`DataError` ``duplicate-patient``, ``mixed-modality`` or ``no-patient``.
     """
 
     def __init__(

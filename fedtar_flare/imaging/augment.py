@@ -17,17 +17,8 @@ _ONE_AT_A_TIME = threading.Lock()  # MONAI's transforms keep their random state 
 def augment(images: np.ndarray, seed: int, transforms: Sequence[Spec]) -> np.ndarray:
     """A changed copy of one study's model input, uint8 (S, 3, H, W); all its slices and channels move alike.
 
-    Parameters
-    ----------
-    seed : int
-        Decides everything random: the same seed gives the same picture in every process.
-    transforms : sequence of Spec
-        Of :data:`.transform_list.RANDOM`; they see float32 (3 S, H, W) in [0, 1].
-
-    Raises
-    ------
-    DataError
-        ``not-model-input`` for another type or shape.
+    ``seed`` decides everything random, alike in every process. ``transforms`` are of :data:`.transform_list.RANDOM` and
+    see float32 (3 S, H, W) in [0, 1]. Raises :class:`DataError` ``not-model-input`` for another type or shape.
     """
     if images.dtype != np.uint8 or images.ndim != 4:
         text = f"model input is uint8 (S, 3, H, W), not {images.dtype} {images.shape}"

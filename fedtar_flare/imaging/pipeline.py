@@ -116,8 +116,7 @@ def prepare_cohort(cohort: Cohort, size: InputSize, cache_dir: Path, transforms:
 def images_of(samples: Sequence[Sample]) -> list[Prepared]:
     """Model input of samples of a prepared cohort, from the cache alone, never from a source file.
 
-    Raises :class:`DataError` ``not-prepared`` when the cohort did not come from :func:`prepare_cohort`, or when an
-    entry is gone or damaged; the next task prepares it again.
+    Raises :class:`DataError` ``not-prepared`` without :func:`prepare_cohort`, or when an entry is gone or damaged.
     """
     images = []
     for sample in samples:

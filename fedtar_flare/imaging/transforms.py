@@ -79,25 +79,10 @@ def steps(modality: Modality, size: InputSize, transforms: Sequence[Spec] = ()) 
 def preparation(modality: Modality, size: InputSize, transforms: Sequence[Spec] = ()) -> Compose:
     """The ``Compose`` from a study on disk to model input, for training, scoring, warm start and drafting alike.
 
-    Parameters
-    ----------
-    modality : {'ct', 'radiograph', 'photograph'}
-    size : InputSize
-        Settings of the model: ``image_size`` and ``slices``.
-    transforms : sequence of Spec
-        ``data.transforms``. The deterministic ones run on the image as it was read, a CT volume (1, X, Y, Z) in HU or a
-        picture (C, H, W), before slices are chosen; the others run in training alone (:mod:`.augment`).
-
-    Returns
-    -------
-    Compose
-        ``{"image": path}`` to ``{"image": uint8 (S, 3, H, W), "position_mm": float32 (S,), ...}``; S = 1 and position 0
-        for a picture.
-
-    Raises
-    ------
-    ConfigError
-        One of ``transforms`` is not on the list, cannot be made, or needs a volume where the images are pictures.
+    It leads from ``{"image": path}`` to ``{"image": uint8 (S, 3, H, W), "position_mm": float32 (S,), ...}``; S = 1 and
+    position 0 for a picture. The deterministic ones of ``transforms`` (``data.transforms``) run on the image as it was
+    read, before slices are chosen; the others run in training alone (:mod:`.augment`). Raises :class:`ConfigError` for
+    one that is not on the list, cannot be made, or needs a volume where the images are pictures.
     """
     return Compose([_made(name, arguments) for name, arguments, _ in steps(modality, size, transforms)])
 
@@ -171,10 +156,9 @@ class VoxelLimitd(_Changes):
 class LungSlicesd(_Changes):
     """Volume to S slices that sample the lungs evenly in millimetres, in the same orientation for every volume.
 
-    Input: (1, X, Y, Z) or (X, Y, Z) Hounsfield units with an affine (``MetaTensor``). Output: int16 (S, H, W), feet to
-    head; under ``position_mm`` float32 (S,) from the middle of the lungs, positive towards the head; under ``pixel_mm``
-    the distance between rows and between columns. A range with fewer than S slices repeats some.
-    Raises :class:`DataError` ``not-a-volume`` for another shape or a volume without an affine.
+    Input: (1, X, Y, Z) or (X, Y, Z) Hounsfield units as a ``MetaTensor``, else ``not-a-volume``. Output: int16
+    (S, H, W), feet to head; ``position_mm``, float32 (S,) from the middle of the lungs, positive towards the head;
+    ``pixel_mm``, the distance between rows and between columns.
     """
 
     def __init__(self, keys: KeysCollection, slices: int = 16):
@@ -190,10 +174,7 @@ class LungSlicesd(_Changes):
 
 
 def displayed(volume: Any) -> tuple[np.ndarray, tuple[float, float, float]]:
-    """A view of a ``MetaTensor`` as (feet to head, front to back, right to left), and its spacing in mm along these.
-
-    Raises :class:`DataError` ``not-a-volume`` for anything else, or another shape than (X, Y, Z) or (1, X, Y, Z).
-    """
+    """A view of a ``MetaTensor`` as (feet to head, front to back, right to left), and its spacing in mm along these."""
     if not isinstance(volume, MetaTensor) or volume.ndim not in (3, 4) or (volume.ndim == 4 and len(volume) > 1):
         text = f"a CT volume has three axes and an affine, not {type(volume).__name__} {tuple(np.shape(volume))}"
         raise DataError(text, reason="not-a-volume")
@@ -205,10 +186,7 @@ def displayed(volume: Any) -> tuple[np.ndarray, tuple[float, float, float]]:
 
 
 class HUWindowsd(_Changes):
-    """Hounsfield units (S, H, W) to uint8 (S, C, H, W): each (level, width) window is a channel, black to white.
-
-    Raises :class:`ConfigError` for no window, or one without a positive width.
-    """
+    """Hounsfield units (S, H, W) to uint8 (S, C, H, W): each (level, width) window is a channel, black to white."""
 
     def __init__(self, keys: KeysCollection, windows: Sequence[tuple[float, float]] = WINDOWS):
         super().__init__(keys)

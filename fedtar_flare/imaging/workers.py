@@ -50,11 +50,7 @@ def worker_count(asked: int | None = None) -> int:
 
 
 def attempt(task: Task, arguments: dict[str, Any]) -> Outcome:
-    """The outcome of one item, whatever happens to it.
-
-    Too little memory is ``out-of-memory``; any other error that the task does not name is a fault of the code:
-    ``internal-error``, with its traceback in the log.
-    """
+    """The outcome of one item, whatever happens to it; a fault of the code is an ``internal-error``."""
     try:
         return task(**arguments)
     except DataError as error:
@@ -77,17 +73,10 @@ def _what(arguments: dict[str, Any]) -> str:
 def each(
     task: Task, items: Sequence[dict[str, Any]], workers: int, seconds: float = math.inf
 ) -> Iterator[tuple[int, Outcome]]:
-    """Do a task for every item and yield (index, outcome) pairs in order of completion.
+    """Do a task with each item's keyword arguments and yield (index, outcome) pairs in order of completion.
 
-    Parameters
-    ----------
-    task : function at the top of a module
-    items : sequence of dict
-        The task's keyword arguments for each item.
-    workers : int
-        Processes, started when the work takes long; with one, this process does everything.
-    seconds : float, default inf
-        After which a process is ended and its item refused (``too-slow``).
+    Processes (``workers``) are started when the work takes long; with one, this process does everything. An item that
+    takes more than ``seconds`` there is refused as ``too-slow``.
     """
     worked = 0.0  # without the first item, which pays for the imports
     for index, arguments in enumerate(items):

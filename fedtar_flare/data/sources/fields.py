@@ -43,11 +43,8 @@ def clock_of(text: str) -> str:
 
 
 def age_of(text: str) -> float | None:
-    """Years as a number (``54``, ``54.5``) or as in DICOM (``054Y``, ``018M``); None when empty.
-
-    DICOM's ``000Y`` (000M, 000W, 000D) is None too: it stands for an age that nobody entered.
-
-    Raises :class:`DataError` ``bad-age`` or ``age-out-of-range``.
+    """Years as a number (``54``, ``54.5``) or as in DICOM (``054Y``, ``018M``); None when empty, or ``000Y``: nobody
+    entered it. Raises :class:`DataError` ``bad-age`` or ``age-out-of-range``.
     """
     text = text.strip().upper()
     if not text:
@@ -61,10 +58,7 @@ def age_of(text: str) -> float | None:
 
 
 def age_at(born: str, visit: datetime) -> float | None:
-    """Years from a birth date to a visit; None without a birth date.
-
-    Raises :class:`DataError` ``bad-date``, or ``age-out-of-range`` (born after the visit).
-    """
+    """Years from a birth date to a visit; None without one. Raises as :func:`date_of` and :func:`checked_age`."""
     if not born.strip():
         return None
     return checked_age((visit.replace(tzinfo=None) - date_of(born).replace(tzinfo=None)).days / YEAR_DAYS)

@@ -15,20 +15,9 @@ LPS_TO_RAS = np.diag([-1.0, -1.0, 1.0, 1.0])
 def read_ct(path: Path | str, min_slices: int = MIN_SLICES) -> CTVolume:
     """Read one CT volume; its slices ascend along their normal (towards the head for an ordinary axial series).
 
-    Of a study with several series, :mod:`.dicom_series` chooses which to read; when that one is refused, the next is
-    tried, and ``warnings`` notes both.
-
-    Parameters
-    ----------
-    path : path
-        A folder (searched recursively), file, zip or DICOMDIR.
-    min_slices : int, default 8
-        A series with fewer is refused.
-
-    Raises
-    ------
-    DataError
-        With a reason for each kind of trouble (``docs/images.md``); nothing is guessed in silence.
+    ``path`` is a folder (searched recursively), file, zip or DICOMDIR. Of several series, :mod:`.dicom_series` chooses
+    which to read; when that one is refused, the next is tried, and ``warnings`` notes both. Raises :class:`DataError`
+    with a reason for each kind of trouble (``docs/images.md``); nothing is guessed in silence.
     """
     path = Path(path)
     if path.name.lower().endswith((".nii", ".nii.gz")):

@@ -1,8 +1,7 @@
 """Pixel values in DICOM files: what a header must say of them, and one decoder for each compressed transfer syntax.
 
 A decoder's word is final: when it refuses a damaged stream, another may read something from it; and a decoder that
-warns has met what no sound stream holds. Both are refusals here. What no decoder can see: streams of lossless JPEG,
-JPEG 2000 and RLE carry no checksum, so that a flipped bit may decode without complaint, mostly to a small error.
+warns has met what no sound stream holds. Both are refusals here.
 """
 
 from __future__ import annotations

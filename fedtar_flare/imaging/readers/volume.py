@@ -48,10 +48,7 @@ class CTVolume:
 
 
 def to_int16(values: np.ndarray) -> np.ndarray:
-    """Round to int16 Hounsfield units; values out of range are clipped, NaN and -inf become air.
-
-    An int16 array is returned itself, not a copy.
-    """
+    """Round to int16 Hounsfield units, clipped; NaN and -inf become air. An int16 array is returned itself."""
     if values.dtype == np.int16:
         return values
     if values.dtype.kind == "f":
@@ -67,10 +64,7 @@ def check_spacing(where: str, *spacing_mm: float) -> None:
 
 
 def check_air(hu: np.ndarray, where: str) -> None:
-    """A chest CT holds air: without a voxel in -1,100 to -300 HU, its values are most likely not Hounsfield units.
-
-    Raises :class:`DataError` ``blank`` for nothing but air, ``implausible-hu`` for none.
-    """
+    """A chest CT holds air: refuse nothing but air (``blank``), and no voxel in -1,100 to -300 HU (``implausible-hu``)."""
     step = max(1, hu.shape[0] // 16)
     sample = hu[::step, ::8, ::8]
     if not np.any((sample >= -1100) & (sample <= -300)):
@@ -81,10 +75,7 @@ def check_air(hu: np.ndarray, where: str) -> None:
 
 
 def check_shape(hu: np.ndarray, where: str) -> None:
-    """Refuse slices whose Rows and Columns are swapped: their rows go on where others end.
-
-    As many pixels are stated as there are, so that nothing else tells. Raises :class:`DataError` ``wrong-pixel-count``.
-    """
+    """Refuse (``wrong-pixel-count``) slices whose Rows and Columns are swapped: their rows go on where others end."""
     _, rows, columns = hu.shape
     if rows == columns or min(rows, columns) < 2:
         return
@@ -98,9 +89,8 @@ def check_shape(hu: np.ndarray, where: str) -> None:
 def unlike_neighbours(hu: np.ndarray) -> list[int]:
     """Indices of slices of a volume (z, y, x) that lie far outside the range of their two neighbours.
 
-    Anatomy changes steadily: a voxel lies between those above and below it, or not far outside. How far outside on
-    average (HU) hardly differs from one slice to the next. Only gross damage raises it, such as a compressed slice
-    decoded wrongly; a few wrong voxels remain unseen.
+    How far a voxel lies outside hardly differs, on average, from one slice to the next. Only gross damage raises it,
+    such as a compressed slice decoded wrongly.
     """
     if len(hu) < 2 * AROUND + 1:
         return []
