@@ -51,8 +51,8 @@ def partition_source(
 
     What the source's ``options`` do to reports is done here, once. ``by`` is of ``partition.WAYS``; all but
     ``institution`` need the number of ``sites``. ``dirichlet`` takes a ``concentration`` and ``classes``, the number of
-    report clusters, or instead ``labels``, a CSV table with the columns ``patient_id`` and ``label``. With ``relative``,
-    image paths are relative to the manifests' folders.
+    report clusters, or ``labels``, a CSV table with the columns ``patient_id`` and ``label``. With ``relative``, image
+    paths are relative to the manifests' folders.
 
     Gives the sites by name, and by reason the number of studies left out. Raises ConfigError or DataError where
     settings or data do not allow the partition, or a site is there already.

@@ -249,16 +249,8 @@ def read_header(source: Source, tags: Sequence[BaseTag | int] = TAGS) -> Header 
         raise DataError(f"{name}: the file ends within its header; copy it again", reason="truncated")
     syntax = UID(str(getattr(dataset.file_meta, "TransferSyntaxUID", "") or ImplicitVRLittleEndian))
     vr, length = pixels[0] if pixels else (None, UNDEFINED)
-    return Header(
-        source,
-        dataset,
-        syntax,
-        bool(pixels),
-        None if syntax == DeflatedExplicitVRLittleEndian else place,
-        size,
-        None if length == UNDEFINED else length,
-        vr,
-    )
+    at, stated = None if syntax == DeflatedExplicitVRLittleEndian else place, None if length == UNDEFINED else length
+    return Header(source, dataset, syntax, bool(pixels), at, size, stated, vr)
 
 
 def _ends_short(dataset: Dataset) -> bool:

@@ -64,7 +64,7 @@ def check_spacing(where: str, *spacing_mm: float) -> None:
 
 
 def check_air(hu: np.ndarray, where: str) -> None:
-    """A chest CT holds air: refuse nothing but air (``blank``), and no voxel in -1,100 to -300 HU (``implausible-hu``)."""
+    """Refuse nothing but air (``blank``), and a chest without a voxel in -1,100 to -300 HU (``implausible-hu``)."""
     step = max(1, hu.shape[0] // 16)
     sample = hu[::step, ::8, ::8]
     if not np.any((sample >= -1100) & (sample <= -300)):
