@@ -109,7 +109,7 @@ def partition(arguments: argparse.Namespace) -> None:
     """Divide a collection by patient into simulated hospitals: a manifest and a site file for each; images stay where
     they are. Train on them with FEDTAR_SITES=OUT/sites.
     """
-    from fedtar_flare.curation.partition_files import partition_source
+    from fedtar_flare.curation.partition import partition_source
 
     if arguments.by == "institution" and arguments.sites is not None:
         arguments.wrong_use("-n does not go with --by institution: the institutions are the sites")

@@ -188,7 +188,7 @@ def _study(
 
 
 def _frontal(radiographs: Sequence[File], where: str, notes: Counter[str]) -> Path:
-    from fedtar_flare.imaging.readers.radiograph import LATERAL
+    from fedtar_flare.imaging.readers.pictures import LATERAL
 
     frontal = [radiograph for radiograph in radiographs if radiograph.view not in LATERAL]
     if not frontal:

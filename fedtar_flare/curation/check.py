@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from fedtar_flare.curation.identifiers import find_identifiers
 from fedtar_flare.data.cohort import Patient, Visit
 from fedtar_flare.data.sources.reading import Reading
-from fedtar_flare.data.text.identifiers import find_identifiers
 from fedtar_flare.errors import ConfigError, DataError
 from fedtar_flare.imaging.limits import Limits, applied
 from fedtar_flare.progress import Progress
@@ -200,8 +200,7 @@ class Opened(NamedTuple):
 def check_task(image: str, modality: str, thumbnail: bool, limits: Limits) -> Opened:
     """Open one image through its reader, within these limits (a worker's task); raises what the reader raises."""
     from fedtar_flare.imaging.readers.ct import read_ct
-    from fedtar_flare.imaging.readers.pictures import read_photograph
-    from fedtar_flare.imaging.readers.radiograph import read_radiograph
+    from fedtar_flare.imaging.readers.pictures import read_photograph, read_radiograph
 
     with applied(limits):
         if modality == "ct":

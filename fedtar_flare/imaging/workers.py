@@ -16,7 +16,6 @@ import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
-from importlib import import_module
 from typing import Any
 
 from loky import ProcessPoolExecutor
@@ -143,7 +142,7 @@ def _in_processes(
 def _process(task: Task) -> ProcessPoolExecutor:
     """An executor of one process that has imported what the task needs."""
     process = ProcessPoolExecutor(1, initializer=_quiet, env=ONE_THREAD)
-    process.submit(import_module, task.__module__).result()
+    process.submit(callable, task).result()  # to pass the task imports its module there
     return process
 
 

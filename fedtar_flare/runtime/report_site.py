@@ -269,7 +269,7 @@ class ReportSite(SiteStrategy):
                 "data.image_changes changes images at random, for simulations: between hospitals, leave it out",
                 public="data.image_changes is for simulations",
             )
-        from fedtar_flare.imaging.site_changes import change_of
+        from fedtar_flare.imaging.augment import change_of
 
         return change_of(site.name, self.executor.seed, strength)
 

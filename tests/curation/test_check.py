@@ -86,7 +86,7 @@ def test_an_error_that_no_reader_names_is_told_and_the_check_goes_on(radiographs
     def breaks(path):
         raise KeyError("odd")
 
-    monkeypatch.setattr("fedtar_flare.imaging.readers.radiograph.read_radiograph", breaks)
+    monkeypatch.setattr("fedtar_flare.imaging.readers.pictures.read_radiograph", breaks)
     found = check(radiographs)
     assert found.rejections()["internal-error"] == 6 and found.rejections()["no-date"] == 1
     assert "KeyError: 'odd'" in found.rejected["internal-error"][0]

@@ -16,10 +16,10 @@ from fedtar_flare.curation.partition import (
     by_dirichlet,
     by_institution,
     by_random,
+    partition_source,
     report_clusters,
     site_name,
 )
-from fedtar_flare.curation.partition_files import partition_source
 from fedtar_flare.data.cohort import Patient, Visit
 from fedtar_flare.data.sources import read_source
 from fedtar_flare.data.timeline import Timeline

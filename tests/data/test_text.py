@@ -10,9 +10,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from refused import refused
 
-from fedtar_flare.data.text.cleaning import CLEANINGS, clean_report
-from fedtar_flare.data.text.identifiers import KINDS, find_identifiers
-from fedtar_flare.data.text.sections import SECTIONS, check_sections, sections_of, select_sections, with_headings
+from fedtar_flare.curation.identifiers import KINDS, find_identifiers
+from fedtar_flare.data.report_text import (
+    CLEANINGS,
+    SECTIONS,
+    check_sections,
+    clean_report,
+    sections_of,
+    select_sections,
+    with_headings,
+)
 from fedtar_flare.errors import ConfigError, DataError
 
 

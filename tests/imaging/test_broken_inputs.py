@@ -23,7 +23,7 @@ from refused import refused
 from fedtar_flare.errors import DataError
 from fedtar_flare.imaging.readers import bounded
 from fedtar_flare.imaging.readers.ct import read_ct
-from fedtar_flare.imaging.readers.radiograph import read_radiograph
+from fedtar_flare.imaging.readers.pictures import read_radiograph
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 RIGHT = "the right volume"
@@ -212,7 +212,7 @@ CT: dict[str, tuple[str, mk.Make]] = {
     "NIfTI without its voxels, packed": ("unreadable", mk.nifti_header((900, 900, 900), name="v.nii.gz")),
     "NIfTI whose voxels begin far behind": ("unreadable", mk.nifti_header(offset=2e9)),
     "NIfTI whose voxels begin far behind, packed": ("unreadable", mk.nifti_header(offset=1e5, name="v.nii.gz")),
-    "NIfTI with a long extension": ("unreadable", mk.nifti_header(extension=2 << 29, name="v.nii.gz", offset=368.0)),
+    "NIfTI with a long extension": ("unreadable", mk.nifti_header(extension=2 << 29, offset=368.0)),
     **{f"{why} {n}": (why, mk.series(edit)) for why, edits in HEADERS.items() for n, edit in enumerate(edits)},
 }  # fmt: skip
 

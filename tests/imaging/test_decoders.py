@@ -25,7 +25,7 @@ from refused import refused
 from fedtar_flare.errors import DataError
 from fedtar_flare.imaging.readers.ct import read_ct
 from fedtar_flare.imaging.readers.decoders import stream_size
-from fedtar_flare.imaging.readers.radiograph import read_radiograph
+from fedtar_flare.imaging.readers.pictures import read_radiograph
 from fedtar_flare.imaging.readers.volume import unlike_neighbours
 
 SYNTAXES = {

@@ -36,7 +36,7 @@ from pydicom.uid import (
 from fedtar_flare.errors import DataError
 from fedtar_flare.imaging.limits import Limits, applied
 from fedtar_flare.imaging.readers.ct import read_ct
-from fedtar_flare.imaging.readers.radiograph import read_radiograph
+from fedtar_flare.imaging.readers.pictures import read_radiograph
 from fedtar_flare.imaging.readers.volume import MIN_SLICES
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]

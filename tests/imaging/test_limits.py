@@ -15,7 +15,7 @@ from fedtar_flare.imaging import limits
 from fedtar_flare.imaging.limits import Limits, applied
 from fedtar_flare.imaging.pipeline import Size, prepare_visits
 from fedtar_flare.imaging.readers.ct import read_ct
-from fedtar_flare.imaging.readers.radiograph import read_radiograph
+from fedtar_flare.imaging.readers.pictures import read_radiograph
 
 
 def test_the_sites_limits_hold(tmp_path):

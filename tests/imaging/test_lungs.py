@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedtar_flare.imaging.lungs import lung_range, sample_slices
+from fedtar_flare.imaging.transforms import lung_range, sample_slices
 
 SPACING = (5.0, 4.0, 4.0)
 

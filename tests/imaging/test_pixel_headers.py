@@ -14,7 +14,7 @@ from pydicom.uid import ImplicitVRLittleEndian
 from refused import refused
 
 from fedtar_flare.imaging.readers.ct import read_ct
-from fedtar_flare.imaging.readers.radiograph import read_radiograph
+from fedtar_flare.imaging.readers.pictures import read_radiograph
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 PIXELS = struct.pack("<HH", 0x7FE0, 0x0010)

@@ -5,7 +5,7 @@ import pytest
 from make_dicom import write_radiograph
 from PIL import Image
 
-from fedtar_flare.imaging.readers.radiograph import read_radiograph, stretch
+from fedtar_flare.imaging.readers.pictures import read_radiograph, stretch
 
 GREY = np.add.outer(np.arange(40), np.arange(60)).astype(np.uint8) * 2
 

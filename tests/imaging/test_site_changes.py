@@ -8,8 +8,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fedtar_flare.imaging.augment import BLUR, BRIGHTNESS, CONTRAST, SiteChange, change_of
 from fedtar_flare.imaging.cache import Prepared
-from fedtar_flare.imaging.site_changes import BLUR, BRIGHTNESS, CONTRAST, SiteChange, change_of
 
 NAMES = st.text(alphabet="abcdefghijklmnop-0123456789", min_size=1, max_size=12)
 SEEDS, STRENGTHS = st.integers(0, 2**31), st.floats(0, 1)

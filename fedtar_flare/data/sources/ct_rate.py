@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import Any
 
 from fedtar_flare.data.cohort import Sex, Visit
+from fedtar_flare.data.report_text import with_headings
 from fedtar_flare.data.sources.fields import age_of, moment_of, sex_of
 from fedtar_flare.data.sources.reading import Reading
 from fedtar_flare.data.sources.tables import Row, find_folder, find_table, label_table, place_of, rows_of
-from fedtar_flare.data.text.sections import with_headings
 from fedtar_flare.errors import ConfigError, DataError, collecting, within
 
 OPTIONS = ("part", "images", "reports", "metadata", "labels")

@@ -18,9 +18,9 @@ from typing import Any
 from xml.etree import ElementTree
 
 from fedtar_flare.data.cohort import Visit
+from fedtar_flare.data.report_text import with_headings
 from fedtar_flare.data.sources.reading import Reading
 from fedtar_flare.data.sources.tables import find_folder, place_of, rows_of
-from fedtar_flare.data.text.sections import with_headings
 from fedtar_flare.errors import ConfigError, DataError, collecting
 
 logger = logging.getLogger(__name__)

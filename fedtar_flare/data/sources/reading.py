@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from fedtar_flare.data.cohort import Patient, Sex, Visit, order_in_time
-from fedtar_flare.data.text.cleaning import CLEANINGS, clean_report
-from fedtar_flare.data.text.sections import check_sections, select_sections
+from fedtar_flare.data.report_text import CLEANINGS, check_sections, clean_report, select_sections
 from fedtar_flare.errors import ConfigError, DataError, within
 from fedtar_flare.settings import nearest
 

@@ -1,14 +1,45 @@
-"""Read a CT volume in Hounsfield units: a DICOM series (folder, file, zip, DICOMDIR) or NIfTI. Needs no MONAI."""
+"""Read a CT volume: a DICOM series (folder, file, zip, DICOMDIR), whose slices are sorted by position and checked to be
+one regular stack, or NIfTI. Needs no MONAI.
+"""
 
 from __future__ import annotations
 
+import math
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 
-from fedtar_flare.errors import DataError
-from fedtar_flare.imaging.readers.volume import MIN_SLICES, CTVolume, check_air, check_shape
+from fedtar_flare.errors import DataError, collecting
+from fedtar_flare.imaging.readers.dicom_files import sources
+from fedtar_flare.imaging.readers.dicom_pixels import read_hu
+from fedtar_flare.imaging.readers.dicom_series import AXIAL, Series, notes_of, scan
+from fedtar_flare.imaging.readers.dicom_slices import Slice
+from fedtar_flare.imaging.readers.volume import (
+    MIN_SLICES,
+    TILT_TOLERANCE_DEG,
+    CTVolume,
+    Note,
+    check_air,
+    check_shape,
+    check_spacing,
+)
 
+SAME_PLACE_MM = 0.01
+ROUNDING_MM = 0.1
+"""Positions are often rounded: a slice may always lie this far from the even grid."""
+SPACING_TOLERANCE = 0.1
+"""How far a slice may lie from the even grid, as a share of the slice spacing."""
+LEAST_SLICES = 5
+"""Fewer tell no order from its opposite."""
+FEW = 10
+"""One in so many slices (at least two) may contradict the others; when more do, the field means something else."""
+NAMED = 5
+"""Unreadable files that a message names; the others are counted."""
+GAP = 1.5
+"""Distance between slices, in stated distances, from which some may be missing."""
 LPS_TO_RAS = np.diag([-1.0, -1.0, 1.0, 1.0])
 
 
@@ -24,11 +55,6 @@ def read_ct(path: Path | str, min_slices: int = MIN_SLICES) -> CTVolume:
         from fedtar_flare.imaging.readers.nifti import read_nifti
 
         return read_nifti(path, min_slices)
-    from fedtar_flare.imaging.readers.dicom_files import sources
-    from fedtar_flare.imaging.readers.dicom_pixels import read_hu
-    from fedtar_flare.imaging.readers.dicom_series import notes_of, scan
-    from fedtar_flare.imaging.readers.dicom_stack import build_stack
-
     with sources(path) as files:
         series, left_out = scan(files, str(path))
         refused = []
@@ -51,3 +77,229 @@ def read_ct(path: Path | str, min_slices: int = MIN_SLICES) -> CTVolume:
     affine[:3, 3] = first.position
     notes = notes_of(one, refused, series, left_out) + stack_notes + notes
     return CTVolume(hu, (spacing, *first.spacing), LPS_TO_RAS @ affine, one.uid, tuple(notes))
+
+
+def build_stack(series: Series, min_slices: int) -> tuple[list[Slice], float, list[Note]]:
+    """The slices, ascending along their normal, the distance between them in mm, and notes.
+
+    Raises :class:`DataError`: the series' own damage, that of a file among its slices, or what keeps the slices from
+    being one regular stack (``docs/images.md``).
+    """
+    if series.damage:
+        error = series.damage[0]
+        raise DataError(f"{error} ({len(series.damage)} such file(s) in the series)", reason=error.reason)
+    where = series.describe()
+    if series.unread:
+        named = "; ".join(map(str, series.unread[:NAMED])) + ("; ..." if len(series.unread) > NAMED else "")
+        text = f"{where}; {len(series.unread)} file(s) beside its slices cannot be read ({named}); copy them again, or "
+        text += "take away what is no slice"
+        raise DataError(text, reason=series.unread[0].reason)
+    slices, notes = _without_copies(series.slices)
+    with _scouts_in_mind(slices, min_slices):
+        _check_alike(slices, where)
+    normal = slices[0].normal
+    slices = sorted(slices, key=lambda s: float(s.position @ normal))
+    slices, more = _one_acquisition(slices, normal, where)
+    notes += more
+    if len(slices) < min_slices:
+        with _scouts_in_mind(slices, min_slices):
+            text = f"{where}: {len(slices)} slices, at least {min_slices} needed"
+            raise DataError(text, reason="too-few-slices")
+    if len(slices) == 1:
+        if slices[0].step_mm is None:
+            notes.append(Note("no-slice-spacing", f"{where}: one slice without a thickness; 1 mm is assumed"))
+        return slices, slices[0].step_mm or 1.0, notes
+    offsets = np.array([s.position for s in slices]) - slices[0].position
+    positions = offsets @ normal
+    wrong: list[DataError] = []
+    spacing = 0.0
+    with collecting(wrong):
+        spacing = _even_spacing(positions, where)
+        check_spacing(where, spacing)
+    with collecting(wrong):
+        _check_shear(slices[0], offsets, positions, where)
+    if wrong:  # both, if both are
+        raise DataError("; ".join(map(str, wrong)), reason=wrong[0].reason)
+    return slices, spacing, notes + _check_order(slices, positions, spacing, where)
+
+
+def _without_copies(slices: Sequence[Slice]) -> tuple[list[Slice], list[Note]]:
+    """Drop files that repeat an object (SOPInstanceUID) at the same place; refuse those that differ in what they show.
+
+    Raises :class:`DataError` ``conflicting-copies``.
+    """
+    kept: dict[tuple[str, tuple[float, ...]], Slice] = {}
+    for slice_ in slices:
+        first = kept.setdefault((slice_.sop_uid, tuple(slice_.position)), slice_)
+        if first is not slice_ and not _shows_the_same(first, slice_):
+            text = f"{first.source.name} and {slice_.source.name}: one SOPInstanceUID and place, other pixels"
+            raise DataError(f"{text}; keep the one that is right", reason="conflicting-copies")
+    dropped = len(slices) - len(kept)
+    return list(kept.values()), [Note("copies", f"{dropped} copies of slices were dropped")] if dropped else []
+
+
+def _shows_the_same(one: Slice, other: Slice) -> bool:
+    if (one.size, one.spacing) != (other.size, other.spacing):
+        return False
+    if not (np.array_equal(one.row, other.row) and np.array_equal(one.column, other.column)):
+        return False
+    return np.array_equal(read_hu([one])[0], read_hu([other])[0])
+
+
+@contextmanager
+def _scouts_in_mind(slices: Sequence[Slice], min_slices: int) -> Iterator[None]:
+    """A few pictures along the body's axis are scouts, whatever keeps them from being a stack."""
+    try:
+        yield
+    except DataError as error:
+        if len(slices) < min_slices and all(abs(slice_.normal[2]) < AXIAL for slice_ in slices):
+            raise DataError(f"{error}; localizers, by how they lie", reason="localizer") from error
+        raise
+
+
+def _check_alike(slices: Sequence[Slice], where: str) -> None:
+    one = slices[0]
+    for slice_ in slices:
+        if min(float(slice_.row @ one.row), float(slice_.column @ one.column)) < math.cos(math.radians(0.5)):
+            raise DataError(f"{where}: slices of different orientation", reason="mixed-orientation")
+        if slice_.size != one.size:
+            raise DataError(f"{where}: slices of {one.size} and of {slice_.size} pixels", reason="mixed-size")
+        if not all(math.isclose(a, b, rel_tol=1e-3) for a, b in zip(slice_.spacing, one.spacing, strict=True)):
+            text = f"{where}: pixel spacings {one.spacing} and {slice_.spacing} mm"
+            raise DataError(text, reason="mixed-pixel-spacing")
+
+
+def _one_acquisition(slices: list[Slice], normal: np.ndarray, where: str) -> tuple[list[Slice], list[Note]]:
+    """Where one place has different images, take the largest acquisition if that settles it."""
+    if not _doubles(slices, normal):
+        return slices, []
+    groups = Counter(slice_.acquisition for slice_ in slices)
+    name, n = min(groups.items(), key=lambda item: (-item[1], item[0]))
+    best = [slice_ for slice_ in slices if slice_.acquisition == name]
+    if doubles := _doubles(best, normal):
+        why = "(contrast phases or reconstructions in one series?); export them apart"
+        raise DataError(f"{where}: {doubles} places hold different images {why}", reason="duplicate-slices")
+    text = f"{where}: {len(groups)} acquisitions at the same places; '{name}' with {n} slices taken"
+    return best, [Note("several-acquisitions", text)]
+
+
+def _doubles(slices: Sequence[Slice], normal: np.ndarray) -> int:
+    places = np.array([float(s.position @ normal) for s in slices])
+    return int(np.sum(np.diff(np.sort(places)) < SAME_PLACE_MM))
+
+
+def _even_spacing(positions: np.ndarray, where: str) -> float:
+    """The distance between slices in mm; refuses gaps and other distances."""
+    steps = np.diff(positions)
+    mean = float(positions[-1]) / len(steps)
+    tolerance = max(SPACING_TOLERANCE * mean, ROUNDING_MM)
+    if np.max(np.abs(positions - mean * np.arange(len(positions)))) <= tolerance:
+        return mean
+    multiples = steps / np.median(steps)
+    gaps = (np.rint(multiples) >= 2) & (np.abs(multiples - np.rint(multiples)) < 0.25)
+    if gaps.any() and np.all(np.abs(multiples[~gaps] - 1) < 0.25):
+        missing = int(np.sum(np.rint(multiples[gaps]) - 1))
+        at = ", ".join(f"{p:.1f}" for p in positions[:-1][gaps][:3])
+        raise DataError(f"{where}: {missing} slices missing, after {at} mm", reason="missing-slices")
+    text = f"{where}: slice distances from {steps.min():.2f} to {steps.max():.2f} mm"
+    raise DataError(text, reason="uneven-spacing")
+
+
+def _check_shear(one: Slice, offsets: np.ndarray, positions: np.ndarray, where: str) -> None:
+    """Refuse slices that drift across their normal, as with a tilted gantry, or jump."""
+    drift = np.stack([offsets @ one.row, offsets @ one.column], axis=1)
+    shear = positions @ drift / float(positions @ positions)
+    stray = np.abs(drift - positions[:, None] * shear)
+    if np.any(stray > np.maximum(0.5 * np.array([one.spacing[1], one.spacing[0]]), ROUNDING_MM)):
+        raise DataError(f"{where}: slices are shifted in plane by up to {stray.max():.1f} mm", reason="shifted-slices")
+    angle = math.degrees(math.atan(float(np.hypot(*shear))))
+    if angle > TILT_TOLERANCE_DEG:
+        raise DataError(f"{where}: the gantry was tilted by {angle:.1f} degrees", reason="gantry-tilt")
+
+
+def _check_order(slices: Sequence[Slice], positions: np.ndarray, spacing: float, where: str) -> list[Note]:
+    """Whether what else the headers say of the slices' order agrees with their ``positions`` (mm).
+
+    InstanceNumber may descend, start anywhere and leave gaps; SliceLocation may run either way from any zero. Only a
+    few slices that contradict all others are a sign of damage (two that were swapped, say), and so are the same
+    locations in another order. Raises :class:`DataError` ``mirrored`` (axial slices seen from the head),
+    ``contradicting-order`` (SliceLocation) or ``missing-slices`` (InstanceNumber leaves out as many as the distance).
+    """
+    if slices[0].normal[2] <= -AXIAL:
+        text = f"{where}: ImageOrientationPatient has axial slices seen from the head, as no scanner does: mirrored?"
+        raise DataError(text, reason="mirrored")
+    if len(slices) < LEAST_SLICES:
+        return []
+    _check_locations(slices, positions, spacing, where)
+    return _by_number(slices, where) + _gaps(slices, spacing, where)
+
+
+def _check_locations(slices: Sequence[Slice], positions: np.ndarray, spacing: float, where: str) -> None:
+    if any(slice_.location is None for slice_ in slices):
+        return
+    stated = np.array([slice_.location for slice_ in slices], float)
+    ways = [stated * sign for sign in (1, -1)]
+    off = min((_apart(way, positions) > spacing / 2 for way in ways), key=np.count_nonzero)
+    one_grid = any(np.all(_apart(np.sort(way), positions) <= spacing / 2) for way in ways)
+    if off.any() and (one_grid or np.count_nonzero(off) <= _few(slices)):
+        text = f"{where}: SliceLocation contradicts ImagePositionPatient in {_named(slices, np.flatnonzero(off))}"
+        raise DataError(f"{text}; were slices swapped?", reason="contradicting-order")
+
+
+def _apart(one: np.ndarray, other: np.ndarray) -> np.ndarray:
+    """How far (mm) two rows of places lie apart, each from its own zero."""
+    apart: np.ndarray = one - other
+    return np.abs(apart - np.median(apart))
+
+
+def _by_number(slices: Sequence[Slice], where: str) -> list[Note]:
+    if (numbers := _numbers(slices)) is None or len(set(np.sign(np.diff(numbers)))) == 1:
+        return []
+    ways = [(way, _out_of_order(way)) for way in (numbers, [-n for n in numbers])]
+    ascending, out = min(ways, key=lambda way: len(way[1]))
+    if not 0 < len(out) <= _few(slices):
+        return []
+    moved = np.flatnonzero(np.argsort(np.argsort(ascending)) != np.arange(len(ascending)))
+    named = _named(slices, moved if len(moved) <= 2 * len(out) else out)
+    return [Note("instance-order", f"{where}: InstanceNumber contradicts ImagePositionPatient in {named}")]
+
+
+def _gaps(slices: Sequence[Slice], spacing: float, where: str) -> list[Note]:
+    stated = slices[0].step_mm
+    if stated is None or spacing < GAP * stated:
+        return []
+    text = f"{where}: {spacing:.1f} mm between slices that state {stated:g} mm"
+    if (numbers := _numbers(slices)) is not None:
+        steps = set(np.abs(np.diff(numbers)).tolist())
+        if len(steps) == 1 and (step := steps.pop()) > 1 and abs(spacing - step * stated) < 0.1 * spacing:
+            text = f"{text}, numbered in steps of {step}: {step - 1} of {step} slices missing"
+            raise DataError(text, reason="missing-slices")
+    return [Note("slice-gaps", f"{text}; were some left out?")]
+
+
+def _numbers(slices: Sequence[Slice]) -> list[int] | None:
+    """The InstanceNumbers; None when one is absent or two are equal."""
+    numbers = [slice_.number for slice_ in slices if slice_.number is not None]
+    return numbers if len(set(numbers)) == len(slices) else None
+
+
+def _out_of_order(numbers: Sequence[int]) -> list[int]:
+    """Places outside one of the longest ascending subsequences."""
+    values, length = np.array(numbers), np.zeros(len(numbers), int)
+    for i, number in enumerate(values):  # the longest that ends here
+        length[i] = 1 + length[:i][values[:i] < number].max(initial=0)
+    out, left, below = [], length.max(), np.inf
+    for i in reversed(range(len(values))):
+        if length[i] == left and values[i] < below:
+            left, below = left - 1, values[i]
+        else:
+            out.append(i)
+    return out[::-1]
+
+
+def _few(slices: Sequence[Slice]) -> int:
+    return max(2, len(slices) // FEW)
+
+
+def _named(slices: Sequence[Slice], places: Sequence[int] | np.ndarray) -> str:
+    return ", ".join(slices[i].source.name for i in places[:5]) + (", ..." if len(places) > 5 else "")

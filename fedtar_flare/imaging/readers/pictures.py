@@ -1,7 +1,4 @@
-"""PNG, JPEG, BMP and TIFF files, upright and checked; photographs (dermatoscope, fundus camera, endoscope) in colour.
-
-Needs no MONAI. Colours stay as they are, without window or stretch.
-"""
+"""Photographs (PNG, JPEG, BMP, TIFF) in colour, and radiographs (these, or DICOM CR and DX) in grey."""
 
 from __future__ import annotations
 
@@ -18,6 +15,8 @@ from fedtar_flare.imaging.limits import check_size
 
 if TYPE_CHECKING:
     from PIL.Image import Image
+
+from typing import Any
 
 MIN_SIDE = 16
 """Fewest rows or columns of a picture that anything can be seen in."""
@@ -80,3 +79,91 @@ def check_content(path: Path, pixels: np.ndarray, what: str) -> None:
     height, width = pixels.shape[:2]
     if min(height, width) < MIN_SIDE:
         raise DataError(f"{path}: {width} x {height} pixels are no {what}", reason="too-small")
+
+
+LATERAL = {"LL", "RL", "LATERAL", "LLD", "RLD"}
+GREY = ("MONOCHROME1", "MONOCHROME2")
+KEYWORDS = """
+    Modality ViewPosition ModalityLUTSequence RescaleIntercept RescaleSlope RescaleType VOILUTSequence VOILUTFunction
+    WindowCenter WindowWidth
+"""
+
+
+def read_radiograph(path: Path | str) -> np.ndarray:
+    """Read one radiograph (PNG, JPEG, BMP, TIFF, or DICOM CR/DX) as uint8 (height, width).
+
+    Raises :class:`DataError` with a reason for each kind of trouble (``docs/images.md``).
+    """
+    path = Path(path)
+    check_there(path)
+    radiograph = _read_picture(path) if path.suffix.lower() in PICTURES else _read_dicom(path)
+    check_content(path, radiograph, "radiograph")
+    return radiograph
+
+
+def _read_picture(path: Path) -> np.ndarray:
+    with opened_picture(path, "not-a-radiograph") as picture:
+        if picture.mode in DEEP:
+            return stretch(_finite(np.array(picture, np.float32), path))
+        return np.array(picture.convert("L"))
+
+
+def _read_dicom(path: Path) -> np.ndarray:
+    from pydicom.pixels import apply_modality_lut, apply_voi_lut
+    from pydicom.tag import Tag
+
+    from fedtar_flare.imaging.readers.decoders import PIXEL_TAGS, decoded, layout_of
+    from fedtar_flare.imaging.readers.dicom_files import Source, read_header
+    from fedtar_flare.imaging.readers.dicom_tags import integer
+
+    header = read_header(Source(path), [*PIXEL_TAGS, *map(Tag, KEYWORDS.split())])
+    if header is None:
+        raise DataError(f"{path}: neither a picture nor DICOM", reason="unreadable")
+    dataset: Any = header.dataset
+    if dataset.get("Modality") not in ("CR", "DX"):
+        raise DataError(f"{path}: modality '{dataset.get('Modality')}' is not CR or DX", reason="not-a-radiograph")
+    if str(dataset.get("ViewPosition", "")).upper() in LATERAL:
+        raise DataError(f"{path}: a lateral view", reason="lateral-view")
+    if not header.has_pixels:
+        raise DataError(f"{path}: no pixel data", reason="no-pixel-data")
+    if (meaning := str(dataset.get("PhotometricInterpretation", ""))) not in GREY:
+        raise DataError(f"{path}: photometric interpretation '{meaning}' is not grey", reason="not-a-radiograph")
+    if (frames := integer(dataset, "NumberOfFrames", str(path), 1)) > 1:
+        raise DataError(f"{path}: {frames} frames are no radiograph", reason="not-a-radiograph")
+    layout = layout_of(header)
+
+    def stored_values(masked: bool) -> np.ndarray:
+        return next(decoded(header.source, header.syntax, layout, [0], masked=masked))
+
+    stored = stored_values(masked=True)
+    plain = layout.signed and not header.syntax.is_encapsulated
+    if plain and not np.array_equal(stored_values(masked=False), stored):
+        text = f"{path}: its values are not signed as PixelRepresentation says, or longer than BitsStored"
+        raise DataError(text, reason="bad-header")
+    with decoding(f"{path}: its window or rescale cannot be applied", "bad-header"):
+        values = apply_modality_lut(stored, dataset)
+        windowed = dataset.get("WindowCenter") not in (None, "") or "VOILUTSequence" in dataset
+        values = _finite(np.asarray(apply_voi_lut(values, dataset) if windowed else values, np.float32), path)
+    grey = _to_bytes(values, float(values.min()), float(values.max())) if windowed else stretch(values)
+    return 255 - grey if meaning == "MONOCHROME1" else grey
+
+
+def _finite(values: np.ndarray, path: Path) -> np.ndarray:
+    if not np.isfinite(values).all():
+        raise DataError(f"{path}: values that are no number", reason="not-finite")
+    return values
+
+
+def stretch(values: np.ndarray) -> np.ndarray:
+    """Map the 0.1 to 99.9 percentiles to 0..255, uint8."""
+    low, high = np.percentile(values[::4, ::4] if values.size > 1_000_000 else values, (0.1, 99.9))
+    if high <= low:
+        low, high = float(values.min()), float(values.max())
+    return _to_bytes(values, float(low), float(high))
+
+
+def _to_bytes(values: np.ndarray, low: float, high: float) -> np.ndarray:
+    scaled = values - low
+    scaled *= 255.0 / max(high - low, 1e-6)
+    np.clip(scaled, 0, 255, out=scaled)
+    return np.rint(scaled, out=scaled).astype(np.uint8)

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from fedtar_flare.imaging.augment import change_of
 from fedtar_flare.imaging.batch import collate
 from fedtar_flare.imaging.pipeline import images_of
-from fedtar_flare.imaging.site_changes import change_of
 from fedtar_flare.imaging.transform_list import built_in
 from fedtar_flare.learning.labels import POSITIVE, labeler
 from fedtar_flare.learning.training import augmented

@@ -1,4 +1,4 @@
-"""The sections of a report, by their headings.
+"""The sections of a report, by their headings, and its cleaning before training.
 
 A heading is one of the names below followed by a colon: in any case at the start of a line ("Findings:"), or in
 capitals anywhere ("... lateral.  FINDINGS: ..."). A text without headings has no sections; nothing is guessed.
@@ -87,3 +87,28 @@ def check_sections(value: object, where: str) -> tuple[str, ...]:
 def with_headings(parts: Sequence[tuple[str, str]]) -> str:
     """A report from (section, text) pairs, for sources that keep them in columns; empty ones are left out."""
     return "\n".join(f"{name.upper()}: {text.strip()}" for name, text in parts if text.strip())
+
+
+CLEANINGS = ("none", "r2gen-v1")
+
+# what falls inside a sentence; a hyphen stays, as in R2Gen, where it stands for a range of characters
+_PUNCTUATION = re.compile(r"[.,?;:*!%^&_+()<=>@\[\]{}\"'/\\]")
+
+
+def clean_report(text: str, cleaning: str = "none") -> str:
+    """A report in the form used for training; raises :class:`ConfigError` for a cleaning not in ``CLEANINGS``.
+
+    >>> clean_report("1. No effusion.  2. Well-defined nodule (right)..", "r2gen-v1")
+    'no effusion . well-defined nodule right .'
+    """
+    if cleaning == "none":
+        return text
+    if cleaning != "r2gen-v1":
+        raise ConfigError(f"cleaning '{cleaning}' is not one of {', '.join(CLEANINGS)}")
+    text = re.sub(r" {2,}", " ", re.sub(r"_{2,}", "_", re.sub(r"\r?\n", " ", text)))
+    text = re.sub(r"\.{2,}", ".", text).replace("1. ", "")
+    for before in (". ", " "):
+        for number in "2345":
+            text = text.replace(f"{before}{number}. ", ". ")
+    sentences = [_PUNCTUATION.sub("", sentence).strip() for sentence in text.strip().lower().split(". ")]
+    return " ".join(" . ".join([*sentences, ""]).split())

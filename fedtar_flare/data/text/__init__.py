@@ -1,1 +1,0 @@
-"""Report text: cleaning as in the literature, sections, and identifiers left behind."""
