@@ -99,14 +99,8 @@ def alarms(
 ) -> list[Alarm]:
     """All alarms of one site's test reports, raised or not; one without its numbers is left out.
 
-    Parameters
-    ----------
-    scores : dict
-        By their names in the registry.
-    references : dict
-        ``identical_share`` of the references themselves.
-    recall : pair of float or None
-        Of the findings that the warm start knows: the warm start's, and now.
+    ``references`` has the ``identical_share`` of the references themselves; ``recall`` is that of the findings that the
+    warm start knows: the warm start's, and now.
     """
     alike, (start, now) = references.get("identical_share"), recall
     values = scores if alike is not None else {**scores, "identical_share": None}

@@ -124,7 +124,8 @@ def language_statistics(
     DataError: ``no-reports``, ``unequal-lengths``, ``no-reference``, or ``not-tokens`` (a text instead of tokens).
     """
     require_pairs(references, hypotheses)
-    for i, (group, tokens) in enumerate(zip(references, hypotheses, strict=True)):
+    texts = list(zip(hypotheses, references, strict=True))
+    for i, (tokens, group) in enumerate(texts):
         if isinstance(group, str) or isinstance(tokens, str) or any(isinstance(r, str) for r in group):
             raise DataError(f"report {i}: a text where a list of tokens belongs; split it first", reason="not-tokens")
         if not group:
@@ -137,13 +138,9 @@ def language_statistics(
         guesses=np.array([[max(0, len(h) - n) for n in range(_N)] for h in hypotheses], dtype=np.float64),
         hypothesis_length=np.array([len(h) for h in hypotheses], dtype=np.float64),
         reference_length=np.array(
-            [
-                min((abs(len(r) - len(h)), len(r)) for r in group)[1]
-                for h, group in zip(hypotheses, references, strict=True)
-            ],
-            dtype=np.float64,
+            [min((abs(len(r) - len(h)), len(r)) for r in group)[1] for h, group in texts], dtype=np.float64
         ),
-        rouge_l=np.array([_rouge_l(h, group) for h, group in zip(hypotheses, references, strict=True)]),
+        rouge_l=np.array([_rouge_l(h, group) for h, group in texts]),
         cider=_cider(pairs),
     )
 

@@ -127,25 +127,18 @@ def _of_sentence(
     mentions = labeler.mentions(words)
     with_finding = {piece_of[mention.start] for mention in mentions}
     pieces = sorted(by_piece)
-    following, before, i = {}, {}, 0
-    for own in sorted(with_finding):  # the nearest piece with a direction after each, and before it
-        while i < len(pieces) and pieces[i] <= own:
-            i += 1
-        following[own] = pieces[i] if i < len(pieces) else None
-        earlier = i - 1 if i and pieces[i - 1] < own else i - 2
-        before[own] = pieces[earlier] if earlier >= 0 else None
     found = set()
     for mention in mentions:
         own = piece_of[mention.start]
-        after, prior = following[own], before[own]
+        place = bisect_left(pieces, own)  # of the first piece with a direction that does not come before
         if own in by_piece:
             chosen = _nearest(by_piece[own], mention.start, mention.end)
-        elif after == own + 1 and after not in with_finding:
-            chosen = by_piece[after][0]
-        elif prior is not None:
-            chosen = by_piece[prior][-1]
+        elif own + 1 in by_piece and own + 1 not in with_finding:
+            chosen = by_piece[own + 1][0]
+        elif place:
+            chosen = by_piece[pieces[place - 1]][-1]
         else:
-            chosen = by_piece[after if after is not None else pieces[0]][0]
+            chosen = by_piece[pieces[0]][0]
         if chosen.tag is not None:
             found.add(FindingChange(mention.name, chosen.tag))
     return found

@@ -44,17 +44,8 @@ def run_suite(
 ) -> list[str]:
     """Run what has no result in the folder yet; one that fails is left out, the others go on.
 
-    Parameters
-    ----------
-    processes : int, default 1
-        How many run at the same time, each in a process with its share of the cores.
-    say : callable
-        Gets a line after each, with the time left.
-
-    Returns
-    -------
-    list of str
-        A line for each that failed.
+    ``processes`` of them run at the same time, each with its share of the cores; ``say`` gets a line after each, with
+    the time left. Returns a line for each that failed.
     """
     todo = pending(folder, experiments)
     before, started = len(experiments) - len(todo), time.monotonic()

@@ -13,8 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from fedtar_flare.metrics.auc_draws import Array, auc_of_draws
-from fedtar_flare.metrics.classification import epochs_to, welch_against
+from fedtar_flare.metrics.classification import Array, auc_of_draws, epochs_to, welch_against
 from fedtar_flare.metrics.significance import CONFIDENCE, SEED, Interval
 from fedtar_flare.suite.results import Done
 
@@ -68,7 +67,6 @@ class Run:
         return [place for place in self.places if place[0] > 1] or self.places
 
     def curves(self) -> dict[Place, list[float]]:
-        """AUC at e = 0..E."""
         return {place: drawn[0].tolist() for place, drawn in self._drawn(None).items()}
 
     def scores(self, draws: int = 0) -> Array:

@@ -48,20 +48,9 @@ def synthetic_cohort(
 ) -> Cohort:
     """The synthetic cohort of a site; made when it is not there yet (some 0.1 s per visit), else read in milliseconds.
 
-    Parameters
-    ----------
-    site : str
-        Its name; decides about reporting style and scanner.
-    folder : Path
-        Where cohorts are kept, each in a subfolder named by site and a key of all settings and of the code.
-    patients : int
-        Asked for; ``options.patients`` goes before it.
-    timeline : Timeline
-        How visits become time steps; with ``period``, visits are drawn in its calendar bins.
-    seed : int
-        Of the whole simulation; sites with different names differ under one seed.
-    options : CohortOptions, optional
-        What the cohort contains.
+    The site's name decides about reporting style and scanner. The folder keeps cohorts, each in a subfolder named by
+    site and a key of all settings and of the code. ``options.patients`` goes before ``patients``. With ``period``,
+    visits are drawn in the timeline's calendar bins.
     """
     options = options or CohortOptions()
     if patients < 1:

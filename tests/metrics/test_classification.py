@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from scipy import stats
 from sklearn.metrics import roc_auc_score
 
-from fedtar_flare.metrics.classification import auc, best_epoch, epochs_to, lca, welch, welch_against
+from fedtar_flare.metrics.classification import auc, auc_of_draws, best_epoch, epochs_to, lca, welch, welch_against
 
 
 @settings(max_examples=100, deadline=None)
@@ -19,6 +19,22 @@ def test_auc_is_scikit_learns_also_with_ties(pairs):
     else:
         assert auc(labels, scores) == pytest.approx(roc_auc_score(labels, scores), abs=1e-12)
         assert auc(labels, [-s for s in scores]) == pytest.approx(1 - auc(labels, scores), abs=1e-12)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 10_000))
+def test_a_drawn_patient_counts_as_often_as_it_was_drawn(seed):
+    draw = np.random.default_rng(seed)
+    many, patients = int(draw.integers(2, 14)), int(draw.integers(1, 6))
+    labels, places = draw.integers(0, 2, many), draw.integers(0, patients, many)
+    scores = draw.integers(0, 4, (many, 3)) / 4
+    draws = draw.multinomial(patients, [1 / patients] * patients, 5).astype(float)
+    found = auc_of_draws(labels.tolist(), scores, places.tolist(), draws)
+    for r, counts in enumerate(draws):
+        repeated = np.repeat(np.arange(many), counts[places].astype(int))
+        for column in range(3):
+            wanted = auc(labels[repeated], scores[repeated, column])
+            assert np.isnan(found[r, column]) if wanted is None else np.isclose(found[r, column], wanted)
 
 
 def test_areas_under_curves_and_epochs():

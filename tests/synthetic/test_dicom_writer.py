@@ -27,16 +27,6 @@ def write(folder, hu=None, **changes):
     return write_ct_series(folder, volume() if hu is None else hu, **arguments)
 
 
-def test_identifiers_and_syntax_are_valid(tmp_path):
-    for path in write(tmp_path):
-        image = pydicom.dcmread(path)
-        meta = image.file_meta
-        assert meta.TransferSyntaxUID == ExplicitVRLittleEndian
-        assert meta.MediaStorageSOPClassUID == image.SOPClassUID == "1.2.840.10008.5.1.4.1.1.2"
-        assert meta.MediaStorageSOPInstanceUID == image.SOPInstanceUID
-        assert all(UID(element.value).is_valid for element in image.iterall() if element.VR == "UI")
-
-
 def test_against_the_standards_own_tables(tmp_path):
     """Every attribute of type 1 and 2 of every mandatory module of the CT Image IOD, from the standard's tables."""
     folder = Path(pytest.importorskip("highdicom").__file__).parent / "_standard"  # the tables come with it
@@ -74,6 +64,8 @@ def test_geometry_and_identity(tmp_path):
     np.testing.assert_allclose(positions[:, 1], -2.5 * 4.5)
     assert [im.InstanceNumber for im in images] == [1, 2, 3]
     first = images[0]
+    assert first.file_meta.TransferSyntaxUID == ExplicitVRLittleEndian and first.SOPClassUID.name == "CT Image Storage"
+    assert first.file_meta.MediaStorageSOPInstanceUID == first.SOPInstanceUID
     assert list(first.PixelSpacing) == [4.5, 4.25]
     assert list(first.ImageOrientationPatient) == [1, 0, 0, 0, 1, 0]
     assert (first.Rows, first.Columns) == (6, 5)

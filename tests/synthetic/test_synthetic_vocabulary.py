@@ -5,16 +5,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedtar_flare.synthetic.reports import State, write_report
-from fedtar_flare.synthetic.styles import GENERIC, STYLES
+from fedtar_flare.synthetic.styles import GENERIC, STYLES, wording_of
 from fedtar_flare.synthetic.vocabulary import FINDINGS, findings_in, kind_of, side_of
 
+MIXED = [wording_of(style, phase, 0.5) for style in range(2, 7) for phase in ("before", "after")]
 WORDINGS = [*(wording for style in STYLES for wording in style), GENERIC]
 STATES = st.builds(State, st.integers(1, 3), st.sampled_from(["first", "new", "larger", "smaller", "stable"]))
 
 
 @settings(max_examples=250, deadline=None)
 @given(
-    wording=st.sampled_from(WORDINGS),
+    wording=st.sampled_from(WORDINGS + MIXED),
     findings=st.dictionaries(st.sampled_from(FINDINGS), STATES),
     gone=st.sets(st.sampled_from(FINDINGS)),
     follow_up=st.booleans(),
