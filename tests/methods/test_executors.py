@@ -81,11 +81,6 @@ def test_a_weight_that_cannot_be_fails_when_built(mu):
         executor_of("fedprox", proximal={"mu": mu})
 
 
-def test_sites_must_agree_on_the_weight():
-    settings = {executor_of("fedprox", preset="tiny", proximal={"mu": mu}).settings_digest() for mu in (0.1, 0.2)}
-    assert len(settings) == 2
-
-
 # --------------------------------------------------------------------------- SCAFFOLD
 def with_control(w, value):
     return w | {f"control.{name}": torch.full_like(tensor, value) for name, tensor in w.items()}
@@ -174,20 +169,23 @@ def state_of(tmp_path, run_id="run"):
     return SiteState(tmp_path / "state", run_id, "site-1")
 
 
-def test_a_site_s_adapter_goes_on_from_task_to_task_and_nothing_comes_down(tmp_path):
-    site = HospitalSite(tmp_path, method="local")
-    _, w = site.handshake()
-    versions = [state_of(tmp_path).read(version(0, 0))[0]]
-    assert all(torch.equal(versions[0][n], w[n]) for n in w)
+def trained_alone(tmp_path, run_id="run", **settings):
+    """A site that has trained for a round without the server's weights, and the common start."""
+    site = HospitalSite(tmp_path, method="local", **settings)
+    _, w = site.handshake(run_id)
     for t in range(1, T + 1):
-        reply, update = site.train(None, 1, t)
+        reply, update = site.train(None, 1, t, run_id)
         assert reply.status == "ok" and reply.numbers["samples"] > 0 and not update
-        versions.append(state_of(tmp_path).read(version(1, t))[0])
+    return site, w
+
+
+def test_a_site_s_adapter_goes_on_from_task_to_task_and_nothing_comes_down(tmp_path):
+    _, w = trained_alone(tmp_path)
+    state = state_of(tmp_path)
+    versions = [state.read(one)[0] for one in (version(0, 0), *(version(1, t) for t in range(1, T + 1)))]
+    assert all(torch.equal(versions[0][n], w[n]) for n in w)
     assert all(any(not torch.equal(a[n], b[n]) for n in w) for a, b in pairwise(versions))
-    again = HospitalSite(tmp_path, method="local", fresh=False)  # another process, all tasks in one
-    again.handshake("again")
-    for t in range(1, T + 1):
-        again.train(None, 1, t, "again")
+    again, _ = trained_alone(tmp_path, "again", fresh=False)  # another process, all tasks in one
     end = state_of(tmp_path, "again").read(version(1, T))[0]
     assert all(torch.equal(end[n], versions[-1][n]) for n in w)
     reply, _ = again.train(moved(w), 2, 1, "again")
@@ -204,10 +202,7 @@ def test_the_common_start_comes_with_the_handshake(tmp_path):
 
 
 def test_validation_and_scores_are_of_the_site_s_own_adapter(tmp_path):
-    site = HospitalSite(tmp_path, method="local", fresh=False)
-    _, w = site.handshake()
-    for t in range(1, T + 1):
-        site.train(None, 1, t)
+    site, w = trained_alone(tmp_path, fresh=False)
     reply, tensors = site.close(None, 1, evaluate=True)
     learner = site.executor.strategy.learner
     own = state_of(tmp_path).read(version(1, T))[0]
@@ -219,10 +214,7 @@ def test_validation_and_scores_are_of_the_site_s_own_adapter(tmp_path):
 
 
 def test_a_resumed_run_needs_the_site_s_adapter(tmp_path):
-    site = HospitalSite(tmp_path, method="local")
-    _, w = site.handshake()
-    for t in range(1, T + 1):
-        site.train(None, 1, t)
+    site, w = trained_alone(tmp_path)
     after = version(1, T)
     reply, _ = site.run("handshake", site.header("run", 0, 0, after=after, evaluate=True, member=True), w)
     assert reply.status == "ok"  # scored with what was trained before

@@ -207,7 +207,7 @@ def test_a_site_without_a_task_abstains_and_gets_the_pool_at_the_next(tmp_path):
 
 
 def test_a_late_joiner_just_gets_the_centres(tmp_path):
-    sites = [Site("site-1"), Site("site-2"), Site("site-3")]
+    sites = [Site(name) for name in SITES]
     controller, events = run(tmp_path, sites, joins={"site-3": 2})
     assert not controller.panics and of_kind(events, Joined)[0].sites == ["site-3"]
     assert (ADAPT, 1) not in sites[2].received and sites[2].received[PROBE, 2]

@@ -202,13 +202,6 @@ def test_validation_is_of_the_generic_model_and_scores_are_of_both(shaken, learn
     assert generic == pytest.approx(float(losses[False])) and generic != pytest.approx(float(losses[True]))
 
 
-def test_an_untrained_specialised_adapter_s_scores_are_the_generic_model_s(learner_of):
-    scored = learner_of().evaluate(1)
-    assert scored.scores_generic == scored.scores
-    personal, generic = ([{**r, "personal": None} for r in scored.rows if r["personal"] is p] for p in (True, False))
-    assert personal == generic
-
-
 def test_the_rates_are_those_of_their_parts(learner_of):
     learner = learner_of(lr_encoder=2e-5, training={"lr": 4e-3})
     learner.rate = 0.5

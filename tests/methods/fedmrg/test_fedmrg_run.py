@@ -268,15 +268,14 @@ def controller(**settings):
     return FederatedController("fedmrg", num_rounds=1, time_steps=T, **settings)
 
 
-@pytest.mark.parametrize("unseen", ["site-1", [1], [None]])
-def test_unseen_sites_are_a_list_of_names(unseen):
-    with pytest.raises(ConfigError, match="unseen must be a list"):
-        controller(unseen=unseen)
-
-
-def test_an_unseen_site_gives_no_initial_weights():
-    with pytest.raises(ConfigError, match="initial_site 'site-1' is one of the unseen"):
-        controller(unseen=["site-1"], initial_site="site-1")
+@pytest.mark.parametrize(
+    ("unseen", "words"),
+    [*((no_list, "unseen must be a list") for no_list in ("site-1", [1], [None])),
+     (["site-1"], "initial_site 'site-1' is one of the unseen")],
+)  # fmt: skip
+def test_unseen_sites_are_a_list_of_names_and_give_no_initial_weights(unseen, words):
+    with pytest.raises(ConfigError, match=words):
+        controller(unseen=unseen, initial_site="site-1")
 
 
 @pytest.mark.parametrize(

@@ -239,21 +239,14 @@ def test_examples_stay_in_the_site_s_state(tmp_path):
 
 
 def test_augmentation_changes_training_and_repeats_itself_and_leaves_validation_alone(tmp_path):
-    training = {**SETTINGS["training"], "local_steps": 1}
-    plain = HospitalSite(tmp_path, training=training)
-    augmented = HospitalSite(tmp_path, training={**training, "augment": True})
-    _, w = plain.handshake("plain")
-    augmented.handshake("augmented")
-    again = HospitalSite(tmp_path, training={**training, "augment": True})
-    again.handshake("again")
-    losses = [
-        site.train(w, 1, 1, run_id)[0].numbers["train_loss"]
-        for site, run_id in ((plain, "plain"), (augmented, "augmented"), (again, "again"))
-    ]
-    assert losses[1] != losses[0] and losses[2] == losses[1]
-    fresh = [HospitalSite(tmp_path, training={**training, "augment": on}) for on in (False, True)]
-    validation = []
-    for number, site in enumerate(fresh):
-        site.handshake(f"fresh-{number}")
-        validation.append(site.close(w, 1, run_id=f"fresh-{number}")[0].numbers["validation_loss"])
-    assert validation[0] == validation[1]
+    found = []
+    for run_id, augment in (("plain", False), ("augmented", True), ("again", True)):
+        training = {**SETTINGS["training"], "local_steps": 1, "augment": augment}
+        site = HospitalSite(tmp_path, training=training)
+        _, w = site.handshake(run_id)
+        trained = site.train(w, 1, 1, run_id)[0].numbers["train_loss"]
+        site.handshake(f"{run_id}-untrained")
+        closed = site.close(w, 1, run_id=f"{run_id}-untrained")[0].numbers["validation_loss"]
+        found.append((trained, closed))
+    plain, augmented, again = found
+    assert augmented == again and augmented[0] != plain[0] and augmented[1] == plain[1]
