@@ -29,62 +29,30 @@ _PACKAGE = "fedtar-flare"
 
 @dataclass(frozen=True)
 class Method:
-    """A federated method: plain data, and a class for each place where its algorithm runs.
+    """A federated method: plain data, and a class for each place where its algorithm runs."""
 
-    Parameters
-    ----------
-    contract : Contract
-        What travels; its ``method`` is the name under which the method is announced.
-    server : type[ServerStrategy]
-        The algorithm at the server: ``one_round(w, r)``.
-    site : type[SiteStrategy]
-        What a site does in each task.
-    learner : type[ReportLearner], optional
-        Local training. None where the site's strategy makes a learner of another kind.
-    executor, controller : type, optional
-        Classes of its own that its jobs name; None: :class:`SiteExecutor` and :class:`FederatedController`.
-    paper : str
-        Where the method is published.
-    settings : Mapping[str, type[Settings]]
-        Groups of settings of the method's own at a site, by name.
-    server_settings : type[Settings], optional
-        Those of its algorithm at the server, given in the group ``server``; None: it has none.
-    server_groups : tuple of str
-        Groups of ``settings`` that the server gets too.
-    presets : Mapping
-        Whole settings by name: arguments of the recipe, by group.
-    events, sections : tuple
-        Record events, and sections of the run page, beside the shared ones.
-    kept : callable, optional
-        Reads what a site keeps of a run, for drafting (:class:`~fedtar_flare.learning.drafting.Kept`).
-    extend : callable, optional
-        Adds to a base model what the adapter needs beside it, given the model and the learner's description of it.
-    reports : bool
-        Whether it writes reports; else it classifies images.
-    simulation_only : bool
-        Whether no hospital may run it.
-    rounds : callable, optional
-        R and T where neither the job nor its preset says them, given the job's groups of settings.
-    """
-
-    contract: Contract
-    server: type[Any]
-    site: type[Any]
-    learner: type[Any] | None = None
-    executor: type[Any] | None = None
-    controller: type[Any] | None = None
-    paper: str = ""
-    settings: Mapping[str, type[Settings]] = field(default_factory=dict)
-    server_settings: type[Settings] | None = None
-    server_groups: tuple[str, ...] = ()
-    presets: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    events: tuple[Any, ...] = ()
-    sections: tuple[Any, ...] = ()
-    kept: Callable[..., Any] | None = None
+    contract: Contract  # what travels; its ``method`` is the name under which the method is announced
+    server: type[Any]  # ServerStrategy: the algorithm at the server, ``one_round(w, r)``
+    site: type[Any]  # SiteStrategy: what a site does in each task
+    learner: type[Any] | None = None  # ReportLearner: local training; None: the site's strategy makes one of its own
+    executor: type[Any] | None = None  # classes of its own that its jobs name; None: SiteExecutor
+    controller: type[Any] | None = None  # and FederatedController
+    paper: str = ""  # where the method is published
+    settings: Mapping[str, type[Settings]] = field(default_factory=dict)  # groups of its own at a site, by name
+    server_settings: type[Settings] | None = None  # of its algorithm at the server, given in the group ``server``
+    server_groups: tuple[str, ...] = ()  # groups of ``settings`` that the server gets too
+    presets: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # arguments of the recipe, by group
+    events: tuple[Any, ...] = ()  # record events, beside the shared ones
+    sections: tuple[Any, ...] = ()  # of the run page, beside the shared ones
+    kept: Callable[..., Any] | None = (
+        None  # reads what a site keeps of a run, for drafting (``learning.drafting.Kept``)
+    )
     extend: Callable[[Any, Any], None] | None = None
-    reports: bool = True
-    simulation_only: bool = False
+    """Adds to a base model what the adapter needs beside it, given the learner's description of it."""
+    reports: bool = True  # whether it writes reports; else it classifies images
+    simulation_only: bool = False  # whether no hospital may run it
     rounds: Callable[[Mapping[str, Any]], tuple[int, int]] | None = None
+    """R and T where neither the job nor its preset says them, given the job's groups of settings."""
 
     @property
     def name(self) -> str:

@@ -16,7 +16,7 @@ from typing import Any, Literal
 import torch
 
 from fedtar_flare.errors import ConfigError, ExchangeError
-from fedtar_flare.protocol.exchange import WIRE_DTYPES, check_number, check_tensor, check_tensor_names, check_unit_rows
+from fedtar_flare.protocol.exchange import WIRE_DTYPES, check_tensor, check_tensor_names, check_unit_rows
 from fedtar_flare.protocol.fields import NUMBER_KINDS, Field, check_error, check_texts
 from fedtar_flare.protocol.messages import ERROR, OK, Reply
 
@@ -39,26 +39,20 @@ Sends = Literal["nothing", "initial", "difference"]
 class Group:
     """Tensors that travel together.
 
-    Args:
-        form: ``averaged``: names and shapes are those agreed on; ``collected``: rows of a fixed width, kept apart by
-            site at the server; ``pooled``: stacked along a leading axis at the server, so a site answers with the shape
-            that came down or with one item of it, without the leading axis.
-        names: regular expressions that must match a tensor's whole name.
-        about: what ``--describe`` and the audit say of it.
-        personal: one row can stem from one patient.
-        max_rows, width: bounds of a ``collected`` group (without them: ConfigError); ``narrower``: the model decides.
-        unit_rows: the rows must have norm 1, within 0.02.
+    Their ``form`` is ``averaged``: names and shapes are those agreed on; ``collected``: rows of a fixed width, kept
+    apart by site at the server; ``pooled``: stacked along a leading axis at the server, so a site answers with the
+    shape that came down or with one item of it, without the leading axis.
     """
 
     name: str
     form: Literal["averaged", "collected", "pooled"]
-    names: tuple[str, ...]
-    about: str
-    personal: bool = False
-    max_rows: int = 0
+    names: tuple[str, ...]  # regular expressions that must match a tensor's whole name
+    about: str  # what ``--describe`` and the audit say of it
+    personal: bool = False  # one row can stem from one patient
+    max_rows: int = 0  # with ``width`` the bounds of a ``collected`` group, which must have them
     width: int = 0
-    narrower: bool = False
-    unit_rows: bool = False
+    narrower: bool = False  # ``width`` is the largest; the run's model decides
+    unit_rows: bool = False  # the rows must have norm 1, within 0.02
 
     def __post_init__(self) -> None:
         if self.form == "collected" and (self.max_rows < 1 or self.width < 1):
@@ -87,27 +81,20 @@ class Group:
 
 @dataclass(frozen=True)
 class Task:
-    """One kind of task.
+    """One kind of task; its name is FLARE's.
 
-    Args:
-        name: FLARE's.
-        about: what a site does, for ``--describe``.
-        fields: all that its reply's header may hold.
-        at: ``start``: once, before round 1 (round 0); ``round``: within a round.
-        down, up: names of the groups that the server sends and that a site answers with.
-        sends: ``nothing``, ``initial`` (full weights, from the one site that was asked for them) or ``difference`` (the
-            change from the weights that came down in this task).
-        follows: tasks of which one must have come before in the run; empty: it may come first.
+    It ``sends`` ``nothing``, ``initial`` (full weights, from the one site that was asked for them) or ``difference``
+    (the change from the weights that came down in this task).
     """
 
     name: str
-    about: str
-    fields: tuple[Field, ...]
-    at: Literal["start", "round"] = "round"
-    down: tuple[str, ...] = ()
-    up: tuple[str, ...] = ()
+    about: str  # what a site does, for ``--describe``
+    fields: tuple[Field, ...]  # all that its reply's header may hold
+    at: Literal["start", "round"] = "round"  # start: once, before round 1 (round 0)
+    down: tuple[str, ...] = ()  # names of the groups that the server sends
+    up: tuple[str, ...] = ()  # and that a site answers with
     sends: Sends = "nothing"
-    follows: tuple[str, ...] = ()
+    follows: tuple[str, ...] = ()  # tasks of which one must have come before in the run; empty: it may come first
 
     def with_fields(self, *more: Field) -> Task:
         """A copy with further fields; one of the same name is replaced."""
@@ -121,23 +108,16 @@ class Task:
 
 @dataclass(frozen=True)
 class Contract:
-    """What a method exchanges; :class:`ConfigError` where the parts contradict each other.
+    """What a method exchanges; :class:`ConfigError` where the parts contradict each other."""
 
-    Args:
-        method: its name, as jobs and site policies write it.
-        groups: all tensors that travel.
-        tasks: in the order of a run.
-        stays: what never leaves a site, for ``--describe``.
-        by_rows: regular expressions of tensors with a row for each of several things, where a site says nothing of
-            those whose row is zero: the mean of a row is over the sites that say something.
-    """
-
-    method: str
+    method: str  # its name, as jobs and site policies write it
     title: str
-    groups: tuple[Group, ...]
-    tasks: tuple[Task, ...]
-    stays: str
+    groups: tuple[Group, ...]  # all tensors that travel
+    tasks: tuple[Task, ...]  # in the order of a run
+    stays: str  # what never leaves a site, for ``--describe``
     by_rows: tuple[str, ...] = ()
+    """Regular expressions of tensors with a row for each of several things, where a site says nothing of those whose
+    row is zero: the mean of a row is over the sites that say something."""
 
     def __post_init__(self) -> None:
         declared = [("group", [g.name for g in self.groups]), ("task", [t.name for t in self.tasks])]
@@ -247,7 +227,6 @@ class Contract:
         task = self.task(task_name)
         if not isinstance(tensors, Mapping):
             raise ExchangeError("the tensors of the message are not a dictionary")
-        check_number(tensors)
         if task.sends == "nothing":
             raise ExchangeError(f"no tensors may leave in task '{task_name}'")
         if sends != task.sends:

@@ -7,7 +7,7 @@ sends or receives any calls :func:`register_tensors` on import.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -74,18 +74,14 @@ class ExchangeSchema:
         shapes, dtype_up = data["shapes"], data["dtype_up"]
         if not isinstance(shapes, Mapping) or not isinstance(dtype_up, str):
             raise ExchangeError("the exchange schema is malformed: no shapes by tensor name, or no number format")
-        check_number(shapes)
+        check_tensor_names(shapes)
         for shape in shapes.values():
             if not isinstance(shape, list | tuple) or len(shape) > 8 or not all(map(_is_size, shape)):
                 raise ExchangeError("the exchange schema is malformed: a shape is not a short list of whole numbers")
-        check_tensor_names(shapes)
         return cls(tuple(sorted((name, tuple(shape)) for name, shape in shapes.items())), dtype_up)
 
     def check(self, state: Tensors) -> None:
-        """Refuse weights that are not exactly this exchange: names, shapes, float32, finite values.
-
-        The :class:`ExchangeError` names the first tensor at fault, never its values.
-        """
+        """Refuse weights that are not exactly this exchange, finite and in float32; the error names the tensor."""
         shapes = dict(self.shapes)
         for name in sorted(set(state) - set(shapes)):
             raise ExchangeError(f"tensor '{name}' is not part of the agreed exchange")
@@ -115,17 +111,13 @@ def check_unit_rows(name: str, rows: torch.Tensor) -> None:
         raise ExchangeError(f"tensor '{name}' has rows whose norm is not 1")
 
 
-def check_tensor_names(names: Iterable[Any]) -> None:
-    """Refuse a name that could be a sentence or a path; the :class:`ExchangeError` does not repeat it."""
+def check_tensor_names(names: Collection[Any]) -> None:
+    """Refuse too many tensors, and a name that could be a sentence or a path, which the error does not repeat."""
+    if len(names) > MAX_TENSORS:
+        raise ExchangeError(f"{len(names)} tensors in one message; the limit is {MAX_TENSORS}")
     for name in names:
         if not isinstance(name, str) or not re.fullmatch(TENSOR_NAME, name):
             raise ExchangeError("a tensor's name is not letters, digits, '.', '_' and '-' only")
-
-
-def check_number(tensors: Mapping[Any, Any]) -> None:
-    """Refuse (:class:`ExchangeError`) more than :data:`MAX_TENSORS` tensors."""
-    if len(tensors) > MAX_TENSORS:
-        raise ExchangeError(f"{len(tensors)} tensors in one message; the limit is {MAX_TENSORS}")
 
 
 def check_inbound(tensors: Any, max_values: int = MAX_VALUES) -> None:
@@ -134,7 +126,6 @@ def check_inbound(tensors: Any, max_values: int = MAX_VALUES) -> None:
         return
     if not isinstance(tensors, Mapping):
         raise ExchangeError(f"the server sent a {type(tensors).__name__} where tensors by name are expected")
-    check_number(tensors)
     check_tensor_names(tensors)
     if (values := sum(value.numel() for value in tensors.values() if torch.is_tensor(value))) > max_values:
         raise ExchangeError(f"the server sent {values} values in one message; the limit is {max_values}")

@@ -38,27 +38,23 @@ MOST = 1e15
 class Field:
     """One field of a reply's header.
 
-    Args:
-        kind: ``number``: finite; ``count``: a whole number from 0; ``numbers``: None or a list of numbers; ``tree``:
-            numbers and lists of numbers under short words; ``word``; ``words``: short words under short words;
-            ``schema``: an :class:`ExchangeSchema`; ``settings``: nested primitives that the job itself determines.
-        about: what ``--describe`` and the audit say of it.
-        length: most values (``numbers``, ``words``), or characters of JSON (``tree``, ``settings``).
-        least, most: bounds of every number in it.
-        public, noisy: a privacy filter lets it pass as it is (no patient data beyond numbers of visits), or with noise
-            (a ``number`` or ``numbers`` that is not public; else ConfigError). Other fields it keeps.
-        required: an ``ok`` reply without it is refused.
+    Its ``kind`` is ``number``: finite; ``count``: a whole number from 0; ``numbers``: None or a list of numbers;
+    ``tree``: numbers and lists of numbers under short words; ``word``; ``words``: short words under short words;
+    ``schema``: an :class:`ExchangeSchema`; ``settings``: nested primitives that the job itself determines.
+
+    A privacy filter lets a ``public`` field pass as it is, and a ``noisy`` one (a ``number`` or ``numbers`` that is not
+    public; else ConfigError) with noise; others it keeps.
     """
 
     name: str
     kind: Kind
-    about: str
-    length: int = 100
-    least: float = -MOST
+    about: str  # what ``--describe`` and the audit say of it
+    length: int = 100  # most values (``numbers``, ``words``), or characters of JSON (``tree``, ``settings``)
+    least: float = -MOST  # bounds of every number in it
     most: float = MOST
-    public: bool = False
+    public: bool = False  # no patient data beyond numbers of visits
     noisy: bool = False
-    required: bool = False
+    required: bool = False  # an ``ok`` reply without it is refused
 
     def __post_init__(self) -> None:
         if self.noisy and (self.public or self.kind not in ("number", "numbers")):

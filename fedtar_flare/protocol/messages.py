@@ -47,38 +47,23 @@ class _Header:
 
 @dataclass(frozen=True)
 class TaskHeader(_Header):
-    """What the server asks for.
-
-    Args:
-        run_id: made by the server once per run; keys the site state.
-        round: r in 1..R; 0 is the handshake.
-        step: time step t in 1..T; in ``close_round`` it is T.
-        after: state version (see :func:`version`) after which this task comes: the site starts from its newest version
-            that is not later, so that a repeated or resumed task gives the same result.
-        evaluate: whether test patients are scored within this task.
-        initial_site: the site that answers the handshake with its initial shared weights; empty: none.
-        member: the site took part in an earlier job of this run, so it must have its state.
-        keep: state version of the best round so far, which the site does not prune; empty: none.
-        score: which patients are scored: ``test``, or ``all`` of a site that never trains.
-        plugin: the sender's version of fedtar_flare.
-
-    Raises:
-        ExchangeError: a field is not what a server of this package sends; nothing of it becomes a path or a size.
-    """
+    """What the server asks for; :class:`ExchangeError` for a field that no server of this package sends."""
 
     method: str
-    run_id: str
-    round: int
-    step: int
+    run_id: str  # made by the server once per run; keys the site state
+    round: int  # r in 1..R; 0 is the handshake
+    step: int  # time step t in 1..T; in ``close_round`` it is T
     rounds: int
     time_steps: int
     after: str
-    evaluate: bool = False
-    initial_site: str = ""
-    member: bool = False
-    keep: str = ""
-    score: str = "test"
-    plugin: str = __version__
+    """State version (see :func:`version`) after which this task comes: the site starts from its newest version that is
+    not later, so that a repeated or resumed task gives the same result."""
+    evaluate: bool = False  # whether test patients are scored within this task
+    initial_site: str = ""  # the site that answers the handshake with its initial shared weights; empty: none
+    member: bool = False  # the site took part in an earlier job of this run, so it must have its state
+    keep: str = ""  # state version of the best round so far, which the site does not prune; empty: none
+    score: str = "test"  # whom: test patients, or ``all`` of a site that never trains
+    plugin: str = __version__  # of the sender
 
     def __post_init__(self) -> None:
         limits = {"rounds": (1, MAX_ROUNDS), "round": (0, MAX_ROUNDS)}
@@ -110,26 +95,16 @@ class TaskHeader(_Header):
 
 @dataclass(frozen=True)
 class Reply(_Header):
-    """What a site answers beside its tensors: numbers and short words only.
+    """What a site answers beside its tensors: numbers and short words only."""
 
-    Args:
-        status: ``ok``, ``abstain`` (no update from this site at this step) or ``error``.
-        round, step: those of the task header, so that a late answer is never taken for another step's.
-        reason: why a site abstains or fails; public text, free of identity.
-        numbers: scalars by name (samples, train_loss, seconds, ...).
-        payload: what a task adds (schema, counts, scores, ...); nested dictionaries and lists of primitives.
-        method: that of the task header; empty only in an error whose task header could not be read.
-        plugin: the sender's version of fedtar_flare.
-    """
-
-    status: str
-    round: int
+    status: str  # ``ok``, ``abstain`` (no update from this site at this step) or ``error``
+    round: int  # with the step that of the task header: a late answer is never taken for another step's
     step: int
-    reason: str = ""
-    numbers: dict[str, float] = field(default_factory=dict)
-    payload: dict[str, Any] = field(default_factory=dict)
-    method: str = ""
-    plugin: str = __version__
+    reason: str = ""  # why a site abstains or fails; public text, free of identity
+    numbers: dict[str, float] = field(default_factory=dict)  # by name (samples, train_loss, seconds, ...)
+    payload: dict[str, Any] = field(default_factory=dict)  # what a task adds (schema, counts, scores, ...)
+    method: str = ""  # that of the task header; empty only in an error whose task header could not be read
+    plugin: str = __version__  # of the sender
 
     def __post_init__(self) -> None:
         if not isinstance(self.status, str) or self.status not in STATUSES:
@@ -209,9 +184,5 @@ def _known(cls: Any, header: Mapping[str, Any]) -> Any:
 
 
 def version(round_: int, step: int) -> str:
-    """Name of a state version, ``<round>-<step>``; names sort in the order of time.
-
-    >>> version(2, 1)
-    '0002-01'
-    """
+    """Name of a state version, such as ``0002-01`` of round 2, step 1; names sort in the order of time."""
     return f"{round_:04d}-{step:02d}"

@@ -64,29 +64,23 @@ def resume(
 
 
 def resumed_job(job: Path, job_id: str, rounds: int | None = None) -> None:
-    """Change an exported job in place so that it goes on with ``job_id``.
-
-    Raises ConfigError if it holds no job of this plugin, or ``rounds`` is less than the run had.
-    """
+    """Change an exported job in place so that it goes on with ``job_id``, with no fewer rounds than it had."""
     changed = 0
     for file in sorted(job.rglob(SERVER_CONFIG)):
         config = read_json(file)
         for workflow in config.get("workflows", []):
-            if str(workflow.get("path", "")).startswith("fedtar_flare."):
-                _go_on(workflow.setdefault("args", {}), job_id, rounds)
-                changed += 1
+            if not str(workflow.get("path", "")).startswith("fedtar_flare."):
+                continue
+            arguments = workflow.setdefault("args", {})
+            arguments.pop("initial_checkpoint", None)
+            before = int(arguments.get("num_rounds", 1))
+            if rounds is not None and rounds < before:
+                raise ConfigError(f"rounds must be at least the run's own {before}, not {rounds}")
+            arguments |= {"resume_from": job_id} | ({} if rounds is None else {"num_rounds": rounds})
+            changed += 1
         write_json(file, config)
     if not changed:
         raise ConfigError(f"{job} holds no job of fedtar_flare (no workflow of it in {SERVER_CONFIG})")
-
-
-def _go_on(arguments: dict[str, Any], job_id: str, rounds: int | None) -> None:
-    arguments.pop("initial_checkpoint", None)
-    arguments["resume_from"] = job_id
-    if rounds is not None:
-        if rounds < int(arguments.get("num_rounds", 1)):
-            raise ConfigError(f"rounds must be at least the run's own {arguments.get('num_rounds', 1)}, not {rounds}")
-        arguments["num_rounds"] = rounds
 
 
 def _downloaded(session: Any, job_id: str, folder: Path) -> Path:

@@ -21,9 +21,9 @@ CONNECT_SECONDS = 20.0
 
 @contextlib.contextmanager
 def open_session(kit: Path) -> Iterator[Any]:
-    """FLARE's session of the admin user whose startup kit this is (it holds ``startup/``), closed at the end.
+    """FLARE's session of the admin user whose startup kit this is, closed at the end.
 
-    Raises ConfigError if it is no admin's kit, FedTARError if the server does not answer or refuses.
+    ConfigError if it is no admin's kit, FedTARError (here and below) if the server does not answer or refuses.
     """
     from nvflare.fuel.flare_api.flare_api import new_secure_session
 
@@ -48,7 +48,7 @@ def open_session(kit: Path) -> Iterator[Any]:
 
 
 def jobs(kit: Path, limit: int = 10) -> list[dict[str, Any]]:
-    """The server's newest jobs, newest first. Raises FedTARError if the server does not answer.
+    """The server's newest jobs, newest first.
 
     Each has ``id``, ``name``, ``status``, ``submitted``, ``submitter``, ``duration`` and, once a running one has begun,
     its ``progress`` (see :meth:`FederatedController.progress`).
@@ -59,16 +59,13 @@ def jobs(kit: Path, limit: int = 10) -> list[dict[str, Any]]:
 
 
 def job(kit: Path, job_id: str) -> dict[str, Any]:
-    """One job, as in :func:`jobs`. Raises FedTARError if the server does not answer or does not know it."""
+    """One job, as in :func:`jobs`."""
     with open_session(kit) as session:
         return _with_progress(session, session.get_job_meta(job_id))
 
 
 def watch(kit: Path, job_id: str, say: Callable[[dict[str, Any]], object], seconds: float = WATCH_SECONDS) -> str:
-    """Call ``say`` with the job, as in :func:`jobs`, at every change but that of time; returns its final status.
-
-    Raises FedTARError if the server does not answer or does not know the job.
-    """
+    """Call ``say`` with the job, as in :func:`jobs`, at every change but that of time; returns its final status."""
     before = None
     with open_session(kit) as session:
         while True:

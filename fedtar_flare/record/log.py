@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TypeVar
@@ -11,7 +12,7 @@ from pydantic import ValidationError
 
 from fedtar_flare.errors import FedTARError
 from fedtar_flare.files import clean
-from fedtar_flare.record.events import SHARED, Event
+from fedtar_flare.record.events import SHARED, Event, Validation
 
 Kind = TypeVar("Kind", bound=Event)
 ROUNDS_FILE = "rounds.jsonl"
@@ -36,10 +37,7 @@ class RunRecord:
 
 
 def read_events(folder: Path, kinds: Iterable[type[Event]] = SHARED) -> list[Event]:
-    """All whole events of the given kinds, in order; a last line cut off by a kill is left out.
-
-    FedTARError where there is no record, or (with its number) a line is not a valid event.
-    """
+    """All events of the given kinds, but a last line that a kill cut off; FedTARError names any other bad line."""
     known = {kind.kind: kind for kind in kinds}
     path = folder / ROUNDS_FILE
     if not path.is_file():
@@ -76,3 +74,34 @@ def read_events(folder: Path, kinds: Iterable[type[Event]] = SHARED) -> list[Eve
 def of_kind(events: Iterable[Event], kind: type[Kind]) -> list[Kind]:
     """The events of one kind."""
     return [event for event in events if isinstance(event, kind)]
+
+
+def best_round(validations: Iterable[Validation]) -> int | None:
+    """The round whose weights are to be kept, by validation loss; None where no site has any.
+
+    Means over different sites cannot be compared. So each round is compared with the best one before it on the sites
+    that both have, by the mean of their losses weighted by the later round's number of reports. The lower mean wins;
+    the earlier round wins a tie, and the later one wins where no site is shared. Of a repeated round the later entry
+    counts. Weights that were not kept are thus never needed.
+    """
+    best: Validation | None = None
+    for later in sorted({one.round: one for one in validations}.values(), key=lambda one: one.round):
+        if _losses(later) and (best is None or _better(later, best)):
+            best = later
+    return None if best is None else best.round
+
+
+def _better(later: Validation, best: Validation) -> bool:
+    new, old = _losses(later), _losses(best)
+    shared = sorted(new.keys() & old.keys())
+    reports = {site: max(1, later.sites[site].n) for site in shared}
+    mean_new, mean_old = (sum(losses[site] * reports[site] for site in shared) for losses in (new, old))
+    return not shared or mean_new < mean_old
+
+
+def _losses(one: Validation) -> dict[str, float]:
+    return {
+        site: part.validation_loss
+        for site, part in one.sites.items()
+        if part.validation_loss is not None and math.isfinite(part.validation_loss)
+    }

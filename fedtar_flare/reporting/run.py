@@ -12,9 +12,8 @@ from typing import TypeVar
 
 from fedtar_flare.errors import ConfigError, FedTARError
 from fedtar_flare.metrics.registry import SCORES
-from fedtar_flare.record.best import best_round
 from fedtar_flare.record.events import Cell, End, Evaluation, Event, Late, SiteScores, Start, Step, Validation
-from fedtar_flare.record.log import ROUNDS_FILE, of_kind, read_events
+from fedtar_flare.record.log import ROUNDS_FILE, best_round, of_kind, read_events
 from fedtar_flare.registry import method
 
 Kind = TypeVar("Kind", bound=Event)

@@ -6,14 +6,13 @@ Files are written whole or not at all, with a checksum, so a damaged file costs 
 from __future__ import annotations
 
 import re
-import shutil
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from fedtar_flare.errors import ConfigError, FedTARError
-from fedtar_flare.files import PRIVATE, read_json, replacing, write_json
+from fedtar_flare.files import PRIVATE, read_json, write_json
 from fedtar_flare.protocol.exchange import Tensors
 from fedtar_flare.tensor_file import StateError, checksum, read_tensors, write_tensors
 
@@ -70,14 +69,6 @@ class CheckpointFolder:
                 problems.append(str(error))
         raise FedTARError("\n".join([f"{self.folder}: no whole checkpoint to start from", *problems]))
 
-    def carry_to(self, other: CheckpointFolder, round_: int) -> None:
-        """Copy the checkpoint of one round and the best one, for a resumed run to start with as its own."""
-        for name in (f"round-{round_:04d}.safetensors", BEST):
-            source, target = self.folder / name, other.folder / name
-            if source.is_file() and source.resolve() != target.resolve():
-                with replacing(target) as temporary:
-                    shutil.copyfile(source, temporary)
-
     def _files(self) -> list[tuple[int, Path]]:
         if not self.folder.is_dir():
             return []
@@ -124,10 +115,7 @@ class RunCheckpoints:
             folder.save(checkpoint, best=best)
 
     def resumed(self, settings: Mapping[str, Any], may_differ: Collection[str]) -> tuple[Checkpoint, list[str]]:
-        """The checkpoint to resume, and a line for each damaged one that was passed over.
-
-        FedTARError: there is none of this submitter's, or it was made with other settings (``may_differ`` apart).
-        """
+        """The checkpoint to resume, and a line for each damaged one; FedTARError if there is none of such settings."""
         checkpoint, problems = self._source().last()
         before = checkpoint.info["settings"]
         differing = [
@@ -144,13 +132,13 @@ class RunCheckpoints:
 
         Where the resumed one is the best, it is written as such: the server may have died just before it was.
         """
-        self._claim()
-        for folder in self._own:
-            self._source().carry_to(folder, resumed.round)
-            if is_best:
-                folder.save(resumed, best=True)
-        best = self._own[0].folder / BEST
-        return load(best) if best.is_file() else None
+        kept = self._source().folder / BEST
+        best = resumed if is_best else load(kept) if kept.is_file() else None
+        self.save(resumed, best=is_best)
+        if best is not None and not is_best:
+            for folder in self._own:
+                _write(folder.folder / BEST, best)
+        return best
 
     def _source(self) -> CheckpointFolder:
         if self._simulated:

@@ -81,10 +81,7 @@ def app_of(job: Path, site: str = "") -> Path:
 
 
 def read_job(app: Path) -> DeployedJob:
-    """Read an app. No class is imported but those of the installed methods.
-
-    Raises ConfigError for a job of something else than this package, or with a setting that is not allowed.
-    """
+    """Read an app, importing no class but those of installed methods; ConfigError if it is none of this package's."""
     site = read_json(app / CLIENT_CONFIG)
     meta = read_json(app.parent / META) if (app.parent / META).is_file() else {}
     entry, workflow = _executor_entry(app), _only(read_json(app / SERVER_CONFIG).get("workflows"), "workflow", app)

@@ -56,10 +56,7 @@ def may_fork(executor: object) -> bool:
 
 
 def connect(app: Path, simulator: int) -> Connection | None:
-    """A fresh copy of the template of this simulator (a process id), ready for this app's executor.
-
-    None while there is no template; the first call starts it.
-    """
+    """A fresh copy of this simulator's template; None while there is none: the first call starts it, for this app."""
     folder = template_folder(simulator)
     try:
         folder.mkdir(mode=0o700)
@@ -97,10 +94,7 @@ def perform(
     abort_signal: Signal,
     scalar: Scalar,
 ) -> Answer:
-    """As ``executor.perform(task, header, weights, site)``, in a copy of the template; raises what that raises.
-
-    FedTARError also when the copy ends without an answer.
-    """
+    """``executor.perform(task, header, weights, site)`` in a copy; FedTARError also if it ends without an answer."""
     with connection:
         send(connection, order_of(task, header, site), weights)
         told, answer = False, None

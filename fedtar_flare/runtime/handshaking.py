@@ -49,8 +49,7 @@ class HandshakeController(TaskController):
     def gather(self, w: Tensors | None) -> tuple[Tensors, Answers]:
         """Greet all that are connected; the weights to start from (``w``, else one site's initial ones), the answers.
 
-        Raises:
-            FedTARError: fewer than ``min_sites`` take part or agree, or nobody gives initial weights.
+        FedTARError where fewer than ``min_sites`` take part or agree, or nobody gives initial weights.
         """
         live = self.live_sites()
         source = self.initial_site or (live[0] if live else "")

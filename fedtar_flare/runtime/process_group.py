@@ -46,10 +46,7 @@ GRACE_SECONDS = 5.0
 
 
 class ProcessGroup:
-    """``size`` processes (at least 2) that do tasks together, until :meth:`close`.
-
-    ``device`` is ``cpu``, or ``cuda``: rank r then computes on the GPU of that number.
-    """
+    """``size`` processes (at least 2) that do tasks together; on ``cuda`` rank r computes on the GPU of that number."""
 
     def __init__(self, size: int, device: str):
         self.size, self.device = size, device

@@ -156,11 +156,7 @@ class MethodRecipe(Recipe):
         self._interval(SIMULATOR_REQUEST_INTERVAL)
 
     def resolved(self) -> dict[str, Any]:
-        """What decides about a run's numbers, defaults filled in: a digest of the sites' settings, and the server's.
-
-        Two recipes whose results may be compared as the same arm have equal ones; a default that changes in a later
-        release changes it too, which the arguments that were given do not.
-        """
+        """What decides about a run's numbers, defaults filled in: a digest of the sites' settings, and the server's."""
         server = {name: getattr(self.controller, name) for name in _CONTROLLER_ARGUMENTS}
         return {
             "sites": self.executor.settings_digest(),
@@ -174,8 +170,7 @@ class MethodRecipe(Recipe):
         """Write the job to ``<job_dir>/<name>``.
 
         With ``byoc`` it is for the simulator: it has the ``custom`` note that the plain simulator needs, and sites ask
-        for tasks many times a second. Without it, the job is for production: the class allow-list stays in force and
-        sites ask every two seconds.
+        for tasks many times a second. Without it, the class allow-list stays in force and sites ask every two seconds.
         """
         if self.definition.simulation_only and not byoc:
             raise ConfigError(f"method '{self.contract.method}' runs in a simulation only: it has no job for hospitals")

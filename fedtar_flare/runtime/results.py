@@ -18,7 +18,6 @@ from fedtar_flare.metrics.registry import SCORES
 from fedtar_flare.models.adapters.peft_file import DEFAULT_ADAPTER, adapter_of, write_adapter
 from fedtar_flare.protocol.exchange import ExchangeSchema
 from fedtar_flare.protocol.messages import Reply
-from fedtar_flare.record.best import best_round
 from fedtar_flare.record.events import (
     Evaluation,
     Exchange,
@@ -30,7 +29,7 @@ from fedtar_flare.record.events import (
     Step,
     Validation,
 )
-from fedtar_flare.record.log import METRICS_FILE, RunRecord
+from fedtar_flare.record.log import METRICS_FILE, RunRecord, best_round
 from fedtar_flare.reporting.examples import EXAMPLES_FILE, EXAMPLES_FOLDER, read_examples
 from fedtar_flare.runtime.tasking import Answers, Tensors, now
 from fedtar_flare.site.place import home
@@ -190,10 +189,7 @@ class Results:
         return self.best() in (None, r)
 
     def adapter(self, w: Tensors, r: int) -> None:
-        """Write ``adapter/`` in PEFT's format, with what it belongs to.
-
-        Nothing where the sites gave no configuration of an adapter that travels, as classifiers' sites do not.
-        """
+        """Write ``adapter/`` in PEFT's format, with what it belongs to; nothing where no adapter travels."""
         extras_alone = bool(w) and self._base_model.get("fingerprint") and not any(map(adapter_of, w))
         if not self._adapter_config and not extras_alone:
             return

@@ -1,8 +1,7 @@
-"""TensorBoard scalars through FLARE's analytics, from a site or the server to the server.
+"""TensorBoard scalars (a tag and a number) through FLARE's analytics, from a site or the server to the server.
 
 What a site streams this way passes no result filter. So a real site sends nothing unless its own site file says
-``shares: [losses]``, and nothing in any case where the site's own policy may have a privacy filter
-(:func:`fedtar_flare.site.policy.streaming_allowed`). Only a tag and a number can be sent.
+``shares: [losses]``, and nothing where its policy may have a privacy filter (``site.policy.streaming_allowed``).
 """
 
 from __future__ import annotations

@@ -59,10 +59,7 @@ def simulate(
 
 
 def site_names(sites: int | str | Sequence[str]) -> list[str]:
-    """Names of simulated sites: a number gives site-1, site-2, ...; a text is split at its commas.
-
-    :class:`ConfigError` where there is none, or one is empty or given twice.
-    """
+    """Names of simulated sites: a number gives site-1, site-2, ...; a text is split at its commas."""
     if isinstance(sites, int):
         names = [f"site-{i}" for i in range(1, sites + 1)]
     else:

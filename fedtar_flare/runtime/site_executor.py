@@ -171,11 +171,7 @@ class SiteExecutor(Executor):
     def carry_out(
         self, task: str, header: TaskHeader, weights: Tensors, site: Site, fl_ctx: FLContext, abort_signal: Signal
     ) -> tuple[Reply, Tensors | None]:
-        """:meth:`perform`, here; by as many processes as the site file says; or in a copy of one that has imported all.
-
-        Raises:
-            FedTARError: its ``public`` text goes to the server, its full text to the site's own log.
-        """
+        """:meth:`perform` here, in as many processes as the site file says, or in a copy of the template."""
         scalar = partial(self.send_scalar, site)
         if group := self._group_of(site):
             return group.perform(task, header, weights, site, scalar)
@@ -186,9 +182,9 @@ class SiteExecutor(Executor):
         return self.perform(task, header, weights, site)
 
     def perform(self, task: str, header: TaskHeader, weights: Tensors, site: Site) -> tuple[Reply, Tensors | None]:
-        """Do a task in this process; return the reply and the tensors that go up with it, or None.
+        """Do a task in this process, given what came down; return the reply and what goes up with it, or None.
 
-        ``weights`` holds the float32 tensors that the server sent; it is empty when it sent none.
+        Of a FedTARError the ``public`` text goes to the server, its full text to the site's own log.
         """
         if self.definition.simulation_only and not site.simulated:
             text = f"method '{self.method}' runs in a simulation only: it is no method for hospitals"

@@ -32,17 +32,8 @@ LAST = version(MAX_ROUNDS, MAX_STEPS)
 
 
 class SiteStrategy(ABC):
-    """A method at a site.
-
-    Parameters
-    ----------
-    executor : SiteExecutor
-        Whose tasks it does; gives preset, settings and seed, and in a task the site's file and smallest cell.
-
-    Raises
-    ------
-    ConfigError
-        A group or a setting is unknown or not allowed.
+    """A method at a site: it does the tasks of an executor, which gives preset, settings and seed, and in a task the
+    site's file and smallest cell. A setting that is unknown or not allowed is a :class:`ConfigError`.
     """
 
     shared_groups: ClassVar[tuple[str, ...]] = ("model", "lora", "training", "data")

@@ -40,25 +40,16 @@ class RunAborted(Exception):
 
 @dataclass
 class Answers:
-    """Who answered what to one task. Every asked site ends up in exactly one of the first four.
+    """Who answered what to one task. Every asked site ends up in exactly one of the first four, by name."""
 
-    Args:
-        replies: sites that answered ``ok`` and were accepted.
-        abstained, refused, absent: site to the reason why it adds nothing, why its answer was not accepted, or why
-            there is none (error at the site, time limit, disconnected).
-        seconds, bytes_up: site to the time until its answer came, and to the bytes of its tensors.
-        bytes_down: bytes of the tensors that all sites were sent.
-        closed: the account is settled; every further answer is late.
-    """
-
-    replies: dict[str, Reply] = field(default_factory=dict)
-    abstained: dict[str, str] = field(default_factory=dict)
-    refused: dict[str, str] = field(default_factory=dict)
-    absent: dict[str, str] = field(default_factory=dict)
-    seconds: dict[str, float] = field(default_factory=dict)
+    replies: dict[str, Reply] = field(default_factory=dict)  # ``ok``, and accepted
+    abstained: dict[str, str] = field(default_factory=dict)  # why it adds nothing at this step
+    refused: dict[str, str] = field(default_factory=dict)  # why its answer was not accepted
+    absent: dict[str, str] = field(default_factory=dict)  # error at the site, time limit, disconnected
+    seconds: dict[str, float] = field(default_factory=dict)  # until its answer came
     bytes_up: dict[str, int] = field(default_factory=dict)
-    bytes_down: int = 0
-    closed: bool = False
+    bytes_down: int = 0  # to all sites
+    closed: bool = False  # the account is settled; every further answer is late
 
     @property
     def heard(self) -> int:
@@ -86,11 +77,10 @@ OnReply = Callable[[str, Reply, Tensors], None]
 
 
 class TaskController(ModelController):
-    """Sends tasks and keeps the account of answers.
+    """Sends tasks and keeps the account of answers; arguments as :class:`FederatedController`.
 
     A malformed answer of any kind is refused and recorded; a fault of the server itself (a full disk) stops the job. A
-    site that missed a time limit is not waited for again until it has answered something. Arguments as
-    :class:`FederatedController`.
+    site that missed a time limit is not waited for again until it has answered something.
     """
 
     contract: Contract
@@ -131,13 +121,11 @@ class TaskController(ModelController):
 
         Args:
             weights: tensors that go down in float32 in a task whose contract sends any; None: none go down.
-            sites: who is asked; those not connected are absent.
             on_reply: called once per site, one call at a time; raises :class:`ExchangeError` to refuse the answer.
             time_limit, min_sites: in place of the controller's own.
 
         Raises:
-            RunAborted: the job was aborted.
-            FedTARError: fewer than ``min_sites`` took part.
+            RunAborted, FedTARError: the job was aborted, or fewer than ``min_sites`` took part.
             OSError: the server could not keep an answer.
         """
         limit = self.step_time_limit if time_limit is None else time_limit
@@ -319,8 +307,7 @@ class TaskController(ModelController):
 def advice(limit: float, slowest: float | None, missed: int) -> str | None:
     """One line for the log, or None when the limit (seconds; 0 waits for ever) is fine.
 
-    ``slowest`` is the time to the slowest answer to this kind of task so far, None without any; ``missed`` is how many
-    sites did not answer in time.
+    ``slowest`` is the time to the slowest answer to this kind of task so far; ``missed`` sites did not answer in time.
     """
     if not limit or (slowest is None and not missed):
         return None

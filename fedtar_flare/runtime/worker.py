@@ -49,14 +49,7 @@ class Worker:
         abort_signal: Any = None,
         leads: bool = True,
     ) -> None:
-        """Do one task and say how it ended.
-
-        Args:
-            order: of :func:`.handed.order_of`.
-            executor_of: gives the executor of the app in a folder.
-            abort_signal: None: the task is never aborted from outside.
-            leads: whether it tells points of curves, and the tensors of its answer.
-        """
+        """Do one task with its app's executor, and say how it ended; points and tensors only where this end leads."""
 
         def scalar(tag: str, value: float, step: int) -> None:
             if leads:

@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from importlib.metadata import version as installed
 from pathlib import Path
 
-from fedtar_flare.record.best import best_round
 from fedtar_flare.record.events import (
     SHARED,
     Evaluation,
@@ -21,7 +20,7 @@ from fedtar_flare.record.events import (
     TaskLearnt,
     Validation,
 )
-from fedtar_flare.record.log import of_kind, read_events
+from fedtar_flare.record.log import best_round, of_kind, read_events
 from fedtar_flare.registry import method
 from fedtar_flare.runtime.recipe import MethodRecipe
 from fedtar_flare.site.place import home

@@ -6,8 +6,8 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedtar_flare.record.best import best_round
 from fedtar_flare.record.events import SiteValidation, Validation
+from fedtar_flare.record.log import best_round
 
 
 def rounds(*losses):

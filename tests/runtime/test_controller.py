@@ -1,7 +1,6 @@
 import errno
 import json
 import os
-import random
 
 import pytest
 import torch
@@ -100,21 +99,6 @@ def test_a_step_with_hardly_any_alpha_leaves_the_weights_as_they_are(tmp_path):
     start = next(iter(sites().values())).start()
     weights = final_weights(controller).weights
     assert all(torch.equal(weights[name], start[name]) for name in start)
-
-
-def test_the_order_of_arrival_does_not_change_a_bit(tmp_path):
-    def shuffled(seed):
-        return lambda names: random.Random(seed).sample(sorted(names), len(names))
-
-    results = []
-    for seed in range(4):
-        controller = federation(tmp_path / str(seed))
-        controller.order_of_arrival = shuffled(seed)
-        run(controller)
-        results.append(final_weights(controller))
-    for other in results[1:]:
-        assert all(torch.equal(results[0].weights[n], other.weights[n]) for n in NAMES)
-        assert all(torch.equal(results[0].method[n], other.method[n]) for n in results[0].method)
 
 
 @pytest.mark.parametrize("after", [1, 2])

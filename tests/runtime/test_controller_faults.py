@@ -2,14 +2,12 @@
 
 import errno
 import os
-from dataclasses import replace
 
-import pytest
 import torch
 from federation import NAMES, LocalFederation, QuadraticSite, pair
 
-from fedtar_flare.protocol.tasks import CLOSE_ROUND, HANDSHAKE, TRAIN
-from fedtar_flare.record.events import End, Joined, Start, Step, Validation
+from fedtar_flare.protocol.tasks import HANDSHAKE
+from fedtar_flare.record.events import End, Joined, Start, Step
 from fedtar_flare.record.log import of_kind, read_events
 from fedtar_flare.runtime.aggregation import SpilledUpdates
 
@@ -37,53 +35,6 @@ def run(controller):
     return read_events(controller.results_folder)
 
 
-def payload(**changes):
-    return lambda header, reply, tensors: (replace(reply, payload={**reply.payload, **changes}), tensors)
-
-
-def numbers(**changes):
-    return lambda header, reply, tensors: (replace(reply, numbers={**reply.numbers, **changes}), tensors)
-
-
-MALFORMED = {
-    "counts that are text": (HANDSHAKE, payload(counts="many")),
-    "counts without training": (HANDSHAKE, payload(counts={})),
-    "no counts": (
-        HANDSHAKE,
-        lambda h, r, t: (replace(r, payload={k: v for k, v in r.payload.items() if k != "counts"}), t),
-    ),
-    "a schema that is a list": (HANDSHAKE, payload(schema=[1, 2])),
-    "a schema of texts": (HANDSHAKE, payload(schema={"shapes": {"x": "wide"}, "dtype_up": "float32"})),
-    "settings that are a number": (HANDSHAKE, payload(settings=3)),
-    "a model that is text": (HANDSHAKE, payload(model="large")),
-    "a text of 300,000 characters": (HANDSHAKE, payload(model={"note": "x" * 300_000})),
-    "scores that are text": (HANDSHAKE, payload(scores={"all": {"bleu_4": "good"}})),
-    "a field of its own": (HANDSHAKE, payload(reports=["no finding"])),
-    "a text for a number": (TRAIN, numbers(samples="3")),
-    "a list for a number": (TRAIN, numbers(train_loss=[1.0])),
-    "NaN": (TRAIN, numbers(train_loss=float("nan"))),
-    "scores of another form": (CLOSE_ROUND, payload(scores=[1, 2, 3])),
-    "T numbers that overflow": (CLOSE_ROUND, payload(t_numbers=[1.7e308, 1.7e308])),
-    "a loss that overflows": (TRAIN, numbers(first_loss=1e300)),
-    "junk beside the scores": (CLOSE_ROUND, payload(scores={"steps": {"one": {"n": "many"}}, "all": {}})),
-}
-
-
-@pytest.mark.parametrize("case", MALFORMED)
-def test_a_malformed_reply_costs_its_site_and_nobody_else(tmp_path, case):
-    task, spoil = MALFORMED[case]
-    controller = federation(tmp_path, Spoilt("site-b", spoil, task))
-    events = run(controller)
-    assert of_kind(events, End)[0].status == "completed", of_kind(events, End)[0].reason
-    accounts = {
-        HANDSHAKE: [e.absent for e in of_kind(events, Start)],
-        TRAIN: [e.refused | e.absent for e in of_kind(events, Step)],
-    }
-    for account in accounts.get(task, [e.left_out for e in of_kind(events, Validation)]):
-        assert "site-b" in account and "no answer within" not in account["site-b"]
-    assert (controller.results_folder / "report.html").is_file()
-
-
 def test_a_full_disk_at_the_server_is_its_own_fault_and_ends_the_job(tmp_path, monkeypatch):
     def full(*args):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -98,23 +49,6 @@ def test_nobody_but_the_asked_site_chooses_the_start(tmp_path):
     controller = federation(tmp_path, Spoilt("site-b", lambda h, r, t: (r, pushed), HANDSHAKE), initial_site="site-a")
     start = of_kind(run(controller), Start)[0]
     assert start.sites == ["site-a"] and "nobody had asked" in start.absent["site-b"]
-
-
-def test_a_site_weighs_no_more_than_the_visits_it_announced(tmp_path):
-    honest = federation(
-        tmp_path / "honest", QuadraticSite("site-b", [pair(4), pair(5)], samples=2, validation=pair(10))
-    )
-    run(honest)
-    lying = federation(tmp_path / "lying", Spoilt("site-b", numbers(samples=10**9), TRAIN))
-    run(lying)
-    for name in NAMES:
-        assert torch.equal(weights(honest)[name], weights(lying)[name])
-
-
-def weights(controller):
-    from fedtar_flare.runtime.checkpoint import CheckpointFolder
-
-    return CheckpointFolder(controller.results_folder / "checkpoint").last()[0].weights
 
 
 def test_an_answer_after_its_account_is_closed_changes_nothing(tmp_path):
@@ -168,9 +102,3 @@ def test_a_member_of_a_resumed_run_is_told_that_it_must_have_its_state(tmp_path)
     start = of_kind(run(second), Start)[0]
     assert start.sites == ["site-a", "site-b", "site-c"]
     assert [header.member for header in headers] == [False, False, True]  # site-b; then site-c, new, before site-b
-
-
-def test_replies_of_another_method_are_refused(tmp_path):
-    controller = federation(tmp_path, Spoilt("site-b", lambda h, r, t: (replace(r, method="other"), t), TRAIN))
-    steps = of_kind(run(controller), Step)
-    assert all("method 'other'" in step.refused["site-b"] for step in steps)

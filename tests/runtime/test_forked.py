@@ -7,11 +7,11 @@ import json
 import logging
 import os
 import subprocess
-import time
 from types import SimpleNamespace
 
 import pytest
 import torch
+from federation_process import wait_for
 from nvflare.apis.fl_constant import FLContextKey
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.signal import Signal
@@ -65,19 +65,12 @@ def simulator(place):
     assert forked.connect(place / "app", stand_in.pid) is None  # the first task starts it, and does its work itself
     folder = forked.template_folder(stand_in.pid)
     try:
-        until(lambda: (folder / forked.SOCKET).exists(), "the template waits")
+        wait_for("the template waits", (folder / forked.SOCKET).exists)
         yield stand_in.pid
     finally:
         stand_in.kill()
         stand_in.wait()
-    until(lambda: not folder.exists(), "the template has ended with the simulator")
-
-
-def until(condition, what, seconds=240):
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, f"within {seconds} s: {what}"
-        time.sleep(0.05)
+    wait_for("the template has ended with the simulator", lambda: not folder.exists())
 
 
 def site(place, app="app"):

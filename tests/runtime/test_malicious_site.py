@@ -5,13 +5,26 @@ from dataclasses import replace
 import pytest
 import torch
 from federation import NAMES, QuadraticSite, pair
-from test_controller_faults import Spoilt, federation, numbers, payload, run, weights
+from test_controller_faults import Spoilt, federation, run
 
 from fedtar_flare.errors import ExchangeError
 from fedtar_flare.protocol import exchange as wire
 from fedtar_flare.protocol.tasks import CLOSE_ROUND, HANDSHAKE, TRAIN
 from fedtar_flare.record.events import End, Start, Step, Validation
 from fedtar_flare.record.log import of_kind
+from fedtar_flare.runtime.checkpoint import CheckpointFolder
+
+
+def payload(**changes):
+    return lambda header, reply, tensors: (replace(reply, payload={**reply.payload, **changes}), tensors)
+
+
+def numbers(**changes):
+    return lambda header, reply, tensors: (replace(reply, numbers={**reply.numbers, **changes}), tensors)
+
+
+def weights(controller):
+    return CheckpointFolder(controller.results_folder / "checkpoint").last()[0].weights
 
 
 def update(make):
@@ -60,6 +73,26 @@ ATTEMPTS = {
         lambda h, r, t: (replace(r, status="error", reason="x", payload={"scores": {}}), None),
         "more than its reason",
     ),
+    "counts that are text": (HANDSHAKE, payload(counts="many"), "'counts'"),
+    "counts without training": (HANDSHAKE, payload(counts={}), "2 whole numbers"),
+    "no counts": (HANDSHAKE, lambda h, r, t: (replace(r, payload={"settings": "same"}), t), "lacks the field 'counts'"),
+    "a schema that is a list": (HANDSHAKE, payload(schema=[1, 2]), "schema"),
+    "a schema of texts": (HANDSHAKE, payload(schema={"shapes": {"x": "wide"}, "dtype_up": "float32"}), "schema"),
+    "settings that are a number": (HANDSHAKE, payload(settings=3), "'settings'"),
+    "a text of 300,000 characters": (HANDSHAKE, payload(model={"note": "x" * 300_000}), "'model'"),
+    "scores that are text": (HANDSHAKE, payload(scores={"all": {"bleu_4": "good"}}), "'scores'"),
+    "junk beside the scores": (CLOSE_ROUND, payload(scores={"steps": {"one": {"n": 2}}, "all": {}}), "'scores'"),
+    "a field of its own": (HANDSHAKE, payload(reports=["no finding"]), "unknown field 'reports'"),
+    "a text for a number": (TRAIN, numbers(samples="3"), "'samples'"),
+    "NaN": (TRAIN, numbers(train_loss=float("nan")), "'train_loss'"),
+    "a loss that overflows": (TRAIN, numbers(first_loss=1e300), "'first_loss'"),
+    "T numbers that are text": (CLOSE_ROUND, payload(t_numbers="many"), "'t_numbers'"),
+    "a loss of nobody knows how many": (
+        CLOSE_ROUND,
+        lambda h, r, t: (replace(r, numbers={"validation_loss": 1.0}), t),
+        "without a number of reports",
+    ),
+    "another method's answer": (TRAIN, lambda h, r, t: (replace(r, method="other"), t), "method 'other'"),
     "a reason of a page": (TRAIN, lambda h, r, t: (replace(r, status="abstain", reason="x" * 600), None), "longer"),
 }
 
@@ -82,20 +115,18 @@ def test_an_attempt_costs_its_site_and_nobody_else(tmp_path, attempt):
         assert all(torch.equal(weights(alone)[name], weights(controller)[name]) for name in NAMES)
 
 
-def test_a_site_has_no_more_reports_than_it_announced(tmp_path):
+def test_a_site_has_no_more_reports_and_samples_than_it_announced(tmp_path):
     events = run(federation(tmp_path, Spoilt("site-b", numbers(reports=10**15), CLOSE_ROUND), num_rounds=1))
     validation = of_kind(events, Validation)[0]
     assert validation.sites["site-b"].n == 2 * 2  # as many as its counts of two steps say
-
-
-def test_a_site_has_no_more_samples_than_it_announced(tmp_path):
-    honest = federation(
-        tmp_path / "honest", QuadraticSite("site-b", [pair(4), pair(5)], samples=2, validation=pair(10))
-    )
-    run(honest)
-    lying = federation(tmp_path / "lying", Spoilt("site-b", numbers(samples=10**15), TRAIN))
-    run(lying)
-    assert all(torch.equal(weights(honest)[name], weights(lying)[name]) for name in NAMES)
+    honest = QuadraticSite("site-b", [pair(4), pair(5)], samples=2, validation=pair(10))
+    runs = [
+        federation(tmp_path / str(number), site)
+        for number, site in enumerate((honest, Spoilt("site-b", numbers(samples=10**15), TRAIN)))
+    ]
+    for one in runs:
+        run(one)
+    assert all(torch.equal(weights(runs[0])[name], weights(runs[1])[name]) for name in NAMES)
 
 
 # ------------------------------------------------------------------ what is fetched of a message

@@ -8,12 +8,12 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from federation_process import wait_for
 from hospital_site import HospitalSite, executor_of, write_site_files
 from nvflare.apis.event_type import EventType
 from nvflare.apis.fl_constant import ReturnCode
@@ -32,13 +32,6 @@ PATH = f"{PatientAdaptiveExecutor.__module__}.{PatientAdaptiveExecutor.__qualnam
 NOBODY = SimpleNamespace(
     name="site-1", simulated=True, job="", workspace=Path(), app=Path("nowhere"), stop_if_aborted=lambda: None
 )
-
-
-def until(condition, what, seconds=240):
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, f"within {seconds} s: {what}"
-        time.sleep(0.05)
 
 
 def is_running(pid):
@@ -81,7 +74,7 @@ def test_no_process_outlives_the_executors():
     finally:
         parent.kill()
         parent.communicate()
-    until(lambda: not any(map(is_running, pids)), "the processes have ended with the executor's")
+    wait_for("the processes have ended with the executor's", lambda: not any(map(is_running, pids)))
     shutil.rmtree(folder)
 
 
