@@ -1,31 +1,35 @@
-"""Run ``fedtar`` as a user does, in a process of its own, or here, where the process is not the point."""
+"""Run ``fedtar`` or the simulator as a user does, in a process of its own; or ``fedtar`` here, where that is enough."""
 
 from __future__ import annotations
 
 import io
 import os
+import signal
 import subprocess
 import sys
-from contextlib import chdir, redirect_stderr, redirect_stdout
+from contextlib import chdir, redirect_stderr, redirect_stdout, suppress
 from pathlib import Path
 from unittest.mock import patch
-
-from simulator import end_session
 
 BIN = Path(sys.executable).parent
 
 
-def fedtar(
-    *arguments: object, timeout: float = 300, cwd: Path | None = None, **environment: str
+def run(
+    *command: object, timeout: float, cwd: Path | None = None, stderr: int = subprocess.PIPE, **environment: str
 ) -> tuple[int, str, str]:
-    """Exit code, standard output and standard error of one command; its process is ended as a whole."""
+    """Exit code, standard output and standard error of one command.
+
+    The simulator starts processes of its own and leaves them when it is killed, so all run in a session that is ended
+    as a whole.
+    """
     path = f"{BIN}{os.pathsep}{os.environ['PATH']}"
+    program, *arguments = command
     process = subprocess.Popen(
-        [str(BIN / "fedtar"), *map(str, arguments)],
+        [str(BIN / str(program)), *map(str, arguments)],
         env={**os.environ, "PATH": path, "HF_HUB_OFFLINE": "1", **environment},
         cwd=cwd,
         stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
+        stderr=stderr,
         text=True,
         start_new_session=True,
     )
@@ -34,6 +38,28 @@ def fedtar(
     finally:
         end_session(process.pid)
     return process.returncode, out, err
+
+
+def end_session(pid: int) -> None:
+    """End every process of the session that ``pid`` leads; only ever called for a process that a test started."""
+    with suppress(ProcessLookupError):
+        os.killpg(pid, signal.SIGKILL)
+
+
+def fedtar(
+    *arguments: object, timeout: float = 300, cwd: Path | None = None, **environment: str
+) -> tuple[int, str, str]:
+    """Exit code, standard output and standard error of one ``fedtar`` command."""
+    return run("fedtar", *arguments, timeout=timeout, cwd=cwd, **environment)
+
+
+def run_simulator(job: Path, workspace: Path, *arguments: str, home: Path, timeout: float = 900, **environment: str):
+    """Run a job folder with ``nvflare simulator``; returns the finished process and the folder of its results."""
+    command = ["nvflare", "simulator", job, "-w", workspace, *arguments]
+    code, output, _ = run(
+        *command, timeout=timeout, stderr=subprocess.STDOUT, **({"FEDTAR_HOME": str(home)} | environment)
+    )
+    return subprocess.CompletedProcess(command, code, output), workspace / "server/simulate_job/fedtar"
 
 
 def fedtar_here(*arguments: object, cwd: Path | None = None, **environment: str) -> tuple[int, str, str]:

@@ -142,14 +142,11 @@ class Federation:
                     start_new_session=True,
                     check=True,
                 )
-        sites = {name for name in names if name in self.sites}
-        if not sites:
-            wait_for("the server listens", self.listens)
-            return
         wait_for("the server listens", self.listens)
-        for name in sorted(sites):
+        for name in (sites := sorted(set(names) & set(self.sites))):
             wait_for(f"{name} is registered", lambda name=name: self.registrations(name) > before[name])
-        wait_for(f"the server lists {sorted(sites)}", lambda: sites <= self.connected())
+        if sites:
+            wait_for(f"the server lists {sites}", lambda: set(sites) <= self.connected())
 
     def registrations(self, name: str) -> int:
         """How often a site has said that the server took it in."""
@@ -258,6 +255,11 @@ class Federation:
             return status if status.startswith(("FINISHED", "FAILED")) else ""
 
         return wait_for(f"job {job} ends\n{self.tail(job)}", done, timeout)
+
+    def completed(self, job: str, timeout: float = 300) -> Path:
+        """The results of a job, which must complete."""
+        assert self.finished(job, timeout) == "FINISHED:COMPLETED", self.tail(job)
+        return self.download(job)
 
     def detail(self, job: str) -> str:
         """Everything the server keeps about a job, as text."""

@@ -8,8 +8,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from command import BIN
-from simulator import end_session
+from command import BIN, end_session
 
 
 def commands(page: Path) -> list[str]:

@@ -3,7 +3,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from simulator import run_simulator
+from command import run_simulator
+from federation_process import recipe
 
 from fedtar_flare.methods.fedtar.events import EVENTS, Outer
 from fedtar_flare.methods.fedtar.recipe import FedTARRecipe
@@ -12,17 +13,13 @@ from fedtar_flare.record.log import of_kind, read_events
 from fedtar_flare.runtime.checkpoint import CheckpointFolder
 from fedtar_flare.suite.engine import run_in_process
 
-TINY = {
-    "preset": "tiny",
-    "num_rounds": 2,
-    "time_steps": 2,
-    "training": {"local_steps": 2, "batch_size": 4},
-    "data": {"synthetic_patients": 16},
-}
+
+def tiny() -> FedTARRecipe:
+    return recipe(rounds=2, data={"synthetic_patients": 16})
 
 
-def export(folder: Path, **changes) -> Path:
-    FedTARRecipe(name="tiny", **{**TINY, **changes}).export(str(folder))
+def export(folder: Path) -> Path:
+    tiny().export(str(folder))
     return folder / "tiny"
 
 
@@ -65,13 +62,7 @@ def test_a_run_leaves_everything_that_it_promises(finished):
     for step in steps:
         assert step.bytes_up == step.bytes_down == 2 * start.exchange.bytes
         assert all(one.samples == start.counts[name]["train"][step.step - 1] for name, one in step.sites.items())
-    for name in (
-        "rounds.jsonl",
-        "metrics.json",
-        "report.html",
-        "adapter/adapter_model.safetensors",
-        "adapter/README.md",
-    ):
+    for name in ("rounds.jsonl", "report.html", "adapter/adapter_model.safetensors", "adapter/README.md"):
         assert (results / name).is_file(), name
     metrics = json.loads((results / "metrics.json").read_text())
     for key in ("warm_start", "final"):
@@ -94,7 +85,7 @@ def curves(results: Path, site: str) -> dict[str, list[tuple[int, float]]]:
 def test_scalars_stream_to_tensorboard(finished):
     _, results = finished
     outer = recorded(results, Outer)
-    updates = 2 * 2 * TINY["training"]["local_steps"]
+    updates = 2 * 2 * 2  # rounds, steps and local updates
     for site in ("site-1", "site-2"):
         points = curves(results, site)["loss of local updates"]
         assert [step for step, _ in points] == list(range(1, updates + 1))
@@ -131,7 +122,7 @@ def test_the_adapter_loads_with_peft_and_is_the_best_round_s(finished):
 def test_a_run_in_one_process_gives_the_same_bits(finished, tmp_path, home, monkeypatch):
     _, first = finished
     monkeypatch.setenv("FEDTAR_HOME", str(home))
-    second = run_in_process(FedTARRecipe(name="tiny", **TINY), 2, tmp_path)
+    second = run_in_process(tiny(), 2, tmp_path)
     a, b = last(first), last(second)
     assert a.info["run_id"] != b.info["run_id"]
     assert all(torch.equal(a.weights[n], b.weights[n]) for n in a.weights)

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from simulator import run_simulator
+from command import run_simulator
 
 from fedtar_flare.methods.fedtar.events import EVENTS, Alphas, Outer
 from fedtar_flare.record.events import SHARED, Validation

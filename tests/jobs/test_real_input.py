@@ -4,7 +4,7 @@ import math
 from datetime import datetime
 
 import pytest
-from simulator import run_simulator
+from command import run_simulator
 
 from fedtar_flare.data.cohort import Visit
 from fedtar_flare.methods.fedtar.events import EVENTS

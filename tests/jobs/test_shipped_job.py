@@ -1,11 +1,11 @@
-"""The jobs in ``jobs/``: each is its method's export, and each runs as the README says."""
+"""The jobs in ``jobs/``: each is its method's export, and a shorter one of each runs."""
 
 import filecmp
-import json
-import shutil
+from functools import partial
 
 import pytest
-from simulator import run_simulator
+from command import run_simulator
+from federation_process import recipe
 
 from fedtar_flare.record.events import End, Step, Validation
 from fedtar_flare.record.log import of_kind, read_events
@@ -27,38 +27,13 @@ def test_a_shipped_job_is_its_method_s_export(tmp_path, repository, name):
     assert not differing and not errors, f"run: fedtar export --method {name}"
 
 
-def shorter(job, folder):
-    """A copy of a job with the tiny model, one round of two exchanges, twelve patients a site and two local updates."""
-    copy = shutil.copytree(job, folder / job.name)
-    for side, (entry, arguments) in {
-        "server": ("workflows", {"num_rounds": 1, "time_steps": 2}),
-        "client": (
-            "executors",
-            {
-                "preset": "tiny",
-                "settings": {
-                    "training": {"local_steps": 2, "batch_size": 4},
-                    "data": {"synthetic_patients": 12},
-                },
-            },
-        ),
-    }.items():
-        file = copy / "app" / "config" / f"config_fed_{side}.json"
-        config = json.loads(file.read_text())
-        component = config[entry][0].get("executor", config[entry][0])
-        settings = component["args"].get("settings", {}) | arguments.pop("settings", {})
-        component["args"] |= arguments | {"settings": settings}
-        file.write_text(json.dumps(config))
-    return copy
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", [name for name in names() if name not in ("fedtar", "fedmrg", "fedkei")])
-def test_the_other_shipped_jobs_run(tmp_path, tmp_path_factory, repository, name):
-    job = shorter(repository / "jobs" / name, tmp_path)
+def test_a_short_job_of_each_rival_runs(tmp_path, tmp_path_factory, name):
+    recipe(name, method=partial(MethodRecipe, name)).export(str(tmp_path))
     home = tmp_path_factory.mktemp("home")
-    process, results = run_simulator(job, tmp_path / "ws", "-n", "2", "-t", "2", home=home)
+    process, results = run_simulator(tmp_path / name, tmp_path / "ws", "-n", "2", "-t", "2", home=home)
     assert process.returncode == 0, process.stdout[-4000:]
     events = read_events(results)
     assert [event.status for event in of_kind(events, End)] == ["completed"]

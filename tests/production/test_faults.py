@@ -39,9 +39,7 @@ def quiet(federation, tmp_path_factory):
     folder = tmp_path_factory.mktemp("quiet")
     recipe("quiet", 2, server={"step_time_limit": LIMIT}, **LONG).export(str(folder), byoc=False)
     jobs = [federation.submit(folder / "quiet") for _ in range(2)]
-    for identity in jobs:
-        assert federation.finished(identity, 400) == "FINISHED:COMPLETED", federation.tail(identity)
-    results = [federation.download(identity) for identity in jobs]
+    results = [federation.completed(identity, 400) for identity in jobs]
     return [(last(folder), read_events(folder)) for folder in results]
 
 
@@ -103,16 +101,14 @@ def test_a_site_s_job_process_that_dies_is_started_again_and_nothing_changes(fed
     before = federation.job_process("hospital-b", identity)
     federation.kill(before)
     wait_for("it is started again", lambda: federation.job_process("hospital-b", identity) not in (None, before))
-    assert federation.finished(identity, 400) == "FINISHED:COMPLETED", federation.tail(identity)
-    results = federation.download(identity)
+    results = federation.completed(identity, 400)
     assert all(sorted(event.sites) == sorted(SITES) for event in steps(read_events(results)))
     check_same(last(results), quiet[0][0])
 
 
 def check_went_on_without(federation, identity, site):
     """The run is whole, the lost site is recorded as absent, and its time limit was waited out at most once."""
-    assert federation.finished(identity, 600) == "FINISHED:COMPLETED", federation.tail(identity)
-    events = read_events(federation.download(identity))
+    events = read_events(federation.completed(identity, 600))
     assert [(event.round, event.step) for event in steps(events)] == [(1, 1), (1, 2), (2, 1), (2, 2)]
     lost = [event.absent[site] for event in steps(events) if site in event.absent]
     lost += [event.left_out[site] for event in of_kind(events, Validation) if site in event.left_out]
@@ -158,8 +154,7 @@ def test_a_site_whose_clock_is_a_day_ahead_changes_nothing(federation, job, quie
         log = federation.sites["hospital-b"] / identity / "log.txt"
         tomorrow = f"{datetime.now().astimezone() + timedelta(days=1):%Y-%m-%d}"
         wait_for("its log is a day ahead", lambda: log.is_file() and tomorrow in log.read_text(errors="replace"))
-        assert federation.finished(identity, 400) == "FINISHED:COMPLETED", federation.tail(identity)
-        results = federation.download(identity)
+        results = federation.completed(identity, 400)
         assert all(sorted(event.sites) == sorted(SITES) for event in steps(read_events(results)))
         check_same(last(results), quiet[0][0])
     finally:
@@ -197,8 +192,7 @@ def test_a_run_whose_job_ended_is_resumed_with_the_same_numbers(federation, job,
     if end == ENDS[0]:
         check_not_resumed_by_another(federation, identity)
     resumed = resume(federation, identity)
-    assert federation.finished(resumed, 400) == "FINISHED:COMPLETED", federation.tail(resumed)
-    results = federation.download(resumed)
+    results = federation.completed(resumed, 400)
     kept = CheckpointFolder(federation.server / "fedtar_checkpoints" / identity).last()[0]
     assert kept.round == 1 and last(results).info["run_id"] == kept.info["run_id"]  # the same run, at the sites too
     assert [(event.round, event.step) for event in steps(read_events(results))] == [(2, 1), (2, 2)]
@@ -244,8 +238,7 @@ def test_a_killed_run_of_fedmrg_is_resumed_with_the_same_weights_and_bank(federa
     round_1_is_whole(federation, identity)
     kill_server_process(federation, identity)
     resumed = resume(federation, identity)
-    assert federation.finished(resumed, 400) == "FINISHED:COMPLETED", federation.tail(resumed)
-    results = federation.download(resumed)
+    results = federation.completed(resumed, 400)
     assert [(event.round, event.step) for event in steps(read_events(results))] == [(2, 1)]
     end = last(results)
     assert sorted(end.method) == [f"bank/2/{site}" for site in SITES]
@@ -279,8 +272,7 @@ def test_a_run_of_fedkei_killed_at_probe_and_at_adapt_and_a_site_s_process_too_e
     federation.kill(before)
     assert not has_step(federation, running, 2, 2), "killed within adapt"
     wait_for("it is started again", lambda: federation.job_process("hospital-b", running) not in (None, before))
-    assert federation.finished(running, 400) == "FINISHED:COMPLETED", federation.tail(running)
-    results = federation.download(running)
+    results = federation.completed(running, 400)
     assert [(event.round, event.step) for event in steps(read_events(results))] == [(2, 1), (2, 2)]
     assert all(sorted(event.sites) == sorted(SITES) for event in steps(read_events(results)))
     end, quiet = last(results), last(federation.download(whole))

@@ -66,8 +66,7 @@ def relayed(tmp_path_factory, repository):
 
 def test_a_job_runs_through_the_relay(relayed, exported):
     job = relayed.submit(exported("through_relay"))
-    assert relayed.finished(job, 500) == "FINISHED:COMPLETED", relayed.tail(job)
-    events = read_events(relayed.download(job))
+    events = read_events(relayed.completed(job, 500))
     assert [event.status for event in of_kind(events, End)] == ["completed"]
     assert [sorted(step.sites) for step in of_kind(events, Step)] == [[*BEHIND, STRAIGHT]] * 2
 

@@ -17,7 +17,6 @@ from fedtar_flare.methods.fedtar.controller import TemporalResidualController
 from fedtar_flare.methods.fedtar.recipe import FedTARRecipe
 from fedtar_flare.provision.resume import resumed_job
 from fedtar_flare.provision.status import line
-from fedtar_flare.record.log import read_events
 from fedtar_flare.runtime.checkpoint import CheckpointFolder
 
 
@@ -63,13 +62,6 @@ def test_a_resumed_run_that_dies_at_once_can_be_resumed_again(tmp_path, died_bef
     third = local(tmp_path, "job-3", resume_from="job-2")
     third.run()
     assert not third.panics and third.first_round == 3
-
-
-def test_a_job_without_a_checkpoint_is_named(tmp_path):
-    second = local(tmp_path, "job-2", resume_from="job-1")
-    second.run()
-    (reason,) = second.panics
-    assert "job-1" in reason and read_events(second.results_folder)[-1].status == "failed"
 
 
 def failure(federation):

@@ -49,8 +49,7 @@ def test_fedavg_is_guarded_audited_and_resumed(federation, exported, without_fed
     code, out, err = fedtar("resume", identity, "--startup-kit", federation.kits / "lead@hub.org", "--json")
     assert code == 0, err
     resumed = json.loads(out)["job_id"]
-    assert federation.finished(resumed, 400) == "FINISHED:COMPLETED", federation.tail(resumed)
-    results = federation.download(resumed)
+    results = federation.completed(resumed, 400)
     events = read_events(results)
     assert [(step.round, step.step, sorted(step.sites)) for step in of_kind(events, Step)] == [
         (2, 1, list(SITES)),

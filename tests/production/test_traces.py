@@ -42,8 +42,7 @@ def traces_outside(federation):
 
 def test_a_whole_run_leaves_no_trace_of_a_patient_outside_the_hospitals(hospitals, exported):
     job = hospitals.submit(exported("marked"))
-    assert hospitals.finished(job) == "FINISHED:COMPLETED", hospitals.tail(job)
-    results = hospitals.download(job)  # into the lead's kit, which is searched too
+    results = hospitals.completed(job)  # into the lead's kit, which is searched too
     events = read_events(results)
     assert [sorted(step.sites) for step in of_kind(events, Step)] == [sorted(SITES)] * 2
     (start,) = of_kind(events, Start)
@@ -61,8 +60,7 @@ def test_a_failing_site_s_error_names_files_to_its_own_staff_alone(hospitals, ex
         f"source: manifest\npath: {table}\npolicy: {{min_patients: 1, min_local_steps: 1}}\n"
     )
     job = hospitals.submit(exported("failing"))
-    assert hospitals.finished(job) == "FINISHED:COMPLETED", hospitals.tail(job)
-    (start,) = of_kind(read_events(hospitals.download(job)), Start)
+    (start,) = of_kind(read_events(hospitals.completed(job)), Start)
     assert start.sites == ["hospital-a"] and "hospital-b" in start.absent
     found, _ = traces_outside(hospitals)
     assert found == []

@@ -31,8 +31,7 @@ def test_a_site_pauses_and_joins_while_the_job_runs(federation, exported):
     finally:
         code, _, err = fedtar("site", "join", "--kit", kit)
         assert code == 0, err
-    assert federation.finished(identity, 400) == "FINISHED:COMPLETED", federation.tail(identity)
-    events = read_events(federation.download(identity))
+    events = read_events(federation.completed(identity, 400))
     assert [event.status for event in of_kind(events, End)] == ["completed"]
     last = of_kind(events, Step)[-1]
     assert sorted([*last.sites, *last.abstained]) == sorted(SITES)

@@ -134,3 +134,16 @@ def test_alarms_are_shown_by_status_the_newest_of_a_day_alone(tmp_path):
 def test_the_name_of_a_job_writes_nothing_but_itself_on_a_terminal(name):
     text = line({"id": "x", "name": name, "status": "FINISHED:COMPLETED"})
     assert text.isprintable() and text.count("FINISHED:COMPLETED") == 1
+
+
+def test_a_line_says_how_far_a_job_is_with_the_newest_loss_and_the_method_s_numbers():
+    job = {"id": "1f", "status": "RUNNING", "name": "night"}
+    progress = {"task": "train", "round": 2, "rounds": 5, "step": 1, "time_steps": 3, "seconds": 61.4}
+    progress |= {"sites": {"north": "done", "south": "asked"}, "validation_loss": {"1": 0.75, "10": 0.5}}
+    numbers = {"alpha": [0.25, 0.75], "experts at north": [3]}
+    assert line(job | {"progress": progress | {"numbers": numbers}}).splitlines() == [
+        "1f  RUNNING                night",
+        "  train: round 2 of 5, step 1 of 3, 61 s; north done, south asked; alpha 0.250 0.750; experts at north 3.000"
+        "; validation loss 0.5000",
+    ]
+    assert line(job) == line(job | {"progress": {"task": ""}}) == "1f  RUNNING                night"

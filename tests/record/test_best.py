@@ -3,6 +3,7 @@
 import math
 import random
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -19,35 +20,28 @@ def rounds(*losses):
     ]
 
 
-def test_a_site_that_is_absent_at_the_end_does_not_make_the_first_round_best():
-    # the pooled mean says round 1 (1.0 against 1.8 at the end, when only the harder site is there)
-    both = rounds({"easy": 0.1, "hard": 1.95}, {"easy": 0.05, "hard": 1.9}, {"hard": 1.8})
-    assert best_round(both) == 3
-
-
-def test_a_late_site_does_not_make_its_round_worse():
-    assert best_round(rounds({"a": 0.5}, {"a": 0.4, "late": 9.0})) == 2
-    assert best_round(rounds({"a": 0.4}, {"a": 0.5, "late": 0.01})) == 1
-
-
-def test_sites_count_by_their_reports():
-    assert best_round(rounds({"a": (1.0, 1), "b": (1.0, 9)}, {"a": (0.1, 1), "b": (1.2, 9)})) == 1
-
-
-def test_rounds_without_a_site_in_common_go_by_their_order_and_equal_ones_by_the_first():
-    assert best_round(rounds({"a": 0.1}, {"b": 5.0})) == 2
-    assert best_round(rounds({"a": 0.5}, {"a": 0.5})) == 1
-
-
-def test_without_a_known_loss_there_is_no_best_round():
-    assert best_round([]) is best_round(rounds({})) is best_round(rounds({"a": None}, {"a": math.nan})) is None
-    assert best_round(rounds({"a": None}, {"a": 3.0}, {})) == 2
+@pytest.mark.parametrize(
+    ("losses", "best"),
+    [
+        # the pooled mean says round 1 (1.0 against 1.8 at the end, when only the harder site is there)
+        pytest.param([{"easy": 0.1, "hard": 1.95}, {"easy": 0.05, "hard": 1.9}, {"hard": 1.8}], 3, id="one is absent"),
+        pytest.param([{"a": 0.5}, {"a": 0.4, "late": 9.0}], 2, id="a late site with a large loss"),
+        pytest.param([{"a": 0.4}, {"a": 0.5, "late": 0.01}], 1, id="a late site with a small loss"),
+        pytest.param([{"a": (1.0, 1), "b": (1.0, 9)}, {"a": (0.1, 1), "b": (1.2, 9)}], 1, id="by reports"),
+        pytest.param([{"a": 0.1}, {"b": 5.0}], 2, id="no site in common"),
+        pytest.param([{"a": 0.5}, {"a": 0.5}], 1, id="equal ones"),
+        pytest.param([], None, id="no round"),
+        pytest.param([{}], None, id="no site"),
+        pytest.param([{"a": None}, {"a": math.nan}], None, id="no loss"),
+        pytest.param([{"a": None}, {"a": 3.0}, {}], 2, id="one loss"),
+    ],
+)
+def test_the_best_round_compares_like_with_like(losses, best):
+    assert best_round(rounds(*losses)) == best
 
 
 def test_the_later_one_of_a_repeated_round_counts():
-    first, second = rounds({"a": 0.5}, {"a": 0.7})
-    again = rounds({"a": 0.9})[0]
-    assert best_round([first, second, again]) == 2
+    assert best_round([*rounds({"a": 0.5}, {"a": 0.7}), *rounds({"a": 0.9})]) == 2
 
 
 LOSSES = st.dictionaries(st.sampled_from("abcd"), st.floats(0.01, 10), max_size=4)

@@ -3,7 +3,7 @@ import torch
 
 from fedtar_flare.errors import FedTARError
 from fedtar_flare.runtime.checkpoint import Checkpoint, CheckpointFolder, load
-from fedtar_flare.tensor_file import StateError, read_tensors, write_tensors
+from fedtar_flare.tensor_file import StateError
 
 
 def checkpoint(r):
@@ -48,14 +48,3 @@ def test_none_whole_says_which_and_why(tmp_path):
         CheckpointFolder(tmp_path).last()
     with pytest.raises(FedTARError, match="no whole checkpoint"):
         CheckpointFolder(tmp_path / "nothing").last()
-
-
-def test_a_file_of_an_older_format_is_refused_by_name(tmp_path):
-    path = CheckpointFolder(tmp_path).save(checkpoint(1))
-    tensors, head = read_tensors(path)
-    older = {name.replace("method.", "psi."): value for name, value in tensors.items()}
-    write_tensors(path, older, head | {"format": 1})
-    with pytest.raises(StateError, match=r"round-0001.*checkpoint format 1; this version reads format 2"):
-        load(path)
-    with pytest.raises(FedTARError, match="checkpoint format 1"):
-        CheckpointFolder(tmp_path).last()

@@ -59,18 +59,6 @@ class Hoard(SpilledUpdates):
         return total
 
 
-class AsTheyCome(SpilledUpdates):
-    """What the server must not do either: add up in the order of arrival."""
-
-    def mean(self, weights):
-        total = 0.0
-        for site in [*self._kept, *self._files]:
-            total = total + torch.cat([block.double() for block in self._blocks(site)]) * weights[site]
-        sizes = [shape.numel() for shape in self._shapes]
-        parts = zip(self.names, self._shapes, total.split(sizes), strict=True)
-        return {name: part.view(shape) for name, shape, part in parts}
-
-
 def federation(folder, number, kind=LocalFederation, **settings):
     sites = {name: TrivialSite(name, layers=4) for name in (f"site-{i:03d}" for i in range(number))}
     return kind(folder, sites, **({"num_rounds": 1, "time_steps": 2, "step_time_limit": 60} | settings))
@@ -134,7 +122,3 @@ def test_the_result_of_many_sites_does_not_depend_on_the_order_of_arrival(tmp_pa
         others, last = means_of(controller, monkeypatch)
         assert same(means, others)
         assert same([first.weights, first.method], [last.weights, last.method])
-    monkeypatch.setattr(base_controller, "SpilledUpdates", AsTheyCome)  # this one does depend on it, and it is seen
-    one, _ = means_of(federation(tmp_path / "a", **settings), monkeypatch)
-    other, _ = means_of(federation(tmp_path / "b", order_of_arrival=shuffled, **settings), monkeypatch)
-    assert not same(one, other)

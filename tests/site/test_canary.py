@@ -12,7 +12,7 @@ import zipfile
 
 import pytest
 from canary import DATE, MARK, marks_in, plant
-from simulator import run_simulator
+from command import run_simulator
 
 from fedtar_flare.methods.fedtar.recipe import FedTARRecipe
 from fedtar_flare.record.events import Start

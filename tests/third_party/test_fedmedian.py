@@ -114,8 +114,7 @@ def test_hospitals_that_allow_it_approve_it_run_it_over_mtls_and_resume_it(
         federation.start("localhost")
         federation.start(*federation.sites)
         identity = federation.submit(job)
-        assert federation.finished(identity, 400) == "FINISHED:COMPLETED", federation.tail(identity)
-        results = federation.download(identity)
+        results = federation.completed(identity, 400)
         command("report", results)
         assert "norm of the median" in (results / "report.html").read_text()
 
@@ -124,8 +123,7 @@ def test_hospitals_that_allow_it_approve_it_run_it_over_mtls_and_resume_it(
         for kit in federation.sites.values():
             command("site", "approve", later, "--kit", kit)
         resumed = federation.submit(later)
-        assert federation.finished(resumed, 400) == "FINISHED:COMPLETED", federation.tail(resumed)
-        lines = (federation.download(resumed) / "rounds.jsonl").read_text().splitlines()
+        lines = (federation.completed(resumed, 400) / "rounds.jsonl").read_text().splitlines()
         assert [json.loads(line)["round"] for line in lines if '"median"' in line] == [3]
 
         other = federation.submit(job.parent / "fedavg")  # installed at every hospital, and allowed at none

@@ -7,7 +7,7 @@ import shutil
 
 import pytest
 import torch
-from simulator import run_simulator
+from command import run_simulator
 
 from fedtar_flare.methods.fedkei.events import EVENTS, Learnt, Mixed
 from fedtar_flare.methods.fedkei.outside import KNOWLEDGE_FILE, read_knowledge

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from simulator import run_simulator
+from command import run_simulator
 
 from fedtar_flare.methods.fedmrg.events import EVENTS, Bank, Diagnoses, LossParts, Outside
 from fedtar_flare.record.events import SHARED, End, Evaluation, Step
