@@ -49,8 +49,6 @@ class ExchangeSchema:
             raise ExchangeError(f"the number format of updates is not one of {', '.join(WIRE_DTYPES)}")
         if not self.shapes:
             raise ExchangeError("the exchange is empty: no tensor would travel; check the LoRA targets of the model")
-        if list(self.shapes) != sorted(self.shapes):
-            raise ExchangeError("the exchange schema must be sorted by tensor name")
 
     @classmethod
     def of(cls, state: Tensors, dtype_up: str = "float32") -> ExchangeSchema:

@@ -1,9 +1,8 @@
 """Which requests of the server a site answers.
 
-At a site FLARE checks an administrator's rights by what the server writes into the request, and a request without the
-name of a command passes unchecked. The site's policy thus binds an honest server alone; any other could read every text
-file of the site's account with FLARE's shell, switch the site's log off, or have a folder of the kit (``local``)
-replaced by a "job" of that name. Such requests are refused here whoever sends them.
+At a site FLARE checks an administrator's rights by what the server writes into the request, so the site's policy binds
+an honest server alone; any other could read every text file of the site's account with FLARE's shell, switch the site's
+log off, or have a folder of the kit replaced by a "job" of that name. Here these are refused whoever sends them.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """A launcher that starts a job process again when a signal ended it.
 
-FLARE 2.9 fails the whole job, for all sites, when one site's job process dies of a signal (out of memory, a crashed GPU
-driver, an operator's kill), whatever ``min_clients`` says. Here the site starts the process again and the server sends
-the open task once more. The task names the state version that it starts from, so the numbers stay the same. If the
-process keeps dying, the job goes on with the other sites.
+FLARE 2.9 fails the whole job, for all sites, when one site's job process dies of a signal (out of memory, an operator's
+kill), whatever ``min_clients`` says. Here the site starts it again and the server sends the open task once more, which
+names the state version that it starts from, so the numbers stay the same. A site whose process keeps dying leaves.
 """
 
 from __future__ import annotations

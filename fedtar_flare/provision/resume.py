@@ -1,8 +1,7 @@
-"""Go on with a run whose job ended: a new job, the same run.
+"""Go on with a run whose job ended, which FLARE cannot: a new job, the same run.
 
-FLARE has no resume: a killed or aborted job stays ended. The server keeps each job's checkpoints in its kit
-(``fedtar_checkpoints/<job id>/``), and the sites keep their own state. A new job that names the old one continues after
-its last whole round, with the same run id, weights, method's state and optimiser.
+The server keeps each job's checkpoints in its kit (``fedtar_checkpoints/<job id>/``), and the sites their own state. A
+job that names the old one continues after its last whole round, with the same run id, weights, state and optimiser.
 """
 
 from __future__ import annotations

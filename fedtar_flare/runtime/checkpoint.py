@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -87,9 +88,10 @@ class RunCheckpoints:
     ``resume_from`` and the name of initial weights are paths.
     """
 
-    def __init__(self, results: Path, run_dir: Path, job: str | None, resume_from: str, keep: int, submitter: str = ""):
-        self._kit = run_dir.parent
-        self._resume_from, self._submitter = resume_from, submitter
+    def __init__(self, results: Path, run_dir: Path, job: str | None, resume_from: str, keep: int):
+        self._kit, self._resume_from = run_dir.parent, resume_from
+        meta = run_dir / "meta.json"  # which the server has written; there is none in the simulator
+        self._submitter = str(read_json(meta).get("submitter_name") or "") if meta.is_file() else ""
         self._simulated = not job or job == SIMULATED_JOB
         places = [results / "checkpoint"]
         if job and not self._simulated:
@@ -144,7 +146,11 @@ class RunCheckpoints:
         if self._simulated:
             return CheckpointFolder(self._resume_from)
         folder = self._kit / KEPT / self._resume_from
-        if not _JOB_ID.fullmatch(self._resume_from) or self._submitter_of(folder) != self._submitter:
+        ours = False
+        if _JOB_ID.fullmatch(self._resume_from):
+            with suppress(ConfigError):  # of an unknown job, or damaged
+                ours = read_json(folder / _SUBMITTER).get("submitter") == self._submitter
+        if not ours:
             raise FedTARError(  # the same, whether the job is another's or never was
                 f"no checkpoint of job {self._resume_from:.100} that its submitter could resume is at this server: it "
                 "ended before its first round did, was somebody else's, or never was"
@@ -156,12 +162,6 @@ class RunCheckpoints:
         for folder in self._own[1:]:
             if not (file := folder.folder / _SUBMITTER).is_file():
                 write_json(file, {"submitter": self._submitter}, PRIVATE)
-
-    def _submitter_of(self, folder: Path) -> str | None:
-        try:
-            return str(read_json(folder / _SUBMITTER)["submitter"])
-        except (ConfigError, KeyError):
-            return None
 
 
 def load(path: Path) -> Checkpoint:

@@ -16,7 +16,6 @@ import torch
 from fedtar_flare import registry
 from fedtar_flare.data.splits import SPLITS
 from fedtar_flare.errors import ConfigError, ExchangeError, FedTARError
-from fedtar_flare.files import read_json
 from fedtar_flare.protocol.exchange import WIRE_DTYPES, Tensors, check_update_size, euclidean_norm, expect_at_most
 from fedtar_flare.protocol.messages import Reply, TaskHeader, version
 from fedtar_flare.protocol.tasks import CLOSE_ROUND, TRAIN
@@ -123,9 +122,7 @@ class FederatedController(HandshakeController):
         self.record = RunRecord(self.results_folder)
         self.results = Results(self.results_folder, self.record, self.scalar)
         run_dir, job = Path(self.get_run_dir()), self.fl_ctx.get_job_id()
-        self._checkpoints = RunCheckpoints(
-            self.results_folder, run_dir, job, self.resume_from, self.keep_checkpoints, _submitter(run_dir)
-        )
+        self._checkpoints = RunCheckpoints(self.results_folder, run_dir, job, self.resume_from, self.keep_checkpoints)
         with self._recorded():
             w = self._begin()
             for r in range(self.first_round, self.num_rounds + 1):
@@ -350,9 +347,3 @@ class FederatedController(HandshakeController):
             raise
         else:
             end("completed")
-
-
-def _submitter(run_dir: Path) -> str:
-    """Who submitted the job, as the server wrote it beside the job; empty in the simulator."""
-    file = run_dir / "meta.json"
-    return str(read_json(file).get("submitter_name") or "") if file.is_file() else ""

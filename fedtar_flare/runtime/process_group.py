@@ -6,13 +6,10 @@ of a task, writes the site's state and gives the answer; the others do their sha
 scores (:mod:`fedtar_flare.learning.ranks`), and write nothing. They stay for the run's next task, so that imports and
 the model are paid for once. No job can ask for them, or say what is started.
 
-They are what ``torchrun`` starts for a script, but are not started by it: its rendezvous listens on every network
-interface of the machine and unpickles what it is sent; its processes inherit no pipe, so that orders would have to be
-found under a name; and they stay when it is killed. Here
-
-- orders and answers go through a pair of sockets that one process inherits, as JSON and safetensors;
-- the processes find each other through a file in a folder of this account alone, and talk over the loopback interface;
-- a process ends when its pipe does, so none outlives the executor's process, however that ends.
+They are not started by ``torchrun``, whose rendezvous listens on every network interface of the machine and unpickles
+what it is sent, and whose processes stay when it is killed. Here orders and answers go through a pair of sockets that
+one process inherits; the processes find each other through a file in a folder of this account alone, and talk over the
+loopback interface; and a process ends when its pipe does, so none outlives the executor's, however that ends.
 """
 
 from __future__ import annotations

@@ -22,11 +22,8 @@ from fedtar_flare.runtime.site_executor import SiteExecutor
 from fedtar_flare.settings import nearest
 from fedtar_flare.site.guard import OutboundGuard
 
-SIMULATOR_REQUEST_INTERVAL = 0.05
-"""Seconds between a site's requests for a task; FLARE's own 2 s would be most of a short simulated step."""
-
-PRODUCTION_REQUEST_INTERVAL = 2.0
-"""The same between hospitals, where a step takes minutes and each request is traffic."""
+SIMULATOR_REQUEST_INTERVAL, PRODUCTION_REQUEST_INTERVAL = 0.05, 2.0
+"""Seconds between a site's requests for a task, which are traffic between hospitals, where a step takes minutes."""
 
 PAPER: dict[str, Any] = {
     "time_steps": 5,
@@ -36,14 +33,11 @@ PAPER: dict[str, Any] = {
 """What the preset ``paper`` sets for every method beside the model: T, the shared adapter and its learning rate."""
 
 SMALL: dict[str, Any] = {
-    "model": {"lora_targets": DECODER_TARGETS},
+    "model": {"lora_targets": DECODER_TARGETS},  # the encoder stays as it is, so that each image is seen by it once
     "training": {"local_steps": 48, "schedule": "cosine"},
     "data": {"synthetic_patients": 96},
 }
-"""What the shipped preset ``small`` sets for every method: found by experiment (docs/experiments.md).
-
-The encoder stays as it is, so that each image is seen by it once. The paper's form adapts both.
-"""
+"""What the shipped preset ``small`` sets for every method: found by experiment (docs/experiments.md)."""
 
 PRESETS: Mapping[str, Mapping[str, Any]] = {"small": SMALL, "paper": PAPER}
 """Presets of every method that trains a report generator and has none of its own."""

@@ -87,15 +87,15 @@ class ServerStrategy(ABC):
         """Tensors, beside w, for the checkpoint."""
         return {}
 
-    def load_state(self, state: Tensors) -> None:
-        """Restore what :meth:`state` gave."""
-
     def info(self) -> Any:
         """What of the state is no tensor, as JSON primitives; None: nothing."""
         return None
 
     def load_info(self, info: Any) -> None:
-        """Restore what :meth:`info` gave; called before :meth:`load_state`."""
+        """Restore what :meth:`info` gave; called before :meth:`load_state`, which restores the tensors."""
+
+    def load_state(self, state: Tensors) -> None:
+        """Restore what :meth:`state` gave."""
 
     def numbers(self) -> dict[str, list[float]]:
         """Numbers to show beside a run's progress."""

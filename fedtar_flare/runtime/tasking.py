@@ -168,7 +168,7 @@ class TaskController(ModelController):
                 else:
                     answers.absent[site] = "still silent; not waited for again" if site in self._silent else too_late
                 self._silent.add(site)
-        self._advise(task, answers, limit, too_late)
+        self._advise(task, answers, limit, missed=sum(why == too_late for why in answers.absent.values()))
         least = self.min_sites if min_sites is None else min_sites
         if answers.heard < least:
             problems = [*answers.absent.items(), *((s, f"refused: {why}") for s, why in answers.refused.items())]
@@ -178,14 +178,12 @@ class TaskController(ModelController):
             )
         return answers
 
-    def _advise(self, task: str, answers: Answers, limit: int, too_late: str) -> None:
+    def _advise(self, task: str, answers: Answers, limit: int, missed: int) -> None:
         """Log when the time limit does not fit what was seen; the same advice once."""
         self._slowest[task] = max([self._slowest.get(task, 0.0), *answers.seconds.values()])
-        missed = sum(why == too_late for why in answers.absent.values())
         line = advice(limit, self._slowest[task] or None, missed)
-        kind = (task, missed > 0)
-        if line and kind not in self._advised:
-            self._advised.add(kind)
+        if line and (task, missed > 0) not in self._advised:
+            self._advised.add((task, missed > 0))
             self.info(f"task '{task}': {line}")
 
     def stop_if_aborted(self) -> None:
