@@ -25,8 +25,10 @@ def shareable(tensors, kind, meta):
     return FLModelUtils.to_shareable(model)
 
 
-def context(workspace, task="train", run_id="run", simulated=False, name="site-1", header=None, job="job-1", sent=None):
-    """Context of a task in which the server sent ``header`` and the tensors ``sent``."""
+def context(
+    workspace, task="train", run_id="run", simulated=False, name="site-1", header=None, job="job-1", sent=None, app=None
+):
+    """Context of a task in which the server sent ``header`` and the tensors ``sent``; ``app``: the job's folder."""
     ctx = FLContext()
     ctx.set_prop("__identity_name__", name, private=False, sticky=False)
     ctx.set_prop("__run_num__", job, private=False, sticky=False)
@@ -37,7 +39,7 @@ def context(workspace, task="train", run_id="run", simulated=False, name="site-1
     ctx.set_prop(HEADER_PROP, header, private=True, sticky=False)
     task_data = shareable(sent, ParamsType.FULL, header.to_meta())
     ctx.set_prop(FLContextKey.TASK_DATA, task_data, private=True, sticky=False)
-    place = SimpleNamespace(get_root_dir=lambda: str(workspace))
+    place = SimpleNamespace(get_root_dir=lambda: str(workspace), get_app_dir=lambda job: str(app))
     engine = SimpleNamespace(get_workspace=lambda: place, fire_event=lambda *a: None)
     ctx.get_engine = lambda: engine
     return ctx

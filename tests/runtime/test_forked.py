@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
 import os
@@ -12,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from federation_process import wait_for
+from flare_context import context
 from nvflare.apis.fl_constant import FLContextKey
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.signal import Signal
@@ -74,18 +74,7 @@ def simulator(place):
 
 
 def site(place, app="app"):
-    @contextlib.contextmanager
-    def new_context():
-        yield FLContext()
-
-    workspace = SimpleNamespace(get_root_dir=lambda: str(place), get_app_dir=lambda job: str(place / app))
-    engine = SimpleNamespace(get_workspace=lambda: workspace, new_context=new_context)
-    context = FLContext()
-    context.get_engine = lambda: engine
-    context.set_prop("__identity_name__", "site-1", private=False, sticky=False)
-    context.set_prop("__run_num__", "job", private=False, sticky=False)
-    context.set_prop(FLContextKey.SIMULATE_MODE, True, private=True, sticky=False)
-    return Site(context)
+    return Site(context(place, simulated=True, app=place / app))
 
 
 def in_a_copy(simulator, place, task, about, weights, signal=None, scalar=lambda *point: None, app="app"):
@@ -180,10 +169,10 @@ def test_a_folder_of_somebody_else_is_not_used(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(("threads", "swapped"), [(1, True), (2, False), (None, False)])
 def test_only_where_a_process_ends_after_its_task(threads, swapped):
-    context = FLContext()
+    swapping = FLContext()
     engine = SimpleNamespace(client=SimpleNamespace(args=SimpleNamespace(threads=threads)))
-    context.get_engine = lambda: engine
+    swapping.get_engine = lambda: engine
     clients = [{"name": "site-1"}, {"name": "site-2"}]
-    context.set_prop(FLContextKey.JOB_META, {"job_clients": clients}, private=True, sticky=False)
-    assert forked.is_swapped(context) is swapped
+    swapping.set_prop(FLContextKey.JOB_META, {"job_clients": clients}, private=True, sticky=False)
+    assert forked.is_swapped(swapping) is swapped
     assert not forked.is_swapped(FLContext())
