@@ -24,7 +24,7 @@ from fedtar_flare.record.events import Step
 from fedtar_flare.record.log import of_kind, read_events
 from fedtar_flare.runtime.aggregation import SpilledUpdates
 from tests.benchmarks.harness import Absent, comparison, peak_bytes
-from tests.simulator import run_simulator
+from tests.command import run_simulator
 from tests.trivial_site import TrivialSite
 
 PUBLISHED = {
