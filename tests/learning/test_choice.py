@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
+
 import pytest
 import torch
+from batches import rows
 from hypothesis import given
 from hypothesis import strategies as st
 from test_diagnosis import batch, extended
 
-from fedtar_flare.imaging.batch import ImageBatch
 from fedtar_flare.learning.comparison import UNKNOWN, Comparison
 from fedtar_flare.learning.diagnosis import FindingsChoice
 from fedtar_flare.learning.labels import Labeler, labeler
@@ -82,10 +84,6 @@ class Wanted:
         return abs(len(text) - told)
 
 
-def single(b, i):
-    return ImageBatch(*(part[i : i + 1] for part in (b.images, b.position_mm, b.slice_mask)))
-
-
 def texts_of(model, b, choice=None, **options):
     model.choice = choice
     return [decode(row) for row in model.generate(b, **options).tolist()]
@@ -125,7 +123,7 @@ def test_of_a_second_search_the_beam_that_agrees_best_is_taken_whatever_else_is_
     best = [min(own, key=lambda text, n=n: abs(len(text) - n)) for own, n in zip(beams, lengths, strict=True)]
     assert best != plain, "otherwise nothing is shown"
     assert texts_of(model, b, Wanted(*lengths)) == best
-    assert [texts_of(model, single(b, i), Wanted(lengths[i]))[0] for i in range(2)] == best
+    assert [texts_of(model, rows(b, i), Wanted(lengths[i]))[0] for i in range(2)] == best
     # one report alone is searched for again
     assert texts_of(model, b, Wanted(len(plain[0]), lengths[1])) == [plain[0], best[1]]
 
@@ -140,17 +138,13 @@ def test_a_report_stays_where_no_beam_agrees_better(model):
 def test_the_second_search_runs_in_the_context_of_its_rows_alone(model):
     plain, entered = texts_of(model, batch()), []
 
-    class Context:
-        def __init__(self, rows):
-            self.rows = list(rows)
+    @contextmanager
+    def context(rows):
+        entered.append(list(rows))
+        yield
+        entered.append("left")
 
-        def __enter__(self):
-            entered.append(self.rows)
-
-        def __exit__(self, *args):
-            entered.append("left")
-
-    texts_of(model, batch(), Wanted(len(plain[0]), -1), context=Context)
+    texts_of(model, batch(), Wanted(len(plain[0]), -1), context=context)
     assert entered == [[1], "left"]
 
 

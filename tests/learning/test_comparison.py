@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import learners
 import pytest
 import torch
+from batches import noise
 from hypothesis import given
 from hypothesis import strategies as st
 
 from fedtar_flare.data.timeline import Timeline
-from fedtar_flare.imaging.batch import ImageBatch, PriorBatch
-from fedtar_flare.imaging.pipeline import prepare_cohort
+from fedtar_flare.imaging.batch import PriorBatch
 from fedtar_flare.learning import comparison
 from fedtar_flare.learning.comparison import CHANGE_RMS, UNKNOWN, Comparison, changes_of, is_shown
-from fedtar_flare.learning.config import LoRAConfig, TrainingConfig
 from fedtar_flare.learning.diagnosis import extend
 from fedtar_flare.learning.labels import labeler
 from fedtar_flare.learning.prior import show_reports
@@ -36,11 +36,6 @@ SETTINGS = {
     "slices": MODEL.slices,
     "seed": 0,
 }
-
-
-def images(count=3, seed=0):
-    pixels = torch.randint(256, (count, 4, 3, 32, 32), dtype=torch.uint8, generator=torch.Generator().manual_seed(seed))
-    return ImageBatch(pixels, torch.arange(4.0).repeat(count, 1), torch.ones(count, 4, dtype=torch.bool))
 
 
 @pytest.fixture(scope="module")
@@ -87,11 +82,11 @@ def test_the_rule_gives_what_was_planted_in_every_style(tmp_path):
 
 # --------------------------------------------------------------------------- what is told
 def test_before_is_what_the_report_says_else_what_the_image_shows_else_unknown(model):
-    prior = PriorBatch(torch.tensor([10.0, 20.0, 30.0]), images(seed=2))
+    prior = PriorBatch(torch.tensor([10.0, 20.0, 30.0]), noise(3, seed=2))
     prior.images.slice_mask[2] = False
     show_reports(prior, ["There is a small left pleural effusion.", None, None], build_tokenizer(MODEL))
     branch = model.diagnosis
-    batch = images()
+    batch = noise(3)
     batch.prior = prior
     seen = branch(model.prior_tokens(batch), prior.images.slice_mask).argmax(-1)
     before = branch.comparison.before(prior, seen)
@@ -122,10 +117,10 @@ def test_a_prompt_tells_the_change_only_where_there_is_one(model):
 
 
 def test_prompts_without_a_visit_before_are_as_without_comparison(model):
-    batch = images()
+    batch = noise(3)
     tokens = model.tokens(batch)
     alone = model.prompts(batch, tokens)
-    batch.prior = PriorBatch(torch.zeros(3), images(seed=3))
+    batch.prior = PriorBatch(torch.zeros(3), noise(3, seed=3))
     shown = model.prompts(batch, tokens, model.prior_tokens(batch))
     assert not torch.equal(alone, shown)
     batch.prior.images.slice_mask[:] = False
@@ -140,23 +135,10 @@ def test_the_directions_of_the_changes_depend_on_the_seed_alone_and_are_no_part_
 
 
 # --------------------------------------------------------------------------- the learner
-@pytest.fixture(scope="module")
-def cohort_of(tmp_path_factory):
-    place = tmp_path_factory.mktemp("cohorts")
-
-    def make(prior):
-        made = synthetic_cohort("site-1", folder=place, patients=5, timeline=Timeline(3, prior=prior), seed=0)
-        return prepare_cohort(made, MODEL, place / "prepared")
-
-    return make
-
-
 def learner_of(cohort, changes, prior_dropout=0.25):
-    learner = PatientLearner(
-        model=MODEL, lora=LoRAConfig(), training=TrainingConfig(batch_size=4), cohort=cohort, seed=3,
-        patient=PatientConfig(enabled=False), mixture=None,
-        diagnosis=DiagnosisConfig(labeler="synthetic", changes=changes),
-    )  # fmt: skip
+    diagnosis = DiagnosisConfig(labeler="synthetic", changes=changes)
+    patient = PatientConfig(enabled=False)
+    learner = learners.learner_of(cohort, PatientLearner, model=MODEL, patient=patient, diagnosis=diagnosis)
     learner.prior_dropout = prior_dropout
     return learner
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 import torch
+from batches import greedy, noise, whole
 from hospital_site import executor_of
 
 from fedtar_flare.errors import ConfigError
-from fedtar_flare.imaging.batch import ImageBatch
 from fedtar_flare.learning.diagnosis import AttentionHead, DiagnosisBranch, diagnosis_losses, extend, load_start
 from fedtar_flare.learning.labels import CLASSES, labeler
 from fedtar_flare.models import learned_prompts
-from fedtar_flare.models.build import build_model, build_tokenizer
+from fedtar_flare.models.build import build_model
 from fedtar_flare.models.config import preset
 from fedtar_flare.models.weights import fingerprint
 from fedtar_flare.synthetic.vocabulary import FINDINGS, KNOWN_FINDINGS
@@ -24,9 +24,7 @@ def normal(*shape, seed=0):
 
 
 def batch():
-    images = (255 * torch.rand(2, 4, 3, 32, 32, generator=torch.Generator().manual_seed(0))).to(torch.uint8)
-    mask = torch.tensor([[True] * 4, [True, True, False, False]])
-    return ImageBatch(images, torch.arange(8.0).view(2, 4), mask)
+    return noise(2, there=(4, 2))
 
 
 def extended(labeler="synthetic", seed=0, **settings):
@@ -216,7 +214,6 @@ def test_what_is_written_follows_from_the_predicted_prompts(beams, place):
     with torch.no_grad():
         model.diagnosis.embeddings.normal_(0, 3, generator=torch.Generator().manual_seed(3))
         tokens = model.tokens(batch())
-        memory, mask = model.memory(batch(), tokens)
         prompts = model.prompts(batch(), tokens)
     classes = model.diagnosis(tokens, batch().slice_mask).argmax(-1)
     own = model.diagnosis.embeddings
@@ -225,22 +222,7 @@ def test_what_is_written_follows_from_the_predicted_prompts(beams, place):
     written = model.generate(batch(), num_beams=beams)
     assert written.shape[1] <= MODEL.max_length and (written[:, 0] == model.bos_id).all()
     if beams == 1:
-        ids = torch.full((2, 1), model.bos_id)
-        with torch.no_grad():
-            for _ in range(written.shape[1] - 1):
-                logits, _ = model.decode(memory, mask, ids, prompts)
-                ids = torch.cat([ids, logits[:, -1:].argmax(-1)], dim=1)
-        for own, greedy in zip(written, ids, strict=True):
-            end = (own == model.eos_id).nonzero()
-            upto = int(end[0]) + 1 if len(end) else len(own)
-            assert torch.equal(own[:upto], greedy[:upto])
-
-
-def test_no_text_can_spell_a_prompt():
-    tokenizer = build_tokenizer(MODEL)
-    text = "[POS] <pos> T[positive] effusion"
-    assert tokenizer.decode(tokenizer.encode(text)) == text
-    assert tokenizer.vocab_size == build_model(MODEL).decoder.config.vocab_size
+        assert [whole(model, row) for row in written] == greedy(model, batch(), written.shape[1])
 
 
 def test_the_loss_is_the_mean_of_the_findings_cross_entropies():

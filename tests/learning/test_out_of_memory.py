@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+from learners import MODEL
 
 from fedtar_flare.errors import DataError
-from fedtar_flare.learning.config import LoRAConfig, TrainingConfig
 from fedtar_flare.learning.learner import ReportLearner
-from fedtar_flare.models.config import preset
-
-MODEL = preset("tiny", max_length=16)
 
 
 class SmallMemory(ReportLearner):
@@ -33,49 +30,43 @@ class SmallMemory(ReportLearner):
 
 
 @pytest.fixture
-def learner_of(cohort):
+def small(learner_of):
     def make(most=10**6, late=False):
-        learner = SmallMemory(
-            model=MODEL,
-            lora=LoRAConfig(),
-            training=TrainingConfig(local_steps=2, batch_size=5),
-            cohort=cohort,
-            seed=0,
-        )
+        learner = learner_of(SmallMemory, local_steps=2, batch_size=5)
         learner.most, learner.late = most, late
         return learner
 
     return make
 
 
-def test_training_goes_on_in_halves_and_learns_the_same(learner_of):
-    whole, small = learner_of(), learner_of(most=2)
-    expected, found = whole.train(1, 3), small.train(1, 3)
-    assert small.sizes[:4] == [5, 2, 2, 1] and max(small.sizes[1:]) == 2, "halved once, and remembered"
+def test_training_goes_on_in_halves_and_learns_the_same(small):
+    whole, halved = small(), small(most=2)
+    expected, found = whole.train(1, 3), halved.train(1, 3)
+    assert halved.sizes[:4] == [5, 2, 2, 1] and max(halved.sizes[1:]) == 2, "halved once, and remembered"
     assert found.loss == pytest.approx(expected.loss, rel=1e-5)
     for name, value in expected.update.items():
         torch.testing.assert_close(found.update[name], value, rtol=1e-2, atol=1e-4)
-    torch.testing.assert_close(small.validate().loss, whole.validate().loss, rtol=1e-5, atol=0)
+    torch.testing.assert_close(halved.validate().loss, whole.validate().loss, rtol=1e-5, atol=0)
 
 
 @pytest.mark.parametrize("late", [False, True])
-def test_evaluation_goes_on_in_halves_and_scores_the_same(learner_of, late):
-    whole, small = learner_of().evaluate(1), (learner := learner_of(3, late)).evaluate(1)
+def test_evaluation_goes_on_in_halves_and_scores_the_same(small, late):
+    whole, halved = small().evaluate(1), (learner := small(3, late)).evaluate(1)
     assert max(learner.sizes) > 3 >= learner.sizes[-1]
-    assert small.texts == whole.texts and small.samples == whole.samples
-    for mine, other in zip(small.rows, whole.rows, strict=True):
+    assert halved.texts == whole.texts and halved.samples == whole.samples
+    for mine, other in zip(halved.rows, whole.rows, strict=True):
         assert mine["token_loss"] == pytest.approx(other["token_loss"], rel=1e-5)
         assert {**mine, "token_loss": 0} == {**other, "token_loss": 0}
 
 
-def test_one_report_that_does_not_fit_is_said(learner_of):
+def test_one_report_that_does_not_fit_is_said(small):
     with pytest.raises(DataError, match="does not hold one report") as caught:
-        learner_of(most=0).evaluate(1)
+        small(most=0).evaluate(1)
     assert caught.value.reason == "out-of-memory"
 
 
-def test_what_an_evaluation_reads_once_is_not_kept(learner_of, cohort):
-    learner, calls = learner_of(), []
+def test_what_an_evaluation_reads_once_is_not_kept(small, cohort):
+    learner, calls = small(), []
     encoder = learner.generator.encoder
     encoder.register_forward_hook(lambda module, args, output: calls.append(len(args[0])))
     samples = cohort.samples("test")

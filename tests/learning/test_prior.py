@@ -6,6 +6,7 @@ import copy
 from dataclasses import replace
 from datetime import datetime, timedelta
 
+import learners
 import numpy as np
 import pytest
 import torch
@@ -13,26 +14,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedtar_flare.data.cohort import Sample, Visit
-from fedtar_flare.data.timeline import Timeline
-from fedtar_flare.imaging.pipeline import prepare_cohort
-from fedtar_flare.learning.config import LoRAConfig, TrainingConfig
-from fedtar_flare.learning.learner import ReportLearner
 from fedtar_flare.learning.prior import masked, prior_batch, shown, turns
 from fedtar_flare.models.build import build_tokenizer
 from fedtar_flare.models.config import preset
-from fedtar_flare.synthetic.cohort import synthetic_cohort
 
-T = 3
 MODEL = preset("tiny", max_length=20)
 BOTH = frozenset({"report", "image"})
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")
@@ -40,25 +27,17 @@ def tokenizer():
     return build_tokenizer(MODEL)
 
 
-@pytest.fixture(scope="module")
-def cohort_of(tmp_path_factory):
-    place = tmp_path_factory.mktemp("cohorts")
-
-    def make(prior):
-        made = synthetic_cohort("site-1", folder=place, patients=4, timeline=Timeline(T, prior=prior), seed=0)
-        return prepare_cohort(made, MODEL, place / "prepared")
+@pytest.fixture
+def learner_of(cohort_of):
+    def make(prior, prior_dropout=0.25):
+        made = learners.learner_of(cohort_of(prior, 4), model=MODEL, local_steps=1, seed=1)
+        made.prior_dropout = prior_dropout
+        with torch.no_grad():  # sharper than an untrained decoder, so that reports differ
+            for parameter in made.model.get_base_model().decoder.parameters():
+                parameter.mul_(4.0)
+        return made
 
     return make
-
-
-def learner_of(cohort, prior_dropout=0.25, **training):
-    settings = TrainingConfig(**{"local_steps": 1, "batch_size": 4, **training})
-    made = ReportLearner(model=MODEL, lora=LoRAConfig(), training=settings, cohort=cohort, seed=1)
-    made.prior_dropout = prior_dropout
-    with torch.no_grad():  # sharper than an untrained decoder, so that reports differ
-        for parameter in made.model.get_base_model().decoder.parameters():
-            parameter.mul_(4.0)
-    return made
 
 
 # --------------------------------------------------------------------------- what is shown
@@ -119,11 +98,11 @@ def test_texts_stand_for_the_reports_and_rows_keep_their_place(tokenizer):
 
 
 # --------------------------------------------------------------------------- the learner
-def test_first_visits_and_masked_ones_are_learned_from_as_without(cohort_of):
+def test_first_visits_and_masked_ones_are_learned_from_as_without(learner_of):
     learners = {
-        "none": learner_of(cohort_of("none")),
-        "shown": learner_of(cohort_of("report+image"), prior_dropout=0.0),
-        "masked": learner_of(cohort_of("report+image"), prior_dropout=1.0),
+        "none": learner_of("none"),
+        "shown": learner_of("report+image", prior_dropout=0.0),
+        "masked": learner_of("report+image", prior_dropout=1.0),
     }
     first = {name: learner.train(1, 5).update for name, learner in learners.items()}
     later = {name: learner.train(2, 5).update for name, learner in learners.items()}
@@ -132,8 +111,8 @@ def test_first_visits_and_masked_ones_are_learned_from_as_without(cohort_of):
     assert same(later["none"], later["masked"]) and not same(later["none"], later["shown"])
 
 
-def test_losses_of_a_batch_are_those_of_its_samples_alone(cohort_of):
-    learner = learner_of(cohort_of("report+image"))
+def test_losses_of_a_batch_are_those_of_its_samples_alone(learner_of):
+    learner = learner_of("report+image")
     samples = learner.cohort.samples("train")[:5]
     assert {s.time_step for s in samples} == {1, 2, 3}, "first visits are among them"
     with torch.no_grad():
@@ -154,13 +133,13 @@ def with_junk(cohort):
     return made
 
 
-def test_the_model_s_own_texts_and_never_a_reference_stand_for_generated(cohort_of):
+def test_the_model_s_own_texts_and_never_a_reference_stand_for_generated(learner_of):
     texts = {}
     for prior in ("report", "generated"):
-        learner = learner_of(cohort_of(prior))
+        learner = learner_of(prior)
         texts[prior] = learner.evaluate(1).texts
         samples = learner.cohort = with_junk(learner.cohort)
         texts[f"{prior}, junk"] = learner.evaluate(1).texts
-        assert len(texts[prior]) == len(samples.samples("test")) == T
+        assert len(texts[prior]) == len(samples.samples("test")) == 3
     assert texts["generated"] == texts["generated, junk"]
     assert texts["report"] != texts["report, junk"] and texts["report"] != texts["generated"]

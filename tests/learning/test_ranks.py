@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import learners
 import numpy as np
 import pytest
 import torch
@@ -10,19 +11,15 @@ from ranked import in_ranks
 from fedtar_flare.data.timeline import Timeline
 from fedtar_flare.errors import FedTARError
 from fedtar_flare.imaging.pipeline import prepare_cohort
-from fedtar_flare.learning.config import LoRAConfig, TrainingConfig
 from fedtar_flare.learning.learner import ReportLearner
 from fedtar_flare.learning.ranks import ALONE, Ranks
 from fedtar_flare.methods.fedprox import ProximalConfig, ProximalLearner
-from fedtar_flare.methods.fedtar.config import PatientConfig
-from fedtar_flare.methods.fedtar.demographics import fit_mixture, training_median_age
 from fedtar_flare.methods.fedtar.learner import PatientLearner
 from fedtar_flare.methods.scaffold import PREFIX, ScaffoldConfig, ScaffoldLearner
-from fedtar_flare.models.config import preset
 from fedtar_flare.synthetic.cohort import synthetic_cohort
 from fedtar_flare.tensor_file import checksum
 
-MODEL = preset("tiny", max_length=16)
+SCAFFOLD = ScaffoldConfig(optimizer="sgd")
 
 
 class Plain:
@@ -65,18 +62,10 @@ class OneBadReport(PatientLearner):
 def learner_of(folder, kind, ranks=ALONE, device="cpu", **training):
     torch.manual_seed(0)
     whole = synthetic_cohort("site-1", folder=folder, patients=16, timeline=Timeline(2), seed=0)
-    cohort = prepare_cohort(whole, MODEL, folder / "prepared")
-    more = {}
-    if issubclass(kind, PatientLearner):
-        patient = PatientConfig()
-        more = {"patient": patient, "mixture": fit_mixture(cohort, patient, 5)}
-        more["median_age"] = training_median_age(cohort)
-    if issubclass(kind, ProximalLearner):
-        more = {"proximal": ProximalConfig(mu=0.5)}
-    if issubclass(kind, ScaffoldLearner):
-        more = {"scaffold": ScaffoldConfig(optimizer="sgd")}
-    settings = TrainingConfig(**{"local_steps": 3, "batch_size": 5, **training})
-    learner = kind(model=MODEL, lora=LoRAConfig(), training=settings, cohort=cohort, seed=0, device=device, **more)
+    cohort = prepare_cohort(whole, learners.MODEL, folder / "prepared")
+    own = {ProximalLearner: {"proximal": ProximalConfig(mu=0.5)}, ScaffoldLearner: {"scaffold": SCAFFOLD}}
+    more = next((settings for base, settings in own.items() if issubclass(kind, base)), {})
+    learner = learners.learner_of(cohort, kind, device=device, **{"batch_size": 5} | training, **more)
     learner.ranks = ranks
     if kind is OneBadReport:
         learner.bad = cohort.samples("train", 1)[0].visit.visit_id

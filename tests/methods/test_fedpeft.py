@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+from batches import greedy, noise, whole
 from hospital_site import HospitalSite, executor_of, write_site_files
 
 from fedtar_flare.errors import ConfigError
-from fedtar_flare.imaging.batch import ImageBatch
 from fedtar_flare.methods.fedpeft import METHOD, extend
 from fedtar_flare.models.adapters.kinds import add_adapter
 from fedtar_flare.models.adapters.lora import shared_parameters
@@ -93,8 +93,7 @@ def test_what_cannot_be_fails_when_built(settings, problem):
 
 # --------------------------------------------------------------------------- learnt words
 def batch():
-    images = (255 * torch.rand(2, 4, 3, 32, 32, generator=torch.Generator().manual_seed(0))).to(torch.uint8)
-    return ImageBatch(images, torch.arange(8.0).view(2, 4), torch.ones(2, 4, dtype=torch.bool))
+    return noise()
 
 
 def with_words(kind, prompts=3):
@@ -110,18 +109,8 @@ def with_words(kind, prompts=3):
 def test_what_is_written_follows_from_the_learnt_words(kind):
     model, plain = with_words(kind), build_model(MODEL)
     written = model.generate(batch(), num_beams=1)
-    ids = torch.full((2, 1), model.bos_id)
-    with torch.no_grad():
-        tokens = model.tokens(batch())
-        memory, mask = model.memory(batch(), tokens)
-        for _ in range(written.shape[1] - 1):
-            logits, _ = model.decode(memory, mask, ids, model.prompts(batch(), tokens))
-            ids = torch.cat([ids, logits[:, -1:].argmax(-1)], dim=1)
-        assert not torch.allclose(logits, plain.decode(memory, mask, ids[:, :-1])[0], atol=1e-3)
-    for own, greedy in zip(written, ids, strict=True):
-        end = (own == model.eos_id).nonzero()
-        upto = int(end[0]) + 1 if len(end) else len(own)
-        assert torch.equal(own[:upto], greedy[:upto])
+    found = [whole(model, row) for row in written]
+    assert found == greedy(model, batch(), written.shape[1]) != greedy(plain, batch(), written.shape[1])
 
 
 def test_prefix_tuning_replaces_the_words_states_before_every_layer():

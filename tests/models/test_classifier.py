@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from batches import noise
 
 from fedtar_flare.errors import ConfigError
 from fedtar_flare.imaging.batch import ImageBatch
@@ -12,15 +13,17 @@ from fedtar_flare.models.classifier import ClassifierConfig, build_classifier
 SIZES = {"embed_dim": 32, "depth": 2, "num_heads": 2}
 VIT = ClassifierConfig(encoder="vit", image_size=32, slices=1, encoder_config=SIZES)
 TINY = ClassifierConfig(encoder="tiny", image_size=32, slices=4)
+VOLUMES = ClassifierConfig(
+    encoder="swin_unetr",
+    encoder_config={"feature_size": 12, "window_size": 4},
+    slices=32,
+    image_size=32,
+    rank=1,
+    targets=r"encoder\..*\.attn\.(qkv|proj)",
+)
 SWIN = ClassifierConfig(
     encoder="timm", encoder_name="swin_tiny_patch4_window7_224", encoder_weights="random", image_size=64, slices=1
 )
-
-
-def pictures(n=3, slices=1, size=32, seed=0):
-    g = torch.Generator().manual_seed(seed)
-    images = torch.randint(0, 256, (n, slices, 3, size, size), generator=g, dtype=torch.uint8)
-    return ImageBatch(images, torch.zeros(n, slices), torch.ones(n, slices, dtype=torch.bool))
 
 
 def moved(model, seed=1):
@@ -28,8 +31,10 @@ def moved(model, seed=1):
     return {name: value + 0.1 * torch.randn(value.shape, generator=g) for name, value in shared_state(model).items()}
 
 
-@pytest.mark.parametrize("config", [VIT, TINY, VIT.replace(adapter="ia3"), TINY.replace(adapter="ia3"), SWIN])
-def test_adapter_and_head_alone_are_trained_and_the_start_is_the_seeds(config):
+@pytest.mark.parametrize("adapter", ["lora", "ia3"])
+@pytest.mark.parametrize("config", [VIT, TINY, VOLUMES, SWIN], ids=lambda config: config.encoder)
+def test_adapter_and_head_alone_are_trained_and_the_start_is_the_seeds(config, adapter):
+    config = config.replace(adapter=adapter)
     model, again = build_classifier(config), build_classifier(config)
     own = shared_parameters(model)
     assert {id(p) for p in model.parameters() if p.requires_grad} == {id(p) for p in own.values()}
@@ -38,7 +43,7 @@ def test_adapter_and_head_alone_are_trained_and_the_start_is_the_seeds(config):
     )
     start = shared_state(model)
     assert all(torch.equal(value, shared_state(again)[name]) for name, value in start.items())
-    batch = pictures(slices=2 if config.slices > 1 else 1, size=config.image_size)
+    batch = noise(3, config.slices, config.image_size)
     logits = model(batch)
     assert logits.shape == (3, 2) and torch.equal(logits, again(batch))
     for name, value in start.items():
@@ -65,7 +70,7 @@ def test_the_paper_size_travels_with_rank_two_on_the_fused_layer():
 def test_queries_stay_at_one_under_ia3():
     model = build_classifier(VIT.replace(adapter="ia3"))
     own = {name: p for name, p in shared_parameters(model).items() if name.endswith("ia3_l")}
-    gradients = torch.autograd.grad(model(pictures()).square().sum(), list(own.values()))
+    gradients = torch.autograd.grad(model(noise(3, 1)).square().sum(), list(own.values()))
     for gradient in gradients:
         assert not gradient[:32].any() and gradient[32:].any()
 
@@ -73,7 +78,7 @@ def test_queries_stay_at_one_under_ia3():
 def test_slices_that_are_padding_do_not_count_and_the_others_count_alike():
     model = build_classifier(TINY)
     load_shared_state(model, moved(model))
-    batch = pictures(n=2, slices=3)
+    batch = noise(2, 3)
     padded = ImageBatch(
         torch.cat([batch.images, torch.full_like(batch.images[:, :2], 77)], 1),
         torch.zeros(2, 5),
@@ -95,7 +100,7 @@ def test_a_module_loaded_by_peft_gives_equal_logits(tmp_path):
     write_adapter(tmp_path, state, adapter_config(model))
     base = build_classifier(VIT).unload()
     base.head.weight.data, base.head.bias.data = state["head.weight"], state["head.bias"]
-    assert torch.equal(PeftModel.from_pretrained(base, tmp_path)(pictures()), model(pictures()))
+    assert torch.equal(PeftModel.from_pretrained(base, tmp_path)(noise(3, 1)), model(noise(3, 1)))
 
 
 def test_weights_of_a_local_file_are_loaded_and_its_own_head_is_left_out(tmp_path):
@@ -110,11 +115,6 @@ def test_weights_of_a_local_file_are_loaded_and_its_own_head_is_left_out(tmp_pat
     save_file({name: value for name, value in other.items() if name != first}, path)
     with pytest.raises(ConfigError, match=f"lacks tensor {first}"):
         build_classifier(VIT.replace(encoder_weights=str(path)))
-    save_file({**other, first: other[first] * float("nan")}, path)
-    with pytest.raises(ConfigError, match="not finite"):
-        build_classifier(VIT.replace(encoder_weights=str(path)))
-    with pytest.raises(ConfigError, match="cannot be read"):
-        build_classifier(VIT.replace(encoder_weights=str(tmp_path / "none.safetensors")))
 
 
 def test_the_shipped_encoder_is_the_report_generators():

@@ -8,13 +8,11 @@ import re
 import subprocess
 import sys
 import warnings
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from torch import Tensor, nn
+from torch import nn
 
 from fedtar_flare.errors import ConfigError, ExchangeError
 from fedtar_flare.models.adapters.lora import (
@@ -35,7 +33,7 @@ CROSS_ATTENTION = r"decoder\..*\.crossattention\..*"
 class Generator(nn.Module):
     """nn.Linear, Conv1D and tied weights in one plain module."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         from transformers import GPT2Config, GPT2LMHeadModel
 
         super().__init__()
@@ -45,27 +43,27 @@ class Generator(nn.Module):
         )
         self.decoder = GPT2LMHeadModel(config)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         memory = self.encoder["keep"](self.encoder["mix"](x))
         ids = torch.zeros(len(x), 4, dtype=torch.long)
         return self.decoder(input_ids=ids, encoder_hidden_states=memory).logits
 
 
 @pytest.fixture
-def base() -> Any:
+def base():
     torch.manual_seed(0)
     return Generator().eval()
 
 
-def shared(base: Any, **changes: Any) -> Any:
+def shared(base, **changes):
     return add_lora(copy.deepcopy(base), **{"targets": TARGETS, "rank": 2, "alpha": 8, "seed": 3, **changes})
 
 
-def save_adapter(peft_model: Any, folder: Path, adapter: str = "default") -> None:
+def save_adapter(peft_model, folder, adapter="default"):
     write_adapter(folder, shared_state(peft_model, adapter), adapter_config(peft_model, adapter))
 
 
-def shake(peft_model: Any, adapter: str = "default") -> None:
+def shake(peft_model, adapter="default"):
     with torch.no_grad():
         for parameter in shared_parameters(peft_model, adapter).values():
             parameter.add_(0.1 * torch.randn(parameter.shape))
@@ -75,7 +73,7 @@ X = torch.randn(2, 5, 6, generator=torch.Generator().manual_seed(1))
 
 
 # --------------------------------------------------------------------------- making it
-def test_the_model_starts_unchanged_and_only_factors_are_trained(base: Any) -> None:
+def test_the_model_starts_unchanged_and_only_factors_are_trained(base):
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)  # Conv1D beside nn.Linear must not make PEFT warn
         peft_model = shared(base)
@@ -88,7 +86,7 @@ def test_the_model_starts_unchanged_and_only_factors_are_trained(base: Any) -> N
     assert layer.lora_A["default"].weight.abs().max() <= 1 / 6**0.5  # Kaiming uniform bound of 6 inputs
 
 
-def test_the_seed_alone_makes_the_factors_and_the_global_generator_is_left_alone(base: Any) -> None:
+def test_the_seed_alone_makes_the_factors_and_the_global_generator_is_left_alone(base):
     states = []
     for noise, seed in ((0, 3), (1, 3), (0, 4)):
         torch.manual_seed(noise)
@@ -100,13 +98,13 @@ def test_the_seed_alone_makes_the_factors_and_the_global_generator_is_left_alone
     assert all(torch.equal(first[name], other[name]) == name.endswith("lora_B.weight") for name in first)
 
 
-def test_modules_whose_weight_is_read_past_the_layer_are_refused() -> None:
+def test_modules_whose_weight_is_read_past_the_layer_are_refused():
     with pytest.raises(ConfigError, match=r"module 'out_proj' of type NonDynamicallyQuantizableLinear"):
         add_lora(nn.MultiheadAttention(4, 2), targets="out_proj", seed=0)
 
 
 # --------------------------------------------------------------------------- what travels
-def test_names_are_pefts_own_and_values_are_float32_clones(base: Any) -> None:
+def test_names_are_pefts_own_and_values_are_float32_clones(base):
     from peft import get_peft_model_state_dict
 
     peft_model = shared(base.double())
@@ -120,7 +118,7 @@ def test_names_are_pefts_own_and_values_are_float32_clones(base: Any) -> None:
         assert tensor.data_ptr() != parameter.data_ptr()
 
 
-def test_extras_travel_whole_under_their_base_model_names(base: Any) -> None:
+def test_extras_travel_whole_under_their_base_model_names(base):
     peft_model = shared(base, extra=[CROSS_ATTENTION, r"encoder\.keep\.weight"])
     names = [name for name in shared_parameters(peft_model) if "lora_" not in name]
     cross = "decoder.transformer.h.0.crossattention."
@@ -136,12 +134,12 @@ def test_extras_travel_whole_under_their_base_model_names(base: Any) -> None:
     assert peft_model.get_base_model().encoder["keep"].bias.grad is None
 
 
-def test_a_tied_parameter_travels_once_under_its_first_name(base: Any) -> None:
+def test_a_tied_parameter_travels_once_under_its_first_name(base):
     names = shared_parameters(shared(base, extra=[r"decoder\.lm_head\.weight"]))
     assert "decoder.transformer.wte.weight" in names and "decoder.lm_head.weight" not in names
 
 
-def test_loading_copies_into_the_same_parameters(base: Any) -> None:
+def test_loading_copies_into_the_same_parameters(base):
     source, target = (shared(base.double(), extra=[CROSS_ATTENTION], seed=seed) for seed in (1, 2))
     shake(source)
     before = [id(parameter) for parameter in shared_parameters(target).values()]
@@ -165,9 +163,7 @@ NAME = "base_model.model.encoder.mix.lora_A.weight"
         (lambda state: state.update({NAME: [0.0]}), f"{NAME} is list"),
     ],
 )
-def test_a_state_that_does_not_fit_is_refused_by_tensor_and_changes_nothing(
-    base: Any, change: Any, message: str
-) -> None:
+def test_a_state_that_does_not_fit_is_refused_by_tensor_and_changes_nothing(base, change, message):
     peft_model = shared(base)
     before = shared_state(peft_model)
     state = {name: tensor + 1 for name, tensor in before.items()}
@@ -178,7 +174,7 @@ def test_a_state_that_does_not_fit_is_refused_by_tensor_and_changes_nothing(
 
 
 # --------------------------------------------------------------------------- adapter folders
-def from_pretrained(base: Any, folder: Path) -> Any:
+def from_pretrained(base, folder):
     from peft import PeftModel
 
     model = copy.deepcopy(base)
@@ -191,7 +187,7 @@ def from_pretrained(base: Any, folder: Path) -> Any:
 
 
 @pytest.mark.parametrize("extra", [(), (CROSS_ATTENTION,)])
-def test_peft_loads_a_saved_adapter_with_the_same_outputs(base: Any, tmp_path: Path, extra: Any) -> None:
+def test_peft_loads_a_saved_adapter_with_the_same_outputs(base, tmp_path, extra):
     peft_model = shared(base, extra=extra).eval()
     shake(peft_model)
     save_adapter(peft_model, tmp_path / "adapter")
@@ -204,7 +200,7 @@ def test_peft_loads_a_saved_adapter_with_the_same_outputs(base: Any, tmp_path: P
     assert torch.equal(again(X), peft_model(X))
 
 
-def test_the_files_are_those_that_peft_writes(base: Any, tmp_path: Path) -> None:
+def test_the_files_are_those_that_peft_writes(base, tmp_path):
     peft_model = shared(base)
     shake(peft_model)
     save_adapter(peft_model, tmp_path / "ours")
@@ -216,14 +212,14 @@ def test_the_files_are_those_that_peft_writes(base: Any, tmp_path: Path) -> None
     assert peft_model.peft_config["default"].inference_mode is False
 
 
-def test_the_config_is_plain_json_and_keeps_the_base_models_path_to_itself(base: Any) -> None:
+def test_the_config_is_plain_json_and_keeps_the_base_models_path_to_itself(base):
     base.name_or_path = "/hospital/models/base"
     config = adapter_config(shared(base))
     assert config["base_model_name_or_path"] is None and "/hospital" not in json.dumps(config)
     assert config["r"] == 2 and config["lora_alpha"] == 8 and config["target_modules"] == TARGETS
 
 
-def test_a_process_without_peft_writes_a_folder_that_peft_loads(base: Any, tmp_path: Path) -> None:
+def test_a_process_without_peft_writes_a_folder_that_peft_loads(base, tmp_path):
     peft_model = shared(base, extra=[CROSS_ATTENTION]).eval()
     shake(peft_model)
     save_file(shared_state(peft_model), tmp_path / "state.safetensors")
@@ -245,13 +241,13 @@ write_adapter(folder / "adapter", load_file(folder / "state.safetensors"), confi
     assert torch.equal(from_pretrained(base, tmp_path / "adapter")(X), peft_model(X))
 
 
-def test_an_earlier_adapter_in_the_folder_is_replaced_whole(base: Any, tmp_path: Path) -> None:
+def test_an_earlier_adapter_in_the_folder_is_replaced_whole(base, tmp_path):
     save_adapter(shared(base, extra=[CROSS_ATTENTION]), tmp_path)
     save_adapter(shared(base, seed=8), tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["adapter_config.json", "adapter_model.safetensors"]
 
 
-def test_what_is_no_adapter_is_refused(base: Any, tmp_path: Path) -> None:
+def test_what_is_no_adapter_is_refused(base, tmp_path):
     peft_model = shared(base, extra=[CROSS_ATTENTION])
     with pytest.raises(ConfigError, match="peft_type"):
         write_adapter(tmp_path / "a", shared_state(peft_model), {"r": 2})
@@ -263,7 +259,7 @@ def test_what_is_no_adapter_is_refused(base: Any, tmp_path: Path) -> None:
 DECODER = r"decoder\..*"
 
 
-def dual(base: Any) -> Any:
+def dual(base):
     """``generic`` on all targets, ``special`` on the decoder and a layer that the first set leaves alone."""
     peft_model = shared(base, adapter="generic", extra=[r"encoder\.keep\.bias"]).eval()
     add_lora(peft_model, targets=r"encoder\.keep|decoder\..*\.c_fc", rank=3, alpha=3, seed=7, adapter="special")
@@ -272,7 +268,7 @@ def dual(base: Any) -> Any:
     return peft_model
 
 
-def test_named_sets_travel_under_their_names_and_the_default_one_under_none(base: Any) -> None:
+def test_named_sets_travel_under_their_names_and_the_default_one_under_none(base):
     peft_model = dual(base)
     generic, special = (shared_parameters(peft_model, name) for name in ("generic", "special"))
     assert {adapter_of(name) for name in generic} == {"generic", None} and "encoder.keep.bias" in generic
@@ -288,7 +284,7 @@ def test_named_sets_travel_under_their_names_and_the_default_one_under_none(base
         load_shared_state(peft_model, before, "generic")
 
 
-def test_a_further_set_is_trained_and_acts_only_where_it_is_switched_on(base: Any) -> None:
+def test_a_further_set_is_trained_and_acts_only_where_it_is_switched_on(base):
     peft_model = shared(base, adapter="generic").eval()
     shake(peft_model, "generic")
     for parameter in shared_parameters(peft_model, "generic").values():
@@ -309,7 +305,7 @@ def test_a_further_set_is_trained_and_acts_only_where_it_is_switched_on(base: An
     assert torch.equal(peft_model(X), alone)
 
 
-def test_the_sets_that_act_are_chosen_per_layer_and_what_is_trained_stays(base: Any) -> None:
+def test_the_sets_that_act_are_chosen_per_layer_and_what_is_trained_stays(base):
     peft_model = dual(base)
     decoder = peft_model.get_base_model().decoder
     layer, keep = decoder.transformer.h[0].mlp.c_fc, peft_model.get_base_model().encoder["keep"]
@@ -334,7 +330,7 @@ def test_the_sets_that_act_are_chosen_per_layer_and_what_is_trained_stays(base: 
     torch.testing.assert_close(layer(x), plain + low["generic"])
 
 
-def test_each_set_is_saved_as_a_folder_that_peft_loads(base: Any, tmp_path: Path) -> None:
+def test_each_set_is_saved_as_a_folder_that_peft_loads(base, tmp_path):
     peft_model = dual(base)
     for name in ("generic", "special"):
         save_adapter(peft_model, tmp_path / name, name)
@@ -366,9 +362,7 @@ def test_each_set_is_saved_as_a_folder_that_peft_loads(base: Any, tmp_path: Path
         (True, {"adapter": "second", "targets": r"encoder\.mix\.base_layer"}, "match no module"),
     ],
 )
-def test_a_set_that_cannot_be_is_refused_by_name(
-    base: Any, further: bool, changes: dict[str, Any], message: str
-) -> None:
+def test_a_set_that_cannot_be_is_refused_by_name(base, further, changes, message):
     model = dual(base) if further else base
     with pytest.raises(ConfigError, match=message):
         add_lora(model, **{"targets": TARGETS, "seed": 0, **changes})
@@ -382,6 +376,6 @@ def test_a_set_that_cannot_be_is_refused_by_name(
         (["special"], "(", "no valid regular expression"),
     ],
 )
-def test_unknown_sets_and_layers_are_named(base: Any, adapters: list[str], layers: str, message: str) -> None:
+def test_unknown_sets_and_layers_are_named(base, adapters, layers, message):
     with pytest.raises(ConfigError, match=message), active_adapters(dual(base), adapters, layers):
         pass

@@ -6,8 +6,8 @@ import re
 
 import pytest
 import torch
+from batches import noise
 
-from fedtar_flare.imaging.batch import ImageBatch
 from fedtar_flare.models.adapters.lora import add_lora, lora_layers
 from fedtar_flare.models.build import build_model
 from fedtar_flare.models.config import ModelConfig, preset
@@ -45,8 +45,7 @@ def test_targets_hit_every_linear_of_every_layer_and_nothing_else(config: ModelC
 
 def test_peft_adapts_exactly_these_and_the_model_still_writes():
     config = preset("tiny")
-    model, pixels = build_model(config), torch.randint(256, (2, 4, 3, 32, 32), dtype=torch.uint8)
-    batch = ImageBatch(pixels, torch.zeros(2, 4), torch.ones(2, 4, dtype=torch.bool))
+    model, batch = build_model(config), noise()
     targets = {name for name, _ in model.named_modules() if re.fullmatch(config.lora_targets, name)}
     written = model.generate(batch, max_length=12)
     adapted = add_lora(model, targets=config.lora_targets, seed=0)

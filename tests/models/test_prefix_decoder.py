@@ -8,10 +8,10 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from batches import greedy, noise, rows, whole
 from tiny_llama import write_llama
 
 from fedtar_flare.errors import ConfigError
-from fedtar_flare.imaging.batch import ImageBatch
 from fedtar_flare.learning.diagnosis import extend
 from fedtar_flare.models.adapters.lora import add_lora, shared_state
 from fedtar_flare.models.build import build_model, build_tokenizer
@@ -34,13 +34,11 @@ def config_of(folder, **settings):
 
 
 def batch():
-    images = (255 * torch.rand(2, 4, 3, 32, 32, generator=torch.Generator().manual_seed(0))).to(torch.uint8)
-    mask = torch.tensor([[True] * 4, [True, True, False, False]])
-    return ImageBatch(images, torch.arange(8.0).view(2, 4), mask)
+    return noise(2, there=(4, 2))
 
 
-def some_ids(rows=2, length=6):
-    ids = torch.randint(3, 300, (rows, length), generator=torch.Generator().manual_seed(2))
+def some_ids():
+    ids = torch.randint(3, 300, (2, 6), generator=torch.Generator().manual_seed(2))
     ids[:, 0] = 0
     return ids
 
@@ -75,21 +73,12 @@ def test_what_is_written_follows_from_the_logits_and_not_from_the_rest_of_the_ba
     extend(model, {"labeler": "synthetic", "slices": 4, "seed": 0, "prompt_place": "last"})
     with torch.no_grad():
         model.diagnosis.embeddings.normal_(0, 2, generator=torch.Generator().manual_seed(3))
-        memory, mask = model.memory(batch())
-        prompts = model.prompts(batch(), model.tokens(batch()))
         written = model.generate(batch(), num_beams=beams)
-        alone = [
-            model.generate(ImageBatch(*(part[i : i + 1] for part in (b.images, b.position_mm, b.slice_mask))), beams)
-            for b in [batch()] for i in range(2)
-        ]  # fmt: skip
-        ids = torch.zeros(2, 1, dtype=torch.long)
-        for _ in range(written.shape[1] - 1):
-            logits, _ = model.decode(memory, mask, ids, prompts)
-            ids = torch.cat([ids, logits[:, -1:].argmax(-1)], dim=1)
-    for own, single, greedy in zip(written, alone, ids, strict=True):
-        assert _whole(own) == _whole(single[0])
-        if beams == 1:
-            assert _whole(own) == _whole(greedy)
+        alone = [model.generate(rows(batch(), i), beams) for i in range(2)]
+    found = [whole(model, row) for row in written]
+    assert found == [whole(model, single[0]) for single in alone]
+    if beams == 1:
+        assert found == greedy(model, batch(), written.shape[1])
 
 
 @pytest.mark.parametrize("number", range(3))
@@ -111,11 +100,6 @@ def test_of_a_second_search_the_chosen_beam_is_written(folder, number):
     assert [text_of(row) for row in written.tolist()] == [texts[number] for texts in beams]
     assert [text_of(row) for row in likeliest.tolist()] == [texts[0] for texts in beams]
     assert (written[:, 0] == model.bos_id).all() and all(len(set(texts)) == 3 for texts in beams)
-
-
-def _whole(ids):
-    text = ids.tolist()
-    return text[: text.index(1) + 1] if 1 in text else text
 
 
 def test_lora_on_queries_and_values_is_what_trains_and_the_language_model_stays(folder):

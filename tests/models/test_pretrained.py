@@ -11,11 +11,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from batches import noise
 
 from fedtar_flare.errors import ConfigError
-from fedtar_flare.imaging.batch import ImageBatch
 from fedtar_flare.models.build import build_model, build_tokenizer, require_trained
 from fedtar_flare.models.config import STATISTICS, preset
+from fedtar_flare.models.decoder import decoder_tokenizer
 
 
 @pytest.fixture(scope="module")
@@ -54,11 +55,6 @@ def paper(cvt_folder, gpt2_folder):
     return preset("paper", encoder_name=str(cvt_folder), decoder_name=str(gpt2_folder), max_length=48, image_size=64)
 
 
-def radiograph(size: int = 64) -> ImageBatch:
-    pixels = torch.randint(256, (2, 1, 3, size, size), dtype=torch.uint8)
-    return ImageBatch(pixels, torch.zeros(2, 1), torch.ones(2, 1, dtype=torch.bool))
-
-
 def test_the_paper_preset_loads_published_checkpoints(paper, cvt_folder, gpt2_folder):
     from safetensors.torch import load_file
 
@@ -79,41 +75,28 @@ def test_the_paper_preset_loads_published_checkpoints(paper, cvt_folder, gpt2_fo
         require_trained(model, paper, exchanged=())
     require_trained(model, paper, exchanged=model.untrained)
 
-    memory = model.encode(radiograph())
+    memory = model.encode(noise(2, 1, 64))
     assert memory.shape == (2, 4 * 4, 16)
     ids, labels = tokenizer.batch(["the lungs are clear", "the"])
     assert tokenizer.bos_id == tokenizer.eos_id == tokenizer.pad_id == 0
     assert (labels[1] != -100).sum() == len(tokenizer.encode("the"))
-    assert model(radiograph(), ids, labels).isfinite().all()
-    assert model.generate(radiograph(), max_length=10).shape[0] == 2
+    assert model(noise(2, 1, 64), ids, labels).isfinite().all()
+    assert model.generate(noise(2, 1, 64), max_length=10).shape[0] == 2
 
 
 def test_images_are_normalised_as_the_checkpoint_expects(paper):
     model = build_model(paper)
     seen = []
     model.encoder.stage_modules()[0].register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0]))
-    batch = radiograph()
+    batch = noise(2, 1, 64)
     model.encode(batch)
     mean, std = (torch.tensor(v).view(3, 1, 1) for v in STATISTICS[paper.image_statistics])
     torch.testing.assert_close(seen[0], (batch.images[:, 0] / 255 - mean) / std, rtol=1e-4, atol=1e-5)
 
 
-def test_a_warm_started_checkpoint_leaves_nothing_untrained(paper, tmp_path):
-    from fedtar_flare.models.weights import own_state, save_weights
-
-    model = build_model(paper)
-    save_weights(model, tmp_path / "warm.safetensors", torch.float32)
-    config = paper.replace(weights=str(tmp_path / "warm.safetensors"), seed=9)
-    warm = build_model(config)
-    require_trained(warm, config, exchanged=())
-    assert all(torch.equal(t, own_state(warm)[n]) for n, t in own_state(model).items())
-
-
 def test_a_tokenizer_as_vocab_and_merges_is_read_too(paper, gpt2_folder, tmp_path):
     for name in ("config.json", "vocab.json", "merges.txt"):
         (tmp_path / name).write_bytes((gpt2_folder / name).read_bytes())
-    from fedtar_flare.models.decoder import decoder_tokenizer
-
     text = "the lungs <|endoftext|> are 4 mm"
     old = decoder_tokenizer(str(tmp_path), 64)
     assert old.encode(text) == build_tokenizer(paper).encode(text)
@@ -127,9 +110,7 @@ def test_any_timm_encoder_gives_tokens(name, gpt2_folder):
         decoder_name=str(gpt2_folder), max_length=32,
     )  # fmt: skip
     model = build_model(config)
-    pixels = torch.randint(256, (2, 2, 3, 64, 64), dtype=torch.uint8)
-    batch = ImageBatch(pixels, torch.zeros(2, 2), torch.ones(2, 2, dtype=torch.bool))
-    assert model.encode(batch).shape == (2, 2 * config.queries, 16)
+    assert model.encode(noise(2, 2, 64)).shape == (2, 2 * config.queries, 16)
     assert any(name.startswith("encoder.backbone") for name in model.untrained)
 
 

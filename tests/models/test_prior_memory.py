@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from batches import noise
 from torch.nn import functional as F
 
 from fedtar_flare.imaging.batch import ImageBatch, PriorBatch
@@ -26,19 +27,13 @@ def tokenizer():
     return build_tokenizer(CONFIG)
 
 
-def images(seed=0, b=3, s=4, size=32):
-    generator = torch.Generator().manual_seed(seed)
-    pixels = torch.randint(256, (b, s, 3, size, size), dtype=torch.uint8, generator=generator)
-    return ImageBatch(pixels, torch.arange(s).mul(20.0).repeat(b, 1), torch.ones(b, s, dtype=torch.bool))
-
-
 def before(tokenizer, texts=BEFORE, seed=1, days=(30.0, 7.0, 200.0)):
     ids, labels = tokenizer.batch(texts)
-    return PriorBatch(torch.tensor(days), images(seed), ids, labels != -100)
+    return PriorBatch(torch.tensor(days), noise(3, seed=seed), ids, labels != -100)
 
 
 def losses(model, tokenizer, prior):
-    batch = images()
+    batch = noise(3)
     batch.prior = prior
     with torch.no_grad():
         return model(batch, *tokenizer.batch(REPORTS))
@@ -47,7 +42,7 @@ def losses(model, tokenizer, prior):
 def test_image_report_and_time_reach_the_loss_of_their_own_row_alone(model, tokenizer):
     base = losses(model, tokenizer, before(tokenizer))
     assert not torch.isclose(base, losses(model, tokenizer, None)).any()
-    other = images(1)
+    other = noise(3, seed=1)
     other.images[1] = 255 - other.images[1]
     changes = {
         "report": {"texts": [BEFORE[0], "cavity on the right", BEFORE[2]]},
@@ -87,7 +82,7 @@ def test_the_codes_are_no_weights_and_the_same_for_every_model_of_a_width(model)
 
 def test_no_gradient_flows_through_the_visit_before(model, tokenizer):
     model.zero_grad()
-    batch = images()
+    batch = noise(3)
     batch.prior = before(tokenizer)
     memory, mask = model.memory(batch)
     present = CONFIG.slices * CONFIG.queries
@@ -101,7 +96,7 @@ def test_only_a_model_that_sees_the_previous_report_learns_to_copy_it(tokenizer)
     """Eight visits with one image; each report repeats that of the visit before, one of eight words."""
     words = ["effusion", "nodule", "heart", "lungs", "clear", "spine", "cavity", "fibrosis"]
     ids, labels = tokenizer.batch(words)
-    one = images(b=1, s=1)
+    one = noise(1, 1)
     for shown in (False, True):
         model = build_model(CONFIG)
         model.encoder.requires_grad_(False)

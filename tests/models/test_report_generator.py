@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from batches import noise, rows
 
 from fedtar_flare.imaging.batch import ImageBatch
 from fedtar_flare.models.build import build_model, build_tokenizer
@@ -27,19 +28,6 @@ def tokenizer():
     return build_tokenizer(CONFIG)
 
 
-def images(b: int = 3, s: int = 4, size: int = 32, seed: int = 0) -> ImageBatch:
-    generator = torch.Generator().manual_seed(seed)
-    return ImageBatch(
-        torch.randint(256, (b, s, 3, size, size), dtype=torch.uint8, generator=generator),
-        torch.arange(s).mul(20.0).repeat(b, 1),
-        torch.ones(b, s, dtype=torch.bool),
-    )
-
-
-def rows(batch: ImageBatch, at: slice) -> ImageBatch:
-    return ImageBatch(batch.images[at], batch.position_mm[at], batch.slice_mask[at])
-
-
 def pad(batch: ImageBatch, extra: int) -> ImageBatch:
     b = batch.images.shape[0]
     return ImageBatch(
@@ -49,21 +37,14 @@ def pad(batch: ImageBatch, extra: int) -> ImageBatch:
     )
 
 
-def test_memory_has_the_same_number_of_tokens_for_each_slice(model):
-    batch = images()
-    memory = model.encode(batch)
-    assert memory.shape == (3, CONFIG.slices * CONFIG.queries, CONFIG.decoder_config["n_embd"])
-    assert model.memory_mask(batch, memory).shape == memory.shape[:2]
-
-
 def test_loss_of_each_report_is_the_mean_over_its_tokens(model, tokenizer):
-    batch = images()
+    batch = noise(3)
     input_ids, labels = tokenizer.batch(REPORTS)
     loss = model(batch, input_ids, labels)
     assert loss.shape == (3,) and loss.dtype == torch.float32
     for i, report in enumerate(REPORTS):
         ids = torch.tensor([tokenizer.encode(report)])
-        memory = model.encode(rows(batch, slice(i, i + 1)))
+        memory = model.encode(rows(batch, i))
         logits = model.decoder(input_ids=ids, encoder_hidden_states=memory).logits[0]
         chosen = logits.log_softmax(-1)[torch.arange(ids.shape[1] - 1), ids[0, 1:]]
         torch.testing.assert_close(loss[i], -chosen.mean(), rtol=1e-4, atol=1e-5)
@@ -72,12 +53,12 @@ def test_loss_of_each_report_is_the_mean_over_its_tokens(model, tokenizer):
 def test_loss_stays_float32_under_autocast(model, tokenizer):
     input_ids, labels = tokenizer.batch(REPORTS)
     with torch.autocast("cpu", torch.bfloat16):
-        loss = model(images(), input_ids, labels)
+        loss = model(noise(3), input_ids, labels)
     assert loss.dtype == torch.float32 and loss.isfinite().all()
 
 
 def test_padded_slices_change_nothing(model, tokenizer):
-    batch = images()
+    batch = noise(3)
     padded = pad(batch, 3)
     input_ids, labels = tokenizer.batch(REPORTS)
     torch.testing.assert_close(model(padded, input_ids, labels), model(batch, input_ids, labels), rtol=1e-5, atol=1e-5)
@@ -86,15 +67,15 @@ def test_padded_slices_change_nothing(model, tokenizer):
 
 def test_position_and_image_both_reach_the_loss(model, tokenizer):
     input_ids, labels = tokenizer.batch(REPORTS)
-    batch, moved = images(), images()
+    batch, moved = noise(3), noise(3)
     moved.position_mm = moved.position_mm + 60.0
     base = model(batch, input_ids, labels)
     assert not torch.allclose(base, model(moved, input_ids, labels))
-    assert not torch.allclose(base, model(images(seed=1), input_ids, labels))
+    assert not torch.allclose(base, model(noise(3, seed=1), input_ids, labels))
 
 
 def test_slices_of_one_sample_do_not_touch_another(model):
-    batch, changed = images(), images()
+    batch, changed = noise(3), noise(3)
     changed.images[1] = 166
     before, after = model.encode(batch), model.encode(changed)
     assert torch.equal(before[[0, 2]], after[[0, 2]]) and not torch.equal(before[1], after[1])
@@ -102,19 +83,19 @@ def test_slices_of_one_sample_do_not_touch_another(model):
 
 @pytest.mark.parametrize("beams", [1, 3])
 def test_a_batch_of_beams_equals_single_ones(model, beams):
-    batch = pad(images(4), 1)
+    batch = pad(noise(4), 1)
     batch.slice_mask[2, 2:] = False
     together = model.generate(batch, num_beams=beams, max_length=24)
     assert together.dtype == torch.int64 and (together[:, 0] == model.bos_id).all()
     for i in range(4):
-        alone = model.generate(rows(batch, slice(i, i + 1)), num_beams=beams, max_length=24)[0]
+        alone = model.generate(rows(batch, i), num_beams=beams, max_length=24)[0]
         row = together[i]
         assert row[: len(alone)].tolist() == alone.tolist()
         assert (row[len(alone) :] == model.pad_id).all()
 
 
 def test_beams_share_what_they_attend_to_in_an_image(model, monkeypatch):
-    batch = pad(images(4), 1)
+    batch = pad(noise(4), 1)
     batch.slice_mask[2, 2:] = False
     written = model.generate(batch, num_beams=4, max_length=24)
     monkeypatch.setattr("fedtar_flare.models.cross_decoder._beam_cache", lambda: None)  # transformers' own
@@ -127,7 +108,7 @@ def test_the_encoder_stays_in_eval_mode_and_its_statistics_stay_put(model, token
     model.encoder.train()
     assert model.decoder.training and not any(module.training for module in model.encoder.modules())
     input_ids, labels = tokenizer.batch(REPORTS)
-    first, second = (model(images(), input_ids, labels) for _ in range(2))
+    first, second = (model(noise(3), input_ids, labels) for _ in range(2))
     assert torch.equal(first, second)
     assert all(torch.equal(v, before[k]) for k, v in model.encoder.state_dict().items())
     model.eval()
@@ -135,12 +116,12 @@ def test_the_encoder_stays_in_eval_mode_and_its_statistics_stay_put(model, token
 
 def test_without_pooling_every_token_of_one_radiograph_is_memory():
     config = preset("tiny", slices=1, pooling="none", image_size=64)
-    memory = build_model(config).encode(images(2, 1, 64))
+    memory = build_model(config).encode(noise(2, 1, 64))
     assert memory.shape == (2, 4 * 4, config.decoder_config["n_embd"])
 
 
 def test_gradients_reach_every_part(tokenizer):
     model = build_model(CONFIG).train()
-    model(images(), *tokenizer.batch(REPORTS)).mean().backward()
+    model(noise(3), *tokenizer.batch(REPORTS)).mean().backward()
     for name, parameter in model.named_parameters():
         assert parameter.grad is not None and parameter.grad.isfinite().all(), name

@@ -67,11 +67,7 @@ def write_adapter(
     ``state`` and ``adapter_config`` are as :mod:`fedtar_flare.models.adapters.lora` gives them: one set, whose name is
     lost, and its extras. An earlier adapter's files are replaced, and its extras removed where ``state`` has none.
     ``info`` is for :func:`read_adapter_info` (JSON). An empty ``adapter_config`` is that of extras without an adapter.
-
-    Raises:
-        ConfigError: ``adapter_config`` is of no kind that reports are written with.
-        ExchangeError: ``state`` is empty, has no LoRA factor (or some, without ``adapter_config``), or factors of
-            several sets.
+    Raises ConfigError for a kind that reports are not written with, ExchangeError for a state that does not fit it.
     """
     if adapter_config and adapter_config.get("peft_type") not in _KINDS:
         raise ConfigError(

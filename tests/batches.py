@@ -1,0 +1,42 @@
+"""Batches of images of noise."""
+
+from __future__ import annotations
+
+import torch
+
+from fedtar_flare.imaging.batch import ImageBatch
+
+
+def noise(count=2, slices=4, size=32, *, seed=0, gap_mm=20.0, there=()):
+    """``count`` images; ``there`` gives the number of their first slices that are no padding, by row (else all)."""
+    generator = torch.Generator().manual_seed(seed)
+    images = torch.randint(256, (count, slices, 3, size, size), dtype=torch.uint8, generator=generator)
+    batch = ImageBatch(images, gap_mm * torch.arange(slices).repeat(count, 1), torch.ones(count, slices).bool())
+    for row, number in enumerate(there):
+        batch.slice_mask[row, number:] = False
+    return batch
+
+
+def rows(batch, at):
+    """Some rows of a batch; one by its number."""
+    at = slice(at, at + 1) if isinstance(at, int) else at
+    return ImageBatch(batch.images[at], batch.position_mm[at], batch.slice_mask[at])
+
+
+def whole(model, ids):
+    """A report's ids up to its end."""
+    ids = ids.tolist()
+    return ids[: ids.index(model.eos_id) + 1] if model.eos_id in ids else ids
+
+
+@torch.no_grad()
+def greedy(model, batch, length):
+    """Reports of the likeliest words one by one, by :meth:`ReportGenerator.decode`; ids up to their ends."""
+    tokens = model.tokens(batch)
+    memory, mask = model.memory(batch, tokens)
+    prompts = model.prompts(batch, tokens)
+    ids = torch.full((len(memory), 1), model.bos_id)
+    for _ in range(length - 1):
+        logits, _ = model.decode(memory, mask, ids, prompts)
+        ids = torch.cat([ids, logits[:, -1:].argmax(-1)], dim=1)
+    return [whole(model, row) for row in ids]

@@ -1,0 +1,28 @@
+"""Learners of every kind on a synthetic site."""
+
+from __future__ import annotations
+
+from fedtar_flare.learning.config import LoRAConfig, TrainingConfig
+from fedtar_flare.learning.learner import ReportLearner
+from fedtar_flare.methods.fedtar.config import PatientConfig
+from fedtar_flare.methods.fedtar.demographics import fit_mixture, training_median_age
+from fedtar_flare.methods.fedtar.learner import PatientLearner
+from fedtar_flare.models.config import preset
+
+MODEL = preset("tiny", max_length=16)
+
+
+def learner_of(cohort, kind=ReportLearner, *, model=MODEL, exchange=(), **others):
+    """A learner of a class; ``others`` are settings of its training and arguments of its own."""
+    training = {name: others.pop(name) for name in tuple(others) if name in TrainingConfig.model_fields}
+    if issubclass(kind, PatientLearner):
+        patient = others.setdefault("patient", PatientConfig())
+        mixture = fit_mixture(cohort, patient, 5) if patient.enabled else None
+        others = {"mixture": mixture, "median_age": training_median_age(cohort)} | others
+    return kind(
+        model=model,
+        lora=LoRAConfig(exchange=exchange),
+        training=TrainingConfig(**{"local_steps": 3, "batch_size": 4} | training),
+        cohort=cohort,
+        **{"seed": 3} | others,
+    )
