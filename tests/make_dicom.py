@@ -66,13 +66,9 @@ def write_series(
     prefix: str = "",
     spacing: tuple[float, float, float] = SPACING,
 ) -> np.ndarray:
-    """Write a series under file names whose order says nothing.
+    """Write a series under file names whose order says nothing; gives the HU volume of an unchanged one.
 
-    Args:
-        edit: changes the dataset of slice i; returning an empty dataset leaves the slice out.
-
-    Returns:
-        the HU volume that a right reader gives back when ``edit`` changes nothing.
+    ``edit`` changes the dataset of slice i; returning an empty dataset leaves the slice out.
     """
     hu = chest() if hu is None else hu
     folder.mkdir(parents=True, exist_ok=True)

@@ -19,10 +19,7 @@ FRACTIONS = (0.7, 0.1, 0.2)
 
 
 def keyed_unit(text: str, key: bytes) -> float:
-    """HMAC-SHA-256 of a text as a uniform number in [0, 1) with 53 bits.
-
-    Raises :class:`ConfigError` for a key shorter than 16 bytes.
-    """
+    """HMAC-SHA-256 of a text as a uniform number in [0, 1) with 53 bits; refuses a key shorter than 16 bytes."""
     if len(key) < 16:
         raise ConfigError("the site's hash key must have at least 16 bytes")
     return (int.from_bytes(hmac.digest(key, text.encode(), "sha256")[:8], "big") >> 11) / 2**53

@@ -35,9 +35,7 @@ class DiseaseTask:
 
     @classmethod
     def parse(cls, text: str) -> DiseaseTask:
-        """From ``name``, or ``name=label|label`` where the labels are others.
-
-        Raises :class:`ConfigError` when the name is not letters, digits, '.', '_' and '-', or a label is empty.
+        """From ``name``, or ``name=label|label`` where the labels are others; raises :class:`ConfigError`.
 
         >>> DiseaseTask.parse("effusion").labels, sorted(DiseaseTask.parse("keratosis=AK|BKL").labels)
         (frozenset({'effusion'}), ['AK', 'BKL'])

@@ -56,7 +56,7 @@ def current() -> Limits:
 
 
 def check_size(where: str, limit: str, value: int) -> None:
-    """Refuse more than the named limit allows; raises :class:`DataError` ``too-large``."""
+    """Refuse (``too-large``) more than the named limit allows."""
     most = getattr(current(), limit)
     if value > most:
         what = limit.replace("_", " ")

@@ -12,8 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from command import fedtar_here
-from make_dicom import chest, slice_dataset, write_radiograph, write_series
-from pydicom.dataset import Dataset
+from make_dicom import chest, put, slice_dataset, write_radiograph, write_series
 from refused import refused
 
 from fedtar_flare.curation.archive import index_folder, write_manifest
@@ -291,9 +290,8 @@ def test_wrong_use(tmp_path):
 
 def test_an_object_without_study_beside_is_no_matter(tmp_path):
     study(tmp_path / "s")
-    report = Dataset()
-    report.file_meta = slice_dataset(chest(1)[0], 0).file_meta
-    report.SOPClassUID, report.SOPInstanceUID, report.Modality = "1.2.840.10008.5.1.4.1.1.88.11", "1.9", "SR"
+    report = slice_dataset(chest(1)[0], 0)
+    put(SOPClassUID="1.2.840.10008.5.1.4.1.1.88.11", Modality="SR", StudyInstanceUID=None, PixelData=None)(report)
     report.save_as(tmp_path / "s" / "sr.dcm", enforce_file_format=True)
     assert index_folder(tmp_path).rejected() == {}
 

@@ -31,20 +31,6 @@ def patients(n=40, visits=4):
     return [Patient(f"p{i}", "F", tuple(visit(f"p{i}", d * 30, f"{d}") for d in range(visits))) for i in range(n)]
 
 
-@given(st.lists(st.integers(-4000, 4000), min_size=1, max_size=8, unique=True), st.randoms())
-def test_visits_are_ordered_by_date_whatever_their_ids(days, random):
-    ids = [f"{i}" for i in range(len(days))]
-    random.shuffle(ids)
-    made = Patient("p", None, tuple(visit(day=d, visit_id=i) for d, i in zip(days, ids, strict=True)))
-    assert [v.acquired for v in made.visits] == sorted(DAY + timedelta(days=d) for d in days)
-
-
-def test_visits_of_one_moment_are_ordered_whatever_the_given_order():
-    visits = (visit(image="z"), visit(image="a", report="Nodule."), visit(image="b"), visit(day=-1, image="m"))
-    for either_way in (visits, visits[::-1]):
-        assert [v.image.name for v in Patient("p", None, either_way).visits] == ["m", "b", "z", "a"]
-
-
 def test_dates_with_and_without_a_zone_compare():
     noon_in_tokyo = datetime(2020, 1, 1, 12, tzinfo=timezone(timedelta(hours=9)))
     made = Patient("p", None, (visit(image="b", acquired=datetime(2020, 1, 1, 4)), visit(acquired=noon_in_tokyo)))

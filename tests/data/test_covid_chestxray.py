@@ -1,11 +1,11 @@
 from __future__ import annotations
 
-import csv
 from datetime import timedelta
 
 import numpy as np
 import pytest
 from PIL import Image
+from tables import write_table
 
 from fedtar_flare.data.sources.covid_chestxray import COLUMNS, DAY_ZERO, read_covid_chestxray
 from fedtar_flare.data.task_stream import TaskStream
@@ -13,19 +13,9 @@ from fedtar_flare.errors import ConfigError
 
 
 def row(pid, offset, name, **changes):
-    fields = {
-        "patientid": pid,
-        "offset": offset,
-        "sex": "F",
-        "age": "54.0",
-        "view": "PA",
-        "modality": "X-ray",
-        "location": "Valencia, Spain",
-        "folder": "images",
-        "filename": name,
-        "clinical_notes": "Infiltrates.",
-    }
-    return {**fields, **changes}
+    fields = {"patientid": pid, "offset": offset, "sex": "F", "age": "54.0", "view": "PA", "modality": "X-ray"}
+    fields |= {"location": "Valencia, Spain", "folder": "images", "filename": name, "clinical_notes": "Infiltrates."}
+    return fields | changes
 
 
 @pytest.fixture
@@ -33,10 +23,7 @@ def collection(tmp_path):
     (tmp_path / "images").mkdir()
 
     def write(*rows, absent=()):
-        with (tmp_path / "metadata.csv").open("w", newline="") as file:
-            writer = csv.DictWriter(file, [*COLUMNS, "doi", "finding"])
-            writer.writeheader()
-            writer.writerows(rows)
+        write_table(tmp_path / "metadata.csv", rows, [*COLUMNS, "doi", "finding"])
         for r in rows:
             if r["filename"] not in absent:
                 Image.fromarray(np.eye(9, dtype=np.uint8) * 200).save(tmp_path / "images" / r["filename"])

@@ -1,26 +1,17 @@
 from __future__ import annotations
 
-import csv
 from datetime import datetime
 
 import pytest
+from tables import write_table
 
 from fedtar_flare.data.sources.ct_rate import read_ct_rate
 from fedtar_flare.errors import ConfigError
 
 
 def volume(name, day="20200131", age="054Y", sex="F", slices="300", findings="Lungs are clear.", impression="Normal."):
-    return {
-        "VolumeName": name,
-        "ClinicalInformation_EN": "Cough.",
-        "Technique_EN": "Non-contrast.",
-        "Findings_EN": findings,
-        "Impressions_EN": impression,
-        "PatientAge": age,
-        "PatientSex": sex,
-        "StudyDate": day,
-        "NumberofSlices": slices,
-    }
+    report = dict(zip(REPORTS, (name, "Cough.", "Non-contrast.", findings, impression), strict=True))
+    return report | dict(zip(METADATA, (name, age, sex, day, slices), strict=True))
 
 
 REPORTS = ("VolumeName", "ClinicalInformation_EN", "Technique_EN", "Findings_EN", "Impressions_EN")
@@ -36,11 +27,7 @@ def collection(tmp_path):
             (f"radiology_text_reports/{table}_reports.csv", REPORTS, no_report),
             (f"metadata/{table}_metadata.csv", METADATA, no_metadata),
         ):
-            (root / file).parent.mkdir(parents=True, exist_ok=True)
-            with (root / file).open("w", newline="") as handle:
-                writer = csv.DictWriter(handle, columns, extrasaction="ignore")
-                writer.writeheader()
-                writer.writerows(v for v in volumes if v["VolumeName"] not in without)
+            write_table(root / file, [v for v in volumes if v["VolumeName"] not in without], columns)
         for v in volumes:
             name = v["VolumeName"]
             if name not in absent and name.endswith(".nii.gz"):

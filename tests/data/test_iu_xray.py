@@ -1,8 +1,7 @@
 from __future__ import annotations
 
-import csv
-
 import pytest
+from tables import write_table
 
 from fedtar_flare.data.sources.iu_xray import UNDATED, read_iu_xray
 from fedtar_flare.errors import ConfigError
@@ -29,10 +28,7 @@ def report(uid, findings="The heart is normal.", impression="Normal chest."):
 def tables(tmp_path):
     def write(reports, projections, absent=()):
         for name, rows in (("indiana_reports.csv", reports), ("indiana_projections.csv", projections)):
-            with (tmp_path / name).open("w", newline="") as file:
-                writer = csv.DictWriter(file, list(rows[0]))
-                writer.writeheader()
-                writer.writerows(rows)
+            write_table(tmp_path / name, rows)
         folder = tmp_path / "images" / "images_normalized"
         folder.mkdir(parents=True, exist_ok=True)
         for row in projections:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import sys
 from datetime import UTC, date, datetime
 
@@ -11,6 +10,7 @@ import pytest
 from make_dicom import chest, slice_dataset
 from PIL import Image
 from refused import refused
+from tables import write_table
 
 from fedtar_flare.data.cohort import Cohort
 from fedtar_flare.data.sources.fields import age_at, age_of, date_of, sex_of
@@ -40,11 +40,7 @@ def table(folder):
 
 
 def write_csv(folder, rows):
-    with (folder / "m.csv").open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, list(rows[0]))
-        writer.writeheader()
-        writer.writerows(rows)
-    return folder / "m.csv"
+    return write_table(folder / "m.csv", rows)
 
 
 def write_parquet(folder, rows):

@@ -1,11 +1,10 @@
 from __future__ import annotations
 
-import csv
 import gzip
-import io
 from datetime import datetime
 
 import pytest
+from tables import write_table
 
 from fedtar_flare.data.sources.mimic_cxr import read_mimic_cxr
 from fedtar_flare.errors import ConfigError
@@ -43,16 +42,10 @@ def collection(tmp_path):
 
     def write(*radiographs, reports=None, absent=(), zipped=False):
         root, texts = tmp_path / "jpg", tmp_path / "mimic-cxr"
-        buffer = io.StringIO()
-        writer = csv.DictWriter(buffer, COLUMNS)
-        writer.writeheader()
-        writer.writerows(radiographs)
-        root.mkdir(exist_ok=True)
-        name = root / "mimic-cxr-2.0.0-metadata.csv"
+        name = write_table(root / "mimic-cxr-2.0.0-metadata.csv", radiographs, COLUMNS)
         if zipped:
-            name.with_suffix(".csv.gz").write_bytes(gzip.compress(buffer.getvalue().encode()))
-        else:
-            name.write_text(buffer.getvalue())
+            name.with_suffix(".csv.gz").write_bytes(gzip.compress(name.read_bytes()))
+            name.unlink()
         for f in radiographs:
             folder = f"files/p{f['subject_id'][:2]}/p{f['subject_id']}"
             image = root / folder / f"s{f['study_id']}" / f"{f['dicom_id']}.jpg"

@@ -233,14 +233,14 @@ def nifti(values=None, affine=AFFINE, name="v.nii", change: Callable[[bytes], by
     return make
 
 
-def nifti_header(shape=(4, 4, 4), *, offset=352.0, extension=0, name="v.nii") -> Make:
+def nifti_header(shape=(4, 4, 4), *, offset=352.0, name="v.nii") -> Make:
     """A header that states much, and nothing behind it."""
     header = nibabel.Nifti1Header()
     header.set_data_shape(shape)
     header.set_data_dtype(np.int16)
     header["vox_offset"], header["sform_code"], header["magic"] = offset, 1, b"n+1"
     header["srow_x"], header["srow_y"], header["srow_z"] = np.eye(4)[:3]
-    content = header.binaryblock + (struct.pack("<4b2i", 1, 0, 0, 0, extension, 4) if extension else bytes(4))
+    content = header.binaryblock + bytes(4)
     return file(name, gzip.compress(content) if name.endswith("gz") else content)
 
 

@@ -212,7 +212,6 @@ CT: dict[str, tuple[str, mk.Make]] = {
     "NIfTI without its voxels, packed": ("unreadable", mk.nifti_header((900, 900, 900), name="v.nii.gz")),
     "NIfTI whose voxels begin far behind": ("unreadable", mk.nifti_header(offset=2e9)),
     "NIfTI whose voxels begin far behind, packed": ("unreadable", mk.nifti_header(offset=1e5, name="v.nii.gz")),
-    "NIfTI with a long extension": ("unreadable", mk.nifti_header(extension=2 << 29, offset=368.0)),
     **{f"{why} {n}": (why, mk.series(edit)) for why, edits in HEADERS.items() for n, edit in enumerate(edits)},
 }  # fmt: skip
 

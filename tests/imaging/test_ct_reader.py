@@ -1,4 +1,4 @@
-"""Values and geometry of what the CT reader accepts."""
+"""Values and geometry of what the CT reader accepts, DICOM and NIfTI."""
 
 from __future__ import annotations
 
@@ -206,3 +206,35 @@ def test_a_volume_is_held_in_memory_once(tmp_path, kind):
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert volume.hu.nbytes <= peak < 1.5 * volume.hu.nbytes
+
+
+TURNED = np.array([[0, -0.7, 0, 5], [0.8, 0, 0, 6], [0, 0, 2.5, 7], [0, 0, 0, 1]])
+
+
+def save(path, values, affine=TURNED, edit=lambda image: None):
+    image = nibabel.Nifti1Image(values, affine)
+    edit(image)
+    nibabel.save(image, path)
+    return path
+
+
+@pytest.mark.parametrize("name", ["v.nii", "v.nii.gz"])
+def test_values_and_geometry_in_any_orientation(tmp_path, name):
+    hu = chest()
+    volume = read_ct(save(tmp_path / name, hu.transpose(2, 1, 0)))
+    assert volume.hu.dtype == np.int16 and np.array_equal(volume.hu, hu)
+    assert volume.affine == pytest.approx(TURNED) and volume.spacing_mm == pytest.approx((2.5, 0.7, 0.8))
+
+
+def test_scaling_is_applied_and_values_that_are_no_number_become_air(tmp_path):
+    def scale(image):
+        image.header.set_slope_inter(2, -1000)
+
+    hu = chest()
+    volume = read_ct(save(tmp_path / "i.nii", hu.transpose(2, 1, 0), edit=scale))
+    assert np.array_equal(volume.hu, hu.astype(int) * 2 - 1000)
+    floats = hu.transpose(2, 1, 0).astype(np.float32)
+    floats[0, 0, 0] = np.nan
+    volume = read_ct(save(tmp_path / "f.nii", floats))
+    assert volume.hu[0, 0, 0] == -1024 and [note.reason for note in volume.warnings] == ["not-finite"]
+    assert np.array_equal(volume.hu.ravel()[1:], hu.ravel()[1:])

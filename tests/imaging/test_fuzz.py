@@ -12,7 +12,8 @@ import time
 import zipfile
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -58,16 +59,11 @@ class Base:
     mutate: Callable[[Files, np.random.Generator], tuple[Files, Mutation]] = mutated
     single: bool = False  # the path to read is the one file, not its folder
     checked: bool = False  # a checksum covers every value
-    notes: set[str] = field(default_factory=set)
 
 
 def ct(path: Path, least: int = MIN_SLICES) -> tuple[np.ndarray, np.ndarray, set[str]]:
     volume = read_ct(path, least)
     return volume.hu, volume.affine, {note.reason for note in volume.warnings}
-
-
-def one_slice(path: Path) -> tuple[np.ndarray, np.ndarray, set[str]]:
-    return ct(path, 1)
 
 
 def radiograph(path: Path) -> tuple[np.ndarray, np.ndarray, set[str]]:
@@ -141,7 +137,7 @@ def real(shared_data) -> dict[str, Base]:
     bases = {"real series": Base(files, ct, 5)}
     for file in sorted((shared_data / "ct_transfer_syntaxes").glob("CTImage*.dcm")):
         if "4.53" not in file.name:
-            bases[f"real slice {file.name[12:22]}"] = Base({"a.dcm": file.read_bytes()}, one_slice, 1)
+            bases[f"real slice {file.name[12:22]}"] = Base({"a.dcm": file.read_bytes()}, partial(ct, least=1), 1)
     images = sorted((shared_data / "covid_chestxray" / "images").iterdir(), key=lambda file: file.stat().st_size)
     for file in [next(f for f in images if f.suffix == s and f.stat().st_size > 40_000) for s in (".jpg", ".png")]:
         bases[f"real radiograph {file.suffix}"] = Base(

@@ -83,7 +83,7 @@ def test_what_cannot_be_added_is_refused_when_settings_are_built_and_again_when_
 def test_a_job_adds_few_and_a_list_of_them():
     with pytest.raises(ConfigError, match="at most"):
         DataConfig(transforms=[NOISE] * (MOST + 1))
-    with pytest.raises(ConfigError):
+    with pytest.raises(ConfigError, match="must be a mapping"):
         DataConfig(transforms=["Spacingd"])
 
 

@@ -39,9 +39,7 @@ def hungry(number):
 
 
 def mixed(number):
-    if number == 1:
-        return int("a fault of the code")
-    return mixed(number) if number == 2 else number
+    return int("a fault of the code") if number == 1 else mixed(number) if number == 2 else number
 
 
 def hang(number):

@@ -101,8 +101,8 @@ def build_stack(series: Series, min_slices: int) -> tuple[list[Slice], float, li
     slices = sorted(slices, key=lambda s: float(s.position @ normal))
     slices, more = _one_acquisition(slices, normal, where)
     notes += more
-    if len(slices) < min_slices:
-        with _scouts_in_mind(slices, min_slices):
+    with _scouts_in_mind(slices, min_slices):
+        if len(slices) < min_slices:
             text = f"{where}: {len(slices)} slices, at least {min_slices} needed"
             raise DataError(text, reason="too-few-slices")
     if len(slices) == 1:
@@ -221,9 +221,8 @@ def _check_order(slices: Sequence[Slice], positions: np.ndarray, spacing: float,
     """Whether what else the headers say of the slices' order agrees with their ``positions`` (mm).
 
     InstanceNumber may descend, start anywhere and leave gaps; SliceLocation may run either way from any zero. Only a
-    few slices that contradict all others are a sign of damage (two that were swapped, say), and so are the same
-    locations in another order. Raises :class:`DataError` ``mirrored`` (axial slices seen from the head),
-    ``contradicting-order`` (SliceLocation) or ``missing-slices`` (InstanceNumber leaves out as many as the distance).
+    few slices that contradict all others are a sign of damage, and so are the same locations in another order. Raises
+    :class:`DataError` ``mirrored``, ``contradicting-order`` or ``missing-slices``.
     """
     if slices[0].normal[2] <= -AXIAL:
         text = f"{where}: ImageOrientationPatient has axial slices seen from the head, as no scanner does: mirrored?"

@@ -1,0 +1,13 @@
+"""Tables as CSV files."""
+
+import csv
+
+
+def write_table(path, rows, columns=None):
+    """Write dictionaries under a head (by default the keys of the first); a cell of another column is left out."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, columns or list(rows[0]), extrasaction="ignore")
+        writer.writeheader()
+        writer.writerows(rows)
+    return path
