@@ -48,9 +48,10 @@ class Ranks:
         return items[self.rank :: self.size]
 
     def summed(self, loss: float, parameters: Sequence[nn.Parameter]) -> float:
-        """The loss summed over the ranks; each gradient, in an order that is the same at all, becomes its sum.
+        """The loss summed over the ranks; each gradient is replaced by its sum over them.
 
-        A gradient that no rank has stays None, so that an optimiser passes over the parameter as in one process.
+        ``parameters`` come in the same order at every rank. A gradient that no rank has stays None, so that an
+        optimiser passes over the parameter as in one process.
         """
         if self.size == 1:
             return loss

@@ -85,7 +85,7 @@ def retry_smaller_batch(size: int, run: Callable[[int], _Result]) -> _Result:
 
 
 def limit_norm(parameters: Sequence[nn.Parameter], limit: float) -> float:
-    """Scale the gradients to a joint norm of at most ``limit`` (0: leave them); the norm before, finite if they are."""
+    """Scale the gradients to a joint norm of at most ``limit`` (0: leave them); returns the norm that they had."""
     if limit:
         return float(nn.utils.clip_grad_norm_(parameters, limit))
     return float(nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None]))
