@@ -20,10 +20,13 @@ def add_command(
     run: Callable[[argparse.Namespace], int | None],
     summary: str,
     epilog: str | None = None,
+    with_json: bool = True,
 ) -> argparse.ArgumentParser:
     """Add the command that a function runs; it has the function's name, and its docstring is the description."""
     command = commands.add_parser(run.__name__, help=summary, description=run.__doc__, epilog=epilog)
     command.set_defaults(run=run)
+    if with_json:
+        command.add_argument("--json", action="store_true", help="print the result as JSON")
     return command
 
 

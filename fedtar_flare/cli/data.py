@@ -42,7 +42,7 @@ def add_commands(commands: Commands) -> None:
     )
     command.add_argument("-o", "--out", type=Path, default=Path("manifest.csv"), help="default manifest.csv")
     command.add_argument(
-        "--modality", choices=("ct", "radiograph"), help="take only these (default: whichever more studies are of)"
+        "--modality", choices=("ct", "radiograph"), help="take only these (default: what most studies are)"
     )
     command.add_argument(
         "--links",
@@ -51,7 +51,6 @@ def add_commands(commands: Commands) -> None:
         help="where several studies lie in one folder, give each a folder of symbolic links in DIR (else left out)",
     )
     command.add_argument("-j", "--workers", type=int, help="processes (default: one per processor, at most 4)")
-    command.add_argument("--json", action="store_true", help="print the counts as JSON")
 
     command = add_command(
         group,
@@ -63,7 +62,6 @@ def add_commands(commands: Commands) -> None:
     command.add_argument("-o", "--page", type=Path, default=Path("data-check.html"), help="default data-check.html")
     command.add_argument("-j", "--workers", type=int, help="processes (default: one per processor, at most 4)")
     command.add_argument("--thumbnails", type=int, default=24, help="studies that are shown (default 24; 0: none)")
-    command.add_argument("--json", action="store_true", help="print the summary as JSON")
 
     command = add_command(
         group,
@@ -76,7 +74,6 @@ def add_commands(commands: Commands) -> None:
     command.add_argument("-T", "--time-steps", type=int, default=3, help="of the job; for synthetic data (default 3)")
     command.add_argument("--seed", type=int, default=0, help="of the job; for synthetic data (default 0)")
     command.add_argument("-j", "--workers", type=int, help="processes (default: one per processor, at most 4)")
-    command.add_argument("--json", action="store_true", help="print the counts as JSON")
 
     command = add_command(
         group,
@@ -85,16 +82,12 @@ def add_commands(commands: Commands) -> None:
         epilog="Exit codes: 0 shown, 1 the site declines a transform or the study is refused, 2 wrong use.",
     )
     _add_job(command, (*GROUPS, "training"), needs_place=False)
-    command.add_argument("--json", action="store_true", help="print them as JSON")
 
-    command = add_command(
-        group, unpack, "write a packed data set of labelled pictures (MedMNIST's .npz) as pictures and a manifest"
-    )
+    command = add_command(group, unpack, "write packed, labelled pictures (MedMNIST's .npz) as pictures and a manifest")
     command.add_argument("file", type=Path, help="the .npz file")
     command.add_argument("-o", "--out", type=Path, required=True, help="folder of the pictures and manifest.csv")
     command.add_argument("--names", default="", help="of the classes, separated by commas (default: class-0, ...)")
     command.add_argument("--most", type=int, help="pictures of each part at most (default: all)")
-    command.add_argument("--json", action="store_true", help="print the counts as JSON")
 
     simulated_data.add_commands(group)
 

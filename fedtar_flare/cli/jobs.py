@@ -1,4 +1,4 @@
-"""``fedtar simulate``, ``export``, ``compare``, ``methods`` and ``report``: jobs of methods, and the pages of runs."""
+"""Jobs: simulated, exported, compared, described by a page; and those of a real federation, by an admin's kit."""
 
 from __future__ import annotations
 
@@ -28,10 +28,9 @@ def add_commands(commands: Commands) -> None:
     sites.add_argument("-c", "--clients", help="their names instead, separated by commas")
     command.add_argument("-t", "--threads", type=int, help="sites that run at the same time (default: all)")
     command.add_argument(
-        "-w", "--workspace", type=Path, default=Path("simulator_workspace"), help="folder of the run, made anew"
+        "-w", "--workspace", type=Path, default=Path("simulator_workspace"), help="made anew for the run"
     )
     _add_job_options(command)
-    command.add_argument("--json", action="store_true", help="print the paths of the results as JSON at the end")
 
     command = add_command(commands, export, "write the job for FLARE, or describe what it asks of a site")
     command.add_argument("-o", "--out", type=Path, default=Path("jobs"), help="folder of jobs (default jobs)")
@@ -43,9 +42,8 @@ def add_commands(commands: Commands) -> None:
         help="write no job; print which data, model and computer a site needs to join, and what will leave it",
     )
     _add_job_options(command)
-    command.add_argument("--json", action="store_true", help="print the result as JSON")
 
-    command = add_command(commands, compare, "run several methods on the same hospitals and compare them on one page")
+    command = add_command(commands, compare, "run methods on the same hospitals and compare them", with_json=False)
     command.add_argument("suite", type=Path, help="suite file (YAML)")
     command.add_argument("-o", "--output", type=Path, default=Path("comparison"), help="folder of the results")
     command.add_argument("-j", "--processes", type=int, default=1, help="runs at the same time (default 1)")
@@ -53,15 +51,29 @@ def add_commands(commands: Commands) -> None:
     command.add_argument("--page", action="store_true", help="run nothing: write the page of what is done")
 
     command = add_command(commands, methods, "list the installed methods")
-    command.add_argument("--json", action="store_true", help="print the list as JSON")
 
-    command = add_command(
-        commands, report, "make the page of a run from its record, also of one that was killed or downloaded"
-    )
+    command = add_command(commands, report, "make the page of a run, also of one that was killed or downloaded")
+    command.add_argument("run_folder", type=Path, help="results of a run, a workspace, or a downloaded job's folder")
+
+    command = add_command(commands, status, "round, step, losses and sites of the jobs of a real federation")
+    command.add_argument("job_id", nargs="?", help="one job; without it the newest ones")
+    command.add_argument("--startup-kit", type=Path, required=True, help="folder of the admin user's kit")
+    command.add_argument("-n", "--limit", type=int, default=10, help="how many of the newest jobs (default 10)")
+
+    command = add_command(commands, watch, "follow one job of a real federation until it ends")
+    command.add_argument("job_id", help="the job; 'fedtar status' lists them")
+    command.add_argument("--startup-kit", type=Path, required=True, help="folder of the admin user's kit")
+
+    command = add_command(commands, resume, "go on with a run whose job was killed, aborted or is to be longer")
+    command.add_argument("job_id", help="the ended job; 'fedtar status' lists them")
+    command.add_argument("--startup-kit", type=Path, required=True, help="kit of an admin user who may submit jobs")
+    command.add_argument("--job", type=Path, help="folder of the job as it was submitted (default: downloaded)")
+    command.add_argument("-r", "--rounds", type=int, help="more rounds than the run had")
     command.add_argument(
-        "run_folder", type=Path, help="results of a run, a simulator workspace, or a downloaded job's folder"
+        "--force",
+        action="store_true",
+        help="although FLARE says that it runs (its server was killed)",
     )
-    command.add_argument("--json", action="store_true", help="print path and status as JSON instead of the table")
 
 
 def methods(arguments: argparse.Namespace) -> None:
@@ -147,6 +159,38 @@ def compare(arguments: argparse.Namespace) -> int:
     for line in failed:
         print(f"failed: {line}")
     return 1 if failed or page is None else 0
+
+
+def status(arguments: argparse.Namespace) -> None:
+    """Ask the server of a provisioned federation, over mTLS, with the startup kit of an admin user."""
+    from fedtar_flare.provision.status import job, jobs, line
+
+    kit = arguments.startup_kit
+    found = [job(kit, arguments.job_id)] if arguments.job_id else jobs(kit, arguments.limit)
+    print(json.dumps(found) if arguments.json else "\n".join(map(line, found)) or "no job was submitted yet")
+
+
+def watch(arguments: argparse.Namespace) -> int:
+    """Print a line whenever a job gets further. Exit code 0 when it completes, 1 otherwise."""
+    from fedtar_flare.provision.status import line, watch
+
+    def say(entry: dict[str, object]) -> None:
+        print(json.dumps(entry) if arguments.json else line(entry), flush=True)
+
+    return 0 if watch(arguments.startup_kit, arguments.job_id, say) == "FINISHED:COMPLETED" else 1
+
+
+def resume(arguments: argparse.Namespace) -> None:
+    """Submit a new job that starts from the last whole round of an ended one.
+
+    The server reads its own copy of the checkpoints (fedtar_checkpoints/<job id> in its kit); nothing is uploaded but
+    the job.
+    """
+    from fedtar_flare.provision.resume import resume
+
+    ended, kit = arguments.job_id, arguments.startup_kit
+    job_id = resume(ended, kit, job_folder=arguments.job, rounds=arguments.rounds, force=arguments.force)
+    print(json.dumps({"job_id": job_id, "resumes": ended}) if arguments.json else job_id)
 
 
 def _add_job_options(command: argparse.ArgumentParser) -> None:

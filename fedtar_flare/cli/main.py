@@ -6,7 +6,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from fedtar_flare.cli import adapt, data, federation, jobs, reports, site
+from fedtar_flare.cli import data, jobs, reports, site
 from fedtar_flare.errors import FedTARError
 from fedtar_flare.reporting.format import plain
 from fedtar_flare.version import __version__
@@ -21,7 +21,7 @@ def parser() -> argparse.ArgumentParser:
     )
     top.add_argument("--version", action="version", version=f"fedtar_flare {__version__}")
     commands = top.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    for part in (jobs, reports, adapt, federation, data, site):
+    for part in (jobs, reports, data, site):
         part.add_commands(commands)
     return top
 

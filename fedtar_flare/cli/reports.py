@@ -1,4 +1,4 @@
-"""``fedtar generate`` and ``warmstart``: draft a report, and pre-train what a federation then adapts."""
+"""``fedtar generate``, ``warmstart`` and ``adapt``: what one hospital does with models, before and after a run."""
 
 from __future__ import annotations
 
@@ -7,14 +7,15 @@ import json
 import sys
 from pathlib import Path
 
-from fedtar_flare.cli.commands import Commands, add_command, add_repeated, given, pairs, show
+from fedtar_flare.cli.commands import Commands, add_command, add_repeated, given, grouped, pairs, show
 from fedtar_flare.errors import ConfigError
+from fedtar_flare.files import write_json
 
 
 def add_commands(commands: Commands) -> None:
     """Add the commands."""
     command = add_command(
-        commands, generate, "draft a report for one study from a trained adapter (not for clinical use)"
+        commands, generate, "draft a report of a study from a trained adapter (not for clinical use)", with_json=False
     )
     command.add_argument("study", type=Path, help="DICOM folder, file or zip, NIfTI, PNG, JPEG or DICOM radiograph")
     command.add_argument("--adapter", type=Path, required=True, help="the adapter folder that a run left")
@@ -26,30 +27,24 @@ def add_commands(commands: Commands) -> None:
     command.add_argument("--time-step", type=int, help="which of the patient's visits this is, from 1")
     command.add_argument("--prior-image", type=Path, help="previous study, for an adapter trained with it")
     command.add_argument("--prior-report", type=Path, help="text file with the previous report, likewise")
-    command.add_argument(
-        "--prior-days", type=float, help="days between the two studies (default: by both DICOM headers' dates)"
-    )
+    command.add_argument("--prior-days", type=float, help="days between the two studies (default: by DICOM dates)")
     command.add_argument("--modality", choices=("ct", "radiograph"), help="default: by what the study looks like")
     command.add_argument(
-        "--format", choices=("text", "json", "sr"), default="text", help="text, json, or a DICOM SR (default text)"
+        "--format", choices=("text", "json", "sr"), default="text", help="sr: a DICOM SR (default text)"
     )
     command.add_argument("-o", "--out", type=Path, help="file to write (default: standard output; needed for sr)")
     command.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:<i> (default auto)")
     of_model = "setting of the base model to override, such as weights=PATH; may be repeated"
     add_repeated(command, "--model", "NAME=VALUE", of_model)
 
-    command = add_command(
-        commands, warmstart, "pre-train a report generator on a manifest's studies, or on reports alone"
-    )
+    command = add_command(commands, warmstart, "pre-train a report generator on studies, or on reports alone")
     for option, what in (
         ("--manifest", "table of studies (see 'fedtar data check')"),
         ("--site-file", "site file; one in a startup kit brings the site's key along"),
     ):
         command.add_argument(option, type=Path, action="append", default=[], help=f"{what}; may be repeated")
     split = command.add_mutually_exclusive_group()
-    split.add_argument(
-        "--job-seed", type=int, help="the sites are simulated, in jobs with this --seed (default there: 0)"
-    )
+    split.add_argument("--job-seed", type=int, help="the sites are simulated, in jobs with this --seed (there: 0)")
     split.add_argument("--key", type=Path, help="the real site's key file, fedtar.key, where it is not beside the data")
     split.add_argument("--no-site", action="store_true", help="the manifests belong to no site of any run")
     command.add_argument("--texts", type=Path, help="CSV with a column 'report', or text with empty lines between")
@@ -65,7 +60,22 @@ def add_commands(commands: Commands) -> None:
     command.add_argument("--threads", type=int, default=2, help="torch threads (default 2)")
     command.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:<i> (default auto)")
     command.add_argument("-o", "--out", type=Path, required=True, help="folder to write")
-    command.add_argument("--json", action="store_true", help="print counts and scores as JSON at the end")
+
+    command = add_command(commands, adapt, "learn a new disease from a run's knowledge file, on your own images")
+    command.add_argument("knowledge", type=Path, help="knowledge.safetensors of a run of fedkei")
+    command.add_argument("--site-file", type=Path, required=True, help="where your images and labels are (fedtar.yaml)")
+    task = "the new disease, 'name' or 'name=label|label'; may be repeated: the last is new, those before are negatives"
+    add_repeated(command, "--task", "NAME", task)
+    add_repeated(command, "--base", "LABEL", "label of images that are negatives (default none: those without any)")
+    command.add_argument(
+        "--labeler",
+        choices=("chexpert-rules", "ctrate-rules"),
+        help="read labels from the reports of images that have none, by these rules",
+    )
+    add_repeated(command, "--set", "GROUP.NAME=VALUE", "a setting of training, such as training.epochs=10")
+    command.add_argument("-o", "--out", type=Path, default=Path("adapted"), help="folder of the module")
+    command.add_argument("--patients", type=int, default=48, help="of a synthetic site (default 48)")
+    command.add_argument("--seed", type=int, default=0, help="of the batches, and of a synthetic site (default 0)")
 
 
 def generate(arguments: argparse.Namespace) -> None:
@@ -79,7 +89,7 @@ def generate(arguments: argparse.Namespace) -> None:
     with without_collecting():
         from fedtar_flare.learning.dicom_sr import structured_report
         from fedtar_flare.learning.drafting import DISCLAIMER, Drafter, study_of
-        from fedtar_flare.site.key import read_key
+        from fedtar_flare.site.cohort import read_key
 
     if arguments.format == "sr" and arguments.out is None:
         raise ConfigError("a DICOM SR is a file: name it with --out")
@@ -158,3 +168,47 @@ def warmstart(arguments: argparse.Namespace) -> None:
     weights = arguments.out / "model.safetensors"
     lines = [f"validation studies: {name} {value:.3f}" for name, value in about["validation"].items()]
     show(arguments, {"weights": str(weights), **about}, *lines, f"Use it: --set model.weights={weights}")
+
+
+def adapt(arguments: argparse.Namespace) -> None:
+    """Learn a mixture of a run's clusters for your own images, tune it, and say the AUC of your test patients after
+    each epoch, beside the same tuning from the common start. Nothing leaves this machine.
+    """
+    from fedtar_flare.methods.fedkei.config import LearnerSettings
+    from fedtar_flare.methods.fedkei.outside import adapt_outside, read_knowledge
+    from fedtar_flare.settings import build
+    from fedtar_flare.site.site_file import read_site_file
+    from fedtar_flare.tensor_file import write_tensors
+
+    if not arguments.task:
+        raise ConfigError("--task: name the disease that is to be learnt")
+    settings = grouped(arguments.set, ("training",))
+    knowledge = read_knowledge(arguments.knowledge)
+    found = adapt_outside(
+        knowledge,
+        read_site_file(arguments.site_file, simulated=True),  # no key is made: nothing leaves
+        arguments.site_file.stem,
+        tasks=arguments.task,
+        base=arguments.base or ["none"],
+        labeler=arguments.labeler,
+        training=build(LearnerSettings, settings.get("training"), "training"),
+        patients=arguments.patients,
+        seed=arguments.seed,
+    )
+    result = {
+        "task": found.task,
+        "images": found.counts,
+        "auc": found.informed.curve,
+        "rand_auc": found.rand.curve,
+        "alpha": found.informed.alpha,
+        "fell_back": found.informed.fell_back,
+        "knowledge": {"run_id": knowledge.run_id, "modules": knowledge.modules, "tasks": list(knowledge.tasks)},
+    }
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    module = arguments.out / "module.safetensors"
+    write_tensors(module, found.module, {"task": found.task, "run_id": knowledge.run_id})
+    write_json(arguments.out / "adaptation.json", result)
+    lines = [f"{found.task}: AUC of test images by epoch (0: before tuning); negatives, positives: {found.counts}"]
+    for name, curve in (("from the knowledge", found.informed.curve), ("from the common start", found.rand.curve)):
+        lines.append(f"  {name:<22}" + "  ".join("-" if value is None else f"{value:.3f}" for value in curve))
+    show(arguments, result, *lines, f"module: {arguments.out / 'module.safetensors'}")

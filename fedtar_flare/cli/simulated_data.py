@@ -37,11 +37,8 @@ def add_commands(commands: Commands) -> None:
         help="share of patients with two studies on one day, and share without an age (default 0)",
     )
     command.add_argument("--no-effects", action="store_true", help="leave out the effects of age and sex")
-    command.add_argument(
-        "--no-new-findings", action="store_true", help="leave out what the warm start has never seen: a control"
-    )
+    command.add_argument("--no-new-findings", action="store_true", help="leave out what the warm start has not seen")
     command.add_argument("--one-scanner", action="store_true", help="the same scanner everywhere")
-    command.add_argument("--json", action="store_true", help="print what was written as JSON")
 
     command = add_command(
         commands,
@@ -67,16 +64,13 @@ def add_commands(commands: Commands) -> None:
     command.add_argument("--seed", type=int, default=0, help="of everything random (default 0)")
     command.add_argument("-T", "--time-steps", type=int, default=3, help="time steps of the printed counts (default 3)")
     command.add_argument(
-        "--concentration", type=float, default=0.5, help="of dirichlet; the smaller, the more unlike (default 0.5)"
+        "--concentration", type=float, default=0.5, help="of dirichlet; less is more unlike (default 0.5)"
     )
     command.add_argument("--classes", type=int, default=10, help="of dirichlet: clusters of reports (default 10)")
-    command.add_argument(
-        "--labels", type=Path, help="of dirichlet: CSV with patient_id and label, instead of clusters of reports"
-    )
+    command.add_argument("--labels", type=Path, help="of dirichlet: CSV of patient_id and label, not clusters")
     option = "an option of the source, as under 'options' in a site file (repeatable): --option same_day=merge"
     add_repeated(command, "--option", "NAME=VALUE", option)
     command.add_argument("--relative", action="store_true", help="image paths relative to the manifests")
-    command.add_argument("--json", action="store_true", help="print what was written as JSON")
 
 
 def synth(arguments: argparse.Namespace) -> None:

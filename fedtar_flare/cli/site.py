@@ -51,10 +51,9 @@ def add_commands(commands: Commands) -> None:
 
     command = add_command(group, describe, "what a job asks of this site, what will leave, and whether it may come")
     command.add_argument("job", help=JOB)
-    command.add_argument("--json", action="store_true", help="print digest, approval and what it is beyond, as JSON")
     add_place(command)
 
-    command = add_command(group, approve, "let a job train here, where the site file says 'approval: required'")
+    command = add_command(group, approve, "let a job train here, where the site file asks for it", with_json=False)
     what = command.add_mutually_exclusive_group(required=True)
     what.add_argument("job", nargs="?", help=JOB)
     what.add_argument("--list", action="store_true", help="approved jobs, and those at this site that are not")
@@ -62,15 +61,11 @@ def add_commands(commands: Commands) -> None:
     command.add_argument("--digest", help="approve only if the job still is the one that 'describe' showed")
     add_place(command)
 
-    command = add_command(
-        group, purge, "delete what the site keeps of a run or a patient; shows first, deletes with --yes"
-    )
+    command = add_command(group, purge, "delete what is kept of a run or a patient; shows first, deletes with --yes")
     what = command.add_mutually_exclusive_group(required=True)
     what.add_argument("--run", metavar="RUN_ID", dest="run_id", help="state of one run (run ids: see 'fedtar audit')")
     what.add_argument("--patient", metavar="ID", help="one patient's prepared images, and all example pages")
-    what.add_argument(
-        "--older-than", metavar="DAYS", type=float, help="state, folders of jobs and audit that nobody wrote to since"
-    )
+    what.add_argument("--older-than", metavar="DAYS", type=float, help="what nobody wrote to since, audit too")
     what.add_argument("--retention", action="store_true", help="what is older than the site file's retention_days")
     what.add_argument(
         "--all",
@@ -82,7 +77,6 @@ def add_commands(commands: Commands) -> None:
     command.add_argument("--yes", action="store_true", help="delete; without it nothing is touched")
     add_place(command)
     command.add_argument("--site-file", type=Path, help="site file of a simulated site")
-    command.add_argument("--json", action="store_true", help="print the plan as JSON")
 
     command = add_command(commands, audit, "what left a site: every message with its tensors, norms and header fields")
     command.add_argument(
@@ -94,7 +88,6 @@ def add_commands(commands: Commands) -> None:
     command.add_argument("--tensors", action="store_true", help="list every tensor of every message")
     command.add_argument("--totals", action="store_true", help="print the totals alone")
     command.add_argument("--verify", action="store_true", help="follow each file's chain: has a line been changed?")
-    command.add_argument("--json", action="store_true", help='print {"entries": [...], "totals": [...]}')
 
     command = add_command(
         commands,
@@ -104,15 +97,12 @@ def add_commands(commands: Commands) -> None:
     command.add_argument("--kit", type=Path, help="the site's startup kit; without it, the environment alone")
     command.add_argument("--site-file", type=Path, help="another site file than the kit's local/fedtar.yaml")
     command.add_argument("-T", "--time-steps", type=int, default=3, help="time steps of the job (default 3)")
-    command.add_argument("--json", action="store_true", help="print the findings as JSON")
-    command.add_argument(
-        "--prometheus", type=Path, metavar="FILE", help="also write each check's status for Prometheus' node exporter"
-    )
+    command.add_argument("--prometheus", type=Path, metavar="FILE", help="also write each status for Prometheus")
 
 
 def decide(arguments: argparse.Namespace) -> None:
     """Write the site's own decision to pause, leave or join."""
-    from fedtar_flare.site.participation import Participation, decide
+    from fedtar_flare.site.approval import Participation, decide
 
     name = arguments.subcommand
     status = {"pause": Participation.PAUSED, "leave": Participation.LEFT, "join": Participation.TAKING_PART}

@@ -15,8 +15,7 @@ from fedtar_flare.errors import ConfigError
 from fedtar_flare.files import read_json, write_json
 from fedtar_flare.provision.kit import complete, prepare_start, site_policy
 from fedtar_flare.registry import contract_of, own_names
-from fedtar_flare.site.policy import PRIVACY
-from fedtar_flare.site.rights import rights
+from fedtar_flare.site.policy import PRIVACY, rights
 
 
 class KitBuilder(Builder):

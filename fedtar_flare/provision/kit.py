@@ -26,8 +26,9 @@ from fedtar_flare.site.policy import (
     SERVER_CLASSES,
     SITE_CLASSES,
     guards_of,
+    rights,
+    too_wide,
 )
-from fedtar_flare.site.rights import rights, too_wide
 
 LAUNCHER = "fedtar_flare.provision.launcher.SupervisedProcessLauncher"
 STORAGE = "fedtar_flare.provision.storage.KitStorage"

@@ -34,9 +34,8 @@ from fedtar_flare.runtime.scalars import send_scalar
 from fedtar_flare.settings import RunSettings, digest
 from fedtar_flare.site import audit
 from fedtar_flare.site.admission import admit
-from fedtar_flare.site.approval import require_approval
+from fedtar_flare.site.approval import Participation, participation, require_approval
 from fedtar_flare.site.guard import not_allowed
-from fedtar_flare.site.participation import Participation, participation
 from fedtar_flare.site.place import Site, TaskAborted
 from fedtar_flare.site.state import SiteState, StateOfAnother
 

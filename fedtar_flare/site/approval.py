@@ -1,24 +1,31 @@
-"""A site's own yes to a job: bound to a digest of the job as it lies at the site. A changed job needs another.
+"""A site's own decisions: its yes to a job, and whether it takes part at all.
 
-What is approved is the app that FLARE puts at a site (``<job id>/app_<site>``), file by file. The same job folder,
-given to the site beforehand or submitted again, has the same digest; FLARE's signatures do not count.
+What is approved is the app that FLARE puts at a site (``<job id>/app_<site>``), file by file: a changed job needs
+another yes. The same job folder, given to the site beforehand or submitted again, has the same digest; FLARE's
+signatures do not count.
+
+The executor reads ``participation.json`` before and after each task. A paused site abstains and the job goes on without
+it; after 'join' it is asked again, or joins at the next round if it missed the handshake. A site that left declines
+every task.
 """
 
 from __future__ import annotations
 
 import getpass
 import hashlib
+import json
 import re
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from fedtar_flare.errors import ConfigError
+from fedtar_flare.errors import ConfigError, FedTARError
 from fedtar_flare.files import PRIVATE, read_json, write_json
 
-FOLDER = "approvals"
+FOLDER, PARTICIPATION = "approvals", "participation.json"
 CLIENT_CONFIG = Path("config", "config_fed_client.json")
 SIGNATURES = (".__nvfl_sig.json", ".__nvfl_submitter.crt")
 """Files that FLARE adds when a job is submitted: they differ from one submission to the next."""
@@ -106,3 +113,36 @@ def _read(file: Path) -> Approval:
         return Approval(**read_json(file))
     except TypeError as error:
         raise ConfigError(f"{file}: not an approval ({error}); delete it, and approve the job again") from error
+
+
+class Participation(Enum):
+    """What a site decided."""
+
+    TAKING_PART = "taking part"
+    PAUSED = "paused"
+    LEFT = "left"
+
+
+def participation(records: Path) -> Participation:
+    """What the site decided, from its folder ``records``; without a file it takes part.
+
+    Raises FedTARError if the file cannot be read: the site then does nothing rather than act against its own will.
+    """
+    file = records / PARTICIPATION
+    try:
+        return Participation(json.loads(file.read_text(encoding="utf-8"))["status"])
+    except FileNotFoundError:
+        return Participation.TAKING_PART
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise FedTARError(
+            f"{file} cannot be read ({error}). Run 'fedtar site pause', 'leave' or 'join' to write it anew",
+            public="the site's participation file cannot be read",
+        ) from error
+
+
+def decide(records: Path, status: Participation) -> Path:
+    """Write the site's decision atomically; returns the file."""
+    records.mkdir(parents=True, exist_ok=True, mode=0o700)
+    records.mkdir(parents=True, exist_ok=True, mode=0o700)
+    since = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    return write_json(records / PARTICIPATION, {"status": status.value, "since": since})

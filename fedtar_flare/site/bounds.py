@@ -20,9 +20,7 @@ from fedtar_flare.settings import Settings, nearest
 class Bounds(Settings):
     """What a job may ask. The defaults are those of a site with patients; null takes an upper bound away."""
 
-    approval: Literal["none", "required"] = Field(
-        "none", description="'required': a job is held until 'fedtar site approve' has named it"
-    )
+    approval: Literal["none", "required"] = Field("none", description="'required': jobs wait for 'fedtar site approve'")
     min_patients: int = Field(
         5,
         ge=1,
@@ -51,17 +49,9 @@ class Bounds(Settings):
         SAFE, description="MONAI transforms that a job may add to the preparation of images (data.transforms), by name"
     )
     max_rank: int | None = Field(64, ge=1, description="greatest lora.rank")
-    max_parameters: int | None = Field(
-        1_000_000_000, ge=1, description="of the model, its adapters and what a method trains beside them"
-    )
-    max_pixels: int | None = Field(
-        1 << 24, ge=1, description="of one study as the model sees it: model.slices x image_size x image_size"
-    )
-    max_tokens: int | None = Field(
-        1024,
-        ge=1,
-        description="of one report (model.max_length, decoder_positions), of one study (slices x queries)",
-    )
+    max_parameters: int | None = Field(1_000_000_000, ge=1, description="of the model and all that a method adds")
+    max_pixels: int | None = Field(1 << 24, ge=1, description="of a study as the model sees it: all slices")
+    max_tokens: int | None = Field(1024, ge=1, description="of a report (max_length) or a study (slices x queries)")
     max_beams: int | None = Field(16, ge=1, description="greatest model.num_beams, and diagnosis.candidates")
     max_rounds: int | None = Field(200, ge=1, description="greatest number of rounds")
     max_time_steps: int | None = Field(20, ge=1, description="greatest number of time steps")

@@ -1,8 +1,11 @@
-"""The site's patients, read from the source that its site file names, without those that it excludes."""
+"""The site's patients, without those it excludes, and the key: the secret that decides splits and hides identities."""
 
 from __future__ import annotations
 
+import hashlib
 import logging
+import os
+import secrets
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,10 +13,9 @@ from typing import TYPE_CHECKING, Any
 from fedtar_flare.data.cohort import EXCLUDED, Cohort, Visit
 from fedtar_flare.data.sources import read_source
 from fedtar_flare.data.timeline import Timeline
-from fedtar_flare.errors import ConfigError
+from fedtar_flare.errors import ConfigError, DataError
 from fedtar_flare.files import read_yaml
 from fedtar_flare.settings import build
-from fedtar_flare.site.key import KEY_FILE, derived_key, read_key, site_key
 from fedtar_flare.site.place import kit_of
 from fedtar_flare.site.site_file import SiteConfig, cache_folder, read_site_file
 
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
     from fedtar_flare.learning.config import DataConfig
 
 
+KEY_FILE = "fedtar.key"
 logger = logging.getLogger(__name__)
 
 
@@ -194,3 +197,41 @@ def _site_file_of(manifest: Path) -> Path:
             "site file itself with --site-file"
         )
     return found[0]
+
+
+def site_key(folder: Path) -> bytes:
+    """The site's secret for keyed hashes, made once and readable by its owner alone. Back it up: splits depend on it.
+
+    Raises DataError if the file is not a key.
+    """
+    file = folder / KEY_FILE
+    if not file.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        temporary = file.with_name(f".{KEY_FILE}.{os.getpid()}")
+        with os.fdopen(os.open(temporary, os.O_CREAT | os.O_WRONLY | os.O_EXCL, 0o600), "w") as handle:
+            handle.write(secrets.token_hex(32) + "\n")
+        try:
+            os.link(temporary, file)  # fails when another process was first: its key counts
+        except FileExistsError:
+            pass
+        finally:
+            temporary.unlink()
+    return read_key(file)
+
+
+def read_key(file: Path) -> bytes:
+    """A site's key from its file. Raises DataError if it cannot be read or is not a key."""
+    try:
+        key = bytes.fromhex(file.read_text(encoding="utf-8").strip())
+    except OSError as error:
+        raise DataError(f"{file} cannot be read ({error.strerror})", reason="bad-key") from error
+    except ValueError as error:
+        raise DataError(f"{file} is not a key of this package; restore it from its backup", reason="bad-key") from error
+    if len(key) < 16:
+        raise DataError(f"{file} is too short to be a key; restore it from its backup", reason="bad-key")
+    return key
+
+
+def derived_key(seed: int, site: str) -> bytes:
+    """Key of a simulated site with real data, from the job's seed and the site's name."""
+    return hashlib.sha256(f"fedtar simulated site\x1f{seed}\x1f{site}".encode()).digest()

@@ -55,14 +55,10 @@ class PrivacySettings(Settings):
         1.0, gt=0, description="C, L2 norm of an update; noise grows with it: what updates have, by the audit, not more"
     )
     noise_multiplier: float = Setting(
-        1.0, gt=0, description="z of an update: standard deviation of the noise over the sensitivity"
+        1.0, gt=0, description="z of an update: deviation of the noise over the sensitivity"
     )
-    delta: float = Setting(
-        1e-5, gt=0, lt=1, description="of the guarantee; well under one over the number of the site's patients"
-    )
-    max_epsilon: float = Setting(
-        10.0, gt=0, description="the budget over all runs on this site's data; with it spent, the site abstains"
-    )
+    delta: float = Setting(1e-5, gt=0, lt=1, description="well under one over the number of the site's patients")
+    max_epsilon: float = Setting(10.0, gt=0, description="the budget of all runs; with it spent the site abstains")
     vector_clip: float = Setting(1.0, gt=0, description="largest L2 norm of a noisy list of numbers")
     loss_clip: float = Setting(10.0, gt=0, description="largest noisy number")
     closing_noise_multiplier: float = Setting(

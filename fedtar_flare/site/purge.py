@@ -139,9 +139,7 @@ def _plan_patient(
             "unlearn one: delete them with --run"
         )
     if config.exclude is None:
-        result.kept.append(
-            "the patient in the coming runs: write the id into a file that the site file names as 'exclude'"
-        )
+        result.kept.append("the patient in coming runs: write the id into a file that the site file names as 'exclude'")
 
 
 def _entries(visits: list[Visit], prepared: Path) -> list[Path]:

@@ -40,12 +40,8 @@ class SiteConfig(Settings):
     )
     device: str = Field("auto", description="where the site computes")
     precision: Literal["auto", "float32", "bfloat16"] = Field("auto", description="number format of the computation")
-    processes: int = Field(
-        1, ge=1, le=64, description="how many processes do a task together; where there are GPUs, each has one"
-    )
-    exclude: Path | None = Field(
-        None, description="text file of patient ids, one a line, that are left out (patients who withdrew)"
-    )
+    processes: int = Field(1, ge=1, le=64, description="how many processes do a task together, each with a GPU if any")
+    exclude: Path | None = Field(None, description="text file of ids, one a line, of patients who withdrew")
     retention_days: int | None = Field(
         None,
         ge=1,
@@ -53,7 +49,7 @@ class SiteConfig(Settings):
         "default: kept until the site deletes them",
     )
     limits: Limits = Field(
-        default_factory=Limits, strict=False, description="the largest study that is read, and the longest time for it"
+        default_factory=Limits, strict=False, description="the largest study, and the longest time for it"
     )
     policy: Bounds = Field(
         default_factory=Bounds,

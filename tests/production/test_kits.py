@@ -25,8 +25,9 @@ from fedtar_flare.site.policy import (
     SERVER_CLASSES,
     SITE_CLASSES,
     allowed_methods,
+    rights,
+    too_wide,
 )
-from fedtar_flare.site.rights import rights, too_wide
 
 BIN = Path(sys.executable).parent
 PROJECTS = ("project.yml", "project-relay.yml", "project-localhost.yml")

@@ -15,12 +15,11 @@ from nvflare.app_common.default_component_policy import DEFAULT_CLASS_ALLOW_LIST
 
 from fedtar_flare.provision.kit import LAUNCHER, site_policy
 from fedtar_flare.registry import own_names
+from fedtar_flare.site.approval import Participation, decide
 from fedtar_flare.site.doctor import FAIL, OK, WARN, diagnose, environment
 from fedtar_flare.site.doctor.connection import certificates, server
-from fedtar_flare.site.participation import Participation, decide
 from fedtar_flare.site.place import state_of
-from fedtar_flare.site.policy import GUARD, PRIVACY_FILTER, SITE_CLASSES
-from fedtar_flare.site.rights import rights
+from fedtar_flare.site.policy import GUARD, PRIVACY_FILTER, SITE_CLASSES, rights
 from fedtar_flare.site.site_file import SiteConfig
 
 RESOURCES, RIGHTS = "local/resources.json.default", "local/authorization.json.default"

@@ -11,7 +11,8 @@ from fedtar_flare.errors import FedTARError
 from fedtar_flare.record.events import Start, Step
 from fedtar_flare.record.log import of_kind, read_events
 from fedtar_flare.runtime.site_executor import SiteExecutor
-from fedtar_flare.site.participation import FILE, Participation, decide, participation
+from fedtar_flare.site.approval import PARTICIPATION as FILE
+from fedtar_flare.site.approval import Participation, decide, participation
 from fedtar_flare.site.place import state_of
 
 

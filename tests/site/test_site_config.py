@@ -16,8 +16,7 @@ from fedtar_flare.data.timeline import Timeline
 from fedtar_flare.errors import ConfigError
 from fedtar_flare.imaging.limits import Limits
 from fedtar_flare.site.bounds import Bounds, default_bounds
-from fedtar_flare.site.cohort import load_cohort
-from fedtar_flare.site.key import site_key
+from fedtar_flare.site.cohort import load_cohort, site_key
 from fedtar_flare.site.site_file import SOURCES, SiteConfig, load_site_config, read_site_file
 
 

@@ -25,7 +25,7 @@ from fedtar_flare.protocol.tasks import ADAPTER, PARAMETERS, close_round, handsh
 from fedtar_flare.registry import Method
 from fedtar_flare.runtime.recipe import PAPER, SMALL
 from fedtar_flare.settings import Settings, build
-from fedtar_flare.site.key import derived_key
+from fedtar_flare.site.cohort import derived_key
 from fedtar_flare.site.state import state_of_run, trained_version
 
 CONTRACT = Contract(

@@ -11,10 +11,9 @@ from nvflare.app_common.default_component_policy import DEFAULT_CLASS_ALLOW_LIST
 from fedtar_flare.errors import ConfigError, FedTARError
 from fedtar_flare.files import read_json
 from fedtar_flare.registry import contract_of
-from fedtar_flare.site.approval import approvals
+from fedtar_flare.site.approval import Participation, approvals
+from fedtar_flare.site.approval import participation as read_participation
 from fedtar_flare.site.doctor.finding import FAIL, OK, WARN, Finding
-from fedtar_flare.site.participation import Participation
-from fedtar_flare.site.participation import participation as read_participation
 from fedtar_flare.site.place import STATE, state_of
 from fedtar_flare.site.policy import (
     AUDIT,
@@ -30,8 +29,8 @@ from fedtar_flare.site.policy import (
     class_of,
     filters_of,
     scopes_of,
+    too_wide,
 )
-from fedtar_flare.site.rights import too_wide
 from fedtar_flare.site.site_file import SiteConfig, cache_folder, state_folder
 
 COMPLETE = "python -m fedtar_flare.provision.kit KIT"
