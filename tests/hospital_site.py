@@ -20,11 +20,7 @@ from fedtar_flare.site.guard import OutboundGuard
 from fedtar_flare.site.state import SiteState
 
 T = 2
-SETTINGS = {
-    "preset": "tiny",
-    "training": {"local_steps": 2, "batch_size": 4},
-    "data": {"synthetic_patients": 16},
-}
+SETTINGS = {"preset": "tiny", "training": {"local_steps": 2, "batch_size": 4}, "data": {"synthetic_patients": 16}}
 
 
 def executor_of(method, preset="small", seed=0, torch_threads=1, **settings):

@@ -7,6 +7,7 @@ import math
 import re
 from dataclasses import fields
 from importlib import import_module
+from pathlib import Path
 
 import pytest
 import yaml
@@ -25,28 +26,9 @@ from fedtar_flare.site.bounds import Bounds
 from fedtar_flare.site.site_file import SiteConfig
 
 BASES = {base.__name__: base for base in (ServerStrategy, ReportSite, ReportLearner)}
-PAGES = (
-    "README.md",
-    "docs/commands.md",
-    "docs/experiments.md",
-    "docs/trials.md",
-    "docs/method.md",
-    "docs/metrics.md",
-    "docs/dpia.md",
-    "docs/fedkei.md",
-    "docs/fedmrg.md",
-    "docs/images.md",
-    "docs/scale.md",
-    "docs/security.md",
-    "docs/site-file.md",
-    "docs/speed.md",
-    "docs/tour.md",
-    "docs/what-leaves.md",
-    "docs/suites/README.md",
-    "docs/results/README.md",
-    "provisioning/README.md",
-    "CHANGELOG.md",
-)
+HERE = Path(__file__).parents[1]
+PAGES = ["README.md", "provisioning/README.md", "CHANGELOG.md"]
+PAGES += sorted(str(page.relative_to(HERE)) for page in HERE.glob("docs/**/*.md"))
 
 
 def read(repository, page):

@@ -70,9 +70,7 @@ def add_commands(commands: Commands) -> None:
     command.add_argument("--job", type=Path, help="folder of the job as it was submitted (default: downloaded)")
     command.add_argument("-r", "--rounds", type=int, help="more rounds than the run had")
     command.add_argument(
-        "--force",
-        action="store_true",
-        help="although FLARE says that it runs (its server was killed)",
+        "--force", action="store_true", help="although FLARE says that it runs (its server was killed)"
     )
 
 

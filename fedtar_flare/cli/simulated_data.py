@@ -25,10 +25,7 @@ def add_commands(commands: Commands) -> None:
         help="when wording and case mix change: never, from step 2, or late (default late)",
     )
     command.add_argument(
-        "--change-group",
-        choices=("women", "everyone"),
-        default="women",
-        help="who gets other words (default women)",
+        "--change-group", choices=("women", "everyone"), default="women", help="who gets other words (default women)"
     )
     command.add_argument(
         "--untidy",

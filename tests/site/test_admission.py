@@ -7,6 +7,7 @@ import json
 import shutil
 import sys
 import threading
+from contextlib import contextmanager
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -46,28 +47,23 @@ ATTACK = {
 HARMLESS = {"training": {"local_steps": 4, "batch_size": 4}}
 
 
-class Opened:
-    """Paths that this process opens while it is watched."""
-
-    def __init__(self):
-        self.paths: list[str] | None = None
-        sys.addaudithook(self)  # never taken away again: quiet unless watching
-
-    def __call__(self, event, arguments):
-        if self.paths is not None and event in ("open", "os.listdir", "os.scandir"):
-            self.paths.append(str(arguments[0]))
-
-    def __enter__(self):
-        self.paths = []
-        return self.paths
-
-    def __exit__(self, *_):
-        self.paths = None
-
-
 @pytest.fixture(scope="module")
 def opened():
-    return Opened()
+    """Paths that this process opens while it is watched."""
+    watching: list[list[str]] = []
+
+    def note(event, arguments):
+        if watching and event in ("open", "os.listdir", "os.scandir"):
+            watching[0].append(str(arguments[0]))
+
+    @contextmanager
+    def watched():
+        watching.append([])
+        yield watching[0]
+        watching.clear()
+
+    sys.addaudithook(note)  # never taken away again: quiet unless watching
+    return watched
 
 
 @pytest.fixture
@@ -91,7 +87,7 @@ def kit(tmp_path, monkeypatch, online):
 
 def test_the_attack_is_declined_with_all_reasons_and_no_file_of_the_data_is_opened(kit, opened):
     hospital = HospitalSite(kit, name="hospital", simulated=False, preset="small", **ATTACK)
-    with opened as paths:
+    with opened() as paths:
         reply, weights = hospital.handshake()
     assert reply.status == ERROR and weights is None and reply.reason.startswith("declined by the site's policy: ")
     for word in ("lm_head", "local_steps 1 ", "batch_size 1 ", "max_grad_norm 1e-09", "(at least 5 patients)"):
@@ -99,7 +95,7 @@ def test_the_attack_is_declined_with_all_reasons_and_no_file_of_the_data_is_open
     assert str(kit.parent) not in json.dumps(reply.to_meta())
     assert not [path for path in paths if "secret-archive" in path]
     harmless = HospitalSite(kit, name="hospital", simulated=False, **HARMLESS)
-    with opened as paths:
+    with opened() as paths:
         reply, _ = harmless.handshake()
     assert reply.status == ERROR and "declined" not in reply.reason  # its one study is not there
     assert [path for path in paths if "secret-archive" in path], "the test would see it"
@@ -275,28 +271,24 @@ def test_weights_that_timm_has_at_an_address_of_its_own_are_not_fetched_either(m
 # ------------------------------------------------------------------ the other side
 def test_the_server_records_the_reason_and_takes_the_site_in_when_it_agrees(tmp_path):
     """A held site misses the handshake and joins at the round after its staff's approval."""
-    hospital, held = QuadraticSite("site-a", [pair(1), pair(2)], validation=pair(9)), "held: not approved by this site"
+    hospital, plain = (QuadraticSite(f"site-{x}", [pair(1), pair(2)], validation=pair(9)) for x in "ab")
+    approved, held = [], "held: not approved by this site"
 
     def site(task, header, weights):
-        if held and header.round == 0 and not approved:
+        if not approved:
             return Reply(ERROR, header.round, header.step, held, method=header.method), None
         return hospital(task, header, weights)
 
-    approved: list[bool] = []
-
     def other(task, header, weights):
-        if header.round == 2 and not approved:
+        if header.round == 2:
             approved.append(True)
         return plain(task, header, weights)
 
-    plain = QuadraticSite("site-b", [pair(3), pair(4)], validation=pair(9))
     federation = LocalFederation(tmp_path, {"site-a": site, "site-b": other}, num_rounds=4, time_steps=2)
     federation.run()
     events = read_events(tmp_path / "fedtar")
     assert not federation.panics and events[-1].status == "completed"
-    [start] = of_kind(events, Start)
-    assert start.sites == ["site-b"] and start.absent == {"site-a": held}
-    joined = of_kind(events, Joined)
+    [start], joined = of_kind(events, Start), of_kind(events, Joined)
+    assert start.sites == ["site-b"] and start.absent == joined[0].absent == {"site-a": held}
     assert [(event.round, event.sites) for event in joined] == [(2, []), (3, ["site-a"])]
-    assert joined[0].absent == {"site-a": held}
     assert all(torch.isfinite(value).all() for value in hospital.received[4, 0].values())

@@ -278,11 +278,8 @@ def test_what_the_tasks_really_send_passes():
 @pytest.mark.parametrize(
     ("name", "value", "said"),
     [
-        ("methods", "fedtar", "methods must be a list"),
-        ("methods", {"fedtar": True}, "methods must be a list"),
-        ("methods", [1], "methods must be a list"),
-        ("extra_names", "lora", "extra_names must be a list"),
-        ("extra_names", [1], "extra_names must be a list"),
+        *(("methods", wrong, "methods must be a list") for wrong in ("fedtar", {"fedtar": True}, [1])),
+        *(("extra_names", wrong, "extra_names must be a list") for wrong in ("lora", [1])),
         ("extra_names", ["("], "bad regular expression"),
         ("max_values", 0, "positive"),
     ],

@@ -98,20 +98,17 @@ def test_a_newer_patch_release_may_add_fields(tmp_path):
 
 
 def test_the_server_refuses_a_site_of_another_version_and_goes_on(tmp_path):
-    old = QuadraticSite("site-b", [pair(1), pair(2)], validation=pair(3))
+    new, old = (QuadraticSite(f"site-{x}", [pair(1), pair(2)], validation=pair(3)) for x in "ab")
 
     def answers(task, header, weights):
         reply, tensors = old(task, header, weights)
         return replace(reply, plugin="0.0.9"), tensors
 
-    sites = {"site-a": QuadraticSite("site-a", [pair(1), pair(2)], validation=pair(3)), "site-b": answers}
-    federation = LocalFederation(tmp_path, sites, num_rounds=1, time_steps=2)
-    seen = []
+    federation, seen = LocalFederation(tmp_path, {"site-a": new, "site-b": answers}, num_rounds=1, time_steps=2), []
     federation.warning = seen.append
     federation.run()
-    assert not federation.panics
-    (start,) = of_kind(read_events(tmp_path / "fedtar"), Start)
-    assert start.sites == ["site-a"]
+    [start] = of_kind(read_events(tmp_path / "fedtar"), Start)
+    assert not federation.panics and start.sites == ["site-a"]
     assert any("site-b" in text and "0.0.9" in text and __version__ in text for text in seen)
 
 
@@ -123,32 +120,28 @@ def test_an_error_of_another_version_is_still_readable():
 
 # ------------------------------------------------------------------ the source
 FORBIDDEN_MODULES = {"pickle", "cPickle", "dill", "cloudpickle", "joblib", "shelve", "marshal"}
+SAFE_LOADERS = ("SafeLoader", "yaml.SafeLoader", "yaml.CSafeLoader")
 
 
 def dangers(tree):
     """Lines of a module that can run what a file or message holds."""
     for node in ast.walk(tree):
-        names = []
-        if isinstance(node, ast.Import):
-            names = [alias.name.split(".")[0] for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
-            names = [(node.module or "").split(".")[0]]
-        if FORBIDDEN_MODULES & set(names):
-            yield node.lineno, f"import of {names}"
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            modules = [alias.name for alias in node.names] if isinstance(node, ast.Import) else [node.module or ""]
+            if found := FORBIDDEN_MODULES & {name.split(".")[0] for name in modules}:
+                yield node.lineno, f"import of {found}"
         if not isinstance(node, ast.Call):
             continue
         called = ast.unparse(node.func)
         given = {keyword.arg: ast.unparse(keyword.value) for keyword in node.keywords}
-        if called == "torch.load" and given.get("weights_only") != "True":
+        if (
+            (called == "torch.load" and given.get("weights_only") != "True")
+            or (called.endswith("np.load") and given.get("allow_pickle", "False") != "False")
+            or called in ("eval", "exec", "yaml.unsafe_load", "yaml.full_load", "os.system")
+            or (called == "yaml.load" and given.get("Loader") not in SAFE_LOADERS)
+            or given.get("shell") == "True"
+        ):
             yield node.lineno, called
-        if called.endswith("np.load") and given.get("allow_pickle", "False") != "False":
-            yield node.lineno, called
-        if called in ("eval", "exec", "yaml.unsafe_load", "yaml.full_load", "os.system"):
-            yield node.lineno, called
-        if called == "yaml.load" and given.get("Loader") not in ("SafeLoader", "yaml.SafeLoader", "yaml.CSafeLoader"):
-            yield node.lineno, called
-        if given.get("shell") == "True":
-            yield node.lineno, "shell=True"
 
 
 def test_the_check_of_the_source_finds_what_it_looks_for():

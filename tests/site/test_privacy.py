@@ -86,24 +86,23 @@ def test_closing_numbers_are_one_bounded_release():
 def test_only_covered_and_public_values_leave(tmp_path):
     privacy, guard = GaussianPrivacy(closing_noise_multiplier=1.0), OutboundGuard(["fedtar"])
     sent = update()
-    ctx = context(tmp_path, sent=sent)
+
+    def leaving(task, *content, **fields):
+        ctx = context(tmp_path, task, sent=sent)
+        return read(guard.process(privacy.process(message(*content, **fields), ctx), ctx))
+
     numbers = {"samples": 12, "train_loss": 1.0, "last_loss": 1.0, "seconds": 3.0}
-    left = guard.process(privacy.process(message(sent, numbers=numbers), ctx), ctx)
-    reply, tensors = read(left)
+    reply, tensors = leaving("train", sent, numbers=numbers)
     assert reply.status == OK and reply.numbers == {"samples": 12} and set(reply.payload) == {"privacy"}
     assert set(tensors) == set(sent) and not any(torch.equal(tensors[n], sent[n]) for n in sent)
-    closing = message(
-        numbers={"validation_loss": 2.0, "reports": 4, "seconds": 3.0},
-        payload={"t_numbers": [0.1, 0.2], "scores": {"all": {"n": 4}}},
-    )
-    ctx = context(tmp_path, "close_round")
-    reply, _ = read(guard.process(privacy.process(closing, ctx), ctx))
+    numbers = {"validation_loss": 2.0, "reports": 4, "seconds": 3.0}
+    payload = {"t_numbers": [0.1, 0.2], "scores": {"all": {"n": 4}}}
+    reply, _ = leaving("close_round", numbers=numbers, payload=payload)
     assert set(reply.numbers) == {"validation_loss", "reports"} and set(reply.payload) == {"t_numbers", "privacy"}
     assert reply.numbers["validation_loss"] != 2.0 and reply.payload["t_numbers"] != [0.1, 0.2]
     assert reply.payload["privacy"]["releases"] == 2
-    ctx = context(tmp_path, "handshake")
     payload = {"settings": "x", "counts": {"train": [1]}, "scores": {"all": {"n": 4}}, "skipped_studies": {"no": 1}}
-    reply, _ = read(guard.process(privacy.process(message(payload=payload), ctx), ctx))
+    reply, _ = leaving("handshake", payload=payload)
     assert set(reply.payload) == {"settings", "counts", "privacy"} and reply.payload["privacy"]["releases"] == 2
 
 
@@ -121,10 +120,8 @@ def test_the_account_is_right_outlives_a_restart_and_the_budget_ends_it(tmp_path
         else:
             assert reply.status == ABSTAIN and not tensors and "budget spent" in reply.reason
             assert reply.payload["privacy"]["releases"] == allowed and not reply.numbers
-    assert json.loads((state_of(tmp_path) / "privacy_ledger.json").read_text())["runs"] == {
-        "run-0": {"2.0": 1},
-        "run-1": {"2.0": 2},
-    }
+    ledger = json.loads((state_of(tmp_path) / "privacy_ledger.json").read_text())
+    assert ledger["runs"] == {"run-0": {"2.0": 1}, "run-1": {"2.0": 2}}
 
 
 def test_a_simulated_site_has_a_budget_for_each_run(tmp_path, monkeypatch):
@@ -249,8 +246,7 @@ def test_without_noise_for_them_noisy_fields_stay_and_the_update_leaves(tmp_path
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "group"),
-    [("bank.features", torch.ones(2, 3), "rows"), ("module.a", torch.ones(2), "modules")],
+    ("name", "value", "group"), [("bank.features", torch.ones(2, 3), "rows"), ("module.a", torch.ones(2), "modules")]
 )
 def test_rows_and_modules_do_not_leave_a_site_with_a_privacy_filter(tmp_path, madeup, name, value, group):
     reply, left = learnt(tmp_path, {**update(), name: value}, GaussianPrivacy())

@@ -115,11 +115,17 @@ def cohort(config, tmp_path, **settings):
 
 
 def test_a_manifest_becomes_a_cohort(manifest, tmp_path):
-    made = cohort(SiteConfig(source="manifest", path=manifest), tmp_path)
+    config = SiteConfig(source="manifest", path=manifest)
+    made = cohort(config, tmp_path)
     assert len(made.patients) == 20 and made.modality == "radiograph"
     assert sum(map(sum, made.counts().values())) == 60
-    again = cohort(SiteConfig(source="manifest", path=manifest), tmp_path)
-    assert again.samples("train") == made.samples("train")  # the key is made once
+    assert cohort(config, tmp_path).samples("train") == made.samples("train")  # the key is made once
+    timed = cohort(config, tmp_path, timeline=Timeline(2, "period", (datetime(2020, 2, 15),)))
+    assert [sum(counts) for counts in zip(*timed.counts().values(), strict=True)] == [40, 20]
+    manifest.write_text(manifest.read_text().replace("Clear.", "FINDINGS: Clear. IMPRESSION: 1. Normal."))
+    options = {"sections": ["impression"], "cleaning": "r2gen-v1", "same_day": "merge"}
+    read = cohort(config.replace(options=options), tmp_path)
+    assert {visit.report for visit in read.visits} == {"normal ."}
 
 
 def test_every_source_can_be_named_in_a_site_file(tmp_path):
@@ -127,13 +133,6 @@ def test_every_source_can_be_named_in_a_site_file(tmp_path):
         config = read_site_file(write(tmp_path / "fedtar.yaml", source=source, path=".", options={"same_dy": "merge"}))
         with pytest.raises(ConfigError, match=f"source '{source}': unknown option 'same_dy'; did you mean 'same_day'"):
             cohort(config, tmp_path)
-
-
-def test_options_of_every_source_reach_the_cohort(manifest, tmp_path):
-    manifest.write_text(manifest.read_text().replace("Clear.", "FINDINGS: Clear. IMPRESSION: 1. Normal."))
-    options = {"sections": ["impression"], "cleaning": "r2gen-v1", "same_day": "merge"}
-    made = cohort(SiteConfig(source="manifest", path=manifest, options=options), tmp_path)
-    assert {v.report for p in made.patients for v in p.visits} == {"normal ."}
 
 
 def test_a_simulated_site_splits_by_the_seed(manifest, tmp_path):
@@ -150,12 +149,6 @@ def test_excluded_patients_are_left_out_and_counted(manifest, tmp_path, caplog):
     assert made.rejected == {"excluded": 6} and "1 id(s)" in caplog.text
     with pytest.raises(ConfigError, match="exclusion list"):
         cohort(SiteConfig(source="manifest", path=manifest, exclude=tmp_path / "nowhere.txt"), tmp_path)
-
-
-def test_periods_reach_the_cohort(manifest, tmp_path):
-    timeline = Timeline(2, "period", (datetime(2020, 2, 15),))
-    made = cohort(SiteConfig(source="manifest", path=manifest), tmp_path, timeline=timeline)
-    assert [sum(c) for c in zip(*made.counts().values(), strict=True)] == [40, 20]
 
 
 def test_the_synthetic_cohort_gets_the_sites_options(monkeypatch, tmp_path):
