@@ -13,9 +13,15 @@ from nvflare.apis.analytix import ANALYTIC_EVENT_TYPE, AnalyticsDataType, LogWri
 from nvflare.apis.fl_component import FLComponent
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.utils.analytix_utils import create_analytic_dxo, send_analytic_dxo
+from nvflare.app_common.widgets.convert_to_fed_event import ConvertToFedEvent
 from nvflare.job_config.api import FedJob
 
-from fedtar_flare.site.streaming import ScalarsToServer
+
+class ScalarsToServer(ConvertToFedEvent):
+    """Sends scalars to the server and nothing else; with FLARE's own class a job could choose a site's log events."""
+
+    def __init__(self) -> None:
+        super().__init__(events_to_convert=[ANALYTIC_EVENT_TYPE])
 
 
 def add_tensorboard(job: FedJob) -> None:

@@ -32,16 +32,10 @@ class Declined(FedTARError):
 
 @dataclass(frozen=True)
 class Reach:
-    """What a job changes of a model.
+    """What a job changes of a model: layers that an adapter reaches, parameters that travel whole, by setting.
 
-    Parameters
-    ----------
-    adapted, whole : Mapping[str, Sequence[str]]
-        Layers that an adapter reaches, and parameters that travel whole, by the setting that picks them.
-    barred : Set[str]
-        Names among them that no job may pick, whatever a site allows: the output layer and embeddings.
-    parameters : int
-        Of the model, its adapters and what the method trains for itself; 0: not known.
+    No job may pick the names that are ``barred``, whatever a site allows: the output layer and embeddings.
+    ``parameters`` counts the model, its adapters and what the method trains for itself; 0: not known.
     """
 
     adapted: Mapping[str, Sequence[str]]

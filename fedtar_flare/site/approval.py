@@ -1,8 +1,7 @@
 """A site's own decisions: its yes to a job, and whether it takes part at all.
 
-What is approved is the app that FLARE puts at a site (``<job id>/app_<site>``), file by file: a changed job needs
-another yes. The same job folder, given to the site beforehand or submitted again, has the same digest; FLARE's
-signatures do not count.
+What is approved is the app that FLARE puts at a site (``<job id>/app_<site>``), file by file and without FLARE's
+signatures: a changed job needs another yes, one that is given beforehand or submitted again does not.
 
 The executor reads ``participation.json`` before and after each task. A paused site abstains and the job goes on without
 it; after 'join' it is asked again, or joins at the next round if it missed the handshake. A site that left declines

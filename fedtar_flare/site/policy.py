@@ -22,7 +22,7 @@ AUDIT = "fedtar_flare.site.audit.AuditTrail"
 PRIVACY_FILTER = "fedtar_flare.site.privacy.GaussianPrivacy"
 
 RECEIVER = "nvflare.app_opt.tracking.tb.tb_receiver.TBAnalyticsReceiver"
-TO_SERVER = "fedtar_flare.site.streaming.ScalarsToServer"
+TO_SERVER = "fedtar_flare.runtime.scalars.ScalarsToServer"
 """Curves at the server, and their way from a site."""
 
 SERVER_CLASSES = (

@@ -14,7 +14,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from fedtar_flare.data.cohort import Visit
 from fedtar_flare.data.timeline import Timeline
 from fedtar_flare.errors import ConfigError, DataError
 from fedtar_flare.protocol.messages import RESERVED_RUNS
@@ -119,6 +118,8 @@ def _runs(root: Path, site: str | None) -> dict[str, list[Path]]:
 def _plan_patient(
     result: Plan, config: SiteConfig, site: str, patient: str, runs: dict[str, list[Path]], prepared: Path
 ) -> None:
+    from fedtar_flare.imaging.cache import file_identity, files_of
+
     everyone = config.replace(exclude=None, simulated=True)  # also one who is excluded; and no key is made
     visits = [v for v in load_cohort(everyone, site, timeline=Timeline(1)).visits if v.patient_id == patient]
     if not visits:
@@ -126,7 +127,11 @@ def _plan_patient(
             f"no patient '{patient}' in {config.path or config.source}. If the patient's rows are gone already, the "
             "prepared images cannot be told apart any more: delete them all with --cache"
         )
-    result.remove += [(entry, f"prepared image of patient {patient}") for entry in _entries(visits, prepared)]
+    images: set[Path] = set()
+    for visit in visits:
+        with suppress(DataError):  # the files are gone: nothing leads from them to the cache any more
+            images.update(files_of(prepared, file_identity(visit.image)))
+    result.remove += [(entry, f"prepared image of patient {patient}") for entry in sorted(images)]
     pages = (f / name for folders in runs.values() for f in folders for name in (EXAMPLES_FILE, EXAMPLES_PAGE))
     result.remove += [(page, "example page with reports") for page in pages if page.is_file()]
     result.kept += [
@@ -140,17 +145,6 @@ def _plan_patient(
         )
     if config.exclude is None:
         result.kept.append("the patient in coming runs: write the id into a file that the site file names as 'exclude'")
-
-
-def _entries(visits: list[Visit], prepared: Path) -> list[Path]:
-    """Files of the cache that belong to these visits, whatever settings they were prepared by."""
-    from fedtar_flare.imaging.cache import file_identity, files_of
-
-    found: set[Path] = set()
-    for visit in visits:
-        with suppress(DataError):  # the files are gone: nothing leads from them to the cache any more
-            found.update(files_of(prepared, file_identity(visit.image)))
-    return sorted(found)
 
 
 def _older(items: list[tuple[Path, str]], days: float) -> list[tuple[Path, str]]:

@@ -73,6 +73,8 @@ def allow_list(kit: Path) -> list[Finding]:
 
 def privacy(kit: Path, config: SiteConfig | None) -> list[Finding]:
     """Whether the guard stands last in every scope, for which methods, and the audit among the components."""
+    from fedtar_flare.site.guard import OutboundGuard  # which imports torch
+
     file = kit / "local" / PRIVACY
     cure = f"run '{COMPLETE}', or put {GUARD} last into each scope's {RESULT_FILTERS} and into its {DATA_FILTERS}"
     if not file.is_file():
@@ -91,8 +93,12 @@ def privacy(kit: Path, config: SiteConfig | None) -> list[Finding]:
         if not results or class_of(results[-1]) != GUARD or GUARD not in map(class_of, tasks):
             findings.append(Finding(FAIL, "site policy", f"scope '{name}': the outbound guard is not in force", cure))
         for entry in (*tasks, *results):
-            if class_of(entry) == GUARD:
-                findings += _guard(name, entry.get("args") or {})
+            try:
+                if class_of(entry) == GUARD:
+                    OutboundGuard(**entry.get("args") or {})
+            except (FedTARError, TypeError) as error:
+                mend = f"correct the guard's args in {PRIVACY}"
+                findings.append(Finding(FAIL, "site policy", f"scope '{name}': {error}", mend))
         for entry in results:
             if (path := class_of(entry)).endswith((".SVTPrivacy", ".PercentilePrivacy")):
                 use = f"use {PRIVACY_FILTER}"
@@ -107,16 +113,6 @@ def privacy(kit: Path, config: SiteConfig | None) -> list[Finding]:
         add = f'add to {PRIVACY} "components": [{{"id": "audit", "path": "{AUDIT}", "args": {{}}}}]'
         findings.append(Finding(WARN, "audit", "only jobs of this package are recorded, not others", add))
     return findings
-
-
-def _guard(scope: str, arguments: dict[str, Any]) -> list[Finding]:
-    from fedtar_flare.site.guard import OutboundGuard
-
-    try:
-        OutboundGuard(**arguments)
-    except (FedTARError, TypeError) as error:
-        return [Finding(FAIL, "site policy", f"scope '{scope}': {error}", f"correct the guard's args in {PRIVACY}")]
-    return []
 
 
 def _methods(allowed: list[str]) -> list[Finding]:
