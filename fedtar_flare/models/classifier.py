@@ -19,11 +19,10 @@ from torch.nn import functional as F
 from fedtar_flare.models.adapters.kinds import add_ia3
 from fedtar_flare.models.adapters.lora import add_lora
 from fedtar_flare.models.build import build_model
-from fedtar_flare.models.config import RANDOM, STATISTICS, ModelConfig, Statistics, preset
+from fedtar_flare.models.config import RANDOM, STATISTICS, ImageModelConfig, ModelConfig, preset
 from fedtar_flare.models.encoders import SliceEncoder, TimmEncoder, build_encoder
 from fedtar_flare.models.volume_encoder import NARROWEST, STRIDE, HUWindow, VolumeEncoder, own_names
 from fedtar_flare.models.weights import load_weights
-from fedtar_flare.settings import Settings
 
 if TYPE_CHECKING:
     from peft import PeftModel
@@ -55,7 +54,7 @@ SIZES: dict[str, dict[str, tuple[int, int, int]]] = {
 _DEFAULTS = "; ".join(f"{name}={size}" for sizes in SIZES.values() for name, (size, *_) in sizes.items())
 
 
-class ClassifierConfig(Settings):
+class ClassifierConfig(ImageModelConfig):
     """A frozen encoder, its adapter and the head."""
 
     encoder: Literal["small", "tiny", "vit", "timm", "swin_unetr"] = Field(
@@ -63,7 +62,6 @@ class ClassifierConfig(Settings):
         description="'small': of the shipped report generator; 'tiny': the same, random (tests); 'vit': a ViT of the "
         "sizes below; 'timm': a named one; 'swin_unetr': MONAI's, of whole CT volumes",
     )
-    encoder_name: str | None = Field(None, description="timm architecture, hub name or local folder, for 'timm'")
     encoder_weights: str | None = Field(
         None,
         description="local safetensors file of the weights of 'vit', 'timm' (RETFound) or 'swin_unetr' (VoCo); "
@@ -71,11 +69,6 @@ class ClassifierConfig(Settings):
     )
     encoder_config: dict[str, int] = Field(
         {}, description=f"sizes of 'vit' or 'swin_unetr' that are not as they are by default: {_DEFAULTS}"
-    )
-    image_size: int = Field(64, ge=16, description="height and width of a slice or picture, pixels")
-    slices: int = Field(16, ge=1, description="most slices of a CT volume; 1 for pictures")
-    image_statistics: Statistics = Field(
-        "half", description="mean and deviation by which images are normalised, of 'vit' and 'timm'"
     )
     hu_window: HUWindow = Field(
         "lung", description="what of a CT 'swin_unetr' sees, one channel as the published weights have, or 'all' three"
@@ -86,7 +79,6 @@ class ClassifierConfig(Settings):
         None,
         description="regular expression on module names: the adapted layers; None: attention's queries, keys, values",
     )
-    seed: int = Field(0, ge=0, description="of the common start, and of every weight that is not loaded")
 
     def validation_errors(self) -> Iterator[tuple[str, str]]:
         known = SIZES.get(self.encoder, {})

@@ -58,19 +58,25 @@ class GPT2Sizes(TypedDict):
     n_positions: Size
 
 
-class ModelConfig(Settings):
-    """A report generator. A named encoder or decoder brings its own sizes."""
+class ImageModelConfig(Settings):
+    """What a model of images has, whatever it makes of them."""
 
-    preset: str = Field(description="name of the preset that this started from")
-    image_size: int = Field(64, ge=16, description="height and width of a slice or radiograph, pixels")
-    slices: int = Field(16, ge=1, description="slices of a CT volume; 1 for radiographs")
+    image_size: int = Field(64, ge=16, description="height and width of a slice or picture, pixels")
+    slices: int = Field(16, ge=1, description="slices of a CT volume; 1 for radiographs and other pictures")
     image_statistics: Statistics = Field(
         "half", description="mean and deviation by which images are normalised: those that the encoder was trained with"
     )
-    encoder: Literal["cvt", "timm"] = Field("cvt", description="family of the image encoder")
     encoder_name: str | None = Field(
-        None, description="hub name or local folder (timm: or architecture); None: a CvT of encoder_config"
+        None, description="hub name, local folder or timm architecture; None: an encoder of the sizes in encoder_config"
     )
+    seed: int = Field(0, ge=0, description="of every weight that is not loaded")
+
+
+class ModelConfig(ImageModelConfig):
+    """A report generator. A named encoder or decoder brings its own sizes."""
+
+    preset: str = Field(description="name of the preset that this started from")
+    encoder: Literal["cvt", "timm"] = Field("cvt", description="family of the image encoder")
     encoder_config: CvtSizes = Field(
         CvtSizes(embed_dim=(32, 64, 128), depth=(1, 2, 3), num_heads=(1, 2, 4), mlp_ratio=2.0),
         description="sizes of a CvT without a name, by stage; stage i (from 0) needs a depth above i",
@@ -108,7 +114,6 @@ class ModelConfig(Settings):
     lora_targets: str = Field(
         CVT_TARGETS, description="regular expression on module names: the linear layers that LoRA adapts"
     )
-    seed: int = Field(0, ge=0, description="of every weight that is not loaded")
 
     def __hash__(self) -> int:
         return hash(repr(self))

@@ -33,7 +33,7 @@ from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import Shareable
 from pydantic import Field as Setting
 
-from fedtar_flare.errors import ConfigError, ExchangeError, FedTARError
+from fedtar_flare.errors import ExchangeError, FedTARError
 from fedtar_flare.protocol.contract import Contract, Task
 from fedtar_flare.protocol.exchange import WIRE_DTYPES, check_tensor, euclidean_norm, register_tensors
 from fedtar_flare.protocol.fields import Field
@@ -64,10 +64,6 @@ class PrivacySettings(Settings):
     closing_noise_multiplier: float = Setting(
         0.0, ge=0, description="z of the noisy fields; 0: they are not sent, and the server has only the other sites'"
     )
-    noise_seed: int | None = Setting(
-        None,
-        description="for tests in the simulator; a real site refuses it, because whoever knows it can remove the noise",
-    )
 
 
 class GaussianPrivacy(Filter):
@@ -89,7 +85,6 @@ class GaussianPrivacy(Filter):
     def __init__(self, **settings: Any):
         super().__init__()
         self.settings = build(PrivacySettings, settings, "GaussianPrivacy")
-        self._drawn = 0
 
     def process(self, shareable: Shareable, fl_ctx: FLContext) -> Shareable:
         """The message with noise in place of what is private; an abstention once the budget is spent."""
@@ -98,11 +93,6 @@ class GaussianPrivacy(Filter):
         task = str(fl_ctx.get_prop(FLContextKey.TASK_NAME))
         try:
             site = Site(fl_ctx)
-            if self.settings.noise_seed is not None and not site.simulated:
-                raise ConfigError(
-                    "GaussianPrivacy: noise_seed is for tests in the simulator; remove it from privacy.json",
-                    public="the site's privacy filter is not set up",
-                )
             dxo = from_shareable(shareable)
             reply = Reply.from_meta(dxo.meta)
             header = fl_ctx.get_prop(HEADER_PROP)
@@ -132,7 +122,7 @@ class GaussianPrivacy(Filter):
         """Clip, add noise of standard deviation ``noise_multiplier * 2 clip_norm``, cast to the given number format."""
         scale = self.settings.noise_multiplier * 2 * self.settings.clip_norm
         return {
-            name: (value + scale * self._noise(value.numel()).reshape(value.shape)).to(update[name].dtype)
+            name: (value + scale * standard_normals(value.numel()).reshape(value.shape)).to(update[name].dtype)
             for name, value in self.clipped(update).items()
         }
 
@@ -150,7 +140,7 @@ class GaussianPrivacy(Filter):
             else:
                 unit[field] = numbers / max(of.vector_clip, float(np.linalg.norm(numbers)))
         whole = np.concatenate(list(unit.values()))
-        noise = of.closing_noise_multiplier * 2 * math.sqrt(declared) * self._noise(len(whole)).numpy()
+        noise = of.closing_noise_multiplier * 2 * math.sqrt(declared) * standard_normals(len(whole)).numpy()
         released: dict[str, Any] = {}
         for field, vector in unit.items():
             noisy, noise = vector + noise[: len(vector)], noise[len(vector) :]
@@ -197,16 +187,9 @@ class GaussianPrivacy(Filter):
     def _account(self, spent: Spent) -> dict[str, Any]:
         return {"privacy": asdict(spent) | {"max_epsilon": self.settings.max_epsilon}}
 
-    def _noise(self, count: int) -> torch.Tensor:
-        """Standard normal values, float64."""
-        if (seed := self.settings.noise_seed) is None:
-            return torch.from_numpy(secure_normals(count))
-        self._drawn += 1
-        return torch.from_numpy(np.random.default_rng([seed, self._drawn]).standard_normal(count))
 
-
-def secure_normals(count: int) -> np.ndarray:
-    """Standard normal values from the operating system's cryptographic generator, float64.
+def standard_normals(count: int) -> torch.Tensor:
+    """Standard normal values (count,) from the operating system's cryptographic generator, float64.
 
     Each is half the sum of four independent ones: this fills the gaps of a single floating-point sample, which would
     let the noise be removed (Holohan and Braghin 2021).
@@ -216,7 +199,7 @@ def secure_normals(count: int) -> np.ndarray:
     uniform = (bits.astype(np.float64) + 0.5) * 2.0**-53  # in (0, 1), never 0
     radius, angle = np.sqrt(-2 * np.log(uniform[0])), 2 * np.pi * uniform[1]  # Box and Muller
     values = np.concatenate([radius * np.cos(angle), radius * np.sin(angle)])[: 4 * count]
-    return values.reshape(4, count).sum(axis=0) / 2
+    return torch.from_numpy(values.reshape(4, count).sum(axis=0) / 2)
 
 
 def _covered(contract: Contract, task: Task, dxo: DXO) -> Mapping[str, torch.Tensor]:

@@ -212,7 +212,6 @@ FAULTS = {
     "no audit": (_change(PRIVACY, lambda content: content.pop("components")), "audit", WARN),
     "streams past the noise": (_stream, "differential privacy", FAIL),
     "noise without a bound": (_noise(clip_norm=-1), "differential privacy", FAIL),
-    "noise that can be removed": (_noise(noise_seed=1), "differential privacy", FAIL),
     "paused": (lambda kit: decide(state_of(kit), Participation.PAUSED), "participation", WARN),
     "a project admin with every right": (_rights(project_admin="any"), "rights", FAIL),
     "a lead with code": (_rights(lead={"byoc": ["o:hub", "none"]}), "rights", FAIL),

@@ -17,10 +17,11 @@ from fedtar_flare.protocol.fields import Field
 from fedtar_flare.protocol.messages import ABSTAIN, ERROR, OK
 from fedtar_flare.record.events import Step
 from fedtar_flare.record.log import of_kind, read_events
+from fedtar_flare.site import privacy as privacy_module
 from fedtar_flare.site.accountant import epsilon_of
 from fedtar_flare.site.guard import OutboundGuard
 from fedtar_flare.site.place import state_of
-from fedtar_flare.site.privacy import GaussianPrivacy, secure_normals
+from fedtar_flare.site.privacy import GaussianPrivacy, standard_normals
 
 
 def update(scale=1.0, dtype=torch.float32, size=200):
@@ -28,11 +29,11 @@ def update(scale=1.0, dtype=torch.float32, size=200):
     return {n: (scale * torch.randn(size, 3, generator=generator)).to(dtype) for n in (A, B)}
 
 
-def test_secure_normals_are_standard_normal():
-    values = secure_normals(200_000)
+def test_the_noise_is_standard_normal():
+    values = standard_normals(200_000).numpy()
     assert stats.kstest(values, "norm").pvalue > 1e-4
     assert abs(np.corrcoef(values[:-1], values[1:])[0, 1]) < 0.01
-    assert len(secure_normals(7)) == 7 and not np.array_equal(secure_normals(100), secure_normals(100))
+    assert len(standard_normals(7)) == 7 and not torch.equal(standard_normals(100), standard_normals(100))
 
 
 @pytest.mark.parametrize("scale", [1e-6, 0.01, 1.0, 1e4])
@@ -158,16 +159,6 @@ def test_errors_and_abstentions_pass_without_numbers(tmp_path):
     assert not tensors and not reply.numbers and not reply.payload
 
 
-def test_the_noise_seed_is_for_the_simulator_alone(tmp_path, monkeypatch):
-    monkeypatch.setenv("FEDTAR_HOME", str(tmp_path))
-    a, b = (GaussianPrivacy(noise_seed=4).noisy_update(update()) for _ in range(2))
-    assert all(torch.equal(a[n], b[n]) for n in a)
-    ctx = context(tmp_path, simulated=True)
-    assert read(GaussianPrivacy(noise_seed=4).process(message(update()), ctx))[0].status == OK
-    reply, tensors = read(GaussianPrivacy(noise_seed=4).process(message(update()), context(tmp_path)))
-    assert reply.status == ERROR and not tensors
-
-
 @pytest.mark.parametrize(
     ("bad", "word"),
     [
@@ -265,10 +256,12 @@ def test_what_cannot_be_released_stays_and_costs_no_budget(tmp_path, madeup):
     assert not (state_of(tmp_path) / "privacy_ledger.json").exists()
 
 
-def test_a_seeded_draw_stays_what_it_was():
+def test_a_seeded_draw_stays_what_it_was(monkeypatch):
     """One draw for all noisy fields, in the order in which they are declared: loss first, then the vector."""
-    privacy = GaussianPrivacy(closing_noise_multiplier=1.0, noise_seed=4)
-    noise = np.random.default_rng([4, 1]).standard_normal(3) * 2 * np.sqrt(2)
+    drawn = np.random.default_rng(4)
+    monkeypatch.setattr(privacy_module, "standard_normals", lambda n: torch.from_numpy(drawn.standard_normal(n)))
+    privacy = GaussianPrivacy(closing_noise_multiplier=1.0)
+    noise = np.random.default_rng(4).standard_normal(3) * 2 * np.sqrt(2)
     loss, vector = closing(privacy, 2.0, [0.03, -0.01])
     assert loss == pytest.approx((2 * 2.0 / 10.0 - 1 + noise[0] + 1) / 2 * 10.0, rel=1e-12)
     assert vector == pytest.approx([0.03 + noise[1], -0.01 + noise[2]], rel=1e-12)

@@ -142,8 +142,6 @@ def _differential_privacy(kit: Path, config: SiteConfig | None, arguments: dict[
         spent = Ledger(state_of(kit) / FILE).spent(settings.delta)
     except FedTARError as error:
         return Finding(FAIL, check, str(error), "correct privacy.json, or restore the ledger")
-    if settings.noise_seed is not None:
-        return Finding(FAIL, check, "noise_seed is set: the noise could be taken away", "remove it from privacy.json")
     text = f"epsilon {spent.epsilon:.3g} of {settings.max_epsilon:g} spent in {spent.releases} releases"
     if spent.epsilon > 0.9 * settings.max_epsilon:
         return Finding(WARN, check, text, "the site abstains soon; a larger max_epsilon is a decision of the site's")
