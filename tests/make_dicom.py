@@ -72,15 +72,19 @@ def write_series(
     """
     hu = chest() if hu is None else hu
     folder.mkdir(parents=True, exist_ok=True)
-    names = np.random.default_rng(3).permutation(len(hu))
     for i, plane in enumerate(hu):
         ds = slice_dataset(plane, i, spacing)
         kept = edit(ds, i)
         if kept is None or len(kept):
             private = ds.file_meta.TransferSyntaxUID.is_private
             encoding = {"implicit_vr": False, "little_endian": True} if private else {}
-            (kept or ds).save_as(folder / f"{prefix}{names[i]:03d}.dcm", enforce_file_format=True, **encoding)
+            (kept or ds).save_as(folder / f"{prefix}{name_of(i, len(hu))}", enforce_file_format=True, **encoding)
     return hu
+
+
+def name_of(i: int, slices: int = 12) -> str:
+    """The file of slice i in :func:`write_series`."""
+    return f"{np.random.default_rng(3).permutation(slices)[i]:03d}.dcm"
 
 
 def put(**values) -> Edit:
@@ -99,6 +103,26 @@ def put(**values) -> Edit:
 def only(at: int, edit: Edit) -> Edit:
     """An edit of one slice alone."""
     return lambda ds, i: edit(ds, i) if i == at else None
+
+
+def then(*edits: Edit) -> Edit:
+    """An edit of several, the last of which says whether the slice is written."""
+    return lambda ds, i: [edit(ds, i) for edit in edits][-1]
+
+
+def drop(*gone: int) -> Edit:
+    """An edit that leaves slices out."""
+    return lambda ds, i: Dataset() if i in gone else None
+
+
+def another_series(number: int) -> Edit:
+    """An edit that makes slices those of another series of the same study."""
+
+    def edit(ds, i):
+        ds.SeriesInstanceUID = f"1.2.3.{number}"
+        ds.SOPInstanceUID = ds.file_meta.MediaStorageSOPInstanceUID = generate_uid()
+
+    return edit
 
 
 def enhanced_dataset(hu: np.ndarray, order) -> Dataset:
@@ -156,12 +180,6 @@ def compress(ds: Dataset, syntax: str) -> None:
     ds.PixelData = encapsulate([ENCODERS[syntax](np.frombuffer(ds.PixelData, "<u2").reshape(ds.Rows, ds.Columns))])
     ds["PixelData"].VR, ds["PixelData"].is_undefined_length = "OB", True
     ds.file_meta.TransferSyntaxUID = syntax
-
-
-def another_series(ds: Dataset, number: int) -> None:
-    """Make the slice one of another series of the same study."""
-    ds.SeriesInstanceUID = f"1.2.3.4{number}"
-    ds.SOPInstanceUID = ds.file_meta.MediaStorageSOPInstanceUID = generate_uid()
 
 
 def trunk(slices=30, size=64):

@@ -1,63 +1,92 @@
-"""Makers of broken images: each writes into a folder and returns the path to read."""
+"""Makers of images, most of them broken (each writes into a folder and returns the path to read), and their check."""
 
 from __future__ import annotations
 
 import gzip
 import io
-import os
+import re
 import struct
 import zipfile
 import zlib
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import nibabel
 import numpy as np
-from make_dicom import SPACING, chest, enhanced_dataset, put, write_radiograph, write_series
+from make_dicom import ORIGIN, SPACING, Edit, chest, enhanced_dataset, name_of, put, write_series
 from PIL import Image
 from pydicom import dcmread
 from pydicom.dataset import Dataset
 from pydicom.encaps import encapsulate
 from pydicom.fileset import FileSet
 from pydicom.uid import DeflatedExplicitVRLittleEndian, ExplicitVRLittleEndian, JPEGBaseline8Bit, RLELossless
+from refused import refused
+
+from fedtar_flare.imaging.readers.ct import read_ct
 
 Make = Callable[[Path], Path]
 MARK = bytes(128) + b"DICM"
 GREY = (np.add.outer(np.arange(40), np.arange(60)) * 2).astype(np.uint8)
 AFFINE = np.diag([-SPACING[2], -SPACING[1], SPACING[0], 1.0])
+AFFINE[:3, 3] = [-ORIGIN[0], -ORIGIN[1], ORIGIN[2]]
+
+
+class Right(NamedTuple):
+    """The volume of :func:`chest` is read, at this distance of slices, and exactly this is noted."""
+
+    notes: tuple[str, ...] = ()
+    step: float = SPACING[0]
+
+
+def check_ct(folder: Path, expected: Right | str | tuple[str, ...], make: Make, said: str = ".") -> None:
+    """What ``make`` writes is read as expected, or refused for one of the expected reasons; texts match ``said``."""
+    path = make(folder)
+    if isinstance(expected, Right):
+        volume = read_ct(path)
+        assert np.array_equal(volume.hu, chest())
+        notes = tuple(note.reason for note in volume.warnings)
+        assert notes == expected.notes, volume.warnings
+        assert not expected.notes or re.search(said, "\n".join(note.text for note in volume.warnings))
+        assert np.abs(volume.affine - AFFINE @ np.diag([1, 1, expected.step / SPACING[0], 1])).max() < 0.02
+        return
+    with refused(expected, said) as error:
+        read_ct(path)
+    assert str(folder) not in error.value.public and ".dcm" not in error.value.public
 
 
 def rle(ds, i=0):
     ds.compress(RLELossless, generate_instance_uid=False)
 
 
-def series(edit=lambda ds, i: None, hu=None) -> Make:
+def series(edit: Edit = lambda ds, i: None, hu=None, change: Callable[[Path], object] = lambda folder: None) -> Make:
     def make(folder):
         write_series(folder / "s", hu, edit=edit)
+        change(folder / "s")
         return folder / "s"
 
     return make
 
 
-def rewritten(change: Callable[[bytes], bytes], at: int | None = None, edit=lambda ds, i: None) -> Make:
-    """A series whose files (or one of them) are changed on disk."""
+def rewritten(change: Callable[[bytes], bytes], *slices: int, edit: Edit = lambda ds, i: None) -> Make:
+    """A series whose files (or those of some slices) are changed on disk."""
 
     def make(folder):
         write_series(folder / "s", edit=edit)
-        for n, file in enumerate(sorted((folder / "s").iterdir())):
-            if at in (None, n):
-                file.write_bytes(change(file.read_bytes()))
+        for i in slices or range(12):
+            changed = folder / "s" / name_of(i)
+            changed.write_bytes(change(changed.read_bytes()))
         return folder / "s"
 
     return make
 
 
-def beside(edit) -> Make:
-    """A good series and further files in its folder."""
+def beside(edit: Edit, hu=None, first: Edit = lambda ds, i: None, prefix="x") -> Make:
+    """A good series and further files in its folder, of other values."""
 
     def make(folder):
-        write_series(folder / "s")
-        write_series(folder / "s", edit=edit, prefix="x")
+        write_series(folder / "s", edit=first)
+        write_series(folder / "s", chest()[::-1] if hu is None else hu, edit=edit, prefix=prefix)
         return folder / "s"
 
     return make
@@ -96,29 +125,22 @@ def as_raw_pixels(content: bytes) -> bytes:
     return content.replace(old + b"\0" * (len(old) % 2), new.ljust(len(old) + len(old) % 2, b"\0"), 1)
 
 
-def a_dead_link(folder):
-    write_series(folder / "s")
-    (folder / "s" / "a.dcm").symlink_to(folder / "nowhere.dcm")
-    return folder / "s"
-
-
-def a_pipe(folder):
-    write_series(folder / "s")
-    os.mkfifo(folder / "s" / "pipe.dcm")
-    return folder / "s"
-
-
 def packed(
-    change=lambda archive: None, prefix="", method=zipfile.ZIP_DEFLATED, edit: Callable[[bytes], bytes] = bytes
+    added: dict[str, bytes] | None = None,
+    prefix="",
+    method=zipfile.ZIP_DEFLATED,
+    edit: Callable[[bytes], bytes] = bytes,
+    of: Make | None = None,
 ) -> Make:
-    """A zip of a good series and of what is added to it; ``edit`` changes its bytes."""
+    """A zip of a series and of what is added to it; ``edit`` changes its bytes."""
 
     def make(folder):
-        write_series(folder / "s")
+        written = (of or series())(folder)
         with zipfile.ZipFile(folder / "s.zip", "w", method) as archive:
-            for item in sorted((folder / "s").iterdir()):
+            for item in sorted(written.iterdir()):
                 archive.write(item, f"{prefix}{item.name}")
-            change(archive)
+            for name, content in (added or {}).items():
+                archive.writestr(name, content)
         (folder / "s.zip").write_bytes(edit((folder / "s.zip").read_bytes()))
         return folder / "s.zip"
 
@@ -142,13 +164,6 @@ def flipped(content: bytes) -> bytes:
     return content[:at] + bytes(b ^ 0xFF for b in content[at : at + 40]) + content[at + 40 :]
 
 
-def bomb(archive):
-    """A member that unpacks to 100 MB of zeros is not unpacked: it does not begin like DICOM."""
-    with archive.open("zeros.dcm", "w") as member:
-        for _ in range(100):
-            member.write(bytes(1 << 20))
-
-
 def disc(change: Callable[[Path], object] = lambda folder: None, whole=True) -> Make:
     """A DICOMDIR with its files, or the folder of both."""
 
@@ -159,8 +174,8 @@ def disc(change: Callable[[Path], object] = lambda folder: None, whole=True) -> 
     def make(folder):
         write_series(folder / "s", edit=patient)
         files = FileSet()
-        for slice_ in (folder / "s").iterdir():
-            files.add(slice_)
+        for i in range(12):
+            files.add(folder / "s" / name_of(i))
         files.write(folder / "disc")
         change(folder / "disc")
         return folder / "disc" if whole else folder / "disc" / "DICOMDIR"
@@ -168,21 +183,19 @@ def disc(change: Callable[[Path], object] = lambda folder: None, whole=True) -> 
     return make
 
 
+def _slices(folder):
+    """The files of a disc from foot to head."""
+    return sorted(folder.rglob("IM*"))
+
+
 def naming_a_file_outside(folder):
     """The first record of the directory names a file above the disc."""
-    secret = folder.parent / "SECRET"
-    sorted(p for p in folder.rglob("*") if p.is_file() and p.name != "DICOMDIR")[0].rename(secret)
+    _slices(folder)[0].rename(folder.parent / "SECRET")
     ds = dcmread(folder / "DICOMDIR")
     for record in ds.DirectoryRecordSequence:
         if "ReferencedFileID" in record and not folder.joinpath(*record.ReferencedFileID).exists():
             record.ReferencedFileID = ["..", "SECRET"]
     ds.save_as(folder / "DICOMDIR")
-
-
-def _slices(folder):
-    """The files of a disc from foot to head."""
-    files = [p for p in folder.rglob("*") if p.is_file() and p.name != "DICOMDIR"]
-    return sorted(files, key=lambda slice_: float(dcmread(slice_).ImagePositionPatient[2]))
 
 
 def losing(*gone) -> Callable[[Path], None]:
@@ -209,11 +222,11 @@ def cut_directory(folder):
     (folder / "DICOMDIR").write_bytes(b"no directory")
 
 
-def enhanced(edit: Callable[[Dataset], object] = lambda ds: None) -> Make:
+def enhanced(edit: Callable[[Dataset], object] = lambda ds: None, order=range(12)) -> Make:
     """One multi-frame file."""
 
     def make(folder):
-        ds = enhanced_dataset(chest(), range(12))
+        ds = enhanced_dataset(chest(), order)
         edit(ds)
         ds.save_as(folder / "enhanced.dcm", enforce_file_format=True)
         return folder / "enhanced.dcm"
@@ -222,15 +235,8 @@ def enhanced(edit: Callable[[Dataset], object] = lambda ds: None) -> Make:
 
 
 def nifti(values=None, affine=AFFINE, name="v.nii", change: Callable[[bytes], bytes] = bytes) -> Make:
-    def make(folder):
-        image = nibabel.Nifti1Image(chest().transpose(2, 1, 0) if values is None else values, affine)
-        written = folder / ("v.nii.gz" if name.endswith("gz") else "v.nii")
-        nibabel.save(image, written)
-        content = written.read_bytes()
-        written.unlink()
-        return file(name, change(content))(folder)
-
-    return make
+    content = nibabel.Nifti1Image(chest().transpose(2, 1, 0) if values is None else values, affine).to_bytes()
+    return file(name, change(gzip.compress(content) if name.endswith("gz") else content))
 
 
 def nifti_header(shape=(4, 4, 4), *, offset=352.0, name="v.nii") -> Make:
@@ -309,68 +315,27 @@ def deflated_zeros(folder):
     return file("d.dcm", with_meta(content, syntax + b"\0" * (len(syntax) % 2)))(folder)
 
 
-def a_member_of_zeros(folder):
-    """20 MiB of zeros behind a mark, packed to 20 kB."""
-    with zipfile.ZipFile(folder / "s.zip", "w", zipfile.ZIP_DEFLATED) as archive:
-        archive.writestr("zeros.dcm", MARK + bytes(20 << 20))
-    return folder / "s.zip"
+PIXELS = b"\xe0\x7f\x10\0"
+BYTES = 24 * 20 * 2
+OTHER_VRS = {b"UN", b"OF", b"OL", b"SQ", b"US", b"UT"} | {
+    bytes([vr[0] ^ first, vr[1] ^ second])
+    for vr in (b"OW", b"OB")
+    for bit in range(8)
+    for first, second in ((1 << bit, 0), (0, 1 << bit))
+} - {b"OW", b"OB"}
+HEADER = ("bad-header", "wrong-pixel-count", "truncated", "unreadable", "no-pixel-data", "not-a-radiograph")
 
 
-def picture(name, change=lambda image: image, cut=None, **options) -> Make:
-    def make(folder):
-        change(Image.fromarray(GREY)).save(folder / name, **options)
-        (folder / name).write_bytes((folder / name).read_bytes()[:cut])
-        return folder / name
+def stating(vr: bytes = b"", length: int | None = None, implicit=False, right=BYTES) -> Callable[[bytes], bytes]:
+    """Another VR or length of the pixels; where it is longer, the file holds as much as it states."""
 
-    return make
+    def change(content):
+        at = content.rindex(PIXELS) + 4
+        content = content[:at] + vr + content[at + len(vr) :]
+        if length is None:
+            return content
+        at += 0 if implicit else 4
+        more = max(0, length - right) if length < 1 << 20 else 0
+        return content[:at] + length.to_bytes(4, "little") + content[at + 4 :] + bytes(more)
 
-
-def stated_picture(name, width, height) -> Make:
-    """A picture whose header states another size."""
-
-    def make(folder):
-        Image.fromarray(GREY.astype(np.float32) if name.endswith("tif") else GREY).save(folder / name)
-        content = bytearray((folder / name).read_bytes())
-        if name.endswith("tif"):
-            for tag, value in ((256, width), (257, height)):
-                place = next(i for i in range(4, len(content)) if content[i : i + 2] == struct.pack("<H", tag))
-                content[place + 2 : place + 12] = struct.pack("<HLL", 4, 1, value)
-        else:
-            content[16:24] = struct.pack(">2L", width, height)
-            content[29:33] = struct.pack(">L", zlib.crc32(content[12:29]))
-        return file(name, bytes(content))(folder)
-
-    return make
-
-
-def radiograph(values=None, **changes) -> Make:
-    stored = (GREY.astype(np.uint16) << 4) if values is None else values
-    return lambda folder: write_radiograph(folder / "f.dcm", stored, **changes)
-
-
-def without_transfer_syntax(folder):
-    path = radiograph()(folder)
-    path.write_bytes(path.read_bytes().replace(b"1.2.840.10008.1.2.1\0", b"1.2.840.10008.5.1.4\0"))
-    return path
-
-
-def pages(folder):
-    first = Image.fromarray(GREY)
-    first.save(folder / "f.tif", save_all=True, append_images=[Image.fromarray(255 - GREY)])
-    return folder / "f.tif"
-
-
-def see_through(image):
-    image = image.convert("RGBA")
-    image.putalpha(0)
-    return image
-
-
-def noise(image):
-    return Image.fromarray(np.random.default_rng(0).integers(0, 256, (60, 60), np.uint8))
-
-
-def not_finite(image):
-    values = GREY.astype(np.float32)
-    values[0, 0] = np.nan
-    return Image.fromarray(values)
+    return change

@@ -2,19 +2,185 @@
 
 from __future__ import annotations
 
+import struct
+import zlib
+
 import broken as mk
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from make_dicom import write_radiograph
 from PIL import Image
 from refused import refused
 
 from fedtar_flare.data.cohort import Visit
 from fedtar_flare.data.sources.fields import date_of
+from fedtar_flare.errors import DataError
 from fedtar_flare.imaging.pipeline import Size, prepare
+from fedtar_flare.imaging.readers import bounded
 from fedtar_flare.imaging.readers.pictures import read_photograph, read_radiograph, stretch
 
-GREY = np.add.outer(np.arange(40), np.arange(60)).astype(np.uint8) * 2
+GREY = mk.GREY
+GREY16 = GREY.astype(np.uint16) << 4
+RIGHT = "the right picture"
+
+
+def picture(name, change=lambda image: image, cut=None, **options) -> mk.Make:
+    def make(folder):
+        change(Image.fromarray(GREY)).save(folder / name, **options)
+        (folder / name).write_bytes((folder / name).read_bytes()[:cut])
+        return folder / name
+
+    return make
+
+
+def stated_picture(name, width, height) -> mk.Make:
+    """A picture whose header states another size."""
+
+    def make(folder):
+        Image.fromarray(GREY.astype(np.float32) if name.endswith("tif") else GREY).save(folder / name)
+        content = bytearray((folder / name).read_bytes())
+        if name.endswith("tif"):
+            for tag, value in ((256, width), (257, height)):
+                place = next(i for i in range(4, len(content)) if content[i : i + 2] == struct.pack("<H", tag))
+                content[place + 2 : place + 12] = struct.pack("<HLL", 4, 1, value)
+        else:
+            content[16:24] = struct.pack(">2L", width, height)
+            content[29:33] = struct.pack(">L", zlib.crc32(content[12:29]))
+        return mk.file(name, bytes(content))(folder)
+
+    return make
+
+
+def radiograph(values=None, **changes) -> mk.Make:
+    stored = (GREY.astype(np.uint16) << 4) if values is None else values
+    return lambda folder: write_radiograph(folder / "f.dcm", stored, **changes)
+
+
+def without_transfer_syntax(folder):
+    path = radiograph()(folder)
+    path.write_bytes(path.read_bytes().replace(b"1.2.840.10008.1.2.1\0", b"1.2.840.10008.5.1.4\0"))
+    return path
+
+
+def pages(folder):
+    first = Image.fromarray(GREY)
+    first.save(folder / "f.tif", save_all=True, append_images=[Image.fromarray(255 - GREY)])
+    return folder / "f.tif"
+
+
+def see_through(image):
+    image = image.convert("RGBA")
+    image.putalpha(0)
+    return image
+
+
+def noise(image):
+    return Image.fromarray(np.random.default_rng(0).integers(0, 256, (60, 60), np.uint8))
+
+
+def not_finite(image):
+    values = GREY.astype(np.float32)
+    values[0, 0] = np.nan
+    return Image.fromarray(values)
+
+
+COLOUR = {"SamplesPerPixel": 3, "PhotometricInterpretation": "RGB", "PlanarConfiguration": 1}
+RADIOGRAPHS: dict[str, tuple[str | tuple[str, ...], mk.Make]] = {
+    "PNG": (RIGHT, picture("f.png")),
+    "a palette": (RIGHT, picture("f.png", lambda image: image.convert("P"))),
+    "CMYK": (RIGHT, picture("f.tif", lambda image: image.convert("CMYK"))),
+    "alpha": (RIGHT, picture("f.png", lambda image: image.convert("LA"))),
+    "all transparent": (RIGHT, picture("f.png", see_through)),
+    "a PNG named .jpg": (RIGHT, picture("f.jpg", format="PNG")),
+    "a cut PNG": ("unreadable", picture("f.png", noise, cut=900)),
+    "a cut JPEG": ("unreadable", picture("f.jpg", cut=500, quality=100)),
+    "an empty PNG": ("unreadable", mk.file("f.png", b"")),
+    "one pixel": ("blank", picture("f.png", lambda image: image.crop((0, 0, 1, 1)))),
+    "a stamp": ("too-small", picture("f.png", lambda image: image.crop((0, 0, 12, 9)))),
+    "all black": ("blank", picture("f.png", lambda image: image.point(lambda v: 0))),
+    "black and white alone": ("not-a-radiograph", picture("f.png", lambda image: image.convert("1"))),
+    "several pages": ("not-a-radiograph", pages),
+    "values that are no number": ("not-finite", picture("f.tif", not_finite)),
+    "a float TIFF of 13000 x 13000": ("too-large", stated_picture("f.tif", 13_000, 13_000)),
+    "a PNG of 6000 x 6000": ("too-large", stated_picture("f.png", 6_000, 6_000)),
+    "a PNG of 10 gigapixels": ("unreadable", stated_picture("f.png", 100_000, 100_000)),
+    "DX": (RIGHT, radiograph()),
+    "DX, inverted": (RIGHT, radiograph(4095 - GREY16, PhotometricInterpretation="MONOCHROME1")),
+    "DX, lateral": ("lateral-view", radiograph(ViewPosition="LL")),
+    "DX by a palette": ("not-a-radiograph", radiograph(PhotometricInterpretation="PALETTE COLOR")),
+    "DX of an unknown meaning": ("not-a-radiograph", radiograph(PhotometricInterpretation="GREYISH")),
+    "DX without a meaning": ("not-a-radiograph", radiograph(PhotometricInterpretation=None)),
+    "DX in colour": ("not-a-radiograph", radiograph(np.stack([GREY] * 3).astype(np.uint16), **COLOUR)),
+    "DX of several frames": ("not-a-radiograph", radiograph(np.stack([GREY16] * 4), NumberOfFrames=4)),
+    "DX of two billion frames": ("not-a-radiograph", radiograph(NumberOfFrames=2_000_000_000)),
+    "DX without pixels": ("no-pixel-data", radiograph(PixelData=None)),
+    "DX with too many rows": ("truncated", radiograph(Rows=50)),
+    "DX with too few rows": ("wrong-pixel-count", radiograph(Rows=30)),
+    "DX of 65535 x 65535": ("too-large", radiograph(Rows=65535, Columns=65535)),
+    "DX with fewer bits than its highest": ("bad-header", radiograph(BitsStored=11)),
+    "DX with more bits than there are": ("bad-header", radiograph(BitsStored=17, HighBit=16)),
+    "DX that calls unsigned values signed": ("bad-header", radiograph(PixelRepresentation=1)),
+    "DX of signed values": (RIGHT, radiograph((GREY.astype(np.int16) << 4) - 2000, PixelRepresentation=1)),
+    "DX without rows": ("bad-header", radiograph(Rows=None)),
+    "DX with a window of no width": ("bad-header", radiograph(WindowCenter=2000, WindowWidth=0)),
+    "DX with slope zero": ("blank", radiograph(RescaleSlope=0, RescaleIntercept=0)),
+    "CT as a radiograph": ("not-a-radiograph", radiograph(Modality="CT")),
+    "no modality": ("not-a-radiograph", radiograph(Modality=None)),
+    "a UID that is no transfer syntax": ("unsupported-transfer-syntax", without_transfer_syntax),
+    "zeros with a mark": (("unreadable", "not-a-radiograph"), mk.zeros(8 << 20)),
+    "a folder": ("no-image", lambda folder: folder),
+    "no file": ("no-image", lambda folder: folder / "f.jpg"),
+    "text named .png": ("unreadable", mk.file("f.png", b"no picture")),
+    "text named .dcm": ("unreadable", mk.file("f.dcm", b"clear")),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", RADIOGRAPHS)
+def test_radiographs(tmp_path, monkeypatch, name):
+    monkeypatch.setattr(bounded, "ELEMENT_READS", 20_000)
+    expected, write = RADIOGRAPHS[name]
+    path = write(tmp_path)
+    if expected == RIGHT:
+        read = read_radiograph(path)
+        assert read.shape == GREY.shape and read.dtype == np.uint8
+        assert "DX" in name or np.abs(read.astype(int) - GREY).max() <= 1  # a DX radiograph is stretched
+        assert np.corrcoef(read.ravel(), GREY.ravel())[0, 1] > 0.999
+        return
+    with refused(expected):
+        read_radiograph(path)
+
+
+def test_the_header_of_a_radiographs_pixels(tmp_path):
+    headers = [*({"vr": vr} for vr in mk.OTHER_VRS), *({"length": n} for n in (0, 2400, 4798, 4802))]
+    content = radiograph()(tmp_path).read_bytes()
+    for header in headers:
+        changed = mk.file("f.dcm", mk.stating(**header, right=4800)(content))(tmp_path)
+        with refused(mk.HEADER):
+            read_radiograph(changed)
+
+
+NUMBERS = [
+    "Rows",
+    "Columns",
+    "BitsAllocated",
+    "BitsStored",
+    "HighBit",
+    "PixelRepresentation",
+    "SamplesPerPixel",
+    "NumberOfFrames",
+]
+
+
+@settings(max_examples=60)
+@given(st.sampled_from([*NUMBERS, "NumberOfFrames"]), st.integers(0, 65535))
+def test_any_number_in_a_radiographs_header_is_refused_or_read(tmp_path_factory, keyword, value):
+    path = radiograph(**{keyword: value})(tmp_path_factory.mktemp("numbers"))
+    try:
+        assert read_radiograph(path).shape == GREY.shape
+    except DataError as error:
+        assert error.reason
 
 
 def test_16_bit_pictures_are_stretched_between_percentiles(tmp_path):
@@ -85,12 +251,12 @@ def test_a_turned_photograph_is_set_upright(tmp_path):
 
 
 REFUSED = {
-    "a stamp": ("too-small", mk.picture("f.png", lambda image: image.crop((0, 0, 12, 9)))),
-    "all black": ("blank", mk.picture("f.png", lambda image: image.point(lambda v: 0))),
-    "deep": ("not-a-photograph", mk.picture("f.png", lambda image: image.convert("I;16"))),
-    "black and white alone": ("not-a-photograph", mk.picture("f.png", lambda image: image.convert("1"))),
+    "a stamp": ("too-small", picture("f.png", lambda image: image.crop((0, 0, 12, 9)))),
+    "all black": ("blank", picture("f.png", lambda image: image.point(lambda v: 0))),
+    "deep": ("not-a-photograph", picture("f.png", lambda image: image.convert("I;16"))),
+    "black and white alone": ("not-a-photograph", picture("f.png", lambda image: image.convert("1"))),
     "a cut JPEG": ("unreadable", mk.file("f.jpg", b"\xff\xd8\xff")),
-    "DX": ("not-a-photograph", mk.radiograph()),
+    "DX": ("not-a-photograph", radiograph()),
     "no file": ("no-image", lambda folder: folder / "f.png"),
 }
 
