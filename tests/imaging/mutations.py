@@ -78,8 +78,7 @@ SYNTAXES = {IMPLICIT, *(b"1.2.840.10008.1.2." + end for end in (b"1", b"5", b"4.
 
 def mutated(files: Files, rng: np.random.Generator) -> tuple[Files, Mutation]:
     """A copy of some DICOM files with one thing changed."""
-    kinds = list(KINDS)
-    return KINDS[kinds[int(rng.integers(len(kinds)))]](dict(files), rng)
+    return KINDS[int(rng.integers(len(KINDS)))](dict(files), rng)
 
 
 def _one(files: Files, rng: np.random.Generator) -> str:
@@ -88,6 +87,17 @@ def _one(files: Files, rng: np.random.Generator) -> str:
 
 def _flip(content: bytes, place: int, rng: np.random.Generator) -> bytes:
     return content[:place] + bytes([content[place] ^ 1 << int(rng.integers(8))]) + content[place + 1 :]
+
+
+def _damaged(content: bytes, place: int, run: int, rng: np.random.Generator) -> tuple[bytes, ...]:
+    """A bit flipped, bytes zeroed, lost or put in, or the file cut."""
+    return (
+        _flip(content, place, rng),
+        content[:place] + bytes(min(run, len(content) - place)) + content[place + run :],
+        content[:place] + content[place + run :],
+        content[:place] + rng.bytes(run) + content[place:],
+        content[:place],
+    )
 
 
 def _in_header(change: Callable[[bytes, Element, np.random.Generator], bytes], kind: str):
@@ -150,12 +160,7 @@ def _pixels(files: Files, rng: np.random.Generator) -> tuple[Files, Mutation]:
     content = files[name]
     place, how = int(rng.integers(pixel_place(content), len(content))), int(rng.integers(4))
     run = int(rng.integers(1, 64))
-    files[name] = (
-        _flip(content, place, rng),
-        content[:place] + bytes(min(run, len(content) - place)) + content[place + run :],
-        content[:place] + content[place + run :],
-        content[:place] + rng.bytes(run) + content[place:],
-    )[how]
+    files[name] = _damaged(content, place, run, rng)[how]
     return files, Mutation("pixel stream", PIXELS, False, f"{name} at {place}, way {how}, {run} bytes")
 
 
@@ -225,18 +230,14 @@ def _swapped(files: Files, rng: np.random.Generator) -> tuple[Files, Mutation]:
     return files, Mutation("swap", 0x00200032, False, f"order {order.tolist()}")
 
 
-KINDS = {
-    "bit": _in_header(_bit, "header bit"),
-    "vr": _in_header(_vr, "VR"),
-    "length": _in_header(_length, "length"),
-    "removed": _in_header(_removed, "removed tag"),
-    "number": _in_header(_number, "number"),
-    "pixels": _pixels,
-    "bytes": _bytes,
-    "cut": _cut,
-    "double": _doubled,
-    "swap": _swapped,
-}
+KINDS = (
+    _in_header(_bit, "header bit"),
+    _in_header(_vr, "VR"),
+    _in_header(_length, "length"),
+    _in_header(_removed, "removed tag"),
+    _in_header(_number, "number"),
+    *(_pixels, _bytes, _cut, _doubled, _swapped),
+)
 
 
 def raw(files: Files, rng: np.random.Generator) -> tuple[Files, Mutation]:
@@ -245,13 +246,6 @@ def raw(files: Files, rng: np.random.Generator) -> tuple[Files, Mutation]:
     content = files[name]
     near = (64, 400, len(content))[int(rng.integers(3))]  # headers are short
     place, run, way = int(rng.integers(min(near, len(content)))), int(rng.integers(1, 64)), int(rng.integers(5))
-    files = {
-        name: (
-            _flip(content, place, rng),
-            content[:place] + bytes(min(run, len(content) - place)) + content[place + run :],
-            content[:place] + content[place + run :],
-            content[:place] + rng.bytes(run) + content[place:],
-            content[:place],
-        )[way]
-    }
-    return files, Mutation("bytes", 0, False, f"at {place}, way {way}, {run} bytes")
+    return {name: _damaged(content, place, run, rng)[way]}, Mutation(
+        "bytes", 0, False, f"at {place}, way {way}, {run} bytes"
+    )
