@@ -1,8 +1,4 @@
-"""A site without a model: updates of an adapter's size that cost next to nothing to make.
-
-For tests and benchmarks of scale: as a function for :class:`federation.LocalFederation`, and as an executor for a job
-of the real simulator, whose ``custom`` folder gets a copy of this file.
-"""
+"""A site without a model, for :class:`federation.LocalFederation`: updates that cost next to nothing to make."""
 
 from __future__ import annotations
 
@@ -14,7 +10,6 @@ from fedtar_flare.data.splits import SPLITS
 from fedtar_flare.protocol.exchange import ExchangeSchema
 from fedtar_flare.protocol.messages import ok
 from fedtar_flare.protocol.tasks import HANDSHAKE, TRAIN
-from fedtar_flare.runtime.site_executor import SiteExecutor
 from fedtar_flare.version import __version__
 
 VALUES = 77_568
@@ -60,10 +55,3 @@ class TrivialSite:
             return ok(header, {"samples": samples, "train_loss": 1.0}), update
         numbers = {"validation_loss": 1.0, "reports": 1}
         return ok(header, numbers, {"t_numbers": [0.1 * t for t in range(1, header.time_steps + 1)]}), None
-
-
-class TrivialExecutor(SiteExecutor):
-    """The same in a job of FedTAR."""
-
-    def perform(self, task, header, weights, site):
-        return TrivialSite(site.name)(task, header, weights)

@@ -10,24 +10,20 @@ from typing import Any
 
 import numpy as np
 
-from fedtar_flare.data.cohort import Visit
-from fedtar_flare.imaging.pipeline import Size, prepare
+from fedtar_flare.imaging.pipeline import Size
 from fedtar_flare.imaging.transforms import preparation
-from fedtar_flare.metrics.language import clean, language_scores, language_statistics
-from fedtar_flare.metrics.significance import REPLICATES, bleu_score, bootstrap
+from fedtar_flare.metrics.language import clean, language_scores
 from fedtar_flare.synthetic.dicom_writer import write_ct_series
 from tests.benchmarks.harness import Absent, comparison
 from tools.corpus import text_corpus
 
-Cases = tuple[Callable[[], Any], Callable[[], Any] | None]
-CONFIG = Size(224, 24)
-STUDY = (300, 512)
+Cases = tuple[Callable[[], Any], Callable[[], Any]]
 REPORTS = 5000
 
 
 def write_study(folder: Path, quick: bool) -> Path:
     """A round body with two lungs and noise, uncompressed."""
-    slices, size = (12, 64) if quick else STUDY
+    slices, size = (12, 64) if quick else (300, 512)
     y, x = np.mgrid[:size, :size] / (size - 1) * 2 - 1
     plane = np.where((x / 0.9) ** 2 + (y / 0.7) ** 2 < 1, 40, -1000)
     lungs = np.where(((abs(x) - 0.4) / 0.3) ** 2 + (y / 0.45) ** 2 < 1, -850, plane)
@@ -37,11 +33,13 @@ def write_study(folder: Path, quick: bool) -> Path:
     return folder
 
 
-def monai_chain() -> Any:
-    """To one orientation, spacing and range; the slices are then still to be chosen."""
+@comparison("model-input", "MONAI's chain with Spacingd", ("at least", 20.0))
+def model_input(quick: bool, folder: Path) -> Cases:
+    """DICOM folder of 512 x 512 x 300 to model input; MONAI's slices are then still to be chosen."""
     from monai.transforms import Compose, LoadImaged, Orientationd, ScaleIntensityRanged, Spacingd
 
-    return Compose(
+    study = {"image": str(write_study(folder / "study", quick))}
+    chain = Compose(
         [
             LoadImaged("image", ensure_channel_first=True, reader="PydicomReader"),
             Orientationd("image", "RAS", labels=None),
@@ -49,27 +47,8 @@ def monai_chain() -> Any:
             ScaleIntensityRanged("image", -1000, 1000, -1, 1, clip=True),
         ]
     )
-
-
-@comparison("model-input", "MONAI's chain with Spacingd", ("at least", 20.0))
-def model_input(quick: bool, folder: Path) -> Cases:
-    """DICOM folder of 512 x 512 x 300 to model input."""
-    study = {"image": str(write_study(folder / "study", quick))}
-    chain, ours = monai_chain(), preparation("ct", CONFIG)
+    ours = preparation("ct", Size(224, 24))
     return lambda: ours(dict(study)), lambda: chain(dict(study))
-
-
-@comparison(
-    "second-epoch", "MONAI's PersistentDataset", ("at least", 1.0), note="ours has chosen its slices", repetitions=5
-)
-def second_epoch(quick: bool, folder: Path) -> Cases:
-    """A CT of 512 x 512 x 300 to model input, second epoch."""
-    from monai.data import PersistentDataset
-
-    study = write_study(folder / "study", quick)
-    visit = Visit("p", "v", datetime(2020, 1, 1), study, "Clear.", "ct")
-    kept = PersistentDataset([{"image": str(study)}], monai_chain(), cache_dir=folder / "monai")
-    return lambda: np.array(prepare(visit, CONFIG, folder / "ours").image), lambda: kept[0]
 
 
 def _reports(count: int) -> tuple[list[str], list[str]]:
@@ -103,12 +82,3 @@ def scores(quick: bool, folder: Path) -> Cases:
 
     np.testing.assert_allclose(ours(), theirs(), rtol=1e-9)
     return ours, theirs
-
-
-@comparison("bootstraps", goal=("at most", 5.0), warm=0)
-def bootstraps(quick: bool, folder: Path) -> Cases:
-    """5,000 bootstraps of BLEU-4, 5,000 reports of 2,500 patients."""
-    references, written = _reports(20 if quick else REPORTS)
-    statistics = language_statistics([[clean(t).split()] for t in references], [clean(t).split() for t in written])
-    sums = bleu_score([i // 2 for i in range(len(written))], statistics)
-    return lambda: bootstrap(sums, replicates=50 if quick else REPLICATES), None

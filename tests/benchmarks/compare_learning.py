@@ -1,8 +1,8 @@
-"""Learning and writing: a training step, beam search, the visit before, and what FedMRG and FedKEI add to a site."""
+"""Learning and writing: a training step, beam search, and what FedKEI adds to a site."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
@@ -12,21 +12,15 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from fedtar_flare.data.timeline import Timeline
-from fedtar_flare.imaging.batch import ImageBatch, PriorBatch
-from fedtar_flare.imaging.pipeline import prepare_cohort
-from fedtar_flare.learning.learner import ReportLearner
+from fedtar_flare.imaging.batch import ImageBatch
 from fedtar_flare.methods.fedkei.config import LearnerSettings
 from fedtar_flare.methods.fedkei.learner import TaskLearner
-from fedtar_flare.methods.fedmrg.learner import FedMRGLearner
 from fedtar_flare.methods.fedtar.config import PatientConfig
 from fedtar_flare.methods.fedtar.patient_lora import PatientLoRA
 from fedtar_flare.models.adapters.lora import add_lora
-from fedtar_flare.models.build import build_model, build_tokenizer
+from fedtar_flare.models.build import build_model
 from fedtar_flare.models.classifier import ClassifierConfig
 from fedtar_flare.models.config import preset
-from fedtar_flare.runtime.recipe import MethodRecipe
-from fedtar_flare.synthetic.cohort import synthetic_cohort
 from tests.benchmarks.harness import comparison
 from tests.textures import task_data
 
@@ -36,11 +30,6 @@ SIZES = (64, 16, 96)
 LEARNING = LearnerSettings(epochs=10, batch_size=16, lr=0.05, momentum=0.9)
 VIT = ClassifierConfig(
     encoder="vit", image_size=32, slices=1, encoder_config={"embed_dim": 32, "depth": 2, "num_heads": 2}
-)
-REPORT = (
-    "CT of the chest, compared with prior. There is moderate right lower lobe consolidation, increased. There is a "
-    "small left pleural effusion, new. The heart size is normal. There is no lymphadenopathy. The spine shows "
-    "degenerative changes. Interval resolution of left nodule."
 )
 
 
@@ -80,85 +69,38 @@ for n in (8, 32):
         comparison(f"step-{rival}-{n}", title, goal, what, repetitions=5)(run)
 
 
-def model_of(quick: bool) -> tuple[Any, Any, Any]:
-    """The small preset's model with its shared adapter moved off its start, its tokenizer and its settings."""
-    config = preset("tiny" if quick else "small")
-    model = add_lora(build_model(config), targets=config.lora_targets, rank=4, alpha=128, seed=0)
-    moved([parameter for parameter in model.parameters() if parameter.requires_grad])
-    return model, build_tokenizer(config), config
-
-
-def moved(parameters: list[nn.Parameter]) -> None:
+def moved(parameters: Iterable[nn.Parameter]) -> None:
+    """Parameters off their start, where adapters change nothing."""
     with torch.no_grad():
         for i, parameter in enumerate(parameters):
             parameter.add_(0.002 * noise(tuple(parameter.shape), i))
 
 
-def volumes(config: Any, count: int, seed: int = 0) -> ImageBatch:
-    """Noise in the place of images: what it shows does not matter to the time."""
-    shape = (count, config.slices, 3, config.image_size, config.image_size)
-    pixels = torch.randint(256, shape, generator=torch.Generator().manual_seed(seed), dtype=torch.uint8)
-    position = torch.arange(config.slices).mul(20.0).repeat(count, 1)
-    return ImageBatch(pixels, position, torch.ones(count, config.slices, dtype=torch.bool))
-
-
 @comparison("generation", "without it", ("at most", 1.1), repetitions=5)
 def generation(quick: bool, folder: Path) -> Cases:
-    """32 reports of 60 tokens, 4 beams, with patient LoRA."""
+    """32 reports of 60 tokens, 4 beams, with patient LoRA; images of noise."""
     count, length = (2, 6) if quick else (32, 60)
-    model, _, config = model_of(quick)
+    config = preset("tiny" if quick else "small")
+    model = add_lora(build_model(config), targets=config.lora_targets, rank=4, alpha=128, seed=0)
+    moved(parameter for parameter in model.parameters() if parameter.requires_grad)
     patient = PatientLoRA(model, PatientConfig(), time_steps=3, seed=0)
-    moved(list(patient.parameters()))
+    moved(patient.parameters())
     base = model.get_base_model()
     base.eos_id = base.pad_id = base.bos_id
     head = base.decoder.lm_head
     bias = torch.zeros(head.out_features)
     bias[base.bos_id] = -1e4  # never the end, so that both write as many tokens
     head.bias = nn.Parameter(bias)
-    batch, q, step = volumes(config, count), torch.softmax(noise((count, 16), 2), 1), torch.arange(count) % 3 + 1
+    pixels = torch.randint(256, (count, config.slices, 3, config.image_size, config.image_size), dtype=torch.uint8)
+    position = torch.arange(config.slices).mul(20.0).repeat(count, 1)
+    batch = ImageBatch(pixels, position, torch.ones(count, config.slices, dtype=torch.bool))
+    q, step = torch.softmax(noise((count, 16), 2), 1), torch.arange(count) % 3 + 1
 
     def write(personal: bool) -> None:
         with patient.adapt(q, step) if personal else nullcontext():
             assert base.generate(batch, num_beams=4, max_length=length).shape == (count, length)
 
     return lambda: write(True), lambda: write(False)
-
-
-@comparison("prior", "shown nothing of it", ("at most", 1.6), repetitions=5)
-def prior(quick: bool, folder: Path) -> Cases:
-    """Training step shown the visit before, report and image."""
-    count = 2 if quick else 8
-    model, tokenizer, config = model_of(quick)
-    batch, before = volumes(config, count), volumes(config, count, 1)
-    ids, labels = tokenizer.batch([REPORT] * count)
-    shown = PriorBatch(torch.full((count,), 30.0), before, ids, labels != -100)
-
-    def step(prior: PriorBatch | None) -> None:
-        batch.prior = prior
-        model.get_base_model()(batch, ids, labels).mean().backward()
-        model.zero_grad(set_to_none=True)
-
-    return lambda: step(shown), lambda: step(None)
-
-
-@comparison(
-    "fedmrg-step",
-    "FedAvg's of the same model and LoRA",
-    note="its encoder sees no image twice; two halves, each with a teacher's pass",
-)
-def fedmrg(quick: bool, folder: Path) -> Cases:
-    """Four local updates of FedMRG as shipped, both halves, frozen encoder."""
-    job = MethodRecipe("fedmrg", preset="tiny" if quick else "small").executor.resolved
-    cohort = synthetic_cohort("site-1", folder=folder / "synthetic", patients=16, timeline=Timeline(2), seed=0)
-    common = {
-        "model": job.model,
-        "training": job.training.replace(local_steps=4),
-        "cohort": prepare_cohort(cohort, job.model, folder / "prepared"),
-        "seed": 0,
-    }
-    method = FedMRGLearner(lora=job.lora, fedmrg=job.fedmrg, **common)
-    plain = ReportLearner(lora=job.lora.replace(exchange=()), **common)
-    return lambda: method.train(1, 0), lambda: plain.train(1, 0)
 
 
 @comparison("fedkei-task", "tuning alone")

@@ -36,7 +36,7 @@ class Comparison:
     name: str
     make: Callable[[bool, Path], tuple[Any, Any]]
     what: str
-    rival: str = ""
+    rival: str
     goal: Goal = ("", 0.0)
     note: str = ""
     unit: str = "s"
@@ -47,25 +47,24 @@ class Comparison:
         """Processor seconds of this process, so that what runs beside it counts little; or the numbers of ``make``."""
         with tempfile.TemporaryDirectory() as folder:
             cases = dict(zip(("ours", "theirs"), self.make(quick, Path(folder)), strict=True))
-            cases = {name: case for name, case in cases.items() if case is not None}
             if callable(cases["ours"]):
                 cases = alternated(cases, 2 if quick else self.repetitions, warm=self.warm)
         return cases
 
     def row(self, measured: Measured) -> str:
         """The goal, the median ratio with the smallest and the largest, and both in their unit."""
-        ours, theirs = measured["ours"], measured.get("theirs", [])
+        ours, theirs = measured["ours"], measured["theirs"]
         kind, limit = self.goal
-        ratios = [b / a if kind == "at least" else a / b for a, b in zip(ours, theirs, strict=True)] if theirs else ours
-        middle, sign = median(ratios), "x" if theirs else f" {self.unit}"
+        ratios = [b / a if kind == "at least" else a / b for a, b in zip(ours, theirs, strict=True)]
+        middle = median(ratios)
         missed = {"at most": middle > limit, "at least": middle < limit, "": False}[kind]
         cells = (
             self.what + (f" ({self.note})" if self.note else ""),
             self.rival,
-            f"{kind} {short(limit)}{sign}" if kind else "reported",
-            f"{short(middle)}{sign} ({short(min(ratios))} to {short(max(ratios))}){' **missed**' * missed}",
+            f"{kind} {short(limit)}x" if kind else "reported",
+            f"{short(middle)}x ({short(min(ratios))} to {short(max(ratios))}){' **missed**' * missed}",
             f"{short(median(ours))} {self.unit}",
-            f"{short(median(theirs))} {self.unit}" if theirs else "",
+            f"{short(median(theirs))} {self.unit}",
         )
         return f"| {' | '.join(cells)} |"
 
@@ -74,12 +73,12 @@ HEAD = "| what | against | asked | measured (smallest to largest) | ours | their
 ROWS: dict[str, Comparison] = {}
 
 
-def comparison(name: str, rival: str = "", goal: Goal = ("", 0.0), what: str = "", **more: Any) -> Callable[[Any], Any]:
+def comparison(name: str, rival: str, goal: Goal = ("", 0.0), what: str = "", **more: Any) -> Callable[[Any], Any]:
     """Add a comparison to :data:`ROWS`: a function from ``quick`` and an empty folder to ours and theirs.
 
-    Both are functions to be timed, or numbers by repetition; theirs is None without a rival. ``what`` is measured: the
-    function's docstring by default. The goal is for ours / theirs (``at most``) or theirs / ours (``at least``), and
-    for ours itself without a rival; ``more`` are fields of :class:`Comparison`.
+    Both are functions to be timed, or numbers by repetition. ``what`` is measured: the function's docstring by default.
+    The goal is for ours / theirs (``at most``) or theirs / ours (``at least``); ``more`` are fields of
+    :class:`Comparison`.
     """
 
     def add(make: Any) -> Any:

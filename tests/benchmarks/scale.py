@@ -14,7 +14,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -30,13 +30,9 @@ LEAST_MB = 0.01
 LINES = {
     "task": "training task",
     "scored closing": "closing with scores",
-    "round": "round without scores",
-    "state": "state on disk",
     "update": "local update",
     "exchange": "exchange, one way",
     "private": "private state",
-    "handshake": "handshake, builds the model",
-    "whole": "process beyond its start",
     "step": "time step",
     "run": "whole run",
 }
@@ -45,83 +41,56 @@ LINES = {
 
 @dataclass(frozen=True)
 class Axis:
-    """What grows, and what is drawn against it."""
+    """What grows, and what is drawn against it: ``<name>.seconds`` and ``<name>.bytes`` of the names given."""
 
-    title: str
     label: str
-    values: Sequence[Any]
-    """Where it is measured; a place whose name is no number is drawn at its millions of parameters."""
-    quick: Sequence[Any]
+    values: Sequence[int]
+    quick: Sequence[int]
     seconds: Sequence[str]
     megabytes: Sequence[str]
-    """Names of what is drawn: ``<name>.seconds``, ``<name>.bytes``."""
-    grows: str = ""
-    """Setting of the hospital that takes the value; of the server where empty."""
-    hospital: Mapping[str, Any] = field(default_factory=dict)
-    """Its other settings."""
-
-    def measure(self, value: Any, folder: Path, quick: bool) -> Found:
-        """What is found at one place, in an empty folder."""
-        from tests.benchmarks.scale_points import apart, controller, hospital
-
-        if not self.grows:
-            return apart(controller, value, 1 if quick else 3, folder)
-        return hospital({**self.hospital, self.grows: value}, folder, quick)
+    hospital: Mapping[str, Any] | None = None
+    """Other settings of the hospital, whose setting of the axis' name grows; None where the server's sites do."""
 
 
 PHASES = ("opening", "task", "closing", "scored closing")
 AXES: Mapping[str, Axis] = {
     "patients": Axis(
-        "patients",
         "patients, two visits each",
         (50, 200, 800, 3200),
         (30, 40),
         (*PHASES, "first opening", "mixture"),
         PHASES,
-        "patients",
-        {"visits": 2},
-    ),
-    "visits": Axis(
-        "visits",
-        "visits of each of 200 patients, and time steps T",
-        (1, 2, 4, 8),
-        (1,),
-        (*PHASES, "round"),
-        (*PHASES, "state"),
-        "visits",
-        {"patients": 200},
+        {},
     ),
     "rank": Axis(
-        "rank",
         "rank",
         (1, 2, 4, 8, 16, 32),
         (2,),
         ("update", "task"),
         ("exchange", "private", "task"),
-        "rank",
-        {"patients": 48, "model": "small", "scored": False},
+        {"patients": 48, "visits": 1, "preset": "small", "scored": False},
     ),
-    "model": Axis(
-        "model size",
-        "parameters, millions",
-        ("tiny, both", "small, both", "decoder of 256", "decoder of 512", "cvt-21 and distilgpt2"),
-        ("tiny, both",),
-        ("update", "handshake", "closing"),
-        ("exchange", "private", "whole"),
-        "model",
-        {"patients": 48, "updates": 4, "scored": False},
-    ),
-    "sites": Axis("sites", "sites", (10, 50, 100, 250, 500), (2, 4), ("step",), ("run",)),
+    "sites": Axis("sites", (10, 50, 100, 250, 500), (2, 4), ("step",), ("run",)),
 }
+
+
+def measure(name: str, value: int, folder: Path, quick: bool) -> Found:
+    """What is found at one place of an axis, in an empty folder."""
+    from tests.benchmarks.scale_points import apart, controller, hospital
+
+    settings = AXES[name].hospital
+    if settings is None:
+        return apart(controller, value, 1 if quick else 3, folder)
+    return hospital({**settings, name: value}, folder, quick)
 
 
 def at(places: Mapping[str, Sequence[Found]]) -> list[tuple[float, Found]]:
     """What grows, and the median of each field there, in order."""
-    rows = []
-    for place, measured in places.items():
-        fields = {name: median(one[name] for one in measured) for name in measured[0]}
-        rows.append((float(place) if place.isdigit() else float(f"{fields['parameters'] / 1e6:.3g}"), fields))
-    return sorted(rows, key=lambda row: row[0])
+    medians = {
+        float(place): {name: median(one[name] for one in measured) for name in measured[0]}
+        for place, measured in places.items()
+    }
+    return sorted(medians.items())
 
 
 def tables(measured: Measured) -> str:
@@ -144,9 +113,9 @@ def draw_charts(measured: Measured, folder: Path) -> None:
     for name, axis in ((name, AXES[name]) for name in AXES if name in measured):
         rows = at(measured[name])
         charts = [
-            Chart(f"Time against {axis.title}", _lines(rows, axis, "seconds", 1.0, 0.0), (), axis.label,
+            Chart(f"Time against {name}", _lines(rows, axis, "seconds", 1.0, 0.0), (), axis.label,
                   "processor seconds", log="xy"),
-            Chart(f"Memory and bytes against {axis.title}", _lines(rows, axis, "bytes", 1e6, LEAST_MB), (), axis.label,
+            Chart(f"Memory and bytes against {name}", _lines(rows, axis, "bytes", 1e6, LEAST_MB), (), axis.label,
                   "MB", log="xy"),
         ]  # fmt: skip
         Figure(f"scale-{name}", "", "", charts).write(folder, columns=2)
@@ -190,7 +159,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 if len(measured) > turn:
                     continue
                 with tempfile.TemporaryDirectory() as folder:
-                    measured.append(AXES[name].measure(value, Path(folder), options.quick))
+                    measured.append(measure(name, value, Path(folder), options.quick))
                 print(f"{name} {value}: {len(measured)}", file=sys.stderr, flush=True)
                 if options.json:
                     options.json.write_text(json.dumps(about | {"measured": found}, indent=1), encoding="utf-8")

@@ -32,14 +32,14 @@ from fedtar_flare.learning.config import DataConfig
 from fedtar_flare.methods.fedtar.config import PatientConfig
 from fedtar_flare.methods.fedtar.demographics import fit_mixture
 from fedtar_flare.methods.fedtar.learner import PatientLearner
-from fedtar_flare.models.config import CVT_TARGETS, DECODER_TARGETS, preset
+from fedtar_flare.models.config import preset
 from fedtar_flare.models.sources import load_libraries
 from fedtar_flare.protocol.messages import OK, TaskHeader, version
 from fedtar_flare.protocol.tasks import CLOSE_ROUND
 from fedtar_flare.site.cohort import prepare_site
 from fedtar_flare.site.site_file import SITES_VARIABLE, load_site_config
-from tests.benchmarks.compare_exchange import PUBLISHED, on_the_wire
-from tests.benchmarks.harness import memory, peak_bytes, settled_bytes
+from tests.benchmarks.compare_exchange import on_the_wire
+from tests.benchmarks.harness import peak_bytes
 from tests.federation import LocalFederation
 from tests.hospital_site import HospitalSite
 from tests.trivial_site import TrivialSite
@@ -49,29 +49,6 @@ Found = dict[str, float]
 SITE, BATCH = "site-1", 8
 PIXELS, PICTURES, TEXTS = 64, 16, 400
 """Side of the made-up radiographs, and how many different pictures and reports there are."""
-_PAPER_LORA = {"lora_targets": CVT_TARGETS, "image_size": PIXELS}
-
-
-def _sized(encoder: dict[str, Any], decoder: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-    made = {"weights": "random", "slices": 1, "encoder_config": encoder, "decoder_config": decoder}
-    return "small", _PAPER_LORA | made
-
-
-MODELS: Mapping[str, tuple[str, dict[str, Any]]] = {
-    "tiny": ("tiny", {}),
-    "small": ("small", {"lora_targets": DECODER_TARGETS}),
-    "tiny, both": ("tiny", _PAPER_LORA),
-    "small, both": ("small", _PAPER_LORA),
-    "decoder of 256": _sized(
-        {"embed_dim": (64, 128, 256), "depth": (1, 2, 4), "num_heads": (1, 2, 4)}, {"n_embd": 256, "n_layer": 6}
-    ),
-    "decoder of 512": _sized(
-        {"embed_dim": (64, 192, 384), "depth": (1, 2, 10), "num_heads": (1, 3, 6)},
-        {"n_embd": 512, "n_layer": 6, "n_head": 8},
-    ),
-    "cvt-21 and distilgpt2": ("small", {"weights": "random", "slices": 1, **_PAPER_LORA, **PUBLISHED}),
-}
-"""Model preset and settings; ``both``: encoder and decoder have adapters. The last one has random weights."""
 
 
 @dataclass(frozen=True)
@@ -82,15 +59,15 @@ class Hospital:
     """
 
     patients: int
-    visits: int = 1
+    visits: int = 2
     rank: int = 4
-    model: str = "tiny"
+    preset: str = "tiny"
     updates: int = 12
     scored: bool = True
     warm: bool = True
 
 
-SMALLEST = Hospital(40, updates=2)
+SMALLEST = Hospital(40, visits=1, updates=2)
 
 
 def apart(work: Callable[..., Found], *arguments: Any) -> Found:
@@ -152,11 +129,9 @@ def write_cohort(folder: Path, size: Hospital) -> None:
 
 @dataclass
 class Meter:
-    """Processor seconds and peak memory of one phase after the other, and of the process over all of them."""
+    """Processor seconds and peak memory of one phase after the other."""
 
     found: Found = field(default_factory=dict)
-    start: int = field(default_factory=settled_bytes)
-    highest: int = 0
 
     def phase(self, name: str, run: Callable[[], Any]) -> Any:
         """What ``run`` gives; ``<name>.seconds`` and ``<name>.bytes`` are kept."""
@@ -168,8 +143,6 @@ class Meter:
             self.found[f"{name}.seconds"] = _processor_seconds() - begun
 
         self.found[f"{name}.bytes"] = peak_bytes(clocked)
-        self.highest = max(self.highest, memory("VmHWM"))
-        self.found["whole.bytes"] = float(max(self.highest - self.start, 1))
         return kept.pop()
 
 
@@ -201,9 +174,8 @@ def round_of(size: Hospital, folder: Path) -> Found:
 def _opened(size: Hospital) -> Any:
     """The site's patients, as a task opens them."""
     config = load_site_config(SITE, workspace=None, simulator=True)
-    name, model = MODELS[size.model]
     cohort, _ = prepare_site(
-        config, SITE, model=preset(name, **model), data=DataConfig(), time_steps=size.visits, seed=0, workers=1
+        config, SITE, model=preset(size.preset), data=DataConfig(), time_steps=size.visits, seed=0, workers=1
     )
     return cohort
 
@@ -212,10 +184,9 @@ class _Site(HospitalSite):
     """A site whose executor lives as long as the job, as between hospitals, in a run of one round."""
 
     def __init__(self, workspace: Path, size: Hospital):
-        name, model = MODELS[size.model]
         training = {"local_steps": size.updates, "batch_size": BATCH}
-        settings = {"preset": name, "model": model, "lora": {"rank": size.rank}, "training": training, "data": {}}
-        super().__init__(workspace, SITE, fresh=False, **settings)
+        lora = {"rank": size.rank}
+        super().__init__(workspace, SITE, fresh=False, preset=size.preset, lora=lora, training=training, data={})
         self.time_steps = size.visits
 
     def header(self, run_id: str, r: int, t: int, **more: Any) -> TaskHeader:
@@ -236,9 +207,8 @@ def _measured(size: Hospital, folder: Path, meter: Meter) -> None:
     cohort = meter.phase("opening", lambda: _opened(size))
     meter.phase("mixture", lambda: fit_mixture(cohort, PatientConfig(), seed=0))
     site = _Site(folder / "workspace", size)
-    reply, weights = meter.phase("handshake", site.handshake)
+    _, weights = site.handshake()
     found = meter.found
-    found["parameters"] = float(reply.payload["model"]["parameters"])
     tasks = []
     for t in range(1, size.visits + 1):
         updates: list[float] = []
@@ -250,12 +220,10 @@ def _measured(size: Hospital, folder: Path, meter: Meter) -> None:
     found |= {"task.seconds": median(seconds), "task.bytes": max(peaks), "update.seconds": median(updates)}
     found["exchange.bytes"] = float(on_the_wire(update, reply.numbers))
     meter.phase("closing", lambda: site.close(weights, 1))
-    found["round.seconds"] = sum(seconds) + found["closing.seconds"]
     if size.scored:
         meter.phase("scored closing", lambda: site.close(weights, 1, evaluate=True))
-    files = {file: float(file.stat().st_size) for file in (folder / "state").rglob("*") if file.is_file()}
-    versions = sorted(file for file in files if file.name == f"{version(1, size.visits)}.safetensors")
-    found |= {"private.bytes": files[versions[-1]], "state.bytes": sum(files.values())}
+    last = max((folder / "state").rglob(f"{version(1, size.visits)}.safetensors"))
+    found["private.bytes"] = float(last.stat().st_size)
 
 
 def _timed(run: Callable[..., Any], seconds: list[float]) -> Callable[..., Any]:
