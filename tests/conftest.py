@@ -22,10 +22,10 @@ sys.path.append(str(REPOSITORY))  # for `tools` and the bench; last, since the i
 LONGEST = (
     "test_first_command.py",  # of the slow tests
     "test_shipped_job.py",
+    "test_real_input.py",
     "test_faults.py",  # of those of production
     "test_fedtar_job.py",
     "test_a_run_and_after.py",
-    "test_real_input.py",
     "test_methods.py",
     "test_executor.py",
     "test_learner.py",

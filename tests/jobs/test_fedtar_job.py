@@ -131,6 +131,7 @@ def test_a_run_in_one_process_gives_the_same_bits(finished, tmp_path, home, monk
     assert scores[0] == scores[1]
 
 
+@pytest.mark.slow
 def test_a_site_file_that_is_wrong_stops_with_one_readable_line(tmp_path, home):
     sites = tmp_path / "sites"
     sites.mkdir()

@@ -34,9 +34,10 @@ def test_a_real_ct_series_becomes_a_text(shared_data, tmp_path):
     assert len(build_tokenizer(config).decode(ids[0].tolist()).split()) > 3
 
 
-@pytest.fixture
-def hospitals(shared_data, tmp_path):
-    """Site files of two simulated hospitals over the real radiographs: Spain, and all others but Australia."""
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_real_radiographs_train_through_the_job(shared_data, tmp_path):
+    """Two simulated hospitals: Spain, and all others but Australia."""
     sites = tmp_path / "sites"
     sites.mkdir()
     for name, place in (("site-1", "[Spain]"), ("site-2", "others")):
@@ -44,11 +45,6 @@ def hospitals(shared_data, tmp_path):
             f"source: covid_chestxray\npath: {shared_data / 'covid_chestxray'}\noptions:\n  location: {place}\n"
             f"state_dir: {sites / name}\n"
         )
-    return sites
-
-
-@pytest.mark.timeout(1200)
-def test_real_radiographs_train_through_the_job(hospitals, tmp_path):
     recipe = FedTARRecipe(
         name="radiographs",
         preset="small",
@@ -61,7 +57,7 @@ def test_real_radiographs_train_through_the_job(hospitals, tmp_path):
     recipe.export(str(tmp_path))
     process, results = run_simulator(
         tmp_path / "radiographs", tmp_path / "ws", "-n", "2", "-t", "2", home=tmp_path / "home",
-        FEDTAR_SITES=str(hospitals),
+        FEDTAR_SITES=str(sites),
     )  # fmt: skip
     assert process.returncode == 0, process.stdout[-4000:]
     events = read_events(results, (*SHARED, *EVENTS))

@@ -1,32 +1,64 @@
+"""Scores of findings and of labels against scikit-learn, and what is labelled in a report."""
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn import metrics
 
+from fedtar_flare.metrics.clinical import finding_counts, finding_f1, known_and_new
 from fedtar_flare.metrics.label_scores import CERTAIN_OR_NOT, label_counts, label_counts_of_texts
+from fedtar_flare.metrics.report_labels import report_labels
 
 CLASSES = ("a", "b", "c")
 LABEL = st.sampled_from(["positive", "negative", "uncertain", "blank"])
 LABELS = st.fixed_dictionaries(dict.fromkeys(CLASSES, LABEL))
 
 
-@settings(max_examples=25)  # each asks scikit-learn five times
+@settings(max_examples=25)  # each asks scikit-learn seven times
 @given(st.lists(st.tuples(LABELS, LABELS), min_size=1, max_size=10), st.booleans())
 def test_equals_scikit_learn(pairs, doubt):
     positive = {"positive", "uncertain"} if doubt else {"positive"}
     truth, predicted = zip(*pairs, strict=True)
     counts = label_counts(truth, predicted, **({"positive": CERTAIN_OR_NOT} if doubt else {}))
-    sides = [
-        np.array([[labels[name] in positive for name in CLASSES] for labels in side]) for side in (truth, predicted)
-    ]
+    sets = [[{name for name in CLASSES if labels[name] in positive} for labels in side] for side in (truth, predicted)]
+    sides = [np.array([[name in found for name in CLASSES] for found in side]) for side in sets]
     f1 = lambda average: metrics.f1_score(*sides, average=average, zero_division=0)  # noqa: E731
+    example = metrics.f1_score(*sides, average="samples", zero_division=1)
     assert (counts.micro_f1() or 0.0) == pytest.approx(f1("micro"))
     some = (sides[0] | sides[1]).any(axis=0)
     per_class = [counts.of_classes()[name]["f1"] or 0.0 for name in CLASSES]
     assert per_class == pytest.approx(f1(None).tolist())
     assert (counts.macro_f1() or 0.0) == pytest.approx(f1(None)[some].mean() if some.any() else 0.0)
-    assert counts.example_f1() == pytest.approx(metrics.f1_score(*sides, average="samples", zero_division=1))
+    assert counts.example_f1() == pytest.approx(example)
+    scores = finding_f1(*sets)
+    expected = metrics.precision_recall_fscore_support(*sides, average="micro", zero_division=0)
+    for name, value in zip(("finding_precision", "finding_recall", "finding_f1"), expected, strict=False):
+        assert (scores[name] or 0.0) == pytest.approx(value)
+    assert scores["finding_f1_example"] == pytest.approx(example)
+
+
+def test_what_is_undefined_is_none_and_never_a_guess():
+    nothing = finding_f1([set(), set()], [set(), set()])
+    assert nothing.pop("finding_f1_example") == 1.0 and set(nothing.values()) == {None}
+    missed = finding_f1([{"nodule"}], [set()])
+    assert missed["finding_precision"] is None and missed["finding_recall"] == missed["finding_f1"] == 0.0
+    invented = finding_f1([set()], [{"nodule"}])
+    assert invented["finding_recall"] is None and invented["finding_f1_example"] == 0.0
+
+
+def test_known_and_new_findings_are_scored_apart():
+    truth = [{"nodule", "cavity"}, {"cavity"}, {"nodule"}, set()]
+    predicted = [{"nodule"}, {"cavity", "nodule"}, {"nodule"}, {"cavity"}]
+    assert known_and_new(truth, predicted, {"nodule"}) == {
+        "finding_f1": pytest.approx(2 * 3 / (4 + 5)),
+        "finding_f1_known": pytest.approx(2 * 2 / (2 + 3)),
+        "finding_f1_new": pytest.approx(2 * 1 / (2 + 2)),
+        "finding_recall_new": 0.5,
+    }
+    nothing_new = known_and_new([{"nodule"}], [{"nodule"}], {"nodule"})
+    assert nothing_new["finding_f1_new"] is None and nothing_new["finding_recall_new"] is None
+    assert finding_counts(truth, predicted) == {"cavity": (2, 1), "nodule": (2, 2)}
 
 
 def test_texts_are_labelled_on_both_sides():
@@ -35,3 +67,15 @@ def test_texts_are_labelled_on_both_sides():
     assert counts.of_classes() == {"x": {"precision": 0.5, "recall": 0.5, "f1": 0.5, "n": 2.0}}
     nothing = label_counts_of_texts(labeler, ["-"], ["-"])
     assert nothing.micro_f1() is None and nothing.macro_f1() is None and nothing.example_f1() == 1.0
+
+
+@pytest.mark.parametrize(
+    ("rules", "text", "sure", "unsure"),
+    [
+        ("chexpert", "Right pleural effusion. Possible pneumonia. No edema.", {"Pleural Effusion"}, {"Pneumonia"}),
+        ("chexpert", "A pacemaker is in place. The lungs are clear. Normal heart size.", set(), set()),
+        ("ctrate", "Emphysema in both upper lobes. No pericardial effusion.", {"Emphysema"}, set()),
+    ],
+)
+def test_stated_labels_are_sure_and_doubted_ones_are_not(rules, text, sure, unsure):
+    assert report_labels(f"{rules}-rules")(text) == (sure, unsure)

@@ -71,15 +71,8 @@ def test_any_text_gives_finite_scores_within_their_range(pairs):
 def test_perfect_and_empty_generation():
     reports = ["No effusion. Nodule of 1.5 cm in the left lobe.", "The heart is of normal size.", "No change."]
     perfect = language_scores(reports, reports)
-    assert perfect["bleu_4"] == pytest.approx(1.0, abs=1e-6)
-    assert perfect["rouge_l"] == pytest.approx(1.0)
-    assert perfect["cider"] > 5
+    assert (perfect["bleu_4"], perfect["rouge_l"]) == pytest.approx((1, 1), abs=1e-6) and perfect["cider"] > 5
     assert language_scores(reports, ["", "", ""]) == dict.fromkeys(LANGUAGE_SCORES, 0.0)
-
-
-def test_cider_of_a_corpus_of_one_is_zero():
-    scores = language_scores(["The lungs are clear."], ["The lungs are clear."])
-    assert scores["cider"] == 0.0 and scores["bleu_4"] == pytest.approx(1.0, abs=1e-6)
 
 
 def test_scores_of_a_part_and_of_sums_follow_from_the_statistics():
@@ -114,6 +107,7 @@ def test_scores_of_a_part_and_of_sums_follow_from_the_statistics():
         ("SUV 3.2.", "suv 3.2 ."),
         ("L1/L2 at 50%", "l1 l2 at 50"),
         ("measures 5.", "measures 5 ."),
+        ("Tree‑in–bud  opacities\nof 1.5\u00a0cm .No effusion.", "tree-in-bud opacities of 1.5 cm . no effusion ."),
         ("両肺に異常なし。", "両肺に異常なし。"),
         ("", ""),
         (" .. ! ", "."),
@@ -129,8 +123,3 @@ def test_a_cleaned_text_is_clean(text):
     once = clean(text)
     assert clean(once) == once
     assert "  " not in once and once == once.strip()
-
-
-def test_typography_does_not_change_a_score():
-    plain = "Tree-in-bud opacities of 1.5 cm. No effusion."
-    assert clean("Tree‑in–bud  opacities\nof 1.5\u00a0cm .No effusion.") == clean(plain)

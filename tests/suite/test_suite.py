@@ -216,6 +216,7 @@ def test_a_run_that_fails_is_said_and_the_others_go_on(tmp_path, monkeypatch):
     assert [line.split(",")[0] for line in failed] == ["fedavg", "alone"] and len(said) == 3
 
 
+@pytest.mark.slow
 def test_a_worker_ends_with_the_process_that_started_it_even_when_that_is_killed():
     """What it has to do goes on for ten minutes; the pipe's end says that nobody is left who could write to it."""
     code = """

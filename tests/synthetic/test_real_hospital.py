@@ -8,6 +8,7 @@ import subprocess
 import sys
 
 import numpy as np
+import pytest
 from PIL import Image
 
 PROGRAM = """
@@ -25,6 +26,7 @@ print(sorted(name for name in sys.modules if name.startswith("fedtar_flare.synth
 """
 
 
+@pytest.mark.slow  # import-linter sees every import but those that a cohort of phantoms asks for
 def test_no_phantom_is_imported(tmp_path, repository):
     images = tmp_path / "images"
     images.mkdir()

@@ -38,10 +38,9 @@ def test_a_chest_in_hounsfield_units():
     assert lung[:, :, :40].sum() > 0 and lung[:, :, 40:].sum() > 0
 
 
-@pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("name", [name for name in FINDINGS if side_of(name)])
-def test_a_sided_finding_is_dense_or_dark_and_on_its_side(name, seed):
-    change = difference({name: 2}, seed)
+def test_a_sided_finding_is_dense_or_dark_and_on_its_side(name):
+    change = difference({name: 2})
     touched = change < -120 if name.startswith("pneumo") else change > 200
     half = change.shape[2] // 2
     right, left = touched[:, :, :half].sum(), touched[:, :, half:].sum()
@@ -49,12 +48,12 @@ def test_a_sided_finding_is_dense_or_dark_and_on_its_side(name, seed):
     assert mine > 20 and other <= 0.02 * mine
 
 
-@pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("name", FINDINGS)
-def test_sizes_differ_visibly(name, seed):
-    sizes = [(np.abs(difference({name: size}, seed)) > 100).sum() for size in (1, 2, 3)]
-    assert sizes[0] > 10
-    assert all(larger > 1.25 * smaller for smaller, larger in itertools.pairwise(sizes))
+def test_sizes_differ_visibly(name):
+    for seed in range(2):
+        sizes = [(np.abs(difference({name: size}, seed)) > 100).sum() for size in (1, 2, 3)]
+        assert sizes[0] > 10
+        assert all(larger > 1.25 * smaller for smaller, larger in itertools.pairwise(sizes))
 
 
 def test_effusion_lies_at_the_back_and_base_and_consolidation_is_denser():
@@ -66,21 +65,7 @@ def test_effusion_lies_at_the_back_and_base_and_consolidation_is_denser():
     assert 25 < np.median(dense) < 45
 
 
-@pytest.mark.parametrize(
-    ("name", "where", "darker"),
-    [
-        ("pneumothorax_right", ((9, 15), (23, 33), (18, 27)), True),  # in front, under the ribs
-        ("pneumothorax_left", ((9, 15), (23, 33), (53, 62)), True),
-        ("fibrosis", ((5, 9), (25, 55), (14, 32)), False),  # the right base
-    ],
-)
-def test_new_findings_change_their_region(name, where, darker):
-    z, y, x = (slice(*bounds) for bounds in where)  # in voxels
-    here, without = (draw(one, seed=3, scanner=site_scanner(2))[z, y, x].mean() for one in ({name: 2}, {}))
-    assert here < without - 60 if darker else here > without + 150
-
-
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_a_cavity_has_a_wall_and_air_in_it_and_pericardial_fluid_lies_around_the_heart(seed):
     change, hu = difference({"cavity": 3}, seed), draw({"cavity": 3}, seed)
     z, y, x = (round(float(axis.mean())) for axis in np.nonzero(change > 600))
@@ -104,11 +89,6 @@ def test_emphysema_is_dark_and_expands_the_lungs():
     assert (draw({"emphysema": 3}) < -930).sum() > (draw({}) < -930).sum()
     lung = [((draw(f) < -500) & (draw(f) > -998)).sum() for f in ({}, {"emphysema": 3})]
     assert lung[1] > lung[0]
-
-
-def test_the_heart_widens_with_cardiomegaly():
-    widths = [((draw({"cardiomegaly": size} if size else {}) > 20)[8, 25:45]).sum(1).max() for size in range(4)]
-    assert widths == sorted(widths) and widths[3] > widths[0] + 8
 
 
 def test_a_patient_keeps_anatomy_and_place_over_visits():

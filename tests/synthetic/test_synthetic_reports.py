@@ -9,6 +9,7 @@ import pytest
 from fedtar_flare.data.timeline import Timeline
 from fedtar_flare.errors import ConfigError
 from fedtar_flare.synthetic.build import phase_of, report_of
+from fedtar_flare.synthetic.changes import changes_in, planted_changes
 from fedtar_flare.synthetic.course import CohortOptions, plan_patient
 from fedtar_flare.synthetic.reports import State, write_report
 from fedtar_flare.synthetic.styles import GENERIC, STYLES, style_of, wording_of
@@ -103,3 +104,25 @@ def test_a_share_of_the_kinds_is_described_in_own_words(style, phase):
         assert len(of_own) == int(len(KINDS) * share)
         assert all(mixed.found[kind] == common.found[kind] for kind in KINDS if kind not in of_own)
         assert mixed.sections == (own if share >= 0.5 else common).sections
+
+
+@pytest.mark.parametrize("style", range(len(STYLES) + 1))
+def test_planted_changes_can_be_read_back_from_the_reports_of_every_style(style):
+    seen = set()
+    for number in range(40):
+        patient = plan_patient("site-1", 1, number, timeline=Timeline(4), seed=5, options=OPTIONS)
+        assert not planted_changes(patient.visits[0])
+        for visit in patient.visits:
+            if style:
+                texts = [report_of(patient, visit, phase, style, OPTIONS) for phase in ("before", "after")]
+            else:
+                texts = [write_report(GENERIC, visit.findings, resolved=visit.resolved, follow_up=True)]
+            planted = planted_changes(visit)
+            assert all(changes_in(text) == planted for text in texts), (planted, texts)
+            seen |= {change.direction for change in planted}
+    assert seen == {"new", "increased", "decreased", "resolved"}
+
+
+@pytest.mark.parametrize("text", ["", "Follow-up.", "EMPHYSEMA: none.", "There is no new emphysema", "Emphysema."])
+def test_a_text_without_change(text):
+    assert changes_in(text) == frozenset()
