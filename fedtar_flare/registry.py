@@ -42,13 +42,13 @@ class Method:
     server_settings: type[Settings] | None = None  # of its algorithm at the server, given in the group ``server``
     server_groups: tuple[str, ...] = ()  # groups of ``settings`` that the server gets too
     presets: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # arguments of the recipe, by group
-    events: tuple[Any, ...] = ()  # record events, beside the shared ones
-    sections: tuple[Any, ...] = ()  # of the run page, beside the shared ones
+    events: tuple[Any, ...] = ()  # record events besides the shared ones
+    sections: tuple[Any, ...] = ()  # of the run page besides the shared ones
     kept: Callable[..., Any] | None = (
         None  # reads what a site keeps of a run, for drafting (``learning.drafting.Kept``)
     )
     extend: Callable[[Any, Any], None] | None = None
-    """Adds to a base model what the adapter needs beside it, given the learner's description of it."""
+    """Adds to a base model what the adapter needs besides itself, given the learner's description of it."""
     reports: bool = True  # whether it writes reports; else it classifies images
     simulation_only: bool = False  # whether no hospital may run it
     rounds: Callable[[Mapping[str, Any]], tuple[int, int]] | None = None

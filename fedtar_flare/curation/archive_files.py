@@ -106,7 +106,7 @@ def all_headers(paths: Sequence[Path], workers: int, say: Any, every: float) -> 
             owners[Path(file.path).parent].add(file.study)
     strays = [path for one in in_order for path in map(Path, one.strays) if path.parent in owners]
     for path in strays:
-        text = f"{path}: not DICOM, and beside slices of {len(owners[path.parent])} study(ies): a lost slice?"
+        text = f"{path}: not DICOM, and among slices of {len(owners[path.parent])} study(ies): a lost slice?"
         problems.append(DataError(text, reason="unreadable"))
     lost: dict[str, list[Path]] = defaultdict(list)
     nameless = [Path(file.path) for file in files if file.kind == "no-pixel-data" and not file.study]

@@ -1,7 +1,7 @@
-"""The minimum cell: what may be told of a group of patients. Whatever leaves a site applies the rule through this file.
+"""The minimum cell: what may be reported about a group of patients. All that leaves a site passes through here.
 
-A group of fewer than ``least`` distinct patients tells nothing; numbers of visits of a larger one are told down to a
-multiple of ``least``, so that one visit more or less, such as a withdrawal's, is hidden.
+A group of fewer than ``least`` distinct patients is not reported; numbers of visits of a larger one are rounded down
+to a multiple of ``least``, so that one visit more or less, such as a withdrawal's, is hidden.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def round_to_cell(count: int, least: int) -> int:
 
 
 def shown_count(count: int, patients: Iterable[str], least: int) -> int:
-    """How many visits are told of ``count`` ones of these patients: 0 of too few, else :func:`round_to_cell`."""
+    """The count to report for ``count`` visits of these patients: 0 of too few, else :func:`round_to_cell`."""
     return round_to_cell(count, least) if enough(patients, least) else 0
 
 

@@ -112,7 +112,7 @@ class Kept:
     """
 
     learner: type[SiteModel] = SiteModel
-    settings: Mapping[str, Any] = field(default_factory=dict)  # arguments of it beside those of every site model
+    settings: Mapping[str, Any] = field(default_factory=dict)  # arguments of it besides those of every site model
     private: Mapping[str, Tensor] = field(default_factory=dict)  # what its ``load_for_writing`` takes
     time_steps: int = 1  # T of the run
     key: bytes = bytes(16)  # of the site, where the model knows patients

@@ -72,7 +72,7 @@ class FrozenStages:
 
     @cached_property
     def _kind(self) -> str:
-        """What the numbers depend on beside the image: weights, how inputs are scaled, torch's version and threads."""
+        """What the numbers depend on besides the image: weights, how inputs are scaled, torch's version and threads."""
         encoder = self._generator.encoder
         state = nn.ModuleList(encoder.stage_modules()[: self.depth]).state_dict()
         scaled = {"scale": encoder.pixel_scale, "shift": encoder.pixel_shift}

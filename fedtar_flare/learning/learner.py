@@ -81,7 +81,7 @@ class ReportLearner(SiteModel):
         return torch.optim.AdamW(parameters, lr=rate, weight_decay=self.training.weight_decay)
 
     def personal_parameters(self) -> Sequence[nn.Parameter]:
-        """What is trained beside the adapter and stays at the site."""
+        """What is trained besides the adapter and stays at the site."""
         return ()
 
     def private(self) -> dict[str, Tensor]:

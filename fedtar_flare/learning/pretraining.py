@@ -23,9 +23,9 @@ from fedtar_flare.settings import Settings
 
 GENERATION_BATCH = 20
 TEXT_BATCH, TEXT_WEIGHT = 8, 0.3
-"""Reports without image per update, and the weight of their loss beside the paired one's."""
+"""Reports without image per update, and the weight of their loss relative to the paired one's."""
 FINDING_WEIGHT = 0.5
-"""Of the finding loss beside the paired one, after the updates that learn findings alone."""
+"""Weight of the finding loss relative to the paired one, after the updates that learn findings alone."""
 WEIGHT_DECAY, MAX_GRAD_NORM = 0.05, 1.0
 
 
@@ -80,7 +80,7 @@ def pretrain(
     images, reports : sequences of equal length
         The pairs; both empty to train the decoder on texts alone.
     texts : sequence of str
-        Reports without images; may be empty beside pairs.
+        Reports without images; may be empty where there are pairs.
     every : int, default 25
         Updates between two calls of ``on_progress``, which is also called at the end.
     only : collection of str, optional

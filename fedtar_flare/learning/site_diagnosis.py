@@ -74,12 +74,12 @@ class DiagnosisConfig(Settings):
     candidates: int = Field(
         1,
         ge=1,
-        description="beams of a second search, for a report that does not say the findings that the decoder was told; "
+        description="beams of a second search, for a report that does not say the findings in its prompt; "
         "the one that agrees best is taken, if it agrees better; 1: no second search",
     )
     complete: bool = Field(
         False,
-        description="a report that still leaves out a finding that the decoder was told gets a plain sentence of it",
+        description="a report that still leaves out a finding of its prompt gets a plain sentence about it",
     )
 
     def of(self, source: str) -> DiagnosisConfig:

@@ -45,7 +45,7 @@ EVALUATION_BATCH = 32
 
 
 class SiteModel:
-    """A report generator with the adapter that travels and what a site keeps beside it: losses, reports, scores.
+    """A report generator with the adapter that travels and what a site keeps to itself: losses, reports, scores.
 
     Learners are site models that train; ``fedtar generate`` builds the same class again from what a run left. The hooks
     are what a method overrides; all have a default. :attr:`adapter` names the set of factors that travels.
@@ -73,7 +73,7 @@ class SiteModel:
 
     adapter: ClassVar[str] = DEFAULT_ADAPTER
     knows_patients: ClassVar[bool] = False
-    """Whether :meth:`context` depends on the patient, beside the image."""
+    """Whether :meth:`context` depends on the patient as well as the image."""
     writes = False
     """Whether reports are being written or scored, not trained on or validated."""
     image_change: Callable[[Prepared], Prepared] | None = None
@@ -136,7 +136,7 @@ class SiteModel:
 
     @property
     def has_personal_part(self) -> bool:
-        """Whether something beside the adapter acts at this site; evaluation is then done with and without it."""
+        """Whether more than the adapter acts at this site; evaluation is then done with and without it."""
         return False
 
     @property
@@ -268,7 +268,7 @@ class SiteModel:
         return [self.tokenizer.decode(row) for row in ids.tolist()]
 
     def write(self, sample: Sample, images: ImageBatch) -> str:
-        """A report for one study, with what the site keeps beside the adapter."""
+        """A report for one study, with what the site keeps to itself."""
         with self._writing():
             return self.generate([sample], images)[0]
 

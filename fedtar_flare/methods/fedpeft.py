@@ -4,7 +4,7 @@ All are FedAvg (:mod:`fedtar_flare.methods.fedavg`) with as many exchanges and l
 is trained and averaged:
 
 ===========  ========================================================================================================
-``adalora``  Fed-AdaLoRA: a singular value decomposition B diag(E) A beside each targeted layer. PEFT prunes E by
+``adalora``  Fed-AdaLoRA: a singular value decomposition B diag(E) A for each targeted layer. PEFT prunes E by
              importance within each task, down to ``target_rank``. All of A, B and E is averaged, so that what one site
              pruned another may have kept; the importance is local, and begins anew in each task.
 ``vera``     Fed-VeRA: random factors that all layers and sites share; two vectors of each layer travel.
@@ -114,7 +114,7 @@ class PEFTSite(PooledSite):
 
 
 class PEFTLearner(ReportLearner):
-    """Trains another kind of adapter, learnt words, or parameters alone; arguments beside ``peft`` as its base."""
+    """Trains another kind of adapter, learnt words, or parameters alone; other arguments than ``peft`` as its base."""
 
     def __init__(self, *, peft: PEFTConfig, seed: int, **settings: Any):
         self._peft, self._seed = peft, seed

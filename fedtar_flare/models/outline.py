@@ -1,4 +1,4 @@
-"""What a report generator is made of, told without its weights: how large it is, and what an adapter can reach."""
+"""What a report generator is made of, without its weights: how large it is, and what an adapter can reach."""
 
 from __future__ import annotations
 
@@ -72,8 +72,8 @@ def outline(config: ModelConfig, extend: Callable[[ReportGenerator], None] = lam
     barred = {n for n, module in modules.items() if isinstance(module, nn.Embedding) or module is output}
     barred |= {name for name in modules if _EMBEDDING.fullmatch(name)}
     parameters = dict(model.named_parameters(remove_duplicate=False))
-    told = {id(p) for n, p in parameters.items() if n.rpartition(".")[0] in barred or _EMBEDDING.fullmatch(n)}
-    barred |= {name for name, parameter in parameters.items() if id(parameter) in told}
+    tied = {id(p) for n, p in parameters.items() if n.rpartition(".")[0] in barred or _EMBEDDING.fullmatch(n)}
+    barred |= {name for name, parameter in parameters.items() if id(parameter) in tied}
     extend(model)
     parameters = dict(model.named_parameters(remove_duplicate=False))
     first = {name for name, _ in model.named_parameters()}

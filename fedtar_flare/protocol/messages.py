@@ -30,7 +30,7 @@ SCORED = ("test", "all")
 MAX_ROUNDS, MAX_STEPS = 9999, 99
 """What a state version's name can hold."""
 RESERVED_RUNS = ("approvals", "audit", "sites")
-"""Folders that a site keeps in its state beside those of the runs."""
+"""Folders of a site's state that belong to no run."""
 
 WORD = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,63}")
 """A short name, never free text."""
@@ -95,7 +95,7 @@ class TaskHeader(_Header):
 
 @dataclass(frozen=True)
 class Reply(_Header):
-    """What a site answers beside its tensors: numbers and short words only."""
+    """The header of a site's answer: numbers and short words only."""
 
     status: str  # ``ok``, ``abstain`` (no update from this site at this step) or ``error``
     round: int  # with the step that of the task header: a late answer is never taken for another step's

@@ -1,4 +1,4 @@
-"""What a kit of this plugin holds beside FLARE's own: allow-list, launcher, storage, site policy, rights.
+"""What a kit of this plugin holds besides FLARE's own: allow-list, launcher, storage, site policy, rights.
 
 The builder completes each kit that it makes; ``python -m fedtar_flare.provision.kit KIT`` completes any other.
 """

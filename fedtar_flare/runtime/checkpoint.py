@@ -45,7 +45,7 @@ class Checkpoint:
 
 
 class CheckpointFolder:
-    """Checkpoints of one run; the ``keep`` newest stay, and ``best.safetensors`` beside them."""
+    """Checkpoints of one run; the ``keep`` newest stay, and ``best.safetensors`` with them."""
 
     def __init__(self, folder: Path | str, keep: int = 3):
         self.folder, self.keep = Path(folder), keep

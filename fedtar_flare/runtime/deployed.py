@@ -31,7 +31,7 @@ class DeployedJob:
 
     name: str
     settings: Mapping[str, Any]
-    """What it gives the executor and the controller, beside defaults."""
+    """What it gives the executor and the controller that differs from the defaults."""
     submitter: str
     """As the server says; empty for a job that was not submitted."""
     executor: SiteExecutor
@@ -55,8 +55,8 @@ class DeployedJob:
         lines = [
             describe(requirements(self)),
             "",
-            f"settings beside defaults: {json.dumps(self.settings)}",
-            f"what it builds here beside its method: {', '.join(self.foreign) or 'nothing'}",
+            f"settings that are not defaults: {json.dumps(self.settings)}",
+            f"what else it builds here: {', '.join(self.foreign) or 'nothing'}",
         ]
         if self.submitter:
             lines.append(f"submitted by {self.submitter}, as the server says")

@@ -6,7 +6,7 @@ imports and then waits. Each later task's process connects to it; the template f
 the job's own configuration and does the task, and the task's own process passes on logs and scalars and sends the
 answer. A copy has what a new process has, and nothing of an earlier task: the same bits come out.
 
-The template ends with the simulator. There is none at a real site, beside a GPU (whose driver forbids copies), for
+The template ends with the simulator. There is none at a real site, with a GPU (whose driver forbids copies), for
 classes outside this package, and on other systems than Linux; a task that finds none is done where it is.
 """
 
@@ -97,11 +97,11 @@ def perform(
     """``executor.perform(task, header, weights, site)`` in a copy; FedTARError also if it ends without an answer."""
     with connection:
         send(connection, order_of(task, header, site), weights)
-        told, answer = False, None
+        aborted, answer = False, None
         while answer is None:
-            if abort_signal.triggered and not told:
+            if abort_signal.triggered and not aborted:
                 connection.send_bytes(b"abort")
-                told = True
+                aborted = True
             try:
                 if not connection.poll(POLL_SECONDS):
                     continue

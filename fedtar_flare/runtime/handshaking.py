@@ -114,8 +114,8 @@ class HandshakeController(TaskController):
             needed = least if len(asked) == len(sites) else 0
             limit = self.handshake_time_limit if before is None else self.step_time_limit  # the others wait meanwhile
             answers.add(self.ask(HANDSHAKE, replace(header, member=member), w, asked, accept, limit, needed))
-        if answers.heard < least:
-            raise FedTARError(f"handshake: {answers.heard} site(s) took part, min_sites is {least}")
+        if answers.count < least:
+            raise FedTARError(f"handshake: {answers.count} site(s) took part, min_sites is {least}")
         return answers
 
     def admit_late_sites(self, w: Tensors, r: int) -> None:

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 WORKER = "fedtar_flare.runtime.worker"
 GRACE_SECONDS = 5.0
-"""How long a process that is told to end may take, and how long one is waited for that another has lost."""
+"""Seconds for a process to end when asked, and to wait for one that another process has lost."""
 
 
 class ProcessGroup:

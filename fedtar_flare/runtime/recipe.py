@@ -30,7 +30,7 @@ PAPER: dict[str, Any] = {
     "lora": {"rank": 4, "alpha": 128.0},
     "training": {"lr": 1e-5},
 }
-"""What the preset ``paper`` sets for every method beside the model: T, the shared adapter and its learning rate."""
+"""What the preset ``paper`` sets for every method besides the model: T, the shared adapter and its learning rate."""
 
 SMALL: dict[str, Any] = {
     "model": {"lora_targets": DECODER_TARGETS},  # the encoder stays as it is, so that each image is seen by it once

@@ -69,7 +69,7 @@ class ReportSite(SiteStrategy):
         return {name: self.settings[name] for name in self.executor.definition.settings}
 
     def extend(self, model: ReportGenerator) -> None:
-        """Add to the base model what the learner adds, so that the sizes of an exchange can be told without data."""
+        """Add to the base model what the learner adds, so that the sizes of an exchange are known without data."""
 
     def work(self) -> str:
         """How many updates, of how many reports."""
@@ -117,7 +117,7 @@ class ReportSite(SiteStrategy):
     def before_training(
         self, header: TaskHeader, site: Site, state: SiteState, learner: ReportLearner
     ) -> dict[str, torch.Tensor]:
-        """Called with what came down loaded; gives tensors to be sent beside the update."""
+        """Called with what came down loaded; gives tensors to be sent with the update."""
         return {}
 
     def on_broadcast(self, header: TaskHeader, state: SiteState, weights: Tensors) -> None:
@@ -187,7 +187,7 @@ class ReportSite(SiteStrategy):
         learner = self.learner_of(header, site, state, cohort)
         self._load_broadcast(TRAIN, learner, weights)
         self._load_private(learner, state, header.after)
-        beside = self.before_training(header, site, state, learner)
+        further = self.before_training(header, site, state, learner)
         seed = seed_of(self.executor.seed, site.name, header.round, header.step, TRAIN)
         result = learner.train(step, seed, self._on_update(header, site))
         site.stop_if_aborted()
@@ -209,7 +209,7 @@ class ReportSite(SiteStrategy):
         if not self.executor.contract.task(TRAIN).up:
             return ok(header, numbers, payload), None
         wire = WIRE_DTYPES[self.settings.lora.dtype_up]
-        return ok(header, numbers, payload), {n: value.to(wire) for n, value in (result.update | beside).items()}
+        return ok(header, numbers, payload), {n: value.to(wire) for n, value in (result.update | further).items()}
 
     def _close_round(
         self, header: TaskHeader, weights: Tensors, site: Site, state: SiteState, cohort: Cohort
@@ -289,7 +289,7 @@ class ReportSite(SiteStrategy):
         return on_update
 
     def evaluate(self, learner: ReportLearner, header: TaskHeader, site: Site, state: SiteState) -> dict[str, Any]:
-        """Scores of the patients that the task names. Those of single reports, and texts beside references, stay."""
+        """Scores of the patients that the task names. Those of single reports, and all texts, stay."""
         from fedtar_flare.learning.evaluation import write_report_scores
         from fedtar_flare.reporting.examples import SiteExamples, choose, write_examples
 
@@ -301,7 +301,7 @@ class ReportSite(SiteStrategy):
         synthetic = self.executor.site_config.source == "synthetic"
         page = write_examples(state.folder, SiteExamples(site.name, header.round, synthetic, chosen))
         write_report_scores(state.folder, header.round, scored.rows)
-        self.executor.logger.info(f"generated beside reference reports, for this site's eyes: {page}")
+        self.executor.logger.info(f"generated and reference reports, for this site alone: {page}")
         payload = {"scores": scored.scores}
         return payload | ({"scores_generic": scored.scores_generic} if scored.scores_generic else {})
 

@@ -1,4 +1,4 @@
-"""What a job asks of a site: for the site's bounds, and as text for people. Told from its settings without weights."""
+"""What a job asks of a site, from its settings alone: for the site's bounds, and as text for people."""
 
 from __future__ import annotations
 
@@ -170,7 +170,7 @@ def describe(needs: dict[str, Any]) -> str:
         + (
             f"{model['parameters']:,} parameters, {model['memory_of_weights_bytes']:,} bytes in memory before training."
             if model["parameters"]
-            else "its size is told where its parts are local folders."
+            else "its size is known where its parts are local folders."
         ),
         f"computer: a GPU is {needs['computer']['gpu']}; Python {needs['computer']['python']}; a cache of "
         f"{data['cache_bytes_per_study']} bytes a study.",

@@ -84,7 +84,7 @@ class ServerStrategy(ABC):
         return {**settings.pop("server", {}), **settings}
 
     def state(self) -> dict[str, torch.Tensor]:
-        """Tensors, beside w, for the checkpoint."""
+        """Further tensors than w for the checkpoint."""
         return {}
 
     def info(self) -> Any:
@@ -98,5 +98,5 @@ class ServerStrategy(ABC):
         """Restore what :meth:`state` gave."""
 
     def numbers(self) -> dict[str, list[float]]:
-        """Numbers to show beside a run's progress."""
+        """Numbers to show with a run's progress."""
         return {}

@@ -217,7 +217,7 @@ class SiteExecutor(Executor):
             send_scalar(self, context, tag, value, step)
 
     def _public_reason(self, task: str, error: Exception) -> str:
-        """Log an error, and return what of it the server is told."""
+        """Log an error, and return what the server may know of it."""
         if isinstance(error, FedTARError):
             self.logger.error(f"task '{task}': {error}")  # the logger alone: FLARE's log_error fires events
             return error.public
@@ -228,7 +228,7 @@ class SiteExecutor(Executor):
 
     # ------------------------------------------------------------------ several processes
     def load_libraries(self) -> None:
-        """Import what a task needs beside this class; called before a process is copied for each task."""
+        """Import what a task needs besides this class; called before a process is copied for each task."""
         self.strategy.load_libraries()
 
     def require_sharing(self) -> None:

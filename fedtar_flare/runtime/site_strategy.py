@@ -37,10 +37,10 @@ class SiteStrategy(ABC):
     """
 
     shared_groups: ClassVar[tuple[str, ...]] = ("model", "lora", "training", "data")
-    """Groups of settings beside the method's own."""
+    """Further groups of settings than the method's own."""
     reads_reports: ClassVar[bool] = True
     columns: ClassVar[tuple[str, ...]] = ("report or report_path", "age or birth_date", "sex")
-    """What a table of studies needs beside patient, date and image."""
+    """What a table of studies needs besides patient, date and image."""
 
     def __init__(self, executor: SiteExecutor):
         self.executor = executor
@@ -82,7 +82,7 @@ class SiteStrategy(ABC):
         return False
 
     def extra_values(self) -> int:
-        """Values of one exchange beside the adapter's and those of ``lora.exchange``."""
+        """Values of one exchange besides the adapter's and those of ``lora.exchange``."""
         return 0
 
     def model_values(self) -> int | None:

@@ -52,7 +52,7 @@ class Answers:
     closed: bool = False  # the account is settled; every further answer is late
 
     @property
-    def heard(self) -> int:
+    def count(self) -> int:
         """How many sites took part: accepted or abstaining."""
         return len(self.replies) + len(self.abstained)
 
@@ -170,10 +170,10 @@ class TaskController(ModelController):
                 self._silent.add(site)
         self._advise(task, answers, limit, missed=sum(why == too_late for why in answers.absent.values()))
         least = self.min_sites if min_sites is None else min_sites
-        if answers.heard < least:
+        if answers.count < least:
             problems = [*answers.absent.items(), *((s, f"refused: {why}") for s, why in answers.refused.items())]
             raise FedTARError(
-                f"task '{task}' of {place(header)}: {answers.heard} site(s) took part, min_sites is {least}. "
+                f"task '{task}' of {place(header)}: {answers.count} site(s) took part, min_sites is {least}. "
                 + "; ".join(f"{site}: {why}" for site, why in sorted(problems))
             )
         return answers

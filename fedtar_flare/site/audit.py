@@ -138,7 +138,7 @@ def write(site: Site, job: str, entry: Mapping[str, Any]) -> None:
             what = f"{entry.get('task')} {entry.get('outcome')} {entry.get('bytes', 0)} bytes"
             send_to_syslog(address, f"{site.name} {_UNSAFE.sub('_', job)[:100]} {_UNSAFE.sub(' ', what)} {digest}")
     except OSError as error:
-        logger.warning("the syslog was not told of an audit line: %s", error)
+        logger.warning("an audit line was not sent to the syslog: %s", error)
 
 
 def require_writable(site: Site, fl_ctx: FLContext) -> None:

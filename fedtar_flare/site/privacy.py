@@ -206,7 +206,7 @@ def _covered(contract: Contract, task: Task, dxo: DXO) -> Mapping[str, torch.Ten
     """The tensors of a message; raises ExchangeError if it holds anything that no noise covers."""
     if dxo.data_kind == DataKind.METRICS:
         if dxo.data:
-            raise ExchangeError("metrics beside the header are not covered by the privacy filter")
+            raise ExchangeError("metrics outside the header are not covered by the privacy filter")
         return {}
     if SENDS.get(dxo.data_kind) != task.sends or not isinstance(dxo.data, Mapping):
         raise ExchangeError(f"data of kind '{dxo.data_kind}' is not covered in task '{task.name}'")

@@ -100,7 +100,7 @@ def plan(
         _plan_patient(result, config, site.name, patient, runs, prepared)
     result.kept += [
         "the shared model that left already: what it learnt here cannot be taken back from it",
-        "FLARE's own log.txt of the kit and the files beside it: they tell of the site, not of its patients",
+        "FLARE's own log.txt of the kit and its neighbours: they describe the site, not its patients",
         "the privacy ledger and the key of this site",
     ]
     return result
@@ -125,7 +125,7 @@ def _plan_patient(
     if not visits:
         raise ConfigError(
             f"no patient '{patient}' in {config.path or config.source}. If the patient's rows are gone already, the "
-            "prepared images cannot be told apart any more: delete them all with --cache"
+            "prepared images cannot be distinguished any more: delete them all with --cache"
         )
     images: set[Path] = set()
     for visit in visits:

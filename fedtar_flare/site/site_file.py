@@ -58,7 +58,7 @@ class SiteConfig(Settings):
     )
     syslog: str | None = Field(
         None,
-        description="where each line of the audit is also told of, by its digest: a socket such as /dev/log, or "
+        description="where the digest of each audit line is also sent: a socket such as /dev/log, or "
         "<host>:<port> (UDP)",
     )
     shares: tuple[Literal["losses", "features"], ...] | None = Field(

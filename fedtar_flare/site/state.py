@@ -197,7 +197,7 @@ def state_of_run(folder: Path, run_id: str, part: str) -> SiteState:
 
 
 def trained_version(state: SiteState, round_: int, time_steps: int, part: str) -> str:
-    """The version that was the site's last trained one at the end of a round; ConfigError where it cannot be told.
+    """The version that was the site's last trained one at the end of a round; ConfigError where it is unknown.
 
     It is of an earlier round where the site did not train in this one, and its state shows that it was there later: the
     run then scored the site with this version too.
@@ -222,7 +222,7 @@ def trained_version(state: SiteState, round_: int, time_steps: int, part: str) -
 
 
 class StateOfAnother(SiteState):
-    """The same state for a process that does a task beside the one that keeps it: read, never written."""
+    """The same state for a process that shares a task with the one that keeps it: read, never written."""
 
     def write(self, name: str, tensors: Mapping[str, torch.Tensor], info: Mapping[str, Any]) -> None:
         """Nothing: the other process writes it."""

@@ -1,7 +1,7 @@
 """Where DICOM bytes lie (folder, file, zip, DICOMDIR), and their headers, which are read without the pixels.
 
 Each file among slices that cannot be read may be a lost slice, so none is passed over in silence; what usually lies
-beside slices (a licence, a directory, thumbnails, reports) is known by its name.
+among slices (a licence, a directory, thumbnails, reports) is known by its name.
 """
 
 from __future__ import annotations

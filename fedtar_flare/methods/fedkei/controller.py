@@ -103,7 +103,7 @@ class FedKEIServer(ServerStrategy):
     def _adapt(self, mixture: Mixture, pool: Pool, r: int) -> Answers:
         """Every site tunes its module, which goes into the pool."""
         more: Tensors = {}
-        if self._curved:  # where the pool may not be mixed yet, nothing of it is told this way either
+        if self._curved:  # where the pool may not be mixed yet, nothing of it is revealed this way either
             more = pool.curvature(r if mixture.parts is not None else 0)
 
         def accept(site: str, reply: Reply, tensors: Tensors) -> None:
@@ -124,7 +124,7 @@ class FedKEIServer(ServerStrategy):
         if last:
             self._final[r] = fmean(last.values())
         shown = " ".join(f"{site} {value:.3f}" for site, value in last.items())
-        self.run.info(f"task {r}: AUC of test images {shown or 'not told by any site'}")
+        self.run.info(f"task {r}: AUC of test images {shown or 'not reported by any site'}")
         return answers
 
     def _ask(self, task: str, mixture: Mixture, r: int, step: int, accept: OnReply, more: Tensors) -> Answers:
@@ -136,8 +136,8 @@ class FedKEIServer(ServerStrategy):
         for group in groups:
             down = {**mixture.centres(group[0]), **more}
             answers.add(self.run.ask(task, header, down, group, accept, min_sites=None if len(groups) == 1 else 0))
-        if answers.heard < self.run.min_sites:
-            raise FedTARError(f"task {r}: {answers.heard} site(s) took part, min_sites is {self.run.min_sites}")
+        if answers.count < self.run.min_sites:
+            raise FedTARError(f"task {r}: {answers.count} site(s) took part, min_sites is {self.run.min_sites}")
         return answers
 
     def _check(self, task: str, tensors: Tensors, centres: Tensors, *, one: bool) -> None:
@@ -184,7 +184,7 @@ class FedKEIServer(ServerStrategy):
         if not simulated and self.plan.weights == "similarity":
             raise FedTARError(f"plan '{self.plan.name}' sends single hospitals' modules: it is for simulations")
         if least < 3 and len(self.run.sites) > 1:
-            self.run.info(f"a cluster may stem from {least} site(s): each module in it can be told from the others")
+            self.run.info(f"a cluster may stem from {least} site(s): each module in it follows from the others")
         orders = {site: self.config.stream(site, self.run.seed) for site in self.run.sites}
         self.run.record.write(
             Stream(
@@ -235,7 +235,7 @@ class FedKEIServer(ServerStrategy):
             found = SiteTask(task=name, counts=counts, **scores)
         except (ValidationError, TypeError) as error:
             raise ExchangeError("the field 'scores' or 'counts' is not what a task gives") from error
-        told = [] if found.membership is None else [found.membership]
-        if not all(0 <= value <= 1 for value in (*found.auc, *found.rand_auc, *told)):
+        membership = [] if found.membership is None else [found.membership]
+        if not all(0 <= value <= 1 for value in (*found.auc, *found.rand_auc, *membership)):
             raise ExchangeError("the field 'scores' holds an AUC beyond 0 to 1")
         return found

@@ -165,7 +165,7 @@ def similarity(inner: Tensor, own: int) -> Tensor:
 def gap_weights(pool: Pool, modules: Sequence[Module], task: int) -> Tensor:
     """FedGA's weights (N, 1), float64, of the latest modules: sites whom the shared start served badly count for more.
 
-    Task after task, ``a_i += d (g_i - mean g) / max_j |g_j - mean g|`` with the gaps g of the sites that told theirs
+    Task after task, ``a_i += d (g_i - mean g) / max_j |g_j - mean g|`` with the gaps g of the sites that sent theirs
     and d = 1 / (2 N) (our choice); none falls below a tenth of an equal one; then all are divided by their sum.
     """
     weights = {module.site: 1 / len(modules) for module in modules}

@@ -28,7 +28,7 @@ _KNOWN = (
 
 
 def tasks(run: Run) -> Section | None:
-    """AUC at the start and after tuning, and LCA, of each task and site, beside those from the common start."""
+    """AUC at the start and after tuning, and LCA, of each task and site, with those from the common start."""
     found = list(_learnt(run))
     if not found:
         return None
@@ -141,7 +141,7 @@ def cost(run: Run) -> Section | None:
     phases = ("clustering", "PROBE", "alpha", "tuning", "scoring")
     head = ("task", *phases, "to sites", "from sites", "fell back", "mixture's loss", "common start's")
     lead = (
-        "What an informed start costs beside tuning: clustering at the server, PROBE (until the last site's answer, "
+        "What an informed start costs besides tuning: clustering at the server, PROBE (until the last site's answer, "
         "with the start of its process), the inner epoch for alpha, each at the slowest site; bytes to and from all "
         "sites, and how many fell back to the common start. The losses are means over the sites' validation images "
         "before any tuning, of the mixture and of the common start."

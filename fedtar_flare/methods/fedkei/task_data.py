@@ -1,4 +1,4 @@
-"""A task's images at one site: who takes part in it, whether they suffice, and what may be told of them."""
+"""A task's images at one site: who takes part in it, whether they suffice, and what may be reported of them."""
 
 from __future__ import annotations
 
@@ -83,17 +83,17 @@ class SiteTask:
 
     @property
     def samples(self) -> int:
-        """Training images, as they may be told."""
+        """Training images, rounded as they may be reported."""
         return round_to_cell(len(self.splits["train"].labels), self.least)
 
     @property
     def scored(self) -> int:
-        """Test images, as they may be told; 0 where a class has too few patients for an AUC."""
+        """Test images, rounded as they may be reported; 0 where a class has too few patients for an AUC."""
         test = self.splits["test"]
         return round_to_cell(len(test.labels), self.least) if test.enough(self.least) else 0
 
     def counts(self) -> dict[str, list[int]]:
-        """Negatives and positives by split, as they may be told."""
+        """Negatives and positives by split, rounded as they may be reported."""
         return {split: found.counts(self.least) for split, found in self.splits.items()}
 
 

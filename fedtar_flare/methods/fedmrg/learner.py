@@ -54,7 +54,7 @@ PREFIX = "specialised/"
 
 
 class FedMRGLearner(ReportLearner):
-    """The two halves of every local update; arguments beside ``fedmrg`` as :class:`ReportLearner`."""
+    """The two halves of every local update; other arguments than ``fedmrg`` as :class:`ReportLearner`."""
 
     adapter = GENERIC
 

@@ -1,4 +1,4 @@
-"""FedMRG's losses beside language: the contrast of visits (Eq. 3), and what one adapter teaches the other (Eq. 4, 5).
+"""FedMRG's losses besides language: the contrast of visits (Eq. 3), and what one adapter teaches the other (Eq. 4, 5).
 
 **Contrast.** With unit features u_i and v_i of two views of visit i, and A(i) the features of all visits of *other
 patients* in the batch, both views, and all rows of the bank::

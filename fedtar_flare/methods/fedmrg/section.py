@@ -129,7 +129,7 @@ def bank(run: Run) -> Section | None:
         "Each member sends rows of image features, which the others contrast their images with. They are personal "
         "data: who has a patient's image and the encoder can compare it with them. Membership is how well that works: "
         "the area under the ROC curve of the largest cosine to any of a site's rows, of patients who are in them "
-        "against the site's validation and test patients (1: who is in the rows is certain; 0.5: nothing can be told)."
+        "against the site's validation and test patients (1: who is in the rows is certain; 0.5: a guess)."
     )
     head = ("round", "rows sent down", "oldest", "site", "sent", "received", "patients a row", "membership")
     lines = (("feature bank", f"membership by cosine, AUC {min(aucs):.3f} to {max(aucs):.3f}"),) if aucs else ()

@@ -36,7 +36,7 @@ The layers that take the pixels stay as they are: their change would tell of sin
 """
 
 ABOUT = "about"
-"""Name of what is kept beside the versions of the site's state: what it takes to use them without the job."""
+"""Name of what is kept with the versions of the site's state: what it takes to use them without the job."""
 
 
 class FedMRGSite(PooledSite):
@@ -115,7 +115,7 @@ class FedMRGSite(PooledSite):
     def shares_features(self, site: Site) -> bool:
         """Whether rows may leave: as the site file says, else only from synthetic data or a simulated site.
 
-        Never where the site's policy has a filter beside the guard: a privacy filter would refuse the whole update.
+        Never where the site's policy has a filter besides the guard: a privacy filter would refuse the whole update.
         """
         return self.executor.site_config.lets_out("features") and streaming_allowed(site.workspace)
 

@@ -35,7 +35,7 @@ class PatientConfig(Settings):
     )
     local_adapter: bool = Field(
         False,
-        description="reports with the patient part are written beside the shared adapter as this site last trained it, "
+        description="reports with the patient part are written with the shared adapter as this site last trained it, "
         "together with the patient part, not as the server averaged it; nothing else changes. The paper's preset has "
         "the server's",
     )
@@ -45,7 +45,7 @@ class PatientConfig(Settings):
     profile: tuple[str, ...] = Field(
         PROFILES[1],
         description="fields of the profile; the paper's preset has a hash of the patient's id too, by which training "
-        "patients are told apart and new ones are not",
+        "known patients are distinguished and new ones are not",
     )
 
     def validation_errors(self) -> Iterator[tuple[str, str]]:

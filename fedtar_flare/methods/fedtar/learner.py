@@ -46,7 +46,7 @@ class PatientLearner(ReportLearner):
 
     knows_patients = True
     local: Mapping[str, Tensor] | None = None
-    """The shared factors as the last task left them beside the patient part, without a head that travels with them."""
+    """The shared factors as the last task left them, trained with the patient part; without a shared head."""
 
     def __init__(
         self,
@@ -83,7 +83,7 @@ class PatientLearner(ReportLearner):
         self._keeps_local = patient.enabled and patient.local_adapter
 
     def extend(self, generator: ReportGenerator) -> None:
-        """The diagnosis branch, where the decoder is told of findings."""
+        """The diagnosis branch, where the decoder is prompted with findings."""
         extend(generator, self._extension)
 
     @property
@@ -156,7 +156,7 @@ class PatientLearner(ReportLearner):
         return tuple(self._own_parameters().values())
 
     def _own_parameters(self) -> dict[str, nn.Parameter]:
-        """What is trained beside the adapter, by the name that its optimiser's state has."""
+        """What is trained besides the adapter, by the name that its optimiser's state has."""
         patient = {} if self.patient is None else dict(self.patient.named_parameters())
         return patient | ({} if self._own_head is None else self._own_head.parameters)
 
@@ -184,9 +184,9 @@ class PatientLearner(ReportLearner):
         load_head(self.generator, state)
 
     def describe(self) -> dict[str, Any]:
-        told = {} if self.findings is None else {"extension": self._extension}
+        extension = {} if self.findings is None else {"extension": self._extension}
         patient = () if self.patient is None else self.patient.parameters()
-        return super().describe() | told | {"patient_parameters": sum(p.numel() for p in patient)}
+        return super().describe() | extension | {"patient_parameters": sum(p.numel() for p in patient)}
 
 
 def _named(state: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:

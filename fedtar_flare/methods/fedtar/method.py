@@ -70,7 +70,7 @@ PATIENT_PRESETS = ALONE_PRESETS | {
     "small": SMALL | {"diagnosis": _TOLD | {"shared": "auto", "epochs": 3.0}, "patient": {"local_adapter": True}}
 }
 """Of every other method with the patient part. With synthetic data the head that reads the findings is shared, too, and
-where the visits are few it learns at a lower rate; reports are written beside the adapter as the site last trained it
+where the visits are few it learns at a lower rate; reports are written with the adapter as the site last trained it
 (docs/experiments.md)."""
 
 PRESETS = {

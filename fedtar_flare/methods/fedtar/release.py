@@ -2,7 +2,7 @@
 
 An inner product with a step of the server's own making is a question about the gradient. A step that changes one value
 asks for that value alone; steps that differ in one value ask for it by subtraction. So a step must spread over many
-values, a number is told no finer than :data:`RESOLUTION` of the largest that the step's length allows, and a run gets
+values, a number is sent no finer than :data:`RESOLUTION` of the largest that the step's length allows, and a run gets
 fewer numbers than the gradient has values. The outer step of FedTAR divides by a running norm (AdamW) and needs no
 more. What remains: each number still tells how well the step fits the site's validation patients, to two or three
 digits.
@@ -49,12 +49,12 @@ def released_t_numbers(gradient: Tensors, broadcasts: Sequence[Tensors]) -> list
     power of two, so that it tells the gradient's norm no finer than by a factor of two.
     """
     numbers, length = t_numbers(gradient, broadcasts), euclidean_norm(gradient)
-    told = []
+    released = []
     for number, (before, after) in zip(numbers, pairwise(broadcasts), strict=True):
         most = length * euclidean_norm({name: after[name].double() - before[name].double() for name in gradient})
         if not most:
-            told.append(0.0)
+            released.append(0.0)
             continue
         step = 2.0 ** math.floor(math.log2(RESOLUTION * most))
-        told.append(round(number / step) * step)
-    return told
+        released.append(round(number / step) * step)
+    return released

@@ -154,9 +154,9 @@ class FedTARSite(PatientSite):
     def close(
         self, header: TaskHeader, state: SiteState, weights: Tensors, validated: Validated | None
     ) -> tuple[dict[str, float], dict[str, Any]]:
-        """The T numbers ``<g, w_t - w_{t-1}>``, as they may be told.
+        """The T numbers ``<g, w_t - w_{t-1}>``, rounded as they may leave.
 
-        None where this site did not get every step of the round, trained at none, or has told as many as it may.
+        None where this site did not get every step of the round, trained at none, or has sent as many as it may.
         """
         if validated is None:
             return {}, {}
