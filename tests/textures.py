@@ -10,11 +10,7 @@ from fedtar_flare.methods.fedkei.task_data import TaskData, keyed
 
 SIZE = 32
 DISEASES = ((1.0, 0.0, 0.0), (0.0, 1.0, 0.0), (0.85, 0.55, 0.0), (0.0, 0.0, 1.0), (0.0, 0.55, 0.85))
-"""Strength of each hidden pattern, by disease. In this order the third and fifth are related to earlier ones, the
-second and fourth are not."""
-MAIN_PATTERN = (0, 1, 0, 2, 2)
-RELATED, UNRELATED = (3, 5), (2, 4)
-"""Tasks, from 1, in the order above."""
+"""Strength of each hidden pattern, by disease. In this order the third and fifth are related to earlier ones."""
 
 
 @dataclass(frozen=True)
@@ -68,25 +64,21 @@ def style_of(site, seed=0):
     }
 
 
-def examples(site, new, before, count, split, seed=0, diseases=DISEASES):
+def examples(site, new, before, count, split, seed=0):
     """``count`` examples, half of the disease ``new`` (its index), the others of no disease or one of ``before``.
 
     They depend on these arguments alone.
     """
     generator = keyed("examples", site, new, split, seed)
     labels = torch.arange(count) % 2
-    others = torch.tensor([(0.0,) * 3, *(diseases[i] for i in before)])
+    others = torch.tensor([(0.0,) * 3, *(DISEASES[i] for i in before)])
     strengths = others[torch.arange(count) // 2 % len(others)]
-    strengths[labels == 1] = torch.tensor(diseases[new])
+    strengths[labels == 1] = torch.tensor(DISEASES[new])
     return ArrayExamples(pictures(strengths, style_of(site, seed), generator), labels)
 
 
-def task_data(site, order, task, seed=0, sizes=(96, 32, 96), diseases=DISEASES):
+def task_data(site, order, task, seed=0, sizes=(96, 32, 96)):
     """A site's data of task ``task`` (from 1) in its ``order`` of diseases."""
     new, before = order[task - 1], order[: task - 1]
-    return TaskData(
-        *(
-            examples(site, new, before, count, split, seed, diseases)
-            for split, count in zip(("train", "validation", "test"), sizes, strict=True)
-        )
-    )
+    parts = zip(("train", "validation", "test"), sizes, strict=True)
+    return TaskData(*(examples(site, new, before, count, split, seed) for split, count in parts))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import csv
 import io
 import json
 import re
@@ -17,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from make_dicom import trunk, write_series
 from PIL import Image
+from tables import write_table
 
 from fedtar_flare.curation.check import check
 from fedtar_flare.curation.page import STAYS, bin_edges, data_page, histogram
@@ -26,10 +26,7 @@ HEAD = ["patient_id", "study_datetime", "image", "report", "age", "sex"]
 
 
 def write(folder, *rows):
-    folder.mkdir(exist_ok=True)
-    with (folder / "manifest.csv").open("w", encoding="utf-8", newline="") as file:
-        csv.writer(file).writerows([HEAD, *rows])
-    return folder / "manifest.csv"
+    return write_table(folder / "manifest.csv", [dict(zip(HEAD, row, strict=True)) for row in rows])
 
 
 @pytest.fixture
@@ -104,15 +101,10 @@ def test_site_files_and_exclusion(radiographs, tmp_path):
             check(tmp_path / target)
 
 
-def page_of(found):
-    html = data_page(found)
-    tree = ElementTree.fromstring(html)
-    return html, tree, " ".join(" ".join(tree.find("body").itertext()).split())
-
-
 def test_the_page(radiographs):
-    found = check(radiographs)
-    html, tree, said = page_of(found)
+    html = data_page(check(radiographs))
+    tree = ElementTree.fromstring(html)
+    said = " ".join(" ".join(tree.find("body").itertext()).split())
     assert said.startswith(STAYS)
     assert [s.get("id") for s in tree.iter("section")] == ["rejected", "cohort", "reports", "images", "pictures"]
     assert "default-src 'none'; style-src 'unsafe-inline'; img-src data:" in html
@@ -128,7 +120,7 @@ def test_the_page(radiographs):
 
 def test_a_page_of_nothing_that_can_be_used(tmp_path):
     found = check(write(tmp_path, ["A", "", "x.png", "Clear.", "", ""], ["A", "2020-01-01", "x.png", "Clear.", "", ""]))
-    _, _, said = page_of(found)
+    said = data_page(found)
     assert found.modality == "" and "2 rejected" in said and "Nothing recorded yet." in said
 
 

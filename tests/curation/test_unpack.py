@@ -8,28 +8,28 @@ from fedtar_flare.curation.unpack import unpack
 from fedtar_flare.data.sources.manifest import read_manifest
 from fedtar_flare.errors import ConfigError
 
+RNG = np.random.default_rng(0)
+ARRAYS = {
+    "train_images": RNG.integers(0, 256, (5, 28, 28), dtype=np.uint8),
+    "train_labels": np.array([[0], [1], [2], [1], [0]], dtype=np.uint8),
+    "test_images": RNG.integers(0, 256, (2, 28, 28), dtype=np.uint8),
+    "test_labels": np.array([[2], [1]], dtype=np.uint8),
+}
+
 
 def pack(file, **changes):
-    rng = np.random.default_rng(0)
-    arrays = {
-        "train_images": rng.integers(0, 256, (5, 28, 28), dtype=np.uint8),
-        "train_labels": np.array([[0], [1], [2], [1], [0]], dtype=np.uint8),
-        "test_images": rng.integers(0, 256, (2, 28, 28), dtype=np.uint8),
-        "test_labels": np.array([[2], [1]], dtype=np.uint8),
-    }
-    np.savez(file, **{**arrays, **changes})
-    return arrays
+    np.savez(file, **{**ARRAYS, **changes})
+    return file
 
 
 def test_pictures_and_classes_come_back(tmp_path):
-    arrays = pack(tmp_path / "x.npz")
-    found = unpack(tmp_path / "x.npz", tmp_path / "out", ["normal", "drusen", "cnv"])
+    found = unpack(pack(tmp_path / "x.npz"), tmp_path / "out", ["normal", "drusen", "cnv"])
     assert found.pictures == 7 and found.labels == {"cnv": 2, "drusen": 3, "normal": 2}
     patients = read_manifest(found.manifest).patients()
     labels = {p.patient_id: p.visits[0].labels for p in patients}
     assert labels["train-000002"] == {"cnv"} and labels["test-000001"] == {"drusen"}
     picture = np.asarray(Image.open(next(p.visits[0].image for p in patients if p.patient_id == "train-000003")))
-    assert np.array_equal(picture, arrays["train_images"][3])
+    assert np.array_equal(picture, ARRAYS["train_images"][3])
     first = unpack(tmp_path / "x.npz", tmp_path / "first", most=3)
     assert first.pictures == 5 and first.labels == {"class-0": 1, "class-1": 2, "class-2": 2}
 
@@ -53,9 +53,8 @@ def test_pictures_and_classes_come_back(tmp_path):
     ],
 )
 def test_what_is_no_data_set_of_pictures_is_refused(tmp_path, changes, names, words):
-    pack(tmp_path / "x.npz", **changes)
     with pytest.raises(ConfigError, match=words):
-        unpack(tmp_path / "x.npz", tmp_path / "out", names)
+        unpack(pack(tmp_path / "x.npz", **changes), tmp_path / "out", names)
 
 
 LABELS = {
@@ -66,12 +65,10 @@ LABELS = {
 }
 
 
-@pytest.mark.parametrize("size", [28, 64, 128, 224])
-@pytest.mark.parametrize("colour", [(), (3,)])
+@pytest.mark.parametrize("size, colour", [(28, ()), (64, (3,)), (128, ()), (224, (3,))])
 @pytest.mark.parametrize("kind", LABELS)
 def test_every_format_of_pictures_that_medmnist_has(tmp_path, size, colour, kind):
-    rng = np.random.default_rng(size)
-    images = rng.integers(0, 256, (6, size, size, *colour), dtype=np.uint8)
+    images = RNG.integers(0, 256, (6, size, size, *colour), dtype=np.uint8)
     labels = LABELS[kind].astype(np.uint8)
     parts = {"train": slice(0, 3), "val": slice(3, 4), "test": slice(4, 6)}
     arrays = {f"{part}_images": images[of] for part, of in parts.items()}
@@ -89,12 +86,11 @@ def test_every_format_of_pictures_that_medmnist_has(tmp_path, size, colour, kind
 
 
 def test_pictures_are_read_one_by_one_and_no_more_than_are_asked_for(tmp_path):
-    pack(tmp_path / "x.npz", train_images=np.asfortranarray(pack(tmp_path / "x.npz")["train_images"]))
-    assert unpack(tmp_path / "x.npz", tmp_path / "by-column").pictures == 7
-    arrays = pack(tmp_path / "x.npz")
-    whole = (tmp_path / "x.npz").read_bytes()
-    start = whole.index(arrays["train_images"].tobytes())
-    (tmp_path / "x.npz").write_bytes(whole[: start + 2 * 28 * 28] + b"X" + whole[start + 2 * 28 * 28 + 1 :])
+    by_column = pack(tmp_path / "x.npz", train_images=np.asfortranarray(ARRAYS["train_images"]))
+    assert unpack(by_column, tmp_path / "by-column").pictures == 7
+    whole = pack(tmp_path / "x.npz").read_bytes()
+    damaged = whole.index(ARRAYS["train_images"].tobytes()) + 2 * 28 * 28
+    (tmp_path / "x.npz").write_bytes(whole[:damaged] + b"X" + whole[damaged + 1 :])
     with pytest.raises(ConfigError, match="cannot be read"):
         unpack(tmp_path / "x.npz", tmp_path / "damaged")
     assert not (tmp_path / "damaged" / "manifest.csv").exists()

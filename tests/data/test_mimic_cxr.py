@@ -158,12 +158,13 @@ def test_official_splits(collection):
 
 def test_wrong_layouts_and_options(collection, tmp_path):
     root = collection(image_row("d1"))
-    with pytest.raises(ConfigError, match="did you mean 'reports'"):
-        read(root, report="x")
-    with pytest.raises(ConfigError, match="folder of reports"):
-        read_mimic_cxr(root, {"reports": "nowhere"})
-    with pytest.raises(ConfigError, match="table of images"):
-        read_mimic_cxr(tmp_path / "mimic-cxr")
+    for place, options, said in (
+        (root, {"report": "x"}, "did you mean 'reports'"),
+        (root, {"reports": "nowhere"}, "folder of reports"),
+        (tmp_path / "mimic-cxr", {}, "table of images"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            read_mimic_cxr(place, options)
     (root / "mimic-cxr-2.0.0-metadata.csv").write_text("dicom_id,subject_id\n")
     with pytest.raises(ConfigError, match="ViewPosition, StudyDate, StudyTime missing"):
         read(root)

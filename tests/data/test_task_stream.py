@@ -31,38 +31,38 @@ def sample(*labels, patient="p"):
     return Sample(visit(*labels, patient=patient), None, None, 1, "train")
 
 
-def test_a_disease_is_new_once_and_old_images_serve_again():
-    stream = TaskStream(TASKS)
-    assert [stream.label_of(visit("nodule"), t) for t in (1, 2, 3)] == [1, 0, 0]
-    assert [stream.label_of(visit("effusion"), t) for t in (1, 2, 3)] == [None, 1, 0]
-    assert [stream.label_of(visit("metastasis"), t) for t in (1, 2, 3)] == [None, None, 1]
-    assert [stream.label_of(visit(), t) for t in (1, 2, 3)] == [0, 0, 0], "nothing at all is the base"
-    assert [stream.label_of(visit("nodule", "effusion"), t) for t in (1, 2, 3)] == [1, 1, 0]
+def rules(report):
+    assert report == "A report."
+    return frozenset({"nodule"}), frozenset({"effusion"})
 
 
-def test_what_nobody_is_sure_of_is_left_out_of_that_task_alone():
-    stream = TaskStream(TASKS)
-    assert [stream.label_of(visit("nodule", unsure=["effusion"]), t) for t in (1, 2, 3)] == [1, None, 0]
-    assert stream.label_of(visit(unsure=["tumour"]), 1) is None, "it may show something, so it is not the base"
-    assert stream.label_of(visit(known=False), 1) is None
+STREAM, BY_RULES = TaskStream(TASKS), TaskStream(TASKS, from_report=rules)
+BASED = TaskStream(("bcc", "akiec"), base=("melanoma",))
+BOTH = TaskStream(("bcc", "akiec"), base=("melanoma", "none"))
 
 
-def test_labels_of_a_report_stand_where_the_source_gives_none():
-    def rules(report):
-        assert report == "A report."
-        return frozenset({"nodule"}), frozenset({"effusion"})
-
-    stream = TaskStream(TASKS, from_report=rules)
-    assert [stream.label_of(visit(known=False), t) for t in (1, 2, 3)] == [1, None, 0]
-    assert [stream.label_of(visit(), t) for t in (1, 2, 3)] == [0, 0, 0], "the source's own labels go first"
-
-
-def test_a_base_of_labels_is_negative_from_the_start_and_healthy_images_are_not():
-    stream = TaskStream(("bcc", "akiec"), base=("melanoma",))
-    assert [stream.label_of(visit("melanoma"), t) for t in (1, 2)] == [0, 0]
-    assert stream.label_of(visit(), 1) is None and stream.label_of(visit("other"), 2) is None
-    both = TaskStream(("bcc", "akiec"), base=("melanoma", "none"))
-    assert both.label_of(visit("melanoma"), 1) == both.label_of(visit(), 1) == 0
+@pytest.mark.parametrize(
+    "stream, seen, labels",
+    [
+        (STREAM, visit("nodule"), [1, 0, 0]),
+        (STREAM, visit("effusion"), [None, 1, 0]),
+        (STREAM, visit("metastasis"), [None, None, 1]),
+        (STREAM, visit(), [0, 0, 0]),  # nothing at all is the base
+        (STREAM, visit("nodule", "effusion"), [1, 1, 0]),
+        (STREAM, visit("nodule", unsure=["effusion"]), [1, None, 0]),  # left out of that task alone
+        (STREAM, visit(unsure=["tumour"]), [None, None, None]),  # it may show something, so it is not the base
+        (STREAM, visit(known=False), [None, None, None]),
+        (BY_RULES, visit(known=False), [1, None, 0]),
+        (BY_RULES, visit(), [0, 0, 0]),  # the source's own labels go first
+        (BASED, visit("melanoma"), [0, 0]),
+        (BASED, visit(), [None, None]),
+        (BASED, visit("other"), [None, None]),
+        (BOTH, visit("melanoma"), [0, 0]),
+        (BOTH, visit(), [0, 0]),
+    ],
+)
+def test_labels_of_a_visit_by_task(stream, seen, labels):
+    assert [stream.label_of(seen, step) for step in range(1, len(labels) + 1)] == labels
 
 
 @given(st.sets(st.sampled_from(LABELS)), st.sets(st.sampled_from(LABELS)), st.integers(1, 3))

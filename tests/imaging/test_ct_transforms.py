@@ -90,31 +90,23 @@ def test_shrinking_averages_areas():
     assert (out[:, :, :2] == 0).all() and (out[:, :, 10:] == 0).all()
 
 
-def test_pixels_that_are_not_square_keep_the_shape_of_the_body():
-    picture = np.full((1, 30, 60), 200, np.uint8)
-    out = SquareResized("image", 12)({"image": picture, "pixel_mm": (2.0, 1.0)})["image"]
-    assert (out == 200).all()
-    out = SquareResized("image", 12)({"image": picture, "pixel_mm": (1.0, 1.0)})["image"]
-    assert (out[0, 3:9] == 200).all() and out[0, :3].max() == out[0, 9:].max() == 0
-
-
-def test_enlarging():
-    out = SquareResized("image", 20)({"image": np.full((1, 5, 5), 77, np.uint8)})["image"]
-    assert out.shape == (1, 20, 20) and (out == 77).all()
+@pytest.mark.parametrize(
+    "shape, pixel_mm, rows",
+    [((30, 60), (2.0, 1.0), slice(None)), ((30, 60), (1.0, 1.0), slice(3, 9)), ((5, 5), (1.0, 1.0), slice(None))],
+)
+def test_pixels_keep_the_shape_of_the_body(shape, pixel_mm, rows):
+    out = SquareResized("image", 12)({"image": np.full((1, *shape), 200, np.uint8), "pixel_mm": pixel_mm})["image"]
+    expected = np.zeros((1, 12, 12), np.uint8)
+    expected[:, rows] = 200
+    assert np.array_equal(out, expected)
 
 
 @pytest.mark.parametrize(
-    "make",
-    [
-        lambda: LungSlicesd("i", 0),
-        lambda: HUWindowsd("i", []),
-        lambda: HUWindowsd("i", [(0, 0)]),
-        lambda: SquareResized("i", 0),
-    ],
+    "transform, value", [(LungSlicesd, 0), (HUWindowsd, []), (HUWindowsd, [(0, 0)]), (SquareResized, 0)]
 )
-def test_settings_are_checked(make):
+def test_settings_are_checked(transform, value):
     with pytest.raises(ConfigError):
-        make()
+        transform("image", value)
 
 
 SPACING = (5.0, 4.0, 4.0)
@@ -141,15 +133,11 @@ def test_lungs_are_found_whatever_lies_above_and_below(gas):
     assert abs(first - 20) <= 1 and abs(last - 44) <= 1
 
 
-def test_lungs_that_fill_the_volume():
-    assert lung_range(body(24, (0, 24)), SPACING) == (0, 23)
-
-
 @pytest.mark.parametrize(
-    "hu",
-    [np.full((30, 40, 40), 40, np.int16), np.full((30, 40, 40), -1000, np.int16), body(lungs=(30, 30), gas=False)],
-)
-def test_without_lungs_the_whole_volume_is_taken(hu):
+    "hu", [np.full((30, 40, 40), 40, np.int16), np.full((30, 40, 40), -1000, np.int16), body(24, (0, 24)),
+           body(lungs=(30, 30), gas=False)],
+)  # fmt: skip
+def test_the_whole_volume_is_taken_without_lungs_and_where_they_fill_it(hu):
     assert lung_range(hu, SPACING) == (0, len(hu) - 1)
 
 

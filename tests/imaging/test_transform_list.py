@@ -175,9 +175,8 @@ def test_a_picture_has_no_spacing_or_orientation(modality):
 
 
 def test_what_monai_cannot_make_is_named():
-    with pytest.raises(ConfigError, match="RandShiftIntensityd cannot be made") as caught:
+    with pytest.raises(ConfigError, match="RandShiftIntensityd cannot be made"):
         composed([{"name": "RandShiftIntensityd", "offsets": [0.1]}])
-    assert caught.value.__cause__ is not None
 
 
 def test_resampling_stays_within_the_sites_limits():
